@@ -65,4 +65,12 @@ pub enum RequestError {
         /// What was found.
         found: u32,
     },
+    /// A payload that is too long even to discard.
+    #[error("a request announces a payload of {length} bytes; at most {limit} are received")]
+    TooLong {
+        /// Its length.
+        length: u32,
+        /// The limit.
+        limit: u32,
+    },
 }

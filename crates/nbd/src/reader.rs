@@ -28,6 +28,10 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
+    /// The longest payload that a client may send: twice the longest that it may expect to be accepted ("Block size constraints"), so
+    /// that a request which is somewhat too long is refused and not its client.
+    pub const MAX_PAYLOAD: u32 = 64 << 20;
+
     /// Creates a reader at the start of a header.
     pub fn new() -> Self {
         Self::default()
@@ -53,7 +57,11 @@ impl RequestReader {
         }
         self.filled = 0;
         let header = RequestHeader::parse(&self.header)?;
-        self.payload = header.payload();
+        let (length, limit) = (header.payload(), Self::MAX_PAYLOAD);
+        if length > limit {
+            return Err(RequestError::TooLong { length, limit });
+        }
+        self.payload = length;
         Ok((taken, Some(header)))
     }
 

@@ -43,6 +43,15 @@ pub(super) struct Receiving {
     /// How many bytes it will hold, and how many it holds.
     pub(super) wanted: usize,
     pub(super) filled: usize,
+    /// The request is refused: the rest is discarded, and the reply follows it.
+    pub(super) discards: bool,
+}
+
+impl Receiving {
+    /// Begins with the payload of `operation` at `offset`.
+    pub(super) fn new(operation: Key, offset: u64, discards: bool) -> Self {
+        Self { operation, offset, buffer: None, wanted: 0, filled: 0, discards }
+    }
 }
 
 /// A client.
@@ -51,7 +60,7 @@ pub(super) struct Connection {
     pub(super) phase: Phase,
     pub(super) input: Input,
     pub(super) outgoing: Outgoing,
-    /// The payload of the present write; without one, a payload is discarded.
+    /// The payload of the present write.
     pub(super) receiving: Option<Receiving>,
     /// A request that waits for memory.
     pub(super) waiting: Option<Request>,
@@ -64,7 +73,7 @@ pub(super) struct Connection {
     pub(super) hung_up: bool,
     /// Whether it takes no replies either.
     pub(super) gone: bool,
-    /// Nothing more is received; it is closed when all replies are sent.
+    /// No more requests are received; it is closed when all replies are sent.
     pub(super) ending: bool,
     /// TLS begins as soon as the reply to STARTTLS is sent.
     pub(super) securing: bool,

@@ -15,7 +15,7 @@ use crate::engine::worker::{Worker, WorkerStats};
 use crate::signal::Interrupt;
 use crate::targets::target::{Completion, Target, TargetInfo};
 use pinfold::Buffer;
-use pinfold_nbd::{ErrorNumber, Export};
+use pinfold_nbd::Export;
 use pinfold_nvme::EventFd;
 use rustix::event::{Timespec, epoll};
 use rustls::ServerConfig;
@@ -260,6 +260,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             connection.listed = false;
             let served = self.serve(key);
             if matches!(served, Err(Ended::Closed)) {
+                self.abandon_receiving(key);
                 // It may still read the replies to what it has requested.
                 self.end(key);
             } else if let Err(error) = served {
@@ -313,7 +314,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Receives nothing more: what has been requested is answered, then the connections are closed.
+    /// Receives no more requests: those that have begun are answered, then the connections are closed.
     fn end_all(&mut self) {
         while self.inbox.streams.try_recv().is_ok() {
             self.shared.connected.fetch_sub(1, Ordering::Relaxed);
@@ -343,7 +344,7 @@ impl<'s, 't> EventLoop<'s, 't> {
 
     /// Closes a connection. What it has at the target completes without it.
     pub(super) fn close(&mut self, key: Key) {
-        self.abandon_receiving(key, ErrorNumber::Shutdown);
+        self.abandon_receiving(key);
         let Some(mut connection) = self.connections.remove(key) else { return };
         let payloads = &mut self.payloads;
         connection.outgoing.clear(|buffer| payloads.put(buffer));

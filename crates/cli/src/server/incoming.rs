@@ -18,11 +18,14 @@ impl EventLoop<'_, '_> {
         let Some(mut receiving) = connection.receiving.take() else { return Ok(Next::Wait) };
         if receiving.buffer.is_none() {
             let Some(buffer) = self.take_memory(key, payload) else {
-                self.keep_receiving(key, receiving);
                 if !self.payloads.can_ever_take(PAGE) {
-                    self.abandon_receiving(key, ErrorNumber::NoMemory);
+                    if let Some(operation) = self.operations.get_mut(receiving.operation) {
+                        operation.fail(ErrorNumber::NoMemory);
+                    }
+                    self.keep_receiving(key, Receiving { discards: true, ..receiving });
                     return Ok(Next::Continue);
                 }
+                self.keep_receiving(key, receiving);
                 self.starve(key, payload.min(PIECE));
                 return Ok(Next::Wait);
             };
@@ -48,7 +51,7 @@ impl EventLoop<'_, '_> {
         self.issues.push_back(Issue::new(operation, IoDirection::Write, offset, wanted, buffer));
         if !is_last {
             let offset = offset + wanted as u64;
-            self.keep_receiving(key, Receiving { operation, offset, buffer: None, wanted: 0, filled: 0 });
+            self.keep_receiving(key, Receiving::new(operation, offset, false));
         }
         received
     }
@@ -106,7 +109,7 @@ impl EventLoop<'_, '_> {
         Ok(Next::Continue)
     }
 
-    /// Drops the payload of a refused write.
+    /// Drops the payload of a refused write, and has it answered at its end.
     pub(super) fn discard_payload(&mut self, key: Key, payload: usize) -> Result<Next, Ended> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
         let Phase::Transmission(_, reader) = &mut connection.phase else { return Ok(Next::Wait) };
@@ -131,9 +134,14 @@ impl EventLoop<'_, '_> {
             }
         };
         reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
+        let is_over = reader.payload() == 0;
         connection.note_moved(moved);
         self.turn = self.turn.saturating_sub(moved);
         self.stats.received += moved as u64;
+        if is_over && let Some(receiving) = connection.receiving.take() {
+            connection.waits_since = None;
+            self.end_payload(receiving.operation);
+        }
         Ok(Next::Continue)
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Operation {
     pub(super) at_target: usize,
     pub(super) lent: usize,
     pub(super) error: Option<ErrorNumber>,
+    /// Its payload has not arrived and will not: there is no reply.
+    pub(super) is_cut_off: bool,
     /// The parts of a large read that are issued when earlier ones complete.
     pub(super) unissued: VecDeque<Issue>,
     /// The buffers that a read has filled, each with its offset.
@@ -56,6 +58,7 @@ impl Operation {
             at_target: 0,
             lent: 0,
             error: None,
+            is_cut_off: false,
             unissued,
             filled,
         }

@@ -61,18 +61,18 @@ impl EventLoop<'_, '_> {
             let Phase::Transmission(session, _) = connection.phase else { return Ok(Next::Wait) };
             return Ok(self.start(key, session, request));
         }
-        if connection.ending || connection.is_saturated() {
+        // A payload that has begun is received to its end: a reply before that is one that its client does not expect yet.
+        if (connection.ending && connection.receiving.is_none()) || connection.is_saturated() {
             return Ok(Next::Wait);
         }
         let (session, payload, missing) = match &connection.phase {
             Phase::Handshake(_) => return self.negotiate(key),
             Phase::Transmission(session, reader) => (*session, reader.payload() as usize, reader.missing()),
         };
-        if connection.receiving.is_some() {
-            return self.receive_payload(key, payload);
-        }
-        if payload > 0 {
-            return self.discard_payload(key, payload);
+        match &connection.receiving {
+            Some(receiving) if receiving.discards => return self.discard_payload(key, payload),
+            Some(_) => return self.receive_payload(key, payload),
+            None => {}
         }
         if connection.input.unused().is_empty() {
             // A header alone where a payload is likely to follow, which is then received into its buffer.
@@ -146,10 +146,26 @@ impl EventLoop<'_, '_> {
         match self.shared.export.check(&session, &header) {
             Ok(request) => self.start(key, session, request),
             Err(error) => {
-                self.reply_error(key, session.structured, error, header.cookie);
+                let RequestHeader { cookie, offset, length, .. } = header;
+                if header.payload() > 0 {
+                    let request = Request { operation: Kind::Write, fua: false, cookie, offset, length };
+                    self.refuse_write(
+                        key,
+                        Operation::new(key, request, session.structured, Stage::Moving),
+                        error,
+                    );
+                } else {
+                    self.reply_error(key, session.structured, error, cookie);
+                }
                 Next::Continue
             }
         }
+    }
+
+    /// Refuses a request whose payload follows, which is discarded before the reply.
+    fn refuse_write(&mut self, key: Key, mut operation: Operation, error: ErrorNumber) {
+        operation.fail(error);
+        self.start_write(key, operation);
     }
 
     /// Starts a request, or has it wait for memory.
@@ -162,7 +178,12 @@ impl EventLoop<'_, '_> {
             _ => PAGE,
         };
         if !self.payloads.can_ever_take(needed) {
-            self.reply_error(key, structured, ErrorNumber::NoMemory, cookie);
+            if operation == Kind::Write && length > 0 {
+                let operation = Operation::new(key, request, structured, Stage::Moving);
+                self.refuse_write(key, operation, ErrorNumber::NoMemory);
+            } else {
+                self.reply_error(key, structured, ErrorNumber::NoMemory, cookie);
+            }
             if let Some(connection) = self.connections.get_mut(key) {
                 connection.waits_since = None;
             }
@@ -294,13 +315,13 @@ impl EventLoop<'_, '_> {
         true
     }
 
-    /// Starts a write, whose memory is taken as its payload arrives.
+    /// Starts a write, whose memory is taken as its payload arrives; that of one that has failed is discarded.
     fn start_write(&mut self, key: Key, operation: Operation) {
-        let offset = operation.request.offset;
+        let (offset, discards) = (operation.request.offset, operation.error.is_some());
         // The payload that is being received counts as one part.
         let operation = self.insert(key, Operation { pending: 1, ..operation });
         if let Some(connection) = self.connections.get_mut(key) {
-            connection.receiving = Some(Receiving { operation, offset, buffer: None, wanted: 0, filled: 0 });
+            connection.receiving = Some(Receiving::new(operation, offset, discards));
         }
     }
 

@@ -28,6 +28,7 @@ use std::time::Duration;
 mod commands;
 mod faults;
 mod lost;
+mod refused;
 
 const SIZE: u64 = 4 << 20;
 

@@ -94,28 +94,35 @@ impl EventLoop<'_, '_> {
         self.push(key, part);
     }
 
-    /// Receives nothing more from a connection, which is closed when its requests are answered.
+    /// Receives no more requests from a connection, which is closed when those that it has begun are answered.
     pub(super) fn end(&mut self, key: Key) {
-        self.abandon_receiving(key, ErrorNumber::Shutdown);
         if let Some(connection) = self.connections.get_mut(key) {
             connection.ending = true;
         }
         self.list(key);
     }
 
-    /// Gives up a payload that is being received, with `error` for the request; what has arrived of it may have been written.
-    pub(super) fn abandon_receiving(&mut self, key: Key, error: ErrorNumber) {
+    /// Gives up a payload whose client sends no more; what has arrived of it may have been written.
+    pub(super) fn abandon_receiving(&mut self, key: Key) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         let Some(receiving) = connection.receiving.take() else { return };
         connection.waits_since = None;
         if let Some(buffer) = receiving.buffer {
             self.return_memory(key, buffer);
         }
-        let Some(operation) = self.operations.get_mut(receiving.operation) else { return };
-        operation.fail(error);
+        if let Some(operation) = self.operations.get_mut(receiving.operation) {
+            operation.fail(ErrorNumber::Shutdown);
+            operation.is_cut_off = true;
+        }
+        self.end_payload(receiving.operation);
+    }
+
+    /// Counts the payload of an operation, which was received, discarded or given up, as completed.
+    pub(super) fn end_payload(&mut self, key: Key) {
+        let Some(operation) = self.operations.get_mut(key) else { return };
         operation.pending -= 1;
         if operation.pending == 0 {
-            self.finish(receiving.operation);
+            self.finish(key);
         }
     }
 
@@ -285,6 +292,7 @@ impl EventLoop<'_, '_> {
                 self.send_data(client, header, filled);
             }
             None => self.reply_success(client, structured, cookie),
+            Some(_) if operation.is_cut_off => {}
             Some(error) => {
                 filled.into_iter().for_each(|(_, buffer, _)| self.return_memory(client, buffer));
                 self.reply_error(client, structured, error, cookie);
