@@ -22,6 +22,7 @@ pub(crate) mod event_loop;
 pub(crate) mod extents;
 mod incoming;
 mod input;
+mod issues;
 pub(crate) mod listener;
 pub(crate) mod operation;
 pub(crate) mod outgoing;
@@ -32,6 +33,7 @@ pub(crate) mod slab;
 mod socket;
 pub(crate) mod stats;
 pub(crate) mod stream;
+mod streamed;
 pub(crate) mod tls;
 mod transmit;
 

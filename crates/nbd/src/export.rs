@@ -106,7 +106,7 @@ impl Export {
         if !(allowed | CommandFlags::FUA).contains(flags) || !self.flags.contains(needed) || !may_fua {
             return Err(ErrorNumber::Invalid);
         }
-        let request = Request { operation, fua, cookie, offset, length };
+        let request = Request { operation, fua, whole: has(CommandFlags::DF), cookie, offset, length };
         match operation {
             Operation::Disconnect | Operation::Flush => Ok(request),
             _ => self.check_range(request),

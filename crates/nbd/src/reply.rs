@@ -57,6 +57,16 @@ pub fn offset_data(cookie: u64, offset: u64, length: u32) -> [u8; CHUNK_BYTES + 
     bytes
 }
 
+/// Returns the header of a chunk with a part of a read's data, which others follow: at last [`none`], or [`error`] for the read as a
+/// whole. `length` bytes as for [`offset_data`].
+pub fn part_data(cookie: u64, offset: u64, length: u32) -> [u8; CHUNK_BYTES + 8] {
+    let mut bytes = offset_data(cookie, offset, length);
+    // The flags: not the last one.
+    let [_, _, _, _, high, low, ..] = &mut bytes;
+    (*high, *low) = (0, 0);
+    bytes
+}
+
 /// Returns the last chunk of a reply that reports an error, without a message.
 pub fn error(error: ErrorNumber, cookie: u64) -> [u8; CHUNK_BYTES + 6] {
     let mut bytes = [0; CHUNK_BYTES + 6];

@@ -114,6 +114,8 @@ pub struct Request {
     pub operation: Operation,
     /// Whether its effect is durable before the reply.
     pub fua: bool,
+    /// Whether the data of a read has to be in one chunk (`NBD_CMD_FLAG_DF`).
+    pub whole: bool,
     /// What the reply refers to the request by.
     pub cookie: u64,
     /// The first byte, a multiple of the minimum block size.

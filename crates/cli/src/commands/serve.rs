@@ -84,7 +84,6 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         connections: args.connections,
         depth: requests.depth,
         budget,
-        share: budget / 2,
     };
     let served = run::run(listener, target.targets(), &stack.data, options, &interrupt)?;
     let cpu = CpuReport::since(before, served.clients.requests);

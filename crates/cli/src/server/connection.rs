@@ -21,7 +21,8 @@ const MAX_OUTGOING: usize = 1024;
 const WINDOW: usize = 2 << 20;
 /// How long a client may take for its handshake, and how long a client may hold memory that others wait for.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 30 });
-/// How many bytes count as progress of a client whose memory others wait for: a byte now and then does not.
+/// How many bytes count as progress of a client whose memory others wait for: a byte now and then does not, and neither does what the
+/// target completes.
 const PROGRESS: usize = 64 << 10;
 
 /// Where a connection is in the protocol.
@@ -81,12 +82,16 @@ pub(super) struct Connection {
     pub(super) listed: bool,
     /// Requests at the target.
     pub(super) operations: usize,
+    /// The read among them that is answered part by part.
+    pub(super) streaming: Option<Key>,
     /// Bytes of memory that it holds.
     pub(super) held: usize,
     /// Since when it waits for memory that others hold.
     pub(super) waits_since: Option<Instant>,
-    /// When it was accepted, or has last made progress: its handshake was completed, a request, or [`PROGRESS`] bytes.
-    progress: Instant,
+    /// When it was accepted.
+    accepted: Instant,
+    /// Since when it is the client's turn to take a reply or to send the rest of a payload, and has not moved [`PROGRESS`] bytes.
+    its_turn_since: Option<Instant>,
     /// The bytes that were moved since then.
     moved: usize,
 }
@@ -115,9 +120,11 @@ impl Connection {
             securing: false,
             listed: false,
             operations: 0,
+            streaming: None,
             held: 0,
             waits_since: None,
-            progress: Instant::now(),
+            accepted: Instant::now(),
+            its_turn_since: None,
             moved: 0,
         }
     }
@@ -127,30 +134,42 @@ impl Connection {
         matches!(self.phase, Phase::Handshake(_))
     }
 
-    /// Notes that bytes were moved. That does not prolong a handshake, and is no progress until they are [`PROGRESS`].
+    /// Notes that the client has sent or taken bytes, which is no progress until they are [`PROGRESS`].
     pub(super) fn note_moved(&mut self, bytes: usize) {
         self.moved += bytes;
-        if self.moved >= PROGRESS && !self.is_in_handshake() {
-            self.note_progress();
+        if self.moved >= PROGRESS {
+            (self.its_turn_since, self.moved) = (None, 0);
         }
     }
 
-    /// Notes that its handshake is complete, or a request.
-    pub(super) fn note_progress(&mut self) {
-        (self.progress, self.moved) = (Instant::now(), 0);
+    /// Notes that the client has taken replies, or sent all of a payload: if nothing else is to be taken or sent, its turn is over.
+    pub(super) fn note_done(&mut self) {
+        if !self.has_output() && self.receiving.is_none() {
+            (self.its_turn_since, self.moved) = (None, 0);
+        }
     }
 
-    /// Returns whether it has taken longer than a client may: for its handshake, or since `start`, when others began to wait for
-    /// memory, which it holds.
+    /// Notes whether it is the client's turn: to take what its socket has no space for, or to send the rest of a payload, for which
+    /// there is memory. What the target has of it does not matter.
+    pub(super) fn note_turn(&mut self) {
+        let takes = self.has_output() && !self.writable;
+        let sends =
+            self.receiving.as_ref().is_some_and(|receiving| receiving.buffer.is_some()) && !self.readable;
+        if takes || sends {
+            self.its_turn_since.get_or_insert_with(Instant::now);
+        } else {
+            (self.its_turn_since, self.moved) = (None, 0);
+        }
+    }
+
+    /// Returns whether it has taken longer than a client may: for its handshake, or in its turn since `start`, when others began to
+    /// wait for memory, which it holds.
     pub(super) fn is_stalled(&self, start: Option<Instant>) -> bool {
-        match start {
-            _ if self.is_in_handshake() => self.progress.elapsed() > PATIENCE,
-            // What it has at the target, it need not do anything for.
-            Some(start) if self.held > 0 && self.operations == usize::from(self.receiving.is_some()) => {
-                self.progress.max(start).elapsed() > PATIENCE
-            }
-            _ => false,
+        if self.is_in_handshake() {
+            return self.accepted.elapsed() > PATIENCE;
         }
+        let turn = self.its_turn_since.filter(|_| self.held > 0);
+        turn.zip(start).is_some_and(|(turn, start)| turn.max(start).elapsed() > PATIENCE)
     }
 
     /// Returns whether the client has to take replies before more of its requests are accepted.
@@ -221,28 +240,39 @@ mod tests {
     fn bytes_prolong_no_handshake() {
         let mut connection = connection();
         assert!(!connection.is_stalled(None));
-        connection.progress = ago(LONG);
+        connection.accepted = ago(LONG);
         connection.note_moved(PROGRESS);
         assert!(connection.is_stalled(None));
     }
 
     #[test]
-    fn the_time_of_a_client_with_memory_starts_when_others_wait_and_is_renewed_by_progress_alone() {
+    fn only_what_the_client_takes_or_sends_is_progress() {
         let mut connection = connection();
         connection.phase = Phase::Transmission(Session::default(), RequestReader::new());
         connection.held = 4096;
-        connection.progress = ago(2 * LONG);
+        connection.outgoing.push(super::super::outgoing::Part::Bytes(vec![0; 100]));
+        connection.note_turn();
+        assert!(connection.its_turn_since.is_none(), "its socket has space: it is the server's turn");
+        connection.writable = false;
+        connection.note_turn();
+        connection.its_turn_since = connection.its_turn_since.and_then(|_| Some(ago(2 * LONG)));
         assert!(!connection.is_stalled(None), "nobody waits");
         assert!(!connection.is_stalled(Some(Instant::now())), "they have just begun to");
         assert!(connection.is_stalled(Some(ago(LONG))));
+        connection.operations = 1;
+        connection.note_turn();
+        assert!(connection.is_stalled(Some(ago(LONG))), "a request at the target is no excuse");
         connection.note_moved(PROGRESS - 1);
         assert!(connection.is_stalled(Some(ago(LONG))), "a few bytes are no progress");
         connection.note_moved(1);
+        connection.note_turn();
         assert!(!connection.is_stalled(Some(ago(LONG))));
-        connection.progress = ago(LONG);
-        connection.operations = 1;
-        assert!(!connection.is_stalled(Some(ago(LONG))), "its request is at the target");
-        (connection.operations, connection.held) = (0, 0);
+        connection.its_turn_since = Some(ago(LONG));
+        connection.held = 0;
         assert!(!connection.is_stalled(Some(ago(LONG))), "it holds nothing");
+        connection.held = 4096;
+        connection.writable = true;
+        connection.note_turn();
+        assert!(!connection.is_stalled(Some(ago(LONG))), "its turn is over");
     }
 }

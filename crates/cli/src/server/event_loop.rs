@@ -6,6 +6,7 @@
 use super::connection::Connection;
 use super::ended::{Ended, WARNINGS};
 use super::error::ServeError;
+use super::issues::Issues;
 use super::operation::{Issue, Operation};
 use super::payload::Payloads;
 use super::slab::{Key, Slab};
@@ -71,12 +72,10 @@ pub(crate) struct EventLoop<'s, 't> {
     epoll: OwnedFd,
     inbox: Inbox,
     pub(super) payloads: Payloads,
-    /// The most memory of one connection.
-    pub(super) share: usize,
     pub(super) connections: Slab<Connection>,
     pub(super) operations: Slab<Operation>,
     /// Requests for the target that wait until its queue has room.
-    pub(super) issues: VecDeque<Issue>,
+    pub(super) issues: Issues,
     /// Connections to be served.
     ready: VecDeque<Key>,
     /// Connections that wait for memory, longest first.
@@ -96,7 +95,6 @@ impl<'s, 't> EventLoop<'s, 't> {
         target: &'t mut (dyn Target<Buffer> + Send),
         depth: usize,
         payloads: Payloads,
-        share: usize,
         inbox: Inbox,
     ) -> Result<Self, ServeError> {
         let failed =
@@ -119,10 +117,9 @@ impl<'s, 't> EventLoop<'s, 't> {
             epoll,
             inbox,
             payloads,
-            share,
             connections: Slab::default(),
             operations: Slab::default(),
-            issues: VecDeque::new(),
+            issues: Issues::default(),
             ready: VecDeque::new(),
             starved: VecDeque::new(),
             completed: Vec::new(),
@@ -298,9 +295,13 @@ impl<'s, 't> EventLoop<'s, 't> {
 
     /// Passes as many requests to the target as its queue holds.
     fn issue(&mut self) {
-        while self.worker.in_flight() < self.depth {
-            let Some(Issue { io, buffer }) = self.issues.pop_front() else { return };
-            let Some(buffer) = self.lend(io.tag, buffer) else { continue };
+        while let Some((client, Issue { io, buffer })) =
+            self.issues.pop(self.depth.saturating_sub(self.worker.in_flight()))
+        {
+            let Some(buffer) = self.lend(io.tag, buffer) else {
+                self.issues.note_returned(client);
+                continue;
+            };
             if let Err(rejected) = self.worker.submit_io(io, buffer) {
                 self.complete(Completion { io, buffer: rejected.buffer, result: Err(rejected.error) });
             }
@@ -334,6 +335,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             // A client does not wait for itself.
             let others = waiting.iter().find(|(_, other)| *other != key).map(|(since, _)| *since);
             let Some(connection) = self.connections.get_mut(key) else { continue };
+            connection.note_turn();
             if connection.is_stalled(others) {
                 self.stats.dropped += 1;
                 tracing::info!("a client is disconnected: it makes no progress");
@@ -346,6 +348,10 @@ impl<'s, 't> EventLoop<'s, 't> {
     pub(super) fn close(&mut self, key: Key) {
         self.abandon_receiving(key);
         let Some(mut connection) = self.connections.remove(key) else { return };
+        if let Some(operation) = connection.streaming {
+            self.stop_streamed(operation);
+            self.finish_if_complete(operation);
+        }
         let payloads = &mut self.payloads;
         connection.outgoing.clear(|buffer| payloads.put(buffer));
         connection.stream.end(&mut self.scratch);

@@ -4,7 +4,7 @@ use super::connection::{Phase, Receiving};
 use super::ended::Ended;
 use super::event_loop::EventLoop;
 use super::operation::Issue;
-use super::payload::{PAGE, PIECE};
+use super::payload::PIECE;
 use super::receive::Next;
 use super::slab::Key;
 use crate::targets::record::IoDirection;
@@ -18,7 +18,7 @@ impl EventLoop<'_, '_> {
         let Some(mut receiving) = connection.receiving.take() else { return Ok(Next::Wait) };
         if receiving.buffer.is_none() {
             let Some(buffer) = self.take_memory(key, payload) else {
-                if !self.payloads.can_ever_take(PAGE) {
+                if self.payloads.is_lost() {
                     if let Some(operation) = self.operations.get_mut(receiving.operation) {
                         operation.fail(ErrorNumber::NoMemory);
                     }
@@ -43,12 +43,15 @@ impl EventLoop<'_, '_> {
         let Receiving { operation, offset, buffer: Some(buffer), wanted, .. } = receiving else {
             return received;
         };
-        let is_last = self.connections.get_mut(key).is_none_or(|connection| connection.due_payload() == 0);
+        let is_last = self.connections.get_mut(key).is_none_or(|connection| {
+            connection.note_done();
+            connection.due_payload() == 0
+        });
         // The payload counts as one part until its end.
         if let Some(operation) = self.operations.get_mut(operation).filter(|_| !is_last) {
             operation.pending += 1;
         }
-        self.issues.push_back(Issue::new(operation, IoDirection::Write, offset, wanted, buffer));
+        self.issues.push(key, Issue::new(operation, IoDirection::Write, offset, wanted, buffer));
         if !is_last {
             let offset = offset + wanted as u64;
             self.keep_receiving(key, Receiving::new(operation, offset, false));

@@ -1,6 +1,7 @@
 //! A request at the target: the pieces that it consists of, and what becomes of them.
 
 use super::slab::Key;
+use super::streamed::Streamed;
 use crate::targets::record::{Io, IoDirection};
 use pinfold::Buffer;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request};
@@ -42,6 +43,8 @@ pub(super) struct Operation {
     pub(super) is_cut_off: bool,
     /// The parts of a large read that are issued when earlier ones complete.
     pub(super) unissued: VecDeque<Issue>,
+    /// How far a read is that is answered part by part.
+    pub(super) streamed: Option<Streamed>,
     /// The buffers that a read has filled, each with its offset.
     pub(super) filled: Vec<(u64, Buffer, usize)>,
 }
@@ -60,6 +63,7 @@ impl Operation {
             error: None,
             is_cut_off: false,
             unissued,
+            streamed: None,
             filled,
         }
     }

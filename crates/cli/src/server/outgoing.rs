@@ -1,5 +1,6 @@
 //! Replies that wait to be sent.
 
+use super::slab::Key;
 use super::stream::Stream;
 use pinfold::Buffer;
 use std::collections::VecDeque;
@@ -20,6 +21,8 @@ pub(crate) enum Part {
         buffer: Buffer,
         /// How many of its bytes.
         len: usize,
+        /// The operation that reads its next part into the buffer.
+        of: Option<Key>,
     },
 }
 
@@ -37,7 +40,7 @@ impl Part {
             Self::Bytes(bytes) => bytes,
             Self::Header(bytes, len) => bytes.get(..*len).unwrap_or_default(),
             // The arena is mapped per use, so the slice is available.
-            Self::Payload { buffer, len } => {
+            Self::Payload { buffer, len, .. } => {
                 buffer.as_slice().ok().and_then(|bytes| bytes.get(..*len)).unwrap_or_default()
             }
         }
@@ -57,22 +60,41 @@ pub(crate) struct Outgoing {
     parts: VecDeque<Part>,
     /// How much of the first one is sent.
     sent: usize,
+    /// Parts that wait until the reply before them is complete.
+    behind: Option<Vec<Part>>,
 }
 
 impl Outgoing {
     /// Appends a part.
     pub(crate) fn push(&mut self, part: Part) {
-        if part.len() > 0 {
-            self.parts.push_back(part);
+        match &mut self.behind {
+            _ if part.len() == 0 => {}
+            Some(behind) => behind.push(part),
+            None => self.parts.push_back(part),
         }
+    }
+
+    /// Appends a part to the reply that the others wait for.
+    pub(crate) fn push_first(&mut self, part: Part) {
+        self.parts.push_back(part);
+    }
+
+    /// Has further parts wait until the present reply is complete, all of whose parts come by [`push_first`](Self::push_first).
+    pub(crate) fn hold_back(&mut self) {
+        self.behind.get_or_insert_default();
+    }
+
+    /// Notes that the present reply is complete.
+    pub(crate) fn release(&mut self) {
+        self.parts.extend(self.behind.take().into_iter().flatten());
     }
 
     /// Returns how many parts wait.
     pub(crate) fn len(&self) -> usize {
-        self.parts.len()
+        self.parts.len() + self.behind.as_ref().map_or(0, Vec::len)
     }
 
-    /// Returns whether nothing waits.
+    /// Returns whether there is nothing to be sent now.
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
@@ -85,7 +107,7 @@ impl Outgoing {
     pub(crate) fn send(
         &mut self,
         stream: &mut Stream,
-        mut free: impl FnMut(Buffer, usize),
+        mut free: impl FnMut(Buffer, usize, Option<Key>),
     ) -> io::Result<Option<usize>> {
         let mut slices = [IoSlice::new(&[]); PARTS];
         let mut skip = self.sent;
@@ -99,8 +121,8 @@ impl Outgoing {
         self.sent += sent;
         while let Some(part) = self.parts.pop_front_if(|part| part.len() <= self.sent) {
             self.sent -= part.len();
-            if let Part::Payload { buffer, len } = part {
-                free(buffer, len);
+            if let Part::Payload { buffer, len, of } = part {
+                free(buffer, len, of);
             }
         }
         Ok(Some(sent))
@@ -109,7 +131,7 @@ impl Outgoing {
     /// Discards everything, and passes the buffers to `free`.
     pub(crate) fn clear(&mut self, mut free: impl FnMut(Buffer)) {
         self.sent = 0;
-        for part in self.parts.drain(..) {
+        for part in self.parts.drain(..).chain(self.behind.take().into_iter().flatten()) {
             if let Part::Payload { buffer, .. } = part {
                 free(buffer);
             }

@@ -9,6 +9,14 @@ pub(crate) const PAGE: usize = 4096;
 /// How many pages are taken in bulk.
 const PAGES: usize = 64;
 
+/// Returns how much memory the buffers for `bytes` bytes take.
+pub(crate) fn rounded(bytes: usize) -> usize {
+    match bytes % PIECE {
+        0 => bytes,
+        rest => bytes - rest + rest.next_multiple_of(PAGE).next_power_of_two(),
+    }
+}
+
 /// The memory of one event loop's payloads.
 ///
 /// Pages are kept in an array: a request empties slots, and one bulk call fills those that are empty. Larger buffers come
@@ -32,12 +40,13 @@ impl Payloads {
         Self { arena: arena.clone(), local: arena.local(), pages, full: 0, budget, used: 0, lost: 0 }
     }
 
-    /// Takes a buffer for `bytes` bytes, at most [`PIECE`], or a smaller one where the arena is fragmented; `None` if memory must
-    /// be returned first. The contents are undefined.
-    pub(crate) fn take(&mut self, bytes: usize) -> Option<Buffer> {
-        let mut wanted = bytes.clamp(1, PIECE).next_multiple_of(PAGE).next_power_of_two();
+    /// Takes a buffer for `bytes` bytes, at most [`PIECE`], for a client that has `held` bytes already: a smaller one where its share
+    /// is less or the arena is fragmented; `None` if memory must be returned first. The contents are undefined.
+    pub(crate) fn take(&mut self, bytes: usize, held: usize) -> Option<Buffer> {
+        let share = self.share(held);
+        let mut wanted = rounded(bytes.clamp(1, PIECE));
         loop {
-            let fits = self.used + wanted <= self.budget;
+            let fits = wanted <= share;
             if let Some(buffer) = fits.then(|| self.allocate(wanted)).flatten() {
                 self.used += buffer.len();
                 return Some(buffer);
@@ -78,11 +87,24 @@ impl Payloads {
         self.lost += bytes;
     }
 
-    /// Returns whether `bytes` bytes can ever be out at the same time, in buffers of at most [`PIECE`].
-    pub(crate) fn can_ever_take(&self, bytes: usize) -> bool {
-        let rest = (bytes % PIECE).next_multiple_of(PAGE);
-        let rounded = if rest == 0 { 0 } else { rest.next_power_of_two() };
-        bytes - bytes % PIECE + rounded <= self.budget.saturating_sub(self.lost)
+    /// Returns how many bytes a client that holds `held` may take now: so many that afterwards as much is free as it holds. Alone it
+    /// gets nearly half of the budget, and the next one finds as much, however long the others keep theirs.
+    ///
+    /// One that holds nothing gets a page as long as there is any; an eighth of the budget is for that.
+    pub(crate) fn share(&self, held: usize) -> usize {
+        let free = self.budget.saturating_sub(self.used);
+        let share = free.saturating_sub(self.budget / 8 / PAGE * PAGE).saturating_sub(held) / 2;
+        if held == 0 { share.max(PAGE).min(free) } else { share }
+    }
+
+    /// Returns how many bytes there are for all clients.
+    pub(crate) fn budget(&self) -> usize {
+        self.budget
+    }
+
+    /// Returns whether all memory is lost.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.budget.saturating_sub(self.lost) < PAGE
     }
 
     /// Returns how many bytes are out.
@@ -100,27 +122,53 @@ mod tests {
     #[test]
     fn the_budget_is_never_exceeded_and_comes_back() {
         let arena = Arena::builder().size(16 << 20).source(Source::Plain).build_unmapped().unwrap();
-        let mut payloads = Payloads::new(&arena, 1 << 20);
+        let mut payloads = Payloads::new(&arena, 4 << 20);
         let mut out = Vec::new();
         for bytes in [1, 4096, 4097, 100_000, PIECE, PIECE + 1, 1 << 30] {
-            let buffer = payloads.take(bytes).unwrap();
+            let buffer = payloads.take(bytes, 0).unwrap();
             assert_eq!(buffer.len(), bytes.min(PIECE).next_power_of_two().max(PAGE));
             out.push(buffer);
         }
-        // The rest of the budget comes in smaller buffers, and then nothing.
-        while let Some(buffer) = payloads.take(PIECE) {
+        // Clients that hold nothing take the rest of the budget in smaller buffers, and then nothing.
+        while let Some(buffer) = payloads.take(PIECE, 0) {
             out.push(buffer);
         }
-        assert_eq!((payloads.used(), out.iter().map(Buffer::len).sum()), (1 << 20, 1 << 20));
-        assert!(payloads.take(1).is_none());
+        assert_eq!((payloads.used(), out.iter().map(Buffer::len).sum()), (4 << 20, 4 << 20));
+        assert!(payloads.take(1, 0).is_none());
         out.drain(..).for_each(|buffer| payloads.put(buffer));
         assert_eq!(payloads.used(), 0);
         for _ in 0..3 {
-            out.extend((0..256).map(|_| payloads.take(PAGE).unwrap()));
-            assert!(payloads.take(1).is_none());
+            out.extend((0..1024).map(|_| payloads.take(PAGE, 0).unwrap()));
+            assert!(payloads.take(1, 0).is_none());
             out.drain(..).for_each(|buffer| payloads.put(buffer));
         }
         drop(payloads);
         assert_eq!(arena.stats().frames_in_use, 0);
+    }
+
+    /// However many clients keep what they have, there is some for the next one.
+    #[test]
+    fn the_next_client_finds_memory_however_many_there_are() {
+        let arena = Arena::builder().size(16 << 20).source(Source::Plain).build_unmapped().unwrap();
+        let mut payloads = Payloads::new(&arena, 8 << 20);
+        let mut out = Vec::new();
+        for clients in 1..200 {
+            let mut held = vec![0; clients];
+            // Each takes what it can, in turn.
+            while {
+                let before = out.len();
+                for held in &mut held {
+                    if let Some(buffer) = payloads.take(PIECE, *held) {
+                        *held += buffer.len();
+                        out.push(buffer);
+                    }
+                }
+                out.len() > before
+            } {}
+            let next = payloads.take(PIECE, 0).unwrap();
+            assert!(clients > 4 || next.len() >= 128 << 10, "{clients}: {next:?}");
+            out.push(next);
+            out.drain(..).for_each(|buffer| payloads.put(buffer));
+        }
     }
 }

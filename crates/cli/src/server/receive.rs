@@ -6,14 +6,14 @@ use super::event_loop::EventLoop;
 use super::extents::extents;
 use super::operation::{Issue, Operation, Stage};
 use super::outgoing::Part;
-use super::payload::{PAGE, PIECE};
+use super::payload::{PAGE, PIECE, rounded};
 use super::slab::Key;
 use crate::targets::record::IoDirection;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, RequestHeader, Session, Step, reply};
 use std::time::Instant;
 
 /// The most bytes that a connection receives and sends in one turn, so that no client delays the others for long.
-const TURN: usize = 1 << 20;
+pub(super) const TURN: usize = 1 << 20;
 /// What a step with its input costs of a turn besides the bytes of a payload.
 const STEP: usize = TURN / 512;
 /// What an extent costs of a turn: its two system calls take about as long as to copy a page.
@@ -116,7 +116,6 @@ impl EventLoop<'_, '_> {
             Step::StartTls => connection.securing = true,
             Step::Transmission(session) => {
                 connection.phase = Phase::Transmission(session, Default::default());
-                connection.note_progress();
             }
         }
         Ok(Next::Continue)
@@ -148,7 +147,8 @@ impl EventLoop<'_, '_> {
             Err(error) => {
                 let RequestHeader { cookie, offset, length, .. } = header;
                 if header.payload() > 0 {
-                    let request = Request { operation: Kind::Write, fua: false, cookie, offset, length };
+                    let (operation, fua, whole) = (Kind::Write, false, false);
+                    let request = Request { operation, fua, whole, cookie, offset, length };
                     self.refuse_write(
                         key,
                         Operation::new(key, request, session.structured, Stage::Moving),
@@ -172,12 +172,7 @@ impl EventLoop<'_, '_> {
     fn start(&mut self, key: Key, session: Session, request: Request) -> Next {
         let Request { operation, offset, length, cookie, .. } = request;
         let structured = session.structured;
-        let needed = match operation {
-            Kind::Disconnect => 0,
-            Kind::Read => length as usize,
-            _ => PAGE,
-        };
-        if !self.payloads.can_ever_take(needed) {
+        if operation != Kind::Disconnect && self.payloads.is_lost() {
             if operation == Kind::Write && length > 0 {
                 let operation = Operation::new(key, request, structured, Stage::Moving);
                 self.refuse_write(key, operation, ErrorNumber::NoMemory);
@@ -241,16 +236,16 @@ impl EventLoop<'_, '_> {
         // The arena is mapped per use, so the slice is available; a page holds the most extents of a reply.
         let page = buffer.as_mut_slice().unwrap_or_default();
         page.iter_mut().zip(&reply).for_each(|(to, from)| *to = *from);
-        self.push(key, Part::Payload { buffer, len: reply.len() });
+        self.push(key, Part::Payload { buffer, len: reply.len(), of: None });
         true
     }
 
     /// Has a connection wait for `bytes` of memory.
     pub(super) fn starve(&mut self, key: Key, bytes: usize) {
         self.stats.memory_waits += 1;
-        // Beyond its share, it waits for itself.
+        // Beyond what it gets alone, it waits for itself.
         if let Some(connection) = self.connections.get_mut(key)
-            && connection.held + bytes <= self.share
+            && (connection.held == 0 || connection.held + bytes <= self.payloads.budget() / 2)
         {
             connection.waits_since.get_or_insert_with(Instant::now);
         }
@@ -262,11 +257,7 @@ impl EventLoop<'_, '_> {
     /// Takes memory for a connection.
     pub(super) fn take_memory(&mut self, key: Key, bytes: usize) -> Option<pinfold::Buffer> {
         let connection = self.connections.get_mut(key)?;
-        // One request is always accepted: its payload is at most a share.
-        if connection.held > 0 && connection.held + bytes.min(PIECE) > self.share {
-            return None;
-        }
-        let buffer = self.payloads.take(bytes)?;
+        let buffer = self.payloads.take(bytes, connection.held)?;
         connection.held += buffer.len();
         Some(buffer)
     }
@@ -286,15 +277,21 @@ impl EventLoop<'_, '_> {
         self.payloads.put(buffer);
     }
 
-    /// Starts a read with all of its memory, or not at all: its reply starts with whether all of it succeeded.
+    /// Starts a read: with all of its memory, so that its reply can start with whether all of it succeeded; part by part if its client
+    /// gets no more memory than it has now; or not at all, until some of the client's memory is returned.
     fn start_read(&mut self, key: Key, operation: Operation) -> bool {
         let Request { offset, length, .. } = operation.request;
+        let Some(connection) = self.connections.get_mut(key) else { return true };
+        let held = connection.held;
+        if rounded(length as usize) > self.payloads.share(held) {
+            return held == 0 && connection.streaming.is_none() && self.start_streamed(key, operation);
+        }
         let (mut at, end) = (offset, operation.end());
         let mut buffers = Vec::with_capacity((length as usize).div_ceil(PIECE));
         while at < end {
             let rest = usize::try_from(end - at).unwrap_or(PIECE);
             let Some(buffer) = self.take_memory(key, rest) else {
-                // There is no more than before: two that wait for too much would try in turn without end.
+                // The arena is fragmented. There is no more than before: two that wait for too much would try in turn without end.
                 buffers.into_iter().for_each(|(_, buffer, _)| self.give_back(key, buffer));
                 return false;
             };
@@ -308,7 +305,7 @@ impl EventLoop<'_, '_> {
             parts.map(|(at, buffer, len)| Issue::new(operation, IoDirection::Read, at, len, buffer));
         // The rest follows part by part, so that requests of others find room in the queue.
         let first = (TURN / PIECE).min(self.depth / 2).max(1);
-        self.issues.extend(parts.by_ref().take(first));
+        parts.by_ref().take(first).for_each(|part| self.issues.push(key, part));
         if let Some(operation) = self.operations.get_mut(operation) {
             operation.unissued.extend(parts);
         }
@@ -340,7 +337,7 @@ impl EventLoop<'_, '_> {
         true
     }
 
-    fn insert(&mut self, key: Key, operation: Operation) -> Key {
+    pub(super) fn insert(&mut self, key: Key, operation: Operation) -> Key {
         if let Some(connection) = self.connections.get_mut(key) {
             connection.operations += 1;
         }

@@ -34,8 +34,6 @@ pub(crate) struct ServeOptions<'s> {
     pub(crate) depth: usize,
     /// The payload memory of each event loop, bytes.
     pub(crate) budget: usize,
-    /// The most of it that one client uses.
-    pub(crate) share: usize,
 }
 
 /// What the server has done.
@@ -58,7 +56,7 @@ pub(crate) fn run(
     options: ServeOptions<'_>,
     interrupt: &Interrupt,
 ) -> Result<Served, ServeError> {
-    let ServeOptions { export, file, tls, writable, connections, depth, budget, share } = options;
+    let ServeOptions { export, file, tls, writable, connections, depth, budget } = options;
     let connected = &AtomicUsize::new(0);
     let stop = &interrupt.child();
     let shared = Shared { export, file, tls, connected, interrupt: stop };
@@ -74,8 +72,7 @@ pub(crate) fn run(
         // However it ends, the others have to.
         let _ended = RaisedOnDrop(stop);
         let payloads = Payloads::new(memory, budget);
-        EventLoop::new(shared, target, depth, payloads, share, inbox)
-            .and_then(|event_loop| event_loop.run(writable))
+        EventLoop::new(shared, target, depth, payloads, inbox).and_then(|event_loop| event_loop.run(writable))
     };
     std::thread::scope(|scope| {
         let (run_loop, outboxes) = (&run_loop, &outboxes);

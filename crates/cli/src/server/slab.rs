@@ -1,7 +1,7 @@
 //! Places that are reused, with a generation that tells the present occupant from earlier ones.
 
 /// The number of a place, and its generation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Key {
     index: u32,
     generation: u32,

@@ -9,7 +9,7 @@ pub(crate) struct ServeStats {
     pub(crate) connections: u64,
     /// Connections that ended for a violation of the protocol, or a client that stalled.
     pub(crate) dropped: u64,
-    /// Connections that were closed at the end before all of their replies were sent.
+    /// Connections that were closed before all of their replies were sent: at the end, or because of a read that failed in the middle.
     pub(crate) cut: u64,
     /// Requests that were received.
     pub(crate) requests: u64,

@@ -2,7 +2,7 @@
 
 use super::client::Client;
 use super::event_loop::{EventLoop, Inbox, Shared};
-use super::payload::{PIECE, Payloads};
+use super::payload::{PAGE, PIECE, Payloads};
 use super::stats::ServeStats;
 use super::stream::Stream;
 use crate::args::Protect;
@@ -29,6 +29,7 @@ mod commands;
 mod faults;
 mod lost;
 mod refused;
+mod shares;
 
 const SIZE: u64 = 4 << 20;
 
@@ -121,9 +122,8 @@ fn run(
     let inbox = Inbox { streams, wake: wake.clone() };
     let payloads = Payloads::new(data, budget);
     std::thread::scope(|scope| {
-        let served = scope.spawn(move || {
-            EventLoop::new(shared, target, 8, payloads, budget / 2, inbox).and_then(|all| all.run(true))
-        });
+        let served = scope
+            .spawn(move || EventLoop::new(shared, target, 8, payloads, inbox).and_then(|all| all.run(true)));
         let door = Door { streams: &sender, wake: &wake, interrupt: &interrupt };
         let clients = [(); 2].map(|()| door.client());
         // However the test ends, the loop does.
@@ -246,37 +246,44 @@ fn a_large_read_leaves_room_in_the_queue_for_others() {
 
 /// Nothing else happens meanwhile: no event makes the one that waits try again just before the loop looks for it.
 #[test]
-fn a_client_that_holds_all_memory_and_sends_nothing_is_disconnected() {
-    let (stats, _) = serve(PIECE, |[mut idle, mut waiting], _| {
-        idle.send(Command::WRITE, 1, 0, 1 << 20);
-        idle.0.write_all(&[1; 512]).unwrap();
-        // It has all of the memory before the other asks.
-        std::thread::sleep(Duration::from_secs(3));
+fn clients_that_hold_all_memory_and_send_nothing_are_disconnected() {
+    let (stats, _) = serve_at(2 * PAGE, |mut idle, _, door| {
+        for idle in &mut idle {
+            idle.send(Command::WRITE, 1, 0, 1 << 20);
+            idle.0.write_all(&[1; 512]).unwrap();
+        }
+        // The loop greets it after it has received what had arrived before: the others have all of the memory.
+        let mut waiting = door.client();
         assert_eq!(waiting.write(0, 2, 1 << 16), None);
         assert_eq!(waiting.read(0, 512), Ok(vec![2; 512]));
     });
-    assert_eq!(stats.dropped, 1);
+    assert!(stats.dropped >= 1, "{stats:?}");
 }
 
 /// Bytes that arrive one by one are no progress: others get the memory nevertheless.
 #[test]
-fn a_client_that_holds_all_memory_and_sends_a_byte_now_and_then_is_disconnected() {
-    let (stats, _) = serve_at(PIECE, |[mut slow, _b], _, door| {
-        slow.send(Command::WRITE, 1, 0, 1 << 20);
-        slow.0.write_all(&[1; 512]).unwrap();
-        // The loop greets it after it has received what had arrived before: the other has all of the memory.
+fn clients_that_hold_all_memory_and_send_a_byte_at_times_are_disconnected() {
+    let (stats, _) = serve_at(2 * PAGE, |mut slow, _, door| {
+        for slow in &mut slow {
+            slow.send(Command::WRITE, 1, 0, 1 << 20);
+            slow.0.write_all(&[1; 512]).unwrap();
+        }
         let mut waiting = door.client();
         std::thread::scope(|scope| {
-            scope.spawn(move || {
-                while slow.0.write_all(&[1]).is_ok() {
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-            });
+            for mut slow in slow {
+                scope.spawn(move || {
+                    while slow.0.write_all(&[1]).is_ok() {
+                        std::thread::sleep(Duration::from_millis(200));
+                    }
+                });
+            }
             assert_eq!(waiting.write(1 << 19, 2, 1 << 16), None);
+            assert_eq!(waiting.read(1 << 19, 512), Ok(vec![2; 512]));
+            // The one that remains holds what nobody waits for.
+            door.interrupt.raise();
         });
-        assert_eq!(waiting.read(1 << 19, 512), Ok(vec![2; 512]));
     });
-    assert_eq!(stats.dropped, 1);
+    assert!(stats.dropped >= 1, "{stats:?}");
 }
 
 /// Replies that describe extents are the client's memory as well, although it has requested no data.

@@ -34,14 +34,16 @@ impl EventLoop<'_, '_> {
     pub(super) fn send(&mut self, key: Key) -> Result<(), Ended> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
         let (payloads, stats) = (&mut self.payloads, &mut self.stats);
-        let (mut progress, mut completed) = (false, false);
+        let (mut progress, mut reused) = (false, Vec::new());
         while connection.writable && connection.has_output() && self.turn > 0 {
             let held = &mut connection.held;
-            let free = |buffer: Buffer, len| {
+            let free = |buffer: Buffer, len, of| {
                 stats.sent += len as u64;
+                if let Some(operation) = of {
+                    return reused.push((operation, buffer));
+                }
                 *held = held.saturating_sub(buffer.len());
                 payloads.put(buffer);
-                completed = true;
             };
             match connection.outgoing.send(&mut connection.stream, free).map_err(Ended::Broken)? {
                 Some(sent) => {
@@ -52,8 +54,8 @@ impl EventLoop<'_, '_> {
                 None => connection.writable = false,
             }
         }
-        if completed {
-            connection.note_progress();
+        if progress {
+            connection.note_done();
         }
         // Its turn is over before its replies are sent.
         let remains = connection.writable && connection.has_output();
@@ -62,6 +64,7 @@ impl EventLoop<'_, '_> {
         if remains || receives {
             self.list(key);
         }
+        reused.into_iter().for_each(|(operation, buffer)| self.read_part(key, operation, buffer));
         if progress && !self.starved.is_empty() {
             self.feed();
         }
@@ -121,9 +124,7 @@ impl EventLoop<'_, '_> {
     pub(super) fn end_payload(&mut self, key: Key) {
         let Some(operation) = self.operations.get_mut(key) else { return };
         operation.pending -= 1;
-        if operation.pending == 0 {
-            self.finish(key);
-        }
+        self.finish_if_complete(key);
     }
 
     /// Passes on a buffer that the target is about to get for an operation, unless nobody needs the result any more.
@@ -152,13 +153,12 @@ impl EventLoop<'_, '_> {
         let Some(operation) = self.operations.get_mut(key) else { return self.payloads.put(buffer) };
         operation.fail(ErrorNumber::Shutdown);
         operation.pending -= 1;
+        let client = operation.connection;
         // Nothing of it may be at the target, whose completions would pass these on. Each is cancelled when its turn comes.
-        self.issues.extend(operation.unissued.drain(..));
-        let (client, is_last) = (operation.connection, operation.pending == 0);
+        operation.unissued.drain(..).for_each(|issue| self.issues.push(client, issue));
+        self.stop_streamed(key);
         self.return_memory(client, buffer);
-        if is_last {
-            self.finish(key);
-        }
+        self.finish_if_complete(key);
     }
 
     /// Handles what the target has completed.
@@ -179,15 +179,15 @@ impl EventLoop<'_, '_> {
         operation.lent = operation.lent.saturating_sub(buffer.as_ref().map_or(0, Buffer::len));
         // What is not back now does not come any more. Others of its parts may still be unissued, or wait for memory.
         let lost = if operation.at_target == 0 { std::mem::take(&mut operation.lent) } else { 0 };
-        if is_needed {
-            self.issues.extend(operation.unissued.pop_front());
-        } else {
-            // Each is cancelled when its turn comes.
-            self.issues.extend(operation.unissued.drain(..));
-        }
+        let connection = operation.connection;
+        self.issues.note_returned(connection);
+        // Those of a read that is not needed are cancelled when their turn comes.
+        let next = if is_needed { 1 } else { operation.unissued.len() }.min(operation.unissued.len());
+        operation.unissued.drain(..next).for_each(|issue| self.issues.push(connection, issue));
         if let Err(error) = result {
             operation.fail(error);
         }
+        let stops = !is_needed || result.is_err();
         let buffer = match buffer {
             Some(buffer) if io.direction == IoDirection::Read && result.is_ok() => {
                 operation.filled.push((io.offset, buffer, io.len));
@@ -195,7 +195,6 @@ impl EventLoop<'_, '_> {
             }
             buffer => buffer,
         };
-        let connection = operation.connection;
         let continues = match operation.stage {
             Stage::Zeroing { next } => operation.error.is_none() && next < operation.end(),
             _ => false,
@@ -212,9 +211,20 @@ impl EventLoop<'_, '_> {
             None => {}
         }
         self.lose(connection, lost);
-        if self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0) {
+        self.send_parts(key);
+        if stops {
+            self.stop_streamed(key);
+        }
+        self.finish_if_complete(key);
+    }
+
+    /// Replies to an operation without parts that are not complete.
+    pub(super) fn finish_if_complete(&mut self, key: Key) -> bool {
+        let is_complete = self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0);
+        if is_complete {
             self.finish(key);
         }
+        is_complete
     }
 
     /// Decides what an error means for its operation: nothing, if it is one that the protocol permits to ignore.
@@ -258,7 +268,7 @@ impl EventLoop<'_, '_> {
             Stage::Trimming { .. } => Issue::new(key, IoDirection::Trim, offset, length as usize, buffer),
             Stage::Flushing | Stage::Moving => Issue::new(key, IoDirection::Flush, offset, 0, buffer),
         };
-        self.issues.push_back(issue);
+        self.issues.push(connection, issue);
     }
 
     /// Returns a zeroed buffer for `bytes` bytes: `buffer`, or a larger one where there is memory.
@@ -280,7 +290,10 @@ impl EventLoop<'_, '_> {
         let Request { cookie, offset, length, .. } = request;
         if let Some(connection) = self.connections.get_mut(client) {
             connection.operations = connection.operations.saturating_sub(1);
-            connection.note_progress();
+        }
+        if let Some(streamed) = operation.streamed.take() {
+            self.end_streamed(client, operation, &streamed);
+            return self.list(client);
         }
         let filled = std::mem::take(&mut operation.filled);
         match error {
@@ -323,7 +336,7 @@ impl EventLoop<'_, '_> {
         };
         connection.outgoing.push(header);
         for (_, buffer, len) in filled {
-            connection.outgoing.push(Part::Payload { buffer, len });
+            connection.outgoing.push(Part::Payload { buffer, len, of: None });
         }
     }
 }
