@@ -47,6 +47,7 @@ mod tests;
 
 pub use crate::memory::Fixed;
 pub use error::{FileError, Op};
+pub use file::direct_alignment;
 pub use note::{BufferedReason, Note};
 pub use queue::{FileQueue, quarantined_buffers};
 pub use registered::{RegisterError, RingBuffers, Sharing};

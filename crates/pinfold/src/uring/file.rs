@@ -49,7 +49,7 @@ impl Target {
         }
         let is_device = kind == FileType::BlockDevice;
         let flags = rustix::fs::fcntl_getfl(&file).map_err(failed("fcntl"))?;
-        let needed = if direct { direct_block(&file, is_device, block) } else { Err(None) };
+        let needed = if direct { direct_block(&file, block) } else { Err(None) };
         let (flags, direct, unit) = match needed {
             Ok(needed) => (flags | OFlags::DIRECT, true, needed),
             Err(why) => {
@@ -110,18 +110,23 @@ impl Target {
     }
 }
 
-/// Returns the block of O_DIRECT, if it divides the caller's.
-fn direct_block(file: &File, is_device: bool, asked: u32) -> Result<u32, Option<BufferedReason>> {
+/// Returns the block of O_DIRECT on a file or block device, of which offsets and lengths must be multiples: what the kernel reports
+/// (`STATX_DIOALIGN`, Linux 6.1), before that the logical block of a device (`BLKSSZGET`), and a page for a file, which suffices for every file
+/// system. `None` if it does not support O_DIRECT.
+pub fn direct_alignment(file: &File) -> Option<u32> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, DIOALIGN).ok();
     let said = stat.filter(|stat| stat.stx_mask & DIOALIGN.bits() != 0);
-    let needed = match said {
-        Some(stat) if stat.stx_dio_offset_align == 0 => {
-            return Err(Some(BufferedReason::Refused(Errno::INVAL)));
-        }
-        Some(stat) => stat.stx_dio_offset_align.max(stat.stx_dio_mem_align),
-        None if is_device => rustix::fs::ioctl_blksszget(file).unwrap_or(UNKNOWN_BLOCK),
-        None => UNKNOWN_BLOCK,
-    };
+    match said {
+        Some(stat) if stat.stx_dio_offset_align == 0 => None,
+        Some(stat) => Some(stat.stx_dio_offset_align.max(stat.stx_dio_mem_align)),
+        // Of anything but a device it fails.
+        None => Some(rustix::fs::ioctl_blksszget(file).unwrap_or(UNKNOWN_BLOCK)),
+    }
+}
+
+/// Returns the block of O_DIRECT, if it divides the caller's.
+fn direct_block(file: &File, asked: u32) -> Result<u32, Option<BufferedReason>> {
+    let needed = direct_alignment(file).ok_or(Some(BufferedReason::Refused(Errno::INVAL)))?;
     if asked.is_multiple_of(needed) {
         Ok(needed)
     } else {
