@@ -28,6 +28,8 @@ pub(crate) enum Exit {
     Usage,
     /// SIGINT, SIGTERM or SIGHUP.
     Interrupted,
+    /// A command that the program has run failed with this code.
+    Command(u8),
 }
 
 impl From<Exit> for ExitCode {
@@ -36,6 +38,7 @@ impl From<Exit> for ExitCode {
             Exit::Failed => 1,
             Exit::Usage => 2,
             Exit::Interrupted => 130,
+            Exit::Command(code) => code,
         })
     }
 }
@@ -226,12 +229,13 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Limit(_)
-            | Self::Serve(ServeError::Buffers { .. })
             | Self::Memory(_)
             | Self::JobFile(_)
             | Self::Open(OpenError::Memory(_) | OpenError::Unsupported { .. } | OpenError::Spec(_)) => {
                 Exit::Usage
             }
+            Self::Serve(error) if error.is_usage() => Exit::Usage,
+            Self::Serve(ServeError::Command { code, .. }) => Exit::Command(*code),
             Self::Engine(EngineError::Interrupted) => Exit::Interrupted,
             _ => Exit::Failed,
         }

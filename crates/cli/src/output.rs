@@ -56,6 +56,12 @@ fn ignore_broken_pipe(result: io::Result<()>) -> Result<(), OutputError> {
     }
 }
 
+/// Prints a report on standard error: standard output belongs to another program.
+pub(crate) fn aside(report: &(impl fmt::Display + Serialize), json: bool) -> Result<(), OutputError> {
+    let text = if json { serde_json::to_string(report)? + "\n" } else { report.to_string() };
+    ignore_broken_pipe(io::stderr().lock().write_all(text.as_bytes()))
+}
+
 /// Prints one line on standard error. If that fails too (a full disk), only the exit code remains.
 pub(crate) fn error(line: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "pinfold: {line}");

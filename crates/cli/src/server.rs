@@ -15,6 +15,7 @@
 //! | [`run`] | all threads, from the first connection to the last reply |
 
 pub(crate) mod address;
+pub(crate) mod command;
 pub(crate) mod connection;
 mod ended;
 pub(crate) mod error;
@@ -27,6 +28,7 @@ pub(crate) mod listener;
 pub(crate) mod operation;
 pub(crate) mod outgoing;
 pub(crate) mod payload;
+pub(crate) mod plan;
 mod receive;
 pub(crate) mod run;
 pub(crate) mod slab;

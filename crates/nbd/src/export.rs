@@ -60,6 +60,11 @@ impl Export {
         self
     }
 
+    /// Returns the sizes of requests.
+    pub fn sizes(&self) -> BlockSizes {
+        self.blocks
+    }
+
     /// Returns the number of bytes served.
     pub fn size(&self) -> u64 {
         self.size

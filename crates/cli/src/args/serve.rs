@@ -17,11 +17,31 @@ pub(crate) struct ServeArgs {
 
     /// Where clients connect: unix:PATH, or HOST:PORT (10809 is NBD's port, 0 any)
     #[arg(long, value_name = "ADDRESS")]
-    pub(crate) nbd: NbdAddress,
+    pub(crate) nbd: Option<NbdAddress>,
+
+    /// The same as --nbd unix:PATH; - for a socket in a folder of its own, as with --run and no address
+    #[arg(short = 'U', long, value_name = "PATH", conflicts_with = "nbd")]
+    pub(crate) unix: Option<PathBuf>,
+
+    /// Serve while this command runs: a shell command with $uri, $nbd, $unixsocket and $port; its exit code is the program's
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) run: Option<String>,
+
+    /// Write the number of this process to a file as soon as clients can connect, and remove it at the end
+    #[arg(short = 'P', long, alias = "pid-file", value_name = "PATH")]
+    pub(crate) pidfile: Option<PathBuf>,
 
     /// Refuse writes, and open the target for reading alone
-    #[arg(long)]
+    #[arg(short = 'r', long, alias = "readonly")]
     pub(crate) read_only: bool,
+
+    /// Serve the part of the target that begins here
+    #[arg(short = 'o', long, value_name = "SIZE", default_value = "0", allow_negative_numbers = true)]
+    pub(crate) offset: ByteSize,
+
+    /// Serve only so many bytes [default: all from --offset]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) length: Option<ByteSize>,
 
     /// The name of the export; clients that ask for none get it, too
     #[arg(long, value_name = "NAME", default_value = "")]
@@ -35,11 +55,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MAX", default_value_t = 1024, value_parser = count(1 << 20))]
     pub(crate) connections: usize,
 
-    /// The memory of all payloads together: a client for whose requests there is none has to wait
-    #[arg(long, value_name = "SIZE", default_value = "64M", allow_negative_numbers = true)]
-    pub(crate) buffers: ByteSize,
+    /// The memory of all payloads together; a larger request is served in parts [default: 64M, at most an eighth of what is available]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) buffers: Option<ByteSize>,
 
-    /// The number of threads, each with its own queue [default: one for each core]
+    /// The number of threads, each with its own queue [default: one for each core, and for 4 MiB of --buffers]
     #[arg(long, value_name = "N", value_parser = count(256))]
     pub(crate) threads: Option<usize>,
 

@@ -6,9 +6,12 @@ use crate::output;
 use crate::report::cpu::CpuReport;
 use crate::report::serve::{Listening, ServeReport};
 use crate::report::stack::StackReport;
+use crate::server::address::NbdAddress;
+use crate::server::command::{Captive, PidFile, PrivateFolder};
 use crate::server::error::ServeError;
 use crate::server::listener::Listener;
 use crate::server::payload::PIECE;
+use crate::server::plan::{Asked, MAX_PAYLOAD, Machine, Plan};
 use crate::server::run::{self, ServeOptions};
 use crate::server::tls;
 use crate::setup::error::OpenError;
@@ -22,26 +25,49 @@ use crate::signal::Interrupt;
 use crate::targets::file;
 use crate::targets::target::TargetInfo;
 use crate::units::ByteSize;
-use pinfold::CpuTime;
+use pinfold::{CpuTime, uring};
 use pinfold_nbd::{BlockSizes, Export, TransmissionFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::fmt::Display;
+use std::fs::File;
 use std::time::Instant;
 
-/// The least memory of a thread.
-const LEAST_BUDGET: u64 = 2 << 20;
-/// The longest payload, which every client may assume ("Block size constraints").
-const MAX_PAYLOAD: u32 = 32 << 20;
-/// The alignment that O_DIRECT needs on most devices.
+/// The least alignment that O_DIRECT is used with.
 const SECTOR: u64 = 512;
 
 /// Serves until a signal arrives, answers what is in flight, and prints the report.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
+    let passed = Listener::passed()?;
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
-    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into));
+    if passed.is_none() && args.nbd.is_none() && args.unix.is_none() && args.run.is_none() {
+        return Err(ServeError::NoAddress.into());
+    }
+    let (plan, queues) = (|queues| plan(args, queues), None);
+    let mut passed = passed;
+    match serve(args, plan(queues)?, &mut passed, &interrupt) {
+        // By default there are as many threads as the controller has queues.
+        Err(Failure::Open(OpenError::Queues { granted, .. })) if args.threads.is_none() && granted > 0 => {
+            serve(args, plan(Some(granted.into()))?, &mut passed, &interrupt)
+        }
+        other => other,
+    }
+}
+
+fn plan(args: &ServeArgs, queues: Option<usize>) -> Result<Plan, ServeError> {
+    let locks = matches!(args.target, TargetSpec::Vfio { .. });
+    Plan::new(Asked { buffers: args.buffers, threads: args.threads, queues, locks }, Machine::here())
+}
+
+fn serve(
+    args: &ServeArgs,
+    Plan { threads, budget }: Plan,
+    passed: &mut Option<Listener>,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
     let tls = args.tls_certificates.as_deref();
     let tls = tls.map(|folder| tls::configure(folder, args.tls_verify_peer)).transpose()?;
     let (target, capacity) = resolve(args, threads)?;
-    let budget = budget(args.buffers, threads)?;
+    let length = range(args, &target.name, capacity)?;
     let requests = limits::check(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
     // A quarter more than is used at any time, since buffers of several sizes leave gaps.
     let count = (budget * threads).div_ceil(PIECE) * 5 / 4 + 2 * threads;
@@ -56,9 +82,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     };
     let system = |error| OpenError::System { name: target.name.clone(), error };
     let file = file.transpose().map_err(system)?;
-    let alignment = file::alignment([capacity, SECTOR]);
+    // What O_DIRECT needs, if the range is a multiple of that: otherwise the page cache is used, and that is reported.
+    let sector = file.as_ref().and_then(uring::direct_alignment).map_or(SECTOR, u64::from).max(SECTOR);
     let options = TargetOptions {
-        alignment,
+        alignment: file::alignment([args.offset.0, length, sector]),
         depth: requests.depth,
         jobs: threads,
         jobs_option: "threads",
@@ -67,17 +94,27 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         moves: false,
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
-    let export = export(args, target.target().info(), capacity, budget);
+    check_blocks(args, target.target().info())?;
+    let export = export(args, target.target().info(), file.as_ref(), length);
     raise_descriptor_limit();
-    let listener = Listener::bind(&args.nbd)?;
-    announce(
-        args,
-        &Listening::new(args.target.to_string(), export.size(), listener.uri(&args.name, tls.is_some())),
-    )?;
+    // A folder is removed behind the socket in it.
+    let folder = private_folder(args, passed.as_ref())?;
+    let listener = listen(args, folder.as_ref(), passed)?;
+    let uri = listener.uri(&args.name, tls.is_some());
+    let name = args.target.to_string();
+    let _pidfile = args.pidfile.as_deref().map(PidFile::write).transpose()?;
+    let command =
+        args.run.as_deref().map(|line| Ok((line, Captive::start(line, &listener, &uri, interrupt)?)));
+    let command = command.transpose().map_err(|error: ServeError| error)?;
+    if command.is_none() {
+        let sizes = export.sizes();
+        print(args, &Listening::new(name.clone(), export.size(), uri, sizes, target.notes()))?;
+    }
 
     let (began, before) = (Instant::now(), CpuTime::here());
     let options = ServeOptions {
         export: &export,
+        base: args.offset.0,
         file: file.as_ref(),
         tls: tls.as_ref(),
         writable: !args.read_only,
@@ -85,21 +122,54 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         depth: requests.depth,
         budget,
     };
-    let served = run::run(listener, target.targets(), &stack.data, options, &interrupt)?;
+    let served = run::run(listener, target.targets(), &stack.data, options, interrupt);
+    let command = command.map_or(Ok(()), |(line, command)| command.end(line));
+    let mut served = served?;
+    let failed = served.failed.take();
     let cpu = CpuReport::since(before, served.clients.requests);
     let stack = StackReport::new(&stack, &[&target]);
-    let report =
-        ServeReport::new(args.target.to_string(), began.elapsed(), &served, cpu, stack, target.notes());
-    (if args.json { output::json(&report) } else { output::text(&report.to_string()) })?;
-    if served.clients.unflushed > 0 {
-        Err(ServeError::Unflushed(args.target.to_string()).into())
-    } else {
-        Ok(())
-    }
+    let report = ServeReport::new(name.clone(), began.elapsed(), &served, cpu, stack, target.notes());
+    let printed = print(args, &report);
+    let unflushed = (served.clients.unflushed > 0).then_some(ServeError::Unflushed(name));
+    // The first of these is the exit code, and the report does not hide it.
+    failed.or(unflushed).map_or(command, Err)?;
+    printed
 }
 
-fn announce(args: &ServeArgs, listening: &Listening) -> Result<(), Failure> {
-    Ok(if args.json { output::json(listening) } else { output::text(&listening.to_string()) }?)
+/// Prints a report; beside a command, whose is standard output, on standard error.
+fn print(args: &ServeArgs, report: &(impl Display + serde::Serialize)) -> Result<(), Failure> {
+    Ok(match (args.run.is_some(), args.json) {
+        (true, json) => output::aside(report, json)?,
+        (false, true) => output::json(report)?,
+        (false, false) => output::text(&report.to_string())?,
+    })
+}
+
+/// Creates a folder for the socket, if it has no other address.
+fn private_folder(args: &ServeArgs, passed: Option<&Listener>) -> Result<Option<PrivateFolder>, ServeError> {
+    let any = args.unix.as_ref().map_or(args.nbd.is_none(), |path| path.as_os_str() == "-");
+    (any && passed.is_none()).then(PrivateFolder::new).transpose()
+}
+
+/// Listens where the user says, or at the socket that was passed.
+fn listen(
+    args: &ServeArgs,
+    folder: Option<&PrivateFolder>,
+    passed: &mut Option<Listener>,
+) -> Result<Listener, ServeError> {
+    if let Some(listener) = passed.take() {
+        return match (&args.nbd, &args.unix) {
+            (Some(_), _) => Err(ServeError::Passed("--nbd")),
+            (None, Some(_)) => Err(ServeError::Passed("-U")),
+            (None, None) => Ok(listener),
+        };
+    }
+    match (folder, &args.unix, &args.nbd) {
+        (Some(folder), ..) => Listener::bind(&NbdAddress::Unix(folder.socket())),
+        (None, Some(path), _) => Listener::bind(&NbdAddress::Unix(path.clone())),
+        (None, None, Some(address)) => Listener::bind(address),
+        (None, None, None) => Err(ServeError::NoAddress),
+    }
 }
 
 /// Resolves the target, with its capacity. Each of `threads` threads has a queue, and an interrupt unless it polls.
@@ -132,15 +202,39 @@ fn resolve(args: &ServeArgs, threads: usize) -> Result<(ResolvedTarget, u64), Fa
     })
 }
 
-/// Returns the memory of each thread.
-fn budget(ByteSize(asked): ByteSize, threads: usize) -> Result<usize, ServeError> {
-    let needed = LEAST_BUDGET.saturating_mul(threads as u64);
-    let each = usize::try_from(asked / threads as u64).ok().filter(|_| asked >= needed);
-    each.ok_or(ServeError::Buffers { asked, threads, needed })
+/// Returns how many bytes are served of a target of `capacity` bytes.
+fn range(args: &ServeArgs, target: &str, capacity: u64) -> Result<u64, ServeError> {
+    let (ByteSize(offset), length) = (args.offset, args.length);
+    let refused = |option, asked, reason| ServeError::Range { option, asked, reason };
+    let Some(rest) = capacity.checked_sub(offset) else {
+        return Err(refused("offset", offset, format!("{target} has only {capacity} bytes")));
+    };
+    match length {
+        None => Ok(rest),
+        Some(ByteSize(0)) => Err(refused("length", 0, "serve one byte at least, or leave it out".into())),
+        Some(ByteSize(length)) if length <= rest => Ok(length),
+        Some(ByteSize(length)) => {
+            let reason = format!("{target} has only {rest} bytes from --offset {offset}");
+            Err(refused("length", length, reason))
+        }
+    }
 }
 
-/// Describes the target to clients.
-fn export(args: &ServeArgs, info: &TargetInfo, capacity: u64, budget: usize) -> Export {
+/// Checks that the range is made of the blocks of an open target.
+fn check_blocks(args: &ServeArgs, info: &TargetInfo) -> Result<(), ServeError> {
+    let block = info.block as u64;
+    let length = args.length.map(|ByteSize(length)| ("length", length));
+    for (option, asked) in [Some(("offset", args.offset.0)), length].into_iter().flatten() {
+        if !asked.is_multiple_of(block) {
+            let reason = format!("{} is used in blocks of {block} bytes: write a multiple", info.name);
+            return Err(ServeError::Range { option, asked, reason });
+        }
+    }
+    Ok(())
+}
+
+/// Describes the served range of `length` bytes to clients.
+fn export(args: &ServeArgs, info: &TargetInfo, file: Option<&File>, length: u64) -> Export {
     // A flush covers what has been written through any queue: of a file all its data, of a namespace all completed commands.
     let mut flags =
         TransmissionFlags::SEND_FLUSH | TransmissionFlags::SEND_FUA | TransmissionFlags::CAN_MULTI_CONN;
@@ -152,17 +246,18 @@ fn export(args: &ServeArgs, info: &TargetInfo, capacity: u64, budget: usize) -> 
             flags |= TransmissionFlags::SEND_TRIM;
         }
     }
-    let is_file = matches!(args.target, TargetSpec::File(_));
-    let minimum = match is_file {
-        true if args.cached => 1,
-        true => info.alignment,
-        false => info.block,
+    let minimum = match file {
+        Some(_) if args.cached => 1,
+        Some(_) => info.alignment,
+        None => info.block,
     };
-    let half = u32::try_from(budget / 2).unwrap_or(MAX_PAYLOAD).max(1);
-    let maximum = MAX_PAYLOAD.min(1 << half.ilog2());
     let minimum = u32::try_from(minimum).unwrap_or(1);
-    let blocks = BlockSizes { minimum, preferred: minimum.max(4096), maximum };
-    Export::new(&args.name, capacity, flags).description(&args.description).block_sizes(blocks)
+    // Fewer bytes than a physical block are read before they are written.
+    let physical = file.and_then(|file| rustix::fs::ioctl_blkpbszget(file).ok());
+    let physical = physical.filter(|physical| physical.is_power_of_two() && *physical <= MAX_PAYLOAD);
+    let preferred = minimum.max(4096).max(physical.unwrap_or(0));
+    let blocks = BlockSizes { minimum, preferred, maximum: MAX_PAYLOAD };
+    Export::new(&args.name, length, flags).description(&args.description).block_sizes(blocks)
 }
 
 /// Raises the limit of open files as far as it goes without privileges: each client takes one.

@@ -3,6 +3,10 @@
 use pinfold::CpuTime;
 use serde::Serialize;
 
+fn is_absent(ns: &f64) -> bool {
+    *ns == 0.0
+}
+
 /// The processor time of a workload.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct CpuReport {
@@ -10,7 +14,8 @@ pub(crate) struct CpuReport {
     pub(crate) user_seconds: f64,
     /// In the kernel, seconds.
     pub(crate) system_seconds: f64,
-    /// Both per request, ns.
+    /// Both per request, ns; absent without requests.
+    #[serde(skip_serializing_if = "is_absent")]
     pub(crate) ns_per_request: f64,
 }
 
@@ -20,7 +25,8 @@ impl CpuReport {
         let time = CpuTime::here().since(before);
         let (user_seconds, system_seconds) = (time.user.as_secs_f64(), time.system.as_secs_f64());
         #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 requests")]
-        let ns_per_request = (user_seconds + system_seconds) * 1e9 / requests.max(1) as f64;
+        let ns_per_request =
+            if requests > 0 { (user_seconds + system_seconds) * 1e9 / requests as f64 } else { 0.0 };
         Self { user_seconds, system_seconds, ns_per_request }
     }
 

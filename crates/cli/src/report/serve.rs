@@ -8,6 +8,7 @@ use crate::histogram::PERCENTILES;
 use crate::server::run::Served;
 use crate::server::stats::ServeStats;
 use crate::units::{ByteSize, counted, grouped, time};
+use pinfold_nbd::BlockSizes;
 use serde::Serialize;
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -22,18 +23,47 @@ pub(crate) struct Listening {
     bytes: u64,
     /// The address, as NBD clients write it.
     listening: String,
+    /// Requests are multiples of this.
+    block_minimum: u32,
+    /// Those that are multiples of this are fast.
+    block_preferred: u32,
+    /// The longest request.
+    block_maximum: u32,
+    /// What is slower than it could be, and why.
+    notes: Vec<String>,
 }
 
 impl Listening {
     /// Creates the report of a server of `bytes` bytes at `uri`.
-    pub(crate) fn new(target: String, bytes: u64, uri: String) -> Self {
-        Self { command: "serve", target, bytes, listening: uri }
+    pub(crate) fn new(
+        target: String,
+        bytes: u64,
+        uri: String,
+        BlockSizes { minimum, preferred, maximum }: BlockSizes,
+        notes: Vec<String>,
+    ) -> Self {
+        Self {
+            command: "serve",
+            target,
+            bytes,
+            listening: uri,
+            block_minimum: minimum,
+            block_preferred: preferred,
+            block_maximum: maximum,
+            notes,
+        }
     }
 }
 
 impl fmt::Display for Listening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "serving {} ({}) at {}", self.target, ByteSize(self.bytes), self.listening)
+        let (target, bytes, uri) = (&self.target, ByteSize(self.bytes), &self.listening);
+        writeln!(f, "serving {target} ({bytes} in blocks of {}) at {uri}", self.block_minimum)?;
+        let out = &mut String::new();
+        for note in &self.notes {
+            line(out, "note", format_args!("{note}"));
+        }
+        f.write_str(out)
     }
 }
 
@@ -162,11 +192,11 @@ impl fmt::Display for ServeReport {
             );
         }
         let CpuReport { user_seconds, system_seconds, ns_per_request } = self.cpu;
-        let cpu = format_args!(
-            "{user_seconds:.2} s user, {system_seconds:.2} s system, {} a request",
-            time(whole(ns_per_request))
-        );
-        line(out, "cpu", cpu);
+        let mut cpu = format!("{user_seconds:.2} s user, {system_seconds:.2} s system");
+        if ns_per_request > 0.0 {
+            let _ = write!(cpu, ", {} a request", time(whole(ns_per_request)));
+        }
+        line(out, "cpu", format_args!("{cpu}"));
         let _ = write!(out, "{}", self.stack);
         for note in &self.notes {
             line(out, "note", format_args!("{note}"));

@@ -1,8 +1,12 @@
 //! Why the server could not start, or ended with an error.
 
 use super::address::NbdAddress;
+use crate::setup::staged::StagedError;
 use std::io;
 use std::path::PathBuf;
+
+/// The longest path of a socket: `sun_path` less the zero at its end (unix(7)).
+pub(super) const MAX_PATH: usize = 107;
 
 /// Why the server could not start, or ended with an error.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +22,77 @@ pub(crate) enum ServeError {
     /// Another server is there.
     #[error("{0}: a server listens there already; stop it, or name another address with --nbd")]
     InUse(NbdAddress),
+    /// A path that no socket can have.
+    #[error(
+        "{path}: {bytes} bytes, {} more than the {MAX_PATH} that a socket's path may have; name a shorter path, or a relative one",
+        .bytes - MAX_PATH, path = path.display()
+    )]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        bytes: usize,
+    },
+    /// No address.
+    #[error("where clients connect is missing: --nbd ADDRESS, -U PATH, or --run COMMAND")]
+    NoAddress,
+    /// An address beside a socket that was passed.
+    #[error(
+        "{0}: a socket was passed by socket activation (LISTEN_FDS); leave the option out, or start the server without"
+    )]
+    Passed(&'static str),
+    /// What was passed cannot be used.
+    #[error(
+        "socket activation passed what cannot be used: {0}; pass one listening stream socket, Unix or TCP"
+    )]
+    NotUsable(String),
+    /// `--offset` or `--length` outside of the target.
+    #[error("--{option} {asked}: {reason}")]
+    Range {
+        /// The option.
+        option: &'static str,
+        /// The value.
+        asked: u64,
+        /// What it exceeds.
+        reason: String,
+    },
+    /// The command of `--run` was not started, or is lost.
+    #[error("--run {command:?}: {error}")]
+    Run {
+        /// The command.
+        command: String,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// The command of `--run` has failed.
+    #[error("--run {command:?}: {status}")]
+    Command {
+        /// The command.
+        command: String,
+        /// How it ended.
+        status: std::process::ExitStatus,
+        /// The exit code as a shell reports it.
+        code: u8,
+    },
+    /// The file of `--pidfile` was not created.
+    #[error("--pidfile: {0}")]
+    PidFile(StagedError),
+    /// The file of `--pidfile` was not written.
+    #[error("--pidfile {path}: {error}; name a path on another file system", path = path.display())]
+    PidFileWrite {
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// A folder for a socket was not created.
+    #[error("no folder for a socket: {path}: {error}; name an address with --nbd, or another folder with TMPDIR", path = path.display())]
+    Folder {
+        /// The path.
+        path: PathBuf,
+        /// The system's error.
+        error: io::Error,
+    },
     /// There is no usable certificate.
     #[error(
         "--tls-certificates: {path}: {reason}; the folder needs server-cert.pem and server-key.pem, and for --tls-verify-peer \
@@ -58,4 +133,18 @@ pub(crate) enum ServeError {
         /// The least.
         needed: u64,
     },
+}
+
+impl ServeError {
+    /// Returns whether the command line requests something impossible.
+    pub(crate) fn is_usage(&self) -> bool {
+        match self {
+            Self::Buffers { .. }
+            | Self::PathTooLong { .. }
+            | Self::NoAddress
+            | Self::Passed(_)
+            | Self::Range { .. } => true,
+            _ => false,
+        }
+    }
 }

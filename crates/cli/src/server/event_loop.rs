@@ -14,7 +14,7 @@ use super::stats::ServeStats;
 use super::stream::Stream;
 use crate::engine::worker::{Worker, WorkerStats};
 use crate::signal::Interrupt;
-use crate::targets::target::{Completion, Target, TargetInfo};
+use crate::targets::target::{Completion, Io, Target, TargetInfo};
 use pinfold::Buffer;
 use pinfold_nbd::Export;
 use pinfold_nvme::EventFd;
@@ -45,6 +45,8 @@ const TARGET: u64 = u64::MAX - 1;
 pub(crate) struct Shared<'s> {
     /// What is served.
     pub(crate) export: &'s Export,
+    /// The first byte of the target that is served.
+    pub(crate) base: u64,
     /// The file, if the target is one: for its extents.
     pub(crate) file: Option<&'s File>,
     /// The server's part of TLS, without which no client is served, if there is one.
@@ -129,12 +131,13 @@ impl<'s, 't> EventLoop<'s, 't> {
         })
     }
 
-    /// Serves until the interrupt is raised and the last requests are answered. Returns what was done.
-    pub(crate) fn run(mut self, writable: bool) -> Result<(ServeStats, WorkerStats), ServeError> {
+    /// Serves until the interrupt is raised and the last requests are answered. Returns what was done, and the error that has ended it
+    /// earlier, if one has: what clients have written is flushed then, too.
+    pub(crate) fn run(mut self, writable: bool) -> (ServeStats, WorkerStats, Option<ServeError>) {
         let mut events = Vec::with_capacity(256);
         let mut swept = Instant::now();
         let mut draining = None;
-        loop {
+        let failed = loop {
             self.take_completions();
             self.serve_ready();
             self.issue();
@@ -151,15 +154,17 @@ impl<'s, 't> EventLoop<'s, 't> {
             if let Some(since) = draining
                 && (self.connections.len() == 0 || since.elapsed() > DRAIN)
             {
-                break;
+                break None;
             }
             // Before the wait: without an event, that lets those that wait for memory try again, and then none seems to wait.
             if swept.elapsed() > Duration::from_secs(1) {
                 swept = Instant::now();
                 self.sweep();
             }
-            self.wait(&mut events)?;
-        }
+            if let Err(error) = self.wait(&mut events) {
+                break Some(error);
+            }
+        };
         for key in self.connections.keys() {
             self.stats.cut += 1;
             self.close(key);
@@ -170,7 +175,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             tracing::warn!("{error}");
             self.stats.unflushed += 1;
         }
-        Ok((self.stats, self.worker.stats().clone()))
+        (self.stats, self.worker.stats().clone(), failed)
     }
 
     /// Waits for events, and notes which connections they belong to.
@@ -288,9 +293,15 @@ impl<'s, 't> EventLoop<'s, 't> {
         let any = !self.completed.is_empty();
         // Its memory is kept: it is as large as the largest batch.
         let mut completed = std::mem::take(&mut self.completed);
-        completed.drain(..).for_each(|completion| self.complete(completion));
+        completed.drain(..).for_each(|completion| self.take_completed(completion));
         self.completed = completed;
         any
+    }
+
+    /// Handles what the target has completed, at the offset in the export.
+    fn take_completed(&mut self, completion: Completion<Buffer>) {
+        let io = Io { offset: completion.io.offset.saturating_sub(self.shared.base), ..completion.io };
+        self.complete(Completion { io, ..completion });
     }
 
     /// Passes as many requests to the target as its queue holds.
@@ -302,8 +313,9 @@ impl<'s, 't> EventLoop<'s, 't> {
                 self.issues.note_returned(client);
                 continue;
             };
+            let io = Io { offset: self.shared.base + io.offset, ..io };
             if let Err(rejected) = self.worker.submit_io(io, buffer) {
-                self.complete(Completion { io, buffer: rejected.buffer, result: Err(rejected.error) });
+                self.take_completed(Completion { io, buffer: rejected.buffer, result: Err(rejected.error) });
             }
         }
     }

@@ -8,9 +8,15 @@ use std::fs::File;
 /// The most extents in a reply, which fits into a page: a header, the number of the context, and 8 bytes for each.
 const MOST: usize = (PAGE - 24) / 8;
 
-/// Returns the extents of `length` bytes from `offset`, in order: one at least, one alone if `one` is set, and possibly not up to the
-/// end. Without a file, or where the file system cannot tell, everything is allocated.
-pub(crate) fn extents(file: Option<&File>, offset: u64, length: u32, one: bool) -> Vec<(u32, ExtentFlags)> {
+/// Returns the extents of a range, its offset counted from `base`, in order: one at least, one alone if `one` is set, and possibly not
+/// up to the end. Without a file, or where the file system cannot tell, everything is allocated.
+pub(crate) fn extents(
+    file: Option<&File>,
+    base: u64,
+    (offset, length): (u64, u32),
+    one: bool,
+) -> Vec<(u32, ExtentFlags)> {
+    let offset = base + offset;
     let end = offset + u64::from(length);
     let mut extents = Vec::new();
     let mut at = offset;
@@ -49,10 +55,10 @@ mod tests {
         file.set_len(4 << 20).unwrap();
         file.write_all_at(&[1; 65_536], 1 << 20).unwrap();
         let (hole, data) = (ExtentFlags::HOLE | ExtentFlags::ZERO, ExtentFlags::empty());
-        let found = extents(Some(&file), 0, 4 << 20, false);
+        let found = extents(Some(&file), 0, (0, 4 << 20), false);
         assert_eq!(found, [(1 << 20, hole), (65_536, data), ((3 << 20) - 65_536, hole)]);
-        assert_eq!(extents(Some(&file), 0, 4 << 20, true), [(1 << 20, hole)]);
-        assert_eq!(extents(Some(&file), (1 << 20) + 4096, 4096, false), [(4096, data)]);
-        assert_eq!(extents(None, 5, 100, false), [(100, data)]);
+        assert_eq!(extents(Some(&file), 0, (0, 4 << 20), true), [(1 << 20, hole)]);
+        assert_eq!(extents(Some(&file), 1 << 20, (4096, 4096), false), [(4096, data)]);
+        assert_eq!(extents(None, 0, (5, 100), false), [(100, data)]);
     }
 }

@@ -1,11 +1,13 @@
 //! Listening, and passing new clients to the event loops.
 
 use super::address::NbdAddress;
-use super::error::ServeError;
+use super::error::{MAX_PATH, ServeError};
 use super::stream::Stream;
 use crate::signal::Interrupt;
+use listenfd::ListenFd;
 use pinfold_nvme::EventFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_acceptconn;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,10 +24,12 @@ const MAX_SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// How long to wait where the process or the machine has no descriptor left.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(100);
 
-/// A socket that clients connect to. A Unix socket's file is removed when this is dropped.
+/// A socket that clients connect to. The file of a Unix socket that this has created is removed when it is dropped.
 #[derive(Debug)]
 pub(crate) enum Listener {
-    Unix { listener: UnixListener, path: PathBuf, inode: u64 },
+    /// A Unix socket; the inode of its file, unless it was passed by socket activation.
+    Unix { listener: UnixListener, path: PathBuf, inode: Option<u64> },
+    /// A TCP socket.
     Tcp(TcpListener),
 }
 
@@ -43,6 +47,10 @@ impl Listener {
                 Ok(Self::Tcp(listener))
             }
             NbdAddress::Unix(path) => {
+                let bytes = path.as_os_str().len();
+                if bytes > MAX_PATH {
+                    return Err(ServeError::PathTooLong { path: path.clone(), bytes });
+                }
                 let listener = match UnixListener::bind(path) {
                     Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                         remove_stale(path, address)?;
@@ -51,9 +59,42 @@ impl Listener {
                     bound => bound.map_err(failed)?,
                 };
                 listener.set_nonblocking(true).map_err(failed)?;
-                let inode = path.symlink_metadata().map_err(failed)?.ino();
+                let inode = Some(path.symlink_metadata().map_err(failed)?.ino());
                 Ok(Self::Unix { listener, path: path.clone(), inode })
             }
+        }
+    }
+
+    /// Takes over the socket that was passed to this process (sd_listen_fds(3)), if one was. To be called before there are threads.
+    pub(crate) fn passed() -> Result<Option<Self>, ServeError> {
+        let unusable = |error: io::Error| ServeError::NotUsable(error.to_string());
+        let mut passed = ListenFd::from_env();
+        match passed.len() {
+            0 => return Ok(None),
+            1 => {}
+            count => return Err(ServeError::NotUsable(format!("{count} descriptors"))),
+        }
+        let listener = match passed.take_unix_listener(0) {
+            Ok(listener) => listener.map(|listener| {
+                let address = listener.local_addr();
+                let path = address.as_ref().ok().and_then(|address| address.as_pathname());
+                let path = path.map(Path::to_owned).unwrap_or_default();
+                Self::Unix { listener, path, inode: None }
+            }),
+            Err(_) => passed.take_tcp_listener(0).map_err(unusable)?.map(Self::Tcp),
+        };
+        match &listener {
+            Some(Self::Unix { listener, .. }) => listener.set_nonblocking(true),
+            Some(Self::Tcp(listener)) => listener.set_nonblocking(true),
+            None => Ok(()),
+        }
+        .map_err(unusable)?;
+        // A socket that does not listen fails at the first client only, and then for ever.
+        let listens = listener.as_ref().map_or(Ok(true), socket_acceptconn);
+        match listens {
+            Ok(true) => Ok(listener),
+            Ok(false) => Err(ServeError::NotUsable("a socket that does not listen".into())),
+            Err(errno) => Err(unusable(errno.into())),
         }
     }
 
@@ -66,6 +107,32 @@ impl Listener {
                 Ok(address) => format!("{scheme}://{address}/{name}"),
                 Err(error) => format!("nbd: {error}"),
             },
+        }
+    }
+
+    /// Returns the address in QEMU's older form.
+    pub(crate) fn legacy_uri(&self) -> String {
+        match self {
+            Self::Unix { path, .. } => format!("nbd:unix:{}", path.display()),
+            Self::Tcp(listener) => {
+                listener.local_addr().map(|address| format!("nbd:{address}")).unwrap_or_default()
+            }
+        }
+    }
+
+    /// Returns the path of a Unix socket.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Unix { path, .. } => Some(path),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    /// Returns the port of a TCP socket.
+    pub(crate) fn port(&self) -> Option<u16> {
+        match self {
+            Self::Unix { .. } => None,
+            Self::Tcp(listener) => listener.local_addr().ok().map(|address| address.port()),
         }
     }
 
@@ -107,7 +174,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         // Another server may have replaced it meanwhile.
-        if let Self::Unix { path, inode, .. } = self
+        if let Self::Unix { path, inode: Some(inode), .. } = self
             && path.symlink_metadata().is_ok_and(|metadata| metadata.ino() == *inode)
         {
             let _ = std::fs::remove_file(path);
@@ -183,6 +250,18 @@ mod tests {
         let error = Listener::bind(&address).unwrap_err();
         assert!(error.to_string().contains("no socket"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), b"a file");
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_says_by_how_much() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |bytes: usize| {
+            let name = "x".repeat(bytes - dir.path().as_os_str().len() - 1);
+            NbdAddress::Unix(dir.path().join(name))
+        };
+        drop(Listener::bind(&path(MAX_PATH)).unwrap());
+        let error = Listener::bind(&path(130)).unwrap_err().to_string();
+        assert!(error.contains("130 bytes, 23 more than the 107"), "{error}");
     }
 
     #[test]

@@ -230,7 +230,7 @@ impl EventLoop<'_, '_> {
     /// Answers which parts of a range are allocated, in a page of the client's memory, or waits for one.
     fn start_block_status(&mut self, key: Key, request: Request, one: bool) -> bool {
         let Some(mut buffer) = self.take_memory(key, PAGE) else { return false };
-        let extents = extents(self.shared.file, request.offset, request.length, one);
+        let extents = extents(self.shared.file, self.shared.base, (request.offset, request.length), one);
         self.turn = self.turn.saturating_sub(extents.len() * EXTENT);
         let reply = reply::block_status(request.cookie, &extents);
         // The arena is mapped per use, so the slice is available; a page holds the most extents of a reply.

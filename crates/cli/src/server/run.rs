@@ -22,6 +22,8 @@ use std::sync::mpsc::channel;
 pub(crate) struct ServeOptions<'s> {
     /// What they see.
     pub(crate) export: &'s Export,
+    /// Where it begins in the target.
+    pub(crate) base: u64,
     /// The file behind it, if it is one.
     pub(crate) file: Option<&'s File>,
     /// The server's part of TLS, if clients have to use it.
@@ -37,7 +39,7 @@ pub(crate) struct ServeOptions<'s> {
 }
 
 /// What the server has done.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Served {
     /// Clients and their requests.
     pub(crate) clients: ServeStats,
@@ -45,10 +47,15 @@ pub(crate) struct Served {
     pub(crate) refused: u64,
     /// The requests at the target.
     pub(crate) target: WorkerStats,
+    /// What has ended the server, if that was no signal.
+    pub(crate) failed: Option<ServeError>,
 }
 
 /// Serves clients of `listener` with an event loop for each of `targets` until `interrupt` is raised, then answers the requests
-/// in flight. The first failure of an event loop ends the server.
+/// in flight. The first failure of an event loop ends the server, as a signal does.
+///
+/// # Errors
+/// The server did not start.
 pub(crate) fn run(
     listener: Listener,
     targets: Vec<&mut (dyn Target<Buffer> + Send)>,
@@ -56,10 +63,10 @@ pub(crate) fn run(
     options: ServeOptions<'_>,
     interrupt: &Interrupt,
 ) -> Result<Served, ServeError> {
-    let ServeOptions { export, file, tls, writable, connections, depth, budget } = options;
+    let ServeOptions { export, base, file, tls, writable, connections, depth, budget } = options;
     let connected = &AtomicUsize::new(0);
     let stop = &interrupt.child();
-    let shared = Shared { export, file, tls, connected, interrupt: stop };
+    let shared = Shared { export, base, file, tls, connected, interrupt: stop };
     let mut outboxes = Vec::with_capacity(targets.len());
     let mut loops = Vec::with_capacity(targets.len());
     for target in targets {
@@ -72,7 +79,7 @@ pub(crate) fn run(
         // However it ends, the others have to.
         let _ended = RaisedOnDrop(stop);
         let payloads = Payloads::new(memory, budget);
-        EventLoop::new(shared, target, depth, payloads, inbox).and_then(|event_loop| event_loop.run(writable))
+        EventLoop::new(shared, target, depth, payloads, inbox).map(|event_loop| event_loop.run(writable))
     };
     std::thread::scope(|scope| {
         let (run_loop, outboxes) = (&run_loop, &outboxes);
@@ -99,18 +106,18 @@ pub(crate) fn run(
         })?;
         let last = last.map(run_loop);
         let mut served = Served::default();
-        let mut failed = None;
         for result in threads.into_iter().map(joined).chain(last) {
             match result {
-                Ok((clients, target)) => {
+                Ok((clients, target, failed)) => {
                     served.clients.add(&clients);
                     served.target.add(&target);
+                    served.failed = served.failed.or(failed);
                 }
-                Err(error) => failed = failed.or(Some(error)),
+                Err(error) => served.failed = served.failed.or(Some(error)),
             }
         }
         served.refused = joined(acceptor);
-        failed.map_or(Ok(served), Err)
+        Ok(served)
     })
 }
 

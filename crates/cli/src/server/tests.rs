@@ -115,21 +115,29 @@ fn run(
     let flags = TransmissionFlags::all() - TransmissionFlags::READ_ONLY;
     let export = Export::new("", SIZE, flags);
     let (interrupt, connected) = (Interrupt::default(), AtomicUsize::new(2));
-    let shared =
-        Shared { export: &export, file: None, tls: None, connected: &connected, interrupt: &interrupt };
+    let shared = Shared {
+        export: &export,
+        base: 0,
+        file: None,
+        tls: None,
+        connected: &connected,
+        interrupt: &interrupt,
+    };
     let (sender, streams) = channel();
     let wake = Arc::new(EventFd::new().unwrap());
     let inbox = Inbox { streams, wake: wake.clone() };
     let payloads = Payloads::new(data, budget);
     std::thread::scope(|scope| {
-        let served = scope
-            .spawn(move || EventLoop::new(shared, target, 8, payloads, inbox).and_then(|all| all.run(true)));
+        let served =
+            scope.spawn(move || EventLoop::new(shared, target, 8, payloads, inbox).map(|all| all.run(true)));
         let door = Door { streams: &sender, wake: &wake, interrupt: &interrupt };
         let clients = [(); 2].map(|()| door.client());
         // However the test ends, the loop does.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(clients, &door)));
         interrupt.raise();
-        let stats = served.join().unwrap().unwrap();
+        let (clients, target, failed) = served.join().unwrap().unwrap();
+        assert!(failed.is_none(), "{failed:?}");
+        let stats = (clients, target);
         outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         stats
     })

@@ -80,6 +80,13 @@ pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError>
     compare(need, arenas.saturating_add(need.targets), &Machine::here())
 }
 
+/// Returns how many bytes this process may allocate now, with the reserve for other programs left.
+pub(crate) fn allowed() -> u64 {
+    let machine = Machine::here();
+    let available = machine.available.unwrap_or(u64::MAX);
+    machine.allowed.map_or(u64::MAX, |(allowed, _)| allowed).min(available - available / LEFT_TO_OTHERS)
+}
+
 fn fits_hugepages(bytes: u64) -> bool {
     [PageSize::Size1G, PageSize::Size2M].into_iter().any(|page| {
         let pool = hugepages::pool(Path::new("/sys"), page);
