@@ -4,6 +4,7 @@ use super::error::ServeError;
 use super::listener::Listener;
 use crate::setup::staged::Staged;
 use crate::signal::Interrupt;
+use pinfold::Signals;
 use rustix::fs::Mode;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::fs::DirBuilder;
@@ -37,7 +38,7 @@ impl Captive {
         for passed in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {
             command.env_remove(passed);
         }
-        let mut child = command.spawn().map_err(failed)?;
+        let mut child = Signals::unblock_in(&mut command).spawn().map_err(failed)?;
         let (pid, interrupt) = (Pid::from_child(&child), interrupt.clone());
         let watcher = std::thread::Builder::new().name("run".into()).spawn(move || {
             // The child is waited for by `end`, so its number stays its own.

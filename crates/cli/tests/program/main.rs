@@ -35,7 +35,13 @@ mod replay;
 #[cfg(test)]
 mod serve;
 #[cfg(test)]
+mod serve_around;
+#[cfg(test)]
+mod serve_devices;
+#[cfg(test)]
 mod serve_images;
+#[cfg(test)]
+mod serve_large;
 #[cfg(test)]
 mod serve_tls;
 #[cfg(test)]

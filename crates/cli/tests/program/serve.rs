@@ -18,6 +18,8 @@ pub(crate) struct Server {
     child: Option<Child>,
     pub(crate) uri: String,
     pub(crate) socket: String,
+    /// What it said when clients could connect.
+    pub(crate) listening: serde_json::Value,
 }
 
 impl Server {
@@ -42,7 +44,7 @@ impl Server {
         }
         let listening: serde_json::Value = serde_json::from_slice(&line).unwrap();
         let uri = listening["listening"].as_str().unwrap().to_owned();
-        Self { child: Some(child), uri, socket }
+        Self { child: Some(child), uri, socket, listening }
     }
 
     /// Stops it as an administrator does, and returns its report.

@@ -1,6 +1,6 @@
 //! `pinfold serve`, used by qemu-img and nbdsh.
 
-use crate::common::{Folder, bytes, skipped};
+use crate::common::{Ended, Folder, bytes, skipped};
 use crate::serve::{Server, client};
 
 const SIZE: usize = 16 << 20;
@@ -75,16 +75,22 @@ h.shutdown()
 
 #[test]
 fn nbdsh_finds_what_the_protocol_promises() {
-    // As nbdsh starts, but by the system's interpreter, which has the module.
-    let python = "/usr/bin/python3";
-    if client(python, &["-c", "import nbd"]).is_none_or(|ended| ended.code != Some(0)) {
-        return skipped("no nbdsh: apt-get install python3-libnbd");
-    }
     let folder = Folder::new();
     for target in ["soft:16M".to_owned(), folder.sparse("disk", SIZE as u64)] {
         let server = Server::start(&folder, &target, "--threads 2");
-        let args = ["-m", "nbd", "--base-allocation", "-u", &server.uri, "-c", SCRIPT];
-        client(python, &args).unwrap().ok();
+        let Some(done) = nbdsh(Some(&server.uri), SCRIPT) else { return };
+        done.ok();
         server.stop();
     }
+}
+
+/// Runs a script as nbdsh does, connected to `uri` if there is one, but by the system's interpreter, which has the module; `None` if there is none.
+pub(crate) fn nbdsh(uri: Option<&str>, script: &str) -> Option<Ended> {
+    let python = "/usr/bin/python3";
+    if client(python, &["-c", "import nbd"]).is_none_or(|ended| ended.code != Some(0)) {
+        skipped("no nbdsh: apt-get install python3-libnbd");
+        return None;
+    }
+    let connected = uri.map_or(vec![], |uri| vec!["--base-allocation", "-u", uri]);
+    client(python, &[&["-m", "nbd"], &*connected, &["-c", script]].concat())
 }

@@ -29,7 +29,7 @@ done
 "#;
 
 /// Returns a folder of certificates; `None` if they cannot be made.
-fn certificates(folder: &Folder, name: &str) -> Option<String> {
+pub(crate) fn certificates(folder: &Folder, name: &str) -> Option<String> {
     let path = folder.arg(name);
     std::fs::create_dir(&path).unwrap();
     if Command::new("openssl").arg("version").output().is_err() {

@@ -1,7 +1,10 @@
 //! Signals that one thread waits for, so that a thread blocked in the kernel cannot delay them.
 
 use super::errno::{Errno, last_errno};
+use std::io;
 use std::mem::MaybeUninit;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
 /// Signals that are blocked in the thread that made this and in all threads it starts afterwards. They stay pending until
@@ -58,6 +61,23 @@ impl Signals {
         let signal =
             unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const timeout) };
         (signal > 0).then_some(signal)
+    }
+
+    /// Has a command that is started from a thread with blocked signals start with none blocked: it would inherit the mask, and could be
+    /// ended by SIGKILL alone.
+    pub fn unblock_in(command: &mut Command) -> &mut Command {
+        let unblock = || {
+            let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+            // SAFETY: `sigemptyset` initializes the whole set.
+            unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+            // SAFETY: the set is initialized, and the old mask is not asked for.
+            match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, set.as_ptr(), std::ptr::null_mut()) } {
+                0 => Ok(()),
+                errno => Err(io::Error::from_raw_os_error(errno)),
+            }
+        };
+        // SAFETY: between fork and exec it calls two functions that are async-signal-safe, and allocates nothing.
+        unsafe { command.pre_exec(unblock) }
     }
 }
 
