@@ -1,6 +1,9 @@
 //! A target that does not give buffers back, since a device may still reach them, and clients that leave.
 
 use super::*;
+use crate::server::address::NbdAddress;
+use crate::server::listener::Listener;
+use crate::server::run::{self, ServeOptions};
 use crate::targets::error::TargetError;
 use crate::targets::target::{Completion, Request, SubmitError, TargetInfo};
 use pinfold::Source;
@@ -12,6 +15,78 @@ struct Losing<'l> {
     loses: &'l AtomicBool,
     lost: Vec<Buffer>,
     completed: Vec<Completion<Buffer>>,
+}
+
+/// A queue whose events cannot be waited for, and one that notes its last flush.
+struct Ends {
+    info: TargetInfo,
+    descriptor: Option<std::fs::File>,
+    synced: bool,
+}
+
+impl Target<Buffer> for Ends {
+    fn info(&self) -> &TargetInfo {
+        &self.info
+    }
+    fn submit(&mut self, Request { io, buffer }: Request<Buffer>) -> Result<(), SubmitError<Buffer>> {
+        let error = TargetError::Timeout { target: "ends".into(), io: Box::new(io) };
+        Err(SubmitError { buffer: Some(buffer), error })
+    }
+    fn poll(&mut self, _: &mut Vec<Completion<Buffer>>) -> Result<(), TargetError> {
+        Ok(())
+    }
+    fn wait(&mut self, _: &mut Vec<Completion<Buffer>>) -> Result<(), TargetError> {
+        Ok(())
+    }
+    fn completion_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.descriptor.as_ref().map(std::os::fd::AsFd::as_fd)
+    }
+    fn sync(&mut self) -> Result<(), TargetError> {
+        self.synced = true;
+        Ok(())
+    }
+}
+
+/// The others end as after a signal: what they have done is flushed and reported beside the error.
+#[test]
+fn a_loop_that_fails_ends_the_server_with_its_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
+    // epoll does not take a regular file.
+    let descriptor = std::fs::File::create(folder.path().join("regular")).unwrap();
+    let mut sound = Ends { info: info("sound"), descriptor: None, synced: false };
+    let mut broken = Ends { info: info("broken"), descriptor: Some(descriptor), synced: false };
+    let export = Export::new("", SIZE, TransmissionFlags::empty());
+    let options = ServeOptions {
+        export: &export,
+        base: 0,
+        file: None,
+        tls: None,
+        writable: true,
+        connections: 1,
+        depth: 8,
+        budget: 1 << 20,
+    };
+    let address = NbdAddress::Unix(folder.path().join("socket"));
+    let listener = Listener::bind(&address).unwrap();
+    let targets: Vec<&mut (dyn Target<Buffer> + Send)> = vec![&mut sound, &mut broken];
+    let served = run::run(listener, targets, &data, options, &Interrupt::default()).unwrap();
+    let failed = served.failed.unwrap().to_string();
+    assert!(failed.contains("epoll_ctl"), "{failed}");
+    assert!(sound.synced);
+}
+
+fn info(name: &str) -> TargetInfo {
+    TargetInfo {
+        name: name.into(),
+        capacity: Some(SIZE),
+        block: 512,
+        alignment: 512,
+        max_depth: 8,
+        max_transfer: PIECE,
+        no_trim: None,
+        trim_zeroes: false,
+    }
 }
 
 impl Target<Buffer> for Losing<'_> {
@@ -49,17 +124,7 @@ impl Target<Buffer> for Losing<'_> {
 fn losing(test: impl FnOnce([Client; 2], &AtomicBool)) -> ServeStats {
     let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
     let loses = AtomicBool::new(false);
-    let info = TargetInfo {
-        name: "losing".into(),
-        capacity: Some(SIZE),
-        block: 512,
-        alignment: 512,
-        max_depth: 8,
-        max_transfer: PIECE,
-        no_trim: None,
-        trim_zeroes: false,
-    };
-    let mut target = Losing { info, loses: &loses, lost: Vec::new(), completed: Vec::new() };
+    let mut target = Losing { info: info("losing"), loses: &loses, lost: Vec::new(), completed: Vec::new() };
     let (stats, _) = run(&mut target, &data, 1 << 20, |clients, _| test(clients, &loses));
     let lost = std::mem::take(&mut target.lost).iter().map(|buffer| buffer.len() as u64).sum::<u64>();
     assert_eq!(stats.lost, lost);

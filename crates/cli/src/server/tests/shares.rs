@@ -1,6 +1,7 @@
 //! What a client gets while others keep what they have: memory, places in the queue, and reads that are larger than both.
 
 use super::*;
+use pinfold_nbd::CommandFlags;
 use pinfold_nbd::reply::{CHUNK_BYTES, ReplyHeader, chunk};
 use std::collections::BTreeMap;
 
@@ -14,8 +15,9 @@ fn who_reads_no_reply_delays_nobody() {
         let mut hogs = vec![hog, door.client(), door.client(), door.client()];
         for (cookie, hog) in (0..).zip(&mut hogs) {
             (0..8).for_each(|_| hog.send(Command::FLUSH, cookie, 0, 0));
-            for length in [1 << 20, 512 << 10, 256 << 10] {
-                (0..4).for_each(|_| hog.send(Command::READ, cookie, 0, length));
+            // What does not fit is followed by what does.
+            for length in [1 << 20, 512 << 10, 256 << 10].into_iter().chain([64 << 10; 8]) {
+                hog.send(Command::READ, cookie, 0, length);
             }
         }
         // The loop turns with each answer, and the others take what they can get.
@@ -62,8 +64,6 @@ fn a_read_larger_than_the_memory_is_answered_in_parts() {
         });
     }
 }
-
-use pinfold_nbd::CommandFlags;
 
 /// Reads, and returns the data, the error, and the number of chunks with data.
 fn read_chunks(
