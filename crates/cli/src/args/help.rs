@@ -149,12 +149,24 @@ reach.
 SIGTERM or SIGINT ends the server with exit code 0, not 130: the requests that it has begun are answered first, for at most 5 s, and \
 the target is flushed. The file of a Unix socket is removed; one that a killed server has left is replaced.
 
+--run serves while a shell command runs, which finds the address in $uri; the exit code is the command's, standard output is its alone, \
+and the report is printed on standard error. Without an address, the socket is in a folder of its own. A socket that is passed as \
+systemd does (LISTEN_FDS) takes the place of an address.
+
+Blocks are as large as the file or device needs for O_DIRECT; a range that is no multiple of them goes through the page cache, which \
+the server says at the start.
+
 Payloads are received into memory that the target reads, and sent from memory that it has written; --buffers bounds all of it. \
-A client for whose requests there is no memory waits, and what it sends stays in its socket.
+Requests of up to 32 MiB are served whatever its size, and each client leaves memory for the next one. \
+A client for whose requests there is none waits, and what it sends stays in its socket.
 
 ",
     exits!();
     "  pinfold serve disk.img --nbd unix:/run/disk.sock
+  pinfold serve disk.img -r -U /run/disk.sock --pidfile /run/disk.pid
+  pinfold serve disk.img --run 'nbdcopy \"$uri\" copy.img'
+  pinfold serve disk.img --offset 1M --length 512M --nbd unix:/run/part.sock
+  systemd-socket-activate -l 10809 pinfold serve disk.img
   pinfold serve soft:1G --nbd 127.0.0.1:10809 --name scratch
   pinfold serve disk.img --nbd 0.0.0.0:10809 --tls-certificates /etc/pinfold/pki --tls-verify-peer
   pinfold serve vfio:0000:01:00.0 --nbd unix:/run/nvme.sock --read-only --threads 2
