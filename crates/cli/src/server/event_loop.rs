@@ -103,6 +103,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             |call| move |errno: rustix::io::Errno| ServeError::EventLoop { call, error: errno.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
         let info = target.info().clone();
+        target.flush_in_background(&inbox.wake);
         let worker = Worker::new(target, depth);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inbox.wake.as_fd(), epoll::EventData::new_u64(WAKE), edges)

@@ -1,6 +1,9 @@
-//! [`Durability`]: whether what was written to a file can still become durable.
+//! [`Durability`]: whether what was written to a file can still become durable; [`Flusher`]: a thread that makes it so.
 
+use pinfold_nvme::EventFd;
 use rustix::io::Errno;
+use std::fs::File;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What all queues of a file know of its flushes.
@@ -23,6 +26,67 @@ impl Durability {
             return Err(errno);
         }
         flush().inspect_err(|errno| *failed = Some(*errno))
+    }
+}
+
+/// A thread that flushes a file beside the requests of an event loop. Requests for a flush that arrive during one share the next.
+#[derive(Debug)]
+pub(crate) struct Flusher<R> {
+    start: Sender<()>,
+    results: Receiver<rustix::io::Result<()>>,
+    /// Those that the present flush completes.
+    running: Vec<R>,
+    /// Those that came later: it may have begun before what they have to make durable was written.
+    waiting: Vec<R>,
+}
+
+impl<R> Flusher<R> {
+    /// Starts the thread; it signals `wake` after each flush, and ends when this is dropped.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn new(file: File, durability: Durability, wake: Arc<EventFd>) -> std::io::Result<Self> {
+        let ((start, starts), (sender, results)) = (channel(), channel());
+        std::thread::Builder::new().name("flush".into()).spawn(move || {
+            for () in starts {
+                if sender.send(durability.flush(|| rustix::fs::fdatasync(&file))).is_err() {
+                    return;
+                }
+                wake.signal();
+            }
+        })?;
+        Ok(Self { start, results, running: Vec::new(), waiting: Vec::new() })
+    }
+
+    /// Has `request` completed by a flush that begins after this.
+    pub(crate) fn push(&mut self, request: R) {
+        self.waiting.push(request);
+        self.begin();
+    }
+
+    fn begin(&mut self) {
+        if self.running.is_empty() && !self.waiting.is_empty() {
+            std::mem::swap(&mut self.running, &mut self.waiting);
+            // It fails if the thread has panicked; then no result arrives either.
+            let _ = self.start.send(());
+        }
+    }
+
+    /// Passes each request whose flush has ended to `each`, with the outcome; waits for one if `wait` is set.
+    pub(crate) fn take(&mut self, wait: bool, mut each: impl FnMut(R, rustix::io::Result<()>)) {
+        if self.running.is_empty() {
+            return;
+        }
+        let result = match wait {
+            true => self.results.recv().unwrap_or(Err(Errno::IO)),
+            false => match self.results.try_recv() {
+                Ok(result) => result,
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => Err(Errno::IO),
+            },
+        };
+        self.running.drain(..).for_each(|request| each(request, result));
+        self.begin();
     }
 }
 

@@ -1,16 +1,18 @@
 //! A file or block device, through io_uring.
 
-use super::durability::Durability;
+use super::durability::{Durability, Flusher};
 use super::error::TargetError;
 use super::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
 use pinfold_core::domain::Pinned;
+use pinfold_nvme::EventFd;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The largest request.
@@ -74,6 +76,8 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     /// Submits before it waits, and so by a call of its own, so that the end of submission is known.
     measures: bool,
     durability: Durability,
+    /// Flushes beside other requests, if the caller is an event loop.
+    flusher: Option<Flusher<(Io, B)>>,
 }
 
 impl<'m, B: Pinned> FileTarget<'m, B> {
@@ -125,6 +129,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             unsubmitted: Vec::with_capacity(BATCH),
             measures: false,
             durability: Durability::default(),
+            flusher: None,
         })
     }
 
@@ -168,6 +173,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     }
 
     fn complete(&mut self, completed: &mut Vec<Completion<B>>) {
+        self.take_flushed(false);
         completed.append(&mut self.executed);
         for done in self.finished.drain(..) {
             let Some(tag) = usize::try_from(done.tag).ok() else { continue };
@@ -197,14 +203,29 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         Self { durability: durability.clone(), ..self }
     }
 
-    /// Flushes, at once, what has been written through any descriptor of the file.
+    /// Flushes what has been written through any descriptor of the file: at once, or on the thread for that.
     fn flush(&mut self, io: Io, buffer: B) {
-        let error =
-            |errno| FileError::System { call: "fdatasync", path: Path::new(&self.info.name).into(), errno };
-        let flushed = self.durability.flush(|| rustix::fs::fdatasync(&self.for_ranges)).map_err(error);
-        let result = flushed.map(|()| 0).map_err(TargetError::from);
-        self.executed.push(Completion { io, buffer: Some(buffer), result });
+        if let Some(flusher) = &mut self.flusher {
+            return flusher.push((io, buffer));
+        }
+        let flushed = self.durability.flush(|| rustix::fs::fdatasync(&self.for_ranges));
+        self.executed.push(flush_completion(&self.info.name, io, buffer, flushed));
     }
+
+    /// Takes what has been flushed on the thread for that, after waiting for it if `wait` is set.
+    fn take_flushed(&mut self, wait: bool) {
+        let Self { flusher, executed, info, .. } = self;
+        let Some(flusher) = flusher else { return };
+        flusher.take(wait, |(io, buffer), flushed| {
+            executed.push(flush_completion(&info.name, io, buffer, flushed));
+        });
+    }
+}
+
+fn flush_completion<B>(name: &str, io: Io, buffer: B, flushed: rustix::io::Result<()>) -> Completion<B> {
+    let error = |errno| FileError::System { call: "fdatasync", path: Path::new(name).into(), errno };
+    let result = flushed.map(|()| 0).map_err(|errno| TargetError::from(error(errno)));
+    Completion { io, buffer: Some(buffer), result }
 }
 
 impl<B: Pinned> Target<B> for FileTarget<'_, B> {
@@ -260,6 +281,9 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         if self.measures && !self.unsubmitted.is_empty() {
             self.submit_batch();
         }
+        if self.queue.in_flight() == 0 {
+            self.take_flushed(true);
+        }
         // The call below submits and waits.
         self.note_submitted();
         // One wake-up for an eighth of the requests, while the other seven keep the device busy.
@@ -286,6 +310,13 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
 
     fn measure_submission(&mut self) {
         self.measures = true;
+    }
+
+    fn flush_in_background(&mut self, wake: &Arc<EventFd>) {
+        let file = self.for_ranges.try_clone();
+        let flusher = file.and_then(|file| Flusher::new(file, self.durability.clone(), wake.clone()));
+        self.flusher =
+            flusher.inspect_err(|error| tracing::debug!("flushes are not in the background: {error}")).ok();
     }
 
     fn sync(&mut self) -> Result<(), TargetError> {

@@ -2,7 +2,9 @@
 
 use super::error::TargetError;
 pub(crate) use super::record::{Io, IoDirection};
+use pinfold_nvme::EventFd;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A data buffer that the program owns at the moment.
@@ -117,6 +119,10 @@ pub(crate) trait Target<B> {
     /// to be polled. See [`arm`](Self::arm).
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+    /// Has flushes executed beside other requests, if they would keep the caller waiting; `wake` is signalled when one has completed.
+    fn flush_in_background(&mut self, wake: &Arc<EventFd>) {
+        let _ = wake;
     }
     /// Submits what is queued, and prepares for waiting at [`completion_fd`](Self::completion_fd) until the next completion. Adds to
     /// `completed` what it had to give up. Returns how long to wait at most before the next poll: zero if that may return

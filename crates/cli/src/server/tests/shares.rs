@@ -1,9 +1,13 @@
 //! What a client gets while others keep what they have: memory, places in the queue, and reads that are larger than both.
 
 use super::*;
+use crate::targets::durability::Durability;
+use crate::targets::file::{FileOptions, FileTarget};
+use pinfold::Source;
 use pinfold_nbd::CommandFlags;
 use pinfold_nbd::reply::{CHUNK_BYTES, ReplyHeader, chunk};
 use std::collections::BTreeMap;
+use std::fs::File;
 
 /// Of four clients that read no reply, with flushes that do not end, and one that waits for 64 KiB.
 #[test]
@@ -30,6 +34,42 @@ fn who_reads_no_reply_delays_nobody() {
         faults.release();
     });
     assert_eq!(stats.errors, 0, "{stats:?}");
+}
+
+/// A flush of a file that does not end keeps its own client waiting, and what comes meanwhile shares the next one.
+#[test]
+fn a_slow_flush_of_a_file_delays_no_other_client() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
+    let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+    file.set_len(SIZE).unwrap();
+    let options = FileOptions { alignment: 512, depth: 8, direct: false, poll: false, one_thread: false };
+    let durability = Durability::default();
+    let target = FileTarget::new(file, &path, options, data.fixed()).unwrap();
+    let mut target = target.sharing(&durability);
+    let (_, target) = run(&mut target, &data, 4 << 20, |[mut slow, mut victim], _| {
+        let (begun, begins) = channel();
+        let (ends, end) = channel::<()>();
+        std::thread::scope(|scope| {
+            // Another queue of the file flushes, and none other can meanwhile.
+            scope.spawn(move || {
+                durability.flush(|| {
+                    begun.send(()).unwrap();
+                    let _ = end.recv();
+                    Ok(())
+                })
+            });
+            begins.recv().unwrap();
+            (0..4).for_each(|cookie| slow.send(Command::FLUSH, cookie, 0, 0));
+            for _ in 0..100 {
+                assert_eq!(victim.read(0, 64 << 10), Ok(vec![0; 64 << 10]));
+            }
+            drop(ends);
+            (0..4).for_each(|_| assert_eq!(slow.reply().1, None));
+        });
+    });
+    assert_eq!(target.flushes.requests, 4);
 }
 
 /// A read of all of the target, by clients with and without chunks, with memory for a page, a piece, or half of it.
