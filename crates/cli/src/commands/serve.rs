@@ -37,17 +37,15 @@ const SECTOR: u64 = 512;
 
 /// Serves until a signal arrives, answers what is in flight, and prints the report.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    let passed = Listener::passed()?;
+    let mut passed = Listener::passed()?;
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
     if passed.is_none() && args.nbd.is_none() && args.unix.is_none() && args.run.is_none() {
         return Err(ServeError::NoAddress.into());
     }
-    let (plan, queues) = (|queues| plan(args, queues), None);
-    let mut passed = passed;
-    match serve(args, plan(queues)?, &mut passed, &interrupt) {
+    match serve(args, plan(args, None)?, &mut passed, &interrupt) {
         // By default there are as many threads as the controller has queues.
         Err(Failure::Open(OpenError::Queues { granted, .. })) if args.threads.is_none() && granted > 0 => {
-            serve(args, plan(Some(granted.into()))?, &mut passed, &interrupt)
+            serve(args, plan(args, Some(granted.into()))?, &mut passed, &interrupt)
         }
         other => other,
     }
@@ -138,11 +136,12 @@ fn serve(
 
 /// Prints a report; beside a command, whose is standard output, on standard error.
 fn print(args: &ServeArgs, report: &(impl Display + serde::Serialize)) -> Result<(), Failure> {
-    Ok(match (args.run.is_some(), args.json) {
-        (true, json) => output::aside(report, json)?,
-        (false, true) => output::json(report)?,
-        (false, false) => output::text(&report.to_string())?,
-    })
+    match (args.run.is_some(), args.json) {
+        (true, json) => output::aside(report, json),
+        (false, true) => output::json(report),
+        (false, false) => output::text(&report.to_string()),
+    }?;
+    Ok(())
 }
 
 /// Creates a folder for the socket, if it has no other address.

@@ -255,7 +255,7 @@ mod tests {
         assert!(connection.its_turn_since.is_none(), "its socket has space: it is the server's turn");
         connection.writable = false;
         connection.note_turn();
-        connection.its_turn_since = connection.its_turn_since.and_then(|_| Some(ago(2 * LONG)));
+        connection.its_turn_since = connection.its_turn_since.map(|_| ago(2 * LONG));
         assert!(!connection.is_stalled(None), "nobody waits");
         assert!(!connection.is_stalled(Some(Instant::now())), "they have just begun to");
         assert!(connection.is_stalled(Some(ago(LONG))));

@@ -138,13 +138,13 @@ pub(crate) enum ServeError {
 impl ServeError {
     /// Returns whether the command line requests something impossible.
     pub(crate) fn is_usage(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::Buffers { .. }
-            | Self::PathTooLong { .. }
-            | Self::NoAddress
-            | Self::Passed(_)
-            | Self::Range { .. } => true,
-            _ => false,
-        }
+                | Self::PathTooLong { .. }
+                | Self::NoAddress
+                | Self::Passed(_)
+                | Self::Range { .. }
+        )
     }
 }
