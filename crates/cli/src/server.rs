@@ -7,12 +7,12 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`address`], [`listener`], [`stream`], [`socket`], [`tls`] | where clients connect; accepting them; their sockets, and TLS on them |
-//! | [`payload`], [`slab`] | the memory of payloads, bounded; places with generations |
+//! | [`plan`], [`payload`], [`slab`] | threads and memory of a server; the memory of payloads, bounded and shared; places with generations |
 //! | [`input`], [`outgoing`] | what was received and not used; replies that wait to be sent |
 //! | [`connection`], [`ended`] | what is known of a client; why it is gone |
-//! | [`operation`], [`extents`] | a request at the target; which parts of a file are allocated |
-//! | [`event_loop`], [`receive`], [`incoming`], [`transmit`] | one thread's connections, from input to replies |
-//! | [`run`] | all threads, from the first connection to the last reply |
+//! | [`operation`], [`issues`], [`extents`] | a request at the target; whose turn it is there; which parts of a file are allocated |
+//! | [`event_loop`], [`receive`], [`incoming`], [`transmit`], [`streamed`] | one thread's connections, from input to replies |
+//! | [`run`], [`command`] | all threads, from the first connection to the last reply; `--run` and `--pidfile` |
 
 pub(crate) mod address;
 pub(crate) mod command;

@@ -1,7 +1,6 @@
 //! A request at the target: the pieces that it consists of, and what becomes of them.
 
 use super::slab::Key;
-use super::streamed::Streamed;
 use crate::targets::record::{Io, IoDirection};
 use pinfold::Buffer;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request};
@@ -24,6 +23,15 @@ pub(super) enum Stage {
     },
     /// What was written is made durable.
     Flushing,
+}
+
+/// The progress of a read that is answered part by part. Until all of it is at the target, the rest counts as one of its operation's
+/// parts.
+pub(super) struct Streamed {
+    /// The next byte to be read.
+    pub(super) next: u64,
+    /// Without chunks: the next byte to be sent.
+    pub(super) in_order: Option<u64>,
 }
 
 /// A request at the target.

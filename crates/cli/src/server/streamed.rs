@@ -5,7 +5,7 @@
 //! behind them, and an error after the first part can be reported only by the end of the connection ("Simple reply message").
 
 use super::event_loop::EventLoop;
-use super::operation::{Issue, Operation};
+use super::operation::{Issue, Operation, Streamed};
 use super::outgoing::Part;
 use super::payload::PIECE;
 use super::slab::Key;
@@ -15,14 +15,6 @@ use pinfold_nbd::{ErrorNumber, Request, reply};
 
 /// The most memory of one such read: as much as its client may move in one turn.
 const WINDOW: usize = super::receive::TURN;
-
-/// The progress of a read that is answered part by part. Until all of it is at the target, that counts as one of its operation's parts.
-pub(super) struct Streamed {
-    /// The next byte to be read.
-    next: u64,
-    /// Without chunks: the next byte to be sent.
-    in_order: Option<u64>,
-}
 
 impl EventLoop<'_, '_> {
     /// Starts a read with the memory that its client may have, or not at all if that is none.
