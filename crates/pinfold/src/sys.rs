@@ -16,6 +16,7 @@ pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod namespace;
 pub(crate) mod netdev;
+pub(crate) mod netlink;
 pub(crate) mod numa;
 pub(crate) mod pages;
 pub(crate) mod privileges;

@@ -30,14 +30,17 @@ mod error;
 mod generator;
 mod interface;
 mod program;
+mod routes;
 mod socket;
 mod umem;
 
+pub use crate::sys::netlink::NetlinkError;
 pub use crate::sys::privileges::Privileges;
 pub use crate::sys::xdp::RingMemory;
 pub use error::CallError;
 pub use generator::Generator;
-pub use interface::{Interface, memlock_limit, missing_capabilities, privileges};
+pub use interface::{Interface, LinkType, memlock_limit, missing_capabilities, privileges};
 pub use program::{Attached, Program};
+pub use routes::default_route_over;
 pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats};
 pub use umem::Umem;

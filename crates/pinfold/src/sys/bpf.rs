@@ -102,6 +102,8 @@ const XDP_ATTACH: u32 = 37;
 /// `XDP_FLAGS_SKB_MODE`, `XDP_FLAGS_DRV_MODE`.
 const GENERIC: u32 = 1 << 1;
 const NATIVE: u32 = 1 << 2;
+/// `XDP_FLAGS_DRV_MODE`, `XDP_FLAGS_UPDATE_IF_NOEXIST`: for netlink.
+pub(crate) const NATIVE_IF_NONE: u32 = NATIVE | 1;
 /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
 const LIVE_FRAMES: u32 = 1 << 1;
 const NAME: [u8; 16] = *b"pinfold_receive\0";

@@ -12,6 +12,8 @@ pub(crate) struct Facts {
     pub(crate) is_up: bool,
     /// Queues that receive, if the driver says so.
     pub(crate) queues: Option<u32>,
+    /// The type of its link-layer addresses (`ARPHRD_*`).
+    pub(crate) hardware: u16,
 }
 
 /// `struct ethtool_channels`.
@@ -46,7 +48,11 @@ pub(crate) fn facts(name: &str) -> Result<Facts, Errno> {
     // SAFETY: that call has written them.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
     let is_up = libc::c_int::from(flags) & libc::IFF_UP != 0;
-    Ok(Facts { index, mtu, is_up, queues: queues(&socket, name) })
+    // SAFETY: `SIOCGIFHWADDR` reads the name and writes the address and its type into the union.
+    unsafe { call(&socket, libc::SIOCGIFHWADDR, &mut request) }?;
+    // SAFETY: that call has written it.
+    let hardware = unsafe { request.ifr_ifru.ifru_hwaddr }.sa_family;
+    Ok(Facts { index, mtu, is_up, queues: queues(&socket, name), hardware })
 }
 
 fn queues(socket: &OwnedFd, name: &str) -> Option<u32> {
@@ -91,6 +97,7 @@ mod tests {
     fn the_loopback_interface_is_found_and_others_are_not() {
         let loopback = facts("lo").unwrap();
         assert!(loopback.index > 0 && loopback.mtu >= 1500, "{loopback:?}");
+        assert_eq!(loopback.hardware, libc::ARPHRD_LOOPBACK);
         assert_eq!(facts("no-such-link").unwrap_err().raw(), libc::ENODEV);
         // Longer than a name can be.
         assert!(facts("a-name-of-more-than-fifteen-bytes").is_err());

@@ -4,6 +4,55 @@ use super::error::{CallError, at};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::netdev;
 use crate::sys::privileges::Privileges;
+use std::fmt;
+
+/// What the packets of an interface begin with, by the type of its link-layer addresses (`ARPHRD_*`, `if_arp.h`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkType {
+    /// A header of Ethernet: cards, veth, bridges, tap.
+    Ethernet,
+    /// A header of Ethernet whose addresses are zero.
+    Loopback,
+    /// A header of IP: tun, WireGuard, modems.
+    RawIp,
+    /// Anything else, by its number.
+    Other(u16),
+}
+
+impl LinkType {
+    fn of(hardware: u16) -> Self {
+        /// `ARPHRD_RAWIP`, which libc does not have.
+        const RAW_IP: u16 = 519;
+        match hardware {
+            libc::ARPHRD_ETHER => Self::Ethernet,
+            libc::ARPHRD_LOOPBACK => Self::Loopback,
+            libc::ARPHRD_NONE | RAW_IP => Self::RawIp,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl fmt::Display for LinkType {
+    /// Writes the name of the header file, without its prefix.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match *self {
+            Self::Ethernet => "Ethernet",
+            Self::Loopback => "loopback",
+            Self::RawIp => "raw IP",
+            Self::Other(libc::ARPHRD_INFINIBAND) => "InfiniBand",
+            Self::Other(libc::ARPHRD_CAN) => "CAN",
+            Self::Other(libc::ARPHRD_PPP) => "PPP",
+            Self::Other(libc::ARPHRD_TUNNEL) => "IPv4 tunnel",
+            Self::Other(libc::ARPHRD_TUNNEL6) => "IPv6 tunnel",
+            Self::Other(libc::ARPHRD_SIT) => "SIT tunnel",
+            Self::Other(libc::ARPHRD_IPGRE) => "GRE tunnel",
+            Self::Other(libc::ARPHRD_IEEE1394) => "FireWire",
+            Self::Other(libc::ARPHRD_IEEE80211_RADIOTAP) => "802.11 monitor",
+            Self::Other(number) => return write!(f, "ARPHRD {number}"),
+        };
+        f.write_str(name)
+    }
+}
 
 /// A network interface, as it was when it was looked up.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,6 +89,11 @@ impl Interface {
     /// Returns whether it is up.
     pub fn is_up(&self) -> bool {
         self.facts.is_up
+    }
+
+    /// Returns what its packets begin with.
+    pub fn link_type(&self) -> LinkType {
+        LinkType::of(self.facts.hardware)
     }
 
     /// Returns how many queues receive; `None` if the driver does not say (`ethtool --show-channels`).

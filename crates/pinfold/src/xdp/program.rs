@@ -4,7 +4,15 @@ use super::error::{CallError, at};
 use super::interface::Interface;
 use super::socket::RawSocket;
 use crate::sys::bpf;
-use std::os::fd::{AsFd, OwnedFd};
+use crate::sys::netlink::{Netlink, push_attribute};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// `RTM_SETLINK`, `IFLA_XDP`, `IFLA_XDP_FD`, `IFLA_XDP_FLAGS`, `NLA_F_NESTED`.
+const SET_LINK: u16 = 19;
+const XDP: u16 = 43;
+const XDP_FD: u16 = 1;
+const XDP_FLAGS: u16 = 3;
+const NESTED: u16 = 0x8000;
 
 /// Where a program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,14 +36,39 @@ impl Program {
     /// Loads the program for queues below `queues` and attaches it. It cannot replace another program.
     ///
     /// # Errors
-    /// [`CallError`]: `EBUSY` or `EEXIST` if the interface has a program, `EOPNOTSUPP` if the driver cannot run one,
-    /// `EPERM` without the [capabilities](super::missing_capabilities).
+    /// [`CallError`]: `EBUSY` or `EEXIST` if the interface has a program, `EPERM` without the [capabilities](super::missing_capabilities); any other if
+    /// the driver does not run one: `EOPNOTSUPP`, `ERANGE` for a veth pair with a large MTU.
     pub fn attach(interface: &Interface, queues: u32, attached: Attached) -> Result<Self, CallError> {
         let map = bpf::create_socket_map(queues).map_err(at("bpf (the socket map)"))?;
         let program = bpf::load_redirect(map.as_fd()).map_err(at("bpf (the program)"))?;
         let native = attached == Attached::Native;
         let link = bpf::attach(program.as_fd(), interface.index(), native);
         Ok(Self { map, link: link.map_err(at("bpf (attaching the program)"))?, attached })
+    }
+
+    /// Asks a driver that has refused the program once more, by netlink, which unlike a link answers in words: `veth: Peer MTU is
+    /// too large to set XDP`. `None` if it says nothing, or accepts the program now; that is then detached at once. It passes
+    /// no packet on, and is the only one that would outlive a process that is killed at that moment.
+    pub fn reason_of_refusal(interface: &Interface) -> Option<String> {
+        let map = bpf::create_socket_map(1).ok()?;
+        let program = bpf::load_redirect(map.as_fd()).ok()?;
+        let mut netlink = Netlink::open().ok()?;
+        let attach = |program: i32| {
+            let mut nested = Vec::new();
+            push_attribute(&mut nested, XDP_FD, &program.to_ne_bytes());
+            push_attribute(&mut nested, XDP_FLAGS, &bpf::NATIVE_IF_NONE.to_ne_bytes());
+            // `struct ifinfomsg`: the index is its second word.
+            let mut body = [[0; 4], interface.index().to_ne_bytes(), [0; 4], [0; 4]].concat();
+            push_attribute(&mut body, NESTED | XDP, &nested);
+            body
+        };
+        match netlink.request(SET_LINK, &attach(program.as_raw_fd())) {
+            Err((_, reason)) => reason,
+            Ok(()) => {
+                let detached = netlink.request(SET_LINK, &attach(-1));
+                detached.err().and_then(|(_, reason)| reason)
+            }
+        }
     }
 
     /// Passes the packets of a queue to the socket, which is bound to it, until the socket is dropped.

@@ -1,0 +1,374 @@
+//! Which interfaces the default route depends on: without their packets the machine may be unreachable.
+
+use super::interface::Interface;
+use crate::sys::netlink::{Attributes, Netlink, NetlinkError, u16_at, u32_at};
+use std::collections::HashMap;
+
+const GET_LINK: u16 = 18;
+const NEW_LINK: u16 = 16;
+const GET_ROUTE: u16 = 26;
+const NEW_ROUTE: u16 = 24;
+const GET_NEXT_HOP: u16 = 106;
+const NEW_NEXT_HOP: u16 = 104;
+
+/// Returns the interface of a default route that depends on `interface`: itself, or for instance a bridge that it is a port of.
+///
+/// The kernel is asked for the routes of both protocols in all tables, whatever rules select them. A route to at least half
+/// of the addresses of IPv4, or an eighth of those of IPv6, counts (those of a VPN, `2000::/3`). From its interface it is
+/// followed to the ports of a bridge, a bond or a VRF, to the interface below a VLAN or a macvlan, and to the other end of a
+/// veth pair in the same namespace.
+///
+/// # Errors
+/// [`NetlinkError`]: it is not known.
+pub fn default_route_over(interface: &Interface) -> Result<Option<String>, NetlinkError> {
+    let mut netlink = Netlink::open()?;
+    let routes = [libc::AF_INET, libc::AF_INET6].map(|family| default_routes(&mut netlink, family));
+    let [of_v4, of_v6] = routes;
+    let mut hops = of_v4?;
+    hops.extend(of_v6?);
+    if hops.is_empty() {
+        return Ok(None);
+    }
+    let objects = if hops.iter().any(|hop| matches!(hop, Hop::Object(_))) {
+        netlink.dump(GET_NEXT_HOP, &[0; 8], |kind, body| match kind {
+            NEW_NEXT_HOP => next_hop(body).ok_or(NetlinkError::Malformed).map(Some),
+            _ => Ok(None),
+        })?
+    } else {
+        Vec::new()
+    };
+    let first = resolve(&hops, &objects.into_iter().collect())?;
+    let links = netlink.dump(GET_LINK, &[0; 16], |kind, body| match kind {
+        NEW_LINK => link(body).ok_or(NetlinkError::Malformed).map(Some),
+        _ => Ok(None),
+    })?;
+    let name = |index| links.iter().find(|link| link.index == index).map(|link| link.name.clone());
+    let over = first.into_iter().find(|first| depends(&links, *first).contains(&interface.index()));
+    Ok(over.map(|index| name(index).unwrap_or_else(|| format!("interface {index}"))))
+}
+
+fn default_routes(netlink: &mut Netlink, family: i32) -> Result<Vec<Hop>, NetlinkError> {
+    let mut request = [0; 12];
+    let [first, ..] = &mut request;
+    *first = u8::try_from(family).unwrap_or_default();
+    let found = netlink.dump(GET_ROUTE, &request, |kind, body| match kind {
+        NEW_ROUTE => route(body, family).ok_or(NetlinkError::Malformed).map(Some),
+        _ => Ok(None),
+    });
+    match found {
+        // A kernel without the protocol has no route of it.
+        Err(NetlinkError::Refused(errno))
+            if family == libc::AF_INET6 && [libc::EAFNOSUPPORT, libc::EOPNOTSUPP].contains(&errno.raw()) =>
+        {
+            Ok(Vec::new())
+        }
+        found => Ok(found?.into_iter().flatten().collect()),
+    }
+}
+
+/// Where a route leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Hop {
+    /// An interface, by its index.
+    Interface(u32),
+    /// An object of its own (`ip nexthop`), by its number.
+    Object(u32),
+}
+
+/// Reads a route: where it leads if it is a default route; nothing if it is another one. `None` if it cannot be read.
+fn route(body: &[u8], family: i32) -> Option<Vec<Hop>> {
+    // `struct rtmsg`, and attributes.
+    const DESTINATION_BITS: usize = 1;
+    const TYPE: usize = 7;
+    const UNICAST: u8 = 1;
+    const INTERFACE: u16 = 4;
+    const SEVERAL: u16 = 9;
+    const OBJECT: u16 = 30;
+    let (header, attributes) = body.split_at_checked(12)?;
+    let widest = if family == libc::AF_INET { 1 } else { 3 };
+    let is_default = i32::from(*header.first()?) == family
+        && *header.get(DESTINATION_BITS)? <= widest
+        && *header.get(TYPE)? == UNICAST;
+    let mut hops = Vec::new();
+    for attribute in Attributes(attributes) {
+        match attribute.ok()? {
+            (INTERFACE, value) => hops.push(Hop::Interface(u32_at(value, 0)?)),
+            (OBJECT, value) => hops.push(Hop::Object(u32_at(value, 0)?)),
+            (SEVERAL, mut list) => {
+                // `struct rtnexthop`, with attributes of its own.
+                while !list.is_empty() {
+                    let len = usize::from(u16_at(list, 0)?);
+                    hops.push(Hop::Interface(u32_at(list.get(..len)?, 4)?));
+                    list = list.get(len.next_multiple_of(4)..).unwrap_or_default();
+                }
+            }
+            _ => {}
+        }
+    }
+    if !is_default {
+        return Some(Vec::new());
+    }
+    // A default route that leads nowhere is not understood.
+    (!hops.is_empty()).then_some(hops)
+}
+
+/// What an object of `ip nexthop` leads to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Object {
+    Interface(u32),
+    /// Other objects.
+    Group(Vec<u32>),
+    /// Packets are dropped.
+    Nowhere,
+}
+
+/// Reads a next hop. `None` if it cannot be read.
+fn next_hop(body: &[u8]) -> Option<(u32, Object)> {
+    // `struct nhmsg`, and attributes.
+    const NUMBER: u16 = 1;
+    const GROUP: u16 = 2;
+    const BLACK_HOLE: u16 = 4;
+    const INTERFACE: u16 = 5;
+    // Of a VXLAN's table: no route uses it.
+    const FORWARDING: u16 = 11;
+    let (mut number, mut object) = (None, None);
+    for attribute in Attributes(body.get(8..)?) {
+        match attribute.ok()? {
+            (NUMBER, value) => number = Some(u32_at(value, 0)?),
+            (INTERFACE, value) => object = Some(Object::Interface(u32_at(value, 0)?)),
+            (GROUP, value) => {
+                let members = value.chunks(8).map(|member| u32_at(member, 0));
+                object = Some(Object::Group(members.collect::<Option<_>>()?));
+            }
+            (BLACK_HOLE | FORWARDING, _) => object = Some(Object::Nowhere),
+            _ => {}
+        }
+    }
+    Some((number?, object?))
+}
+
+/// Returns the interfaces that routes lead to.
+fn resolve(hops: &[Hop], objects: &HashMap<u32, Object>) -> Result<Vec<u32>, NetlinkError> {
+    let mut interfaces = Vec::new();
+    for hop in hops {
+        let number = match *hop {
+            Hop::Interface(index) => {
+                interfaces.push(index);
+                continue;
+            }
+            Hop::Object(number) => number,
+        };
+        let object = |number: &u32| objects.get(number).ok_or(NetlinkError::Malformed);
+        let members = match object(&number)? {
+            // A group has no groups.
+            Object::Group(members) => members.iter().map(object).collect::<Result<_, _>>()?,
+            single => vec![single],
+        };
+        for member in members {
+            match member {
+                Object::Interface(index) => interfaces.push(*index),
+                Object::Nowhere => {}
+                Object::Group(_) => return Err(NetlinkError::Malformed),
+            }
+        }
+    }
+    Ok(interfaces)
+}
+
+/// An interface, and those that it is connected with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Link {
+    index: u32,
+    name: String,
+    /// The bridge, bond or VRF that it is a port of.
+    master: Option<u32>,
+    /// The one below it, or the other end of a pair, in the same namespace.
+    lower: Option<u32>,
+    is_pair: bool,
+}
+
+/// Reads an interface. `None` if it cannot be read.
+fn link(body: &[u8]) -> Option<Link> {
+    // `struct ifinfomsg`, and attributes.
+    const NAME: u16 = 3;
+    const LOWER: u16 = 5;
+    const MASTER: u16 = 10;
+    const INFO: u16 = 18;
+    const INFO_KIND: u16 = 1;
+    const LOWER_NAMESPACE: u16 = 37;
+    let (header, attributes) = body.split_at_checked(16)?;
+    let index = u32_at(header, 4)?;
+    let (mut name, mut master, mut lower) = (String::new(), None, None);
+    let (mut is_pair, mut is_elsewhere) = (false, false);
+    let text = |value: &[u8]| String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned();
+    for attribute in Attributes(attributes) {
+        match attribute.ok()? {
+            (NAME, value) => name = text(value),
+            (LOWER, value) => lower = Some(u32_at(value, 0)?).filter(|lower| ![0, index].contains(lower)),
+            (MASTER, value) => master = Some(u32_at(value, 0)?).filter(|master| *master != 0),
+            (LOWER_NAMESPACE, _) => is_elsewhere = true,
+            (INFO, value) => {
+                for inner in Attributes(value) {
+                    if let (INFO_KIND, kind) = inner.ok()? {
+                        is_pair = ["veth", "netkit", "vxcan"].contains(&&*text(kind));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(Link { index, name, master, lower: lower.filter(|_| !is_elsewhere), is_pair })
+}
+
+/// Returns the interfaces that packets of interface `first` go through, itself included.
+fn depends(links: &[Link], first: u32) -> Vec<u32> {
+    let mut found = vec![first];
+    let mut next = 0;
+    while let Some(&index) = found.get(next) {
+        next += 1;
+        let ports = |master: u32| links.iter().filter(move |link| link.master == Some(master));
+        let mut more: Vec<u32> = ports(index).map(|port| port.index).collect();
+        if let Some(link) = links.iter().find(|link| link.index == index) {
+            more.extend(link.lower);
+            // What leaves the other end of a pair goes on through the bridge that it is a port of.
+            let other = link.lower.filter(|_| link.is_pair);
+            let other = other.and_then(|other| links.iter().find(|link| link.index == other));
+            more.extend(other.and_then(|other| other.master));
+        }
+        more.into_iter().for_each(|index| {
+            if !found.contains(&index) {
+                found.push(index);
+            }
+        });
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::netlink::push_attribute;
+    use proptest::prelude::*;
+
+    const V4: i32 = libc::AF_INET;
+    const V6: i32 = libc::AF_INET6;
+
+    fn route_of(family: i32, bits: u8, kind: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut body = vec![u8::try_from(family).unwrap(), bits, 0, 0, 100, 0, 0, kind, 0, 0, 0, 0];
+        attributes.iter().for_each(|(kind, value)| push_attribute(&mut body, *kind, value));
+        body
+    }
+
+    fn hop(index: u32) -> Vec<u8> {
+        let mut hop = [&16u16.to_ne_bytes()[..], &[0, 0], &index.to_ne_bytes()].concat();
+        push_attribute(&mut hop, 5, &[10, 0, 0, 1]);
+        hop
+    }
+
+    #[test]
+    fn a_default_route_leads_to_all_of_its_hops() {
+        let several = [hop(4), hop(9)].concat();
+        let interface = 7u32.to_ne_bytes();
+        let of = |bits, kind, attributes: &[(u16, &[u8])]| route(&route_of(V4, bits, kind, attributes), V4);
+        assert_eq!(of(0, 1, &[(4, &interface)]), Some(vec![Hop::Interface(7)]));
+        assert_eq!(of(1, 1, &[(4, &interface)]), Some(vec![Hop::Interface(7)]), "half of all");
+        assert_eq!(of(0, 1, &[(9, &several)]), Some(vec![Hop::Interface(4), Hop::Interface(9)]));
+        assert_eq!(of(0, 1, &[(30, &interface)]), Some(vec![Hop::Object(7)]));
+        assert_eq!(of(0, 1, &[]), None, "it leads nowhere");
+        assert_eq!(of(0, 7, &[(4, &interface)]), Some(vec![]), "unreachable");
+        assert_eq!(of(8, 1, &[(4, &interface)]), Some(vec![]));
+        assert_eq!(route(&route_of(V6, 3, 1, &[(4, &interface)]), V6), Some(vec![Hop::Interface(7)]));
+        assert_eq!(route(&route_of(V6, 3, 1, &[(4, &interface)]), V4), Some(vec![]), "another protocol");
+    }
+
+    #[test]
+    fn what_is_cut_is_not_taken_for_no_route() {
+        let several = [hop(4), hop(9)].concat();
+        let whole = route_of(V4, 0, 1, &[(1, &[0; 4]), (9, &several)]);
+        // Behind a whole attribute a cut cannot be seen in the body alone, but the message's length says it.
+        for cut in (0..whole.len()).filter(|cut| *cut != 12 && *cut != 20) {
+            assert_eq!(route(&whole[..cut], V4), None, "{cut} bytes");
+        }
+        for cut in [12, 20] {
+            assert_eq!(route(&whole[..cut], V4), None, "a default route without a hop");
+        }
+    }
+
+    #[test]
+    fn objects_are_followed_to_their_interfaces() {
+        let mut group = vec![0; 8];
+        push_attribute(&mut group, 1, &5u32.to_ne_bytes());
+        push_attribute(&mut group, 2, &[2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0].map(u8::to_le));
+        if cfg!(target_endian = "little") {
+            assert_eq!(next_hop(&group), Some((5, Object::Group(vec![2, 3]))));
+        }
+        let objects = [
+            (2, Object::Interface(20)),
+            (3, Object::Interface(30)),
+            (4, Object::Nowhere),
+            (5, Object::Group(vec![2, 3])),
+            (6, Object::Group(vec![2, 9])),
+        ];
+        let objects = objects.into_iter().collect();
+        let of = |number| resolve(&[Hop::Interface(1), Hop::Object(number)], &objects);
+        assert_eq!((of(2), of(5), of(4)), (Ok(vec![1, 20]), Ok(vec![1, 20, 30]), Ok(vec![1])));
+        assert_eq!((of(6), of(9)), (Err(NetlinkError::Malformed), Err(NetlinkError::Malformed)), "unknown");
+    }
+
+    fn interface(index: u32, master: u32, lower: u32, is_pair: bool) -> Link {
+        let some = |number: u32| Some(number).filter(|number| *number != 0);
+        Link { index, name: index.to_string(), master: some(master), lower: some(lower), is_pair }
+    }
+
+    #[test]
+    fn interfaces_are_followed_down_and_across_a_pair() {
+        // 1, 2: ports of the bond 3. 4: a VLAN of the bond. 5 and 6: a pair, of which 6 is a port of the bridge 7, as 8 is.
+        let links = [
+            interface(1, 3, 0, false),
+            interface(2, 3, 0, false),
+            interface(3, 0, 0, false),
+            interface(4, 0, 3, false),
+            interface(5, 0, 6, true),
+            interface(6, 7, 5, true),
+            interface(7, 0, 0, false),
+            interface(8, 7, 0, false),
+            interface(9, 0, 1, false),
+        ];
+        let of = |first| {
+            let mut found = depends(&links, first);
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(of(1), [1]);
+        assert_eq!(of(4), [1, 2, 3, 4]);
+        assert_eq!(of(9), [1, 9], "not the other ports: a VLAN gets its packets before the bond");
+        assert_eq!(of(5), [5, 6, 7, 8]);
+        assert_eq!(of(7), [5, 6, 7, 8]);
+        assert_eq!(of(77), [77], "unknown");
+    }
+
+    #[test]
+    fn the_machine_of_the_test_can_be_asked() {
+        let loopback = Interface::named("lo").unwrap();
+        default_route_over(&loopback).unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..120), family in 0..12) {
+            let _ = (route(&body, family), next_hop(&body), link(&body));
+        }
+
+        /// Bytes that get further: a header, and attributes that are known, of any contents.
+        #[test]
+        fn any_attributes_are_read_or_refused(
+            attributes in proptest::collection::vec((0u16..40, proptest::collection::vec(any::<u8>(), 0..20)), 0..6),
+            cut in 0usize..40,
+        ) {
+            let mut body = vec![0; 16];
+            attributes.iter().for_each(|(kind, value)| push_attribute(&mut body, *kind, value));
+            body.truncate(body.len() - cut.min(body.len()));
+            let _ = (route(&body, V4), next_hop(&body), link(&body));
+        }
+    }
+}
