@@ -157,12 +157,26 @@ pub(crate) enum Failure {
     Capture(#[from] CaptureError),
     /// The machine may become unreachable.
     #[error(
-        "{interface} has the default route: the kernel would get none of its packets, and this machine may become \
-         unreachable; name another interface, or --force"
+        "{interface} carries the default route{}: the kernel would get none of its packets, and this machine may become \
+         unreachable; name another interface, or --force",
+        if over == interface { String::new() } else { format!(" of {over}") }
     )]
     DefaultRoute {
         /// The interface.
         interface: String,
+        /// The interface of the route: it, or one that depends on it.
+        over: String,
+    },
+    /// The machine may become unreachable, as far as is known.
+    #[error(
+        "whether {interface} carries the default route is not known ({error}): without its packets this machine may become \
+         unreachable; --force receives them in any case"
+    )]
+    RoutesUnknown {
+        /// The interface.
+        interface: String,
+        /// Why the kernel could not be asked.
+        error: pinfold::xdp::NetlinkError,
     },
     /// A thread could not be started.
     #[error("a thread could not be started: {0}")]

@@ -1,8 +1,11 @@
 //! Standard output and standard error. A reader that closed its end of the pipe is not a failure.
 
+use rustix::fs::{fstat, makedev};
 use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
 /// Why nothing was printed.
 #[derive(Debug, thiserror::Error)]
@@ -13,6 +16,18 @@ pub(crate) enum OutputError {
     /// The report cannot be represented as JSON.
     #[error("cannot write the report as JSON: {0}")]
     Json(#[from] serde_json::Error),
+}
+
+/// Returns whether a path leads to the standard output: by a name of it, or as the file that it is redirected to.
+pub(crate) fn is_stdout(path: &Path) -> bool {
+    let names = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+    if names.iter().any(|name| path == Path::new(name)) {
+        return true;
+    }
+    let (Ok(file), Ok(out)) = (path.metadata(), fstat(io::stdout())) else { return false };
+    // /dev/null is no file that both could destroy.
+    let is_null = file.file_type().is_char_device() && file.rdev() == makedev(1, 3);
+    !is_null && (file.dev(), file.ino()) == (out.st_dev, out.st_ino)
 }
 
 /// Prints `text`.

@@ -11,7 +11,7 @@
 use crate::packet::Packet;
 use pinfold::memory::arena::BuildError;
 use pinfold::page_pool::CreateError;
-use pinfold::xdp::{CallError, Interface};
+use pinfold::xdp::{Attached, CallError, Interface, LinkType, Program};
 use pinfold::{Errno, MemlockLimit};
 use std::time::{Duration, Instant};
 
@@ -54,10 +54,27 @@ pub enum OpenError {
         /// The interface.
         interface: String,
     },
+    /// The driver does not run the program, or the network stack does not.
+    #[error(
+        "{interface}: {} refused by the {}: {errno}{}",
+        match .attached { Attached::Native => "native XDP", Attached::Generic => "generic XDP" },
+        match .attached { Attached::Native => "driver", Attached::Generic => "kernel" },
+        .reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default()
+    )]
+    Refused {
+        /// The interface.
+        interface: String,
+        /// Where it was to run.
+        attached: Attached,
+        /// The error.
+        errno: Errno,
+        /// The driver's words, if it has any.
+        reason: Option<String>,
+    },
     /// Packets may be larger than what a chunk holds.
     #[error(
         "the MTU of {interface} is {mtu}, and a chunk of {chunk} bytes holds packets up to an MTU of {limit}: {}",
-        larger_chunk(*.chunk, *.mtu, interface)
+        larger_chunk(*.chunk, *.mtu, interface, *.is_loopback)
     )]
     Mtu {
         /// The interface.
@@ -68,6 +85,16 @@ pub enum OpenError {
         limit: u32,
         /// The size of a chunk in bytes.
         chunk: u32,
+        /// Whether it is the loopback interface, whose MTU every program of the machine depends on.
+        is_loopback: bool,
+    },
+    /// Its packets begin with a header that is not known here.
+    #[error("{interface} is a link of type {link}: only Ethernet and raw IP (tun) are received")]
+    LinkType {
+        /// The interface.
+        interface: String,
+        /// Its type.
+        link: LinkType,
     },
     /// The process lacks capabilities.
     #[error("{call}: not permitted; {}", permit(program))]
@@ -150,10 +177,12 @@ fn queues_known(queues: Option<u32>) -> String {
     }
 }
 
-fn larger_chunk(chunk: u32, mtu: u32, interface: &str) -> String {
+fn larger_chunk(chunk: u32, mtu: u32, interface: &str, is_loopback: bool) -> String {
     let limit = crate::socket::mtu_limit(4096);
     if chunk < 4096 && mtu <= limit {
         "use chunks of 4096 bytes".to_owned()
+    } else if is_loopback {
+        "the loopback interface is every program's; name another one".to_owned()
     } else {
         format!("sudo ip link set dev {interface} mtu {limit}")
     }
@@ -211,9 +240,14 @@ pub(crate) fn while_busy<T>(
     }
 }
 
-/// Returns whether the driver cannot run a program.
-pub(crate) fn is_unsupported(errno: Errno) -> bool {
-    errno.raw() == EOPNOTSUPP
+/// Returns whether a program is refused in whatever mode it is attached.
+pub(crate) fn is_final(errno: Errno) -> bool {
+    [EPERM, EACCES, ENODEV].contains(&errno.raw())
+}
+
+/// Returns whether it is the driver that refused a program: not one that is present, nor a lack of privileges.
+pub(crate) fn is_refusal(errno: Errno) -> bool {
+    !is_final(errno) && ![EBUSY, EEXIST].contains(&errno.raw())
 }
 
 /// Translates a failed look-up.
@@ -228,8 +262,21 @@ pub(crate) fn of_lookup(name: &str, error: CallError) -> OpenError {
 pub(crate) fn of_attach(interface: &Interface, error: CallError) -> OpenError {
     match error.errno.raw() {
         EBUSY | EEXIST => OpenError::ProgramPresent { interface: interface.name().to_owned() },
+        ENODEV => OpenError::NoInterface { name: interface.name().to_owned() },
         _ => general(interface, error),
     }
+}
+
+/// Names who refused the program, and asks for the reason.
+pub(crate) fn of_refusal(interface: &Interface, attached: Attached, error: CallError) -> OpenError {
+    if is_final(error.errno) {
+        return of_attach(interface, error);
+    }
+    let reason = match attached {
+        Attached::Native if is_refusal(error.errno) => Program::reason_of_refusal(interface),
+        Attached::Native | Attached::Generic => None,
+    };
+    OpenError::Refused { interface: interface.name().to_owned(), attached, errno: error.errno, reason }
 }
 
 /// Translates a failure to create the socket over `bytes` bytes.
@@ -247,7 +294,10 @@ pub(crate) fn of_bind(interface: &Interface, queue: u32, error: CallError) -> Op
     let name = interface.name().to_owned();
     match error.errno.raw() {
         EBUSY => OpenError::QueueBusy { interface: name, queue },
-        EINVAL | E2BIG => OpenError::NoQueue { interface: name, queue, queues: interface.queues() },
+        // Of a queue that the interface has, it means something else.
+        EINVAL | E2BIG if interface.queues().is_none_or(|queues| queue >= queues) => {
+            OpenError::NoQueue { interface: name, queue, queues: interface.queues() }
+        }
         EOPNOTSUPP => OpenError::NoZeroCopy { interface: name, queue },
         ENETDOWN => OpenError::Down { interface: name },
         _ => general(interface, error),
@@ -318,8 +368,10 @@ pub enum TransmitRefused {
     #[error("it lies in the memory of another socket")]
     Foreign,
     /// It is too short or too long for the interface.
-    #[error("the interface sends 14 to {limit} bytes")]
+    #[error("the interface sends {least} to {limit} bytes")]
     Length {
+        /// The smallest packet in bytes.
+        least: usize,
         /// The largest packet in bytes.
         limit: usize,
     },

@@ -28,8 +28,9 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`error`] | why a queue could not be opened, and the command that helps |
+//! | [`mirror`] | the reply to a packet, with correct checksums |
 //! | [`packet`] | a packet and its page |
-//! | [`protocol`] | what a packet is, and swapping its addresses |
+//! | [`protocol`] | what a packet is |
 //! | [`redirect`] | the program on the interface |
 //! | [`socket`] | one queue: receive, transmit, recycle, wait |
 //! | [`stats`] | what was received, what the kernel dropped, who holds pages |
@@ -39,6 +40,7 @@
 #![deny(unsafe_code)]
 
 pub mod error;
+pub mod mirror;
 pub mod packet;
 pub mod protocol;
 pub mod redirect;
@@ -48,7 +50,7 @@ pub mod stats;
 
 pub use error::{OpenError, SocketError, TransmitError};
 pub use packet::{Packet, PacketPage};
-pub use pinfold::xdp::{Attached, Interface, RingSizes};
+pub use pinfold::xdp::{Attached, Interface, LinkType, RingSizes};
 pub use protocol::Protocol;
 pub use redirect::Redirect;
 pub use socket::{ChunkSize, Copying, Options, Socket};

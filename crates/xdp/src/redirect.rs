@@ -10,11 +10,15 @@
 //! ```
 
 use crate::error::{self, OpenError};
-use pinfold::xdp::{Attached, Interface, Program, RawSocket};
+use pinfold::xdp::{Attached, CallError, Interface, Program, RawSocket};
 use std::sync::Arc;
 
 /// Queues that a program serves if the driver does not say how many there are.
 const QUEUES: u32 = 64;
+
+fn queues(interface: &Interface) -> u32 {
+    interface.queues().unwrap_or(QUEUES)
+}
 
 /// Looks an interface up in the network namespace of the calling thread.
 ///
@@ -33,20 +37,47 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Attaches the program: in the driver, or in the network stack if the driver cannot run one. Packets still go to the
-    /// kernel until a socket is entered ([`Socket::redirect`](crate::Socket::redirect)).
+    /// Attaches the program: in the driver, or in the network stack if the driver refuses it, for whatever reason; then the
+    /// reason is logged as a warning. Packets still go to the kernel until a socket is entered
+    /// ([`Socket::redirect`](crate::Socket::redirect)).
     ///
     /// # Errors
     /// [`OpenError`], for instance if the interface has another program.
     pub fn attach(interface: &Interface) -> Result<Self, OpenError> {
-        let queues = interface.queues().unwrap_or(QUEUES);
-        let attach = |attached| error::while_busy(interface, || Program::attach(interface, queues, attached));
-        let program = match attach(Attached::Native) {
-            Err(error) if error::is_unsupported(error.errno) => attach(Attached::Generic),
-            attached => attached,
+        let native = match error::while_busy(interface, || Self::of(interface, Attached::Native)) {
+            Err(error) if error::is_final(error.errno) => return Err(error::of_attach(interface, error)),
+            Err(error) => error,
+            Ok(attached) => return Ok(attached),
         };
-        let program = Arc::new(program.map_err(|error| error::of_attach(interface, error))?);
-        Ok(Self { program, interface: interface.clone() })
+        // The driver is asked for its reason before the stack has a program, which would be another one.
+        let refused = error::of_refusal(interface, Attached::Native, native);
+        // A driver may be busy, too; the kernel allows no program in the stack beside one in the driver.
+        let attached = Self::of(interface, Attached::Generic).map_err(|generic| {
+            if error::is_refusal(native.errno) {
+                error::of_refusal(interface, Attached::Generic, generic)
+            } else {
+                error::of_attach(interface, native)
+            }
+        })?;
+        tracing::warn!("{refused}: it is received in generic mode, which is slower");
+        Ok(attached)
+    }
+
+    /// Attaches the program in the driver or in the network stack, and nowhere else.
+    ///
+    /// # Errors
+    /// [`OpenError`]: [`OpenError::Refused`] with the reason if the driver does not run it.
+    pub fn attach_as(interface: &Interface, attached: Attached) -> Result<Self, OpenError> {
+        let result = error::while_busy(interface, || Self::of(interface, attached));
+        result.map_err(|error| match error::is_refusal(error.errno) {
+            true => error::of_refusal(interface, attached, error),
+            false => error::of_attach(interface, error),
+        })
+    }
+
+    fn of(interface: &Interface, attached: Attached) -> Result<Self, CallError> {
+        let program = Program::attach(interface, queues(interface), attached)?;
+        Ok(Self { program: Arc::new(program), interface: interface.clone() })
     }
 
     /// Returns where the program runs.

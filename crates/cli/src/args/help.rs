@@ -313,14 +313,17 @@ help! { MAN: ;
 help! { RECEIVE:
     "\
 The packets of the queues come to this program instead of the kernel's own stack, until it ends; however it ends, the \
-kernel gets them again. An interface with the default route is refused unless --force is given.
+kernel gets them again. An interface that carries the default route of IPv4 or IPv6, in any table and also below a bridge, a bond, \
+a VLAN or a macvlan, is refused unless --force is given.
 
 It needs root, or once: sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep PATH-OF-PINFOLD (the last lifts the limit of locked memory). The card's driver writes to the \
-program's pages itself where it supports that; otherwise the kernel copies each packet once.
+program's pages itself where it supports that; otherwise the kernel copies each packet once. Where the driver refuses native XDP, \
+packets are received in generic mode, with a note that says why.
 
 Packets that were dropped before they reached a queue's socket are in the counters of the interface (ip -statistics link).
 
-Ctrl-C ends it with its report and exit code 130, --count and --seconds with 0. What --pcap or --to has written stays.
+Ctrl-C ends it with its report and exit code 130, --count and --seconds with 0, a failure with its report and 1. What --pcap or --to \
+has written stays, complete.
 
 ",
     exits!();

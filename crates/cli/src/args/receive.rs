@@ -2,9 +2,11 @@
 
 use super::parse::target;
 use super::target::TargetSpec;
+use crate::output;
 use crate::units::{ByteSize, TimeSpan};
-use clap::Args;
 use clap::builder::{PathBufValueParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use pinfold_xdp::Attached;
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
@@ -45,11 +47,16 @@ pub(crate) struct ReceiveArgs {
     #[arg(long)]
     pub(crate) small_chunks: bool,
 
+    /// Receive in the driver (native) or in the network stack (generic) only [default: native, or generic where the driver
+    /// refuses it]
+    #[arg(long, value_name = "MODE", value_enum)]
+    pub(crate) xdp: Option<XdpMode>,
+
     /// Have the kernel poll the card instead of waiting for its interrupts
     #[arg(long)]
     pub(crate) busy_poll: bool,
 
-    /// Receive from the interface of the default route, too; replace what --pcap or --to names
+    /// Receive from an interface that carries the default route, too; replace what --pcap or --to names
     #[arg(long)]
     pub(crate) force: bool,
 
@@ -58,10 +65,29 @@ pub(crate) struct ReceiveArgs {
     pub(crate) json: bool,
 }
 
-/// Parses a path. `-` would be a file of that name, where users of tcpdump mean the standard output.
+/// Where the XDP program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum XdpMode {
+    Native,
+    Generic,
+}
+
+impl From<XdpMode> for Attached {
+    fn from(mode: XdpMode) -> Self {
+        match mode {
+            XdpMode::Native => Self::Native,
+            XdpMode::Generic => Self::Generic,
+        }
+    }
+}
+
+/// Parses a path. `-` would be a file of that name, where users of tcpdump mean the standard output, as `/dev/stdout` is.
 fn named_file() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match path.to_str() {
-        Some("-") => Err("the report goes to the standard output: name a file, or a FIFO with --force"),
-        _ => Ok(path),
+    PathBufValueParser::new().try_map(|path| {
+        if path.as_os_str() == "-" || output::is_stdout(&path) {
+            Err("the report goes to the standard output: name a file or a FIFO")
+        } else {
+            Ok(path)
+        }
     })
 }

@@ -1,42 +1,44 @@
 //! `receive`: the packets of an interface, counted, written to a file, stored, or sent back.
 
-use crate::args::{Memory, ReceiveArgs, TargetSpec};
+use crate::args::{Memory, ReceiveArgs};
 use crate::engine::error::EngineError;
 use crate::failure::Failure;
 use crate::output;
 use crate::packets::capture::Capture;
-use crate::packets::destination::{DEPTH, Destination};
+use crate::packets::destination::{self, DEPTH, Destination};
 use crate::packets::store::{Slots, Store};
 use crate::packets::worker::{Action, Shared, Snapshot, Worker};
 use crate::progress::Line;
-use crate::report::receive::ReceiveReport;
+use crate::report::receive::{ReceiveReport, Run};
 use crate::setup::error::OpenError as TargetOpenError;
 use crate::setup::memory::{self, BufferNeed, MemoryNeed};
 use crate::setup::open::OpenTarget;
 use crate::signal::Interrupt;
 use crate::targets::target::Target;
 use crate::units::ByteSize;
+use pinfold::xdp::default_route_over;
 use pinfold_xdp::socket::BusyPoll;
 use pinfold_xdp::{ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, Socket, redirect};
-use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often the live line is drawn and the end is looked for.
 const TICK: Duration = Duration::from_millis(50);
+/// How often queues that were added are looked for.
+const QUEUES: Duration = Duration::from_secs(1);
 /// The holder of packets that wait to be written.
 const HOLDER: &str = "capture";
 /// The holder of packets that are being written to the target.
 const STORING: &str = "store";
 
-/// Receives until the end that was requested or a signal, and prints the report.
+/// Receives until the end that was requested, a signal or a failure, completes the outputs, and prints the report.
 pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
     let interface = redirect::interface(&args.interface)?;
-    if !args.force && has_default_route(&args.interface) {
-        return Err(Failure::DefaultRoute { interface: args.interface.clone() });
+    if !args.force {
+        check_routes(&interface)?;
     }
     let queues = queues(args, &interface);
     check_memory(args, queues.len())?;
@@ -44,7 +46,10 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let destination = args.to.as_ref().map(prepare).transpose()?;
     let mut sockets = open(args, &interface, queues, destination.as_ref())?;
     // Packets reach the kernel's stack until the sockets are entered below.
-    let redirect = Redirect::attach(&interface)?;
+    let redirect = match args.xdp {
+        Some(mode) => Redirect::attach_as(&interface, mode.into())?,
+        None => Redirect::attach(&interface)?,
+    };
     // After what can be refused, so that no file is created or emptied by a program that cannot receive.
     let resolve = |destination: &Destination<'_>| destination.resolve(args.force);
     let (resolved, file) = destination.as_ref().map(resolve).transpose()?.unzip();
@@ -52,7 +57,11 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let mut stored = stored.transpose()?;
     let slots = Slots::new(stored.as_mut().and_then(|target| target.target().info().capacity));
     let targets = stored.as_mut().map(OpenTarget::targets).unwrap_or_default();
-    let capture = args.pcap.as_ref().map(|path| Capture::start(path, args.force)).transpose()?;
+    let start = |path: &PathBuf| {
+        let capture = Capture::start(path, args.force, interface.link_type(), &interrupt)?;
+        capture.ok_or(Failure::from(EngineError::Interrupted))
+    };
+    let capture = args.pcap.as_ref().map(start).transpose()?;
     // Last: from here on the kernel's stack does not get these packets.
     for socket in &mut sockets {
         socket.redirect(&redirect)?;
@@ -63,32 +72,32 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let published: Vec<_> = sockets.iter().map(|_| Mutex::new(None)).collect();
     let shared = Shared::new(interrupt.child(), args.count);
     let kept = Kept { capture: capture.as_ref(), slots: &slots, targets };
-    let sockets = receive(args, sockets, kept, &shared, &published, began)?;
+    let Ended { sockets, queues_added, result } = receive(args, sockets, kept, &shared, &published, began);
     let elapsed = began.elapsed();
-    // Before the file is finished: the network is the kernel's again.
+    // Before the files are finished: the network is the kernel's again.
+    let attached = redirect.attached();
     drop(redirect);
     drop(sockets);
-    let written = capture.map(Capture::finish).transpose()?;
-    // The last slot is as long as all others.
+    // However it ended: what was received is in the files and in the report.
+    let (written, captured) = capture.map(Capture::finish).unzip();
+    let mut result = result.and(captured.unwrap_or(Ok(())).map_err(Failure::from));
     if let (Some(file), Some(spec)) = (file.flatten(), &args.to) {
-        let failed = |error| TargetOpenError::System { name: spec.to_string(), error };
-        file.set_len(slots.bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
-        // Its name, too.
-        if let TargetSpec::File(path) = spec {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            File::open(folder.unwrap_or(Path::new(".")))
-                .and_then(|folder| folder.sync_all())
-                .map_err(failed)?;
-        }
+        result = result.and(destination::complete(spec, &file, slots.bytes()).map_err(Failure::from));
     }
     let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
-    let attached = (interface.name(), zero_copy);
-    let report = ReceiveReport::new(attached, &queues, &snapshots, elapsed, written, args.to.as_ref());
-    if args.json {
-        output::json(&report)?
-    } else {
-        output::text(&report.to_text())?
-    }
+    let run = Run {
+        interface: interface.name(),
+        link: interface.link_type(),
+        attached,
+        zero_copy,
+        queues: &queues,
+        queues_added,
+        elapsed,
+        failure: result.as_ref().err().map(Failure::line),
+    };
+    let report = ReceiveReport::new(run, &snapshots, written, args.to.as_ref());
+    let printed = if args.json { output::json(&report) } else { output::text(&report.to_text()) };
+    result.and(printed.map_err(Failure::from))?;
     if interrupt.is_raised() { Err(EngineError::Interrupted.into()) } else { Ok(()) }
 }
 
@@ -145,6 +154,15 @@ fn open(
     queues.map(open).collect()
 }
 
+/// How reception ended.
+struct Ended {
+    sockets: Vec<Socket>,
+    /// Queues that the interface got meanwhile, from which nothing was received.
+    queues_added: u32,
+    /// The first failure.
+    result: Result<(), Failure>,
+}
+
 /// Receives by a thread for each socket, and draws the live line.
 fn receive(
     args: &ReceiveArgs,
@@ -153,8 +171,10 @@ fn receive(
     shared: &Shared,
     published: &[Mutex<Option<Snapshot>>],
     began: Instant,
-) -> Result<Vec<Socket>, Failure> {
+) -> Ended {
     let line = Line::new(&args.interface);
+    let mut queues = AllQueues::new(args, sockets.len());
+    let mut ended = Ended { sockets: Vec::with_capacity(sockets.len()), queues_added: 0, result: Ok(()) };
     std::thread::scope(|scope| {
         let (mut threads, mut targets) = (Vec::new(), targets.into_iter());
         for (socket, published) in sockets.into_iter().zip(published) {
@@ -170,36 +190,83 @@ fn receive(
                 _ if args.reflect => Action::Reflect,
                 _ => Action::Count,
             };
-            let worker = Worker { socket, action, shared, published };
+            let worker = Worker::new(socket, action, shared, published);
             let thread = std::thread::Builder::new().name("receive".into());
-            let started = thread.spawn_scoped(scope, move || worker.run());
-            threads.push(started.inspect_err(|_| shared.stop.raise()).map_err(Failure::Thread)?);
+            match thread.spawn_scoped(scope, move || worker.run()) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    shared.stop.raise();
+                    ended.result = Err(Failure::Thread(error));
+                    break;
+                }
+            }
         }
         while !threads.iter().all(|thread| thread.is_finished()) {
             std::thread::sleep(TICK);
             if args.seconds.is_some_and(|limit| began.elapsed() >= limit.0) {
                 shared.stop.raise();
             }
+            queues.look(&args.interface);
             let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
             line.show(|| ReceiveReport::live(&snapshots, began.elapsed()));
         }
-        let ended = threads.into_iter().map(|thread| match thread.join() {
-            Ok(result) => result,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        ended.collect()
-    })
+        for thread in threads {
+            match thread.join() {
+                Ok((socket, result)) => {
+                    ended.sockets.push(socket);
+                    if ended.result.is_ok() {
+                        ended.result = result;
+                    }
+                }
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    ended.queues_added = queues.added;
+    ended
+}
+
+/// Whether the interface gets queues while all of them are received: a driver spreads packets over all that it has.
+struct AllQueues {
+    /// How many are received; `None` if one was chosen.
+    received: Option<u32>,
+    added: u32,
+    next: Instant,
+}
+
+impl AllQueues {
+    fn new(args: &ReceiveArgs, received: usize) -> Self {
+        let received = if args.queue.is_some() { None } else { u32::try_from(received).ok() };
+        Self { received, added: 0, next: Instant::now() }
+    }
+
+    /// Looks now and then, and says so once.
+    fn look(&mut self, name: &str) {
+        let Some(received) = self.received.filter(|_| Instant::now() >= self.next) else { return };
+        self.next = Instant::now() + QUEUES;
+        // An interface that is gone is noticed by its sockets.
+        let queues = redirect::interface(name).ok().and_then(|interface| interface.queues()).unwrap_or(0);
+        let added = queues.saturating_sub(received);
+        if added > 0 && self.added == 0 {
+            tracing::warn!(
+                "{name} has {queues} queues now and {received} are received: the kernel gets the packets of the others; start \
+                 again to receive them"
+            );
+        }
+        self.added = self.added.max(added);
+    }
 }
 
 fn newest(published: &Mutex<Option<Snapshot>>) -> Option<Snapshot> {
     published.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Returns whether the interface has a default route of IPv4: without its packets the machine may be unreachable.
-fn has_default_route(interface: &str) -> bool {
-    let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap_or_default();
-    table.lines().any(|line| {
-        let mut fields = line.split_whitespace();
-        fields.next() == Some(interface) && fields.next() == Some("00000000")
-    })
+/// Refuses an interface that the default route depends on, or of which that is not known.
+fn check_routes(interface: &Interface) -> Result<(), Failure> {
+    let name = || interface.name().to_owned();
+    match default_route_over(interface) {
+        Ok(None) => Ok(()),
+        Ok(Some(over)) => Err(Failure::DefaultRoute { interface: name(), over }),
+        Err(error) => Err(Failure::RoutesUnknown { interface: name(), error }),
+    }
 }

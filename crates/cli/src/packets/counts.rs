@@ -1,7 +1,7 @@
 //! What is counted of packets.
 
 use pinfold_xdp::protocol::HEADER_BYTES;
-use pinfold_xdp::{Packet, Protocol};
+use pinfold_xdp::{LinkType, Packet, Protocol};
 
 /// The upper bounds of the classes of sizes in bytes; larger packets are in a class of their own.
 pub(crate) const SIZES: [usize; 6] = [64, 128, 256, 512, 1024, 1518];
@@ -15,24 +15,24 @@ pub(crate) struct Counts {
     pub(crate) protocols: [u64; Protocol::ALL.len()],
     /// In the order of [`SIZES`], and the larger ones.
     pub(crate) sizes: [u64; SIZES.len() + 1],
-    /// Packets sent back, and those that were not: without an address to send to, or without room in the ring.
+    /// Packets sent back, and those that were not: without a reply that is known to be correct, or without room in the ring.
     pub(crate) reflected: u64,
     pub(crate) not_reflected: u64,
     /// Packets passed to the file, and those for which it was too slow.
     pub(crate) captured: u64,
     pub(crate) not_captured: u64,
-    /// Packets written to the target, and those for which it had no room.
+    /// Packets written to the target, and those for which it had no room or that it failed to write.
     pub(crate) stored: u64,
     pub(crate) not_stored: u64,
 }
 
 impl Counts {
-    /// Counts a received packet.
-    pub(crate) fn add(&mut self, packet: &Packet) {
+    /// Counts a packet that was received on a link.
+    pub(crate) fn add(&mut self, packet: &Packet, link: LinkType) {
         self.packets += 1;
         self.bytes += packet.len() as u64;
         let mut first = [0; HEADER_BYTES];
-        let protocol = Protocol::of(packet.peek(&mut first));
+        let protocol = Protocol::of(packet.peek(&mut first), link);
         let at = Protocol::ALL.iter().position(|known| *known == protocol).unwrap_or(0);
         bump(&mut self.protocols, at);
         bump(&mut self.sizes, SIZES.iter().position(|limit| packet.len() <= *limit).unwrap_or(SIZES.len()));

@@ -16,6 +16,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use super::capture::sync_folder;
 use super::slot::SLOT;
 
 /// How many requests of a queue are in flight at most.
@@ -99,6 +100,17 @@ impl<'a> Destination<'a> {
         };
         OpenTarget::open(target, &self.stack, options)
     }
+}
+
+/// Makes a new file and the packets in its first `bytes` bytes durable: its slots, its length and its name.
+pub(crate) fn complete(spec: &TargetSpec, file: &File, bytes: u64) -> Result<(), OpenError> {
+    // The last slot is as long as all others.
+    let synced = file.set_len(bytes).and_then(|()| file.sync_all());
+    let named = synced.and_then(|()| match spec {
+        TargetSpec::File(path) => sync_folder(path),
+        _ => Ok(()),
+    });
+    named.map_err(|error| system(spec, error))
 }
 
 fn too_small(spec: &TargetSpec, capacity: u64) -> Failure {

@@ -98,7 +98,8 @@ impl<'t> Store<'t> {
         };
         page.hold_for(self.holder);
         let block = self.target.info().alignment;
-        let len = slot::complete(&page, number, received, self.slots.run, block)?;
+        let len = slot::complete(&page, number, received, self.slots.run, block);
+        let len = len.inspect_err(|_| counts.not_stored += 1)?;
         let io = Io::new(IoDirection::Write, number * SLOT, len);
         match self.target.submit(Request { io, buffer: page }) {
             Ok(()) => {
@@ -106,6 +107,7 @@ impl<'t> Store<'t> {
                 Ok(())
             }
             Err(SubmitError { buffer, error }) => {
+                counts.not_stored += 1;
                 if let Some(page) = buffer {
                     socket.recycle(page.into());
                 }
@@ -126,12 +128,19 @@ impl<'t> Store<'t> {
         self.settle(socket, counts).and(waited)
     }
 
-    /// Waits until everything is written and durable.
+    /// Waits until everything is written and durable, also behind a write that failed. Returns the first error.
     pub(super) fn finish(&mut self, socket: &mut Socket, counts: &mut Counts) -> Result<(), TargetError> {
+        let mut finished = Ok(());
         while self.in_flight > 0 {
-            self.wait(socket, counts)?;
+            let before = self.in_flight;
+            let waited = self.wait(socket, counts);
+            let is_stuck = waited.is_err() && self.in_flight == before;
+            finished = finished.and(waited);
+            if is_stuck {
+                break;
+            }
         }
-        self.target.sync()
+        finished.and(self.target.sync())
     }
 
     fn settle(&mut self, socket: &mut Socket, counts: &mut Counts) -> Result<(), TargetError> {
@@ -143,7 +152,10 @@ impl<'t> Store<'t> {
             }
             match result {
                 Ok(_) => counts.stored += 1,
-                Err(error) => settled = settled.and(Err(error)),
+                Err(error) => {
+                    counts.not_stored += 1;
+                    settled = settled.and(Err(error));
+                }
             }
         }
         settled

@@ -6,7 +6,7 @@ use super::store::Store;
 use crate::failure::Failure;
 use crate::signal::Interrupt;
 use pinfold::page_pool::Tag;
-use pinfold_xdp::{Packet, Socket, SocketError, SocketReport, protocol};
+use pinfold_xdp::{Packet, Socket, SocketError, SocketReport, mirror};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Mutex, PoisonError};
@@ -90,41 +90,66 @@ pub(crate) enum Action<'t> {
 /// The thread of one queue: its socket, and what it does.
 #[derive(Debug)]
 pub(crate) struct Worker<'s> {
-    pub(crate) socket: Socket,
-    pub(crate) action: Action<'s>,
-    pub(crate) shared: &'s Shared,
+    socket: Socket,
+    action: Action<'s>,
+    shared: &'s Shared,
     /// The newest figures.
-    pub(crate) published: &'s Mutex<Option<Snapshot>>,
+    published: &'s Mutex<Option<Snapshot>>,
+    /// The interface is gone or down: nothing can be sent.
+    is_gone: bool,
 }
 
-impl Worker<'_> {
-    /// Receives until it is told to stop; returns the socket.
-    pub(crate) fn run(mut self) -> Result<Socket, Failure> {
+impl<'s> Worker<'s> {
+    pub(crate) fn new(
+        socket: Socket,
+        action: Action<'s>,
+        shared: &'s Shared,
+        published: &'s Mutex<Option<Snapshot>>,
+    ) -> Self {
+        Self { socket, action, shared, published, is_gone: false }
+    }
+
+    /// Receives until it is told to stop or something fails; returns the socket, which may still hold pages.
+    pub(crate) fn run(mut self) -> (Socket, Result<(), Failure>) {
         let result = self.receive();
         // The others end, too.
         if result.is_err() {
             self.shared.stop.raise();
         }
-        let Self { socket, .. } = self;
-        result.map(|()| socket)
+        (self.socket, result)
     }
 
-    /// Receives, and waits until what is being stored has been.
+    /// Receives, and waits until what is being stored has been. What was received is handled and counted, whatever fails.
     fn receive(&mut self) -> Result<(), Failure> {
         let mut counts = Counts::default();
         let ended = self.receive_all(&mut counts);
-        if let Action::Store(store) = &mut self.action {
-            store.finish(&mut self.socket, &mut counts)?;
-        }
-        ended?;
-        Ok(self.publish(&counts)?)
+        let finished = match &mut self.action {
+            Action::Store(store) => store.finish(&mut self.socket, &mut counts).map_err(Failure::from),
+            _ => Ok(()),
+        };
+        let published = self.publish(&counts);
+        ended.and(finished).and(published.map_err(Failure::from))
     }
 
     fn receive_all(&mut self, counts: &mut Counts) -> Result<(), Failure> {
         let mut packets = Vec::new();
+        let told = self.receive_until_told(&mut packets, counts);
+        match told {
+            Ok(()) => self.receive_rest(&mut packets, counts),
+            // Without its interface a socket still has what lies in its ring.
+            Err(Failure::Socket(_)) => {
+                self.is_gone = true;
+                let rest = self.receive_rest(&mut packets, counts);
+                told.and(rest)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn receive_until_told(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<(), Failure> {
         let mut next = Instant::now();
         while !self.shared.stop.is_raised() && !self.shared.is_complete() {
-            if self.receive_some(&mut packets, counts)? == 0 {
+            if self.receive_some(packets, counts)? == 0 {
                 self.socket.wait(self.pause())?;
             }
             let now = Instant::now();
@@ -133,7 +158,7 @@ impl Worker<'_> {
                 next = now + PUBLISH;
             }
         }
-        self.receive_rest(&mut packets, counts)
+        Ok(())
     }
 
     /// Receives what lies in the ring when the end is requested, which no counter of the kernel has. Not more than the ring
@@ -186,8 +211,9 @@ impl Worker<'_> {
         } else {
             Duration::ZERO
         };
-        let before = counts.reflected;
-        packets.iter().for_each(|packet| counts.add(packet));
+        let link = self.socket.interface().link_type();
+        let (before, mut failed) = (counts.reflected, Ok(()));
+        packets.iter().for_each(|packet| counts.add(packet, link));
         if matches!(self.action, Action::Count) {
             self.socket.recycle_all(packets);
         }
@@ -196,7 +222,7 @@ impl Worker<'_> {
                 // All of them, above.
                 Action::Count => {}
                 Action::Reflect => {
-                    if !protocol::reflect(&mut packet) {
+                    if self.is_gone || !mirror::reflect(&mut packet, link) {
                         counts.not_reflected += 1;
                         self.socket.recycle(packet);
                     } else if let Err(refused) = self.socket.transmit(packet) {
@@ -206,7 +232,11 @@ impl Worker<'_> {
                         counts.reflected += 1;
                     }
                 }
-                Action::Store(store) => store.write(packet, received, &mut self.socket, counts)?,
+                Action::Store(_) if failed.is_err() => {
+                    counts.not_stored += 1;
+                    self.socket.recycle(packet);
+                }
+                Action::Store(store) => failed = store.write(packet, received, &mut self.socket, counts),
                 Action::Capture(sender, holder) => {
                     packet.hold_for(*holder);
                     match sender.try_send((packet, received)) {
@@ -225,15 +255,26 @@ impl Worker<'_> {
                 }
             }
         }
-        if counts.reflected > before {
-            self.socket.flush()?;
+        failed?;
+        if counts.reflected > before
+            && let Err(error) = self.socket.flush()
+        {
+            // They stay in the ring.
+            counts.not_reflected += counts.reflected - before;
+            counts.reflected = before;
+            return Err(error.into());
         }
         Ok(())
     }
 
+    /// Publishes the figures. If the kernel has no counters any more, those that it had last stay.
     fn publish(&self, counts: &Counts) -> Result<(), SocketError> {
-        let snapshot = Snapshot { counts: counts.clone(), report: self.socket.stats()? };
-        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
+        let mut published = self.published.lock().unwrap_or_else(PoisonError::into_inner);
+        match (self.socket.stats(), published.as_mut()) {
+            (Ok(report), _) => *published = Some(Snapshot { counts: counts.clone(), report }),
+            (Err(_), Some(last)) => last.counts = counts.clone(),
+            (Err(error), None) => return Err(error),
+        }
         Ok(())
     }
 }

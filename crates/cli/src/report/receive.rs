@@ -6,7 +6,7 @@ use crate::packets::counts::{Counts, SIZES};
 use crate::packets::slot::SLOT;
 use crate::packets::worker::Snapshot;
 use crate::units::{counted, grouped, per_second};
-use pinfold_xdp::Protocol;
+use pinfold_xdp::{Attached, LinkType, Protocol};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,6 +18,12 @@ pub(crate) struct ReceiveReport {
     pub(crate) command: &'static str,
     pub(crate) interface: String,
     pub(crate) queues: Vec<u32>,
+    /// Queues that the interface got while it was received from: the kernel had their packets.
+    pub(crate) queues_added: u32,
+    /// What packets begin with: `ethernet` or `raw-ip`.
+    pub(crate) link: &'static str,
+    /// Where they were received: `native`, in the driver, or `generic`, in the network stack.
+    pub(crate) xdp: &'static str,
     /// Whether the driver wrote to the pages itself.
     pub(crate) zero_copy: bool,
     pub(crate) seconds: f64,
@@ -32,14 +38,29 @@ pub(crate) struct ReceiveReport {
     /// Packets sent back, and those that could not be.
     pub(crate) reflected: u64,
     pub(crate) not_reflected: u64,
-    /// Packets in the file of `--pcap`, if there is one, and those for which it was too slow.
+    /// Packets in the file of `--pcap`, if there is one, and those for which it was too slow or failed.
     pub(crate) captured: Option<u64>,
     pub(crate) not_captured: u64,
-    /// The target of `--to`, the packets stored there, if there is one, and those for which it had no room.
+    /// The target of `--to`, the packets stored there, if there is one, and those for which it had no room or that it failed to write.
     pub(crate) to: Option<String>,
     pub(crate) stored: Option<u64>,
     pub(crate) not_stored: u64,
     pub(crate) pages: Pages,
+    /// Why it ended early, if something failed. What was received before is counted and written.
+    pub(crate) failure: Option<String>,
+}
+
+/// A run, apart from its packets.
+#[derive(Debug)]
+pub(crate) struct Run<'r> {
+    pub(crate) interface: &'r str,
+    pub(crate) link: LinkType,
+    pub(crate) attached: Attached,
+    pub(crate) zero_copy: bool,
+    pub(crate) queues: &'r [u32],
+    pub(crate) queues_added: u32,
+    pub(crate) elapsed: Duration,
+    pub(crate) failure: Option<String>,
 }
 
 /// Packets that the kernel dropped at the sockets, by cause.
@@ -87,13 +108,12 @@ impl ReceiveReport {
     /// Creates the report of all queues; `written` is the number of packets in the file, and `to` the
     /// target that packets were stored in.
     pub(crate) fn new(
-        (interface, zero_copy): (&str, bool),
-        queues: &[u32],
+        run: Run<'_>,
         snapshots: &[Snapshot],
-        elapsed: Duration,
         written: Option<u64>,
         to: Option<&TargetSpec>,
     ) -> Self {
+        let Run { interface, link, attached, zero_copy, queues, queues_added, elapsed, failure } = run;
         let (counts, drops, pages) = total(snapshots);
         let protocols = Protocol::ALL.iter().map(|protocol| protocol.name()).zip(counts.protocols);
         let limits = SIZES.iter().map(usize::to_string).chain(["larger".to_owned()]);
@@ -101,6 +121,12 @@ impl ReceiveReport {
             command: "receive",
             interface: interface.to_owned(),
             queues: queues.to_vec(),
+            queues_added,
+            link: if link == LinkType::RawIp { "raw-ip" } else { "ethernet" },
+            xdp: match attached {
+                Attached::Native => "native",
+                Attached::Generic => "generic",
+            },
             zero_copy,
             seconds: elapsed.as_secs_f64(),
             packets: counts.packets,
@@ -112,11 +138,13 @@ impl ReceiveReport {
             reflected: counts.reflected,
             not_reflected: counts.not_reflected,
             captured: written,
-            not_captured: counts.not_captured,
+            // Also those that were passed on to a file that failed.
+            not_captured: counts.not_captured + counts.captured.saturating_sub(written.unwrap_or(0)),
             to: to.map(TargetSpec::to_string),
             stored: to.map(|_| counts.stored),
             not_stored: counts.not_stored,
             pages,
+            failure,
         }
     }
 
@@ -137,7 +165,11 @@ impl ReceiveReport {
     pub(crate) fn to_text(&self) -> String {
         let queues = counted(self.queues.len() as u64, "queue");
         let mode = if self.zero_copy { "zero-copy" } else { "copied by the kernel" };
-        let mut out = format!("receive {}: {queues}, {mode}\n", self.interface);
+        let mut out = format!("receive {}: {queues}, {} XDP, {mode}\n", self.interface, self.xdp);
+        if self.queues_added > 0 {
+            let added = counted(self.queues_added.into(), "queue");
+            line(&mut out, "not received", format_args!("{added}, added while the program ran"));
+        }
         line(
             &mut out,
             "received",
@@ -181,7 +213,7 @@ impl ReceiveReport {
             line(
                 &mut out,
                 "in the file",
-                format_args!("{captured} packets, {not} left out because the file was too slow"),
+                format_args!("{captured} packets, {not} left out because the file was too slow or failed"),
             );
         }
         if let (Some(to), Some(stored)) = (&self.to, self.stored) {
@@ -189,7 +221,9 @@ impl ReceiveReport {
             line(
                 &mut out,
                 "stored",
-                format_args!("{stored} in {to}, a slot of {SLOT} bytes for each, {not} without room"),
+                format_args!(
+                    "{stored} in {to}, a slot of {SLOT} bytes for each, {not} without room or failed"
+                ),
             );
         }
         let holders = list(&mut self.pages.holders.iter().map(|(name, pages)| (name.clone(), *pages)));

@@ -29,6 +29,10 @@ mod nvme;
 #[cfg(test)]
 mod receive;
 #[cfg(test)]
+mod receive_ends;
+#[cfg(test)]
+mod receive_links;
+#[cfg(test)]
 mod receive_to;
 #[cfg(test)]
 mod replay;

@@ -236,6 +236,7 @@ fn what_cannot_be_received_is_named() {
     pinfold(&["receive", "v1", "--pcap", "-"]).failed(2, &["standard output"]);
     crate::wire::run("ip route add default via 10.99.0.2 dev v0");
     pinfold(&["receive", "v0"]).failed(1, &["default route", "--force"]);
+    crate::wire::run("ip route del default");
     let child = receiving(&[]);
     let waits = "v1 is in use by another program, or one that has just ended";
     pinfold(&["receive", "v1"]).failed(1, &[waits, "queue 0 of v1 is in use"]);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// What the kernel reserves in front of each packet (`XDP_PACKET_HEADROOM`).
 const HEADROOM: u32 = 256;
-/// The header of Ethernet with one VLAN tag.
+/// The header of Ethernet with one VLAN tag. Links without a header have that much to spare.
 pub(super) const LINK_HEADER: u32 = 18;
 
 /// Returns the largest MTU whose packets fit into a chunk.

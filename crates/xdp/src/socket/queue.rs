@@ -7,7 +7,7 @@ use crate::redirect::Redirect;
 use crate::rings::{Chunk, Rings};
 use crate::stats::{SocketReport, Traffic};
 use pinfold::page_pool::{AllocError, Config, Destroyed, Fragment, Holder, Page, PagePool, Tag, TooManyTags};
-use pinfold::xdp::{Interface, RingSizes, Umem};
+use pinfold::xdp::{Interface, LinkType, RingSizes, Umem};
 use pinfold::{Arena, ArenaMemory};
 use std::time::Duration;
 
@@ -15,8 +15,6 @@ use std::time::Duration;
 const BATCH: u32 = 64;
 /// The holder of the pages that are in the fill ring, or were received and not passed on.
 const HOLDER: &str = "socket";
-/// The smallest packet that is sent: a header of Ethernet.
-const SHORTEST: usize = 14;
 
 /// A socket on one queue of an interface, with its own memory. It belongs to one thread at a time; the packets that it
 /// received may go to others.
@@ -112,6 +110,9 @@ impl Options {
     fn check(&self, interface: &Interface) -> Result<(), OpenError> {
         let Self { queue, chunk, memory, rings, .. } = *self;
         let name = || interface.name().to_owned();
+        if let LinkType::Other(_) = interface.link_type() {
+            return Err(OpenError::LinkType { interface: name(), link: interface.link_type() });
+        }
         if interface.queues().is_some_and(|queues| queue >= queues) {
             return Err(OpenError::NoQueue { interface: name(), queue, queues: interface.queues() });
         }
@@ -120,7 +121,8 @@ impl Options {
         }
         let (mtu, limit) = (interface.mtu(), mtu_limit(chunk.bytes()));
         if mtu > limit {
-            return Err(OpenError::Mtu { interface: name(), mtu, limit, chunk: chunk.bytes() });
+            let is_loopback = interface.link_type() == LinkType::Loopback;
+            return Err(OpenError::Mtu { interface: name(), mtu, limit, chunk: chunk.bytes(), is_loopback });
         }
         let RingSizes { fill, completion, receive, transmit } = rings;
         let chunks = memory >> chunk.shift();
@@ -284,9 +286,14 @@ impl Socket {
     /// the ring is full.
     pub fn transmit(&mut self, packet: Packet) -> Result<(), TransmitError> {
         let refuse = |packet, why| Err(TransmitError { packet, why });
-        let limit = (self.interface.mtu() + LINK_HEADER) as usize;
-        if packet.len() < SHORTEST || packet.len() > limit {
-            return refuse(packet, TransmitRefused::Length { limit });
+        // A header of Ethernet, with a tag or without; or one of IPv4.
+        let (least, header) = match self.interface.link_type() {
+            LinkType::Ethernet | LinkType::Loopback => (14, LINK_HEADER),
+            LinkType::RawIp | LinkType::Other(_) => (20, 0),
+        };
+        let limit = (self.interface.mtu() + header) as usize;
+        if packet.len() < least || packet.len() > limit {
+            return refuse(packet, TransmitRefused::Length { least, limit });
         }
         if self.rings.transmit_room(1) == 0 {
             self.collect();

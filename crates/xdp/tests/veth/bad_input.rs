@@ -1,7 +1,7 @@
 //! What cannot be opened, and what the errors say.
 
 use crate::common::{Wire, run};
-use pinfold_xdp::{ChunkSize, Copying, OpenError, Redirect, RingSizes, Socket, redirect};
+use pinfold_xdp::{Attached, ChunkSize, Copying, LinkType, OpenError, Redirect, RingSizes, Socket, redirect};
 
 #[test]
 fn what_does_not_exist_is_named() {
@@ -44,6 +44,53 @@ fn packets_larger_than_a_chunk_are_refused_before_they_would_be_dropped() {
     run("ip link set dev v1 mtu 9000");
     let error = Socket::options().open(&wire.far()).unwrap_err();
     assert!(error.to_string().contains("ip link set dev v1 mtu 3822"), "{error}");
+    // Every program of the machine depends on that of the loopback interface.
+    run("ip link set dev lo mtu 65536");
+    let error = Socket::options().open(&redirect::interface("lo").unwrap()).unwrap_err();
+    assert!(matches!(error, OpenError::Mtu { mtu: 65536, is_loopback: true, .. }), "{error}");
+    assert!(!error.to_string().contains("ip link set"), "{error}");
+}
+
+/// The driver's reasons: packets of the other end that are too large, and more queues there than here.
+#[test]
+fn any_refusal_of_the_driver_leads_to_the_generic_mode() {
+    let Some(wire) = Wire::new(1, 3520) else { return };
+    let check = |errno, reason: &str| {
+        let far = wire.far();
+        let native = Redirect::attach_as(&far, Attached::Native).unwrap_err();
+        assert!(matches!(&native, OpenError::Refused { attached: Attached::Native, .. }), "{native}");
+        let text = native.to_string();
+        assert!(["v1", "native XDP", errno, reason].iter().all(|part| text.contains(part)), "{text}");
+        let redirect = Redirect::attach(&far).unwrap();
+        assert_eq!(redirect.attached(), Attached::Generic);
+        drop(redirect);
+        let redirect = Redirect::attach_as(&far, Attached::Generic).unwrap();
+        assert_eq!(redirect.attached(), Attached::Generic);
+    };
+    check("os error 34", "MTU is too large");
+    run("ip link del v0");
+    run("ip link add v0 numtxqueues 2 numrxqueues 2 type veth peer name v1 numtxqueues 1 numrxqueues 1");
+    run("ip link set dev v0 up");
+    run("ip link set dev v1 up");
+    check("os error 28", "queues");
+    // At the other end, which has more queues here than there are there, the driver runs it.
+    assert_eq!(Redirect::attach(&wire.near()).unwrap().attached(), Attached::Native);
+}
+
+#[test]
+fn links_without_a_header_that_is_known_are_named() {
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    let made = std::process::Command::new("ip")
+        .args("link add gre9 type gre local 10.99.0.1 remote 10.99.0.2".split(' '))
+        .output()
+        .unwrap();
+    if !made.status.success() {
+        return eprintln!("SKIPPED: no GRE tunnel: {}", String::from_utf8_lossy(&made.stderr));
+    }
+    run("ip link set dev gre9 up");
+    let error = Socket::options().open(&redirect::interface("gre9").unwrap()).unwrap_err();
+    assert!(matches!(error, OpenError::LinkType { link: LinkType::Other(778), .. }), "{error}");
+    assert!(error.to_string().contains("gre9 is a link of type GRE tunnel"), "{error}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::common::{Wire, number_of, receive_until};
 use pinfold_xdp::error::TransmitRefused;
-use pinfold_xdp::{Redirect, RingSizes, Socket, protocol};
+use pinfold_xdp::{LinkType, Redirect, RingSizes, Socket, mirror};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -25,7 +25,7 @@ fn a_mirror_answers_datagrams() {
         &mut sockets,
         || !asking.is_finished(),
         |socket, mut packet| {
-            if number_of(&packet).is_none() || !protocol::reflect(&mut packet) {
+            if number_of(&packet).is_none() || !mirror::reflect(&mut packet, LinkType::Ethernet) {
                 socket.recycle(packet);
                 return true;
             }
@@ -61,7 +61,7 @@ fn packets_that_cannot_be_sent_come_back() {
     assert_eq!(refused.packet.len(), 64);
     let short = far.packet(&frame[..13]).unwrap();
     let why = far.transmit(short).unwrap_err().why;
-    assert_eq!(why, TransmitRefused::Length { limit: 1518 });
+    assert_eq!(why, TransmitRefused::Length { least: 14, limit: 1518 });
     assert!(far.packet(&[0; 4097]).is_err());
     // Unless it is flushed, the ring fills up.
     for _ in 0..64 {
