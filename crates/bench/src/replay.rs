@@ -7,18 +7,18 @@
 //! ```
 //! use pinfold::soft::SoftConfig;
 //! use pinfold_bench::policy::PolicyKind;
-//! use pinfold_bench::replay::{MAX_OPERATIONS, Places, Timing, Trace, replay};
+//! use pinfold_bench::replay::{Limits, Places, Timing, Trace, replay};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let text = "\
 //!   iperf3-221 [000] b..1. 31.913312: dma_map_page: 0000:00:03.0 dir=TO_DEVICE dma_addr=f0c0a size=54 phys_addr=bd20c0a attrs=
 //!   iperf3-221 [000] D.h1. 31.913420: dma_unmap_page: 0000:00:03.0 dir=TO_DEVICE dma_addr=f0c0a size=54 attrs=
 //! ";
-//! let trace = Trace::read(text.as_bytes(), MAX_OPERATIONS, &|_| {})?;
+//! let trace = Trace::read(text.as_bytes(), &Limits::default(), &|_| true)?;
 //! let places = Places::new(&trace)?;
 //! for device in &trace.devices {
 //!     let kind = PolicyKind::PinfoldStrict;
-//!     let outcome = replay(device, kind, &places, &SoftConfig::default(), Timing::Fast, &|_| {})?;
+//!     let outcome = replay(device, kind, &places, &SoftConfig::default(), Timing::Fast, &|_| true)?;
 //!     assert_eq!(outcome.maps.count, device.counts.maps);
 //!     assert!(outcome.stats.waits >= device.counts.unmaps); // strict
 //!     assert_eq!(outcome.footprint.extents_at_peak, device.footprint().extents_at_peak);
@@ -48,7 +48,7 @@ pub use error::{ReplayError, TraceError};
 pub use footprint::Footprint;
 pub use memory::Places;
 pub use picture::Picture;
-pub use read::MAX_OPERATIONS;
+pub use read::{Limits, MAX_BYTES, MAX_OPERATIONS};
 pub use run::{Outcome, Timing, replay, replay_all};
 pub use source::MAX_LINE;
 pub use times::Times;

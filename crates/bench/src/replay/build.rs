@@ -4,6 +4,7 @@ use super::assign::{Call, Hull};
 use super::parse::{Action, List, MAX_ADDRESS, Recorded};
 use super::trace::{Counts, Device, Mapping, Operation, Run};
 use pinfold_core::access::Access;
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 const PAGE: u64 = 4096;
@@ -19,14 +20,43 @@ enum Key {
     List(Box<[u64]>),
 }
 
+impl Key {
+    /// Returns what a live mapping with this key takes.
+    fn live_bytes(&self) -> u64 {
+        let named = if let Self::List(list) = self { list.len() } else { 0 };
+        LIVE_BYTES + NAMED_BYTES * named as u64
+    }
+}
+
+/// How many bytes a mapping takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Taken {
+    /// As long as the trace.
+    pub(super) kept: u64,
+    /// While it is mapped.
+    pub(super) live: u64,
+}
+
 /// A mapping that has not been unmapped.
 #[derive(Clone, Copy, Debug)]
 struct Live {
     mapping: u32,
-    pages: u64,
-    /// Its memory, if that is not the trace's.
-    synthetic: Option<Run>,
+    /// Its memory is not the trace's.
+    is_synthetic: bool,
 }
+
+/// What a map takes while the trace is read and replayed, in bytes, beside its runs: its entries in the lists of mappings,
+/// operations and times, with what lists allocate in advance.
+pub(super) const MAP_BYTES: u64 = 160;
+/// What each run of its memory and of its addresses takes: read, chosen by a policy, and sorted for a footprint.
+pub(super) const RUN_BYTES: u64 = 100;
+/// What an unmap takes.
+pub(super) const UNMAP_BYTES: u64 = 40;
+/// What a live mapping takes: an entry in a hash table, which has both its old and its new size while it grows, and what a
+/// policy keeps of it.
+pub(super) const LIVE_BYTES: u64 = 400;
+/// What each segment of a scatter list takes as long as it is mapped: what its unmap will name.
+const NAMED_BYTES: u64 = 16;
 
 /// Physical memory for allocations whose address is not recorded: above all that is recorded, each in pages of its own.
 #[derive(Debug, Default)]
@@ -58,7 +88,9 @@ impl SyntheticMemory {
 #[derive(Debug, Default)]
 pub(super) struct Builder {
     device: Device,
-    live: HashMap<Key, VecDeque<Live>>,
+    live: HashMap<Key, Live>,
+    /// The later ones of several that an unmap may mean, which few traces have.
+    overlapping: HashMap<Key, VecDeque<Live>>,
     live_mappings: u64,
     live_pages: u64,
     /// Synthetic memory that was freed, until the next map returns it.
@@ -74,6 +106,10 @@ impl Builder {
         &mut self.device.counts
     }
 
+    pub(super) fn live_mappings(&self) -> u64 {
+        self.live_mappings
+    }
+
     /// Returns the pages that a map gives addresses to, from the first to the last.
     pub(super) fn hull_of(action: &Action<'_>) -> Option<Hull> {
         let mut runs = Vec::new();
@@ -81,7 +117,7 @@ impl Builder {
         hull(&runs)
     }
 
-    /// Adds a mapping, and returns how many segments are kept of it. `calls` are those of the IOMMU's driver for it, which tell
+    /// Adds a mapping, and returns how many bytes it takes, from now on and while it is mapped. `calls` are those of the IOMMU's driver for it, which tell
     /// its memory where the event does not.
     pub(super) fn map(
         &mut self,
@@ -89,41 +125,45 @@ impl Builder {
         time_ns: u64,
         calls: &mut [Call],
         synthetic: &mut SyntheticMemory,
-    ) -> u64 {
+    ) -> Taken {
         self.returned.drain(..).for_each(|run| synthetic.give_back(run));
         let mut runs = Vec::new();
-        let Some((key, access)) = addresses(action, &mut runs) else { return 0 };
+        let Some((key, access)) = addresses(action, &mut runs) else { return Taken::default() };
         let counts = &mut self.device.counts;
         counts.maps += 1;
         counts.lists += u64::from(matches!(action, Action::MapList { .. }));
         counts.truncated += u64::from(matches!(action, Action::MapList { truncated: true, .. }));
         counts.iommu_maps += calls.len() as u64;
-        let pages = runs.iter().map(|run| run.pages()).sum();
+        let pages: u64 = runs.iter().map(|run| run.pages()).sum();
         calls.sort_unstable_by_key(|call| call.iova);
         let mut memory = Vec::new();
-        let mut own = None;
+        let mut is_synthetic = false;
         if !recorded(action, &mut memory) && !from_calls(calls, &runs, &mut memory) {
             if estimated(action, &mut memory) {
                 counts.split_evenly += 1;
             } else {
                 counts.without_memory += 1;
-                let run = synthetic.take(pages * PAGE);
-                own = Some(run);
-                memory.push(run);
+                is_synthetic = true;
+                memory.push(synthetic.take(pages * PAGE));
             }
         }
         let device = &mut self.device;
-        let listed = if let Key::List(list) = &key { list.len() } else { 1 };
-        let segments = (listed + memory.len() + runs.len()) as u64;
-        // A trace has at most `MAX_OPERATIONS` and `MAX_SEGMENTS`.
-        let Ok(number) = u32::try_from(device.mappings.len()) else { return 0 };
-        let Some(memory) = append(&mut device.memory, &memory) else { return 0 };
-        let Some(addresses) = append(&mut device.addresses, &runs) else { return 0 };
+        let runs_kept = (memory.len() + runs.len()) as u64;
+        // A trace has at most `MAX_OPERATIONS`, and of runs what its memory is limited to.
+        let Ok(number) = u32::try_from(device.mappings.len()) else { return Taken::default() };
+        let Some(memory) = append(&mut device.memory, &memory) else { return Taken::default() };
+        let Some(addresses) = append(&mut device.addresses, &runs) else { return Taken::default() };
         device.mappings.push(Mapping { access, memory, addresses });
         device.operations.push(Operation { time_ns, mapping: number, unmaps: false });
-        let same = self.live.entry(key).or_default();
-        device.counts.overlapping += u64::from(!same.is_empty());
-        same.push_back(Live { mapping: number, pages, synthetic: own });
+        let live_bytes = key.live_bytes();
+        let live = Live { mapping: number, is_synthetic };
+        match self.live.entry(key) {
+            Entry::Vacant(vacant) => drop(vacant.insert(live)),
+            Entry::Occupied(occupied) => {
+                device.counts.overlapping += 1;
+                self.overlapping.entry(occupied.key().clone()).or_default().push_back(live);
+            }
+        }
         self.live_mappings += 1;
         self.live_pages += pages;
         let counts = &mut device.counts;
@@ -132,34 +172,43 @@ impl Builder {
             counts.peak_bytes = self.live_pages * PAGE;
             device.peak_at = device.operations.len();
         }
-        segments
+        Taken { kept: MAP_BYTES + RUN_BYTES * runs_kept, live: live_bytes }
     }
 
-    /// Removes a mapping, the oldest of those that the event may mean, and returns its addresses; `None` if there is none.
-    pub(super) fn unmap(&mut self, action: &Action<'_>, time_ns: u64) -> Option<Hull> {
+    /// Removes a mapping, the oldest of those that the event may mean, and returns its addresses, and how many bytes it no longer
+    /// takes; `None` if there is none.
+    pub(super) fn unmap(&mut self, action: &Action<'_>, time_ns: u64) -> Option<(Hull, u64)> {
         let key = match *action {
             Action::Unmap { allocated: false, address, .. } => Key::Mapped(address),
             Action::Unmap { allocated: true, address, .. } => Key::Allocated(address),
             Action::UnmapList { memory, .. } => self.list(memory),
             _ => return None,
         };
-        let Some(same) = self.live.get_mut(&key) else {
+        let Some(live) = self.live.remove(&key) else {
             self.device.counts.unmaps_without_map += 1;
             return None;
         };
-        // No list is empty.
-        let live = same.pop_front()?;
-        if same.is_empty() {
-            self.live.remove(&key);
+        let live_bytes = key.live_bytes();
+        if let Some(later) = self.overlapping.get_mut(&key) {
+            // No queue is empty.
+            let next = later.pop_front();
+            if later.is_empty() {
+                self.overlapping.remove(&key);
+            }
+            self.live.extend(next.map(|next| (key, next)));
         }
-        self.returned.extend(live.synthetic);
-        self.live_mappings -= 1;
-        self.live_pages -= live.pages;
-        self.device.counts.unmaps += 1;
-        self.device.counts.pages_unmapped += live.pages;
-        self.device.operations.push(Operation { time_ns, mapping: live.mapping, unmaps: true });
         let mapping = self.device.mappings.get(live.mapping as usize)?;
-        hull(self.device.addresses_of(mapping))
+        let pages: u64 = self.device.addresses_of(mapping).iter().map(|run| run.pages()).sum();
+        if live.is_synthetic {
+            self.returned.extend(self.device.memory_of(mapping));
+        }
+        let hull = hull(self.device.addresses_of(mapping));
+        self.live_mappings -= 1;
+        self.live_pages -= pages;
+        self.device.counts.unmaps += 1;
+        self.device.counts.pages_unmapped += pages;
+        self.device.operations.push(Operation { time_ns, mapping: live.mapping, unmaps: true });
+        Some((hull?, live_bytes))
     }
 
     /// Returns what the unmap of a scatter list names. Kernels that truncate the list of a long map do not truncate that of its

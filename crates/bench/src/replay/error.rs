@@ -39,6 +39,26 @@ pub enum TraceError {
         /// The first damaged one.
         first: Option<String>,
     },
+    /// It takes more memory than was allowed.
+    #[error(
+        "line {line}: {operations} maps and unmaps, of which {live} maps are live, take more than {} MiB; `--limit {}` reads \
+         those before it, or raise --memory",
+        .limit >> 20,
+        .operations.saturating_sub(1)
+    )]
+    Memory {
+        /// The line.
+        line: u64,
+        /// How many maps and unmaps there are up to it.
+        operations: u64,
+        /// How many of the maps have not been unmapped.
+        live: u64,
+        /// The limit in bytes.
+        limit: u64,
+    },
+    /// The caller did not want more of it.
+    #[error("reading was stopped")]
+    Stopped,
     /// More devices than a machine has.
     #[error("line {line}: the trace names more than {limit} devices; is it one of several machines?")]
     TooManyDevices {
@@ -81,6 +101,9 @@ pub enum ReplayError {
         /// The system's error.
         error: io::Error,
     },
+    /// The caller did not want more of it.
+    #[error("the replay was stopped")]
+    Stopped,
     /// A thread ended early.
     #[error("the thread of a device ended before it had completed its work")]
     Thread,

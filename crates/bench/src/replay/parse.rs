@@ -75,10 +75,23 @@ struct Header<'l> {
     fields: Fields<'l>,
 }
 
+/// How many bytes of a line its header is in: a task's name, a few numbers and an event's name.
+const HEADER: usize = 512;
+
 impl<'l> Header<'l> {
-    /// Tries each number in brackets as the processor: the name of a task may contain some too.
+    /// Tries each number in brackets as the processor: the name of a task may contain some too. O(1) but for the fields, which
+    /// are not looked at.
     fn find(text: &'l str) -> Option<Self> {
-        text.match_indices('[').find_map(|(at, _)| Self::at(text.get(..at)?, text.get(at + 1..)?))
+        let end = (0..=HEADER.min(text.len())).rev().find(|end| text.is_char_boundary(*end))?;
+        let (head, behind) = text.split_at_checked(end)?;
+        let mut found =
+            head.match_indices('[').find_map(|(at, _)| Self::at(head.get(..at)?, head.get(at + 1..)?))?;
+        // The fields go on behind the part that was looked at.
+        let fields = end.checked_sub(found.fields.0.len())?;
+        if !behind.is_empty() {
+            found.fields = Fields(text.get(fields..)?);
+        }
+        Some(found)
     }
 
     fn at(task: &str, rest: &'l str) -> Option<Self> {

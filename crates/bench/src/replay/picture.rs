@@ -214,7 +214,7 @@ fn width(cells: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::Trace;
+    use crate::replay::{Limits, Trace};
 
     /// Two mappings: one page for the whole time, and the page above for its second half.
     const TWO: &str = "\
@@ -224,7 +224,7 @@ mod tests {
 ";
 
     fn trace(text: &str) -> Trace {
-        Trace::read(text.as_bytes(), 100, &|_| {}).unwrap()
+        Trace::read(text.as_bytes(), &Limits::default(), &|_| true).unwrap()
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reads a trace: from lines to devices with mappings.
 
 use super::assign::{Assigner, Call, Context};
-use super::build::{Builder, SyntheticMemory};
+use super::build::{Builder, SyntheticMemory, UNMAP_BYTES};
 use super::error::TraceError;
 use super::parse::{Action, Damage, Event, Line};
 use super::source::{self, Lines, Piece};
@@ -15,25 +15,42 @@ const MAX_DEVICES: usize = 4096;
 const REMEMBERED: usize = 5;
 /// How many lines are read between two reports of progress.
 const REPORT_EVERY: u64 = 1 << 14;
-/// How many maps and unmaps are read by default: they take about 50 bytes each.
+/// How many maps and unmaps are read by default.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
+/// What a trace takes at most by default, read and replayed by one policy.
+pub const MAX_BYTES: u64 = 4 << 30;
 
-/// How many segments of scatter lists are read at most: in a hostile trace, each line has thousands.
-const MAX_SEGMENTS: u64 = 10 * MAX_OPERATIONS;
+/// How much is read of a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// How many maps and unmaps: reading ends there.
+    pub operations: u64,
+    /// What they take in memory, read and replayed by one policy at a time, beside the I/O page tables: what exceeds it is
+    /// refused. An estimate from above: 160 bytes for a map, 100 for each run of its memory and of its addresses, 40 for an
+    /// unmap, and while it is mapped 400 more, and 16 for each segment of a scatter list.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { operations: MAX_OPERATIONS, bytes: MAX_BYTES }
+    }
+}
 
 impl Trace {
-    /// Reads a trace from its text, which may be compressed by gzip or zstd, up to `limit` maps and unmaps. Calls `watch`
-    /// with the number of lines now and then.
+    /// Reads a trace from its text, which may be compressed by gzip or zstd, within `limits`. Calls `watch` with the number of
+    /// lines now and then, which returns whether to go on.
     ///
-    /// Takes memory for the operations and the mappings that are live, not for the text. Lines that cannot be read are
+    /// Takes time in proportion to the text, and memory for the operations and the mappings that are live. Lines that cannot be read are
     /// counted ([`Summary::damaged`]); input that ends with an error is used up to there ([`Summary::ended_early`]).
     ///
     /// # Errors
     /// [`TraceError::Read`] if nothing can be read, [`TraceError::Format`], [`TraceError::Empty`],
-    /// [`TraceError::NoEvents`], [`TraceError::TooManyDevices`].
-    pub fn read(input: impl Read, limit: u64, watch: &dyn Fn(u64)) -> Result<Self, TraceError> {
+    /// [`TraceError::NoEvents`], [`TraceError::TooManyDevices`], [`TraceError::Memory`], [`TraceError::Stopped`] if `watch`
+    /// said so.
+    pub fn read(input: impl Read, limits: &Limits, watch: &dyn Fn(u64) -> bool) -> Result<Self, TraceError> {
         let mut lines = Lines::new(source::open(input)?);
-        let mut reader = Reader { limit, ..Reader::default() };
+        let mut reader = Reader { limits: *limits, ..Reader::default() };
         loop {
             match lines.next() {
                 Ok(Piece::End) => break,
@@ -45,8 +62,8 @@ impl Trace {
                     break;
                 }
             }
-            if reader.summary.lines.is_multiple_of(REPORT_EVERY) {
-                watch(reader.summary.lines);
+            if reader.summary.lines.is_multiple_of(REPORT_EVERY) && !watch(reader.summary.lines) {
+                return Err(TraceError::Stopped);
             }
             if reader.summary.limited {
                 break;
@@ -56,12 +73,19 @@ impl Trace {
     }
 }
 
+fn device_live(devices: &[Builder]) -> u64 {
+    devices.iter().map(Builder::live_mappings).sum()
+}
+
 /// The state between two lines.
 #[derive(Default)]
 struct Reader {
-    limit: u64,
+    limits: Limits,
     operations: u64,
-    segments: u64,
+    /// What the operations and the live mappings take, and the most that these have taken.
+    kept: u64,
+    live: u64,
+    live_peak: u64,
     summary: Summary,
     devices: Vec<Builder>,
     by_name: HashMap<String, usize>,
@@ -138,8 +162,10 @@ impl Reader {
             Action::Fault { .. } => device.counts().faults += 1,
             Action::Failed { .. } => device.counts().failed += 1,
             Action::Unmap { .. } | Action::UnmapList { .. } => {
-                let Some(hull) = device.unmap(&event.action, time_ns) else { return Ok(()) };
+                let Some((hull, bytes)) = device.unmap(&event.action, time_ns) else { return Ok(()) };
                 self.operations += 1;
+                self.live = self.live.saturating_sub(bytes);
+                self.kept += UNMAP_BYTES;
                 self.assigner.take(context, false, hull, &mut self.calls);
                 self.calls.iter().for_each(|call| device.count_unmap(*call));
                 if self.calls.is_empty() {
@@ -149,12 +175,19 @@ impl Reader {
             _ => {
                 let Some(hull) = Builder::hull_of(&event.action) else { return Ok(()) };
                 self.assigner.take(context, true, hull, &mut self.calls);
-                let segments = device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
-                self.segments = self.segments.saturating_add(segments);
+                let taken = device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
+                self.kept += taken.kept;
+                self.live += taken.live;
+                self.live_peak = self.live_peak.max(self.live);
                 self.operations += 1;
             }
         }
-        self.summary.limited = self.operations >= self.limit || self.segments >= MAX_SEGMENTS;
+        // The list of a single line is bounded by its length.
+        if self.kept + self.live_peak > self.limits.bytes {
+            let (line, operations, limit) = (self.summary.lines, self.operations, self.limits.bytes);
+            return Err(TraceError::Memory { line, operations, live: device_live(&self.devices), limit });
+        }
+        self.summary.limited = self.operations >= self.limits.operations;
         Ok(())
     }
 

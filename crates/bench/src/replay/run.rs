@@ -26,6 +26,8 @@ pub enum Timing {
 const REPORT_EVERY: usize = 1 << 12;
 /// What a thread that waits for the time of an operation does not sleep for, because a sleep may take longer.
 const SPIN: Duration = Duration::from_micros(100);
+/// How long it sleeps at most before it asks whether to go on.
+const ASK: Duration = Duration::from_millis(50);
 
 /// What one policy did with the operations of one device.
 #[derive(Clone, Debug)]
@@ -57,6 +59,13 @@ pub(super) struct Chosen {
     mappings: Vec<(u32, u32)>,
 }
 
+impl Outcome {
+    /// Drops the addresses, of which only a [picture](Self::picture) is drawn.
+    pub fn forget_addresses(&mut self) {
+        self.addresses = Chosen::default();
+    }
+}
+
 impl Addresses for Chosen {
     fn of(&self, mapping: u32) -> &[Run] {
         let runs = self.mappings.get(mapping as usize);
@@ -66,18 +75,18 @@ impl Addresses for Chosen {
 }
 
 /// Replays all devices of a trace through policies of one kind, calling `watch` with the number of operations that a device
-/// has made now and then. [`Timing::Fast`] replays one device after the other, [`Timing::Original`] all at the same time, each
+/// has made now and then, which returns whether to go on. [`Timing::Fast`] replays one device after the other, [`Timing::Original`] all at the same time, each
 /// on a thread of its own. Returns the outcomes in the order of the devices.
 ///
 /// # Errors
-/// [`ReplayError`]; without times in the trace [`Timing::Original`] is [`ReplayError::NoTimes`].
+/// [`ReplayError`]; [`ReplayError::Stopped`] if `watch` said so; without times in the trace [`Timing::Original`] is [`ReplayError::NoTimes`].
 pub fn replay_all(
     trace: &Trace,
     kind: PolicyKind,
     places: &Places,
     config: &SoftConfig,
     timing: Timing,
-    watch: &(dyn Fn(usize) + Sync),
+    watch: &(dyn Fn(usize) -> bool + Sync),
 ) -> Result<Vec<Outcome>, ReplayError> {
     let one = |device| replay(device, kind, places, config, timing, watch);
     if timing == Timing::Fast {
@@ -97,31 +106,34 @@ pub fn replay_all(
 }
 
 /// Replays the operations of a device through a policy of its own, calling `watch` with the number of operations made now and
-/// then. A mapping in several runs of memory is mapped run by run.
+/// then, which returns whether to go on. A mapping in several runs of memory is mapped run by run.
 ///
 /// The policy's mappings that the trace never unmaps are left when it ends.
 ///
 /// # Errors
-/// [`ReplayError::Prepare`], [`ReplayError::Policy`].
+/// [`ReplayError::Prepare`], [`ReplayError::Policy`], [`ReplayError::Stopped`].
 pub fn replay(
     device: &Device,
     kind: PolicyKind,
     places: &Places,
     config: &SoftConfig,
     timing: Timing,
-    watch: &(dyn Fn(usize) + Sync),
+    watch: &(dyn Fn(usize) -> bool + Sync),
 ) -> Result<Outcome, ReplayError> {
     let policy = kind.create(places.memory(), config).map_err(ReplayError::Prepare)?;
     let mut replay = Replay::new(device, places, &*policy);
     let mut done = 0;
     let made = replay.all(timing, &mut done, watch);
-    made.map_err(|error| ReplayError::Policy {
+    let made = made.map_err(|error| ReplayError::Policy {
         policy: kind.name(),
         device: device.name.clone(),
         operation: done + 1,
         operations: device.operations.len(),
         error,
     })?;
+    if !made {
+        return Err(ReplayError::Stopped);
+    }
     let Replay { maps, unmaps, late_ns, at_peak, addresses, thread, .. } = replay;
     let (stats, mapped) = (policy.stats(), policy.mapped());
     // What a thread itself counts is complete when it ends; what is still mapped is then unmapped.
@@ -169,17 +181,19 @@ impl<'r> Replay<'r> {
         }
     }
 
-    /// Makes all operations; `done` counts them.
+    /// Makes all operations; `done` counts them. Returns false if `watch` stopped it.
     fn all(
         &mut self,
         timing: Timing,
         done: &mut usize,
-        watch: &(dyn Fn(usize) + Sync),
-    ) -> Result<(), PolicyError> {
+        watch: &(dyn Fn(usize) -> bool + Sync),
+    ) -> Result<bool, PolicyError> {
         let began = Instant::now();
         for operation in &self.device.operations {
             if timing == Timing::Original {
-                let late = sleep_until(began, operation.time_ns);
+                let Some(late) = sleep_until(began, operation.time_ns, &|| watch(*done)) else {
+                    return Ok(false);
+                };
                 self.late_ns = self.late_ns.max(late);
             }
             if operation.unmaps {
@@ -191,11 +205,12 @@ impl<'r> Replay<'r> {
             if *done == self.device.peak_at {
                 self.at_peak = self.policy.stats();
             }
-            if done.is_multiple_of(REPORT_EVERY) {
-                watch(*done);
+            if done.is_multiple_of(REPORT_EVERY) && !watch(*done) {
+                return Ok(false);
             }
         }
-        self.thread.settle(&mut self.freed)
+        self.thread.settle(&mut self.freed)?;
+        Ok(true)
     }
 
     /// Maps a mapping. What is timed is the calls of the policy.
@@ -203,6 +218,8 @@ impl<'r> Replay<'r> {
         let Some(mapping) = self.device.mappings.get(number as usize) else { return Ok(()) };
         let runs = self.device.memory_of(mapping);
         let mut mapped = self.spare.pop().unwrap_or_default();
+        // Most mappings are a single run.
+        mapped.reserve_exact(runs.len());
         let mut took = Duration::ZERO;
         for run in runs {
             let whole = self.places.memory().whole();
@@ -237,16 +254,23 @@ impl<'r> Replay<'r> {
     }
 }
 
-/// Waits until `time_ns` after `began`, and returns how late that was noticed, in nanoseconds.
-fn sleep_until(began: Instant, time_ns: u64) -> u64 {
+/// Waits until `time_ns` after `began`, and returns how late that was noticed, in nanoseconds; `None` if `goes_on` says no
+/// meanwhile.
+fn sleep_until(began: Instant, time_ns: u64, goes_on: &dyn Fn() -> bool) -> Option<u64> {
     let until = Duration::from_nanos(time_ns);
     while let Some(left) = until.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {
         match left.checked_sub(SPIN) {
+            Some(sleep) if sleep > ASK => {
+                std::thread::sleep(ASK);
+                if !goes_on() {
+                    return None;
+                }
+            }
             Some(sleep) if !sleep.is_zero() => std::thread::sleep(sleep),
             _ => std::thread::yield_now(),
         }
     }
-    u64::try_from(began.elapsed().saturating_sub(until).as_nanos()).unwrap_or(u64::MAX)
+    Some(u64::try_from(began.elapsed().saturating_sub(until).as_nanos()).unwrap_or(u64::MAX))
 }
 
 fn nanoseconds(time: Duration) -> u32 {

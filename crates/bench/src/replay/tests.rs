@@ -10,7 +10,7 @@ mod mapped;
 const SAMPLE: &str = include_str!("../../samples/linux-6.12-nvme-ahci-e1000e.txt");
 
 fn read(text: impl AsRef<[u8]>) -> Result<Trace, TraceError> {
-    Trace::read(text.as_ref(), MAX_OPERATIONS, &|_| {})
+    Trace::read(text.as_ref(), &Limits::default(), &|_| true)
 }
 
 fn device<'t>(trace: &'t Trace, name: &str) -> &'t Device {
@@ -134,7 +134,7 @@ impl Read for Slow<'_> {
 
 #[test]
 fn short_reads_make_no_difference() {
-    let slow = Trace::read(Slow(SAMPLE.as_bytes(), false), MAX_OPERATIONS, &|_| {}).unwrap();
+    let slow = Trace::read(Slow(SAMPLE.as_bytes(), false), &Limits::default(), &|_| true).unwrap();
     assert_eq!(format!("{slow:?}"), format!("{:?}", read(SAMPLE).unwrap()));
 }
 
@@ -247,12 +247,65 @@ fn a_truncated_list_is_unmapped_by_the_whole_one() {
 #[test]
 fn the_limit_ends_the_reading() {
     let mut seen = 0;
-    let trace = Trace::read(SAMPLE.as_bytes(), 10, &|_| {}).unwrap();
+    let trace =
+        Trace::read(SAMPLE.as_bytes(), &Limits { operations: 10, ..Limits::default() }, &|_| true).unwrap();
     for device in &trace.devices {
         seen += device.operations();
     }
     assert!(trace.summary.limited && seen == 10, "{seen}");
     assert!(!read(SAMPLE).unwrap().summary.limited);
+}
+
+/// Live mappings count while they live, and lists with their segments.
+#[test]
+fn memory_beyond_the_limit_is_refused_with_the_line() {
+    let map =
+        |at: u64| format!("dma_map_page: d dir=NONE dma_addr={at:x}000 size=9 phys_addr={at:x}000 attrs=");
+    let unmap = |at: u64| format!("dma_unmap_page: d dir=NONE dma_addr={at:x}000 size=9 attrs=");
+    let pairs: Vec<_> = (0..200u64).flat_map(|_| [map(1), unmap(1)]).collect();
+    let live: Vec<_> = (1..=200u64).map(map).collect();
+    let segments = |of: &str| format!("{{{}}}", vec![of; 300].join(","));
+    let list = format!(
+        "dma_map_sg: d dir=NONE dma_addrs={} sizes={} phys_addrs={} attrs=",
+        segments("0x1000"),
+        segments("4096"),
+        segments("0x5000")
+    );
+    let lists = [list.clone(), list];
+    let read = |events: &[String], bytes| {
+        let events: Vec<_> = events.iter().map(String::as_str).collect();
+        Trace::read(text(&events).as_bytes(), &Limits { bytes, ..Limits::default() }, &|_| true)
+    };
+    for (events, bytes, at) in
+        [(&pairs[..], 81_000, None), (&live, 100_000, Some(132)), (&lists, 50_000, Some(1))]
+    {
+        match (read(events, bytes), at) {
+            (Ok(_), None) => {}
+            (Err(TraceError::Memory { line, operations, live, limit }), Some(at)) => {
+                assert_eq!((line, operations, live, limit), (at, at, at, bytes));
+            }
+            (other, _) => panic!("{other:?}"),
+        }
+        read(events, 200_000).unwrap();
+    }
+    let error = read(&live, 2 << 20).err().or(read(&live, 99_000).err()).unwrap().to_string();
+    assert!(error.contains("--limit 130") && error.contains("--memory"), "{error}");
+}
+
+#[test]
+fn a_caller_can_stop_the_reading_and_the_replay() {
+    let lines = "x\n".repeat(1 << 15);
+    let limits = Limits::default();
+    let stopped = Trace::read([SAMPLE, &lines].concat().as_bytes(), &limits, &|_| false);
+    assert!(matches!(stopped, Err(TraceError::Stopped)));
+    let events: Vec<_> = (0..5000u64)
+        .map(|at| format!("dma_map_page: d dir=NONE dma_addr={at:x}000 size=9 phys_addr={at:x}000 attrs="))
+        .collect();
+    let trace = read(text(&events.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+    let places = Places::new(&trace).unwrap();
+    let config = pinfold::soft::SoftConfig::default();
+    let stopped = replay(&trace.devices[0], PolicyKind::None, &places, &config, Timing::Fast, &|_| false);
+    assert!(matches!(stopped, Err(ReplayError::Stopped)));
 }
 
 #[test]
@@ -274,7 +327,7 @@ fn for_each_outcome(check: impl Fn(&Device, PolicyKind, Outcome, &str)) {
     let config = pinfold::soft::SoftConfig::default();
     for device in &trace.devices {
         for kind in PolicyKind::ALL {
-            let outcome = replay(device, kind, &places, &config, Timing::Fast, &|_| {}).unwrap();
+            let outcome = replay(device, kind, &places, &config, Timing::Fast, &|_| true).unwrap();
             check(device, kind, outcome, &format!("{}, {}", device.name, kind.name()));
         }
     }
@@ -315,7 +368,7 @@ fn original_timing_takes_as_long_as_the_trace() {
     let run = |text: &str| {
         let trace = read(text).unwrap();
         let places = Places::new(&trace).unwrap();
-        replay_all(&trace, PolicyKind::Magazines, &places, &config, Timing::Original, &|_| {})
+        replay_all(&trace, PolicyKind::Magazines, &places, &config, Timing::Original, &|_| true)
     };
     let began = std::time::Instant::now();
     let outcomes = run(&lines.concat()).unwrap();
@@ -331,10 +384,10 @@ fn a_table_that_is_too_small_is_an_error_that_names_the_operation() {
     let places = Places::new(&trace).unwrap();
     let config = pinfold::soft::SoftConfig { table_bytes: 4096, ..Default::default() };
     for kind in [PolicyKind::Magazines, PolicyKind::PinfoldStrict] {
-        let error = replay(&trace.devices[0], kind, &places, &config, Timing::Fast, &|_| {}).unwrap_err();
+        let error = replay(&trace.devices[0], kind, &places, &config, Timing::Fast, &|_| true).unwrap_err();
         assert_eq!(error.table_full().map(|(policy, ..)| policy), Some(kind.name()), "{error}");
     }
-    let error = replay(&trace.devices[0], PolicyKind::Magazines, &places, &config, Timing::Fast, &|_| {})
+    let error = replay(&trace.devices[0], PolicyKind::Magazines, &places, &config, Timing::Fast, &|_| true)
         .unwrap_err();
     let words = error.to_string();
     assert!(

@@ -1,6 +1,6 @@
 //! Reads any bytes as a trace. The body of the fuzz target `trace`, and of a property.
 
-use pinfold_bench::replay::Trace;
+use pinfold_bench::replay::{Limits, Trace};
 
 /// The first byte chooses what precedes the rest: nothing, the head of an event, or magic numbers of compressed files.
 const HEADS: [&[u8]; 8] = [
@@ -19,7 +19,8 @@ pub(crate) fn check(input: &[u8]) {
     let Some((first, rest)) = input.split_first() else { return };
     let head = HEADS[usize::from(*first) % HEADS.len()];
     let text = [head, rest].concat();
-    let Ok(trace) = Trace::read(text.as_slice(), 1000, &|_| {}) else { return };
+    let limits = Limits { operations: 1000, ..Limits::default() };
+    let Ok(trace) = Trace::read(text.as_slice(), &limits, &|_| true) else { return };
     for device in &trace.devices {
         let counts = &device.counts;
         assert_eq!(device.operations() as u64, counts.maps + counts.unmaps);

@@ -33,6 +33,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = MAX_OPERATIONS, value_parser = clap::value_parser!(u64).range(1..=MAX_OPERATIONS))]
     pub(crate) limit: u64,
 
+    /// What the maps and unmaps may take in memory, read and replayed by one policy at a time; more is refused
+    #[arg(long, value_name = "SIZE", default_value = "4G", allow_negative_numbers = true)]
+    pub(crate) memory: ByteSize,
+
     /// Memory for the I/O page table of each device
     #[arg(long, value_name = "SIZE", default_value = "64M", allow_negative_numbers = true)]
     pub(crate) table_bytes: ByteSize,

@@ -1,23 +1,30 @@
 //! `replay`: a recorded trace through every policy.
 
 use crate::args::{ReplayArgs, TimingArg};
+use crate::engine::error::EngineError;
 use crate::failure::Failure;
 use crate::output;
 use crate::report::replay::{Report, Row};
+use crate::signal::Interrupt;
 use crate::units::grouped;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pinfold::soft::{Effect, SoftConfig};
 use pinfold_bench::policy::PolicyKind;
-use pinfold_bench::replay::{Outcome, Picture, Places, ReplayError, Timing, Trace, TraceError, replay_all};
+use pinfold_bench::replay::{
+    Limits, Outcome, Picture, Places, ReplayError, Timing, Trace, TraceError, replay_all,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 /// What `--how` prints.
 const HOW: &str = include_str!("replay/how.txt");
 
-/// Reads the trace, replays it, and prints the report.
+/// Reads the trace, replays it, and prints the report: of what was replayed until a signal or a failure.
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     // Without `--how` there is a trace.
     let Some(path) = args.trace.as_ref().filter(|_| !args.how) else { return Ok(output::text(HOW)?) };
@@ -25,8 +32,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         // Before the replay, which takes a while.
         std::fs::create_dir_all(folder).map_err(|error| Failure::Svg { path: folder.clone(), error })?;
     }
+    let name = path.display().to_string();
+    let unread = |error| Failure::Trace { name: name.clone(), error: TraceError::Read(error) };
+    // Before signals are caught: a FIFO without a writer is waited for here.
+    let file = open(path).map_err(unread)?;
+    let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
     let line = progress();
-    let trace = read(path, args.limit, &line)?;
+    let limits = Limits { operations: args.limit, bytes: args.memory.0 };
+    let trace = read(&name, Input { file, interrupt: &interrupt }, &limits, &line)?;
     let timing = match args.timing {
         TimingArg::Fast => Timing::Fast,
         TimingArg::Original => Timing::Original,
@@ -34,21 +47,40 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let table_bytes = usize::try_from(args.table_bytes.0).unwrap_or(usize::MAX);
     let config = SoftConfig { effect: Effect::AtLast, table_bytes, ..SoftConfig::default() };
     let places = Places::new(&trace).map_err(ReplayError::Prepare)?;
+    let svg = args.svg.as_deref();
+    let mut result = svg.map_or(Ok(()), |folder| draw_recorded(folder, &trace));
     let mut by_policy: Vec<Vec<Outcome>> = Vec::new();
     for kind in selected(&args.policies) {
         line.set_prefix(kind.name());
         let watch = |done: usize| {
             line.set_message(format!("operation {}", grouped(done as u64)));
             line.tick();
+            !interrupt.is_raised()
         };
-        by_policy.push(replay_all(&trace, kind, &places, &config, timing, &watch)?);
+        let replayed = result.and_then(|()| Ok(replay_all(&trace, kind, &places, &config, timing, &watch)?));
+        result = match replayed {
+            Ok(mut outcomes) => {
+                let drawn = svg.map_or(Ok(()), |folder| draw(folder, &trace, &outcomes));
+                // The memory of a policy is that of the next.
+                outcomes.iter_mut().for_each(Outcome::forget_addresses);
+                by_policy.push(outcomes);
+                drawn
+            }
+            Err(failure) => Err(failure),
+        };
+        if interrupt.is_raised() {
+            result = Err(EngineError::Interrupted.into());
+        }
+        if result.is_err() {
+            break;
+        }
     }
     line.finish_and_clear();
-    if let Some(folder) = &args.svg {
-        draw(folder, &trace, &by_policy)?;
-    }
+    // However it ended: what the policies before have done.
     let report = Report::new(path, args.timing, args.mapped, &trace, &by_policy);
-    Ok(output::text(&if args.json { report.to_json()? } else { report.to_text() })?)
+    let text = if args.json { report.to_json() } else { Ok(report.to_text()) };
+    let printed = text.map_err(Failure::from).and_then(|text| Ok(output::text(&text)?));
+    result.and(printed)
 }
 
 /// Creates a progress line. Drawn by the thread that works, and between operations only: a thread that draws would be
@@ -61,20 +93,50 @@ fn progress() -> ProgressBar {
     line
 }
 
-fn read(path: &Path, limit: u64, line: &ProgressBar) -> Result<Trace, Failure> {
-    let name = path.display().to_string();
-    let failed = |error| Failure::Trace { name: name.clone(), error };
-    let input: Box<dyn Read> = if path.as_os_str() == "-" {
-        Box::new(io::stdin().lock())
+fn open(path: &Path) -> io::Result<File> {
+    // A handle of its own: what standard input buffers could not be waited for.
+    if path.as_os_str() == "-" {
+        Ok(io::stdin().as_fd().try_clone_to_owned()?.into())
     } else {
-        Box::new(File::open(path).map_err(|error| failed(TraceError::Read(error)))?)
-    };
-    line.set_prefix(name.clone());
+        File::open(path)
+    }
+}
+
+/// A trace that may come from a program that pauses. It ends early when a signal has arrived.
+struct Input<'i> {
+    file: File,
+    interrupt: &'i Interrupt,
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let limit = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        loop {
+            if self.interrupt.is_raised() {
+                return Err(io::Error::other("interrupted"));
+            }
+            match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&limit)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return self.file.read(buf),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+fn read(name: &str, input: Input<'_>, limits: &Limits, line: &ProgressBar) -> Result<Trace, Failure> {
+    line.set_prefix(name.to_owned());
+    let interrupt = input.interrupt;
     let watch = |lines| {
         line.set_message(format!("line {}", grouped(lines)));
         line.tick();
+        !interrupt.is_raised()
     };
-    Trace::read(input, limit, &watch).map_err(failed)
+    Trace::read(input, limits, &watch).map_err(|error| match error {
+        TraceError::Stopped => EngineError::Interrupted.into(),
+        _ if interrupt.is_raised() => EngineError::Interrupted.into(),
+        error => Failure::Trace { name: name.to_owned(), error },
+    })
 }
 
 /// Returns the named policies, each once, in the order of the ladder; all of them if none is named.
@@ -82,20 +144,25 @@ fn selected(names: &[PolicyKind]) -> impl Iterator<Item = PolicyKind> {
     PolicyKind::ALL.into_iter().filter(|kind| names.is_empty() || names.contains(kind))
 }
 
-/// Writes a picture for each device as recorded, and for each policy.
-fn draw(folder: &Path, trace: &Trace, by_policy: &[Vec<Outcome>]) -> Result<(), Failure> {
-    let write = |name: &str, subject: &str, picture: Picture<'_>| {
-        let path = folder.join(format!("{name}-{subject}.svg"));
-        std::fs::write(&path, picture.to_string()).map_err(|error| Failure::Svg { path, error })
-    };
+/// Writes a picture for each device as recorded.
+fn draw_recorded(folder: &Path, trace: &Trace) -> Result<(), Failure> {
     let names = file_names(trace.devices.iter().map(|device| &*device.name));
-    for (at, (device, name)) in trace.devices.iter().zip(names).enumerate() {
-        write(&name, Row::RECORDED, device.picture())?;
-        for outcome in by_policy.iter().filter_map(|outcomes| outcomes.get(at)) {
-            write(&name, outcome.policy.name(), outcome.picture(device))?;
-        }
-    }
-    Ok(())
+    let mut devices = trace.devices.iter().zip(names);
+    devices.try_for_each(|(device, name)| write(folder, &name, Row::RECORDED, &device.picture()))
+}
+
+/// Writes a picture for each device, as one policy replayed it.
+fn draw(folder: &Path, trace: &Trace, outcomes: &[Outcome]) -> Result<(), Failure> {
+    let names = file_names(trace.devices.iter().map(|device| &*device.name));
+    let mut devices = trace.devices.iter().zip(names).zip(outcomes);
+    devices.try_for_each(|((device, name), outcome)| {
+        write(folder, &name, outcome.policy.name(), &outcome.picture(device))
+    })
+}
+
+fn write(folder: &Path, name: &str, subject: &str, picture: &Picture<'_>) -> Result<(), Failure> {
+    let path = folder.join(format!("{name}-{subject}.svg"));
+    std::fs::write(&path, picture.to_string()).map_err(|error| Failure::Svg { path, error })
 }
 
 /// Returns names of files for devices, each different.

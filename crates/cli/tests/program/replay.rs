@@ -1,8 +1,11 @@
 //! `replay`: its report, its pictures, and what it refuses.
 
-use crate::common::{Ended, Folder, finish_with, pinfold};
+use crate::common::{Ended, Folder, finish, finish_with, pinfold, start};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
+use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 fn sample() -> String {
     format!("{}/../bench/samples/linux-6.12-nvme-ahci-e1000e.txt", env!("CARGO_MANIFEST_DIR"))
@@ -88,6 +91,69 @@ fn a_trace_is_read_from_standard_input() {
     command.stdin(File::open(sample()).unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let all = objects(finish_with(command));
     assert_eq!((&all[0]["trace"], &all[0]["limited"]), (&"-".into(), &true.into()));
+}
+
+/// From a program that goes on, and at the times of the trace.
+#[test]
+fn a_signal_ends_with_the_report_of_what_was_replayed() {
+    let folder = Folder::new();
+    let fifo = folder.arg("fifo");
+    crate::wire::run(&format!("mkfifo {fifo}"));
+    let interrupted = |child: std::process::Child| {
+        // Its handlers are installed when it has a thread for them.
+        let tasks = format!("/proc/{}/task", child.id());
+        let end = Instant::now() + Duration::from_secs(60);
+        let has_handlers = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|name| name == "signals\n")
+        };
+        while !std::fs::read_dir(&tasks).unwrap().any(has_handlers) {
+            assert!(Instant::now() < end, "no handlers");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        let ended = finish(child);
+        assert_eq!((ended.code, ended.err.lines().count()), (Some(130), 1), "{ended:#?}");
+        assert!(!ended.err.contains("without cleaning"), "{ended:#?}");
+        ended.out
+    };
+    let child = start(&["replay", &fifo, "--policy", "none"]);
+    // Opened for both, which does not wait for the program.
+    let mut writer = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+    // More than the pipe and the program buffer: the program has read the first part, and waits for more.
+    let text = [std::fs::read(sample()).unwrap(), b"# a comment\n".repeat(30_000)].concat();
+    let writing = std::thread::spawn(move || {
+        writer.write_all(&text).unwrap();
+        writer
+    });
+    let end = Instant::now() + Duration::from_secs(60);
+    while !writing.is_finished() {
+        assert!(Instant::now() < end, "the program does not read");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let out = interrupted(child);
+    assert!(out.contains("recorded"), "{out}");
+    drop(writing.join());
+    // The sample takes 20 seconds at its own times.
+    let out = interrupted(start(&["replay", &sample(), "--policy", "none", "--timing", "original"]));
+    assert!(out.contains("recorded"), "{out}");
+}
+
+#[test]
+fn a_policy_that_fails_does_not_lose_those_before() {
+    let args =
+        ["replay", &sample(), "--policy", "tree-2015,pinfold-strict", "--table-bytes", "16k", "--json"];
+    let ended = pinfold(&args);
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    let rows: Vec<serde_json::Value> =
+        ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(rows.iter().any(|row| row["policy"] == "recorded"), "{ended:#?}");
+}
+
+#[test]
+fn memory_beyond_the_limit_is_refused_before_it_is_taken() {
+    pinfold(&["replay", &sample(), "--policy", "none", "--memory", "64k"])
+        .failed(1, &["line ", "maps and unmaps", "--limit ", "--memory"]);
+    pinfold(&["replay", &sample(), "--policy", "none", "--memory", "1M"]).ok();
 }
 
 #[test]

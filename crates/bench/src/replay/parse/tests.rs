@@ -332,3 +332,24 @@ proptest! {
         let _ = Line::parse(&format!("t-1 [0] ..... 0.5: {event}: IOMMU:{text}"));
     }
 }
+
+/// Lines as long as any, of what a header could begin with: each was looked through once for each of its brackets.
+#[test]
+fn long_lines_of_brackets_take_no_longer_than_others() {
+    for part in ["[0]", "[", "[0] ", "a-1 [0]", "[0] 1.5: ", "a-1 [000] ..... 1.5: x "] {
+        let line = part.repeat((64 << 10) / part.len());
+        for _ in 0..200 {
+            assert_eq!(Line::parse(&line), Line::Damaged(Damage::NoEvent), "{part}");
+        }
+    }
+    // A header at the start has fields of any length.
+    let list = vec!["0x1000"; 5000].join(",");
+    let sizes = vec!["4096"; 5000].join(",");
+    let line = format!(
+        "t-1 [0] ..... 1.5: dma_map_sg: d dir=NONE dma_addrs={{{list}}} sizes={{{sizes}}} phys_addrs={{{list}}} attrs="
+    );
+    let Line::Event(Event { action: Action::MapList { addresses, .. }, .. }) = Line::parse(&line) else {
+        panic!("a scatter list");
+    };
+    assert_eq!(addresses.count(), 5000);
+}
