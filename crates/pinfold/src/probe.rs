@@ -8,7 +8,7 @@
 //!
 //! for finding in Facts::here().findings() {
 //!     if finding.state != State::Good {
-//!         println!("{finding}"); // limited  MEMLOCK  soft 8 MiB, hard 8 MiB, 0 B used: sudo prlimit ...
+//!         println!("{finding}"); // limited  MEMLOCK  soft 8 MiB, hard 8 MiB, 0 B used by this process: sudo prlimit ...
 //!     }
 //! }
 //! ```
@@ -25,7 +25,7 @@ pub use crate::sys::control_group;
 pub use crate::sys::hugepages;
 pub use crate::sys::hugepages::{HugetlbPool, Thp};
 pub use crate::sys::kernel::{RingRefusal, RingRefusalCause};
-pub use crate::sys::limits::{OpenFiles, SystemMemory};
+pub use crate::sys::limits::{MemlockRefusal, OpenFiles, SystemMemory};
 pub use crate::sys::privileges::Privileges;
 pub use crate::sys::roots::Roots;
 pub use devices::{Access, Bound, Device, IommuGroup, Node, Unreadable, Vfio};

@@ -109,7 +109,7 @@ pub enum OpenError {
     /// The memory exceeds `RLIMIT_MEMLOCK`.
     #[error(
         "{bytes} bytes for packets cannot be locked ({limit}): {}{}",
-        .limit.raise_command(*.bytes),
+        .limit.raise_command_for_user(*.bytes),
         if pinfold::xdp::privileges().initial_user_namespace { ", or give the process CAP_IPC_LOCK" } else { "" }
     )]
     Memlock {

@@ -9,8 +9,8 @@ use pinfold_core::addr::PageSize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Returns the commands for `stack`, and for a ring that needs a limit of `registered` to register its memory.
-pub(super) fn commands(stack: &Stack, registered: Option<u64>) -> Vec<String> {
+/// Returns the commands for `stack`, and for rings to which the limit of locked memory refused `to_rings` bytes.
+pub(super) fn commands(stack: &Stack, to_rings: u64) -> Vec<String> {
     let pool = |page| hugepages::pool(Path::new("/sys"), page);
     let unavailable = stack.arenas().flat_map(|(_, arena)| arena.report().unavailable).collect::<Vec<_>>();
     let mut fixes = sources(unavailable.iter(), pool);
@@ -18,7 +18,7 @@ pub(super) fn commands(stack: &Stack, registered: Option<u64>) -> Vec<String> {
         Residency::NotLocked(NotLocked::Limit { requested, limit, .. }) => Some((requested, limit)),
         _ => None,
     });
-    fixes.extend(memlock(not_locked, registered, pinfold::xdp::memlock_limit));
+    fixes.extend(memlock(not_locked, to_rings, pinfold::xdp::memlock_limit));
     fixes
 }
 
@@ -53,26 +53,25 @@ fn sources<'a>(
     needed.into_values().filter_map(reserve).chain(groups.into_values().map(raise)).chain(fixes).collect()
 }
 
-/// Returns the command that raises RLIMIT_MEMLOCK for locked memory (the last refusal has the highest usage) and for
-/// memory registered with a ring: the kernel counts them separately and compares each with the limit.
+/// Returns the command that raises RLIMIT_MEMLOCK for locked memory (the last refusal has the highest usage) and for memory of
+/// rings: the kernel counts the one by process, the other by user, and compares each with the limit. Whatever the user's processes
+/// have is within the present limit, so that and what was refused is enough.
 fn memlock(
     not_locked: impl Iterator<Item = (u64, MemlockLimit)>,
-    registered: Option<u64>,
+    to_rings: u64,
     here: impl Fn() -> MemlockLimit,
 ) -> Option<String> {
     let (requested, limit) = not_locked
         .fold((0u64, None), |(all, _), (requested, limit)| (all.saturating_add(requested), Some(limit)));
     let locked = limit.map_or(0, |limit| requested.saturating_add(limit.used.unwrap_or(0)));
-    let most = locked.max(registered.unwrap_or(0));
-    if most == 0 {
+    if locked == 0 && to_rings == 0 {
         return None;
     }
-    match limit {
-        Some(limit) => Some(limit.raise_command(most.saturating_sub(limit.used.unwrap_or(0)))),
-        None => {
-            let here = here();
-            Some(here.raise_command(most.saturating_sub(here.used.unwrap_or(0))))
-        }
+    let limit = limit.unwrap_or_else(here);
+    let soft = limit.soft.unwrap_or(0);
+    match soft.saturating_add(to_rings) {
+        user if to_rings > 0 && user >= locked => Some(limit.raise_command_for_user(to_rings)),
+        _ => Some(limit.raise_command(locked.saturating_sub(limit.used.unwrap_or(0)))),
     }
 }
 
@@ -138,10 +137,10 @@ mod tests {
         let limit = |used| MemlockLimit { soft: Some(8 << 20), hard: None, used: Some(used), lifted: false };
         let here = || limit(1 << 20);
         let two = || [(16 << 20, limit(0)), (4 << 20, limit(1 << 20))].into_iter();
-        assert_eq!(memlock(two(), None, here).unwrap(), "ulimit -l 21504");
-        assert_eq!(memlock(two(), Some(1 << 20), here).unwrap(), "ulimit -l 21504");
-        assert_eq!(memlock(two(), Some(64 << 20), here).unwrap(), "ulimit -l 65536");
-        assert_eq!(memlock([].into_iter(), Some(16 << 20), here).unwrap(), "ulimit -l 16384");
-        assert_eq!(memlock([].into_iter(), None, here), None);
+        assert_eq!(memlock(two(), 0, here).unwrap(), "ulimit -l 21504");
+        assert_eq!(memlock(two(), 1 << 20, here).unwrap(), "ulimit -l 21504");
+        assert_eq!(memlock(two(), 64 << 20, here).unwrap(), "ulimit -l 73728");
+        assert_eq!(memlock([].into_iter(), 16 << 20, here).unwrap(), "ulimit -l 24576");
+        assert_eq!(memlock([].into_iter(), 0, here), None);
     }
 }

@@ -36,11 +36,11 @@ pub(crate) struct StackReport {
 impl StackReport {
     /// Creates the report of `stack` and the targets that use it.
     pub(crate) fn new(stack: &Stack, targets: &[&OpenTarget<'_>]) -> Self {
-        let registered = targets.iter().filter_map(|target| target.memlock_needed());
+        let refused = targets.iter().map(|target| target.memlock_refused()).sum();
         Self {
             protect: stack.protect,
             memory: stack.arenas().map(|(name, arena)| MemoryReport::new(name, arena)).collect(),
-            fixes: remedies::commands(stack, registered.max()),
+            fixes: remedies::commands(stack, refused),
             devices: targets.iter().filter_map(|target| target.nvme_stats()).map(DeviceReport::new).collect(),
             pools: targets
                 .iter()

@@ -111,7 +111,7 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
             let queue = FileTarget::new(file, path, options, stack.fixed()).map_err(OpenError::File);
             queue.map(|queue| queue.sharing(&durability))
         })?;
-        let notes = queues.first.notes().collect();
+        let notes = merged(name, jobs, queues.iter().flat_map(FileTarget::notes));
         Ok(Self { queues: Queues::File(Box::new(queues)), notes })
     }
 
@@ -154,11 +154,11 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
         self.notes.clone()
     }
 
-    /// Returns the RLIMIT_MEMLOCK that its buffers need, if the limit kept them from being registered.
-    pub(crate) fn memlock_needed(&self) -> Option<u64> {
+    /// Returns the bytes that the limit of locked memory refused to all queues together.
+    pub(crate) fn memlock_refused(&self) -> u64 {
         match &self.queues {
-            Queues::File(queues) => queues.iter().filter_map(FileTarget::memlock_needed).max(),
-            Queues::Nvme { .. } => None,
+            Queues::File(queues) => queues.iter().map(FileTarget::memlock_refused).sum(),
+            Queues::Nvme { .. } => 0,
         }
     }
 
@@ -169,4 +169,20 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
             Queues::Nvme { .. } => Ok(None),
         }
     }
+}
+
+/// Merges the notes of `queues` queues that are equal, and says how many have one if not all do.
+fn merged(name: &str, queues: usize, notes: impl Iterator<Item = String>) -> Vec<String> {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for note in notes {
+        match counts.iter_mut().find(|(same, _)| *same == note) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((note, 1)),
+        }
+    }
+    let text = |(note, count): (String, usize)| match count < queues {
+        true => format!("{name}: {count} of {queues} queues: {note}"),
+        false => format!("{name}: {note}"),
+    };
+    counts.into_iter().map(text).collect()
 }

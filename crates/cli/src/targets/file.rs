@@ -135,18 +135,15 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
 
     /// Returns what fell back to something slower, and why. The command that raises a limit is reported once for the run.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
-        let describe = |note: &Note| match note {
-            Note::NotFixed { requested: asked, used, limit: Some(limit), errno: Errno::NOMEM } => {
-                format!("no fixed buffers: {asked} bytes requested, {used} pinned already, {limit} allowed")
-            }
-            note => note.to_string(),
-        };
-        self.queue.notes().iter().map(move |note| format!("{}: {}", self.info.name, describe(note)))
+        self.queue.notes().iter().map(|note| match note.memlock() {
+            Some(_) => note.without_fix().to_string(),
+            None => note.to_string(),
+        })
     }
 
-    /// Returns the RLIMIT_MEMLOCK that its buffers need, if the limit kept them from being registered.
-    pub(crate) fn memlock_needed(&self) -> Option<u64> {
-        self.queue.notes().iter().find_map(Note::memlock_needed)
+    /// Returns the bytes that the limit of locked memory refused.
+    pub(crate) fn memlock_refused(&self) -> u64 {
+        self.queue.notes().iter().filter_map(Note::memlock).map(|refused| refused.requested).sum()
     }
 
     /// Returns the file's present length.

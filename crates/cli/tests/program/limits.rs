@@ -3,6 +3,7 @@ use crate::common::{Ended, Folder, finish_with, pinfold, skipped, words};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pinfold");
 
@@ -353,6 +354,137 @@ fn limits_of_the_process_are_in_doctor() {
     assert!(state == "limited" && detail.contains("left by RLIMIT_AS"), "{detail}");
     let refused = run(&["prlimit", "--as=268435456"], "io soft:1G --bs 64M --iodepth 4 --memory plain");
     refused.failed(2, &["RLIMIT_AS"]);
+}
+
+/// Runs programs as a user of its own, whom no other process adds to, with RLIMIT_MEMLOCK of `bytes`; `None`, with a message, where
+/// that is not possible or the limit does not bind.
+fn with_memlock(user: u32, bytes: u64) -> Option<Vec<String>> {
+    let user = 0x7000_0000 + user * 0x40_0000 + std::process::id() % 0x40_0000;
+    let line = format!(
+        "prlimit --memlock={bytes}:{bytes} setpriv --reuid={user} --regid={user} --clear-groups --inh-caps=-all"
+    );
+    let by = words(&line);
+    let (command, args) = by.split_first().unwrap();
+    let output = Command::new(command).args(args).args([PROGRAM, "doctor", "--json"]).output().ok();
+    let report = output.and_then(|output| serde_json::from_slice::<Value>(&output.stdout).ok());
+    let Some(report) = report.filter(|_| is_root()) else {
+        skipped("needs root, for a user of its own");
+        return None;
+    };
+    if finding(&report, "io_uring").1.contains("kernel") {
+        skipped("no io_uring");
+        return None;
+    }
+    Some(by)
+}
+
+/// The limit in a fix, be it a command or words.
+fn memlock_of(fix: &str) -> u64 {
+    let after = fix.split("memlock").nth(1).unwrap_or_else(|| panic!("{fix}"));
+    let digits = after.trim_start_matches(|c: char| !c.is_ascii_digit());
+    digits.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
+fn notes_and_fixes(report: &Value) -> (String, Vec<String>) {
+    let fixes = report["stack"]["fixes"].as_array().unwrap();
+    (report["notes"].to_string(), fixes.iter().map(|fix| fix.as_str().unwrap().to_owned()).collect())
+}
+
+/// Runs it until nothing is refused, for a minute at most: the kernel releases the rings of a process some time after its end.
+fn without_notes(by: &[String], line: &str) -> (String, Vec<String>) {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let found = notes_and_fixes(&run_by(by, line).json());
+        if found.0 == "[]" || Instant::now() > until {
+            return found;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A folder that all users may use, with a file.
+fn shared_file() -> (Folder, String) {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Folder::new();
+    let file = folder.file("data", &[7; 1 << 20]);
+    std::fs::set_permissions(folder.path(""), PermissionsExt::from_mode(0o777)).unwrap();
+    (folder, file)
+}
+
+#[test]
+fn one_fix_of_locked_memory_is_enough_for_all_queues() {
+    let (_folder, file) = shared_file();
+    // An arena of 512 KiB, registered by each of eight queues; the second limit refuses all of them, the third the rings, too.
+    let line = format!("io {file} --bs 4k --iodepth 16 --numjobs 8 --memory plain --json");
+    for (limit, part) in
+        [(2 << 20, " of 8 queues: no fixed buffers: "), (256 << 10, ""), (16 << 10, "no io_uring: ")]
+    {
+        let Some(by) = with_memlock(0, limit) else { return };
+        let (notes, fixes) = notes_and_fixes(&run_by(&by, &line).json());
+        assert!(
+            notes.contains(part) && notes.contains(&format!("{limit} bytes for all processes")),
+            "{notes}"
+        );
+        assert!(!notes.contains("needs Linux") && !notes.contains("os error 12); it"), "{notes}");
+        let [fix] = &fixes[..] else { panic!("one command for all queues: {fixes:?}") };
+        let raised = memlock_of(fix);
+        assert!(raised > limit, "{fix}");
+        if !works(&["prlimit", &format!("--memlock={raised}:{raised}"), "true"]) {
+            return skipped(&format!("may not raise the limit to {raised}"));
+        }
+        let by = with_memlock(0, raised).unwrap();
+        assert_eq!(without_notes(&by, &line), ("[]".to_owned(), vec![]), "{fix}");
+    }
+}
+
+#[test]
+fn locked_memory_of_the_users_other_processes_is_allowed_for() {
+    use std::io::BufRead;
+    let (folder, file) = shared_file();
+    let limit = 4 << 20;
+    let Some(by) = with_memlock(1, limit) else { return };
+    let line = format!(
+        "serve {file} --nbd unix:{} --read-only --threads 1 --buffers 2M --memory plain",
+        folder.arg("s")
+    );
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,TERM").args(&by).arg(PROGRAM).args(words(&line));
+    let mut holder = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut started = String::new();
+    std::io::BufReader::new(holder.stdout.as_mut().unwrap()).read_line(&mut started).unwrap();
+    // The limit would suffice for this process alone.
+    let line = format!("io {file} --bs 64k --iodepth 32 --memory plain --json");
+    let (notes, fixes) = notes_and_fixes(&run_by(&by, &line).json());
+    let raised = fixes.first().and_then(|fix| with_memlock(1, memlock_of(fix)));
+    let again = raised.map(|by| without_notes(&by, &line));
+    let doctor = run_by(&by, "doctor --json").json();
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    assert!(
+        notes.contains("no fixed buffers: 2097152 bytes more exceed RLIMIT_MEMLOCK"),
+        "{started}: {notes}"
+    );
+    assert!(memlock_of(&fixes[0]) > limit, "{fixes:?}");
+    assert_eq!(again, Some(("[]".to_owned(), vec![])), "{fixes:?}");
+    let (_, detail, _) = finding(&doctor, "MEMLOCK");
+    assert!(
+        detail.contains("0 B used by this process; ") && detail.contains("all processes of this user"),
+        "{detail}"
+    );
+}
+
+#[test]
+fn a_ring_refused_by_the_limit_of_locked_memory_is_not_missing() {
+    let Some(by) = with_memlock(2, 4096) else { return };
+    let (state, detail, fix) = finding(&run_by(&by, "doctor --json").json(), "io_uring");
+    if state == "good" {
+        return skipped("this kernel does not count the memory of rings");
+    }
+    assert!(
+        state == "limited" && detail.contains("exceed RLIMIT_MEMLOCK, which is 4096 bytes"),
+        "{state} {detail}"
+    );
+    assert!(memlock_of(&fix.unwrap_or(detail.replace("RLIMIT_MEMLOCK", ""))) > 1 << 30);
 }
 
 /// Asserts that the fix, which is for a process started by `by`, names a value or a file that is not already so.

@@ -1,7 +1,7 @@
 //! Facilities found by trying them.
 
 use crate::memory::{Source, SourceUnavailable, try_one_page};
-use crate::sys::kernel::RingRefusal;
+use crate::sys::kernel::{RingRefusal, ring_bytes};
 use crate::sys::limits::{self, OpenFiles};
 use crate::sys::privileges::Privileges;
 use crate::sys::{Errno, query, text};
@@ -87,7 +87,7 @@ impl Live {
             transparent: try_one_page(Source::Transparent),
             io_uring: io_uring().map_err(|error| {
                 // Linux 5.1 has rings; the transfers of files need 5.6.
-                RingRefusal::of(Errno::from(&error), (5, 6))
+                RingRefusal::of(Errno::from(&error), (5, 6), ring_bytes(2))
             }),
             af_xdp: query::af_xdp().map_err(|(call, errno)| Refused { call, errno }),
             userfaultfd: query::userfaultfd().into(),

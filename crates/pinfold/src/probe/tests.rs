@@ -128,10 +128,10 @@ fn a_machine_with_nothing_lacks_everything_and_names_the_fixes() {
     assert_eq!(find(&findings, "iommufd").remedy.as_deref(), Some("sudo modprobe iommufd"));
     let memlock = find(&findings, "MEMLOCK");
     assert_eq!(
-        (memlock.state, memlock.detail.starts_with("soft 8 MiB, hard 8 MiB, 0 B used")),
+        (memlock.state, memlock.detail.starts_with("soft 8 MiB, hard 8 MiB, 0 B used by this process")),
         (State::Limited, true)
     );
-    let command = SMALL.raise(1 << 30);
+    let command = SMALL.raise_for_user(1 << 30);
     assert_eq!(memlock.remedy, command.ok(), "beyond the hard limit");
 }
 

@@ -9,7 +9,7 @@ use super::survey::Inspector;
 use super::watch::Watch;
 use crate::memory::OwnedMemory;
 use crate::sys::Errno;
-use crate::sys::kernel::RingRefusal;
+use crate::sys::kernel::{RingRefusal, ring_bytes};
 use pinfold_core::access::Access;
 use pinfold_core::addr::Segment;
 use pinfold_core::mem::DmaMemory;
@@ -64,7 +64,7 @@ impl<'m> Buffers<'m> {
         let table = Registry::new(capacity)?;
         let lifted = crate::sys::limits::has_ipc_lock();
         let rings = PinRings::new(capacity)
-            .map_err(|errno| RegistrationError::NoRing(RingRefusal::of(errno, (5, 19))))?;
+            .map_err(|errno| RegistrationError::NoRing(RingRefusal::of(errno, (5, 19), ring_bytes(1))))?;
         Ok(Self {
             table: ManuallyDrop::new(table),
             rings: ManuallyDrop::new(rings),

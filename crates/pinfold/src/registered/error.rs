@@ -65,7 +65,8 @@ pub enum RegistrationError {
     Index(#[from] IndexError),
     /// The process may not pin that much.
     #[error(
-        "cannot pin {requested} bytes: {used} of {allowed} bytes that may be locked are in use; fix: {command}"
+        "cannot pin {requested} bytes: {used} of {allowed} bytes that may be locked are in use by this process, and others of \
+         its user may have the rest; fix: {command}"
     )]
     Memlock {
         /// Bytes that the kernel would charge, as far as known.

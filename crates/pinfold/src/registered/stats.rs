@@ -61,6 +61,6 @@ pub(super) fn memlock_error(limit: MemlockLimit, requested: u64, used: u64) -> R
         requested,
         used,
         allowed: limit.soft.unwrap_or(u64::MAX),
-        command: limit.raise_command(requested),
+        command: limit.raise_command_for_user(requested),
     }
 }

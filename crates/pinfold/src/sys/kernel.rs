@@ -1,6 +1,7 @@
 //! The running kernel's release, and why it creates no io_uring for this process.
 
 use super::errno::Errno;
+use super::limits::{MemlockLimit, MemlockRefusal};
 use super::privileges::has_seccomp_filter;
 use super::{namespace, text};
 use rustix::thread::CapabilitySet;
@@ -107,13 +108,19 @@ pub enum RingRefusalCause {
     },
     /// The kernel was built without it.
     NotBuilt,
+    /// `RLIMIT_MEMLOCK`, to which this kernel charges rings.
+    LockedMemory(MemlockRefusal),
     /// Another error.
     Other,
 }
 
 impl RingRefusal {
-    /// Establishes why the kernel answered `errno` to a call that it has since Linux `needed`.
-    pub(crate) fn of(errno: Errno, needed: (u32, u32)) -> Self {
+    /// Establishes why the kernel answered `errno` to a call that it has since Linux `needed`, and that would have charged
+    /// `charge` bytes of locked memory, with what follows it.
+    pub(crate) fn of(errno: Errno, needed: (u32, u32), charge: u64) -> Self {
+        if let Some(refused) = MemlockRefusal::of(errno, charge).filter(|_| charges_rings(&release())) {
+            return Self { errno, cause: RingRefusalCause::LockedMemory(refused) };
+        }
         let capable = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
             && namespace::in_initial_user();
@@ -123,9 +130,17 @@ impl RingRefusal {
     }
 
     /// Returns the command that changes what refused, if a command can.
-    pub fn fix(&self) -> Option<&'static str> {
+    pub fn fix(&self) -> Option<String> {
+        self.advice()?.ok()
+    }
+
+    /// Returns the command, or what to do in words.
+    pub(crate) fn advice(&self) -> Option<Result<String, String>> {
         match self.cause {
-            RingRefusalCause::Sysctl(_) => Some("sudo sysctl kernel.io_uring_disabled=0"),
+            RingRefusalCause::Sysctl(_) => Some(Ok("sudo sysctl kernel.io_uring_disabled=0".to_owned())),
+            RingRefusalCause::LockedMemory(refused) => {
+                Some(MemlockLimit::here().raise_for_user(refused.requested))
+            }
             _ => None,
         }
     }
@@ -134,8 +149,25 @@ impl RingRefusal {
 impl RingRefusal {
     /// Formats the cause, with the command that fixes it.
     pub(crate) fn with_fix(&self) -> String {
-        self.fix().map_or_else(|| self.to_string(), |fix| format!("{self}; fix: {fix}"))
+        match self.advice() {
+            Some(Ok(fix) | Err(fix)) => format!("{self}; fix: {fix}"),
+            None => self.to_string(),
+        }
     }
+}
+
+/// Returns whether a kernel charges the memory of rings to `RLIMIT_MEMLOCK`: before Linux 5.12, and again since 6.14. Between
+/// them it is charged to the control group.
+fn charges_rings(release: &str) -> bool {
+    parse_release(release).is_some_and(|release| !((5, 12)..(6, 14)).contains(&release))
+}
+
+/// Returns the bytes of locked memory that a ring is charged at most.
+pub(crate) fn ring_bytes(depth: u32) -> u64 {
+    let page = rustix::param::page_size() as u64;
+    let entries = u64::from(depth).next_power_of_two();
+    // Submissions are 64 bytes and an index of 4; completions are twice as many of 16 bytes, after a header of some 320.
+    (entries * 64).next_multiple_of(page) + (entries * 36 + 512).next_multiple_of(page)
 }
 
 fn cause(
@@ -199,6 +231,7 @@ impl fmt::Display for RingRefusal {
                 write!(f, "it needs Linux {major}.{minor}, and this is {release} ({errno})")
             }
             RingRefusalCause::NotBuilt => write!(f, "this kernel was built without it ({errno})"),
+            RingRefusalCause::LockedMemory(refused) => write!(f, "{refused} ({errno})"),
             RingRefusalCause::Other => match errno.raw() {
                 libc::EMFILE | libc::ENFILE => write!(f, "{errno}: raise `ulimit -n`"),
                 _ => write!(f, "{errno}"),

@@ -1,5 +1,6 @@
 //! The limit of locked memory.
 
+use super::errno::Errno;
 use super::{namespace, text};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
@@ -35,10 +36,28 @@ impl MemlockLimit {
         self.soft.map(|soft| soft.saturating_sub(self.used.unwrap_or(0)))
     }
 
-    /// Returns the shell command that raises the limit by `more` bytes, to be run before the program: up to the hard limit as
-    /// this user, beyond it as root. Where no program may raise the hard limit, it is what to do instead, in words.
+    /// Returns the soft limit, if it binds this process.
+    pub(crate) fn binding(&self) -> Option<u64> {
+        self.soft.filter(|_| !self.lifted)
+    }
+
+    /// Returns the shell command that raises the limit by `more` bytes of this process, to be run before the program: up to the
+    /// hard limit as this user, beyond it as root. Where no program may raise the hard limit, it is what to do instead, in words.
+    ///
+    /// For memory that the kernel counts by process, as `mlock` and VFIO's type 1 do.
     pub fn raise_command(&self, more: u64) -> String {
         self.raise(more).unwrap_or_else(|words| words)
+    }
+
+    /// As [`raise_command`](Self::raise_command), where the limit refused `more` bytes of memory that the kernel counts by user,
+    /// as io_uring and AF_XDP do: what the user's other processes have is not known, and at most the limit.
+    pub fn raise_command_for_user(&self, more: u64) -> String {
+        self.raise_for_user(more).unwrap_or_else(|words| words)
+    }
+
+    /// As [`raise_command_for_user`](Self::raise_command_for_user): a command, or words.
+    pub(crate) fn raise_for_user(&self, more: u64) -> Result<String, String> {
+        raise(("l", 1024, "memlock"), self.soft.unwrap_or(0).saturating_add(more), self.hard)
     }
 
     /// As [`raise_command`](Self::raise_command): a command, or words.
@@ -67,12 +86,6 @@ fn raise_hard(name: &str, needed: u64, may: bool) -> Result<String, String> {
     }
 }
 
-/// Returns how memory registered with rings gets a limit of `needed` bytes.
-pub(crate) fn raise_memlock(needed: u64) -> String {
-    let hard = rustix::process::getrlimit(Resource::Memlock).maximum;
-    raise(("l", 1024, "memlock"), needed, hard).unwrap_or_else(|words| words)
-}
-
 /// Returns whether root can raise a hard limit from here: `CAP_SYS_RESOURCE` is in the bounding set, and not that of a user
 /// namespace of its own.
 fn may_raise_hard() -> bool {
@@ -86,15 +99,42 @@ impl fmt::Display for MemlockLimit {
             |bytes: Option<u64>| bytes.map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"));
         write!(f, "RLIMIT_MEMLOCK: soft {}, hard {}", bytes(self.soft), bytes(self.hard))?;
         if let Some(used) = self.used {
-            write!(f, ", {used} used")?;
+            write!(f, ", {used} used by this process")?;
         }
         if self.lifted { f.write_str("; lifted by CAP_IPC_LOCK") } else { Ok(()) }
     }
 }
 
+/// `RLIMIT_MEMLOCK` refused memory that the kernel counts by user: all processes of the user share the limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemlockRefusal {
+    /// Bytes that were refused.
+    pub requested: u64,
+    /// The limit in bytes.
+    pub limit: u64,
+}
+
+impl MemlockRefusal {
+    /// Returns it if `errno` of a call that would lock `requested` bytes is that of a limit, and one binds.
+    pub(crate) fn of(errno: Errno, requested: u64) -> Option<Self> {
+        let limit = MemlockLimit::here().binding().filter(|_| errno.raw() == libc::ENOMEM)?;
+        Some(Self { requested, limit })
+    }
+}
+
+impl fmt::Display for MemlockRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requested, limit } = self;
+        write!(
+            f,
+            "{requested} bytes more exceed RLIMIT_MEMLOCK, which is {limit} bytes for all processes of this user together"
+        )
+    }
+}
+
 /// Returns the limit that allows `more` bytes beside `used`. Where `limit` seems to suffice and refused them, memory of the
 /// user's other processes counts, which is not known and at most `limit`.
-pub(crate) fn raised(limit: u64, used: u64, more: u64) -> u64 {
+fn raised(limit: u64, used: u64, more: u64) -> u64 {
     let needed = used.saturating_add(more);
     if needed > limit { needed } else { limit.saturating_add(more) }
 }
@@ -200,5 +240,7 @@ mod tests {
         assert!(raise_hard("memlock", 5, false).unwrap_err().contains("memlock to 5"));
         // It would suffice for this process: the rest is in use by others.
         assert_eq!(limit(None).raise(1 << 20).unwrap(), "ulimit -l 9216");
+        // The user's other processes may have all of it.
+        assert_eq!(limit(None).raise_for_user(64 << 20).unwrap(), "ulimit -l 73728");
     }
 }

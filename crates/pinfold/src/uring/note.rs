@@ -1,9 +1,8 @@
 //! Features that a queue does without, as notices for the user.
 
-use crate::sys::kernel::{self, RingRefusal};
-use crate::sys::limits;
+use crate::sys::kernel::{self, RingRefusal, RingRefusalCause};
+use crate::sys::limits::{MemlockLimit, MemlockRefusal};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use std::fmt;
 
 /// A feature that a queue does without, and why. Transfers are slower, but do not fail.
@@ -16,12 +15,10 @@ pub enum Note {
     NotFixed {
         /// The number of bytes to be registered.
         requested: u64,
-        /// The number of bytes that this process has pinned or locked already.
-        used: u64,
-        /// The number that it may; `None` without a limit, or if CAP_IPC_LOCK lifts it.
-        limit: Option<u64>,
         /// The error.
         errno: Errno,
+        /// The limit of locked memory, if that refused them.
+        memlock: Option<MemlockRefusal>,
     },
     /// The file is not registered with the ring: the kernel looks it up for each transfer.
     FileNotRegistered {
@@ -37,6 +34,8 @@ pub enum Note {
     NotPolled {
         /// The error.
         errno: Errno,
+        /// The limit of locked memory, if that refused a ring that polls.
+        memlock: Option<MemlockRefusal>,
     },
     /// No io_uring: transfers are synchronous, by `pread` and `pwrite`.
     NoRing(RingRefusal),
@@ -62,75 +61,84 @@ pub enum BufferedReason {
 const UNPOLLED: [Errno; 3] = [Errno::OPNOTSUPP, Errno::INVAL, Errno::NODATA];
 
 impl Note {
-    /// Returns the limit of locked memory with which the buffers would be registered, if that limit refused them.
-    pub fn memlock_needed(&self) -> Option<u64> {
+    /// Returns what the limit of locked memory refused. The limit must rise by the sum of what it refused to all queues, since
+    /// all processes of the user share it.
+    pub fn memlock(&self) -> Option<MemlockRefusal> {
         match *self {
-            Self::NotFixed { requested, used, limit: Some(limit), errno: Errno::NOMEM } => {
-                Some(limits::raised(limit, used, requested))
-            }
+            Self::NotFixed { memlock, .. } | Self::NotPolled { memlock, .. } => memlock,
+            Self::NoRing(RingRefusal { cause: RingRefusalCause::LockedMemory(refused), .. }) => Some(refused),
             _ => None,
         }
     }
 
+    /// Returns the text without the command that fixes it.
+    pub fn without_fix(&self) -> impl fmt::Display {
+        WithoutFix(self)
+    }
+
+    fn fix(&self) -> Option<String> {
+        match self {
+            Self::NoRing(refusal) => refusal.advice().map(|advice| advice.unwrap_or_else(|words| words)),
+            note => Some(MemlockLimit::here().raise_command_for_user(note.memlock()?.requested)),
+        }
+    }
+
     pub(super) fn not_fixed(requested: u64, errno: Errno) -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let kib = |name: &str| -> u64 {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-        };
-        let used = (kib("VmPin:") + kib("VmLck:")) * 1024;
-        let limit = getrlimit(Resource::Memlock).current.filter(|_| !limits::has_ipc_lock());
-        Self::NotFixed { requested, used, limit, errno }
+        Self::NotFixed { requested, errno, memlock: MemlockRefusal::of(errno.into(), requested) }
     }
 }
 
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Buffered(BufferedReason::Refused(errno)) if *errno != Errno::INVAL => {
+        self.without_fix().fmt(f)?;
+        self.fix().map_or(Ok(()), |fix| write!(f, "; fix: {fix}"))
+    }
+}
+
+/// A note without its fix.
+struct WithoutFix<'n>(&'n Note);
+
+impl fmt::Display for WithoutFix<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Note::Buffered(BufferedReason::Refused(errno)) if *errno != Errno::INVAL => {
                 write!(f, "no O_DIRECT: fcntl: {errno}; data goes through the page cache")
             }
-            Self::Buffered(BufferedReason::Refused(errno)) => {
+            Note::Buffered(BufferedReason::Refused(errno)) => {
                 write!(
                     f,
                     "no O_DIRECT: the file system does not support it ({errno}); data goes through the page cache"
                 )
             }
-            Self::Buffered(BufferedReason::Block { requested, needed }) => write!(
+            Note::Buffered(BufferedReason::Block { requested, needed }) => write!(
                 f,
                 "no O_DIRECT: blocks of {requested} bytes, but the file needs multiples of {needed}; data goes through \
                  the page cache; use blocks of {needed} bytes or more"
             ),
-            Self::NotFixed { requested, used, limit: Some(limit), errno } if *errno == Errno::NOMEM => {
-                write!(
-                    f,
-                    "no fixed buffers: {requested} bytes requested, {used} pinned already, {limit} allowed; \
-                 fix: {}",
-                    limits::raise_memlock(limits::raised(*limit, *used, *requested))
-                )
-            }
-            Self::NotFixed { requested, errno, .. } => {
+            Note::NotFixed { memlock: Some(refused), .. } => write!(f, "no fixed buffers: {refused}"),
+            Note::NotFixed { requested, errno, .. } => {
                 write!(f, "no fixed buffers: the kernel refuses to register {requested} bytes ({errno})")
             }
-            Self::FileNotRegistered { errno } => {
+            Note::FileNotRegistered { errno } => {
                 write!(f, "the file is not registered with the ring ({errno})")
             }
-            Self::NotDeferred { errno } if kernel::at_least((6, 1)) => {
+            Note::NotDeferred { errno } if *errno != Errno::INVAL || kernel::at_least((6, 1)) => {
                 write!(f, "completions interrupt their thread: the kernel refuses to defer them ({errno})")
             }
-            Self::NotDeferred { errno } => {
+            Note::NotDeferred { errno } => {
                 write!(f, "completions interrupt their thread ({errno}); Linux 6.1 or later defers them")
             }
-            Self::NotPolled { errno } if !UNPOLLED.contains(errno) => {
+            Note::NotPolled { memlock: Some(refused), .. } => write!(f, "no polling: {refused}"),
+            Note::NotPolled { errno, .. } if !UNPOLLED.contains(errno) => {
                 write!(f, "no polling: the kernel refuses it ({errno})")
             }
-            Self::NotPolled { errno } => write!(
+            Note::NotPolled { errno, .. } => write!(
                 f,
                 "no polling: the file does not support it ({errno}); it needs O_DIRECT and a device with poll queues \
                  (for NVMe: the module's parameter poll_queues)"
             ),
-            Self::NoRing(refusal) => {
-                write!(f, "no io_uring: {}", refusal.with_fix())
+            Note::NoRing(refusal) => {
+                write!(f, "no io_uring: {}", refusal)
             }
         }
     }

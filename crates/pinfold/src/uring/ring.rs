@@ -53,7 +53,10 @@ impl Ring {
         if options.ring {
             match setup::make(file, options, notes) {
                 Ok(made) => return Self::Uring(Box::new(Uring { made, in_kernel: 0 })),
-                Err(errno) => notes.push(Note::NoRing(RingRefusal::of(errno.into(), (5, 6)))),
+                Err(errno) => {
+                    let charge = setup::charge(options);
+                    notes.push(Note::NoRing(RingRefusal::of(errno.into(), (5, 6), charge)));
+                }
             }
         }
         Self::Plain(VecDeque::with_capacity(options.depth as usize))

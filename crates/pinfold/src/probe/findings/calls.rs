@@ -1,8 +1,10 @@
 //! Facilities found by trying them: io_uring, AF_XDP, pagemap, userfaultfd.
 
+use super::memory::SUGGESTED;
 use crate::probe::facts::Facts;
 use crate::probe::finding::{Finding, State, bytes, denied, finding};
 use crate::probe::live::{Answer, Refused};
+use crate::sys::kernel::RingRefusalCause;
 
 /// The memory for packets of `pinfold receive`, for each queue, by default.
 const PACKETS: u64 = 32 << 20;
@@ -30,8 +32,14 @@ fn io_uring(facts: &Facts) -> Finding {
     let ring = match &facts.live.io_uring {
         Ok(ring) => ring,
         Err(refusal) => {
-            let found = finding(what, State::Missing, format!("cannot create a ring: {refusal}"));
-            return Finding { remedy: refusal.fix().map(str::to_owned), ..found };
+            let detail = format!("cannot create a ring: {refusal}");
+            return match refusal.cause {
+                // The same command as for the limit itself, since a ring is not all that a run locks.
+                RingRefusalCause::LockedMemory(_) => {
+                    finding(what, State::Limited, detail).fixed_if(facts.memlock.raise_for_user(SUGGESTED))
+                }
+                _ => Finding { remedy: refusal.fix(), ..finding(what, State::Missing, detail) },
+            };
         }
     };
     let has = [
@@ -59,9 +67,10 @@ fn af_xdp(facts: &Facts) -> Finding {
             Some(left) => {
                 let (left, needed) = (bytes(left), bytes(PACKETS));
                 let detail = format!(
-                    "works with {left} of locked memory; `pinfold receive` needs {needed} a queue by default"
+                    "works with {left} of locked memory, less what the user's other processes have; `pinfold receive` needs \
+                     {needed} a queue by default"
                 );
-                finding(what, State::Limited, detail).fixed_if(facts.memlock.raise(PACKETS))
+                finding(what, State::Limited, detail).fixed_if(facts.memlock.raise_for_user(SUGGESTED))
             }
             None => finding(what, State::Good, "a socket, its memory and its program can be created"),
         },
@@ -71,10 +80,15 @@ fn af_xdp(facts: &Facts) -> Finding {
             Finding { remedy: fix, ..finding(what, State::Limited, format!("{call}: {errno}: {why}")) }
         }
         Err(Refused { call, errno }) if [libc::ENOBUFS, libc::ENOMEM].contains(&errno.raw()) => {
-            let found = finding(what, State::Limited, format!("{call}: {errno}: 1 MiB cannot be locked"));
-            match facts.memlock.left() {
-                Some(_) => found.fixed_if(facts.memlock.raise(PACKETS)),
-                None => found,
+            match facts.memlock.binding() {
+                Some(limit) => {
+                    let limit = bytes(limit);
+                    let detail = format!(
+                        "{call}: {errno}: 1 MiB more exceeds RLIMIT_MEMLOCK, which is {limit} for all processes of this user together"
+                    );
+                    finding(what, State::Limited, detail).fixed_if(facts.memlock.raise_for_user(SUGGESTED))
+                }
+                None => finding(what, State::Limited, format!("{call}: {errno}: 1 MiB cannot be locked")),
             }
         }
         Err(Refused { call, errno }) => finding(what, State::Missing, format!("{call}: {errno}")),

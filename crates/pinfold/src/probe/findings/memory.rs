@@ -12,7 +12,7 @@ const ENOUGH: u64 = 256 << 20;
 /// A server of many clients, or as many queues.
 const ENOUGH_FILES: u64 = 256;
 /// How much the suggested commands reserve.
-const SUGGESTED: u64 = 1 << 30;
+pub(super) const SUGGESTED: u64 = 1 << 30;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![memory(facts)];
@@ -146,15 +146,17 @@ fn memlock(facts: &Facts) -> Finding {
     let limit = &facts.memlock;
     let what = "MEMLOCK";
     let words = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), bytes);
-    let used = limit.used.map_or(String::new(), |used| format!(", {} used", bytes(used)));
+    let used = limit.used.map_or(String::new(), |used| format!(", {} used by this process", bytes(used)));
     let detail = format!("soft {}, hard {}{used}", words(limit.soft), words(limit.hard));
     if limit.lifted {
         return finding(what, State::Good, format!("{detail}; CAP_IPC_LOCK lifts it"));
     }
+    // No file tells what the user's other processes have.
+    let detail = format!("{detail}; io_uring and AF_XDP count all processes of this user");
     match limit.left() {
         None => finding(what, State::Good, detail),
         Some(left) if left >= ENOUGH => finding(what, State::Good, detail),
-        Some(_) => finding(what, State::Limited, detail).fixed_if(limit.raise(SUGGESTED)),
+        Some(_) => finding(what, State::Limited, detail).fixed_if(limit.raise_for_user(SUGGESTED)),
     }
 }
 

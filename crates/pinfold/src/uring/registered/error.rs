@@ -1,7 +1,7 @@
 //! Why buffers were not registered with a ring.
 
 use crate::sys::kernel;
-use crate::sys::limits::MemlockLimit;
+use crate::sys::limits::{MemlockLimit, MemlockRefusal};
 use crate::sys::{Errno, uring};
 use pinfold_core::registered::BufferIndex;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,8 +27,9 @@ pub enum RegisterError {
     OtherThread,
     /// The process may not pin that much.
     #[error(
-        "{requested} bytes requested, {} pinned or locked already, {} allowed; fix: {}",
-        limit.used.unwrap_or(0), limit.soft.unwrap_or(u64::MAX), limit.raise_command(*requested)
+        "{}; fix: {}",
+        MemlockRefusal { requested: *requested, limit: limit.soft.unwrap_or(u64::MAX) },
+        limit.raise_command_for_user(*requested)
     )]
     Memlock {
         /// The number of bytes to be pinned.
@@ -125,7 +126,7 @@ impl RegisterError {
             libc::EBADF | libc::EBADFD => Self::NoRing { errno },
             libc::EBUSY => Self::HasTable,
             libc::EEXIST => Self::OtherThread,
-            libc::ENOMEM if MemlockLimit::here().left().is_some() => {
+            libc::ENOMEM if MemlockLimit::here().binding().is_some() => {
                 Self::Memlock { requested, limit: MemlockLimit::here() }
             }
             libc::EFAULT | libc::EOPNOTSUPP => Self::Memory { errno },

@@ -5,6 +5,8 @@ use super::super::note::Note;
 use super::super::registered::places::Places;
 use super::super::slot::Options;
 use crate::memory::Fixed;
+use crate::sys::kernel::ring_bytes;
+use crate::sys::limits::MemlockRefusal;
 use crate::sys::uring;
 use io_uring::{IoUring, Probe, opcode, types};
 use rustix::io::Errno;
@@ -29,7 +31,10 @@ pub(super) fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>
     if options.poll {
         match polling(file, options) {
             Ok(polling) => (ring, polled) = (polling, true),
-            Err(errno) => notes.push(Note::NotPolled { errno }),
+            Err(errno) => {
+                let memlock = MemlockRefusal::of(errno.into(), ring_bytes(options.depth));
+                notes.push(Note::NotPolled { errno, memlock });
+            }
         }
     }
     let registered = ring.submitter().register_files(&[file.as_raw_fd()]);
@@ -41,6 +46,12 @@ pub(super) fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>
         None
     });
     Ok(Made { ring, one_thread, polled, file_registered: registered.is_ok(), fixed })
+}
+
+/// Returns the bytes of locked memory that all of it is charged at most: a ring that polls is made beside the first one.
+pub(super) fn charge(options: &Options<'_, '_>) -> u64 {
+    let buffers: u64 = options.fixed.iter().map(|memory| memory.len as u64).sum();
+    ring_bytes(options.depth) * (1 + u64::from(options.poll)) + buffers
 }
 
 /// Creates a ring, bound to this thread if that is requested and supported.

@@ -5,6 +5,7 @@ use super::memory::{arena, create, pattern, without_ipc_lock};
 use super::transfers::round_trip;
 use super::*;
 use crate::sys::kernel::{RingRefusal, RingRefusalCause};
+use crate::sys::limits::MemlockRefusal;
 use rustix::io::Errno;
 
 #[test]
@@ -20,14 +21,14 @@ fn an_insufficient_memlock_is_a_note_with_figures_and_the_command() {
     let notes = without_ipc_lock(|| {
         round_trip(&path, &pattern(50_000, 4), 4096, memory, &Options { fixed: &fixed, ..Options::default() })
     });
-    let [.., Note::NotFixed { requested: said, limit: Some(of), errno: Errno::NOMEM, .. }] = notes[..] else {
+    let [.., Note::NotFixed { memlock: Some(refused), errno: Errno::NOMEM, .. }] = notes[..] else {
         // No ring at all, or none that counts.
         assert!(notes.iter().any(|note| matches!(note, Note::NoRing(_))), "{notes:?}");
         return;
     };
-    assert_eq!((said, of), (asked, limit));
+    assert_eq!((refused.requested, refused.limit), (asked, limit));
     let text = notes.last().unwrap().to_string();
-    assert!(text.contains(&format!("{asked} bytes requested")) && text.contains("; fix: "), "{text}");
+    assert!(text.contains(&format!("{asked} bytes more")) && text.contains("; fix: "), "{text}");
 }
 
 #[test]
@@ -75,11 +76,22 @@ fn notes_name_the_command_that_fixes_them() {
             .contains("; fix: sudo sysctl kernel.io_uring_disabled=0")
     );
     assert!(!refused(Errno::PERM, RingRefusalCause::Filter { seccomp: true }).contains("fix:"));
-    // The account of this process would allow it, so another process of the user has the rest.
-    let note = Note::NotFixed { requested: 4096, used: 0, limit: Some(8192), errno: Errno::NOMEM };
-    assert_eq!(note.memlock_needed(), Some(12288));
-    assert!(text(Note::NotPolled { errno: Errno::OPNOTSUPP }).contains("the file does not support it"));
-    assert!(!text(Note::NotPolled { errno: Errno::PERM }).contains("the file"));
+    let memlock = Some(MemlockRefusal { requested: 4096, limit: 8192 });
+    let refused = RingRefusalCause::LockedMemory(MemlockRefusal { requested: 4096, limit: 8192 });
+    for note in [
+        Note::NotFixed { requested: 4096, errno: Errno::NOMEM, memlock },
+        Note::NotPolled { errno: Errno::NOMEM, memlock },
+        Note::NoRing(RingRefusal { errno: Errno::NOMEM.into(), cause: refused }),
+    ] {
+        assert_eq!(note.memlock(), memlock);
+        assert!(note.to_string().contains("8192 bytes for all processes of this user"), "{note}");
+        assert!(note.to_string().contains("; fix: ") && !note.without_fix().to_string().contains("fix:"));
+    }
+    assert!(
+        text(Note::NotPolled { errno: Errno::OPNOTSUPP, memlock: None })
+            .contains("the file does not support it")
+    );
+    assert!(!text(Note::NotPolled { errno: Errno::PERM, memlock: None }).contains("the file"));
     assert!(!text(Note::Buffered(BufferedReason::Refused(Errno::PERM))).contains("does not support"));
     let why = BufferedReason::Block { requested: 512, needed: 4096 };
     assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
