@@ -180,7 +180,7 @@ pub(crate) enum Failure {
     },
     /// A thread could not be started.
     #[error("a thread could not be started: {0}")]
-    Thread(std::io::Error),
+    Thread(String),
     /// The signal handlers could not be installed.
     #[error("handlers for signals could not be installed: {0}")]
     Signals(std::io::Error),

@@ -3,6 +3,7 @@
 
 use crate::output;
 use pinfold::Signals;
+use pinfold::probe::threads;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::io;
 use std::sync::Arc;
@@ -39,7 +40,10 @@ impl Interrupt {
         let raised = Arc::clone(&flag);
         let watcher = std::thread::Builder::new().name("signals".into());
         watcher.spawn(move || watch(signals, &raised)).map_err(|error| {
-            io::Error::new(error.kind(), format!("no thread to wait for them could be started: {error}"))
+            io::Error::new(
+                error.kind(),
+                format!("no thread to wait for them could be started: {}", threads::refusal(&error)),
+            )
         })?;
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         Ok(Self { flag, parent: None })

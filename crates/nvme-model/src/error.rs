@@ -33,7 +33,7 @@ pub enum ModelError {
         max: u64,
     },
     /// The thread could not be started.
-    #[error("cannot start the thread of the model controller: {0}")]
+    #[error("cannot start the thread of the model controller: {}", pinfold::probe::threads::refusal(.0))]
     Thread(io::Error),
     /// The eventfd of an interrupt vector could not be created.
     #[error(

@@ -28,6 +28,7 @@ pub use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 pub use crate::sys::limits::{MemlockRefusal, OpenFiles, SystemMemory};
 pub use crate::sys::privileges::Privileges;
 pub use crate::sys::roots::Roots;
+pub use crate::sys::threads;
 pub use devices::{Access, Bound, Device, IommuGroup, Node, Unreadable, Vfio};
 pub use facts::{Facts, NumaNode};
 pub use finding::{Finding, State};

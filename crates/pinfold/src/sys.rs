@@ -26,6 +26,7 @@ pub(crate) mod roots;
 pub(crate) mod signals;
 pub(crate) mod smaps;
 pub(crate) mod text;
+pub mod threads;
 pub(crate) mod uring;
 pub(crate) mod userfault;
 pub(crate) mod vfio;

@@ -16,6 +16,7 @@ use crate::setup::open::OpenTarget;
 use crate::signal::Interrupt;
 use crate::targets::target::Target;
 use crate::units::ByteSize;
+use pinfold::probe::threads;
 use pinfold::xdp::default_route_over;
 use pinfold_xdp::socket::BusyPoll;
 use pinfold_xdp::{ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, Socket, redirect};
@@ -196,7 +197,7 @@ fn receive(
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
                     shared.stop.raise();
-                    ended.result = Err(Failure::Thread(error));
+                    ended.result = Err(Failure::Thread(threads::refusal(&error)));
                     break;
                 }
             }

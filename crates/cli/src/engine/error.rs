@@ -37,17 +37,14 @@ pub(crate) enum EngineError {
         writes: u32,
     },
     /// A thread could not be started.
-    #[error(
-        "no thread for job {job} of {jobs}: {error}; use fewer with --numjobs, or raise the limit (`ulimit -u`, the \
-         cgroup's pids.max)"
-    )]
+    #[error("no thread for job {job} of {jobs}: {error}, or use fewer with --numjobs")]
     NoThread {
         /// The job, from 1.
         job: usize,
         /// How many jobs were requested.
         jobs: usize,
-        /// The system's error.
-        error: std::io::Error,
+        /// The system's error, and the limit that refused it.
+        error: String,
     },
     /// All buffers are quarantined.
     #[error(

@@ -104,6 +104,7 @@ pub(crate) fn run<B: DataBuffer + Send>(
                 Ok(thread) => threads.push(thread),
                 // Its buffers were dropped with it, which frees them.
                 Err(error) => {
+                    let error = pinfold::probe::threads::refusal(&error);
                     ended = Some(EngineError::NoThread { job: number, jobs: count, error });
                     stop.raise();
                     break;

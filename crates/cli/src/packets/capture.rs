@@ -3,6 +3,7 @@
 use crate::signal::Interrupt;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, PcapError};
+use pinfold::probe::threads;
 use pinfold_xdp::{LinkType, Packet};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -82,7 +83,9 @@ impl Capture {
         let (sender, packets) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("capture".into());
         let folder = path.to_owned();
-        let thread = thread.spawn(move || write(writer, &output, &folder, &packets)).map_err(failed)?;
+        let thread = thread
+            .spawn(move || write(writer, &output, &folder, &packets))
+            .map_err(|error| failed(io::Error::new(error.kind(), threads::refusal(&error))))?;
         Ok(Some(Self { path: path.to_owned(), sender, ended, thread }))
     }
 

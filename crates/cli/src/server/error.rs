@@ -121,8 +121,8 @@ pub(crate) enum ServeError {
     )]
     Unflushed(String),
     /// A thread could not be started.
-    #[error("a thread of the server could not be started: {0}; lower --threads")]
-    Thread(io::Error),
+    #[error("a thread of the server could not be started: {0}, or lower --threads")]
+    Thread(String),
     /// Too little memory to serve any client.
     #[error("--buffers {asked}: {threads} threads need at least {needed} bytes")]
     Buffers {

@@ -8,6 +8,7 @@ use super::stats::ServeStats;
 use crate::engine::worker::WorkerStats;
 use crate::signal::Interrupt;
 use crate::targets::target::Target;
+use pinfold::probe::threads;
 use pinfold::{ArenaMemory, Buffer};
 use pinfold_nbd::Export;
 use pinfold_nvme::EventFd;
@@ -90,8 +91,9 @@ pub(crate) fn run(
         for (number, each) in (1..).zip(loops) {
             let thread = spawn(format!("serve {number}")).spawn_scoped(scope, move || run_loop(each));
             threads.push(thread.map_err(|error| {
+                let error = ServeError::Thread(threads::refusal(&error));
                 stop.raise();
-                ServeError::Thread(error)
+                error
             })?);
         }
         let acceptor = spawn("accept".into()).spawn_scoped(scope, move || {
@@ -101,8 +103,9 @@ pub(crate) fn run(
             refused
         });
         let acceptor = acceptor.map_err(|error| {
+            let error = ServeError::Thread(threads::refusal(&error));
             stop.raise();
-            ServeError::Thread(error)
+            error
         })?;
         let last = last.map(run_loop);
         let mut served = Served::default();

@@ -487,6 +487,28 @@ fn a_ring_refused_by_the_limit_of_locked_memory_is_not_missing() {
     assert!(memlock_of(&fix.unwrap_or(detail.replace("RLIMIT_MEMLOCK", ""))) > 1 << 30);
 }
 
+#[test]
+fn the_limit_that_refuses_a_thread_is_named() {
+    let (_folder, file) = shared_file();
+    let line = format!("io {file} --bs 4k --numjobs 12 --time_based --runtime 60");
+    if let Some(group) = Group::new("pids", "pids") {
+        let name = group.set("pids.max", "pids.max", "6").unwrap().display().to_string();
+        let ended = group.run(&line);
+        assert!(!ended.err.contains("ulimit"), "{ended:?}");
+        ended.failed(1, &["of 12", &format!("{name} is 6, 6 in use; raise it, or use fewer with --numjobs")]);
+    }
+    let user = 0x7100_0000 + std::process::id();
+    let by =
+        format!("prlimit --nproc=6:6 setpriv --reuid={user} --regid={user} --clear-groups --inh-caps=-all");
+    let by = words(&by);
+    if !is_root() || run_by(&by, "--version").code != Some(0) {
+        return skipped("needs root, for a user of its own");
+    }
+    let ended = run_by(&by, &line);
+    assert!(!ended.err.contains("pids.max"), "{ended:?}");
+    ended.failed(1, &["of 12", "RLIMIT_NPROC", "is 6, 6 in use; raise it, or use fewer with --numjobs"]);
+}
+
 /// Asserts that the fix, which is for a process started by `by`, names a value or a file that is not already so.
 #[track_caller]
 fn changes_something(fix: &str, by: &[&str]) {

@@ -71,9 +71,15 @@ pub fn hugetlb(proc: &Path, page: PageSize) -> GroupLimits {
     read(proc, Resource::Hugetlb(page))
 }
 
+/// Returns the limits of threads: `limit` and `used` count them.
+pub(crate) fn threads(proc: &Path) -> GroupLimits {
+    read(proc, Resource::Threads)
+}
+
 #[derive(Clone, Copy)]
 enum Resource {
     Memory,
+    Threads,
     Hugetlb(PageSize),
 }
 
@@ -82,6 +88,7 @@ impl Resource {
     fn controller(self) -> &'static str {
         match self {
             Self::Memory => "memory",
+            Self::Threads => "pids",
             Self::Hugetlb(_) => "hugetlb",
         }
     }
@@ -92,6 +99,7 @@ impl Resource {
         let pair = |prefix: &str| (format!("{prefix}.{limit}"), format!("{prefix}.{usage}"));
         match self {
             Self::Memory => vec![pair("memory")],
+            Self::Threads => vec![("pids.max".to_owned(), "pids.current".to_owned())],
             Self::Hugetlb(page) => {
                 let size = if page == PageSize::Size1G { "1GB" } else { "2MB" };
                 // Pages in use, and (Linux 5.7) pages that a mapping has reserved.

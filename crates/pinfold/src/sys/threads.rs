@@ -1,0 +1,130 @@
+//! Which limit refuses another thread.
+
+use super::{control_group, limits, namespace, text};
+use rustix::process::Resource;
+use rustix::thread::CapabilitySet;
+use std::path::Path;
+
+/// The stack that the standard library maps for a thread.
+const STACK: u64 = 2 << 20;
+
+/// What limits the number of threads: each with the number that are there, as far as that can be read.
+struct Limit {
+    name: String,
+    limit: u64,
+    used: Option<u64>,
+}
+
+impl Limit {
+    fn refuses(&self) -> bool {
+        self.used.is_some_and(|used| used >= self.limit)
+    }
+
+    fn text(&self) -> String {
+        let Self { name, limit, used } = self;
+        used.map_or_else(|| format!("{name} is {limit}"), |used| format!("{name} is {limit}, {used} in use"))
+    }
+}
+
+/// Describes why a thread could not be started, to be called before others end: the error, and for that of a limit the one that
+/// refuses, or the values of all that may have if none does now.
+pub fn refusal(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOMEM) => format!("{error}: {}", cause(Path::new("/proc"))),
+        _ => error.to_string(),
+    }
+}
+
+fn cause(proc: &Path) -> String {
+    // A stack that cannot be mapped is reported in the same way.
+    if let Some((left, limit)) = limits::address_space().filter(|(left, _)| *left < STACK) {
+        return format!(
+            "RLIMIT_AS (`ulimit -v`) of {limit} bytes leaves {left} for its stack of {STACK}; raise it"
+        );
+    }
+    let limits = all(proc);
+    let refusing: Vec<_> = limits.iter().filter(|limit| limit.refuses()).map(Limit::text).collect();
+    match (refusing.is_empty(), limits.is_empty()) {
+        (false, _) => format!("{}; raise it", refusing.join("; ")),
+        (true, false) => {
+            let values: Vec<_> = limits.iter().map(Limit::text).collect();
+            format!("no limit is known to refuse it now: {}", values.join("; "))
+        }
+        (true, true) => "no limit of threads can be read here".to_owned(),
+    }
+}
+
+fn all(proc: &Path) -> Vec<Limit> {
+    let groups = control_group::threads(proc).limits.into_iter().map(|group| Limit {
+        name: group.file.display().to_string(),
+        limit: group.limit,
+        used: Some(group.used),
+    });
+    let user = of_user().map(|limit| Limit {
+        name: "RLIMIT_NPROC (`ulimit -u`) for all processes of this user".to_owned(),
+        limit,
+        used: threads_of_user(proc),
+    });
+    // `0.52 0.58 0.59 2/345 6789`: runnable threads, and all of them.
+    let loads = text::word(&proc.join("loadavg")).unwrap_or_default();
+    let total = loads.split_whitespace().nth(3).and_then(|both| both.split_once('/')?.1.parse().ok());
+    let machine = text::number(&proc.join("sys/kernel/threads-max")).map(|limit| Limit {
+        name: "kernel.threads-max".to_owned(),
+        limit,
+        used: total,
+    });
+    groups.chain(user).chain(machine).collect()
+}
+
+/// Returns `RLIMIT_NPROC`, if it binds: not root, and not with CAP_SYS_RESOURCE or CAP_SYS_ADMIN, all of the initial user namespace.
+fn of_user() -> Option<u64> {
+    let limit = rustix::process::getrlimit(Resource::Nproc).current?;
+    let lifting = CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
+    let lifted = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.intersects(lifting));
+    let exempt = namespace::in_initial_user() && (rustix::process::getuid().is_root() || lifted);
+    (!exempt).then_some(limit)
+}
+
+/// Returns how many threads of this process's user are visible in `proc`; there may be others, in other namespaces.
+fn threads_of_user(proc: &Path) -> Option<u64> {
+    let user = rustix::process::getuid().as_raw().to_string();
+    let of_process = |name: String| {
+        let status = text::all(&proc.join(name).join("status")).ok()?;
+        let field =
+            |key: &str| status.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next());
+        field("Uid:").filter(|real| *real == user)?;
+        field("Threads:")?.parse::<u64>().ok()
+    };
+    let processes = text::names(proc).into_iter().filter(|name| name.bytes().all(|c| c.is_ascii_digit()));
+    let threads: u64 = processes.filter_map(of_process).sum();
+    (threads > 0).then_some(threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_that_refuses_is_named_or_all_values() {
+        let limit = |name: &str, limit, used| Limit { name: name.into(), limit, used };
+        assert!(limit("a", 5, Some(5)).refuses() && !limit("a", 5, Some(4)).refuses());
+        assert!(!limit("a", 5, None).refuses(), "not known");
+        let machine = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = machine.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("sys/kernel/threads-max", "346\n");
+        write("loadavg", "0.52 0.58 0.59 2/345 6789\n");
+        let text = cause(machine.path());
+        assert!(
+            text.starts_with("no limit is known") && text.contains("threads-max is 346, 345 in use"),
+            "{text}"
+        );
+        write("sys/kernel/threads-max", "345\n");
+        assert_eq!(cause(machine.path()), "kernel.threads-max is 345, 345 in use; raise it");
+        let other = std::io::Error::from_raw_os_error(libc::EINVAL);
+        assert_eq!(refusal(&other), other.to_string());
+    }
+}
