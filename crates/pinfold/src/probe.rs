@@ -26,6 +26,7 @@ pub use crate::sys::hugepages;
 pub use crate::sys::hugepages::{HugetlbPool, Thp};
 pub use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 pub use crate::sys::limits::{MemlockRefusal, OpenFiles, SystemMemory};
+pub use crate::sys::namespace::placed;
 pub use crate::sys::privileges::Privileges;
 pub use crate::sys::roots::Roots;
 pub use crate::sys::threads;

@@ -19,7 +19,7 @@ pub(super) fn commands(stack: &Stack, to_rings: u64) -> Vec<String> {
         _ => None,
     });
     fixes.extend(memlock(not_locked, to_rings, pinfold::xdp::memlock_limit));
-    fixes
+    fixes.iter().map(|fix| pinfold::probe::placed(fix)).collect()
 }
 
 /// Sums up the missing hugepages, on top of those the pool has, and returns every other command once.

@@ -296,7 +296,7 @@ fn doctor_and_receive_agree_on_af_xdp() {
             }
             return skipped(&format!("no AF_XDP: {detail}"));
         };
-        if detail.contains("cannot be locked") {
+        if detail.contains("for all processes of this user") {
             // Other processes of this user, all of which count, have the rest of the limit.
             skipped(&detail);
             continue;
@@ -507,6 +507,25 @@ fn the_limit_that_refuses_a_thread_is_named() {
     let ended = run_by(&by, &line);
     assert!(!ended.err.contains("pids.max"), "{ended:?}");
     ended.failed(1, &["of 12", "RLIMIT_NPROC", "is 6, 6 in use; raise it, or use fewer with --numjobs"]);
+}
+
+#[test]
+fn a_fix_that_works_elsewhere_only_says_where() {
+    let line = "io soft:4M --size 4M --memory hugetlb-1g";
+    let here = pinfold(&words(line));
+    if !here.err.contains("; fix: sudo ") {
+        return skipped(&format!("pages of 1 GiB are free, or not supported: {here:?}"));
+    }
+    if !works(&["unshare", "-Ur", "true"]) {
+        return skipped("no user namespaces");
+    }
+    run(&["unshare", "-Ur"], line).failed(1, &["; fix: outside of this user namespace: sudo "]);
+    // The pool of these pages is set below either of them.
+    let frozen = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && mount -o remount,bind,ro /sys";
+    if is_root() && works(&["unshare", "-m", "sh", "-c", frozen]) {
+        run_after(&["unshare", "-m"], frozen, line)
+            .failed(1, &["; fix: on the host (", "is read-only here): sudo "]);
+    }
 }
 
 /// Asserts that the fix, which is for a process started by `by`, names a value or a file that is not already so.

@@ -3,6 +3,7 @@
 use crate::sys::Errno;
 use crate::sys::control_group::GroupLimit;
 use crate::sys::limits::MemlockLimit;
+use crate::sys::namespace::placed;
 use pinfold_core::addr::PageSize;
 use std::fmt;
 use std::str::FromStr;
@@ -125,7 +126,7 @@ impl fmt::Display for SourceUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.source, self.reason)?;
         match &self.fix {
-            Some(command) => write!(f, "; fix: {command}"),
+            Some(command) => write!(f, "; fix: {}", placed(command)),
             None => Ok(()),
         }
     }

@@ -7,6 +7,7 @@ mod memory;
 use super::facts::Facts;
 use super::finding::{Finding, State, finding};
 use crate::sys::kernel::parse_release;
+use crate::sys::namespace;
 
 impl Facts {
     /// Returns one finding per facility, in the order in which memory reaches a device.
@@ -22,19 +23,8 @@ impl Facts {
     /// and not on a file system that is read-only here. Then the detail says where.
     fn where_it_works(&self, finding: Finding) -> Finding {
         let Some(remedy) = &finding.remedy else { return finding };
-        let file = match remedy.strip_prefix("sudo sysctl ") {
-            Some(_) => Some("/proc/sys"),
-            None if remedy.contains("> /sys/fs/cgroup/") => Some("/sys/fs/cgroup"),
-            None if remedy.contains("> /sys/") => Some("/sys"),
-            None => None,
-        };
-        let place = match file.filter(|file| self.live.read_only.contains(file)) {
-            _ if !self.live.privileges.initial_user_namespace && remedy.starts_with("sudo ") => {
-                "outside of this user namespace".to_owned()
-            }
-            Some(file) => format!("on the host ({file} is read-only here)"),
-            None => return finding,
-        };
+        let initial = self.live.privileges.initial_user_namespace;
+        let Some(place) = namespace::place_of(remedy, initial, &self.live.read_only) else { return finding };
         let detail = format!("{}; {place}: {remedy}", finding.detail);
         Finding { detail, remedy: None, ..finding }
     }

@@ -3,6 +3,7 @@
 use crate::memory::{Source, SourceUnavailable, try_one_page};
 use crate::sys::kernel::{RingRefusal, ring_bytes};
 use crate::sys::limits::{self, OpenFiles};
+use crate::sys::namespace;
 use crate::sys::privileges::Privileges;
 use crate::sys::{Errno, query, text};
 use io_uring::{IoUring as Ring, Probe, opcode};
@@ -94,19 +95,11 @@ impl Live {
             pagemap: query::pagemap().into(),
             privileges: Privileges::here(),
             open_files: OpenFiles::here(),
-            read_only: read_only(),
+            read_only: namespace::read_only(),
             grub: grub(),
             address_space: limits::address_space(),
         }
     }
-}
-
-fn read_only() -> Vec<&'static str> {
-    let is_read_only = |path: &&str| {
-        let mount = rustix::fs::statvfs(*path);
-        mount.is_ok_and(|mount| mount.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
-    };
-    ["/proc/sys", "/sys", "/sys/fs/cgroup"].into_iter().filter(is_read_only).collect()
 }
 
 fn grub() -> bool {

@@ -147,12 +147,14 @@ impl RingRefusal {
 }
 
 impl RingRefusal {
-    /// Formats the cause, with the command that fixes it.
+    /// Formats the cause, with the command that fixes it, or what to do in words.
     pub(crate) fn with_fix(&self) -> String {
-        match self.advice() {
-            Some(Ok(fix) | Err(fix)) => format!("{self}; fix: {fix}"),
-            None => self.to_string(),
-        }
+        self.placed_fix().map_or_else(|| self.to_string(), |fix| format!("{self}; fix: {fix}"))
+    }
+
+    /// Returns the command, with the place where it works if that is not here, or what to do in words.
+    pub(crate) fn placed_fix(&self) -> Option<String> {
+        Some(self.advice()?.map_or_else(|words| words, |command| namespace::placed(&command)))
     }
 }
 

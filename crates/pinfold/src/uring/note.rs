@@ -78,7 +78,7 @@ impl Note {
 
     fn fix(&self) -> Option<String> {
         match self {
-            Self::NoRing(refusal) => refusal.advice().map(|advice| advice.unwrap_or_else(|words| words)),
+            Self::NoRing(refusal) => refusal.placed_fix(),
             note => Some(MemlockLimit::here().raise_command_for_user(note.memlock()?.requested)),
         }
     }
