@@ -191,6 +191,10 @@ pub(crate) fn load_send(interface: u32) -> Result<OwnedFd, Errno> {
     load(&send(interface))
 }
 
+/// How often a load is tried again. The kernel's check of a program ends with `EAGAIN` when the thread has work to do for a signal
+/// or a descriptor that was just closed; libbpf tries as often.
+const LOAD_RETRIES: u32 = 5;
+
 fn load(program: &[Instruction]) -> Result<OwnedFd, Errno> {
     let license = c"MIT";
     let load = ProgramLoad {
@@ -203,9 +207,15 @@ fn load(program: &[Instruction]) -> Result<OwnedFd, Errno> {
         attach_type: XDP_ATTACH,
         ..ProgramLoad::default()
     };
-    // SAFETY: the structure that `BPF_PROG_LOAD` takes; it refers to as many instructions as it says and to a string, which
-    // outlive the call.
-    unsafe { descriptor(PROGRAM_LOAD, &load) }
+    let mut tries = 0;
+    loop {
+        // SAFETY: the structure that `BPF_PROG_LOAD` takes; it refers to as many instructions as it says and to a string, which
+        // outlive the call.
+        match unsafe { descriptor(PROGRAM_LOAD, &load) } {
+            Err(errno) if errno.raw() == libc::EAGAIN && tries < LOAD_RETRIES => tries += 1,
+            result => return result,
+        }
+    }
 }
 
 /// Runs a program on `count` packets with these bytes, which go where it redirects them. Linux 5.18.
