@@ -11,7 +11,8 @@
 //! that copy and a status is passed on; nothing else is trusted.
 //!
 //! A command whose status permits a retry (DNR clear) is sent again when it is due, up to [`Config::retry_limit`]; its request
-//! is in flight meanwhile.
+//! is in flight meanwhile. A flush that may have been carried out is not repeated: the second could succeed without the data that
+//! the first has lost.
 //!
 //! A request that does not complete in time is aborted. Where that does not complete it either, its payload and list pages
 //! are *quarantined* until [`Controller::reset`] has seen the controller disabled. Late completions are only counted.

@@ -99,7 +99,9 @@ impl<B: Bus> Engine<B> {
         }
         for (nsid, namespace) in (1..).zip(&self.config.namespaces) {
             if all || nsid == command.nsid.get() {
-                namespace.media.flush().map_err(|error| status_of(&error, Status::WRITE_FAULT))?;
+                // Another flush cannot bring back what this one has lost.
+                let lost = |error| status_of(&error, Status::WRITE_FAULT).do_not_retry();
+                namespace.media.flush().map_err(lost)?;
             }
         }
         Ok(())

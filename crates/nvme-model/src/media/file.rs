@@ -2,6 +2,7 @@
 
 use crate::media::medium::{Media, MediaError, ReadSink, WriteSource, check};
 use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -16,6 +17,8 @@ pub struct FileMedia {
     file: File,
     bytes: u64,
     bounce: Mutex<Box<[u8]>>,
+    /// The system's error of the first flush that failed.
+    lost: Mutex<Option<i32>>,
 }
 
 impl FileMedia {
@@ -39,7 +42,22 @@ impl FileMedia {
 
     /// Uses the first `bytes` bytes of an open file. Commands fail where it is shorter, or not open for what they do.
     pub fn from_file(file: File, bytes: u64) -> Self {
-        Self { file, bytes, bounce: Mutex::new(vec![0; BOUNCE].into_boxed_slice()) }
+        let bounce = Mutex::new(vec![0; BOUNCE].into_boxed_slice());
+        Self { file, bytes, bounce, lost: Mutex::new(None) }
+    }
+
+    /// Flushes by `sync`, unless an earlier flush has failed: the kernel reports once that it could not write back, and drops
+    /// what that was. The lock is held meanwhile, so that no other flush succeeds beside the failing one.
+    fn flush_by(&self, sync: impl FnOnce() -> io::Result<()>) -> Result<(), MediaError> {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(errno) = *lost {
+            return Err(io::Error::from_raw_os_error(errno).into());
+        }
+        let flushed = sync();
+        if let Err(error) = &flushed {
+            *lost = Some(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()));
+        }
+        Ok(flushed?)
     }
 
     fn each(
@@ -104,7 +122,7 @@ impl Media for FileMedia {
     }
 
     fn flush(&self) -> Result<(), MediaError> {
-        Ok(self.file.sync_data()?)
+        self.flush_by(|| self.file.sync_data())
     }
 }
 
@@ -140,5 +158,17 @@ mod tests {
         assert!(nines(4096..8192) && nines(12288..604_096));
         assert!(seen[..4096].iter().chain(&seen[8192..12288]).all(|b| *b == 0));
         assert!(media.read(1 << 20, 1, &mut |_| Ok(())).is_err());
+    }
+
+    #[test]
+    fn after_a_failed_flush_none_succeeds() {
+        let media = FileMedia::from_file(tempfile::tempfile().unwrap(), 4096);
+        media.flush().unwrap();
+        let full = || Err(io::Error::from_raw_os_error(Errno::NOSPC.raw_os_error()));
+        assert!(matches!(media.flush_by(full), Err(MediaError::Full)));
+        assert!(matches!(media.flush(), Err(MediaError::Full)), "the data may be lost");
+        let media = FileMedia::from_file(tempfile::tempfile().unwrap(), 4096);
+        assert!(matches!(media.flush_by(|| Err(io::Error::other("no code"))), Err(MediaError::Io(_))));
+        assert!(matches!(media.flush(), Err(MediaError::Io(_))));
     }
 }

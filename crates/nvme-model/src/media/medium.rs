@@ -53,10 +53,10 @@ pub trait Media: Send + Sync + 'static {
     /// # Errors
     /// [`MediaError`]; a part may have been discarded.
     fn discard(&self, at: u64, len: u64) -> Result<(), MediaError>;
-    /// Makes completed writes durable.
+    /// Makes completed writes durable. Once it has failed, it fails: what was written before may be lost.
     ///
     /// # Errors
-    /// [`MediaError::Io`] where the system call failed.
+    /// [`MediaError`] of the first failure.
     fn flush(&self) -> Result<(), MediaError>;
 }
 

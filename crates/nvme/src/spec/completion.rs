@@ -152,12 +152,17 @@ impl Status {
         self.0 >> 8 & 7 == 2
     }
 
+    /// Whether the code says that the controller did not get to the command: the namespace was not ready, or the command was
+    /// interrupted. Any other error may be that of an attempt.
+    pub const fn is_not_executed(self) -> bool {
+        let code = self.code().0;
+        code == Self::NAMESPACE_NOT_READY.0 || code == Self::COMMAND_INTERRUPTED.0
+    }
+
     /// Whether the controller was not ready for the command and may be later: DNR is clear, and it asks for a delay (CRD) or
     /// says so by the code.
     pub const fn is_not_ready(self) -> bool {
-        let code = self.code().0;
-        let says_so = code == Self::NAMESPACE_NOT_READY.0 || code == Self::COMMAND_INTERRUPTED.0;
-        self.may_retry() && (self.retry_delay() > 0 || says_so)
+        self.may_retry() && (self.retry_delay() > 0 || self.is_not_executed())
     }
 
     /// Returns the 15 bits.

@@ -127,6 +127,41 @@ fn a_media_error_is_retried_four_times() {
     assert_eq!(queue.stats().retries, 4);
 }
 
+/// The second flush would succeed, without what the first has lost.
+#[test]
+fn a_flush_that_may_have_been_tried_is_not_repeated() {
+    let (bench, clock) = rig();
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    for status in [
+        Status::WRITE_FAULT,
+        Status::INTERNAL_ERROR,
+        Status::CAPACITY_EXCEEDED,
+        Status::DATA_TRANSFER_ERROR,
+        // A delay that the controller asks for does not say that it has done nothing.
+        Status::WRITE_FAULT.with_retry_delay(1),
+    ] {
+        bench.model.faults().inject(Trigger::Nth(1), Fault::Fail(status));
+        let flush = queue.flush(1).unwrap();
+        let completion = poll_all(&bench, &mut queue).expect("not at once");
+        let Outcome::Completed { result, .. } = flush.finish(completion) else { panic!() };
+        assert_eq!(result, Err(CommandError::Status(status)));
+        // The others are: they carry what is written.
+        bench.model.faults().inject(Trigger::Nth(1), Fault::Fail(status));
+        let write = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+        assert!(poll_all(&bench, &mut queue).is_none());
+        clock.advance(2_000 * MS);
+        assert_eq!(one(&mut queue, write).1, Ok(()));
+    }
+    assert_eq!(queue.stats().retries, 5);
+    for status in [NOT_READY, Status::COMMAND_INTERRUPTED] {
+        bench.model.faults().inject(Trigger::Nth(1), Fault::Fail(status));
+        let flush = queue.flush(1).unwrap();
+        assert!(poll_all(&bench, &mut queue).is_none(), "{status}");
+        clock.advance(MS);
+        assert_eq!(one(&mut queue, flush).1, Ok(()));
+    }
+}
+
 #[test]
 fn only_the_failed_commands_of_a_request_are_retried() {
     let (bench, clock) = rig();

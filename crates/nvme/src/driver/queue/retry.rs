@@ -1,10 +1,15 @@
 //! Commands whose status permits a retry (DNR clear) are sent again, after the delay that the controller asks for.
 //!
+//! A flush is the exception: one that may have been carried out is not repeated, whatever its status says. What could not be
+//! written may be dropped with the error, and the next flush then succeeds without it. Only a controller that says that it did not
+//! get to it, by the code "namespace not ready" or "command interrupted", is asked again. Every other command carries what it needs
+//! to be repeated; none is sent with FUA.
+//!
 //! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing sleeps.
 
 use super::pair::Queue;
 use crate::driver::error::CommandError;
-use crate::driver::slots::{AbortState, CommandState, RetryState};
+use crate::driver::slots::{AbortState, CommandState, Operation, RetryState};
 use crate::registers::Registers;
 use crate::spec::Status;
 use pinfold_core::dma_pool::ChunkSource;
@@ -21,7 +26,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let Some(request) = self.requests.get_mut(usize::from(slot.tag)) else { return false };
         let RetryState { attempts, since_ns, .. } = slot.retry;
         let spent = status.is_media_error() && attempts >= MEDIA_RETRIES;
-        if !status.may_retry() || spent || request.aborting || request.error.is_some() {
+        let lossy = request.request.operation == Operation::Flush && !status.is_not_executed();
+        if !status.may_retry() || spent || lossy || request.aborting || request.error.is_some() {
             return false;
         }
         let now_ns = self.inner.config.clock.now_ns();

@@ -89,7 +89,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.transfer(Request { operation: Operation::Write, nsid, slba, blocks }, payload)
     }
 
-    /// Makes completed writes durable.
+    /// Makes completed writes durable. After an error other than "namespace not ready" and "command interrupted", what was written
+    /// before may be lost, and the success of a later flush does not prove otherwise.
     ///
     /// # Errors
     /// [`Rejected`] with the reason.
