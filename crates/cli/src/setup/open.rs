@@ -7,7 +7,7 @@ use super::resolve::{Medium, ResolvedTarget};
 use super::stack::Stack;
 use crate::targets::durability::Durability;
 use crate::targets::file::{FileOptions, FileTarget};
-use crate::targets::nvme::{FLUSH_LIMIT, NvmeOptions, NvmeStats, NvmeTarget};
+use crate::targets::nvme::{FLUSH_LIMIT, LostData, NvmeOptions, NvmeStats, NvmeTarget};
 use crate::targets::target::Target;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
@@ -79,6 +79,7 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
         if !poll && !device.has_interrupts(jobs) {
             notes.push(format!("{name}: it has no interrupt for each job, so completions are polled"));
         }
+        let lost = LostData::default();
         let queues = PerJob::new(jobs, |job| {
             let options = NvmeOptions {
                 domain: &stack.domain,
@@ -89,7 +90,9 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
                 vector: device.vector(job, options),
                 flush_limit: FLUSH_LIMIT,
             };
-            NvmeTarget::new(name.clone(), options)
+            let queue = NvmeTarget::new(name.clone(), options);
+            queue
+                .map(|queue| queue.sharing(&lost))
                 .map_err(|error| OpenError::Driver { name: name.clone(), error })
         })?;
         Ok(Self { queues: Queues::Nvme { queues: Box::new(queues), _device: device }, notes })

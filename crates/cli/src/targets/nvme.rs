@@ -21,6 +21,7 @@ use release::Held;
 pub(crate) use stats::NvmeStats;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The largest request.
@@ -38,6 +39,10 @@ const YIELDS: u32 = 4;
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
 /// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
 const BATCH: usize = 32;
+
+/// The error of the first flush that may have lost data, for all queues of a namespace. From then on no flush of this run succeeds:
+/// another queue's data may be what was lost.
+pub(crate) type LostData = Arc<OnceLock<CommandError>>;
 
 /// The parts that a namespace's queue is created from.
 pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
@@ -75,6 +80,7 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     quarantined: Vec<Quarantine<'d, B>>,
     /// Whether the controller writes zeroes without a payload.
     writes_zeroes: bool,
+    lost: LostData,
     requests: u64,
     /// The tags of the requests since the last doorbell.
     unsubmitted: Vec<usize>,
@@ -116,11 +122,27 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             revoked: Vec::with_capacity(depth),
             quarantined: Vec::new(),
             writes_zeroes: identity.can_write_zeroes,
+            lost: LostData::default(),
             requests: 0,
             unsubmitted: Vec::with_capacity(depth),
             queue,
             controller,
         })
+    }
+
+    /// Shares what is known of flushes with the other queues of the namespace.
+    pub(crate) fn sharing(self, lost: &LostData) -> Self {
+        Self { lost: lost.clone(), ..self }
+    }
+
+    /// Returns the outcome of a flush that the controller completed with `result`.
+    fn flushed(&self, result: Result<(), CommandError>) -> Result<(), CommandError> {
+        if let Err(CommandError::Status(status)) = result
+            && !status.is_not_executed()
+        {
+            let _ = self.lost.set(CommandError::Status(status));
+        }
+        result.and_then(|()| self.lost.get().cloned().map_or(Ok(()), Err))
     }
 
     /// Returns what the controller and its driver did.
@@ -231,6 +253,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
 
     /// Has a request whose command has completed wait for its revocation.
     fn finish(&mut self, io: Io, buffer: Mapped<'d, B>, result: Result<(), CommandError>) {
+        let result = if io.direction == IoDirection::Flush { self.flushed(result) } else { result };
         let error = |error| TargetError::Command { target: self.info.name.clone(), io: Box::new(io), error };
         self.completed.push((io, buffer, result.map(|()| io.len).map_err(error)));
     }
@@ -340,7 +363,8 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
             None => Err(TargetError::Flush { target: target(), error: None }),
             Some(completion) => match in_flight.finish(completion) {
                 driver::Outcome::Completed { result, .. } => {
-                    result.map_err(|error| TargetError::Flush { target: target(), error: Some(error) })
+                    let error = |error| TargetError::Flush { target: target(), error: Some(error) };
+                    self.flushed(result).map_err(error)
                 }
                 driver::Outcome::TimedOut(_) | driver::Outcome::Foreign(..) => {
                     Err(TargetError::Flush { target: target(), error: None })

@@ -439,3 +439,36 @@ fn a_wait_ends_when_the_controller_has_room_again() {
     }
     assert_eq!(target.held(), 0);
 }
+
+/// Once a flush may have lost data, the success of another proves nothing, of whichever queue.
+#[test]
+fn after_a_failed_flush_no_queue_reports_a_good_one() {
+    let setup = Setup::new(Protect::Revoke);
+    let lost = LostData::default();
+    let flush = |target: &mut Soft<'_>| {
+        let buffer = setup.data.alloc(BLOCK).unwrap();
+        target.submit(Request { io: Io::new(IoDirection::Flush, 0, 0), buffer }).unwrap();
+        let mut completed = Vec::new();
+        while completed.is_empty() {
+            target.wait(&mut completed).unwrap();
+        }
+        completed.remove(0).result
+    };
+    let inject = |status| setup.model.faults().inject(Trigger::Every(1), Fault::Fail(status));
+    let mut target = setup.target().sharing(&lost);
+    // The controller did not get to it: nothing is lost.
+    inject(Status::NAMESPACE_NOT_READY);
+    assert!(flush(&mut target).is_err());
+    setup.model.faults().clear();
+    assert!(flush(&mut target).is_ok());
+    inject(Status::INTERNAL_ERROR);
+    assert!(flush(&mut target).is_err());
+    setup.model.faults().clear();
+    drop(target);
+    let mut other = setup.target().sharing(&lost);
+    let error = CommandError::Status(Status::INTERNAL_ERROR);
+    let Err(TargetError::Command { error: found, .. }) = flush(&mut other) else { panic!("flushed") };
+    assert_eq!(found, error);
+    let Err(TargetError::Flush { error: found, .. }) = other.sync() else { panic!("flushed") };
+    assert_eq!(found, Some(error));
+}
