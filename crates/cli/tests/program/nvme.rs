@@ -1,6 +1,8 @@
 //! `nvme`, and real controllers as targets, as far as this can be tested without one.
 
-use crate::common::{Folder, bytes, pinfold, skipped, words};
+use crate::common::{Folder, bytes, finish, pinfold, skipped, words};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_controller_is_identified() {
@@ -89,6 +91,66 @@ for offset, count in [(512, 4096), (0, 512)]:
         Ok(output) => assert!(output.status.success(), "{output:#?}"),
     }
     server.stop();
+}
+
+/// Starts the program with its first fdatasync failing, as that of a disk that has lost written data does; the second succeeds.
+fn with_a_failed_sync(line: &str) -> Option<std::process::Child> {
+    let mut command = std::process::Command::new("strace");
+    // With -D, the child is the program.
+    command.args(["-D", "-f", "-o", "/dev/null", "-e", "trace=fdatasync"]);
+    command
+        .args(["-e", "inject=fdatasync:error=EIO:when=1", env!("CARGO_BIN_EXE_pinfold")])
+        .args(words(line));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Tracing may be forbidden, in a container for example.
+    let probe = std::process::Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        skipped("no strace, or it may not trace");
+        return None;
+    }
+    Some(command.spawn().unwrap())
+}
+
+#[test]
+fn a_flush_that_lost_data_is_never_reported_as_done() {
+    let folder = Folder::new();
+    let source = folder.file("in", &bytes(1 << 20));
+    let image = folder.sparse("disk.img", 1 << 20);
+    for line in [
+        format!("copy {source} soft:{}", folder.arg("copy.img")),
+        format!("copy {source} {}", folder.arg("copy")),
+        format!("io soft:{image} --rw write --size 1M --number-ios 8 --fsync 2 --force"),
+    ] {
+        let Some(child) = with_a_failed_sync(&line) else { return };
+        let ended = finish(child);
+        assert_eq!(ended.code, Some(1), "{line}: {ended:#?}");
+    }
+    assert_eq!(folder.names(), ["disk.img", "in"]);
+
+    let socket = folder.arg("socket");
+    let line = format!("serve soft:{image} --nbd unix:{socket}");
+    let Some(mut server) = with_a_failed_sync(&line) else { return };
+    let until = Instant::now() + Duration::from_secs(60);
+    while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+        assert!(Instant::now() < until && server.try_wait().unwrap().is_none(), "no server");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let script = "
+h.pwrite(b'x' * 4096, 0)
+for attempt in range(3):
+    try:
+        h.flush()
+    except nbd.Error:
+        continue
+    raise AssertionError('flush %d is reported as done' % attempt)
+h.shutdown()
+";
+    let done = crate::serve_images::nbdsh(Some(&format!("nbd+unix:///?socket={socket}")), script);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    if let Some(done) = done {
+        done.ok();
+    }
 }
 
 #[test]
