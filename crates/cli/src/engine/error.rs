@@ -1,6 +1,7 @@
 //! Why an engine ended early.
 
 use crate::targets::error::TargetError;
+use crate::targets::target::Io;
 
 /// Why an engine ended early.
 #[derive(Debug, thiserror::Error)]
@@ -10,8 +11,9 @@ pub(crate) enum EngineError {
     Target(#[from] TargetError),
     /// A source returned fewer bytes than it had at the start.
     #[error(
-        "{name} ended at byte {at} although it had {expected} bytes at the start; it was cut short while it was read: \
-         copy it again when no program writes it"
+        "{name} ended at byte {at} although it had {expected} bytes at the start; either it was cut short while it was read: \
+         copy it again when no program writes it; or its length is not that of its contents, as in /sys: read it into another \
+         file first (`cat`)"
     )]
     SourceEnded {
         /// The source's name.
@@ -20,6 +22,21 @@ pub(crate) enum EngineError {
         at: u64,
         /// How many bytes were expected.
         expected: u64,
+    },
+    /// A target ended within a request that was inside of it at the start.
+    #[error(
+        "{target} ended at byte {at}, within the request of {len} bytes at {offset}: it was cut short during the run, or its \
+         length is not that of its contents, as in /sys"
+    )]
+    Short {
+        /// The target's name.
+        target: String,
+        /// The first byte that was missing.
+        at: u64,
+        /// The request's first byte.
+        offset: u64,
+        /// The request's length.
+        len: usize,
     },
     /// `io --verify` read data that differs from what was written.
     #[error(
@@ -54,4 +71,12 @@ pub(crate) enum EngineError {
     /// The user asked to stop.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl EngineError {
+    /// Of `target`, `io` transferred only `got` bytes.
+    pub(crate) fn short(target: &str, io: &Io, got: usize) -> Self {
+        let (offset, len) = (io.offset, io.len);
+        Self::Short { target: target.to_owned(), at: offset.saturating_add(got as u64), offset, len }
+    }
 }

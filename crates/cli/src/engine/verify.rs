@@ -233,8 +233,7 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         compared?;
         let got = result?;
         if got < io.len {
-            let (name, expected) = (self.worker.info().name.clone(), io.offset + io.len as u64);
-            return Err(EngineError::SourceEnded { name, at: io.offset + got as u64, expected });
+            return Err(EngineError::short(&self.worker.info().name, &io, got));
         }
         watch.progress.add(got as u64);
         if pass == Pass::Random {

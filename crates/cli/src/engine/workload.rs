@@ -316,11 +316,7 @@ impl<B: DataBuffer> Run<'_, '_, B> {
             return Ok(());
         }
         if got < io.len {
-            return Err(EngineError::SourceEnded {
-                name: self.worker.info().name.clone(),
-                at: io.offset + got as u64,
-                expected: io.offset + io.len as u64,
-            });
+            return Err(EngineError::short(&self.worker.info().name, &io, got));
         }
         self.watch.progress.add(got as u64);
         self.watch.sampler.record(io.direction, got as u64);

@@ -25,6 +25,17 @@ pub(crate) enum OpenError {
     /// A folder, a pipe, a character device.
     #[error("{0} is not a regular file: name a file or an image, or a block device without soft:")]
     NotRegular(String),
+    /// A file of /proc or of a cgroup.
+    #[error(
+        "{name} has a length of {bytes} bytes and holds more: it does not tell its length, as files in /proc; read it into \
+         another file first (`cat`), and name that"
+    )]
+    NoLength {
+        /// The target.
+        name: String,
+        /// Its length.
+        bytes: u64,
+    },
     /// An image that is not a whole number of blocks.
     #[error(
         "{name} has {bytes} bytes, and an image of a controller's blocks has a positive multiple of {block}: name it as a \

@@ -14,7 +14,7 @@ use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The smallest block of a controller.
@@ -260,5 +260,12 @@ fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), O
     if !metadata.is_file() {
         return Err(OpenError::NotRegular(name));
     }
-    Ok((file, metadata.len()))
+    let bytes = metadata.len();
+    // What the kernel makes up when it is read (/proc, cgroups) has a length of 0.
+    let more = file.read_at(&mut [0], bytes).map_err(system)? > 0;
+    // One that has grown meanwhile is found by what needs the whole of it.
+    if more && file.metadata().map_err(system)?.len() == bytes {
+        return Err(OpenError::NoLength { name, bytes });
+    }
+    Ok((file, bytes))
 }

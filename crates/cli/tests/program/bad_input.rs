@@ -64,6 +64,35 @@ fn a_source_must_be_a_regular_file() {
     assert_eq!(folder.names(), ["odd.img", "pipe"]);
 }
 
+/// Their length of 0, or of a page, is not that of what reading them yields.
+#[test]
+fn a_file_that_does_not_tell_its_length_is_refused() {
+    let folder = Folder::new();
+    let (out, socket) = (folder.arg("out"), folder.arg("socket"));
+    for file in ["/proc/version", "/proc/sys/kernel/ostype", "/proc/self/cmdline"] {
+        for line in [
+            format!("copy {file} {out}"),
+            format!("copy {file} {out} --via soft:1M --verify"),
+            format!("copy {file} soft:{out}"),
+            format!("io {file}"),
+            format!("serve {file} --read-only --nbd unix:{socket}"),
+        ] {
+            pinfold(&words(&line)).failed(1, &[file, "length of 0 bytes and holds more", "`cat`"]);
+        }
+    }
+    let file = "/sys/devices/system/cpu/online";
+    if std::path::Path::new(file).exists() {
+        pinfold(&["copy", file, &out]).failed(1, &[file, "ended at byte", "had 4096 bytes", "/sys"]);
+        pinfold(&words(&format!("io {file} --bs 512"))).failed(1, &["ended at byte", "/sys"]);
+    } else {
+        skipped("no /sys");
+    }
+    assert!(folder.names().is_empty());
+    let empty = folder.file("empty", b"");
+    pinfold(&["copy", &empty, &out]).ok();
+    assert_eq!(std::fs::read(out).unwrap(), b"");
+}
+
 #[test]
 fn an_existing_destination_is_kept_without_force() {
     let folder = Folder::new();

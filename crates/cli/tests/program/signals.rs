@@ -216,6 +216,9 @@ fn a_failed_run_reports_what_it_did_and_why_it_ended() {
         });
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         assert!(ended.err.contains("cut short") && ended.err.lines().count() == 1, "{ended:#?}");
+        // What was asked for, not a length that the file never had; and nothing is copied.
+        assert!(!ended.err.contains("at the start") && !ended.err.contains("copy it"), "{ended:#?}");
+        assert!(ended.err.contains(", within the request of 4096 bytes at "), "{ended:#?}");
         let job = job(&ended).unwrap();
         assert_eq!(job["error"], 5);
         assert!(job["desc"].as_str().unwrap().contains("cut short"), "{job}");
