@@ -12,7 +12,8 @@ use pinfold::soft::SoftConfig;
 use pinfold::vfio::Options;
 use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
-use std::fs::{File, Metadata, OpenOptions};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -194,11 +195,24 @@ impl ResolvedTarget {
         }
     }
 
-    /// Returns whether any block of its file is allocated; real controllers and block devices are assumed to hold data.
+    /// Returns whether its file may hold data; real controllers and block devices are assumed to.
     pub(crate) fn holds_data(&self) -> bool {
-        let used = |metadata: Metadata| metadata.file_type().is_block_device() || metadata.blocks() > 0;
-        self.domain().is_some() || self.file().and_then(|file| file.metadata().ok()).is_some_and(used)
+        let used = |file: &File| {
+            file.metadata().map_or(true, |metadata| {
+                metadata.file_type().is_block_device()
+                    || may_hold_data(file, metadata.len(), metadata.blocks())
+            })
+        };
+        self.domain().is_some() || self.file().is_some_and(used)
     }
+}
+
+/// Returns whether a file of `bytes` bytes in `blocks` blocks may hold data. Without any block it may, too: file systems that allocate
+/// late, that keep small files elsewhere or that do not count (FUSE, 9p) report none, so it must be known to be one hole. Where
+/// holes are not known, all is data.
+fn may_hold_data(file: &File, bytes: u64, blocks: u64) -> bool {
+    let is_hole = || bytes == 0 || rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)) == Err(Errno::NXIO);
+    blocks > 0 || !is_hole()
 }
 
 fn open_pci(name: &str, bdf: Bdf, interrupts: u32) -> Result<PciController, OpenError> {
@@ -268,4 +282,21 @@ fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), O
         return Err(OpenError::NoLength { name, bytes });
     }
     Ok((file, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_blocks_holds_data_unless_it_is_a_hole() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(!may_hold_data(&file, 0, 0));
+        file.set_len(1 << 20).unwrap();
+        assert!(!may_hold_data(&file, 1 << 20, 0));
+        file.write_all_at(b"data", 300_000).unwrap();
+        // What a file system that does not count blocks says.
+        assert!(may_hold_data(&file, 1 << 20, 0));
+        assert!(may_hold_data(&file, 1 << 20, 8));
+    }
 }
