@@ -80,7 +80,8 @@ printed for a copy that failed or was stopped.
 A destination soft:SIZE is memory that is gone when the program ends: use it to try, or with --via.
 
 A destination soft:IMAGE is a new image of the source's size, padded with zeroes to whole blocks; --force replaces an \
-existing image. An image given with --via is overwritten in place, and needs --force if it holds data. A file given \
+existing image. What is replaced stays as it is until all is written; the new file is another one (inode), of the user who copies and \
+with the source's permissions, and hard links keep the old contents. An image given with --via is overwritten in place, and needs --force if it holds data. A file given \
 with --via has no name during the run.
 
 ",

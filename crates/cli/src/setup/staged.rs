@@ -2,11 +2,11 @@
 //! all of it is on the disk. If it is dropped before, nothing remains.
 
 use crate::engine::ranges::Ranges;
-use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Why a destination could not be created or committed.
@@ -30,6 +30,16 @@ pub(crate) enum StagedError {
     /// It would replace the source.
     #[error("{0} is the source itself: name another destination")]
     SameFile(String),
+    /// A file system or a file is mounted on it: another cannot take its place.
+    #[error(
+        "{0} is a mount point, which cannot be replaced: unmount it, or name another destination and write that into it (`cat`)"
+    )]
+    MountPoint(String),
+    /// It, or its folder, has an attribute that forbids it.
+    #[error(
+        "{0} is immutable or append-only, so no file can be renamed to it or within it: name another path, or see `chattr`"
+    )]
+    Immutable(String),
     /// The file system has too little free space.
     #[error(
         "{name} cannot have {bytes} bytes: its file system has {free} free; free some space there, or name a path on \
@@ -71,7 +81,12 @@ pub(crate) enum StagedError {
 fn advice(error: Errno) -> &'static str {
     match error {
         Errno::NOENT | Errno::NOTDIR => ": name a file in a folder that exists, or make the folder first",
-        Errno::ACCESS | Errno::PERM => ": name a file in a folder that you may write, or change its mode",
+        Errno::ACCESS => ": name a file in a folder that you may write, or change its mode",
+        Errno::PERM => {
+            ": the file system forbids it, for example to others than the owner (the folder's sticky bit) or for all (`lsattr`); \
+             name a file in another folder"
+        }
+        Errno::BUSY => ": it is in use, for example as a mount point; name another destination",
         Errno::ROFS => ": the file system is read-only; name a path on another one",
         Errno::FBIG => ": larger than a file may be (`ulimit -f`, or the file system's limit)",
         Errno::NAMETOOLONG => ": choose a shorter name",
@@ -118,6 +133,9 @@ impl Staged {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let directory =
             fs::open(parent, flags, Mode::empty()).map_err(|error| system("opening its folder", error))?;
+        if attributes(&directory, Path::new("")).intersects(FROZEN) {
+            return Err(StagedError::Immutable(parent.display().to_string()));
+        }
         let (temporary, file) =
             create_unique(&directory).map_err(|error| system("creating a file in its folder", error))?;
         let name = name.to_owned();
@@ -245,11 +263,30 @@ fn resolve(destination: &Path, replace: bool, source: Option<&File>) -> Result<P
     if !replace {
         return Err(StagedError::Exists(shown()));
     }
+    // Renaming onto it would fail, once all is written.
+    let attributes = attributes(fs::CWD, destination);
+    if attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        return Err(StagedError::MountPoint(shown()));
+    }
+    if attributes.intersects(FROZEN) {
+        return Err(StagedError::Immutable(shown()));
+    }
     if !link {
         return Ok(destination.to_owned());
     }
     std::fs::canonicalize(destination)
         .map_err(|error| system(Errno::from_io_error(&error).unwrap_or(Errno::NOENT)))
+}
+
+/// The attributes of a file that cannot be renamed, or of a folder in which nothing can be.
+const FROZEN: StatxAttributes = StatxAttributes::IMMUTABLE.union(StatxAttributes::APPEND);
+
+/// Returns the attributes of `path`, a link followed; none where the kernel or the file system does not tell them (Linux 4.11; mount
+/// points 5.8): then the rename fails.
+fn attributes(directory: impl AsFd, path: &Path) -> StatxAttributes {
+    let flags = if path.as_os_str().is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
+    fs::statx(directory, path, flags, StatxFlags::empty())
+        .map_or(StatxAttributes::empty(), |statx| statx.stx_attributes & statx.stx_attributes_mask)
 }
 
 /// Creates an empty file with an unused name, which only its owner may open.

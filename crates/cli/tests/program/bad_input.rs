@@ -288,6 +288,54 @@ fn exceeding_the_file_size_limit_leaves_nothing_behind() {
     assert_eq!(folder.names(), ["in"]);
 }
 
+/// Found before the copy: it would fail when all is written, at the renaming.
+#[test]
+fn a_destination_that_cannot_be_replaced_is_refused_first() {
+    let folder = Folder::new();
+    let (source, out) = (folder.sparse("in", 1 << 20), folder.file("out", b"old"));
+    std::fs::hard_link(&out, folder.path("link")).unwrap();
+    let copied = format!("copy {source} {out} --force");
+    for bind in ["", " && mount -o remount,bind,ro \"$0\""] {
+        let run = |program: &str, args: &[String]| {
+            let script = format!("mount --bind \"$0\" \"$0\" {bind} || exit 77; exec {program} \"$@\"");
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script, &out]).args(args);
+            command.output().ok()
+        };
+        if !run("true", &[]).is_some_and(|ended| ended.status.success()) {
+            skipped("no mount namespace of a user");
+            break;
+        }
+        let ended = run(env!("CARGO_BIN_EXE_pinfold"), &words(&copied)).unwrap();
+        let err = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(1), "{err}");
+        assert!(
+            err.contains("is a mount point") && err.contains("`cat`") && err.lines().count() == 1,
+            "{err}"
+        );
+        assert!(ended.stdout.is_empty(), "nothing was begun");
+    }
+    let attribute = |change, path: &str| Command::new("chattr").args([change, path]).output();
+    let whole = folder.arg("");
+    for (set, clear, path) in
+        [("+i", "-i", &out), ("+a", "-a", &out), ("+i", "-i", &whole), ("+a", "-a", &whole)]
+    {
+        if !attribute(set, path).is_ok_and(|set| set.status.success()) {
+            skipped("no immutable files: not root, or not on this file system");
+            break;
+        }
+        let ended = pinfold(&words(&copied));
+        assert!(attribute(clear, path).unwrap().status.success());
+        assert_eq!(ended.out, "", "nothing was begun");
+        ended.failed(1, &[path.trim_end_matches('/'), "immutable or append-only", "chattr"]);
+    }
+    assert_eq!((std::fs::read(&out).unwrap(), folder.names()), (b"old".to_vec(), words("in link out")));
+    // What the help says of one that can.
+    pinfold(&words(&copied)).ok();
+    assert_eq!(std::fs::metadata(&out).unwrap().len(), 1 << 20);
+    assert_eq!(std::fs::read(folder.path("link")).unwrap(), b"old");
+}
+
 #[test]
 fn a_name_with_line_ends_is_reported_on_one_line() {
     let folder = Folder::new();
