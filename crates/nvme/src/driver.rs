@@ -67,7 +67,7 @@ mod shared;
 mod slots;
 mod stats;
 
-pub use clock::{Clock, SystemClock};
+pub use clock::{Clock, SystemClock, Unpaused};
 pub use config::Config;
 pub use controller::Controller;
 pub(crate) use enable::disable_controller;

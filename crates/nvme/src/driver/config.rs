@@ -1,6 +1,6 @@
 //! Configuration of the driver.
 
-use super::clock::{Clock, SystemClock};
+use super::clock::{Clock, SystemClock, Unpaused};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub struct Config {
     pub max_transfer_bytes: u32,
     /// Whether to use SGLs where the controller supports them and a command would need a PRP list. Default: true.
     pub use_sgls: bool,
-    /// The clock. Default: the system's monotonic clock.
+    /// The clock. Default: the system's monotonic clock without the pauses of the process ([`Unpaused`]).
     pub clock: Arc<dyn Clock>,
 }
 
@@ -38,7 +38,7 @@ impl Default for Config {
             queues: 16,
             max_transfer_bytes: 1 << 20,
             use_sgls: true,
-            clock: Arc::new(SystemClock::default()),
+            clock: Arc::new(Unpaused::new(SystemClock::default())),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Enabling, disabling and shutting down: CC.EN, CC.SHN and CSTS (Base 3.5.1 initialization, 3.6.1 shutdown, 3.7.2
 //! reset).
 
-use super::clock::{Backoff, Clock, SystemClock};
+use super::clock::{Backoff, Clock, SystemClock, Unpaused};
 use super::error::Error;
 use super::registers::ControllerRegisters;
 use crate::registers::Registers;
@@ -134,5 +134,5 @@ fn shutdown_limit_ns(rtd3_entry_us: u32) -> u64 {
 /// Disables the controller behind `registers`, which an earlier program may have left enabled.
 pub(crate) fn disable_controller(registers: impl Registers) -> Result<(), Error> {
     let registers = ControllerRegisters::new(registers)?;
-    EnableControl::new(&registers, &SystemClock::default()).disable(ReadyWait::Reported)
+    EnableControl::new(&registers, &Unpaused::new(SystemClock::default())).disable(ReadyWait::Reported)
 }

@@ -3,7 +3,7 @@
 use crate::common::*;
 use crate::faults::{SECOND, settle};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Outcome, Unusable};
+use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Outcome, Unpaused, Unusable};
 use pinfold_nvme::spec::{Doorbell, Status, admin, doorbell_offset, offset};
 use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, ModelRegisters, Trigger};
 use std::sync::Arc;
@@ -48,6 +48,46 @@ fn an_aborted_request_returns_its_payload() {
     // The queue continues.
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
+}
+
+/// SIGSTOP, a debugger, a paused virtual machine: when the process goes on, every deadline has passed.
+#[test]
+fn a_pause_of_the_process_is_no_timeout() {
+    let clock = TestClock::default();
+    let unpaused = Arc::new(Unpaused::new(clock.clone()));
+    let config = Config { timeout: Duration::from_secs(10), clock: unpaused, ..Config::default() };
+    let bench = bench(2048, ModelConfig::new(namespaces(4 << 20)), config);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
+    let paused = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    queue.ring_doorbell();
+    settle(&bench);
+    for seconds in [12, 35, 3600] {
+        assert!(queue.poll().unwrap().is_none());
+        clock.advance(seconds * SECOND);
+        // A device of the same machine stood still too and answers only later.
+        assert!(queue.poll().unwrap().is_none());
+    }
+    bench.model.faults().release();
+    assert_eq!(one(&mut queue, paused).1, Ok(()));
+    assert_eq!((queue.stats().timeouts, queue.stats().aborts), (0, 0));
+    // A device that does not answer is found, also by a program that looks every three seconds.
+    for step_ns in [SECOND / 2, 3 * SECOND] {
+        bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
+        let late = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+        let mut looks = 0;
+        let completion = loop {
+            if let Some(completion) = queue.poll().unwrap() {
+                break completion;
+            }
+            settle(&bench);
+            clock.advance(step_ns);
+            looks += 1;
+            assert!(looks < 30, "it is never given up");
+        };
+        let Outcome::Completed { result, .. } = late.finish(completion) else { panic!() };
+        assert_eq!(result, Err(CommandError::Aborted));
+    }
 }
 
 #[test]
