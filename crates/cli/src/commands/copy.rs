@@ -321,7 +321,12 @@ pub(crate) fn copy(
         stack: StackReport::new(&stack, &opened),
         notes,
         error: None,
-        kept: staged.is_none() && !matches!(args.destination, TargetSpec::SoftMemory(..)),
+        left: match args.destination {
+            TargetSpec::Vfio { .. } => "holds a part",
+            // It may have existed, and is replaced only by the whole.
+            TargetSpec::File(_) | TargetSpec::SoftImage(..) if args.force => "is as it was",
+            _ => "does not exist",
+        },
     };
     drop((source, via, destination));
     let ended = copied.and_then(|_| {

@@ -42,9 +42,9 @@ pub(crate) struct CopyReport {
     pub(crate) notes: Vec<String>,
     /// Why the copy is not complete; `None` where it is.
     pub(crate) error: Option<String>,
-    /// Whether the destination keeps what was written if the copy is not complete.
+    /// What is said of the destination if the copy is not complete.
     #[serde(skip)]
-    pub(crate) kept: bool,
+    pub(crate) left: &'static str,
 }
 
 /// The hashes of source and destination, which were read again.
@@ -125,8 +125,8 @@ impl CopyReport {
         if self.error.is_some() {
             let written = self.phases.last().map_or(0, |phase| phase.bytes);
             let phase = if self.via.is_some() && self.phases.len() < 2 { " on the way there" } else { "" };
-            let kept = if self.kept { "holds a part" } else { "does not exist" };
-            let what = format_args!("after {}{phase}, of {bytes}: the destination {kept}", ByteSize(written));
+            let (written, left) = (ByteSize(written), self.left);
+            let what = format_args!("after {written}{phase}, of {bytes}: the destination {left}");
             line(out, "not complete", what);
             return;
         }

@@ -338,6 +338,11 @@ fn a_failed_copy_prints_its_report() {
     assert_eq!(ended.out, "");
     ended.failed(1, &["namespace not ready"]);
     assert_eq!(folder.names(), ["in"]);
+    // What was to be replaced is still there.
+    let out = folder.file("out", b"old");
+    let ended = pinfold(&words(&format!("{line} --force")));
+    assert!(ended.out.contains("the destination is as it was"), "{ended:#?}");
+    assert_eq!(std::fs::read(out).unwrap(), b"old");
 }
 
 #[test]
