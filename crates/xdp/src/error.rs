@@ -375,6 +375,16 @@ pub enum TransmitRefused {
         /// The largest packet in bytes.
         limit: usize,
     },
+    /// The interface has fewer transmit queues than the socket's number requires.
+    #[error(
+        "queue {queue} has no transmit queue, of which the interface has {queues}: `ethtool --set-channels` sets their number"
+    )]
+    NoQueue {
+        /// The socket's queue.
+        queue: u32,
+        /// How many transmit queues there are.
+        queues: u32,
+    },
     /// The transmit ring is full.
     #[error("the transmit ring is full")]
     Full,

@@ -50,7 +50,7 @@ pub mod stats;
 
 pub use error::{OpenError, SocketError, TransmitError};
 pub use packet::{Packet, PacketPage};
-pub use pinfold::xdp::{Attached, Interface, LinkType, RingSizes};
+pub use pinfold::xdp::{Attached, Interface, LinkType, RingSizes, VlanTags};
 pub use protocol::Protocol;
 pub use redirect::Redirect;
 pub use socket::{ChunkSize, Copying, Options, Socket};

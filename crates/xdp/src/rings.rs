@@ -9,6 +9,6 @@ mod ring;
 mod tests;
 
 pub(crate) use chunk::Chunk;
-pub(crate) use kernel::Rings;
+pub(crate) use kernel::{DRAIN, Rings};
 pub use packet::Packet;
 pub use page::PacketPage;

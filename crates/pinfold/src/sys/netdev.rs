@@ -12,6 +12,8 @@ pub(crate) struct Facts {
     pub(crate) is_up: bool,
     /// Queues that receive, if the driver says so.
     pub(crate) queues: Option<u32>,
+    /// Queues that transmit, if the driver says so.
+    pub(crate) transmit_queues: Option<u32>,
     /// The type of its link-layer addresses (`ARPHRD_*`).
     pub(crate) hardware: u16,
 }
@@ -28,10 +30,18 @@ struct Channels {
     combined: u32,
 }
 
-const _: () = assert!(size_of::<Channels>() == 36);
+/// `struct ethtool_value`.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
+}
 
-/// `ETHTOOL_GCHANNELS`, `SIOCETHTOOL`.
+const _: () = assert!(size_of::<Channels>() == 36 && size_of::<Value>() == 8);
+
+/// `ETHTOOL_GCHANNELS`, `ETHTOOL_GFLAGS`, `SIOCETHTOOL`.
 const GET_CHANNELS: u32 = 0x3c;
+const GET_FLAGS: u32 = 0x25;
 const ETHTOOL: libc::c_ulong = 0x8946;
 
 /// Looks an interface up by its name.
@@ -52,18 +62,52 @@ pub(crate) fn facts(name: &str) -> Result<Facts, Errno> {
     unsafe { call(&socket, libc::SIOCGIFHWADDR, &mut request) }?;
     // SAFETY: that call has written it.
     let hardware = unsafe { request.ifr_ifru.ifru_hwaddr }.sa_family;
-    Ok(Facts { index, mtu, is_up, queues: queues(&socket, name), hardware })
+    let (queues, transmit_queues) = queues(&socket, name);
+    Ok(Facts { index, mtu, is_up, queues, transmit_queues, hardware })
 }
 
-fn queues(socket: &OwnedFd, name: &str) -> Option<u32> {
+/// Returns how many queues receive, and how many transmit.
+fn queues(socket: &OwnedFd, name: &str) -> (Option<u32>, Option<u32>) {
     let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
     let mut request = request(name);
     request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut channels).cast();
     // SAFETY: `SIOCETHTOOL` reads the name and the pointer; the command reads and writes the 36 bytes of `channels`, which
     // outlives the call.
-    unsafe { call(socket, ETHTOOL, &mut request) }.ok()?;
-    let queues = channels.receive.saturating_add(channels.combined);
-    (queues > 0).then_some(queues)
+    if unsafe { call(socket, ETHTOOL, &mut request) }.is_err() {
+        return (None, None);
+    }
+    let known = |queues: u32| (queues > 0).then_some(queues);
+    let (receive, transmit) = (channels.receive, channels.transmit);
+    let queues = known(receive.saturating_add(channels.combined));
+    // A driver that counts no queues at all does not say.
+    (queues, queues.and(Some(transmit.saturating_add(channels.combined))))
+}
+
+/// Offloads of an interface.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Offloads {
+    /// A VLAN tag is inserted by the driver, from beside the packet, when it is sent (`txvlan`).
+    pub(crate) transmit_tags: bool,
+    /// A VLAN tag is taken out by the driver, and kept beside the packet, when it is received (`rxvlan`).
+    pub(crate) receive_tags: bool,
+}
+
+/// Returns the offloads of an interface; none if the kernel does not say.
+pub(crate) fn offloads(name: &str) -> Offloads {
+    // `ETH_FLAG_TXVLAN`, `ETH_FLAG_RXVLAN`.
+    const TRANSMIT: u32 = 1 << 7;
+    const RECEIVE: u32 = 1 << 8;
+    let mut flags = Value { command: GET_FLAGS, data: 0 };
+    let mut request = request(name);
+    request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut flags).cast();
+    let Ok(socket) = socket() else { return Offloads::default() };
+    // SAFETY: `SIOCETHTOOL` reads the name and the pointer; the command reads and writes the 8 bytes of `flags`, which
+    // outlives the call.
+    if unsafe { call(&socket, ETHTOOL, &mut request) }.is_err() {
+        return Offloads::default();
+    }
+    let has = |flag: u32| flags.data & flag != 0;
+    Offloads { transmit_tags: has(TRANSMIT), receive_tags: has(RECEIVE) }
 }
 
 fn socket() -> Result<OwnedFd, Errno> {

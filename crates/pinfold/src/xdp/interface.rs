@@ -1,6 +1,7 @@
 //! Network interfaces, and what a process needs to receive from them.
 
 use super::error::{CallError, at};
+use super::routes::{self, Through};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::netdev;
 use crate::sys::privileges::Privileges;
@@ -100,6 +101,45 @@ impl Interface {
     pub fn queues(&self) -> Option<u32> {
         self.facts.queues
     }
+
+    /// Returns how many queues transmit, which may be fewer than receive; `None` if the driver does not say.
+    pub fn transmit_queues(&self) -> Option<u32> {
+        self.facts.transmit_queues
+    }
+
+    /// Returns whether a queue can send: the kernel accepts packets on one without a transmit queue of its number, and never
+    /// sends them. True if the driver does not say.
+    pub fn can_transmit(&self, queue: u32) -> bool {
+        self.facts.transmit_queues.is_none_or(|queues| queue < queues)
+    }
+
+    /// Asks the kernel where the VLAN tags of received packets are, as it is now.
+    pub fn vlan_tags(&self) -> VlanTags {
+        match routes::through(self) {
+            Ok(Through::Pair(None)) => VlanTags::BesideByPeer(None),
+            Ok(Through::Pair(Some(peer))) if netdev::offloads(&peer).transmit_tags => {
+                VlanTags::BesideByPeer(Some(peer))
+            }
+            Ok(Through::Pair(Some(_))) => VlanTags::InPacket,
+            Ok(Through::Others) => VlanTags::BesideBelow,
+            Ok(Through::Driver) | Err(_) if netdev::offloads(&self.name).receive_tags => VlanTags::Beside,
+            Ok(Through::Driver) | Err(_) => VlanTags::InPacket,
+        }
+    }
+}
+
+/// Where the VLAN tags of received packets are. A program of XDP sees only those in the packet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum VlanTags {
+    /// In the packet.
+    InPacket,
+    /// Taken out by the driver (`rxvlan`).
+    Beside,
+    /// Taken out by the network stack, or by the interfaces that the packets come through: of a bridge, a bond, a macvlan.
+    BesideBelow,
+    /// Left out by the other end of a veth pair (`txvlan`), of this name; one in another namespace, of which neither the name nor
+    /// the setting is known, is `None`.
+    BesideByPeer(Option<String>),
 }
 
 /// Returns the capabilities that `AF_XDP` requires and the calling thread lacks, by the names that `setcap` takes.

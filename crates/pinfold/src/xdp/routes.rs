@@ -38,10 +38,7 @@ pub fn default_route_over(interface: &Interface) -> Result<Option<String>, Netli
         Vec::new()
     };
     let first = resolve(&hops, &objects.into_iter().collect())?;
-    let links = netlink.dump(GET_LINK, &[0; 16], |kind, body| match kind {
-        NEW_LINK => link(body).ok_or(NetlinkError::Malformed).map(Some),
-        _ => Ok(None),
-    })?;
+    let links = links(&mut netlink)?;
     let name = |index| links.iter().find(|link| link.index == index).map(|link| link.name.clone());
     let over = first.into_iter().find(|first| depends(&links, *first).contains(&interface.index()));
     Ok(over.map(|index| name(index).unwrap_or_else(|| format!("interface {index}"))))
@@ -175,6 +172,43 @@ fn resolve(hops: &[Hop], objects: &HashMap<u32, Object>) -> Result<Vec<u32>, Net
     Ok(interfaces)
 }
 
+/// Returns all interfaces of the namespace.
+fn links(netlink: &mut Netlink) -> Result<Vec<Link>, NetlinkError> {
+    netlink.dump(GET_LINK, &[0; 16], |kind, body| match kind {
+        NEW_LINK => link(body).ok_or(NetlinkError::Malformed).map(Some),
+        _ => Ok(None),
+    })
+}
+
+/// What an interface's packets come through before they reach it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Through {
+    /// The other end of a pair; `None` if that is in another namespace.
+    Pair(Option<String>),
+    /// Other interfaces of this machine: ports, or the one below.
+    Others,
+    /// Its driver alone.
+    Driver,
+}
+
+/// Asks the kernel what an interface's packets come through.
+pub(super) fn through(interface: &Interface) -> Result<Through, NetlinkError> {
+    let links = links(&mut Netlink::open()?)?;
+    Ok(through_of(&links, interface.index()))
+}
+
+fn through_of(links: &[Link], index: u32) -> Through {
+    let by_index = |index: u32| links.iter().find(|link| link.index == index);
+    match by_index(index) {
+        Some(link) if link.is_pair => {
+            Through::Pair(link.lower.and_then(by_index).map(|other| other.name.clone()))
+        }
+        Some(link) if link.is_above => Through::Others,
+        _ if links.iter().any(|link| link.master == Some(index)) => Through::Others,
+        _ => Through::Driver,
+    }
+}
+
 /// An interface, and those that it is connected with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Link {
@@ -185,6 +219,8 @@ struct Link {
     /// The one below it, or the other end of a pair, in the same namespace.
     lower: Option<u32>,
     is_pair: bool,
+    /// It gets packets that the one below it has received.
+    is_above: bool,
 }
 
 /// Reads an interface. `None` if it cannot be read.
@@ -199,7 +235,7 @@ fn link(body: &[u8]) -> Option<Link> {
     let (header, attributes) = body.split_at_checked(16)?;
     let index = u32_at(header, 4)?;
     let (mut name, mut master, mut lower) = (String::new(), None, None);
-    let (mut is_pair, mut is_elsewhere) = (false, false);
+    let (mut is_pair, mut is_above, mut is_elsewhere) = (false, false, false);
     let text = |value: &[u8]| String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned();
     for attribute in Attributes(attributes) {
         match attribute.ok()? {
@@ -210,14 +246,16 @@ fn link(body: &[u8]) -> Option<Link> {
             (INFO, value) => {
                 for inner in Attributes(value) {
                     if let (INFO_KIND, kind) = inner.ok()? {
-                        is_pair = ["veth", "netkit", "vxcan"].contains(&&*text(kind));
+                        let kind = text(kind);
+                        is_pair = ["veth", "netkit", "vxcan"].contains(&&*kind);
+                        is_above = ["macvlan", "macvtap", "ipvlan", "ipvtap"].contains(&&*kind);
                     }
                 }
             }
             _ => {}
         }
     }
-    Some(Link { index, name, master, lower: lower.filter(|_| !is_elsewhere), is_pair })
+    Some(Link { index, name, master, lower: lower.filter(|_| !is_elsewhere), is_pair, is_above })
 }
 
 /// Returns the interfaces that packets of interface `first` go through, itself included.
@@ -317,7 +355,33 @@ mod tests {
 
     fn interface(index: u32, master: u32, lower: u32, is_pair: bool) -> Link {
         let some = |number: u32| Some(number).filter(|number| *number != 0);
-        Link { index, name: index.to_string(), master: some(master), lower: some(lower), is_pair }
+        Link {
+            index,
+            name: index.to_string(),
+            master: some(master),
+            lower: some(lower),
+            is_pair,
+            is_above: false,
+        }
+    }
+
+    #[test]
+    fn packets_come_through_pairs_ports_and_what_is_below() {
+        let above = Link { is_above: true, ..interface(4, 0, 3, false) };
+        let pair = [interface(5, 0, 6, true), interface(6, 7, 5, true), interface(8, 0, 0, true)];
+        let links = [&pair[..], &[interface(7, 0, 0, false), above, interface(9, 0, 3, false)]].concat();
+        let pair = |name: Option<&str>| Through::Pair(name.map(str::to_owned));
+        for (index, through) in [
+            (5, pair(Some("6"))),
+            (6, pair(Some("5"))),
+            (8, pair(None)),
+            (7, Through::Others),
+            (4, Through::Others),
+            (9, Through::Driver),
+            (77, Through::Driver),
+        ] {
+            assert_eq!(through_of(&links, index), through, "{index}");
+        }
     }
 
     #[test]

@@ -17,8 +17,8 @@ use pinfold_core::dma_pool::ChunkSource;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// How long a drop waits for what is being sent.
-const DRAIN: Duration = Duration::from_millis(200);
+/// How long the end of a socket waits for what is being sent.
+pub(crate) const DRAIN: Duration = Duration::from_millis(200);
 /// `XDP_RING_NEED_WAKEUP`.
 const NEED_WAKEUP: u32 = 1;
 
@@ -251,6 +251,41 @@ impl Rings {
         count
     }
 
+    /// Has the kernel send what is queued, and takes what has been sent, until nothing is being sent or `limit` has passed;
+    /// returns how many packets are still being sent.
+    pub(crate) fn drain(&mut self, limit: Duration, mut each: impl FnMut(Packet)) -> u32 {
+        let end = Instant::now() + limit;
+        while self.sending > 0 {
+            let flushed = self.flush();
+            if self.complete(&mut each) == 0 && self.sending > 0 {
+                if flushed.is_err() || Instant::now() >= end {
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        self.sending
+    }
+
+    /// Makes the chunks that the kernel has not taken from the transmit ring ordinary ones, which are freed when the socket is
+    /// closed: without zero-copy it takes them in calls of this process alone, of which there is none any more.
+    fn give_up_untaken(&mut self) {
+        if self.socket.is_zero_copy() {
+            return;
+        }
+        for [address, _] in self.transmit.untaken() {
+            let at = usize::try_from(address >> self.shift).ok();
+            let Some(slot) = at.and_then(|at| self.slots.get_mut(at)) else { continue };
+            match std::mem::take(slot) {
+                Slot::Sending(packet) => {
+                    *slot = Slot::Filled(packet);
+                    self.sending = self.sending.saturating_sub(1);
+                }
+                other => *slot = other,
+            }
+        }
+    }
+
     /// Returns the offset of an address in its chunk.
     #[inline]
     fn offset_of(&self, address: u64) -> u32 {
@@ -283,17 +318,11 @@ fn is_set<const N: usize>(ring: &Producer<RingMemory, N>) -> bool {
 }
 
 impl Drop for Rings {
-    /// Waits for what is being sent. What is still being sent then is quarantined: the network stack may read it after the
-    /// socket is closed.
+    /// Waits for what is being sent. What the kernel has taken and not sent then is quarantined: the network stack may read it
+    /// after the socket is closed.
     fn drop(&mut self) {
-        let end = Instant::now() + DRAIN;
-        while self.sending > 0 && Instant::now() < end {
-            if self.flush().is_err() {
-                break;
-            }
-            if self.complete(drop) == 0 {
-                std::thread::sleep(Duration::from_micros(200));
-            }
+        if self.drain(DRAIN, drop) > 0 {
+            self.give_up_untaken();
         }
         if self.sending == 0 {
             return;

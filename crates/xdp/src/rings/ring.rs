@@ -112,6 +112,17 @@ impl<M: Shared, const N: usize> Producer<M, N> {
         true
     }
 
+    /// Returns the entries that the consumer has not taken.
+    pub(super) fn untaken(&self) -> impl Iterator<Item = [u64; N]> + '_ {
+        let first = self.memory.load_consumer();
+        // Of a consumer that is ahead of the entries, none.
+        let count = Some(self.next.wrapping_sub(first)).filter(|count| *count <= self.entries).unwrap_or(0);
+        (0..count).map(move |offset| {
+            let at = (first.wrapping_add(offset) & (self.entries - 1)) as usize * N;
+            std::array::from_fn(|word| self.memory.word(at + word))
+        })
+    }
+
     /// Passes the entries to the consumer; returns how many.
     #[inline]
     pub(super) fn publish(&mut self) -> u32 {

@@ -4,7 +4,7 @@ use super::options::{ChunkSize, LINK_HEADER, Options, mtu_limit};
 use crate::error::{self, OpenError, SocketError, TransmitError, TransmitRefused};
 use crate::packet::Packet;
 use crate::redirect::Redirect;
-use crate::rings::{Chunk, Rings};
+use crate::rings::{Chunk, DRAIN, Rings};
 use crate::stats::{SocketReport, Traffic};
 use pinfold::page_pool::{AllocError, Config, Destroyed, Fragment, Holder, Page, PagePool, Tag, TooManyTags};
 use pinfold::xdp::{Interface, LinkType, RingSizes, Umem};
@@ -282,8 +282,8 @@ impl Socket {
     /// Queues a packet for sending by the next [`flush`](Self::flush). Its page returns to the pool when it has been sent.
     ///
     /// # Errors
-    /// [`TransmitError`] with the packet: it lies in another socket's memory, has a length that the interface does not send, or
-    /// the ring is full.
+    /// [`TransmitError`] with the packet: the interface has no transmit queue of the socket's number, or the packet lies in another
+    /// socket's memory, has a length that the interface does not send, or the ring is full.
     pub fn transmit(&mut self, packet: Packet) -> Result<(), TransmitError> {
         let refuse = |packet, why| Err(TransmitError { packet, why });
         // A header of Ethernet, with a tag or without; or one of IPv4.
@@ -291,6 +291,10 @@ impl Socket {
             LinkType::Ethernet | LinkType::Loopback => (14, LINK_HEADER),
             LinkType::RawIp | LinkType::Other(_) => (20, 0),
         };
+        if !self.interface.can_transmit(self.queue) {
+            let queues = self.interface.transmit_queues().unwrap_or(0);
+            return refuse(packet, TransmitRefused::NoQueue { queue: self.queue, queues });
+        }
         let limit = (self.interface.mtu() + header) as usize;
         if packet.len() < least || packet.len() > limit {
             return refuse(packet, TransmitRefused::Length { least, limit });
@@ -319,6 +323,16 @@ impl Socket {
         let pool = &mut self.pool;
         self.traffic.sent += u64::from(self.rings.complete(|packet| packet.into_chunk().recycle(pool)));
         self.rings.sending()
+    }
+
+    /// Waits until all that is queued has been sent, for a fifth of a second at most, and returns its pages to the pool; returns how
+    /// many packets have not been sent. Those that the kernel has not taken by the time the socket is closed are never sent.
+    pub fn drain(&mut self) -> u32 {
+        let (pool, sent) = (&mut self.pool, &mut self.traffic.sent);
+        self.rings.drain(DRAIN, |packet| {
+            *sent += 1;
+            packet.into_chunk().recycle(pool);
+        })
     }
 
     /// Returns the tag for a holder's name, for [`Packet::hold_for`].

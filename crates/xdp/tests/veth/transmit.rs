@@ -1,8 +1,8 @@
 //! Sending: what a mirror returns reaches the kernel's own sockets, and pages come back from the completion ring.
 
-use crate::common::{Wire, number_of, receive_until};
+use crate::common::{Wire, number_of, receive_until, run};
 use pinfold_xdp::error::TransmitRefused;
-use pinfold_xdp::{LinkType, Redirect, RingSizes, Socket, mirror};
+use pinfold_xdp::{LinkType, Redirect, RingSizes, Socket, mirror, redirect};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -46,6 +46,48 @@ fn a_mirror_answers_datagrams() {
     assert_eq!((report.traffic.sent, report.kernel.transmit_invalid), (1000, 0), "{report}");
     // The kernel has what the fill ring holds, and nothing else is in use.
     assert_eq!(report.pool.in_use, report.in_kernel, "{report}");
+}
+
+#[test]
+fn packets_that_the_kernel_has_not_taken_are_freed_with_the_socket() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let frame = [&[2, 0, 0, 0, 0, 0x11, 2, 0, 0, 0, 0, 0x12, 0x88, 0xb5][..], &[7; 50]].concat();
+    let mut far = Socket::options().open(&wire.far()).unwrap();
+    for _ in 0..64 {
+        let packet = far.packet(&frame).unwrap();
+        far.transmit(packet).unwrap();
+    }
+    run("ip link set dev v1 down");
+    assert!(far.flush().is_err());
+    assert_eq!((far.drain(), far.traffic().sent), (64, 0));
+    let closed = far.close();
+    assert!(closed.holders().is_empty(), "{:?}", closed.holders());
+}
+
+#[test]
+fn a_queue_that_does_not_transmit_refuses_packets() {
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    run("ip link del v0");
+    run("ip link add v0 numtxqueues 4 numrxqueues 1 type veth peer name v1 numtxqueues 1 numrxqueues 4");
+    run("ip link set dev v0 up");
+    run("ip link set dev v1 up");
+    let interface = redirect::interface("v1").unwrap();
+    assert_eq!((interface.queues(), interface.transmit_queues()), (Some(4), Some(1)));
+    let frame = [&[2, 0, 0, 0, 0, 0x11, 2, 0, 0, 0, 0, 0x12, 0x88, 0xb5][..], &[7; 50]].concat();
+    for queue in 0..4 {
+        let mut socket = Socket::options().queue(queue).open(&interface).unwrap();
+        let packet = socket.packet(&frame).unwrap();
+        let sent = socket.transmit(packet);
+        assert_eq!(interface.can_transmit(queue), queue == 0);
+        match sent {
+            Ok(()) => assert_eq!((queue, socket.drain()), (0, 0)),
+            Err(refused) => {
+                assert_eq!(refused.why, TransmitRefused::NoQueue { queue, queues: 1 });
+                socket.recycle(refused.packet);
+            }
+        }
+        assert!(socket.close().holders().is_empty());
+    }
 }
 
 #[test]
