@@ -39,9 +39,10 @@ pub(crate) struct ReceiveArgs {
     #[arg(long, value_name = "TARGET", value_parser = target(), conflicts_with_all = ["pcap", "reflect", "small_chunks"])]
     pub(crate) to: Option<TargetSpec>,
 
-    /// Memory for packets, for each queue
-    #[arg(long, value_name = "SIZE", default_value = "32M", allow_negative_numbers = true)]
-    pub(crate) memory: ByteSize,
+    /// Memory for packets, for each queue [default: 32M, or less where all queues together would take more than half of what is
+    /// available]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) memory: Option<ByteSize>,
 
     /// Use chunks of 2048 bytes instead of 4096: half the memory, for an MTU of up to 1774
     #[arg(long)]

@@ -4,8 +4,10 @@ use crate::args::{Memory, ReceiveArgs};
 use crate::engine::error::EngineError;
 use crate::failure::Failure;
 use crate::output;
+use crate::packets::budget::Budget;
 use crate::packets::capture::Capture;
 use crate::packets::destination::{self, DEPTH, Destination};
+use crate::packets::notes::{self, Merged};
 use crate::packets::store::{Slots, Store};
 use crate::packets::worker::{Action, Shared, Snapshot, Worker};
 use crate::progress::Line;
@@ -15,11 +17,13 @@ use crate::setup::memory::{self, BufferNeed, MemoryNeed};
 use crate::setup::open::OpenTarget;
 use crate::signal::Interrupt;
 use crate::targets::target::Target;
-use crate::units::ByteSize;
+use crate::units::{ByteSize, counted};
 use pinfold::probe::threads;
 use pinfold::xdp::default_route_over;
 use pinfold_xdp::socket::BusyPoll;
-use pinfold_xdp::{ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, Socket, redirect};
+use pinfold_xdp::{
+    Attached, ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, RingSizes, Socket, redirect,
+};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -42,10 +46,13 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
         check_routes(&interface)?;
     }
     let queues = queues(args, &interface);
-    check_memory(args, queues.len())?;
-    let prepare = |spec| Destination::prepare(spec, args.memory, queues.len());
+    check_transmit(args, &interface)?;
+    let budget = budget(args, queues.len())?;
+    let tags = interface.vlan_tags();
+    let notes = notes::at_start(args, &interface, queues.clone(), &tags);
+    let prepare = |spec| Destination::prepare(spec, budget.bytes, queues.len());
     let destination = args.to.as_ref().map(prepare).transpose()?;
-    let mut sockets = open(args, &interface, queues, destination.as_ref())?;
+    let mut sockets = open(args, &interface, queues, budget, destination.as_ref())?;
     // Packets reach the kernel's stack until the sockets are entered below.
     let redirect = match args.xdp {
         Some(mode) => Redirect::attach_as(&interface, mode.into())?,
@@ -63,6 +70,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
         capture.ok_or(Failure::from(EngineError::Interrupted))
     };
     let capture = args.pcap.as_ref().map(start).transpose()?;
+    notes.iter().for_each(|note| tracing::warn!("{note}"));
     // Last: from here on the kernel's stack does not get these packets.
     for socket in &mut sockets {
         socket.redirect(&redirect)?;
@@ -73,10 +81,11 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let published: Vec<_> = sockets.iter().map(|_| Mutex::new(None)).collect();
     let shared = Shared::new(interrupt.child(), args.count);
     let kept = Kept { capture: capture.as_ref(), slots: &slots, targets };
-    let Ended { sockets, queues_added, result } = receive(args, sockets, kept, &shared, &published, began);
+    let attached = redirect.attached();
+    let Ended { sockets, queues_added, result } =
+        receive(args, sockets, kept, &shared, &published, attached, began);
     let elapsed = began.elapsed();
     // Before the files are finished: the network is the kernel's again.
-    let attached = redirect.attached();
     drop(redirect);
     drop(sockets);
     // However it ended: what was received is in the files and in the report.
@@ -87,8 +96,10 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     }
     let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
     let run = Run {
-        interface: interface.name(),
-        link: interface.link_type(),
+        interface: &interface,
+        tags,
+        notes,
+        budget,
         attached,
         zero_copy,
         queues: &queues,
@@ -110,24 +121,58 @@ struct Kept<'k> {
     targets: Vec<&'k mut (dyn Target<PacketPage> + Send)>,
 }
 
-/// Checks that the fill ring of each queue has its chunks, and that the machine has the memory.
-fn check_memory(args: &ReceiveArgs, queues: usize) -> Result<(), Failure> {
-    let chunk = if args.small_chunks { ChunkSize::HalfPage } else { ChunkSize::Page };
-    let least = u64::from(Options::DEFAULT_RING) * u64::from(chunk.bytes());
-    let ByteSize(each) = args.memory;
-    if each < least {
-        let reason = format!("each queue needs at least {}", ByteSize(least));
-        return Err(TargetOpenError::Unsupported {
-            option: "memory",
-            value: args.memory.to_string(),
-            reason,
-        }
-        .into());
+/// Returns the size of a chunk, which receives one packet.
+fn chunk(args: &ReceiveArgs) -> ChunkSize {
+    if args.small_chunks { ChunkSize::HalfPage } else { ChunkSize::Page }
+}
+
+/// Checks that the one queue that is chosen can send replies.
+fn check_transmit(args: &ReceiveArgs, interface: &Interface) -> Result<(), Failure> {
+    let Some(queue) = args.queue.filter(|queue| args.reflect && !interface.can_transmit(*queue)) else {
+        return Ok(());
+    };
+    // One that does not exist is refused when it is opened.
+    if interface.queues().is_some_and(|queues| queue >= queues) {
+        return Ok(());
     }
-    let bytes = usize::try_from(each).unwrap_or(usize::MAX);
-    let buffers = BufferNeed { count: queues, bytes, lower: "--memory, or name one --queue" };
-    let arenas = each.saturating_mul(queues as u64);
-    Ok(memory::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)?)
+    let (name, queues) = (interface.name(), interface.transmit_queues().unwrap_or(0));
+    let reason = format!(
+        "{name} has {}, so no reply could be sent: name a queue below {queues}, or `sudo ethtool --set-channels {name} tx {}` \
+         where the driver has more",
+        counted(queues.into(), "transmit queue"),
+        u64::from(queue) + 1
+    );
+    Err(TargetOpenError::Unsupported { option: "queue", value: queue.to_string(), reason }.into())
+}
+
+/// Returns the memory of each queue: what was requested, if the fill ring has its chunks there, or a share of what is available.
+/// Checks that the machine has it for all of them.
+fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
+    let chunk_bytes = chunk(args).bytes();
+    let (budget, lower) = match args.memory {
+        Some(ByteSize(each)) => {
+            let least = u64::from(Options::DEFAULT_RING) * u64::from(chunk_bytes);
+            if each < least {
+                let (option, value) = ("memory", ByteSize(each).to_string());
+                let reason = format!("each queue needs at least {}", ByteSize(least));
+                return Err(TargetOpenError::Unsupported { option, value, reason }.into());
+            }
+            (Budget::explicit(each), "--memory, or name one --queue")
+        }
+        None => (
+            if memory::fits_hugepages(Budget::MOST.saturating_mul(queues as u64)) {
+                Budget::explicit(Budget::MOST)
+            } else {
+                Budget::shared(queues, chunk_bytes, memory::allowed())
+            },
+            "the number of queues (`ethtool --set-channels`), or name one --queue",
+        ),
+    };
+    let bytes = usize::try_from(budget.bytes).unwrap_or(usize::MAX);
+    let buffers = BufferNeed { count: queues, bytes, lower };
+    let arenas = budget.bytes.saturating_mul(queues as u64);
+    memory::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)?;
+    Ok(budget)
 }
 
 /// Returns the queues that are requested.
@@ -141,10 +186,11 @@ fn open(
     args: &ReceiveArgs,
     interface: &Interface,
     queues: Range<u32>,
+    Budget { bytes, ring }: Budget,
     destination: Option<&Destination<'_>>,
 ) -> Result<Vec<Socket>, OpenError> {
-    let chunk = if args.small_chunks { ChunkSize::HalfPage } else { ChunkSize::Page };
-    let mut options = Socket::options().chunk(chunk).memory(args.memory.0);
+    let rings = RingSizes { fill: ring, completion: ring, receive: ring, transmit: ring };
+    let mut options = Socket::options().chunk(chunk(args)).memory(bytes).rings(rings);
     if args.busy_poll {
         options = options.busy_poll(BusyPoll::default());
     }
@@ -171,8 +217,10 @@ fn receive(
     Kept { capture, slots, targets }: Kept<'_>,
     shared: &Shared,
     published: &[Mutex<Option<Snapshot>>],
+    attached: Attached,
     began: Instant,
 ) -> Ended {
+    let mut merged = Merged::new(&args.interface, attached);
     let line = Line::new(&args.interface);
     let mut queues = AllQueues::new(args, sockets.len());
     let mut ended = Ended { sockets: Vec::with_capacity(sockets.len()), queues_added: 0, result: Ok(()) };
@@ -209,6 +257,7 @@ fn receive(
             }
             queues.look(&args.interface);
             let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
+            merged.look(&snapshots);
             line.show(|| ReceiveReport::live(&snapshots, began.elapsed()));
         }
         for thread in threads {

@@ -2,6 +2,7 @@
 
 use pinfold_xdp::protocol::HEADER_BYTES;
 use pinfold_xdp::{LinkType, Packet, Protocol};
+use serde::Serialize;
 
 /// The upper bounds of the classes of sizes in bytes; larger packets are in a class of their own.
 pub(crate) const SIZES: [usize; 6] = [64, 128, 256, 512, 1024, 1518];
@@ -15,15 +16,41 @@ pub(crate) struct Counts {
     pub(crate) protocols: [u64; Protocol::ALL.len()],
     /// In the order of [`SIZES`], and the larger ones.
     pub(crate) sizes: [u64; SIZES.len() + 1],
-    /// Packets sent back, and those that were not: without a reply that is known to be correct, or without room in the ring.
+    /// Packets whose reply the kernel has sent, and those of which it has not.
     pub(crate) reflected: u64,
-    pub(crate) not_reflected: u64,
+    pub(crate) not_reflected: NotReflected,
     /// Packets passed to the file, and those for which it was too slow.
     pub(crate) captured: u64,
     pub(crate) not_captured: u64,
     /// Packets written to the target, and those for which it had no room or that it failed to write.
     pub(crate) stored: u64,
     pub(crate) not_stored: u64,
+}
+
+/// Packets that were not sent back, by cause.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct NotReflected {
+    /// Without a reply that is known to be correct.
+    pub(crate) no_reply: u64,
+    /// Received on a queue without a transmit queue of its number.
+    pub(crate) no_transmit_queue: u64,
+    /// Without room in the transmit ring.
+    pub(crate) ring_full: u64,
+    /// The interface was down or gone, or the kernel had not sent them when the program ended.
+    pub(crate) not_sent: u64,
+}
+
+impl NotReflected {
+    pub(crate) fn total(&self) -> u64 {
+        self.no_reply + self.no_transmit_queue + self.ring_full + self.not_sent
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.no_reply += other.no_reply;
+        self.no_transmit_queue += other.no_transmit_queue;
+        self.ring_full += other.ring_full;
+        self.not_sent += other.not_sent;
+    }
 }
 
 impl Counts {
@@ -45,7 +72,7 @@ impl Counts {
         self.protocols.iter_mut().zip(other.protocols).for_each(|(sum, more)| *sum += more);
         self.sizes.iter_mut().zip(other.sizes).for_each(|(sum, more)| *sum += more);
         self.reflected += other.reflected;
-        self.not_reflected += other.not_reflected;
+        self.not_reflected.merge(other.not_reflected);
         self.captured += other.captured;
         self.not_captured += other.not_captured;
         self.stored += other.stored;

@@ -31,12 +31,8 @@ pub(crate) struct Destination<'a> {
 }
 
 impl<'a> Destination<'a> {
-    /// Allocates the memory of all queues.
-    pub(crate) fn prepare(
-        spec: &'a TargetSpec,
-        ByteSize(memory): ByteSize,
-        queues: usize,
-    ) -> Result<Self, Failure> {
+    /// Allocates the memory of all queues, `memory` bytes for each.
+    pub(crate) fn prepare(spec: &'a TargetSpec, memory: u64, queues: usize) -> Result<Self, Failure> {
         let controllers = match spec {
             TargetSpec::File(_) => 0,
             TargetSpec::SoftMemory(..) | TargetSpec::SoftImage(..) => 1,

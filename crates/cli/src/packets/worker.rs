@@ -6,7 +6,8 @@ use super::store::Store;
 use crate::failure::Failure;
 use crate::signal::Interrupt;
 use pinfold::page_pool::Tag;
-use pinfold_xdp::{Packet, Socket, SocketError, SocketReport, mirror};
+use pinfold_xdp::error::TransmitRefused;
+use pinfold_xdp::{Packet, Socket, SocketError, SocketReport, TransmitError, mirror};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError};
 use std::sync::{Mutex, PoisonError};
@@ -97,6 +98,8 @@ pub(crate) struct Worker<'s> {
     published: &'s Mutex<Option<Snapshot>>,
     /// The interface is gone or down: nothing can be sent.
     is_gone: bool,
+    /// How many replies have been queued for sending.
+    queued: u64,
 }
 
 impl<'s> Worker<'s> {
@@ -106,7 +109,7 @@ impl<'s> Worker<'s> {
         shared: &'s Shared,
         published: &'s Mutex<Option<Snapshot>>,
     ) -> Self {
-        Self { socket, action, shared, published, is_gone: false }
+        Self { socket, action, shared, published, is_gone: false, queued: 0 }
     }
 
     /// Receives until it is told to stop or something fails; returns the socket, which may still hold pages.
@@ -125,8 +128,14 @@ impl<'s> Worker<'s> {
         let ended = self.receive_all(&mut counts);
         let finished = match &mut self.action {
             Action::Store(store) => store.finish(&mut self.socket, &mut counts).map_err(Failure::from),
+            Action::Reflect => {
+                self.socket.drain();
+                counts.not_reflected.not_sent += self.queued.saturating_sub(self.socket.traffic().sent);
+                Ok(())
+            }
             _ => Ok(()),
         };
+        counts.reflected = self.socket.traffic().sent;
         let published = self.publish(&counts);
         ended.and(finished).and(published.map_err(Failure::from))
     }
@@ -154,6 +163,7 @@ impl<'s> Worker<'s> {
             }
             let now = Instant::now();
             if now >= next {
+                counts.reflected = self.socket.traffic().sent;
                 self.publish(counts)?;
                 next = now + PUBLISH;
             }
@@ -212,7 +222,7 @@ impl<'s> Worker<'s> {
             Duration::ZERO
         };
         let link = self.socket.interface().link_type();
-        let (before, mut failed) = (counts.reflected, Ok(()));
+        let (before, mut failed) = (self.queued, Ok(()));
         packets.iter().for_each(|packet| counts.add(packet, link));
         if matches!(self.action, Action::Count) {
             self.socket.recycle_all(packets);
@@ -222,14 +232,22 @@ impl<'s> Worker<'s> {
                 // All of them, above.
                 Action::Count => {}
                 Action::Reflect => {
-                    if self.is_gone || !mirror::reflect(&mut packet, link) {
-                        counts.not_reflected += 1;
+                    let not = &mut counts.not_reflected;
+                    if !mirror::reflect(&mut packet, link) {
+                        not.no_reply += 1;
                         self.socket.recycle(packet);
-                    } else if let Err(refused) = self.socket.transmit(packet) {
-                        counts.not_reflected += 1;
-                        self.socket.recycle(refused.packet);
+                    } else if self.is_gone {
+                        not.not_sent += 1;
+                        self.socket.recycle(packet);
+                    } else if let Err(TransmitError { packet, why }) = self.socket.transmit(packet) {
+                        match why {
+                            TransmitRefused::NoQueue { .. } => not.no_transmit_queue += 1,
+                            TransmitRefused::Full => not.ring_full += 1,
+                            _ => not.not_sent += 1,
+                        }
+                        self.socket.recycle(packet);
                     } else {
-                        counts.reflected += 1;
+                        self.queued += 1;
                     }
                 }
                 Action::Store(_) if failed.is_err() => {
@@ -256,13 +274,8 @@ impl<'s> Worker<'s> {
             }
         }
         failed?;
-        if counts.reflected > before
-            && let Err(error) = self.socket.flush()
-        {
-            // They stay in the ring.
-            counts.not_reflected += counts.reflected - before;
-            counts.reflected = before;
-            return Err(error.into());
+        if self.queued > before {
+            self.socket.flush()?;
         }
         Ok(())
     }

@@ -2,11 +2,13 @@
 
 use super::text::line;
 use crate::args::TargetSpec;
-use crate::packets::counts::{Counts, SIZES};
+use crate::packets::budget::Budget;
+use crate::packets::counts::{Counts, NotReflected, SIZES};
+use crate::packets::notes;
 use crate::packets::slot::SLOT;
 use crate::packets::worker::Snapshot;
 use crate::units::{counted, grouped, per_second};
-use pinfold_xdp::{Attached, LinkType, Protocol};
+use pinfold_xdp::{Attached, Interface, LinkType, Protocol, VlanTags};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,6 +28,15 @@ pub(crate) struct ReceiveReport {
     pub(crate) xdp: &'static str,
     /// Whether the driver wrote to the pages itself.
     pub(crate) zero_copy: bool,
+    /// How many queues transmit, if the driver says so.
+    pub(crate) transmit_queues: Option<u32>,
+    /// Where VLAN tags are: `in-packet`, `removed` by an offload, or `unknown`.
+    pub(crate) vlan_tags: &'static str,
+    /// Memory for packets in bytes, and entries of a ring, of each queue.
+    pub(crate) memory_per_queue: u64,
+    pub(crate) ring: u32,
+    /// What the user was told of the interface.
+    pub(crate) notes: Vec<String>,
     pub(crate) seconds: f64,
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
@@ -35,9 +46,10 @@ pub(crate) struct ReceiveReport {
     /// Packets by size: the largest of a class in bytes, or `larger`.
     pub(crate) sizes: Vec<(String, u64)>,
     pub(crate) drops: Drops,
-    /// Packets sent back, and those that could not be.
+    /// Packets whose reply the kernel has sent, those of which it has not, and why.
     pub(crate) reflected: u64,
     pub(crate) not_reflected: u64,
+    pub(crate) not_reflected_by: NotReflected,
     /// Packets in the file of `--pcap`, if there is one, and those for which it was too slow or failed.
     pub(crate) captured: Option<u64>,
     pub(crate) not_captured: u64,
@@ -53,8 +65,10 @@ pub(crate) struct ReceiveReport {
 /// A run, apart from its packets.
 #[derive(Debug)]
 pub(crate) struct Run<'r> {
-    pub(crate) interface: &'r str,
-    pub(crate) link: LinkType,
+    pub(crate) interface: &'r Interface,
+    pub(crate) tags: VlanTags,
+    pub(crate) notes: Vec<String>,
+    pub(crate) budget: Budget,
     pub(crate) attached: Attached,
     pub(crate) zero_copy: bool,
     pub(crate) queues: &'r [u32],
@@ -84,15 +98,24 @@ pub(crate) struct Pages {
     pub(crate) holders: BTreeMap<String, u64>,
 }
 
+impl Drops {
+    /// Returns those of all queues.
+    pub(crate) fn of(snapshots: &[Snapshot]) -> Self {
+        let mut drops = Self::default();
+        for kernel in snapshots.iter().map(|snapshot| snapshot.report.kernel) {
+            drops.receive_ring_full += kernel.receive_ring_full;
+            let no_page = kernel.fill_ring_empty.min(kernel.dropped);
+            drops.no_page += no_page;
+            drops.other += kernel.dropped - no_page;
+        }
+        drops
+    }
+}
+
 fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
-    let (mut counts, mut drops, mut pages) = (Counts::default(), Drops::default(), Pages::default());
+    let (mut counts, mut pages) = (Counts::default(), Pages::default());
     for Snapshot { counts: more, report } in snapshots {
         counts.merge(more);
-        let kernel = report.kernel;
-        drops.receive_ring_full += kernel.receive_ring_full;
-        let no_page = kernel.fill_ring_empty.min(kernel.dropped);
-        drops.no_page += no_page;
-        drops.other += kernel.dropped - no_page;
         pages.total += report.pool.pages;
         pages.in_use += report.pool.in_use;
         pages.in_kernel += report.in_kernel;
@@ -101,7 +124,7 @@ fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
             *pages.holders.entry(name).or_default() += holder.pages;
         }
     }
-    (counts, drops, pages)
+    (counts, Drops::of(snapshots), pages)
 }
 
 impl ReceiveReport {
@@ -113,21 +136,32 @@ impl ReceiveReport {
         written: Option<u64>,
         to: Option<&TargetSpec>,
     ) -> Self {
-        let Run { interface, link, attached, zero_copy, queues, queues_added, elapsed, failure } = run;
+        let Run { interface, tags, mut notes, budget, attached, zero_copy, queues, .. } = run;
+        let Run { queues_added, elapsed, failure, .. } = run;
         let (counts, drops, pages) = total(snapshots);
+        notes.extend(notes::merged(interface.name(), attached, drops));
         let protocols = Protocol::ALL.iter().map(|protocol| protocol.name()).zip(counts.protocols);
         let limits = SIZES.iter().map(usize::to_string).chain(["larger".to_owned()]);
         Self {
             command: "receive",
-            interface: interface.to_owned(),
+            interface: interface.name().to_owned(),
             queues: queues.to_vec(),
             queues_added,
-            link: if link == LinkType::RawIp { "raw-ip" } else { "ethernet" },
+            link: if interface.link_type() == LinkType::RawIp { "raw-ip" } else { "ethernet" },
             xdp: match attached {
                 Attached::Native => "native",
                 Attached::Generic => "generic",
             },
             zero_copy,
+            transmit_queues: interface.transmit_queues(),
+            vlan_tags: match tags {
+                VlanTags::InPacket => "in-packet",
+                VlanTags::Beside | VlanTags::BesideBelow | VlanTags::BesideByPeer(Some(_)) => "removed",
+                VlanTags::BesideByPeer(None) => "unknown",
+            },
+            memory_per_queue: budget.bytes,
+            ring: budget.ring,
+            notes,
             seconds: elapsed.as_secs_f64(),
             packets: counts.packets,
             bytes: counts.bytes,
@@ -136,7 +170,8 @@ impl ReceiveReport {
             sizes: limits.zip(counts.sizes).filter(|(_, packets)| *packets > 0).collect(),
             drops,
             reflected: counts.reflected,
-            not_reflected: counts.not_reflected,
+            not_reflected: counts.not_reflected.total(),
+            not_reflected_by: counts.not_reflected,
             captured: written,
             // Also those that were passed on to a file that failed.
             not_captured: counts.not_captured + counts.captured.saturating_sub(written.unwrap_or(0)),
@@ -206,7 +241,18 @@ impl ReceiveReport {
         );
         if self.reflected + self.not_reflected > 0 {
             let (sent, not) = (grouped(self.reflected), grouped(self.not_reflected));
-            line(&mut out, "reflected", format_args!("{sent} packets, {not} not sent"));
+            let NotReflected { no_reply, no_transmit_queue, ring_full, not_sent } = self.not_reflected_by;
+            let causes = [
+                (no_reply, "have no reply"),
+                (no_transmit_queue, "on a queue that does not transmit"),
+                (ring_full, "with the transmit ring full"),
+                (not_sent, "not sent by the kernel"),
+            ];
+            let causes = causes.iter().filter(|(count, _)| *count > 0);
+            let causes: Vec<_> =
+                causes.map(|(count, cause)| format!("{} {cause}", grouped(*count))).collect();
+            let causes = if causes.is_empty() { String::new() } else { format!(": {}", causes.join(", ")) };
+            line(&mut out, "reflected", format_args!("{sent} packets, {not} not sent{causes}"));
         }
         if let Some(captured) = self.captured {
             let (captured, not) = (grouped(captured), grouped(self.not_captured));
@@ -237,6 +283,9 @@ impl ReceiveReport {
                 grouped(*total)
             ),
         );
+        for note in &self.notes {
+            line(&mut out, "note", format_args!("{note}"));
+        }
         out
     }
 }

@@ -87,7 +87,8 @@ pub(crate) fn allowed() -> u64 {
     machine.allowed.map_or(u64::MAX, |(allowed, _)| allowed).min(available - available / LEFT_TO_OTHERS)
 }
 
-fn fits_hugepages(bytes: u64) -> bool {
+/// Returns whether free hugepages of one size hold `bytes` bytes.
+pub(crate) fn fits_hugepages(bytes: u64) -> bool {
     [PageSize::Size1G, PageSize::Size2M].into_iter().any(|page| {
         let pool = hugepages::pool(Path::new("/sys"), page);
         let groups = control_group::hugetlb(Path::new("/proc"), page);

@@ -33,6 +33,8 @@ mod receive_ends;
 #[cfg(test)]
 mod receive_links;
 #[cfg(test)]
+mod receive_queues;
+#[cfg(test)]
 mod receive_to;
 #[cfg(test)]
 mod replay;
