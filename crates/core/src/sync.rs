@@ -89,6 +89,13 @@ pub(crate) fn relax(attempts: u32) {
     core::hint::spin_loop();
 }
 
+/// Returns a number that no other call returns: it names a domain, a table, a pool or a buffer for as long as the process runs, so
+/// that a handle of one is refused by another. 2^64 of them do not run out. It orders nothing, and loom need not see it.
+pub(crate) fn unique_number() -> u64 {
+    static LAST: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
 /// How many polls [`spin_then_yield`] spins for.
 pub(crate) const SPIN_POLLS: u64 = 64;
 

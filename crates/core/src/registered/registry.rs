@@ -2,6 +2,7 @@
 
 use super::buffer::{Registered, Segments};
 use crate::addr::Segment;
+use crate::sync::unique_number;
 use alloc::vec::Vec;
 pub use error::{IndexError, RegisterError};
 pub use index::BufferIndex;
@@ -15,6 +16,7 @@ mod index;
 #[must_use = "a buffer is held until its hold is released"]
 pub struct Hold {
     index: BufferIndex,
+    /// That of the buffer, which no other has, in this table or in another.
     generation: u64,
 }
 
@@ -52,7 +54,6 @@ pub struct Registry<B = Registered> {
     order: Vec<(usize, BufferIndex)>,
     /// Buffers that have left their places and are held.
     leaving: Vec<(BufferIndex, Entry<B>)>,
-    next_generation: u64,
     /// All places before this one are taken.
     first_vacant: usize,
 }
@@ -78,7 +79,7 @@ impl<B: AsRef<Registered>> Registry<B> {
         }
         let places = core::iter::repeat_with(|| None).take(capacity).collect();
         let order = Vec::with_capacity(capacity);
-        Ok(Self { places, order, leaving: Vec::new(), next_generation: 0, first_vacant: 0 })
+        Ok(Self { places, order, leaving: Vec::new(), first_vacant: 0 })
     }
 
     /// Returns the number of places.
@@ -167,9 +168,8 @@ impl<B: AsRef<Registered>> Registry<B> {
         let at = self.order.partition_point(|&(start, _)| start <= addr);
         self.order.insert(at, (addr, index));
         if let Some(place) = self.places.get_mut(usize::from(index.0)) {
-            *place = Some(Entry { buffer, generation: self.next_generation, holds: 0 });
+            *place = Some(Entry { buffer, generation: unique_number(), holds: 0 });
         }
-        self.next_generation += 1;
         Ok(before)
     }
 

@@ -13,12 +13,9 @@ use super::state::PageState;
 use super::store::{Place, Run, Store};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
-use crate::sync::{AtomicBool, Mutex, Ordering};
+use crate::sync::{AtomicBool, Mutex, Ordering, unique_number};
 use alloc::boxed::Box;
 use core::fmt;
-
-/// The number of the table created last. No state of a table: it orders nothing and loom need not see it.
-static LAST_NUMBER: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
 pub(super) struct Tree<F: Format> {
     /// Which table this is: unique within the process, and never reused.
@@ -48,7 +45,7 @@ impl<F: Format> Tree<F> {
         root.page.renew(0, levels);
         root.page.count(1);
         let (directory, pending) = (Mutex::new(directory), AtomicBool::new(false));
-        let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed);
+        let number = unique_number();
         let (memory, max_leaf) = (None, PageSize::Size1G);
         Ok(Self { number, store, directory, pending, memory, max_leaf })
     }

@@ -122,6 +122,22 @@ fn a_hold_of_another_table_is_refused() {
     assert_eq!(one.holds(index), Ok(2));
 }
 
+/// The other table has as many buffers in the same places, and I/O in flight on each.
+#[test]
+fn a_hold_unpins_no_equal_buffer_of_another_table() {
+    let mut tables = [Registry::new(2).unwrap(), Registry::new(2).unwrap()];
+    let index = tables.each_mut().map(|table| table.register(plain(0x1000, 0x1000)).unwrap())[0];
+    let [mine, other] = tables.each_mut().map(|table| table.hold(index).unwrap());
+    let not_held = Err(IndexError::NotHeld { index });
+    assert_eq!(tables[1].release(mine), not_held);
+    assert_eq!(tables[1].holds(index), Ok(1));
+    // Likewise once the buffer has left its place.
+    assert_eq!(tables[1].unregister(index), Ok(Unregistered::Held { holds: 1 }));
+    let mine = tables[0].hold(index).unwrap();
+    assert_eq!(tables[1].release(mine), not_held);
+    assert_eq!((tables[1].leaving(), tables[1].release(other)), (1, Ok(Some(plain(0x1000, 0x1000)))));
+}
+
 #[test]
 fn the_largest_table_is_full_at_its_last_place() {
     let mut table = Registry::new(Registry::<Registered>::MAX_BUFFERS).unwrap();
