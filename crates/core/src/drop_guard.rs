@@ -1,7 +1,10 @@
-//! [`DropGuard`]: runs a clean-up that consumes its value on drop, unless the value is taken out first.
+//! [`DropGuard`]: runs a clean-up that consumes its value on drop, unless the value is taken out first; and [`PanicWatch`]: what a
+//! clean-up must not call.
 
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
+// Not those of `sync`: it orders nothing.
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Cleans up by value, which `Drop` cannot.
 pub(crate) trait CleanUp: Sized {
@@ -46,6 +49,46 @@ impl<T: CleanUp> DerefMut for DropGuard<T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0
+    }
+}
+
+/// Whether a user's callback has ever panicked. A clean-up that runs while a thread unwinds does not call it then: a second panic
+/// would end the process.
+#[derive(Debug)]
+pub(crate) struct PanicWatch(AtomicBool);
+
+/// Dropped only by unwinding.
+struct Unwinds<'w>(&'w AtomicBool);
+
+impl Drop for Unwinds<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl PanicWatch {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Calls `callback`. Costs nothing unless it panics.
+    #[inline(always)]
+    pub(crate) fn watch<R>(&self, callback: impl FnOnce() -> R) -> R {
+        let unwinds = Unwinds(&self.0);
+        let result = callback();
+        core::mem::forget(unwinds);
+        result
+    }
+
+    /// Whether a callback has panicked and this thread unwinds. Without `std` that is unknown, and nothing is forbidden.
+    #[inline]
+    pub(crate) fn forbids_calls(&self) -> bool {
+        #[cfg(any(test, loom, feature = "std"))]
+        let unwinds = || std::thread::panicking();
+        #[cfg(not(any(test, loom, feature = "std")))]
+        let unwinds = || false;
+        self.0.load(Ordering::Relaxed) && unwinds()
     }
 }
 

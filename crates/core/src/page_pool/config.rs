@@ -25,11 +25,16 @@ impl Default for Config {
     }
 }
 
-/// The name of a page's holder, valid in one pool.
+/// The name of a page's holder, valid in the pool that returned it. For another pool it is [`NONE`](Self::NONE).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Tag(pub(super) u32);
+pub struct Tag {
+    /// The number of its pool.
+    pub(super) pool: u64,
+    /// Which of the pool's names, from 1; 0 for none.
+    pub(super) name: u32,
+}
 
 impl Tag {
     /// No name (the default).
-    pub const NONE: Self = Self(0);
+    pub const NONE: Self = Self { pool: 0, name: 0 };
 }

@@ -157,7 +157,7 @@ impl<S: ChunkSource> PagePool<S> {
     pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
         let frame = self.take()?;
         if let Some(record) = self.shared.directory.record(frame) {
-            record.set_raw(tag.0);
+            record.set_raw(self.shared.name_of(tag));
         }
         Ok(self.shared.raw_at(frame))
     }
@@ -199,8 +199,9 @@ impl<S: ChunkSource> PagePool<S> {
     pub fn free_raw(&mut self, page: RawPage) -> Result<(), FreeError> {
         let (frame, record) = self.shared.find(page)?;
         Inner::<S>::check_raw(record, page)?;
-        record.set_free();
+        // First: if it panics, the page stays allocated.
         self.shared.sync_for_device(frame, self.written as usize);
+        record.set_free();
         self.put::<true>(frame);
         Ok(())
     }
@@ -263,7 +264,7 @@ impl<S: ChunkSource> PagePool<S> {
     pub(super) fn take_owned(&mut self, tag: Tag) -> Result<u32, AllocError> {
         let frame = self.take()?;
         if let Some(record) = self.shared.directory.record(frame) {
-            record.set_owned(tag.0);
+            record.set_owned(self.shared.name_of(tag));
         }
         Ok(frame)
     }

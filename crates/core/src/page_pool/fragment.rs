@@ -9,13 +9,13 @@ use super::consumer::PagePool;
 use super::error::AllocError;
 use super::inner::Inner;
 use super::open_page::OpenPage;
-use super::recycle::recycle_remotely;
-use super::ring::Entry;
+use super::recycle::Returning;
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU32, Ordering};
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
 /// More than the 2^21 fragments of 1 byte that fit in the largest page.
@@ -70,30 +70,55 @@ impl<S: ChunkSource> Fragment<S> {
     /// Syncs the first `len` bytes, which the device wrote, for the processor. Only those are synced for the device when
     /// the fragment is freed.
     pub fn sync_for_cpu(&mut self, len: usize) {
-        self.written = u32::try_from(len).unwrap_or(u32::MAX).min(self.len);
+        let written = u32::try_from(len).unwrap_or(u32::MAX).min(self.len);
         if let Some(ops) = &self.shared().sync {
-            let (offset, len) = (self.offset as usize, self.written as usize);
+            let (offset, len) = (self.offset as usize, written as usize);
             self.shared().sync_range(&**ops, self.frame, offset, len, false);
         }
+        self.written = written;
     }
 
-    /// Releases the share. Returns whether it was the last, so that the page must be freed.
+    /// Syncs what the device may have written for it.
     #[inline]
-    fn release(&self) -> bool {
+    fn sync_for_device(&self) {
         let shared = self.shared();
         if let Some(ops) = &shared.sync {
             shared.sync_range(&**ops, self.frame, self.offset as usize, self.written as usize, true);
         }
-        shared.directory.record(self.frame).is_some_and(|record| is_last(record.shares(), 1))
+    }
+}
+
+/// The share of a fragment that ends. Dropping it releases it, and the page with the last one: also if a sync panics.
+struct Share<S: ChunkSource>(NonNull<Inner<S>>, u32);
+
+impl<S: ChunkSource> Share<S> {
+    /// Releases the share. Returns whether it was the last, so that the page must be freed.
+    #[inline]
+    fn release(self) -> bool {
+        ManuallyDrop::new(self).is_last()
+    }
+
+    #[inline]
+    fn is_last(&self) -> bool {
+        // SAFETY: alive while the page is in use, which it is while it has this share.
+        let shared = unsafe { self.0.as_ref() };
+        shared.directory.record(self.1).is_some_and(|record| is_last(record.shares(), 1))
+    }
+}
+
+impl<S: ChunkSource> Drop for Share<S> {
+    fn drop(&mut self) {
+        if self.is_last() {
+            // SAFETY: the page was allocated as owned by its fragments, and this was the last of them.
+            drop(unsafe { Returning::new(self.0, self.1) });
+        }
     }
 }
 
 impl<S: ChunkSource> Drop for Fragment<S> {
     fn drop(&mut self) {
-        if self.release() {
-            // SAFETY: the page was allocated as owned by its fragments, and this is the last of them.
-            unsafe { recycle_remotely(self.shared, &[Entry::owned(self.frame)]) };
-        }
+        let _share = Share(self.shared, self.frame);
+        self.sync_for_device();
     }
 }
 
@@ -145,11 +170,11 @@ impl<S: ChunkSource> PagePool<S> {
         if fragment.shared != self.shared.as_ptr() {
             return drop(fragment);
         }
-        let last = fragment.release();
-        let frame = fragment.frame;
-        core::mem::forget(fragment);
-        if last {
-            self.put_owned::<true>(frame);
+        let fragment = ManuallyDrop::new(fragment);
+        let share = Share(fragment.shared, fragment.frame);
+        fragment.sync_for_device();
+        if share.release() {
+            self.put_owned::<true>(fragment.frame);
         }
     }
 

@@ -17,9 +17,10 @@ use super::source::SyncOps;
 use super::stats::{Counts, Holder};
 use crate::addr::Iova;
 use crate::dma_pool::{ChunkSource, span_memory};
+use crate::drop_guard::PanicWatch;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering, unique_number};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
@@ -85,11 +86,14 @@ pub(super) struct Inner<S: ChunkSource> {
     pub(super) config: Config,
     pub(super) page_bytes: usize,
     pub(super) sync: Option<Box<dyn SyncOps>>,
+    sync_panics: PanicWatch,
     pub(super) directory: Directory,
     pub(super) ring: Ring,
     pub(super) spill: Mutex<Spill>,
     pub(super) ring_full: AtomicU64,
     pub(super) chunks: Mutex<Chunks<S>>,
+    /// Which pool this is: unique within the process.
+    number: u64,
     tags: Mutex<Vec<String>>,
     name: String,
     pub(super) source: S,
@@ -111,12 +115,14 @@ impl<S: ChunkSource> Inner<S> {
             iova: source.iova(),
             page_bytes,
             sync,
+            sync_panics: PanicWatch::new(),
             directory: Directory::new((memory.len() as u64).div_ceil(Frame::BYTES)),
             ring: Ring::new(config.ring),
             config,
             spill: Mutex::new(Spill { entries: Vec::new(), discarded: 0, closed: false }),
             ring_full: AtomicU64::new(0),
             chunks: Mutex::new(Chunks { list: Vec::new(), late_owned: 0, late: 0, release_hidden: None }),
+            number: unique_number(),
             tags: Mutex::new(Vec::new()),
             name: name.into(),
             source,
@@ -217,11 +223,11 @@ impl<S: ChunkSource> Inner<S> {
     #[cold]
     pub(super) fn sync_range(&self, ops: &dyn SyncOps, frame: u32, offset: usize, len: usize, device: bool) {
         let Ok(part) = self.memory_of(frame).part(offset, len) else { return };
-        if len == 0 {
+        if len == 0 || self.sync_panics.forbids_calls() {
             return;
         }
         let iova = Iova::new(self.raw_at(frame).iova.raw().wrapping_add(offset as u64));
-        if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) }
+        self.sync_panics.watch(|| if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) });
     }
 
     // Growth and the spill list, for the consumer.
@@ -331,7 +337,13 @@ impl<S: ChunkSource> Inner<S> {
             tags.push(name.into());
         }
         // At most 2^24.
-        Ok(Tag(u32::try_from(at + 1).unwrap_or(0)))
+        Ok(Tag { pool: self.number, name: u32::try_from(at + 1).unwrap_or(0) })
+    }
+
+    /// Returns the number of a holder's name: that of no name, if the tag is another pool's.
+    #[inline(always)]
+    pub(super) fn name_of(&self, tag: Tag) -> u32 {
+        if tag.pool == self.number { tag.name } else { Tag::NONE.name }
     }
 
     /// Returns the holders of pages, by name. O(pages).

@@ -2,12 +2,13 @@
 
 use super::config::Tag;
 use super::inner::Inner;
-use super::recycle::recycle_remotely;
+use super::recycle::Returning;
 use super::ring::Entry;
 use crate::addr::Iova;
 use crate::dma_pool::ChunkSource;
 use crate::mem::DmaMemory;
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
 
 /// A page that frees itself on drop, from any thread; it may outlive its pool.
@@ -52,7 +53,7 @@ impl<S: ChunkSource> Page<S> {
     #[inline]
     pub fn tag(&self, tag: Tag) {
         if let Some(record) = self.shared().directory.record(self.frame) {
-            record.set_owned(tag.0);
+            record.set_owned(self.shared().name_of(tag));
         }
     }
 
@@ -63,30 +64,32 @@ impl<S: ChunkSource> Page<S> {
     pub fn sync_for_cpu(&mut self, len: usize) {
         let config = self.shared().config;
         let len = len.min(config.max_len);
-        // At most 2 MiB.
-        self.written = u32::try_from(len).unwrap_or(u32::MAX);
         if let Some(ops) = &self.shared().sync {
             self.shared().sync_range(&**ops, self.frame, config.offset, len, false);
         }
+        // At most 2 MiB. After the callback: if that panics, more is synced for the device, not less.
+        self.written = u32::try_from(len).unwrap_or(u32::MAX);
     }
 
     /// Syncs the page for the device and turns it into an entry, which the caller must put into the ring or the magazine
     /// once.
     #[inline(always)]
     pub(super) fn into_entry(self) -> Entry {
-        self.shared().sync_for_device(self.frame, self.written as usize);
-        let entry = Entry::owned(self.frame);
-        core::mem::forget(self);
-        entry
+        let page = ManuallyDrop::new(self);
+        // SAFETY: the page was allocated as owned by this value, which is not dropped; what returns it is forgotten below.
+        let returning = unsafe { Returning::new(page.shared, page.frame) };
+        page.shared().sync_for_device(page.frame, page.written as usize);
+        core::mem::forget(returning);
+        Entry::owned(page.frame)
     }
 }
 
 impl<S: ChunkSource> Drop for Page<S> {
     #[inline]
     fn drop(&mut self) {
-        self.shared().sync_for_device(self.frame, self.written as usize);
         // SAFETY: the page was allocated as owned by this value, and is freed with it.
-        unsafe { recycle_remotely(self.shared, &[Entry::owned(self.frame)]) };
+        let _returning = unsafe { Returning::new(self.shared, self.frame) };
+        self.shared().sync_for_device(self.frame, self.written as usize);
     }
 }
 

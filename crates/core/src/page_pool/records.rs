@@ -40,7 +40,8 @@ pub(super) struct PageRecord {
     word: AtomicU32,
     /// How often the page was allocated raw, modulo 2^32.
     generation: AtomicU32,
-    /// The generation of the last raw free by a thread other than the consumer's.
+    /// The generation of a raw free by a thread other than the consumer's. Every allocation makes it differ from the new
+    /// generation, so that no free of 2^32 allocations ago is taken for one of the current.
     remote_freed: AtomicU32,
     /// The page's shares held by fragments, and the rest of the bias (see `fragment`).
     shares: AtomicU32,
@@ -79,9 +80,16 @@ impl PageRecord {
 
     #[inline(always)]
     pub(super) fn set_raw(&self, tag: u32) {
-        let next = self.generation().wrapping_add(1);
-        self.generation.store(next, Ordering::Relaxed);
+        let before = self.generation();
+        self.remote_freed.store(before, Ordering::Relaxed);
+        self.generation.store(before.wrapping_add(1), Ordering::Relaxed);
         self.word.store(3 | tag << 8, Ordering::Relaxed);
+    }
+
+    /// Sets the generation, as so many raw allocations would.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn set_generation(&self, generation: u32) {
+        self.generation.store(generation, Ordering::Relaxed);
     }
 
     pub(super) fn set_returned(&self) {

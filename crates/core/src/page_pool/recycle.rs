@@ -31,6 +31,26 @@ pub(super) unsafe fn recycle_remotely<S: ChunkSource>(shared: NonNull<Inner<S>>,
     }
 }
 
+/// A page that is returned when this is dropped: also if the [`SyncOps`](super::SyncOps) panics that is called in between.
+pub(super) struct Returning<S: ChunkSource>(NonNull<Inner<S>>, u32);
+
+impl<S: ChunkSource> Returning<S> {
+    /// # Safety
+    /// The page was allocated as owned, and is freed by nothing else unless this is forgotten.
+    #[inline(always)]
+    pub(super) unsafe fn new(shared: NonNull<Inner<S>>, frame: u32) -> Self {
+        Self(shared, frame)
+    }
+}
+
+impl<S: ChunkSource> Drop for Returning<S> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: allocated as owned and freed here alone (contract of `new`).
+        unsafe { recycle_remotely(self.0, &[Entry::owned(self.1)]) };
+    }
+}
+
 /// # Safety
 /// As for [`recycle_remotely`], and there is at least one entry.
 #[cold]

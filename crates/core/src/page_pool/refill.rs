@@ -89,15 +89,15 @@ impl<S: ChunkSource> PagePool<S> {
         // At least one: a chunk has at least the order of a page.
         let most = u32::try_from(left).unwrap_or(u32::MAX).min(BULK_PAGES);
         let count = ((end - first) / step).min(most);
+        let pages = (0..count).map(|page| first + page * step);
+        // First: if one of them panics, all of these pages stay fresh.
+        pages.clone().for_each(|frame| self.shared.sync_for_device(frame, self.written as usize));
         self.fresh.0 = first + count * step;
         // In descending order, so that they leave the magazine in ascending order.
-        for page in (1..count).rev() {
-            let frame = first + page * step;
-            self.shared.sync_for_device(frame, self.written as usize);
+        for frame in pages.skip(1).rev() {
             // There is room, as above.
             let _ = self.magazine.put_uncounted(frame);
         }
-        self.shared.sync_for_device(first, self.written as usize);
         Ok(first)
     }
 

@@ -16,8 +16,13 @@ use core::fmt;
 ///
 /// Its calls are lock-free unless the ring is full or the pool has been taken down. It may outlive the pool: pages
 /// returned later go back to the source with their chunk.
-#[derive(Clone)]
 pub struct Remote<S: ChunkSource>(PoolRef<S>);
+
+impl<S: ChunkSource> Clone for Remote<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
 
 impl<S: ChunkSource> fmt::Debug for Remote<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,8 +112,9 @@ impl<S: ChunkSource> Remote<S> {
         let (frame, record) = self.0.find(page)?;
         Inner::<S>::check_raw(record, page)?;
         let generation = record.generation();
-        record.remote_free(generation);
+        // First: if it panics, the page stays allocated.
         self.0.sync_for_device(frame, self.0.config.max_len);
+        record.remote_free(generation);
         Ok(Entry::raw(frame, generation))
     }
 

@@ -18,7 +18,10 @@ impl<S: ChunkSource> Inner<S> {
         let (mut bytes, mut why) = (0, None);
         self.chunks.lock().release_hidden = Some(release_hidden);
         for at in 0.. {
-            let Some(chunk) = self.chunks.lock().list.get(at).copied() else { break };
+            // Quarantined while `hide` runs: if that panics, the device may or may not reach the chunk.
+            let quarantine =
+                |chunk: &mut Chunk| core::mem::replace(chunk, Chunk { on_empty: OnEmpty::Nothing, ..*chunk });
+            let Some(chunk) = self.chunks.lock().list.get_mut(at).map(quarantine) else { break };
             let on_empty = match hide(&self.source, chunk.frame, chunk.order) {
                 Ok(()) => OnEmpty::ReleaseHidden,
                 Err(error) => {

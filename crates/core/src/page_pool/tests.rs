@@ -154,4 +154,5 @@ unsafe impl RevocableSource for Heap {
 mod basics;
 mod faults;
 mod model;
+mod panics;
 mod stress;

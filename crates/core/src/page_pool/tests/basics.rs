@@ -203,6 +203,78 @@ fn a_late_double_free_is_counted_and_frees_nothing() {
     }
 }
 
+/// Sets the generation of a raw page's record, as so many allocations of it would.
+fn at_generation(pool: &PagePool<Heap>, page: RawPage, generation: u32) {
+    pool.shared.find(page).unwrap().1.set_generation(generation);
+}
+
+#[test]
+fn a_raw_free_is_not_refused_after_2_32_allocations_of_a_page() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config { max_in_use: 1, ..Config::default() });
+    let remote = pool.remote();
+    let raw = pool.alloc_raw().unwrap();
+    pool.free_raw(raw).unwrap();
+    for freed_at in [0, 1, u32::MAX - 1, u32::MAX] {
+        at_generation(&pool, raw, freed_at.wrapping_sub(1));
+        assert_eq!(pool.alloc_raw(), Ok(raw));
+        remote.free_raw(raw).unwrap();
+        // All others return it through the consumer, so that no free by another thread replaces that one.
+        for _ in 0..3 {
+            let raw = pool.alloc_raw().unwrap();
+            pool.free_raw(raw).unwrap();
+        }
+        at_generation(&pool, raw, freed_at.wrapping_sub(1));
+        let again = pool.alloc_raw().unwrap();
+        assert_eq!((again, pool.shared.find(raw).unwrap().1.generation()), (raw, freed_at));
+        assert!(pool.memory(raw).is_ok(), "allocated");
+        remote.free_raw(raw).unwrap();
+        assert!(matches!(remote.free_raw(raw), Err(FreeError::DoubleFree { .. })));
+        let raw = pool.alloc_raw().unwrap();
+        pool.free_raw(raw).unwrap();
+    }
+    assert_eq!(pool.counts().waive, 0);
+}
+
+/// The page is allocated raw again when the second free of its allocation before arrives.
+#[test]
+fn a_late_free_of_an_older_allocation_frees_nothing() {
+    for ring in [1, 64] {
+        let heap = Heap::new(2 << 20);
+        let mut pool = heap.pool(Config { ring, max_in_use: 1, ..Config::default() });
+        let raw = pool.alloc_raw().unwrap();
+        let (frame, record) = pool.shared.find(raw).unwrap();
+        let stale = ring::Entry::raw(frame, record.generation());
+        pool.free_raw(raw).unwrap();
+        assert_eq!(pool.alloc_raw(), Ok(raw));
+        // SAFETY: a raw free, and `pool` holds a reference.
+        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 2]) };
+        assert!(matches!(pool.alloc_raw(), Err(AllocError::Limit { .. })), "it is in use");
+        assert_eq!((pool.counts().waive, pool.stats().in_use), (2, 1));
+        pool.free_raw(raw).unwrap();
+    }
+}
+
+/// Compiles only if it holds.
+#[expect(dead_code, reason = "it is the bounds that are checked")]
+fn a_remote_can_be_cloned_whatever_its_source<S: ChunkSource>(remote: &Remote<S>) -> impl Clone {
+    remote.clone()
+}
+
+#[test]
+fn a_tag_of_another_pool_names_no_holder() {
+    let (heap, other) = (Heap::new(2 << 20), Heap::new(2 << 20));
+    let (mut pool, other) = (heap.pool(Config::default()), other.pool(Config::default()));
+    let (tag, foreign) = (pool.tag("here").unwrap(), other.tag("elsewhere").unwrap());
+    assert_ne!(tag, foreign);
+    let (page, raw) = (pool.alloc_for(foreign).unwrap(), pool.alloc_raw_for(foreign).unwrap());
+    page.tag(foreign);
+    assert_eq!(pool.holders().iter().map(|holder| holder.name.clone()).collect::<Vec<_>>(), [None]);
+    page.tag(tag);
+    assert!(pool.holders().iter().any(|holder| holder.name.as_deref() == Some("here")));
+    pool.free_raw(raw).unwrap();
+}
+
 #[test]
 fn fill_fills_empty_slots_only_and_is_partial_when_pages_run_out() {
     let heap = Heap::new(2 << 20);
