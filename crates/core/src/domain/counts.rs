@@ -1,7 +1,11 @@
 //! Counters of a domain: its own, which any thread changes, and one set for each owner, which only that owner changes.
 
+use super::windows::{IDLE, Slot};
 use crate::invalidate::RequestRing;
-use crate::sync::{AtomicU64, CachePadded, Ordering};
+use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::fmt;
 
 /// Who changes a set of counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,7 +138,6 @@ impl Counts {
 }
 
 /// What an owner shares with other threads.
-#[derive(Debug)]
 pub(super) struct OwnerShared {
     /// Changed by the owner alone.
     pub(super) counts: CachePadded<Counts>,
@@ -142,6 +145,14 @@ pub(super) struct OwnerShared {
     pub(super) returned: CachePadded<AtomicU64>,
     /// Requests that the owner has made and not handed over.
     ring: CachePadded<RequestRing>,
+    /// The owner's windows in which nothing is live. Others close them where addresses or table pages have run out.
+    pub(super) idle: Mutex<Vec<Box<Slot>>>,
+}
+
+impl fmt::Debug for OwnerShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnerShared").field("counts", &*self.counts).finish_non_exhaustive()
+    }
 }
 
 impl OwnerShared {
@@ -150,6 +161,8 @@ impl OwnerShared {
             counts: CachePadded(Counts::new(Writers::One)),
             returned: CachePadded(AtomicU64::new(0)),
             ring: CachePadded(RequestRing::new()),
+            // For as many as are kept: returning addresses allocates nothing.
+            idle: Mutex::new(Vec::with_capacity(IDLE)),
         }
     }
 

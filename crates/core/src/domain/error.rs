@@ -1,6 +1,6 @@
 //! Errors of a domain and of its backend.
 
-use crate::addr::IovaRange;
+use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitError};
 use crate::iova::IovaError;
 use crate::table::TableError;
@@ -112,6 +112,17 @@ pub enum BackendError {
     Unmappable {
         /// The range.
         iova: IovaRange,
+    },
+    /// Without translation, the memory is where the device does not reach it.
+    #[error(
+        "{iova} is beyond {limit}, the last address that the device reaches, and there is no IOMMU: use memory of a lower \
+         physical address"
+    )]
+    BeyondLimit {
+        /// Where the memory is.
+        iova: IovaRange,
+        /// The last address that the device reaches.
+        limit: Iova,
     },
     /// The addresses are not part of the reserved range, or the range belongs to another domain.
     #[error("{iova} is not part of the range reserved in this domain")]

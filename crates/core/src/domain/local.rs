@@ -8,6 +8,7 @@ use super::payload::Pinned;
 use super::revoked::{NotQuiesced, Revoked};
 use super::space::Domain;
 use crate::access::Direction;
+use crate::addr::Iova;
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::share::{Hold, Shared, Stock};
 use alloc::vec::Vec;
@@ -24,7 +25,11 @@ use core::ops::Deref;
 /// when all that was mapped in it has been returned. Longer mappings get addresses from the domain.
 ///
 /// What an owner holds back is bounded: at most twice the addresses that its mappings in windows had at their peak, and 128 MiB,
-/// and a table page for each of these windows. It gives up its idle windows when a map finds no table page left.
+/// and a table page for each of these windows. Up to 16 windows (32 MiB) without a mapping are kept for its next maps. Where a map
+/// of any owner finds no addresses or no table page left, those of all owners are closed; an owner that makes no calls then keeps
+/// one window, wherever that is, and besides those whose mappings others have ended, until it maps again or is dropped. A handle that is forgotten
+/// (`mem::forget`) keeps these for good, and stays counted in [`DomainStats::owners`](super::DomainStats::owners).
+///
 /// Mappings that end elsewhere (dropped, or waited for by another thread) are returned to their owner's windows, or, when that has
 /// been dropped, to the domain with the last of their window.
 ///
@@ -118,7 +123,22 @@ impl<H: Hold<Target = Domain>> Local<H> {
         payload: P,
         direction: D,
     ) -> Result<Mapping<P, D, H::Item>, MapError<P>> {
-        let (payload, addresses) = self.domain.map_payload(&mut self.owner, payload, direction)?;
+        let (payload, addresses) = self.domain.map_payload(&mut self.owner, payload, direction, None)?;
+        Ok(Mapping::new(self.domain.issue(), payload, addresses))
+    }
+
+    /// Maps `payload` at addresses up to `limit`, as [`Domain::map_up_to`] does: from the domain, not from a window.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn map_up_to<P: Pinned, D: Direction>(
+        &mut self,
+        payload: P,
+        direction: D,
+        limit: Iova,
+    ) -> Result<Mapping<P, D, H::Item>, MapError<P>> {
+        let (payload, addresses) =
+            self.domain.map_payload(&mut self.owner, payload, direction, Some(limit))?;
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
     }
 

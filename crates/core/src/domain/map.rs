@@ -8,8 +8,9 @@ use super::payload::{Pinned, pieces};
 use super::revoked::Revoked;
 use super::space::{Domain, PAGE_BYTES, alignment, check_pages};
 use crate::access::{Access, Direction};
-use crate::addr::IovaRange;
+use crate::addr::{Iova, IovaRange};
 use crate::drop_guard::{CleanUp, DropGuard};
+use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::table::{PinnedLeaf, TableError};
 use alloc::vec::Vec;
@@ -113,21 +114,40 @@ impl Domain {
         payload: P,
         direction: D,
     ) -> Result<Mapping<P, D, &Self>, MapError<P>> {
-        let (payload, addresses) = self.map_payload(&mut Anyone, payload, direction)?;
+        let (payload, addresses) = self.map_payload(&mut Anyone, payload, direction, None)?;
         Ok(Mapping::new(self, payload, addresses))
     }
 
-    /// Returns the payload with its addresses.
+    /// Maps as [`map`](Self::map) does, at addresses up to `limit`, inclusive: the DMA mask of a device that reaches fewer than its
+    /// domain has, as `0xffff_ffff` for 32 bits.
+    ///
+    /// Memory that stays mapped for its lifetime above the limit is mapped once more.
+    ///
+    /// # Errors
+    /// As for `map`; [`BackendError::BeyondLimit`] without translation, if the memory is above the limit.
+    pub fn map_up_to<P: Pinned, D: Direction>(
+        &self,
+        payload: P,
+        direction: D,
+        limit: Iova,
+    ) -> Result<Mapping<P, D, &Self>, MapError<P>> {
+        let (payload, addresses) = self.map_payload(&mut Anyone, payload, direction, Some(limit))?;
+        Ok(Mapping::new(self, payload, addresses))
+    }
+
+    /// Returns the payload with its addresses, which are all up to `limit` if there is one.
     #[inline(always)]
     pub(super) fn map_payload<P: Pinned, D: Direction>(
         &self,
         caller: &mut impl Caller,
         payload: P,
         _: D,
+        limit: Option<Iova>,
     ) -> Result<(P, Addresses), MapError<P>> {
         self.release_late();
         if let Some(at) = payload.fixed_iova(self.id())
             && let Some(iova) = caller.static_at(self, at, payload.memory(), D::ACCESS)
+            && limit.is_none_or(|limit| iova.last() <= limit)
         {
             caller.counts(self).count_map(true);
             return Ok((payload, Addresses { iova, origin: Origin::Fixed }));
@@ -135,8 +155,8 @@ impl Domain {
         let bytes = payload.memory().len() as u64;
         let unmapped = DropGuard::new(Unmapped { domain: self, payload, bytes });
         let mapped = match unmapped.payload.piece(1) {
-            None => self.map_fresh(caller, unmapped.payload.memory(), D::ACCESS),
-            Some(_) => self.map_pieces(caller, &unmapped.payload, D::ACCESS),
+            None => self.map_fresh(caller, unmapped.payload.memory(), D::ACCESS, limit),
+            Some(_) => self.map_pieces(caller, &unmapped.payload, D::ACCESS, limit),
         };
         let payload = unmapped.into_inner().payload;
         match mapped {
@@ -215,8 +235,9 @@ impl Domain {
         caller: &mut impl Caller,
         memory: DmaMemory,
         access: Access,
+        limit: Option<Iova>,
     ) -> Result<Addresses, (Option<Addresses>, BackendError)> {
-        let addresses = self.alloc_for(caller, memory).map_err(|error| (None, error))?;
+        let addresses = self.alloc_for(caller, memory, limit).map_err(|error| (None, error))?;
         let mapped = self.map_part(caller, &addresses, addresses.iova, memory, access);
         let Err(error) = mapped else { return Ok(addresses) };
         if error.stays_reachable() {
@@ -242,8 +263,8 @@ impl Domain {
         }
     }
 
-    /// Tries again after `error`, if table pages ran out, without those that the caller keeps for later: at the same addresses,
-    /// since a batch is contiguous, and a device may have written there.
+    /// Tries again after `error`, if table pages ran out, without those that the caller keeps for later, and then without those that
+    /// all owners keep: at the same addresses, since a batch is contiguous, and a device may have written there.
     #[cold]
     fn map_with_room(
         &self,
@@ -254,8 +275,17 @@ impl Domain {
         access: Access,
         error: BackendError,
     ) -> Result<(), BackendError> {
-        if matches!(error, BackendError::Table(TableError::NoPages { .. })) && caller.give_up_idle(self) {
-            return self.try_map_part(caller, addresses, iova, memory, access);
+        let mut error = error;
+        for of_all in [false, true] {
+            if !matches!(error, BackendError::Table(TableError::NoPages { .. })) {
+                break;
+            }
+            if if of_all { self.reclaim_idle() } else { caller.give_up_idle(self) } {
+                match self.try_map_part(caller, addresses, iova, memory, access) {
+                    Ok(()) => return Ok(()),
+                    Err(again) => error = again,
+                }
+            }
         }
         Err(error)
     }
@@ -276,15 +306,45 @@ impl Domain {
     }
 
     #[inline(always)]
-    fn alloc_for(&self, caller: &mut impl Caller, memory: DmaMemory) -> Result<Addresses, BackendError> {
+    fn alloc_for(
+        &self,
+        caller: &mut impl Caller,
+        memory: DmaMemory,
+        limit: Option<Iova>,
+    ) -> Result<Addresses, BackendError> {
         check_pages(memory)?;
         if !self.translates
-            && let Some(required) = self.backend().required_iova(memory)?
+            && let Some(iova) = self.backend().required_iova(memory)?
         {
-            self.iovas.alloc_at(required)?;
-            return Ok(Addresses { iova: required, origin: Origin::Space });
+            if let Some(limit) = limit.filter(|limit| iova.last() > *limit) {
+                return Err(BackendError::BeyondLimit { iova, limit });
+            }
+            self.iovas.alloc_at(iova)?;
+            return Ok(Addresses { iova, origin: Origin::Space });
         }
-        caller.alloc(self, memory.len() as u64, || alignment(memory))
+        self.alloc_up_to(caller, memory.len() as u64, || alignment(memory), limit)
+    }
+
+    /// Allocates as the caller does, and up to `limit` if there is one. Tries again without what the caller keeps for later.
+    #[inline(always)]
+    fn alloc_up_to(
+        &self,
+        caller: &mut impl Caller,
+        len: u64,
+        align: impl Fn() -> u64,
+        limit: Option<Iova>,
+    ) -> Result<Addresses, BackendError> {
+        let alloc = |caller: &mut _| match limit {
+            None => Caller::alloc(caller, self, len, &align),
+            // Not from the windows of an owner, which are anywhere.
+            Some(_) => Ok(Addresses { iova: self.alloc_iova(len, align(), limit)?, origin: Origin::Space }),
+        };
+        match alloc(caller) {
+            Err(BackendError::Iova(IovaError::Exhausted { .. })) if caller.give_up_idle(self) => {
+                alloc(caller)
+            }
+            allocated => allocated,
+        }
     }
 
     /// Maps the pieces of `payload` at one contiguous range. Errors as for [`map_fresh`](Self::map_fresh).
@@ -293,8 +353,9 @@ impl Domain {
         caller: &mut impl Caller,
         payload: &P,
         access: Access,
+        limit: Option<Iova>,
     ) -> Result<Addresses, (Option<Addresses>, BackendError)> {
-        let addresses = self.alloc_for_pieces(caller, payload).map_err(|error| (None, error))?;
+        let addresses = self.alloc_for_pieces(caller, payload, limit).map_err(|error| (None, error))?;
         let (iova, mut mapped) = (addresses.iova, 0);
         for piece in pieces(payload) {
             let len = piece.len() as u64;
@@ -335,6 +396,7 @@ impl Domain {
         &self,
         caller: &mut impl Caller,
         payload: &P,
+        limit: Option<Iova>,
     ) -> Result<Addresses, BackendError> {
         let (mut len, mut align) = (0u64, PAGE_BYTES as u64);
         for piece in pieces(payload) {
@@ -347,6 +409,6 @@ impl Domain {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }
-        caller.alloc(self, len, || align)
+        self.alloc_up_to(caller, len, || align, limit)
     }
 }

@@ -75,7 +75,7 @@ impl Caller for Anyone {
         len: u64,
         align: impl FnOnce() -> u64,
     ) -> Result<Addresses, BackendError> {
-        Ok(Addresses { iova: domain.alloc_iova(len, align())?, origin: Origin::Space })
+        Ok(Addresses { iova: domain.alloc_iova(len, align(), None)?, origin: Origin::Space })
     }
 
     #[inline(always)]

@@ -5,9 +5,12 @@ use super::owner::{Caller, Owner};
 use super::space::Domain;
 use super::stats::DomainStats;
 use super::window::{WINDOW_BYTES, Window};
+use super::windows::Slot;
 use crate::invalidate::{Next, RequestRing, Ticket};
 use crate::sync::Ordering;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 /// How many requests all owners together may gather, as long as each may gather [`GATHERED_LEAST`]: the more owners there are,
 /// the longer each of them does not run.
@@ -126,9 +129,30 @@ impl Domain {
         self.set_gather_limit(owners.len());
     }
 
+    /// Closes the idle windows of all owners. Returns whether there were any. O(owners).
+    #[cold]
+    pub(super) fn reclaim_idle(&self) -> bool {
+        let mut idle = Vec::new();
+        self.owners.lock().iter().for_each(|owner| idle.append(&mut owner.idle.lock()));
+        let any = !idle.is_empty();
+        idle.into_iter().for_each(|slot: Box<Slot>| self.close_window(slot.into_window()));
+        any
+    }
+
+    /// Closes the idle windows of one owner. Returns whether there were any.
+    pub(super) fn close_idle_of(&self, owner: &OwnerShared) -> bool {
+        let mut any = false;
+        loop {
+            // Closed without the lock.
+            let Some(slot) = owner.idle.lock().pop() else { return any };
+            self.close_window(slot.into_window());
+            any = true;
+        }
+    }
+
     /// Opens a window for an owner; `None` if there are no addresses.
     pub(super) fn open_window(&self, owner: &Arc<OwnerShared>) -> Option<Window> {
-        let range = self.iovas.alloc(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
+        let range = self.alloc_iova(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
         self.windows.fetch_add(1, Ordering::Relaxed);
         // Without a pin it is mapped as any other range.
         let pin = self.backend().pin(range).ok().flatten();

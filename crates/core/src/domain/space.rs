@@ -6,8 +6,8 @@ use super::error::BackendError;
 use super::id::DomainId;
 use super::pending::PendingReleases;
 use super::statics::Statics;
-use crate::addr::{IovaRange, PageSize};
-use crate::iova::IovaSpace;
+use crate::addr::{Iova, IovaRange, PageSize};
+use crate::iova::{IovaError, IovaSpace};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::table::MappedRun;
@@ -105,11 +105,23 @@ impl Domain {
         self.backend.unregister_memory(memory);
     }
 
-    pub(super) fn alloc_iova(&self, len: u64, align: u64) -> Result<IovaRange, BackendError> {
+    /// Allocates addresses of the space, up to `limit` if there is one. If there are none, the idle windows of all owners are
+    /// closed first.
+    pub(super) fn alloc_iova(
+        &self,
+        len: u64,
+        align: u64,
+        limit: Option<Iova>,
+    ) -> Result<IovaRange, BackendError> {
         if !self.translates {
             return Err(BackendError::NoTranslation);
         }
-        Ok(self.iovas.alloc(len, align, None)?)
+        match self.iovas.alloc(len, align, limit) {
+            Err(IovaError::Exhausted { .. }) if self.reclaim_idle() => {
+                Ok(self.iovas.alloc(len, align, limit)?)
+            }
+            allocated => Ok(allocated?),
+        }
     }
 
     /// Frees addresses that no device can reach.

@@ -25,7 +25,7 @@ impl Domain {
         access: Access,
     ) -> Result<StaticMapping, BackendError> {
         let Addresses { iova, .. } =
-            self.map_fresh(&mut Anyone, memory, access).map_err(|(_, error)| error)?;
+            self.map_fresh(&mut Anyone, memory, access, None).map_err(|(_, error)| error)?;
         self.statics.insert(iova, memory, access);
         Ok(Reservation::new(&self.iovas, iova).mapping(iova))
     }
@@ -54,7 +54,7 @@ impl Domain {
     /// [`BackendError::Iova`] if there is no such range, [`BackendError::NoTranslation`] if the backend does not
     /// [translate](super::Backend::translates).
     pub fn reserve_iova(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
-        Ok(Reservation::new(&self.iovas, self.alloc_iova(len, align)?))
+        Ok(Reservation::new(&self.iovas, self.alloc_iova(len, align, None)?))
     }
 
     /// Excludes `range` from allocation for good: addresses that no device reaches.

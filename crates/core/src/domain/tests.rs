@@ -9,6 +9,7 @@ use std::sync::Arc;
 mod future;
 mod idle;
 mod late;
+mod limit;
 mod local;
 mod mock;
 mod model;

@@ -3,6 +3,10 @@
 //! Addresses are handed out in order, so a burst of mappings is contiguous: it shares a table page and a flush. Those of a
 //! window that is used up are handed out again when all of them have returned; parts of one only when the owner holds more
 //! than [`LIVE_FACTOR`] times what is live and [`SPARE`] windows.
+//!
+//! Windows in which nothing is live are kept where the domain can take them back ([`OwnerShared::idle`]): another owner that finds
+//! no addresses, or no table page, has those of all owners closed. Not so the window of the current run, and what others have
+//! returned and the owner has not collected.
 
 use super::counts::OwnerShared;
 use super::granules::{FreeRuns, GRANULES};
@@ -22,8 +26,8 @@ pub(super) const MAX_BYTES: u64 = super::window::WINDOW_BYTES / 2;
 const LIVE_FACTOR: u64 = 2;
 /// How many windows an owner may hold besides: 128 MiB of addresses.
 const SPARE: u64 = 64;
-/// How many windows without any live address are kept; more return to the address space.
-const EMPTY: usize = 16;
+/// How many windows without any live address an owner keeps; more return to the address space.
+pub(super) const IDLE: usize = 16;
 /// How many windows are searched for a run that is long enough, before the address space is asked.
 const SEARCHED: usize = 32;
 /// What others have returned is collected as soon as it is this fraction of what is held: that repays the visit to each
@@ -31,12 +35,19 @@ const SEARCHED: usize = 32;
 const COLLECT_FRACTION: u64 = 16;
 
 /// A window, as its owner sees it.
-struct Slot {
+pub(super) struct Slot {
     stock: Stock<Window>,
     /// What is not free is live, or part of the current run.
     granules: FreeRuns,
     /// How many are live: handed out and neither returned here nor collected. All of the current run count as live.
     live: u32,
+}
+
+impl Slot {
+    /// Returns the window of a slot that is given up, unless a mapping still has a share of it, which closes it then.
+    pub(super) fn into_window(self) -> Option<Window> {
+        self.stock.into_inner()
+    }
 }
 
 /// The free granules that are handed out next, in order.
@@ -65,12 +76,10 @@ pub(super) struct Windows {
     slots: Vec<Option<Box<Slot>>>,
     /// Slots without a window.
     vacant: Vec<u32>,
-    /// Slots of windows in which nothing is live, other than that of the current run.
-    empty: Vec<u32>,
     run: Run,
     /// What is left of the addresses of a batch that no window has room for.
     batch: Option<IovaRange>,
-    /// Windows held.
+    /// Windows held, without those that are idle.
     held: u64,
     /// Granules live in all of them, those of the current run and those not collected included.
     live: u64,
@@ -86,7 +95,6 @@ impl Windows {
             owner,
             slots: Vec::new(),
             vacant: Vec::new(),
-            empty: Vec::new(),
             run: NONE,
             batch: None,
             held: 0,
@@ -118,7 +126,7 @@ impl Windows {
         self.end_batch(domain);
         let fits = bytes <= MAX_BYTES && bytes.is_multiple_of(IovaSpace::GRANULE);
         if fits && self.run.bytes() < bytes && !self.refill(domain, bytes) {
-            self.batch = domain.alloc_iova(bytes, IovaSpace::GRANULE).ok();
+            self.batch = domain.alloc_iova(bytes, IovaSpace::GRANULE, None).ok();
         }
     }
 
@@ -170,9 +178,9 @@ impl Windows {
     pub(super) fn close(&mut self, domain: &Domain) {
         self.end_batch(domain);
         let _ = self.give_up_run();
-        self.empty.clear();
+        domain.close_idle_of(&self.owner);
         for slot in self.slots.drain(..).flatten() {
-            domain.close_window(slot.stock.into_inner());
+            domain.close_window(slot.into_window());
         }
         (self.held, self.live) = (0, 0);
     }
@@ -187,9 +195,7 @@ impl Windows {
         if slot.is_some_and(|slot| u64::from(slot.live) == rest) {
             self.end_run(domain);
         }
-        let idle = core::mem::take(&mut self.empty);
-        idle.iter().for_each(|&number| self.close_slot(domain, number));
-        !idle.is_empty()
+        domain.close_idle_of(&self.owner)
     }
 
     /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on elsewhere.
@@ -200,13 +206,13 @@ impl Windows {
         }
         // At most half a window: see `MAX_BYTES`.
         let count = u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(u32::MAX);
-        if self.next_run(domain, count) || self.take_empty() {
+        if self.next_run(domain, count) || self.take_idle() {
             return true;
         }
         let over = self.is_over_bound();
         if self.uncollected() > 0 && (over || self.repays_collection()) {
             self.collect(domain);
-            if self.take_empty() {
+            if self.take_idle() {
                 return true;
             }
         }
@@ -214,12 +220,12 @@ impl Windows {
             return self.search(count, SEARCHED);
         }
         if let Some(window) = domain.open_window(&self.owner) {
-            self.add(window);
-            return self.take_empty();
+            let stock = Shared::new(window).stock();
+            return self.begin(Box::new(Slot { stock, granules: FreeRuns::new(), live: 0 }));
         }
         // The space is exhausted: whatever is here is used, however long it takes to find.
         self.collect(domain);
-        self.take_empty() || self.search(count, self.slots.len())
+        self.take_idle() || self.search(count, self.slots.len())
     }
 
     fn held_granules(&self) -> u64 {
@@ -234,7 +240,7 @@ impl Windows {
     }
 
     fn repays_collection(&self) -> bool {
-        self.slots.len() <= EMPTY || self.uncollected() >= self.held_granules() / COLLECT_FRACTION
+        self.slots.len() <= IDLE || self.uncollected() >= self.held_granules() / COLLECT_FRACTION
     }
 
     fn is_over_bound(&self) -> bool {
@@ -289,13 +295,14 @@ impl Windows {
         Some((run.slot, end, slot.live == 0))
     }
 
-    fn take_empty(&mut self) -> bool {
-        let Some(number) = self.empty.pop() else { return false };
-        self.run_behind(0, number, GRANULES)
+    /// Begins a run in an idle window, if another owner has not had it closed.
+    fn take_idle(&mut self) -> bool {
+        let idle = self.owner.idle.lock().pop();
+        idle.is_some_and(|slot| self.begin(slot))
     }
 
-    fn add(&mut self, window: Window) {
-        let slot = Slot { stock: Shared::new(window).stock(), granules: FreeRuns::new(), live: 0 };
+    /// Begins a run in a window that is all free.
+    fn begin(&mut self, slot: Box<Slot>) -> bool {
         let number = match self.vacant.pop() {
             Some(number) => number,
             None => {
@@ -304,26 +311,23 @@ impl Windows {
             }
         };
         if let Some(vacant) = self.slots.get_mut(number as usize) {
-            *vacant = Some(Box::new(slot));
-            self.empty.push(number);
+            *vacant = Some(slot);
             self.held += 1;
         }
+        self.run_behind(0, number, GRANULES)
     }
 
     /// Keeps the window `number`, in which nothing is live, or closes it if enough are kept.
     fn emptied(&mut self, domain: &Domain, number: u32) {
-        if self.empty.len() < EMPTY {
-            return self.empty.push(number);
+        let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) else { return };
+        self.held -= 1;
+        self.vacant.push(number);
+        let mut idle = self.owner.idle.lock();
+        if idle.len() < IDLE {
+            return idle.push(slot);
         }
-        self.close_slot(domain, number);
-    }
-
-    fn close_slot(&mut self, domain: &Domain, number: u32) {
-        if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) {
-            self.held -= 1;
-            self.vacant.push(number);
-            domain.close_window(slot.stock.into_inner());
-        }
+        drop(idle);
+        domain.close_window(slot.into_window());
     }
 
     /// Collects what others have returned to any window.

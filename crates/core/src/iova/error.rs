@@ -30,8 +30,8 @@ pub enum IovaError {
     },
     /// No free range is large enough.
     #[error(
-        "no free range of {len:#x} bytes aligned to {align:#x} up to {limit}: {in_use:#x} bytes are in use, and the \
-         largest free range has {largest_free:#x}"
+        "no free range of {len:#x} bytes aligned to {align:#x} up to {limit}: the largest free range up to there has \
+         {largest_free:#x} bytes; {in_use:#x} bytes of the whole space are in use"
     )]
     Exhausted {
         /// The requested bytes.
@@ -40,9 +40,9 @@ pub enum IovaError {
         align: u64,
         /// The last address that would have done.
         limit: Iova,
-        /// How many bytes are in use.
+        /// How many bytes of the whole space are in use.
         in_use: u64,
-        /// How many bytes the largest free range of the whole space has.
+        /// How many bytes the largest free range up to the limit has, on one side of 4 GiB.
         largest_free: u64,
     },
     /// A range whose start or length is no multiple of 4 KiB.

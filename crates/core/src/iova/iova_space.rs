@@ -10,7 +10,7 @@ use crate::sync::Mutex;
 /// Allocates the addresses of an I/O address space.
 ///
 /// Shared by reference. A lock inside is held for O(log width) steps, whatever is allocated, except by
-/// [`stats`](Self::stats). Freeing whole allocations never allocates memory.
+/// [`stats`](Self::stats) and where an allocation with a limit fails. Freeing whole allocations never allocates memory.
 #[derive(Debug)]
 pub struct IovaSpace {
     pub(super) space: Mutex<Space>,
@@ -45,15 +45,16 @@ impl IovaSpace {
     ///
     /// `len` is rounded up to 4 KiB, and to nothing larger; the returned range has the rounded length. `align` is
     /// a power of two up to 1 GiB; less than 4 KiB is 4 KiB. Unless `limit` forbids it, addresses above 4 GiB are
-    /// preferred: those below are left to devices that reach no others.
+    /// preferred: those below are left to devices that reach no others. No allocation crosses the line at 4 GiB, so that a space of
+    /// 33 bits has none longer than 4 GiB. ([`alloc_at`](Self::alloc_at) may cross it.)
     ///
-    /// For alignments of 4 KiB, 2 MiB and 1 GiB it fails only if there is no such range. For one between
+    /// For alignments of 4 KiB, 2 MiB and 1 GiB it fails only if there is no such range on either side of 4 GiB. For one between
     /// two of these it may also fail in a fragmented space, if every free run is shorter than
     /// `len + align` and none fits the next page size.
     ///
     /// # Errors
-    /// [`IovaError::Length`], [`IovaError::Alignment`], [`IovaError::Exhausted`]; [`IovaError::NoMemory`] if the
-    /// metadata cannot grow.
+    /// [`IovaError::Length`], [`IovaError::Alignment`], [`IovaError::Exhausted`] (with a `limit` O(2 MiB regions with a map + free
+    /// runs up to there)); [`IovaError::NoMemory`] if the metadata cannot grow.
     pub fn alloc(&self, len: u64, align: u64, limit: Option<Iova>) -> Result<IovaRange, IovaError> {
         if len == 0 || len > 1 << self.bits {
             return Err(IovaError::Length { len, bits: self.bits });
@@ -73,7 +74,7 @@ impl IovaSpace {
                     align,
                     limit: limit.map_or(last, |limit| limit.min(last)),
                     in_use: space.bytes_in_use(),
-                    largest_free: space.largest_free(),
+                    largest_free: space.largest_free(end),
                 })
             }
         }

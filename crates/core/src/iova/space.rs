@@ -179,10 +179,24 @@ impl Space {
         self.in_use << GRANULE_SHIFT
     }
 
-    /// Bytes of the longest free run.
-    pub(super) fn largest_free(&mut self) -> u64 {
-        let [low, high] = &mut self.trees;
-        low.longest().max(high.longest()) << GRANULE_SHIFT
+    /// Bytes of the longest free run that an allocation below `limit` could have had: on one side of 4 GiB.
+    pub(super) fn largest_free(&mut self, limit: u64) -> u64 {
+        let mut longest = 0;
+        for (half, part) in halves(Extent { start: 0, end: limit.min(self.end) }) {
+            let tree = &mut self.trees[half];
+            if part.end == tree.bounds.end {
+                longest = longest.max(tree.longest());
+                continue;
+            }
+            let mut run = 0;
+            tree.settle();
+            tree.walk(part, &mut |part, free| {
+                run = if free { run + part.len() } else { 0 };
+                longest = longest.max(run);
+                true
+            });
+        }
+        longest << GRANULE_SHIFT
     }
 
     pub(super) fn metadata_bytes(&self) -> usize {

@@ -21,6 +21,41 @@ fn visits(space: &IovaSpace) -> u64 {
     space.space.lock().visits()
 }
 
+/// All of 33 bits is free, but the first page: a range across the line would have room.
+#[test]
+fn no_allocation_crosses_4_gib() {
+    let space = IovaSpace::new(33).unwrap();
+    let half = 1 << 32;
+    let largest = |space: &IovaSpace, len, limit| match space.alloc(len, G, limit) {
+        Err(IovaError::Exhausted { largest_free, .. }) => largest_free,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(largest(&space, half + G, None), half);
+    // Nor one with a limit that is above it.
+    assert_eq!(largest(&space, half, Some(Iova::new(half + half / 2 - 1))), half - G);
+    let [high, low] = [half, half - G].map(|len| space.alloc(len, G, None).unwrap());
+    assert_eq!((high.start().raw(), low.end().raw()), (half, half));
+    space.free(range(HIGH - 1, 2)).unwrap();
+    assert_eq!(largest(&space, 2 * G, None), G);
+    space.alloc_at(range(HIGH - 1, 2)).unwrap();
+}
+
+#[test]
+fn what_is_exhausted_is_told_of_the_addresses_up_to_the_limit() {
+    let space = IovaSpace::new(48).unwrap();
+    space.alloc_at(range(1, 100)).unwrap();
+    space.free(range(40, 3)).unwrap();
+    for (last_granule, largest) in [(100, 3), (41, 2), (39, 0), (103, 3), (104, 4)] {
+        let limit = Iova::new((last_granule + 1) * G - 1);
+        let error = space.alloc(5 * G, G, Some(limit)).unwrap_err();
+        let exhausted =
+            IovaError::Exhausted { len: 5 * G, align: G, limit, in_use: 97 * G, largest_free: largest * G };
+        assert_eq!(error, exhausted);
+        let text = error.to_string();
+        assert!(text.contains(&format!("up to {limit}: the largest free range up to there has")), "{text}");
+    }
+}
+
 #[test]
 fn an_invalid_width_length_or_alignment_is_refused() {
     assert_eq!(IovaSpace::new(12).unwrap_err(), IovaError::Width { bits: 12 });

@@ -122,3 +122,41 @@ fn what_others_return_is_used_where_the_space_is_exhausted() {
     assert_eq!(pages(&domain, &mut owner, 1)[0].iova, at);
     all.into_iter().for_each(|addresses| owner.release(&domain, addresses));
 }
+
+/// An owner that makes no calls keeps one window, that of its next map; the others are any owner's.
+#[test]
+fn idle_owners_leave_a_space_of_32_bits_to_others() {
+    const MIB: u64 = 1 << 20;
+    let domain = Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(32).unwrap());
+    let mut owners: Vec<_> = (0..128).map(|_| domain.register_owner()).collect();
+    for owner in &mut owners {
+        let all: Vec<_> = (0..32).map(|_| owner.alloc(&domain, MIB, || 4096).unwrap()).collect();
+        all.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+    }
+    // Anyone, another owner, and one of them.
+    let long = Anyone.alloc(&domain, 24 * MIB, || 2 * MIB).unwrap();
+    let mut other = domain.register_owner();
+    let more: Vec<_> = (0..2048).map(|_| other.alloc(&domain, MIB, || 4096).unwrap()).collect();
+    let own = owners[0].alloc(&domain, 24 * MIB, || 2 * MIB).unwrap();
+    for addresses in more.into_iter().chain([long, own]) {
+        other.release(&domain, addresses);
+    }
+    owners.iter_mut().chain([&mut other]).for_each(|owner| domain.retire_owner(owner));
+    assert_eq!((domain.stats().windows, domain.iovas.stats().bytes_in_use), (0, 0));
+}
+
+/// The whole space is the windows of one owner: it gives up that of its current run too.
+#[test]
+fn an_owner_does_not_stand_in_its_own_way() {
+    let domain = Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(22).unwrap());
+    let mut owner = domain.register_owner();
+    let one = pages(&domain, &mut owner, 1).remove(0);
+    owner.release(&domain, one);
+    assert_eq!(domain.stats().windows, 1);
+    let bytes = 3 << 20; // more than is left
+    let memory = Buf::new(usize::try_from(bytes).unwrap() / PAGE, &Arc::default());
+    let all = domain.map_fresh(&mut owner, memory.memory(), Access::READ, None);
+    let (reachable, error) = all.expect_err("the backend maps no more than 8 pages");
+    assert!(reachable.is_none() && matches!(error, BackendError::NotRegistered { .. }), "{error}");
+    assert_eq!(domain.stats().windows, 0);
+}

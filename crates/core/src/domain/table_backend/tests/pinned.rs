@@ -263,3 +263,20 @@ fn what_is_mapped_is_listed_until_it_is_revoked() {
     shared.unmap().unwrap();
     assert_eq!(list(), []);
 }
+
+/// Each idle window of another owner has a table page pinned.
+#[test]
+fn table_pages_of_idle_owners_are_reclaimed_for_a_map() {
+    // The root, a page of level 2, and four windows.
+    let (_unit, domain) = domain(6, Scattered::default());
+    let mut idle = domain.local();
+    let map = |local: &mut crate::domain::Local| local.map(Nowhere(256), FromDevice);
+    let held: Vec<_> = (0..8).map(|_| map(&mut idle).unwrap()).collect();
+    let mut owner = domain.local();
+    assert!(map(&mut owner).is_err(), "they are in use");
+    held.into_iter().for_each(|mapping| drop(idle.unmap(mapping).unwrap()));
+    assert_eq!(domain.stats().windows, 4 + 1);
+    // All but that of the other owner's next map.
+    let mine: Vec<_> = (0..5).map(|_| map(&mut owner).unwrap()).collect();
+    mine.into_iter().for_each(|mapping| drop(owner.unmap(mapping).unwrap()));
+}

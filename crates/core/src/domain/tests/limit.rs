@@ -1,0 +1,135 @@
+//! Maps for a device that reaches fewer addresses than its domain has.
+
+use super::*;
+use crate::iova::IovaError;
+use proptest::prelude::*;
+
+fn limit(bits: u32) -> Iova {
+    Iova::new((1 << bits) - 1)
+}
+
+proptest! {
+    /// Devices of 13 to 47 bits in one domain, with owners and without: each reaches what is mapped for it, and nothing else is.
+    #[test]
+    fn a_map_is_within_its_limit(maps in prop::collection::vec((1usize..9, 13u32..48, any::<bool>(), any::<bool>()), 1..40)) {
+        let (mock, domain, drops) = domain();
+        set(&mock.obliging);
+        let mut local = domain.local();
+        let mut held = Vec::new();
+        for (pages, bits, by_owner, ends) in maps {
+            let payload = Buf::new(pages, &drops);
+            let mapped = if by_owner {
+                local.map_up_to(payload, FromDevice, limit(bits))
+            } else {
+                domain.map_up_to(payload, FromDevice, limit(bits))
+            };
+            match mapped {
+                Ok(mapping) => {
+                    prop_assert!(mapping.iova().last() <= limit(bits));
+                    held.push(mapping);
+                }
+                Err(refused) => {
+                    // Only few pages are below the smallest limits, and the first is never used.
+                    prop_assert!(bits < 22, "{refused}");
+                    let BackendError::Iova(IovaError::Exhausted { limit: named, largest_free, .. }) = refused.error else {
+                        panic!("{refused}");
+                    };
+                    prop_assert!(named == limit(bits) && largest_free < (pages * PAGE) as u64, "{refused}");
+                    prop_assert!(refused.payload.is_some());
+                }
+            }
+            // Others are above 4 GiB, where they leave the lower addresses alone.
+            let other = local.map(Buf::new(1, &drops), FromDevice).unwrap();
+            prop_assert!(other.iova().start().raw() >= 1 << 32);
+            if ends && !held.is_empty() {
+                local.unmap(held.swap_remove(held.len() / 2)).unwrap();
+            }
+            local.unmap(other).unwrap();
+        }
+        drop((held, local));
+        prop_assert!(mock.pages.lock().is_empty());
+        prop_assert_eq!((domain.stats().windows, domain.iovas.stats().bytes_in_use), (0, 0));
+    }
+}
+
+#[test]
+fn memory_that_stays_mapped_above_the_limit_is_mapped_again() {
+    let (mock, domain, drops) = domain();
+    set(&mock.obliging);
+    let mut payload = Buf::new(1, &drops);
+    // SAFETY: the payload is kept until it is unmapped, and nothing refers into it.
+    let fixed = unsafe { domain.map_static(payload.memory(), Access::WRITE) }.unwrap();
+    payload.fixed = Some((domain.id(), fixed.iova().start()));
+    assert!(fixed.iova().start() > limit(32));
+    let mapping = domain.map_up_to(payload, FromDevice, fixed.iova().last()).unwrap();
+    assert!(mapping.is_fixed() && mapping.iova() == fixed.iova());
+    let mapping = domain.map_up_to(mapping.unmap().unwrap(), FromDevice, limit(32)).unwrap();
+    assert!(!mapping.is_fixed() && mapping.iova().last() <= limit(32));
+    let payload = mapping.unmap().unwrap();
+    assert_eq!(mock.pages.lock().len(), 1, "the other one stays mapped");
+    domain.unmap_static(fixed).unwrap();
+    drop(payload);
+}
+
+/// The windows of idle owners are below the limit in a domain of 32 bits.
+#[test]
+fn idle_windows_are_reclaimed_for_a_limit() {
+    let mock = Arc::new(Mock::default());
+    let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(32).unwrap());
+    set(&mock.obliging);
+    let (mut idle, drops) = (domain.local(), Arc::default());
+    let held: Vec<_> = (0..512).map(|_| idle.map(Buf::new(8, &drops), FromDevice).unwrap()).collect();
+    let last = held.iter().map(|mapping| mapping.iova().last()).max().unwrap();
+    held.into_iter().for_each(|mapping| drop(idle.unmap(mapping).unwrap()));
+    // Below the window of the next map, which stays.
+    let limit = Iova::new(last.raw() - (2 << 20));
+    assert!(domain.stats().windows > 4);
+    let mapping = domain.map_up_to(Buf::new(8, &drops), FromDevice, limit).unwrap();
+    assert!(mapping.iova().last() <= limit);
+}
+
+/// A backend without translation, as if all memory were at 5 GiB.
+struct Untranslated;
+
+impl Backend for Untranslated {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+    unsafe fn register_memory(&self, _: crate::mem::DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: crate::mem::DmaMemory) {}
+    fn map(&self, _: IovaRange, _: crate::mem::DmaMemory, _: Access) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+        Ok(Ticket::COMPLETED)
+    }
+    fn is_completed(&self, _: Ticket) -> bool {
+        true
+    }
+    fn wait(&self, _: Ticket) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stats(&self) -> BackendStats {
+        BackendStats::default()
+    }
+    fn translates(&self) -> bool {
+        false
+    }
+    fn required_iova(&self, memory: crate::mem::DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        Ok(Some(IovaRange::clamped(Iova::new(5 << 30), memory.len() as u64)))
+    }
+}
+
+#[test]
+fn without_translation_memory_above_the_limit_is_refused() {
+    let domain = Domain::new(Box::new(Untranslated), IovaSpace::new(39).unwrap());
+    let drops = Arc::default();
+    let iova = IovaRange::clamped(Iova::new(5 << 30), PAGE as u64);
+    let refused = domain.map_up_to(Buf::new(1, &drops), FromDevice, limit(32)).unwrap_err();
+    assert_eq!(refused.error, BackendError::BeyondLimit { iova, limit: limit(32) });
+    assert!(refused.error.to_string().contains("iova:0xffffffff"), "{}", refused.error);
+    let mapping = domain.map_up_to(refused.payload.unwrap(), FromDevice, iova.last()).unwrap();
+    assert_eq!(mapping.iova(), iova);
+}
