@@ -12,6 +12,17 @@ use alloc::boxed::Box;
 use core::task::Poll;
 
 /// The owner of a domain's table: software, the kernel, or none.
+///
+/// # If a method panics
+/// The domain stays usable, and no device reaches what has been dropped. A payload that was being mapped, or whose revocation was
+/// being requested, is quarantined and counted ([`DomainStats::quarantined`](super::DomainStats::quarantined)), because a device may
+/// reach it: after a panic of `map`, `map_pinned`, `pin`, `required_iova` or a `revoke`. After one of `unpin` the addresses of
+/// the window stay in use. After one of any other method nothing is lost: the domain holds the payload until its flush has completed
+/// ([`Domain::release_late`](super::Domain::release_late)).
+///
+/// Once a method has panicked, no clean-up calls one while its thread unwinds (with the feature `std`, which tells): a second panic
+/// there would end the process. What was still mapped is revoked by the next map, revocation or wait instead, or when the domain
+/// is dropped.
 pub trait Backend: Send + Sync {
     /// Returns `soft`, `vfio`, `none` ...
     fn name(&self) -> &'static str;

@@ -5,6 +5,7 @@ use super::backend::Backend;
 use super::error::BackendError;
 use super::owner::{Anyone, Caller};
 use super::payload::Pinned;
+use super::pending::Due;
 use super::space::Domain;
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
@@ -66,7 +67,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     fn gather(&mut self, caller: &impl Caller) -> bool {
         let limit = self.domain.gather_limit();
         let Some((pin, ring)) = caller.gathers(&self.addresses).filter(|_| limit > 0) else { return false };
-        if let Ok(point) = self.domain.backend().revoke_gathered(self.addresses.iova, pin, ring, limit) {
+        if let Ok(point) =
+            self.domain.call(|backend| backend.revoke_gathered(self.addresses.iova, pin, ring, limit))
+        {
             self.set_point(point);
         }
         true
@@ -82,14 +85,15 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         if self.addresses.is_fixed() {
             return;
         }
-        let revoked = revoke(self.domain.backend(), self.addresses.iova, self.addresses.pin());
+        let revoked = self.domain.call(|backend| revoke(backend, self.addresses.iova, self.addresses.pin()));
         if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
         }
     }
 
-    /// Counts it as revoked, with a ticket that never completes: should the backend panic, the payload is quarantined.
+    /// Counts it as revoked, with a ticket that never completes: should the backend panic in the revocation, the payload is
+    /// quarantined.
     #[inline(always)]
     pub(super) fn begin_revoke(&mut self, caller: &mut impl Caller) {
         self.revoked = true;
@@ -133,7 +137,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         // Only what is in an owner's window is gathered.
         let Some(ring) = self.addresses.ring() else { return Ticket::NEVER };
         if ring.ticket_of(position).is_none() {
-            self.domain.backend().hand_over(ring, next);
+            self.domain.call(|backend| backend.hand_over(ring, next));
         }
         ring.ticket_of(position).map_or(Ticket::NEVER, |ticket| self.point.learn(position, ticket))
     }
@@ -147,7 +151,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     pub(super) fn is_quiesced(&self) -> bool {
         self.addresses.is_fixed()
             || known_bad::makes(Mistake::BufferEarly)
-            || self.domain.backend().is_completed(self.ticket_before(Next::Poll))
+            || self.domain.call(|backend| backend.is_completed(self.ticket_before(Next::Poll)))
     }
 
     /// Whether it is quiesced, for a poll by the caller: an owner that polls while it revokes neither hands over each request by
@@ -171,9 +175,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             }
         }
         match self.point.get() {
-            Point::Ticket(ticket) if self.domain.backend().has_completed(ticket) => true,
+            Point::Ticket(ticket) if self.domain.call(|backend| backend.has_completed(ticket)) => true,
             Point::Ticket(ticket) => {
-                (submits || !caller.defers()) && self.domain.backend().is_completed(ticket)
+                (submits || !caller.defers()) && self.domain.call(|backend| backend.is_completed(ticket))
             }
             Point::Gathered(_) => false,
         }
@@ -219,24 +223,51 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
 
     /// Leaves the payload with the domain: until its flush completes if `late`, else for good.
     pub(super) fn leave(self, late: bool) {
-        let late = late.then(|| self.ticket());
+        // No call of the backend: should it panic, the payload would be dropped.
+        match self.point.get() {
+            Point::Ticket(Ticket::NEVER) => self.keep(Due::Never),
+            point => self.keep(if late { Due::At(point) } else { Due::Never }),
+        }
+    }
+
+    fn keep(self, due: Due) {
         let Self { payload, domain, addresses, revoked, .. } = self;
         if revoked {
             domain.counts().count_no_longer_held(addresses.held_bytes());
         }
-        domain.keep_reachable(payload, addresses, late, true);
+        domain.keep_reachable(payload, addresses, due, true);
+    }
+
+    /// Leaves the payload with the domain, without a call of the backend: the domain revokes access, or finds that the flush has
+    /// completed, when it is called next. Quarantined is only what may have been revoked in part.
+    fn park(self) {
+        if self.addresses.is_fixed() {
+            drop(self.release(&mut Anyone));
+            return;
+        }
+        let due = match (self.revoked, self.point.get()) {
+            (false, _) => Due::Revocation,
+            (true, Point::Ticket(Ticket::NEVER)) => Due::Never,
+            (true, point) => Due::At(point),
+        };
+        self.keep(due);
     }
 }
 
 impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
     fn clean_up(self) {
+        if self.domain.is_unwinding() {
+            return self.park();
+        }
         let mut held = DropGuard::new(Unfinished(self));
         if !held.0.revoked {
             held.0.revoke(&mut Anyone);
         }
-        let failed = !held.0.late && held.0.quiesce(|domain, ticket| domain.backend().wait(ticket)).is_err();
+        let failed = !held.0.late
+            && held.0.quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket))).is_err();
+        let quiesced = held.0.is_quiesced();
         let held = held.into_inner().0;
-        if held.is_quiesced() {
+        if quiesced {
             drop(held.release(&mut Anyone));
         } else {
             let late = held.late || !failed;
@@ -246,11 +277,11 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
 }
 
 /// A clean-up that a panic (of a backend, or in the drop of a late payload) has ended before the payload was quiesced: it
-/// is quarantined, not dropped with the rest.
+/// is left with the domain, not dropped with the rest.
 struct Unfinished<P: Pinned, H: Deref<Target = Domain>>(Held<P, H>);
 
 impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Unfinished<P, H> {
     fn clean_up(self) {
-        self.0.leave(false);
+        self.0.park();
     }
 }

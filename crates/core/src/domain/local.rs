@@ -90,8 +90,9 @@ use core::ops::Deref;
 /// # }
 /// ```
 pub struct Local<H: Hold<Target = Domain> = Stock<Domain>> {
-    pub(super) domain: H,
+    /// Before `domain`, which it is dropped before: also if its retirement panics.
     pub(super) owner: Owner,
+    pub(super) domain: H,
 }
 
 impl Domain {
@@ -289,13 +290,15 @@ impl<H: Hold<Target = Domain>> Local<H> {
     ) -> impl Iterator<Item = Result<P, NotQuiesced<P, H::Item>>> {
         let here = revoked.iter().filter(|one| one.belongs_to(&self.domain));
         let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
-        let waited = last.map_or(Ok(()), |last| self.domain.backend().wait_for(last, limit));
+        let waited = last.map_or(Ok(()), |last| self.domain.call(|backend| backend.wait_for(last, limit)));
         revoked.into_iter().map(move |one| {
             if !one.belongs_to(&self.domain) {
                 return one.wait_within(Some(limit));
             }
             let outcome = one.quiesce_by(&mut self.owner, |domain, ticket| match &waited {
-                Err(error) if !domain.backend().is_completed(ticket) => Err(error.clone().for_ticket(ticket)),
+                Err(error) if !domain.call(|backend| backend.is_completed(ticket)) => {
+                    Err(error.clone().for_ticket(ticket))
+                }
                 _ => Ok(()),
             });
             outcome.map(|held| self.take_back(held))

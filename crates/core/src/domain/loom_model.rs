@@ -6,12 +6,13 @@
 
 use super::addresses::{Addresses, Origin};
 use super::owner::{Anyone, Caller, Owner};
+use super::pending::Due;
 use super::stats::BackendStats;
 use super::windows::MAX_BYTES;
 use super::{Backend, BackendError, Domain};
 use crate::access::Access;
 use crate::addr::IovaRange;
-use crate::invalidate::Ticket;
+use crate::invalidate::{Point, Ticket};
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
@@ -211,7 +212,8 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         for ticket in 1..=2 {
             let iova = domain.alloc_iova(4096, 4096).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };
-            domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, Some(Ticket(ticket)), true);
+            let due = Due::At(Point::Ticket(Ticket(ticket)));
+            domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, due, true);
         }
         let other = Arc::clone(&domain);
         let other = thread::spawn(move || other.release_late());

@@ -5,11 +5,13 @@ use super::error::BackendError;
 use super::mapping::{MapError, Mapping, Unrevoked};
 use super::owner::{Anyone, Caller};
 use super::payload::{Pinned, pieces};
+use super::pending::Due;
 use super::revoked::Revoked;
 use super::space::{Domain, PAGE_BYTES, alignment, check_pages};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange};
 use crate::drop_guard::{CleanUp, DropGuard};
+use crate::invalidate::Point;
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::table::{PinnedLeaf, TableError};
@@ -168,7 +170,8 @@ impl Domain {
                 caller.counts(self).count_refused();
                 let payload = match reachable {
                     Some(addresses) => {
-                        self.keep_reachable(payload, addresses, error.late_ticket(), false);
+                        let due = error.late_ticket().map_or(Due::Never, |late| Due::At(Point::Ticket(late)));
+                        self.keep_reachable(payload, addresses, due, false);
                         None
                     }
                     None => Some(payload),
@@ -216,7 +219,7 @@ impl Domain {
         }
         let here = |new: &&Revoked<P, H>| new.belongs_to(self);
         let mut ranges = joined(new.iter().filter(here).filter_map(Revoked::to_revoke));
-        if any && let Ok(ticket) = self.backend().revoke_pinned(&mut ranges) {
+        if any && let Ok(ticket) = self.call(|backend| backend.revoke_pinned(&mut ranges)) {
             drop(ranges);
             let here = |new: &&mut Revoked<P, H>| new.belongs_to(self) && new.to_revoke().is_some();
             for revoked in new.iter_mut().filter(here) {
@@ -300,8 +303,10 @@ impl Domain {
         access: Access,
     ) -> Result<(), BackendError> {
         match (addresses.pin(), caller.extents()) {
-            (Some(pin), Some(extents)) => self.backend().map_pinned(pin, extents, iova, memory, access),
-            _ => self.backend().map(iova, memory, access),
+            (Some(pin), Some(extents)) => {
+                self.call(|backend| backend.map_pinned(pin, extents, iova, memory, access))
+            }
+            _ => self.call(|backend| backend.map(iova, memory, access)),
         }
     }
 
@@ -314,7 +319,7 @@ impl Domain {
     ) -> Result<Addresses, BackendError> {
         check_pages(memory)?;
         if !self.translates
-            && let Some(iova) = self.backend().required_iova(memory)?
+            && let Some(iova) = self.call(|backend| backend.required_iova(memory))?
         {
             if let Some(limit) = limit.filter(|limit| iova.last() > *limit) {
                 return Err(BackendError::BeyondLimit { iova, limit });
@@ -379,10 +384,12 @@ impl Domain {
     fn undo_map(&self, addresses: &Addresses, len: u64, error: BackendError) -> BackendError {
         let iova = addresses.iova;
         let Some(part) = iova.part(0, len) else { return error };
-        let Ok(ticket) = self.backend().revoke_pinned(&mut core::iter::once((part, addresses.pin()))) else {
+        let Ok(ticket) =
+            self.call(|backend| backend.revoke_pinned(&mut core::iter::once((part, addresses.pin()))))
+        else {
             return BackendError::NotRevoked;
         };
-        match self.backend().wait(ticket) {
+        match self.call(|backend| backend.wait(ticket)) {
             // What cannot be revoked stays reachable, whatever becomes of the rest.
             _ if error.stays_reachable() && error.late_ticket().is_none() => error,
             // Tickets complete in order, so this one covers what `error` left reachable too.
@@ -405,7 +412,7 @@ impl Domain {
             align = align.max(alignment(piece));
         }
         let first = payload.memory();
-        if !self.translates && self.backend().required_iova(first)?.is_some() {
+        if !self.translates && self.call(|backend| backend.required_iova(first))?.is_some() {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }

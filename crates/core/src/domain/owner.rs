@@ -150,8 +150,8 @@ impl Owner {
     }
 
     /// Gives up all windows.
-    pub(super) fn close(&mut self, domain: &Domain) {
-        self.windows.close(domain);
+    pub(super) fn abandon(&mut self, domain: &Domain) {
+        self.windows.abandon(domain);
     }
 }
 

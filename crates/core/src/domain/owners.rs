@@ -7,7 +7,7 @@ use super::stats::DomainStats;
 use super::window::{WINDOW_BYTES, Window};
 use super::windows::Slot;
 use crate::invalidate::{Next, RequestRing, Ticket};
-use crate::sync::Ordering;
+use crate::sync::{Mutex, Ordering};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -63,7 +63,7 @@ impl Domain {
             return;
         }
         caller.counts(self).count_limited();
-        let _ = self.backend().wait(ticket);
+        let _ = self.call(|backend| backend.wait(ticket));
     }
 
     /// Returns the statistics. O(owners).
@@ -87,7 +87,7 @@ impl Domain {
             quarantined_bytes: self.quarantined_bytes.load(Ordering::Relaxed),
             static_mappings: self.statics.len() as u64,
             iova_extents: self.iovas.stats().free as u64,
-            backend: self.backend().stats(),
+            backend: self.call(|backend| backend.stats()),
         }
     }
 
@@ -117,9 +117,6 @@ impl Domain {
 
     /// Requests what the owner has gathered, closes its windows that are empty, leaves the others to their mappings, and keeps its counts.
     pub(super) fn retire_owner(&self, owner: &mut Owner) {
-        // Nothing is appended any more; whoever waits for what was gathered finds its ticket.
-        self.backend().hand_over(owner.shared.ring(), Next::Other);
-        owner.close(self);
         let mut sum = Sum::default();
         let mut owners = self.owners.lock();
         owner.shared.counts.add_revokes_to(&mut sum);
@@ -127,24 +124,32 @@ impl Domain {
         self.counts.add_all(&sum);
         owners.retain(|other| !Arc::ptr_eq(other, &owner.shared));
         self.set_gather_limit(owners.len());
+        drop(owners);
+        owner.abandon(self);
+        // Should the backend panic, whoever waits for what was gathered hands it over, and others close the windows.
+        if !self.is_unwinding() {
+            // Nothing is appended any more; whoever waits for what was gathered finds its ticket.
+            self.call(|backend| backend.hand_over(owner.shared.ring(), Next::Other));
+            self.close_all(&self.abandoned);
+        }
     }
 
     /// Closes the idle windows of all owners. Returns whether there were any. O(owners).
     #[cold]
     pub(super) fn reclaim_idle(&self) -> bool {
-        let mut idle = Vec::new();
-        self.owners.lock().iter().for_each(|owner| idle.append(&mut owner.idle.lock()));
-        let any = !idle.is_empty();
-        idle.into_iter().for_each(|slot: Box<Slot>| self.close_window(slot.into_window()));
-        any
+        let owners = self.owners.lock();
+        let mut abandoned = self.abandoned.lock();
+        owners.iter().for_each(|owner| abandoned.append(&mut owner.idle.lock()));
+        drop((abandoned, owners));
+        self.close_all(&self.abandoned)
     }
 
-    /// Closes the idle windows of one owner. Returns whether there were any.
-    pub(super) fn close_idle_of(&self, owner: &OwnerShared) -> bool {
+    /// Closes windows that no owner uses. Returns whether there were any. If the backend panics, the others stay in the list.
+    pub(super) fn close_all(&self, list: &Mutex<Vec<Box<Slot>>>) -> bool {
         let mut any = false;
         loop {
             // Closed without the lock.
-            let Some(slot) = owner.idle.lock().pop() else { return any };
+            let Some(slot) = list.lock().pop() else { return any };
             self.close_window(slot.into_window());
             any = true;
         }
@@ -155,7 +160,7 @@ impl Domain {
         let range = self.alloc_iova(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
         self.windows.fetch_add(1, Ordering::Relaxed);
         // Without a pin it is mapped as any other range.
-        let pin = self.backend().pin(range).ok().flatten();
+        let pin = self.call(|backend| backend.pin(range)).ok().flatten();
         Some(Window::new(range, pin, Arc::clone(owner)))
     }
 
@@ -163,11 +168,12 @@ impl Domain {
     pub(super) fn close_window(&self, window: Option<Window>) {
         if let Some(window) = window {
             let (range, pin) = window.into_parts();
+            self.windows.fetch_sub(1, Ordering::Relaxed);
             if let Some(pin) = pin {
-                self.backend().unpin(pin);
+                // If it panics, the addresses stay in use.
+                self.call(|backend| backend.unpin(pin));
             }
             self.free_iova(range);
-            self.windows.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

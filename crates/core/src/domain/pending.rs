@@ -4,17 +4,43 @@
 //! nothing is held.
 
 use super::addresses::Addresses;
-use crate::invalidate::Ticket;
+use crate::invalidate::{Point, Ticket};
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
+use alloc::collections::btree_map::OccupiedEntry;
 use core::mem::ManuallyDrop;
 
-/// A buffer that a device may reach until `ticket` has completed. Dropping it leaks the buffer.
+/// When a device no longer reaches a buffer.
+#[derive(Clone, Copy)]
+pub(super) enum Due {
+    /// From this point on.
+    At(Point),
+    /// It is mapped: a backend that panicked could not be asked to revoke it while the thread unwound.
+    Revocation,
+    /// Unknown: it is quarantined.
+    Never,
+}
+
+impl Due {
+    /// Returns the ticket, or one that has completed if there is something to be done first.
+    fn ticket(self) -> Ticket {
+        match self {
+            Self::At(Point::Ticket(ticket)) => ticket,
+            Self::At(Point::Gathered(_)) | Self::Revocation | Self::Never => Ticket::COMPLETED,
+        }
+    }
+
+    fn is_unfinished(self) -> bool {
+        !matches!(self, Self::At(Point::Ticket(_)))
+    }
+}
+
+/// A buffer that a device may reach until it is due. Dropping it leaks the buffer.
 pub(super) struct PendingRelease {
     pub(super) payload: ManuallyDrop<Box<dyn Send>>,
     pub(super) addresses: Addresses,
-    pub(super) ticket: Ticket,
+    pub(super) due: Due,
     /// Whether it was mapped. Otherwise it was refused, and this is what is left of the attempt.
     pub(super) mapped: bool,
 }
@@ -27,10 +53,12 @@ pub(super) struct PendingReleases {
     releasing: AtomicBool,
 }
 
+type Key = (Ticket, u64);
+
 #[derive(Default)]
 struct Held {
     /// By their tickets, and a number that tells those of one ticket apart.
-    by_ticket: BTreeMap<(Ticket, u64), PendingRelease>,
+    by_ticket: BTreeMap<Key, PendingRelease>,
     next: u64,
     bytes: u64,
 }
@@ -61,7 +89,7 @@ impl PendingReleases {
 
     pub(super) fn push(&self, release: PendingRelease) {
         let mut held = self.held.lock();
-        let key = (release.ticket, held.next);
+        let key = (release.due.ticket(), held.next);
         held.next += 1;
         held.bytes += release.addresses.iova.len();
         held.by_ticket.insert(key, release);
@@ -73,10 +101,23 @@ impl PendingReleases {
         (!self.releasing.swap(true, Ordering::AcqRel)).then(|| Releasing(&self.releasing))
     }
 
-    /// Removes the one with the first ticket, if that is `ready`. O(log buffers held).
+    /// Removes the first for which something is to be done before it has a ticket. O(log buffers held).
+    pub(super) fn pop_unfinished(&self) -> Option<PendingRelease> {
+        let mut held = self.held.lock();
+        let unfinished = |first: &OccupiedEntry<'_, Key, PendingRelease>| first.get().due.is_unfinished();
+        let release = held.by_ticket.first_entry().filter(unfinished)?.remove();
+        held.bytes -= release.addresses.iova.len();
+        self.update_first(&held);
+        Some(release)
+    }
+
+    /// Removes the one with the first ticket, if that is `ready` and nothing is to be done before. O(log buffers held).
     pub(super) fn pop(&self, ready: impl Fn(Ticket) -> bool) -> Option<PendingRelease> {
         let mut held = self.held.lock();
-        let first = held.by_ticket.first_entry().filter(|first| ready(first.key().0))?;
+        let ready = |first: &OccupiedEntry<'_, Key, PendingRelease>| {
+            !first.get().due.is_unfinished() && ready(first.key().0)
+        };
+        let first = held.by_ticket.first_entry().filter(ready)?;
         let release = first.remove();
         held.bytes -= release.addresses.iova.len();
         self.update_first(&held);

@@ -2,12 +2,23 @@
 
 use super::addresses::{Addresses, Origin};
 use super::owner::{Anyone, Caller};
-use super::pending::PendingRelease;
+use super::pending::{Due, PendingRelease};
 use super::space::Domain;
-use crate::invalidate::Ticket;
+use crate::drop_guard::{CleanUp, DropGuard};
+use crate::invalidate::{Next, Point, Ticket};
 use crate::known_bad::{self, Mistake};
 use alloc::boxed::Box;
 use core::mem::ManuallyDrop;
+
+/// A buffer of the domain while the backend is called for it.
+struct Abandoned<'d>(&'d Domain, PendingRelease);
+
+impl CleanUp for Abandoned<'_> {
+    fn clean_up(self) {
+        // What is dropped stays leaked.
+        self.0.count_quarantined(self.1.addresses.iova.len());
+    }
+}
 
 impl Domain {
     /// Returns the addresses of a mapping that no device can reach.
@@ -33,21 +44,44 @@ impl Domain {
         }
     }
 
-    /// Takes over a buffer that a device may still reach: until its flush completes if that is `late`, else for good
-    /// (quarantined). `mapped` is false for what is left of a map that was refused.
+    /// Takes over a buffer that a device may still reach: until it is `due`, or for good (quarantined). `mapped` is false for what is
+    /// left of a map that was refused.
     pub(super) fn keep_reachable<P: Send + 'static>(
         &self,
         payload: P,
         addresses: Addresses,
-        late: Option<Ticket>,
+        due: Due,
         mapped: bool,
     ) {
-        let Some(ticket) = late else {
+        if matches!(due, Due::Never) {
             core::mem::forget(payload);
             return self.count_quarantined(addresses.iova.len());
-        };
+        }
         let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
-        self.pending.push(PendingRelease { payload, addresses, ticket, mapped });
+        self.pending.push(PendingRelease { payload, addresses, due, mapped });
+    }
+
+    /// Does what a panic of the backend has left undone, and returns the buffer's point. Should it panic again, the buffer is
+    /// quarantined.
+    fn make_up_for(&self, release: PendingRelease) -> PendingRelease {
+        let mut release = DropGuard::new(Abandoned(self, release));
+        let PendingRelease { addresses, due, .. } = &mut release.1;
+        *due = match *due {
+            Due::Revocation => {
+                self.counts().count_revoked(0);
+                let revoked = self.call(|backend| backend.revoke_one(addresses.iova, addresses.pin()));
+                revoked.map_or(Due::Never, |ticket| Due::At(Point::Ticket(ticket)))
+            }
+            Due::At(Point::Gathered(position)) => {
+                let ticket = addresses.ring().and_then(|ring| {
+                    self.call(|backend| backend.hand_over(ring, Next::Other));
+                    ring.ticket_of(position)
+                });
+                ticket.map_or(Due::Never, |ticket| Due::At(Point::Ticket(ticket)))
+            }
+            known => known,
+        };
+        release.into_inner().1
     }
 
     /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1) while none is.
@@ -65,18 +99,29 @@ impl Domain {
     #[cold]
     fn release_from(&self, mut first: Ticket) -> u64 {
         while first != Ticket::NEVER {
-            let failed = self.backend().has_failed();
-            if !failed && !self.backend().is_completed(first) {
+            let failed = self.call(|backend| backend.has_failed());
+            if !failed && !self.call(|backend| backend.is_completed(first)) {
                 break;
             }
             let Some(releasing) = self.pending.try_begin() else { break };
+            while let Some(release) = self.pending.pop_unfinished() {
+                let release = self.make_up_for(release);
+                if matches!(release.due, Due::Never) {
+                    self.count_quarantined(release.addresses.iova.len());
+                } else {
+                    self.pending.push(release);
+                }
+            }
             // One by one: a drop may do anything, so it runs without the lock.
-            while let Some(release) = self.pending.pop(|ticket| self.backend().is_completed(ticket)) {
+            while let Some(release) =
+                self.pending.pop(|ticket| self.call(|backend| backend.is_completed(ticket)))
+            {
                 if release.mapped {
                     self.counts().count_unmapped();
                 }
+                // Dropped after its addresses are returned, also if the backend panics meanwhile.
+                let _payload = ManuallyDrop::into_inner(release.payload);
                 self.finish_unmap(&mut Anyone, release.addresses);
-                drop(ManuallyDrop::into_inner(release.payload));
             }
             while failed && let Some(release) = self.pending.pop(|_| true) {
                 self.count_quarantined(release.addresses.iova.len());

@@ -114,8 +114,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         limit: Option<WaitLimit>,
     ) -> Result<(P, H), NotQuiesced<P, H>> {
         self.quiesce_by(caller, |domain, ticket| match limit {
-            None => domain.backend().wait(ticket),
-            Some(limit) => domain.backend().wait_for(ticket, limit),
+            None => domain.call(|backend| backend.wait(ticket)),
+            Some(limit) => domain.call(|backend| backend.wait_for(ticket, limit)),
         })
     }
 
@@ -149,7 +149,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         }
         match self.0.ticket() {
             Ticket::NEVER => Poll::Ready(Err(BackendError::NotRevoked)),
-            ticket => self.0.domain.backend().check(ticket),
+            ticket => self.0.domain.call(|backend| backend.check(ticket)),
         }
     }
 

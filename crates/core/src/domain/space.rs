@@ -6,7 +6,9 @@ use super::error::BackendError;
 use super::id::DomainId;
 use super::pending::PendingReleases;
 use super::statics::Statics;
+use super::windows::Slot;
 use crate::addr::{Iova, IovaRange, PageSize};
+use crate::drop_guard::PanicWatch;
 use crate::iova::{IovaError, IovaSpace};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -20,6 +22,7 @@ use core::fmt;
 pub struct Domain {
     id: DomainId,
     backend: Box<dyn Backend>,
+    panics: PanicWatch,
     /// Whether the backend translates.
     pub(super) translates: bool,
     pub(super) iovas: Arc<IovaSpace>,
@@ -28,6 +31,8 @@ pub struct Domain {
     /// What is done without an owner's handle, or was done by owners that have been dropped.
     pub(super) counts: Counts,
     pub(super) owners: Mutex<Vec<Arc<OwnerShared>>>,
+    /// Windows to be closed: of owners that have been dropped, and idle ones.
+    pub(super) abandoned: Mutex<Vec<Box<Slot>>>,
     /// Windows of all owners.
     pub(super) windows: AtomicU64,
     pub(super) quarantined: AtomicU64,
@@ -45,11 +50,13 @@ impl Domain {
             id: DomainId::next(),
             translates: backend.translates(),
             backend,
+            panics: PanicWatch::new(),
             iovas: Arc::new(iovas),
             statics: Statics::new(),
             pending: PendingReleases::new(),
             counts: Counts::new(Writers::Many),
             owners: Mutex::new(Vec::new()),
+            abandoned: Mutex::new(Vec::new()),
             windows: AtomicU64::new(0),
             quarantined: AtomicU64::new(0),
             quarantined_bytes: AtomicU64::new(0),
@@ -83,8 +90,15 @@ impl Domain {
         self.backend.mapped()
     }
 
-    pub(super) fn backend(&self) -> &dyn Backend {
-        &*self.backend
+    /// Calls the backend, and remembers if that panics.
+    #[inline(always)]
+    pub(super) fn call<'d, R>(&'d self, call: impl FnOnce(&'d dyn Backend) -> R) -> R {
+        self.panics.watch(|| call(&*self.backend))
+    }
+
+    /// Whether the backend has panicked and this thread unwinds: then no clean-up calls it again.
+    pub(super) fn is_unwinding(&self) -> bool {
+        self.panics.forbids_calls()
     }
 
     /// Registers the memory: only registered memory can be mapped.
@@ -142,7 +156,9 @@ impl Domain {
 impl Drop for Domain {
     /// What is still pending stays leaked: its flush can no longer be observed.
     fn drop(&mut self) {
-        self.release_late();
+        if !self.is_unwinding() {
+            self.release_late();
+        }
     }
 }
 

@@ -42,8 +42,8 @@ impl Domain {
             return Err(BackendError::NotRevoked);
         }
         self.statics.remove(iova);
-        let ticket = self.backend().revoke(&mut core::iter::once(iova))?;
-        self.backend().wait(ticket)?;
+        let ticket = self.call(|backend| backend.revoke(&mut core::iter::once(iova)))?;
+        self.call(|backend| backend.wait(ticket))?;
         mapping.release();
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Domain {
         if !reservation.is_in(&self.iovas) || !reservation.range().covers(&iova) {
             return Err(BackendError::NotReserved { iova });
         }
-        self.backend().map(iova, memory, access).inspect_err(|error| {
+        self.call(|backend| backend.map(iova, memory, access)).inspect_err(|error| {
             if error.stays_reachable() {
                 reservation.quarantine();
             }

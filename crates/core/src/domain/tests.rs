@@ -14,6 +14,7 @@ mod local;
 mod mock;
 mod model;
 mod owned;
+mod panics;
 mod pieces;
 mod stress;
 mod windows;

@@ -174,14 +174,13 @@ impl Windows {
         Ok(())
     }
 
-    /// Gives up all windows: each is closed with the last of its mappings.
-    pub(super) fn close(&mut self, domain: &Domain) {
+    /// Gives up all windows, to be closed by the domain: each with the last of its mappings. Calls no backend.
+    pub(super) fn abandon(&mut self, domain: &Domain) {
         self.end_batch(domain);
         let _ = self.give_up_run();
-        domain.close_idle_of(&self.owner);
-        for slot in self.slots.drain(..).flatten() {
-            domain.close_window(slot.into_window());
-        }
+        let mut abandoned = domain.abandoned.lock();
+        abandoned.append(&mut self.owner.idle.lock());
+        abandoned.extend(self.slots.drain(..).flatten());
         (self.held, self.live) = (0, 0);
     }
 
@@ -195,7 +194,7 @@ impl Windows {
         if slot.is_some_and(|slot| u64::from(slot.live) == rest) {
             self.end_run(domain);
         }
-        domain.close_idle_of(&self.owner)
+        domain.close_all(&self.owner.idle)
     }
 
     /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on elsewhere.

@@ -36,6 +36,12 @@ pub enum QueueError {
 }
 
 /// The invalidation queue of an IOMMU: carries out descriptors.
+///
+/// # If a method panics
+/// No ticket completes before a flush that covers it was submitted. What was requested stays so: it is submitted, again if need be,
+/// by the next poll or wait. A caller that was requesting learns no ticket, so a domain quarantines the payload that it was
+/// [revoking](crate::domain::Backend). Retired table pages are flushed with the next that are retired. The methods are called
+/// by waits, polls and requests, and by no clean-up of the invalidator itself.
 pub trait InvalidationQueue: Send + Sync {
     /// Submits descriptors and, if `wait` names a ticket, behind them a wait whose completion makes
     /// [`completed`](Self::completed) return that ticket. Must not block until they have been carried out. A batch may come

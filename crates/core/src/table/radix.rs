@@ -175,6 +175,17 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
+    /// Puts back pages that were collected and could not be flushed: they are collected again with the next.
+    ///
+    /// # Errors
+    /// [`TableError::OtherTable`] if they belong to another table.
+    pub fn put_back_retired(&self, retired: Retired) -> Result<(), TableError> {
+        let mut retired = retired;
+        self.adopt(&mut retired)?;
+        self.0.put_back_pending(&mut retired.list);
+        Ok(())
+    }
+
     /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d: invalidation hint
     /// 0): the addresses that each of the retired pages translated, neighbours on the list merged. O(pages).
     ///

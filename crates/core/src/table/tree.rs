@@ -276,6 +276,15 @@ impl<F: Format> Tree<F> {
             self.update_pending(&directory);
         }
     }
+
+    /// Puts back what was collected and not flushed.
+    pub(super) fn put_back_pending(&self, retired: &mut List) {
+        let mut directory = self.directory.lock();
+        let mut pending = core::mem::take(&mut directory.pending);
+        directory.move_all(retired, &mut pending);
+        directory.pending = pending;
+        self.update_pending(&directory);
+    }
 }
 
 impl<F: Format> fmt::Debug for Tree<F> {

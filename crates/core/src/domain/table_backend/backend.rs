@@ -7,6 +7,7 @@ use crate::addr::{IovaRange, PageSize, PhysAddr, PhysRange};
 use crate::domain::backend::Backend;
 use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
+use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{
     Flush, FlushList, InvalidationQueue, Invalidator, Next, Point, RequestRing, Ticket, WaitError, WaitLimit,
 };
@@ -24,6 +25,19 @@ const RETIRING_POLLS: u64 = 10_000;
 
 /// A range to be cleared, with the pin of its window if there is one.
 type Cleared<'r> = (IovaRange, Option<&'r PinnedLeaf>);
+
+/// Retired pages whose flush is being requested. If the queue panics, they are flushed with the next that are retired.
+struct Unflushed<'t, F: Format> {
+    table: &'t Table<F>,
+    retired: Retired,
+}
+
+impl<F: Format> CleanUp for Unflushed<'_, F> {
+    fn clean_up(self) {
+        // Refused only if the pages belong to another table, which does not happen; they would stay retired.
+        let _ = self.table.put_back_retired(self.retired);
+    }
+}
 
 /// A [`Backend`] that owns a table of format `F` and flushes through `Q`.
 pub struct TableBackend<F: Format, Q: InvalidationQueue + PhysTranslator> {
@@ -125,12 +139,13 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             return Ticket::COMPLETED;
         }
         let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
-        let ticket = match self.table.retired_ranges(&retired) {
+        let retired = DropGuard::new(Unflushed { table: &self.table, retired });
+        let ticket = match self.table.retired_ranges(&retired.retired) {
             Ok(ranges) => self.invalidator.request_and_submit(ranges.map(|range| Flush { range, leaf_only })),
             // Pages of another table, which does not happen; they would stay retired.
             Err(_) => return Ticket::COMPLETED,
         };
-        self.deferred.add(&self.table, retired, ticket);
+        self.deferred.add(&self.table, retired.into_inner().retired, ticket);
         ticket
     }
 

@@ -42,10 +42,21 @@ struct Scattered {
     patient: bool,
     /// Whether it keeps no record of what was flushed.
     forgets: bool,
+    /// At how many more calls it panics, once; 0 for never.
+    panics_in: AtomicU64,
+}
+
+impl Scattered {
+    fn call(&self) {
+        if self.panics_in.load(Ordering::SeqCst) > 0 && self.panics_in.fetch_sub(1, Ordering::SeqCst) == 1 {
+            std::panic::resume_unwind(Box::new("a queue"));
+        }
+    }
 }
 
 impl InvalidationQueue for Scattered {
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        self.call();
         let mut flushes = self.batches.lock().unwrap();
         let recorded = if self.forgets { &[] } else { descriptors };
         for descriptor in recorded {
@@ -63,6 +74,7 @@ impl InvalidationQueue for Scattered {
         Ok(())
     }
     fn completed(&self) -> Ticket {
+        self.call();
         let submitted = self.submitted.load(Ordering::SeqCst);
         let over = self.polls.load(Ordering::SeqCst) >= self.takes_polls;
         let hangs = self.hangs.load(Ordering::SeqCst);

@@ -83,7 +83,7 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
         ("revoke and look", |local, mapping| {
             let revoked = local.revoke(mapping);
             while !revoked.is_quiesced() {
-                local.backend().wait(revoked.ticket()).unwrap();
+                local.call(|backend| backend.wait(revoked.ticket())).unwrap();
             }
             let Nowhere(_) = local.poll(revoked).unwrap();
         }),
@@ -93,7 +93,7 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
                 (revoked, polls) = (again, polls + 1);
                 // The fourth submits.
                 if polls > 3 {
-                    local.backend().wait(revoked.ticket()).unwrap();
+                    local.call(|backend| backend.wait(revoked.ticket())).unwrap();
                 }
             }
         }),

@@ -157,3 +157,34 @@ fn a_reclaimed_page_counts_although_another_owner_took_it() {
     let full = paged.map(window(3), walker::page(3), RW).unwrap_err();
     assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4, .. })), "{full}");
 }
+
+/// A queue that panics at each of its calls, while windows of 2 MiB come and go.
+#[test]
+fn a_queue_that_panics_loses_no_table_page() {
+    let mut panics_in = 0;
+    loop {
+        panics_in += 1;
+        let paged = paged(4, Scattered { panics_in: panics_in.into(), ..Scattered::default() });
+        let mut panicked = 0;
+        for window in 1..6 {
+            let range = at(window * 512, 1);
+            let mut try_each = |call: &dyn Fn()| {
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(call));
+                panicked += u32::from(outcome.is_err());
+            };
+            try_each(&|| paged.map(range, nowhere(1), RW).unwrap());
+            try_each(&|| drop(paged.revoke(&mut core::iter::once(range))));
+        }
+        if panicked == 0 {
+            break;
+        }
+        // What a map that panicked had mapped stays so; all else is free again, so that two windows have room.
+        let mapped = paged.table.mapped().count() as u64;
+        for window in 10..12 - mapped {
+            paged
+                .map(at(window * 512, 1), nowhere(1), RW)
+                .unwrap_or_else(|error| panic!("{panics_in}: {error}"));
+        }
+    }
+    assert!(panics_in > 10, "{panics_in}");
+}
