@@ -210,7 +210,7 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         let (told, dropped) = (Arc::new(AtomicU64::new(1)), std::sync::Arc::new(()));
         let domain = Arc::new(Domain::new(Box::new(Told(Arc::clone(&told))), IovaSpace::new(39).unwrap()));
         for ticket in 1..=2 {
-            let iova = domain.alloc_iova(4096, 4096).unwrap();
+            let iova = domain.alloc_iova(4096, 4096, None).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };
             let due = Due::At(Point::Ticket(Ticket(ticket)));
             domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, due, true);

@@ -130,3 +130,48 @@ fn a_panic_after_the_submission_leaves_a_deadline() {
     assert!(catch_unwind(AssertUnwindSafe(|| inv.submit())).is_err());
     assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
 }
+
+/// Has aborted what was submitted, and panics when it has been restarted. The first flush after that completes.
+#[derive(Default)]
+struct FragileRestart {
+    aborted: AtomicU64,
+    restarts: AtomicU64,
+    submitted: AtomicU64,
+    completed: AtomicU64,
+}
+
+impl InvalidationQueue for FragileRestart {
+    fn submit(&self, _: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+        // The first is aborted.
+        let first = self.submitted.fetch_add(1, Ordering::SeqCst) == 0;
+        self.aborted.store(first.into(), Ordering::SeqCst);
+        if let Some(ticket) = wait.filter(|_| !first) {
+            self.completed.store(ticket.0, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+    fn completed(&self) -> Ticket {
+        Ticket(self.completed.load(Ordering::SeqCst))
+    }
+    fn has_aborted(&self) -> bool {
+        self.aborted.load(Ordering::SeqCst) != 0
+    }
+    fn restart(&self) {
+        self.aborted.store(0, Ordering::SeqCst);
+        self.restarts.fetch_add(1, Ordering::SeqCst);
+        std::panic::resume_unwind(Box::new("a queue"));
+    }
+    fn limit(&self) -> WaitLimit {
+        WaitLimit { time_ns: u64::MAX, polls: 100 }
+    }
+}
+
+#[test]
+fn what_was_aborted_is_flushed_although_the_restart_panics() {
+    let inv = Invalidator::new(FragileRestart::default());
+    let ticket = inv.request_and_submit([page(1)]);
+    let outcomes: Vec<_> =
+        (0..2).map(|_| catch_unwind(AssertUnwindSafe(|| inv.wait(ticket))).map_err(drop)).collect();
+    assert_eq!(outcomes, [Err(()), Ok(Ok(()))]);
+    assert_eq!(inv.queue().restarts.load(Ordering::SeqCst), 1);
+}

@@ -48,6 +48,12 @@ impl Source {
         self.0.used[frame].with_mut(|at| unsafe { *at += 1 });
     }
 
+    /// Reads a page as one of its holders.
+    fn look(&self, iova: Iova) {
+        // SAFETY: the caller holds part of the page; loom reports an owner that writes meanwhile.
+        self.0.used[(iova.raw() / 4096) as usize].with(|at| unsafe { *at });
+    }
+
     fn all_back(&self) -> bool {
         !self.0.taken.lock().unwrap().contains(&true)
     }
@@ -255,6 +261,69 @@ fn loom_page_pool_last_fragment_against_closing_the_page() {
         drop(pool.destroy());
         assert!(source.all_back() && source.is_alone());
     });
+}
+
+/// Two threads read their fragments of a page and drop them while the consumer allocates all pages: the page's next owner comes after
+/// both, whichever is last.
+#[test]
+fn loom_page_pool_fragments_end_before_the_next_owner() {
+    check(2, || {
+        let source = Source::new();
+        let mut pool = source.pool(1);
+        let parts = [pool.alloc_fragment(64).unwrap(), pool.alloc_fragment(64).unwrap()];
+        let first = parts[0].iova();
+        // Starts a new page, so the first one is closed.
+        let next = pool.alloc_fragment(4096).unwrap();
+        let others = parts.map(|part| {
+            let source = source.clone();
+            thread::spawn(move || {
+                source.look(part.iova());
+                drop(part);
+            })
+        });
+        // One more than there are, unless the first is free again.
+        let mine: Vec<_> = (0..3).filter_map(|_| pool.alloc().ok()).collect();
+        mine.iter().filter(|page| page.iova() == first).for_each(|page| source.touch(page.iova()));
+        others.into_iter().for_each(|other| other.join().unwrap());
+        drop((mine, next, pool));
+        assert!(source.all_back() && source.is_alone());
+    });
+}
+
+/// The consumer has the last fragment, or the rest of the page, while another thread drops the other: it reuses the page at once.
+#[test]
+fn loom_page_pool_a_consumer_frees_the_page_of_a_fragment() {
+    for ends in 0..3 {
+        check(3, move || {
+            let source = Source::new();
+            let config = Config { ring: 1, max_in_use: 1, ..Config::default() };
+            let mut pool = PagePool::new(source.clone(), "", config).unwrap();
+            let part = pool.alloc_fragment(64).unwrap();
+            let iova = part.iova();
+            let mine = (ends == 0).then(|| pool.alloc_fragment(64).unwrap());
+            let other = {
+                let source = source.clone();
+                thread::spawn(move || {
+                    source.look(part.iova());
+                    drop(part);
+                })
+            };
+            if let Some(mine) = mine {
+                source.look(mine.iova());
+                pool.recycle_fragment(mine);
+            }
+            // With one page, it is the open page that is taken, or closed, if its fragments have ended.
+            let next = if ends == 1 { pool.alloc_fragment(4096).map(|part| part.iova()).ok() } else { None };
+            let page = pool.alloc().ok();
+            for at in page.iter().map(Page::iova).chain(next) {
+                assert_eq!(at, iova);
+                source.touch(at);
+            }
+            other.join().unwrap();
+            drop((page, pool));
+            assert!(source.all_back() && source.is_alone());
+        });
+    }
 }
 
 /// A raw page is freed twice at the same time, by the consumer and through a `Remote`: one free is valid.

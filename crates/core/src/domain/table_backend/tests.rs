@@ -7,7 +7,7 @@ use crate::invalidate::{
 };
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
-use crate::table::{Table, TableError, TablePage, TablePages, VtdSecondStage};
+use crate::table::{Retired, Table, TableError, TablePage, TablePages, VtdSecondStage};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeSet;

@@ -175,3 +175,18 @@ fn a_full_magazine_is_seldom_checked() {
         }
     }
 }
+
+/// A region that an owner has reserved is in no set of hints: dropping the handle puts it back, if it has free frames.
+#[test]
+fn the_region_of_a_dropped_owner_is_found_again() {
+    for regions in [1, 2, 16, 40] {
+        let zone = Zone::new(512 * regions).unwrap();
+        let mut kept = Vec::new();
+        for _ in 0..8 {
+            let mut owner = zone.local();
+            kept.push(owner.alloc(Order::PAGE).unwrap());
+        }
+        let others = core::iter::from_fn(|| zone.alloc(Order::PAGE).ok()).count();
+        assert_eq!(others + kept.len(), 512 * regions as usize, "{regions} regions");
+    }
+}

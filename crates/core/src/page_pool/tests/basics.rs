@@ -261,6 +261,30 @@ fn a_remote_can_be_cloned_whatever_its_source<S: ChunkSource>(remote: &Remote<S>
     remote.clone()
 }
 
+/// Frees of one raw page at the same instant are alike: of those that meet a full ring one stays, so that the list, which has room for
+/// each page once, never grows.
+#[test]
+fn equal_frees_do_not_make_the_spill_list_grow() {
+    let heap = Heap::new(2 << 20);
+    let mut pool = heap.pool(Config { ring: 1, ..Config::default() });
+    let raws: Vec<_> = (0..3).map(|_| pool.alloc_raw().unwrap()).collect();
+    let entry = |raw: &RawPage| {
+        let (frame, record) = pool.shared.find(*raw).unwrap();
+        ring::Entry::raw(frame, record.generation())
+    };
+    let entries: Vec<_> = raws.iter().map(entry).collect();
+    let room = pool.shared.spill.lock().entries.capacity();
+    let mut sent = 0;
+    while sent < 4 * room {
+        // SAFETY: raw frees, and `pool` holds a reference.
+        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &entries) };
+        sent += entries.len();
+    }
+    assert_eq!(pool.shared.spill.lock().entries.capacity(), room);
+    let held: Vec<_> = core::iter::from_fn(|| pool.alloc().ok()).collect();
+    assert_eq!((held.len(), pool.counts().waive), (512, sent as u64 - 3), "each page once");
+}
+
 #[test]
 fn a_tag_of_another_pool_names_no_holder() {
     let (heap, other) = (Heap::new(2 << 20), Heap::new(2 << 20));

@@ -66,3 +66,22 @@ fn room_is_made_although_other_pages_wait_for_their_flush() {
     paged.map_run(region, phys, RW).unwrap();
     assert_eq!(paged.table.translate(Iova::new(0)).unwrap().size, crate::addr::PageSize::Size2M);
 }
+
+/// What was cleared before the range that is refused may be cached: nothing else requests its flush.
+#[test]
+fn what_a_refused_revocation_has_cleared_is_flushed() {
+    for many in [1, 100] {
+        let paged = paged(40, Scattered::default());
+        let mapped: Vec<_> = (0..many).map(|at_page| at(2 * at_page, 1)).collect();
+        mapped.iter().for_each(|range| paged.map(*range, nowhere(1), RW).unwrap());
+        let refused = paged.revoke(&mut mapped.iter().copied().chain([at(9000, 1), at(0, 1)]));
+        assert!(matches!(refused, Err(BackendError::Table(TableError::NotMapped { .. }))), "{refused:?}");
+        // Whoever comes next submits it.
+        paged.map(at(5000, 1), nowhere(1), RW).unwrap();
+        let ticket = revoke(&paged, at(5000, 1));
+        paged.wait(ticket).unwrap();
+        let flushed = paged.queue().batches.lock().unwrap();
+        let covered = |range: &IovaRange| flushed.iter().any(|flush| flush.range.covers(range));
+        assert!(mapped.iter().all(covered), "{many}: {flushed:?}");
+    }
+}

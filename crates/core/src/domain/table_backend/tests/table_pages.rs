@@ -158,6 +158,37 @@ fn a_reclaimed_page_counts_although_another_owner_took_it() {
     assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4, .. })), "{full}");
 }
 
+/// Between the check without the lock and the one under it, another thread reclaims what was due, and pages of a later flush take its
+/// place.
+#[test]
+fn pages_are_reclaimed_by_what_is_due_under_the_lock() {
+    let paged = paged(6, Scattered::default());
+    for window in 1..4 {
+        paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
+    }
+    let retire = |window: u64| {
+        let mut retired = Retired::new();
+        paged.table.clear(at(window * 512, 1), &mut retired).unwrap();
+        assert!(!retired.is_empty());
+        paged.deferred.add(&paged.table, retired, Ticket(window));
+    };
+    retire(1);
+    let completed = |ticket: Ticket| ticket <= Ticket(1);
+    let first = core::cell::Cell::new(true);
+    paged.deferred.reclaim(&paged.table, |ticket| {
+        if first.replace(false) {
+            // Another thread.
+            paged.deferred.reclaim(&paged.table, completed);
+            retire(2);
+            return true;
+        }
+        completed(ticket)
+    });
+    assert_eq!((paged.deferred.reclaimed(), paged.stats().table_pages_retired), (1, 1), "a walker may hold the second");
+    paged.deferred.reclaim(&paged.table, |_| true);
+    assert_eq!(paged.deferred.reclaimed(), 2);
+}
+
 /// A queue that panics at each of its calls, while windows of 2 MiB come and go.
 #[test]
 fn a_queue_that_panics_loses_no_table_page() {
