@@ -281,3 +281,22 @@ fn loom_a_region_that_is_left_full_against_frees() {
         assert_eq!(zone.alloc(Order::new(1).unwrap()), Ok(first));
     });
 }
+
+/// The current region is full, and becomes whole while a claim leaves it for another: a run of several regions finds it, which are
+/// found by the hints of whole ones alone.
+#[test]
+fn loom_a_region_that_a_claim_leaves_while_it_becomes_whole() {
+    model(|| {
+        let zone = Arc::new(Zone::with_slots(1024, 0).unwrap());
+        let first = zone.alloc(Order::HUGE).unwrap();
+        assert_eq!(first.index(), 0, "that of the first claim");
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(first, Order::HUGE).unwrap()
+        });
+        let mine = zone.alloc(Order::PAGE).unwrap();
+        other.join().unwrap();
+        zone.free(mine, Order::PAGE).unwrap();
+        assert!(zone.alloc_run(1024, 512).is_ok(), "both regions are whole");
+    });
+}

@@ -184,7 +184,11 @@ fn pages_are_reclaimed_by_what_is_due_under_the_lock() {
         }
         completed(ticket)
     });
-    assert_eq!((paged.deferred.reclaimed(), paged.stats().table_pages_retired), (1, 1), "a walker may hold the second");
+    assert_eq!(
+        (paged.deferred.reclaimed(), paged.stats().table_pages_retired),
+        (1, 1),
+        "a walker may hold the second"
+    );
     paged.deferred.reclaim(&paged.table, |_| true);
     assert_eq!(paged.deferred.reclaimed(), 2);
 }
