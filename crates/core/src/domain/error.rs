@@ -113,6 +113,14 @@ pub enum BackendError {
         /// The range.
         iova: IovaRange,
     },
+    /// The mapping is another domain's.
+    #[error(
+        "cannot unmap {iova}: it was mapped in another domain, where it stays mapped; unmap it through that one"
+    )]
+    OtherDomain {
+        /// The range.
+        iova: IovaRange,
+    },
     /// Without translation, the memory is where the device does not reach it.
     #[error(
         "{iova} is beyond {limit}, the last address that the device reaches, and there is no IOMMU: use memory of a lower \

@@ -134,6 +134,42 @@ fn loom_a_window_is_recycled_after_what_others_return() {
     });
 }
 
+/// A thread closes the idle windows of all owners while an owner allocates from its own, and a third thread returns the last of one:
+/// each window is closed once, and what follows at its addresses comes after all uses.
+#[test]
+fn loom_an_idle_window_is_reclaimed_by_another_thread() {
+    explore(2, || {
+        let world = World::new();
+        let mut owner = world.domain.register_owner();
+        let (sent, kept) = (world.alloc(&mut owner), world.alloc(&mut owner));
+        let first = World::window(&sent);
+        let more = world.alloc(&mut owner);
+        world.touch(first, &kept);
+        owner.release(&world.domain, kept);
+        let (other, third) = (Arc::clone(&world), Arc::clone(&world));
+        let third = thread::spawn(move || {
+            third.touch(first, &sent);
+            Anyone.release(&third.domain, sent);
+        });
+        let other = thread::spawn(move || {
+            other.domain.reclaim_idle();
+            let any = Anyone.alloc(&other.domain, MAX_BYTES, || MAX_BYTES).unwrap();
+            other.touch(first, &any);
+            Anyone.release(&other.domain, any);
+        });
+        for _ in 0..2 {
+            let next = world.alloc(&mut owner);
+            world.touch(first, &next);
+            owner.release(&world.domain, next);
+        }
+        owner.release(&world.domain, more);
+        other.join().unwrap();
+        third.join().unwrap();
+        world.domain.retire_owner(&mut owner);
+        world.assert_all_returned();
+    });
+}
+
 /// The owner is dropped while other threads return what it has mapped: the window is closed once, after all uses.
 #[test]
 fn loom_an_orphaned_window_is_closed_once_after_all_uses() {

@@ -34,12 +34,12 @@ impl Domain {
     ///
     /// # Errors
     /// A device may reach the memory for good: the caller must never reuse it (and counts it with
-    /// [`count_quarantined`](Self::count_quarantined)). Its addresses are not reused. [`BackendError::NotRevoked`] also if
-    /// the mapping belongs to another domain; nothing has changed there.
+    /// [`count_quarantined`](Self::count_quarantined)). Its addresses are not reused. [`BackendError::OtherDomain`] if the
+    /// mapping belongs to another domain, where the memory stays mapped for good.
     pub fn unmap_static(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         let iova = mapping.iova();
         if !mapping.is_in(&self.iovas) {
-            return Err(BackendError::NotRevoked);
+            return Err(BackendError::OtherDomain { iova });
         }
         self.statics.remove(iova);
         let ticket = self.call(|backend| backend.revoke(&mut core::iter::once(iova)))?;

@@ -274,7 +274,8 @@ fn a_range_of_another_domain_is_refused() {
     let beside = IovaRange::new(Iova::new(iova.end().raw()), 4096).unwrap();
     assert!(matches!(map(&other, beside), Err(BackendError::NotReserved { .. })));
     let mapping = map(&other, iova).unwrap();
-    assert_eq!(domain.unmap_static(mapping), Err(BackendError::NotRevoked));
+    let iova = mapping.iova();
+    assert_eq!(domain.unmap_static(mapping), Err(BackendError::OtherDomain { iova }));
     assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.pages.lock().len()), (0, 1));
 }
 

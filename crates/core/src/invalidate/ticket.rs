@@ -3,6 +3,10 @@
 use core::fmt;
 
 /// A position in an invalidation queue: `completed >= ticket` means that the flush has completed.
+///
+/// It is a number, which queues compare, and names no queue: an [`Invalidator`](super::Invalidator) refuses one above its last
+/// ([`WaitError::Unknown`]), and takes any other for its own. The domain's handles keep it with the domain that it is of
+/// ([`Revoked`](crate::domain::Revoked)), and no domain accepts a bare one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Ticket(pub u64);
 

@@ -301,7 +301,7 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     }
 
     /// The entry that was the link stays counted in the parent until the page is reclaimed.
-    fn retire_if_empty(&mut self, page: PageIndex, into: &mut List) {
+    pub(super) fn retire_if_empty(&mut self, page: PageIndex, into: &mut List) {
         let meta = self.directory.of(page);
         // A page that was relinked may still be on a list; reclaiming the list checks it again.
         let skip = meta.retired || meta.listed || meta.parent == PageIndex::NONE;

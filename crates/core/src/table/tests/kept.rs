@@ -1,5 +1,8 @@
 //! Pages that stay linked when they are empty.
 
+use super::super::directory::List;
+use super::super::format::Entry;
+use super::super::store::Place;
 use super::*;
 
 /// A table that has been given all of its pages and holds one mapping far away.
@@ -252,4 +255,27 @@ fn retired_neighbours_are_flushed_in_ranges_of_64_pages() {
     b.table.collect_retired(&mut parents).unwrap();
     b.table.reclaim(parents).unwrap();
     b.is_pristine();
+}
+
+/// A clear that finds nothing mapped looks at a page whose entries a failed map takes away meanwhile.
+#[test]
+fn a_page_is_not_retired_while_a_thread_clears_there() {
+    let b: Bench = bench(4, 3);
+    b.map(0, 0, K4).unwrap();
+    let (tree, mut at) = (&b.table.0, b.table.0.store.root());
+    while at.level > 1 {
+        let Entry::Link(phys) = VtdSecondStage::parse(tree.store.raw(at.page, 0), at.level) else { panic!() };
+        at = Place { page: tree.store.page_at(at.page, phys).unwrap(), level: at.level - 1 };
+    }
+    let page = at.page;
+    let retire = || {
+        let (mut directory, mut retired) = (tree.directory.lock(), List::default());
+        tree.locked(&mut directory).retire_if_empty(page.index(), &mut retired);
+        retired.len
+    };
+    assert!(page.begin_clear(page.state()));
+    page.uncount(1);
+    assert_eq!(retire(), 0, "it keeps its home until the clear ends");
+    assert!(page.end_clear(0), "which decides again");
+    assert_eq!(retire(), 1);
 }
