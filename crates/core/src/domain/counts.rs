@@ -1,9 +1,8 @@
 //! Counters of a domain: its own, which any thread changes, and one set for each owner, which only that owner changes.
 
-use super::windows::{IDLE, Slot};
+use super::windows::{IDLE, SlotBox};
 use crate::invalidate::RequestRing;
 use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -146,7 +145,7 @@ pub(super) struct OwnerShared {
     /// Requests that the owner has made and not handed over.
     ring: CachePadded<RequestRing>,
     /// The owner's windows in which nothing is live. Others close them where addresses or table pages have run out.
-    pub(super) idle: Mutex<Vec<Box<Slot>>>,
+    pub(super) idle: Mutex<Vec<SlotBox>>,
 }
 
 impl fmt::Debug for OwnerShared {

@@ -5,10 +5,9 @@ use super::owner::{Caller, Owner};
 use super::space::Domain;
 use super::stats::DomainStats;
 use super::window::{WINDOW_BYTES, Window};
-use super::windows::Slot;
+use super::windows::SlotBox;
 use crate::invalidate::{Next, RequestRing, Ticket};
 use crate::sync::{Mutex, Ordering};
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -145,7 +144,7 @@ impl Domain {
     }
 
     /// Closes windows that no owner uses. Returns whether there were any. If the backend panics, the others stay in the list.
-    pub(super) fn close_all(&self, list: &Mutex<Vec<Box<Slot>>>) -> bool {
+    pub(super) fn close_all(&self, list: &Mutex<Vec<SlotBox>>) -> bool {
         let mut any = false;
         loop {
             // Closed without the lock.

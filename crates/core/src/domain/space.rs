@@ -6,7 +6,7 @@ use super::error::BackendError;
 use super::id::DomainId;
 use super::pending::PendingReleases;
 use super::statics::Statics;
-use super::windows::Slot;
+use super::windows::SlotBox;
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::drop_guard::PanicWatch;
 use crate::iova::{IovaError, IovaSpace};
@@ -32,7 +32,7 @@ pub struct Domain {
     pub(super) counts: Counts,
     pub(super) owners: Mutex<Vec<Arc<OwnerShared>>>,
     /// Windows to be closed: of owners that have been dropped, and idle ones.
-    pub(super) abandoned: Mutex<Vec<Box<Slot>>>,
+    pub(super) abandoned: Mutex<Vec<SlotBox>>,
     /// Windows of all owners.
     pub(super) windows: AtomicU64,
     pub(super) quarantined: AtomicU64,

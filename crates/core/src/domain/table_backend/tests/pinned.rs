@@ -274,9 +274,9 @@ fn table_pages_of_idle_owners_are_reclaimed_for_a_map() {
     let held: Vec<_> = (0..8).map(|_| map(&mut idle).unwrap()).collect();
     let mut owner = domain.local();
     assert!(map(&mut owner).is_err(), "they are in use");
-    held.into_iter().for_each(|mapping| drop(idle.unmap(mapping).unwrap()));
+    held.into_iter().for_each(|mapping| assert_eq!(idle.unmap(mapping).unwrap().0, 256));
     assert_eq!(domain.stats().windows, 4 + 1);
     // All but that of the other owner's next map.
     let mine: Vec<_> = (0..5).map(|_| map(&mut owner).unwrap()).collect();
-    mine.into_iter().for_each(|mapping| drop(owner.unmap(mapping).unwrap()));
+    mine.into_iter().for_each(|mapping| assert_eq!(owner.unmap(mapping).unwrap().0, 256));
 }
