@@ -1,10 +1,6 @@
 //! Counters of a domain: its own, which any thread changes, and one set for each owner, which only that owner changes.
 
-use super::windows::{IDLE, SlotBox};
-use crate::invalidate::RequestRing;
-use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
-use alloc::vec::Vec;
-use core::fmt;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Who changes a set of counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,41 +129,5 @@ impl Counts {
         sum.held_bytes = sum.held_bytes.wrapping_add(get(&self.held_bytes));
         sum.limited += get(&self.limited);
         sum.refused += get(&self.refused);
-    }
-}
-
-/// What an owner shares with other threads.
-pub(super) struct OwnerShared {
-    /// Changed by the owner alone.
-    pub(super) counts: CachePadded<Counts>,
-    /// Granules of its windows that others have returned so far.
-    pub(super) returned: CachePadded<AtomicU64>,
-    /// Requests that the owner has made and not handed over.
-    ring: CachePadded<RequestRing>,
-    /// The owner's windows in which nothing is live. Others close them where addresses or table pages have run out.
-    pub(super) idle: Mutex<Vec<SlotBox>>,
-}
-
-impl fmt::Debug for OwnerShared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnerShared").field("counts", &*self.counts).finish_non_exhaustive()
-    }
-}
-
-impl OwnerShared {
-    pub(super) fn new() -> Self {
-        Self {
-            counts: CachePadded(Counts::new(Writers::One)),
-            returned: CachePadded(AtomicU64::new(0)),
-            ring: CachePadded(RequestRing::new()),
-            // For as many as are kept: returning addresses allocates nothing.
-            idle: Mutex::new(Vec::with_capacity(IDLE)),
-        }
-    }
-
-    /// Returns the requests that the owner has made and not handed over.
-    #[inline(always)]
-    pub(super) fn ring(&self) -> &RequestRing {
-        &self.ring
     }
 }

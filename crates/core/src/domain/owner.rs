@@ -1,11 +1,12 @@
 //! Who maps and unmaps: any thread, or the owner of a handle.
 
 use super::addresses::{Addresses, Origin};
-use super::counts::{Counts, OwnerShared};
+use super::counts::Counts;
 use super::error::BackendError;
 use super::space::Domain;
 use super::statics::Hit;
 use super::table_backend::phys::ExtentCache;
+use super::window::OwnerShared;
 use super::windows::{MAX_BYTES, Windows};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange};

@@ -1,11 +1,10 @@
 //! What a domain keeps for its owners: their counters, their windows, and the limit on what they hold.
 
-use super::counts::{Counts, OwnerShared, Sum};
+use super::counts::{Counts, Sum};
 use super::owner::{Caller, Owner};
 use super::space::Domain;
 use super::stats::DomainStats;
-use super::window::{WINDOW_BYTES, Window};
-use super::windows::SlotBox;
+use super::window::{OwnerShared, SlotBox, WINDOW_BYTES, Window};
 use crate::invalidate::{Next, RequestRing, Ticket};
 use crate::sync::{Mutex, Ordering};
 use alloc::sync::Arc;

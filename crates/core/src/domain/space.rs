@@ -1,12 +1,12 @@
 //! The domain: its backend, its addresses, its static mappings, and what it holds until a flush completes.
 
 use super::backend::Backend;
-use super::counts::{Counts, OwnerShared, Writers};
+use super::counts::{Counts, Writers};
 use super::error::BackendError;
 use super::id::DomainId;
 use super::pending::PendingReleases;
 use super::statics::Statics;
-use super::windows::SlotBox;
+use super::window::{OwnerShared, SlotBox};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::drop_guard::PanicWatch;
 use crate::iova::{IovaError, IovaSpace};

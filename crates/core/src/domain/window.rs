@@ -1,19 +1,61 @@
-//! A window: 2 MiB of I/O virtual addresses that one owner allocates from.
+//! A window: 2 MiB of I/O virtual addresses that one owner allocates from, and what the owner shares with other threads.
 
-use super::counts::OwnerShared;
-use super::granules::{GRANULES, Granules, WORDS, words};
+use super::counts::{Counts, Writers};
+use super::granules::{FreeRuns, GRANULES, Granules, WORDS, words};
 use crate::addr::{Iova, IovaRange};
 use crate::invalidate::RequestRing;
 use crate::iova::IovaSpace;
 use crate::share::{Shared, Stock};
-use crate::sync::{AtomicU64, CachePadded, Ordering};
+use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
 use crate::table::PinnedLeaf;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
 
 /// The length of a window, and its alignment: what one table page of the lowest level maps.
 pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
+
+/// How many windows without any live address an owner keeps; more return to the address space.
+pub(super) const IDLE: usize = 16;
+
+/// What an owner shares with other threads.
+pub(super) struct OwnerShared {
+    /// Changed by the owner alone.
+    pub(super) counts: CachePadded<Counts>,
+    /// Granules of its windows that others have returned so far.
+    pub(super) returned: CachePadded<AtomicU64>,
+    /// Requests that the owner has made and not handed over.
+    ring: CachePadded<RequestRing>,
+    /// The owner's windows in which nothing is live. Others close them where addresses or table pages have run out.
+    pub(super) idle: Mutex<Vec<SlotBox>>,
+}
+
+impl fmt::Debug for OwnerShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnerShared").field("counts", &*self.counts).finish_non_exhaustive()
+    }
+}
+
+impl OwnerShared {
+    pub(super) fn new() -> Self {
+        Self {
+            counts: CachePadded(Counts::new(Writers::One)),
+            returned: CachePadded(AtomicU64::new(0)),
+            ring: CachePadded(RequestRing::new()),
+            // For as many as are kept: returning addresses allocates nothing.
+            idle: Mutex::new(Vec::with_capacity(IDLE)),
+        }
+    }
+
+    /// Returns the requests that the owner has made and not handed over.
+    #[inline(always)]
+    pub(super) fn ring(&self) -> &RequestRing {
+        &self.ring
+    }
+}
 
 /// What the owner of a window shares with those that return addresses to it.
 ///
@@ -126,5 +168,24 @@ impl WindowShare {
     #[inline(always)]
     pub(super) fn into_shared(self) -> Shared<Window> {
         ManuallyDrop::into_inner(self.window)
+    }
+}
+
+/// A window, as its owner sees it.
+pub(super) struct Slot {
+    pub(super) stock: Stock<Window>,
+    /// What is not free is live, or part of the current run.
+    pub(super) granules: FreeRuns,
+    /// How many are live: handed out and neither returned here nor collected. All of the current run count as live.
+    pub(super) live: u32,
+}
+
+/// By pointer: a list of them moves eight bytes for each, and not its map.
+pub(super) type SlotBox = Box<Slot>;
+
+impl Slot {
+    /// Returns the window of a slot that is given up, unless a mapping still has a share of it, which closes it then.
+    pub(super) fn into_window(self) -> Option<Window> {
+        self.stock.into_inner()
     }
 }

@@ -8,10 +8,9 @@
 //! no addresses, or no table page, has those of all owners closed. Not so the window of the current run, and what others have
 //! returned and the owner has not collected.
 
-use super::counts::OwnerShared;
 use super::granules::{FreeRuns, GRANULES};
 use super::space::Domain;
-use super::window::{Window, WindowShare};
+use super::window::{IDLE, OwnerShared, Slot, SlotBox, Window, WindowShare};
 use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::share::{Hold, Shared, Stock};
@@ -26,32 +25,11 @@ pub(super) const MAX_BYTES: u64 = super::window::WINDOW_BYTES / 2;
 const LIVE_FACTOR: u64 = 2;
 /// How many windows an owner may hold besides: 128 MiB of addresses.
 const SPARE: u64 = 64;
-/// How many windows without any live address an owner keeps; more return to the address space.
-pub(super) const IDLE: usize = 16;
 /// How many windows are searched for a run that is long enough, before the address space is asked.
 const SEARCHED: usize = 32;
 /// What others have returned is collected as soon as it is this fraction of what is held: that repays the visit to each
 /// window.
 const COLLECT_FRACTION: u64 = 16;
-
-/// A window, as its owner sees it.
-pub(super) struct Slot {
-    stock: Stock<Window>,
-    /// What is not free is live, or part of the current run.
-    granules: FreeRuns,
-    /// How many are live: handed out and neither returned here nor collected. All of the current run count as live.
-    live: u32,
-}
-
-/// By pointer: a list of them moves eight bytes for each, and not its map.
-pub(super) type SlotBox = Box<Slot>;
-
-impl Slot {
-    /// Returns the window of a slot that is given up, unless a mapping still has a share of it, which closes it then.
-    pub(super) fn into_window(self) -> Option<Window> {
-        self.stock.into_inner()
-    }
-}
 
 /// The free granules that are handed out next, in order.
 struct Run {
@@ -76,7 +54,7 @@ const NONE: Run = Run { slot: u32::MAX, next: Iova::new(0), end: Iova::new(0), s
 pub(super) struct Windows {
     owner: Arc<OwnerShared>,
     /// By pointer: a list that grows moves eight bytes for each window, and not its map.
-    slots: Vec<Option<Box<Slot>>>,
+    slots: Vec<Option<SlotBox>>,
     /// Slots without a window.
     vacant: Vec<u32>,
     run: Run,
