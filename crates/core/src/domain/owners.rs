@@ -4,11 +4,10 @@ use super::counts::{Counts, Sum};
 use super::owner::{Caller, Owner};
 use super::space::Domain;
 use super::stats::DomainStats;
-use super::window::{OwnerShared, SlotBox, WINDOW_BYTES, Window};
+use super::window::{OwnerShared, WINDOW_BYTES, Window};
 use crate::invalidate::{Next, RequestRing, Ticket};
-use crate::sync::{Mutex, Ordering};
+use crate::sync::Ordering;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 
 /// How many requests all owners together may gather, as long as each may gather [`GATHERED_LEAST`]: the more owners there are,
 /// the longer each of them does not run.
@@ -128,7 +127,7 @@ impl Domain {
         if !self.is_unwinding() {
             // Nothing is appended any more; whoever waits for what was gathered finds its ticket.
             self.call(|backend| backend.hand_over(owner.shared.ring(), Next::Other));
-            self.close_all(&self.abandoned);
+            self.close_abandoned();
         }
     }
 
@@ -139,15 +138,15 @@ impl Domain {
         let mut abandoned = self.abandoned.lock();
         owners.iter().for_each(|owner| abandoned.append(&mut owner.idle.lock()));
         drop((abandoned, owners));
-        self.close_all(&self.abandoned)
+        self.close_abandoned()
     }
 
     /// Closes windows that no owner uses. Returns whether there were any. If the backend panics, the others stay in the list.
-    pub(super) fn close_all(&self, list: &Mutex<Vec<SlotBox>>) -> bool {
+    pub(super) fn close_abandoned(&self) -> bool {
         let mut any = false;
         loop {
             // Closed without the lock.
-            let Some(slot) = list.lock().pop() else { return any };
+            let Some(slot) = self.abandoned.lock().pop() else { return any };
             self.close_window(slot.into_window());
             any = true;
         }

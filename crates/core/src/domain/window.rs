@@ -6,7 +6,7 @@ use crate::addr::{Iova, IovaRange};
 use crate::invalidate::RequestRing;
 use crate::iova::IovaSpace;
 use crate::share::{Shared, Stock};
-use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
+use crate::sync::{AtomicU64, CachePadded, Ordering, SpinLock};
 use crate::table::PinnedLeaf;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) struct OwnerShared {
     /// Requests that the owner has made and not handed over.
     ring: CachePadded<RequestRing>,
     /// The owner's windows in which nothing is live. Others close them where addresses or table pages have run out.
-    pub(super) idle: Mutex<Vec<SlotBox>>,
+    pub(super) idle: SpinLock<Vec<SlotBox>>,
 }
 
 impl fmt::Debug for OwnerShared {
@@ -46,7 +46,7 @@ impl OwnerShared {
             returned: CachePadded(AtomicU64::new(0)),
             ring: CachePadded(RequestRing::new()),
             // For as many as are kept: returning addresses allocates nothing.
-            idle: Mutex::new(Vec::with_capacity(IDLE)),
+            idle: SpinLock::new(Vec::with_capacity(IDLE)),
         }
     }
 

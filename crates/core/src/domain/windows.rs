@@ -175,7 +175,8 @@ impl Windows {
         if slot.is_some_and(|slot| u64::from(slot.live) == rest) {
             self.end_run(domain);
         }
-        domain.close_all(&self.owner.idle)
+        domain.abandoned.lock().append(&mut self.owner.idle.lock());
+        domain.close_abandoned()
     }
 
     /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on elsewhere.
@@ -186,7 +187,7 @@ impl Windows {
         }
         // At most half a window: see `MAX_BYTES`.
         let count = u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(u32::MAX);
-        if self.next_run(domain, count) || self.take_idle() {
+        if self.next_run(count) || self.take_idle() {
             return true;
         }
         let over = self.is_over_bound();
@@ -243,15 +244,13 @@ impl Windows {
     }
 
     /// Gives up the rest of the current run for the next one of its window, or gives up the run if that has none.
-    fn next_run(&mut self, domain: &Domain, count: u32) -> bool {
+    fn next_run(&mut self, count: u32) -> bool {
         let Some((number, end, is_empty)) = self.give_up_run() else { return false };
         if self.run_behind(end, number, count) {
             return true;
         }
-        if is_empty {
-            self.emptied(domain, number);
-        }
-        false
+        // All of it is free: it is begun again, without a visit to the list of idle ones.
+        is_empty && self.run_behind(0, number, GRANULES)
     }
 
     /// Ends the current run.
