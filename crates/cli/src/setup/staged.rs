@@ -3,7 +3,7 @@
 
 use crate::engine::ranges::Ranges;
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -159,10 +159,11 @@ impl Staged {
         {
             return Err(StagedError::NoSpace { name: self.shown.clone(), bytes, free });
         }
-        fs::ftruncate(&self.file, length).map_err(|error| self.system("setting its size", error))?;
+        retry_on_intr(|| fs::ftruncate(&self.file, length))
+            .map_err(|error| self.system("setting its size", error))?;
         for range in ranges.data() {
-            match fs::fallocate(&self.file, fs::FallocateFlags::empty(), range.start, range.end - range.start)
-            {
+            let (file, flags) = (&self.file, fs::FallocateFlags::empty());
+            match retry_on_intr(|| fs::fallocate(file, flags, range.start, range.end - range.start)) {
                 Ok(()) => {}
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => break,
                 Err(error @ (Errno::NOSPC | Errno::DQUOT)) => {
@@ -183,11 +184,13 @@ impl Staged {
     /// Truncates the file to `bytes` bytes, flushes it, and renames it. When this succeeds, the destination is complete
     /// and survives a power loss.
     pub(crate) fn commit(mut self, bytes: u64) -> Result<(), StagedError> {
-        fs::ftruncate(&self.file, bytes).map_err(|error| self.system("setting its size", error))?;
-        fs::fchmod(&self.file, self.mode).map_err(|error| self.system("setting its mode", error))?;
-        fs::fsync(&self.file).map_err(|error| self.system("flushing it", error))?;
+        let set_size = retry_on_intr(|| fs::ftruncate(&self.file, bytes));
+        set_size.map_err(|error| self.system("setting its size", error))?;
+        let set_mode = retry_on_intr(|| fs::fchmod(&self.file, self.mode));
+        set_mode.map_err(|error| self.system("setting its mode", error))?;
+        retry_on_intr(|| fs::fsync(&self.file)).map_err(|error| self.system("flushing it", error))?;
         self.rename()?;
-        match fs::fsync(&self.directory) {
+        match retry_on_intr(|| fs::fsync(&self.directory)) {
             // Some network and host-shared file systems cannot flush a folder.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(self.system("flushing its folder (the file itself is complete)", error)),
@@ -197,9 +200,10 @@ impl Staged {
     fn rename(&mut self) -> Result<(), StagedError> {
         let (directory, from, to) = (&self.directory, &self.temporary, &self.name);
         let outcome = if self.replace {
-            fs::renameat(directory, from, directory, to)
+            retry_on_intr(|| fs::renameat(directory, from, directory, to))
         } else {
-            match fs::renameat_with(directory, from, directory, to, RenameFlags::NOREPLACE) {
+            let flags = RenameFlags::NOREPLACE;
+            match retry_on_intr(|| fs::renameat_with(directory, from, directory, to, flags)) {
                 // A file system without that flag: a hard link does not replace a file either.
                 Err(Errno::INVAL | Errno::NOSYS) => {
                     fs::linkat(directory, from, directory, to, AtFlags::empty())

@@ -1,7 +1,7 @@
 //! [`Durability`]: whether what was written to a file can still become durable; [`Flusher`]: a thread that makes it so.
 
 use pinfold_nvme::EventFd;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::File;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,16 +16,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Durability(Arc<Mutex<Option<Errno>>>);
 
 impl Durability {
-    /// Flushes, unless an earlier flush has failed.
+    /// Flushes, unless an earlier flush has failed. One that a signal has interrupted is begun again.
     ///
     /// # Errors
     /// The error of the first flush that failed.
-    pub(crate) fn flush(&self, flush: impl FnOnce() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    pub(crate) fn flush(&self, flush: impl FnMut() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
         let mut failed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(errno) = *failed {
             return Err(errno);
         }
-        flush().inspect_err(|errno| *failed = Some(*errno))
+        retry_on_intr(flush).inspect_err(|errno| *failed = Some(*errno))
     }
 }
 
@@ -99,6 +99,8 @@ mod tests {
         let (one, other) = (Durability::default(), Durability::default());
         let same = one.clone();
         assert_eq!((one.flush(|| Ok(())), same.flush(|| Ok(()))), (Ok(()), Ok(())));
+        let mut interrupted = [Err(Errno::INTR), Err(Errno::INTR), Ok(())].into_iter();
+        assert_eq!(one.flush(|| interrupted.next().unwrap()), Ok(()), "it is repeated, and poisons no other");
         assert_eq!(one.flush(|| Err(Errno::IO)), Err(Errno::IO));
         assert_eq!(
             (same.flush(|| Ok(())), one.flush(|| Err(Errno::NOSPC))),

@@ -8,7 +8,7 @@ use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
 use pinfold_core::domain::Pinned;
 use pinfold_nvme::EventFd;
 use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -189,7 +189,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     /// Punches a hole, at once: a queue has no such operation.
     fn trim(&mut self, io: Io, buffer: B) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let trimmed = rustix::fs::fallocate(&self.for_ranges, flags, io.offset, io.len as u64);
+        let punch = || rustix::fs::fallocate(&self.for_ranges, flags, io.offset, io.len as u64);
+        let trimmed = retry_on_intr(punch);
         let error = |errno| TargetError::Trim { target: self.info.name.clone(), io: Box::new(io), errno };
         let result = trimmed.map(|()| io.len).map_err(error);
         self.executed.push(Completion { io, buffer: Some(buffer), result });

@@ -3,9 +3,8 @@
 use super::error::{FileError, Op};
 use super::note::{BufferedReason, Note};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,12 +75,13 @@ impl Target {
     }
 
     pub(super) fn len(&self) -> Result<u64, FileError> {
-        let seek = |mut file: &File| file.seek(SeekFrom::End(0));
-        seek(&self.file).map_err(|error| self.failed("lseek", errno_of(&error)))
+        let end = retry_on_intr(|| rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)));
+        end.map_err(|errno| self.failed("lseek", errno))
     }
 
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), FileError> {
-        rustix::fs::ftruncate(&self.file, len).map_err(|errno| self.failed("ftruncate", errno))?;
+        retry_on_intr(|| rustix::fs::ftruncate(&self.file, len))
+            .map_err(|errno| self.failed("ftruncate", errno))?;
         self.end = len;
         Ok(())
     }

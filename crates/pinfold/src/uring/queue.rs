@@ -7,6 +7,7 @@ use super::ring::{Outcome, Ring, Transfer};
 use super::slot::{Completion, Options, Rejected, Slot, Submitted};
 use pinfold_core::domain::Pinned;
 use pinfold_core::mem::DmaMemory;
+use rustix::io::retry_on_intr;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::marker::PhantomData;
@@ -160,8 +161,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     pub fn sync(&mut self, data: bool) -> Result<(), FileError> {
         self.idle()?;
         let (call, synced) = match data {
-            true => ("fdatasync", rustix::fs::fdatasync(&self.target.file)),
-            false => ("fsync", rustix::fs::fsync(&self.target.file)),
+            true => ("fdatasync", retry_on_intr(|| rustix::fs::fdatasync(&self.target.file))),
+            false => ("fsync", retry_on_intr(|| rustix::fs::fsync(&self.target.file))),
         };
         synced.map_err(|errno| self.target.failed(call, errno))
     }
