@@ -86,6 +86,8 @@ pub(crate) struct EventLoop<'s, 't> {
     /// Where payloads of refused requests go.
     pub(super) scratch: Box<[u8]>,
     pub(super) stats: ServeStats,
+    /// How many errors of the target were logged as warnings.
+    pub(super) warned: u64,
     /// What the connection that is served may still do in this turn, in bytes moved.
     pub(super) turn: usize,
 }
@@ -128,6 +130,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             completed: Vec::new(),
             scratch: vec![0; 64 << 10].into_boxed_slice(),
             stats: ServeStats::default(),
+            warned: 0,
             turn: 0,
         })
     }

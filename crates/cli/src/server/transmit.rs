@@ -6,27 +6,45 @@ use super::operation::{Issue, Operation, Stage};
 use super::outgoing::Part;
 use super::payload::PIECE;
 use super::slab::Key;
-use crate::targets::error::TargetError;
+use crate::targets::error::{TargetError, is_no_operation};
 use crate::targets::record::{Io, IoDirection};
 use crate::targets::target::Completion;
 use pinfold::Buffer;
 use pinfold::uring::FileError;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, reply};
+use pinfold_nvme::driver::CommandError;
+use pinfold_nvme::spec::Status;
 use rustix::io::Errno;
+
+/// "Namespace is Write Protected" (NVM Express Base Specification 2.0, figure 96).
+const WRITE_PROTECTED: Status = Status::from_bits(0x20);
 
 /// Returns the error that a client sees.
 fn number(error: &TargetError) -> ErrorNumber {
-    match error {
-        TargetError::File(FileError::Transfer { errno: Errno::NOSPC | Errno::DQUOT, .. }) => {
-            ErrorNumber::NoSpace
+    let status = match error {
+        TargetError::File(FileError::Transfer { errno, .. } | FileError::System { errno, .. })
+        | TargetError::Trim { errno, .. } => {
+            return match *errno {
+                // A limit of the file's size is one of its space, too.
+                Errno::NOSPC | Errno::DQUOT | Errno::FBIG => ErrorNumber::NoSpace,
+                Errno::PERM | Errno::ACCESS | Errno::ROFS => ErrorNumber::NotPermitted,
+                _ => ErrorNumber::Io,
+            };
         }
+        TargetError::Command { error: CommandError::Status(status), .. }
+        | TargetError::Flush { error: Some(CommandError::Status(status)), .. } => status.code(),
+        _ => return ErrorNumber::Io,
+    };
+    match status {
+        Status::CAPACITY_EXCEEDED => ErrorNumber::NoSpace,
+        WRITE_PROTECTED => ErrorNumber::NotPermitted,
         _ => ErrorNumber::Io,
     }
 }
 
 /// Returns whether the file system has no such operation.
 fn is_unsupported(error: &TargetError) -> bool {
-    matches!(error, TargetError::Trim { errno: Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS, .. })
+    matches!(error, TargetError::Trim { errno, .. } if is_no_operation(*errno))
 }
 
 impl EventLoop<'_, '_> {
@@ -238,7 +256,10 @@ impl EventLoop<'_, '_> {
             }
             return Ok(());
         }
-        if self.stats.errors < WARNINGS {
+        // The parts of a large request fail alike.
+        let is_first = self.operations.get_mut(key).is_some_and(|operation| operation.error.is_none());
+        if is_first && self.warned < WARNINGS {
+            self.warned += 1;
             tracing::warn!("{error}");
         } else {
             tracing::debug!("{error}");
@@ -337,6 +358,48 @@ impl EventLoop<'_, '_> {
         connection.outgoing.push(header);
         for (_, buffer, len) in filled {
             connection.outgoing.push(Part::Payload { buffer, len, of: None });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold::uring::Op;
+    use std::path::Path;
+
+    #[test]
+    fn each_cause_keeps_its_number_in_every_operation() {
+        let io = || Box::new(Io::new(IoDirection::Trim, 0, 512));
+        let target = || "x".to_owned();
+        for (errno, expected) in [
+            (Errno::NOSPC, ErrorNumber::NoSpace),
+            (Errno::DQUOT, ErrorNumber::NoSpace),
+            (Errno::FBIG, ErrorNumber::NoSpace),
+            (Errno::PERM, ErrorNumber::NotPermitted),
+            (Errno::ACCESS, ErrorNumber::NotPermitted),
+            (Errno::ROFS, ErrorNumber::NotPermitted),
+            (Errno::IO, ErrorNumber::Io),
+        ] {
+            let path = || Path::new("x").into();
+            for error in [
+                FileError::System { call: "fdatasync", path: path(), errno }.into(),
+                FileError::Transfer { op: Op::Write, path: path(), offset: 0, len: 1, done: 0, errno }.into(),
+                TargetError::Trim { target: target(), io: io(), errno },
+            ] {
+                assert_eq!(number(&error), expected, "{error}");
+            }
+        }
+        for (status, expected) in [
+            (Status::CAPACITY_EXCEEDED.do_not_retry(), ErrorNumber::NoSpace),
+            (WRITE_PROTECTED.do_not_retry(), ErrorNumber::NotPermitted),
+            (Status::WRITE_FAULT, ErrorNumber::Io),
+        ] {
+            let error = CommandError::Status(status);
+            let flush = TargetError::Flush { target: target(), error: Some(error.clone()) };
+            for error in [flush, TargetError::Command { target: target(), io: io(), error }] {
+                assert_eq!(number(&error), expected, "{error}");
+            }
         }
     }
 }

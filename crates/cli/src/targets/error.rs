@@ -5,6 +5,7 @@ use pinfold::uring::FileError;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::AccessError;
 use pinfold_nvme::driver::{CommandError, PollError, Reject};
+use rustix::io::Errno;
 
 /// Returns what to do about a controller that did not become ready, to be appended to the error.
 fn retried(error: &CommandError) -> &'static str {
@@ -12,6 +13,22 @@ fn retried(error: &CommandError) -> &'static str {
         CommandError::Status(status) if status.is_not_ready() => {
             "; it was retried until --retry-limit: raise that if the device becomes ready later"
         }
+        _ => "",
+    }
+}
+
+/// Returns whether a file system that has no such operation answers a trim with `errno`.
+pub(crate) const fn is_no_operation(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS)
+}
+
+/// Returns what to do about a trim that has failed, to be appended to the error.
+const fn trim_advice(errno: Errno) -> &'static str {
+    match errno {
+        errno if is_no_operation(errno) => {
+            "; --rw trim needs a file system with holes, or a device that discards"
+        }
+        Errno::NOSPC | Errno::DQUOT => "; free some space there: a hole can need some",
         _ => "",
     }
 }
@@ -77,14 +94,14 @@ pub(crate) enum TargetError {
         error: BackendError,
     },
     /// A file system or block device cannot deallocate a range.
-    #[error("{target}: {io}: {errno}; --rw trim needs a file system with holes, or a device that discards")]
+    #[error("{target}: {io}: {errno}{}", trim_advice(*.errno))]
     Trim {
         /// The target's name.
         target: String,
         /// The request.
         io: Box<Io>,
         /// The system's error.
-        errno: rustix::io::Errno,
+        errno: Errno,
     },
     /// An access outside of a buffer.
     #[error(transparent)]

@@ -45,6 +45,8 @@ mod serve_around;
 #[cfg(test)]
 mod serve_devices;
 #[cfg(test)]
+mod serve_faults;
+#[cfg(test)]
 mod serve_images;
 #[cfg(test)]
 mod serve_large;

@@ -30,8 +30,12 @@ impl Server {
 
     /// The same at another address.
     pub(crate) fn start_at(folder: &Folder, address: &str, target: &str, options: &str) -> Self {
-        let socket = folder.arg("socket");
-        let mut child = start(&words(&format!("serve {target} --nbd {address} --json {options}")));
+        let line = words(&format!("serve {target} --nbd {address} --json {options}"));
+        Self::started(start(&line), folder.arg("socket"))
+    }
+
+    /// Waits until clients of `child` can connect, whose socket, if it has one, is `socket`.
+    pub(crate) fn started(mut child: Child, socket: String) -> Self {
         // By single bytes, because the rest is for `finish`.
         let mut line = Vec::new();
         let out = child.stdout.as_mut().unwrap();
@@ -70,7 +74,7 @@ impl Server {
         finish(self.child.take().unwrap())
     }
 
-    fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::greet(UnixStream::connect(&self.socket).unwrap()).0
     }
 }
