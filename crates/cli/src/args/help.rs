@@ -150,6 +150,9 @@ reach.
 SIGTERM or SIGINT ends the server with exit code 0, not 130: the requests that it has begun are answered first, for at most 5 s, and \
 the target is flushed. The file of a Unix socket is removed; one that a killed server has left is replaced.
 
+The address is printed as clients take it, with what has a meaning in a URI encoded and the path of a socket absolute. A name is served at \
+all of its addresses.
+
 --run serves while a shell command runs, which finds the address in $uri; the exit code is the command's, standard output is its alone, \
 and the report is printed on standard error. Without an address, the socket is in a folder of its own. A socket that is passed as \
 systemd does (LISTEN_FDS) takes the place of an address.

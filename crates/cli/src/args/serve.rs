@@ -6,7 +6,7 @@ use super::target::TargetSpec;
 use crate::server::address::NbdAddress;
 use crate::units::ByteSize;
 use clap::Args;
-use clap::builder::{RangedU64ValueParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, RangedU64ValueParser, TypedValueParser};
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
@@ -16,7 +16,7 @@ pub(crate) struct ServeArgs {
     pub(crate) target: TargetSpec,
 
     /// Where clients connect: unix:PATH, or HOST:PORT (10809 is NBD's port, 0 any)
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(NbdAddress::try_from))]
     pub(crate) nbd: Option<NbdAddress>,
 
     /// The same as --nbd unix:PATH; - for a socket in a folder of its own, as with --run and no address

@@ -98,15 +98,15 @@ fn serve(
     // A folder is removed behind the socket in it.
     let folder = private_folder(args, passed.as_ref())?;
     let listener = listen(args, folder.as_ref(), passed)?;
-    let uri = listener.uri(&args.name, tls.is_some());
+    let uris = listener.uris(&args.name, tls.is_some());
     let name = args.target.to_string();
     let _pidfile = args.pidfile.as_deref().map(PidFile::write).transpose()?;
     let command =
-        args.run.as_deref().map(|line| Ok((line, Captive::start(line, &listener, &uri, interrupt)?)));
+        args.run.as_deref().map(|line| Ok((line, Captive::start(line, &listener, &uris, interrupt)?)));
     let command = command.transpose().map_err(|error: ServeError| error)?;
     if command.is_none() {
         let sizes = export.sizes();
-        print(args, &Listening::new(name.clone(), export.size(), uri, sizes, target.notes()))?;
+        print(args, &Listening::new(name.clone(), export.size(), uris, sizes, target.notes()))?;
     }
 
     let (began, before) = (Instant::now(), CpuTime::here());

@@ -21,8 +21,10 @@ pub(crate) struct Listening {
     target: String,
     /// How many bytes are served.
     bytes: u64,
-    /// The address, as NBD clients write it.
+    /// The address, as NBD clients write it; the first one if there are several.
     listening: String,
+    /// All addresses.
+    addresses: Vec<String>,
     /// Requests are multiples of this.
     block_minimum: u32,
     /// Those that are multiples of this are fast.
@@ -34,11 +36,11 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// Creates the report of a server of `bytes` bytes at `uri`.
+    /// Creates the report of a server of `bytes` bytes at `addresses`.
     pub(crate) fn new(
         target: String,
         bytes: u64,
-        uri: String,
+        addresses: Vec<String>,
         BlockSizes { minimum, preferred, maximum }: BlockSizes,
         notes: Vec<String>,
     ) -> Self {
@@ -46,7 +48,8 @@ impl Listening {
             command: "serve",
             target,
             bytes,
-            listening: uri,
+            listening: addresses.first().cloned().unwrap_or_default(),
+            addresses,
             block_minimum: minimum,
             block_preferred: preferred,
             block_maximum: maximum,
@@ -60,6 +63,9 @@ impl fmt::Display for Listening {
         let (target, bytes, uri) = (&self.target, ByteSize(self.bytes), &self.listening);
         writeln!(f, "serving {target} ({bytes} in blocks of {}) at {uri}", self.block_minimum)?;
         let out = &mut String::new();
+        for address in self.addresses.iter().skip(1) {
+            line(out, "also at", format_args!("{address}"));
+        }
         for note in &self.notes {
             line(out, "note", format_args!("{note}"));
         }

@@ -27,12 +27,15 @@ impl Captive {
     pub(crate) fn start(
         line: &str,
         listener: &Listener,
-        uri: &str,
+        uris: &[String],
         interrupt: &Interrupt,
     ) -> Result<Self, ServeError> {
         let failed = |error| ServeError::Run { command: line.to_owned(), error };
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", line]).env("uri", uri).env("nbd", listener.legacy_uri());
+        command
+            .args(["-c", line])
+            .env("uri", uris.first().map_or("", String::as_str))
+            .env("nbd", listener.legacy_uri());
         command.env("unixsocket", listener.path().unwrap_or(Path::new("")));
         command.env("port", listener.port().map(|port| port.to_string()).unwrap_or_default());
         for passed in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"] {

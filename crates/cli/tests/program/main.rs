@@ -41,6 +41,8 @@ mod replay;
 #[cfg(test)]
 mod serve;
 #[cfg(test)]
+mod serve_addresses;
+#[cfg(test)]
 mod serve_around;
 #[cfg(test)]
 mod serve_devices;

@@ -41,7 +41,7 @@ fn outcomes(server: &Server, expressions: &[&str]) -> Option<Vec<String>> {
 }
 
 /// Returns a command that runs the program with errors injected into its system calls; `None` where that cannot be done.
-fn injected(inject: &str) -> Option<Command> {
+pub(crate) fn injected(inject: &str) -> Option<Command> {
     // The tracer is a grandchild (`-D`): the child that is waited for is the program.
     let trace = |inject: &str| {
         let mut command = Command::new("strace");
