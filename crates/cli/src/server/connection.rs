@@ -162,6 +162,15 @@ impl Connection {
         }
     }
 
+    /// Moves the beginnings of what the client has a limited time for by a pause of this process, until `now`: meanwhile nothing was
+    /// received from it.
+    pub(super) fn excuse(&mut self, pause: Duration, now: Instant) {
+        let later = |since: Instant| (since + pause).min(now);
+        self.accepted = later(self.accepted);
+        self.its_turn_since = self.its_turn_since.map(later);
+        self.waits_since = self.waits_since.map(later);
+    }
+
     /// Returns whether it has taken longer than a client may: for its handshake, or in its turn since `start`, when others began to
     /// wait for memory, which it holds.
     pub(super) fn is_stalled(&self, start: Option<Instant>) -> bool {
@@ -242,6 +251,21 @@ mod tests {
         assert!(!connection.is_stalled(None));
         connection.accepted = ago(LONG);
         connection.note_moved(PROGRESS);
+        assert!(connection.is_stalled(None));
+    }
+
+    #[test]
+    fn a_pause_of_the_server_does_not_count() {
+        let mut connection = connection();
+        (connection.accepted, connection.its_turn_since) = (ago(LONG), Some(ago(LONG)));
+        connection.excuse(LONG, Instant::now());
+        assert!(!connection.is_stalled(None));
+        // What began in the pause does not begin in the future.
+        connection.excuse(LONG, Instant::now());
+        assert!(connection.accepted <= Instant::now() && connection.its_turn_since <= Some(Instant::now()));
+        // Before and after it are counted together.
+        connection.accepted = ago(2 * LONG);
+        connection.excuse(LONG, Instant::now());
         assert!(connection.is_stalled(None));
     }
 

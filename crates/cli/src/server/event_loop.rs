@@ -34,6 +34,9 @@ const MAX_SLEEP: Duration = Duration::from_millis(100);
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 /// How long the replies of the last requests may take after a signal.
 const DRAIN: Duration = Duration::from_secs(5);
+/// A turn of the loop that takes longer was a pause of the process (SIGSTOP, a debugger, a frozen cgroup), for which clients are not to
+/// blame. It is more than a turn takes in which a thousand of them move what they may.
+const PAUSE: Duration = Duration::from_secs(3);
 /// How long the loop rests after the target could not be polled.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
 /// The words of events that are no connection's.
@@ -140,7 +143,8 @@ impl<'s, 't> EventLoop<'s, 't> {
     pub(crate) fn run(mut self, writable: bool) -> (ServeStats, WorkerStats, Option<ServeError>) {
         let mut events = Vec::with_capacity(256);
         let mut swept = Instant::now();
-        let mut draining = None;
+        let mut looked = swept;
+        let mut draining: Option<Instant> = None;
         let failed = loop {
             self.take_completions();
             self.serve_ready();
@@ -149,6 +153,15 @@ impl<'s, 't> EventLoop<'s, 't> {
             if self.take_completions() {
                 self.serve_ready();
                 self.issue();
+            }
+            let now = Instant::now();
+            let gap = now.duration_since(std::mem::replace(&mut looked, now));
+            if gap > PAUSE {
+                let keys = self.connections.keys();
+                keys.into_iter().for_each(|key| {
+                    self.connections.get_mut(key).into_iter().for_each(|client| client.excuse(gap, now));
+                });
+                draining = draining.map(|since| since + gap);
             }
             if draining.is_none() && self.shared.interrupt.is_raised() {
                 draining = Some(Instant::now());

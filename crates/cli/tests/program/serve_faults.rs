@@ -1,8 +1,13 @@
-//! `pinfold serve` and `copy` where system calls fail.
+//! `pinfold serve` and `copy` where system calls fail, or the process stands still.
 
+use crate::client::Client;
 use crate::common::{Ended, Folder, assert_same, bytes, finish_with, skipped};
 use crate::serve::Server;
+use rustix::net::{RecvFlags, recv};
+use rustix::process::{Signal, kill_process};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Executes the expressions that follow the address with libnbd's client, and prints the error of each.
 const CLIENT: &str = r#"
@@ -121,6 +126,30 @@ fn a_refused_write_is_logged_once_however_large() {
         assert_eq!(ended.err.matches(" WARN ").count(), 1, "{ended:#?}");
         assert!(ended.err.contains("ulimit -f"), "{ended:#?}");
     }
+}
+
+/// As a debugger or a frozen cgroup does, for longer than a client may take for its handshake.
+#[test]
+fn a_pause_of_the_server_disconnects_no_client() {
+    let folder = Folder::new();
+    let server = Server::start(&folder, "soft:1M", "--threads 1");
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let stream = UnixStream::connect(&server.socket).unwrap();
+            // The greeting, which the client takes later: its handshake has begun.
+            recv(&stream, &mut [0; 1], RecvFlags::PEEK).unwrap();
+            stream
+        })
+        .collect();
+    kill_process(server.id(), Signal::STOP).unwrap();
+    std::thread::scope(|scope| {
+        for stream in clients {
+            scope.spawn(|| assert_eq!(Client::greet(stream).0.read(0, 512), Ok(vec![0; 512])));
+        }
+        std::thread::sleep(Duration::from_secs(32));
+        kill_process(server.id(), Signal::CONT).unwrap();
+    });
+    assert_eq!(server.stop()["clients"]["dropped"], 0);
 }
 
 #[test]
