@@ -43,26 +43,55 @@ impl Drop for Hung {
 
 /// Waits until the program, and not the one that starts it, has blocked a signal, which its own thread then waits for.
 fn wait_until_blocked(child: &Child, signal: Signal) {
-    let proc = format!("/proc/{}", child.id());
-    let blocked = || {
-        let status = std::fs::read_to_string(format!("{proc}/status")).unwrap_or_default();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-        mask >> (signal.as_raw() - 1) & 1 == 1
-    };
+    let exe = format!("/proc/{}/exe", child.id());
+    wait_until("the signal is blocked", || {
+        std::fs::read_link(&exe).is_ok_and(|exe| exe.ends_with("pinfold")) && has(child, "SigBlk:", signal)
+    });
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
-    while !(std::fs::read_link(format!("{proc}/exe")).is_ok_and(|exe| exe.ends_with("pinfold")) && blocked())
-    {
-        assert!(Instant::now() < end, "{signal:?} is not blocked");
+    while !is_so() {
+        assert!(Instant::now() < end, "not seen in a minute: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Starts `line` and waits until it hangs.
+/// Returns whether `signal` is in a set of the process's status.
+fn has(child: &Child, set: &str, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix(set));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    set >> (signal.as_raw() - 1) & 1 == 1
+}
+
+/// Sends the first signal, waits until the program has taken it, and then `gap`: how soon it does on a busy machine is not known.
+fn signal_first(child: &Child, number: Signal, gap: Duration) {
+    signal(child, number);
+    wait_until("the signal is taken", || !has(child, "ShdPnd:", number));
+    std::thread::sleep(gap);
+}
+
+/// Starts `line` and waits until it hangs: a thread of it sleeps uninterruptibly, and has not been woken for half a second.
 fn start_hanging(line: &str) -> Child {
     let child = start(&words(line));
     wait_until_blocked(&child, Signal::TERM);
-    std::thread::sleep(Duration::from_millis(500));
+    let tasks = format!("/proc/{}/task", child.id());
+    let sleeping = || {
+        let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
+        let mut all = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        let status = all.find(|status| status.lines().any(|line| line.starts_with("State:\tD")))?;
+        let is_same = |line: &&str| line.starts_with("Pid:") || line.contains("voluntary_ctxt_switches:");
+        Some(status.lines().filter(is_same).map(str::to_owned).collect::<Vec<_>>())
+    };
+    let (mut last, mut since) = (None, Instant::now());
+    wait_until("the run hangs", || {
+        let now = sleeping();
+        if now.is_none() || now != last {
+            (last, since) = (now, Instant::now());
+        }
+        last.is_some() && since.elapsed() >= Duration::from_millis(500)
+    });
     child
 }
 
@@ -78,8 +107,7 @@ fn the_second_signal_ends_a_hanging_run_at_once() {
         format!("copy {source} {} --via file:{}/via", folder.arg("out"), hung.mount),
     ] {
         let child = start_hanging(&line);
-        signal(&child, Signal::TERM);
-        std::thread::sleep(Duration::from_millis(1200));
+        signal_first(&child, Signal::TERM, Duration::from_millis(1200));
         signal(&child, Signal::INT);
         finish(child).failed(130, &["interrupted again"]);
     }
@@ -231,8 +259,7 @@ fn a_second_interrupt_ends_a_hanging_run_at_once() {
     let folder = Folder::new();
     let Some(hung) = Hung::mount(&folder) else { return };
     let child = start_hanging(&format!("io {}/data --size 1M", hung.mount));
-    signal(&child, Signal::INT);
-    std::thread::sleep(Duration::from_millis(400));
+    signal_first(&child, Signal::INT, Duration::from_millis(600));
     signal(&child, Signal::INT);
     finish(child).failed(130, &["interrupted again"]);
 }
