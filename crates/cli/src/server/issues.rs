@@ -33,7 +33,8 @@ impl Issues {
     /// [`note_returned`](Self::note_returned).
     ///
     /// A client may have as many there as the queue has room for: alone it gets half of the queue, with others an equal share, and
-    /// there is room for one that comes later, however long the requests of the others take.
+    /// there is room for one that comes later, however long the requests of the others take. Of clients that come one after the other,
+    /// each gets half of what is left: eight whose requests do not complete fill a queue of 128.
     pub(super) fn pop(&mut self, free: usize) -> Option<(Key, Issue)> {
         for _ in 0..self.turns.len() {
             let client = self.turns.pop_front()?;
