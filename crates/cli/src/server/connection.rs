@@ -165,10 +165,10 @@ impl Connection {
     /// Moves the beginnings of what the client has a limited time for by a pause of this process, until `now`: meanwhile nothing was
     /// received from it.
     pub(super) fn excuse(&mut self, pause: Duration, now: Instant) {
-        let later = |since: Instant| (since + pause).min(now);
-        self.accepted = later(self.accepted);
-        self.its_turn_since = self.its_turn_since.map(later);
-        self.waits_since = self.waits_since.map(later);
+        let begun = [Some(&mut self.accepted), self.its_turn_since.as_mut(), self.waits_since.as_mut()];
+        for since in begun.into_iter().flatten() {
+            *since = (*since + pause).min(now);
+        }
     }
 
     /// Returns whether it has taken longer than a client may: for its handshake, or in its turn since `start`, when others began to

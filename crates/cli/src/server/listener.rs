@@ -352,6 +352,7 @@ pub(crate) fn accept_all(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn the_file_of_a_dead_server_is_replaced_and_a_live_one_kept() {
@@ -427,7 +428,7 @@ mod tests {
         let parse = |text: &str| text.parse::<SocketAddr>().unwrap();
         let both = [parse("127.0.0.1:0"), parse("[::1]:0")];
         if matches!(TcpListener::bind(both[1]), Err(error) if is_missing(&error)) {
-            return eprintln!("SKIPPED: this machine has no IPv6");
+            return writeln!(io::stderr(), "SKIPPED: this machine has no IPv6").unwrap();
         }
         let listeners = bind_all(&both).unwrap();
         let ports: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
