@@ -1,0 +1,97 @@
+//! Idle owners keep few blocks from the others.
+
+use crate::heap::Random;
+use crate::subject::limited;
+use crate::{heap, pool};
+
+/// The most free blocks of 64 bytes that an owner keeps.
+const KEPT: usize = 4_176;
+
+#[test]
+fn a_thousand_owners_find_a_block_each() {
+    const OWNERS: usize = 1024;
+    for in_turn in [true, false] {
+        let heap = heap(OWNERS);
+        let pool = pool(&heap, 4096);
+        let mut owners: Vec<_> = Vec::new();
+        let mut blocks = Vec::new();
+        for _ in 0..OWNERS {
+            let mut owner = pool.local();
+            if in_turn {
+                blocks.push(owner.alloc().unwrap());
+            }
+            owners.push(owner);
+        }
+        if !in_turn {
+            blocks.extend(owners.iter_mut().map(|owner| owner.alloc().unwrap()));
+        }
+        let mut places: Vec<_> = blocks.iter().map(|block| block.iova()).collect();
+        places.sort_unstable();
+        places.dedup();
+        assert_eq!(places.len(), OWNERS);
+    }
+}
+
+#[test]
+fn an_idle_owner_keeps_few_blocks_of_a_pool_of_fixed_size() {
+    const BLOCKS: usize = 64_000;
+    for (seed, left) in [(1, 0), (2, BLOCKS / 2), (3, BLOCKS / 8)] {
+        let heap = heap(8);
+        let pool = limited(&heap, 64, BLOCKS as u64, BLOCKS as u64).unwrap();
+        let (mut idle, mut other) = (pool.local(), pool.local());
+        let mut random = Random(seed);
+        let mut blocks: Vec<_> = (0..BLOCKS).map(|_| idle.alloc_raw().unwrap()).collect();
+        while blocks.len() > left {
+            idle.free_raw(blocks.swap_remove(random.below(blocks.len()))).unwrap();
+        }
+        let available = std::iter::from_fn(|| other.alloc_raw().ok()).count();
+        assert!(available + KEPT >= BLOCKS - left, "{available} of {}", BLOCKS - left);
+        drop(idle);
+        let rest = std::iter::from_fn(|| other.alloc_raw().ok()).count();
+        assert_eq!(available + rest, BLOCKS - left, "a dropped owner keeps nothing");
+    }
+}
+
+#[test]
+fn what_others_free_is_available() {
+    const BLOCKS: usize = 64_000;
+    let heap = heap(8);
+    let pool = limited(&heap, 64, BLOCKS as u64, BLOCKS as u64).unwrap();
+    let (mut idle, mut other) = (pool.local(), pool.local());
+    let mut blocks: Vec<_> = (0..BLOCKS).map(|_| idle.alloc_raw().unwrap()).collect();
+    let mut random = Random(4);
+    while !blocks.is_empty() {
+        other.free_raw(blocks.swap_remove(random.below(blocks.len()))).unwrap();
+    }
+    let available = std::iter::from_fn(|| other.alloc_raw().ok()).count();
+    assert!(available + KEPT >= BLOCKS, "{available} of {BLOCKS}");
+}
+
+#[test]
+fn one_owner_allocates_and_another_frees_63_of_64() {
+    let heap = heap(64);
+    let pool = pool(&heap, 64);
+    let (mut a, mut b) = (pool.local(), pool.local());
+    let live = 20_000;
+    for kept in 0..live {
+        let mut slots = [None; 64];
+        assert_eq!(a.fill(&mut slots), 64, "with {kept} blocks in use");
+        slots[kept % 64] = None;
+        let freed: Vec<_> = slots.iter().flatten().copied().collect();
+        b.free_bulk(&freed).unwrap();
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.in_use, live as u64);
+    assert!(stats.blocks <= 2 * (live as u64 + 64) + 3 * 10_336 + 32_768, "{stats:?}");
+}
+
+#[test]
+fn the_front_keeps_nothing_that_a_handle_is_refused() {
+    let heap = heap(2);
+    let pool = limited(&heap, 4096, 512, 512).unwrap();
+    let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc().ok()).collect();
+    assert_eq!(blocks.len(), 512);
+    drop(blocks);
+    let mut local = pool.local();
+    assert_eq!(std::iter::from_fn(|| local.alloc_raw().ok()).count(), 512);
+}
