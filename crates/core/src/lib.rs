@@ -51,6 +51,7 @@ pub mod known_bad;
 mod known_bad;
 pub mod mem;
 pub mod page_pool;
+pub mod pool;
 pub mod registered;
 pub mod share;
 pub mod sync;

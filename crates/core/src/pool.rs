@@ -70,3 +70,31 @@
 //! State bytes of neighbouring blocks share cache lines, 64 to a line. Owners get neighbours in runs of a magazine, so they meet in the
 //! first and last line of a run only, until blocks are exchanged between owners in random order; a line that two
 //! owners write costs each a cache miss, and nothing else.
+
+mod block;
+mod debug;
+mod error;
+mod grow;
+mod handle;
+mod inner;
+mod layout;
+mod local;
+mod magazine;
+mod raw;
+mod report;
+mod unit;
+
+use crate::dma_pool::span_memory;
+pub use crate::dma_pool::{ChunkSource, Coherent, SourceError, SpanError};
+pub use block::Block;
+pub use debug::{Damage, FREE_PATTERN, FRESH_PATTERN, LastUse, OwnerTag};
+pub use error::{AllocError, BulkAllocError, BulkFreeError, Busy, CreateError, FreeError, RangeError};
+pub use handle::{Builder, DmaPool};
+pub use local::Local;
+pub use raw::RawBlock;
+pub use report::{PoolStats, REPORT_HEADER, WIDE_HEADER};
+
+/// Where chunks come from.
+mod source {
+    pub(super) use super::{ChunkSource, span_memory};
+}

@@ -1,9 +1,9 @@
 //! Frees are checked in every build, by whichever handle they are made, and a refused one changes nothing.
 
+use crate::subject::api::{FreeError, RawBlock};
 use crate::subject::{Local, Pool};
 use crate::{heap, pool};
 use pinfold_core::addr::Iova;
-use pinfold_core::dma_pool::{FreeError, RawBlock};
 use std::ptr::NonNull;
 
 /// The block `bytes` further on.

@@ -1,8 +1,8 @@
 //! Growth, shrinking, reports and the end of a pool.
 
+use crate::subject::api::{FreeError, REPORT_HEADER};
 use crate::subject::{BOUNDED, Block, Local, Pool, destroy, shrink};
 use crate::{heap, pool};
-use pinfold_core::dma_pool::{FreeError, REPORT_HEADER};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

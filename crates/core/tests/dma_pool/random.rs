@@ -1,8 +1,8 @@
 //! All kinds of calls in random order by several owners, wrong frees among them, beside a simple model.
 
 use crate::heap;
+use crate::subject::api::{FreeError, RawBlock};
 use crate::subject::{Block, Pool, build, shrink};
-use pinfold_core::dma_pool::{FreeError, RawBlock};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ fn step(pool: &Pool, locals: &mut Vec<crate::subject::Local>, model: &mut Model,
         1 => pool.alloc_raw().into_iter().for_each(|block| model.add_raw(block)),
         2 | 3 => {
             let block = if kind % 14 == 2 { local.alloc() } else { pool.alloc() };
-            for block in block {
+            if let Ok(block) = block {
                 model.check_new(block.as_raw());
                 model.owned.push(block);
             }

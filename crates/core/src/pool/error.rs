@@ -1,0 +1,313 @@
+//! A pool's errors, each with the value and the limit. Nothing has changed when one is returned.
+
+use super::raw::RawBlock;
+use super::{DmaPool, OwnerTag, SourceError, SpanError};
+use crate::addr::Iova;
+use crate::frame::{Frame, Order};
+use core::fmt;
+
+/// Why a pool cannot be created.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// A block has at least 1 byte and at most `i32::MAX`.
+    #[error("cannot create blocks of {size} bytes: a block has 1 to {limit} bytes", limit = i32::MAX)]
+    Size {
+        /// The requested value.
+        size: usize,
+    },
+    /// An alignment is a power of two (or 0, which means 1).
+    #[error("alignment {align} is invalid: it must be a power of two, or 0 for none")]
+    Align {
+        /// The requested value.
+        align: usize,
+    },
+    /// A boundary is 0, or a power of two of at least a block.
+    #[error(
+        "boundary {boundary} is invalid for blocks of {size} bytes: it must be 0 for none, or a power of two of at least a block"
+    )]
+    Boundary {
+        /// The requested value.
+        boundary: usize,
+        /// How many bytes a block has after rounding.
+        size: u64,
+    },
+    /// A block must fit in the largest run of frames there is.
+    #[error("cannot create blocks of {size} bytes (after rounding): a chunk has at most {limit} bytes")]
+    TooLarge {
+        /// How many bytes a block has after rounding.
+        size: u64,
+        /// How many bytes the largest chunk has.
+        limit: u64,
+    },
+    /// The source's span is shorter than the smallest chunk that holds a block, so every alloc would fail.
+    #[error(
+        "cannot create blocks of {size} bytes (after rounding) in a span of {len} bytes: their smallest chunk has {chunk} bytes; use a larger arena, or smaller blocks"
+    )]
+    SpanTooSmall {
+        /// How many bytes a block has after rounding.
+        size: u64,
+        /// How many bytes the smallest chunk has.
+        chunk: u64,
+        /// How many bytes the span has.
+        len: u64,
+    },
+    /// The span's start is not aligned enough for the blocks' alignment or boundary.
+    #[error(
+        "cannot align blocks to, or keep them within, {needed} bytes: the span starts at {addr:#x} and {iova}, aligned to {have} only"
+    )]
+    Base {
+        /// The required alignment of the span's start.
+        needed: u64,
+        /// Its alignment.
+        have: u64,
+        /// Where the span starts in this process.
+        addr: usize,
+        /// Where the span starts for the device.
+        iova: Iova,
+    },
+    /// The source's span cannot be used.
+    #[error(transparent)]
+    Span(#[from] SpanError),
+    /// The maximum is at least 1, and at least the minimum.
+    #[error(
+        "cannot limit a pool to {minimum} to {maximum} blocks: the maximum must be at least 1 and the minimum; lower the minimum, or raise the maximum"
+    )]
+    Limits {
+        /// The requested minimum.
+        minimum: u64,
+        /// The requested maximum.
+        maximum: u64,
+    },
+    /// The source has not enough chunks for the minimum.
+    #[error(
+        "cannot reserve {minimum} blocks: with all the chunks that are available the pool has {available}: {cause}; lower the minimum, or give the source more memory",
+        cause = cause(error)
+    )]
+    Minimum {
+        /// The requested minimum.
+        minimum: u64,
+        /// How many blocks the pool would have with all the chunks that the source could give it.
+        available: u64,
+        /// Why no further chunk was acquired.
+        #[source]
+        error: AllocError,
+    },
+}
+
+/// Why no block can be allocated.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// No chunk is available. Other owners may hold free blocks (see [`PoolStats::cached`](super::PoolStats)).
+    #[error(
+        "{0}; other owners of the pool may hold free blocks: drop idle `Local`s, free blocks, or give the source more memory"
+    )]
+    Source(#[from] SourceError),
+    /// The source violated its contract: a run of this order cannot start there. It was released.
+    #[error("the source returned {frame} for order {order}: outside its span, or not aligned to that size", order = order.get())]
+    Misplaced {
+        /// Where the run starts.
+        frame: Frame,
+        /// The requested value.
+        order: Order,
+    },
+    /// The pool has no free block left for this owner, and its [maximum](super::Builder::maximum) of blocks.
+    #[error(
+        "no free block: the pool may have {maximum} blocks and has {blocks}; other owners may hold free ones: drop idle `Local`s, free blocks, or build the pool with a larger maximum"
+    )]
+    Maximum {
+        /// The limit.
+        maximum: u64,
+        /// How many blocks the pool has.
+        blocks: u64,
+    },
+    /// The pool has no free block left for this owner, and no source but [ranges](super::DmaPool::add_range) of the caller.
+    #[error(
+        "no free block: the pool has {blocks} blocks in the ranges that were added to it; other owners may hold free ones: drop idle `Local`s, free blocks, or add another range"
+    )]
+    Ranges {
+        /// How many blocks the pool has.
+        blocks: u64,
+    },
+    /// Blocks are numbered with 32 bits, and the pool has used all numbers.
+    #[error(
+        "no number is left for a block: a pool of blocks of {size} bytes has at most {limit} bytes of memory; use another pool"
+    )]
+    Numbers {
+        /// How many bytes a block has.
+        size: u64,
+        /// The most bytes of a pool of such blocks.
+        limit: u64,
+    },
+}
+
+/// Why a range cannot be added to a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// No block fits into the range, or it ends beyond 64 bits.
+    #[error("cannot add {len} bytes at {iova}: no block of {size} bytes fits, or they end beyond 64 bits")]
+    Size {
+        /// How many bytes the range has.
+        len: usize,
+        /// Where it starts for the device.
+        iova: Iova,
+        /// How many bytes a block has.
+        size: u64,
+    },
+    /// The start is not aligned enough for the blocks' alignment or boundary.
+    #[error("cannot add a range at {addr:#x} and {iova}: both must be multiples of {needed} bytes")]
+    Align {
+        /// Where the range starts in this process.
+        addr: usize,
+        /// Where it starts for the device.
+        iova: Iova,
+        /// The required alignment.
+        needed: u64,
+    },
+    /// The pool would have more blocks than its maximum.
+    #[error("cannot add {blocks} blocks: the pool may have {maximum} blocks and has {have}")]
+    Maximum {
+        /// How many blocks the range has.
+        blocks: u64,
+        /// How many blocks the pool has.
+        have: u64,
+        /// The limit.
+        maximum: u64,
+    },
+    /// Blocks are numbered with 32 bits; a part of the range may have been added.
+    #[error("no number is left for a block: {blocks} blocks of the range were added")]
+    Numbers {
+        /// How many of its blocks the pool has now.
+        blocks: u64,
+    },
+}
+
+/// Why a slice was not filled. Its slots are as before, and no block of it stays allocated.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot allocate {wanted} blocks at once: only {available} are available: {error}")]
+pub struct BulkAllocError {
+    /// How many slots were empty.
+    pub wanted: usize,
+    /// How many blocks could be allocated for them; they are free again.
+    pub available: usize,
+    /// Why there was no further one. At the [maximum](AllocError::Maximum) it counts those blocks as in use.
+    #[source]
+    pub error: AllocError,
+}
+
+/// Returns why no chunk was acquired, without what helps an alloc only: free blocks do not raise the number of a pool's blocks.
+fn cause(error: &AllocError) -> &dyn fmt::Display {
+    match error {
+        AllocError::Source(source) => source,
+        other => other,
+    }
+}
+
+/// Why a block cannot be freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FreeError {
+    /// The address is not in a chunk of this pool.
+    #[error(
+        "{addr:#x} is in no chunk of this pool, whose span is {start:#x}..{end:#x}: free it in the pool that allocated it"
+    )]
+    Foreign {
+        /// The address.
+        addr: usize,
+        /// Where the pool's span starts.
+        start: usize,
+        /// Where the pool's span ends.
+        end: usize,
+    },
+    /// The address is in a chunk of this pool, but no block starts there.
+    #[error("no block starts at {addr:#x}: the chunk at {chunk:#x} has {blocks} blocks of {size} bytes")]
+    Misaligned {
+        /// The address.
+        addr: usize,
+        /// Where the chunk starts.
+        chunk: usize,
+        /// How many blocks the chunk has.
+        blocks: u32,
+        /// How many bytes a block has.
+        size: u64,
+    },
+    /// A [`Block`](super::Block) owns the block and frees it when it is dropped.
+    #[error(
+        "the block at {addr:#x} is owned by a Block, which frees it on drop: use its `into_raw` to free it by address"
+    )]
+    Owned {
+        /// The address.
+        addr: usize,
+    },
+    /// The block is free.
+    #[error(
+        "the block at {addr:#x} is free: it was freed before; free each block once, and do not use it afterwards"
+    )]
+    DoubleFree {
+        /// The address.
+        addr: usize,
+    },
+    /// The two addresses do not belong to one block.
+    #[error(
+        "the block at {addr:#x} is {expected} for the device, not {iova}: pass both addresses as the pool returned them"
+    )]
+    WrongIova {
+        /// The address.
+        addr: usize,
+        /// The device's address that the caller passed.
+        iova: Iova,
+        /// The block's device address.
+        expected: Iova,
+    },
+}
+
+/// Why a list of blocks was not freed completely.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("after {freed} of the blocks were freed: {error}")]
+pub struct BulkFreeError {
+    /// How many blocks from the start of the list are free now. The next one was refused; it and the rest are unchanged.
+    pub freed: usize,
+    /// Why it was refused.
+    #[source]
+    pub error: FreeError,
+}
+
+/// A pool that cannot be destroyed because blocks are allocated, or other handles exist. It is unchanged.
+pub struct Busy {
+    /// The pool.
+    pub pool: DmaPool,
+    /// How many blocks are allocated; with 0 there are other handles of the pool.
+    pub blocks: u64,
+    /// One of them.
+    pub first: Option<RawBlock>,
+    /// The owner that allocated it, if the pool is in [debug mode](super::Builder::debug).
+    pub holder: Option<OwnerTag>,
+}
+
+impl fmt::Debug for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Busy")
+            .field("blocks", &self.blocks)
+            .field("first", &self.first)
+            .field("holder", &self.holder)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot destroy pool {:?}: ", self.pool.name())?;
+        let Some(first) = self.first else {
+            return f.write_str("other handles of it exist; drop clones of the pool and `Local`s first");
+        };
+        write!(f, "{} blocks are allocated, one of them at {:p}", self.blocks, first.as_ptr())?;
+        if let Some(holder) = self.holder {
+            write!(f, " by {holder}")?;
+        }
+        f.write_str("; free them first")
+    }
+}
+
+impl core::error::Error for Busy {}

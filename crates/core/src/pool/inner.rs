@@ -1,0 +1,220 @@
+//! [`Inner`]: the state that the handles of a pool share, and what an owner does with it.
+
+use super::debug::Watch;
+use super::error::{AllocError, FreeError};
+use super::grow::Growth;
+use super::layout::Layout;
+use super::magazine::{Depot, Owner};
+use super::raw::RawBlock;
+use super::source::ChunkSource;
+use super::unit::{Chunk, Found, State, Units};
+use crate::mem::DmaMemory;
+use crate::sync::{AtomicU32, CachePadded, Mutex, Ordering, SpinLock};
+use alloc::boxed::Box;
+use alloc::string::String;
+use core::hint::cold_path;
+use core::ptr::NonNull;
+
+/// See the module. Locks are taken in the order front, depot, watch; none is held while the source runs.
+pub(super) struct Inner {
+    pub(super) layout: Layout,
+    pub(super) units: Units,
+    pub(super) watch: Option<Box<Watch>>,
+    pub(super) source: Option<Box<dyn ChunkSource>>,
+    pub(super) name: String,
+    pub(super) minimum: u64,
+    pub(super) maximum: u64,
+    /// Rises when an alloc fails: owners that notice return what they cache.
+    pub(super) pressure: AtomicU32,
+    pub(super) growth: CachePadded<Growth>,
+    /// The owner for calls that are made without a `Local`.
+    pub(super) front: CachePadded<SpinLock<Owner>>,
+    pub(super) depot: CachePadded<Mutex<Depot>>,
+}
+
+impl Inner {
+    /// Allocates a block in the form `RAW` or `OWNED`.
+    #[inline(always)]
+    pub(super) fn alloc(&self, owner: &mut Owner, form: u8) -> Result<(u32, RawBlock), AllocError> {
+        loop {
+            if let Some(number) = owner.current.pop() {
+                return Ok((number, self.hand_out(owner, number, form)));
+            }
+            // Once for each magazine.
+            cold_path();
+            self.restock(owner)?;
+        }
+    }
+
+    /// Allocates a block through the front, whose lock is not held while the pool grows.
+    pub(super) fn alloc_shared(&self, form: u8) -> Result<(u32, RawBlock), AllocError> {
+        let draw = || {
+            let mut front = self.front.lock();
+            loop {
+                if let Some(number) = front.current.pop() {
+                    return Some((number, self.hand_out(&mut front, number, form)));
+                }
+                if !self.exchange_for_alloc(&mut front) {
+                    return None;
+                }
+            }
+        };
+        draw().map_or_else(|| self.or_grow(draw), Ok)
+    }
+
+    /// Allocates a block whose number was taken from a magazine.
+    #[inline(always)]
+    pub(super) fn hand_out(&self, owner: &Owner, number: u32, form: u8) -> RawBlock {
+        let (unit, slot) = self.units.unit(number);
+        let block = unit.block_at(unit.place_of(&self.layout, slot));
+        if let Some(watch) = &self.watch {
+            watch.on_alloc(block, self.memory_of(block), owner.tag);
+        }
+        if let Some(state) = unit.state(slot) {
+            // The number is in no other place, so the state is this owner's.
+            state.set(form);
+        }
+        block
+    }
+
+    /// Frees a raw block.
+    #[inline(always)]
+    pub(super) fn free_raw(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
+        let Some(Found { number, state }) = self.units.find(&self.layout, block) else {
+            return Err(self.refusal(block));
+        };
+        if !state.claim() {
+            return Err(self.refusal(block));
+        }
+        self.put(owner, number, block);
+        Ok(())
+    }
+
+    /// Frees the block of a `Block`, which the caller gives up.
+    #[inline(always)]
+    pub(super) fn free_owned(&self, owner: &mut Owner, number: u32, block: RawBlock) {
+        if let Some(state) = self.state(number) {
+            state.set(State::FREE);
+        }
+        self.put(owner, number, block);
+    }
+
+    /// Adds the number of a block that was just freed.
+    #[inline(always)]
+    fn put(&self, owner: &mut Owner, number: u32, block: RawBlock) {
+        if let Some(watch) = &self.watch {
+            watch.on_free(block, self.memory_of(block), owner.tag);
+        }
+        while !owner.current.push(number) {
+            cold_path();
+            self.exchange_for_free(owner);
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn state(&self, number: u32) -> Option<&State> {
+        let (unit, slot) = self.units.unit(number);
+        unit.state(slot)
+    }
+
+    /// Gives an owner numbers, from a new chunk if necessary.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn restock(&self, owner: &mut Owner) -> Result<(), AllocError> {
+        self.or_grow(|| {
+            let stocked =
+                self.exchange_for_alloc(owner) || self.drain_front() && self.exchange_for_alloc(owner);
+            stocked.then_some(())
+        })
+    }
+
+    /// Gives an owner whose current magazine is empty the numbers of its other one, or of the depot. `false` if there are none.
+    #[cold]
+    #[inline(never)]
+    fn exchange_for_alloc(&self, owner: &mut Owner) -> bool {
+        owner.turn_over_for_alloc() || self.depot.lock().refill(&mut owner.current)
+    }
+
+    /// Makes place in the current magazine, which is full.
+    #[cold]
+    #[inline(never)]
+    fn exchange_for_free(&self, owner: &mut Owner) {
+        let pressure = self.pressure.load(Ordering::Relaxed);
+        if pressure != owner.pressure {
+            owner.pressure = pressure;
+            return self.depot.lock().flush(owner);
+        }
+        if !owner.turn_over_for_free() {
+            self.depot.lock().take_all(&mut owner.current);
+        }
+    }
+
+    /// Moves what the front caches to the depot. Returns `true`.
+    pub(super) fn drain_front(&self) -> bool {
+        let mut front = self.front.lock();
+        self.depot.lock().flush(&mut front);
+        true
+    }
+
+    /// Has owners return what they cache when they next exchange a magazine.
+    pub(super) fn press(&self) {
+        self.pressure.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The memory of a block that the pool has issued: that block's bytes and no others. To be used while the block is allocated, or
+    /// its number is the caller's.
+    #[inline(always)]
+    pub(super) fn memory_of(&self, block: RawBlock) -> DmaMemory<'_> {
+        // Below 2^31.
+        let bytes = usize::try_from(self.layout.size()).unwrap_or(usize::MAX);
+        // SAFETY: the block lies in a chunk, which the source keeps valid and gives to no other caller (contract of
+        // `ChunkSource`; of `DmaPool::add_range`) until it is released: not while the block is allocated or taken out.
+        unsafe { DmaMemory::from_raw(block.as_ptr(), bytes) }
+    }
+
+    /// The error of a free that was refused.
+    #[cold]
+    #[inline(never)]
+    fn refusal(&self, block: RawBlock) -> FreeError {
+        let addr = block.addr();
+        let span = self.units.first_span();
+        let foreign = FreeError::Foreign { addr, start: span.addr, end: span.addr.saturating_add(span.len) };
+        let Some((unit, place)) = self.units.at(&self.layout, addr) else { return foreign };
+        let covers = |chunk: &&Chunk| {
+            let (of, _) = self.units.unit(chunk.first);
+            of.first == unit.first && place.wrapping_sub(chunk.place) < chunk.bytes
+        };
+        let Some(chunk) = self.depot.lock().chunks.iter().find(covers).copied() else { return foreign };
+        let Some((_, state)) =
+            unit.slot_at(&self.layout, place).filter(|(_, state)| state.get() != State::ABSENT)
+        else {
+            let start = unit.addr().wrapping_add(usize::try_from(chunk.place).unwrap_or(0));
+            let (blocks, size) = (chunk.blocks, self.layout.size());
+            return FreeError::Misaligned { addr, chunk: start, blocks, size };
+        };
+        let expected = unit.block_at(place).iova();
+        if block.iova() != expected {
+            return FreeError::WrongIova { addr, iova: block.iova(), expected };
+        }
+        match state.get() {
+            State::OWNED => FreeError::Owned { addr },
+            _ => FreeError::DoubleFree { addr },
+        }
+    }
+
+    /// Calls `each` with the blocks of a chunk and their states.
+    pub(super) fn for_each_block(&self, chunk: &Chunk, mut each: impl FnMut(RawBlock, u8)) {
+        let (unit, first) = self.units.unit(chunk.first);
+        for (slot, (_, state)) in (first..).zip(self.units.states(chunk)) {
+            each(unit.block_at(unit.place_of(&self.layout, slot)), state.get());
+        }
+    }
+
+    /// The memory of a chunk.
+    pub(super) fn chunk_memory(&self, chunk: &Chunk) -> DmaMemory<'_> {
+        let (unit, _) = self.units.unit(chunk.first);
+        let start: NonNull<u8> = unit.block_at(chunk.place).as_ptr();
+        // SAFETY: the pool's, as in `memory_of`: all of its blocks are free, and no owner has one yet.
+        unsafe { DmaMemory::from_raw(start, usize::try_from(chunk.bytes).unwrap_or(0)) }
+    }
+}

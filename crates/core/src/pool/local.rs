@@ -1,0 +1,204 @@
+//! [`Local`]: one owner's handle to a pool, and its calls for many blocks.
+
+use super::block::Block;
+use super::error::{AllocError, BulkAllocError, BulkFreeError, FreeError};
+use super::inner::Inner;
+use super::magazine::Owner;
+use super::raw::RawBlock;
+use super::unit::State;
+use crate::share::{Hold, Stock};
+use crate::sync::Ordering;
+use alloc::vec::Vec;
+use core::fmt;
+
+/// One owner's handle to a pool: it caches free blocks, which no other owner allocates meanwhile. It keeps the pool alive.
+///
+/// One per thread of control; it can move between threads. Its calls take no lock and make no atomic read-modify-write, except
+/// where a magazine is exchanged, once in as many blocks as that has, and for the claim of a raw block that is freed. Dropping it
+/// returns what it caches.
+pub struct Local {
+    pool: Stock<Inner>,
+    owner: Owner,
+}
+
+impl Local {
+    pub(super) fn new(pool: Stock<Inner>) -> Self {
+        let pressure = pool.pressure.load(Ordering::Relaxed);
+        let owner = pool.depot.lock().new_owner(pressure);
+        Self { pool, owner }
+    }
+
+    /// Allocates a block that frees itself, from any thread; [`free`](Self::free) is the fast way.
+    ///
+    /// # Errors
+    /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire no chunk.
+    #[inline(always)]
+    pub fn alloc(&mut self) -> Result<Block, AllocError> {
+        let (number, raw) = self.pool.alloc(&mut self.owner, State::OWNED)?;
+        Ok(Block::new(self.pool.issue(), number, raw))
+    }
+
+    /// As [`alloc`](Self::alloc), with all bytes 0.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    #[inline]
+    pub fn alloc_zeroed(&mut self) -> Result<Block, AllocError> {
+        self.alloc().inspect(|block| super::debug::fill(block.memory(), 0))
+    }
+
+    /// Frees a block, whichever owner allocated it; one of another pool is dropped.
+    #[inline(always)]
+    pub fn free(&mut self, block: Block) {
+        if !self.pool.is_same(block.pool()) {
+            return drop(block);
+        }
+        let (share, number, raw) = block.into_parts();
+        self.pool.free_owned(&mut self.owner, number, raw);
+        self.pool.take_back(share);
+    }
+
+    /// Allocates a raw block: it stays allocated until it is freed by address.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    #[inline(always)]
+    pub fn alloc_raw(&mut self) -> Result<RawBlock, AllocError> {
+        self.pool.alloc(&mut self.owner, State::RAW).map(|(_, raw)| raw)
+    }
+
+    /// Frees a raw block, whichever owner allocated it. One atomic read-modify-write on its state: the claim.
+    ///
+    /// # Errors
+    /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
+    #[inline(always)]
+    pub fn free_raw(&mut self, block: RawBlock) -> Result<(), FreeError> {
+        self.pool.free_raw(&mut self.owner, block)
+    }
+
+    /// Returns all blocks that this owner caches, so that others can have them and [`shrink`](super::DmaPool::shrink) release them.
+    /// For an owner that is going to be idle.
+    pub fn flush(&mut self) {
+        self.pool.depot.lock().flush(&mut self.owner);
+    }
+
+    /// Returns the owner's number, by which debug mode reports it. Numbers of dropped owners are reused.
+    pub fn number(&self) -> u32 {
+        self.owner.tag.number
+    }
+
+    /// Sets the name by which debug mode reports this owner.
+    pub fn set_tag(&mut self, tag: &'static str) {
+        self.owner.tag.tag = tag;
+    }
+
+    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all if
+    /// blocks run out.
+    pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
+        let full = slots.iter().flatten().count();
+        full + self.fill_with(slots, State::RAW, |_, _, raw| raw).unwrap_or_else(|(filled, _)| filled)
+    }
+
+    /// As [`fill`](Self::fill), with blocks that free themselves.
+    pub fn fill_blocks(&mut self, slots: &mut [Option<Block>]) -> usize {
+        let full = slots.iter().flatten().count();
+        let block = |pool: &mut Stock<Inner>, number, raw| Block::new(pool.issue(), number, raw);
+        full + self.fill_with(slots, State::OWNED, block).unwrap_or_else(|(filled, _)| filled)
+    }
+
+    /// Fills the empty slots with raw blocks, all or none: what several descriptors of one request need. Slots that are full
+    /// stay as they are.
+    ///
+    /// If blocks run out, those that were allocated for this call are freed again, so another owner may find the pool empty
+    /// meanwhile; one that a wrong free of the program has freed already is left out. Allocates memory then.
+    ///
+    /// # Errors
+    /// [`BulkAllocError`], with how many blocks were available; the slots are as before.
+    pub fn fill_all(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkAllocError> {
+        let mut new = Vec::new();
+        new.resize(slots.iter().filter(|slot| slot.is_none()).count(), None);
+        let wanted = new.len();
+        match self.fill_with(&mut new, State::RAW, |_, _, raw| raw) {
+            Ok(_) => {
+                let empty = slots.iter_mut().filter(|slot| slot.is_none());
+                empty.zip(new).for_each(|(slot, block)| *slot = block);
+                Ok(())
+            }
+            Err((available, error)) => {
+                // Only a wrong free of the program can have freed one of them meanwhile.
+                for block in new.into_iter().flatten() {
+                    let _ = self.free_raw(block);
+                }
+                Err(BulkAllocError { wanted, available, error })
+            }
+        }
+    }
+
+    /// Fills the empty slots, a magazine at a time; returns how many it filled, also with the error that ended it.
+    #[inline(always)]
+    fn fill_with<T>(
+        &mut self,
+        slots: &mut [Option<T>],
+        form: u8,
+        make: impl Fn(&mut Stock<Inner>, u32, RawBlock) -> T,
+    ) -> Result<usize, (usize, AllocError)> {
+        let Self { pool, owner } = self;
+        let mut filled = 0;
+        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
+            let (number, raw) = pool.alloc(owner, form).map_err(|error| (filled, error))?;
+            *slot = Some(make(pool, number, raw));
+            filled += 1;
+        }
+        Ok(filled)
+    }
+
+    /// Frees raw blocks.
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it: it and those after it are unchanged.
+    pub fn free_bulk(&mut self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
+        for (freed, &block) in blocks.iter().enumerate() {
+            self.free_raw(block).map_err(|error| BulkFreeError { freed, error })?;
+        }
+        Ok(())
+    }
+
+    /// Frees blocks, whichever owners allocated them; those of another pool are dropped.
+    ///
+    /// ```
+    /// # use pinfold_core::pool::{Block, DmaPool};
+    /// # use std::sync::mpsc::sync_channel;
+    /// # fn run(pool: DmaPool) -> Result<(), Box<dyn core::error::Error>> {
+    /// let (filled, received) = sync_channel::<Vec<Block>>(8);
+    /// let mut consumer = pool.local(); // moves to its thread
+    /// let thread = std::thread::spawn(move || {
+    ///     for batch in received {
+    ///         consumer.free_many(batch); // no lock, although another thread has allocated them
+    ///     }
+    /// });
+    /// let mut producer = pool.local();
+    /// for _ in 0..100 {
+    ///     let batch: Result<Vec<_>, _> = (0..64).map(|_| producer.alloc()).collect();
+    ///     filled.send(batch?).map_err(|_| "the consumer has ended")?;
+    /// }
+    /// drop(filled);
+    /// thread.join().map_err(|_| "panicked")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn free_many(&mut self, blocks: impl IntoIterator<Item = Block>) {
+        blocks.into_iter().for_each(|block| self.free(block));
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.pool.depot.lock().retire(&mut self.owner);
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("pool", &self.pool.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,340 @@
+//! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two; [`Depot`], where they are exchanged.
+
+use super::debug::OwnerTag;
+use super::unit::{Chunk, State, Units};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::mem::swap;
+use core::ops::Range;
+
+/// The most numbers of a magazine.
+const MOST: usize = 512;
+
+/// An array of the numbers of free blocks.
+#[derive(Debug)]
+pub(super) struct Magazine {
+    numbers: Box<[u32]>,
+    len: usize,
+}
+
+impl Magazine {
+    fn new(capacity: usize) -> Self {
+        Self { numbers: vec![0; capacity].into(), len: 0 }
+    }
+
+    fn full(numbers: Box<[u32]>) -> Self {
+        Self { len: numbers.len(), numbers }
+    }
+
+    #[inline(always)]
+    pub(super) fn pop(&mut self) -> Option<u32> {
+        // An empty one has no such place either.
+        let last = self.len.wrapping_sub(1);
+        let number = *self.numbers.get(last)?;
+        self.len = last;
+        Some(number)
+    }
+
+    /// Adds a number; `false` if it is full.
+    #[inline(always)]
+    pub(super) fn push(&mut self, number: u32) -> bool {
+        let Some(place) = self.numbers.get_mut(self.len) else { return false };
+        *place = number;
+        self.len += 1;
+        true
+    }
+
+    /// Removes up to `most` numbers, the last ones first in the result.
+    #[inline]
+    pub(super) fn pop_many(&mut self, most: usize) -> impl Iterator<Item = u32> + '_ {
+        let rest = self.len.saturating_sub(most);
+        let taken = self.numbers.get(rest..self.len).unwrap_or_default();
+        self.len = rest;
+        taken.iter().rev().copied()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn as_slice(&self) -> &[u32] {
+        self.numbers.get(..self.len).unwrap_or_default()
+    }
+
+    /// Fills an empty magazine with the first numbers of `fresh`, so that they are popped in ascending order.
+    fn cut(&mut self, fresh: &mut Range<u32>) {
+        let count = fresh.len().min(self.numbers.len());
+        for (place, number) in self.numbers.iter_mut().take(count).rev().zip(fresh) {
+            *place = number;
+        }
+        self.len = count;
+    }
+}
+
+/// How many blocks an owner may keep.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cap {
+    /// The numbers of one magazine.
+    magazine: usize,
+    /// Whether an owner has two.
+    two: bool,
+}
+
+impl Cap {
+    /// So many bytes of blocks of `size` bytes, but at least one block, and at most `2 * MOST`.
+    pub(super) fn new(bytes: u64, size: u64) -> Self {
+        let blocks = usize::try_from(bytes / size).unwrap_or(usize::MAX);
+        Self { magazine: (blocks / 2).clamp(1, MOST), two: blocks >= 2 }
+    }
+}
+
+/// One owner of a pool: the blocks that it has in its magazines are nobody else's.
+#[derive(Debug)]
+pub(super) struct Owner {
+    pub(super) current: Magazine,
+    /// Full or empty, except after a flush or a short exchange.
+    pub(super) previous: Magazine,
+    /// The pool's pressure when the owner last looked.
+    pub(super) pressure: u32,
+    pub(super) tag: OwnerTag,
+}
+
+impl Owner {
+    pub(super) fn new(cap: Cap, pressure: u32, number: u32) -> Self {
+        Self {
+            current: Magazine::new(cap.magazine),
+            previous: Magazine::new(if cap.two { cap.magazine } else { 0 }),
+            pressure,
+            tag: OwnerTag { number, tag: "" },
+        }
+    }
+
+    /// Uses the other magazine, if that has numbers. The current one is empty.
+    pub(super) fn turn_over_for_alloc(&mut self) -> bool {
+        swap(&mut self.current, &mut self.previous);
+        if self.current.is_empty() {
+            swap(&mut self.current, &mut self.previous);
+        }
+        !self.current.is_empty()
+    }
+
+    /// Uses the other magazine, if that is empty. The current one is full.
+    pub(super) fn turn_over_for_free(&mut self) -> bool {
+        let can = self.previous.is_empty() && !self.previous.numbers.is_empty();
+        if can {
+            swap(&mut self.current, &mut self.previous);
+        }
+        can
+    }
+}
+
+/// What the owners of a pool share, under one lock: free blocks, chunks and limits.
+///
+/// Arrays in it are full, empty, or the one that is partly full. They have places for all numbers that were ever cut, so
+/// that a free finds an empty array to exchange its full one for, and allocates no memory.
+#[derive(Debug)]
+pub(super) struct Depot {
+    cap: Cap,
+    full: Vec<Box<[u32]>>,
+    part: Magazine,
+    empty: Vec<Box<[u32]>>,
+    /// Numbers of each chunk that no owner has had yet, in the order in which the chunks were acquired.
+    fresh: VecDeque<Range<u32>>,
+    fresh_blocks: u64,
+    /// How many blocks were cut from `fresh` and are still the pool's.
+    cut: u64,
+    pub(super) chunks: Vec<Chunk>,
+    /// Blocks and bytes of all chunks.
+    pub(super) blocks: u64,
+    pub(super) bytes: u64,
+    /// The most blocks that were outside the depot.
+    pub(super) peak: u64,
+    next_owner: u32,
+    free_owners: Vec<u32>,
+}
+
+impl Depot {
+    pub(super) fn new(cap: Cap) -> Self {
+        Self {
+            cap,
+            full: Vec::new(),
+            part: Magazine::new(cap.magazine),
+            empty: Vec::new(),
+            fresh: VecDeque::new(),
+            fresh_blocks: 0,
+            cut: 0,
+            chunks: Vec::new(),
+            blocks: 0,
+            bytes: 0,
+            peak: 0,
+            next_owner: 0,
+            free_owners: Vec::new(),
+        }
+    }
+
+    /// Adds a chunk whose blocks are free. Allocates memory.
+    pub(super) fn add(&mut self, chunk: Chunk) {
+        self.chunks.push(chunk);
+        self.blocks += u64::from(chunk.blocks);
+        self.bytes += chunk.bytes;
+        self.fresh.push_back(chunk.first..chunk.first + chunk.blocks);
+        self.fresh_blocks += u64::from(chunk.blocks);
+    }
+
+    /// Gives an empty magazine numbers: used ones first, else fresh ones. `false` if there are none. Allocates memory for the
+    /// return of fresh ones.
+    pub(super) fn refill(&mut self, magazine: &mut Magazine) -> bool {
+        debug_assert!(magazine.is_empty());
+        if let Some(full) = self.full.pop() {
+            let empty = core::mem::replace(magazine, Magazine::full(full));
+            self.empty.push(empty.numbers);
+        } else if !self.part.is_empty() && self.part.numbers.len() == magazine.numbers.len() {
+            swap(&mut self.part, magazine);
+        } else {
+            self.cut(magazine);
+        }
+        self.peak = self.peak.max(self.blocks - self.free());
+        !magazine.is_empty()
+    }
+
+    fn cut(&mut self, magazine: &mut Magazine) {
+        let Some(fresh) = self.fresh.front_mut() else { return };
+        magazine.cut(fresh);
+        if fresh.start == fresh.end {
+            self.fresh.pop_front();
+        }
+        self.cut += magazine.len as u64;
+        self.fresh_blocks -= magazine.len as u64;
+        let arrays = self.arrays();
+        let more = usize::try_from(self.cut)
+            .unwrap_or(usize::MAX)
+            .div_ceil(self.cap.magazine)
+            .saturating_sub(arrays);
+        self.empty.extend((0..more).map(|_| vec![0; self.cap.magazine].into()));
+        // Each of them can hold all arrays from now on.
+        self.full.reserve(arrays + more - self.full.len());
+        self.empty.reserve(arrays + more - self.empty.len());
+    }
+
+    fn arrays(&self) -> usize {
+        self.full.len() + self.empty.len()
+    }
+
+    /// Takes the numbers of a magazine, and leaves it empty. A full one is exchanged as a whole.
+    pub(super) fn take_all(&mut self, magazine: &mut Magazine) {
+        if magazine.len == self.cap.magazine
+            && let Some(empty) = self.empty.pop()
+        {
+            let full = core::mem::replace(magazine, Magazine { numbers: empty, len: 0 });
+            self.full.push(full.numbers);
+            return;
+        }
+        while let Some(number) = magazine.pop() {
+            self.take_one(number);
+        }
+    }
+
+    fn take_one(&mut self, number: u32) {
+        if !self.part.push(number) {
+            if let Some(empty) = self.empty.pop() {
+                let full = core::mem::replace(&mut self.part, Magazine { numbers: empty, len: 0 });
+                self.full.push(full.numbers);
+            }
+            let pushed = self.part.push(number);
+            debug_assert!(pushed, "there is an array for each number that was cut");
+        }
+    }
+
+    /// Returns how many free blocks are in the depot.
+    pub(super) fn free(&self) -> u64 {
+        (self.full.len() * self.cap.magazine + self.part.len) as u64 + self.fresh_blocks
+    }
+
+    /// Calls `each` with every number in the depot.
+    pub(super) fn for_each(&self, mut each: impl FnMut(u32)) {
+        self.full.iter().flat_map(|full| full.iter()).for_each(|&number| each(number));
+        self.part.as_slice().iter().for_each(|&number| each(number));
+        self.fresh.iter().cloned().flatten().for_each(each);
+    }
+
+    /// Removes the chunks all of whose blocks are in the depot, as long as `minimum` blocks are left, the last ones first,
+    /// and returns them. O(free blocks + blocks). Allocates memory.
+    pub(super) fn remove_free_chunks(&mut self, units: &Units, minimum: u64) -> Vec<Chunk> {
+        let state = |number| {
+            let (unit, slot) = units.unit(number);
+            unit.state(slot)
+        };
+        let mark = |number, to| state(number).into_iter().for_each(|state: &State| state.set(to));
+        // Whatever has a number in the depot is exclusive to the holder of the lock.
+        self.for_each(|number| mark(number, State::LISTED));
+        let mut removed = Vec::new();
+        let mut left = self.blocks;
+        for &chunk in self.chunks.iter().rev() {
+            let is_free = units.states(&chunk).all(|(_, state)| state.get() == State::LISTED);
+            let rest = left.checked_sub(chunk.blocks.into()).filter(|&rest| rest >= minimum);
+            if let (true, Some(rest), true) = (is_free, rest, chunk.run.is_some()) {
+                units.states(&chunk).for_each(|(_, state)| state.set(State::ABSENT));
+                left = rest;
+                self.bytes -= chunk.bytes;
+                removed.push(chunk);
+            }
+        }
+        self.blocks = left;
+        self.chunks.retain(|chunk| state(chunk.first).is_some_and(|state| state.get() != State::ABSENT));
+        let is_listed = |number| state(number).is_some_and(|state| state.get() == State::LISTED);
+        self.fresh.retain(|fresh| is_listed(fresh.start));
+        self.fresh_blocks = self.fresh.iter().map(|fresh| fresh.len() as u64).sum();
+        self.fresh.iter().cloned().flatten().for_each(|number| mark(number, State::FREE));
+        let arrays: Vec<_> = self.full.drain(..).collect();
+        let mut magazines: Vec<_> = arrays.into_iter().map(Magazine::full).collect();
+        magazines.push(core::mem::replace(&mut self.part, Magazine::new(self.cap.magazine)));
+        for mut magazine in magazines {
+            let numbers: Vec<_> = magazine.pop_many(usize::MAX).collect();
+            self.empty.push(magazine.numbers);
+            for number in numbers {
+                if is_listed(number) {
+                    mark(number, State::FREE);
+                    self.take_one(number);
+                } else {
+                    self.cut -= 1;
+                }
+            }
+        }
+        let needed = usize::try_from(self.cut).unwrap_or(usize::MAX).div_ceil(self.cap.magazine);
+        self.empty.truncate(needed.saturating_sub(self.full.len()));
+        self.full.shrink_to(needed);
+        self.empty.shrink_to(needed);
+        removed
+    }
+
+    /// Returns a new owner.
+    pub(super) fn new_owner(&mut self, pressure: u32) -> Owner {
+        let number = self.free_owners.pop().unwrap_or_else(|| {
+            let number = self.next_owner;
+            // A number of a report, not of a right: it may wrap after 2^32 owners that were forgotten.
+            self.next_owner = self.next_owner.wrapping_add(1);
+            self.free_owners.reserve(number as usize);
+            number
+        });
+        Owner::new(self.cap, pressure, number)
+    }
+
+    /// Takes what an owner has, and its number.
+    pub(super) fn retire(&mut self, owner: &mut Owner) {
+        self.flush(owner);
+        self.free_owners.push(owner.tag.number);
+    }
+
+    pub(super) fn flush(&mut self, owner: &mut Owner) {
+        self.take_all(&mut owner.current);
+        self.take_all(&mut owner.previous);
+    }
+
+    /// The bytes that it has allocated.
+    #[cfg(feature = "bench-internals")]
+    pub(super) fn metadata_bytes(&self) -> usize {
+        self.arrays() * self.cap.magazine * 4 + self.chunks.capacity() * size_of::<Chunk>()
+    }
+}
