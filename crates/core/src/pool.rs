@@ -98,3 +98,9 @@ pub use report::{PoolStats, REPORT_HEADER, WIDE_HEADER};
 mod source {
     pub(super) use super::{ChunkSource, span_memory};
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[cfg(all(test, loom))]
+mod loom_models;

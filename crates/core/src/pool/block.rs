@@ -8,6 +8,7 @@ use crate::mem::DmaMemory;
 use crate::share::Shared;
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 
 /// A block that frees itself on drop, from any thread. It keeps its pool alive.
 ///
@@ -16,43 +17,47 @@ use core::mem::ManuallyDrop;
 /// pool by a read-modify-write.
 pub struct Block {
     pool: Shared<Inner>,
-    raw: RawBlock,
+    ptr: NonNull<u8>,
     number: u32,
 }
+
+// SAFETY: a share of a pool that is `Send` and `Sync`, a number, and an address that is only passed on.
+unsafe impl Send for Block {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Block {}
 
 impl Block {
     /// `raw` and `number` are a block of this pool that was allocated in the form `OWNED`, for this value alone.
     #[inline(always)]
     pub(super) fn new(pool: Shared<Inner>, number: u32, raw: RawBlock) -> Self {
-        Self { pool, raw, number }
+        Self { pool, ptr: raw.as_ptr(), number }
     }
 
     /// Returns the block's address for the device.
     #[inline]
     pub fn iova(&self) -> Iova {
-        self.raw.iova()
+        self.pool.iova_of(self.number, self.ptr)
     }
 
     /// Returns both addresses. The block remains owned: until it is dropped or turned [raw](Self::into_raw), a raw
     /// free of it is refused with [`FreeError::Owned`](super::FreeError::Owned).
     #[inline]
     pub fn as_raw(&self) -> RawBlock {
-        self.raw
+        RawBlock::from_parts(self.ptr, self.iova())
     }
 
     /// Returns the block's memory, to be accessed concurrently with the device.
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
-        self.pool.memory_of(self.raw)
+        self.pool.memory_at(self.ptr)
     }
 
     /// Turns the block into a raw one, which stays allocated until it is freed by address.
     #[must_use = "the block stays allocated until it is freed"]
     pub fn into_raw(self) -> RawBlock {
-        if let Some(state) = self.pool.state(self.number) {
-            state.set(State::RAW);
-        }
-        let (_share, _, raw) = self.into_parts();
+        let raw = self.as_raw();
+        self.pool.state(self.number).set(State::RAW);
+        drop(self.into_parts());
         raw
     }
 
@@ -64,22 +69,22 @@ impl Block {
 
     /// Its share of the pool, and the block, which the caller frees.
     #[inline(always)]
-    pub(super) fn into_parts(self) -> (Shared<Inner>, u32, RawBlock) {
+    pub(super) fn into_parts(self) -> (Shared<Inner>, u32, NonNull<u8>) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither dropped nor used again, so the value is not duplicated.
-        (unsafe { core::ptr::read(&raw const this.pool) }, this.number, this.raw)
+        (unsafe { core::ptr::read(&raw const this.pool) }, this.number, this.ptr)
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let Self { pool, raw, number } = self;
-        pool.free_owned(&mut pool.front.lock(), *number, *raw);
+        let Self { pool, ptr, number } = self;
+        pool.free_owned(&mut pool.front.lock(), *number, *ptr);
     }
 }
 
 impl fmt::Debug for Block {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Block").field(&self.raw).finish()
+        f.debug_tuple("Block").field(&self.as_raw()).finish()
     }
 }

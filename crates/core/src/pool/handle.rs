@@ -139,6 +139,7 @@ impl Builder {
         let mut depot = Depot::new(Cap::new(self.cached_bytes, layout.size()));
         let front = depot.new_owner(0);
         let inner = Inner {
+            plain: layout.is_plain() && !self.debug,
             layout,
             units,
             watch: self.debug.then(Box::<Watch>::default),

@@ -8,6 +8,7 @@ use super::magazine::{Depot, Owner};
 use super::raw::RawBlock;
 use super::source::ChunkSource;
 use super::unit::{Chunk, Found, State, Units};
+use crate::addr::Iova;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU32, CachePadded, Mutex, Ordering, SpinLock};
 use alloc::boxed::Box;
@@ -17,6 +18,8 @@ use core::ptr::NonNull;
 
 /// See the module. Locks are taken in the order front, depot, watch; none is held while the source runs.
 pub(super) struct Inner {
+    /// Whether a block's place is its slot times its size, and no debug mode: one check for what few pools have.
+    pub(super) plain: bool,
     pub(super) layout: Layout,
     pub(super) units: Units,
     pub(super) watch: Option<Box<Watch>>,
@@ -65,45 +68,56 @@ impl Inner {
     /// Allocates a block whose number was taken from a magazine.
     #[inline(always)]
     pub(super) fn hand_out(&self, owner: &Owner, number: u32, form: u8) -> RawBlock {
+        if !self.plain {
+            return self.hand_out_any(owner, number, form);
+        }
+        let (unit, slot) = self.units.unit(number);
+        // SAFETY: the slot of an issued number.
+        unsafe { unit.state_of(slot) }.set(form);
+        unit.block_at(slot * self.layout.size())
+    }
+
+    #[inline(never)]
+    fn hand_out_any(&self, owner: &Owner, number: u32, form: u8) -> RawBlock {
         let (unit, slot) = self.units.unit(number);
         let block = unit.block_at(unit.place_of(&self.layout, slot));
         if let Some(watch) = &self.watch {
             watch.on_alloc(block, self.memory_of(block), owner.tag);
         }
-        if let Some(state) = unit.state(slot) {
-            // The number is in no other place, so the state is this owner's.
-            state.set(form);
-        }
+        // SAFETY: the slot of an issued number.
+        unsafe { unit.state_of(slot) }.set(form);
         block
     }
 
     /// Frees a raw block.
     #[inline(always)]
     pub(super) fn free_raw(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        let Some(Found { number, state }) = self.units.find(&self.layout, block) else {
-            return Err(self.refusal(block));
+        let found = if self.plain {
+            self.units.find_plain(&self.layout, block)
+        } else {
+            self.units.find(&self.layout, block)
         };
-        if !state.claim() {
-            return Err(self.refusal(block));
+        match found {
+            Some(Found { number, state }) if state.claim() => {
+                self.put(owner, number, block.as_ptr());
+                Ok(())
+            }
+            _ => Err(self.refusal(block)),
         }
-        self.put(owner, number, block);
-        Ok(())
     }
 
     /// Frees the block of a `Block`, which the caller gives up.
     #[inline(always)]
-    pub(super) fn free_owned(&self, owner: &mut Owner, number: u32, block: RawBlock) {
-        if let Some(state) = self.state(number) {
-            state.set(State::FREE);
-        }
-        self.put(owner, number, block);
+    pub(super) fn free_owned(&self, owner: &mut Owner, number: u32, at: NonNull<u8>) {
+        self.state(number).set(State::FREE);
+        self.put(owner, number, at);
     }
 
     /// Adds the number of a block that was just freed.
     #[inline(always)]
-    fn put(&self, owner: &mut Owner, number: u32, block: RawBlock) {
-        if let Some(watch) = &self.watch {
-            watch.on_free(block, self.memory_of(block), owner.tag);
+    fn put(&self, owner: &mut Owner, number: u32, at: NonNull<u8>) {
+        if !self.plain {
+            self.note_free(owner, number, at);
         }
         while !owner.current.push(number) {
             cold_path();
@@ -111,10 +125,18 @@ impl Inner {
         }
     }
 
+    #[inline(never)]
+    fn note_free(&self, owner: &Owner, number: u32, at: NonNull<u8>) {
+        if let Some(watch) = &self.watch {
+            let block = RawBlock::from_parts(at, self.iova_of(number, at));
+            watch.on_free(block, self.memory_of(block), owner.tag);
+        }
+    }
+
+    /// The state of a number that the pool has issued.
     #[inline(always)]
-    pub(super) fn state(&self, number: u32) -> Option<&State> {
-        let (unit, slot) = self.units.unit(number);
-        unit.state(slot)
+    pub(super) fn state(&self, number: u32) -> &State {
+        self.units.state(number)
     }
 
     /// Gives an owner numbers, from a new chunk if necessary.
@@ -161,15 +183,28 @@ impl Inner {
         self.pressure.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// The device's address of the block with this number, at this address.
+    #[inline(always)]
+    pub(super) fn iova_of(&self, number: u32, at: NonNull<u8>) -> Iova {
+        let (unit, _) = self.units.unit(number);
+        Iova::new(unit.iova().raw().wrapping_add(at.as_ptr().addr().wrapping_sub(unit.addr()) as u64))
+    }
+
     /// The memory of a block that the pool has issued: that block's bytes and no others. To be used while the block is allocated, or
     /// its number is the caller's.
     #[inline(always)]
     pub(super) fn memory_of(&self, block: RawBlock) -> DmaMemory<'_> {
+        self.memory_at(block.as_ptr())
+    }
+
+    /// As [`memory_of`](Self::memory_of).
+    #[inline(always)]
+    pub(super) fn memory_at(&self, at: NonNull<u8>) -> DmaMemory<'_> {
         // Below 2^31.
         let bytes = usize::try_from(self.layout.size()).unwrap_or(usize::MAX);
         // SAFETY: the block lies in a chunk, which the source keeps valid and gives to no other caller (contract of
         // `ChunkSource`; of `DmaPool::add_range`) until it is released: not while the block is allocated or taken out.
-        unsafe { DmaMemory::from_raw(block.as_ptr(), bytes) }
+        unsafe { DmaMemory::from_raw(at, bytes) }
     }
 
     /// The error of a free that was refused.
@@ -179,10 +214,9 @@ impl Inner {
         let addr = block.addr();
         let span = self.units.first_span();
         let foreign = FreeError::Foreign { addr, start: span.addr, end: span.addr.saturating_add(span.len) };
-        let Some((unit, place)) = self.units.at(&self.layout, addr) else { return foreign };
+        let Some((unit, first, place)) = self.units.at(&self.layout, addr) else { return foreign };
         let covers = |chunk: &&Chunk| {
-            let (of, _) = self.units.unit(chunk.first);
-            of.first == unit.first && place.wrapping_sub(chunk.place) < chunk.bytes
+            self.units.first_of(chunk.first) == first && place.wrapping_sub(chunk.place) < chunk.bytes
         };
         let Some(chunk) = self.depot.lock().chunks.iter().find(covers).copied() else { return foreign };
         let Some((_, state)) =

@@ -207,6 +207,17 @@ impl Layout {
         (narrow(within % self.size), narrow(group * self.group_blocks + within / self.size))
     }
 
+    /// Whether a block's place is its slot times its size.
+    pub(super) fn is_plain(&self) -> bool {
+        !self.grouped && !self.skewed
+    }
+
+    /// As [`slot_at`](Self::slot_at), where the layout is [plain](Self::is_plain).
+    #[inline(always)]
+    pub(super) fn plain_slot_at(&self, place: u64) -> u64 {
+        self.by_size.quotient(place)
+    }
+
     /// Returns the slot of a place less its skew; at least [`slots`](Self::slots) if no block starts there.
     #[inline(always)]
     pub(super) fn slot_at(&self, place: u64) -> u64 {

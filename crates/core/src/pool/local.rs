@@ -53,9 +53,9 @@ impl Local {
         if !self.pool.is_same(block.pool()) {
             return drop(block);
         }
-        let (share, number, raw) = block.into_parts();
-        self.pool.free_owned(&mut self.owner, number, raw);
+        let (share, number, at) = block.into_parts();
         self.pool.take_back(share);
+        self.pool.free_owned(&mut self.owner, number, at);
     }
 
     /// Allocates a raw block: it stays allocated until it is freed by address.
@@ -95,15 +95,18 @@ impl Local {
     /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all if
     /// blocks run out.
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
-        let full = slots.iter().flatten().count();
-        full + self.fill_with(slots, State::RAW, |_, _, raw| raw).unwrap_or_else(|(filled, _)| filled)
+        match self.fill_with(slots, State::RAW, |_, _, raw| raw) {
+            Ok(()) => slots.len(),
+            Err(_) => slots.iter().flatten().count(),
+        }
     }
 
     /// As [`fill`](Self::fill), with blocks that free themselves.
     pub fn fill_blocks(&mut self, slots: &mut [Option<Block>]) -> usize {
-        let full = slots.iter().flatten().count();
-        let block = |pool: &mut Stock<Inner>, number, raw| Block::new(pool.issue(), number, raw);
-        full + self.fill_with(slots, State::OWNED, block).unwrap_or_else(|(filled, _)| filled)
+        match self.fill_with(slots, State::OWNED, |pool, number, raw| Block::new(pool.issue(), number, raw)) {
+            Ok(()) => slots.len(),
+            Err(_) => slots.iter().flatten().count(),
+        }
     }
 
     /// Fills the empty slots with raw blocks, all or none: what several descriptors of one request need. Slots that are full
@@ -119,12 +122,13 @@ impl Local {
         new.resize(slots.iter().filter(|slot| slot.is_none()).count(), None);
         let wanted = new.len();
         match self.fill_with(&mut new, State::RAW, |_, _, raw| raw) {
-            Ok(_) => {
+            Ok(()) => {
                 let empty = slots.iter_mut().filter(|slot| slot.is_none());
                 empty.zip(new).for_each(|(slot, block)| *slot = block);
                 Ok(())
             }
-            Err((available, error)) => {
+            Err(error) => {
+                let available = new.iter().flatten().count();
                 // Only a wrong free of the program can have freed one of them meanwhile.
                 for block in new.into_iter().flatten() {
                     let _ = self.free_raw(block);
@@ -134,22 +138,29 @@ impl Local {
         }
     }
 
-    /// Fills the empty slots, a magazine at a time; returns how many it filled, also with the error that ended it.
+    /// Fills the empty slots, a magazine at a time.
     #[inline(always)]
     fn fill_with<T>(
         &mut self,
         slots: &mut [Option<T>],
         form: u8,
         make: impl Fn(&mut Stock<Inner>, u32, RawBlock) -> T,
-    ) -> Result<usize, (usize, AllocError)> {
+    ) -> Result<(), AllocError> {
         let Self { pool, owner } = self;
-        let mut filled = 0;
-        for slot in slots.iter_mut().filter(|slot| slot.is_none()) {
-            let (number, raw) = pool.alloc(owner, form).map_err(|error| (filled, error))?;
-            *slot = Some(make(pool, number, raw));
-            filled += 1;
+        let mut empty = slots.iter_mut().filter(|slot| slot.is_none()).peekable();
+        while empty.peek().is_some() {
+            let mut taken = 0;
+            for (&number, slot) in owner.current.as_slice().iter().rev().zip(empty.by_ref()) {
+                let raw = pool.hand_out(owner, number, form);
+                slot.get_or_insert_with(|| make(pool, number, raw));
+                taken += 1;
+            }
+            owner.current.drop_last(taken);
+            if taken == 0 {
+                pool.restock(owner)?;
+            }
         }
-        Ok(filled)
+        Ok(())
     }
 
     /// Frees raw blocks.

@@ -46,20 +46,17 @@ impl Magazine {
         true
     }
 
-    /// Removes up to `most` numbers, the last ones first in the result.
-    #[inline]
-    pub(super) fn pop_many(&mut self, most: usize) -> impl Iterator<Item = u32> + '_ {
-        let rest = self.len.saturating_sub(most);
-        let taken = self.numbers.get(rest..self.len).unwrap_or_default();
-        self.len = rest;
-        taken.iter().rev().copied()
+    /// Removes so many numbers from the end.
+    pub(super) fn drop_last(&mut self, count: usize) {
+        self.len = self.len.saturating_sub(count);
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    fn as_slice(&self) -> &[u32] {
+    /// Its numbers; the last one is popped first.
+    pub(super) fn as_slice(&self) -> &[u32] {
         self.numbers.get(..self.len).unwrap_or_default()
     }
 
@@ -262,11 +259,8 @@ impl Depot {
     /// Removes the chunks all of whose blocks are in the depot, as long as `minimum` blocks are left, the last ones first,
     /// and returns them. O(free blocks + blocks). Allocates memory.
     pub(super) fn remove_free_chunks(&mut self, units: &Units, minimum: u64) -> Vec<Chunk> {
-        let state = |number| {
-            let (unit, slot) = units.unit(number);
-            unit.state(slot)
-        };
-        let mark = |number, to| state(number).into_iter().for_each(|state: &State| state.set(to));
+        let mark = |number, to| units.state(number).set(to);
+        let is_in = |number, state| units.state(number).get() == state;
         // Whatever has a number in the depot is exclusive to the holder of the lock.
         self.for_each(|number| mark(number, State::LISTED));
         let mut removed = Vec::new();
@@ -282,19 +276,18 @@ impl Depot {
             }
         }
         self.blocks = left;
-        self.chunks.retain(|chunk| state(chunk.first).is_some_and(|state| state.get() != State::ABSENT));
-        let is_listed = |number| state(number).is_some_and(|state| state.get() == State::LISTED);
-        self.fresh.retain(|fresh| is_listed(fresh.start));
+        self.chunks.retain(|chunk| !is_in(chunk.first, State::ABSENT));
+        self.fresh.retain(|fresh| is_in(fresh.start, State::LISTED));
         self.fresh_blocks = self.fresh.iter().map(|fresh| fresh.len() as u64).sum();
         self.fresh.iter().cloned().flatten().for_each(|number| mark(number, State::FREE));
         let arrays: Vec<_> = self.full.drain(..).collect();
         let mut magazines: Vec<_> = arrays.into_iter().map(Magazine::full).collect();
         magazines.push(core::mem::replace(&mut self.part, Magazine::new(self.cap.magazine)));
-        for mut magazine in magazines {
-            let numbers: Vec<_> = magazine.pop_many(usize::MAX).collect();
+        for magazine in magazines {
+            let numbers = magazine.as_slice().to_vec();
             self.empty.push(magazine.numbers);
             for number in numbers {
-                if is_listed(number) {
+                if is_in(number, State::LISTED) {
                     mark(number, State::FREE);
                     self.take_one(number);
                 } else {

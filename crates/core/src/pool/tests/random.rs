@@ -1,8 +1,8 @@
 //! All kinds of calls in random order by several owners, wrong frees among them, beside a simple model.
 
-use crate::heap;
-use crate::subject::api::{FreeError, RawBlock};
-use crate::subject::{Block, Pool, build, shrink};
+use super::heap;
+use super::subject::{Block, Local, Pool, build};
+use crate::pool::{FreeError, RawBlock};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ impl Model {
     }
 }
 
-fn step(pool: &Pool, locals: &mut Vec<crate::subject::Local>, model: &mut Model, call: (u8, u8, u16)) {
+fn step(pool: &Pool, locals: &mut Vec<Local>, model: &mut Model, call: (u8, u8, u16)) {
     let (kind, owner, at) = call;
     let (owner, at) = (usize::from(owner) % locals.len(), usize::from(at));
     let local = &mut locals[owner];
@@ -100,7 +100,7 @@ fn step(pool: &Pool, locals: &mut Vec<crate::subject::Local>, model: &mut Model,
         }
         12 => locals[owner] = pool.local(),
         _ => {
-            shrink(pool);
+            pool.shrink();
         }
     }
 }
@@ -135,7 +135,7 @@ proptest! {
         }
         model.owned.clear();
         drop(locals);
-        shrink(&pool);
+        pool.shrink();
         prop_assert_eq!((pool.stats().in_use, heap.frames_taken()), (0, 0));
     }
 }

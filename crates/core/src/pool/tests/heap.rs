@@ -1,26 +1,28 @@
 //! A source of chunks over the heap. Its frames are allocated first fit; it fails on request.
 
-use pinfold_core::addr::Iova;
-use pinfold_core::dma_pool::{ChunkSource, SourceError};
-use pinfold_core::frame::{Frame, FrameError, Order};
+use crate::addr::Iova;
+use crate::frame::{Frame, FrameError, Order};
+use crate::mem::DmaMemory;
+use crate::pool::RawBlock;
+use crate::pool::{ChunkSource, SourceError};
+use crate::sync::Mutex;
 use std::alloc::{Layout, alloc, dealloc};
 use std::ptr::NonNull;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Where the span starts for the device.
-pub(crate) const IOVA: u64 = 0x1_2340_0000_0000;
+pub(in crate::pool) const IOVA: u64 = 0x1_2340_0000_0000;
 
-pub(crate) struct Heap {
+pub(in crate::pool) struct Heap {
     base: NonNull<u8>,
     layout: Layout,
     taken: Mutex<Vec<bool>>,
     /// The largest order that is not refused.
-    pub(crate) largest: AtomicUsize,
+    pub(in crate::pool) largest: AtomicUsize,
     /// How many more acquisitions succeed.
-    pub(crate) left: AtomicUsize,
-    pub(crate) acquired: AtomicUsize,
-    pub(crate) released: AtomicUsize,
+    pub(in crate::pool) left: AtomicUsize,
+    pub(in crate::pool) acquired: AtomicUsize,
+    pub(in crate::pool) released: AtomicUsize,
 }
 
 // SAFETY: the memory is owned, and nothing here accesses it.
@@ -30,7 +32,7 @@ unsafe impl Sync for Heap {}
 
 impl Heap {
     /// `bytes` is a multiple of a page. The span is aligned to 2 MiB, and its pages are not touched.
-    pub(crate) fn new(bytes: usize) -> Self {
+    pub(in crate::pool) fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, 2 << 20).unwrap();
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc(layout) }).unwrap();
@@ -45,16 +47,22 @@ impl Heap {
         }
     }
 
-    pub(crate) fn start(&self) -> usize {
+    /// The memory of a block, whether it is allocated or not.
+    pub(in crate::pool) fn memory(&self, block: RawBlock, bytes: usize) -> DmaMemory<'_> {
+        // SAFETY: in this heap, which is only accessed by `DmaMemory`.
+        unsafe { DmaMemory::from_raw(block.as_ptr(), bytes) }
+    }
+
+    pub(in crate::pool) fn start(&self) -> usize {
         self.base.as_ptr().addr()
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    pub(in crate::pool) fn bytes(&self) -> usize {
         self.layout.size()
     }
 
-    pub(crate) fn frames_taken(&self) -> usize {
-        self.taken.lock().unwrap().iter().filter(|&&taken| taken).count()
+    pub(in crate::pool) fn frames_taken(&self) -> usize {
+        self.taken.lock().iter().filter(|&&taken| taken).count()
     }
 }
 
@@ -74,7 +82,7 @@ unsafe impl ChunkSource for Heap {
         Iova::new(IOVA)
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
-        let mut taken = self.taken.lock().unwrap();
+        let mut taken = self.taken.lock();
         let frames = order.frames() as usize;
         let exhausted = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
         let left = self.left.load(Ordering::Relaxed);
@@ -89,23 +97,10 @@ unsafe impl ChunkSource for Heap {
         Ok(Frame::new(u32::try_from(first).unwrap()).unwrap())
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
-        let mut taken = self.taken.lock().unwrap();
+        let mut taken = self.taken.lock();
         let run = &mut taken[frame.index() as usize..][..order.frames() as usize];
         assert!(run.iter().all(|&taken| taken), "released twice");
         run.fill(false);
         self.released.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-/// Pseudo-random numbers (xorshift), the same in each run.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    /// Returns a number less than `n`.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % n as u64).unwrap()
     }
 }

@@ -1,9 +1,9 @@
 //! Frees are checked in every build, by whichever handle they are made, and a refused one changes nothing.
 
-use crate::subject::api::{FreeError, RawBlock};
-use crate::subject::{Local, Pool};
-use crate::{heap, pool};
-use pinfold_core::addr::Iova;
+use super::subject::{Local, Pool};
+use super::{heap, pool};
+use crate::addr::Iova;
+use crate::pool::{FreeError, RawBlock};
 use std::ptr::NonNull;
 
 /// The block `bytes` further on.
@@ -69,7 +69,7 @@ fn wrong_frees_are_refused_by_every_handle_and_change_nothing() {
 #[test]
 fn bytes_that_no_block_uses_are_refused_as_misaligned() {
     let heap = heap(2);
-    let pool = crate::subject::build(&heap, 3000, 8, 4096).unwrap();
+    let pool = super::subject::build(&heap, 3000, 8, 4096).unwrap();
     let block = pool.alloc_raw().unwrap();
     for bytes in [3000, 3008, 4088] {
         assert!(matches!(pool.free_raw(moved(block, bytes)), Err(FreeError::Misaligned { .. })));
@@ -153,8 +153,8 @@ fn a_block_frees_itself_unless_it_is_made_raw() {
     let raw = local.alloc().unwrap().into_raw();
     assert_eq!(pool.stats().in_use, 1);
     pool.free_raw(raw).unwrap();
-    let other_heap = crate::heap(2);
-    let other = crate::pool(&other_heap, 64);
+    let other_heap = super::heap(2);
+    let other = super::pool(&other_heap, 64);
     // A block of another pool returns to its own.
     local.free(other.alloc().unwrap());
     assert_eq!((pool.stats().in_use, other.stats().in_use), (0, 0));

@@ -1,9 +1,9 @@
 //! Where blocks lie.
 
-use crate::heap::IOVA;
-use crate::subject::api::CreateError;
-use crate::subject::{build, limited};
-use crate::{heap, pool};
+use super::heap::IOVA;
+use super::subject::{build, limited};
+use super::{heap, pool};
+use crate::pool::CreateError;
 use std::collections::BTreeSet;
 
 #[test]

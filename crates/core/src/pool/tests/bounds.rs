@@ -1,8 +1,8 @@
 //! Idle owners keep few blocks from the others.
 
-use crate::heap::Random;
-use crate::subject::limited;
-use crate::{heap, pool};
+use super::subject::limited;
+use super::{heap, pool};
+use crate::testing::Random;
 
 /// The most free blocks of 64 bytes that an owner keeps.
 const KEPT: usize = 4_176;
@@ -39,7 +39,7 @@ fn an_idle_owner_keeps_few_blocks_of_a_pool_of_fixed_size() {
         let heap = heap(8);
         let pool = limited(&heap, 64, BLOCKS as u64, BLOCKS as u64).unwrap();
         let (mut idle, mut other) = (pool.local(), pool.local());
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut blocks: Vec<_> = (0..BLOCKS).map(|_| idle.alloc_raw().unwrap()).collect();
         while blocks.len() > left {
             idle.free_raw(blocks.swap_remove(random.below(blocks.len()))).unwrap();
@@ -59,7 +59,7 @@ fn what_others_free_is_available() {
     let pool = limited(&heap, 64, BLOCKS as u64, BLOCKS as u64).unwrap();
     let (mut idle, mut other) = (pool.local(), pool.local());
     let mut blocks: Vec<_> = (0..BLOCKS).map(|_| idle.alloc_raw().unwrap()).collect();
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     while !blocks.is_empty() {
         other.free_raw(blocks.swap_remove(random.below(blocks.len()))).unwrap();
     }

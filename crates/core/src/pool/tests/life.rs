@@ -1,8 +1,8 @@
 //! Growth, shrinking, reports and the end of a pool.
 
-use crate::subject::api::{FreeError, REPORT_HEADER};
-use crate::subject::{BOUNDED, Block, Local, Pool, destroy, shrink};
-use crate::{heap, pool};
+use super::subject::{Block, Local, Pool};
+use super::{heap, pool};
+use crate::pool::{FreeError, REPORT_HEADER};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -63,18 +63,18 @@ fn shrink_releases_free_chunks_while_handles_live() {
     let mut local = pool.local();
     let kept = local.alloc().unwrap();
     let blocks: Vec<_> = (0..200_000).map(|_| local.alloc_raw().unwrap()).collect();
-    assert_eq!(shrink(&pool), 0, "nothing is free");
+    assert_eq!(pool.shrink(), 0, "nothing is free");
     let taken = heap.frames_taken();
     blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
     let last = blocks[199_999];
     drop(local);
-    let bytes = shrink(&pool);
+    let bytes = pool.shrink();
     assert!(bytes > 10 << 20, "{bytes}");
     assert_eq!(heap.frames_taken(), taken - usize::try_from(bytes / 4096).unwrap());
     assert!(matches!(pool.free_raw(last), Err(FreeError::Foreign { .. })));
     assert_eq!(pool.stats().in_use, 1);
     drop(kept);
-    shrink(&pool);
+    pool.shrink();
     assert_eq!((heap.frames_taken(), pool.stats().blocks), (0, 0));
     // It can grow again, over the same frames.
     let again = pool.alloc_raw().unwrap();
@@ -88,15 +88,21 @@ fn a_busy_pool_is_not_destroyed_and_says_why() {
     let heap = heap(2);
     let pool = pool(&heap, 64);
     let raw = pool.alloc_raw().unwrap();
-    let (blocks, text) = destroy(pool).unwrap_err();
-    assert_eq!(blocks, 1);
+    let busy = pool.destroy().unwrap_err();
+    let text = busy.to_string();
+    assert_eq!((busy.blocks, busy.first), (1, Some(raw)));
+    drop(busy);
     assert!(text.contains("\"test\"") && text.contains(&format!("{:p}", raw.as_ptr())), "{text}");
     // A device may still write to the block: its chunk is never released.
     assert_eq!(heap.frames_taken(), 1);
-    let heap = crate::heap(2);
-    let pool = crate::pool(&heap, 64);
+    let heap = super::heap(2);
+    let pool = super::pool(&heap, 64);
     drop(pool.alloc().unwrap());
-    destroy(pool).unwrap();
+    let other = pool.clone();
+    let busy = pool.destroy().unwrap_err();
+    assert!(busy.to_string().contains("other handles"), "{busy}");
+    drop(other);
+    busy.pool.destroy().unwrap();
     assert_eq!(heap.frames_taken(), 0);
 }
 
@@ -122,27 +128,4 @@ fn handles_and_blocks_keep_their_pool() {
     in_flight.into_iter().for_each(|block| block.memory().fill(0, 64, 1).unwrap());
     assert_eq!(heap.frames_taken(), 0);
     assert_eq!(Arc::strong_count(&heap), 1);
-}
-
-/// Chunks of every order at every place: a released chunk leaves nothing behind that grows.
-#[test]
-fn growing_and_shrinking_at_all_places_leaves_bounded_state() {
-    if !BOUNDED {
-        return println!("skipped: this pool keeps a record for each chunk that it ever had");
-    }
-    let heap = heap(4);
-    let pool = pool(&heap, 64);
-    let mut bytes = Vec::new();
-    for round in 0..40 {
-        heap.largest.store(round % 10, Ordering::Relaxed);
-        let blocks: Vec<_> = std::iter::from_fn(|| pool.alloc_raw().ok()).collect();
-        assert_eq!(blocks.len(), (4 << 20) / 64);
-        blocks.iter().for_each(|&block| pool.free_raw(block).unwrap());
-        shrink(&pool);
-        assert_eq!(heap.frames_taken(), 0);
-        bytes.push(crate::allocated());
-    }
-    // The last rounds do what the first ten did.
-    let (first, last) = (bytes[9], bytes[39]);
-    assert!(last <= first + 16_384, "{first} bytes after 10 rounds, {last} after 40");
 }
