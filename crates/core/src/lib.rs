@@ -51,7 +51,6 @@ pub mod known_bad;
 mod known_bad;
 pub mod mem;
 pub mod page_pool;
-pub mod pool;
 pub mod registered;
 pub mod share;
 pub mod sync;

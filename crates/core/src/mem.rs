@@ -73,7 +73,6 @@ mod stress;
 mod tests;
 
 pub use prefetch::prefetch;
-pub(crate) use prefetch::prefetch_for_write;
 
 /// An access that is outside the memory, or not aligned to its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

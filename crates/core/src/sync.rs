@@ -28,7 +28,6 @@ pub use counting::{lock_count, longest_hold, rmw_count, rmw_reset};
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
 mod counting;
-pub(crate) mod lot;
 mod spin_lock;
 
 pub(crate) use spin_lock::{Guard, SpinLock};

@@ -5,9 +5,8 @@
 //! `cargo run -p pinfold --example fixed_pools`
 
 use pinfold::arena::BuildError;
-use pinfold::core::dma_pool::{BulkAllocError, Limits, Local, RawBlock};
+use pinfold::core::dma_pool::{BulkAllocError, Local, RawBlock};
 use pinfold::core::page_pool::AllocError;
-use pinfold::core::share::Shared;
 use pinfold::page_pool::{Config, PagePool};
 use pinfold::{Arena, DmaPool, Domain};
 use std::collections::HashMap;
@@ -29,7 +28,7 @@ fn arena_on(node: u32, domain: &Domain) -> Result<Arena, BuildError> {
 }
 
 /// Allocates `count` descriptors of one request, all or none.
-fn request(local: &mut Local<Arena>, count: usize) -> Result<Vec<RawBlock>, BulkAllocError> {
+fn request(local: &mut Local, count: usize) -> Result<Vec<RawBlock>, BulkAllocError> {
     let mut slots = vec![None; count];
     local.fill_all(&mut slots)?;
     Ok(slots.into_iter().flatten().collect())
@@ -40,8 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arena = arena_on(0, &domain)?;
 
     // A fixed number: from here on no request waits for the arena, and none grows the pool.
-    let mut pool = DmaPool::new(arena.clone(), "descriptors", DESCRIPTOR_BYTES, 64, 0)?;
-    pool.set_limits(Limits { minimum: DESCRIPTORS, maximum: DESCRIPTORS })?;
+    let builder = DmaPool::builder("descriptors").block(DESCRIPTOR_BYTES).align(64);
+    let pool = builder.minimum(DESCRIPTORS).maximum(DESCRIPTORS).build(&arena)?;
     let mut numbers = HashMap::new();
     pool.for_each_block(|descriptor, memory| {
         let number = numbers.len() as u64;
@@ -51,7 +50,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     println!("{} descriptors registered with the device", numbers.len());
 
-    let pool = Shared::new(pool);
     let mut local = pool.local();
     let mut requests = Vec::new();
     let refused = loop {
@@ -62,19 +60,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     println!("{} requests of 24 descriptors in flight; the next one: {refused}", requests.len());
     let completed = requests.pop().ok_or("no request was possible")?;
-    let kept = pool.memory(*completed.first().ok_or("an empty request")?)?.read_u64(NUMBER)?;
-    println!("the device completed the request of descriptor {kept}");
+    let first = completed.first().ok_or("an empty request")?;
+    println!("the device completed the request of descriptor {}", numbers[&first.iova()]);
     local.free_bulk(&completed)?;
     requests.push(request(&mut local, 24)?);
 
     // A pool of another kind: it grows as needed, and is shrunk while its handles and some blocks are held.
-    let packets = Shared::new(DmaPool::new(arena.clone(), "packets", 2048, 0, 0)?);
+    let packets = DmaPool::builder("packets").block(2048).build(&arena)?;
     let mut sender = packets.local();
     let first = sender.alloc()?;
     let burst = (0..2000).map(|_| sender.alloc()).collect::<Result<Vec<_>, _>>()?;
     burst.into_iter().for_each(|packet| sender.free(packet));
     let before = packets.stats().bytes;
-    let released = packets.shrink_shared();
+    sender.flush(); // what this owner has cached
+    let released = packets.shrink();
     println!("after a burst of {before} bytes {released} were released, while packets are in flight");
     first.memory().write_u64(0, 1)?;
 

@@ -1,26 +1,25 @@
 //! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
 //!
 //! A driver can own a domain with all that it uses, and move between threads: mappings of a
-//! [`DomainLocal`](crate::DomainLocal) and blocks of a [`Shared`] pool hold a share of what they belong to, without a
+//! [`DomainLocal`](crate::DomainLocal) and blocks of a pool hold a share of what they belong to, without a
 //! read-modify-write on the hot path.
 //!
 //! ```
 //! use pinfold::core::dma_pool::{Block, Local};
-//! use pinfold::share::Shared;
 //! use pinfold::{Arena, Buffer, DmaPool, Domain, DomainLocal, FromDevice, Mapping};
 //!
 //! struct Driver {
 //!     domain: DomainLocal,
-//!     pool: Shared<DmaPool<Arena>>,
-//!     local: Local<Arena>,
-//!     descriptors: Block<Arena>,
+//!     pool: DmaPool,
+//!     local: Local,
+//!     descriptors: Block,
 //!     ring: Vec<Mapping<Buffer, FromDevice>>,
 //! }
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?; // or that of a `vfio::Device`
 //! let arena = Arena::builder().size(4 << 20).build(&domain)?;
-//! let pool = Shared::new(DmaPool::new(arena.clone(), "descriptors", 128, 128, 0)?);
+//! let pool = DmaPool::builder("descriptors").block(128).align(128).build(&arena)?;
 //! let (mut owner, mut local) = (domain.local(), pool.local());
 //! let descriptors = local.alloc_zeroed()?;
 //! let mapping = owner.map(arena.alloc(4096)?, FromDevice)?;

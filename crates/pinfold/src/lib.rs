@@ -11,7 +11,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?; // or a VFIO device's
 //! let arena = Arena::builder().size(64 << 20).build(&domain)?; // hugepages, if available
-//! let pool = DmaPool::new(&arena, "descriptors", 128, 128, 0)?; // size, align, boundary
+//! let pool = DmaPool::builder("descriptors").block(128).align(128).build(&arena)?;
 //! let mut local = pool.local(); // owned by this thread: no lock on its path
 //! let block = local.alloc_zeroed()?; // block.iova() goes into the descriptor
 //! let buffer = arena.alloc(8 << 20)?; // or memory that the program already has

@@ -22,7 +22,6 @@
 //! their own; a block returns to the pool that it came from, and so to its node, whichever thread frees it.
 //!
 //! ```no_run
-//! use pinfold::core::{dma_pool::Limits, share::Shared};
 //! use pinfold::{Arena, DmaPool, Domain};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -30,9 +29,8 @@
 //! let nodes = [0, 1]; // of a device: /sys/bus/pci/devices/ADDRESS/numa_node, which is -1 where there is one node only
 //! let pool_on = |node: u32| -> Result<_, Box<dyn std::error::Error>> {
 //!     let arena = Arena::builder().size(64 << 20).numa_node(node).build(&domain)?;
-//!     let pool = DmaPool::new(arena, &format!("descriptors-{node}"), 128, 128, 0)?;
-//!     pool.set_limits(Limits { minimum: 4096, ..Limits::default() })?; // on this node, or an error now
-//!     Ok(Shared::new(pool))
+//!     let builder = DmaPool::builder(&format!("descriptors-{node}")).block(128).align(128);
+//!     Ok(builder.minimum(4096).build(&arena)?) // 4,096 blocks on this node, or an error now
 //! };
 //! let pools = nodes.into_iter().map(pool_on).collect::<Result<Vec<_>, _>>()?;
 //! let mut local = pools[1].local(); // for a thread, or a device, of node 1
@@ -52,7 +50,7 @@ mod policy;
 mod quarantine;
 mod source;
 
-pub use bounce::{BounceError, BouncePool, Bounced};
+pub use bounce::{BounceError, BounceLocal, BouncePool, Bounced};
 pub use buffer::Buffer;
 pub use fixed::Fixed;
 pub(crate) use obtain::try_one_page;

@@ -218,7 +218,7 @@ impl PoolReport {
         Self {
             name: stats.name.clone(),
             in_use: stats.in_use,
-            peak: stats.high_water,
+            peak: stats.peak,
             blocks: stats.blocks,
             block_bytes: stats.block_bytes,
             chunks: stats.chunks,

@@ -1,13 +1,13 @@
 //! A pool over a static buffer, and a driver that owns it. Needs `core` and `alloc` only.
 
 use alloc::collections::VecDeque;
+use alloc::sync::Arc;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError};
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
-use pinfold_core::share::Shared;
 
 /// 2 MiB, the smallest zone, aligned to a page.
 const BYTES: usize = 2 << 20;
@@ -40,7 +40,7 @@ impl StaticSource {
     }
 }
 
-// SAFETY: the buffer is static and belongs to this source alone; the zone has as many frames as the buffer, aligns each
+// SAFETY: the buffer is one allocation, is static and belongs to this source alone; the zone has as many frames as the buffer, aligns each
 // run to its size, and allocates none twice before `release` frees it.
 unsafe impl ChunkSource for StaticSource {
     fn span(&self) -> NonNull<[u8]> {
@@ -61,8 +61,8 @@ unsafe impl ChunkSource for StaticSource {
 
 /// A driver with descriptors in flight, in one struct without a lifetime.
 pub(crate) struct Driver {
-    local: Local<StaticSource>,
-    in_flight: VecDeque<Block<StaticSource>>,
+    local: Local,
+    in_flight: VecDeque<Block>,
 }
 
 impl Driver {
@@ -71,7 +71,7 @@ impl Driver {
     /// # Errors
     /// [`CreateError`].
     pub(crate) fn new(source: StaticSource) -> Result<Self, CreateError> {
-        let pool = Shared::new(DmaPool::new(source, "descriptors", 64, 64, 0)?);
+        let pool = DmaPool::builder("descriptors").block(64).align(64).build(&Arc::new(source))?;
         Ok(Self { local: pool.local(), in_flight: VecDeque::new() })
     }
 

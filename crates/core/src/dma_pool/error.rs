@@ -116,14 +116,37 @@ pub enum CreateError {
     /// The source's span cannot be used.
     #[error(transparent)]
     Span(#[from] SpanError),
+    /// The maximum is at least 1, and at least the minimum.
+    #[error(
+        "cannot limit a pool to {minimum} to {maximum} blocks: the maximum must be at least 1 and the minimum; lower the minimum, or raise the maximum"
+    )]
+    Limits {
+        /// The requested minimum.
+        minimum: u64,
+        /// The requested maximum.
+        maximum: u64,
+    },
+    /// The source has not enough chunks for the minimum.
+    #[error(
+        "cannot reserve {minimum} blocks: with all the chunks that are available the pool has {available}: {cause}; lower the minimum, or give the source more memory",
+        cause = cause(error)
+    )]
+    Minimum {
+        /// The requested minimum.
+        minimum: u64,
+        /// How many blocks the pool would have with all the chunks that the source could give it.
+        available: u64,
+        /// Why no further chunk was acquired.
+        #[source]
+        error: AllocError,
+    },
 }
 
 /// Why no block can be allocated.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No chunk is available. Other owners may hold free blocks (see
-    /// [`PoolStats::in_magazines`](super::PoolStats)).
+    /// No chunk is available. Other owners may hold free blocks (see [`PoolStats::cached`](super::PoolStats)).
     #[error(
         "{0}; other owners of the pool may hold free blocks: drop idle `Local`s, free blocks, or give the source more memory"
     )]
@@ -136,35 +159,76 @@ pub enum AllocError {
         /// The requested value.
         order: Order,
     },
-    /// The pool has no free block left for this owner, and [its maximum](super::Limits::maximum) of blocks.
+    /// The pool has no free block left for this owner, and its [maximum](super::Builder::maximum) of blocks.
     #[error(
-        "no free block: the pool may have {maximum} blocks and has {blocks}, {in_use} of them in use as far as its owners have reported; {advice}",
-        advice = advice(*blocks, *in_use)
+        "no free block: the pool may have {maximum} blocks and has {blocks}; other owners may hold free ones: drop idle `Local`s, free blocks, or build the pool with a larger maximum"
     )]
     Maximum {
         /// The limit.
         maximum: u64,
         /// How many blocks the pool has.
         blocks: u64,
-        /// How many of them are allocated, as far as owners have reported: they do when they use the depot, so an idle owner's
-        /// last frees are missing. [`DmaPool::stats`](super::DmaPool::stats) counts them. Other owners hold the others.
-        in_use: u64,
     },
-    /// The call came from inside the source, which was acquiring a chunk for this [`LocalCell`](super::LocalCell), and the
-    /// pool has no free block meanwhile.
+    /// The pool has no free block left for this owner, and no source but [ranges](super::DmaPool::add_range) of the caller.
     #[error(
-        "no free block: the source allocates from the `LocalCell` that it is acquiring a chunk for; allocate before `acquire`, or from another pool"
+        "no free block: the pool has {blocks} blocks in the ranges that were added to it; other owners may hold free ones: drop idle `Local`s, free blocks, or add another range"
     )]
-    Reentrant,
+    Ranges {
+        /// How many blocks the pool has.
+        blocks: u64,
+    },
+    /// Blocks are numbered with 32 bits, and the pool has used all numbers.
+    #[error(
+        "no number is left for a block: a pool of blocks of {size} bytes has at most {limit} bytes of memory; use another pool"
+    )]
+    Numbers {
+        /// How many bytes a block has.
+        size: u64,
+        /// The most bytes of a pool of such blocks.
+        limit: u64,
+    },
 }
 
-/// What a program can do about [`AllocError::Maximum`].
-fn advice(blocks: u64, in_use: u64) -> &'static str {
-    if in_use < blocks {
-        "other owners hold the rest: drop idle `Local`s, free blocks, or raise the maximum with `DmaPool::set_limits`"
-    } else {
-        "free blocks, or raise the maximum with `DmaPool::set_limits`"
-    }
+/// Why a range cannot be added to a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// No block fits into the range, or it ends beyond 64 bits.
+    #[error("cannot add {len} bytes at {iova}: no block of {size} bytes fits, or they end beyond 64 bits")]
+    Size {
+        /// How many bytes the range has.
+        len: usize,
+        /// Where it starts for the device.
+        iova: Iova,
+        /// How many bytes a block has.
+        size: u64,
+    },
+    /// The start is not aligned enough for the blocks' alignment or boundary.
+    #[error("cannot add a range at {addr:#x} and {iova}: both must be multiples of {needed} bytes")]
+    Align {
+        /// Where the range starts in this process.
+        addr: usize,
+        /// Where it starts for the device.
+        iova: Iova,
+        /// The required alignment.
+        needed: u64,
+    },
+    /// The pool would have more blocks than its maximum.
+    #[error("cannot add {blocks} blocks: the pool may have {maximum} blocks and has {have}")]
+    Maximum {
+        /// How many blocks the range has.
+        blocks: u64,
+        /// How many blocks the pool has.
+        have: u64,
+        /// The limit.
+        maximum: u64,
+    },
+    /// Blocks are numbered with 32 bits; a part of the range may have been added.
+    #[error("no number is left for a block: {blocks} blocks of the range were added")]
+    Numbers {
+        /// How many of its blocks the pool has now.
+        blocks: u64,
+    },
 }
 
 /// Why a slice was not filled. Its slots are as before, and no block of it stays allocated.
@@ -188,37 +252,7 @@ fn cause(error: &AllocError) -> &dyn fmt::Display {
     }
 }
 
-/// Why a pool's limits cannot be set. They are the same as before, and so are the pool's chunks.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LimitError {
-    /// The maximum is at least 1, and at least the minimum.
-    #[error(
-        "cannot limit a pool to {minimum} to {maximum} blocks: the maximum must be at least 1 and the minimum; lower the minimum, or raise the maximum"
-    )]
-    Contradiction {
-        /// The requested minimum.
-        minimum: u64,
-        /// The requested maximum.
-        maximum: u64,
-    },
-    /// The source has not enough chunks for the minimum.
-    #[error(
-        "cannot reserve {minimum} blocks: with all the chunks that are available the pool has {available}: {cause}; lower the minimum, or give the source more memory",
-        cause = cause(error)
-    )]
-    Unavailable {
-        /// The requested minimum.
-        minimum: u64,
-        /// How many blocks the pool would have with all the chunks that the source could give it.
-        available: u64,
-        /// Why no further chunk was acquired.
-        #[source]
-        error: AllocError,
-    },
-}
-
-/// Why a block cannot be freed or accessed.
+/// Why a block cannot be freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FreeError {

@@ -1,93 +1,61 @@
-//! [`Local`]: one owner's handle to a pool.
+//! [`Local`]: one owner's handle to a pool, and its calls for many blocks.
 
 use super::block::Block;
-use super::bulk::{empty, full, undo};
 use super::error::{AllocError, BulkAllocError, BulkFreeError, FreeError};
-use super::owner::Owner;
-use super::pool::DmaPool;
+use super::inner::Inner;
+use super::magazine::Owner;
 use super::raw::RawBlock;
-use super::source::ChunkSource;
-use super::state::Form;
-use crate::share::{Hold, Shared, Stock};
+use super::unit::State;
+use crate::share::{Hold, Stock};
+use crate::sync::Ordering;
+use alloc::vec::Vec;
 use core::fmt;
-use core::marker::PhantomData;
 
-/// One owner's handle to a pool: it keeps rows of blocks that no other owner allocates from, and allocates from one of them
-/// at a time. One per thread of control; it can move between threads.
+/// One owner's handle to a pool: it caches free blocks, which no other owner allocates meanwhile. It keeps the pool alive.
 ///
-/// `H` is how it keeps its pool alive: a [`Stock`] of shares of a [`Shared`] pool (the default), or a borrow
-/// (`&DmaPool`). Its blocks do the same.
-///
-/// Its calls take no lock and make no atomic read-modify-write, in either form, except where rows change hands and for a block in a
-/// row of another owner or of the depot. In order that is at most once in 64 blocks; where more blocks are freed at random than an
-/// owner keeps rows for, it is up to one read-modify-write for every three or four. Dropping it moves what it holds to the depot, which
-/// takes time proportional to its rows.
-pub struct Local<S: ChunkSource, H: Hold<Target = DmaPool<S>> = Stock<DmaPool<S>>> {
-    pub(super) pool: H,
-    pub(super) owner: Owner,
-    source: PhantomData<fn() -> S>,
+/// One per thread of control; it can move between threads. Its calls take no lock and make no atomic read-modify-write, except
+/// where a magazine is exchanged, once in as many blocks as that has, and for the claim of a raw block that is freed. Dropping it
+/// returns what it caches.
+pub struct Local {
+    pool: Stock<Inner>,
+    owner: Owner,
 }
 
-impl<S: ChunkSource> DmaPool<S> {
-    /// Returns a new owner's handle that borrows the pool.
-    ///
-    /// Allocates memory if there are more owners than ever before.
-    pub fn local(&self) -> Local<S, &Self> {
-        Local::new(self)
-    }
-}
-
-impl<S: ChunkSource> Shared<DmaPool<S>> {
-    /// Returns a new owner's handle that keeps the pool alive, as its blocks do.
-    ///
-    /// Allocates memory if there are more owners than ever before.
-    pub fn local(&self) -> Local<S> {
-        Local::new(self.stock())
-    }
-}
-
-impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> fmt::Debug for Local<S, H> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Local").field("pool", &self.pool.name()).finish_non_exhaustive()
-    }
-}
-
-impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
-    fn new(pool: H) -> Self {
-        Self { owner: pool.register_owner(), pool, source: PhantomData }
+impl Local {
+    pub(super) fn new(pool: Stock<Inner>) -> Self {
+        let pressure = pool.pressure.load(Ordering::Relaxed);
+        let owner = pool.depot.lock().new_owner(pressure);
+        Self { pool, owner }
     }
 
-    /// Allocates a block that frees itself, from any thread. A drop takes a lock; [`free`](Self::free) and
-    /// [`free_many`](Self::free_many) take none. For blocks that this thread drops, use a [`LocalCell`](super::LocalCell): its
-    /// blocks return here.
+    /// Allocates a block that frees itself, from any thread; [`free`](Self::free) is the fast way.
     ///
     /// # Errors
     /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire no chunk.
     #[inline(always)]
-    pub fn alloc(&mut self) -> Result<Block<S, H::Item>, AllocError> {
-        let raw = self.pool.alloc_by(&mut self.owner, Form::Owned)?;
-        Ok(Block::new(self.pool.issue(), raw))
+    pub fn alloc(&mut self) -> Result<Block, AllocError> {
+        let number = self.pool.alloc(&mut self.owner, State::OWNED)?;
+        Ok(Block::new(self.pool.issue(), number))
     }
 
     /// As [`alloc`](Self::alloc), with all bytes 0.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc).
-    pub fn alloc_zeroed(&mut self) -> Result<Block<S, H::Item>, AllocError> {
-        self.alloc().inspect(|block| self.pool.zero(block.as_raw()))
+    #[inline]
+    pub fn alloc_zeroed(&mut self) -> Result<Block, AllocError> {
+        self.alloc().inspect(|block| super::debug::fill(block.memory(), 0))
     }
 
     /// Frees a block, whichever owner allocated it; one of another pool is dropped.
     #[inline(always)]
-    pub fn free(&mut self, block: Block<S, H::Item>) {
-        if !core::ptr::eq(block.pool(), &raw const *self.pool) {
+    pub fn free(&mut self, block: Block) {
+        if !self.pool.is_same(block.pool()) {
             return drop(block);
         }
-        let (item, raw) = block.into_parts();
-        // Never refused: only its `Block` frees an owned block.
-        let freed = self.pool.free_by(&mut self.owner, raw, Form::Owned);
-        debug_assert_eq!(freed, Ok(()));
-        self.pool.take_back(item);
+        let (share, number) = block.into_parts();
+        self.pool.take_back(share);
+        self.pool.free_owned(&mut self.owner, number);
     }
 
     /// Allocates a raw block: it stays allocated until it is freed by address.
@@ -96,35 +64,48 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// As [`alloc`](Self::alloc).
     #[inline(always)]
     pub fn alloc_raw(&mut self) -> Result<RawBlock, AllocError> {
-        self.pool.alloc_by(&mut self.owner, Form::Raw)
+        self.pool.alloc(&mut self.owner, State::RAW).map(|number| self.pool.site(number).raw())
     }
 
-    /// Frees a raw block, whichever owner allocated it.
+    /// Frees a raw block, whichever owner allocated it. One atomic read-modify-write on its state: the claim.
     ///
     /// # Errors
     /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
     #[inline(always)]
     pub fn free_raw(&mut self, block: RawBlock) -> Result<(), FreeError> {
-        self.pool.free_by(&mut self.owner, block, Form::Raw)
+        self.pool.free_raw(&mut self.owner, block)
+    }
+
+    /// Returns all blocks that this owner caches, so that others can have them and [`shrink`](super::DmaPool::shrink) release them.
+    /// For an owner that is going to be idle.
+    pub fn flush(&mut self) {
+        self.pool.depot.lock().flush(&mut self.owner);
     }
 
     /// Returns the owner's number, by which debug mode reports it. Numbers of dropped owners are reused.
     pub fn number(&self) -> u32 {
-        self.owner.id
+        self.owner.tag.number
     }
 
     /// Sets the name by which debug mode reports this owner.
     pub fn set_tag(&mut self, tag: &'static str) {
-        self.owner.tag = tag;
+        self.owner.tag.tag = tag;
     }
 
     /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all if
     /// blocks run out.
-    #[inline]
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
-        match self.pool.fill_by(&mut self.owner, slots) {
+        match self.fill_with(slots, State::RAW, |pool, number| pool.site(number).raw()) {
             Ok(()) => slots.len(),
-            Err(_) => slots.len() - empty(slots),
+            Err(_) => slots.iter().flatten().count(),
+        }
+    }
+
+    /// As [`fill`](Self::fill), with blocks that free themselves.
+    pub fn fill_blocks(&mut self, slots: &mut [Option<Block>]) -> usize {
+        match self.fill_with(slots, State::OWNED, |pool, number| Block::new(pool.issue(), number)) {
+            Ok(()) => slots.len(),
+            Err(_) => slots.iter().flatten().count(),
         }
     }
 
@@ -132,43 +113,103 @@ impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Local<S, H> {
     /// stay as they are.
     ///
     /// If blocks run out, those that were allocated for this call are freed again, so another owner may find the pool empty
-    /// meanwhile; one that a wrong free of the program has freed already is left out. Chunks that were acquired for it stay in
-    /// the pool.
-    ///
-    /// O(slots), and what [`alloc`](Self::alloc) takes. Allocates memory only if some slots are full already.
+    /// meanwhile; one that a wrong free of the program has freed already is left out. Allocates memory then.
     ///
     /// # Errors
     /// [`BulkAllocError`], with how many blocks were available; the slots are as before.
-    #[inline]
     pub fn fill_all(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkAllocError> {
-        let before = full(slots);
-        let Self { pool, owner, .. } = self;
-        pool.fill_by(owner, slots)
-            .map_err(|error| undo(slots, &before, error, |filled| pool.free_slots_by(owner, filled)))
+        let mut new = Vec::new();
+        new.resize(slots.iter().filter(|slot| slot.is_none()).count(), None);
+        let wanted = new.len();
+        match self.fill_with(&mut new, State::RAW, |pool, number| pool.site(number).raw()) {
+            Ok(()) => {
+                let empty = slots.iter_mut().filter(|slot| slot.is_none());
+                empty.zip(new).for_each(|(slot, block)| *slot = block);
+                Ok(())
+            }
+            Err(error) => {
+                let available = new.iter().flatten().count();
+                // Only a wrong free of the program can have freed one of them meanwhile.
+                for block in new.into_iter().flatten() {
+                    let _ = self.free_raw(block);
+                }
+                Err(BulkAllocError { wanted, available, error })
+            }
+        }
+    }
+
+    /// Fills the empty slots, a magazine at a time.
+    #[inline(always)]
+    fn fill_with<T>(
+        &mut self,
+        slots: &mut [Option<T>],
+        form: u8,
+        make: impl Fn(&mut Stock<Inner>, u32) -> T,
+    ) -> Result<(), AllocError> {
+        let Self { pool, owner } = self;
+        let mut empty = slots.iter_mut().filter(|slot| slot.is_none()).peekable();
+        while empty.peek().is_some() {
+            let mut taken = 0;
+            for (&number, slot) in owner.current.as_slice().iter().rev().zip(empty.by_ref()) {
+                pool.hand_out(owner, number, form);
+                slot.get_or_insert_with(|| make(pool, number));
+                taken += 1;
+            }
+            owner.current.drop_last(taken);
+            if taken == 0 {
+                pool.restock(owner)?;
+            }
+        }
+        Ok(())
     }
 
     /// Frees raw blocks.
     ///
     /// # Errors
-    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it.
-    #[inline]
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it: it and those after it are unchanged.
     pub fn free_bulk(&mut self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
-        self.pool.free_bulk_by(&mut self.owner, blocks)
+        for (freed, &block) in blocks.iter().enumerate() {
+            self.free_raw(block).map_err(|error| BulkFreeError { freed, error })?;
+        }
+        Ok(())
     }
 
-    /// Frees the raw blocks in the slots, as [`fill`](Self::fill) left them, and empties the slots.
+    /// Frees blocks, whichever owners allocated them; those of another pool are dropped.
     ///
-    /// # Errors
-    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it; it and those after it stay
-    /// in their slots.
-    #[inline]
-    pub fn free_slots(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkFreeError> {
-        self.pool.free_slots_by(&mut self.owner, slots)
+    /// ```
+    /// # use pinfold_core::dma_pool::{Block, DmaPool};
+    /// # use std::sync::mpsc::sync_channel;
+    /// # fn run(pool: DmaPool) -> Result<(), Box<dyn core::error::Error>> {
+    /// let (filled, received) = sync_channel::<Vec<Block>>(8);
+    /// let mut consumer = pool.local(); // moves to its thread
+    /// let thread = std::thread::spawn(move || {
+    ///     for batch in received {
+    ///         consumer.free_many(batch); // no lock, although another thread has allocated them
+    ///     }
+    /// });
+    /// let mut producer = pool.local();
+    /// for _ in 0..100 {
+    ///     let batch: Result<Vec<_>, _> = (0..64).map(|_| producer.alloc()).collect();
+    ///     filled.send(batch?).map_err(|_| "the consumer has ended")?;
+    /// }
+    /// drop(filled);
+    /// thread.join().map_err(|_| "panicked")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn free_many(&mut self, blocks: impl IntoIterator<Item = Block>) {
+        blocks.into_iter().for_each(|block| self.free(block));
     }
 }
 
-impl<S: ChunkSource, H: Hold<Target = DmaPool<S>>> Drop for Local<S, H> {
+impl Drop for Local {
     fn drop(&mut self) {
-        self.pool.depot.retire(&mut self.owner);
+        self.pool.depot.lock().retire(&mut self.owner);
+    }
+}
+
+impl fmt::Debug for Local {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("pool", &self.pool.name).finish_non_exhaustive()
     }
 }

@@ -13,18 +13,18 @@ use core::ptr::NonNull;
 /// A span of device-reachable memory that runs of frames are acquired from; a run at `offset` in the span is at
 /// `iova() + offset` for the device.
 ///
-/// Implemented by references, boxes and reference counts of a source too, so a pool can borrow, own or share one.
+/// Implemented by references, boxes and reference counts of a source too.
 ///
 /// # Safety
-/// Implementers guarantee: `span()` and `iova()` never change; a run returned by `acquire` lies inside `span()`, at a
-/// multiple of its size, and is valid memory that is allocated to no other caller and that no reference points into,
-/// until it is passed to `release`; the span ends at or below the end of 64 bits for the device. What callers
+/// Implementers guarantee: `span()` and `iova()` never change, nor do those of a clone; the span is one allocation in the sense of
+/// [`core::ptr`], so that a pointer to any byte of it can be computed from its start; a run returned by `acquire` lies
+/// inside the span, at a multiple of its size, and is valid memory that is allocated to no other caller and that no reference
+/// points into, until it is passed to `release`; the span ends at or below the end of 64 bits for the device. What callers
 /// guarantee is stated at `release`.
 ///
-/// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls `acquire` from one thread
-/// at a time. From inside `acquire` the pool's blocks may be freed and its [statistics](super::DmaPool::stats) read, but an
-/// allocation that needs another chunk would wait for the `acquire` it is called from; likewise from inside `release`, where
-/// [`set_limits`](super::DmaPool::set_limits) gives back what it had acquired for a minimum that the source cannot meet.
+/// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls them from one thread
+/// at a time. From inside of them the pool's blocks may be freed and its [statistics](super::DmaPool::stats) read, but an
+/// allocation that needs another chunk would wait for the call that it is made from.
 pub unsafe trait ChunkSource: Send + Sync {
     /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and nothing else of it.
     fn span(&self) -> NonNull<[u8]>;

@@ -1,73 +1,83 @@
 //! List pages of PRP lists and SGLs: their source, and the record of those that a command holds.
 
 use crate::addr::Iova;
-use crate::dma_pool::{AllocError, ChunkSource, DmaPool, FreeError, RawBlock};
+use crate::dma_pool::{AllocError, Block, DmaPool, Local};
 use crate::mem::DmaMemory;
 
-/// A list page.
-#[derive(Clone, Copy, Debug)]
-pub struct ListPage<'l, P> {
-    /// The handle that releases it.
-    pub page: P,
+/// A list page: a [`Block`].
+pub trait ListPage {
     /// Its address for the controller.
-    pub iova: Iova,
+    fn iova(&self) -> Iova;
+
     /// Its memory.
-    pub memory: DmaMemory<'l>,
+    fn memory(&self) -> DmaMemory<'_>;
+
+    /// Gives it up without freeing it: a controller may still read it.
+    fn quarantine(self);
 }
 
-/// A source of list pages: a [`DmaPool`]. For PRP lists its blocks are a controller's page long and aligned to it; for
-/// SGLs they are all of one size, at least 32 bytes, and aligned to 8.
+impl ListPage for Block {
+    fn iova(&self) -> Iova {
+        self.iova()
+    }
+
+    fn memory(&self) -> DmaMemory<'_> {
+        self.memory()
+    }
+
+    fn quarantine(self) {
+        let _ = self.into_raw();
+    }
+}
+
+/// A source of list pages: an owner's [`Local`] of a [`DmaPool`], or the pool itself, which takes a lock. For PRP lists the pool's
+/// blocks are a controller's page long and aligned to it; for SGLs they are all of one size, at least 32 bytes, and aligned
+/// to 8.
 pub trait ListPages {
-    /// The handle that releases a page.
-    type Page: Copy;
+    /// A page.
+    type Page: ListPage;
     /// The error of [`take`](Self::take).
     type TakeError;
-    /// The error of [`give`](Self::give).
-    type GiveError;
 
     /// Allocates a page.
     ///
     /// # Errors
     /// If no page is available.
-    fn take(&self) -> Result<ListPage<'_, Self::Page>, Self::TakeError>;
+    fn take(&mut self) -> Result<Self::Page, Self::TakeError>;
 
     /// Frees a page.
-    ///
-    /// # Errors
-    /// If it is not allocated.
-    fn give(&self, page: Self::Page) -> Result<(), Self::GiveError>;
+    fn give(&mut self, page: Self::Page);
 }
 
-/// Why a pool returned no list page.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoolTakeError {
-    /// The pool has no block.
-    #[error(transparent)]
-    Alloc(#[from] AllocError),
-    /// The block is not the pool's.
-    #[error(transparent)]
-    Block(#[from] FreeError),
-}
+impl ListPages for Local {
+    type Page = Block;
+    type TakeError = AllocError;
 
-impl<S: ChunkSource> ListPages for DmaPool<S> {
-    type Page = RawBlock;
-    type TakeError = PoolTakeError;
-    type GiveError = FreeError;
-
-    fn take(&self) -> Result<ListPage<'_, RawBlock>, PoolTakeError> {
-        let page = self.alloc_raw()?;
-        Ok(ListPage { page, iova: page.iova(), memory: self.memory(page)? })
+    fn take(&mut self) -> Result<Block, AllocError> {
+        self.alloc()
     }
 
-    fn give(&self, page: RawBlock) -> Result<(), FreeError> {
-        self.free_raw(page)
+    fn give(&mut self, page: Block) {
+        self.free(page);
     }
 }
 
-/// The list pages that a command holds, outside memory that the controller can write.
-#[derive(Clone, Debug)]
-pub(super) struct Held<P, const LISTS: usize> {
+impl ListPages for DmaPool {
+    type Page = Block;
+    type TakeError = AllocError;
+
+    fn take(&mut self) -> Result<Block, AllocError> {
+        self.alloc()
+    }
+
+    fn give(&mut self, page: Block) {
+        drop(page);
+    }
+}
+
+/// The list pages that a command holds, outside memory that the controller can write. Dropping it quarantines them.
+#[derive(Debug)]
+pub(super) struct Held<P: ListPage, const LISTS: usize> {
     pages: [Option<P>; LISTS],
     count: usize,
 }
@@ -83,31 +93,40 @@ pub(super) enum ListError<E> {
     Take(E),
 }
 
-impl<P: Copy, const LISTS: usize> Held<P, LISTS> {
-    pub(super) const NONE: Self = Self { pages: [None; LISTS], count: 0 };
+impl<P: ListPage, const LISTS: usize> Held<P, LISTS> {
+    pub(super) const fn none() -> Self {
+        Self { pages: [const { None }; LISTS], count: 0 }
+    }
 
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Acquires a page.
-    pub(super) fn take<'l, L: ListPages<Page = P>>(
+    /// Acquires a page; returns its index, its address and its length.
+    pub(super) fn take<L: ListPages<Page = P>>(
         &mut self,
-        pages: &'l L,
-    ) -> Result<ListPage<'l, P>, ListError<L::TakeError>> {
-        let place = self.pages.get_mut(self.count).ok_or(ListError::Full { limit: LISTS })?;
-        let taken = pages.take().map_err(ListError::Take)?;
-        *place = Some(taken.page);
+        pages: &mut L,
+    ) -> Result<(usize, Iova, usize), ListError<L::TakeError>> {
+        let at = self.count;
+        let place = self.pages.get_mut(at).ok_or(ListError::Full { limit: LISTS })?;
+        let page = place.insert(pages.take().map_err(ListError::Take)?);
         self.count += 1;
-        Ok(taken)
+        Ok((at, page.iova(), page.memory().len()))
     }
 
-    /// Releases all pages; returns the first error after trying all.
-    pub(super) fn give<L: ListPages<Page = P>>(&self, pages: &L) -> Result<(), L::GiveError> {
-        let mut outcome = Ok(());
-        for &page in self.pages.iter().flatten() {
-            outcome = outcome.and(pages.give(page));
-        }
-        outcome
+    /// The memory of a page; none for one that is not held.
+    pub(super) fn memory(&self, at: usize) -> DmaMemory<'_> {
+        self.pages.get(at).and_then(Option::as_ref).map_or(DmaMemory::EMPTY, P::memory)
+    }
+
+    /// Releases all pages.
+    pub(super) fn give<L: ListPages<Page = P>>(mut self, pages: &mut L) {
+        self.pages.iter_mut().filter_map(Option::take).for_each(|page| pages.give(page));
+    }
+}
+
+impl<P: ListPage, const LISTS: usize> Drop for Held<P, LISTS> {
+    fn drop(&mut self) {
+        self.pages.iter_mut().filter_map(Option::take).for_each(P::quarantine);
     }
 }

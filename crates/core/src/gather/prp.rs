@@ -10,10 +10,10 @@
 //! ([`Prps::release`]).
 
 use super::list::{Held, ListError};
-pub use super::list::{ListPage, ListPages, PoolTakeError};
+pub use super::list::{ListPage, ListPages};
 use super::merged::Merged;
 use crate::addr::{Iova, IovaRange, RangeError, Segment};
-use crate::mem::{AccessError, DmaMemory};
+use crate::mem::AccessError;
 
 /// The controller's page size (`CC.MPS`): 4 KiB to 128 MiB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,9 +105,9 @@ impl<E> From<ListError<E>> for PrpError<E> {
 ///
 /// `LISTS` is the capacity for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without [`release`](Self::release)
 /// quarantines the pages: right for a command that may still be in flight.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use = "list pages are released by `release`"]
-pub struct Prps<P, const LISTS: usize = 8> {
+pub struct Prps<P: ListPage, const LISTS: usize = 8> {
     prp1: Iova,
     /// PRP2: the second page, or the address of the list.
     prp2: Option<Iova>,
@@ -115,7 +115,7 @@ pub struct Prps<P, const LISTS: usize = 8> {
     held: Held<P, LISTS>,
 }
 
-impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
+impl<P: ListPage, const LISTS: usize> Prps<P, LISTS> {
     /// Lays out the segments, in order, for a controller with this page size.
     ///
     /// Linear in the number of pages. Allocates nothing but list pages, and no more of them than needed.
@@ -125,15 +125,15 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
     pub fn new<L: ListPages<Page = P>>(
         page: ControllerPage,
         segments: impl IntoIterator<Item = Segment>,
-        pages: &L,
+        pages: &mut L,
     ) -> Result<Self, PrpError<L::TakeError>> {
-        let prps = Self { prp1: Iova::new(0), prp2: None, entries: 0, held: Held::NONE };
+        let prps = Self { prp1: Iova::new(0), prp2: None, entries: 0, held: Held::none() };
         let mut layout = Layout { page, pages, prps, list: None, end: None };
         match layout.all(segments) {
             Ok(()) => Ok(layout.prps),
             Err(error) => {
-                // Releasing what was just acquired does not fail; if it did, the first error says more.
-                let _ = layout.prps.release(pages);
+                let Layout { prps, pages, .. } = layout;
+                prps.release(pages);
                 Err(error)
             }
         }
@@ -160,17 +160,15 @@ impl<P: Copy, const LISTS: usize> Prps<P, LISTS> {
     }
 
     /// Releases the list pages. The command must have completed: the controller reads them until then.
-    ///
-    /// # Errors
-    /// The error of the first page that was not released; the others are released nevertheless.
-    pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
-        self.held.give(pages)
+    pub fn release<L: ListPages<Page = P>>(self, pages: &mut L) {
+        self.held.give(pages);
     }
 }
 
 /// The list page that is being written.
-struct List<'l> {
-    memory: DmaMemory<'l>,
+struct List {
+    /// Which of those that the command holds.
+    at: usize,
     used: usize,
     /// A copy of the last entry: memory that the controller can write is not read back.
     last: Iova,
@@ -178,9 +176,9 @@ struct List<'l> {
 
 struct Layout<'l, L: ListPages, const LISTS: usize> {
     page: ControllerPage,
-    pages: &'l L,
+    pages: &'l mut L,
     prps: Prps<L::Page, LISTS>,
-    list: Option<List<'l>>,
+    list: Option<List>,
     /// The end of the last segment.
     end: Option<Iova>,
 }
@@ -225,10 +223,10 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
             self.entry(Iova::new(entry))?;
             return Ok(1);
         };
-        let filled = count.min((room - list.used) as u64);
+        let (filled, memory) = (count.min((room - list.used) as u64), self.prps.held.memory(list.at));
         for i in 0..filled {
             let entry = Iova::new(entry + i * bytes);
-            list.memory.write_u64(list.used * 8, entry.raw().to_le()).map_err(PrpError::Memory)?;
+            memory.write_u64(list.used * 8, entry.raw().to_le()).map_err(PrpError::Memory)?;
             (list.used, list.last) = (list.used + 1, entry);
         }
         self.prps.entries += filled;
@@ -254,30 +252,31 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         let Some(list) = &self.list else { return Ok(()) };
         if list.used == room {
             // The list needs another page: the last entry of this one moves there and is replaced by its address.
-            let (memory, last) = (list.memory, list.last);
+            let (full, last) = (list.at, list.last);
             let next = self.start_list(last)?;
-            self.write(memory, room - 1, next)?;
+            self.write(full, room - 1, next)?;
         }
         let Some(list) = &mut self.list else { return Ok(()) };
-        let (memory, at) = (list.memory, list.used);
+        let (page, at) = (list.at, list.used);
         (list.used, list.last) = (at + 1, entry);
-        self.write(memory, at, entry)
+        self.write(page, at, entry)
     }
 
     /// Starts a new list page with this first entry; returns its address.
     fn start_list(&mut self, first: Iova) -> Result<Iova, PrpError<L::TakeError>> {
-        let taken = self.prps.held.take(self.pages)?;
-        let (bytes, page) = (taken.memory.len(), self.page.bytes());
-        if !taken.iova.is_aligned(page) || (bytes as u64) < page {
-            return Err(PrpError::ListPage { iova: taken.iova, bytes, page });
+        let (at, iova, bytes) = self.prps.held.take(self.pages)?;
+        let page = self.page.bytes();
+        if !iova.is_aligned(page) || (bytes as u64) < page {
+            return Err(PrpError::ListPage { iova, bytes, page });
         }
-        self.list = Some(List { memory: taken.memory, used: 1, last: first });
-        self.write(taken.memory, 0, first)?;
-        Ok(taken.iova)
+        self.list = Some(List { at, used: 1, last: first });
+        self.write(at, 0, first)?;
+        Ok(iova)
     }
 
-    fn write(&self, memory: DmaMemory<'_>, at: usize, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
+    /// Writes an entry of a list page.
+    fn write(&self, page: usize, at: usize, entry: Iova) -> Result<(), PrpError<L::TakeError>> {
         // Entries are little-endian.
-        memory.write_u64(at * 8, entry.raw().to_le()).map_err(PrpError::Memory)
+        self.prps.held.memory(page).write_u64(at * 8, entry.raw().to_le()).map_err(PrpError::Memory)
     }
 }

@@ -12,7 +12,7 @@
 //! alignment of 4 if its field `SGLS` requires dwords.
 
 use super::error::{GatherError, ProfileError};
-use super::list::{Held, ListError, ListPages};
+use super::list::{Held, ListError, ListPage, ListPages};
 use super::profile::Profile;
 use crate::addr::{Iova, Segment};
 use crate::mem::{AccessError, DmaMemory};
@@ -122,15 +122,15 @@ impl<E> From<ListError<E>> for SglError<E> {
 ///
 /// `LISTS` is the capacity for list pages: 8 of 4 KiB hold 2,041 descriptors. Dropping it without
 /// [`release`](Self::release) quarantines the pages: right for a command that may still be in flight.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[must_use = "list pages are released by `release`"]
-pub struct Sgl<P, const LISTS: usize = 8> {
+pub struct Sgl<P: ListPage, const LISTS: usize = 8> {
     sgl1: Descriptor,
     data_blocks: u64,
     held: Held<P, LISTS>,
 }
 
-impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
+impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
     /// Lays out the segments, in order, for a controller with this profile.
     ///
     /// Linear in the number of descriptors. Allocates nothing but list pages, and no more of them than needed.
@@ -140,18 +140,17 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
     pub fn new<L: ListPages<Page = P>>(
         profile: &Profile,
         segments: impl IntoIterator<Item = Segment>,
-        pages: &L,
+        pages: &mut L,
     ) -> Result<Self, SglError<L::TakeError>> {
         let longest = profile.max_segment_bytes.min(u64::from(u32::MAX));
         let profile = Profile::new(profile.max_segments, longest, profile.boundary, profile.align)?;
         let mut blocks = profile.gather(segments).map(|piece| piece.map(data_block));
         let sgl1 = blocks.next().ok_or(SglError::Empty)??;
-        let mut sgl = Self { sgl1, data_blocks: 1, held: Held::NONE };
+        let mut sgl = Self { sgl1, data_blocks: 1, held: Held::none() };
         match sgl.list(blocks, pages) {
             Ok(()) => Ok(sgl),
             Err(error) => {
-                // Releasing what was just acquired does not fail; if it did, the first error says more.
-                let _ = sgl.release(pages);
+                sgl.release(pages);
                 Err(error)
             }
         }
@@ -161,7 +160,7 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
     fn list<L: ListPages<Page = P>>(
         &mut self,
         mut blocks: impl Iterator<Item = Result<Descriptor, GatherError>>,
-        pages: &L,
+        pages: &mut L,
     ) -> Result<(), SglError<L::TakeError>> {
         let Some(second) = blocks.next() else { return Ok(()) };
         let mut array = Array::start(self.sgl1, None, &mut self.held, pages)?;
@@ -169,24 +168,24 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
             let block = block?;
             if array.used == array.room {
                 // Another array is needed: the last descriptor of this one moves there and is replaced by its descriptor.
-                let place = Some((array.memory, array.room - 1));
+                let place = Some((array.at, array.room - 1));
                 let next = Array::start(array.last, place, &mut self.held, pages)?;
                 self.link(&array, Kind::Segment)?;
                 array = next;
             }
-            array.append(block)?;
+            array.append(&self.held, block)?;
             self.data_blocks += 1;
         }
         self.link(&array, Kind::LastSegment)
     }
 
     /// Writes the descriptor of a finished array into the command or to the end of the previous array.
-    fn link<E>(&mut self, array: &Array<'_>, kind: Kind) -> Result<(), SglError<E>> {
+    fn link<E>(&mut self, array: &Array, kind: Kind) -> Result<(), SglError<E>> {
         let len = u32::try_from(array.used * DESCRIPTOR_BYTES).unwrap_or(u32::MAX);
         let descriptor = Descriptor { kind, iova: array.iova, len };
         match array.from {
             None => self.sgl1 = descriptor,
-            Some((memory, at)) => write(memory, at, descriptor)?,
+            Some((page, at)) => write(self.held.memory(page), at, descriptor)?,
         }
         Ok(())
     }
@@ -207,11 +206,8 @@ impl<P: Copy, const LISTS: usize> Sgl<P, LISTS> {
     }
 
     /// Releases the list pages. The command must have completed: the controller reads them until then.
-    ///
-    /// # Errors
-    /// The error of the first page that was not released; the others are released nevertheless.
-    pub fn release<L: ListPages<Page = P>>(self, pages: &L) -> Result<(), L::GiveError> {
-        self.held.give(pages)
+    pub fn release<L: ListPages<Page = P>>(self, pages: &mut L) {
+        self.held.give(pages);
     }
 }
 
@@ -222,39 +218,43 @@ fn data_block(piece: Segment) -> Descriptor {
 }
 
 /// The array of descriptors that is being written.
-struct Array<'l> {
-    memory: DmaMemory<'l>,
+struct Array {
+    /// Which of the pages that the command holds.
+    at: usize,
     iova: Iova,
     room: usize,
     used: usize,
     /// A copy of the last descriptor: memory that the controller can write is not read back.
     last: Descriptor,
-    /// Where its descriptor goes: an array and the index in it; `None` for the command.
-    from: Option<(DmaMemory<'l>, usize)>,
+    /// Where its descriptor goes: a page and the index in it; `None` for the command.
+    from: Option<(usize, usize)>,
 }
 
-impl<'l> Array<'l> {
+impl Array {
     fn start<L: ListPages, const LISTS: usize>(
         first: Descriptor,
-        from: Option<(DmaMemory<'l>, usize)>,
+        from: Option<(usize, usize)>,
         held: &mut Held<L::Page, LISTS>,
-        pages: &'l L,
+        pages: &mut L,
     ) -> Result<Self, SglError<L::TakeError>> {
-        let taken = held.take(pages)?;
-        let (iova, memory, bytes) = (taken.iova, taken.memory, taken.memory.len());
+        let (at, iova, bytes) = held.take(pages)?;
         // The length in a descriptor has 32 bits.
         let room = bytes.min(1 << 31) / DESCRIPTOR_BYTES;
         if room < 2 || !iova.is_aligned(8) {
             return Err(SglError::ListPage { iova, bytes });
         }
-        let mut array = Self { memory, iova, room, used: 0, last: first, from };
-        array.append(first)?;
+        let mut array = Self { at, iova, room, used: 0, last: first, from };
+        array.append(held, first)?;
         Ok(array)
     }
 
     #[inline]
-    fn append<E>(&mut self, descriptor: Descriptor) -> Result<(), SglError<E>> {
-        write(self.memory, self.used, descriptor)?;
+    fn append<E, P: ListPage, const LISTS: usize>(
+        &mut self,
+        held: &Held<P, LISTS>,
+        descriptor: Descriptor,
+    ) -> Result<(), SglError<E>> {
+        write(held.memory(self.at), self.used, descriptor)?;
         (self.used, self.last) = (self.used + 1, descriptor);
         Ok(())
     }

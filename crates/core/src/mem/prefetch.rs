@@ -41,20 +41,6 @@ fn prefetch_line(at: *const u8) {
     let _ = at;
 }
 
-/// Has the processor load the cache line at `addr` for writing. A hint: it accesses nothing, whatever is there, and is ignored
-/// where the processor has no such instruction.
-#[inline(always)]
-pub(crate) fn prefetch_for_write(addr: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch neither faults nor changes memory (AMD64 Architecture Programmer's Manual, volume 3, PREFETCH); a processor
-    // without PREFETCHW executes it as a no-op, as all with 64 bits do.
-    unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) addr, options(nostack, preserves_flags));
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = addr;
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -70,7 +56,6 @@ mod tests {
         prefetch(&bytes);
         prefetch(&bytes[63]);
         prefetch(bytes[37..].first_chunk::<200>().unwrap());
-        prefetch_for_write((&raw const bytes).addr());
         assert_eq!(bytes, copy);
     }
 
@@ -83,7 +68,6 @@ mod tests {
         drop(gone);
         let places = [0, 1, 4095, 1 << 47, 1 << 63, usize::MAX, range.start.addr(), range.end.addr()];
         for at in places.into_iter().chain((range.start.addr()..range.end.addr()).step_by(4 << 20)) {
-            prefetch_for_write(at);
             prefetch_line(core::ptr::without_provenance(at));
         }
     }

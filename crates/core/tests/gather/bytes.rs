@@ -55,18 +55,18 @@ proptest! {
                 prop_assert!(boundary == 0 || piece.iova.raw() / boundary == last / boundary);
             }
             if longest > 200 && (boundary == 0 || boundary > 200) {
-                let sgl: Sgl<usize, 64> = Sgl::new(&profile, buffer.segments(offset, len).unwrap(), &pool).unwrap();
+                let sgl: Sgl<_, 64> = Sgl::new(&profile, buffer.segments(offset, len).unwrap(), &mut &pool).unwrap();
                 prop_assert_eq!(walk_sgl(sgl.sgl1().words(), |at| pool.read(at)).0, cut);
-                sgl.release(&pool).unwrap();
+                sgl.release(&mut &pool);
             }
             // The pages are the controller's own, so only the first byte can be misaligned.
             let page = ControllerPage::SIZE_4K;
-            let prps: Result<Prps<usize>, _> = Prps::new(page, buffer.segments(offset, len).unwrap(), &pool);
+            let prps: Result<Prps<_>, _> = Prps::new(page, buffer.segments(offset, len).unwrap(), &mut &pool);
             prop_assert_eq!(prps.is_ok(), expected[0].is_multiple_of(4));
             if let Ok(prps) = prps {
                 let walked = walk_prps(4096, prps.prp1(), prps.prp2(), len, |at| pool.read(at)).0;
                 prop_assert_eq!(bytes(&walked), expected);
-                prps.release(&pool).unwrap();
+                prps.release(&mut &pool);
             }
         }
         // Every byte by itself.

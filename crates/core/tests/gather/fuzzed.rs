@@ -134,14 +134,14 @@ fn obeys(profile: Profile, segment: &Segment) {
 
 fn sgl(profile: Profile, room: u8, segments: &[Segment], cut: &Result<Vec<Segment>, GatherError>) {
     let pages = Pages::new(u64::from(room % 16 + 1) * 16, 64);
-    let sgl: Result<Sgl<usize, 60>, _> = Sgl::new(&profile, segments.iter().copied(), &pages);
+    let sgl: Result<Sgl<_, 60>, _> = Sgl::new(&profile, segments.iter().copied(), &mut &pages);
     match sgl {
         Ok(sgl) => {
             let (pieces, read) = walk_sgl(sgl.sgl1().words(), |at| pages.read(at));
             assert_eq!((pieces.len() as u64, read), (sgl.data_blocks(), sgl.list_pages()));
             pieces.iter().for_each(|segment| obeys(profile, segment));
             assert_eq!(joined(&pieces), joined(segments));
-            assert!(sgl.release(&pages).is_ok());
+            sgl.release(&mut &pages);
         }
         Err(SglError::Empty) => assert!(segments.is_empty()),
         Err(SglError::ListPage { .. }) => assert!(room.is_multiple_of(16)),
@@ -165,14 +165,14 @@ fn sgl(profile: Profile, room: u8, segments: &[Segment], cut: &Result<Vec<Segmen
 fn prps(mps: u8, segments: &[Segment]) {
     let page = ControllerPage::from_mps(mps).expect("a small page");
     let pages = Pages::new(page.bytes(), 4);
-    let prps: Result<Prps<usize, 4>, _> = Prps::new(page, segments.iter().copied(), &pages);
+    let prps: Result<Prps<_, 4>, _> = Prps::new(page, segments.iter().copied(), &mut &pages);
     match prps {
         Ok(prps) => {
             let len = segments.iter().map(|s| s.len).sum();
             let (pieces, read) = walk_prps(page.bytes(), prps.prp1(), prps.prp2(), len, |at| pages.read(at));
             assert_eq!((pieces.len() as u64, read), (prps.entries(), prps.list_pages()));
             assert_eq!(joined(&pieces), joined(segments));
-            assert!(prps.release(&pages).is_ok());
+            prps.release(&mut &pages);
         }
         Err(PrpError::Empty) => assert!(segments.is_empty()),
         Err(PrpError::Range(_)) => assert!(segments.iter().any(|s| IovaRange::new(s.iova, s.len).is_err())),

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 pub(crate) const LISTS: u64 = 0x7f10_0000_0000;
 
 /// A few pages of one size. It knows which are out.
+#[derive(Debug)]
 pub(crate) struct Pages {
     bytes: usize,
     memory: Vec<u64>,
@@ -43,23 +44,37 @@ impl Pages {
     }
 }
 
-impl ListPages for Pages {
-    type Page = usize;
-    type TakeError = &'static str;
-    type GiveError = &'static str;
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct Page<'p> {
+    pages: &'p Pages,
+    at: usize,
+}
 
-    fn take(&self) -> Result<ListPage<'_, usize>, &'static str> {
-        let page = self.free.borrow_mut().pop().ok_or("none left")?;
-        let offset = page * self.bytes;
-        Ok(ListPage { page, iova: Iova::new(LISTS + offset as u64), memory: self.part(offset, self.bytes) })
+impl ListPage for Page<'_> {
+    fn iova(&self) -> Iova {
+        Iova::new(LISTS + (self.at * self.pages.bytes) as u64)
     }
 
-    fn give(&self, page: usize) -> Result<(), &'static str> {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.pages.part(self.at * self.pages.bytes, self.pages.bytes)
+    }
+
+    fn quarantine(self) {}
+}
+
+impl<'p> ListPages for &'p Pages {
+    type Page = Page<'p>;
+    type TakeError = &'static str;
+
+    fn take(&mut self) -> Result<Page<'p>, &'static str> {
+        let at = self.free.borrow_mut().pop().ok_or("none left")?;
+        Ok(Page { pages: self, at })
+    }
+
+    fn give(&mut self, page: Page<'p>) {
         let mut free = self.free.borrow_mut();
-        if free.contains(&page) {
-            return Err("given twice");
-        }
-        free.push(page);
-        Ok(())
+        assert!(!free.contains(&page.at), "given twice");
+        free.push(page.at);
     }
 }

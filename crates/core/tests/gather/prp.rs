@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 fn check(page: ControllerPage, segments: &[Segment], pages: &Pages) -> Result<(), TestCaseError> {
     let len = segments.iter().map(|s| s.len).sum();
-    let prps: Prps<usize, 16> = Prps::new(page, segments.iter().copied(), pages).unwrap();
+    let prps: Prps<_, 16> = Prps::new(page, segments.iter().copied(), &mut { pages }).unwrap();
     let (pieces, read) = walk_prps(page.bytes(), prps.prp1(), prps.prp2(), len, |at| pages.read(at));
     let profile = Profile::new(u32::MAX, page.bytes(), page.bytes(), 1).unwrap();
     let expected: Vec<_> = profile.gather(segments.iter().copied()).map(Result::unwrap).collect();
@@ -20,7 +20,7 @@ fn check(page: ControllerPage, segments: &[Segment], pages: &Pages) -> Result<()
     let least = if listed < 2 { 0 } else { least_lists(listed, page.bytes() / 8) };
     prop_assert_eq!(read, least);
     prop_assert_eq!(pages.out(), read);
-    prps.release(pages).unwrap();
+    prps.release(&mut { pages });
     prop_assert_eq!(pages.out(), 0);
     Ok(())
 }
@@ -38,11 +38,11 @@ fn a_list_that_fits_its_page_does_not_chain() {
         // 2,048 entries: one in PRP1, 2,047 in lists of 511, 511, 511, 511 and 3.
         (8 << 20, 5),
     ] {
-        let prps: Prps<usize> =
-            Prps::new(ControllerPage::SIZE_4K, [seg(0x4000_0000, bytes)], &pages).unwrap();
+        let prps: Prps<_> =
+            Prps::new(ControllerPage::SIZE_4K, [seg(0x4000_0000, bytes)], &mut &pages).unwrap();
         assert_eq!(prps.list_pages(), lists, "{bytes} bytes");
         assert_eq!(prps.entries(), bytes.div_ceil(4096));
-        prps.release(&pages).unwrap();
+        prps.release(&mut &pages);
         check(ControllerPage::SIZE_4K, &[seg(0x4000_0000, bytes)], &pages).unwrap();
     }
 }
@@ -50,8 +50,8 @@ fn a_list_that_fits_its_page_does_not_chain() {
 #[test]
 fn what_prps_cannot_say_is_refused_and_holds_no_page() {
     let pages = Pages::new(4096, 3);
-    let build = |segments: &[Segment]| -> Result<Prps<usize, 2>, _> {
-        Prps::new(ControllerPage::SIZE_4K, segments.iter().copied(), &pages)
+    let build = |segments: &[Segment]| -> Result<Prps<_, 2>, _> {
+        Prps::new(ControllerPage::SIZE_4K, segments.iter().copied(), &mut &pages)
     };
     let ragged = |iova| PrpError::Ragged { iova: Iova::new(iova), page: 4096 };
     assert_eq!(build(&[]).unwrap_err(), PrpError::Empty);
@@ -65,10 +65,10 @@ fn what_prps_cannot_say_is_refused_and_holds_no_page() {
     assert!(matches!(build(&[seg(0, 0)]).unwrap_err(), PrpError::Range(_)));
     assert_eq!(pages.out(), 0);
     let none = Pages::new(4096, 1);
-    let few: Result<Prps<usize>, _> = Prps::new(ControllerPage::SIZE_4K, [seg(0, 4 << 20)], &none);
+    let few: Result<Prps<_>, _> = Prps::new(ControllerPage::SIZE_4K, [seg(0, 4 << 20)], &mut &none);
     assert_eq!((few.unwrap_err(), none.out()), (PrpError::Take("none left"), 0));
-    let small: Result<Prps<usize>, _> =
-        Prps::new(ControllerPage::from_mps(1).unwrap(), [seg(0, 1 << 20)], &none);
+    let small: Result<Prps<_>, _> =
+        Prps::new(ControllerPage::from_mps(1).unwrap(), [seg(0, 1 << 20)], &mut &none);
     let iova = Iova::new(LISTS);
     assert_eq!(small.unwrap_err(), PrpError::ListPage { iova, bytes: 4096, page: 8192 });
     assert_eq!((none.out(), ControllerPage::from_mps(16)), (0, None));

@@ -21,7 +21,7 @@ fn one_piece_is_in_the_command_itself() {
     let pages = Pages::new(4096, 1);
     // Two hugepages that the device sees side by side are one piece.
     let hugepages = [seg(0x4000_0000, 2 << 20), seg(0x4020_0000, 2 << 20)];
-    let sgl: Sgl<usize> = Sgl::new(&any_profile(1), hugepages, &pages).unwrap();
+    let sgl: Sgl<_> = Sgl::new(&any_profile(1), hugepages, &mut &pages).unwrap();
     let sgl1 = sgl.sgl1();
     assert_eq!((sgl1.kind(), sgl1.iova().raw(), sgl1.len()), (Kind::DataBlock, 0x4000_0000, 4 << 20));
     assert_eq!(sgl1.words(), [0x4000_0000, 4 << 20]);
@@ -42,13 +42,13 @@ fn an_array_that_fits_its_page_does_not_chain() {
         (32, 9, 8),
     ] {
         let pages = Pages::new(bytes, 8);
-        let sgl: Sgl<usize> = Sgl::new(&any_profile(1000), apart(count), &pages).unwrap();
+        let sgl: Sgl<_> = Sgl::new(&any_profile(1000), apart(count), &mut &pages).unwrap();
         assert_eq!((sgl.data_blocks(), sgl.list_pages()), (count, lists), "{count} pieces");
         let last = lists == 1;
         assert_eq!(sgl.sgl1().kind(), if last { Kind::LastSegment } else { Kind::Segment });
         let (pieces, read) = walk_sgl(sgl.sgl1().words(), |at| pages.read(at));
         assert_eq!((pieces, read), (apart(count), lists));
-        sgl.release(&pages).unwrap();
+        sgl.release(&mut &pages);
         assert_eq!(pages.out(), 0);
     }
 }
@@ -57,20 +57,20 @@ fn an_array_that_fits_its_page_does_not_chain() {
 fn a_piece_beyond_32_bits_is_cut_where_the_next_is_aligned() {
     let pages = Pages::new(4096, 1);
     let profile = Profile::new(8, u64::MAX, 0, 4).unwrap();
-    let sgl: Sgl<usize> = Sgl::new(&profile, [seg(0x1000, 5 << 32)], &pages).unwrap();
+    let sgl: Sgl<_> = Sgl::new(&profile, [seg(0x1000, 5 << 32)], &mut &pages).unwrap();
     let (pieces, _) = walk_sgl(sgl.sgl1().words(), |at| pages.read(at));
     assert_eq!(pieces.len(), 6);
     assert!(pieces.iter().all(|piece| piece.iova.is_aligned(4) && piece.len % 4 == 0));
     assert_eq!(pieces.iter().map(|piece| piece.len).sum::<u64>(), 5 << 32);
     let huge = Profile::new(8, u64::MAX, 0, 1 << 33).unwrap();
-    assert!(matches!(Sgl::<usize>::new(&huge, [seg(0, 1 << 33)], &pages), Err(SglError::Profile(_))));
+    assert!(matches!(Sgl::<_>::new(&huge, [seg(0, 1 << 33)], &mut &pages), Err(SglError::Profile(_))));
 }
 
 #[test]
 fn what_sgls_cannot_say_is_refused_and_holds_no_page() {
     let pages = Pages::new(64, 2);
-    let build = |segments: &[Segment], most| -> Result<Sgl<usize, 2>, _> {
-        Sgl::new(&any_profile(most), segments.iter().copied(), &pages)
+    let build = |segments: &[Segment], most| -> Result<Sgl<_, 2>, _> {
+        Sgl::new(&any_profile(most), segments.iter().copied(), &mut &pages)
     };
     assert_eq!(build(&[], 9).unwrap_err(), SglError::Empty);
     assert!(matches!(build(&[seg(0, 0)], 9).unwrap_err(), SglError::Gather(GatherError::Range(_))));
@@ -79,16 +79,16 @@ fn what_sgls_cannot_say_is_refused_and_holds_no_page() {
     let needed = GatherError::TooMany { needed: 7, limit: 5 };
     assert_eq!(build(&apart(7), 5).unwrap_err(), SglError::Gather(needed));
     assert_eq!(pages.out(), 0);
-    assert!(build(&apart(7), 9).is_ok_and(|sgl| sgl.release(&pages).is_ok()));
+    build(&apart(7), 9).unwrap().release(&mut &pages);
     assert_eq!(build(&apart(8), 9).unwrap_err(), SglError::TooLong { limit: 2 });
-    let few: Result<Sgl<usize, 8>, _> = Sgl::new(&any_profile(9), apart(8), &pages);
+    let few: Result<Sgl<_, 8>, _> = Sgl::new(&any_profile(9), apart(8), &mut &pages);
     assert_eq!((few.unwrap_err(), pages.out()), (SglError::Take("none left"), 0));
     let small = Pages::new(24, 2);
-    let tiny: Result<Sgl<usize>, _> = Sgl::new(&any_profile(9), apart(2), &small);
+    let tiny: Result<Sgl<_>, _> = Sgl::new(&any_profile(9), apart(2), &mut &small);
     let iova = Iova::new(crate::pages::LISTS);
     assert_eq!((tiny.unwrap_err(), small.out()), (SglError::ListPage { iova, bytes: 24 }, 0));
     let dwords = Profile::new(9, u64::MAX, 0, 4).unwrap();
-    let misaligned: Result<Sgl<usize>, _> = Sgl::new(&dwords, [seg(0, 4), seg(9, 4)], &pages);
+    let misaligned: Result<Sgl<_>, _> = Sgl::new(&dwords, [seg(0, 4), seg(9, 4)], &mut &pages);
     assert!(matches!(misaligned.unwrap_err(), SglError::Gather(GatherError::Misaligned { .. })));
     assert_eq!(pages.out(), 0);
 }
@@ -109,7 +109,7 @@ proptest! {
         let profile = Profile::new(500, max.max(1 << 12), 1 << boundary, 1).unwrap();
         let pages = Pages::new(room * 16, 512);
         let expected: Result<Vec<_>, _> = profile.gather(segments.iter().copied()).collect();
-        let sgl: Result<Sgl<usize, 512>, _> = Sgl::new(&profile, segments, &pages);
+        let sgl: Result<Sgl<_, 512>, _> = Sgl::new(&profile, segments, &mut &pages);
         match (sgl, expected) {
             (Ok(sgl), Ok(expected)) => {
                 let (walked, read) = walk_sgl(sgl.sgl1().words(), |at| pages.read(at));
@@ -117,7 +117,7 @@ proptest! {
                 let least = if walked.len() == 1 { 0 } else { least_lists(walked.len() as u64, room) };
                 prop_assert_eq!(walked, expected);
                 prop_assert_eq!((read, sgl.list_pages(), pages.out()), (least, least, least));
-                sgl.release(&pages).unwrap();
+                sgl.release(&mut &pages);
             }
             (Err(SglError::Gather(error)), Err(expected)) => prop_assert_eq!(error, expected),
             (sgl, expected) => prop_assert!(false, "{sgl:?} {expected:?}"),

@@ -40,7 +40,10 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     ///
     /// # Errors
     /// [`Error`]; the controller is disabled, or, where that failed too, its memory is quarantined.
-    pub fn start(registers: R, source: S, config: Config) -> Result<Self, Error> {
+    pub fn start(registers: R, source: S, config: Config) -> Result<Self, Error>
+    where
+        S: 'static,
+    {
         let inner = Arc::new(Inner::new(registers, source, config)?);
         inner.start()?;
         Ok(Self { inner })
@@ -156,7 +159,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         ControllerStats {
             resets: shared.generation(),
             list_pages_used: lists.in_use,
-            list_pages_max: lists.high_water,
+            list_pages_max: lists.peak,
             quarantined: get(&shared.quarantined),
             quarantined_queues: get(&shared.quarantined_queues),
             quarantined_permanently: get(&shared.quarantined_permanently),

@@ -4,10 +4,11 @@ use super::error::LayoutError;
 use super::stats::QueueStats;
 use crate::spec::{Command, PAGE};
 use pinfold_core::addr::Segment;
-use pinfold_core::dma_pool::{ChunkSource, DmaPool, RawBlock};
+use pinfold_core::dma_pool::{AllocError, Block};
 use pinfold_core::gather::Profile;
 use pinfold_core::gather::prp::{ControllerPage, ListPages, PrpError, Prps};
 use pinfold_core::gather::sgl::{Sgl, SglError};
+use std::mem::ManuallyDrop;
 use zerocopy::little_endian::U64;
 
 /// List pages of one command. As PRP lists, 4 chained and a full one reach 2,556 pages, more than 8 MiB; as SGL segments
@@ -17,10 +18,10 @@ const LIST_PAGES: usize = 5;
 /// The data pointer of a command: how it describes its memory. Its pages belong to the pool `nvme lists`.
 #[derive(Debug)]
 pub(super) enum DataPointer {
-    Prp(Prps<RawBlock, LIST_PAGES>),
-    Sgl(Sgl<RawBlock, LIST_PAGES>),
-    /// A page with the ranges of a dataset management command.
-    Page(RawBlock),
+    Prp(Prps<Block, LIST_PAGES>),
+    Sgl(Sgl<Block, LIST_PAGES>),
+    /// A page with the ranges of a dataset management command. Like the others it is quarantined, not freed, if it is dropped.
+    Page(ManuallyDrop<Block>),
 }
 
 impl DataPointer {
@@ -29,24 +30,25 @@ impl DataPointer {
     ///
     /// # Errors
     /// [`LayoutError`]; no list page is held.
-    pub(super) fn new<S: ChunkSource>(
+    pub(super) fn new<L: ListPages<Page = Block, TakeError = AllocError>>(
         segments: impl Iterator<Item = Segment> + Clone,
         bytes: u64,
         sgl: Option<&Profile>,
-        lists: &DmaPool<S>,
+        lists: &mut L,
     ) -> Result<Self, LayoutError> {
-        let prps = |segments| Prps::new(ControllerPage::SIZE_4K, segments, lists).map(Self::Prp);
-        let Some(profile) = sgl else { return Ok(prps(segments)?) };
+        let prps =
+            |segments, lists: &mut L| Prps::new(ControllerPage::SIZE_4K, segments, lists).map(Self::Prp);
+        let Some(profile) = sgl else { return Ok(prps(segments, lists)?) };
         let first = segments.clone().next().map_or(0, |segment| segment.iova.raw() % PAGE);
         if first + bytes <= 2 * PAGE
-            && let Ok(prps) = prps(segments.clone())
+            && let Ok(prps) = prps(segments.clone(), lists)
         {
             return Ok(prps);
         }
         match Sgl::new(profile, segments.clone(), lists) {
             Ok(sgl) => Ok(Self::Sgl(sgl)),
             // Many small segments: where they are whole pages, PRP lists reach twice as far.
-            Err(error @ SglError::TooLong { .. }) => match prps(segments) {
+            Err(error @ SglError::TooLong { .. }) => match prps(segments, lists) {
                 Err(PrpError::Ragged { .. } | PrpError::Offset { .. }) => Err(error.into()),
                 prps => Ok(prps?),
             },
@@ -58,13 +60,15 @@ impl DataPointer {
     ///
     /// # Errors
     /// [`LayoutError`]; no list page is held.
-    pub(super) fn page<S: ChunkSource>(bytes: &[u8], lists: &DmaPool<S>) -> Result<Self, LayoutError> {
-        let taken = lists.take().map_err(PrpError::Take)?;
-        let page = Self::Page(taken.page);
-        match taken.memory.copy_from_slice(0, bytes) {
-            Ok(()) => Ok(page),
+    pub(super) fn page<L: ListPages<Page = Block, TakeError = AllocError>>(
+        bytes: &[u8],
+        lists: &mut L,
+    ) -> Result<Self, LayoutError> {
+        let page = lists.take().map_err(PrpError::Take)?;
+        match page.memory().copy_from_slice(0, bytes) {
+            Ok(()) => Ok(Self::Page(ManuallyDrop::new(page))),
             Err(error) => {
-                page.release(lists);
+                lists.give(page);
                 Err(PrpError::Memory(error).into())
             }
         }
@@ -95,14 +99,11 @@ impl DataPointer {
     }
 
     /// Frees the list pages. The controller no longer reads them.
-    pub(super) fn release<S: ChunkSource>(self, lists: &DmaPool<S>) {
-        let released = match self {
+    pub(super) fn release<L: ListPages<Page = Block>>(self, lists: &mut L) {
+        match self {
             Self::Prp(prps) => prps.release(lists),
             Self::Sgl(sgl) => sgl.release(lists),
-            Self::Page(page) => lists.give(page),
-        };
-        if let Err(error) = released {
-            tracing::error!(%error, "a list page was not accepted by its pool");
+            Self::Page(page) => lists.give(ManuallyDrop::into_inner(page)),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Errors of the driver.
 
 use crate::spec::Status;
-use pinfold_core::dma_pool::{CreateError, SourceError};
-use pinfold_core::gather::prp::{PoolTakeError, PrpError};
+use pinfold_core::dma_pool::{AllocError, CreateError, SourceError};
+use pinfold_core::gather::prp::PrpError;
 use pinfold_core::gather::sgl::SglError;
 use std::fmt;
 
@@ -167,10 +167,10 @@ pub enum Reject {
 pub enum LayoutError {
     /// Not by PRP entries.
     #[error(transparent)]
-    Prp(#[from] PrpError<PoolTakeError>),
+    Prp(#[from] PrpError<AllocError>),
     /// Not by an SGL.
     #[error(transparent)]
-    Sgl(#[from] SglError<PoolTakeError>),
+    Sgl(#[from] SglError<AllocError>),
 }
 
 impl LayoutError {

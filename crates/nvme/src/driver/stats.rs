@@ -121,7 +121,7 @@ pub struct ControllerStats {
     pub resets: u64,
     /// Pages of PRP lists and SGL segments in use.
     pub list_pages_used: u64,
-    /// The most such pages ever in use.
+    /// The most such pages that were in use or kept by a queue pair for its next commands.
     pub list_pages_max: u64,
     /// Payloads quarantined now.
     pub quarantined: u64,

@@ -10,6 +10,8 @@
 mod aborts;
 mod common;
 mod conformance;
+#[cfg(feature = "count-rmw")]
+mod counted;
 mod dead;
 mod events;
 mod faults;

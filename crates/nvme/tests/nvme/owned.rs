@@ -7,7 +7,6 @@ use pinfold::{Arena, Domain, MappingPolicy, Source};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{Block, DmaPool};
 use pinfold_core::domain::{Mapping, Pinned};
-use pinfold_core::share::Shared;
 use pinfold_nvme::driver::{Config, Controller, InFlight, Outcome, Queue};
 use pinfold_nvme_model::{ModelConfig, ModelController, ModelRegisters};
 
@@ -94,8 +93,8 @@ fn memory_in_flight_is_not_reclaimed() {
 /// A driver's state in one struct without a lifetime.
 struct Driver {
     domain: Domain,
-    pool: Shared<DmaPool<Arena>>,
-    blocks: Vec<Block<Arena>>,
+    pool: DmaPool,
+    blocks: Vec<Block>,
     queue: Queue<ModelRegisters, Arena>,
     in_flight: Vec<InFlight<Mapping<OwnedPiece, ToDevice>>>,
 }
@@ -118,7 +117,7 @@ fn a_driver_moves_between_threads_with_commands_in_flight() {
     let expected = bytes_of(rest.memory());
     drop(memory);
 
-    let pool = Shared::new(DmaPool::new(build(2 << 20), "driver", 64, 64, 0).unwrap());
+    let pool = DmaPool::builder("driver").block(64).align(64).build(&build(2 << 20)).unwrap();
     let blocks = (0..4).map(|_| pool.alloc_zeroed().unwrap()).collect();
     let queue = controller.create_queue(8).unwrap();
     let mut driver = Driver { domain, pool, blocks, queue, in_flight: Vec::new() };

@@ -48,11 +48,10 @@
 use super::arena::Arena;
 use pinfold_core::access::{Access, Direction};
 use pinfold_core::addr::{Iova, Segment};
-use pinfold_core::dma_pool::{AllocError, Block, ChunkSource, CreateError, DmaPool, SourceError};
+use pinfold_core::dma_pool::{AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError};
 use pinfold_core::domain::{DomainId, Payload};
 use pinfold_core::frame::{Frame, Order};
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::share::Shared;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -67,9 +66,18 @@ const PAGE: usize = 4096;
 
 /// Pages of an arena that stay mapped for direction `D`, and hold copies of payloads. See the [module](self).
 ///
-/// A handle: a clone is the same pool. A call takes a lock and makes a constant number of atomic read-modify-writes.
+/// A handle: a clone is the same pool. A call takes a lock and makes a constant number of atomic read-modify-writes; those of
+/// an owner's [`BounceLocal`] do neither.
 pub struct BouncePool<D: Direction> {
-    classes: [Shared<DmaPool<Pages>>; CLASSES.len()],
+    classes: [DmaPool; CLASSES.len()],
+    direction: PhantomData<fn() -> D>,
+}
+
+/// One owner's handle to a [`BouncePool`]: for the thread that does a queue's work. Its calls take no lock, except once for
+/// many.
+pub struct BounceLocal<D: Direction> {
+    classes: [Local; CLASSES.len()],
+    domain: Option<DomainId>,
     direction: PhantomData<fn() -> D>,
 }
 
@@ -117,12 +125,16 @@ impl<D: Direction> BouncePool<D> {
     /// As there.
     pub fn with_limit(arena: &Arena, limit: u64) -> Result<Self, CreateError> {
         let room = Arc::new(Room { left: AtomicU64::new(limit), limit });
-        let class = |size: usize| {
-            let pages = Pages { arena: arena.clone(), access: D::ACCESS, room: Arc::clone(&room) };
-            DmaPool::new(pages, "bounce", size, size.min(PAGE), 0).map(Shared::new)
-        };
+        let pages = Pages { arena: arena.clone(), access: D::ACCESS, room };
+        let class = |size: usize| DmaPool::builder("bounce").block(size).align(size.min(PAGE)).build(&pages);
         let [a, b, c, d] = CLASSES.map(class);
         Ok(Self { classes: [a?, b?, c?, d?], direction: PhantomData })
+    }
+
+    /// Returns a new owner's handle.
+    pub fn local(&self) -> BounceLocal<D> {
+        let domain = self.classes.first().and_then(DmaPool::domain);
+        BounceLocal { classes: self.classes.each_ref().map(DmaPool::local), domain, direction: PhantomData }
     }
 
     /// Returns a payload of `len` bytes, all 0 unless a device writes them.
@@ -130,11 +142,10 @@ impl<D: Direction> BouncePool<D> {
     /// # Errors
     /// [`BounceError`].
     pub fn alloc(&self, len: usize) -> Result<Bounced<D>, BounceError> {
-        let class = self.classes.iter().find(|class| len > 0 && len <= class.block_size());
-        let class = class.ok_or(BounceError::Length { bytes: len, limit: Self::MAX_BYTES })?;
-        let refused = |error| BounceError::Exhausted { bytes: len, block: class.block_size(), error };
-        let block = class.alloc().map_err(refused)?;
-        Ok(Bounced { block, len, domain: class.source().domain(), direction: PhantomData })
+        let class = class_of::<D>(len)?;
+        let pool = self.classes.get(class).ok_or_else(|| too_long::<D>(len))?;
+        let block = pool.alloc().map_err(|error| exhausted(len, class, error))?;
+        Ok(Bounced { block: Some(block), len, domain: pool.domain(), direction: PhantomData })
     }
 
     /// Returns a payload that is a copy of `bytes`.
@@ -142,17 +153,65 @@ impl<D: Direction> BouncePool<D> {
     /// # Errors
     /// [`BounceError`].
     pub fn copy_of(&self, bytes: &[u8]) -> Result<Bounced<D>, BounceError> {
-        let bounced = self.alloc(bytes.len())?;
-        // As long as the bytes, so this does not fail.
-        let copied = bounced.memory().copy_from_slice(0, bytes);
-        debug_assert_eq!(copied, Ok(()));
-        Ok(bounced)
+        self.alloc(bytes.len()).map(|bounced| bounced.with(bytes))
     }
+}
+
+impl<D: Direction> BounceLocal<D> {
+    /// As [`BouncePool::alloc`].
+    ///
+    /// # Errors
+    /// [`BounceError`].
+    pub fn alloc(&mut self, len: usize) -> Result<Bounced<D>, BounceError> {
+        let (class, domain) = (class_of::<D>(len)?, self.domain);
+        let local = self.classes.get_mut(class).ok_or_else(|| too_long::<D>(len))?;
+        let block = local.alloc().map_err(|error| exhausted(len, class, error))?;
+        Ok(Bounced { block: Some(block), len, domain, direction: PhantomData })
+    }
+
+    /// As [`BouncePool::copy_of`].
+    ///
+    /// # Errors
+    /// [`BounceError`].
+    pub fn copy_of(&mut self, bytes: &[u8]) -> Result<Bounced<D>, BounceError> {
+        self.alloc(bytes.len()).map(|bounced| bounced.with(bytes))
+    }
+
+    /// Zeroes a payload and frees its block, whichever handle it came from. Dropping it instead takes a lock.
+    pub fn free(&mut self, mut bounced: Bounced<D>) {
+        bounced.zero();
+        let class = class_of::<D>(bounced.len).ok();
+        if let (Some(local), Some(block)) =
+            (class.and_then(|at| self.classes.get_mut(at)), bounced.block.take())
+        {
+            local.free(block);
+        }
+    }
+}
+
+/// Which class of blocks holds `len` bytes.
+fn class_of<D: Direction>(len: usize) -> Result<usize, BounceError> {
+    let class = CLASSES.iter().position(|&size| len > 0 && len <= size);
+    class.ok_or_else(|| too_long::<D>(len))
+}
+
+fn too_long<D: Direction>(len: usize) -> BounceError {
+    BounceError::Length { bytes: len, limit: BouncePool::<D>::MAX_BYTES }
+}
+
+fn exhausted(len: usize, class: usize, error: AllocError) -> BounceError {
+    BounceError::Exhausted { bytes: len, block: CLASSES.get(class).copied().unwrap_or(len), error }
 }
 
 impl<D: Direction> Clone for BouncePool<D> {
     fn clone(&self) -> Self {
         Self { classes: self.classes.clone(), direction: PhantomData }
+    }
+}
+
+impl<D: Direction> fmt::Debug for BounceLocal<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BounceLocal").field("access", &D::ACCESS).finish_non_exhaustive()
     }
 }
 
@@ -164,9 +223,10 @@ impl<D: Direction> fmt::Debug for BouncePool<D> {
 
 /// A payload in a [`BouncePool`], owned by this value: a queue takes it, and returns it when the device has finished.
 ///
-/// Dropping it, from any thread, zeroes the payload and frees its block.
+/// Dropping it, from any thread, zeroes the payload and frees its block, under a lock; [`BounceLocal::free`] takes none.
 pub struct Bounced<D: Direction> {
-    block: Block<Pages>,
+    /// `None` only while it is freed.
+    block: Option<Block>,
     len: usize,
     domain: Option<DomainId>,
     direction: PhantomData<fn() -> D>,
@@ -183,7 +243,23 @@ impl<D: Direction> Bounced<D> {
     /// the queue has returned the value.
     pub fn memory(&self) -> DmaMemory<'_> {
         // A block is at least as long as its payload.
-        self.block.memory().part(0, self.len).unwrap_or(DmaMemory::EMPTY)
+        let memory = self.block.as_ref().map_or(DmaMemory::EMPTY, Block::memory);
+        memory.part(0, self.len).unwrap_or(DmaMemory::EMPTY)
+    }
+
+    /// The payload, with a copy of as many bytes as it has.
+    fn with(self, bytes: &[u8]) -> Self {
+        // As long as the bytes, so this does not fail.
+        let copied = self.memory().copy_from_slice(0, bytes);
+        debug_assert_eq!(copied, Ok(()));
+        self
+    }
+
+    fn zero(&self) {
+        // The next payload of the block may be shorter, and another device may read then. All of it, so this does not fail.
+        let memory = self.memory();
+        let zeroed = memory.fill(0, memory.len(), 0);
+        debug_assert_eq!(zeroed, Ok(()));
     }
 }
 
@@ -191,7 +267,8 @@ impl<D: Direction> Bounced<D> {
 // for as long as the pool lives, of which the block holds a share. Neither changes, wherever the value is moved.
 unsafe impl<D: Direction> Payload<D> for Bounced<D> {
     fn segment(&self, index: usize) -> Option<Segment> {
-        (index == 0).then(|| Segment { iova: self.block.iova(), len: self.len as u64 })
+        let block = self.block.as_ref().filter(|_| index == 0)?;
+        Some(Segment { iova: block.iova(), len: self.len as u64 })
     }
 
     fn domain(&self) -> Option<DomainId> {
@@ -201,15 +278,16 @@ unsafe impl<D: Direction> Payload<D> for Bounced<D> {
 
 impl<D: Direction> Drop for Bounced<D> {
     fn drop(&mut self) {
-        // The next payload of the block may be shorter, and another device may read then. All of it, so this does not fail.
-        let zeroed = self.memory().fill(0, self.len, 0);
-        debug_assert_eq!(zeroed, Ok(()));
+        self.zero();
     }
 }
 
 impl<D: Direction> fmt::Debug for Bounced<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bounced").field("iova", &self.block.iova()).field("len", &self.len).finish()
+        f.debug_struct("Bounced")
+            .field("iova", &self.block.as_ref().map(Block::iova))
+            .field("len", &self.len)
+            .finish()
     }
 }
 
@@ -234,6 +312,7 @@ impl Room {
 }
 
 /// An arena's frames, zeroed before they are mapped, for one direction.
+#[derive(Clone)]
 struct Pages {
     arena: Arena,
     access: Access,

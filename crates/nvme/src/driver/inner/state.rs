@@ -118,14 +118,17 @@ pub(in crate::driver) struct Inner<R: Registers, S: ChunkSource + Clone> {
     /// The domain of the source, in which every payload must be mapped.
     pub(in crate::driver) domain: Option<DomainId>,
     /// Pages for PRP lists and SGL segments.
-    pub(in crate::driver) lists: DmaPool<S>,
+    pub(in crate::driver) lists: DmaPool,
     pub(in crate::driver) config: Config,
     pub(in crate::driver) shared: Arc<SharedState>,
     control: Mutex<Control<S>>,
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
-    pub(in crate::driver) fn new(registers: R, source: S, config: Config) -> Result<Self, Error> {
+    pub(in crate::driver) fn new(registers: R, source: S, config: Config) -> Result<Self, Error>
+    where
+        S: 'static,
+    {
         let domain = source.domain();
         if registers.domain().is_some_and(|of_device| domain != Some(of_device)) {
             return Err(Error::OtherDomain);
@@ -138,7 +141,7 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         if cap.min_page_bytes() > PAGE {
             return Err(Error::PageSize { min_bytes: cap.min_page_bytes() });
         }
-        let lists = DmaPool::new(source.clone(), "nvme lists", PAGE_BYTES, PAGE_BYTES, PAGE_BYTES)?;
+        let lists = DmaPool::builder("nvme lists").block(PAGE_BYTES).align(PAGE_BYTES).build(&source)?;
         let shared = Arc::new(SharedState::default());
         let control = Control {
             admin: Some(AdminQueue::new(&source, shared.clone())?),
@@ -213,8 +216,9 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
 
     /// Releases memory that the controller no longer accesses.
     pub(super) fn release(&self, pending: PendingRelease<S>) {
+        let mut lists = self.lists.clone();
         for data in pending.data {
-            data.release(&self.lists);
+            data.release(&mut lists);
         }
     }
 
@@ -250,6 +254,8 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Inner<R, S> {
         let bytes = admin.as_ref().map_or(0, AdminQueue::bytes) + rings.sum::<u64>() + lists;
         count_quarantined_bytes(bytes);
         tracing::warn!(%error, bytes, "the controller could not be disabled: its memory is quarantined");
-        std::mem::forget((admin, pending));
+        // List pages are quarantined by being dropped.
+        let rings: Vec<_> = pending.into_iter().map(|pending| pending.rings).collect();
+        std::mem::forget((admin, rings));
     }
 }

@@ -15,7 +15,7 @@ use crate::driver::stats::QueueStats;
 use crate::interrupt::Interrupt;
 use crate::registers::Registers;
 use crate::spec::{Doorbell, SglSupport};
-use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::dma_pool::{ChunkSource, Local};
 use pinfold_core::gather::Profile;
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,6 +30,8 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) id: u16,
     /// Distinguishes this queue's requests from those of any other.
     pub(super) serial: u32,
+    /// This owner's list pages.
+    pub(super) lists: Local,
     /// The generation of the controller that has the queue.
     pub(super) generation: u64,
     pub(super) namespaces: Arc<[Namespace]>,
@@ -117,6 +119,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         Ok(Self {
             id,
             serial: inner.shared.next_queue_serial(),
+            lists: inner.lists.local(),
             generation,
             namespaces: info.namespaces,
             namespace_version,

@@ -104,7 +104,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     pub(super) fn free_command(&mut self, index: u16) {
         let Some(slot) = self.commands.get_mut(usize::from(index)) else { return };
         if let Some(data) = slot.data.take() {
-            data.release(&self.inner.lists);
+            data.release(&mut self.lists);
         }
         if slot.abort == AbortState::Outstanding {
             slot.state = CommandState::AwaitingAbort;

@@ -11,8 +11,9 @@ use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
 use pinfold_core::access::{DeviceReads, DeviceWrites, Direction};
 use pinfold_core::addr::Segment;
-use pinfold_core::dma_pool::ChunkSource;
+use pinfold_core::dma_pool::{ChunkSource, Local};
 use pinfold_core::domain::Payload;
+use pinfold_core::gather::Profile;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -242,7 +243,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 return Ok(Sent::All);
             }
             let Some(&slot) = self.free_commands.last() else { return Ok(Sent::Part) };
-            let (command, data, bytes) = match self.build(request) {
+            let limits = Limits { sgl: self.sgl.as_ref(), max_transfer: self.max_transfer };
+            let (command, data, bytes) = match build(request, &limits, &mut self.lists) {
                 Ok(built) => built,
                 // Pages are freed by the completions of this request's other commands, or of other requests'.
                 Err(error) if error.is_out_of_pages() && (request.commands > 0 || self.commands_busy()) => {
@@ -273,66 +275,6 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.unsent = 0;
             request.error.get_or_insert(error);
-        }
-    }
-
-    /// Builds the next command of a request, without its identifier; returns the bytes of the payload that it transfers.
-    fn build(&self, slot: &RequestSlot) -> Result<(Command, Option<DataPointer>, u64), LayoutError> {
-        let request = &slot.request;
-        let mut command = Command { nsid: U32::new(request.nsid), ..Command::default() };
-        match request.operation {
-            Operation::Flush => {
-                command.opcode = nvm::FLUSH;
-                Ok((command, None, 0))
-            }
-            Operation::Discard => {
-                let range = DsmRange {
-                    blocks: U32::new(request.blocks),
-                    slba: U64::new(request.slba),
-                    ..DsmRange::default()
-                };
-                let data = DataPointer::page(range.as_bytes(), &self.inner.lists)?;
-                command.opcode = nvm::DATASET_MANAGEMENT;
-                command.cdw11 = U32::new(nvm::DEALLOCATE);
-                data.set(&mut command);
-                Ok((command, Some(data), 0))
-            }
-            Operation::WriteZeroes => {
-                let bytes = slot.unsent.min(self.largest_command(slot));
-                command.opcode = nvm::WRITE_ZEROES;
-                command.set_slba(slot.next_slba);
-                command.cdw12 = U32::new(blocks_of(bytes, slot) | nvm::ZERO_DEALLOCATE);
-                Ok((command, None, bytes))
-            }
-            Operation::Read | Operation::Write => {
-                let most = self.largest_command(slot);
-                let (data, bytes) = self.describe(slot, slot.unsent.min(most))?;
-                let write = request.operation == Operation::Write;
-                command.opcode = if write { nvm::WRITE } else { nvm::READ };
-                data.set(&mut command);
-                command.set_slba(slot.next_slba);
-                command.cdw12 = U32::new(blocks_of(bytes, slot));
-                Ok((command, Some(data), bytes))
-            }
-        }
-    }
-
-    /// Returns the most bytes of a command: the largest transfer, and at most 65,536 blocks.
-    fn largest_command(&self, slot: &RequestSlot) -> u64 {
-        u64::from(self.max_transfer).min(0x1_0000 << slot.block_shift)
-    }
-
-    /// Describes the next `bytes` bytes of a payload, or fewer blocks of it where they have too many segments.
-    fn describe(&self, slot: &RequestSlot, mut bytes: u64) -> Result<(DataPointer, u64), LayoutError> {
-        loop {
-            let segments = slot.segments.peek(bytes);
-            match DataPointer::new(segments, bytes, self.sgl.as_ref(), &self.inner.lists) {
-                Ok(data) => return Ok((data, bytes)),
-                Err(error) if error.is_too_long() && bytes >> slot.block_shift > 1 => {
-                    bytes = (bytes / 2) >> slot.block_shift << slot.block_shift;
-                }
-                Err(error) => return Err(error),
-            }
         }
     }
 
@@ -369,6 +311,81 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             self.complete_if_idle(tag);
         }
     }
+}
+
+/// What bounds a command of a queue.
+struct Limits<'q> {
+    sgl: Option<&'q Profile>,
+    max_transfer: u32,
+}
+
+/// Builds the next command of a request, without its identifier; returns the bytes of the payload that it transfers.
+fn build(
+    slot: &RequestSlot,
+    limits: &Limits<'_>,
+    lists: &mut Local,
+) -> Result<(Command, Option<DataPointer>, u64), LayoutError> {
+    let request = &slot.request;
+    let mut command = Command { nsid: U32::new(request.nsid), ..Command::default() };
+    match request.operation {
+        Operation::Flush => {
+            command.opcode = nvm::FLUSH;
+            Ok((command, None, 0))
+        }
+        Operation::Discard => {
+            let range = DsmRange {
+                blocks: U32::new(request.blocks),
+                slba: U64::new(request.slba),
+                ..DsmRange::default()
+            };
+            let data = DataPointer::page(range.as_bytes(), lists)?;
+            command.opcode = nvm::DATASET_MANAGEMENT;
+            command.cdw11 = U32::new(nvm::DEALLOCATE);
+            data.set(&mut command);
+            Ok((command, Some(data), 0))
+        }
+        Operation::WriteZeroes => {
+            let bytes = slot.unsent.min(largest_command(slot, limits));
+            command.opcode = nvm::WRITE_ZEROES;
+            command.set_slba(slot.next_slba);
+            command.cdw12 = U32::new(blocks_of(bytes, slot) | nvm::ZERO_DEALLOCATE);
+            Ok((command, None, bytes))
+        }
+        Operation::Read | Operation::Write => {
+            let most = largest_command(slot, limits);
+            let (data, bytes) = describe(slot, slot.unsent.min(most), limits, lists)?;
+            let write = request.operation == Operation::Write;
+            command.opcode = if write { nvm::WRITE } else { nvm::READ };
+            data.set(&mut command);
+            command.set_slba(slot.next_slba);
+            command.cdw12 = U32::new(blocks_of(bytes, slot));
+            Ok((command, Some(data), bytes))
+        }
+    }
+}
+
+/// Describes the next `bytes` bytes of a payload, or fewer blocks of it where they have too many segments.
+fn describe(
+    slot: &RequestSlot,
+    mut bytes: u64,
+    limits: &Limits<'_>,
+    lists: &mut Local,
+) -> Result<(DataPointer, u64), LayoutError> {
+    loop {
+        let segments = slot.segments.peek(bytes);
+        match DataPointer::new(segments, bytes, limits.sgl, lists) {
+            Ok(data) => return Ok((data, bytes)),
+            Err(error) if error.is_too_long() && bytes >> slot.block_shift > 1 => {
+                bytes = (bytes / 2) >> slot.block_shift << slot.block_shift;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Returns the most bytes of a command: the largest transfer, and at most 65,536 blocks.
+fn largest_command(slot: &RequestSlot, limits: &Limits<'_>) -> u64 {
+    u64::from(limits.max_transfer).min(0x1_0000 << slot.block_shift)
 }
 
 /// Returns NLB, which is 0-based, for `bytes` bytes of at most 65,536 blocks.

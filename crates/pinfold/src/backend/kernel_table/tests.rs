@@ -79,7 +79,7 @@ fn pools_leave_nothing_behind() {
     let (kernel, domain) = domain();
     for mapping_policy in [MappingPolicy::Whole, MappingPolicy::PerUse] {
         let arena = arena(&domain, 4 * MIB, mapping_policy);
-        let pool = DmaPool::new(&arena, "descriptors", 128, 128, 0).unwrap();
+        let pool = DmaPool::builder("descriptors").block(128).align(128).build(&arena).unwrap();
         let block = pool.alloc().unwrap();
         assert_eq!(kernel.entries(), 1);
         drop(block);

@@ -67,7 +67,8 @@ fn each_domain_reaches_the_chunks_of_its_own_pools_only() {
     let memory = unmapped(MappingPolicy::PerUse);
     let domains = [soft(), soft()];
     let arenas = domains.each_ref().map(|domain| memory.map_into(domain).unwrap());
-    let pools = arenas.each_ref().map(|arena| DmaPool::new(arena.clone(), "ring", 4096, 4096, 0).unwrap());
+    let builder = DmaPool::builder("ring").block(4096).align(4096);
+    let pools = arenas.each_ref().map(|arena| builder.clone().build(arena).unwrap());
     let blocks = pools.each_ref().map(|pool| pool.alloc().unwrap());
     let ports = domains.each_ref().map(|domain| domain.port().unwrap());
     for (i, other) in [(0, 1), (1, 0)] {

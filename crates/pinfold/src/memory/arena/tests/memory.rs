@@ -37,7 +37,8 @@ fn a_large_buffer_starts_at_a_large_page() {
 fn a_pool_keeps_its_boundary_even_in_a_small_arena() {
     let arena = plain(64 << 10, MappingPolicy::PerUse);
     let _first = arena.alloc(4096).unwrap();
-    let pool = pinfold_core::dma_pool::DmaPool::new(&arena, "small", 3000, 8, 8192).unwrap();
+    let builder = pinfold_core::dma_pool::DmaPool::builder("small").block(3000).align(8).boundary(8192);
+    let pool = builder.build(&arena).unwrap();
     for _ in 0..12 {
         let block = pool.alloc_raw().unwrap();
         assert!(block.iova().raw() % 8192 + 3000 <= 8192, "{block:?}");

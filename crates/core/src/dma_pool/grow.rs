@@ -1,0 +1,182 @@
+//! Growing and shrinking: one thread at a time acquires or releases chunks, while others allocate and free.
+//!
+//! The source may make a system call and sleep, so no lock is held while it runs, but the *turn*: a flag for which only
+//! threads wait that need a chunk too. Between two attempts to take it they look for free blocks.
+
+use super::error::{AllocError, CreateError, RangeError};
+use super::inner::{Inner, Turn};
+use super::layout::bytes_of;
+use super::source::ChunkSource;
+use super::unit::{Chunk, Span, State};
+use crate::addr::Iova;
+use crate::frame::{Frame, Order};
+use crate::sync::relax;
+use core::ptr::NonNull;
+
+impl Inner {
+    /// Repeats `attempt`, growing the pool, until it succeeds.
+    #[cold]
+    pub(super) fn or_grow<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Result<T, AllocError> {
+        let mut attempts = 0;
+        loop {
+            if let Some(done) = attempt() {
+                return Ok(done);
+            }
+            let Some(turn) = self.growth.turn() else {
+                relax(attempts);
+                attempts = attempts.saturating_add(1);
+                continue;
+            };
+            // The chunk of the previous holder of the turn is in the depot by now.
+            if let Some(done) = attempt() {
+                return Ok(done);
+            }
+            self.grow(&turn).inspect_err(|_| self.press())?;
+        }
+    }
+
+    /// Acquires a chunk of the next order, or of the largest smaller one available, within the maximum.
+    fn grow(&self, turn: &Turn<'_>) -> Result<(), AllocError> {
+        let (blocks, bytes) = self.size_now();
+        let Some(source) = &self.source else { return Err(AllocError::Ranges { blocks }) };
+        let maximum = self.maximum;
+        let wanted = self.layout.order_within(self.layout.next_order(bytes), blocks, maximum);
+        let wanted = wanted.ok_or(AllocError::Maximum { maximum, blocks })?;
+        let scarce = turn.0.state.lock().scarce;
+        let twice = scarce.and_then(|order| Order::new(order.get() + 1)).unwrap_or(wanted);
+        let asked = wanted.min(twice);
+        let (frame, order) = self.acquire(source.as_ref(), asked)?;
+        turn.0.state.lock().scarce = if order < wanted { Some(order) } else { None };
+        self.enter(turn, source.as_ref(), (frame, order))
+    }
+
+    /// Acquires chunks until the pool has its minimum.
+    pub(super) fn reserve(&self) -> Result<(), CreateError> {
+        let (minimum, turn) = (self.minimum, self.growth.wait());
+        let mut order = self.layout.most();
+        loop {
+            let (available, _) = self.size_now();
+            let Some(next) = self.layout.order_within(order, available, minimum) else { return Ok(()) };
+            let refused = |error| CreateError::Minimum { minimum, available, error };
+            let source = self.source.as_ref().ok_or(refused(AllocError::Ranges { blocks: available }))?;
+            let run = self.acquire(source.as_ref(), next).map_err(refused)?;
+            // A larger one was refused.
+            order = run.1;
+            self.enter(&turn, source.as_ref(), run).map_err(refused)?;
+        }
+    }
+
+    fn size_now(&self) -> (u64, u64) {
+        let depot = self.depot.lock();
+        (depot.blocks, depot.bytes)
+    }
+
+    /// Acquires a run of this order, or of the largest smaller one available, for the holder of the turn.
+    fn acquire(&self, source: &dyn ChunkSource, first: Order) -> Result<(Frame, Order), AllocError> {
+        let mut order = first;
+        let frame = loop {
+            match source.acquire(order) {
+                Ok(frame) => break frame,
+                Err(error) => order = self.layout.smaller(order).ok_or(error)?,
+            }
+        };
+        let end = frame.offset().checked_add(bytes_of(order));
+        let inside = end.is_some_and(|end| end <= self.units.first_span().len as u64);
+        if !inside || !frame.offset().is_multiple_of(bytes_of(order)) {
+            // SAFETY: just acquired with this order, and not used.
+            unsafe { source.release(frame, order) };
+            return Err(AllocError::Misplaced { frame, order });
+        }
+        Ok((frame, order))
+    }
+
+    /// Adds an acquired run to the pool, with all its blocks free.
+    fn enter(
+        &self,
+        turn: &Turn<'_>,
+        source: &dyn ChunkSource,
+        (frame, order): (Frame, Order),
+    ) -> Result<(), AllocError> {
+        let (place, span) = ((frame.offset(), bytes_of(order)), self.units.first_span());
+        let kept = &mut turn.0.state.lock().kept;
+        let Some(chunk) = self.units.enter(&self.layout, kept, span, place, Some((frame, order))) else {
+            // SAFETY: just acquired with this order, and not used.
+            unsafe { source.release(frame, order) };
+            return Err(AllocError::Numbers {
+                size: self.layout.size(),
+                limit: self.units.limit(&self.layout),
+            });
+        };
+        self.add(chunk);
+        Ok(())
+    }
+
+    fn add(&self, chunk: Chunk) {
+        if let Some(watch) = &self.watch {
+            watch.on_chunk(self.chunk_memory(&chunk));
+        }
+        self.depot.lock().add(chunk);
+    }
+
+    /// Adds a range of the caller; returns how many blocks it has.
+    pub(super) fn add_range(&self, memory: NonNull<[u8]>, iova: Iova) -> Result<u64, RangeError> {
+        let (base, len, size) = (memory.cast::<u8>(), memory.len(), self.layout.size());
+        let addr = base.as_ptr().addr();
+        let (unit, needed) = (1u64 << self.layout.unit_shift(), self.layout.range_align());
+        if !(addr as u64 | iova.raw()).is_multiple_of(needed) {
+            return Err(RangeError::Align { addr, iova, needed });
+        }
+        let places = || {
+            let starts = (0..len as u64).step_by(usize::try_from(unit).unwrap_or(usize::MAX));
+            starts.map(|offset| (offset, unit.min(len as u64 - offset)))
+        };
+        let blocks: u64 = places().map(|(_, bytes)| u64::from(self.layout.blocks_in(bytes))).sum();
+        if blocks == 0 || iova.checked_add(len as u64).is_none() {
+            return Err(RangeError::Size { len, iova, size });
+        }
+        let turn = self.growth.wait();
+        let (have, maximum) = (self.size_now().0, self.maximum);
+        if blocks.saturating_add(have) > maximum {
+            return Err(RangeError::Maximum { blocks, have, maximum });
+        }
+        let mut added = 0;
+        let kept = &mut turn.0.state.lock().kept;
+        let span = self.units.add_span(kept, Span::new(&self.layout, base, len, iova));
+        for place in places().filter(|&(_, bytes)| self.layout.blocks_in(bytes) > 0) {
+            let chunk = self.units.enter(&self.layout, kept, &span, place, None);
+            let chunk = chunk.ok_or(RangeError::Numbers { blocks: added })?;
+            added += u64::from(chunk.blocks);
+            self.add(chunk);
+        }
+        Ok(added)
+    }
+
+    /// Releases the chunks whose blocks are all in the depot, down to the minimum; returns their bytes.
+    pub(super) fn shrink(&self) -> u64 {
+        let Some(source) = &self.source else { return 0 };
+        let _turn = self.growth.wait();
+        self.press();
+        self.drain_front();
+        let removed = self.depot.lock().remove_free_chunks(&self.units, self.minimum);
+        for (frame, order) in removed.iter().filter_map(|chunk| chunk.run) {
+            // SAFETY: the chunk was acquired with this order. All its blocks were in the depot, so no thread has a number or a
+            // `Block` of it, and the depot has forgotten it: its memory is not accessed until it is acquired again.
+            unsafe { source.release(frame, order) };
+        }
+        removed.iter().map(|chunk| chunk.bytes).sum()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let Some(source) = &self.source else { return };
+        for chunk in &self.depot.lock().chunks {
+            // A device may still write to allocated blocks: their chunks are quarantined.
+            let is_free = self.units.states(chunk).all(|(_, state)| state.get() == State::FREE);
+            if let (true, Some((frame, order))) = (is_free, chunk.run) {
+                // SAFETY: acquired with this order and not released since; no handle is left that could access it.
+                unsafe { source.release(frame, order) };
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! [`DmaPool`], its [`Builder`], and the calls that need no owner's handle.
+
+use super::block::Block;
+use super::debug::{Damage, OwnerTag, Watch};
+use super::error::{AllocError, CreateError, FreeError, RangeError};
+use super::inner::{Growth, Inner};
+use super::layout::Layout;
+use super::local::Local;
+use super::magazine::{Cap, Depot};
+use super::raw::RawBlock;
+use super::report::PoolStats;
+use super::source::{ChunkSource, span_memory};
+use super::unit::{Span, State, Units};
+use crate::addr::Iova;
+use crate::domain::DomainId;
+use crate::frame::Frame;
+use crate::mem::DmaMemory;
+use crate::share::Shared;
+use crate::sync::{AtomicU32, CachePadded, Mutex, SpinLock};
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ptr::NonNull;
+
+/// The largest span: its frame numbers have 32 bits.
+const MAX_SPAN: u64 = Frame::BYTES << 32;
+
+/// What an owner caches, unless the builder says otherwise.
+const CACHED_BYTES: u64 = 512 << 10;
+
+/// A pool of blocks of one size. See the [module](crate::dma_pool).
+///
+/// A handle: a clone is the same pool, which lives as long as a handle, a [`Local`] or a [`Block`]. Calls on it take a
+/// lock; those on a [`Local`] do not.
+///
+/// With its last handle the pool releases the chunks whose blocks are all free, and quarantines those with raw blocks still
+/// allocated, since a device may still write there; [`destroy`](Self::destroy) reports them instead.
+#[derive(Clone)]
+pub struct DmaPool(Shared<Inner>);
+
+/// What a pool is built with. Every value but the block's size has a default.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder {
+    name: String,
+    size: usize,
+    align: usize,
+    boundary: usize,
+    minimum: u64,
+    maximum: u64,
+    cached_bytes: u64,
+    debug: bool,
+}
+
+impl Builder {
+    /// The size of a block in bytes, 1 to `i32::MAX`; raised to 16, and rounded up to the alignment.
+    pub fn block(self, bytes: usize) -> Self {
+        Self { size: bytes, ..self }
+    }
+
+    /// The alignment of blocks: a power of two, or 0 (the default) for none.
+    pub fn align(self, bytes: usize) -> Self {
+        Self { align: bytes, ..self }
+    }
+
+    /// Blocks never cross a multiple of `bytes`, a power of two of at least a block's size, or 0 (the default) for no boundary.
+    /// As the alignment it holds for the device's addresses and for the processor's.
+    pub fn boundary(self, bytes: usize) -> Self {
+        Self { boundary: bytes, ..self }
+    }
+
+    /// The pool acquires this many blocks when it is built, and shrinking keeps them. 0 unless set.
+    ///
+    /// So many blocks can be allocated without a call of the source, less those that other owners cache.
+    pub fn minimum(self, blocks: u64) -> Self {
+        Self { minimum: blocks, ..self }
+    }
+
+    /// The pool acquires no chunk once it has this many blocks. Its last chunk may take it past that, by less than the blocks
+    /// of the smallest chunk: one of 4 KiB, or of the least power of two of pages that a longer block fits in (1 GiB for one
+    /// of more than 2 MiB). An alloc that would need more is refused with [`AllocError::Maximum`]. No maximum unless set.
+    pub fn maximum(self, blocks: u64) -> Self {
+        Self { maximum: blocks, ..self }
+    }
+
+    /// How many bytes of free blocks an owner caches at most; at least one block, at most 1,024. 512 KiB unless set.
+    pub fn cached_bytes(self, bytes: u64) -> Self {
+        Self { cached_bytes: bytes, ..self }
+    }
+
+    /// Debug mode: free blocks are filled with [`FREE_PATTERN`](super::FREE_PATTERN), and checked and filled with
+    /// [`FRESH_PATTERN`](super::FRESH_PATTERN) when they are allocated. A free block that was written to is
+    /// reported by [`damages`](DmaPool::damages) and allocated all the same. Every alloc and free takes a lock and time
+    /// proportional to the size of a block, and a chunk is written to when it is acquired.
+    pub fn debug(self) -> Self {
+        Self { debug: true, ..self }
+    }
+
+    /// Builds a pool whose chunks come from `source`, of which it keeps a clone: an arena, or an `Arc` of any source.
+    ///
+    /// The source's span has at least the bytes of one chunk: 4 KiB, or the least power of two of pages that a longer block fits in (1 GiB for one
+    /// of more than 2 MiB).
+    ///
+    /// # Errors
+    /// [`CreateError`], which names the argument and its limit. Nothing stays acquired.
+    pub fn build<S: ChunkSource + Clone + 'static>(self, source: &S) -> Result<DmaPool, CreateError> {
+        // SAFETY: the pool owns a clone, which has the same span; only blocks of acquired chunks are accessed.
+        let memory = unsafe { span_memory(source, MAX_SPAN) }?;
+        let iova = source.iova();
+        let layout = Layout::new(self.size, self.align, self.boundary, (memory.addr(), iova))?;
+        layout.check_span(memory.len() as u64)?;
+        let span = Span::new(&layout, memory.as_ptr(), memory.len(), iova);
+        self.finish(layout, span, Some(Box::new(source.clone())))
+    }
+
+    /// Builds a pool without a source: its blocks come from [ranges](DmaPool::add_range) that the caller adds.
+    ///
+    /// # Errors
+    /// [`CreateError`], which names the argument and its limit; a minimum is refused.
+    pub fn build_empty(self) -> Result<DmaPool, CreateError> {
+        let iova = Iova::new(0);
+        let layout = Layout::new(self.size, self.align, self.boundary, (0, iova))?;
+        self.finish(layout, Span::new(&layout, NonNull::dangling(), 0, iova), None)
+    }
+
+    fn finish(
+        self,
+        layout: Layout,
+        span: Span,
+        source: Option<Box<dyn ChunkSource>>,
+    ) -> Result<DmaPool, CreateError> {
+        let (minimum, maximum) = (self.minimum, self.maximum);
+        if maximum < minimum.max(1) {
+            return Err(CreateError::Limits { minimum, maximum });
+        }
+        let (units, kept) = Units::new(&layout, span);
+        let mut depot = Depot::new(Cap::new(self.cached_bytes, layout.size()));
+        let front = depot.new_owner(0);
+        let inner = Inner {
+            plain: layout.is_plain() && !self.debug,
+            layout,
+            units,
+            watch: self.debug.then(Box::<Watch>::default),
+            source,
+            name: self.name,
+            minimum,
+            maximum,
+            pressure: AtomicU32::new(0),
+            growth: CachePadded(Growth::new(kept)),
+            front: CachePadded(SpinLock::new(front)),
+            depot: CachePadded(Mutex::new(depot)),
+        };
+        inner.reserve()?;
+        Ok(DmaPool(Shared::new(inner)))
+    }
+}
+
+impl DmaPool {
+    /// Returns a builder of a pool with this name.
+    pub fn builder(name: &str) -> Builder {
+        Builder {
+            name: name.into(),
+            size: 0,
+            align: 0,
+            boundary: 0,
+            minimum: 0,
+            maximum: u64::MAX,
+            cached_bytes: CACHED_BYTES,
+            debug: false,
+        }
+    }
+
+    /// Returns a new owner's handle. Allocates memory for its magazines.
+    pub fn local(&self) -> Local {
+        Local::new(self.0.stock())
+    }
+
+    /// Returns the pool's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Returns how many bytes of a block may be used.
+    pub fn block_size(&self) -> usize {
+        // Below 2^31.
+        usize::try_from(self.0.layout.size()).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the domain whose devices reach the blocks; `None` if the source names none.
+    pub fn domain(&self) -> Option<DomainId> {
+        self.0.source.as_ref().and_then(|source| source.domain())
+    }
+
+    /// Allocates a block. Takes the front's lock, and a share of the pool by a read-modify-write; [`Local::alloc`] does neither.
+    ///
+    /// # Errors
+    /// [`AllocError`] if the pool has no free block and can acquire no chunk.
+    pub fn alloc(&self) -> Result<Block, AllocError> {
+        let number = self.0.alloc_shared(State::OWNED)?;
+        Ok(Block::new(self.0.clone(), number))
+    }
+
+    /// As [`alloc`](Self::alloc), with all bytes 0.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_zeroed(&self) -> Result<Block, AllocError> {
+        self.alloc().inspect(|block| super::debug::fill(block.memory(), 0))
+    }
+
+    /// Allocates a raw block: it stays allocated until it is freed by address.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_raw(&self) -> Result<RawBlock, AllocError> {
+        self.0.alloc_shared(State::RAW).map(|number| self.0.site(number).raw())
+    }
+
+    /// Frees a raw block, whichever owner allocated it.
+    ///
+    /// # Errors
+    /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
+    pub fn free_raw(&self, block: RawBlock) -> Result<(), FreeError> {
+        self.0.free_raw(&mut self.0.front.lock(), block)
+    }
+
+    /// Adds memory of the caller, aligned to the blocks' alignment and to the boundary (or 2 MiB, if that is less), as blocks.
+    /// Returns how many there are. A free that names an address looks through the ranges one after the other.
+    ///
+    /// # Errors
+    /// [`RangeError`]; then nothing has changed, unless the numbers of blocks are used up.
+    ///
+    /// # Safety
+    /// `memory` is one allocation, valid for reads and writes and used by nothing else until the pool has ended: its last handle, `Local` and
+    /// `Block` have been dropped. The device reaches its first byte at `iova`, and the rest follows linearly.
+    pub unsafe fn add_range(&self, memory: NonNull<[u8]>, iova: Iova) -> Result<u64, RangeError> {
+        self.0.add_range(memory, iova)
+    }
+
+    /// Releases the chunks whose blocks are all in the depot, as far as the [minimum](Builder::minimum) allows, and returns how
+    /// many bytes those were. Other threads may use the pool meanwhile.
+    ///
+    /// A block in an owner's magazine keeps its chunk. Active owners return what they cache at their next exchange, so a second
+    /// call later releases more; an idle one can be [flushed](Local::flush). O(blocks of the pool). Waits for the source, with no lock
+    /// held; must not be called from inside the source.
+    pub fn shrink(&self) -> u64 {
+        self.0.shrink()
+    }
+
+    /// Ends the pool and releases all chunks.
+    ///
+    /// # Errors
+    /// [`Busy`] if blocks are allocated, one of which it names, or other handles exist. It contains the unchanged pool.
+    pub fn destroy(self) -> Result<(), Busy> {
+        let (mut blocks, mut first) = (0, None);
+        for chunk in &self.0.depot.lock().chunks {
+            self.0.for_each_block(chunk, |block, state| {
+                if matches!(state, State::RAW | State::OWNED) {
+                    blocks += 1;
+                    first.get_or_insert(block);
+                }
+            });
+        }
+        if first.is_some() {
+            let holder = first.and_then(|first| self.0.watch.as_ref()?.holder(first));
+            return Err(Busy { pool: self, blocks, first, holder });
+        }
+        let busy = |pool| Busy { pool: Self(pool), blocks: 0, first: None, holder: None };
+        self.0.try_into_inner().map(drop).map_err(busy)
+    }
+
+    /// Returns the pool's counters; they are displayed as the kernel's report. O(blocks).
+    pub fn stats(&self) -> PoolStats {
+        let depot = self.0.depot.lock();
+        let (mut in_use, mut free_chunks) = (0, 0);
+        for chunk in &depot.chunks {
+            let states = self.0.units.states(chunk);
+            let live = states.filter(|(_, state)| matches!(state.get(), State::RAW | State::OWNED)).count();
+            in_use += live as u64;
+            free_chunks += u64::from(live == 0);
+        }
+        let (blocks, in_depot) = (depot.blocks, depot.free());
+        PoolStats {
+            name: self.0.name.clone(),
+            block_bytes: self.0.layout.size(),
+            in_use,
+            peak: depot.peak,
+            blocks,
+            cached: blocks.saturating_sub(in_use).saturating_sub(in_depot),
+            in_depot,
+            chunks: depot.chunks.len() as u64,
+            free_chunks,
+            bytes: depot.bytes,
+            damaged: self.0.watch.as_ref().map_or(0, |watch| watch.damaged()),
+        }
+    }
+
+    /// Calls `each` with every block of the pool, allocated or free, and its memory, in ascending order in each chunk: to
+    /// register the blocks with hardware, or to write what stays the same while they are allocated and freed. The pool
+    /// does not write to blocks except in `alloc_zeroed` and in debug mode, in which what is written to a free block is
+    /// damage. Blocks of chunks that are acquired later are not seen: with equal minimum and maximum there are none.
+    ///
+    /// A block is not allocated by being seen: a free of it is refused, unless it is allocated as a raw one. O(blocks). No chunk is acquired or
+    /// released meanwhile, so `each` must not allocate.
+    pub fn for_each_block(&self, mut each: impl FnMut(RawBlock, DmaMemory<'_>)) {
+        let _turn = self.0.growth.wait();
+        let chunks = self.0.depot.lock().chunks.clone();
+        for chunk in &chunks {
+            self.0.for_each_block(chunk, |block, _| each(block, self.0.memory_at(block.as_ptr())));
+        }
+    }
+
+    /// Returns the first 64 reports of debug mode ([`PoolStats::damaged`] counts all): which free blocks were written to, and
+    /// which owners had them last.
+    pub fn damages(&self) -> Vec<Damage> {
+        self.0.watch.as_ref().map_or_else(Vec::new, |watch| watch.damages())
+    }
+
+    /// Checks the free blocks in the depot and the front now, in debug mode, and returns all reports as [`damages`](Self::damages) does. Time
+    /// proportional to the bytes of the pool.
+    pub fn inspect(&self) -> Vec<Damage> {
+        if let Some(watch) = &self.0.watch {
+            self.0.drain_front();
+            self.0.depot.lock().for_each(|number| {
+                let block = self.0.site(number).raw();
+                watch.inspect(block, self.0.memory_at(block.as_ptr()));
+            });
+        }
+        self.damages()
+    }
+
+    /// Returns how many bytes the pool's own state takes.
+    #[cfg(feature = "bench-internals")]
+    pub fn metadata_bytes(&self) -> usize {
+        size_of::<Inner>() + self.0.growth.metadata_bytes() + self.0.depot.lock().metadata_bytes()
+    }
+}
+
+impl fmt::Debug for DmaPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaPool")
+            .field("name", &self.name())
+            .field("block_bytes", &self.block_size())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A pool that cannot be destroyed because blocks are allocated, or other handles exist. It is unchanged.
+pub struct Busy {
+    /// The pool.
+    pub pool: DmaPool,
+    /// How many blocks are allocated; with 0 there are other handles of the pool.
+    pub blocks: u64,
+    /// One of them.
+    pub first: Option<RawBlock>,
+    /// The owner that allocated it, if the pool is in [debug mode](super::Builder::debug).
+    pub holder: Option<OwnerTag>,
+}
+
+impl fmt::Debug for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Busy")
+            .field("blocks", &self.blocks)
+            .field("first", &self.first)
+            .field("holder", &self.holder)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot destroy pool {:?}: ", self.pool.name())?;
+        let Some(first) = self.first else {
+            return f.write_str("other handles of it exist; drop clones of the pool and `Local`s first");
+        };
+        write!(f, "{} blocks are allocated, one of them at {:p}", self.blocks, first.as_ptr())?;
+        if let Some(holder) = self.holder {
+            write!(f, " by {holder}")?;
+        }
+        f.write_str("; free them first")
+    }
+}
+
+impl core::error::Error for Busy {}

@@ -1,0 +1,75 @@
+//! Pools over memory of the caller.
+
+use super::heap::Heap;
+use crate::addr::Iova;
+use crate::dma_pool::{AllocError, ChunkSource, CreateError, DmaPool, FreeError, RangeError, RawBlock};
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+
+/// `bytes` of the heap from `offset` on.
+fn part(heap: &Heap, offset: usize, bytes: usize) -> NonNull<[u8]> {
+    // SAFETY: within the heap.
+    let start = unsafe { heap.span().cast::<u8>().add(offset) };
+    NonNull::slice_from_raw_parts(start, bytes)
+}
+
+#[test]
+fn ranges_are_added_in_pieces_with_addresses_of_their_own() {
+    let heap = Heap::new(16 << 20);
+    let pool =
+        DmaPool::builder("ranges").block(192).align(64).boundary(4096).maximum(60_000).build_empty().unwrap();
+    assert!(matches!(pool.alloc(), Err(AllocError::Ranges { blocks: 0 })));
+    let mut expected = 0;
+    // One of less than a unit, one of several, one that ends within a group.
+    for (offset, bytes, iova) in
+        [(0, 8192, 1 << 33), (8 << 20, 5 << 20, 1 << 20), (64 << 10, 4096 + 200, 7 << 40)]
+    {
+        // SAFETY: the heap outlives the pool, and nothing else uses the part.
+        let added = unsafe { pool.add_range(part(&heap, offset, bytes), Iova::new(iova)) }.unwrap();
+        assert_eq!(added, (bytes / 4096 * 21 + (bytes % 4096) / 192) as u64);
+        expected += added;
+    }
+    let mut local = pool.local();
+    let blocks: Vec<_> = std::iter::from_fn(|| local.alloc_raw().ok()).collect();
+    assert_eq!(blocks.len() as u64, expected);
+    assert!(local.alloc_raw().unwrap_err().to_string().contains("add another range"));
+    let places: BTreeSet<_> = blocks.iter().map(|block| block.as_ptr()).collect();
+    assert_eq!(places.len(), blocks.len());
+    for &block in &blocks {
+        let offset = block.as_ptr().as_ptr().addr() - heap.start();
+        let iova = match offset {
+            0..8192 => (1 << 33) + offset,
+            65_536..73_728 => (7 << 40) + offset - 65_536,
+            _ => (1 << 20) + offset - (8 << 20),
+        };
+        assert_eq!(block.iova().raw(), iova as u64);
+        local.free_raw(block).unwrap();
+        assert!(matches!(local.free_raw(block), Err(FreeError::DoubleFree { .. })));
+    }
+    let beside = part(&heap, 32 << 10, 64).cast();
+    let foreign = RawBlock::from_parts(beside, Iova::new(1 << 33));
+    assert!(matches!(local.free_raw(foreign), Err(FreeError::Foreign { .. })));
+    drop(local);
+    assert_eq!((pool.shrink(), pool.stats().in_use), (0, 0), "a range is never given back before the end");
+    pool.destroy().unwrap();
+}
+
+#[test]
+fn ranges_that_do_not_fit_are_refused_by_name() {
+    let heap = Heap::new(2 << 20);
+    let pool =
+        DmaPool::builder("ranges").block(64).align(64).boundary(8192).maximum(100).build_empty().unwrap();
+    let add = |offset, bytes, iova| {
+        // SAFETY: the heap outlives the pool, and nothing else uses the part.
+        unsafe { pool.add_range(part(&heap, offset, bytes), Iova::new(iova)) }
+    };
+    assert!(matches!(add(64, 4096, 0), Err(RangeError::Align { needed: 8192, .. })));
+    assert!(matches!(add(0, 4096, 64), Err(RangeError::Align { .. })));
+    assert!(matches!(add(0, 63, 0), Err(RangeError::Size { len: 63, size: 64, .. })));
+    assert!(matches!(add(0, 8192, u64::MAX - 8191), Err(RangeError::Size { .. })));
+    assert!(matches!(add(0, 8192, 0), Err(RangeError::Maximum { blocks: 128, have: 0, maximum: 100 })));
+    assert_eq!(add(0, 4096, 0), Ok(64));
+    assert_eq!(pool.stats().blocks, 64);
+    let refused = DmaPool::builder("ranges").block(64).minimum(1).build_empty();
+    assert!(matches!(refused, Err(CreateError::Minimum { minimum: 1, available: 0, .. })));
+}
