@@ -75,7 +75,7 @@ pub enum BenchError {
     Gather(#[from] gather::GatherError),
     /// A PRP list could not be built.
     #[error(transparent)]
-    Prp(#[from] gather::prp::PrpError<gather::prp::PoolTakeError>),
+    Prp(#[from] gather::prp::PrpError<dma_pool::AllocError>),
     /// The queue of a file failed.
     #[error(transparent)]
     File(#[from] pinfold::uring::FileError),

@@ -36,11 +36,10 @@ const COPIES: [&str; 6] = ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1
 
 /// The hot paths, which are to do without read-modify-writes: suite, case and subject of each. Of an owner of a domain that is a
 /// batch; what revokes one mapping at a time has a row of its own, as have frees of many objects at random.
-const HOT_PATHS: [(&str, &str, &str); 13] = [
+const HOT_PATHS: [(&str, &str, &str); 12] = [
     ("pool", "mpt3sas-alloc", "pinfold"),
     ("pool", "mpt3sas-free", "pinfold"),
     ("pool", "pair-64", "pinfold"),
-    ("pool", "pair-64", "pinfold-block-cell"),
     ("pool", "pair-64-2t", "pinfold"),
     ("pool", "bulk-32", "pinfold"),
     ("pool", "owners-64", "pinfold"),
@@ -106,7 +105,6 @@ impl Targets<'_> {
         let all = |what, free| {
             at_most(what, workload(free, "pinfold", "thread-list"), OVER_FLOOR.0, OVER_FLOOR.1, "x")
         };
-        let runs = |case| self.figures().median("pool", case, "pinfold-runs");
         let pair = ("pair-64", "pinfold");
         vec![
             all("mpt3sas, in order: pinfold / thread-list", ordered),
@@ -115,8 +113,6 @@ impl Targets<'_> {
             floor("pair-64-nowrite: pinfold / thread-list", "pair-64-nowrite"),
             floor("bulk-32: pinfold / thread-list", "bulk-32"),
             floor("bulk-512: pinfold / thread-list", "bulk-512"),
-            at_most("bulk-32, in runs: alloc and free of one", runs("bulk-32"), 1.2, 0.5, "ns"),
-            at_most("bulk-512, in runs: alloc and free of one", runs("bulk-512"), 0.8, 0.3, "ns"),
             floor("random-4096: pinfold / thread-list", "random-4096"),
             floor("out-4096: pinfold / thread-list", "out-4096"),
             at_most(
@@ -124,34 +120,6 @@ impl Targets<'_> {
                 ratio((random, "pinfold"), (random, "inblock")),
                 0.4,
                 0.2,
-                "x",
-            ),
-            at_most(
-                "mpt3sas-write: pinfold-prefetch / inblock",
-                ratio(("mpt3sas-write", "pinfold-prefetch"), ("mpt3sas-write", "inblock")),
-                0.5,
-                0.35,
-                "x",
-            ),
-            at_most(
-                "mpt3sas: Block, dropped / raw",
-                workload(ordered, "pinfold-block", "pinfold"),
-                2.0,
-                1.3,
-                "x",
-            ),
-            at_most(
-                "pair-64: LocalBlock dropped by its thread / raw",
-                ratio(("pair-64", "pinfold-block-cell"), pair),
-                1.3,
-                1.1,
-                "x",
-            ),
-            at_most(
-                "out-4096: LocalBlock dropped by its thread / raw",
-                ratio(("out-4096", "pinfold-block-cell"), ("out-4096", "pinfold")),
-                1.3,
-                1.1,
                 "x",
             ),
             at_most(

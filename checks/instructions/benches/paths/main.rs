@@ -16,9 +16,9 @@ use std::hint::black_box;
 #[bench::warm(setup = setup::blocks_warm)]
 fn pool_pair(blocks: &'static mut Blocks) {
     for _ in 0..OPERATIONS {
-        let block = blocks.owner.alloc_raw().expect("a block was freed before");
+        let block = blocks.owner.alloc().expect("a block was freed before");
         black_box(block.iova());
-        blocks.owner.free_raw(block).expect("the block is allocated");
+        blocks.owner.free(block);
     }
 }
 
@@ -26,7 +26,7 @@ fn pool_pair(blocks: &'static mut Blocks) {
 #[bench::empty(setup = setup::blocks_empty)]
 fn pool_alloc_new(blocks: &'static mut Blocks) {
     for slot in &mut blocks.slots {
-        *slot = Some(blocks.owner.alloc_raw().expect("the arena is large enough"));
+        *slot = Some(blocks.owner.alloc().expect("the arena is large enough"));
     }
 }
 
@@ -34,7 +34,7 @@ fn pool_alloc_new(blocks: &'static mut Blocks) {
 #[bench::full(setup = setup::blocks_full)]
 fn pool_free_in_order(blocks: &'static mut Blocks) {
     for block in blocks.slots.iter_mut().filter_map(Option::take) {
-        blocks.owner.free_raw(block).expect("the block is allocated");
+        blocks.owner.free(block);
     }
 }
 
@@ -43,7 +43,7 @@ fn pool_free_in_order(blocks: &'static mut Blocks) {
 fn pool_free_random(blocks: &'static mut Blocks) {
     for &at in &blocks.order {
         let block = blocks.slots[at].take().expect("each slot once");
-        blocks.owner.free_raw(block).expect("the block is allocated");
+        blocks.owner.free(block);
     }
 }
 
@@ -52,8 +52,8 @@ fn pool_free_random(blocks: &'static mut Blocks) {
 fn pool_replace_random(blocks: &'static mut Blocks) {
     for &at in &blocks.any {
         let slot = &mut blocks.slots[at];
-        blocks.owner.free_raw(slot.take().expect("all slots are full")).expect("the block is allocated");
-        *slot = Some(blocks.owner.alloc_raw().expect("a block was freed before"));
+        blocks.owner.free(slot.take().expect("all slots are full"));
+        *slot = Some(blocks.owner.alloc().expect("a block was freed before"));
     }
 }
 
@@ -61,9 +61,9 @@ fn pool_replace_random(blocks: &'static mut Blocks) {
 #[bench::warm(setup = setup::blocks_warm)]
 fn pool_bulk_512(blocks: &'static mut Blocks) {
     for slots in blocks.slots.chunks_exact_mut(512) {
-        assert_eq!(blocks.owner.fill(slots), slots.len());
+        assert_eq!(blocks.owner.fill_blocks(slots), slots.len());
         black_box(&*slots);
-        blocks.owner.free_slots(slots).expect("the blocks are allocated");
+        blocks.owner.free_many(slots.iter_mut().filter_map(Option::take));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use pinfold::soft::{Effect, SoftConfig};
 use pinfold::{Arena, Buffer, DmaPool, Domain, MappingPolicy, PagePool, Source};
-use pinfold_core::dma_pool::{self, RawBlock};
+use pinfold_core::dma_pool::{self, Block};
 use pinfold_core::domain;
 use pinfold_core::frame::{self, Frame, Zone};
 use pinfold_core::page_pool::Config;
@@ -43,8 +43,8 @@ fn random() -> impl Iterator<Item = usize> {
 
 /// One owner of a pool, and its blocks.
 pub struct Blocks {
-    pub owner: dma_pool::Local<&'static Arena, &'static DmaPool<&'static Arena>>,
-    pub slots: Vec<Option<RawBlock>>,
+    pub owner: dma_pool::Local,
+    pub slots: Vec<Option<Block>>,
     /// Each slot once, in random order.
     pub order: Vec<usize>,
     /// Any slots.
@@ -53,25 +53,26 @@ pub struct Blocks {
 
 /// Of a new pool.
 pub fn blocks_empty() -> &'static mut Blocks {
-    let arena: &Arena = forever(arena(&domain(), MappingPolicy::Whole));
-    let pool: &DmaPool<_> = forever(DmaPool::new(arena, "counted", BLOCK, 0, 0).expect("valid sizes"));
+    let arena = arena(&domain(), MappingPolicy::Whole);
+    let pool = DmaPool::builder("counted").block(BLOCK).build(&arena).expect("valid sizes");
     let mut order: Vec<usize> = (0..OPERATIONS).collect();
     random().zip(0..OPERATIONS).for_each(|(a, b)| order.swap(a, b));
     let any = random().take(OPERATIONS).collect();
-    forever(Blocks { owner: pool.local(), slots: vec![None; OPERATIONS], order, any })
+    let slots = (0..OPERATIONS).map(|_| None).collect();
+    forever(Blocks { owner: pool.local(), slots, order, any })
 }
 
 /// With all blocks allocated.
 pub fn blocks_full() -> &'static mut Blocks {
     let blocks = blocks_empty();
-    assert_eq!(blocks.owner.fill(&mut blocks.slots), OPERATIONS);
+    assert_eq!(blocks.owner.fill_blocks(&mut blocks.slots), OPERATIONS);
     blocks
 }
 
 /// With all blocks freed again.
 pub fn blocks_warm() -> &'static mut Blocks {
     let blocks = blocks_full();
-    blocks.owner.free_slots(&mut blocks.slots).expect("the blocks are allocated");
+    blocks.owner.free_many(blocks.slots.iter_mut().filter_map(Option::take));
     blocks
 }
 

@@ -11,10 +11,10 @@ mod raw;
 mod workloads;
 
 pub(super) use api::{AllocWritten, AtOffset, Handle, Object, Pool, Written, handle};
-pub(super) use blocks::{Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc, ManyBlocks};
+pub(super) use blocks::{Baseline, Malloc, OwnedBlocks};
 pub(super) use frames::Huge;
 pub(super) use line::{AllocLine, Line};
-pub(super) use raw::{RawBlocks, SharedRawBlocks, bulk_run, run_run};
+pub(super) use raw::{RawBlocks, SharedRawBlocks, bulk_run};
 pub(super) use workloads::{
     OUTSTANDING, PAIRS_2T, Rng, WARM_UP, alloc_all, free_all, owners_run, pairs, pairs_2t_run, pairs_run,
     queue_run, random_run, replace_run, slots, spawn_second,

@@ -43,7 +43,6 @@ pub(super) const CASES: &[Entry] = &[
     ),
     ("queue-64, -4096", "free the oldest of as many blocks of 64 bytes and allocate another"),
     ("remote-free", "allocate a block on one thread and free it on another, 256 passed at a time"),
-    ("blocks-passed", "allocate a Block on one thread and drop it on another, 64 passed at a time"),
     (
         "owners-64",
         "free a block of 64 bytes at random and allocate another: 64 owners with 32 blocks each take turns, on one thread",
@@ -71,24 +70,9 @@ pub(super) const CASES: &[Entry] = &[
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "a Local and its raw blocks"),
-    (
-        "pinfold-prefetch",
-        "the same of a pool that was told that its blocks are written at once (with_prefetch)",
-    ),
+    ("pinfold", "a Local, and blocks that are freed through it"),
+    ("pinfold-raw", "a Local and raw blocks, each of which is claimed when it is freed by its address"),
     ("pinfold-alone", "remote-free: one thread that allocates and frees as many"),
-    ("pinfold-block", "a Local and blocks that free themselves when dropped, which takes the pool's lock"),
-    ("pinfold-block-local", "the same, each block freed through the Local"),
-    (
-        "pinfold-block-many",
-        "blocks-passed: the blocks of a batch freed through the Local by one call, free_many",
-    ),
-    ("pinfold-pool-many", "blocks-passed: the same by the pool's own call, which takes its lock once for 64"),
-    (
-        "pinfold-block-cell",
-        "a LocalCell and blocks that free themselves through it when dropped, without a lock",
-    ),
-    ("pinfold-runs", "a Local and its raw blocks, by runs of neighbours"),
     ("pinfold-shared", "the pool's own calls, which take its lock"),
     ("linear, rbtree, inblock", "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3"),
     ("malloc", "the process's allocator, aligned to 16 bytes"),

@@ -8,9 +8,10 @@ use crate::record::{Metric, Record};
 use pinfold::registered::{BufferIndex, Buffers};
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::{Iova, Segment};
-use pinfold_core::dma_pool::{DmaPool, RawBlock};
+use pinfold_core::dma_pool::{Block, DmaPool};
 use pinfold_core::gather::Profile;
 use pinfold_core::gather::prp::{ControllerPage, Prps};
+use std::cell::RefCell;
 use std::hint::black_box;
 
 const BYTES: u64 = 8 << 20;
@@ -79,12 +80,13 @@ fn prps(
     let times = harness.scale(10_000);
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
-    let pool = DmaPool::new(&arena, "prp lists", 4096, 4096, 0)?;
-    let pool = &pool;
+    let pool = DmaPool::builder("prp lists").block(4096).align(4096).build(&arena)?;
+    let local = &RefCell::new(pool.local());
     let build = |parts: &mut dyn Iterator<Item = Segment>| -> Result<usize, BenchError> {
-        let prps: Prps<RawBlock> = Prps::new(ControllerPage::SIZE_4K, parts, pool)?;
+        let lists = &mut *local.borrow_mut();
+        let prps: Prps<Block> = Prps::new(ControllerPage::SIZE_4K, parts, lists)?;
         let entries = usize::try_from(prps.entries()).unwrap_or(usize::MAX);
-        prps.release(pool)?;
+        prps.release(lists);
         Ok(entries)
     };
     harness.interleave(vec![

@@ -1,16 +1,13 @@
 //! The interface that the workloads use, and the adapters that write to what was allocated.
 
 use crate::error::BenchError;
-use pinfold::Arena;
 use pinfold_core::dma_pool;
 use pinfold_core::mem::DmaMemory;
 
-/// A DMA pool on an arena.
-pub(in crate::suite) type Pool<'a> = dma_pool::DmaPool<&'a Arena>;
+/// A DMA pool.
+pub(in crate::suite) type Pool = dma_pool::DmaPool;
 /// An owner's handle to such a pool.
-pub(in crate::suite) type PoolLocal<'p, 'a> = dma_pool::Local<&'a Arena, &'p Pool<'a>>;
-/// The same with blocks that return to it.
-pub(in crate::suite) type PoolCell<'p, 'a> = dma_pool::LocalCell<&'a Arena, &'p Pool<'a>>;
+pub(in crate::suite) type PoolLocal = dma_pool::Local;
 
 /// Something an allocator allocates.
 pub(in crate::suite) trait Object {

@@ -1,85 +1,25 @@
 //! Blocks that free themselves, the baselines' blocks, and the process's allocator.
 
-use super::api::{AllocWritten, Handle, Object, Pool, PoolCell, PoolLocal, handle};
+use super::api::{AllocWritten, Handle, Object, PoolLocal, handle};
 use crate::baseline::Blocks;
 use crate::baseline::block::Block as BaselineBlock;
 use crate::baseline::malloc::Malloced;
 use crate::error::BenchError;
-use pinfold::Arena;
-use pinfold_core::dma_pool::{Block, LocalBlock};
+use pinfold_core::dma_pool::Block;
 
-impl<'a> Object for Block<&'a Arena, &Pool<'a>> {
+impl Object for Block {
     #[inline(always)]
     fn address(&self) -> u64 {
         self.iova().raw()
     }
 }
 
-/// A pool's `Local`; each block is dropped, which takes the pool's lock.
-pub(in crate::suite) struct DroppedBlocks<'p, 'a>(pub(in crate::suite) PoolLocal<'p, 'a>);
+/// A pool's `Local`; each block is freed through it.
+pub(in crate::suite) struct OwnedBlocks(pub(in crate::suite) PoolLocal);
 
 handle!(
-    ['p, 'a] DroppedBlocks<'p, 'a>, Block<&'a Arena, &'p Pool<'a>>,
-    |handle| handle.0.alloc()?, |_handle, block| drop(block),
-    write |_handle, block| block.memory().write_u64(0, block.address())?
-);
-
-/// A pool's `Local`; each block is freed through the `Local`.
-pub(in crate::suite) struct FreedBlocks<'p, 'a>(pub(in crate::suite) PoolLocal<'p, 'a>);
-
-handle!(
-    ['p, 'a] FreedBlocks<'p, 'a>, Block<&'a Arena, &'p Pool<'a>>,
+    [] OwnedBlocks, Block,
     |handle| handle.0.alloc()?, |handle, block| handle.0.free(block),
-    write |_handle, block| block.memory().write_u64(0, block.address())?
-);
-
-/// The same, and many blocks freed by one call: through the `Local`, or with `BY_POOL` by the pool's own.
-pub(in crate::suite) struct ManyBlocks<'p, 'a, const BY_POOL: bool>(
-    pub(in crate::suite) FreedBlocks<'p, 'a>,
-    pub(in crate::suite) &'p Pool<'a>,
-);
-
-impl<'p, 'a, const BY_POOL: bool> Handle for ManyBlocks<'p, 'a, BY_POOL> {
-    type Object = Block<&'a Arena, &'p Pool<'a>>;
-    #[inline(always)]
-    fn alloc(&mut self) -> Result<Self::Object, BenchError> {
-        self.0.alloc()
-    }
-    #[inline(always)]
-    fn free(&mut self, block: Self::Object) -> Result<(), BenchError> {
-        self.0.free(block)
-    }
-    #[inline(always)]
-    fn free_many(&mut self, blocks: &mut Vec<Self::Object>) -> Result<(), BenchError> {
-        if BY_POOL {
-            self.1.free_many(blocks.drain(..));
-        } else {
-            self.0.0.free_many(blocks.drain(..));
-        }
-        Ok(())
-    }
-}
-
-impl<const BY_POOL: bool> AllocWritten for ManyBlocks<'_, '_, BY_POOL> {
-    #[inline(always)]
-    fn alloc_written(&mut self) -> Result<Self::Object, BenchError> {
-        self.0.alloc_written()
-    }
-}
-
-impl<'a> Object for LocalBlock<'_, &'a Arena, &Pool<'a>> {
-    #[inline(always)]
-    fn address(&self) -> u64 {
-        self.iova().raw()
-    }
-}
-
-/// A pool's `LocalCell`; each block is dropped, and returns to it.
-pub(in crate::suite) struct CellBlocks<'c, 'p, 'a>(pub(in crate::suite) &'c PoolCell<'p, 'a>);
-
-handle!(
-    ['c, 'p, 'a] CellBlocks<'c, 'p, 'a>, LocalBlock<'c, &'a Arena, &'p Pool<'a>>,
-    |handle| handle.0.alloc()?, |_handle, block| drop(block),
     write |_handle, block| block.memory().write_u64(0, block.address())?
 );
 

@@ -2,8 +2,7 @@
 #![expect(unsafe_code, reason = "the memory of a block is reached through its pointer")]
 
 use super::api::{Handle, Object};
-use super::blocks::{Baseline, Malloc};
-use super::raw::RawBlocks;
+use super::blocks::{Baseline, Malloc, OwnedBlocks};
 use crate::baseline::Blocks;
 use crate::baseline::block::Block;
 use crate::error::BenchError;
@@ -23,12 +22,12 @@ fn words(object: &impl Object) -> [u64; 8] {
     [object.address(); 8]
 }
 
-impl AllocLine for RawBlocks<'_, '_> {
+impl AllocLine for OwnedBlocks {
     #[inline(always)]
     unsafe fn alloc_line(&mut self) -> Result<Self::Object, BenchError> {
         let block = self.alloc()?;
         // SAFETY: the block has as many bytes (contract) and was allocated just now; no other code has its address yet.
-        unsafe { block.as_ptr().cast::<[u64; 8]>().write_unaligned(words(&block)) };
+        unsafe { block.as_raw().as_ptr().cast::<[u64; 8]>().write_unaligned(words(&block)) };
         Ok(block)
     }
 }

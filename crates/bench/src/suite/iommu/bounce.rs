@@ -6,7 +6,7 @@ use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
 use pinfold::arena::Arena;
-use pinfold::memory::BouncePool;
+use pinfold::memory::{BounceLocal, BouncePool};
 use pinfold::soft::SoftConfig;
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::domain::{Local, NotQuiesced, Unrevoked};
@@ -42,7 +42,9 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let times = harness.scale(16_000);
     let subjects = CASES.into_iter().flat_map(|(case, len)| {
         [
-            Subject::countable("bounced", move |out| bounced(out, case, to, from, len, times)),
+            Subject::countable("bounced", move |out| {
+                bounced(out, case, &mut to.local(), &mut from.local(), len, times)
+            }),
             Subject::countable("pinfold", move |out| {
                 let cost = mapped(&mut free.local(), len, times)?;
                 out.cost(case, cost, times);
@@ -74,8 +76,8 @@ fn modelled(out: &mut Samples, case: &'static str, cost: Cost, times: usize) {
 fn bounced(
     out: &mut Samples,
     case: &'static str,
-    to: &BouncePool<ToDevice>,
-    from: &BouncePool<FromDevice>,
+    to: &mut BounceLocal<ToDevice>,
+    from: &mut BounceLocal<FromDevice>,
     len: usize,
     times: usize,
 ) -> Outcome {
@@ -85,9 +87,11 @@ fn bounced(
             // One byte further than the last one ended: not aligned, which is why it is bounced.
             at = (at + len + 1) % PROGRAM;
             let payload = program.get_mut(at..at + len).unwrap_or_default();
-            drop(black_box(to.copy_of(payload)?));
+            let sent = to.copy_of(payload)?;
+            to.free(black_box(sent));
             let received = from.alloc(len)?;
             received.memory().copy_to_slice(0, payload)?;
+            from.free(received);
         }
         Ok(())
     });

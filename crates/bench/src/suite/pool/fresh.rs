@@ -12,7 +12,8 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AllocLine, Baseline, Handle, Line, Malloc, RawBlocks, SharedRawBlocks, alloc_all, free_all, slots,
+    AllocLine, Baseline, Handle, Line, Malloc, OwnedBlocks, RawBlocks, SharedRawBlocks, alloc_all, free_all,
+    slots,
 };
 use pinfold::Arena;
 use std::cell::RefCell;
@@ -30,15 +31,14 @@ pub(super) fn run(
     // Pools and baselines in turn, as in `workload`.
     let unwritten = vec![
         Subject::countable("pinfold", move |out| {
-            pass(UNWRITTEN, n, RawBlocks(pool(arena, SIZE)?.local()), out)
+            pass(UNWRITTEN, n, OwnedBlocks(pool(arena, SIZE)?.local()), out)
         }),
         Subject::new("inblock", move |out| {
             let memory = &mut memory.borrow_mut();
             pass(UNWRITTEN, n, Baseline(&InBlock::new(Pages::new(memory), SIZE)), out)
         }),
-        Subject::countable("pinfold-prefetch", move |out| {
-            let pool = pool(arena, SIZE)?.with_prefetch();
-            pass(UNWRITTEN, n, RawBlocks(pool.local()), out)
+        Subject::countable("pinfold-raw", move |out| {
+            pass(UNWRITTEN, n, RawBlocks(pool(arena, SIZE)?.local()), out)
         }),
         Subject::new("rbtree", move |out| {
             let memory = &mut memory.borrow_mut();
@@ -55,18 +55,12 @@ pub(super) fn run(
             pass(UNWRITTEN, n, Baseline(ThreadList::new(&home, n)), out)
         }),
     ];
-    // Three passes in other memory lie before the first of the pools, and one before the other: what the caches keep favours the
-    // pool that does not prefetch.
     let written = vec![
-        Subject::countable("pinfold-prefetch", move |out| {
-            let pool = pool(arena, SIZE)?.with_prefetch();
-            line(n, RawBlocks(pool.local()), out)
-        }),
         Subject::new("inblock", move |out| {
             let memory = &mut memory.borrow_mut();
             line(n, Baseline(&InBlock::new(Pages::new(memory), SIZE)), out)
         }),
-        Subject::countable("pinfold", move |out| line(n, RawBlocks(pool(arena, SIZE)?.local()), out)),
+        Subject::countable("pinfold", move |out| line(n, OwnedBlocks(pool(arena, SIZE)?.local()), out)),
         Subject::new("rbtree", move |out| {
             let memory = &mut memory.borrow_mut();
             line(n, Baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE))), out)

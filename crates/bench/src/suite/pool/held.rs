@@ -9,25 +9,23 @@ use crate::suite::reserved::Reserved;
 use pinfold_core::dma_pool::{DmaPool, Local, RawBlock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-type Pool<'r> = DmaPool<&'r Reserved>;
-type Owner<'p, 'r> = Local<&'r Reserved, &'p Pool<'r>>;
 type Outcome = Result<(), BenchError>;
 
 /// Bytes of a block.
 const SIZE: usize = 64;
 /// How many blocks are allocated, freed or passed by one step.
 const BATCH: usize = 64;
-/// The constant of the bound in the documentation of `pinfold_core::dma_pool`: 10,336 blocks for each of three owners (the two
-/// threads', and the pool's own), and a chunk.
-const CONSTANT: u64 = 3 * 10_336 * SIZE as u64 + (2 << 20);
+/// What the pool may hold beside the blocks in use: what each of three owners may cache (the two threads', and the pool's front),
+/// and a chunk.
+const CONSTANT: u64 = 3 * (512 << 10) + (2 << 20);
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
     }
-    let subject = |case, pattern: fn(&Pool<'_>, &Live, usize) -> Outcome, steps| {
+    let subject = |case, pattern: fn(&DmaPool, &Live, usize) -> Outcome, steps| {
         let steps = harness.scale(steps);
         Subject::new("pinfold", move |out: &mut Samples| {
             held(out, case, |pool, live| pattern(pool, live, steps))
@@ -60,9 +58,9 @@ impl Live {
 }
 
 /// Runs a pattern on a new pool. A pool releases no chunk by itself, so what it holds at the end is what it held at most.
-fn held(out: &mut Samples, case: &'static str, pattern: impl FnOnce(&Pool<'_>, &Live) -> Outcome) -> Outcome {
-    let (source, live) = (Reserved::new(1 << 30)?, Live::default());
-    let pool = DmaPool::new(&source, "bench", SIZE, 0, 0)?;
+fn held(out: &mut Samples, case: &'static str, pattern: impl FnOnce(&DmaPool, &Live) -> Outcome) -> Outcome {
+    let (source, live) = (Arc::new(Reserved::new(1 << 30)?), Live::default());
+    let pool = DmaPool::builder("bench").block(SIZE).build(&source)?;
     pattern(&pool, &live)?;
     let (held, peak) = (pool.stats().bytes, live.peak.load(Ordering::Relaxed) * SIZE as u64);
     let mib = |bytes| as_f64(bytes) / as_f64(1 << 20);
@@ -74,7 +72,7 @@ fn held(out: &mut Samples, case: &'static str, pattern: impl FnOnce(&Pool<'_>, &
 }
 
 /// Allocates a batch.
-fn take(owner: &mut Owner<'_, '_>, live: &Live, to: &mut Vec<RawBlock>, count: usize) -> Outcome {
+fn take(owner: &mut Local, live: &Live, to: &mut Vec<RawBlock>, count: usize) -> Outcome {
     for _ in 0..count {
         to.push(owner.alloc_raw()?);
     }
@@ -83,13 +81,13 @@ fn take(owner: &mut Owner<'_, '_>, live: &Live, to: &mut Vec<RawBlock>, count: u
 }
 
 /// Frees the last `count` blocks of `from`.
-fn give(owner: &mut Owner<'_, '_>, live: &Live, from: &mut Vec<RawBlock>, count: usize) -> Outcome {
+fn give(owner: &mut Local, live: &Live, from: &mut Vec<RawBlock>, count: usize) -> Outcome {
     live.freed(count);
     Ok(owner.free_bulk(&from.split_off(from.len() - count))?)
 }
 
 /// One thread allocates and the other frees, in the same order, `batches` batches. An eighth of them is in flight at first.
-fn pipe(pool: &Pool<'_>, live: &Live, batches: usize) -> Outcome {
+fn pipe(pool: &DmaPool, live: &Live, batches: usize) -> Outcome {
     let (send, receive) = sync_channel::<Vec<RawBlock>>(batches / 8 + 1);
     let full = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -118,7 +116,7 @@ const SETS: (usize, usize) = (4, 2048);
 
 /// Both threads, `steps` times, choose one of four sets and a size for it, up to 131,072 blocks: they allocate what it lacks, or
 /// free blocks of it at random.
-fn random(pool: &Pool<'_>, live: &Live, steps: usize) -> Outcome {
+fn random(pool: &DmaPool, live: &Live, steps: usize) -> Outcome {
     let sets: &[Mutex<Vec<RawBlock>>] = &[const { Mutex::new(Vec::new()) }; SETS.0];
     let work = move |mut rng: Rng| -> Outcome {
         let mut owner = pool.local();
@@ -151,7 +149,7 @@ fn random(pool: &Pool<'_>, live: &Live, steps: usize) -> Outcome {
 }
 
 /// One thread allocates all blocks of a wave, up to 262,144, and the other frees them at random before the next.
-fn waves(pool: &Pool<'_>, live: &Live, waves: usize) -> Outcome {
+fn waves(pool: &DmaPool, live: &Live, waves: usize) -> Outcome {
     let (to_freer, full) = sync_channel::<Vec<RawBlock>>(0);
     let (to_allocator, empty) = sync_channel(1);
     std::thread::scope(|scope| {

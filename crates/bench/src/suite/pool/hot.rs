@@ -9,9 +9,8 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AllocWritten, Baseline, CellBlocks, DroppedBlocks, FreedBlocks, Malloc, OUTSTANDING, PAIRS_2T, Pool,
-    RawBlocks, SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, queue_run, random_run,
-    replace_run, run_run,
+    AllocWritten, Baseline, Malloc, OUTSTANDING, OwnedBlocks, PAIRS_2T, Pool, RawBlocks, SharedRawBlocks,
+    WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, queue_run, random_run, replace_run,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -48,15 +47,15 @@ pub(super) fn run(
 }
 
 /// The allocators that every case compares, for blocks of one size.
-struct Allocators<'a, 'm> {
-    pool: Pool<'a>,
+struct Allocators<'m> {
+    pool: Pool,
     inblock: InBlock<'m>,
     stack: Lifo<Block<'m>>,
     lists: Lifo<Block<'m>>,
 }
 
-impl<'a, 'm> Allocators<'a, 'm> {
-    fn new(arena: &'a Arena, memory: &'m mut [u8], size: usize) -> Result<Self, BenchError> {
+impl<'m> Allocators<'m> {
+    fn new(arena: &Arena, memory: &'m mut [u8], size: usize) -> Result<Self, BenchError> {
         let (one, rest) = memory.split_at_mut(STACK * size);
         let (two, rest) = rest.split_at_mut(STACK * size);
         Ok(Self {
@@ -78,27 +77,17 @@ fn pair<const N: usize>(
     let times = harness.scale(1_000_000);
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, N)?;
     let list = || Baseline(ThreadList::new(lists, STACK / 2));
-    // Blocks borrow the cell, so it stays for all runs, and has a pool of its own: the others' has one `Local` at a time.
-    let own = new_pool(arena, N)?;
-    let cell = &own.local().into_cell();
     let (with, without) = (names.written, names.unwritten);
     let mut subjects = vec![
-        Subject::countable("pinfold", pairs_run(with, times, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-block", pairs_run(with, times, || Written(DroppedBlocks(pool.local())))),
-        Subject::countable(
-            "pinfold-block-local",
-            pairs_run(with, times, || Written(FreedBlocks(pool.local()))),
-        ),
-        Subject::countable("pinfold-block-cell", pairs_run(with, times, || Written(CellBlocks(cell)))),
+        Subject::countable("pinfold", pairs_run(with, times, || Written(OwnedBlocks(pool.local())))),
+        Subject::countable("pinfold-raw", pairs_run(with, times, || Written(RawBlocks(pool.local())))),
         Subject::countable("pinfold-shared", pairs_run(with, times, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", pairs_run(with, times, || Written(Baseline(inblock)))),
         Subject::new("malloc", pairs_run(with, times, || Written(Malloc::<N>))),
         Subject::new("lifo", pairs_run(with, times, || Written(Baseline(stack)))),
         Subject::new("thread-list", pairs_run(with, times, || Written(list()))),
-        Subject::countable("pinfold", pairs_run(without, times, || RawBlocks(pool.local()))),
-        Subject::countable("pinfold-block", pairs_run(without, times, || DroppedBlocks(pool.local()))),
-        Subject::countable("pinfold-block-local", pairs_run(without, times, || FreedBlocks(pool.local()))),
-        Subject::countable("pinfold-block-cell", pairs_run(without, times, || CellBlocks(cell))),
+        Subject::countable("pinfold", pairs_run(without, times, || OwnedBlocks(pool.local()))),
+        Subject::countable("pinfold-raw", pairs_run(without, times, || RawBlocks(pool.local()))),
         Subject::countable("pinfold-shared", pairs_run(without, times, || SharedRawBlocks(pool))),
         Subject::new("inblock", pairs_run(without, times, || Baseline(inblock))),
         Subject::new("malloc", pairs_run(without, times, || Malloc::<N>)),
@@ -107,7 +96,14 @@ fn pair<const N: usize>(
     ];
     if let Some(case) = names.by_two {
         subjects.extend([
-            Subject::countable("pinfold", pairs_2t_run(case, PAIRS_2T, || Written(RawBlocks(pool.local())))),
+            Subject::countable(
+                "pinfold",
+                pairs_2t_run(case, PAIRS_2T, || Written(OwnedBlocks(pool.local()))),
+            ),
+            Subject::countable(
+                "pinfold-raw",
+                pairs_2t_run(case, PAIRS_2T, || Written(RawBlocks(pool.local()))),
+            ),
             Subject::countable(
                 "pinfold-shared",
                 pairs_2t_run(case, PAIRS_2T, || Written(SharedRawBlocks(pool))),
@@ -133,9 +129,8 @@ fn bulk(
     let rounds = harness.scale(2_048_000) / each;
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
     harness.interleave(vec![
-        Subject::countable("pinfold", bulk_run(case, each, rounds, || RawBlocks(pool.local()))),
-        Subject::countable("pinfold-runs", run_run(case, each, rounds, || pool.local())),
-        Subject::countable("pinfold-shared", bulk_run(case, each, rounds, || SharedRawBlocks(pool))),
+        Subject::countable("pinfold", bulk_run(case, each, rounds, || OwnedBlocks(pool.local()))),
+        Subject::countable("pinfold-raw", bulk_run(case, each, rounds, || RawBlocks(pool.local()))),
         Subject::new("inblock", one_by_one(case, each, rounds, Baseline(inblock))),
         Subject::new("malloc", one_by_one(case, each, rounds, Malloc::<SIZE>)),
         Subject::new("lifo", move |out: &mut Samples| {
@@ -205,15 +200,9 @@ fn random(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec
     const SIZE: usize = 128;
     let (case, rounds) = ("random-4096", harness.scale(256));
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
-    let own = new_pool(arena, SIZE)?;
-    let cell = &own.local().into_cell();
     harness.interleave(vec![
-        Subject::countable("pinfold", random_run(case, rounds, || Written(RawBlocks(pool.local())))),
-        Subject::countable(
-            "pinfold-block",
-            random_run(case, rounds, || Written(DroppedBlocks(pool.local()))),
-        ),
-        Subject::countable("pinfold-block-cell", random_run(case, rounds, || Written(CellBlocks(cell)))),
+        Subject::countable("pinfold", random_run(case, rounds, || Written(OwnedBlocks(pool.local())))),
+        Subject::countable("pinfold-raw", random_run(case, rounds, || Written(RawBlocks(pool.local())))),
         Subject::countable("pinfold-shared", random_run(case, rounds, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", random_run(case, rounds, || Written(Baseline(inblock)))),
         Subject::new("malloc", random_run(case, rounds, || Written(Malloc::<SIZE>))),
@@ -230,15 +219,9 @@ fn out(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Re
     const SIZE: usize = 64;
     let (case, times) = ("out-4096", harness.scale(1_000_000));
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
-    let own = new_pool(arena, SIZE)?;
-    let cell = &own.local().into_cell();
     harness.interleave(vec![
-        Subject::countable("pinfold", replace_run(case, times, || Written(RawBlocks(pool.local())))),
-        Subject::countable(
-            "pinfold-block",
-            replace_run(case, times, || Written(DroppedBlocks(pool.local()))),
-        ),
-        Subject::countable("pinfold-block-cell", replace_run(case, times, || Written(CellBlocks(cell)))),
+        Subject::countable("pinfold", replace_run(case, times, || Written(OwnedBlocks(pool.local())))),
+        Subject::countable("pinfold-raw", replace_run(case, times, || Written(RawBlocks(pool.local())))),
         Subject::countable("pinfold-shared", replace_run(case, times, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", replace_run(case, times, || Written(Baseline(inblock)))),
         Subject::new("malloc", replace_run(case, times, || Written(Malloc::<SIZE>))),
@@ -264,6 +247,10 @@ fn queue(
     harness.interleave(vec![
         Subject::countable(
             "pinfold",
+            queue_run(case, outstanding, times, || Written(OwnedBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-raw",
             queue_run(case, outstanding, times, || Written(RawBlocks(pool.local()))),
         ),
         Subject::countable(

@@ -9,7 +9,7 @@ use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::policy::PolicyError;
 use crate::record::{Metric, Record};
-use crate::suite::handle::{AllocWritten, Baseline, Handle, RawBlocks, Rng, Written};
+use crate::suite::handle::{AllocWritten, Baseline, Handle, OwnedBlocks, Rng, Written};
 use crate::suite::longest::{Longest, empty_loop};
 use crate::suite::machine::available_bytes;
 use crate::suite::reserved::{Reserved, fill, free_at_random};
@@ -17,6 +17,7 @@ use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::dma_pool::DmaPool;
 use std::cell::RefCell;
 use std::hint::black_box;
+use std::sync::Arc;
 
 type Outcome = Result<(), BenchError>;
 
@@ -74,8 +75,8 @@ fn grow(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
 /// Grows a pool twice, each time in a new zone, whose first search for a run is the longest: the time of all allocations, and
 /// that of the longest.
 fn grown(out: &mut Samples, case: &'static str, bytes: usize, blocks: usize) -> Outcome {
-    let source = nearly_full(bytes)?;
-    let pool = DmaPool::new(&source, "bench", GROWN_SIZE, 0, 0)?;
+    let source = Arc::new(nearly_full(bytes)?);
+    let pool = DmaPool::builder("bench").block(GROWN_SIZE).build(&source)?;
     let mut local = pool.local();
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..blocks {
@@ -86,8 +87,8 @@ fn grown(out: &mut Samples, case: &'static str, bytes: usize, blocks: usize) -> 
     result?;
     out.cost(case, cost, blocks);
 
-    let source = nearly_full(bytes)?;
-    let pool = DmaPool::new(&source, "bench", GROWN_SIZE, 0, 0)?;
+    let source = Arc::new(nearly_full(bytes)?);
+    let pool = DmaPool::builder("bench").block(GROWN_SIZE).build(&source)?;
     let (mut local, mut longest) = (pool.local(), Longest::new());
     for _ in 0..blocks {
         black_box(local.alloc_raw()?.iova());
@@ -110,8 +111,8 @@ fn nearly_full(bytes: usize) -> Result<Reserved, BenchError> {
 fn locals(out: &mut Samples, owners: usize) -> Outcome {
     let (mut fewest, mut most_held) = (usize::MAX, 0.0_f64);
     for in_turn in [true, false] {
-        let source = Reserved::new(owners << 20)?;
-        let pool = DmaPool::new(&source, "bench", 4096, 0, 0)?;
+        let source = Arc::new(Reserved::new(owners << 20)?);
+        let pool = DmaPool::builder("bench").block(4096).build(&source)?;
         let (mut locals, mut got) = (Vec::with_capacity(owners), 0);
         for _ in 0..owners {
             let mut local = pool.local();
@@ -135,8 +136,8 @@ const METADATA_BLOCKS: usize = 1_000_000;
 
 /// Measures what a pool of blocks of 64 bytes needs for itself, by the sizes of what it has allocated.
 fn metadata(out: &mut Samples) -> Outcome {
-    let source = Reserved::new(METADATA_BLOCKS * 64 + (8 << 20))?;
-    let pool = DmaPool::new(&source, "bench", 64, 0, 0)?;
+    let source = Arc::new(Reserved::new(METADATA_BLOCKS * 64 + (8 << 20))?);
+    let pool = DmaPool::builder("bench").block(64).build(&source)?;
     let mut local = pool.local();
     for _ in 0..METADATA_BLOCKS {
         black_box(local.alloc_raw()?.iova());
@@ -183,7 +184,7 @@ fn free_random(harness: &Harness<'_>, case: &'static str, live: usize) -> Result
     harness.with_runs(harness.options().runs.min(3)).interleave(vec![
         Subject::new("pinfold", |out: &mut Samples| {
             let pool = pool(&own, SIZE)?;
-            frees_among(out, case, (live, frees), Written(RawBlocks(pool.local())))
+            frees_among(out, case, (live, frees), Written(OwnedBlocks(pool.local())))
         }),
         Subject::new("inblock", |out: &mut Samples| {
             let mut memory = memory.borrow_mut();

@@ -5,6 +5,6 @@ use crate::suite::handle::Pool;
 use pinfold::Arena;
 use pinfold_core::dma_pool::DmaPool;
 
-pub(super) fn pool(arena: &Arena, size: usize) -> Result<Pool<'_>, BenchError> {
-    Ok(DmaPool::new(arena, "bench", size, 0, 0)?)
+pub(super) fn pool(arena: &Arena, size: usize) -> Result<Pool, BenchError> {
+    Ok(DmaPool::builder("bench").block(size).build(arena)?)
 }

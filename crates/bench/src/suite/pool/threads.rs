@@ -1,4 +1,4 @@
-//! `remote-free` and `blocks-passed`: one thread allocates blocks, another frees them. `owners-64`: many owners of one pool.
+//! `remote-free`: one thread allocates blocks, another frees them. `owners-64`: many owners of one pool.
 
 use super::setup::pool;
 use crate::baseline::inblock::InBlock;
@@ -8,8 +8,8 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    Baseline, DroppedBlocks, FreedBlocks, Handle, Malloc, ManyBlocks, Object, RawBlocks, SharedRawBlocks,
-    Written, owners_run, spawn_second,
+    Baseline, Handle, Malloc, Object, OwnedBlocks, RawBlocks, SharedRawBlocks, Written, owners_run,
+    spawn_second,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -18,7 +18,6 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 /// A case: its name, and how many blocks are passed at a time, enough that passing them costs little per block.
 type Case = (&'static str, usize);
 const REMOTE_FREE: Case = ("remote-free", 256);
-const BLOCKS_PASSED: Case = ("blocks-passed", 64);
 /// How many bytes a block has.
 const SIZE: usize = 64;
 /// How many batches there are.
@@ -29,8 +28,7 @@ pub(super) fn run(
     arena: &Arena,
     memory: &mut [u8],
 ) -> Result<Vec<Record>, BenchError> {
-    let mut records = raw(harness, arena, memory)?;
-    records.extend(owned(harness, arena, memory)?);
+    let mut records = relayed(harness, arena, memory)?;
     records.extend(owners(harness, arena, memory)?);
     Ok(records)
 }
@@ -43,7 +41,7 @@ fn owners(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec
     let (behind, inblock) = (Lifo::new(blocks(behind, SIZE)), InBlock::new(Pages::new(rest), SIZE));
     let (pool, inblock, behind) = (&pool, &inblock, &behind);
     harness.interleave(vec![
-        Subject::countable("pinfold", owners_run(CASE, || Written(RawBlocks(pool.local())))),
+        Subject::countable("pinfold", owners_run(CASE, || Written(OwnedBlocks(pool.local())))),
         Subject::countable("pinfold-shared", owners_run(CASE, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", owners_run(CASE, || Written(Baseline(inblock)))),
         Subject::new("batches", owners_run(CASE, || Written(Baseline(Batches::new(behind))))),
@@ -51,7 +49,7 @@ fn owners(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec
 }
 
 /// `remote-free`.
-fn raw(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+fn relayed(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
     let case = REMOTE_FREE;
     let batches = harness.scale(2_000);
     let pool = pool(arena, SIZE)?;
@@ -63,41 +61,13 @@ fn raw(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Re
     let inblock = InBlock::new(Pages::new(rest), SIZE);
     let (pool, inblock, stack, behind) = (&pool, &inblock, &stack, &behind);
     harness.interleave(vec![
-        Subject::countable("pinfold", relay(case, batches, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-alone", alone(case, batches, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-block", relay(case, batches, || Written(DroppedBlocks(pool.local())))),
+        Subject::countable("pinfold", relay(case, batches, || Written(OwnedBlocks(pool.local())))),
+        Subject::countable("pinfold-alone", alone(case, batches, || Written(OwnedBlocks(pool.local())))),
+        Subject::countable("pinfold-raw", relay(case, batches, || Written(RawBlocks(pool.local())))),
         Subject::countable("pinfold-shared", relay(case, batches, || Written(SharedRawBlocks(pool)))),
         Subject::new("inblock", relay(case, batches, || Written(Baseline(inblock)))),
         Subject::new("malloc", relay(case, batches, || Written(Malloc::<SIZE>))),
         Subject::new("lifo", relay(case, batches, || Written(Baseline(stack)))),
-        Subject::new("batches", relay(case, batches, || Written(Baseline(Batches::new(behind))))),
-    ])
-}
-
-/// `blocks-passed`.
-fn owned(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
-    let case = BLOCKS_PASSED;
-    let batches = harness.scale(8_000);
-    let pool = pool(arena, SIZE)?;
-    let (behind, rest) = memory.split_at_mut(4 * case.1 * BATCHES * SIZE);
-    let (behind, inblock) = (Lifo::new(blocks(behind, SIZE)), InBlock::new(Pages::new(rest), SIZE));
-    let (pool, inblock, behind) = (&pool, &inblock, &behind);
-    harness.interleave(vec![
-        Subject::countable("pinfold-block", relay(case, batches, || Written(DroppedBlocks(pool.local())))),
-        Subject::countable(
-            "pinfold-block-local",
-            relay(case, batches, || Written(FreedBlocks(pool.local()))),
-        ),
-        Subject::countable(
-            "pinfold-block-many",
-            relay(case, batches, || Written(ManyBlocks::<false>(FreedBlocks(pool.local()), pool))),
-        ),
-        Subject::countable(
-            "pinfold-pool-many",
-            relay(case, batches, || Written(ManyBlocks::<true>(FreedBlocks(pool.local()), pool))),
-        ),
-        Subject::new("inblock", relay(case, batches, || Written(Baseline(inblock)))),
-        Subject::new("malloc", relay(case, batches, || Written(Malloc::<SIZE>))),
         Subject::new("batches", relay(case, batches, || Written(Baseline(Batches::new(behind))))),
     ])
 }

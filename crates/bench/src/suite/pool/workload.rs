@@ -13,7 +13,7 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    Baseline, DroppedBlocks, Handle, Malloc, RawBlocks, Rng, SharedRawBlocks, Written, alloc_all, free_all,
+    Baseline, Handle, Malloc, OwnedBlocks, RawBlocks, Rng, SharedRawBlocks, Written, alloc_all, free_all,
     slots,
 };
 use pinfold::Arena;
@@ -60,11 +60,11 @@ fn subjects<'s>(
     memory: &'s RefCell<&mut [u8]>,
 ) -> Vec<Subject<'s, BenchError>> {
     vec![
-        Subject::countable("pinfold", move |out| raw(arena, case, n, out)),
+        Subject::countable("pinfold", move |out| owned(arena, case, n, out)),
         Subject::new("inblock", move |out| {
             baseline(&InBlock::new(Pages::new(&mut memory.borrow_mut()), SIZE), case, n, out)
         }),
-        Subject::countable("pinfold-block", move |out| dropped(arena, case, n, out)),
+        Subject::countable("pinfold-raw", move |out| raw(arena, case, n, out)),
         Subject::new("rbtree", move |out| {
             let memory = &mut memory.borrow_mut();
             baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE)), case, n, out)
@@ -129,7 +129,7 @@ macro_rules! pinfold {
     };
 }
 pinfold!(raw, |pool| RawBlocks(pool.local()));
-pinfold!(dropped, |pool| DroppedBlocks(pool.local()));
+pinfold!(owned, |pool| OwnedBlocks(pool.local()));
 pinfold!(shared, |pool| SharedRawBlocks(&pool));
 
 fn baseline<'m, B: Blocks<Block = Block<'m>>>(
