@@ -39,8 +39,9 @@ pub use crate::sys::privileges::Privileges;
 pub use crate::sys::xdp::RingMemory;
 pub use error::CallError;
 pub use generator::Generator;
-pub use interface::{Interface, LinkType, VlanTags, memlock_limit, missing_capabilities, privileges};
+pub use interface::{
+    Interface, LinkType, VlanTags, default_route_over, memlock_limit, missing_capabilities, privileges,
+};
 pub use program::{Attached, Program};
-pub use routes::default_route_over;
 pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats};
 pub use umem::Umem;

@@ -1,5 +1,6 @@
 //! What is counted of packets.
 
+use pinfold::xdp::SocketStats;
 use pinfold_xdp::protocol::HEADER_BYTES;
 use pinfold_xdp::{LinkType, Packet, Protocol};
 use serde::Serialize;
@@ -50,6 +51,30 @@ impl NotReflected {
         self.no_transmit_queue += other.no_transmit_queue;
         self.ring_full += other.ring_full;
         self.not_sent += other.not_sent;
+    }
+}
+
+/// Packets that the kernel dropped at the sockets, by cause.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct Drops {
+    pub(crate) receive_ring_full: u64,
+    /// No page to receive into: the program holds them.
+    pub(crate) no_page: u64,
+    /// Larger than a chunk, for instance.
+    pub(crate) other: u64,
+}
+
+impl Drops {
+    /// Returns those of all sockets.
+    pub(crate) fn of(sockets: impl IntoIterator<Item = SocketStats>) -> Self {
+        let mut drops = Self::default();
+        for kernel in sockets {
+            drops.receive_ring_full += kernel.receive_ring_full;
+            let no_page = kernel.fill_ring_empty.min(kernel.dropped);
+            drops.no_page += no_page;
+            drops.other += kernel.dropped - no_page;
+        }
+        drops
     }
 }
 

@@ -1,8 +1,8 @@
 //! What a user is told of an interface: what its packets lack, and what cannot be done with them.
 
+use super::counts::Drops;
 use super::worker::Snapshot;
 use crate::args::ReceiveArgs;
-use crate::report::receive::Drops;
 use crate::units::counted;
 use pinfold_xdp::{Attached, Interface, VlanTags};
 use std::ops::Range;
@@ -93,7 +93,11 @@ impl<'n> Merged<'n> {
 
     pub(crate) fn look(&mut self, snapshots: &[Snapshot]) {
         if !self.is_told
-            && let Some(note) = merged(self.name, self.attached, Drops::of(snapshots))
+            && let Some(note) = merged(
+                self.name,
+                self.attached,
+                Drops::of(snapshots.iter().map(|snapshot| snapshot.report.kernel)),
+            )
         {
             self.is_told = true;
             tracing::warn!("{}: {note}", self.name);

@@ -3,7 +3,7 @@
 use super::text::line;
 use crate::args::TargetSpec;
 use crate::packets::budget::Budget;
-use crate::packets::counts::{Counts, NotReflected, SIZES};
+use crate::packets::counts::{Counts, Drops, NotReflected, SIZES};
 use crate::packets::notes;
 use crate::packets::slot::SLOT;
 use crate::packets::worker::Snapshot;
@@ -77,16 +77,6 @@ pub(crate) struct Run<'r> {
     pub(crate) failure: Option<String>,
 }
 
-/// Packets that the kernel dropped at the sockets, by cause.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-pub(crate) struct Drops {
-    pub(crate) receive_ring_full: u64,
-    /// No page to receive into: the program holds them.
-    pub(crate) no_page: u64,
-    /// Larger than a chunk, for instance.
-    pub(crate) other: u64,
-}
-
 /// Pages at the end, before the sockets were closed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Pages {
@@ -96,20 +86,6 @@ pub(crate) struct Pages {
     pub(crate) in_kernel: u64,
     /// Who held pages, by name.
     pub(crate) holders: BTreeMap<String, u64>,
-}
-
-impl Drops {
-    /// Returns those of all queues.
-    pub(crate) fn of(snapshots: &[Snapshot]) -> Self {
-        let mut drops = Self::default();
-        for kernel in snapshots.iter().map(|snapshot| snapshot.report.kernel) {
-            drops.receive_ring_full += kernel.receive_ring_full;
-            let no_page = kernel.fill_ring_empty.min(kernel.dropped);
-            drops.no_page += no_page;
-            drops.other += kernel.dropped - no_page;
-        }
-        drops
-    }
 }
 
 fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
@@ -124,7 +100,7 @@ fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
             *pages.holders.entry(name).or_default() += holder.pages;
         }
     }
-    (counts, Drops::of(snapshots), pages)
+    (counts, Drops::of(snapshots.iter().map(|snapshot| snapshot.report.kernel)), pages)
 }
 
 impl ReceiveReport {

@@ -4,6 +4,7 @@ use super::error::{CallError, at};
 use super::routes::{self, Through};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::netdev;
+use crate::sys::netlink::NetlinkError;
 use crate::sys::privileges::Privileges;
 use std::fmt;
 
@@ -115,7 +116,7 @@ impl Interface {
 
     /// Asks the kernel where the VLAN tags of received packets are, as it is now.
     pub fn vlan_tags(&self) -> VlanTags {
-        match routes::through(self) {
+        match routes::through(self.index()) {
             Ok(Through::Pair(None)) => VlanTags::BesideByPeer(None),
             Ok(Through::Pair(Some(peer))) if netdev::offloads(&peer).transmit_tags => {
                 VlanTags::BesideByPeer(Some(peer))
@@ -140,6 +141,19 @@ pub enum VlanTags {
     /// Left out by the other end of a veth pair (`txvlan`), of this name; one in another namespace, of which neither the name nor
     /// the setting is known, is `None`.
     BesideByPeer(Option<String>),
+}
+
+/// Returns the interface of a default route that depends on `interface`: itself, or for instance a bridge that it is a port of.
+///
+/// The kernel is asked for the routes of both protocols in all tables, whatever rules select them. A route to at least half
+/// of the addresses of IPv4, or an eighth of those of IPv6, counts (those of a VPN, `2000::/3`). From its interface it is
+/// followed to the ports of a bridge, a bond or a VRF, to the interface below a VLAN or a macvlan, and to the other end of a
+/// veth pair in the same namespace.
+///
+/// # Errors
+/// [`NetlinkError`]: it is not known.
+pub fn default_route_over(interface: &Interface) -> Result<Option<String>, NetlinkError> {
+    routes::default_route_over(interface.index())
 }
 
 /// Returns the capabilities that `AF_XDP` requires and the calling thread lacks, by the names that `setcap` takes.

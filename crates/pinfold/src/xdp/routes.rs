@@ -1,6 +1,5 @@
 //! Which interfaces the default route depends on: without their packets the machine may be unreachable.
 
-use super::interface::Interface;
 use crate::sys::netlink::{Attributes, Netlink, NetlinkError, u16_at, u32_at};
 use std::collections::HashMap;
 
@@ -11,16 +10,8 @@ const NEW_ROUTE: u16 = 24;
 const GET_NEXT_HOP: u16 = 106;
 const NEW_NEXT_HOP: u16 = 104;
 
-/// Returns the interface of a default route that depends on `interface`: itself, or for instance a bridge that it is a port of.
-///
-/// The kernel is asked for the routes of both protocols in all tables, whatever rules select them. A route to at least half
-/// of the addresses of IPv4, or an eighth of those of IPv6, counts (those of a VPN, `2000::/3`). From its interface it is
-/// followed to the ports of a bridge, a bond or a VRF, to the interface below a VLAN or a macvlan, and to the other end of a
-/// veth pair in the same namespace.
-///
-/// # Errors
-/// [`NetlinkError`]: it is not known.
-pub fn default_route_over(interface: &Interface) -> Result<Option<String>, NetlinkError> {
+/// Returns the name of the interface of a default route that depends on interface `index`.
+pub(super) fn default_route_over(index: u32) -> Result<Option<String>, NetlinkError> {
     let mut netlink = Netlink::open()?;
     let routes = [libc::AF_INET, libc::AF_INET6].map(|family| default_routes(&mut netlink, family));
     let [of_v4, of_v6] = routes;
@@ -40,7 +31,7 @@ pub fn default_route_over(interface: &Interface) -> Result<Option<String>, Netli
     let first = resolve(&hops, &objects.into_iter().collect())?;
     let links = links(&mut netlink)?;
     let name = |index| links.iter().find(|link| link.index == index).map(|link| link.name.clone());
-    let over = first.into_iter().find(|first| depends(&links, *first).contains(&interface.index()));
+    let over = first.into_iter().find(|first| depends(&links, *first).contains(&index));
     Ok(over.map(|index| name(index).unwrap_or_else(|| format!("interface {index}"))))
 }
 
@@ -191,10 +182,10 @@ pub(super) enum Through {
     Driver,
 }
 
-/// Asks the kernel what an interface's packets come through.
-pub(super) fn through(interface: &Interface) -> Result<Through, NetlinkError> {
+/// Asks the kernel what the packets of interface `index` come through.
+pub(super) fn through(index: u32) -> Result<Through, NetlinkError> {
     let links = links(&mut Netlink::open()?)?;
-    Ok(through_of(&links, interface.index()))
+    Ok(through_of(&links, index))
 }
 
 fn through_of(links: &[Link], index: u32) -> Through {
@@ -413,8 +404,8 @@ mod tests {
 
     #[test]
     fn the_machine_of_the_test_can_be_asked() {
-        let loopback = Interface::named("lo").unwrap();
-        default_route_over(&loopback).unwrap();
+        let loopback = crate::sys::netdev::facts("lo").unwrap();
+        default_route_over(loopback.index).unwrap();
     }
 
     proptest! {
