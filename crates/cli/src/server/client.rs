@@ -11,8 +11,15 @@ pub(crate) struct Client<S = UnixStream>(pub(crate) S);
 
 impl Client<UnixStream> {
     /// Negotiates over a new connection. Returns the client and the size of the export.
-    pub(crate) fn greet(mut stream: UnixStream) -> (Self, u64) {
+    pub(crate) fn greet(stream: UnixStream) -> (Self, u64) {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self::negotiate(stream)
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    /// Negotiates over a new connection. Returns the client and the size of the export.
+    pub(crate) fn negotiate(mut stream: S) -> (Self, u64) {
         stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
         let (mut greeting, mut size, mut flags) = ([0; 18], [0; 8], [0; 2]);
         stream.read_exact(&mut greeting).unwrap();
@@ -20,9 +27,7 @@ impl Client<UnixStream> {
         stream.read_exact(&mut flags).unwrap();
         (Self(stream), u64::from_be_bytes(size))
     }
-}
 
-impl<S: Read + Write> Client<S> {
     /// Sends the header of a request.
     pub(crate) fn send(&mut self, command: Command, cookie: u64, offset: u64, length: u32) {
         let header = RequestHeader { command, cookie, offset, length, ..RequestHeader::default() };

@@ -72,7 +72,7 @@ pub(super) struct Connection {
     pub(super) writable: bool,
     /// Whether the client has closed its end: input ends without another event.
     pub(super) hung_up: bool,
-    /// Whether it takes no replies either.
+    /// Whether it takes no replies either: they are discarded, and what it had sent before is done.
     pub(super) gone: bool,
     /// No more requests are received; it is closed when all replies are sent.
     pub(super) ending: bool,
@@ -195,9 +195,20 @@ impl Connection {
         self.ending && self.operations == 0 && !self.has_output() && self.waiting.is_none()
     }
 
-    /// Returns whether something waits to be sent.
+    /// Returns whether something waits to be sent, and can be.
     pub(super) fn has_output(&self) -> bool {
-        !self.outgoing.is_empty() || self.stream.has_unsent()
+        !self.gone && (!self.outgoing.is_empty() || self.stream.has_unsent())
+    }
+
+    /// Notes that the client takes no more replies. What it had sent before is still to be received, to its end.
+    pub(super) fn note_gone(&mut self) {
+        (self.gone, self.hung_up, self.readable) = (true, true, true);
+    }
+
+    /// Notes that nothing more has arrived: nothing will, of a client that is gone.
+    pub(super) fn note_empty(&mut self) -> Result<(), Ended> {
+        self.readable = false;
+        if self.gone && !self.stream.has_more() { Err(Ended::Closed) } else { Ok(()) }
     }
 
     /// Returns how many bytes of the present payload have not been taken from the stream.
@@ -213,10 +224,7 @@ impl Connection {
         let space = self.input.space(limit);
         let received = self.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)?;
         match received {
-            None => {
-                self.readable = false;
-                Ok(0)
-            }
+            None => self.note_empty().map(|()| 0),
             Some(0) => Err(Ended::Closed),
             Some(received) => {
                 // A short count means that nothing more had arrived (epoll(7)); the end is reported by an event of its own.

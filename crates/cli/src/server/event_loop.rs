@@ -223,10 +223,12 @@ impl<'s, 't> EventLoop<'s, 't> {
                     let Some(connection) = self.connections.get_mut(key) else { continue };
                     let flags = event.flags;
                     let broken = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-                    connection.gone |= broken;
-                    connection.hung_up |= broken || flags.contains(epoll::EventFlags::RDHUP);
-                    connection.readable |= broken || flags.contains(epoll::EventFlags::IN);
-                    connection.writable |= broken || flags.contains(epoll::EventFlags::OUT);
+                    connection.hung_up |= flags.contains(epoll::EventFlags::RDHUP);
+                    connection.readable |= flags.contains(epoll::EventFlags::IN);
+                    connection.writable |= flags.contains(epoll::EventFlags::OUT);
+                    if broken {
+                        connection.note_gone();
+                    }
                     self.list(key);
                 }
             }
@@ -376,13 +378,8 @@ impl<'s, 't> EventLoop<'s, 't> {
     /// Closes a connection. What it has at the target completes without it.
     pub(super) fn close(&mut self, key: Key) {
         self.abandon_receiving(key);
+        self.discard_replies(key);
         let Some(mut connection) = self.connections.remove(key) else { return };
-        if let Some(operation) = connection.streaming {
-            self.stop_streamed(operation);
-            self.finish_if_complete(operation);
-        }
-        let payloads = &mut self.payloads;
-        connection.outgoing.clear(|buffer| payloads.put(buffer));
         connection.stream.end(&mut self.scratch);
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
         self.feed();

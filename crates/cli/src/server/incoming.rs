@@ -85,10 +85,7 @@ impl EventLoop<'_, '_> {
             let header = connection.input.space(header_bytes);
             let mut slices = [IoSliceMut::new(space), IoSliceMut::new(header)];
             match connection.stream.receive(&mut slices).map_err(Ended::Broken)? {
-                None => {
-                    connection.readable = false;
-                    return Ok(Next::Wait);
-                }
+                None => return connection.note_empty().map(|()| Next::Wait),
                 Some(0) => return Err(Ended::Closed),
                 Some(moved) => {
                     connection.readable = connection.hung_up || moved == missing + header_bytes;
@@ -128,10 +125,7 @@ impl EventLoop<'_, '_> {
             let most = payload.min(self.scratch.len());
             let space = self.scratch.get_mut(..most).unwrap_or_default();
             match connection.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)? {
-                None => {
-                    connection.readable = false;
-                    return Ok(Next::Wait);
-                }
+                None => return connection.note_empty().map(|()| Next::Wait),
                 Some(0) => return Err(Ended::Closed),
                 Some(moved) => moved,
             }

@@ -47,7 +47,7 @@ pub(super) struct Operation {
     pub(super) at_target: usize,
     pub(super) lent: usize,
     pub(super) error: Option<ErrorNumber>,
-    /// Its payload has not arrived and will not: there is no reply.
+    /// Its payload does not arrive any more, or its client takes no reply: there is none.
     pub(super) is_cut_off: bool,
     /// The parts of a large read that are issued when earlier ones complete.
     pub(super) unissued: VecDeque<Issue>,

@@ -32,7 +32,7 @@ impl EventLoop<'_, '_> {
     /// Serves a connection: sends replies, then receives requests, until nothing more can be done or its turn is over.
     pub(super) fn serve(&mut self, key: Key) -> Result<(), Ended> {
         self.turn = TURN;
-        self.send(key)?;
+        self.send(key);
         while self.receive(key)? == Next::Continue {
             let work = self.connections.get_mut(key).map_or(0, |connection| connection.stream.take_work());
             self.turn = self.turn.saturating_sub(STEP + work);
@@ -51,7 +51,8 @@ impl EventLoop<'_, '_> {
         }
         // Small replies are sent at the end of the turn that requested them.
         self.turn = self.turn.max(STEP);
-        self.send(key)
+        self.send(key);
+        Ok(())
     }
 
     /// Takes one step with the input of a connection.
@@ -185,7 +186,10 @@ impl EventLoop<'_, '_> {
             return Next::Continue;
         }
         let create = |stage| Operation::new(key, request, structured, stage);
+        let is_gone = self.connections.get_mut(key).is_none_or(|connection| connection.gone);
         let started = match operation {
+            // Nobody would take the reply.
+            Kind::Read | Kind::BlockStatus { .. } if is_gone => true,
             Kind::Disconnect => {
                 self.end(key);
                 true

@@ -105,7 +105,9 @@ impl EventLoop<'_, '_> {
 
     /// Ends the reply to a read all of whose parts have been read, or that has failed.
     pub(super) fn end_streamed(&mut self, client: Key, operation: Operation, streamed: &Streamed) {
-        let Operation { request: Request { cookie, offset, .. }, structured, error, filled, .. } = operation;
+        let Operation {
+            request: Request { cookie, offset, .. }, structured, error, filled, is_cut_off, ..
+        } = operation;
         filled.into_iter().for_each(|(_, buffer, _)| self.return_memory(client, buffer));
         if let Some(connection) = self.connections.get_mut(client) {
             connection.streaming = None;
@@ -118,6 +120,7 @@ impl EventLoop<'_, '_> {
                 }
             }
             None => self.push(client, Part::header(&reply::none(cookie))),
+            Some(_) if is_cut_off => {}
             Some(error) if began => self.break_off(client, error),
             Some(error) => self.reply_error(client, structured, error, cookie),
         }
@@ -126,7 +129,8 @@ impl EventLoop<'_, '_> {
     /// Closes a connection behind what is being sent: the data of a reply that has begun cannot be completed.
     fn break_off(&mut self, client: Key, error: ErrorNumber) {
         self.stats.errors += 1;
-        if let Some(connection) = self.connections.get_mut(client) {
+        // One that is gone takes nothing any more, and may have sent writes behind the read.
+        if let Some(connection) = self.connections.get_mut(client).filter(|connection| !connection.gone) {
             tracing::info!(
                 "a client is disconnected: a read has failed ({error:?}) after its reply had begun"
             );

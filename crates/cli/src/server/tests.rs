@@ -33,7 +33,7 @@ mod shares;
 
 const SIZE: u64 = 4 << 20;
 
-impl Client {
+impl<S: Read + Write> Client<S> {
     fn send_payload(&mut self, command: Command, cookie: u64, offset: u64, length: u32, payload: &[u8]) {
         self.send(command, cookie, offset, length);
         self.0.write_all(payload).unwrap();
@@ -60,9 +60,13 @@ struct Door<'d> {
 impl Door<'_> {
     fn connect(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        self.streams.send(Stream::unix(theirs).unwrap()).unwrap();
-        self.wake.signal();
+        self.admit(Stream::unix(theirs).unwrap());
         ours
+    }
+
+    fn admit(&self, stream: Stream) {
+        self.streams.send(stream).unwrap();
+        self.wake.signal();
     }
 
     fn client(&self) -> Client {

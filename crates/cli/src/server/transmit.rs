@@ -1,6 +1,6 @@
 //! From the target's completions to replies.
 
-use super::ended::{Ended, WARNINGS};
+use super::ended::WARNINGS;
 use super::event_loop::EventLoop;
 use super::operation::{Issue, Operation, Stage};
 use super::outgoing::Part;
@@ -48,9 +48,13 @@ fn is_unsupported(error: &TargetError) -> bool {
 }
 
 impl EventLoop<'_, '_> {
-    /// Sends the replies of a connection as far as its socket takes them, until its turn is over.
-    pub(super) fn send(&mut self, key: Key) -> Result<(), Ended> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+    /// Sends the replies of a connection as far as its socket takes them, until its turn is over. That they cannot be sent does not
+    /// end it: what the client had sent before it left is still received.
+    pub(super) fn send(&mut self, key: Key) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.gone {
+            return self.discard_replies(key);
+        }
         let (payloads, stats) = (&mut self.payloads, &mut self.stats);
         let (mut progress, mut reused) = (false, Vec::new());
         while connection.writable && connection.has_output() && self.turn > 0 {
@@ -63,13 +67,17 @@ impl EventLoop<'_, '_> {
                 *held = held.saturating_sub(buffer.len());
                 payloads.put(buffer);
             };
-            match connection.outgoing.send(&mut connection.stream, free).map_err(Ended::Broken)? {
-                Some(sent) => {
+            match connection.outgoing.send(&mut connection.stream, free) {
+                Ok(Some(sent)) => {
                     progress = true;
                     self.turn = self.turn.saturating_sub(sent);
                     connection.note_moved(sent);
                 }
-                None => connection.writable = false,
+                Ok(None) => connection.writable = false,
+                Err(error) => {
+                    tracing::debug!("replies cannot be sent: {error}");
+                    connection.note_gone();
+                }
             }
         }
         if progress {
@@ -77,8 +85,9 @@ impl EventLoop<'_, '_> {
         }
         // Its turn is over before its replies are sent.
         let remains = connection.writable && connection.has_output();
-        // It may have stopped receiving until its replies were taken.
-        let receives = progress && (connection.readable || !connection.input.unused().is_empty());
+        // It may have stopped receiving until its replies were taken, or are discarded.
+        let receives =
+            (progress || connection.gone) && (connection.readable || !connection.input.unused().is_empty());
         if remains || receives {
             self.list(key);
         }
@@ -86,7 +95,24 @@ impl EventLoop<'_, '_> {
         if progress && !self.starved.is_empty() {
             self.feed();
         }
-        Ok(())
+    }
+
+    /// Discards the replies of a client that does not take them any more, and reads nothing further for it.
+    pub(super) fn discard_replies(&mut self, key: Key) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        connection.gone = true;
+        let (streaming, mut buffers) = (connection.streaming, Vec::new());
+        let parts = connection.outgoing.len();
+        connection.outgoing.clear(|buffer| buffers.push(buffer));
+        if parts > 0 {
+            // It may have stopped receiving because of them.
+            self.list(key);
+        }
+        buffers.into_iter().for_each(|buffer| self.return_memory(key, buffer));
+        if let Some(operation) = streaming {
+            self.stop_streamed(operation);
+            self.finish_if_complete(operation);
+        }
     }
 
     /// Appends a part of a reply.
@@ -170,6 +196,7 @@ impl EventLoop<'_, '_> {
     fn cancel(&mut self, key: Key, buffer: Buffer) {
         let Some(operation) = self.operations.get_mut(key) else { return self.payloads.put(buffer) };
         operation.fail(ErrorNumber::Shutdown);
+        operation.is_cut_off = true;
         operation.pending -= 1;
         let client = operation.connection;
         // Nothing of it may be at the target, whose completions would pass these on. Each is cancelled when its turn comes.
@@ -326,10 +353,11 @@ impl EventLoop<'_, '_> {
                 self.send_data(client, header, filled);
             }
             None => self.reply_success(client, structured, cookie),
-            Some(_) if operation.is_cut_off => {}
             Some(error) => {
                 filled.into_iter().for_each(|(_, buffer, _)| self.return_memory(client, buffer));
-                self.reply_error(client, structured, error, cookie);
+                if !operation.is_cut_off {
+                    self.reply_error(client, structured, error, cookie);
+                }
             }
         }
         self.list(client);

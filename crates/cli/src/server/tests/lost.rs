@@ -7,7 +7,9 @@ use crate::server::run::{self, ServeOptions};
 use crate::targets::error::TargetError;
 use crate::targets::target::{Completion, Request, SubmitError, TargetInfo};
 use pinfold::Source;
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Answers at once, or not at all.
 struct Losing<'l> {
@@ -224,4 +226,45 @@ fn a_read_that_has_not_begun_ends_with_its_client() {
         }
     });
     assert_eq!(stats.cut, 0, "nothing is left of it");
+}
+
+/// Replies wait for it, so that no further request of its is received, and it leaves. Whole, in parts, and over TCP, which is reset.
+#[test]
+fn what_came_behind_replies_that_nobody_takes_is_done() {
+    for budget in [8 << 20, PIECE] {
+        let (stats, _) = serve_at(budget, |[a, mut b], _, door| {
+            leave_behind_replies(a, 0x11, &mut b);
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            // All that it sends is here when it leaves: the reset drops what is not.
+            client.set_nodelay(true).unwrap();
+            let (ours, _) = listener.accept().unwrap();
+            // So that a part of the replies waits in the server.
+            set_socket_recv_buffer_size(&client, 64 << 10).unwrap();
+            set_socket_send_buffer_size(&ours, 64 << 10).unwrap();
+            door.admit(Stream::tcp(ours).unwrap());
+            leave_behind_replies(Client::negotiate(client).0, 0x22, &mut b);
+        });
+        assert_eq!((stats.dropped, stats.cut), (0, 0), "{stats:?}");
+    }
+}
+
+/// Has `client` leave without its replies, and waits until `other` reads what it has written behind them.
+fn leave_behind_replies(mut client: Client<impl Read + Write>, byte: u8, other: &mut Client) {
+    client.send(Command::READ, 1, 0, 4 << 20);
+    client.send_payload(Command::WRITE, 2, 8192, 8192, &[byte; 8192]);
+    // Its reply has begun: the request is at the target, or its data is.
+    assert_eq!(client.reply(), (1, None));
+    // More requests than replies may wait, which are refused at once, and one more write.
+    let refused = RequestHeader { command: Command(77), ..Default::default() }.to_bytes().repeat(1100);
+    client.0.write_all(&refused).unwrap();
+    client.send_payload(Command::WRITE, 3, 65536, 512, &[byte; 512]);
+    drop(client);
+    let end = Instant::now() + Duration::from_secs(60);
+    for (offset, length) in [(8192, 8192), (65536, 512)] {
+        while other.read(offset, length) != Ok(vec![byte; length as usize]) {
+            assert!(Instant::now() < end, "the write of {byte:#x} at {offset} was lost");
+        }
+    }
 }
