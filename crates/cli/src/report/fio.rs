@@ -5,7 +5,7 @@
 use super::io::{DirectionReport, IoReport};
 use super::requests::RequestReport;
 use crate::engine::samples::Rates;
-use crate::engine::worker::{Classes, RequestStats};
+use crate::engine::worker::{Classes, RequestStats, WorkerStats};
 use crate::histogram::Latency;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -31,7 +31,7 @@ fn job(group: u64, report: &IoReport, elapsed: Duration) -> Value {
     let runtime = report.seconds * report.numjobs as f64;
     let (user, system) = report.cpu.percent_of(runtime);
     let requests = &report.requests;
-    let latencies = Distribution::new(report);
+    let latencies = Distribution::new(requests);
     let flushes = &requests.flushes;
     let mut job = json!({
         "jobname": report.name,
@@ -64,12 +64,13 @@ fn job(group: u64, report: &IoReport, elapsed: Duration) -> Value {
     job
 }
 
-/// Returns fio's description: that of the user, and what fio has no key for.
+/// Returns fio's description: that of the user, and what fio has no key for, the notes too.
 fn description(report: &IoReport) -> Option<String> {
     let scratch =
         report.scratch_file.then(|| format!("scratch file: {} was created for the run", report.target));
     let ended = report.ended_early.as_ref().map(|reason| format!("ended early: {reason}"));
-    let parts: Vec<String> = report.description.iter().cloned().chain(scratch).chain(ended).collect();
+    let parts = report.description.iter().cloned().chain(scratch).chain(ended);
+    let parts: Vec<String> = parts.chain(report.notes.iter().map(|note| format!("note: {note}"))).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
@@ -166,20 +167,19 @@ fn classes(classes: Classes, keys: [&str; 7]) -> Value {
     all.map(|(key, count)| ((*key).to_owned(), percent(count, sum).into())).collect::<Map<_, _>>().into()
 }
 
-/// The latencies of all requests.
+/// The completion latencies (`clat`) of all requests, as fio's classes have them.
 struct Distribution<'a> {
     stats: [&'a RequestStats; 3],
     count: u64,
 }
 
 impl<'a> Distribution<'a> {
-    fn new(report: &'a IoReport) -> Self {
-        let requests = &report.requests;
+    fn new(requests: &'a WorkerStats) -> Self {
         Self { stats: [&requests.reads, &requests.writes, &requests.trims], count: requests.requests() }
     }
 
     fn count_up_to(&self, ns: u64) -> u64 {
-        self.stats.iter().map(|stats| stats.total.count_up_to(ns)).sum()
+        self.stats.iter().map(|stats| stats.completion.count_up_to(ns)).sum()
     }
 
     /// Returns the percentages between `from` and each bound times `unit`, and beyond the last under the key `beyond`.
@@ -249,6 +249,18 @@ fn date(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn latency_classes_are_of_the_completion() {
+        let mut requests = WorkerStats::default();
+        requests.reads.requests = 1;
+        requests.reads.completion.record(Duration::from_micros(15));
+        requests.reads.total.record(Duration::from_millis(3));
+        let latencies = Distribution::new(&requests);
+        let share = |unit| latencies.of(unit, unit, &[4, 10, 20], None);
+        assert_eq!(share(1000), json!({ "4": 0.0, "10": 0.0, "20": 100.0 }));
+        assert_eq!(share(1_000_000), json!({ "4": 0.0, "10": 0.0, "20": 0.0 }));
+    }
 
     #[test]
     fn dates_are_formatted_as_by_fio() {
