@@ -59,8 +59,15 @@ pub(super) fn is_default(key: &str, value: &str) -> bool {
 }
 
 /// Names as fio spells them, and the alternative.
-const ALTERNATIVES: [(&[&str], &str); 26] = [
+const ALTERNATIVES: [(&[&str], &str); 30] = [
     (&["filesize"], "use --size"),
+    (&["fill_device", "fill_fs"], "use --size 100%"),
+    (&["readonly"], "data that exists is overwritten only with --force: leave it out"),
+    (&["section"], "write the section into a job file of its own"),
+    (
+        &["steadystate", "ss", "steadystate_duration", "ss_dur", "steadystate_ramp_time", "ss_ramp"],
+        "use --ramp_time and --runtime",
+    ),
     (&["bssplit", "bs_unaligned", "blockalign"], "use --bs, or --bsrange with --verify"),
     (
         &["filename_format", "nrfiles", "openfiles", "file_service_type", "opendir"],
@@ -235,20 +242,61 @@ impl FromStr for ThinkTime {
     }
 }
 
-/// Returns what to write in place of the option that `error` refuses, if it is one of fio's.
-pub(super) fn alternative(error: &clap::Error) -> Option<&'static str> {
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
-    let name = option.trim_start_matches('-').replace('-', "_");
-    let mut rows = ALTERNATIVES.iter();
+/// Options of nbdkit and qemu-nbd that `serve` does not have, and the alternative.
+const OF_SERVERS: [(&[&str], &str); 6] = [
+    (&["p", "port", "i", "ipaddr", "b", "bind"], "use --nbd HOST:PORT"),
+    (&["k", "socket"], "use -U PATH"),
+    (&["e", "exportname", "export_name", "x"], "use --name"),
+    (&["D"], "use --description"),
+    (&["f", "foreground"], "it stays in the foreground: leave it out"),
+    (&["t", "persistent"], "it goes on after the first client: leave it out"),
+];
+
+/// Returns the option that `error` names, without what follows it.
+fn option_of(error: &clap::Error) -> Option<&str> {
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(option)) => option.split(' ').next(),
+        _ => None,
+    }
+}
+
+fn look_up(table: &[(&[&str], &'static str)], error: &clap::Error) -> Option<&'static str> {
+    let name = option_of(error)?.trim_start_matches('-').replace('-', "_");
+    let mut rows = table.iter();
     let known = rows.find(|(names, _)| names.contains(&name.as_str())).map(|(_, alternative)| *alternative);
     known.filter(|_| error.kind() == ErrorKind::UnknownArgument)
 }
 
-/// Replaces clap's guess at a similar option of `io` by the alternative to an option of fio.
+/// Returns what to write in place of the option that `error` refuses, if it is one of fio's.
+pub(super) fn alternative(error: &clap::Error) -> Option<&'static str> {
+    look_up(&ALTERNATIVES, error)
+}
+
+/// Returns what to write where a command line of fio means something else, or lacks what `io` needs.
+fn next_step(error: &clap::Error) -> Option<&'static str> {
+    match error.kind() {
+        ErrorKind::MissingRequiredArgument => match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::Strings(missing)) if missing.iter().any(|name| name.contains("TARGET")) => {
+                Some("name the target with --filename, or a folder for a scratch file with --directory")
+            }
+            _ => None,
+        },
+        // The second one begins a second job in fio.
+        ErrorKind::ArgumentConflict
+            if option_of(error) == Some("--name") && error.to_string().contains("multiple times") =>
+        {
+            Some("write a job file (a name that ends in .fio) with a section for each job")
+        }
+        _ => alternative(error),
+    }
+}
+
+/// Replaces clap's guess at a similar option of `io` or `serve` by the alternative to an option of fio or of other servers.
 pub(crate) fn with_alternative(mut error: clap::Error) -> clap::Error {
-    if let Some(alternative) = alternative(&error)
-        && error.to_string().contains("pinfold io")
-    {
+    let text = error.to_string();
+    let of_io = next_step(&error).filter(|_| text.contains("pinfold io"));
+    let of_serve = look_up(&OF_SERVERS, &error).filter(|_| text.contains("pinfold serve"));
+    if let Some(alternative) = of_io.or(of_serve) {
         error.remove(ContextKind::SuggestedArg);
         error.remove(ContextKind::Usage);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![alternative.into()]));
@@ -272,6 +320,48 @@ mod tests {
         assert!(text.contains("--filesize") && text.contains("use --size"), "{text}");
         let text = refusal(&["pinfold", "io", "soft:1M", "--sync=1"]);
         assert!(text.contains("--fsync 1") && !text.contains("rwmixread"), "{text}");
+        for (option, part) in [
+            ("--readonly", "--force"),
+            ("--section=a", "job file"),
+            ("--fill_device=1", "--size 100%"),
+            ("--steadystate=iops:0.3%", "--ramp_time"),
+        ] {
+            let text = refusal(&["pinfold", "io", "soft:1M", option]);
+            assert!(text.contains("tip: ") && text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_option_of_other_servers_is_refused_with_the_alternative() {
+        for (options, part) in [
+            (&["-p", "10809"][..], "--nbd HOST:PORT"),
+            (&["-e", "name"], "--name"),
+            (&["-x", "name"], "--name"),
+            (&["-f"], "stays in the foreground"),
+            (&["-t"], "after the first client"),
+        ] {
+            let text = refusal(&[&["pinfold", "serve", "soft:1M"], options].concat());
+            assert!(text.contains("tip: ") && text.contains(part), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_command_line_of_fio_without_target_or_with_two_jobs_has_a_tip() {
+        let text = refusal(&["pinfold", "io", "--name=x", "--rw=write", "--size=4M"]);
+        assert!(text.contains("--filename") && text.contains("--directory"), "{text}");
+        let text = refusal(&["pinfold", "io", "soft:1M", "--name=a", "--name=b"]);
+        assert!(text.contains("job file") && text.contains("section"), "{text}");
+    }
+
+    #[test]
+    fn rates_are_one_for_all_directions() {
+        for option in ["--rate=1m,2m", "--rate_iops=10,20"] {
+            let text = refusal(&["pinfold", "io", "soft:1M", option]);
+            assert!(text.contains("rate for each direction"), "{text}");
+        }
+        for option in ["--rate=1m,1m", "--rate_iops=10,10"] {
+            Cli::try_parse_from(["pinfold", "io", "soft:1M", option]).unwrap();
+        }
     }
 
     #[test]

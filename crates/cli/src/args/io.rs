@@ -1,7 +1,7 @@
 //! The command line of `io`: fio's options, and those that fio does not have.
 
 use super::fio::{Distribution, ThinkTime};
-use super::parse::{block_size, depth, switch, verify};
+use super::parse::{block_size, depth, rate, switch, verify};
 use super::stack::StackArgs;
 use super::target::{SpecError, TargetSpec};
 use crate::units::{ByteSize, Percentiles, Share, SizeRange, TimeSpan};
@@ -9,6 +9,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Id, Parser, ValueEnum};
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 /// The job's name where none is given.
@@ -90,7 +91,7 @@ pub(crate) struct IoArgs {
     pub(crate) io_size: Option<Share>,
 
     /// How often each job moves --size bytes
-    #[arg(long, value_name = "N", conflicts_with_all = ["verify", "io_size"], value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with = "verify", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) loops: Option<u32>,
 
     /// The number of concurrent jobs, each with a thread, a queue and --iodepth requests; each moves --size bytes, as in fio (with --verify each a part of them)
@@ -114,15 +115,15 @@ pub(crate) struct IoArgs {
     pub(crate) ramp_time: Option<TimeSpan>,
 
     /// The most bytes per second of each job, separately for reads, writes and trims
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    #[arg(long, value_name = "SIZE", value_parser = rate::<ByteSize>, allow_negative_numbers = true)]
     pub(crate) rate: Option<ByteSize>,
 
     /// The most requests per second of each job, separately for reads, writes and trims
     #[arg(
         long, visible_alias = "rate_iops", value_name = "N", conflicts_with = "rate",
-        value_parser = clap::value_parser!(u64).range(1..)
+        value_parser = rate::<NonZeroU64>
     )]
-    pub(crate) rate_iops: Option<u64>,
+    pub(crate) rate_iops: Option<NonZeroU64>,
 
     /// The percentage of reads with --rw rw and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
@@ -237,7 +238,7 @@ pub(crate) struct IoArgs {
     #[arg(long, alias = "verify_requests", value_name = "N", requires = "verify")]
     pub(crate) verify_requests: Option<u64>,
 
-    /// Stop each job after this many requests, unless --size bytes have been moved before
+    /// Stop each pass of --loops after this many requests of each job, unless --size bytes have been moved before; --time-based ignores it
     #[arg(
         long, visible_alias = "number_ios", value_name = "N", conflicts_with = "verify_requests",
         value_parser = clap::value_parser!(u64).range(1..)
@@ -267,7 +268,7 @@ pub(crate) struct IoArgs {
     #[arg(long, alias = "output_format", value_enum, default_value_t = OutputFormat::Normal)]
     pub(crate) output_format: OutputFormat,
 
-    /// Print the report as one JSON object with all figures of the memory stack
+    /// Print the report as one JSON object with all figures of the memory stack; of a job file, a line for each section
     #[arg(long, conflicts_with = "output_format")]
     pub(crate) json: bool,
 

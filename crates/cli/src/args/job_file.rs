@@ -2,6 +2,7 @@
 
 use super::fio::{alternative, is_default};
 use super::io::{IoArgs, OutputFormat};
+use clap::error::{ContextKind, ContextValue};
 use std::path::{Path, PathBuf};
 
 /// The longest job file that is read, in bytes.
@@ -35,10 +36,16 @@ pub(crate) enum JobFileError {
         text: String,
     },
     /// An option is unknown or has an impossible value.
-    #[error("{}: [{section}]: {reason} (`pinfold io --help` lists the options)", path.display())]
+    #[error(
+        "{}: {}[{section}]: {reason} (`pinfold io --help` lists the options)",
+        path.display(),
+        .line.map(|line| format!("line {line}: ")).unwrap_or_default()
+    )]
     Option {
         /// The file.
         path: PathBuf,
+        /// The line's number, if it is one line.
+        line: Option<usize>,
         /// The section.
         section: String,
         /// The parser's message.
@@ -64,11 +71,11 @@ pub(crate) enum JobFileError {
     },
 }
 
-/// A section: its name, and its options as on the command line.
+/// A section: its name, and its options as on the command line, each with the number of its line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Section {
     name: String,
-    options: Vec<String>,
+    options: Vec<(usize, String)>,
     is_stonewall: bool,
 }
 
@@ -100,13 +107,15 @@ pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<I
         }
         let own = |name: &str| {
             let key = format!("--{name}=");
-            section.options.iter().chain(&global.options).any(|option| option.starts_with(&key))
+            section.options.iter().chain(&global.options).any(|(_, option)| option.starts_with(&key))
         };
-        let refused =
-            |reason| JobFileError::Option { path: path.to_owned(), section: section.name.clone(), reason };
+        let refused = |line, reason| {
+            let section = section.name.clone();
+            JobFileError::Option { path: path.to_owned(), line, section, reason }
+        };
         if !own("filename") && !own("directory") {
             let reason = "no filename, which names the target, and no directory for a scratch file";
-            return Err(refused(reason.to_owned()));
+            return Err(refused(None, reason.to_owned()));
         }
         let mut options = Vec::new();
         if !own("name") {
@@ -114,10 +123,12 @@ pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<I
         }
         // The section's value replaces the global one.
         let key = |option: &String| option.split('=').next().unwrap_or_default().replace('_', "-");
-        let overridden = |option: &&String| section.options.iter().any(|other| key(other) == key(option));
-        options.extend(global.options.iter().filter(|option| !overridden(option)).cloned());
-        options.extend(section.options.iter().cloned());
-        let mut job = IoArgs::of_section(&options).map_err(|error| refused(first_line(&error)))?;
+        let overridden = |option: &String| section.options.iter().any(|(_, other)| key(other) == key(option));
+        let inherited = global.options.iter().filter(|(_, option)| !overridden(option));
+        let given: Vec<_> = inherited.chain(&section.options).cloned().collect();
+        options.extend(given.iter().map(|(_, option)| option.clone()));
+        let mut job = IoArgs::of_section(&options)
+            .map_err(|error| refused(line_of(&error, &given), first_line(&error)))?;
         job.force |= args.force;
         job.json |= args.json;
         if args.output_format == OutputFormat::Json {
@@ -168,6 +179,7 @@ fn parse(path: &Path, text: &str) -> Result<(Section, Vec<Section>), JobFileErro
         }
         let refused = |reason| JobFileError::Option {
             path: path.to_owned(),
+            line: Some(number),
             section: if current == Some(true) { "global" } else { &target.name }.to_owned(),
             reason,
         };
@@ -177,7 +189,7 @@ fn parse(path: &Path, text: &str) -> Result<(Section, Vec<Section>), JobFileErro
             None if key == "direct" => "--direct=1".to_owned(),
             None => format!("--{key}"),
         };
-        target.options.push(option);
+        target.options.push((number, option));
     }
     Ok((global, sections))
 }
@@ -200,11 +212,30 @@ fn expanded(value: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// Returns the first line of the message, and the alternative to an option of fio.
+/// Returns the line of the option that `error` refuses: by its name, or by its value if the file has another name for it.
+fn line_of(error: &clap::Error, given: &[(usize, String)]) -> Option<usize> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let name = text(ContextKind::InvalidArg)?.split([' ', '=', '[']).next()?.replace('_', "-");
+    let value = text(ContextKind::InvalidValue).map(|value| format!("={value}"));
+    let by_name = |option: &str| option.split('=').next().is_some_and(|key| key.replace('_', "-") == name);
+    let by_value = |option: &str| value.as_ref().is_some_and(|value| option.ends_with(value));
+    let find = |is_it: &dyn Fn(&str) -> bool| given.iter().rev().find(|(_, option)| is_it(option));
+    find(&by_name).or_else(|| find(&by_value)).map(|(line, _)| *line)
+}
+
+/// Returns the first line of the message, and the possible values or the alternative to an option of fio.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
     let line = line.strip_prefix("error: ").unwrap_or(line);
+    if let Some(ContextValue::Strings(values)) = error.get(ContextKind::ValidValue)
+        && !values.is_empty()
+    {
+        return format!("{line}: write one of {}", values.join(", "));
+    }
     match alternative(error) {
         Some(alternative) => format!("{line}: {alternative}"),
         None => line.to_owned(),
@@ -281,7 +312,12 @@ mod tests {
             ("[a]\nfilename=a${b\n", &["[a]", "no } ends"]),
             ("[a]\nfilename=soft:1M\nbs=4k,8k\n", &["[a]", "4k,8k", "each direction"]),
             ("[a]\nfilename=soft:1M\nnrfiles=2\n", &["[a]", "one target"]),
-            ("[a]\nfilename=soft:1M\nrw=sideways\n", &["[a]", "sideways"]),
+            (
+                "[a]\nfilename=soft:1M\nrw=sideways\n",
+                &["line 3: [a]", "sideways", "read, write, trim, randread"],
+            ),
+            ("[a]\nfilename=soft:1M\nreadwrite=sideways\n", &["line 3: [a]", "sideways"]),
+            ("[global]\nio_depth=4\n[a]\nfilename=soft:1M\n", &["line 2: [a]", "io_depth"]),
             ("[a]\nrw=read\n", &["[a]", "filename"]),
             ("bs=4k\n[a]\n", &["line 1", "[global]"]),
             ("[global]\nbs=4k\n", &["no job"]),

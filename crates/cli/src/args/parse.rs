@@ -3,6 +3,8 @@
 use super::target::TargetSpec;
 use crate::units::{ByteSize, SizeError};
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use std::fmt::Display;
+use std::str::FromStr;
 
 /// Parses a queue depth. A number beyond 64 bits becomes the largest, so that the target's limit is named for it, too.
 pub(super) fn depth(text: &str) -> Result<u64, std::num::ParseIntError> {
@@ -38,6 +40,24 @@ pub(super) fn block_size(text: &str) -> Result<ByteSize, SizeError> {
         Some((first, rest)) if rest.iter().all(|other| other == first) => Ok(*first),
         _ => Err(SizeError::Directions(text.to_owned())),
     }
+}
+
+/// Parses a rate: one, or fio's list of a rate for each direction if all are the same.
+pub(super) fn rate<T>(text: &str) -> Result<T, String>
+where
+    T: FromStr<Err: Display> + PartialEq,
+{
+    let parse = |rate: &str| rate.parse().map_err(|error: T::Err| error.to_string());
+    let (first, rest) = text.split_once(',').map_or((text, None), |(first, rest)| (first, Some(rest)));
+    let first: T = parse(first)?;
+    for other in rest.iter().flat_map(|rest| rest.split(',')) {
+        if parse(other)? != first {
+            return Err("it has a rate for each direction, and a job has one for all: write one rate, or a section for \
+                        each direction in a job file"
+                .to_owned());
+        }
+    }
+    Ok(first)
 }
 
 /// The methods of fio's `verify` that detect what a comparison of every byte detects.

@@ -59,6 +59,8 @@ pub(crate) fn run(args: &IoArgs, given: &[String]) -> Result<(), Failure> {
 
 fn print(args: &IoArgs, reports: &[IoReport], began: Instant) -> Result<(), Failure> {
     if args.output_format == OutputFormat::Json {
+        // fio has no key for them; `desc` has them, too.
+        reports.iter().flat_map(|report| &report.notes).for_each(|note| tracing::warn!("{note}"));
         return Ok(output::pretty_json(&fio::to_json(reports, began.elapsed()))?);
     }
     for (at, report) in reports.iter().enumerate() {
@@ -290,12 +292,12 @@ fn workload(args: &IoArgs, part: Part, block: usize, depth: usize) -> Workload {
         block,
         start: part.offset,
         blocks: part.blocks,
-        requests: args.verify_requests.unwrap_or_else(|| limit.min(args.number_ios.unwrap_or(u64::MAX))),
+        requests: args.verify_requests.unwrap_or(limit),
         runtime: args.runtime.map(|TimeSpan(runtime)| runtime),
         ramp: args.ramp_time.map_or(Duration::ZERO, |TimeSpan(ramp)| ramp),
         rwmixread: args.percent_of_reads(),
         rate: match args.rate_iops {
-            Some(iops) => Some(iops.saturating_mul(block as u64)),
+            Some(iops) => Some(iops.get().saturating_mul(block as u64)),
             None => args.rate.map(|rate| rate.0.max(1)),
         },
         depth,

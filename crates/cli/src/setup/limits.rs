@@ -1,7 +1,8 @@
 //! The limits of `--bs`, `--iodepth`, `--size` and `--offset`, checked before any memory is allocated for them.
 
 use super::resolve::{Medium, ResolvedTarget};
-use crate::args::IoArgs;
+use crate::args::io::IoTarget;
+use crate::args::{IoArgs, TargetSpec};
 use crate::targets::target::TargetInfo;
 use crate::targets::{file, nvme};
 use crate::units::{ByteSize, Share};
@@ -53,7 +54,11 @@ pub(crate) enum LimitError {
         target: String,
     },
     /// `--bs 2M` on a smaller target.
-    #[error("--bs {block}: {target} has {available} bytes{}: lower --bs", after(*.offset))]
+    #[error(
+        "--bs {block}: {target} has {available} bytes{}: lower --bs{}",
+        after(*.offset),
+        if *.is_bare { "; if it is a job file, give it a name that ends in .fio" } else { "" }
+    )]
     LargeBlock {
         /// The value.
         block: u64,
@@ -63,6 +68,8 @@ pub(crate) enum LimitError {
         available: u64,
         /// Where they begin.
         offset: u64,
+        /// Whether the target is the argument, where a job file's name could be.
+        is_bare: bool,
     },
     /// A file without a byte.
     #[error(
@@ -249,7 +256,10 @@ pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> 
     if blocks == 0 {
         return Err(match args.size {
             Some(_) => LimitError::Region { size, block, target: name() },
-            None => LimitError::LargeBlock { block, target: name(), available, offset },
+            None => {
+                let is_bare = matches!(args.target, Some(IoTarget::Target(TargetSpec::File(_))));
+                LimitError::LargeBlock { block, target: name(), available, offset, is_bare }
+            }
         });
     }
     let bytes = args.io_size.map_or(size, |share| share.of(size));
@@ -257,7 +267,10 @@ pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> 
     if requests == 0 {
         return Err(LimitError::IoSize { size: bytes, block, target: name() });
     }
-    let requests = requests.saturating_mul(args.loops.unwrap_or(1).into());
+    // As in fio: what --io-size has beyond --size is moved once, and --number-ios counts for each pass.
+    let loops = u64::from(args.loops.unwrap_or(1));
+    let requests = requests.min(blocks).saturating_mul(loops).max(requests);
+    let requests = args.number_ios.map_or(requests, |ios| requests.min(ios.saturating_mul(loops)));
     Ok(Part { offset, blocks, tail: size % block, increment, requests })
 }
 

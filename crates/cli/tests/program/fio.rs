@@ -279,6 +279,13 @@ fn jobs_move_what_fio_moves() {
         ("--size=64k --loops=3", 48),
         ("--size=64k --number_ios=5 --numjobs=2", 10),
         ("--size=64k --number_ios=50", 16),
+        ("--size=64k --number_ios=5 --loops=3", 15),
+        ("--size=64k --number_ios=12 --loops=2", 24),
+        ("--size=64k --number_ios=20 --loops=2", 32),
+        ("--size=64k --io_size=32k --loops=2", 16),
+        ("--size=32k --io_size=64k --loops=2", 16),
+        ("--size=32k --io_size=64k --loops=3", 24),
+        ("--size=32k --io_size=64k --number_ios=10 --loops=3", 24),
         ("--offset=50% --size=50%", 128),
         ("--offset=33%", 171),
     ] {
@@ -290,6 +297,39 @@ fn jobs_move_what_fio_moves() {
             assert_eq!(total(&report), ios, "fio {options}");
         }
     }
+}
+
+#[test]
+fn a_run_by_time_ignores_number_ios() {
+    let folder = Folder::new();
+    let file = folder.file("data", &bytes(1 << 20));
+    let line = format!("--filename={file} --rw=read --bs=4k --number_ios=10 --time_based --runtime=1");
+    let runtime = |report: &Value| report["jobs"][0]["read"]["runtime"].as_u64().unwrap();
+    let report = pinfold(&words(&format!("io {line} --output-format=json"))).json();
+    assert!(runtime(&report) >= 1000, "{report}");
+    if let Some(report) = fio(&line) {
+        assert!(runtime(&report) >= 1000, "fio {report}");
+    }
+}
+
+#[test]
+fn notes_are_in_fios_json_and_on_standard_error() {
+    let folder = Folder::new();
+    let file = folder.file("data", &bytes(10_000));
+    let line = format!("io --filename={file} --ioengine=libaio --output-format=json");
+    let ended = pinfold(&words(&line));
+    for part in ["not by libaio", "1,808 bytes from byte 8192 were not used"] {
+        assert!(ended.err.contains(part), "{ended:#?}");
+        let report: Value = serde_json::from_str(&ended.out).unwrap();
+        assert!(report["jobs"][0]["desc"].as_str().unwrap().contains(part), "{report}");
+    }
+}
+
+#[test]
+fn a_small_file_may_be_a_job_file_of_another_name() {
+    let folder = Folder::new();
+    let job = folder.file("j.job", b"[a]\nrw=read\n");
+    pinfold(&["io", &job]).failed(2, &["lower --bs", "job file", ".fio"]);
 }
 
 #[test]
