@@ -125,7 +125,7 @@ pub(crate) enum Failure {
         error: std::io::Error,
     },
     /// A trace could not be read.
-    #[error("{name}: {error}")]
+    #[error("{name}: {error}{}", missing(error))]
     Trace {
         /// The file.
         name: String,
@@ -187,6 +187,14 @@ pub(crate) enum Failure {
     /// The report could not be printed.
     #[error(transparent)]
     Output(#[from] OutputError),
+}
+
+/// Returns the next step where a trace does not exist.
+fn missing(error: &TraceError) -> &'static str {
+    match error {
+        TraceError::Read(error) if error.kind() == std::io::ErrorKind::NotFound => ": check the path",
+        _ => "",
+    }
 }
 
 /// Formats why a replay failed, with the option to raise where the policy's error names a field.

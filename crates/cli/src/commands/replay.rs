@@ -77,7 +77,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     }
     line.finish_and_clear();
     // However it ended: what the policies before have done.
-    let report = Report::new(path, args.timing, args.mapped, &trace, &by_policy);
+    let failure = result.as_ref().err().map(Failure::line);
+    let report = Report::new(path, args.timing, args.mapped, &trace, &by_policy, failure);
     let text = if args.json { report.to_json() } else { Ok(report.to_text()) };
     let printed = text.map_err(Failure::from).and_then(|text| Ok(output::text(&text)?));
     result.and(printed)

@@ -31,18 +31,20 @@ const STALLED: Duration = Duration::from_secs(2);
 
 /// Why packets could not be written.
 #[derive(Debug, thiserror::Error)]
-#[error("{} could not be written: {error}{}", path.display(), advice(error))]
+#[error("{} {}", path.display(), what(error))]
 pub(crate) struct CaptureError {
     path: PathBuf,
     error: io::Error,
 }
 
-fn advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AlreadyExists => "; --force replaces it",
+fn what(error: &io::Error) -> String {
+    let advice = match error.kind() {
+        io::ErrorKind::AlreadyExists => return "exists; --force replaces it".to_owned(),
+        io::ErrorKind::NotFound => "; check the path: its folder does not exist",
         io::ErrorKind::StorageFull => "; the file ends with the last packet that fit",
         _ => "",
-    }
+    };
+    format!("could not be written: {error}{advice}")
 }
 
 /// A packet and when it was received, since 1970.

@@ -24,6 +24,8 @@ struct TraceLine<'t> {
     trace: String,
     timing: &'static str,
     devices: usize,
+    /// Why policies are missing; `None` if all were replayed.
+    failure: Option<String>,
     #[serde(flatten)]
     summary: &'t Summary,
 }
@@ -108,13 +110,14 @@ impl<'t> Row<'t> {
 }
 
 impl<'t> Report<'t> {
-    /// Gathers the report, with what is still mapped at the end if it `lists_mapped`. `by_policy` has an outcome for each device.
+    /// Gathers the report, with why it lacks policies, if it does, and with what is still mapped at the end if it `lists_mapped`. `by_policy` has an outcome for each device.
     pub(crate) fn new(
         path: &Path,
         timing: TimingArg,
         lists_mapped: bool,
         trace: &'t Trace,
         by_policy: &[Vec<Outcome>],
+        failure: Option<String>,
     ) -> Self {
         let timing = match timing {
             TimingArg::Fast => "fast",
@@ -128,7 +131,8 @@ impl<'t> Report<'t> {
         });
         let devices: Vec<_> = devices.collect();
         let name = path.display().to_string();
-        let trace = TraceLine { trace: name, timing, devices: devices.len(), summary: &trace.summary };
+        let trace =
+            TraceLine { trace: name, timing, devices: devices.len(), failure, summary: &trace.summary };
         Self { trace, devices }
     }
 
@@ -161,7 +165,7 @@ impl<'t> Report<'t> {
     }
 
     fn summary(&self, out: &mut String) {
-        let TraceLine { trace, timing, devices, summary } = &self.trace;
+        let TraceLine { trace, timing, devices, failure, summary } = &self.trace;
         let Summary { lines, dma_events, iommu_events, other_events, cpus, .. } = summary;
         let over = summary.duration_ns.map(|ns| format!(" in {}", time(ns))).unwrap_or_default();
         // Writing to a `String` does not fail, here and below.
@@ -199,6 +203,10 @@ impl<'t> Report<'t> {
         }
         if let Some(why) = &summary.ended_early {
             let _ = writeln!(out, "  the trace ends early, behind line {}: {why}", grouped(*lines));
+        }
+        if let Some(why) = failure {
+            let _ =
+                writeln!(out, "  the replay ended early, and the policies that follow are missing: {why}");
         }
         if summary.limited {
             let _ = writeln!(out, "  the rest was not read: --limit, or too many segments of scatter lists");

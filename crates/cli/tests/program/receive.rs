@@ -135,7 +135,9 @@ fn packets_are_counted_and_written_to_a_file() {
         Err(_) => skipped("tcpdump is not installed"),
     }
     // It is not replaced.
-    pinfold(&["receive", "v1", "--pcap", &file]).failed(1, &["packets.pcap", "--force"]);
+    pinfold(&["receive", "v1", "--pcap", &file]).failed(1, &["packets.pcap exists; --force replaces it"]);
+    let nowhere = folder.arg("no/x");
+    pinfold(&["receive", "v1", "--pcap", &nowhere]).failed(1, &[&nowhere, "check the path"]);
 }
 
 /// Others read the file while the program runs, and it is complete up to then after a kill.

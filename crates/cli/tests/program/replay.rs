@@ -134,8 +134,12 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
     assert!(out.contains("recorded"), "{out}");
     drop(writing.join());
     // The sample takes 20 seconds at its own times.
-    let out = interrupted(start(&["replay", &sample(), "--policy", "none", "--timing", "original"]));
-    assert!(out.contains("recorded"), "{out}");
+    let line = ["replay", &sample(), "--policy", "none", "--timing", "original"];
+    let out = interrupted(start(&line));
+    assert!(out.contains("recorded") && out.contains("ended early"), "{out}");
+    let out = interrupted(start(&[&line[..], &["--json"]].concat()));
+    let first: serde_json::Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
+    assert_eq!(first["failure"], "interrupted");
 }
 
 #[test]
@@ -147,6 +151,7 @@ fn a_policy_that_fails_does_not_lose_those_before() {
     let rows: Vec<serde_json::Value> =
         ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(rows.iter().any(|row| row["policy"] == "recorded"), "{ended:#?}");
+    assert!(rows[0]["failure"].as_str().unwrap().contains("--table-bytes"), "{ended:#?}");
 }
 
 #[test]
@@ -185,7 +190,7 @@ fn what_cannot_be_replayed_is_refused_with_advice() {
     pinfold(&["replay", "x", "--limit", "0"]).failed(2, &["--limit", "0"]);
     let folder = Folder::new();
     let missing = folder.arg("missing");
-    pinfold(&["replay", &missing]).failed(1, &[&missing, "cannot read the trace"]);
+    pinfold(&["replay", &missing]).failed(1, &[&missing, "cannot read the trace", "check the path"]);
     let empty = folder.file("empty", b"# tracer: nop\n");
     pinfold(&["replay", &empty]).failed(1, &[&empty, "pinfold replay --how"]);
     let binary = folder.file("trace.dat", b"\x17\x08\x44tracing6\0");
