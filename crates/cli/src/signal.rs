@@ -80,7 +80,9 @@ fn watch(signals: Signals, raised: &AtomicBool) {
         }
     };
     output::error(format_args!(
-        "{why}: ended without cleaning up; a temporary file (.pinfold-*.part) may remain"
+        "{why}: ended without cleaning up; a temporary file (.pinfold-*.part) may remain, and of \
+         `serve` its socket, or the directory of that ({})",
+        std::env::temp_dir().join("pinfold-*").display()
     ));
     signal_hook::low_level::exit(INTERRUPTED);
 }

@@ -36,19 +36,37 @@ start, which are then retried.
     };
 }
 
-macro_rules! exits {
+macro_rules! failures {
     () => {
         "\
 Exit codes:
   0    success
   1    the run failed; one line on standard error says why, and what to do
   2    the command line asks for something unknown or impossible
-  130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone, or what was done was reported
+"
+    };
+}
 
+macro_rules! second_signal {
+    () => {
+        "\
 A second Ctrl-C, another signal more than a second later, or 10 s in which requests do not complete, ends the program without cleaning up. Signals that were \
 ignored at the start (nohup) stay ignored.
 
 "
+    };
+}
+
+macro_rules! exits {
+    () => {
+        concat!(
+            failures!(),
+            "\
+  130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone, or what was done was reported
+
+",
+            second_signal!()
+        )
     };
 }
 
@@ -131,7 +149,7 @@ A run that needs more memory than is available (--iodepth times --bs times --num
   pinfold io --directory=/var/tmp --rw=randrw --rwmixread=70 --size=256M --iodepth=16
   pinfold io disk.img --rw randread --numjobs 4 --size 25% --offset-increment 25%
   pinfold io disk.img --rw read --bs 1M --iodepth 8 --output-format json
-  pinfold io jobs.fio --json
+  pinfold io jobs.fio --json                      # a line for each section
   pinfold io vfio:0000:01:00.0 --rw randread --iodepth 64 --numjobs 2 --poll --runtime 10s --time-based
   pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --verify-requests 100000 --size 64M --verify"
 }
@@ -153,19 +171,24 @@ the target is flushed. The file of a Unix socket is removed; one that a killed s
 The address is printed as clients take it, with what has a meaning in a URI encoded and the path of a socket absolute. A name is served at \
 all of its addresses.
 
---run serves while a shell command runs, which finds the address in $uri; the exit code is the command's, standard output is its alone, \
-and the report is printed on standard error. Without an address, the socket is in a folder of its own. A socket that is passed as \
+--run serves while a shell command runs, which finds the address in $uri; the exit code is the command's, standard output is the command's alone, \
+and the report is printed on standard error. Without an address, the socket is in a temporary directory. A socket that is passed as \
 systemd does (LISTEN_FDS) takes the place of an address.
 
 Blocks are as large as the file or device needs for O_DIRECT; a range that is no multiple of them goes through the page cache, which \
 the server says at the start.
 
-Payloads are received into memory that the target reads, and sent from memory that it has written; --buffers bounds all of it. \
-Requests of up to 32 MiB are served whatever its size, and each client leaves memory for the next one. \
+Payloads are received into memory that the target reads, and sent from memory that it has written; --buffers bounds what \
+they use of it at a time. A quarter more is allocated, since buffers of several sizes leave gaps: the report's `data` line has all. Requests of up to 32 MiB are served whatever its size, and each client leaves memory for the next one. \
 A client for whose requests there is none waits, and what it sends stays in its socket.
 
 ",
-    exits!();
+    failures!(),
+    "  CODE the command of --run failed with this code
+  130  ended by a second signal
+
+",
+    second_signal!();
     "  pinfold serve disk.img --nbd unix:/run/disk.sock
   pinfold serve disk.img -r -U /run/disk.sock --pidfile /run/disk.pid
   pinfold serve disk.img --run 'nbdcopy \"$uri\" copy.img'
@@ -268,8 +291,7 @@ Exit codes:
   0    all was measured
   1    a subject failed, or a plot could not be written; one line on standard error says why
   2    the command line asks for something unknown or impossible
-
-SIGINT ends it at once, without leaving anything behind.
+  130  stopped by a signal; nothing is left behind, and the suite vfio gives the device its driver back first
 
 ";
     "  pinfold bench
@@ -293,8 +315,7 @@ Exit codes:
   0    all was replayed
   1    the trace has no usable event, or a policy failed; one line on standard error says why
   2    the command line asks for something unknown or impossible
-
-SIGINT ends it at once.
+  130  stopped by SIGINT, SIGTERM or SIGHUP; the report of the policies that were completed is printed, and says so
 
 ";
     "  pinfold replay --how

@@ -19,7 +19,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(NbdAddress::try_from))]
     pub(crate) nbd: Option<NbdAddress>,
 
-    /// The same as --nbd unix:PATH; - for a socket in a folder of its own, as with --run and no address
+    /// The same as --nbd unix:PATH; - for a socket in a temporary directory, as with --run and no address
     #[arg(short = 'U', long, value_name = "PATH", conflicts_with = "nbd")]
     pub(crate) unix: Option<PathBuf>,
 
@@ -27,7 +27,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "COMMAND")]
     pub(crate) run: Option<String>,
 
-    /// Write the number of this process to a file as soon as clients can connect, and remove it at the end
+    /// Write the process ID to a file as soon as clients can connect, and remove it at the end
     #[arg(short = 'P', long, alias = "pid-file", value_name = "PATH")]
     pub(crate) pidfile: Option<PathBuf>,
 
@@ -55,7 +55,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MAX", default_value_t = 1024, value_parser = count(1 << 20))]
     pub(crate) connections: usize,
 
-    /// The memory of all payloads together; a larger request is served in parts [default: 64M, at most an eighth of what is available]
+    /// The memory that payloads use at a time (a quarter more is allocated); a larger request is served in parts [default: 64M, at most an eighth of what is available]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) buffers: Option<ByteSize>,
 

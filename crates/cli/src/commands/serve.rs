@@ -101,12 +101,21 @@ fn serve(
     let uris = listener.uris(&args.name, tls.is_some());
     let name = args.target.to_string();
     let _pidfile = args.pidfile.as_deref().map(PidFile::write).transpose()?;
+    let mut notes = target.notes();
+    let unaligned = [args.offset.0, length].iter().any(|bytes| !bytes.is_multiple_of(sector));
+    if unaligned && file.is_some() && !args.cached {
+        notes.push(format!("{name}: give --offset and --length as multiples of {sector} to use O_DIRECT"));
+    }
+    if args.run.is_some() {
+        // At the start; the report follows at the end.
+        notes.iter().for_each(|note| tracing::warn!("{note}"));
+    }
     let command =
         args.run.as_deref().map(|line| Ok((line, Captive::start(line, &listener, &uris, interrupt)?)));
     let command = command.transpose().map_err(|error: ServeError| error)?;
     if command.is_none() {
         let sizes = export.sizes();
-        print(args, &Listening::new(name.clone(), export.size(), uris, sizes, target.notes()))?;
+        print(args, &Listening::new(name.clone(), export.size(), uris, sizes, notes.clone()))?;
     }
 
     let (began, before) = (Instant::now(), CpuTime::here());
@@ -126,7 +135,7 @@ fn serve(
     let failed = served.failed.take();
     let cpu = CpuReport::since(before, served.clients.requests);
     let stack = StackReport::new(&stack, &[&target]);
-    let report = ServeReport::new(name.clone(), began.elapsed(), &served, cpu, stack, target.notes());
+    let report = ServeReport::new(name.clone(), began.elapsed(), &served, cpu, stack, notes);
     let printed = print(args, &report);
     let unflushed = (served.clients.unflushed > 0).then_some(ServeError::Unflushed(name));
     // The first of these is the exit code, and the report does not hide it.

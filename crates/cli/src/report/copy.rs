@@ -134,7 +134,7 @@ impl CopyReport {
             0 => String::new(),
             holes => format!(", {} of it holes,", ByteSize(holes)),
         };
-        let speeds: Vec<_> = self.phases.iter().map(PhaseReport::speed).collect();
+        let speeds: Vec<_> = self.phases.iter().map(|phase| phase.speed(self.bytes)).collect();
         line(out, "copied", format_args!("{bytes}{holes} in {}", speeds.join(" there, and back in ")));
     }
 
@@ -165,9 +165,11 @@ impl fmt::Display for CopyReport {
 }
 
 impl PhaseReport {
-    fn speed(&self) -> String {
+    /// Formats the time and the rate, which is of the data alone if less than `all` bytes were moved.
+    fn speed(&self, all: u64) -> String {
         let elapsed = Duration::try_from_secs_f64(self.seconds).unwrap_or_default();
-        format!("{} ({})", time(nanoseconds(self.seconds)), rate(self.bytes, elapsed))
+        let of_data = if self.bytes < all { " of data" } else { "" };
+        format!("{} ({}{of_data})", time(nanoseconds(self.seconds)), rate(self.bytes, elapsed))
     }
 
     fn to_text(&self, out: &mut String) {

@@ -7,6 +7,9 @@ fn is_absent(ns: &f64) -> bool {
     *ns == 0.0
 }
 
+/// From how many requests on the time of one is stated: with fewer it is that of the start and of waiting.
+const ENOUGH: u64 = 1000;
+
 /// The processor time of a workload.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct CpuReport {
@@ -14,7 +17,7 @@ pub(crate) struct CpuReport {
     pub(crate) user_seconds: f64,
     /// In the kernel, seconds.
     pub(crate) system_seconds: f64,
-    /// Both per request, ns; absent without requests.
+    /// Both per request, ns; absent with too few of them.
     #[serde(skip_serializing_if = "is_absent")]
     pub(crate) ns_per_request: f64,
 }
@@ -26,7 +29,7 @@ impl CpuReport {
         let (user_seconds, system_seconds) = (time.user.as_secs_f64(), time.system.as_secs_f64());
         #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 requests")]
         let ns_per_request =
-            if requests > 0 { (user_seconds + system_seconds) * 1e9 / requests as f64 } else { 0.0 };
+            if requests >= ENOUGH { (user_seconds + system_seconds) * 1e9 / requests as f64 } else { 0.0 };
         Self { user_seconds, system_seconds, ns_per_request }
     }
 

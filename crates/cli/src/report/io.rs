@@ -210,8 +210,11 @@ impl fmt::Display for IoReport {
             latency_line(out, "lat", &self.requests.flushes.total.summary(&[]));
         }
         let (user, system) = self.cpu.percent_of(self.seconds);
-        let us = self.cpu.ns_per_request / 1e3;
-        let _ = writeln!(out, "  cpu          : usr={user:.2}%, sys={system:.2}%, {us:.2} usec per request");
+        let each = match self.cpu.ns_per_request {
+            0.0 => String::new(),
+            ns => format!(", {:.2} usec per request", ns / 1e3),
+        };
+        let _ = writeln!(out, "  cpu          : usr={user:.2}%, sys={system:.2}%{each}");
         let _ = writeln!(out, "\nRun status:");
         for (name, direction) in [("READ", &self.read), ("WRITE", &self.write), ("TRIM", &self.trim)] {
             if let Some(direction) = direction {

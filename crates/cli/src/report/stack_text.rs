@@ -172,7 +172,10 @@ impl DomainReport {
         let pages = match self.pages_requested {
             0 => String::new(),
             requested => {
-                format!(", {:.2} pages flushed for each to be", self.pages_flushed as f64 / requested as f64)
+                format!(
+                    ", {:.2} pages flushed for each requested",
+                    self.pages_flushed as f64 / requested as f64
+                )
             }
         };
         let invalidations = format_args!(

@@ -14,10 +14,10 @@ pub(crate) enum NbdAddress {
     Tcp(String),
 }
 
-/// A word that is no address.
+/// A word that is not an address.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{0:?} is no address to listen at: write unix:PATH, or HOST:PORT (127.0.0.1:10809, [::1]:10809, port 0 for any)"
+    "{0:?} is not an address to listen on: write unix:PATH, or HOST:PORT (127.0.0.1:10809, [::1]:10809, port 0 for any)"
 )]
 pub(crate) struct InvalidAddress(String);
 

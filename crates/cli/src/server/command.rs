@@ -1,4 +1,4 @@
-//! What surrounds a server: the command of `--run`, the file of `--pidfile`, and a folder for a socket of its own.
+//! What surrounds a server: the command of `--run`, the file of `--pidfile`, and a temporary directory for a socket.
 
 use super::error::ServeError;
 use super::listener::Listener;
@@ -82,7 +82,7 @@ fn code(status: ExitStatus) -> u8 {
     status.code().or_else(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// A file with the number of this process, which is removed when this is dropped.
+/// A file with the process ID, which is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PidFile(PathBuf);
 

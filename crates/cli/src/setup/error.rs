@@ -38,7 +38,7 @@ pub(crate) enum OpenError {
     },
     /// An image that is not a whole number of blocks.
     #[error(
-        "{name} has {bytes} bytes, and an image of a controller's blocks has a positive multiple of {block}: name it as a \
+        "{name} has {bytes} bytes, and an image of a controller's blocks must be a multiple of {block}, and not empty: name it as a \
          file, without soft:{}", if *.block == 512 { "" } else { ", or leave block= out" }
     )]
     ImageSize {

@@ -58,7 +58,7 @@ fn a_source_must_be_a_regular_file() {
     pinfold(&["copy", "/dev/zero", &out]).failed(1, &["/dev/zero", "not a regular file"]);
     pinfold(&["copy", "soft:1M", &out]).failed(2, &["only zeroes"]);
     let odd = folder.file("odd.img", &bytes(513));
-    pinfold(&["copy", &format!("soft:{odd}"), &out]).failed(1, &["513", "positive multiple of 512"]);
+    pinfold(&["copy", &format!("soft:{odd}"), &out]).failed(1, &["513", "must be a multiple of 512"]);
     assert!(Command::new("mkfifo").arg(folder.path("pipe")).status().unwrap().success());
     pinfold(&["copy", &folder.arg("pipe"), &out]).failed(1, &["not a regular file"]);
     assert_eq!(folder.names(), ["odd.img", "pipe"]);
@@ -106,7 +106,7 @@ fn an_existing_destination_is_kept_without_force() {
     pinfold(&["copy", &source, &folder.arg("no/where")]).failed(1, &["no/where", "No such file"]);
     pinfold(&["copy", &source, "/dev/null", "--force"]).failed(1, &["not a regular file"]);
     let line = format!("copy soft:{source} {out} --via soft:{source} --force");
-    pinfold(&words(&line)).failed(1, &["positive multiple of 512"]);
+    pinfold(&words(&line)).failed(1, &["must be a multiple of 512"]);
     let image = folder.file("disk.img", &bytes(512));
     let line = format!("copy soft:{image} {out} --via soft:{image} --force");
     pinfold(&words(&line)).failed(1, &["the source itself"]);

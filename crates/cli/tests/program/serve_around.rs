@@ -52,6 +52,24 @@ fn a_signal_ends_the_command_of_run_too() {
 }
 
 #[test]
+fn a_note_is_printed_at_the_start_also_with_run() {
+    let folder = Folder::new();
+    let file = folder.file("data", &crate::common::bytes(8192));
+    let ended = pinfold(&["serve", &file, "--offset", "100", "--run", "true"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let (start, end) = ended.err.split_once("served ").unwrap();
+    for part in [start, end] {
+        assert!(part.contains("give --offset and --length as multiples of "), "{ended:?}");
+    }
+}
+
+#[test]
+fn help_lists_the_exit_codes_of_serve() {
+    let help = pinfold(&["serve", "--help"]).ok();
+    assert!(help.contains("130  ended by a second signal") && !help.contains("130  stopped by"), "{help}");
+}
+
+#[test]
 fn the_pid_file_is_there_while_clients_can_connect() {
     let folder = Folder::new();
     let pidfile = folder.file("pid", b"of a server that was killed");
@@ -74,7 +92,7 @@ fn an_address_is_needed_and_its_path_fits_into_a_socket() {
 }
 
 #[test]
-fn an_idle_server_reports_no_time_for_each_request() {
+fn a_server_of_few_requests_reports_no_time_for_each() {
     let ended = serve(&["--run", "true"]);
     assert!(ended.err.contains("requests      0, 0 failed"), "{ended:?}");
     assert!(!ended.err.contains("a request"), "{ended:?}");
