@@ -93,11 +93,12 @@ fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
     for Snapshot { counts: more, report } in snapshots {
         counts.merge(more);
         pages.total += report.pool.pages;
-        pages.in_use += report.pool.in_use;
         pages.in_kernel += report.in_kernel;
         for holder in &report.holders {
             let name = holder.name.clone().unwrap_or_else(|| "(parts of pages)".to_owned());
             *pages.holders.entry(name).or_default() += holder.pages;
+            // The sum of the holders: the pool's own count is of another moment, while packets return.
+            pages.in_use += holder.pages;
         }
     }
     (counts, Drops::of(snapshots.iter().map(|snapshot| snapshot.report.kernel)), pages)

@@ -15,6 +15,8 @@ mod common;
 #[cfg(test)]
 mod copy;
 #[cfg(test)]
+mod documented;
+#[cfg(test)]
 mod fio;
 #[cfg(test)]
 mod generators;

@@ -116,6 +116,9 @@ fn packets_are_counted_and_written_to_a_file() {
         "{report}"
     );
     assert_eq!(report["bytes"], 200 * 142, "{report}");
+    let holders = report["pages"]["holders"].as_object().unwrap().values();
+    assert_eq!(report["pages"]["in_use"], holders.map(|pages| pages.as_u64().unwrap()).sum::<u64>());
+    crate::documented::assert_report_documented("receive.md", &report);
     assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
     // As another library reads the file.
     let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(&file).unwrap()).unwrap();
