@@ -172,7 +172,8 @@ The address is printed as clients take it, with what has a meaning in a URI enco
 all of its addresses.
 
 --run serves while a shell command runs, which finds the address in $uri; the exit code is the command's, standard output is the command's alone, \
-and the report is printed on standard error. Without an address, the socket is in a temporary directory. A socket that is passed as \
+and the report is printed on standard error. After a signal the shell gets SIGTERM, and what it has started does not: write `exec COMMAND` for one \
+command. Without an address, the socket is in a temporary directory. A socket that is passed as \
 systemd does (LISTEN_FDS) takes the place of an address.
 
 Blocks are as large as the file or device needs for O_DIRECT; a range that is no multiple of them goes through the page cache, which \

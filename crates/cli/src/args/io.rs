@@ -9,7 +9,6 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Id, Parser, ValueEnum};
 use std::ffi::OsString;
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 
 /// The job's name where none is given.
@@ -114,16 +113,16 @@ pub(crate) struct IoArgs {
     #[arg(long, visible_alias = "ramp_time", value_name = "TIME", allow_negative_numbers = true)]
     pub(crate) ramp_time: Option<TimeSpan>,
 
-    /// The most bytes per second of each job, separately for reads, writes and trims
+    /// The most bytes per second of each job, separately for reads, writes and trims; 0 for no limit
     #[arg(long, value_name = "SIZE", value_parser = rate::<ByteSize>, allow_negative_numbers = true)]
     pub(crate) rate: Option<ByteSize>,
 
-    /// The most requests per second of each job, separately for reads, writes and trims
+    /// The most requests per second of each job, separately for reads, writes and trims; 0 for no limit
     #[arg(
         long, visible_alias = "rate_iops", value_name = "N", conflicts_with = "rate",
-        value_parser = rate::<NonZeroU64>
+        value_parser = rate::<u64>
     )]
-    pub(crate) rate_iops: Option<NonZeroU64>,
+    pub(crate) rate_iops: Option<u64>,
 
     /// The percentage of reads with --rw rw and randrw
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]

@@ -297,9 +297,11 @@ fn workload(args: &IoArgs, part: Part, block: usize, depth: usize) -> Workload {
         ramp: args.ramp_time.map_or(Duration::ZERO, |TimeSpan(ramp)| ramp),
         rwmixread: args.percent_of_reads(),
         rate: match args.rate_iops {
-            Some(iops) => Some(iops.get().saturating_mul(block as u64)),
-            None => args.rate.map(|rate| rate.0.max(1)),
-        },
+            Some(iops) => Some(iops.saturating_mul(block as u64)),
+            None => args.rate.map(|rate| rate.0),
+        }
+        // As in fio.
+        .filter(|rate| *rate > 0),
         depth,
         increment: part.increment,
         distribution: args.random_distribution,

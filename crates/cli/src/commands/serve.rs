@@ -102,7 +102,8 @@ fn serve(
     let name = args.target.to_string();
     let _pidfile = args.pidfile.as_deref().map(PidFile::write).transpose()?;
     let mut notes = target.notes();
-    let unaligned = [args.offset.0, length].iter().any(|bytes| !bytes.is_multiple_of(sector));
+    let given = [args.offset.0, args.length.map_or(0, |length| length.0)];
+    let unaligned = given.iter().any(|bytes| !bytes.is_multiple_of(sector));
     if unaligned && file.is_some() && !args.cached {
         notes.push(format!("{name}: give --offset and --length as multiples of {sector} to use O_DIRECT"));
     }

@@ -12,7 +12,7 @@ pub(super) const MAX_PATH: usize = 107;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// The address cannot be listened at.
-    #[error("cannot listen at {address}: {error}; name another address with --nbd")]
+    #[error("cannot listen on {address}: {error}; name another address with --nbd")]
     Listen {
         /// The address.
         address: NbdAddress,

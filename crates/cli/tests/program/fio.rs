@@ -101,6 +101,10 @@ fn fios_options_work_with_hyphens_and_underscores() {
     }
     let report = pinfold(&words("io soft:1M --size 64k --rate 256k --json")).json();
     assert!(report["seconds"].as_f64().unwrap() >= 0.2, "{report}");
+    for unlimited in ["--rate 0", "--rate_iops 0"] {
+        let line = format!("io soft:1M {unlimited} --runtime 60 --json");
+        assert_eq!(pinfold(&words(&line)).json()["read"]["requests"], 256, "{unlimited}");
+    }
 }
 
 #[test]
@@ -322,6 +326,14 @@ fn notes_are_in_fios_json_and_on_standard_error() {
         assert!(ended.err.contains(part), "{ended:#?}");
         let report: Value = serde_json::from_str(&ended.out).unwrap();
         assert!(report["jobs"][0]["desc"].as_str().unwrap().contains(part), "{report}");
+    }
+}
+
+#[test]
+fn the_time_of_a_request_is_stated_if_there_are_enough() {
+    for (loops, is_stated) in [(1, false), (4, true)] {
+        let text = pinfold(&words(&format!("io soft:1M --loops={loops}"))).ok();
+        assert_eq!(text.contains("usec per request"), is_stated, "{text}");
     }
 }
 
