@@ -113,7 +113,8 @@ impl Export {
         }
         let request = Request { operation, fua, whole: has(CommandFlags::DF), cookie, offset, length };
         match operation {
-            Operation::Disconnect | Operation::Flush => Ok(request),
+            // Neither has a range; their fields are any numbers of the client's.
+            Operation::Disconnect | Operation::Flush => Ok(Request { offset: 0, length: 0, ..request }),
             _ => self.check_range(request),
         }
     }
@@ -192,6 +193,21 @@ mod tests {
             check(Command::READ, 0, 1, CommandFlags::from_bits_retain(1 << 9)),
             Err(ErrorNumber::Invalid)
         );
+    }
+
+    #[test]
+    fn an_accepted_request_has_a_range_inside_the_export() {
+        let export = Export::new("", 8192, ALL - TransmissionFlags::READ_ONLY);
+        let all = Session { structured: true, base_allocation: true };
+        for command in (0..=Command::BLOCK_STATUS.0).map(Command) {
+            for (offset, length) in
+                [(u64::MAX, u32::MAX), (u64::MAX, 0), (8193, 0), (8192, 1), (1 << 63, 512)]
+            {
+                let checked = export.check(&all, &header(command, offset, length, CommandFlags::empty()));
+                let range = checked.map(|request| (request.offset, request.length));
+                assert!(range.is_err() || range == Ok((0, 0)), "{command:?}: {range:?}");
+            }
+        }
     }
 
     #[test]

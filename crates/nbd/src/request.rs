@@ -107,7 +107,8 @@ pub enum Operation {
     },
 }
 
-/// A request that [`Export::check`](crate::Export::check) has accepted: its range is inside the export.
+/// A request that [`Export::check`](crate::Export::check) has accepted: its range is inside the export, and empty at 0 for an
+/// operation that has none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     /// The operation.

@@ -78,7 +78,7 @@ impl Operation {
 
     /// Returns the end of its range.
     pub(super) fn end(&self) -> u64 {
-        // The range of a flush is whatever the client says.
+        // The range of a write that was refused is whatever the client says.
         self.request.offset.saturating_add(u64::from(self.request.length))
     }
 

@@ -32,6 +32,8 @@ mod refused;
 mod shares;
 
 const SIZE: u64 = 4 << 20;
+/// Where the export begins in the target.
+const BASE: u64 = 1 << 20;
 
 impl<S: Read + Write> Client<S> {
     fn send_payload(&mut self, command: Command, cookie: u64, offset: u64, length: u32, payload: &[u8]) {
@@ -86,7 +88,7 @@ fn serve_at(budget: usize, test: impl FnOnce([Client; 2], &Faults, &Door<'_>)) -
     let build =
         |size: u64, policy| Arena::builder().size(size).mapping_policy(policy).build(&domain).unwrap();
     let (data, control) = (build(8 << 20, MappingPolicy::PerUse), build(4 << 20, MappingPolicy::Whole));
-    let namespace = Namespace::new(Arc::new(MemoryMedia::new(SIZE)), 512).unwrap();
+    let namespace = Namespace::new(Arc::new(MemoryMedia::new(BASE + SIZE)), 512).unwrap();
     let config = ModelConfig { vectors: 2, ..ModelConfig::new(vec![namespace]) };
     let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
     let config = Config { timeout: Duration::from_secs(60), ..Config::default() };
@@ -121,7 +123,7 @@ fn run(
     let (interrupt, connected) = (Interrupt::default(), AtomicUsize::new(2));
     let shared = Shared {
         export: &export,
-        base: 0,
+        base: BASE,
         file: None,
         tls: None,
         connected: &connected,
@@ -171,6 +173,21 @@ fn every_command_does_what_it_says() {
     assert_eq!((clients.connections, clients.dropped, clients.errors), (2, 0, 3));
     // Zeroes are written, since a controller may ignore a deallocation.
     assert_eq!((target.trims.requests, target.flushes.requests), (1, 2));
+}
+
+#[test]
+fn any_offset_of_a_flush_or_a_refused_request_is_harmless() {
+    serve(1 << 20, |[mut client, _], _| {
+        for offset in [u64::MAX, u64::MAX - BASE, 1 << 63] {
+            assert_eq!(client.simple(Command::FLUSH, offset, u32::MAX), None, "{offset}");
+            assert_eq!(client.write(offset, 1, 4096), Some(ErrorNumber::NoSpace));
+            for command in [Command::READ, Command::TRIM] {
+                assert_eq!(client.simple(command, offset, 4096), Some(ErrorNumber::Invalid));
+            }
+            assert_eq!(client.simple(Command::WRITE_ZEROES, offset, 0), Some(ErrorNumber::NoSpace));
+        }
+        assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
+    });
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn zeroes_without_holes_are_written() {
     let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
     for (flags, writes) in [(CommandFlags::NO_HOLE, 2), (CommandFlags::empty(), 1)] {
         let file = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
-        file.set_len(SIZE).unwrap();
+        file.set_len(BASE + SIZE).unwrap();
         let options = FileOptions { alignment: 512, depth: 8, direct: false, poll: false, one_thread: false };
         let mut target = FileTarget::new(file, &path, options, data.fixed()).unwrap();
         let (_, target) = run(&mut target, &data, 4 << 20, |[mut a, _b], _| {
@@ -57,6 +57,6 @@ fn zeroes_without_holes_are_written() {
             assert_eq!(request(&mut a, Command::WRITE_ZEROES, flags), None);
         });
         assert_eq!((target.writes.requests, target.trims.requests), (writes, 2 - writes));
-        assert_eq!(std::fs::read(&path).unwrap(), [0; 4 << 20]);
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 5 << 20]);
     }
 }

@@ -46,7 +46,7 @@ fn a_slow_flush_of_a_file_delays_no_other_client() {
     let path = folder.path().join("disk");
     let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
     let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
-    file.set_len(SIZE).unwrap();
+    file.set_len(BASE + SIZE).unwrap();
     let options = FileOptions { alignment: 512, depth: 8, direct: false, poll: false, one_thread: false };
     let durability = Durability::default();
     let target = FileTarget::new(file, &path, options, data.fixed()).unwrap();
