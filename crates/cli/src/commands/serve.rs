@@ -100,7 +100,7 @@ fn serve(
     let listener = listen(args, folder.as_ref(), passed)?;
     let uris = listener.uris(&args.name, tls.is_some());
     let name = args.target.to_string();
-    let _pidfile = args.pidfile.as_deref().map(PidFile::write).transpose()?;
+    let _pidfile = args.pidfile.as_deref().map(|path| PidFile::write(path, file.as_ref())).transpose()?;
     let mut notes = target.notes();
     let given = [args.offset.0, args.length.map_or(0, |length| length.0)];
     let unaligned = given.iter().any(|bytes| !bytes.is_multiple_of(sector));

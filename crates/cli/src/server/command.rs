@@ -5,11 +5,11 @@ use super::listener::Listener;
 use crate::setup::staged::Staged;
 use crate::signal::Interrupt;
 use pinfold::Signals;
-use rustix::fs::Mode;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use std::fs::DirBuilder;
-use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{DirBuilder, File, Metadata};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -84,28 +84,74 @@ fn code(status: ExitStatus) -> u8 {
 
 /// A file with the process ID, which is removed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct PidFile(PathBuf);
+pub(crate) struct PidFile {
+    path: PathBuf,
+    /// Open, so that no other file gets its inode.
+    file: File,
+}
 
 impl PidFile {
-    /// Writes the file at once, so that no reader finds a part of it; an existing one is replaced.
-    pub(crate) fn write(path: &Path) -> Result<Self, ServeError> {
+    /// Writes the file at once, so that no reader finds a part of it. One that is empty or holds a number, as a server that was
+    /// killed leaves it, is replaced; any other file is not, nor is `target`, and a link is not followed.
+    pub(crate) fn write(path: &Path, target: Option<&File>) -> Result<Self, ServeError> {
         let number = format!("{}\n", std::process::id());
+        remove_old(path, target)
+            .map_err(|reason| ServeError::PidFileTaken { path: path.to_owned(), reason })?;
         let staged =
-            Staged::create(path, true, Mode::from_raw_mode(0o644), None).map_err(ServeError::PidFile)?;
-        let written = io::Write::write_all(&mut staged.file(), number.as_bytes());
-        written.map_err(|error| ServeError::PidFileWrite { path: path.to_owned(), error })?;
+            Staged::create(path, false, Mode::from_raw_mode(0o644), None).map_err(ServeError::PidFile)?;
+        let written = staged.file().write_all(number.as_bytes()).and_then(|()| staged.file().try_clone());
+        let file = written.map_err(|error| ServeError::PidFileWrite { path: path.to_owned(), error })?;
         staged.commit(number.len() as u64).map_err(ServeError::PidFile)?;
-        Ok(Self(path.to_owned()))
+        Ok(Self { path: path.to_owned(), file })
     }
 }
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Another server may have replaced it meanwhile.
-        if std::fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string()) {
-            let _ = std::fs::remove_file(&self.0);
+        // Another server may have replaced it meanwhile, or written its own number into it.
+        let is_own = match (self.path.symlink_metadata(), self.file.metadata()) {
+            (Ok(there), Ok(own)) => is_same(&there, &own),
+            _ => false,
+        };
+        let text = || std::fs::read_to_string(&self.path);
+        if is_own && text().is_ok_and(|text| text.trim() == std::process::id().to_string()) {
+            let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Removes what a server that was killed has left at the path of a pid file. Says why if it is something else; what is no file at all
+/// is left to the caller.
+fn remove_old(path: &Path, target: Option<&File>) -> Result<(), String> {
+    /// More than any number of a process has.
+    const DIGITS: u64 = 32;
+    let Ok(there) = path.symlink_metadata() else { return Ok(()) };
+    if there.is_symlink() {
+        return Err("it is a symbolic link".into());
+    }
+    if !there.is_file() {
+        return Ok(());
+    }
+    if target.and_then(|target| target.metadata().ok()).is_some_and(|target| is_same(&there, &target)) {
+        return Err("it is the target that is served".into());
+    }
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let mut text = String::new();
+    let read = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|file| File::from(file).take(DIGITS).read_to_string(&mut text));
+    match read {
+        Err(error) if error.kind() != io::ErrorKind::InvalidData => {
+            return Err(format!("it exists, and cannot be read: {error}"));
+        }
+        Ok(len) if (len as u64) < DIGITS && (text.is_empty() || text.trim().parse::<u32>().is_ok()) => {}
+        _ => return Err("it exists, and holds something other than the number of a process".into()),
+    }
+    std::fs::remove_file(path).map_err(|error| format!("it exists, and cannot be removed: {error}"))
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 /// A folder that only its owner can open, for a socket whose name no one else needs. It is removed when this is dropped.

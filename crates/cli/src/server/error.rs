@@ -74,6 +74,14 @@ pub(crate) enum ServeError {
         /// The exit code as a shell reports it.
         code: u8,
     },
+    /// The path of `--pidfile` has something else.
+    #[error("--pidfile {path}: {reason}; name another path, or remove what is there", path = path.display())]
+    PidFileTaken {
+        /// The path.
+        path: PathBuf,
+        /// Why it is not replaced.
+        reason: String,
+    },
     /// The file of `--pidfile` was not created.
     #[error("--pidfile: {0}")]
     PidFile(StagedError),

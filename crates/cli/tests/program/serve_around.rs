@@ -72,7 +72,8 @@ fn help_lists_the_exit_codes_of_serve() {
 #[test]
 fn the_pid_file_is_there_while_clients_can_connect() {
     let folder = Folder::new();
-    let pidfile = folder.file("pid", b"of a server that was killed");
+    // Of a server that was killed.
+    let pidfile = folder.file("pid", b"4194304\n");
     let server = Server::start(&folder, "soft:1M", &format!("--pidfile {pidfile}"));
     assert_eq!(std::fs::read_to_string(&pidfile).unwrap(), format!("{}\n", server.id()));
     server.stop();
@@ -81,6 +82,53 @@ fn the_pid_file_is_there_while_clients_can_connect() {
     let ended = serve(&["-U", &folder.arg("socket"), "-P", &missing]);
     ended.failed(1, &["--pidfile", "folder"]);
     assert_eq!(folder.names(), Vec::<String>::new(), "no socket is left");
+}
+
+#[test]
+fn a_pid_file_replaces_no_file_with_other_contents() {
+    let folder = Folder::new();
+    let socket = folder.arg("socket");
+    let image = folder.file("image", b"12\n");
+    folder.file("notes", b"12 of them\n");
+    folder.file("long", &[b'1'; 40]);
+    folder.file("bytes", &[0xff; 8]);
+    std::os::unix::fs::symlink("notes", folder.path("link")).unwrap();
+    std::os::unix::fs::symlink("nothing", folder.path("dangling")).unwrap();
+    std::fs::hard_link(&image, folder.path("other name")).unwrap();
+    for (name, part) in [
+        ("image", "it is the target"),
+        ("other name", "it is the target"),
+        ("notes", "something other than the number"),
+        ("long", "something other than the number"),
+        ("bytes", "something other than the number"),
+        ("link", "symbolic link"),
+        ("dangling", "symbolic link"),
+        ("socket", "not a regular file"),
+    ] {
+        let path = folder.arg(name);
+        // Without the check the server would serve, until its command ends.
+        let ended = pinfold(&["serve", &image, "--cached", "-U", &socket, "-P", &path, "--run", "true"]);
+        ended.failed(1, &["--pidfile", &path, part]);
+    }
+    for (name, contents) in [("image", &b"12\n"[..]), ("notes", b"12 of them\n"), ("bytes", &[0xff; 8])] {
+        assert_eq!(std::fs::read(folder.path(name)).unwrap(), contents, "{name}");
+    }
+    assert_eq!(folder.names(), ["bytes", "dangling", "image", "link", "long", "notes", "other name"]);
+}
+
+#[test]
+fn a_pid_file_that_is_no_longer_the_servers_is_left() {
+    let folder = Folder::new();
+    let pidfile = folder.arg("pid");
+    for (line, contents) in [
+        (format!("echo 7 >{pidfile}"), "7\n"),
+        // The same number, in another file.
+        (format!("cp {pidfile} {pidfile}2; mv {pidfile}2 {pidfile}; echo >>{pidfile}"), ""),
+    ] {
+        serve(&["-P", &pidfile, "--run", &line]).ok();
+        let left = std::fs::read_to_string(&pidfile).unwrap();
+        assert!(if contents.is_empty() { left.ends_with("\n\n") } else { left == contents }, "{left:?}");
+    }
 }
 
 #[test]
