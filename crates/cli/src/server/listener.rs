@@ -93,12 +93,11 @@ impl Listener {
     /// Takes over the socket that was passed to this process (sd_listen_fds(3)), if one was. To be called before there are threads.
     pub(crate) fn passed() -> Result<Option<Self>, ServeError> {
         let unusable = |error: io::Error| ServeError::NotUsable(error.to_string());
-        let mut passed = ListenFd::from_env();
-        match passed.len() {
-            0 => return Ok(None),
-            1 => {}
-            count => return Err(ServeError::NotUsable(format!("{count} descriptors"))),
+        let variable = |name| std::env::var(name).ok();
+        if !is_passed(variable("LISTEN_PID"), variable("LISTEN_FDS"))? {
+            return Ok(None);
         }
+        let mut passed = ListenFd::from_env();
         let listener = match passed.take_unix_listener(0) {
             Ok(listener) => listener.map(|listener| {
                 let address = listener.local_addr();
@@ -347,6 +346,19 @@ pub(crate) fn accept_all(
         }
     }
     refused
+}
+
+/// Returns whether one descriptor was passed to this process. `ListenFd` accepts any number of them, for which it takes memory,
+/// and those that were meant for no process.
+fn is_passed(pid: Option<String>, count: Option<String>) -> Result<bool, ServeError> {
+    let is_meant = pid.is_some_and(|pid| pid.parse() == Ok(std::process::id()));
+    let Some(count) = count.filter(|_| is_meant) else { return Ok(false) };
+    match count.parse::<u64>() {
+        Ok(0) => Ok(false),
+        Ok(1) => Ok(true),
+        Ok(count) => Err(ServeError::NotUsable(format!("{count} descriptors"))),
+        Err(error) => Err(ServeError::NotUsable(format!("LISTEN_FDS={count:?} ({error})"))),
+    }
 }
 
 #[cfg(test)]

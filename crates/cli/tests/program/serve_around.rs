@@ -167,8 +167,9 @@ if s.fileno() == 3:
     os.set_inheritable(3, True)
 else:
     os.dup2(s.fileno(), 3)
-os.environ["LISTEN_FDS"] = "2" if kind == "two" else "1"
-os.environ["LISTEN_PID"] = str(os.getpid())
+os.environ["LISTEN_FDS"] = kind[4:] if kind.startswith("fds=") else "1"
+if kind != "meant for none":
+    os.environ["LISTEN_PID"] = str(os.getpid())
 os.execv(program, [program, *sys.argv[4:]])
 "#;
 
@@ -204,7 +205,12 @@ fn a_socket_that_systemd_passes_is_served() {
         ("tcp", &["-U", "-"], 2, "-U"),
         ("udp", &[], 1, "fd 3"),
         ("deaf", &[], 1, "does not listen"),
-        ("two", &[], 1, "2 descriptors"),
+        ("fds=2", &[], 1, "2 descriptors"),
+        // More than there can be, for which no memory is taken.
+        ("fds=999999999999", &[], 1, "999999999999 descriptors"),
+        ("fds=-1", &[], 1, "LISTEN_FDS=\"-1\""),
+        ("fds=0", &[], 2, "where clients connect is missing"),
+        ("meant for none", &[], 2, "where clients connect is missing"),
     ] {
         activated(&folder, kind, options).unwrap().failed(code, &[part]);
     }
