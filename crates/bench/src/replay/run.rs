@@ -22,8 +22,10 @@ pub enum Timing {
     Original,
 }
 
-/// How many operations are made between two reports of progress.
-const REPORT_EVERY: usize = 1 << 12;
+/// How much is done between two reports of progress: runs of memory that are mapped or unmapped, and their pages.
+const REPORT_EVERY: u64 = 1 << 12;
+/// How many pages of a run count as much as the run.
+const PAGES: u64 = 64;
 /// What a thread that waits for the time of an operation does not sleep for, because a sleep may take longer.
 const SPIN: Duration = Duration::from_micros(100);
 /// How long it sleeps at most before it asks whether to go on.
@@ -189,6 +191,7 @@ impl<'r> Replay<'r> {
         watch: &(dyn Fn(usize) -> bool + Sync),
     ) -> Result<bool, PolicyError> {
         let began = Instant::now();
+        let mut since_report = 0;
         for operation in &self.device.operations {
             if timing == Timing::Original {
                 let Some(late) = sleep_until(began, operation.time_ns, &|| watch(*done)) else {
@@ -205,12 +208,23 @@ impl<'r> Replay<'r> {
             if *done == self.device.peak_at {
                 self.at_peak = self.policy.stats();
             }
-            if done.is_multiple_of(REPORT_EVERY) && !watch(*done) {
-                return Ok(false);
+            since_report = self.work(operation.mapping).saturating_add(since_report);
+            if since_report >= REPORT_EVERY {
+                since_report = 0;
+                if !watch(*done) {
+                    return Ok(false);
+                }
             }
         }
         self.thread.settle(&mut self.freed)?;
         Ok(true)
+    }
+
+    /// Returns how much work an operation on a mapping is: one may have thousands of runs, and a run gigabytes.
+    fn work(&self, number: u32) -> u64 {
+        let mapping = self.device.mappings.get(number as usize);
+        let runs = mapping.map(|mapping| self.device.memory_of(mapping)).unwrap_or_default();
+        runs.iter().map(|run| 1 + run.pages() / PAGES).fold(1, u64::saturating_add)
     }
 
     /// Maps a mapping. What is timed is the calls of the policy.

@@ -4,6 +4,7 @@ use super::*;
 use crate::policy::PolicyKind;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 mod mapped;
 
@@ -306,6 +307,37 @@ fn a_caller_can_stop_the_reading_and_the_replay() {
     let config = pinfold::soft::SoftConfig::default();
     let stopped = replay(&trace.devices[0], PolicyKind::None, &places, &config, Timing::Fast, &|_| false);
     assert!(matches!(stopped, Err(ReplayError::Stopped)));
+}
+
+#[test]
+fn progress_counts_the_runs_and_pages_of_an_operation() {
+    let list = |at: u64| {
+        let of = |text: &dyn Fn(u64) -> String| (0..1500).map(text).collect::<Vec<_>>().join(",");
+        // Every second page, so that no two are one run.
+        let pages = of(&|segment| format!("0x{:x}000", (at * 1500 + segment) * 2));
+        let sizes = of(&|_| "4096".into());
+        format!(
+            "dma_map_sg: d dir=NONE dma_addrs={{{pages}}} sizes={{{sizes}}} phys_addrs={{{pages}}} attrs="
+        )
+    };
+    let large = |at: u64| {
+        format!("dma_map_page: d dir=NONE dma_addr={at:x}0000000 size=268435456 phys_addr=0 attrs=")
+    };
+    for (events, least) in [((0..8).map(list).collect::<Vec<_>>(), 2), ((1..=16).map(large).collect(), 3)] {
+        let trace = read(text(&events.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+        let (places, config) = (Places::new(&trace).unwrap(), pinfold::soft::SoftConfig::default());
+        let calls = AtomicUsize::new(0);
+        let watch = |_| calls.fetch_add(1, Ordering::Relaxed) < 1;
+        let device = &trace.devices[0];
+        let run = |watch: &(dyn Fn(usize) -> bool + Sync)| {
+            replay(device, PolicyKind::None, &places, &config, Timing::Fast, watch)
+        };
+        assert!(matches!(run(&watch), Err(ReplayError::Stopped)));
+        assert_eq!(calls.load(Ordering::Relaxed), 2, "it stops at once");
+        calls.store(0, Ordering::Relaxed);
+        run(&|_| calls.fetch_add(1, Ordering::Relaxed) < usize::MAX).unwrap();
+        assert!(calls.load(Ordering::Relaxed) >= least);
+    }
 }
 
 #[test]
