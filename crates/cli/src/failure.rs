@@ -175,8 +175,8 @@ pub(crate) enum Failure {
     RoutesUnknown {
         /// The interface.
         interface: String,
-        /// Why the kernel could not be asked.
-        error: pinfold::xdp::NetlinkError,
+        /// Why it is not known.
+        error: pinfold::xdp::RouteError,
     },
     /// A thread could not be started.
     #[error("a thread could not be started: {0}")]

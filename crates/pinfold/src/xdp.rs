@@ -43,5 +43,6 @@ pub use interface::{
     Interface, LinkType, VlanTags, default_route_over, memlock_limit, missing_capabilities, privileges,
 };
 pub use program::{Attached, Program};
+pub use routes::RouteError;
 pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats};
 pub use umem::Umem;

@@ -340,7 +340,7 @@ help! { RECEIVE:
     "\
 The packets of the queues come to this program instead of the kernel's own stack, until it ends; however it ends, the \
 kernel gets them again. An interface that carries the default route of IPv4 or IPv6, in any table and also below a bridge, a bond, \
-a VLAN or a macvlan, is refused unless --force is given.
+a VLAN, a macvlan or a tunnel, is refused unless --force is given; so is any interface if the route leads to a tunnel that is bound to none.
 
 It needs root, or once: sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep PATH-OF-PINFOLD (the last lifts the limit of locked memory). The card's driver writes to the \
 program's pages itself where it supports that; otherwise the kernel copies each packet once. Where the driver refuses native XDP, \

@@ -216,6 +216,15 @@ fn the_default_route_is_found_wherever_it_is() {
             "of d0.5",
         ),
         (
+            &[
+                "ip link add x0 type vxlan id 5 dstport 4789 dev d0",
+                "ip link set x0 up",
+                "ip route add default dev x0",
+            ],
+            "d0",
+            "of x0",
+        ),
+        (
             &["ip link add link d0 name m0 type macvlan", "ip link set m0 up", "ip route add default dev m0"],
             "d0",
             "of m0",
@@ -285,6 +294,41 @@ fn the_default_route_is_found_wherever_it_is() {
     run("ip route add unreachable default metric 9999");
     pinfold(&["receive", "v1", "--seconds", "100ms"]).ok();
     pinfold(&["receive", "d0", "--seconds", "100ms", "--force"]).ok();
+}
+
+#[test]
+fn a_default_route_over_a_tunnel_that_is_bound_to_none_is_refused() {
+    let mut tried = 0;
+    for (kind, command) in [
+        ("vxlan", "ip link add x0 type vxlan id 5 dstport 4789"),
+        ("geneve", "ip link add x0 type geneve id 5 remote 10.99.0.2"),
+        ("gretap", "ip link add x0 type gretap remote 10.99.0.2"),
+        ("ipip", "ip link add x0 type ipip remote 10.99.0.2"),
+        ("sit", "ip link add x0 type sit remote 10.99.0.2"),
+        ("wireguard", "ip link add x0 type wireguard"),
+        ("tun", "ip tuntap add x0 mode tun"),
+        ("dummy", "ip link add x0 type dummy"),
+        ("bridge", "ip link add x0 type bridge"),
+    ] {
+        let Some(_wire) = Wire::new(1, 1500) else { return };
+        let output = Command::new("sh").args(["-c", command]).output().unwrap();
+        if !output.status.success() {
+            skipped(&format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim()));
+            continue;
+        }
+        run("ip link set dev x0 up");
+        run("ip route add default dev x0");
+        let ended = pinfold(&["receive", "v0", "--seconds", "100ms"]);
+        if ["dummy", "bridge"].contains(&kind) {
+            ended.ok();
+        } else {
+            let words = format!("it leads to x0, of the kind {kind}");
+            ended.failed(1, &["whether v0 carries the default route is not known", &words, "--force"]);
+            pinfold(&["receive", "v0", "--seconds", "100ms", "--force"]).ok();
+        }
+        tried += 1;
+    }
+    assert!(tried >= 1, "no kind of interface can be added");
 }
 
 #[test]

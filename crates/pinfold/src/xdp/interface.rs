@@ -1,10 +1,9 @@
 //! Network interfaces, and what a process needs to receive from them.
 
 use super::error::{CallError, at};
-use super::routes::{self, Through};
+use super::routes::{self, RouteError, Through};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::netdev;
-use crate::sys::netlink::NetlinkError;
 use crate::sys::privileges::Privileges;
 use std::fmt;
 
@@ -147,12 +146,12 @@ pub enum VlanTags {
 ///
 /// The kernel is asked for the routes of both protocols in all tables, whatever rules select them. A route to at least half
 /// of the addresses of IPv4, or an eighth of those of IPv6, counts (those of a VPN, `2000::/3`). From its interface it is
-/// followed to the ports of a bridge, a bond or a VRF, to the interface below a VLAN or a macvlan, and to the other end of a
-/// veth pair in the same namespace.
+/// followed to the ports of a bridge, a bond or a VRF, to the interface below a VLAN, a macvlan or a tunnel that is bound to one,
+/// and to the other end of a veth pair in the same namespace.
 ///
 /// # Errors
-/// [`NetlinkError`]: it is not known.
-pub fn default_route_over(interface: &Interface) -> Result<Option<String>, NetlinkError> {
+/// [`RouteError`]: it is not known.
+pub fn default_route_over(interface: &Interface) -> Result<Option<String>, RouteError> {
     routes::default_route_over(interface.index())
 }
 

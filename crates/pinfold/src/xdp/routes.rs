@@ -10,8 +10,24 @@ const NEW_ROUTE: u16 = 24;
 const GET_NEXT_HOP: u16 = 106;
 const NEW_NEXT_HOP: u16 = 104;
 
+/// Why it is not known whether the default route depends on an interface.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RouteError {
+    /// The kernel could not be asked.
+    #[error("{0}")]
+    Netlink(#[from] NetlinkError),
+    /// The route leads to a tunnel, for instance, of which the kernel does not say what its packets leave by.
+    #[error("it leads to {interface}, of the kind {kind}, and what that sends may leave by any interface")]
+    Beneath {
+        /// The name of the tunnel.
+        interface: String,
+        /// What it is, as `ip -details link` shows.
+        kind: String,
+    },
+}
+
 /// Returns the name of the interface of a default route that depends on interface `index`.
-pub(super) fn default_route_over(index: u32) -> Result<Option<String>, NetlinkError> {
+pub(super) fn default_route_over(index: u32) -> Result<Option<String>, RouteError> {
     let mut netlink = Netlink::open()?;
     let routes = [libc::AF_INET, libc::AF_INET6].map(|family| default_routes(&mut netlink, family));
     let [of_v4, of_v6] = routes;
@@ -31,8 +47,52 @@ pub(super) fn default_route_over(index: u32) -> Result<Option<String>, NetlinkEr
     let first = resolve(&hops, &objects.into_iter().collect())?;
     let links = links(&mut netlink)?;
     let name = |index| links.iter().find(|link| link.index == index).map(|link| link.name.clone());
-    let over = first.into_iter().find(|first| depends(&links, *first).contains(&index));
+    let over = over(&links, &first, index)?;
     Ok(over.map(|index| name(index).unwrap_or_else(|| format!("interface {index}"))))
+}
+
+/// Returns the one of the interfaces `first` that depends on `index`.
+fn over(links: &[Link], first: &[u32], index: u32) -> Result<Option<u32>, RouteError> {
+    let mut unknown = None;
+    for first in first {
+        let found = depends(links, *first);
+        if found.contains(&index) {
+            return Ok(Some(*first));
+        }
+        let mut through = links.iter().filter(|link| found.contains(&link.index));
+        unknown = unknown.or_else(|| through.find(|link| !is_followed(links, link)));
+    }
+    match unknown {
+        None => Ok(None),
+        Some(link) => Err(RouteError::Beneath { interface: link.name.clone(), kind: link.kind.clone() }),
+    }
+}
+
+/// Returns whether it is known what the packets of an interface leave by. A kind that this program does not know counts as a tunnel.
+fn is_followed(links: &[Link], link: &Link) -> bool {
+    // By its driver, its ports or its other end, or not at all.
+    let is_end = matches!(
+        &*link.kind,
+        "" | "bond"
+            | "bridge"
+            | "can"
+            | "dummy"
+            | "ifb"
+            | "ipoib"
+            | "netdevsim"
+            | "netkit"
+            | "team"
+            | "vcan"
+            | "veth"
+            | "vrf"
+            | "wwan"
+    );
+    // The interface of an IPsec interface has another purpose: `lo`, for instance.
+    let is_bound = link.lower.is_some() && link.kind != "xfrm";
+    let has_ports = || links.iter().any(|port| port.master == Some(link.index));
+    // The port of a bridge is that of a virtual machine; a tunnel's program has routes to it.
+    let is_machine = link.kind == "tun" && link.master.is_some();
+    is_end || is_bound || link.is_elsewhere || is_machine || has_ports()
 }
 
 fn default_routes(netlink: &mut Netlink, family: i32) -> Result<Vec<Hop>, NetlinkError> {
@@ -209,6 +269,10 @@ struct Link {
     master: Option<u32>,
     /// The one below it, or the other end of a pair, in the same namespace.
     lower: Option<u32>,
+    /// What is below it, or its other end, is in another namespace.
+    is_elsewhere: bool,
+    /// What it is; empty for a card.
+    kind: String,
     is_pair: bool,
     /// It gets packets that the one below it has received.
     is_above: bool,
@@ -222,31 +286,45 @@ fn link(body: &[u8]) -> Option<Link> {
     const MASTER: u16 = 10;
     const INFO: u16 = 18;
     const INFO_KIND: u16 = 1;
+    const INFO_DATA: u16 = 2;
     const LOWER_NAMESPACE: u16 = 37;
+    /// Of a VXLAN, whose `LOWER` is absent.
+    const VXLAN_LOWER: u16 = 3;
     let (header, attributes) = body.split_at_checked(16)?;
     let index = u32_at(header, 4)?;
-    let (mut name, mut master, mut lower) = (String::new(), None, None);
-    let (mut is_pair, mut is_above, mut is_elsewhere) = (false, false, false);
+    let (mut name, mut master, mut lower, mut is_elsewhere) = (String::new(), None, None, false);
+    let (mut kind, mut data) = (String::new(), &[][..]);
     let text = |value: &[u8]| String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned();
+    let other = |value: &[u8]| Some(Some(u32_at(value, 0)?).filter(|lower| ![0, index].contains(lower)));
     for attribute in Attributes(attributes) {
         match attribute.ok()? {
             (NAME, value) => name = text(value),
-            (LOWER, value) => lower = Some(u32_at(value, 0)?).filter(|lower| ![0, index].contains(lower)),
+            (LOWER, value) => lower = other(value)?,
             (MASTER, value) => master = Some(u32_at(value, 0)?).filter(|master| *master != 0),
             (LOWER_NAMESPACE, _) => is_elsewhere = true,
             (INFO, value) => {
                 for inner in Attributes(value) {
-                    if let (INFO_KIND, kind) = inner.ok()? {
-                        let kind = text(kind);
-                        is_pair = ["veth", "netkit", "vxcan"].contains(&&*kind);
-                        is_above = ["macvlan", "macvtap", "ipvlan", "ipvtap"].contains(&&*kind);
+                    match inner.ok()? {
+                        (INFO_KIND, value) => kind = text(value),
+                        (INFO_DATA, value) => data = value,
+                        _ => {}
                     }
                 }
             }
             _ => {}
         }
     }
-    Some(Link { index, name, master, lower: lower.filter(|_| !is_elsewhere), is_pair, is_above })
+    if kind == "vxlan" {
+        for attribute in Attributes(data) {
+            if let (VXLAN_LOWER, value) = attribute.ok()? {
+                lower = other(value)?;
+            }
+        }
+    }
+    let is_pair = ["veth", "netkit", "vxcan"].contains(&&*kind);
+    let is_above = ["macvlan", "macvtap", "ipvlan", "ipvtap"].contains(&&*kind);
+    let lower = lower.filter(|_| !is_elsewhere);
+    Some(Link { index, name, master, lower, is_elsewhere, kind, is_pair, is_above })
 }
 
 /// Returns the interfaces that packets of interface `first` go through, itself included.
@@ -351,9 +429,80 @@ mod tests {
             name: index.to_string(),
             master: some(master),
             lower: some(lower),
+            is_elsewhere: false,
+            kind: String::new(),
             is_pair,
             is_above: false,
         }
+    }
+
+    /// A message about interface 9, named t0, with attributes, and those of its kind.
+    fn link_of(kind: &str, attributes: &[(u16, u32)], data: &[(u16, u32)]) -> Option<Link> {
+        let mut body = [[0; 4], 9u32.to_ne_bytes(), [0; 4], [0; 4]].concat();
+        push_attribute(&mut body, 3, b"t0\0");
+        attributes.iter().for_each(|(name, value)| push_attribute(&mut body, *name, &value.to_ne_bytes()));
+        let (mut info, mut of_kind) = (Vec::new(), Vec::new());
+        data.iter().for_each(|(name, value)| push_attribute(&mut of_kind, *name, &value.to_ne_bytes()));
+        push_attribute(&mut info, 1, format!("{kind}\0").as_bytes());
+        push_attribute(&mut info, 2, &of_kind);
+        push_attribute(&mut body, 18, &info);
+        link(&body)
+    }
+
+    #[test]
+    fn a_route_to_a_tunnel_on_an_unknown_interface_is_not_known() {
+        const LOWER: u16 = 5;
+        const MASTER: u16 = 10;
+        const NAMESPACE: u16 = 37;
+        let of = |kind: &str, attributes: &[(u16, u32)], data: &[(u16, u32)]| {
+            let links = [interface(2, 0, 0, false), link_of(kind, attributes, data).unwrap()];
+            assert_eq!(over(&links, &[9], 9), Ok(Some(9)), "{kind}: the route's own");
+            over(&links, &[9], 2)
+        };
+        let refused = |kind: &str| Err(RouteError::Beneath { interface: "t0".into(), kind: kind.into() });
+        // The lower interface is an attribute of the VXLAN alone; those of other kinds mean something else.
+        assert_eq!(of("vxlan", &[], &[(1, 5), (3, 2)]), Ok(Some(9)));
+        assert_eq!(of("vxlan", &[], &[(1, 5), (3, 4)]), Ok(None), "on another interface");
+        assert_eq!(of("vxlan", &[], &[(1, 2)]), refused("vxlan"));
+        assert_eq!(of("geneve", &[], &[(3, 2)]), refused("geneve"));
+        let kinds = [
+            "gre",
+            "gretap",
+            "ipip",
+            "sit",
+            "ip6tnl",
+            "vti",
+            "wireguard",
+            "xfrm",
+            "ppp",
+            "tun",
+            "openvswitch",
+            "new",
+        ];
+        for kind in kinds {
+            assert_eq!(of(kind, &[], &[]), refused(kind));
+            assert_eq!(of(kind, &[(LOWER, 0)], &[]), refused(kind), "it is bound to none");
+            assert_eq!(of(kind, &[(LOWER, 9)], &[]), refused(kind), "to itself");
+            assert_eq!(of(kind, &[(LOWER, 2)], &[]), Ok(Some(9)), "{kind}");
+            assert_eq!(
+                of(kind, &[(LOWER, 2), (NAMESPACE, 1)], &[]),
+                Ok(None),
+                "{kind}: that of another namespace"
+            );
+        }
+        assert_eq!(of("xfrm", &[(LOWER, 2)], &[]), Ok(Some(9)));
+        assert_eq!(of("xfrm", &[(LOWER, 4)], &[]), refused("xfrm"), "its packets may leave by another");
+        for kind in ["", "dummy", "bridge", "veth", "vrf"] {
+            assert_eq!(of(kind, &[], &[]), Ok(None), "{kind}");
+        }
+        assert_eq!(of("tun", &[(MASTER, 5)], &[]), Ok(None), "of a virtual machine");
+        assert_eq!(link_of("vxlan", &[], &[(3, 2)]).map(|link| link.lower), Some(Some(2)));
+        // A second route that certainly depends on it is the answer.
+        let tunnel = link_of("wireguard", &[], &[]).unwrap();
+        assert_eq!(over(&[interface(2, 0, 0, false), tunnel], &[9, 2], 2), Ok(Some(2)));
+        // A tunnel below what the route leads to.
+        let links = [interface(1, 0, 9, false), link_of("gre", &[], &[]).unwrap()];
+        assert_eq!(over(&links, &[1], 2), refused("gre"));
     }
 
     #[test]
@@ -405,7 +554,9 @@ mod tests {
     #[test]
     fn the_machine_of_the_test_can_be_asked() {
         let loopback = crate::sys::netdev::facts("lo").unwrap();
-        default_route_over(loopback.index).unwrap();
+        // Its default route may lead to a tunnel.
+        let found = default_route_over(loopback.index);
+        assert!(matches!(found, Ok(_) | Err(RouteError::Beneath { .. })), "{found:?}");
     }
 
     proptest! {
