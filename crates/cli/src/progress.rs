@@ -2,6 +2,7 @@
 
 use crate::units::{per_second, rate};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::termios::tcgetwinsize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -29,7 +30,6 @@ pub(crate) struct Progress {
     /// When the line is due, ms since `began`.
     due: AtomicU64,
     window: Mutex<Window>,
-    columns: usize,
 }
 
 /// What ends a phase: the first that is reached.
@@ -85,7 +85,6 @@ impl Progress {
             bytes: AtomicU64::new(0),
             due: AtomicU64::new(0),
             window: Mutex::new(Window { from: figures, next: figures }),
-            columns: columns(std::env::var("COLUMNS").ok().as_deref()),
         }
     }
 
@@ -118,12 +117,12 @@ impl Progress {
         if elapsed >= due
             && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            self.bar.set_message(self.line(now));
+            self.bar.set_message(self.line(now, columns_here()));
         }
     }
 
-    /// Returns the line.
-    fn line(&self, now: Instant) -> String {
+    /// Returns the line, of at most `columns`.
+    fn line(&self, now: Instant, columns: usize) -> String {
         let (requests, bytes) = (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         let figures = Figures { at: now, requests, bytes };
         let from = self.window.lock().map_or(figures, |mut window| {
@@ -157,20 +156,29 @@ impl Progress {
         };
         let mut line = format!("{}  {:3.0}%  {iops}{bandwidth}  ETA {}", self.title, part * 100.0, eta(left));
         // What is left of the columns is the bar's.
-        let room = self.columns.saturating_sub(line.chars().count() + 4).min(30);
+        let room = columns.saturating_sub(line.chars().count() + 4).min(30);
         if room >= 5 {
             let filled = (0..room).filter(|&at| (at as f64) < part * room as f64).count();
             let bar = format!("  [{}{}]", "=".repeat(filled), " ".repeat(room - filled));
             line.insert_str(self.title.len(), &bar);
         }
-        line.chars().take(self.columns).collect()
+        line.chars().take(columns).collect()
     }
 }
 
-/// Returns how many columns the line has: at most 80, less one, in which the cursor stays.
-fn columns(variable: Option<&str>) -> usize {
-    let columns = variable.and_then(|text| text.parse().ok()).filter(|columns| *columns > 0);
-    columns.map_or(COLUMNS, |columns: usize| columns.min(COLUMNS)).saturating_sub(1)
+/// Returns how many columns the line has on the terminal, which may be resized at any time.
+fn columns_here() -> usize {
+    let size = tcgetwinsize(std::io::stderr()).ok();
+    columns(size.map(|size| size.ws_col.into()), std::env::var("COLUMNS").ok().as_deref())
+}
+
+/// Returns how many columns the line has: those of the terminal, or of the variable where the terminal does not know its size; at
+/// most 80, less one, in which the cursor stays.
+fn columns(terminal: Option<usize>, variable: Option<&str>) -> usize {
+    let variable = || variable.and_then(|text| text.parse().ok());
+    let known = |columns: &usize| *columns > 0;
+    let columns = terminal.filter(known).or_else(|| variable().filter(known));
+    columns.map_or(COLUMNS, |columns| columns.min(COLUMNS)).saturating_sub(1)
 }
 
 /// Formats a time to come: `01:30`, `2:00:05`, `--:--` where it is unknown.
@@ -234,7 +242,7 @@ mod tests {
     use super::*;
 
     fn after(progress: &Progress, time: Duration) -> String {
-        progress.line(progress.began + time)
+        progress.line(progress.began + time, COLUMNS - 1)
     }
 
     #[test]
@@ -276,12 +284,18 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_those_of_the_variable_up_to_80() {
-        assert_eq!([None, Some(""), Some("0"), Some("x"), Some("200")].map(columns), [79; 5]);
-        assert_eq!(columns(Some("40")), 39);
-        let mut narrow = Progress::new("copying", 100);
-        narrow.columns = 20;
-        assert_eq!(after(&narrow, Duration::from_secs(1)).chars().count(), 20);
+    fn columns_are_those_of_the_terminal_or_the_variable() {
+        for variable in [None, Some(""), Some("0"), Some("x"), Some("200")] {
+            assert_eq!(
+                [None, Some(0), Some(80), Some(300)].map(|terminal| columns(terminal, variable)),
+                [79; 4]
+            );
+            assert_eq!(columns(Some(50), variable), 49);
+        }
+        assert_eq!([None, Some(0)].map(|terminal| columns(terminal, Some("40"))), [39; 2]);
+        assert_eq!(columns(Some(50), Some("40")), 49);
+        let narrow = Progress::new("copying", 100);
+        assert_eq!(narrow.line(narrow.began + Duration::from_secs(1), 19).chars().count(), 19);
     }
 
     #[test]
