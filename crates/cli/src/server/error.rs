@@ -75,7 +75,7 @@ pub(crate) enum ServeError {
         code: u8,
     },
     /// The path of `--pidfile` has something else.
-    #[error("--pidfile {path}: {reason}; name another path, or remove what is there", path = path.display())]
+    #[error("--pidfile {path}: {reason}; name another path", path = path.display())]
     PidFileTaken {
         /// The path.
         path: PathBuf,
