@@ -240,6 +240,16 @@ pub enum CommandError {
     /// A later part of the request could not be described to the controller.
     #[error("a part of the request cannot be described to the controller: {0}")]
     Layout(LayoutError),
+    /// A part of the request was still to be sent, or sent again, when its namespace was found to have another block size, or to
+    /// be gone. What was sent before may have been carried out.
+    #[error(
+        "namespace {nsid} was detached or formatted before all of the request was carried out: identify it again, create a \
+         new queue"
+    )]
+    NamespaceChanged {
+        /// The namespace.
+        nsid: u32,
+    },
     /// The deadline passed before a command slot was free.
     #[error("the request was never sent: earlier commands do not complete")]
     NotSent,

@@ -2,8 +2,8 @@
 
 use crate::common::*;
 use crate::faults::settle;
-use pinfold_nvme::driver::{CommandError, Completion, Config, Controller, Error, Outcome};
-use pinfold_nvme::spec::{Status, admin};
+use pinfold_nvme::driver::{CommandError, Completion, Config, Controller, Error, Outcome, Reject};
+use pinfold_nvme::spec::{Status, admin, cns, nvm};
 use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, Trigger};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -219,6 +219,8 @@ fn abandoned_retries_fail_with_their_last_status() {
     assert_eq!(one(&mut queue, write).1, Err(CommandError::Status(status)));
     assert_eq!(one(&mut queue, flush).1, Err(CommandError::Status(status)));
     assert_eq!((queue.stats().retries, queue.in_flight()), (0, 0));
+    let flush = queue.flush(1).unwrap();
+    assert_eq!(one(&mut queue, flush).1, Err(CommandError::Status(status)), "none is retried from now on");
     fails.store(false, Ordering::SeqCst);
     let flush = queue.flush(1).unwrap();
     assert_eq!(one(&mut queue, flush).1, Ok(()));
@@ -319,4 +321,79 @@ fn an_admin_command_waits_for_a_controller_that_is_not_ready() {
     let config = Config { retry_limit: Duration::from_millis(50), ..Config::default() };
     let error = Controller::start(model.registers(), arena, config).unwrap_err();
     assert_eq!(error, Error::Admin { what: "identify controller", status: NOT_READY });
+}
+
+/// The event of a changed namespace; its log page is 4.
+const NAMESPACE: u32 = 2 | 4 << 16;
+
+/// Gives namespace 1 blocks of 4096 bytes, and waits until the controller has reported it.
+fn reformat(bench: &Bench) {
+    bench.model.faults().tamper(|command, data| {
+        let identified = (command.opcode, command.nsid.get(), command.cdw10.get());
+        if identified == (admin::IDENTIFY, 1, cns::NAMESPACE.into()) {
+            data[26] = 1; // FLBAS
+        }
+    });
+    bench.model.faults().raise_event(NAMESPACE);
+    let before = bench.controller.stats().namespace_events;
+    while bench.controller.stats().namespace_events == before {
+        bench.controller.scan_namespaces().unwrap();
+    }
+}
+
+#[test]
+fn no_command_is_sent_again_to_a_reformatted_namespace() {
+    // Noticed by a request that is refused, or by a poll.
+    for submit in [true, false] {
+        let (bench, clock) = rig();
+        let mut queue = bench.controller.create_queue(4).unwrap();
+        let fails = Arc::new(AtomicBool::new(true));
+        let hit = {
+            let fails = fails.clone();
+            move |seen: &CommandInfo| {
+                seen.queue != 0 && seen.opcode == nvm::READ && fails.load(Ordering::SeqCst)
+            }
+        };
+        bench
+            .model
+            .faults()
+            .inject(Trigger::Matches(Box::new(hit)), Fault::Fail(NOT_READY.with_retry_delay(1)));
+        let read = queue.read(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+        while queue.stats().errors == 0 {
+            assert!(queue.poll().unwrap().is_none());
+        }
+        reformat(&bench);
+        if submit {
+            let refused = queue.read(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap_err();
+            assert_eq!(refused.reason, Reject::NamespaceChanged { nsid: 1 });
+        }
+        fails.store(false, Ordering::SeqCst);
+        let commands = queue.stats().commands;
+        clock.advance(2_000 * MS);
+        assert_eq!(one(&mut queue, read).1, Err(CommandError::NamespaceChanged { nsid: 1 }), "{submit}");
+        assert_eq!((queue.stats().commands, queue.stats().retries), (commands, 0), "{submit}");
+        assert_eq!((queue.in_flight(), bench.controller.stats().list_pages_used), (0, 0));
+        let flush = queue.flush(2).unwrap();
+        assert_eq!(one(&mut queue, flush).1, Ok(()), "the other namespace is the same");
+    }
+}
+
+/// A request has more commands than the queue has slots.
+#[test]
+fn the_rest_of_a_request_is_not_sent_to_a_reformatted_namespace() {
+    let mut model = ModelConfig::new(namespaces(4 << 20));
+    model.mdts = 3; // 32 KiB
+    let bench = bench(256, model, Config::default());
+    let mut queue = bench.controller.create_queue(1).unwrap();
+    let hit = |seen: &CommandInfo| seen.queue != 0 && seen.opcode == nvm::WRITE_ZEROES;
+    bench.model.faults().inject(Trigger::Matches(Box::new(hit)), Fault::Hold);
+    let zeroes = queue.write_zeroes(1, 0, 8192).unwrap();
+    queue.ring_doorbell();
+    let sent = queue.stats().commands;
+    assert!(sent < 128, "{sent} of 128");
+    reformat(&bench);
+    bench.model.faults().clear();
+    bench.model.faults().release();
+    assert_eq!(one(&mut queue, zeroes).1, Err(CommandError::NamespaceChanged { nsid: 1 }));
+    assert_eq!(queue.stats().commands, sent);
 }

@@ -65,6 +65,8 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) unsent: VecDeque<u16>,
     /// Commands that wait for a retry.
     pub(super) retrying: Vec<u16>,
+    /// Whether the owner has given up: nothing is retried any more.
+    pub(super) retries_abandoned: bool,
     /// The earliest time at which one of them is due.
     pub(super) next_retry_ns: u64,
     /// Since when there are any; `u64::MAX` where there are none.
@@ -144,6 +146,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             free_requests: free_list(depth),
             unsent: VecDeque::with_capacity(depth),
             retrying: Vec::with_capacity(slots),
+            retries_abandoned: false,
             next_retry_ns: u64::MAX,
             retrying_since_ns: u64::MAX,
             completions: VecDeque::with_capacity(depth),

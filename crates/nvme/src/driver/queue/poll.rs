@@ -10,7 +10,8 @@ use crate::spec::{Cqe, Csts, Status, offset};
 use pinfold_core::dma_pool::ChunkSource;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Returns the next request that has completed or has been given up. Never waits, never allocates.
+    /// Returns the next request that has completed or has been given up. Never waits, never allocates; except after a change of a
+    /// namespace while commands are to be sent (again): it is then identified again first.
     ///
     /// After [`Controller::reset`](crate::driver::Controller::reset) it returns everything that was in flight.
     ///
@@ -36,12 +37,14 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             let Some(cqe) = self.cq.next() else { break };
             self.handle_entry(&cqe);
         }
-        if !self.retrying.is_empty() {
-            self.send_retries();
-            self.ring_doorbell();
-        }
-        if !self.unsent.is_empty() {
-            self.send_more();
+        let waiting = !self.retrying.is_empty() || !self.unsent.is_empty();
+        if waiting && self.fail_changed() {
+            if !self.retrying.is_empty() {
+                self.send_retries();
+            }
+            if !self.unsent.is_empty() {
+                self.send_more();
+            }
             self.ring_doorbell();
         }
         if self.completions.is_empty() {

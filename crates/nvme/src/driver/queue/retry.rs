@@ -5,7 +5,8 @@
 //! get to it, by the code "namespace not ready" or "command interrupted", is asked again. Every other command carries what it needs
 //! to be repeated; none is sent with FUA.
 //!
-//! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing sleeps.
+//! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing sleeps. If its namespace is
+//! formatted or detached meanwhile, it is not sent again.
 
 use super::pair::Queue;
 use crate::driver::error::CommandError;
@@ -27,7 +28,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let RetryState { attempts, since_ns, .. } = slot.retry;
         let spent = status.is_media_error() && attempts >= MEDIA_RETRIES;
         let lossy = request.request.operation == Operation::Flush && !status.is_not_executed();
-        if !status.may_retry() || spent || lossy || request.aborting || request.error.is_some() {
+        let given_up = self.retries_abandoned || request.aborting || request.error.is_some();
+        if !status.may_retry() || spent || lossy || given_up {
             return false;
         }
         let now_ns = self.inner.config.clock.now_ns();
@@ -85,9 +87,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// Fails the requests that wait for a retry now, with the status of their last attempt: for a program that gives up. Those
-    /// that the controller completes later may be retried again.
+    /// Fails the requests that wait for a retry, with the status of their last attempt, and retries none from now on: for a
+    /// program that gives up.
     pub fn abandon_retries(&mut self) {
+        self.retries_abandoned = true;
         while let Some(&index) = self.retrying.first() {
             let Some(slot) = self.commands.get(usize::from(index)) else { return };
             let (tag, status) = (slot.tag, slot.retry.status);

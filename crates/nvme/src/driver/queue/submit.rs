@@ -213,6 +213,33 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         Ok(())
     }
 
+    /// Fails the requests with commands to be sent, for the first time or again, whose namespace was formatted or detached: their
+    /// block numbers are those of the earlier format. Returns whether commands may be sent: none may while the namespaces
+    /// cannot be scanned. Waits for the controller after a change.
+    pub(super) fn fail_changed(&mut self) -> bool {
+        let is_current = self.inner.shared.namespace_version() == self.namespace_version;
+        if !is_current && self.update_namespaces().is_err() {
+            return false;
+        }
+        while let Some((tag, nsid)) = self.find_changed() {
+            self.fail_request(tag, CommandError::NamespaceChanged { nsid });
+            self.complete_if_idle(tag);
+        }
+        true
+    }
+
+    /// Returns a request with commands to be sent whose namespace has changed, and the namespace.
+    fn find_changed(&self) -> Option<(u16, u32)> {
+        if self.changed.is_empty() {
+            return None;
+        }
+        let slot = |index: &u16| self.commands.get(usize::from(*index));
+        let retrying = self.retrying.iter().filter_map(slot).map(|slot| slot.tag);
+        let nsid = |tag: u16| Some((tag, self.requests.get(usize::from(tag))?.request.nsid));
+        let mut waiting = self.unsent.iter().copied().chain(retrying).filter_map(nsid);
+        waiting.find(|(_, nsid)| self.changed.contains(nsid))
+    }
+
     /// Returns the namespace's block shift, if the request is valid for it.
     fn check_range(&self, request: &Request) -> Result<u32, Reject> {
         let &Request { operation, nsid, slba, blocks } = request;
