@@ -29,22 +29,24 @@ pub(crate) fn place(path: &Path) -> Result<Place, OpenError> {
     }
 }
 
-/// The folders of devices and of the kernel, in which no file is created: the name of a device that does not exist would become
+/// The file systems of devices and of the kernel, in which no file is created: the name of a device that does not exist would become
 /// a file in memory.
 const RESERVED: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-/// Checks that a file that would be created at `path` would not be among the machine's devices.
+/// Checks that a file that would be created at `path` would not be among the machine's devices. The file system decides, not the
+/// name: `/dev/shm` is one for files, and devices may be mounted elsewhere.
 pub(crate) fn check_folder(path: &Path) -> Result<(), OpenError> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // If it cannot be found, nothing can be created in it.
     let Ok(folder) = parent.canonicalize() else { return Ok(()) };
     let device = |path: &Path| path.metadata().map(|metadata| metadata.dev()).ok();
-    let mounted = |reserved: &&&str| {
-        let reserved = device(Path::new(**reserved));
-        reserved.is_some() && reserved != device(Path::new("/")) && reserved == device(&folder)
+    let is_in = |reserved: &&&str| {
+        let place = device(Path::new(**reserved));
+        // Where it is part of the root file system, as in an image that is entered by chroot(1), the name decides.
+        let is_mount = place != device(Path::new("/"));
+        place.is_some() && place == device(&folder) && (is_mount || folder.starts_with(**reserved))
     };
-    let reserved = RESERVED.iter().find(|reserved| folder.starts_with(reserved));
-    match reserved.or_else(|| RESERVED.iter().find(mounted)) {
+    match RESERVED.iter().find(is_in) {
         Some(folder) => Err(OpenError::AmongDevices { name: path.display().to_string(), folder }),
         None => Ok(()),
     }
@@ -115,6 +117,16 @@ mod tests {
         }
         assert!(matches!(scratch(&link.join("none")), Err(OpenError::AmongDevices { .. })));
         assert!(matches!(scratch_in(&link), Err(OpenError::AmongDevices { .. })));
+    }
+
+    #[test]
+    fn a_file_system_in_memory_below_dev_is_one_for_files() {
+        let device = |path: &str| Path::new(path).metadata().map(|metadata| metadata.dev()).ok();
+        if device("/dev/shm").is_none() || device("/dev/shm") == device("/dev") {
+            println!("skipped: nothing is mounted at /dev/shm");
+            return;
+        }
+        check_folder(Path::new("/dev/shm/pinfold-none")).unwrap();
     }
 
     #[test]
