@@ -1,6 +1,6 @@
 //! A target as the user names it.
 
-use crate::units::{ByteSize, TimeSpan};
+use crate::units::{ByteSize, TimeError, TimeSpan};
 use pinfold::pci::{Bdf, InvalidBdf};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -45,7 +45,10 @@ impl SoftOptions {
                     options.block_bytes =
                         u32::try_from(bytes).ok().filter(|b| [512, 4096].contains(b)).ok_or_else(refused)?;
                 }
-                "not-ready" => options.not_ready = TimeSpan::from_str(value).map_err(|_| refused())?.0,
+                "not-ready" => {
+                    let refused = |error| SpecError::NotReady { text: text.to_owned(), error };
+                    options.not_ready = TimeSpan::from_str(value).map_err(refused)?.0;
+                }
                 _ => return Err(refused()),
             }
             rest = before;
@@ -104,6 +107,14 @@ pub(crate) enum SpecError {
     /// `soft:0`, `soft:3`.
     #[error("soft:{0} has no blocks; the smallest controller is soft:{1}, one block")]
     NoBlocks(u64, u32),
+    /// `soft:1M,not-ready=0s`.
+    #[error("{text:?}: not-ready: {error}; leave it out for a controller that is ready at once")]
+    NotReady {
+        /// The whole word.
+        text: String,
+        /// Why the value is refused.
+        error: TimeError,
+    },
     /// `soft:1M,block=1k`.
     #[error("{text:?}: {option:?} is not an option of soft: write block=512, block=4096 or not-ready=TIME")]
     SoftOption {
@@ -317,9 +328,15 @@ mod tests {
         assert_eq!(parse("soft:512,block=512").unwrap().to_string(), "soft:512");
         assert_eq!(parse("soft:4095,block=4k"), Err(SpecError::NoBlocks(4095, 4096)));
         assert_eq!(parse("soft:,block=4k"), Err(SpecError::Empty("soft:,block=4k".into())));
-        for text in ["soft:1M,block=1k", "soft:1M,blok=4k", "soft:a.img,block=", "soft:1M,not-ready=x"] {
+        for text in ["soft:1M,block=1k", "soft:1M,blok=4k", "soft:a.img,block="] {
             let message = parse(text).unwrap_err().to_string();
             assert!(message.contains(text) && message.contains("block=4096"), "{message}");
+        }
+        for value in ["x", "0s", "2d"] {
+            let text = format!("soft:1M,not-ready={value}");
+            let (message, error) = (parse(&text).unwrap_err().to_string(), TimeSpan::from_str(value));
+            assert!(message.contains(&text) && !message.contains("not an option"), "{message}");
+            assert!(message.contains(&error.unwrap_err().to_string()), "{message}");
         }
     }
 

@@ -78,10 +78,10 @@ pub(crate) enum LimitError {
     )]
     NoBytes(String),
     /// `--offset` at or beyond the end.
-    #[error("--offset {offset}: {target} has only {capacity} bytes: choose a lower offset")]
+    #[error("--offset {given}: {target} has only {capacity} bytes: choose a lower offset")]
     OffsetBeyond {
-        /// The value, in bytes.
-        offset: u64,
+        /// The value, in bytes or as a percentage.
+        given: String,
         /// The target's capacity.
         capacity: u64,
         /// The target.
@@ -229,7 +229,13 @@ pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> 
     }
     let offset = aligned(args.offset, "offset")?;
     if offset >= capacity {
-        return Err(LimitError::OffsetBeyond { offset, capacity, target: name() });
+        let given = match args.offset {
+            Share::Bytes(bytes) => bytes.to_string(),
+            Share::Percent(percent) => {
+                format!("{percent}%, which is {offset} in whole requests of {block} bytes")
+            }
+        };
+        return Err(LimitError::OffsetBeyond { given, capacity, target: name() });
     }
     let increment = args.offset_increment.map_or(Ok(0), |share| aligned(share, "offset-increment"))?;
     let jobs = u64::from(args.numjobs);
@@ -397,6 +403,7 @@ mod tests {
         for (size, offset, io_size, parts) in [
             ("", "2M", None, &["--offset 2097152", "only 1048576"][..]),
             ("", "1M", None, &["--offset 1048576", "only 1048576"]),
+            ("", "100%", None, &["--offset 100%", "1048576 in whole requests of 4096"]),
             ("1M", "512k", None, &["--size 1048576", "524288 follow --offset 524288"]),
             ("2M", "0", None, &["--size 2097152", "only 1048576"]),
             ("100", "0", None, &["--size 100", "4096"]),
