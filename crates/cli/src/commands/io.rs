@@ -1,6 +1,7 @@
 //! `io`: a workload on one target, with fio's options, or the jobs of a job file.
 
 use crate::args::{IoArgs, OutputFormat, Protect, Rw, TargetSpec, ThinkTime, job_file};
+use crate::engine::error::EngineError;
 use crate::engine::jobs::{self, JobsStats, Task};
 use crate::engine::verify::{COUNTED_BLOCKS, VerifyOptions};
 use crate::engine::workload::{Pauses, Workload, refill};
@@ -250,12 +251,12 @@ fn measure_all(args: &IoArgs, interrupt: &Interrupt) -> Result<(IoReport, Option
     }
     if args.writes() {
         let began = Instant::now();
-        let synced = run.target.target().sync();
+        let synced = run.target.target().sync(interrupt);
         if args.end_fsync {
             stats.workload.elapsed += began.elapsed();
         }
         // The first failure is the cause.
-        ended = ended.or_else(|| synced.err().map(Failure::from));
+        ended = ended.or_else(|| synced.err().map(|error| EngineError::of_flush(error, interrupt).into()));
     }
     let parameters = IoParameters {
         name: args.name.clone(),
@@ -385,8 +386,9 @@ impl Run<'_, '_> {
             ..workload
         };
         let laid_out = self.task(Task { workload: layout, verify: None }, "laying out", 1);
-        let synced = |target: &mut OpenTarget<'_>| target.target().sync().err().map(Failure::from);
-        laid_out.ended.map(Failure::from).or_else(|| synced(self.target))
+        let failed = |error| EngineError::of_flush(error, self.interrupt);
+        let synced = || self.target.target().sync(self.interrupt).map_err(failed).err();
+        laid_out.ended.or_else(synced).map(Failure::from)
     }
 
     /// Runs `task` with at most `most` jobs.

@@ -1,5 +1,6 @@
 //! Why an engine ended early.
 
+use crate::signal::Interrupt;
 use crate::targets::error::TargetError;
 use crate::targets::target::Io;
 
@@ -74,6 +75,11 @@ pub(crate) enum EngineError {
 }
 
 impl EngineError {
+    /// Why the flush at the end failed: after an interrupt it is not tried again.
+    pub(crate) fn of_flush(error: TargetError, interrupt: &Interrupt) -> Self {
+        if interrupt.is_raised() { Self::Interrupted } else { error.into() }
+    }
+
     /// Of `target`, `io` transferred only `got` bytes.
     pub(crate) fn short(target: &str, io: &Io, got: usize) -> Self {
         let (offset, len) = (io.offset, io.len);

@@ -93,7 +93,9 @@ pub(crate) fn pump<B: DataBuffer>(
         .extend(pump.read.drain(..).chain(pump.wrote.drain(..)).filter_map(|completion| completion.buffer));
     pump.source.drain(buffers);
     pump.destination.drain(buffers);
-    let flush = result.and_then(|()| Ok(pump.destination.sync()?));
+    let flush = result.and_then(|()| {
+        pump.destination.sync(interrupt).map_err(|error| EngineError::of_flush(error, interrupt))
+    });
     let stats = PumpStats {
         bytes: pump.written,
         elapsed: began.elapsed(),

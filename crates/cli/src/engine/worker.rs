@@ -1,6 +1,7 @@
 //! One target with the requests in flight at it, and the statistics of those that have completed.
 
 use crate::histogram::Histogram;
+use crate::signal::Interrupt;
 use crate::targets::error::TargetError;
 use crate::targets::target::{
     Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetInfo,
@@ -240,18 +241,20 @@ impl<'t, B> Worker<'t, B> {
 
     /// Waits for all requests in flight, ignores their outcome, and returns their buffers in `buffers`.
     pub(crate) fn drain(&mut self, buffers: &mut Vec<B>) {
-        while self.in_flight > 0 {
+        if self.in_flight > 0 {
             self.target.abandon_retries();
+        }
+        while self.in_flight > 0 {
             if self.collect(true, |completion| buffers.extend(completion.buffer)).is_err() {
                 return;
             }
         }
     }
 
-    /// Makes what was written durable. Returns how long it took.
-    pub(crate) fn sync(&mut self) -> Result<Duration, TargetError> {
+    /// Makes what was written durable, as [`Target::sync`] does. Returns how long it took.
+    pub(crate) fn sync(&mut self, interrupt: &Interrupt) -> Result<Duration, TargetError> {
         let began = Instant::now();
-        self.target.sync()?;
+        self.target.sync(interrupt)?;
         Ok(began.elapsed())
     }
 }

@@ -2,6 +2,7 @@
 
 use super::counts::Counts;
 use super::slot::{self, SLOT};
+use crate::signal::Interrupt;
 use crate::targets::error::TargetError;
 use crate::targets::target::{Completion, Io, IoDirection, Request, SubmitError, Target};
 use pinfold::page_pool::Tag;
@@ -140,7 +141,7 @@ impl<'t> Store<'t> {
                 break;
             }
         }
-        finished.and(self.target.sync())
+        finished.and(self.target.sync(&Interrupt::default()))
     }
 
     fn settle(&mut self, socket: &mut Socket, counts: &mut Counts) -> Result<(), TargetError> {

@@ -188,7 +188,13 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
         let mut buffers = Vec::new();
         self.worker.drain(&mut buffers);
-        if writable && let Err(error) = self.worker.sync() {
+        let stats = self.worker.stats();
+        // Otherwise nothing is lost without the flush.
+        let wrote = stats.writes.requests > 0 || stats.trims.requests > 0;
+        if writable
+            && let Err(error) = self.worker.sync(self.shared.interrupt)
+            && wrote
+        {
             tracing::warn!("{error}");
             self.stats.unflushed += 1;
         }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 fn retried(error: &CommandError) -> &'static str {
     match error {
         CommandError::Status(status) if status.is_not_ready() => {
-            "; it was retried until --retry-limit: raise that if the device becomes ready later"
+            "; raise --retry-limit if the device becomes ready later"
         }
         _ => "",
     }

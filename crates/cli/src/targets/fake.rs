@@ -3,6 +3,7 @@
 use super::error::TargetError;
 use super::target::{Completion, DataBuffer, IoDirection, Request, SubmitError, Target, TargetInfo};
 use crate::random::Random;
+use crate::signal::Interrupt;
 
 impl DataBuffer for Vec<u8> {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
@@ -187,7 +188,7 @@ impl<B: DataBuffer> Target<B> for Fake<B> {
         self.poll(completed)
     }
 
-    fn sync(&mut self) -> Result<(), TargetError> {
+    fn sync(&mut self, _: &Interrupt) -> Result<(), TargetError> {
         assert!(self.in_flight.is_empty(), "a flush before the writes have completed");
         self.synced = true;
         Ok(())

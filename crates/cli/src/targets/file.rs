@@ -3,6 +3,7 @@
 use super::durability::{Durability, Flusher};
 use super::error::TargetError;
 use super::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
+use crate::signal::Interrupt;
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
 use pinfold_core::domain::Pinned;
@@ -317,7 +318,7 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
             flusher.inspect_err(|error| tracing::debug!("flushes are not in the background: {error}")).ok();
     }
 
-    fn sync(&mut self) -> Result<(), TargetError> {
+    fn sync(&mut self, _: &Interrupt) -> Result<(), TargetError> {
         self.queue.sync(true)?;
         // An error that an earlier flush has taken.
         let error =

@@ -11,6 +11,7 @@ use super::target::{
     Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetInfo, submit_each,
 };
 use crate::args::Protect;
+use crate::signal::Interrupt;
 use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
@@ -37,6 +38,8 @@ const SPINS: u32 = 64;
 const YIELDS: u32 = 4;
 /// How long an event loop polls for a flush before it sleeps for as long between two polls.
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
+/// The pause between two polls for the flush of [`Target::sync`], without an interrupt.
+const FLUSH_PAUSE: Duration = Duration::from_micros(50);
 /// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
 const BATCH: usize = 32;
 
@@ -354,12 +357,23 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         self.queue.abandon_retries();
     }
 
-    fn sync(&mut self) -> Result<(), TargetError> {
+    fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError> {
         let target = || self.info.name.clone();
         let rejected =
             |Rejected { reason, .. }: Rejected<()>| TargetError::Rejected { target: target(), reason };
         let in_flight = self.queue.flush(self.namespace.nsid).map_err(rejected)?;
-        match self.queue.wait().map_err(|error| self.poll_error(error))? {
+        let completion = loop {
+            if interrupt.is_raised() {
+                self.queue.abandon_retries();
+            }
+            match self.queue.poll().map_err(|error| self.poll_error(error))? {
+                Some(completion) => break Some(completion),
+                None if self.queue.in_flight() == 0 => break None,
+                None if self.queue.has_interrupt() => self.queue.sleep(WAIT_LIMIT),
+                None => std::thread::sleep(FLUSH_PAUSE),
+            }
+        };
+        match completion {
             None => Err(TargetError::Flush { target: target(), error: None }),
             Some(completion) => match in_flight.finish(completion) {
                 driver::Outcome::Completed { result, .. } => {

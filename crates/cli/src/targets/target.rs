@@ -2,6 +2,7 @@
 
 use super::error::TargetError;
 pub(crate) use super::record::{Io, IoDirection};
+use crate::signal::Interrupt;
 use pinfold_nvme::EventFd;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -131,8 +132,8 @@ pub(crate) trait Target<B> {
         let _ = completed;
         Duration::ZERO
     }
-    /// Fails what waits for another attempt: the caller gives up.
+    /// Fails what waits for another attempt, and makes none from now on: the caller gives up.
     fn abandon_retries(&mut self) {}
-    /// Makes what was written durable, as far as the target has durable storage.
-    fn sync(&mut self) -> Result<(), TargetError>;
+    /// Makes what was written durable, as far as the target has durable storage. Once `interrupt` is raised, it is not tried again.
+    fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError>;
 }

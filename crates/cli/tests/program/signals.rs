@@ -145,6 +145,33 @@ fn one_signal_ends_a_hanging_run_after_the_grace_period() {
     }
 }
 
+/// What waits for a device that is not ready is not waited for, the flush at the end included: its retries would last an hour.
+#[test]
+fn one_signal_ends_a_run_whose_device_is_not_ready() {
+    let folder = Folder::new();
+    let device = "not-ready=1h --retry-limit 1h";
+    let server = Server::start(&folder, &format!("soft:16M,{device}"), "");
+    server.terminate();
+    assert_eq!(server.wait().json()["command"], "serve");
+    let source = folder.file("in", &bytes(1 << 20));
+    for line in [
+        format!("io soft:16M,{device} --rw write --json"),
+        format!("copy {source} soft:{},{device} --json", folder.arg("out")),
+        // Nothing but the flush is left.
+        format!("copy {} soft:{},{device} --json", folder.file("empty", b""), folder.arg("out")),
+    ] {
+        let child = start(&words(&line));
+        wait_until_blocked(&child, Signal::TERM);
+        // Until it waits for the device; a signal that comes before has the same end.
+        std::thread::sleep(Duration::from_millis(500));
+        signal(&child, Signal::TERM);
+        let ended = finish(child);
+        assert!(ended.out.contains("interrupted"), "{line}: {ended:#?}");
+        ended.failed(130, &["pinfold: interrupted"]);
+    }
+    assert_eq!(folder.names(), ["empty", "in"]);
+}
+
 #[test]
 fn ignored_signals_stay_ignored() {
     for (word, number) in [("HUP", Signal::HUP), ("INT", Signal::INT), ("TERM", Signal::TERM)] {

@@ -133,8 +133,8 @@ impl Target<Vec<u8>> for Faulty {
     fn wait(&mut self, completed: &mut Vec<Completion<Vec<u8>>>) -> Result<(), TargetError> {
         self.inner.wait(completed)
     }
-    fn sync(&mut self) -> Result<(), TargetError> {
-        self.inner.sync()
+    fn sync(&mut self, _: &Interrupt) -> Result<(), TargetError> {
+        self.inner.sync(&Interrupt::default())
     }
 }
 
@@ -229,7 +229,7 @@ impl Target<Vec<u8>> for Sparse {
     fn wait(&mut self, completed: &mut Vec<Completion<Vec<u8>>>) -> Result<(), TargetError> {
         self.poll(completed)
     }
-    fn sync(&mut self) -> Result<(), TargetError> {
+    fn sync(&mut self, _: &Interrupt) -> Result<(), TargetError> {
         Ok(())
     }
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::server::address::NbdAddress;
 use crate::server::listener::Listener;
 use crate::server::run::{self, ServeOptions};
+use crate::signal::Interrupt;
 use crate::targets::error::TargetError;
 use crate::targets::target::{Completion, Request, SubmitError, TargetInfo};
 use pinfold::Source;
@@ -43,7 +44,7 @@ impl Target<Buffer> for Ends {
     fn completion_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         self.descriptor.as_ref().map(std::os::fd::AsFd::as_fd)
     }
-    fn sync(&mut self) -> Result<(), TargetError> {
+    fn sync(&mut self, _: &Interrupt) -> Result<(), TargetError> {
         self.synced = true;
         Ok(())
     }
@@ -117,7 +118,7 @@ impl Target<Buffer> for Losing<'_> {
         self.poll(completed)
     }
 
-    fn sync(&mut self) -> Result<(), TargetError> {
+    fn sync(&mut self, _: &Interrupt) -> Result<(), TargetError> {
         Ok(())
     }
 }

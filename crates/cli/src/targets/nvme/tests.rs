@@ -469,6 +469,8 @@ fn after_a_failed_flush_no_queue_reports_a_good_one() {
     let error = CommandError::Status(Status::INTERNAL_ERROR);
     let Err(TargetError::Command { error: found, .. }) = flush(&mut other) else { panic!("flushed") };
     assert_eq!(found, error);
-    let Err(TargetError::Flush { error: found, .. }) = other.sync() else { panic!("flushed") };
+    let Err(TargetError::Flush { error: found, .. }) = other.sync(&Interrupt::default()) else {
+        panic!("flushed")
+    };
     assert_eq!(found, Some(error));
 }
