@@ -63,9 +63,11 @@ impl Magazine {
     /// Fills an empty magazine with the first numbers of `fresh`, so that they are popped in ascending order.
     fn cut(&mut self, fresh: &mut Range<u32>) {
         let count = fresh.len().min(self.numbers.len());
-        for (place, number) in self.numbers.iter_mut().take(count).rev().zip(fresh) {
-            *place = number;
-        }
+        let (first, places) = (fresh.start, self.numbers.get_mut(..count).unwrap_or_default());
+        // A slice: `take(count).rev()` computes its place anew for each number, which is half of a fresh alloc's time.
+        let numbers = (0u32..).map(|from_end| first.wrapping_add(from_end));
+        places.iter_mut().rev().zip(numbers).for_each(|(place, number)| *place = number);
+        fresh.start = first.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
         self.len = count;
     }
 }
