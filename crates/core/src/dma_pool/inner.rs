@@ -147,18 +147,16 @@ impl Inner {
     /// Frees a raw block.
     #[inline(always)]
     pub(super) fn free_raw(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        let found = if self.plain {
-            self.units.find_plain(&self.layout, block)
+        let claimed = if self.plain {
+            self.units.find_plain(&self.layout, block).filter(|found| found.state.claim())
         } else {
-            self.units.find(&self.layout, block)
+            let is_right = |number| self.site(number).raw() == block;
+            let found = self.units.find(&self.layout, block);
+            found.filter(|found| found.state.claim_if(|| is_right(found.number)))
         };
-        match found {
-            Some(Found { number, state }) if state.claim() => {
-                self.put(owner, number);
-                Ok(())
-            }
-            _ => Err(self.refusal(block)),
-        }
+        let Some(Found { number, .. }) = claimed else { return Err(self.refusal(block)) };
+        self.put(owner, number);
+        Ok(())
     }
 
     /// Frees the block of a `Block`, which the caller gives up.

@@ -19,8 +19,13 @@ const SIZE: usize = 1 << 20;
 const BYTES: usize = 2 << 20;
 
 /// 2 MiB that are never accessed, handed out once at a time. Its lock is not one of the model: no interleaving of it matters.
-#[derive(Clone)]
-struct Source(std::sync::Arc<std::sync::Mutex<bool>>);
+#[derive(Clone, Default)]
+struct Source {
+    taken: std::sync::Arc<std::sync::Mutex<bool>>,
+    /// After the first run, the source has but the second half of its memory.
+    halves: bool,
+    used: std::sync::Arc<std::sync::Mutex<bool>>,
+}
 
 // SAFETY: one allocation; the one run is given to one caller at a time.
 unsafe impl ChunkSource for Source {
@@ -38,14 +43,16 @@ unsafe impl ChunkSource for Source {
         Iova::new(0)
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
-        let taken = std::mem::replace(&mut *self.0.lock().unwrap(), true);
-        if taken || order > Order::HUGE {
+        let mut taken = self.taken.lock().unwrap();
+        let half = self.halves && *self.used.lock().unwrap();
+        if *taken || order > Order::HUGE || half && order == Order::HUGE {
             return Err(FrameError::Exhausted { order, frames: 512 }.into());
         }
-        Ok(Frame::new(0).unwrap())
+        (*taken, *self.used.lock().unwrap()) = (true, true);
+        Ok(Frame::new(if half { 256 } else { 0 }).unwrap())
     }
     unsafe fn release(&self, _: Frame, _: Order) {
-        assert!(std::mem::replace(&mut *self.0.lock().unwrap(), false));
+        assert!(std::mem::replace(&mut *self.taken.lock().unwrap(), false));
     }
 }
 
@@ -57,7 +64,7 @@ struct Model {
 
 impl Model {
     fn new(minimum: u64) -> Arc<Self> {
-        let source = Source(std::sync::Arc::default());
+        let source = Source::default();
         let builder = DmaPool::builder("model").block(SIZE).minimum(minimum).cached_bytes(0);
         let pool = builder.build(&source).unwrap();
         Arc::new(Self { pool, memory: core::array::from_fn(|_| UnsafeCell::new(0)) })
@@ -241,5 +248,34 @@ fn loom_pressure_loses_no_block() {
         drop(local);
         let mut local = model.pool.local();
         assert!(local.alloc_raw().is_ok() && local.alloc_raw().is_ok());
+    });
+}
+
+/// A chunk is released while a late free looks its block up, and another one is acquired where a block with the same slot starts at
+/// another place. That block is not freed.
+#[test]
+fn loom_a_late_free_frees_no_block_of_a_later_chunk() {
+    let mut builder = loom::model::Builder::new();
+    (builder.preemption_bound, builder.max_branches) = (Some(1), 20_000);
+    builder.check(|| {
+        // Three blocks in 2 MiB, from the start; one in the second half, from there.
+        let source = Source { halves: true, ..Source::default() };
+        let builder = DmaPool::builder("model").block(690_000).cached_bytes(0);
+        let pool = builder.build(&source).unwrap();
+        let mut local = pool.local();
+        let blocks = [local.alloc_raw().unwrap(), local.alloc_raw().unwrap()];
+        blocks.iter().for_each(|&block| local.free_raw(block).unwrap());
+        local.flush();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let mut local = pool.local();
+                pool.shrink();
+                local.alloc_raw().unwrap()
+            })
+        };
+        assert!(local.free_raw(blocks[1]).is_err(), "a free block was freed");
+        let later = other.join().unwrap();
+        local.free_raw(later).unwrap();
     });
 }

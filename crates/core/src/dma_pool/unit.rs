@@ -4,7 +4,7 @@ use super::layout::Layout;
 use super::raw::RawBlock;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
-use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, relax};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,8 +16,8 @@ use core::ptr::{NonNull, null_mut};
 /// it out or claimed it. That thread changes the byte by a plain store, as does the holder of a [`Block`](super::Block). A raw
 /// free holds nothing but an address, so it must [claim](Self::claim) the block.
 ///
-/// All accesses are relaxed: a number moves between threads through the depot's lock, which orders them; the program
-/// orders its own alloc and free of a block.
+/// A number moves between threads through the depot's lock, which orders the accesses; the program orders its own alloc and
+/// free of a block. So they are relaxed, but for what [`claim_if`](Self::claim_if) needs.
 #[derive(Debug)]
 pub(super) struct State(AtomicU8);
 
@@ -31,6 +31,8 @@ impl State {
     pub(super) const OWNED: u8 = 3;
     /// Free, and its number is in the depot. Only while the pool is being shrunk.
     pub(super) const LISTED: u8 = 4;
+    /// Raw, and a free of it looks whether it is the block that was meant.
+    const CLAIMED: u8 = 5;
 
     pub(super) fn new(state: u8) -> Self {
         Self(AtomicU8::new(state))
@@ -44,7 +46,8 @@ impl State {
     /// Changes the state of a block that the caller holds exclusively.
     #[inline(always)]
     pub(super) fn set(&self, state: u8) {
-        self.0.store(state, Ordering::Relaxed);
+        // Release: with the skew of the block's chunk, for `claim_if`.
+        self.0.store(state, Ordering::Release);
     }
 
     /// Frees a raw block; `false` if it is not one. Of several callers for one allocation exactly one succeeds, and holds the
@@ -54,6 +57,27 @@ impl State {
     #[inline(always)]
     pub(super) fn claim(&self) -> bool {
         self.0.compare_exchange(Self::RAW, Self::FREE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// As [`claim`](Self::claim), if `is_right` says then that it is the block that was meant; if not, the block stays as it is.
+    ///
+    /// For layouts in which the block of a slot starts elsewhere in another chunk: while a late free looked its block up, that
+    /// chunk may have been released, and another one acquired there.
+    pub(super) fn claim_if(&self, is_right: impl FnOnce() -> bool) -> bool {
+        let mut attempts = 0;
+        // Acquire: with the skew of the chunk that has the block now. The state keeps that chunk.
+        while let Err(other) =
+            self.0.compare_exchange(Self::RAW, Self::CLAIMED, Ordering::Acquire, Ordering::Relaxed)
+        {
+            if other != Self::CLAIMED {
+                return false;
+            }
+            relax(attempts);
+            attempts = attempts.saturating_add(1);
+        }
+        let right = is_right();
+        self.set(if right { Self::FREE } else { Self::RAW });
+        right
     }
 }
 
