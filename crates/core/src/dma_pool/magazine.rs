@@ -20,7 +20,7 @@ pub(super) struct Magazine {
 }
 
 impl Magazine {
-    fn new(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         Self { numbers: vec![0; capacity].into(), len: 0 }
     }
 

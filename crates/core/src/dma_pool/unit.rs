@@ -336,7 +336,7 @@ impl Units {
 
     /// How many bytes of chunks have numbers.
     pub(super) fn limit(&self, layout: &Layout) -> u64 {
-        (1 << layout.unit_shift()) << (32 - self.slot_bits)
+        ((1 << (32 - self.slot_bits)) - 1) << layout.unit_shift()
     }
 
     pub(super) fn first_span(&self) -> &Span {
@@ -451,7 +451,8 @@ impl Units {
             return Some((unsafe { self.by_id(id) }, id << self.slot_bits));
         }
         let id = u32::try_from(kept.units.len()).ok()?;
-        if id == u32::MAX || u64::from(id) << self.slot_bits > u64::from(u32::MAX) {
+        // Not the last one either: the number after a chunk's last must be one too.
+        if (u64::from(id) + 1) << self.slot_bits > u64::from(u32::MAX) {
             return None;
         }
         // SAFETY: `offset` lies in the span, which is one allocation, and `place` is not larger.
@@ -501,5 +502,37 @@ impl Units {
         // SAFETY: slots of issued numbers.
         let states = (slot..slot + u64::from(chunk.blocks)).map(|slot| unsafe { unit.state_of(slot) });
         (chunk.first..).zip(states)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::super::magazine::{Cap, Depot, Magazine};
+    use super::*;
+
+    /// 64 GiB of blocks of 16 bytes have all the numbers of 32 bits. The last of them would be followed by none.
+    #[test]
+    fn the_last_unit_with_numbers_is_handed_out_whole() {
+        const UNIT: usize = 2 << 20;
+        let layout = Layout::new(16, 0, 0, (0, Iova::new(0))).unwrap();
+        let base = NonNull::dangling();
+        for (units, is_left) in [(32_766, true), (32_767, false)] {
+            let (table, mut kept) = Units::new(&layout, Span::new(&layout, base, UNIT, Iova::new(0)));
+            assert_eq!(table.limit(&layout), 32_767 * UNIT as u64);
+            // As if the pool had so many units already.
+            kept.units = vec![Arc::new(Rest::new(&layout)); units];
+            kept.tables.push((0..units).map(|_| Unit::empty()).collect());
+            let chunk = table.enter(&layout, &mut kept, table.first_span(), (0, UNIT as u64), None);
+            assert_eq!(chunk.is_some(), is_left);
+            let Some(chunk) = chunk else { continue };
+            let mut depot = Depot::new(Cap::new(0, 16));
+            depot.add(chunk);
+            assert_eq!(depot.free(), 1 << 17);
+            assert_eq!(table.states(&chunk).count(), 1 << 17);
+            let mut magazine = Magazine::new(1);
+            assert!(depot.refill(&mut magazine));
+            assert_eq!(magazine.pop(), Some(chunk.first));
+        }
     }
 }
