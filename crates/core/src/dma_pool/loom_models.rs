@@ -279,3 +279,65 @@ fn loom_a_late_free_frees_no_block_of_a_later_chunk() {
         local.free_raw(later).unwrap();
     });
 }
+
+/// A free block is marked while the pool is shrunk; a wrong free of it is refused then too.
+#[test]
+fn loom_a_wrong_free_beside_shrink_is_refused() {
+    check(2, || {
+        let model = Model::new(2);
+        let mut local = model.pool.local();
+        let (kept, stale) = (model.take(&mut local).unwrap(), model.take(&mut local).unwrap());
+        local.free_raw(stale).unwrap();
+        local.flush();
+        let other = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || assert_eq!(model.pool.shrink(), 0))
+        };
+        assert!(local.free_raw(stale).is_err());
+        other.join().unwrap();
+        assert_eq!(model.take(&mut local), Some(stale), "it is there");
+        assert!(local.alloc_raw().is_err(), "and once");
+        local.free_raw(kept).unwrap();
+    });
+}
+
+/// Chunks stay while their blocks are visited.
+#[test]
+fn loom_shrink_beside_a_visit_of_all_blocks() {
+    check(2, || {
+        let source = Source::default();
+        let builder = DmaPool::builder("model").block(SIZE).cached_bytes(0);
+        let pool = builder.build(&source).unwrap();
+        drop(pool.alloc().unwrap());
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.shrink())
+        };
+        pool.for_each_block(|_, _| {
+            thread::yield_now();
+            assert!(*source.taken.lock().unwrap(), "the chunk was released");
+        });
+        assert_eq!(other.join().unwrap(), SIZE as u64);
+    });
+}
+
+/// Two right frees of one block in a layout with skews: one waits while the other one looks whether it is right.
+#[test]
+fn loom_one_of_two_checked_frees_succeeds() {
+    two_raw_frees(|state| state.claim_if(|| true));
+}
+
+/// A right free that meets a wrong one is not refused for it.
+#[test]
+fn loom_a_free_that_gives_up_its_claim_disturbs_none() {
+    check(3, || {
+        let state = Arc::new(State::new(State::RAW));
+        let wrong = {
+            let state = Arc::clone(&state);
+            thread::spawn(move || assert!(!state.claim_if(|| false)))
+        };
+        assert!(state.claim_if(|| true));
+        wrong.join().unwrap();
+        assert_eq!(state.get(), State::FREE);
+    });
+}

@@ -1,6 +1,6 @@
 //! Idle owners keep few blocks from the others.
 
-use super::subject::limited;
+use super::subject::{Pool, limited};
 use super::{heap, pool};
 use crate::testing::Random;
 
@@ -94,4 +94,50 @@ fn the_front_keeps_nothing_that_a_handle_is_refused() {
     drop(blocks);
     let mut local = pool.local();
     assert_eq!(std::iter::from_fn(|| local.alloc_raw().ok()).count(), 512);
+}
+
+#[test]
+fn an_owner_caches_at_most_what_the_builder_says() {
+    for (size, bytes, most) in [
+        (64, 1 << 40, 1_024),
+        (4096, 512 << 10, 128),
+        (4096, 3 << 12, 2),
+        (4096, 0, 1),
+        (1 << 20, 512 << 10, 1),
+    ] {
+        let heap = heap(64);
+        let pool = Pool::builder("cap").block(size).minimum(60).cached_bytes(bytes).build(&heap).unwrap();
+        let mut local = pool.local();
+        let blocks: Vec<_> = (0..most + 10).map(|_| local.alloc_raw().unwrap()).collect();
+        blocks.into_iter().for_each(|block| local.free_raw(block).unwrap());
+        let stats = pool.stats();
+        assert!((1..=most).contains(&stats.cached), "{stats:?}");
+        assert_eq!(stats.in_depot + stats.cached, stats.blocks);
+    }
+}
+
+/// An owner notices once for each alloc that failed, and has two arrays of 512 numbers.
+#[test]
+fn an_active_owner_returns_what_it_caches_when_another_is_refused() {
+    let heap = heap(2);
+    let pool = limited(&heap, 64, 3_000, 3_000).unwrap();
+    let (mut active, mut other) = (pool.local(), pool.local());
+    let mut blocks: Vec<_> = std::iter::from_fn(|| active.alloc_raw().ok()).collect();
+    // That was refused, so the active owner has this to notice.
+    let mut free = |owner: &mut super::subject::Local, count: usize| {
+        blocks.drain(..count).for_each(|block| owner.free_raw(block).unwrap());
+    };
+    free(&mut active, 513);
+    assert_eq!(pool.stats().cached, 1);
+    free(&mut active, 1_023);
+    assert_eq!(pool.stats().cached, 1_024, "it notices once");
+    let mut new = pool.local();
+    while other.alloc_raw().is_ok() {}
+    free(&mut active, 1);
+    assert_eq!(pool.stats().cached, 1, "the other one was refused");
+    free(&mut new, 600);
+    assert_eq!(pool.stats().cached, 89, "the new one has been there when the other one was refused");
+    let mut newest = pool.local();
+    free(&mut newest, 600);
+    assert_eq!(pool.stats().cached, 689, "the newest one has not");
 }

@@ -81,3 +81,38 @@ fn every_block_is_visited_once_with_its_memory() {
         std::mem::forget(block);
     }
 }
+
+#[test]
+fn damage_in_the_front_is_found_and_reported_once() {
+    let heap = heap(2);
+    let pool = DmaPool::builder("debug").block(64).debug().build(&heap).unwrap();
+    let blocks: Vec<_> = (0..70).map(|_| pool.alloc_raw().unwrap()).collect();
+    for &block in &blocks {
+        pool.free_raw(block).unwrap();
+        heap.memory(block, 64).write_u8(5, 0).unwrap();
+    }
+    assert_eq!((pool.inspect().len(), pool.stats().damaged), (64, 70), "all are counted");
+    assert_eq!((pool.inspect().len(), pool.stats().damaged), (64, 70), "none is counted twice");
+}
+
+#[test]
+fn a_new_chunk_has_no_history() {
+    let heap = heap(2);
+    let pool = DmaPool::builder("debug").block(64).debug().build(&heap).unwrap();
+    for round in 0..2 {
+        let mut local = pool.local();
+        let first = local.alloc_raw().unwrap();
+        let next = crate::dma_pool::RawBlock::from_parts(
+            std::ptr::NonNull::new(first.as_ptr().as_ptr().wrapping_add(64)).unwrap(),
+            crate::addr::Iova::new(first.iova().raw() + 64),
+        );
+        heap.memory(next, 64).write_u8(0, 1).unwrap();
+        assert_eq!(local.alloc_raw(), Ok(next));
+        let damages = pool.damages();
+        assert_eq!((damages.len(), damages[round].block, damages[round].last_use), (round + 1, next, None));
+        local.free_raw(first).unwrap();
+        local.free_raw(next).unwrap();
+        drop(local);
+        assert_ne!(pool.shrink(), 0);
+    }
+}

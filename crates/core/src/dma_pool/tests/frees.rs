@@ -159,3 +159,36 @@ fn a_block_frees_itself_unless_it_is_made_raw() {
     local.free(other.alloc().unwrap());
     assert_eq!((pool.stats().in_use, other.stats().in_use), (0, 0));
 }
+
+#[test]
+fn the_rest_of_a_chunk_is_not_the_next_ones_block() {
+    let heap = heap(2);
+    heap.largest.store(0, std::sync::atomic::Ordering::Relaxed);
+    let pool = pool(&heap, 3000);
+    let mut local = pool.local();
+    let (first, second) = (local.alloc_raw().unwrap(), local.alloc_raw().unwrap());
+    assert_eq!(first.iova().raw() + 4096, second.iova().raw());
+    // Their slots are neighbours, as if the second one started here.
+    assert!(matches!(local.free_raw(moved(first, 3000)), Err(FreeError::Misaligned { .. })));
+    local.free_raw(second).unwrap();
+    local.free_raw(first).unwrap();
+}
+
+#[test]
+fn fill_blocks_fills_empty_slots_with_blocks_that_free_themselves() {
+    let heap = heap(2);
+    let pool = pool(&heap, 64);
+    let mut local = pool.local();
+    let mut slots: Vec<_> = (0..1_500).map(|_| None).collect();
+    slots[3] = Some(local.alloc().unwrap());
+    let kept = slots[3].as_ref().map(|block| block.as_raw());
+    assert_eq!(local.fill_blocks(&mut slots), 1_500);
+    assert_eq!(slots[3].as_ref().map(|block| block.as_raw()), kept);
+    for block in slots.iter().flatten() {
+        assert!(matches!(local.free_raw(block.as_raw()), Err(FreeError::Owned { .. })));
+    }
+    let places: std::collections::HashSet<_> = slots.iter().flatten().map(|block| block.as_raw()).collect();
+    assert_eq!((places.len(), pool.stats().in_use), (1_500, 1_500));
+    local.free_many(slots.into_iter().flatten());
+    assert_eq!(pool.stats().in_use, 0);
+}

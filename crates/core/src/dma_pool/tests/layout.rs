@@ -3,7 +3,8 @@
 use super::heap::IOVA;
 use super::subject::{build, limited};
 use super::{heap, pool};
-use crate::dma_pool::CreateError;
+use crate::dma_pool::{ChunkSource, CreateError};
+use crate::frame::Order;
 use std::collections::BTreeSet;
 
 #[test]
@@ -24,6 +25,8 @@ fn blocks_are_aligned_apart_and_cross_no_boundary() {
         (700_000, 4096, 0),
     ] {
         let heap = heap(16);
+        // Somebody else's page before the first chunk.
+        let before = heap.acquire(Order::PAGE).unwrap();
         let pool = build(&heap, size, align, boundary).unwrap();
         let rounded = size.max(16).next_multiple_of(align.max(1));
         assert_eq!(pool.block_size(), rounded);
@@ -35,6 +38,7 @@ fn blocks_are_aligned_apart_and_cross_no_boundary() {
             let at = block.as_ptr().as_ptr().addr() - heap.start();
             assert_eq!(block.iova().raw() - IOVA, at as u64);
             assert!(at.is_multiple_of(align.max(1)) && at + rounded <= heap.bytes());
+            assert!(at as u64 >= before.offset() + 4096, "the block at {at} of {size} bytes is in no chunk");
             let window = |at: usize| at.checked_div(boundary);
             assert_eq!(window(at), window(at + rounded - 1), "{size} {align} {boundary}");
             assert!(seen.insert(at));
@@ -127,6 +131,7 @@ fn minimum_and_maximum_hold() {
     }
     let heap = heap(2);
     assert!(limited(&heap, 64, 2, 1).is_err());
+    assert!(matches!(limited(&heap, 64, 0, 0), Err(CreateError::Limits { minimum: 0, maximum: 0 })));
     assert!(limited(&heap, 4096, 513, 1000).is_err());
     assert_eq!(heap.frames_taken(), 0, "what was acquired for it is released");
 }

@@ -1,8 +1,12 @@
 //! Growth, shrinking, reports and the end of a pool.
 
-use super::subject::{Block, Local, Pool};
+use super::heap::Heap;
+use super::subject::{Block, Local, Pool, limited};
 use super::{heap, pool};
-use crate::dma_pool::{FreeError, REPORT_HEADER};
+use crate::addr::Iova;
+use crate::dma_pool::{AllocError, ChunkSource, FreeError, REPORT_HEADER, SourceError};
+use crate::frame::{Frame, Order};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -128,4 +132,136 @@ fn handles_and_blocks_keep_their_pool() {
     in_flight.into_iter().for_each(|block| block.memory().fill(0, 64, 1).unwrap());
     assert_eq!(heap.frames_taken(), 0);
     assert_eq!(Arc::strong_count(&heap), 1);
+}
+
+#[test]
+fn shrink_keeps_the_minimum_and_no_more() {
+    let heap = heap(16);
+    let pool = limited(&heap, 4096, 100, u64::MAX).unwrap();
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..2_000).map(|_| local.alloc_raw().unwrap()).collect();
+    blocks.into_iter().for_each(|block| local.free_raw(block).unwrap());
+    drop(local);
+    assert_ne!(pool.shrink(), 0);
+    let stats = pool.stats();
+    assert_eq!((stats.blocks, stats.bytes, heap.frames_taken()), (100, 100 * 4096, 100));
+    // What was never handed out since stays free as well.
+    assert_eq!(pool.shrink(), 0);
+    drop(pool);
+    assert_eq!(heap.frames_taken(), 0);
+}
+
+#[test]
+fn a_chunk_that_was_never_used_survives_shrink_and_is_released() {
+    let heap = heap(2);
+    let pool = limited(&heap, 64, 1_000, u64::MAX).unwrap();
+    pool.shrink();
+    drop(pool.alloc().unwrap());
+    drop(pool);
+    assert_eq!(heap.frames_taken(), 0);
+}
+
+#[test]
+fn shrink_asks_active_owners_for_what_they_cache() {
+    let heap = heap(2);
+    let pool = limited(&heap, 64, 4_096, u64::MAX).unwrap();
+    let (mut local, one_more) = (pool.local(), pool.alloc_raw().unwrap());
+    let blocks: Vec<_> = (0..1_024).map(|_| local.alloc_raw().unwrap()).collect();
+    blocks.into_iter().for_each(|block| local.free_raw(block).unwrap());
+    pool.shrink();
+    assert_eq!(pool.stats().cached, 1_024);
+    local.free_raw(one_more).unwrap();
+    assert_eq!(pool.stats().cached, 1);
+}
+
+#[test]
+fn the_report_counts_what_was_in_use_and_where_the_free_blocks_are() {
+    let heap = heap(16);
+    let builder = Pool::builder("counts").block(4096).minimum(96).cached_bytes(0);
+    let pool = builder.build(&heap).unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.blocks, stats.in_depot, stats.cached, stats.peak), (96, 96, 0, 0));
+    assert_eq!((stats.chunks, stats.free_chunks), (2, 2));
+    let mut local = pool.local();
+    let (a, b) = (local.alloc_raw().unwrap(), local.alloc().unwrap());
+    local.free_raw(a).unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.cached, stats.in_depot, stats.peak), (1, 1, 94, 2));
+    assert_eq!((stats.chunks, stats.free_chunks), (2, 1));
+    local.free(b);
+    local.flush();
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.cached, stats.in_depot, stats.peak), (0, 0, 96, 2));
+}
+
+#[test]
+fn numbers_of_dropped_owners_are_reused() {
+    let heap = heap(2);
+    let pool = pool(&heap, 64);
+    let (first, second) = (pool.local(), pool.local());
+    assert_ne!(first.number(), second.number());
+    let number = first.number();
+    drop(first);
+    assert_eq!(pool.local().number(), number);
+    // One that is forgotten keeps its number.
+    let forgotten = pool.local().number();
+    std::mem::forget(pool.local());
+    assert_ne!(pool.local().number(), forgotten);
+}
+
+#[test]
+fn a_block_in_use_keeps_its_pool_from_being_destroyed() {
+    let heap = heap(2);
+    let pool = pool(&heap, 64);
+    let block = pool.alloc().unwrap();
+    let busy = pool.destroy().unwrap_err();
+    assert_eq!((busy.blocks, busy.first), (1, Some(block.as_raw())));
+    drop(block);
+    // A forgotten one may be with a device, as a raw one may.
+    std::mem::forget(busy.pool.alloc().unwrap());
+    assert_eq!(busy.pool.destroy().unwrap_err().blocks, 1);
+    assert_eq!(heap.frames_taken(), 1);
+}
+
+/// A heap whose runs are not where they should be.
+#[derive(Clone)]
+struct Liar(Arc<Heap>, u32);
+
+// SAFETY: not kept, which is what is tested; no memory of the runs is accessed.
+unsafe impl ChunkSource for Liar {
+    fn span(&self) -> NonNull<[u8]> {
+        self.0.span()
+    }
+    fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        self.0.acquired.fetch_add(1, Ordering::Relaxed);
+        Ok(Frame::new(if order == Order::PAGE { self.1.max(512) } else { self.1 }).unwrap())
+    }
+    unsafe fn release(&self, _: Frame, _: Order) {
+        self.0.released.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_run_outside_the_span_or_not_aligned_is_given_back() {
+    let heap = heap(2);
+    // Behind the span by a page; half in it; in it, but not at a multiple of its size.
+    for (size, first) in [(4096, 512), (8192, 511), (8192, 512), (8192, 3)] {
+        let pool = Pool::builder("liar").block(size).build(&Liar(heap.clone(), first)).unwrap();
+        let refused = pool.alloc().unwrap_err();
+        assert!(matches!(refused, AllocError::Misplaced { .. }), "{refused}");
+        assert_eq!(heap.acquired.load(Ordering::Relaxed), heap.released.load(Ordering::Relaxed));
+        assert_eq!(pool.stats().blocks, 0);
+    }
+}
+
+#[test]
+fn no_chunk_is_acquired_that_holds_no_block() {
+    let heap = heap(2);
+    heap.largest.store(3, Ordering::Relaxed);
+    let refused = pool(&heap, 40_000).alloc().unwrap_err();
+    assert!(matches!(refused, AllocError::Source(_)), "{refused}");
+    assert_eq!(heap.acquired.load(Ordering::Relaxed), 0);
 }

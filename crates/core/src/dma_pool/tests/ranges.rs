@@ -73,3 +73,17 @@ fn ranges_that_do_not_fit_are_refused_by_name() {
     let refused = DmaPool::builder("ranges").block(64).minimum(1).build_empty();
     assert!(matches!(refused, Err(CreateError::Minimum { minimum: 1, available: 0, .. })));
 }
+
+#[test]
+fn shrink_releases_the_sources_chunks_and_keeps_the_callers_range() {
+    let (heap, own) = (std::sync::Arc::new(Heap::new(2 << 20)), Heap::new(2 << 20));
+    let pool = DmaPool::builder("both").block(4096).build(&heap).unwrap();
+    drop(pool.alloc().unwrap());
+    // SAFETY: the heap outlives the pool, and nothing else uses the part.
+    assert_eq!(unsafe { pool.add_range(part(&own, 0, 1 << 20), Iova::new(0)) }, Ok(256));
+    assert_eq!(pool.stats().blocks, 257);
+    assert_eq!((pool.shrink(), pool.stats().blocks, heap.frames_taken()), (4096, 256, 0));
+    let mut local = pool.local();
+    assert_eq!(local.fill(&mut [None; 256]), 256);
+    assert_eq!(heap.frames_taken(), 0);
+}
