@@ -341,3 +341,21 @@ fn loom_a_free_that_gives_up_its_claim_disturbs_none() {
         assert_eq!(state.get(), State::FREE);
     });
 }
+
+/// A guessed address leads to no unit before that is complete.
+#[test]
+fn loom_a_wrong_free_beside_the_first_chunk_is_refused() {
+    check(2, || {
+        let model = Model::new(0);
+        let guess = RawBlock::from_parts(Source::default().span().cast(), Iova::new(0));
+        let wrong = {
+            let model = Arc::clone(&model);
+            thread::spawn(move || assert!(model.pool.free_raw(guess).is_err()))
+        };
+        let mut local = model.pool.local();
+        let block = local.alloc().unwrap();
+        assert_eq!(block.as_raw(), guess);
+        wrong.join().unwrap();
+        local.free(block);
+    });
+}
