@@ -352,6 +352,9 @@ impl Units {
         // Acquire: with what was copied to the table. A thread that knows of a unit learnt of it after the unit was entered, so it
         // sees that table or a later one.
         let table = self.by_number.load(Ordering::Acquire);
+        // A reference to nothing would pass as "no such unit".
+        #[cfg(loom)]
+        assert!(!table.is_null(), "a unit is known before the table is");
         // SAFETY: this table, like each later one, has an entry for each unit (`unit_of`, contract).
         let unit = unsafe { table.add(id as usize) };
         // SAFETY: as above; tables live as long as the pool (`Kept`), and their entries change by atomics only.
