@@ -524,7 +524,7 @@ mod tests {
             let (table, mut kept) = Units::new(&layout, Span::new(&layout, base, UNIT, Iova::new(0)));
             assert_eq!(table.limit(&layout), 32_767 * UNIT as u64);
             // As if the pool had so many units already.
-            kept.units = vec![Arc::new(Rest::new(&layout)); units];
+            kept.units = core::iter::repeat_n(Arc::new(Rest::new(&layout)), units).collect();
             kept.tables.push((0..units).map(|_| Unit::empty()).collect());
             let chunk = table.enter(&layout, &mut kept, table.first_span(), (0, UNIT as u64), None);
             assert_eq!(chunk.is_some(), is_left);
