@@ -327,9 +327,14 @@ impl Depot {
         self.take_all(&mut owner.previous);
     }
 
-    /// The bytes that it has allocated.
+    /// The bytes that it and its owners have allocated.
     #[cfg(feature = "bench-internals")]
     pub(super) fn metadata_bytes(&self) -> usize {
-        self.arrays() * self.cap.magazine * 4 + self.chunks.capacity() * size_of::<Chunk>()
+        let owners = (self.next_owner as usize).saturating_sub(self.free_owners.len());
+        let of_owners = owners * if self.cap.two { 2 } else { 1 };
+        // One more is the depot's own, which is partly full.
+        let arrays = (self.arrays() + of_owners + 1) * self.cap.magazine * 4;
+        let lists = (self.full.capacity() + self.empty.capacity()) * size_of::<Box<[u32]>>();
+        arrays + lists + self.chunks.capacity() * size_of::<Chunk>()
     }
 }
