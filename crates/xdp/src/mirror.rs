@@ -12,7 +12,7 @@
 use crate::packet::Packet;
 use crate::protocol;
 use etherparse::checksum::Sum16BitWords;
-use etherparse::{IpNumber, Ipv6ExtensionSlice, LaxNetSlice, LenSource};
+use etherparse::{IpNumber, LaxNetSlice, LenSource};
 use pinfold::xdp::LinkType;
 
 /// The largest packet: a chunk.
@@ -93,6 +93,22 @@ struct Ip {
     pseudo: Sum16BitWords,
 }
 
+/// Returns whether an authentication header (RFC 4302) is among the extension headers of IPv6, of which the first is `next`.
+///
+/// The iterator of `etherparse` takes the headers of a packet that is cut for whole ones, so they are walked here.
+fn is_authenticated(mut next: IpNumber, mut headers: &[u8]) -> bool {
+    loop {
+        let [first, length, ..] = headers else { return next == IpNumber::AUTHENTICATION_HEADER };
+        let bytes = match next {
+            IpNumber::AUTHENTICATION_HEADER => return true,
+            IpNumber::IPV6_FRAGMENTATION_HEADER => 8,
+            _ => (usize::from(*length) + 1) * 8,
+        };
+        next = IpNumber(*first);
+        headers = headers.get(bytes..).unwrap_or_default();
+    }
+}
+
 impl Ip {
     /// `None` if it is not IP.
     fn of(packet: &[u8], link: LinkType) -> Result<Option<Self>, NoReply> {
@@ -103,8 +119,7 @@ impl Ip {
                 (ip.header().slice().as_ptr().addr(), 12, 4, ip.payload(), is_authenticated)
             }
             Some(LaxNetSlice::Ipv6(ip)) => {
-                let is_authentication = |ext| matches!(ext, Ipv6ExtensionSlice::Authentication(_));
-                let is_authenticated = ip.extensions().clone().into_iter().any(is_authentication);
+                let is_authenticated = is_authenticated(ip.header().next_header(), ip.extensions().slice());
                 (ip.header().slice().as_ptr().addr(), 8, 16, ip.payload(), is_authenticated)
             }
             Some(LaxNetSlice::Arp(_)) | None => return Ok(None),
