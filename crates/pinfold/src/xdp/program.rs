@@ -47,8 +47,9 @@ impl Program {
     }
 
     /// Asks a driver that has refused the program once more, by netlink, which unlike a link answers in words: `veth: Peer MTU is
-    /// too large to set XDP`. `None` if it says nothing, or accepts the program now; that is then detached at once. It passes
-    /// no packet on, and is the only one that would outlive a process that is killed at that moment.
+    /// too large to set XDP`. `None` if it says nothing, or accepts the program now; that is then detached at once. Its map is
+    /// empty, so all packets go to the network stack. It is the only program that can outlive its process, if that is
+    /// killed between the two calls.
     pub fn reason_of_refusal(interface: &Interface) -> Option<String> {
         let map = bpf::create_socket_map(1).ok()?;
         let program = bpf::load_redirect(map.as_fd()).ok()?;
