@@ -1,5 +1,6 @@
-//! Any buffer, any part, any profile, laid out in every way: see `crates/core/tests/gather/fuzzed.rs`, which is the
-//! body, and runs as a property with the other tests too.
+//! Any buffer, any part, any profile, laid out in every way: see
+//! `crates/core/tests/gather/fuzzed.rs`, which is the body, and runs as a property with the other
+//! tests too.
 //!
 //! `scripts/fuzz`, or `cargo +nightly fuzz run gather`
 #![no_main]

@@ -1,4 +1,5 @@
-//! Any bytes as a connection, whole and in pieces: nothing panics, and both have the same replies and requests.
+//! Any bytes as a connection, whole and in pieces: nothing panics, and both have the same replies
+//! and requests.
 //!
 //! `scripts/fuzz nbd`, or `cargo +nightly fuzz run nbd`
 #![no_main]

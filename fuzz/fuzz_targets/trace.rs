@@ -1,4 +1,5 @@
-//! Any bytes as a trace, and as the fields of each event: nothing panics, and what is read is consistent.
+//! Any bytes as a trace, and as the fields of each event: nothing panics, and what is read is
+//! consistent.
 //!
 //! `scripts/fuzz trace`, or `cargo +nightly fuzz run trace`
 #![no_main]

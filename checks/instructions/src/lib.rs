@@ -1,7 +1,7 @@
 //! What the counted paths and their comparison share.
 
-/// How often each path carries out its operation. A multiple of every array's length, and large enough that the few
-/// instructions around the loop do not count.
+/// How often each path carries out its operation. A multiple of every array's length, and large
+/// enough that the few instructions around the loop do not count.
 pub const OPERATIONS: usize = 4096;
 
 /// The paths in the order of the record: the name of the benchmark, and its operation.
@@ -17,6 +17,9 @@ pub const PATHS: [(&str, &str); 13] = [
     ("frames_bulk_64", "allocate and free a frame, 64 by one call, 4,096 outstanding"),
     ("pages_pair", "PagePool: allocate and free a raw page"),
     ("pages_refill_256", "fill an array of 256 raw pages by one call and free each: one page"),
-    ("domain_map_unmap", "Domain, an owner: map and unmap 4 KiB behind a software IOMMU with free flushes"),
+    (
+        "domain_map_unmap",
+        "Domain, an owner: map and unmap 4 KiB behind a software IOMMU with free flushes",
+    ),
     ("iova_pair", "Domain, an owner: allocate and free the addresses of 4 KiB"),
 ];

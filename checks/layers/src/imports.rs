@@ -1,28 +1,31 @@
-//! Which file of a crate uses which: `use` declarations and paths, resolved through re-exports to the file that defines
-//! the item.
+//! Which file of a crate uses which: `use` declarations and paths, resolved through re-exports to
+//! the file that defines the item.
 
 use crate::source::File;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub type Files = BTreeMap<Vec<String>, File>;
 
-/// A path in a `use`: its segments, the name it gets (`*` for a glob), and whether it is a re-export that the file itself does
-/// not use.
+/// A path in a `use`: its segments, the name it gets (`*` for a glob), and whether it is a
+/// re-export that the file itself does not use.
 struct Import {
     path: Vec<String>,
     name: String,
     passed_on: bool,
 }
 
-/// Returns the files that each file uses, itself excepted. Not counted are re-exports that a file does not use itself.
+/// Returns the files that each file uses, itself excepted. Not counted are re-exports that a file
+/// does not use itself.
 pub fn graph(files: &Files) -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     let imports: BTreeMap<_, _> =
         files.iter().map(|(module, file)| (module, imports(&file.tokens))).collect();
     let resolve = |from: &[String], path: &[String]| resolve(files, &imports, from, path, 0);
     let mut graph = BTreeMap::new();
     for (module, file) in files {
-        let used =
-            imports[module].iter().filter(|import| !import.passed_on).map(|import| import.path.clone());
+        let used = imports[module]
+            .iter()
+            .filter(|import| !import.passed_on)
+            .map(|import| import.path.clone());
         let used = used.chain(paths(&file.tokens));
         let mut to: BTreeSet<_> = used.filter_map(|path| resolve(module, &path)).collect();
         to.remove(module);
@@ -51,7 +54,8 @@ fn resolve(
                     (at, rest, rooted) = (child, more, true);
                     continue;
                 }
-                // A name that is no module here: an item, a re-export, or (first of all) another crate.
+                // A name that is no module here: an item, a re-export, or (first of all) another
+                // crate.
                 let known = imports.get(&at).map(Vec::as_slice).unwrap_or_default();
                 let globs = known.iter().filter(|import| import.name == "*");
                 let defined = files.get(&at).is_some_and(|file| defines(&file.tokens, name));
@@ -146,7 +150,8 @@ fn paths(tokens: &[String]) -> Vec<Vec<String>> {
             continue;
         }
         let mut path = vec![tokens[at].clone()];
-        while tokens.get(at + 1).is_some_and(|t| t == "::") && tokens.get(at + 2).is_some_and(|t| is_name(t))
+        while tokens.get(at + 1).is_some_and(|t| t == "::")
+            && tokens.get(at + 2).is_some_and(|t| is_name(t))
         {
             path.push(tokens[at + 2].clone());
             at += 2;

@@ -1,11 +1,14 @@
-//! Compares ARCHITECTURE.md's layer table with the code, and finds import cycles between the files of each crate.
+//! Compares ARCHITECTURE.md's layer table with the code, and finds import cycles between the files
+//! of each crate.
 //!
-//! The table is `| layer | path | contents | unsafe |`: a number (`3`, `3.2`), one or more paths of crates or modules in
-//! backticks, words, and `yes` or `forbidden`. A file belongs to the row with the longest path that leads to it, and may
-//! use its own row and lower layers. A crate's root only declares and re-exports its modules, and is in no layer.
+//! The table is `| layer | path | contents | unsafe |`: a number (`3`, `3.2`), one or more paths of
+//! crates or modules in backticks, words, and `yes` or `forbidden`. A file belongs to the row with
+//! the longest path that leads to it, and may use its own row and lower layers. A crate's root only
+//! declares and re-exports its modules, and is in no layer.
 //!
-//! A file may use items of the modules that contain it, which use it in turn: they are one module. `--strict` counts that as
-//! a cycle too. The tests that ARCHITECTURE.md names must exist. Exits 1 with one line for each contradiction.
+//! A file may use items of the modules that contain it, which use it in turn: they are one module.
+//! `--strict` counts that as a cycle too. The tests that ARCHITECTURE.md names must exist. Exits 1
+//! with one line for each contradiction.
 
 mod imports;
 mod named;
@@ -33,7 +36,13 @@ fn rows(text: &str) -> Vec<Row> {
         let paths = cells.get(1)?.split('`').skip(1).step_by(2).map(str::to_owned).collect();
         let text = cells[0].trim().to_owned();
         let layer = text.split('.').map(|part| part.parse().unwrap_or(u32::MAX)).collect();
-        Some(Row { layer, text, paths, forbidden: cells.get(3)?.trim() == "forbidden", unsafe_files: 0 })
+        Some(Row {
+            layer,
+            text,
+            paths,
+            forbidden: cells.get(3)?.trim() == "forbidden",
+            unsafe_files: 0,
+        })
     };
     cells.filter_map(row).collect()
 }
@@ -62,7 +71,9 @@ fn reached<'g>(graph: &'g Graph, from: &'g Vec<String>) -> BTreeSet<&'g Vec<Stri
 /// Returns the groups of files that use each other, directly or through others.
 fn cycles(graph: &Graph) -> BTreeSet<Vec<&Vec<String>>> {
     let all: BTreeMap<_, _> = graph.keys().map(|file| (file, reached(graph, file))).collect();
-    let group = |file: &Vec<String>| all[file].iter().copied().filter(|to| all[to].contains(file)).collect();
+    let group = |file: &Vec<String>| {
+        all[file].iter().copied().filter(|to| all[to].contains(file)).collect()
+    };
     graph.keys().filter(|file| all[file].contains(file)).map(group).collect()
 }
 
@@ -110,8 +121,11 @@ fn main() {
         for group in cycles(&if strict { graph.clone() } else { without_parents(&graph) }) {
             wrong.push(format!("crates/{name}: import cycle:"));
             for file in &group {
-                let to: Vec<_> =
-                    graph[*file].iter().filter(|to| group.contains(to)).map(|to| to.join("::")).collect();
+                let to: Vec<_> = graph[*file]
+                    .iter()
+                    .filter(|to| group.contains(to))
+                    .map(|to| to.join("::"))
+                    .collect();
                 wrong.push(format!("    {} -> {}", file.join("::"), to.join(", ")));
             }
         }
@@ -133,7 +147,13 @@ fn main() {
     println!("{} layers, {files} files: as ARCHITECTURE.md says, and no import cycle", rows.len());
 }
 
-fn check_files(root: &Path, files: &Files, graph: &Graph, rows: &mut [Row], wrong: &mut Vec<String>) {
+fn check_files(
+    root: &Path,
+    files: &Files,
+    graph: &Graph,
+    rows: &mut [Row],
+    wrong: &mut Vec<String>,
+) {
     for (module, file) in files.iter().filter(|(module, _)| !module.is_empty()) {
         let path = repository_path(root, file);
         let Some(own) = row_of(rows, &path) else {
@@ -143,7 +163,10 @@ fn check_files(root: &Path, files: &Files, graph: &Graph, rows: &mut [Row], wron
         if file.tokens.iter().any(|token| token == "unsafe") {
             rows[own].unsafe_files += 1;
             if rows[own].forbidden {
-                wrong.push(format!("{path}.rs: unsafe code in layer {}, which forbids it", rows[own].text));
+                wrong.push(format!(
+                    "{path}.rs: unsafe code in layer {}, which forbids it",
+                    rows[own].text
+                ));
             }
         }
         for to in graph[module].iter().filter(|to| !to.is_empty()) {
@@ -160,16 +183,18 @@ fn check_files(root: &Path, files: &Files, graph: &Graph, rows: &mut [Row], wron
 /// A crate depends on crates whose layers are all below its own lowest one.
 fn check_dependencies(root: &Path, name: &str, rows: &[Row], wrong: &mut Vec<String>) {
     let layers = |name: &str| -> Vec<&Row> {
-        let inside =
-            |path: &String| *path == format!("crates/{name}") || path.starts_with(&format!("crates/{name}/"));
+        let inside = |path: &String| {
+            *path == format!("crates/{name}") || path.starts_with(&format!("crates/{name}/"))
+        };
         rows.iter().filter(|row| row.paths.iter().any(inside)).collect()
     };
     let manifest =
         std::fs::read_to_string(root.join(format!("crates/{name}/Cargo.toml"))).unwrap_or_default();
     let section = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
     for line in section.take_while(|line| !line.starts_with('[')) {
-        let Some(to) =
-            line.strip_prefix("pinfold").map(|rest| rest.split(['.', ' ', '=']).next().unwrap_or_default())
+        let Some(to) = line
+            .strip_prefix("pinfold")
+            .map(|rest| rest.split(['.', ' ', '=']).next().unwrap_or_default())
         else {
             continue;
         };

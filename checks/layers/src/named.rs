@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Returns the names in backticks that are made of five words or more, as those of tests are, and of no function of the crates.
+/// Returns the names in backticks that are made of five words or more, as those of tests are, and
+/// of no function of the crates.
 pub fn missing(text: &str, crates: &Path) -> Vec<String> {
     let mut functions = BTreeSet::new();
     collect(crates, &mut functions);
@@ -24,7 +25,9 @@ fn collect(folder: &Path, functions: &mut BTreeSet<String>) {
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = std::fs::read_to_string(&path).unwrap_or_default();
             let after = text.lines().filter_map(|line| line.split_once("fn "));
-            functions.extend(after.filter_map(|(_, rest)| rest.split(['(', '<']).next()).map(str::to_owned));
+            functions.extend(
+                after.filter_map(|(_, rest)| rest.split(['(', '<']).next()).map(str::to_owned),
+            );
         }
     }
 }

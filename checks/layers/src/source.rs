@@ -1,4 +1,5 @@
-//! The source files of a crate as tokens, and the modules they form. Comments, literals and test modules are left out.
+//! The source files of a crate as tokens, and the modules they form. Comments, literals and test
+//! modules are left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,9 @@ fn is_test(path: &Path) -> bool {
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let named = ["tests", "stress", "loom_model", "loom_models", "fake"].contains(&name.as_str());
     named
-        || path.components().any(|part| ["tests", "loom_models"].iter().any(|name| part.as_os_str() == *name))
+        || path
+            .components()
+            .any(|part| ["tests", "loom_models"].iter().any(|name| part.as_os_str() == *name))
 }
 
 /// Reads all files below `src`, by module path (`["vfio", "bar"]`).
@@ -27,13 +30,16 @@ pub fn read(src: &Path) -> BTreeMap<Vec<String>, File> {
                 folders.push(path);
                 continue;
             }
-            if path.extension().is_none_or(|e| e != "rs") || is_test(path.strip_prefix(src).unwrap_or(&path))
+            if path.extension().is_none_or(|e| e != "rs")
+                || is_test(path.strip_prefix(src).unwrap_or(&path))
             {
                 continue;
             }
             let inside = path.strip_prefix(src).unwrap_or(&path).with_extension("");
-            let mut module: Vec<_> =
-                inside.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+            let mut module: Vec<_> = inside
+                .components()
+                .map(|part| part.as_os_str().to_string_lossy().into_owned())
+                .collect();
             if module.len() == 1 && ["lib", "main"].contains(&module[0].as_str()) {
                 module.clear();
             }
@@ -49,7 +55,9 @@ fn tokens(text: &str) -> Vec<String> {
     let (text, mut all, mut at) = (text.as_bytes(), Vec::<String>::new(), 0);
     let find = |from: usize, what: &[u8]| {
         let rest = text.get(from..).unwrap_or_default();
-        rest.windows(what.len()).position(|part| part == what).map_or(text.len(), |n| from + n + what.len())
+        rest.windows(what.len())
+            .position(|part| part == what)
+            .map_or(text.len(), |n| from + n + what.len())
     };
     while at < text.len() {
         let rest = &text[at..];
@@ -93,7 +101,8 @@ fn tokens(text: &str) -> Vec<String> {
 fn without_tests(tokens: Vec<String>) -> Vec<String> {
     let (mut kept, mut at) = (Vec::new(), 0);
     while at < tokens.len() {
-        let attribute: String = tokens.iter().skip(at).take(12).take_while(|t| *t != "]").cloned().collect();
+        let attribute: String =
+            tokens.iter().skip(at).take(12).take_while(|t| *t != "]").cloned().collect();
         let test = ["#[cfg(test)", "#[cfg(all(test", "#[cfg(all(loom,test", "#[cfg(any(test"];
         if !test.iter().any(|start| attribute.starts_with(start)) {
             kept.push(tokens[at].clone());

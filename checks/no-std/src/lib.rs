@@ -1,5 +1,5 @@
-//! Proof that `pinfold-core` needs no standard library: everything it needs is below. The program is the example
-//! `no_std_pool`.
+//! Proof that `pinfold-core` needs no standard library: everything it needs is below. The program
+//! is the example `no_std_pool`.
 #![no_std]
 
 extern crate alloc;
@@ -28,7 +28,8 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-/// Uses the example, so that the core is linked and not only checked. Returns where the descriptor is for the device.
+/// Uses the example, so that the core is linked and not only checked. Returns where the descriptor
+/// is for the device.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_submit_one(payload: u64, len: u64) -> u64 {
     let source = pool::StaticSource::take().ok().flatten();

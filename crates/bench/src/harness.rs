@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 /// Whether this build counts read-modify-writes and locks (feature `count-rmw`).
 ///
-/// Counting costs time, so such a build takes counts only, and only of subjects whose atomics are all Pinfold's.
+/// Counting costs time, so such a build takes counts only, and only of subjects whose atomics are
+/// all Pinfold's.
 pub const COUNTS_RMW: bool = cfg!(feature = "count-rmw");
 
 /// Returns the processor time that this thread has used.
@@ -59,7 +60,10 @@ pub struct Counts {
 impl Counts {
     fn of_thread() -> Self {
         #[cfg(feature = "count-rmw")]
-        return Self { rmw: pinfold_core::sync::rmw_count(), locks: pinfold_core::sync::lock_count() };
+        return Self {
+            rmw: pinfold_core::sync::rmw_count(),
+            locks: pinfold_core::sync::lock_count(),
+        };
         #[cfg(not(feature = "count-rmw"))]
         return Self::default();
     }
@@ -92,7 +96,10 @@ impl Cost {
         let before = Counts::of_thread();
         let start = Instant::now();
         let result = black_box(work());
-        #[expect(clippy::cast_precision_loss, reason = "a run is far shorter than 2^52 ns, 52 days")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "a run is far shorter than 2^52 ns, 52 days"
+        )]
         let ns = start.elapsed().as_nanos() as f64;
         (Self { ns, counts: Counts::of_thread().since(before) }, result)
     }
@@ -116,7 +123,8 @@ impl std::ops::Add for Cost {
 pub struct Samples(Vec<Sample>);
 
 impl Samples {
-    /// Records the cost per operation: the time, or read-modify-writes and locks in a build that counts them.
+    /// Records the cost per operation: the time, or read-modify-writes and locks in a build that
+    /// counts them.
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 operations a run")]
     pub fn cost(&mut self, case: &'static str, cost: Cost, operations: usize) {
         let each = 1.0 / operations.max(1) as f64;
@@ -155,8 +163,12 @@ impl<'s, E> Subject<'s, E> {
         Self { name, countable: false, run: Box::new(run) }
     }
 
-    /// Creates a subject whose shared state is only Pinfold's atomics, so its read-modify-writes can be counted.
-    pub fn countable(name: &'static str, run: impl FnMut(&mut Samples) -> Result<(), E> + 's) -> Self {
+    /// Creates a subject whose shared state is only Pinfold's atomics, so its read-modify-writes
+    /// can be counted.
+    pub fn countable(
+        name: &'static str,
+        run: impl FnMut(&mut Samples) -> Result<(), E> + 's,
+    ) -> Self {
         Self { countable: true, ..Self::new(name, run) }
     }
 }
@@ -204,8 +216,8 @@ impl<'w> Harness<'w> {
         Self { suite, options, first_round: 0, watch }
     }
 
-    /// Returns a runner that makes one run of each subject and counts it: for runs that take seconds, and for figures that
-    /// are the same in every run.
+    /// Returns a runner that makes one run of each subject and counts it: for runs that take
+    /// seconds, and for figures that are the same in every run.
     #[must_use]
     pub fn once(self) -> Self {
         Self { options: Options { runs: 1, ..self.options }, first_round: 1, ..self }
@@ -230,8 +242,9 @@ impl<'w> Harness<'w> {
     /// By how much a quick run is smaller. Without optimisation it only shows that the suites work.
     const QUICK: usize = if cfg!(debug_assertions) { 256 } else { 16 };
 
-    /// Runs the subjects in turn, first once without counting. Each round starts with the next subject (A B C, B C A,
-    /// C A B, ...), so none always follows the same other. Returns a record per case and subject, in the order given.
+    /// Runs the subjects in turn, first once without counting. Each round starts with the next
+    /// subject (A B C, B C A, C A B, ...), so none always follows the same other. Returns a record
+    /// per case and subject, in the order given.
     ///
     /// # Errors
     /// The error of the first subject that fails; there are no records then.
@@ -261,7 +274,8 @@ impl<'w> Harness<'w> {
 
     /// Returns the record of a case that this machine cannot measure.
     pub fn skipped(&self, case: &'static str, why: &str) -> Record {
-        let sample = Sample { case, metric: Metric::Time, unit: "", value: f64::NAN, modelled: false };
+        let sample =
+            Sample { case, metric: Metric::Time, unit: "", value: f64::NAN, modelled: false };
         Record { note: Some(why.to_owned()), ..record(self.suite, "pinfold", sample, Vec::new()) }
     }
 
@@ -275,7 +289,10 @@ impl<'w> Harness<'w> {
             }
         }
         collected.sort_by_key(|one| cases.iter().position(|case| *case == one.sample.key()));
-        collected.into_iter().map(|one| record(self.suite, one.subject, one.sample, one.values)).collect()
+        collected
+            .into_iter()
+            .map(|one| record(self.suite, one.subject, one.sample, one.values))
+            .collect()
     }
 }
 
@@ -297,23 +314,32 @@ struct Collected {
     values: Vec<f64>,
 }
 
-/// Touches 16 MiB of the process's heap, where subjects keep their metadata. Otherwise the next subject would pay, in
-/// page faults, for what the one before it returned to the kernel.
+/// Touches 16 MiB of the process's heap, where subjects keep their metadata. Otherwise the next
+/// subject would pay, in page faults, for what the one before it returned to the kernel.
 fn touch_heap() {
-    // After one large block has been freed, glibc's allocator keeps as much memory when small ones are freed.
+    // After one large block has been freed, glibc's allocator keeps as much memory when small ones
+    // are freed.
     drop(black_box(Vec::<u8>::with_capacity(24 << 20)));
     let pages: Vec<Vec<u8>> = (0..4096).map(|_| vec![1; 4096]).collect();
     drop(black_box(pages));
 }
 
 fn collect(collected: &mut Vec<Collected>, at: usize, subject: &'static str, sample: Sample) {
-    match collected.iter_mut().find(|one| one.subject == subject && one.sample.key() == sample.key()) {
+    match collected
+        .iter_mut()
+        .find(|one| one.subject == subject && one.sample.key() == sample.key())
+    {
         Some(one) => one.values.push(sample.value),
         None => collected.push(Collected { at, subject, sample, values: vec![sample.value] }),
     }
 }
 
-fn record(suite: &'static str, subject: &'static str, sample: Sample, mut values: Vec<f64>) -> Record {
+fn record(
+    suite: &'static str,
+    subject: &'static str,
+    sample: Sample,
+    mut values: Vec<f64>,
+) -> Record {
     values.sort_by(f64::total_cmp);
     let at = |i: usize| values.get(i).copied().unwrap_or(f64::NAN);
     let last = values.len().saturating_sub(1);

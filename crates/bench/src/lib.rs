@@ -1,7 +1,8 @@
 //! Head-to-head measurements: Pinfold beside what it replaces.
 //!
-//! The subjects of a case run interleaved in one process, so a ratio between them holds on a machine whose speed drifts.
-//! Each figure is a median with its minimum and maximum; a figure that comes from a model is marked.
+//! The subjects of a case run interleaved in one process, so a ratio between them holds on a
+//! machine whose speed drifts. Each figure is a median with its minimum and maximum; a figure that
+//! comes from a model is marked.
 //!
 //! The baselines are written from public descriptions; no kernel source is copied.
 //!

@@ -1,6 +1,7 @@
 //! Plots records as SVG: a panel per case, a row per subject.
 //!
-//! Marks, bars and labels need a few elements of SVG, no fonts and no layout, and therefore no dependency.
+//! Marks, bars and labels need a few elements of SVG, no fonts and no layout, and therefore no
+//! dependency.
 
 mod scale;
 
@@ -21,9 +22,10 @@ const OTHERS: &str = "#e08a2e";
 
 /// The records of one suite as an SVG picture, with a panel for each case and unit.
 ///
-/// Figures of one unit share a scale in all panels: logarithmic, as the label then says, where they spread over more than
-/// a factor of 30, else linear from 0. A logarithmic axis has no 0, so a median is a mark there and not a bar. The line
-/// through it extends from the minimum to the maximum of the runs.
+/// Figures of one unit share a scale in all panels: logarithmic, as the label then says, where they
+/// spread over more than a factor of 30, else linear from 0. A logarithmic axis has no 0, so a
+/// median is a mark there and not a bar. The line through it extends from the minimum to the
+/// maximum of the runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Plot<'r> {
     /// The title.
@@ -120,7 +122,10 @@ impl Plot<'_> {
                 Tick(tick)
             )?;
         }
-        writeln!(f, r#"<line x1="{LEFT}" x2="{RIGHT}" y1="{bottom}" y2="{bottom}" stroke="dimgray"/>"#)?;
+        writeln!(
+            f,
+            r#"<line x1="{LEFT}" x2="{RIGHT}" y1="{bottom}" y2="{bottom}" stroke="dimgray"/>"#
+        )?;
         records
             .iter()
             .enumerate()
@@ -129,7 +134,8 @@ impl Plot<'_> {
 }
 
 fn mark(f: &mut fmt::Formatter<'_>, scale: Scale, record: &Record, y: f64) -> fmt::Result {
-    let ours = record.subject.starts_with("pinfold") || ["array", "list", "whole"].contains(&record.subject);
+    let ours = record.subject.starts_with("pinfold")
+        || ["array", "list", "whole"].contains(&record.subject);
     let colour = if ours { OURS } else { OTHERS };
     let (end, least, most) = (scale.x(record.median), scale.x(record.min), scale.x(record.max));
     let middle = y + ROW / 2.0;

@@ -1,8 +1,9 @@
 //! Policies: how DMA addresses are made for memory, and taken back.
 //!
-//! What Linux did in 2015, what it does since, and what Pinfold does, each over the same software IOMMU, so that they can be
-//! compared on one workload ([`suite::iommu`](crate::suite::iommu)) or on a recorded trace. The baselines have the locks
-//! and the per-CPU state of the originals and are written from public descriptions.
+//! What Linux did in 2015, what it does since, and what Pinfold does, each over the same software
+//! IOMMU, so that they can be compared on one workload ([`suite::iommu`](crate::suite::iommu)) or
+//! on a recorded trace. The baselines have the locks and the per-CPU state of the originals and are
+//! written from public descriptions.
 //!
 //! | policy | addresses | after an unmap |
 //! | --- | --- | --- |
@@ -16,8 +17,9 @@
 //! | `pinfold-batch` | the same, 16 mappings revoked at a time | the same |
 //! | `none` | the physical address, all memory mapped once | nothing: the device reaches everything, always |
 //!
-//! With `tree-2015`, `tree-merged` and `magazines` memory is reused while a device can still reach it; that time is
-//! reported ([`PolicyStats::reachable_ns`]). Flushes are those of a model: they cost time, as configured.
+//! With `tree-2015`, `tree-merged` and `magazines` memory is reused while a device can still reach
+//! it; that time is reported ([`PolicyStats::reachable_ns`]). Flushes are those of a model: they
+//! cost time, as configured.
 //!
 //! ```
 //! use pinfold::soft::SoftConfig;

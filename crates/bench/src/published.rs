@@ -6,20 +6,25 @@ use crate::record::{Metric, Record};
 use crate::suite::pool;
 use std::fmt;
 
-/// "mpt3sas and dmapool scalability", patches to the DMA pools of Linux, June 2022: the code they replaced and their
-/// result, in milliseconds for all allocations, and for all frees with the destruction of the pool.
+/// "mpt3sas and dmapool scalability", patches to the DMA pools of Linux, June 2022: the code they
+/// replaced and their result, in milliseconds for all allocations, and for all frees with the
+/// destruction of the pool.
 const DMA_POOL: [(&str, f64, f64); 2] =
     [("published: original", 350.0, 8901.0), ("published: red-black tree", 18.0, 19.0)];
 
-/// "Introduce a bulk order-0 page allocator" for Linux, March 2021: microseconds per refill call of an RPC server.
+/// "Introduce a bulk order-0 page allocator" for Linux, March 2021: microseconds per refill call of
+/// an RPC server.
 const RPC: [(&str, f64); 3] = [("single", 25.007), ("list", 6.258), ("array", 4.590)];
 
-/// The same patches, in the page pool of a network driver: packets per second through an XDP program that drops them.
-const XDP: [(&str, f64); 3] = [("single", 3_771_046.0), ("list", 3_940_242.0), ("array", 4_249_224.0)];
+/// The same patches, in the page pool of a network driver: packets per second through an XDP
+/// program that drops them.
+const XDP: [(&str, f64); 3] =
+    [("single", 3_771_046.0), ("list", 3_940_242.0), ("array", 4_249_224.0)];
 
 /// The published tables for which `records` has figures, beside those figures.
 ///
-/// After a quick run the table of the pools is omitted: the workload is smaller, and one subject is quadratic.
+/// After a quick run the table of the pools is omitted: the workload is smaller, and one subject is
+/// quadratic.
 #[derive(Clone, Copy, Debug)]
 pub struct Published<'r> {
     /// The records of a run.
@@ -30,7 +35,9 @@ pub struct Published<'r> {
 
 impl Published<'_> {
     fn times<'r>(&'r self, suite: &'r str, case: &'r str) -> impl Iterator<Item = &'r Record> {
-        self.records.iter().filter(move |r| (r.suite, r.case, r.metric) == (suite, case, Metric::Time))
+        self.records
+            .iter()
+            .filter(move |r| (r.suite, r.case, r.metric) == (suite, case, Metric::Time))
     }
 }
 
@@ -51,7 +58,9 @@ impl Published<'_> {
         let mut rows = self
             .times("pool", "mpt3sas-alloc")
             .filter_map(|alloc| {
-                let free = self.times("pool", "mpt3sas-free").find(|free| free.subject == alloc.subject)?;
+                let free = self
+                    .times("pool", "mpt3sas-free")
+                    .find(|free| free.subject == alloc.subject)?;
                 Some((alloc.subject, ms(alloc.median), ms(free.median)))
             })
             .peekable();
@@ -76,8 +85,9 @@ impl Published<'_> {
     }
 
     fn rpc(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let here =
-            |subject| self.times("frame", "rpc-259").find(|r| r.subject == subject).map(|r| r.median / 1e3);
+        let here = |subject| {
+            self.times("frame", "rpc-259").find(|r| r.subject == subject).map(|r| r.median / 1e3)
+        };
         let Some(single_here) = here("single") else { return Ok(()) };
         writeln!(
             f,
@@ -112,7 +122,14 @@ impl Published<'_> {
             writeln!(f, "{name:<18}{published:>14.0}{then:>13.2}x{ours:>14.0}{now:>13.2}x")?;
         }
         let Some(ours) = here("pinfold") else { return Ok(()) };
-        writeln!(f, "{:<18}{:>14}{:>14}{ours:>14.0}{:>13.2}x", "pinfold", "", "", ours / single_here)
+        writeln!(
+            f,
+            "{:<18}{:>14}{:>14}{ours:>14.0}{:>13.2}x",
+            "pinfold",
+            "",
+            "",
+            ours / single_here
+        )
     }
 }
 
@@ -120,7 +137,12 @@ impl Published<'_> {
 mod tests {
     use super::*;
 
-    fn record(suite: &'static str, case: &'static str, subject: &'static str, median: f64) -> Record {
+    fn record(
+        suite: &'static str,
+        case: &'static str,
+        subject: &'static str,
+        median: f64,
+    ) -> Record {
         Record::of_runs(suite, case, subject, Metric::Time, median)
     }
 

@@ -38,12 +38,14 @@ pub struct Record {
     pub min: f64,
     /// The maximum of the runs.
     pub max: f64,
-    /// How many runs counted; 0 if the case was skipped, whose figures are not numbers (`null` in JSON).
+    /// How many runs counted; 0 if the case was skipped, whose figures are not numbers (`null` in
+    /// JSON).
     pub runs: usize,
     /// Whether the figure comes from a model of the hardware.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub modelled: bool,
-    /// What this machine had to do with the figure, for instance the size of the pages; or why the case was skipped.
+    /// What this machine had to do with the figure, for instance the size of the pages; or why the
+    /// case was skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -56,7 +58,8 @@ impl Record {
 
     /// Returns the record as one line of JSON, without a line end.
     pub fn to_json(&self) -> String {
-        // A record has only strings and numbers, which JSON can represent; what is not a number becomes `null`.
+        // A record has only strings and numbers, which JSON can represent; what is not a number
+        // becomes `null`.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
@@ -77,7 +80,8 @@ impl Record {
     }
 }
 
-/// Records as a table, with the ratio of each to the first subject of its case, and the notes below.
+/// Records as a table, with the ratio of each to the first subject of its case, and the notes
+/// below.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'r>(pub &'r [Record]);
 
@@ -90,8 +94,9 @@ impl fmt::Display for Table<'_> {
         )?;
         let mut first: Option<&Record> = None;
         for record in self.0.iter().filter(|record| record.is_measured()) {
-            let same_case =
-                first.is_some_and(|f| (f.suite, f.case, f.unit) == (record.suite, record.case, record.unit));
+            let same_case = first.is_some_and(|f| {
+                (f.suite, f.case, f.unit) == (record.suite, record.case, record.unit)
+            });
             if !same_case {
                 first = Some(record);
             }
@@ -126,7 +131,8 @@ impl fmt::Display for Table<'_> {
     }
 }
 
-/// Formats a figure with two decimals; with four if it is below 1, and none from a million on, so that a column holds it.
+/// Formats a figure with two decimals; with four if it is below 1, and none from a million on, so
+/// that a column holds it.
 fn digits(figure: f64) -> String {
     let decimals = match figure.abs() {
         below if below < 1.0 => 4,
@@ -142,10 +148,13 @@ mod tests {
 
     #[test]
     fn columns_stay_apart() {
-        for figure in [0.0, 0.00001, 0.99999, 1.0, 999_999.994, 264_037_071.69, 13_107_200.0, 9.9e9] {
+        for figure in [0.0, 0.00001, 0.99999, 1.0, 999_999.994, 264_037_071.69, 13_107_200.0, 9.9e9]
+        {
             for unit in ["transactions/s", "invalidations/op", "us, longest call"] {
-                let record =
-                    Record { unit, ..Record::of_runs("iommu", "rr-200", "pinfold", Metric::Rate, figure) };
+                let record = Record {
+                    unit,
+                    ..Record::of_runs("iommu", "rr-200", "pinfold", Metric::Rate, figure)
+                };
                 let text = Table(std::slice::from_ref(&record)).to_string();
                 let line = text.lines().nth(1).unwrap();
                 let words = line.split_whitespace().count();

@@ -1,8 +1,9 @@
 //! Replays recorded traces of the kernel's DMA interface through the [policies](crate::policy).
 //!
-//! A [`Trace`] is what Linux's tracer printed for the events `dma:*` and `iommu:*`. Each of its devices is replayed through
-//! any policy, in a domain of its own: the memory is that of the trace, the addresses are the policy's. What the policy needed
-//! is an [`Outcome`], and what the kernel's own allocator needed is beside it ([`Device::footprint`], [`Counts`]).
+//! A [`Trace`] is what Linux's tracer printed for the events `dma:*` and `iommu:*`. Each of its
+//! devices is replayed through any policy, in a domain of its own: the memory is that of the trace,
+//! the addresses are the policy's. What the policy needed is an [`Outcome`], and what the kernel's
+//! own allocator needed is beside it ([`Device::footprint`], [`Counts`]).
 //!
 //! ```
 //! use pinfold::soft::SoftConfig;

@@ -121,7 +121,9 @@ impl std::fmt::Display for Listing {
             writeln!(f, "{gap}{}: {}", suite.name, suite.about)?;
             for (heading, entries) in [("case", suite.cases), ("subject", suite.subjects)] {
                 writeln!(f, "  {heading}")?;
-                entries.iter().try_for_each(|(name, about)| writeln!(f, "    {name:<36} {about}"))?;
+                entries
+                    .iter()
+                    .try_for_each(|(name, about)| writeln!(f, "    {name:<36} {about}"))?;
             }
         }
         Ok(())

@@ -1,9 +1,10 @@
 //! The targets, beside what a run measured.
 //!
-//! Nearly every target is a ratio of medians of the same run, because the speed of the machine drifts, or a figure that does
-//! not depend on the machine; those in nanoseconds and microseconds are for a processor of 2.5 GHz and more.
-//! Nearly all allocators are compared with `thread-list`, an unchecked list of one thread, which is the floor: a ratio to a lock,
-//! or to a slow baseline, would mostly show what that one costs.
+//! Nearly every target is a ratio of medians of the same run, because the speed of the machine
+//! drifts, or a figure that does not depend on the machine; those in nanoseconds and microseconds
+//! are for a processor of 2.5 GHz and more. Nearly all allocators are compared with `thread-list`,
+//! an unchecked list of one thread, which is the floor: a ratio to a lock, or to a slow baseline,
+//! would mostly show what that one costs.
 
 mod figures;
 mod iommu;
@@ -19,7 +20,8 @@ use figures::Figures;
 use row::{Better, Row, at_least, at_most};
 use std::fmt;
 
-/// The targets for which `records` has figures. Empty after a quick run: some targets depend on the size of the workload.
+/// The targets for which `records` has figures. Empty after a quick run: some targets depend on the
+/// size of the workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Targets<'r> {
     /// The records of a run.
@@ -28,14 +30,16 @@ pub struct Targets<'r> {
     pub quick: bool,
 }
 
-/// The limit and the aim for the cost over the floor of checks, out-of-band state and frees from any thread, in every case.
+/// The limit and the aim for the cost over the floor of checks, out-of-band state and frees from
+/// any thread, in every case.
 const OVER_FLOOR: (f64, f64) = (3.0, 2.0);
 
 /// The cases that copy bytes into DMA memory and out of it.
 const COPIES: [&str; 6] = ["copy-64", "copy-512", "copy-4k", "copy-64k", "copy-1m", "copy-8m"];
 
-/// The hot paths, which are to do without read-modify-writes: suite, case and subject of each. Of an owner of a domain that is a
-/// batch; what revokes one mapping at a time has a row of its own, as have frees of many objects at random.
+/// The hot paths, which are to do without read-modify-writes: suite, case and subject of each. Of
+/// an owner of a domain that is a batch; what revokes one mapping at a time has a row of its own,
+/// as have frees of many objects at random.
 const HOT_PATHS: [(&str, &str, &str); 12] = [
     ("pool", "mpt3sas-alloc", "pinfold"),
     ("pool", "mpt3sas-free", "pinfold"),
@@ -64,7 +68,8 @@ impl Targets<'_> {
         Figures(self.records)
     }
 
-    /// Returns the time to allocate and free one block of the workload, with the frees of this case.
+    /// Returns the time to allocate and free one block of the workload, with the frees of this
+    /// case.
     fn workload(&self, free: &str, subject: &str) -> Option<f64> {
         Some(
             self.figures().median("pool", "mpt3sas-alloc", subject)?
@@ -101,7 +106,8 @@ impl Targets<'_> {
         let ratio = |over, under| self.figures().ratio("pool", over, under);
         let floor = |what, case| self.floor(what, "pool", case, "pinfold");
         let (ordered, random) = ("mpt3sas-free", "mpt3sas-free-random");
-        let workload = |free, over, under| Some(self.workload(free, over)? / self.workload(free, under)?);
+        let workload =
+            |free, over, under| Some(self.workload(free, over)? / self.workload(free, under)?);
         let all = |what, free| {
             at_most(what, workload(free, "pinfold", "thread-list"), OVER_FLOOR.0, OVER_FLOOR.1, "x")
         };
@@ -163,8 +169,20 @@ impl Targets<'_> {
                 1.5,
                 "x",
             ),
-            at_most("fill-64, a frame", self.figures().median("frame", "fill-64", "pinfold"), 0.8, 0.5, "ns"),
-            at_most("pair-2m, a run", self.figures().median("frame", "pair-2m", "pinfold"), 50.0, 25.0, "ns"),
+            at_most(
+                "fill-64, a frame",
+                self.figures().median("frame", "fill-64", "pinfold"),
+                0.8,
+                0.5,
+                "ns",
+            ),
+            at_most(
+                "pair-2m, a run",
+                self.figures().median("frame", "pair-2m", "pinfold"),
+                50.0,
+                25.0,
+                "ns",
+            ),
             at_least(
                 "rpc-259: single / array",
                 ratio(("rpc-259", "single"), ("rpc-259", "array")),
@@ -189,8 +207,11 @@ impl Targets<'_> {
 
     fn page_pool_rows(&self) -> Vec<Row> {
         let floor = |what, case, subject| self.floor(what, "page-pool", case, subject);
-        let counters =
-            self.figures().ratio("page-pool", ("local-64", "pinfold"), ("local-64", "pinfold-uncounted"));
+        let counters = self.figures().ratio(
+            "page-pool",
+            ("local-64", "pinfold"),
+            ("local-64", "pinfold-uncounted"),
+        );
         vec![
             floor("page pool, local: pinfold / thread-list", "local", "pinfold"),
             floor("page pool, ring: pinfold / thread-list", "ring", "pinfold"),
@@ -203,31 +224,46 @@ impl Targets<'_> {
         let pages = |case| self.figures().ratio("buffer", (case, "pages-4k"), (case, "pinfold"));
         let bytes = |subject| self.figures().bytes("buffer", "register-1g-model", subject);
         let table = || Some(bytes("pages-4k")? / bytes("pinfold")?);
-        let segments =
-            self.figures().find("buffer", "gather-8m", "pinfold", Metric::Segments).map(|r| r.median);
+        let segments = self
+            .figures()
+            .find("buffer", "gather-8m", "pinfold", Metric::Segments)
+            .map(|r| r.median);
         let locate = self.figures().ratio("buffer", ("locate", "pinfold"), ("locate-1", "pinfold"));
-        let copy = |case: &&str| self.figures().ratio("buffer", (*case, "pinfold"), (*case, "memcpy"));
+        let copy =
+            |case: &&str| self.figures().ratio("buffer", (*case, "pinfold"), (*case, "memcpy"));
         let copies = COPIES.iter().filter_map(copy).reduce(f64::max);
         vec![
             // Both pin the same memory, which takes most of the time.
             at_least("register-1g: pages-4k / pinfold", pages("register-1g"), 0.95, 1.0),
-            at_least("register-1g-model: pages-4k / pinfold", pages("register-1g-model"), 20.0, 20.0),
+            at_least(
+                "register-1g-model: pages-4k / pinfold",
+                pages("register-1g-model"),
+                20.0,
+                20.0,
+            ),
             at_least("register-1g-model: table of pages-4k / pinfold", table(), 500.0, 500.0),
             at_most("locate, among 10^5 segments / in one", locate, 2.0, 1.2, "x"),
             at_least("gather-8m: pages-4k / pinfold", pages("gather-8m"), 60.0, 60.0),
             at_most("gather-8m, segments", segments, 4.0, 1.0, ""),
             at_most("copy-*, the worst: pinfold / memcpy", copies, 1.1, 1.05, "x"),
             at_least("io-submit, 64 in flight: pages-4k / pinfold", pages("io-submit"), 20.0, 20.0),
-            at_least("io-submit-1, 1 in flight: pages-4k / pinfold", pages("io-submit-1"), 20.0, 20.0),
+            at_least(
+                "io-submit-1, 1 in flight: pages-4k / pinfold",
+                pages("io-submit-1"),
+                20.0,
+                20.0,
+            ),
         ]
     }
 
     /// Requests per second, beside the kernel's driver.
     fn vfio_rows(&self) -> Vec<Row> {
-        let rate =
-            |subject| Some(self.figures().find("vfio", "randread-4k-64", subject, Metric::Rate)?.median);
-        let row =
-            |what, over, under| at_least(what, rate(over).zip(rate(under)).map(|(o, u)| o / u), 1.0, 1.0);
+        let rate = |subject| {
+            Some(self.figures().find("vfio", "randread-4k-64", subject, Metric::Rate)?.median)
+        };
+        let row = |what, over, under| {
+            at_least(what, rate(over).zip(rate(under)).map(|(o, u)| o / u), 1.0, 1.0)
+        };
         vec![
             row("4 KiB reads, 64 in flight: static / fio", "pinfold-static", "fio"),
             row("4 KiB reads, 64 in flight: polled / fio", "pinfold-polled", "fio"),
@@ -237,22 +273,42 @@ impl Targets<'_> {
         ]
     }
 
-    /// The worst hot path, the worst of those at random, and a mapping that is revoked by itself, in a build that counts.
+    /// The worst hot path, the worst of those at random, and a mapping that is revoked by itself,
+    /// in a build that counts.
     fn hot_path_rows(&self) -> [Row; 4] {
         let single = self.figures().of_unit("iommu", "domain-4k", "pinfold", "rmw/op");
         let worst = |paths: &[(&str, &str, &str)], unit| {
             let of = |(suite, case, subject): &(&str, &str, &str)| {
-                let same =
-                    |r: &&Record| (r.suite, r.case, r.subject, r.unit) == (*suite, *case, *subject, unit);
+                let same = |r: &&Record| {
+                    (r.suite, r.case, r.subject, r.unit) == (*suite, *case, *subject, unit)
+                };
                 self.records.iter().find(same).map(|record| record.max)
             };
             paths.iter().filter_map(of).reduce(f64::max)
         };
         let rmw = |paths| worst(paths, "rmw/op");
         [
-            at_most("read-modify-writes per operation, the worst", rmw(&HOT_PATHS), 0.02, 0.005, ""),
-            at_most("read-modify-writes, freed at random, the worst", rmw(&AT_RANDOM), 0.02, 0.005, ""),
-            at_most("locks per operation, the worst", worst(&HOT_PATHS, "locks/op"), 0.005, 0.001, ""),
+            at_most(
+                "read-modify-writes per operation, the worst",
+                rmw(&HOT_PATHS),
+                0.02,
+                0.005,
+                "",
+            ),
+            at_most(
+                "read-modify-writes, freed at random, the worst",
+                rmw(&AT_RANDOM),
+                0.02,
+                0.005,
+                "",
+            ),
+            at_most(
+                "locks per operation, the worst",
+                worst(&HOT_PATHS, "locks/op"),
+                0.005,
+                0.001,
+                "",
+            ),
             at_most("read-modify-writes, revoked one by one", single, 0.02, 0.005, ""),
         ]
     }
@@ -274,8 +330,10 @@ impl fmt::Display for Targets<'_> {
             } else {
                 "FALLS SHORT"
             };
-            let (sign, digits) =
-                (if row.better == Better::More { ">=" } else { "<=" }, if figure < 0.1 { 4 } else { 2 });
+            let (sign, digits) = (
+                if row.better == Better::More { ">=" } else { "<=" },
+                if figure < 0.1 { 4 } else { 2 },
+            );
             writeln!(
                 f,
                 "{:<50}{:>13}{:>12}{:>10}  {verdict}",
@@ -299,7 +357,12 @@ impl fmt::Display for Targets<'_> {
 mod tests {
     use super::*;
 
-    fn record(case: &'static str, subject: &'static str, metric: Metric, figures: [f64; 3]) -> Record {
+    fn record(
+        case: &'static str,
+        subject: &'static str,
+        metric: Metric,
+        figures: [f64; 3],
+    ) -> Record {
         let [min, median, max] = figures;
         Record { unit: "", min, max, ..Record::of_runs("pool", case, subject, metric, median) }
     }
@@ -323,9 +386,13 @@ mod tests {
             time("bulk-32", "thread-list", [1.0, 1.0, 1.0]),
         ]);
         let line = |what: &str| text.lines().find(|line| line.starts_with(what)).unwrap();
-        assert!(line("mpt3sas, in order").contains("2.50 x") && line("mpt3sas, in order").ends_with("holds"));
         assert!(
-            line("pair-64: pinfold").contains("4.00 x") && line("pair-64: pinfold").ends_with("FALLS SHORT")
+            line("mpt3sas, in order").contains("2.50 x")
+                && line("mpt3sas, in order").ends_with("holds")
+        );
+        assert!(
+            line("pair-64: pinfold").contains("4.00 x")
+                && line("pair-64: pinfold").ends_with("FALLS SHORT")
         );
         assert!(line("bulk-32").contains("1.00 x") && line("bulk-32").ends_with("aim reached"));
         assert!(!text.contains("inblock"), "ratios to a lock are not targets");
@@ -374,16 +441,28 @@ mod tests {
             suite: "vfio",
             ..record("randread-4k-64", subject, Metric::Rate, [1.0, median, 9e9])
         };
-        let text = lines(&[rate("fio", 100.0), rate("pinfold-static", 283.0), rate("pinfold-strict", 99.0)]);
+        let text = lines(&[
+            rate("fio", 100.0),
+            rate("pinfold-static", 283.0),
+            rate("pinfold-strict", 99.0),
+        ]);
         let line = |what: &str| text.lines().find(|line| line.contains(what)).unwrap();
-        assert!(line("static / fio").contains("2.83 x") && line("static / fio").ends_with("aim reached"));
-        assert!(line("strict / fio").contains(">= 1") && line("strict / fio").ends_with("FALLS SHORT"));
+        assert!(
+            line("static / fio").contains("2.83 x")
+                && line("static / fio").ends_with("aim reached")
+        );
+        assert!(
+            line("strict / fio").contains(">= 1") && line("strict / fio").ends_with("FALLS SHORT")
+        );
         assert!(!text.contains("polled") && !text.contains("batched"), "{text}");
     }
 
     #[test]
     fn counts_are_maxima_and_no_figures_give_no_table() {
-        let count = |case, unit, figures| Record { unit, ..record(case, "pinfold", Metric::Count, figures) };
+        let count = |case, unit, figures| Record {
+            unit,
+            ..record(case, "pinfold", Metric::Count, figures)
+        };
         let text = lines(&[
             count("pair-64", "rmw/op", [0.0, 0.0, 0.001]),
             count("pair-64", "locks/op", [0.0, 0.0, 0.0]),
@@ -392,12 +471,15 @@ mod tests {
         ]);
         let line = |what: &str| text.lines().find(|line| line.starts_with(what)).unwrap();
         assert!(
-            line("read-modify-writes").contains("0.0160") && line("read-modify-writes").ends_with("holds")
+            line("read-modify-writes").contains("0.0160")
+                && line("read-modify-writes").ends_with("holds")
         );
         assert!(line("locks").contains("0.50") && line("locks").ends_with("FALLS SHORT"), "{text}");
         assert_eq!(lines(&[]), "");
-        let quick =
-            Targets { records: &[record("pair-64", "pinfold", Metric::Count, [0.0; 3])], quick: true };
+        let quick = Targets {
+            records: &[record("pair-64", "pinfold", Metric::Count, [0.0; 3])],
+            quick: true,
+        };
         assert_eq!(quick.to_string(), "");
     }
 }

@@ -1,4 +1,5 @@
-//! The one definition of the command line: parsing, `--help`, completions and the man page come from here.
+//! The one definition of the command line: parsing, `--help`, completions and the man page come
+//! from here.
 
 pub(crate) mod fio;
 mod help;
@@ -100,7 +101,8 @@ pub(crate) struct CopyArgs {
     #[arg(long, value_name = "TARGET", value_parser = target())]
     pub(crate) via: Option<TargetSpec>,
 
-    /// Replace the destination if it exists; overwrite an image given with --via, or a real controller's namespace
+    /// Replace the destination if it exists; overwrite an image given with --via, or a real
+    /// controller's namespace
     #[arg(long)]
     pub(crate) force: bool,
 
@@ -112,7 +114,8 @@ pub(crate) struct CopyArgs {
     #[arg(long)]
     pub(crate) poll: bool,
 
-    /// Read source and destination again and compare their SHA-256 before the destination is renamed to its name
+    /// Read source and destination again and compare their SHA-256 before the destination is
+    /// renamed to its name
     #[arg(long)]
     pub(crate) verify: bool,
 
@@ -135,7 +138,8 @@ pub(crate) struct CopyArgs {
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) pools: bool,
 
-    /// Print all of the report: requests and their latencies, memory, controllers, mappings, flushes, pools
+    /// Print all of the report: requests and their latencies, memory, controllers, mappings,
+    /// flushes, pools
     #[arg(long, conflicts_with = "quiet")]
     pub(crate) details: bool,
 
@@ -151,7 +155,8 @@ pub(crate) struct CopyArgs {
 /// What happens to holes of the source file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Sparse {
-    /// They are not read, and stay holes; a real controller's namespace is written with zeroes there
+    /// They are not read, and stay holes; a real controller's namespace is written with zeroes
+    /// there
     Auto,
     /// They are read and written as zeroes
     Never,
@@ -181,7 +186,8 @@ pub(crate) struct BindArgs {
     #[arg(value_name = "BDF", required = true)]
     pub(crate) devices: Vec<Bdf>,
 
-    /// Bind it even if its disk or network interface is in use: mounted file systems lose their disk
+    /// Bind it even if its disk or network interface is in use: mounted file systems lose their
+    /// disk
     #[arg(long)]
     pub(crate) force: bool,
 
@@ -239,7 +245,9 @@ pub(crate) struct BenchArgs {
 }
 
 fn suite() -> PossibleValuesParser {
-    PossibleValuesParser::new(SUITES.iter().map(|suite| PossibleValue::new(suite.name).help(suite.about)))
+    PossibleValuesParser::new(
+        SUITES.iter().map(|suite| PossibleValue::new(suite.name).help(suite.about)),
+    )
 }
 
 fn runs() -> impl TypedValueParser<Value = usize> {

@@ -1,4 +1,5 @@
-//! The engines that keep requests in flight: they move data between targets and their buffers and gather statistics.
+//! The engines that keep requests in flight: they move data between targets and their buffers and
+//! gather statistics.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -192,7 +192,9 @@ pub(crate) enum Failure {
 /// Returns the next step where a trace does not exist.
 fn missing(error: &TraceError) -> &'static str {
     match error {
-        TraceError::Read(error) if error.kind() == std::io::ErrorKind::NotFound => ": check the path",
+        TraceError::Read(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            ": check the path"
+        }
         _ => "",
     }
 }
@@ -222,7 +224,8 @@ impl From<ReplayError> for Failure {
 }
 
 impl Failure {
-    /// Formats what happened and what to do, on one line: names may contain line ends and terminal escapes.
+    /// Formats what happened and what to do, on one line: names may contain line ends and terminal
+    /// escapes.
     pub(crate) fn line(&self) -> String {
         let mut line = String::new();
         for c in self.to_string().chars() {
@@ -231,11 +234,14 @@ impl Failure {
         line
     }
 
-    /// Returns the system's error of a run that ended early, EIO if it has none, as fio reports it: 0 for a signal.
+    /// Returns the system's error of a run that ended early, EIO if it has none, as fio reports it:
+    /// 0 for a signal.
     pub(crate) fn errno(&self) -> i32 {
         match self {
             Self::Engine(EngineError::Interrupted) => 0,
-            Self::Engine(EngineError::Target(TargetError::Trim { errno, .. })) => errno.raw_os_error(),
+            Self::Engine(EngineError::Target(TargetError::Trim { errno, .. })) => {
+                errno.raw_os_error()
+            }
             Self::Engine(EngineError::Target(TargetError::File(error))) => match error {
                 FileError::System { errno, .. }
                 | FileError::Transfer { errno, .. }
@@ -253,9 +259,9 @@ impl Failure {
             Self::Limit(_)
             | Self::Memory(_)
             | Self::JobFile(_)
-            | Self::Open(OpenError::Memory(_) | OpenError::Unsupported { .. } | OpenError::Spec(_)) => {
-                Exit::Usage
-            }
+            | Self::Open(
+                OpenError::Memory(_) | OpenError::Unsupported { .. } | OpenError::Spec(_),
+            ) => Exit::Usage,
             Self::Serve(error) if error.is_usage() => Exit::Usage,
             Self::Serve(ServeError::Command { code, .. }) => Exit::Command(*code),
             Self::Engine(EngineError::Interrupted) => Exit::Interrupted,

@@ -1,5 +1,6 @@
-//! Latencies: a histogram with logarithmic groups of 64 linear buckets, so that a percentile, the middle
-//! of its bucket as in fio, is at most 1/128 (0.8 %) off, in 30 KiB, independent of what was recorded.
+//! Latencies: a histogram with logarithmic groups of 64 linear buckets, so that a percentile, the
+//! middle of its bucket as in fio, is at most 1/128 (0.8 %) off, in 30 KiB, independent of what was
+//! recorded.
 
 use std::time::Duration;
 
@@ -10,8 +11,10 @@ const PER_GROUP: usize = 1 << BITS;
 const GROUPS: usize = 64 - BITS as usize + 1;
 
 /// The percentiles that fio prints by default.
-pub(crate) const PERCENTILES: [f64; 17] =
-    [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95, 99.99];
+pub(crate) const PERCENTILES: [f64; 17] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.95,
+    99.99,
+];
 
 /// A histogram of durations in nanoseconds.
 #[derive(Clone, Debug)]
@@ -43,7 +46,8 @@ fn bucket_of(ns: u64) -> usize {
     let shift = top.saturating_sub(BITS);
     // Below 2 * PER_GROUP.
     let within = usize::try_from(ns >> shift).unwrap_or(usize::MAX);
-    // From 2^(BITS+1) on, `within` is PER_GROUP..2*PER_GROUP: the group's own offset is one group less.
+    // From 2^(BITS+1) on, `within` is PER_GROUP..2*PER_GROUP: the group's own offset is one group
+    // less.
     (shift as usize * PER_GROUP).saturating_add(within)
 }
 
@@ -110,14 +114,16 @@ impl Histogram {
         variance.max(0.0).sqrt()
     }
 
-    /// Returns the smallest figure that `percent` per cent do not exceed, ns, to within 1/128; 0 if nothing was counted.
+    /// Returns the smallest figure that `percent` per cent do not exceed, ns, to within 1/128; 0 if
+    /// nothing was counted.
     pub(crate) fn percentile(&self, percent: f64) -> u64 {
         #[expect(
             clippy::cast_possible_truncation,
             reason = "a rank; `as` saturates, and the clamp bounds it"
         )]
         #[expect(clippy::cast_sign_loss, reason = "percent and count are not negative")]
-        let rank = ((percent / 100.0 * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
+        let rank =
+            ((percent / 100.0 * self.count as f64).ceil() as u64).clamp(1, self.count.max(1));
         let mut seen = 0;
         for (bucket, count) in self.buckets.iter().enumerate() {
             seen += count;
@@ -143,7 +149,10 @@ impl Histogram {
             deviation_ns: self.deviation(),
             median_ns: self.percentile(50.0),
             p99_ns: self.percentile(99.0),
-            percentiles_ns: percentiles.iter().map(|&percent| (percent, self.percentile(percent))).collect(),
+            percentiles_ns: percentiles
+                .iter()
+                .map(|&percent| (percent, self.percentile(percent)))
+                .collect(),
         }
     }
 }
@@ -202,12 +211,16 @@ mod tests {
         assert!((histogram.mean() - 50_000.5).abs() < 1e-6);
         assert!((histogram.deviation() - 28_867.5).abs() < 1.0);
         let below = histogram.count_up_to(50_000);
-        assert!((50_000..50_800).contains(&below) && histogram.count_up_to(u64::MAX) == 100_000, "{below}");
+        assert!(
+            (50_000..50_800).contains(&below) && histogram.count_up_to(u64::MAX) == 100_000,
+            "{below}"
+        );
     }
 
     #[test]
     fn a_sum_equals_one_histogram_of_both() {
-        let (mut both, mut a, mut b) = (Histogram::default(), Histogram::default(), Histogram::default());
+        let (mut both, mut a, mut b) =
+            (Histogram::default(), Histogram::default(), Histogram::default());
         for ns in 1..=1000u64 {
             let took = Duration::from_nanos(ns * ns);
             both.record(took);

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// How long the kernel may take to create a controller's disk.
 const DISK_TIMEOUT: Duration = Duration::from_secs(30);
-/// fio's options for more I/Os per second: batches, registered memory and file, no map of the blocks it has read.
+/// fio's options for more I/Os per second: batches, registered memory and file, no map of the
+/// blocks it has read.
 pub(crate) const BATCHED: &[&str] = &[
     "--iodepth_batch_submit=32",
     "--iodepth_batch_complete_max=64",
@@ -119,7 +120,9 @@ impl Fio {
     pub(crate) fn find() -> Option<Self> {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         let mut programs = std::env::split_paths(&folders).map(|folder| folder.join("fio"));
-        programs.find(|path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()).map(Self)
+        programs
+            .find(|path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
+            .map(Self)
     }
 
     /// Returns the IOPS of random reads of `block` bytes on `disk`, `depth` in flight.
@@ -134,7 +137,13 @@ impl Fio {
         let mut filename = OsString::from("--filename=");
         filename.push(disk);
         let ran = Command::new(&self.0)
-            .args(["--name=kernel", "--readonly", "--rw=randread", "--ioengine=io_uring", "--direct=1"])
+            .args([
+                "--name=kernel",
+                "--readonly",
+                "--rw=randread",
+                "--ioengine=io_uring",
+                "--direct=1",
+            ])
             .arg(filename)
             .args([format!("--bs={block}"), format!("--iodepth={depth}")])
             .args([format!("--runtime={}", runtime.as_secs()), "--time_based".to_owned()])
@@ -143,7 +152,8 @@ impl Fio {
             .stdin(Stdio::null())
             .output();
         let ran = ran.map_err(|error| KernelError::Start { path: path(), error })?;
-        let (out, err) = (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        let (out, err) =
+            (String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
         if !ran.status.success() {
             let line = err.lines().chain(out.lines()).last().unwrap_or_default().to_owned();
             return Err(KernelError::Failed { path: path(), status: ran.status, line });
@@ -169,7 +179,9 @@ mod tests {
     fn the_rate_is_found_after_fios_notes() {
         let out = "note: something\n{\"fio version\": \"fio-3.33\", \"jobs\": [{\"read\": {\"iops\": 12345.678, \"x\": {}}}]}\n";
         assert_eq!(rate(out), Some(12345.678));
-        for nothing in ["", "fio: no", "{}", "{\"jobs\":[]}", "{\"jobs\":[{\"read\":{\"iops\":0.0}}]}"] {
+        for nothing in
+            ["", "fio: no", "{}", "{\"jobs\":[]}", "{\"jobs\":[{\"read\":{\"iops\":0.0}}]}"]
+        {
             assert_eq!(rate(nothing), None, "{nothing}");
         }
     }
@@ -177,7 +189,8 @@ mod tests {
     #[test]
     fn the_lowest_namespace_is_first_and_its_node_is_not_a_path() {
         let folder = tempfile::tempdir().unwrap();
-        for (name, nsid) in [("nvme2n10", Some("10\n")), ("nvme2n3", Some("3\n")), ("power", None)] {
+        for (name, nsid) in [("nvme2n10", Some("10\n")), ("nvme2n3", Some("3\n")), ("power", None)]
+        {
             let namespace = folder.path().join("nvme2").join(name);
             std::fs::create_dir_all(&namespace).unwrap();
             if let Some(nsid) = nsid {
@@ -199,15 +212,22 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("fio");
             std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-            let ran = Fio(path).reads(Path::new("/dev/null"), (4096, 64), Duration::from_secs(1), &["--x"]);
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+                .unwrap();
+            let ran = Fio(path).reads(
+                Path::new("/dev/null"),
+                (4096, 64),
+                Duration::from_secs(1),
+                &["--x"],
+            );
             ran.map_err(|error| error.to_string())
         };
         let failed = fio("echo one >&2; echo the last >&2; exit 3").unwrap_err();
         assert!(failed.contains("exit status: 3): the last"), "{failed}");
         let silent = fio("echo what").unwrap_err();
         assert!(silent.contains("\"what\""), "{silent}");
-        let right = "case \"$*\" in *--readonly*--filename=/dev/null*--bs=4096*--x) ;; *) exit 9 ;; esac
+        let right =
+            "case \"$*\" in *--readonly*--filename=/dev/null*--bs=4096*--x) ;; *) exit 9 ;; esac
             echo '{\"jobs\":[{\"read\":{\"iops\":7.5}}]}'";
         assert_eq!(fio(right), Ok(7.5));
     }

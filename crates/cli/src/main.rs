@@ -81,7 +81,9 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
             clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);
             Ok(output::bytes(&script)?)
         }
-        Command::Man => Ok(output::bytes(&man::page(Cli::command()).map_err(output::OutputError::Write)?)?),
+        Command::Man => {
+            Ok(output::bytes(&man::page(Cli::command()).map_err(output::OutputError::Write)?)?)
+        }
     }
 }
 

@@ -30,7 +30,8 @@ fn heading(page: &mut Vec<u8>, text: &str) {
     page.extend_from_slice(format!(".SH \"{text}\"\n").as_bytes());
 }
 
-/// Writes what `--help` prints after the options: paragraphs are filled, and indented as they are there.
+/// Writes what `--help` prints after the options: paragraphs are filled, and indented as they are
+/// there.
 fn notes(page: &mut Vec<u8>, command: &Command) {
     let Some(text) = command.get_after_long_help() else { return };
     page.extend_from_slice(b".SS NOTES\n");

@@ -18,7 +18,8 @@ pub(crate) enum OutputError {
     Json(#[from] serde_json::Error),
 }
 
-/// Returns whether a path leads to the standard output: by a name of it, or as the file that it is redirected to.
+/// Returns whether a path leads to the standard output: by a name of it, or as the file that it is
+/// redirected to.
 pub(crate) fn is_stdout(path: &Path) -> bool {
     let names = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
     if names.iter().any(|name| path == Path::new(name)) {
@@ -72,7 +73,10 @@ fn ignore_broken_pipe(result: io::Result<()>) -> Result<(), OutputError> {
 }
 
 /// Prints a report on standard error: standard output belongs to another program.
-pub(crate) fn aside(report: &(impl fmt::Display + Serialize), json: bool) -> Result<(), OutputError> {
+pub(crate) fn aside(
+    report: &(impl fmt::Display + Serialize),
+    json: bool,
+) -> Result<(), OutputError> {
     let text = if json { serde_json::to_string(report)? + "\n" } else { report.to_string() };
     ignore_broken_pipe(io::stderr().lock().write_all(text.as_bytes()))
 }

@@ -1,4 +1,5 @@
-//! Receiving packets: a thread for each queue, which may store them, or one more that writes them to a file.
+//! Receiving packets: a thread for each queue, which may store them, or one more that writes them
+//! to a file.
 
 pub(crate) mod budget;
 pub(crate) mod capture;

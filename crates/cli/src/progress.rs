@@ -68,7 +68,8 @@ impl Progress {
     }
 
     fn of(title: &str, end: End, shows_requests: bool) -> Self {
-        // `stderr` draws nothing where standard error is not a terminal. No thread draws it, which could not always be started.
+        // `stderr` draws nothing where standard error is not a terminal. No thread draws it, which
+        // could not always be started.
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
         if let Ok(style) = ProgressStyle::with_template("{msg}") {
             bar.set_style(style);
@@ -109,8 +110,8 @@ impl Progress {
         if self.is_hidden {
             return;
         }
-        let elapsed =
-            u64::try_from(now.saturating_duration_since(self.began).as_millis()).unwrap_or(u64::MAX);
+        let elapsed = u64::try_from(now.saturating_duration_since(self.began).as_millis())
+            .unwrap_or(u64::MAX);
         let due = self.due.load(Ordering::Relaxed);
         let next = elapsed.saturating_add(u64::try_from(REDRAW.as_millis()).unwrap_or(u64::MAX));
         // If another thread draws it, this one need not.
@@ -123,7 +124,8 @@ impl Progress {
 
     /// Returns the line, of at most `columns`.
     fn line(&self, now: Instant, columns: usize) -> String {
-        let (requests, bytes) = (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
+        let (requests, bytes) =
+            (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed));
         let figures = Figures { at: now, requests, bytes };
         let from = self.window.lock().map_or(figures, |mut window| {
             if now.saturating_duration_since(window.next.at) >= WINDOW {
@@ -134,7 +136,8 @@ impl Progress {
         let passed = now.saturating_duration_since(from.at);
         let bandwidth = rate(bytes.saturating_sub(from.bytes), passed);
         let elapsed = now.saturating_duration_since(self.began);
-        let part_of = |part: f64, whole: f64| if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 1.0 };
+        let part_of =
+            |part: f64, whole: f64| if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 1.0 };
         let by_bytes = self.end.bytes.map(|all| {
             let part = part_of(bytes as f64, all as f64);
             // At the mean rate so far.
@@ -150,11 +153,15 @@ impl Progress {
             .fold((0.0_f64, f64::INFINITY), |all, one| (all.0.max(one.0), all.1.min(one.1)));
         let iops = match self.shows_requests {
             true => {
-                format!("{} IOPS  ", thousands(per_second(requests.saturating_sub(from.requests), passed)))
+                format!(
+                    "{} IOPS  ",
+                    thousands(per_second(requests.saturating_sub(from.requests), passed))
+                )
             }
             false => String::new(),
         };
-        let mut line = format!("{}  {:3.0}%  {iops}{bandwidth}  ETA {}", self.title, part * 100.0, eta(left));
+        let mut line =
+            format!("{}  {:3.0}%  {iops}{bandwidth}  ETA {}", self.title, part * 100.0, eta(left));
         // What is left of the columns is the bar's.
         let room = columns.saturating_sub(line.chars().count() + 4).min(30);
         if room >= 5 {
@@ -172,8 +179,8 @@ fn columns_here() -> usize {
     columns(size.map(|size| size.ws_col.into()), std::env::var("COLUMNS").ok().as_deref())
 }
 
-/// Returns how many columns the line has: those of the terminal, or of the variable where the terminal does not know its size; at
-/// most 80, less one, in which the cursor stays.
+/// Returns how many columns the line has: those of the terminal, or of the variable where the
+/// terminal does not know its size; at most 80, less one, in which the cursor stays.
 fn columns(terminal: Option<usize>, variable: Option<&str>) -> usize {
     let variable = || variable.and_then(|text| text.parse().ok());
     let known = |columns: &usize| *columns > 0;
@@ -184,7 +191,8 @@ fn columns(terminal: Option<usize>, variable: Option<&str>) -> usize {
 /// Formats a time to come: `01:30`, `2:00:05`, `--:--` where it is unknown.
 fn eta(seconds: f64) -> String {
     let Ok(left) = Duration::try_from_secs_f64(seconds.ceil()) else { return "--:--".to_owned() };
-    let (hours, minutes, seconds) = (left.as_secs() / 3600, left.as_secs() / 60 % 60, left.as_secs() % 60);
+    let (hours, minutes, seconds) =
+        (left.as_secs() / 3600, left.as_secs() / 60 % 60, left.as_secs() % 60);
     match hours {
         0 => format!("{minutes:02}:{seconds:02}"),
         1..1000 => format!("{hours}:{minutes:02}:{seconds:02}"),
@@ -248,7 +256,10 @@ mod tests {
     #[test]
     fn the_line_has_rates_and_eta_and_fits_80_columns() {
         for title in ["running", "verifying source"] {
-            let timed = Progress::requests(title, End { bytes: None, time: Some(Duration::from_secs(3600)) });
+            let timed = Progress::requests(
+                title,
+                End { bytes: None, time: Some(Duration::from_secs(3600)) },
+            );
             for _ in 0..1_500_000 {
                 timed.add(4096);
             }
@@ -265,7 +276,10 @@ mod tests {
             assert!(line.contains(part), "{part:?} is not in {line:?}");
         }
         assert!(!line.contains("IOPS") && line.chars().count() < 80, "{line:?}");
-        let both = Progress::requests("", End { bytes: Some(1 << 40), time: Some(Duration::from_secs(10)) });
+        let both = Progress::requests(
+            "",
+            End { bytes: Some(1 << 40), time: Some(Duration::from_secs(10)) },
+        );
         both.add(1);
         assert!(after(&both, Duration::from_secs(3)).contains("ETA 00:07"));
         assert!(after(&Progress::new("x", 100), Duration::ZERO).contains("ETA --:--"));

@@ -1,6 +1,7 @@
 //! The pseudo-random generator of the program.
 
-/// Marsaglia's xorshift64*: fast, and the same sequence on every machine, so that two runs can be compared.
+/// Marsaglia's xorshift64*: fast, and the same sequence on every machine, so that two runs can be
+/// compared.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 

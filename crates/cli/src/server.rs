@@ -1,8 +1,10 @@
-//! The network block server: connections on one side, a target on the other, and memory that both reach in between.
+//! The network block server: connections on one side, a target on the other, and memory that both
+//! reach in between.
 //!
-//! Each event loop is a thread with its own queue at the target, its own share of the memory and its own connections.
-//! A payload is received into a buffer that moves into the target's request; what a read returns is sent from the buffer that
-//! the target filled. Nothing is received for which there is no memory.
+//! Each event loop is a thread with its own queue at the target, its own share of the memory and
+//! its own connections. A payload is received into a buffer that moves into the target's request;
+//! what a read returns is sent from the buffer that the target filled. Nothing is received for
+//! which there is no memory.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -1,4 +1,5 @@
-//! From the command line to open targets and the memory stack of a run. Impossible requests are rejected here.
+//! From the command line to open targets and the memory stack of a run. Impossible requests are
+//! rejected here.
 //!
 //! | module | contents |
 //! | --- | --- |

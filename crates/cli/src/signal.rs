@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP: a flag that the engines check, so that unfinished work is undone before the program ends,
-//! and a bound on the time this may take.
+//! SIGINT, SIGTERM and SIGHUP: a flag that the engines check, so that unfinished work is undone
+//! before the program ends, and a bound on the time this may take.
 
 use crate::output;
 use pinfold::Signals;
@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 /// How long the program may take to end after the first signal.
 const GRACE: Duration = Duration::from_secs(10);
-/// How long further signals count as the first one: timeout(1) sends two, one to the program and one to its group.
+/// How long further signals count as the first one: timeout(1) sends two, one to the program and
+/// one to its group.
 const SAME: Duration = Duration::from_secs(1);
-/// The same for SIGINT, which a person sends: one that a parent passes on follows at once, a second Ctrl-C does not.
+/// The same for SIGINT, which a person sends: one that a parent passes on follows at once, a second
+/// Ctrl-C does not.
 const SAME_INT: Duration = Duration::from_millis(250);
 /// The exit code after a signal.
 const INTERRUPTED: i32 = 130;
@@ -27,8 +29,9 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. One that comes more than a second later (SIGINT: a
-    /// quarter), or 10 s, ends the program, even while its other threads wait for a file system that does not respond. Signals that were ignored stay ignored.
+    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. One that comes more than a
+    /// second later (SIGINT: a quarter), or 10 s, ends the program, even while its other threads
+    /// wait for a file system that does not respond. Signals that were ignored stay ignored.
     /// SIGXFSZ (`ulimit -f`) is ignored: the write that exceeds the limit fails like any other.
     ///
     /// # Errors
@@ -42,7 +45,10 @@ impl Interrupt {
         watcher.spawn(move || watch(signals, &raised)).map_err(|error| {
             io::Error::new(
                 error.kind(),
-                format!("no thread to wait for them could be started: {}", threads::refusal(&error)),
+                format!(
+                    "no thread to wait for them could be started: {}",
+                    threads::refusal(&error)
+                ),
             )
         })?;
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
@@ -75,7 +81,10 @@ fn watch(signals: Signals, raised: &AtomicBool) {
             Some(number) if first.elapsed() < if number == SIGINT { SAME_INT } else { SAME } => {}
             Some(_) => break "interrupted again".to_owned(),
             None => {
-                break format!("interrupted, and requests have not completed after {} s", GRACE.as_secs());
+                break format!(
+                    "interrupted, and requests have not completed after {} s",
+                    GRACE.as_secs()
+                );
             }
         }
     };

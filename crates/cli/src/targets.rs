@@ -1,5 +1,5 @@
-//! Targets: a file, or a namespace of a controller. A data buffer moves into a target with its request and returns with
-//! the completion; in between nothing else can reach it.
+//! Targets: a file, or a namespace of a controller. A data buffer moves into a target with its
+//! request and returns with the completion; in between nothing else can reach it.
 //!
 //! | module | contents |
 //! | --- | --- |

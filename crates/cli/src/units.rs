@@ -12,7 +12,9 @@ pub(crate) struct ByteSize(pub(crate) u64);
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum SizeError {
     /// It does not start with digits, or the suffix is unknown.
-    #[error("{0:?} is not a size: write a whole number, optionally with k, M, G or T (1k is 1024 bytes)")]
+    #[error(
+        "{0:?} is not a size: write a whole number, optionally with k, M, G or T (1k is 1024 bytes)"
+    )]
     Word(String),
     /// It is not two sizes in ascending order.
     #[error("{0:?} is not a range of sizes: write the minimum and the maximum, for example 512-1M")]
@@ -86,8 +88,10 @@ impl FromStr for Share {
         let Some(number) = word.strip_suffix('%') else {
             return word.parse().map(|ByteSize(size)| Self::Bytes(size));
         };
-        let percent =
-            number.parse().ok().filter(|percent| (1..=100).contains(percent) && !number.starts_with('+'));
+        let percent = number
+            .parse()
+            .ok()
+            .filter(|percent| (1..=100).contains(percent) && !number.starts_with('+'));
         percent.map(Self::Percent).ok_or_else(|| SizeError::Percent(word.to_owned()))
     }
 }
@@ -111,7 +115,8 @@ impl FromStr for SizeRange {
     }
 }
 
-/// A duration as fio writes it: `10` (seconds), `10s`, `500ms`, `2m`, `1h`, `1d`. From 1 ms to a day.
+/// A duration as fio writes it: `10` (seconds), `10s`, `500ms`, `2m`, `1h`, `1d`. From 1 ms to a
+/// day.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TimeSpan(pub(crate) Duration);
 
@@ -119,7 +124,9 @@ pub(crate) struct TimeSpan(pub(crate) Duration);
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum TimeError {
     /// It does not start with digits, or the unit is unknown.
-    #[error("{0:?} is not a time: write a whole number of seconds, or one followed by ms, s, m, h or d")]
+    #[error(
+        "{0:?} is not a time: write a whole number of seconds, or one followed by ms, s, m, h or d"
+    )]
     Word(String),
     /// It is zero or too long.
     #[error("{0:?} is not between 1ms and 1d")]
@@ -165,11 +172,13 @@ impl FromStr for Percentiles {
     type Err = PercentilesError;
 
     fn from_str(word: &str) -> Result<Self, PercentilesError> {
-        let number =
-            |text: &str| text.parse::<f64>().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
+        let number = |text: &str| {
+            text.parse::<f64>().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0)
+        };
         let numbers: Option<Vec<f64>> = word.split(':').map(number).collect();
-        let mut numbers =
-            numbers.filter(|list| list.len() <= 20).ok_or_else(|| PercentilesError(word.to_owned()))?;
+        let mut numbers = numbers
+            .filter(|list| list.len() <= 20)
+            .ok_or_else(|| PercentilesError(word.to_owned()))?;
         numbers.sort_by(f64::total_cmp);
         Ok(Self(numbers))
     }
@@ -179,8 +188,12 @@ impl ByteSize {
     /// Formats it as on a command line: `512M`.
     pub(crate) fn to_arg(self) -> String {
         let suffixes = [("T", 40), ("G", 30), ("M", 20), ("k", 10)];
-        let fits = suffixes.iter().find(|(_, shift)| self.0 > 0 && self.0.trailing_zeros() >= *shift);
-        fits.map_or_else(|| self.0.to_string(), |(suffix, shift)| format!("{}{suffix}", self.0 >> shift))
+        let fits =
+            suffixes.iter().find(|(_, shift)| self.0 > 0 && self.0.trailing_zeros() >= *shift);
+        fits.map_or_else(
+            || self.0.to_string(),
+            |(suffix, shift)| format!("{}{suffix}", self.0 >> shift),
+        )
     }
 }
 
@@ -220,7 +233,8 @@ pub(crate) fn counted(number: u64, singular: &str) -> String {
     format!("{} {singular}{}", grouped(number), if number == 1 { "" } else { "s" })
 }
 
-/// Formats nanoseconds in the unit that leaves up to three digits before the point: `950 ns`, `3.20 ms`.
+/// Formats nanoseconds in the unit that leaves up to three digits before the point: `950 ns`,
+/// `3.20 ms`.
 pub(crate) fn time(ns: u64) -> String {
     let ns = ns as f64;
     match ns {
@@ -249,7 +263,10 @@ pub(crate) fn per_second(count: u64, elapsed: Duration) -> f64 {
 /// Formats bytes per second: `1.2 GiB/s`.
 pub(crate) fn rate(bytes: u64, elapsed: Duration) -> String {
     // Whole bytes are exact enough to print; the cast saturates.
-    #[expect(clippy::cast_possible_truncation, reason = "a rate rounded to whole bytes; `as` saturates")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a rate rounded to whole bytes; `as` saturates"
+    )]
     let whole = per_second(bytes, elapsed) as u64;
     format!("{}/s", ByteSize(whole))
 }
@@ -260,7 +277,8 @@ mod tests {
 
     #[test]
     fn durations_are_parsed_as_by_fio() {
-        for (word, ms) in [("10", 10_000), ("2s", 2000), ("500ms", 500), ("2m", 120_000), ("1d", 86_400_000)]
+        for (word, ms) in
+            [("10", 10_000), ("2s", 2000), ("500ms", 500), ("2m", 120_000), ("1d", 86_400_000)]
         {
             assert_eq!(word.parse(), Ok(TimeSpan(Duration::from_millis(ms))), "{word}");
         }
@@ -268,7 +286,11 @@ mod tests {
             assert_eq!(word.parse::<TimeSpan>(), Err(TimeError::Word(word.to_owned())), "{word}");
         }
         for word in ["0", "0ms", "2d", "86401", "99999999999999999999s"] {
-            assert_eq!(word.parse::<TimeSpan>(), Err(TimeError::Outside(word.to_owned())), "{word}");
+            assert_eq!(
+                word.parse::<TimeSpan>(),
+                Err(TimeError::Outside(word.to_owned())),
+                "{word}"
+            );
         }
     }
 
@@ -276,14 +298,21 @@ mod tests {
     fn percentiles_are_sorted_and_bounded() {
         assert_eq!("99.9:50".parse(), Ok(Percentiles(vec![50.0, 99.9])));
         for word in ["", "50:", "0", "101", "fifty", "50,99", "NaN"] {
-            assert_eq!(word.parse::<Percentiles>(), Err(PercentilesError(word.to_owned())), "{word}");
+            assert_eq!(
+                word.parse::<Percentiles>(),
+                Err(PercentilesError(word.to_owned())),
+                "{word}"
+            );
         }
     }
 
     #[test]
     fn a_share_is_bytes_or_per_cent() {
         assert_eq!(("4k".parse(), "50%".parse()), (Ok(Share::Bytes(4096)), Ok(Share::Percent(50))));
-        assert_eq!([Share::Percent(33).of(1000), Share::Percent(100).of(u64::MAX)], [330, u64::MAX]);
+        assert_eq!(
+            [Share::Percent(33).of(1000), Share::Percent(100).of(u64::MAX)],
+            [330, u64::MAX]
+        );
         for word in ["0%", "101%", "%", "1.5%", "+5%", "-1%", "5%%"] {
             assert_eq!(word.parse::<Share>(), Err(SizeError::Percent(word.to_owned())), "{word}");
         }
@@ -324,7 +353,11 @@ mod tests {
             assert_eq!(word.parse::<ByteSize>(), Err(SizeError::Word(word.to_owned())), "{word}");
         }
         for word in ["16777216T", "18446744073709551616", "99999999999999999999G"] {
-            assert_eq!(word.parse::<ByteSize>(), Err(SizeError::TooLarge(word.to_owned())), "{word}");
+            assert_eq!(
+                word.parse::<ByteSize>(),
+                Err(SizeError::TooLarge(word.to_owned())),
+                "{word}"
+            );
         }
     }
 
@@ -344,7 +377,8 @@ mod tests {
 
     #[test]
     fn arguments_parse_as_what_was_formatted() {
-        for (bytes, word) in [(0, "0"), (1000, "1000"), (1536, "1536"), (512 << 20, "512M"), (3 << 40, "3T")]
+        for (bytes, word) in
+            [(0, "0"), (1000, "1000"), (1536, "1536"), (512 << 20, "512M"), (3 << 40, "3T")]
         {
             assert_eq!(ByteSize(bytes).to_arg(), word);
             assert_eq!(word.parse(), Ok(ByteSize(bytes)));

@@ -194,7 +194,8 @@ impl<A: Address> AddrRange<A> {
     /// Creates the range of `len` bytes from `start`.
     ///
     /// # Errors
-    /// [`RangeError::Empty`] if `len` is 0, [`RangeError::Wraps`] if `start + len` is more than 64 bits.
+    /// [`RangeError::Empty`] if `len` is 0, [`RangeError::Wraps`] if `start + len` is more than 64
+    /// bits.
     #[inline]
     pub fn new(start: A, len: u64) -> Result<Self, RangeError> {
         let raw = start.raw();
@@ -205,8 +206,8 @@ impl<A: Address> AddrRange<A> {
         }
     }
 
-    /// The range of `len` bytes from `start`, cut off at the end of 64 bits, at least one byte: for callers that know
-    /// that it is neither empty nor too long.
+    /// The range of `len` bytes from `start`, cut off at the end of 64 bits, at least one byte: for
+    /// callers that know that it is neither empty nor too long.
     pub(crate) fn clamped(start: A, len: u64) -> Self {
         let first = start.raw().min(u64::MAX - 1);
         let len = NonZeroU64::new(len.min(u64::MAX - first)).unwrap_or(NonZeroU64::MIN);
@@ -313,7 +314,10 @@ mod tests {
 
     #[test]
     fn a_range_is_neither_empty_nor_wrapping() {
-        assert_eq!(IovaRange::new(Iova::new(7), 0), Err(RangeError::Empty { kind: "iova", start: 7 }));
+        assert_eq!(
+            IovaRange::new(Iova::new(7), 0),
+            Err(RangeError::Empty { kind: "iova", start: 7 })
+        );
         assert_eq!(
             PhysRange::new(PhysAddr::new(u64::MAX), 1),
             Err(RangeError::Wraps { kind: "phys", start: u64::MAX, len: 1 })
@@ -323,7 +327,9 @@ mod tests {
 
     #[test]
     fn a_clamped_range_is_a_range_whatever_it_is_made_of() {
-        for (start, len) in [(0, 1), (4096, 4096), (7, 0), (u64::MAX, 5), (u64::MAX, 0), (8, u64::MAX)] {
+        for (start, len) in
+            [(0, 1), (4096, 4096), (7, 0), (u64::MAX, 5), (u64::MAX, 0), (8, u64::MAX)]
+        {
             let range = IovaRange::clamped(Iova::new(start), len);
             assert_eq!(IovaRange::new(range.start(), range.len()), Ok(range));
         }

@@ -31,45 +31,54 @@
 //!
 //! # How it works
 //!
-//! **Owners.** Each [`Local`] has two *magazines*, arrays of the numbers of free blocks (Bonwick and Adams, USENIX 2001). Alloc
-//! pops a number, free pushes one. When both magazines are empty, or full, one is exchanged as a whole at the *depot*, under
-//! the pool's only lock beside that of the *front*: an owner behind a lock, for calls on [`DmaPool`] itself and for each [`Block`]
-//! that is dropped instead of freed by a `Local`. No block belongs to an owner: what one allocates and another frees is an
-//! ordinary free there.
+//! **Owners.** Each [`Local`] has two *magazines*, arrays of the numbers of free blocks (Bonwick
+//! and Adams, USENIX 2001). Alloc pops a number, free pushes one. When both magazines are empty, or
+//! full, one is exchanged as a whole at the *depot*, under the pool's only lock beside that of the
+//! *front*: an owner behind a lock, for calls on [`DmaPool`] itself and for each [`Block`] that is
+//! dropped instead of freed by a `Local`. No block belongs to an owner: what one allocates and
+//! another frees is an ordinary free there.
 //!
-//! **States.** One byte a block, out of band, is absent, free, raw or owned. A raw free claims its block by a compare-exchange of raw to
-//! free: of any number of raw frees of one allocation, on any threads, one succeeds. Alloc and the free of a [`Block`] store
-//! plainly, because the number in a magazine, or the `Block`, is exclusive. A foreign, misaligned, double or still-owned free is
-//! refused in release builds too, and changes nothing. One wrong free cannot be told from a right one: that of a stale copy of a
-//! [`RawBlock`] after the same block was allocated as raw again. It frees that allocation; no block gets two owners by it.
+//! **States.** One byte a block, out of band, is absent, free, raw or owned. A raw free claims its
+//! block by a compare-exchange of raw to free: of any number of raw frees of one allocation, on any
+//! threads, one succeeds. Alloc and the free of a [`Block`] store plainly, because the number in a
+//! magazine, or the `Block`, is exclusive. A foreign, misaligned, double or still-owned free is
+//! refused in release builds too, and changes nothing. One wrong free cannot be told from a right
+//! one: that of a stale copy of a [`RawBlock`] after the same block was allocated as raw again. It
+//! frees that allocation; no block gets two owners by it.
 //!
-//! **Addresses.** The span of the source is divided into *units* of 2 MiB (1 GiB for larger blocks). A unit has an array of state
-//! bytes from when its first chunk is acquired until the pool ends, so a late wrong free still finds the state, and the pool's own
-//! state is bounded by its span, however often it grows and shrinks. An address becomes a number by a look-up of its unit,
-//! a shift and mask if blocks must not cross a boundary, one multiplication that is exact for multiples, and the state byte,
-//! which says whether a chunk has such a block.
+//! **Addresses.** The span of the source is divided into *units* of 2 MiB (1 GiB for larger
+//! blocks). A unit has an array of state bytes from when its first chunk is acquired until the pool
+//! ends, so a late wrong free still finds the state, and the pool's own state is bounded by its
+//! span, however often it grows and shrinks. An address becomes a number by a look-up of its unit,
+//! a shift and mask if blocks must not cross a boundary, one multiplication that is exact for
+//! multiples, and the state byte, which says whether a chunk has such a block.
 //!
-//! **Chunks** are acquired when an alloc finds no free block: first the smallest run that wastes at most an eighth of itself, then
-//! as many bytes as the pool has, up to 2 MiB; smaller ones if the source has no other. Their blocks are handed out in ascending
-//! order, and not accessed before. No lock is held while the source runs. [`shrink`](DmaPool::shrink) releases the chunks whose
-//! blocks are all in the depot.
+//! **Chunks** are acquired when an alloc finds no free block: first the smallest run that wastes at
+//! most an eighth of itself, then as many bytes as the pool has, up to 2 MiB; smaller ones if the
+//! source has no other. Their blocks are handed out in ascending order, and not accessed before. No
+//! lock is held while the source runs. [`shrink`](DmaPool::shrink) releases the chunks whose blocks
+//! are all in the depot.
 //!
-//! **Device-writable memory** holds no link, header or state: a device that writes to a freed block corrupts its next content and
-//! nothing else. The pool itself accesses blocks in `alloc_zeroed` and in [debug mode](Builder::debug) only.
+//! **Device-writable memory** holds no link, header or state: a device that writes to a freed block
+//! corrupts its next content and nothing else. The pool itself accesses blocks in `alloc_zeroed`
+//! and in [debug mode](Builder::debug) only.
 //!
 //! # What owners keep
 //!
-//! An owner's two magazines together have room for [`Builder::cached_bytes`] bytes of blocks, 512 KiB unless set, but for at least one block
-//! and at most 1,024. So a pool has, besides the blocks in use, at most that for each owner, the front included, and what is in
-//! the depot, which every owner finds. When an alloc fails, the front's blocks are moved to the depot, and other owners return
-//! theirs at their next exchange; an idle owner keeps at most its cap until it is [flushed](Local::flush) or dropped. At a
-//! [maximum](Builder::maximum) others can be refused those blocks. A forgotten `Local` (`mem::forget`) keeps them forever, and the pool alive.
+//! An owner's two magazines together have room for [`Builder::cached_bytes`] bytes of blocks, 512
+//! KiB unless set, but for at least one block and at most 1,024. So a pool has, besides the blocks
+//! in use, at most that for each owner, the front included, and what is in the depot, which every
+//! owner finds. When an alloc fails, the front's blocks are moved to the depot, and other owners
+//! return theirs at their next exchange; an idle owner keeps at most its cap until it is
+//! [flushed](Local::flush) or dropped. At a [maximum](Builder::maximum) others can be refused those
+//! blocks. A forgotten `Local` (`mem::forget`) keeps them forever, and the pool alive.
 //!
 //! # False sharing
 //!
-//! State bytes of neighbouring blocks share cache lines, 64 to a line. Owners get neighbours in runs of a magazine, so they meet in the
-//! first and last line of a run only, until blocks are exchanged between owners in random order; a line that two
-//! owners write costs each a cache miss, and nothing else.
+//! State bytes of neighbouring blocks share cache lines, 64 to a line. Owners get neighbours in
+//! runs of a magazine, so they meet in the first and last line of a run only, until blocks are
+//! exchanged between owners in random order; a line that two owners write costs each a cache miss,
+//! and nothing else.
 
 mod block;
 mod coherent;
@@ -90,7 +99,8 @@ pub use block::Block;
 pub use coherent::Coherent;
 pub use debug::{Damage, FREE_PATTERN, FRESH_PATTERN, LastUse, OwnerTag};
 pub use error::{
-    AllocError, BulkAllocError, BulkFreeError, CreateError, FreeError, RangeError, SourceError, SpanError,
+    AllocError, BulkAllocError, BulkFreeError, CreateError, FreeError, RangeError, SourceError,
+    SpanError,
 };
 pub use handle::{Builder, Busy, DmaPool};
 pub use local::Local;

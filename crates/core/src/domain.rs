@@ -4,22 +4,25 @@
 //! map(buffer, direction) -> Mapping --revoke()--> Revoked(ticket) --wait()/poll()/await--> the buffer again
 //! ```
 //!
-//! - **strict**: [`Mapping::unmap`] revokes and waits. After it returns no device can reach the buffer.
-//! - **revoke**: [`Mapping::revoke`] returns at once. The [`Revoked`] holds the buffer and its I/O virtual addresses; neither
-//!   can be reused or read until the ticket has completed.
+//! - **strict**: [`Mapping::unmap`] revokes and waits. After it returns no device can reach the
+//!   buffer.
+//! - **revoke**: [`Mapping::revoke`] returns at once. The [`Revoked`] holds the buffer and its I/O
+//!   virtual addresses; neither can be reused or read until the ticket has completed.
 //! - [`Domain::revoke_all`] revokes many mappings, reads and writes, with one flush.
 //!
-//! [`Domain::map`] may be called from any thread. A thread that maps often has a handle of its own ([`Local`]), with
-//! addresses and counters that it shares with no other. Mappings borrow their domain, or, from the handle of a
-//! [`Shared`](crate::share::Shared) domain, own a share of it, so that one struct can hold a domain with its mappings.
+//! [`Domain::map`] may be called from any thread. A thread that maps often has a handle of its own
+//! ([`Local`]), with addresses and counters that it shares with no other. Mappings borrow their
+//! domain, or, from the handle of a [`Shared`](crate::share::Shared) domain, own a share of it, so
+//! that one struct can hold a domain with its mappings.
 //!
-//! A flush past its deadline is *late*, not failed: [`Revoked::wait`] then returns the `Revoked`, to be waited for again.
-//! If that is dropped, the domain holds the buffer until the flush completes ([`DomainStats::deferred`],
-//! [`Domain::release_late`]). Only if it never can (the unit has failed, or access could not be revoked) the buffer and its
-//! addresses are *quarantined*: never reused, and counted ([`DomainStats::quarantined`]).
+//! A flush past its deadline is *late*, not failed: [`Revoked::wait`] then returns the `Revoked`,
+//! to be waited for again. If that is dropped, the domain holds the buffer until the flush
+//! completes ([`DomainStats::deferred`], [`Domain::release_late`]). Only if it never can (the unit
+//! has failed, or access could not be revoked) the buffer and its addresses are *quarantined*:
+//! never reused, and counted ([`DomainStats::quarantined`]).
 //!
-//! Memory that stays mapped for its lifetime (an arena mapped as a whole, the chunks of a pool) is mapped by
-//! its owner with [`Domain::map_static`] or [`Domain::map_at`].
+//! Memory that stays mapped for its lifetime (an arena mapped as a whole, the chunks of a pool) is
+//! mapped by its owner with [`Domain::map_static`] or [`Domain::map_at`].
 //!
 //! ```
 //! # use pinfold_core::access::Access;

@@ -32,7 +32,8 @@ impl<T: CleanUp> DropGuard<T> {
 
 impl<T: CleanUp> Drop for DropGuard<T> {
     fn drop(&mut self) {
-        // SAFETY: `into_inner` prevents this drop, and a drop runs once, so the value is taken once.
+        // SAFETY: `into_inner` prevents this drop, and a drop runs once, so the value is taken
+        // once.
         unsafe { ManuallyDrop::take(&mut self.0) }.clean_up();
     }
 }
@@ -52,8 +53,8 @@ impl<T: CleanUp> DerefMut for DropGuard<T> {
     }
 }
 
-/// Whether a user's callback has ever panicked. A clean-up that runs while a thread unwinds does not call it then: a second panic
-/// would end the process.
+/// Whether a user's callback has ever panicked. A clean-up that runs while a thread unwinds does
+/// not call it then: a second panic would end the process.
 #[derive(Debug)]
 pub(crate) struct PanicWatch(AtomicBool);
 
@@ -81,7 +82,8 @@ impl PanicWatch {
         result
     }
 
-    /// Whether a callback has panicked and this thread unwinds. Without `std` that is unknown, and nothing is forbidden.
+    /// Whether a callback has panicked and this thread unwinds. Without `std` that is unknown, and
+    /// nothing is forbidden.
     #[inline]
     pub(crate) fn forbids_calls(&self) -> bool {
         #[cfg(any(test, loom, feature = "std"))]

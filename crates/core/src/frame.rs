@@ -1,7 +1,7 @@
 //! Page frames in bulk: which 4 KiB pages of a zone are free.
 //!
-//! A [`Zone`] holds state, not memory: a frame is a number, and the caller maps it to a page. An owner allocates through its
-//! [`Local`], whose common path makes no atomic read-modify-write.
+//! A [`Zone`] holds state, not memory: a frame is a number, and the caller maps it to a page. An
+//! owner allocates through its [`Local`], whose common path makes no atomic read-modify-write.
 //!
 //! ```
 //! use pinfold_core::frame::{Order, Zone};
@@ -23,28 +23,32 @@
 //!
 //! # How it works
 //!
-//! One bit per frame records whether it is allocated, and it alone decides who owns the frame. The 512 bits of a *region*
-//! (2 MiB) are eight words on one cache line, so one compare-and-swap claims up to 64 frames. Above the map are two
-//! sets of hints, each with a bit per region and a bit per 64 of those: partly free regions and wholly free ones. A search
-//! reads at most 128 words to find a region in 1 TiB, and takes partly free regions first, so that whole 2 MiB stay
-//! whole. A hint may be stale but is never missing: clearing a hint is followed by reading the map, and freeing a frame by
-//! reading the hints. Each region also has an upper bound on the runs that are free in it, and so have groups of 64 and of
-//! 4,096: a run that does not exist is refused after some hundred bytes, and not after a look at every region.
+//! One bit per frame records whether it is allocated, and it alone decides who owns the frame. The
+//! 512 bits of a *region* (2 MiB) are eight words on one cache line, so one compare-and-swap claims
+//! up to 64 frames. Above the map are two sets of hints, each with a bit per region and a bit per
+//! 64 of those: partly free regions and wholly free ones. A search reads at most 128 words to find
+//! a region in 1 TiB, and takes partly free regions first, so that whole 2 MiB stay whole. A hint
+//! may be stale but is never missing: clearing a hint is followed by reading the map, and freeing a
+//! frame by reading the hints. Each region also has an upper bound on the runs that are free in it,
+//! and so have groups of 64 and of 4,096: a run that does not exist is refused after some hundred
+//! bytes, and not after a look at every region.
 //!
-//! The map per 2 MiB, the level above it and the regions reserved by owners follow LLFree (Wrenger et al.,
-//! "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).
+//! The map per 2 MiB, the level above it and the regions reserved by owners follow LLFree (Wrenger
+//! et al., "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).
 //!
 //! # Watermarks
 //!
-//! Calls for a single frame or run may use the last frame. Bulk calls stop at the [`Watermarks`] and then take one more
-//! frame. A zone that has run short is *under pressure* ([`Zone::under_pressure`]) until enough frames are free again;
-//! meanwhile owners hold no cached frames.
+//! Calls for a single frame or run may use the last frame. Bulk calls stop at the [`Watermarks`]
+//! and then take one more frame. A zone that has run short is *under pressure*
+//! ([`Zone::under_pressure`]) until enough frames are free again; meanwhile owners hold no cached
+//! frames.
 //!
 //! # Which wrong frees are detected
 //!
-//! Frames outside the zone, runs that are not aligned to their size, and frames whose bit is clear. A frame in the magazine of
-//! the *same* [`Local`], or in a run that any keeps, is detected too; one in the magazine of *another* is not, because its bit
-//! is set. A run may be freed in other pieces than it was allocated in.
+//! Frames outside the zone, runs that are not aligned to their size, and frames whose bit is clear.
+//! A frame in the magazine of the *same* [`Local`], or in a run that any keeps, is detected too;
+//! one in the magazine of *another* is not, because its bit is set. A run may be freed in other
+//! pieces than it was allocated in.
 
 mod arrays;
 mod bulk;

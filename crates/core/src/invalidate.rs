@@ -1,10 +1,11 @@
 //! Invalidation: requests in, tickets out.
 //!
-//! Clearing a table entry does not revoke a device's access: the IOMMU may have cached it, until it is invalidated.
-//! An [`Invalidator`] gathers the requests of all owners into one open batch, submits it to the [`InvalidationQueue`]
-//! followed by one wait, and publishes the ticket of the last wait that has completed. Up to
-//! [`InvalidationQueue::queue_depth`] batches are in flight; while the queue is full, the open batch gathers, so a burst
-//! of requests costs one flush and one wait.
+//! Clearing a table entry does not revoke a device's access: the IOMMU may have cached it, until it
+//! is invalidated. An [`Invalidator`] gathers the requests of all owners into one open batch,
+//! submits it to the [`InvalidationQueue`] followed by one wait, and publishes the ticket of the
+//! last wait that has completed. Up to [`InvalidationQueue::queue_depth`] batches are in flight;
+//! while the queue is full, the open batch gathers, so a burst of requests costs one flush and one
+//! wait.
 //!
 //! ```text
 //! clear entries -> request(ranges) -> Ticket     the open batch
@@ -12,16 +13,18 @@
 //!                  is_completed(ticket) / wait(ticket)
 //! ```
 //!
-//! The rule that everything rests on: **a request is made after its entries are cleared, and its ticket completes only
-//! when a flush that was submitted after the request has completed.** The lock on the open batch orders the two; no lock is
-//! held while a thread waits. A waiter that finds space in the queue submits the open batch itself, so no owner depends
-//! on another one running.
+//! The rule that everything rests on: **a request is made after its entries are cleared, and its
+//! ticket completes only when a flush that was submitted after the request has completed.** The
+//! lock on the open batch orders the two; no lock is held while a thread waits. A waiter that finds
+//! space in the queue submits the open batch itself, so no owner depends on another one running.
 //!
 //! # Deadlines
-//! A deadline counts from the submission of a batch, whichever thread waits, and however often. Completion is published in
-//! order, so a ticket cannot complete before the oldest batch in flight: when that is past its deadline, every wait for
-//! it or for a later ticket ends with [`WaitError::TimedOut`]. The flush may still complete, and a later check finds it.
-//! If the unit [has failed](InvalidationQueue::has_failed), all waits end at once with [`WaitError::UnitFailed`].
+//! A deadline counts from the submission of a batch, whichever thread waits, and however often.
+//! Completion is published in order, so a ticket cannot complete before the oldest batch in flight:
+//! when that is past its deadline, every wait for it or for a later ticket ends with
+//! [`WaitError::TimedOut`]. The flush may still complete, and a later check finds it. If the unit
+//! [has failed](InvalidationQueue::has_failed), all waits end at once with
+//! [`WaitError::UnitFailed`].
 //!
 //! ```
 //! use pinfold_core::addr::{Iova, IovaRange};

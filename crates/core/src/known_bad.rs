@@ -1,8 +1,9 @@
-//! Deliberate mistakes in the product's own path, which tests switch on to prove that they are detected.
+//! Deliberate mistakes in the product's own path, which tests switch on to prove that they are
+//! detected.
 //!
-//! **For tests only.** With the feature `known-bad` (or in this crate's own unit tests) a thread can
-//! make one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken wrongly. In every
-//! other build the functions below are constants and compile to nothing.
+//! **For tests only.** With the feature `known-bad` (or in this crate's own unit tests) a thread
+//! can make one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken
+//! wrongly. In every other build the functions below are constants and compile to nothing.
 
 /// A mistake that the stack could make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +77,8 @@ mod switches {
         MISTAKE.set(mistake);
     }
 
-    /// Poisons the table pages that the calling thread reclaims from now on: every entry maps the memory at `trap`.
+    /// Poisons the table pages that the calling thread reclaims from now on: every entry maps the
+    /// memory at `trap`.
     pub fn poison_free_table_pages(trap: Option<u64>) {
         TRAP.set(trap);
     }

@@ -9,20 +9,22 @@
 //! | [`table`], [`invalidate`] | I/O page tables, and when a device can no longer reach something |
 //! | [`access`], [`addr`], [`mem`], [`share`], [`sync`] | directions, addresses, device-shared memory, shared handles, atomics |
 //!
-//! A module uses only modules in its own row and below. The crate makes no system call, starts no thread and reads no clock: its
-//! environment comes in through small traits. It allocates in constructors and when something grows, never on free, unmap or
-//! revoke.
+//! A module uses only modules in its own row and below. The crate makes no system call, starts no
+//! thread and reads no clock: its environment comes in through small traits. It allocates in
+//! constructors and when something grows, never on free, unmap or revoke.
 //!
-//! Pools get their memory from a [`ChunkSource`](dma_pool::ChunkSource). In practice that is an arena, `pinfold::Arena` of the crate
-//! `pinfold`: memory that is pinned and mapped for a device. Without an operating system the program implements the trait.
+//! Pools get their memory from a [`ChunkSource`](dma_pool::ChunkSource). In practice that is an
+//! arena, `pinfold::Arena` of the crate `pinfold`: memory that is pinned and mapped for a device.
+//! Without an operating system the program implements the trait.
 //!
 //! # Without the standard library
 //!
-//! The crate is `no_std` unless the feature `std` is enabled. It requires `alloc` (a global allocator) and atomics of 64
-//! bits with compare-and-swap (`target_has_atomic = "64"`): x86-64, AArch64, RISC-V 64, and 32-bit targets that have
-//! them, such as ARMv7-A. Targets without, such as Cortex-M, are not supported: emulated atomics (`portable-atomic`) take a
-//! lock or disable interrupts, and the lock-free paths would no longer be lock-free. The example `no_std_pool` is a pool
-//! with a source of its own over a static buffer.
+//! The crate is `no_std` unless the feature `std` is enabled. It requires `alloc` (a global
+//! allocator) and atomics of 64 bits with compare-and-swap (`target_has_atomic = "64"`): x86-64,
+//! AArch64, RISC-V 64, and 32-bit targets that have them, such as ARMv7-A. Targets without, such as
+//! Cortex-M, are not supported: emulated atomics (`portable-atomic`) take a lock or disable
+//! interrupts, and the lock-free paths would no longer be lock-free. The example `no_std_pool` is a
+//! pool with a source of its own over a static buffer.
 //!
 //! | feature | effect |
 //! | --- | --- |

@@ -1,21 +1,23 @@
 //! [`DmaMemory`]: memory that a device or another thread may read and write at any time.
 //!
-//! No reference to such memory may exist, because the compiler would assume that nothing else changes it. A [`DmaMemory`]
-//! is a base and a length; each access is checked against the length.
+//! No reference to such memory may exist, because the compiler would assume that nothing else
+//! changes it. A [`DmaMemory`] is a base and a length; each access is checked against the length.
 //!
 //! # The definition of an access
 //!
-//! Each access is a sequence of **relaxed atomic accesses of one byte each**, whatever the operation: a `u64`, a copy, and
-//! a fill differ in how many bytes they load or store, never in the width of an atomic. The rules of
-//! [`core::sync::atomic`] declare two things undefined: conflicting accesses of which one is not atomic, and conflicting
-//! atomics that overlap without being the same bytes. Neither can happen here: every access is atomic, and two accesses of
-//! one byte each are disjoint or identical. (`read_volatile` is not sufficient: on memory inside an allocation it is an
-//! ordinary, racing read.)
+//! Each access is a sequence of **relaxed atomic accesses of one byte each**, whatever the
+//! operation: a `u64`, a copy, and a fill differ in how many bytes they load or store, never in the
+//! width of an atomic. The rules of [`core::sync::atomic`] declare two things undefined:
+//! conflicting accesses of which one is not atomic, and conflicting atomics that overlap without
+//! being the same bytes. Neither can happen here: every access is atomic, and two accesses of one
+//! byte each are disjoint or identical. (`read_volatile` is not sufficient: on memory inside an
+//! allocation it is an ordinary, racing read.)
 //!
-//! On x86_64, aarch64 and riscv64 inline assembly performs the sequence: one load or store instruction for an aligned
-//! scalar, the platform's `memcpy` and `memset` otherwise. Its meaning in Rust is the loop over `AtomicU8` in
-//! `mem/portable.rs`: the instructions have an effect that the loop could have. On other architectures, under Miri, and with
-//! `--cfg pinfold_byte_atomics` (for sanitizers, which do not see assembly) that loop itself runs.
+//! On x86_64, aarch64 and riscv64 inline assembly performs the sequence: one load or store
+//! instruction for an aligned scalar, the platform's `memcpy` and `memset` otherwise. Its meaning
+//! in Rust is the loop over `AtomicU8` in `mem/portable.rs`: the instructions have an effect that
+//! the loop could have. On other architectures, under Miri, and with `--cfg pinfold_byte_atomics`
+//! (for sanitizers, which do not see assembly) that loop itself runs.
 //!
 //! # What is guaranteed
 //!
@@ -24,15 +26,18 @@
 //! | another thread, through `DmaMemory` | old or new, never torn | may tear at any byte |
 //! | a device | on the three architectures one access of at most 8 bytes, so torn only if the device tears it; elsewhere may tear at any byte | may tear at any byte, and load or store a byte more than once |
 //!
-//! Fences order accesses: what was written before [`store_release_u32`](DmaMemory::store_release_u32) is visible to a thread
-//! whose [`load_acquire_u32`](DmaMemory::load_acquire_u32) has returned a byte of that store, and to a device that a later
-//! doorbell notifies. A completion entry is read after its phase bit, which such a load reads. A reader that makes a
-//! decision must read the value once, into a copy: the next load may return another value.
+//! Fences order accesses: what was written before
+//! [`store_release_u32`](DmaMemory::store_release_u32) is visible to a thread whose
+//! [`load_acquire_u32`](DmaMemory::load_acquire_u32) has returned a byte of that store, and to a
+//! device that a later doorbell notifies. A completion entry is read after its phase bit, which
+//! such a load reads. A reader that makes a decision must read the value once, into a copy: the
+//! next load may return another value.
 //!
 //! # Words
 //!
-//! Memory accessed as atomics of 8 bytes, such as table entries, is never a `DmaMemory`: it is an `&[AtomicU64]` from the
-//! start ([`TablePages`](crate::table::TablePages)), and a `DmaMemory` yields no reference:
+//! Memory accessed as atomics of 8 bytes, such as table entries, is never a `DmaMemory`: it is an
+//! `&[AtomicU64]` from the start ([`TablePages`](crate::table::TablePages)), and a `DmaMemory`
+//! yields no reference:
 //!
 //! ```compile_fail,E0599
 //! # fn mix(memory: pinfold_core::mem::DmaMemory<'_>) {
@@ -92,9 +97,9 @@ pub struct AccessError {
 
 /// A range of pinned memory that is shared with a device.
 ///
-/// It owns nothing: like `&[AtomicU8]`, it gives checked access to memory that its owner keeps alive for `'m`. The owner
-/// lends it by a shared borrow of itself, and creates references into the memory only by a *mutable* borrow, which excludes
-/// every `DmaMemory`.
+/// It owns nothing: like `&[AtomicU8]`, it gives checked access to memory that its owner keeps
+/// alive for `'m`. The owner lends it by a shared borrow of itself, and creates references into the
+/// memory only by a *mutable* borrow, which excludes every `DmaMemory`.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaMemory<'m> {
     base: NonNull<u8>,
@@ -102,7 +107,8 @@ pub struct DmaMemory<'m> {
     lent: PhantomData<&'m AtomicU8>,
 }
 
-// SAFETY: every access is an atomic operation on memory that outlives the value (contract of `from_raw`).
+// SAFETY: every access is an atomic operation on memory that outlives the value (contract of
+// `from_raw`).
 unsafe impl Send for DmaMemory<'_> {}
 // SAFETY: as for `Send`; a shared `DmaMemory` has no other state than its two immutable fields.
 unsafe impl Sync for DmaMemory<'_> {}
@@ -116,8 +122,9 @@ macro_rules! scalar {
         #[inline]
         pub fn $read(&self, offset: usize) -> Result<$ty, AccessError> {
             let at = self.check(offset, size_of::<$ty>(), size_of::<$ty>())?;
-            // SAFETY: `check` proved the scalar inside the memory and at a multiple of its size; the contract of
-            // `from_raw` makes that memory valid and keeps references and wider atomics away.
+            // SAFETY: `check` proved the scalar inside the memory and at a multiple of its size;
+            // the contract of `from_raw` makes that memory valid and keeps references and wider
+            // atomics away.
             Ok(unsafe { bytes::$read(at) })
         }
 
@@ -139,10 +146,11 @@ impl<'m> DmaMemory<'m> {
     /// Creates the memory of `len` bytes at `base`.
     ///
     /// # Safety
-    /// For `'m`, `base..base + len` must be mapped, readable and writable, and must lie in one allocation of less than
-    /// `isize::MAX` bytes. During each access, only `DmaMemory`s, atomics of one byte, devices and the kernel
-    /// access the bytes: no Rust reference into them is alive (except to `AtomicU8`), and no thread that is not synchronised
-    /// with the access uses a wider atomic on them.
+    /// For `'m`, `base..base + len` must be mapped, readable and writable, and must lie in one
+    /// allocation of less than `isize::MAX` bytes. During each access, only `DmaMemory`s, atomics
+    /// of one byte, devices and the kernel access the bytes: no Rust reference into them is alive
+    /// (except to `AtomicU8`), and no thread that is not synchronised with the access uses a wider
+    /// atomic on them.
     pub const unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len, lent: PhantomData }
     }
@@ -150,7 +158,8 @@ impl<'m> DmaMemory<'m> {
     /// Returns the same memory with a lifetime that the caller guarantees.
     ///
     /// # Safety
-    /// As for [`from_raw`](Self::from_raw), as long as the returned value, or a copy of it, is *used*.
+    /// As for [`from_raw`](Self::from_raw), as long as the returned value, or a copy of it, is
+    /// *used*.
     pub const unsafe fn extend<'long>(self) -> DmaMemory<'long> {
         DmaMemory { base: self.base, len: self.len, lent: PhantomData }
     }
@@ -203,7 +212,8 @@ impl<'m> DmaMemory<'m> {
     scalar!(read_u32, write_u32, u32);
     scalar!(read_u64, write_u64, u64);
 
-    /// Reads a `u32` with acquire ordering: later reads see everything that its writer wrote before a release store of it.
+    /// Reads a `u32` with acquire ordering: later reads see everything that its writer wrote before
+    /// a release store of it.
     ///
     /// # Errors
     /// [`AccessError`] if it is outside the memory or not aligned.
@@ -224,16 +234,19 @@ impl<'m> DmaMemory<'m> {
         self.write_u32(offset, value)
     }
 
-    /// Writes the byte at `offset` back unchanged, by one compare-and-swap, so that its page is present.
+    /// Writes the byte at `offset` back unchanged, by one compare-and-swap, so that its page is
+    /// present.
     ///
     /// # Errors
     /// [`AccessError`] if it is outside the memory.
     pub fn touch(&self, offset: usize) -> Result<(), AccessError> {
         let at = self.check(offset, 1, 1)?;
-        // SAFETY: inside the memory by `check`, and accessed by atomics of one byte only, by the contract of `from_raw`.
+        // SAFETY: inside the memory by `check`, and accessed by atomics of one byte only, by the
+        // contract of `from_raw`.
         let byte = unsafe { AtomicU8::from_ptr(at.as_ptr()) };
         let now = byte.load(Ordering::Relaxed);
-        // A failure means that the byte was written meanwhile. (Compilers turn a `fetch_or(0)` into a load.)
+        // A failure means that the byte was written meanwhile. (Compilers turn a `fetch_or(0)` into
+        // a load.)
         let _ = byte.compare_exchange(now, now, Ordering::Relaxed, Ordering::Relaxed);
         Ok(())
     }
@@ -245,8 +258,8 @@ impl<'m> DmaMemory<'m> {
     #[inline]
     pub fn copy_to_slice(&self, offset: usize, to: &mut [u8]) -> Result<(), AccessError> {
         let from = self.check(offset, to.len(), 1)?;
-        // SAFETY: `check` proved `to.len()` bytes from `from` inside the memory, which the contract of `from_raw` makes
-        // valid and keeps free of references and wider atomics.
+        // SAFETY: `check` proved `to.len()` bytes from `from` inside the memory, which the contract
+        // of `from_raw` makes valid and keeps free of references and wider atomics.
         unsafe { bytes::copy_out(from, to) };
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Page pools: pages that keep their mapping while they are recycled.
 //!
-//! A receive path fills a device's ring with pages, passes received pages to other threads, and gets them back later.
-//! Mapping and unmapping each page would cost more than the packet; here a page is mapped with its chunk and stays
-//! mapped. The structure and the [counters](Counts) follow Linux's `page_pool`.
+//! A receive path fills a device's ring with pages, passes received pages to other threads, and
+//! gets them back later. Mapping and unmapping each page would cost more than the packet; here a
+//! page is mapped with its chunk and stays mapped. The structure and the [counters](Counts) follow
+//! Linux's `page_pool`.
 //!
 //! ```
 //! use pinfold_core::page_pool::{Config, Page, PagePool, RevocableSource};
@@ -21,11 +22,12 @@
 //!
 //! # How it works
 //!
-//! One *consumer*, which owns the [`PagePool`], allocates from a magazine of 128 pages and recycles into it without a lock
-//! or an atomic read-modify-write. Other threads return pages through a *ring* ([`Config::ring`]): lock-free, bounded, one
-//! compare-and-swap per page, or per 64 pages with [`Remote`]. An empty magazine is refilled with up to 64 pages: from the
-//! ring; if that is empty, from the *spill* list of pages that met a full ring; then from the rest of the newest chunk;
-//! then from the source.
+//! One *consumer*, which owns the [`PagePool`], allocates from a magazine of 128 pages and recycles
+//! into it without a lock or an atomic read-modify-write. Other threads return pages through a
+//! *ring* ([`Config::ring`]): lock-free, bounded, one compare-and-swap per page, or per 64 pages
+//! with [`Remote`]. An empty magazine is refilled with up to 64 pages: from the ring; if that is
+//! empty, from the *spill* list of pages that met a full ring; then from the rest of the newest
+//! chunk; then from the source.
 //!
 //! ```text
 //! alloc ◀─ magazine ◀─ ring ◀─ drop of a page, on any thread
@@ -33,30 +35,34 @@
 //!             └─ spill list · rest of the newest chunk · new chunk from the source
 //! ```
 //!
-//! Chunks come from a [`ChunkSource`](crate::dma_pool::ChunkSource): 64 pages first, then as many as the pool already has,
-//! up to 2 MiB. One call maps up to 512 pages with one large leaf, and a page's I/O virtual address is computed by an
-//! addition. The pool releases no chunk before it is closed or destroyed.
+//! Chunks come from a [`ChunkSource`](crate::dma_pool::ChunkSource): 64 pages first, then as many
+//! as the pool already has, up to 2 MiB. One call maps up to 512 pages with one large leaf, and a
+//! page's I/O virtual address is computed by an addition. The pool releases no chunk before it is
+//! closed or destroyed.
 //!
-//! [`Config::max_in_use`] limits the pages that are in use at a time. A page that was allocated once stays in circulation, so
-//! the limit is checked only where a page is allocated for the first time.
+//! [`Config::max_in_use`] limits the pages that are in use at a time. A page that was allocated
+//! once stays in circulation, so the limit is checked only where a page is allocated for the first
+//! time.
 //!
-//! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. Every free takes constant
-//! time and allocates no memory; only pages that meet a full ring, or that are freed after the pool was taken down, take a
-//! lock.
+//! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. Every
+//! free takes constant time and allocates no memory; only pages that meet a full ring, or that are
+//! freed after the pool was taken down, take a lock.
 //!
 //! # Checks
 //!
-//! A [`Page`] and a [`Fragment`] cannot be freed twice. Each raw free is checked, also in release builds: the address is
-//! the start of a page of this pool, the device address belongs to it, and the page is allocated and not held by a
-//! [`Page`]. A refused free changes nothing. One case is not reported to the caller: two raw frees of one page at the same
-//! instant, one of them through a [`Remote`]. The consumer detects the second by its generation, ignores it and counts it
-//! ([`Counts::waive`]). (Freeing a stale copy of a [`RawPage`] after the page was allocated raw again frees the new
-//! allocation: the copy is indistinguishable from it.)
+//! A [`Page`] and a [`Fragment`] cannot be freed twice. Each raw free is checked, also in release
+//! builds: the address is the start of a page of this pool, the device address belongs to it, and
+//! the page is allocated and not held by a [`Page`]. A refused free changes nothing. One case is
+//! not reported to the caller: two raw frees of one page at the same instant, one of them through a
+//! [`Remote`]. The consumer detects the second by its generation, ignores it and counts it
+//! ([`Counts::waive`]). (Freeing a stale copy of a [`RawPage`] after the page was allocated raw
+//! again frees the new allocation: the copy is indistinguishable from it.)
 //!
 //! # Taking a pool down
 //!
-//! [`PagePool::destroy`] revokes the device's access to every page at once, also to pages still held, and names the
-//! [holders](Holder). Their memory stays valid; a chunk is released with its last page.
+//! [`PagePool::destroy`] revokes the device's access to every page at once, also to pages still
+//! held, and names the [holders](Holder). Their memory stays valid; a chunk is released with its
+//! last page.
 
 mod config;
 mod consumer;

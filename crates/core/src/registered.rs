@@ -1,17 +1,19 @@
 //! Registered buffers: a program's own memory, described by as few segments as possible.
 //!
-//! A [`Registered`] is a buffer as *folios*: pieces of one size, a power of two, each contiguous for the device. The
-//! folios divide the process's addresses evenly: the first and the last may be partial, those between are full, and any
-//! offset is located by a shift and a mask, never by a walk. A folio is as large as the memory allows: hugepages stay whole,
-//! pages that are adjacent for the device form larger folios, and a buffer that is contiguous for the device is one folio of
-//! any length.
+//! A [`Registered`] is a buffer as *folios*: pieces of one size, a power of two, each contiguous
+//! for the device. The folios divide the process's addresses evenly: the first and the last may be
+//! partial, those between are full, and any offset is located by a shift and a mask, never by a
+//! walk. A folio is as large as the memory allows: hugepages stay whole, pages that are adjacent
+//! for the device form larger folios, and a buffer that is contiguous for the device is one folio
+//! of any length.
 //!
-//! With several page sizes, a folio that is not contiguous for the device is divided evenly once more, as finely as it
-//! needs; the others stay whole. One 4 KiB page among hugepages thus costs one divided folio, and any offset is located by
-//! two shifts. The division with the smallest table is computed when the buffer is described.
+//! With several page sizes, a folio that is not contiguous for the device is divided evenly once
+//! more, as finely as it needs; the others stay whole. One 4 KiB page among hugepages thus costs
+//! one divided folio, and any offset is located by two shifts. The division with the smallest table
+//! is computed when the buffer is described.
 //!
-//! A [`Registry`] numbers buffers as a ring or a device does. Nothing here pins memory or looks up its address:
-//! the caller supplies the device address of each page.
+//! A [`Registry`] numbers buffers as a ring or a device does. Nothing here pins memory or looks up
+//! its address: the caller supplies the device address of each page.
 //!
 //! ```
 //! use pinfold_core::addr::{Iova, PageSize};

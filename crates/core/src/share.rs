@@ -1,13 +1,15 @@
 //! How handles keep what they belong to alive: by a borrow, or by a share of a count.
 //!
-//! A mapping needs its domain, a block its pool. Inside one function a borrow is enough and costs nothing. A program
-//! that keeps domain, pool and mappings in one struct needs handles that own what they refer to, and a reference
-//! count would add a read-modify-write on a cache line that all threads share to each alloc and free.
+//! A mapping needs its domain, a block its pool. Inside one function a borrow is enough and costs
+//! nothing. A program that keeps domain, pool and mappings in one struct needs handles that own
+//! what they refer to, and a reference count would add a read-modify-write on a cache line that all
+//! threads share to each alloc and free.
 //!
-//! [`Shared`] is that count, and [`Stock`] avoids its price: an owner takes [`Stock::SHARES`] shares with one
-//! read-modify-write, issues one with each object that it allocates and takes it back with each object that returns,
-//! both without any atomic operation. Only objects that are dropped elsewhere return their share to the count itself.
-//! This is weighted reference counting (Bevan, PARLE 1987).
+//! [`Shared`] is that count, and [`Stock`] avoids its price: an owner takes [`Stock::SHARES`]
+//! shares with one read-modify-write, issues one with each object that it allocates and takes it
+//! back with each object that returns, both without any atomic operation. Only objects that are
+//! dropped elsewhere return their share to the count itself. This is weighted reference counting
+//! (Bevan, PARLE 1987).
 //!
 //! ```
 //! use pinfold_core::share::{Hold, Shared};
@@ -30,8 +32,8 @@ use core::ptr::NonNull;
 
 /// How an owner's handle keeps `Target` alive, and lets the objects that it allocates do the same.
 ///
-/// Implemented by `&T`, where both are the borrow, and by [`Stock`].
-/// No other type can: handles rely on it that each item refers to the value that its owner refers to, always.
+/// Implemented by `&T`, where both are the borrow, and by [`Stock`]. No other type can: handles
+/// rely on it that each item refers to the value that its owner refers to, always.
 pub trait Hold: Deref + sealed::Sealed {
     /// What an allocated object holds.
     type Item: Held<Target = Self::Target>;
@@ -43,10 +45,11 @@ pub trait Hold: Deref + sealed::Sealed {
     fn take_back(&mut self, item: Self::Item);
 }
 
-/// What an allocated object holds to keep its value alive: a borrow (`&T`), or a share ([`Shared`]). No other type can, as for
-/// [`Hold`].
+/// What an allocated object holds to keep its value alive: a borrow (`&T`), or a share
+/// ([`Shared`]). No other type can, as for [`Hold`].
 pub trait Held: Deref + Clone + sealed::Sealed {
-    /// Gives up what many objects held. Shares of one value are returned to its count by one read-modify-write. O(items).
+    /// Gives up what many objects held. Shares of one value are returned to its count by one
+    /// read-modify-write. O(items).
     fn give_up_all(items: impl IntoIterator<Item = Self>);
 }
 
@@ -77,8 +80,8 @@ impl<T> Held for Shared<T> {
     fn give_up_all(items: impl IntoIterator<Item = Self>) {
         let mut items = items.into_iter();
         let Some(first) = items.next() else { return };
-        // It takes the others back without an atomic operation, and is dropped with one for all. What is a share of another
-        // value returns there by itself.
+        // It takes the others back without an atomic operation, and is dropped with one for all.
+        // What is a share of another value returns there by itself.
         let mut stock = Stock { value: ManuallyDrop::new(first), shares: 1 };
         items.for_each(|share| stock.take_back(share));
     }
@@ -125,8 +128,8 @@ impl<T> Shared<T> {
         if self.counted().shares.load(Ordering::Acquire) != 1 {
             return None;
         }
-        // SAFETY: the value lives as long as `self`, which is the only share and is borrowed mutably; another one could only
-        // come from it.
+        // SAFETY: the value lives as long as `self`, which is the only share and is borrowed
+        // mutably; another one could only come from it.
         Some(unsafe { &mut self.0.as_mut().value })
     }
 
@@ -139,12 +142,14 @@ impl<T> Shared<T> {
             return Err(self);
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: it came from `Box::leak`, and this, the only share, is not used or dropped any more.
+        // SAFETY: it came from `Box::leak`, and this, the only share, is not used or dropped any
+        // more.
         let counted = unsafe { Box::from_raw(this.0.as_ptr()) };
         Ok(counted.value)
     }
 
-    /// Gives up the share, and returns the value if it was the last: to exactly one of the threads that give up theirs.
+    /// Gives up the share, and returns the value if it was the last: to exactly one of the threads
+    /// that give up theirs.
     pub(crate) fn into_inner(self) -> Option<T> {
         let this = ManuallyDrop::new(self);
         // SAFETY: this is one share, and is not used or dropped any more.
@@ -173,9 +178,9 @@ impl<T> Shared<T> {
         if before != shares {
             return None;
         }
-        // All uses by other shares, which were released before, come before what the caller does with it. (A load, because
-        // ThreadSanitizer does not see fences.)
-        // SAFETY: no share is left, so this thread alone has the value.
+        // All uses by other shares, which were released before, come before what the caller does
+        // with it. (A load, because ThreadSanitizer does not see fences.) SAFETY: no share is left,
+        // so this thread alone has the value.
         unsafe { this.as_ref() }.shares.load(Ordering::Acquire);
         // SAFETY: it came from `Box::leak`, and no share is left that could use or free it.
         Some(unsafe { Box::from_raw(this.as_ptr()) })
@@ -249,7 +254,8 @@ impl<T> Stock<T> {
         self.value.is_same(share)
     }
 
-    /// Takes `shares` shares out of the stock, as a stock of its own. At most one read-modify-write.
+    /// Takes `shares` shares out of the stock, as a stock of its own. At most one
+    /// read-modify-write.
     pub(crate) fn split(&mut self, shares: u32) -> Self {
         let shares = u64::from(shares).max(1);
         while self.shares <= shares {
@@ -260,14 +266,16 @@ impl<T> Stock<T> {
         Self { value: ManuallyDrop::new(Shared(self.value.0)), shares }
     }
 
-    /// Takes back what was [split](Self::split) from it. A stock of another value gives up its shares.
+    /// Takes back what was [split](Self::split) from it. A stock of another value gives up its
+    /// shares.
     pub(crate) fn merge(&mut self, other: Self) {
         if self.value.is_same(&other.value) {
             self.shares += ManuallyDrop::new(other).shares;
         }
     }
 
-    /// Gives up all shares, and returns the value if they were the last, as [`Shared::into_inner`] does.
+    /// Gives up all shares, and returns the value if they were the last, as [`Shared::into_inner`]
+    /// does.
     pub(crate) fn into_inner(self) -> Option<T> {
         let this = ManuallyDrop::new(self);
         // SAFETY: the stock owns `shares` shares, and is not used or dropped any more.
@@ -281,7 +289,8 @@ impl<T> Hold for Stock<T> {
     #[inline(always)]
     fn issue(&mut self) -> Shared<T> {
         if self.shares == 1 {
-            // Once in about a million objects that are out at the same time, or that return elsewhere.
+            // Once in about a million objects that are out at the same time, or that return
+            // elsewhere.
             self.value.add(Self::SHARES);
             self.shares += Self::SHARES;
         }
@@ -301,7 +310,8 @@ impl<T> Hold for Stock<T> {
 
 impl<T> Drop for Stock<T> {
     fn drop(&mut self) {
-        // SAFETY: the stock owns `shares` shares, and is gone with this; `value` is not dropped by itself.
+        // SAFETY: the stock owns `shares` shares, and is gone with this; `value` is not dropped by
+        // itself.
         drop(unsafe { Shared::release(self.value.0, self.shares) });
     }
 }

@@ -1,8 +1,8 @@
 //! The crate's atomics, locks and cells, which test builds replace.
 //!
-//! Concurrent structures of this crate use only these. `--cfg loom` replaces them by those of a model checker that tries
-//! every interleaving, and the feature `count-rmw` by ones that count read-modify-writes and locks: scaling cannot be timed
-//! on two cores, but it can be counted.
+//! Concurrent structures of this crate use only these. `--cfg loom` replaces them by those of a
+//! model checker that tries every interleaving, and the feature `count-rmw` by ones that count
+//! read-modify-writes and locks: scaling cannot be timed on two cores, but it can be counted.
 //!
 //! Memory shared with a *device* is accessed through [`mem`](crate::mem) instead.
 
@@ -34,8 +34,8 @@ pub(crate) use spin_lock::{Guard, SpinLock};
 
 /// A lock for paths that are not hot.
 ///
-/// `std::sync::Mutex` with the feature `std`, a spinning one without, loom's under loom. A panic while it is held
-/// does not poison it: every step on the guarded data leaves it consistent.
+/// `std::sync::Mutex` with the feature `std`, a spinning one without, loom's under loom. A panic
+/// while it is held does not poison it: every step on the guarded data leaves it consistent.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(
     #[cfg(loom)] loom::sync::Mutex<T>,
@@ -55,7 +55,9 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> impl core::ops::DerefMut<Target = T> + '_ {
         #[cfg(all(not(loom), feature = "count-rmw"))]
-        return counting::Guard::new(self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        return counting::Guard::new(
+            self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()),
+        );
         #[cfg(any(loom, all(feature = "std", not(feature = "count-rmw"))))]
         return self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         #[cfg(all(not(loom), not(feature = "std")))]
@@ -63,8 +65,8 @@ impl<T> Mutex<T> {
     }
 }
 
-/// Counts `steps` of a loop over memory that is not atomic, in a build that counts: what a lock is held for
-/// (`longest_hold`).
+/// Counts `steps` of a loop over memory that is not atomic, in a build that counts: what a lock is
+/// held for (`longest_hold`).
 #[inline(always)]
 pub(crate) fn count_steps(steps: usize) {
     let _ = steps;
@@ -72,8 +74,8 @@ pub(crate) fn count_steps(steps: usize) {
     counting::count_steps(steps as u64);
 }
 
-/// Waits before the next attempt, longer after more attempts: it spins, then yields in case the other thread is not running,
-/// then sleeps in case that thread has a lower priority.
+/// Waits before the next attempt, longer after more attempts: it spins, then yields in case the
+/// other thread is not running, then sleeps in case that thread has a lower priority.
 pub(crate) fn relax(attempts: u32) {
     let _ = attempts;
     #[cfg(loom)]
@@ -88,8 +90,9 @@ pub(crate) fn relax(attempts: u32) {
     core::hint::spin_loop();
 }
 
-/// Returns a number that no other call returns: it names a domain, a table, a pool or a buffer for as long as the process runs, so
-/// that a handle of one is refused by another. 2^64 of them do not run out. It orders nothing, and loom need not see it.
+/// Returns a number that no other call returns: it names a domain, a table, a pool or a buffer for
+/// as long as the process runs, so that a handle of one is refused by another. 2^64 of them do not
+/// run out. It orders nothing, and loom need not see it.
 pub(crate) fn unique_number() -> u64 {
     static LAST: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
@@ -98,7 +101,8 @@ pub(crate) fn unique_number() -> u64 {
 /// How many polls [`spin_then_yield`] spins for.
 pub(crate) const SPIN_POLLS: u64 = 64;
 
-/// Waits before the next poll of what a device is about to change: it spins for [`SPIN_POLLS`] polls, and then yields.
+/// Waits before the next poll of what a device is about to change: it spins for [`SPIN_POLLS`]
+/// polls, and then yields.
 pub(crate) fn spin_then_yield(polls: u64) {
     let _ = polls;
     #[cfg(loom)]
@@ -126,7 +130,8 @@ impl<T> UnsafeCell<T> {
         return Self(core::cell::UnsafeCell::new(value));
     }
 
-    /// Calls `f` with a pointer to read through. The caller's protocol must exclude writers meanwhile.
+    /// Calls `f` with a pointer to read through. The caller's protocol must exclude writers
+    /// meanwhile.
     #[inline(always)]
     pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         #[cfg(loom)]
@@ -135,7 +140,8 @@ impl<T> UnsafeCell<T> {
         return f(self.0.get());
     }
 
-    /// Calls `f` with a pointer to write through. The caller's protocol must exclude all other accesses meanwhile.
+    /// Calls `f` with a pointer to write through. The caller's protocol must exclude all other
+    /// accesses meanwhile.
     #[inline(always)]
     pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         #[cfg(loom)]

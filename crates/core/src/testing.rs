@@ -15,9 +15,9 @@ impl<'scope> Crew<'scope, '_> {
     }
 }
 
-/// Like `std::thread::scope`, but joins each thread by the system's call. The standard library waits for scoped threads by
-/// a counter, which ThreadSanitizer does not see in a library that it did not instrument: it would report races between the
-/// threads and what the test does afterwards.
+/// Like `std::thread::scope`, but joins each thread by the system's call. The standard library
+/// waits for scoped threads by a counter, which ThreadSanitizer does not see in a library that it
+/// did not instrument: it would report races between the threads and what the test does afterwards.
 pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Crew<'scope, 'env>)) {
     std::thread::scope(|scope| {
         let crew = Crew { scope, threads: RefCell::default() };
@@ -28,8 +28,9 @@ pub(crate) fn scope<'env>(body: impl for<'scope> FnOnce(&Crew<'scope, 'env>)) {
     });
 }
 
-/// Returns how many cases a large property test tries: `full` where the compiler optimises, as in `make test-all`, and a
-/// quarter where it does not, where they would take a third of the time of `make test`.
+/// Returns how many cases a large property test tries: `full` where the compiler optimises, as in
+/// `make test-all`, and a quarter where it does not, where they would take a third of the time of
+/// `make test`.
 pub(crate) const fn cases(full: u32) -> u32 {
     if cfg!(debug_assertions) { full / 4 } else { full }
 }

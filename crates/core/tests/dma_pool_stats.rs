@@ -1,7 +1,8 @@
-//! The metadata of a DMA pool, counted at the global allocator: per block, for ten million live ones, and after many chunks.
+//! The metadata of a DMA pool, counted at the global allocator: per block, for ten million live
+//! ones, and after many chunks.
 //!
-//! One test, so that nothing else allocates meanwhile. The blocks' memory is never touched, so ten million of them take only
-//! address space; `PINFOLD_LARGE=1` enables this in a debug build too.
+//! One test, so that nothing else allocates meanwhile. The blocks' memory is never touched, so ten
+//! million of them take only address space; `PINFOLD_LARGE=1` enables this in a debug build too.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -34,7 +35,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Memory that is never touched. Runs are allocated in ascending order; when all are released it starts again.
+/// Memory that is never touched. Runs are allocated in ascending order; when all are released it
+/// starts again.
 struct Bump {
     base: NonNull<u8>,
     layout: Layout,
@@ -66,7 +68,8 @@ impl Drop for Bump {
     }
 }
 
-// SAFETY: one allocation; runs are aligned to their size, and none is allocated twice before all are released.
+// SAFETY: one allocation; runs are aligned to their size, and none is allocated twice before all
+// are released.
 unsafe impl ChunkSource for Bump {
     fn span(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.base, self.layout.size())
@@ -77,7 +80,9 @@ unsafe impl ChunkSource for Bump {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let frames = u32::try_from(self.layout.size() / 4096).unwrap();
         let first = self.next.load(Ordering::Relaxed).next_multiple_of(order.frames());
-        if first + order.frames() > frames || u32::from(order.get()) > self.largest.load(Ordering::Relaxed) {
+        if first + order.frames() > frames
+            || u32::from(order.get()) > self.largest.load(Ordering::Relaxed)
+        {
             return Err(FrameError::Exhausted { order, frames }.into());
         }
         self.next.store(first + order.frames(), Ordering::Relaxed);
@@ -109,7 +114,10 @@ fn metadata_per_block(blocks: usize) -> f64 {
     #[cfg(feature = "bench-internals")]
     {
         let own = pool.metadata_bytes() as f64;
-        assert!((own / kept as f64 - 1.0).abs() < 0.01, "{own} bytes by its own sizes, {kept} allocated");
+        assert!(
+            (own / kept as f64 - 1.0).abs() < 0.01,
+            "{own} bytes by its own sizes, {kept} allocated"
+        );
     }
     let mut at: Vec<_> = slots.iter().flatten().map(|block| block.iova()).collect();
     at.sort_unstable();
@@ -142,7 +150,8 @@ fn metadata_after_chunks_of_all_orders() {
     assert!(last <= first + 16_384, "{first} bytes after 10 rounds, {last} after 40");
 }
 
-/// A state byte and a place in a magazine for each block; the rest is for units that are partly used.
+/// A state byte and a place in a magazine for each block; the rest is for units that are partly
+/// used.
 #[test]
 fn metadata_is_at_most_six_bytes_per_block_of_sixty_four() {
     metadata_after_chunks_of_all_orders();

@@ -47,7 +47,8 @@ pub enum HandshakeError {
     /// `NBD_OPT_EXPORT_NAME` without TLS where it is required: the option has no reply for errors.
     #[error("the client chooses an export without TLS, which is required")]
     TlsRequired,
-    /// Input between `NBD_OPT_STARTTLS` and the end of the TLS handshake: anyone on the way may have added it.
+    /// Input between `NBD_OPT_STARTTLS` and the end of the TLS handshake: anyone on the way may
+    /// have added it.
     #[error("{bytes} bytes of plaintext follow NBD_OPT_STARTTLS")]
     Plaintext {
         /// How many bytes were passed.

@@ -32,8 +32,9 @@ pub struct Export {
 }
 
 impl Export {
-    /// Creates an export of `size` bytes with the default [`BlockSizes`]. Clients that name no export get it, too ("the default
-    /// export"). A name longer than 4096 bytes, which no client could ask for, is cut.
+    /// Creates an export of `size` bytes with the default [`BlockSizes`]. Clients that name no
+    /// export get it, too ("the default export"). A name longer than 4096 bytes, which no client
+    /// could ask for, is cut.
     pub fn new(name: &str, size: u64, flags: TransmissionFlags) -> Self {
         Self {
             name: cut(name),
@@ -73,7 +74,8 @@ impl Export {
     /// Checks a request: its flags, its range, and what the session has negotiated.
     ///
     /// # Errors
-    /// The error to reply with; a payload still follows then. An unknown command is [`ErrorNumber::Invalid`] ("Request types").
+    /// The error to reply with; a payload still follows then. An unknown command is
+    /// [`ErrorNumber::Invalid`] ("Request types").
     pub fn check(&self, session: &Session, header: &RequestHeader) -> Result<Request, ErrorNumber> {
         let RequestHeader { flags, command, cookie, offset, length } = *header;
         let has = |flag| flags.contains(flag);
@@ -95,7 +97,8 @@ impl Export {
             }
             _ => return Err(ErrorNumber::Invalid),
         };
-        let writes = matches!(operation, Operation::Write | Operation::Trim | Operation::WriteZeroes { .. });
+        let writes =
+            matches!(operation, Operation::Write | Operation::Trim | Operation::WriteZeroes { .. });
         if writes && self.flags.contains(TransmissionFlags::READ_ONLY) {
             return Err(ErrorNumber::NotPermitted);
         }
@@ -105,16 +108,23 @@ impl Export {
             Operation::WriteZeroes { .. } => TransmissionFlags::SEND_WRITE_ZEROES,
             _ => TransmissionFlags::empty(),
         };
-        // FUA is valid for every command ("Command flags"), and has no effect on those that write nothing.
+        // FUA is valid for every command ("Command flags"), and has no effect on those that write
+        // nothing.
         let fua = has(CommandFlags::FUA);
         let may_fua = !fua || self.flags.contains(TransmissionFlags::SEND_FUA);
-        if !(allowed | CommandFlags::FUA).contains(flags) || !self.flags.contains(needed) || !may_fua {
+        if !(allowed | CommandFlags::FUA).contains(flags)
+            || !self.flags.contains(needed)
+            || !may_fua
+        {
             return Err(ErrorNumber::Invalid);
         }
-        let request = Request { operation, fua, whole: has(CommandFlags::DF), cookie, offset, length };
+        let request =
+            Request { operation, fua, whole: has(CommandFlags::DF), cookie, offset, length };
         match operation {
             // Neither has a range; their fields are any numbers of the client's.
-            Operation::Disconnect | Operation::Flush => Ok(Request { offset: 0, length: 0, ..request }),
+            Operation::Disconnect | Operation::Flush => {
+                Ok(Request { offset: 0, length: 0, ..request })
+            }
             _ => self.check_range(request),
         }
     }
@@ -179,7 +189,10 @@ mod tests {
         assert_eq!(check(Command::WRITE, 0, 1, CommandFlags::DF), Err(ErrorNumber::Invalid));
         assert_eq!(check(Command::TRIM, 4096, 4097, none), Err(ErrorNumber::Invalid));
         assert_eq!(check(Command::WRITE_ZEROES, 0, 8193, none), Err(ErrorNumber::NoSpace));
-        assert_eq!(check(Command::WRITE_ZEROES, 0, 1, CommandFlags::FAST_ZERO), Err(ErrorNumber::Invalid));
+        assert_eq!(
+            check(Command::WRITE_ZEROES, 0, 1, CommandFlags::FAST_ZERO),
+            Err(ErrorNumber::Invalid)
+        );
         let zeroes = Operation::WriteZeroes { may_trim: false };
         assert_eq!(check(Command::WRITE_ZEROES, 0, 1, CommandFlags::NO_HOLE), Ok(zeroes));
         assert_eq!(check(Command::BLOCK_STATUS, 0, 0, none), Err(ErrorNumber::Invalid));
@@ -203,7 +216,8 @@ mod tests {
             for (offset, length) in
                 [(u64::MAX, u32::MAX), (u64::MAX, 0), (8193, 0), (8192, 1), (1 << 63, 512)]
             {
-                let checked = export.check(&all, &header(command, offset, length, CommandFlags::empty()));
+                let checked =
+                    export.check(&all, &header(command, offset, length, CommandFlags::empty()));
                 let range = checked.map(|request| (request.offset, request.length));
                 assert!(range.is_err() || range == Ok((0, 0)), "{command:?}: {range:?}");
             }
@@ -214,13 +228,15 @@ mod tests {
     fn what_was_not_negotiated_is_refused() {
         let read_only = Export::new("", 8192, ALL);
         let plain = Session::default();
-        let check = |command, flags| read_only.check(&plain, &header(command, 0, 512, flags)).unwrap_err();
+        let check =
+            |command, flags| read_only.check(&plain, &header(command, 0, 512, flags)).unwrap_err();
         assert_eq!(check(Command::WRITE, CommandFlags::empty()), ErrorNumber::NotPermitted);
         assert_eq!(check(Command::TRIM, CommandFlags::FUA), ErrorNumber::NotPermitted);
         assert_eq!(check(Command::READ, CommandFlags::DF), ErrorNumber::Invalid);
         assert_eq!(check(Command::BLOCK_STATUS, CommandFlags::empty()), ErrorNumber::Invalid);
         let bare = Export::new("", 8192, TransmissionFlags::empty());
-        let check = |command, flags| bare.check(&plain, &header(command, 0, 512, flags)).unwrap_err();
+        let check =
+            |command, flags| bare.check(&plain, &header(command, 0, 512, flags)).unwrap_err();
         assert_eq!(check(Command::FLUSH, CommandFlags::empty()), ErrorNumber::Invalid);
         assert_eq!(check(Command::TRIM, CommandFlags::empty()), ErrorNumber::Invalid);
         assert_eq!(check(Command::WRITE, CommandFlags::FUA), ErrorNumber::Invalid);

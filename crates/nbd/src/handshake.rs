@@ -4,8 +4,8 @@ use crate::error::HandshakeError;
 use crate::export::{Export, Session};
 use crate::option::{ContextRequest, Fields, InfoRequest, reply, reply_info};
 use crate::protocol::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, HandshakeFlags, OPTION_MAGIC, TransmissionFlags,
-    option, option_reply,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, HandshakeFlags, OPTION_MAGIC,
+    TransmissionFlags, option, option_reply,
 };
 
 /// The longest option that is looked at: a name and two hundred context queries.
@@ -22,8 +22,9 @@ pub enum Step {
     Continue,
     /// The handshake is complete; what follows are requests.
     Transmission(Session),
-    /// Send the output, begin TLS, then call [`Handshake::secured`]. Input that was received before is plaintext and must not be
-    /// used: pass it to [`Handshake::advance`] first, which refuses it. Only after [`Handshake::requiring_tls`].
+    /// Send the output, begin TLS, then call [`Handshake::secured`]. Input that was received before
+    /// is plaintext and must not be used: pass it to [`Handshake::advance`] first, which refuses
+    /// it. Only after [`Handshake::requiring_tls`].
     StartTls,
     /// The client ends the connection: send the output, then close.
     Closed,
@@ -84,14 +85,14 @@ impl Handshake {
         }
     }
 
-    /// Starts a handshake that refuses all options but `NBD_OPT_STARTTLS` and `NBD_OPT_ABORT` until TLS is established
-    /// ("FORCEDTLS"), by appending the greeting to `output`.
+    /// Starts a handshake that refuses all options but `NBD_OPT_STARTTLS` and `NBD_OPT_ABORT` until
+    /// TLS is established ("FORCEDTLS"), by appending the greeting to `output`.
     pub fn requiring_tls(output: &mut Vec<u8>) -> Self {
         Self { tls: Tls::Required, ..Self::new(output) }
     }
 
-    /// Goes on inside TLS, which begins after [`Step::StartTls`]: all input from now on must come out of TLS.
-    /// Without such a step it changes nothing.
+    /// Goes on inside TLS, which begins after [`Step::StartTls`]: all input from now on must come
+    /// out of TLS. Without such a step it changes nothing.
     pub fn secured(&mut self) {
         if matches!(self.state, State::Securing) {
             self.tls = Tls::Established;
@@ -99,8 +100,9 @@ impl Handshake {
         }
     }
 
-    /// Processes input up to the end of one item at most, appends the reply to `output`, and returns how many bytes it has used.
-    /// Call it again with the rest, after sending the output; a call appends at most 20 KiB. O(bytes).
+    /// Processes input up to the end of one item at most, appends the reply to `output`, and
+    /// returns how many bytes it has used. Call it again with the rest, after sending the output; a
+    /// call appends at most 20 KiB. O(bytes).
     ///
     /// # Errors
     /// [`HandshakeError`]; close the connection.
@@ -148,12 +150,18 @@ impl Handshake {
     /// "Client flags".
     fn client_flags(&mut self, item: &[u8]) -> Result<Step, HandshakeError> {
         let found = Fields::new(item).u32().unwrap_or_default();
-        self.flags = HandshakeFlags::from_bits(found).ok_or(HandshakeError::UnknownFlags { found })?;
+        self.flags =
+            HandshakeFlags::from_bits(found).ok_or(HandshakeError::UnknownFlags { found })?;
         self.expect(State::Header, 16);
         Ok(Step::Continue)
     }
 
-    fn header(&mut self, item: &[u8], export: &Export, output: &mut Vec<u8>) -> Result<Step, HandshakeError> {
+    fn header(
+        &mut self,
+        item: &[u8],
+        export: &Export,
+        output: &mut Vec<u8>,
+    ) -> Result<Step, HandshakeError> {
         let mut fields = Fields::new(item);
         let mut header = || Some((fields.u64()?, fields.u32()?, fields.u32()?));
         let (found, option, length) = header().unwrap_or_default();
@@ -188,8 +196,9 @@ impl Handshake {
     ) -> Result<Step, HandshakeError> {
         self.expect(State::Header, 16);
         let ack = |output: &mut Vec<u8>| reply(output, option, option_reply::ACK, &[]);
-        let malformed =
-            |output: &mut Vec<u8>| reply(output, option, option_reply::INVALID, b"malformed option");
+        let malformed = |output: &mut Vec<u8>| {
+            reply(output, option, option_reply::INVALID, b"malformed option")
+        };
         match option {
             option::ABORT => {
                 ack(output);
@@ -206,7 +215,9 @@ impl Handshake {
                 self.expect(State::Securing, 0);
                 return Ok(Step::StartTls);
             }
-            option::EXPORT_NAME if self.tls == Tls::Required => return Err(HandshakeError::TlsRequired),
+            option::EXPORT_NAME if self.tls == Tls::Required => {
+                return Err(HandshakeError::TlsRequired);
+            }
             _ if self.tls == Tls::Required => tls_required(output, option),
             option::EXPORT_NAME => return self.export_name(payload, export, output),
             option::LIST if payload.is_empty() => {
@@ -267,8 +278,15 @@ impl Handshake {
             // A failure deselects everything, too.
             self.session.base_allocation = false;
         }
-        let Some(request) = ContextRequest::parse(payload, !sets).filter(|_| self.session.structured) else {
-            return reply(output, option, option_reply::INVALID, b"malformed, or without structured replies");
+        let Some(request) =
+            ContextRequest::parse(payload, !sets).filter(|_| self.session.structured)
+        else {
+            return reply(
+                output,
+                option,
+                option_reply::INVALID,
+                b"malformed, or without structured replies",
+            );
         };
         if !export.is_called(request.name) {
             return unknown(output, option);
@@ -284,8 +302,11 @@ impl Handshake {
     }
 
     fn transmission_flags(&self, export: &Export) -> u16 {
-        let df =
-            if self.session.structured { TransmissionFlags::SEND_DF } else { TransmissionFlags::empty() };
+        let df = if self.session.structured {
+            TransmissionFlags::SEND_DF
+        } else {
+            TransmissionFlags::empty()
+        };
         ((export.flags - TransmissionFlags::SEND_DF) | df).bits()
     }
 }

@@ -1,8 +1,9 @@
 //! The server's side of the NBD protocol as a state machine without I/O.
 //!
-//! The program moves the bytes: it passes what it received to [`Handshake::advance`] and then to [`RequestReader`], decides
-//! each request with [`Export::check`], and sends what [`reply`] encodes. Payloads never pass through this crate, so they can be
-//! received straight into the memory of a device. Every length that a client names is checked against a limit before anything
+//! The program moves the bytes: it passes what it received to [`Handshake::advance`] and then to
+//! [`RequestReader`], decides each request with [`Export::check`], and sends what [`reply`]
+//! encodes. Payloads never pass through this crate, so they can be received straight into the
+//! memory of a device. Every length that a client names is checked against a limit before anything
 //! depends on it; hostile input ends with a typed error.
 //!
 //! ```
@@ -37,9 +38,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Sections are those of the protocol's document, `doc/proto.md` of the NBD project: "the fixed newstyle protocol", with
-//! structured replies and metadata contexts. Extended headers are refused. TLS is the
-//! program's: [`Handshake::requiring_tls`] says when it begins, and refuses everything else before.
+//! Sections are those of the protocol's document, `doc/proto.md` of the NBD project: "the fixed
+//! newstyle protocol", with structured replies and metadata contexts. Extended headers are refused.
+//! TLS is the program's: [`Handshake::requiring_tls`] says when it begins, and refuses everything
+//! else before.
 //!
 //! | module | contents |
 //! | --- | --- |

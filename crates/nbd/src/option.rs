@@ -87,7 +87,8 @@ impl<'b> ContextRequest<'b> {
         // Each query takes 4 bytes at least, so the loop is bounded by the payload.
         for _ in 0..queries {
             let query = fields.string()?;
-            matches |= query == crate::protocol::BASE_ALLOCATION.as_bytes() || (lists && query == b"base:");
+            matches |= query == crate::protocol::BASE_ALLOCATION.as_bytes()
+                || (lists && query == b"base:");
         }
         fields.end()?;
         Some(Self { name, matches, queries })

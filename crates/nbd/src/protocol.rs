@@ -181,7 +181,8 @@ impl ErrorNumber {
         }
     }
 
-    /// Returns the error of a number on the wire; any unknown one is [`Invalid`](Self::Invalid), as "Error values" demands.
+    /// Returns the error of a number on the wire; any unknown one is [`Invalid`](Self::Invalid), as
+    /// "Error values" demands.
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             0 => return None,

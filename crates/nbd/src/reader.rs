@@ -3,8 +3,9 @@
 use crate::error::RequestError;
 use crate::request::RequestHeader;
 
-/// Assembles the headers of requests. Between two headers, [`payload`](Self::payload) bytes belong to the program, which takes them
-/// from the stream itself, into memory of its choice, and reports them with [`take_payload`](Self::take_payload).
+/// Assembles the headers of requests. Between two headers, [`payload`](Self::payload) bytes belong
+/// to the program, which takes them from the stream itself, into memory of its choice, and reports
+/// them with [`take_payload`](Self::take_payload).
 ///
 /// ```
 /// use pinfold_nbd::{Command, RequestHeader, RequestReader};
@@ -28,8 +29,9 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
-    /// The longest payload that a client may send: twice the longest that it may expect to be accepted ("Block size constraints"), so
-    /// that a request which is somewhat too long is refused and not its client.
+    /// The longest payload that a client may send: twice the longest that it may expect to be
+    /// accepted ("Block size constraints"), so that a request which is somewhat too long is refused
+    /// and not its client.
     pub const MAX_PAYLOAD: u32 = 64 << 20;
 
     /// Creates a reader at the start of a header.
@@ -37,8 +39,8 @@ impl RequestReader {
         Self::default()
     }
 
-    /// Takes bytes of `input` up to the end of a header; returns how many, and the header if it is complete. Takes none while
-    /// a [`payload`](Self::payload) is due. O(1).
+    /// Takes bytes of `input` up to the end of a header; returns how many, and the header if it is
+    /// complete. Takes none while a [`payload`](Self::payload) is due. O(1).
     ///
     /// # Errors
     /// [`RequestError`]; the stream cannot be continued.
@@ -70,12 +72,14 @@ impl RequestReader {
         self.payload
     }
 
-    /// Counts bytes of payload that the program has taken from the stream, at most those that are due.
+    /// Counts bytes of payload that the program has taken from the stream, at most those that are
+    /// due.
     pub fn take_payload(&mut self, bytes: u32) {
         self.payload = self.payload.saturating_sub(bytes);
     }
 
-    /// Returns how many bytes complete the header: receiving no more keeps payloads out of the program's buffer for headers.
+    /// Returns how many bytes complete the header: receiving no more keeps payloads out of the
+    /// program's buffer for headers.
     pub fn missing(&self) -> usize {
         RequestHeader::BYTES - self.filled
     }

@@ -37,7 +37,8 @@ const DONE: u16 = 1;
 pub fn simple(error: Option<ErrorNumber>, cookie: u64) -> [u8; SIMPLE_BYTES] {
     let mut bytes = [0; SIMPLE_BYTES];
     let fields = SIMPLE_REPLY_MAGIC.to_be_bytes().into_iter();
-    let fields = fields.chain(error.map_or(0, ErrorNumber::get).to_be_bytes()).chain(cookie.to_be_bytes());
+    let fields =
+        fields.chain(error.map_or(0, ErrorNumber::get).to_be_bytes()).chain(cookie.to_be_bytes());
     fill(&mut bytes, fields);
     bytes
 }
@@ -49,7 +50,8 @@ pub fn none(cookie: u64) -> [u8; CHUNK_BYTES] {
     bytes
 }
 
-/// Returns the header of the only chunk of a read's reply; `length` bytes, more than 0 and less than 4 GiB - 8, follow it.
+/// Returns the header of the only chunk of a read's reply; `length` bytes, more than 0 and less
+/// than 4 GiB - 8, follow it.
 pub fn offset_data(cookie: u64, offset: u64, length: u32) -> [u8; CHUNK_BYTES + 8] {
     let mut bytes = [0; CHUNK_BYTES + 8];
     let header = header(chunk::OFFSET_DATA, cookie, length.saturating_add(8));
@@ -57,8 +59,8 @@ pub fn offset_data(cookie: u64, offset: u64, length: u32) -> [u8; CHUNK_BYTES + 
     bytes
 }
 
-/// Returns the header of a chunk with a part of a read's data, which others follow: at last [`none`], or [`error`] for the read as a
-/// whole. `length` bytes as for [`offset_data`].
+/// Returns the header of a chunk with a part of a read's data, which others follow: at last
+/// [`none`], or [`error`] for the read as a whole. `length` bytes as for [`offset_data`].
 pub fn part_data(cookie: u64, offset: u64, length: u32) -> [u8; CHUNK_BYTES + 8] {
     let mut bytes = offset_data(cookie, offset, length);
     // The flags: not the last one.
@@ -74,7 +76,8 @@ pub fn error(error: ErrorNumber, cookie: u64) -> [u8; CHUNK_BYTES + 6] {
     bytes
 }
 
-/// Returns the only chunk of a reply about `base:allocation`: the extents in order, of which there is at least one.
+/// Returns the only chunk of a reply about `base:allocation`: the extents in order, of which there
+/// is at least one.
 pub fn block_status(cookie: u64, extents: &[(u32, ExtentFlags)]) -> Vec<u8> {
     let length = u32::try_from(4 + 8 * extents.len()).unwrap_or(u32::MAX);
     let mut bytes: Vec<u8> = header(chunk::BLOCK_STATUS, cookie, length).collect();
@@ -88,7 +91,8 @@ pub fn block_status(cookie: u64, extents: &[(u32, ExtentFlags)]) -> Vec<u8> {
 
 fn header(kind: u16, cookie: u64, length: u32) -> impl Iterator<Item = u8> {
     let fields = STRUCTURED_REPLY_MAGIC.to_be_bytes().into_iter();
-    let fields = fields.chain(DONE.to_be_bytes()).chain(kind.to_be_bytes()).chain(cookie.to_be_bytes());
+    let fields =
+        fields.chain(DONE.to_be_bytes()).chain(kind.to_be_bytes()).chain(cookie.to_be_bytes());
     fields.chain(length.to_be_bytes())
 }
 

@@ -68,7 +68,8 @@ impl RequestHeader {
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let fields = REQUEST_MAGIC.to_be_bytes().into_iter();
-        let fields = fields.chain(self.flags.bits().to_be_bytes()).chain(self.command.0.to_be_bytes());
+        let fields =
+            fields.chain(self.flags.bits().to_be_bytes()).chain(self.command.0.to_be_bytes());
         let fields = fields.chain(self.cookie.to_be_bytes()).chain(self.offset.to_be_bytes());
         for (byte, field) in bytes.iter_mut().zip(fields.chain(self.length.to_be_bytes())) {
             *byte = field;
@@ -107,8 +108,8 @@ pub enum Operation {
     },
 }
 
-/// A request that [`Export::check`](crate::Export::check) has accepted: its range is inside the export, and empty at 0 for an
-/// operation that has none.
+/// A request that [`Export::check`](crate::Export::check) has accepted: its range is inside the
+/// export, and empty at 0 for an operation that has none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     /// The operation.

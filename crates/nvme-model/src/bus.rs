@@ -36,7 +36,8 @@ impl fmt::Display for BusAccess {
 
 /// One device's access to memory. Every access of the model goes through it.
 ///
-/// An access may cross pages; where a part of it faults, earlier parts may have been performed, as on a real bus.
+/// An access may cross pages; where a part of it faults, earlier parts may have been performed, as
+/// on a real bus.
 pub trait Bus: Send + Sync + 'static {
     /// Reads memory into `to`.
     ///

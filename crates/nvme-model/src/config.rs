@@ -23,13 +23,16 @@ pub struct ModelConfig {
     pub vectors: u16,
     /// RTD3E: how long a shutdown may take, in microseconds; 0 means not reported.
     pub rtd3_entry_us: u32,
-    /// CRDT1 to CRDT3, in units of 100 ms: the delays that a status may ask for by CRD; 0 means none. A host that has not
-    /// declared to wait for them (ACRE of "host behavior support") sees CRD 0.
+    /// CRDT1 to CRDT3, in units of 100 ms: the delays that a status may ask for by CRD; 0 means
+    /// none. A host that has not declared to wait for them (ACRE of "host behavior support") sees
+    /// CRD 0.
     pub retry_delays: [u16; 3],
-    /// For how long after each start I/O commands fail with [`NAMESPACE_NOT_READY`](pinfold_nvme::spec::Status::NAMESPACE_NOT_READY),
-    /// with CRD 1 where CRDT1 is set. Default: 0.
+    /// For how long after each start I/O commands fail with
+    /// [`NAMESPACE_NOT_READY`](pinfold_nvme::spec::Status::NAMESPACE_NOT_READY), with CRD 1 where
+    /// CRDT1 is set. Default: 0.
     pub not_ready: Duration,
-    /// VS: 2.0 is 20000h. Before 1.3 there are no identification descriptors, before 1.1 no list of active namespaces.
+    /// VS: 2.0 is 20000h. Before 1.3 there are no identification descriptors, before 1.1 no list of
+    /// active namespaces.
     pub version: u32,
     /// ACL, 0-based: the number of aborts that may be outstanding.
     pub acl: u8,
@@ -40,8 +43,8 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Creates the default configuration: transfers up to 1 MiB, 16 queue pairs of up to 1024 entries, 10 s to become
-    /// ready, no interrupts, no SGLs.
+    /// Creates the default configuration: transfers up to 1 MiB, 16 queue pairs of up to 1024
+    /// entries, 10 s to become ready, no interrupts, no SGLs.
     pub fn new(namespaces: Vec<Namespace>) -> Self {
         Self {
             namespaces,

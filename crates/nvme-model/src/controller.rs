@@ -86,8 +86,8 @@ impl ModelController {
         Ok(Self { registers, counters, faults, vectors, thread, join: Some(join) })
     }
 
-    /// Returns the registers, for the driver. They may outlive the controller: then they read as all ones, like those of a
-    /// removed device.
+    /// Returns the registers, for the driver. They may outlive the controller: then they read as
+    /// all ones, like those of a removed device.
     pub fn registers(&self) -> ModelRegisters {
         ModelRegisters { file: self.registers.clone(), thread: self.thread.clone() }
     }
@@ -102,8 +102,9 @@ impl ModelController {
         self.faults.clone()
     }
 
-    /// Returns whether the engine sleeps because it has found nothing to do, commands that are held aside. It may be about to
-    /// look once more, so one answer proves nothing: for tests that wait until a controller is idle.
+    /// Returns whether the engine sleeps because it has found nothing to do, commands that are held
+    /// aside. It may be about to look once more, so one answer proves nothing: for tests that wait
+    /// until a controller is idle.
     pub fn is_idle(&self) -> bool {
         self.registers.is_parked()
     }

@@ -60,9 +60,11 @@ pub enum Fault {
     Reorder(u32),
     /// The controller fails: it sets CSTS.CFS and executes nothing until it is reset.
     Fatal,
-    /// The command is executed, and the address of its first page is kept for [`Faults::access_remembered`].
+    /// The command is executed, and the address of its first page is kept for
+    /// [`Faults::access_remembered`].
     Remember,
-    /// The command is executed, and after this many later ones the controller writes to its first page again.
+    /// The command is executed, and after this many later ones the controller writes to its first
+    /// page again.
     RogueWrite(u32),
 }
 
@@ -120,8 +122,8 @@ struct Inner {
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
-/// A handle for fault injection; clones refer to the same controller. Without rules it costs the controller one load per
-/// command.
+/// A handle for fault injection; clones refer to the same controller. Without rules it costs the
+/// controller one load per command.
 #[derive(Clone)]
 pub struct Faults(Arc<Inner>);
 
@@ -152,23 +154,27 @@ impl Faults {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change under the lock is a single push, clear or add, so a panic leaves it consistent.
+        // Each change under the lock is a single push, clear or add, so a panic leaves it
+        // consistent.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies `fault` to the commands that `when` selects from now on. The first matching rule applies.
+    /// Applies `fault` to the commands that `when` selects from now on. The first matching rule
+    /// applies.
     pub fn inject(&self, when: Trigger, fault: Fault) {
         self.state().rules.push(Rule { when, fault, counted: 0 });
         self.0.armed.store(true, Ordering::Release);
     }
 
-    /// Lets `tamper` change the data of identify and log page commands from now on, before it is written to the host.
+    /// Lets `tamper` change the data of identify and log page commands from now on, before it is
+    /// written to the host.
     pub fn tamper(&self, tamper: impl FnMut(&Command, &mut [u8]) + Send + 'static) {
         self.state().tamper = Some(Box::new(tamper));
     }
 
-    /// Has the controller report an asynchronous event, by DW0 of its completion, when a request for one is outstanding
-    /// and the log page that it names has been read since the last event that named it.
+    /// Has the controller report an asynchronous event, by DW0 of its completion, when a request
+    /// for one is outstanding and the log page that it names has been read since the last event
+    /// that named it.
     pub fn raise_event(&self, dword: u32) {
         self.state().events.push_back(dword);
         self.0.eventful.store(true, Ordering::Release);
@@ -223,11 +229,12 @@ impl Faults {
         (self.0.wake)();
     }
 
-    /// Accesses every remembered page now, as a faulty device would, and returns the outcomes. Writes store
-    /// [`ROGUE_BYTE`]s. The pages stay remembered.
+    /// Accesses every remembered page now, as a faulty device would, and returns the outcomes.
+    /// Writes store [`ROGUE_BYTE`]s. The pages stay remembered.
     pub fn access_remembered(&self, access: BusAccess) -> Vec<Injection> {
         let remembered = self.state().remembered.clone();
-        let strikes: Vec<_> = remembered.into_iter().map(|(at, len)| self.access(at, len, access)).collect();
+        let strikes: Vec<_> =
+            remembered.into_iter().map(|(at, len)| self.access(at, len, access)).collect();
         self.state().strikes.extend_from_slice(&strikes);
         strikes
     }

@@ -4,7 +4,8 @@ use crate::config::ModelConfig;
 use crate::namespace::Namespace;
 use crate::stats::Counters;
 use pinfold_nvme::spec::{
-    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SglSupport, SmartData,
+    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SglSupport,
+    SmartData,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
@@ -37,7 +38,8 @@ pub(crate) fn controller(config: &ModelConfig) -> Box<ControllerData> {
     (data.sqes, data.cqes) = (0x66, 0x44);
     data.max_commands = U16::new(config.mqes);
     data.namespaces = U32::new(u32::try_from(config.namespaces.len()).unwrap_or(u32::MAX));
-    data.oncs = U16::new(ControllerData::ONCS_DATASET_MANAGEMENT | ControllerData::ONCS_WRITE_ZEROES);
+    data.oncs =
+        U16::new(ControllerData::ONCS_DATASET_MANAGEMENT | ControllerData::ONCS_WRITE_ZEROES);
     data.vwc = 1;
     data.sgls = U32::new(match config.sgls {
         SglSupport::Unsupported => 0,

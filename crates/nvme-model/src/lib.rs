@@ -1,8 +1,9 @@
 //! A model NVMe controller: it runs in this process, with memory or a file as its medium.
 //!
-//! A driver reaches it through [`ModelRegisters`]; it reaches memory through a [`Bus`] and in no other way. Behind a
-//! software IOMMU it can therefore access what a real controller could, and nothing else. It executes commands on a
-//! thread of its own, in the order of arrival, and injects [`Faults`] on request.
+//! A driver reaches it through [`ModelRegisters`]; it reaches memory through a [`Bus`] and in no
+//! other way. Behind a software IOMMU it can therefore access what a real controller could, and
+//! nothing else. It executes commands on a thread of its own, in the order of arrival, and injects
+//! [`Faults`] on request.
 //!
 //! ```
 //! use pinfold::{Arena, Domain};

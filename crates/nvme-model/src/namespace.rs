@@ -19,10 +19,12 @@ impl fmt::Debug for Namespace {
 }
 
 impl Namespace {
-    /// Creates a namespace on `media` with blocks of `block_bytes` (512 or 4096). A remainder at its end is not used.
+    /// Creates a namespace on `media` with blocks of `block_bytes` (512 or 4096). A remainder at
+    /// its end is not used.
     ///
     /// # Errors
-    /// [`ModelError::BlockSize`] for another size, [`ModelError::TooSmall`] where there is not one block.
+    /// [`ModelError::BlockSize`] for another size, [`ModelError::TooSmall`] where there is not one
+    /// block.
     pub fn new(media: Arc<dyn Media>, block_bytes: u32) -> Result<Self, ModelError> {
         if block_bytes != 512 && block_bytes != 4096 {
             return Err(ModelError::BlockSize { block_bytes });

@@ -53,7 +53,8 @@ impl SubmissionQueue {
         let waiting = if tail >= self.head { tail - self.head } else { self.size - self.head };
         let count = usize::try_from(waiting).unwrap_or(FETCH).min(FETCH);
         let batch = batch.get_mut(..count).unwrap_or_default();
-        let at = Iova::new(self.base.raw().wrapping_add(u64::from(self.head) * Command::BYTES as u64));
+        let at =
+            Iova::new(self.base.raw().wrapping_add(u64::from(self.head) * Command::BYTES as u64));
         bus.read(at, batch.as_mut_bytes())?;
         self.head = (self.head + u32::try_from(count).unwrap_or(0)) % self.size;
         Ok(batch)
@@ -146,7 +147,9 @@ impl Queues {
 
     /// Returns the interrupts that are due.
     pub(crate) fn take_signals(&mut self) -> impl Iterator<Item = u16> {
-        let due = |cq: &mut CompletionQueue| std::mem::take(&mut cq.signal).then_some(cq.vector).flatten();
+        let due = |cq: &mut CompletionQueue| {
+            std::mem::take(&mut cq.signal).then_some(cq.vector).flatten()
+        };
         self.completion.iter_mut().flatten().filter_map(due)
     }
 

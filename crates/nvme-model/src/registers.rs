@@ -14,8 +14,8 @@ struct DoorbellRegister {
     queue_size: AtomicU32,
 }
 
-// Errors of doorbell writes, by the values of the asynchronous event (Base 5.2, figure "Asynchronous Event Information -
-// Error Status").
+// Errors of doorbell writes, by the values of the asynchronous event (Base 5.2, figure
+// "Asynchronous Event Information - Error Status").
 pub(crate) const EVENT_NO_SUCH_DOORBELL: u32 = 0;
 pub(crate) const EVENT_BAD_DOORBELL_VALUE: u32 = 1;
 const NO_EVENT: u32 = u32::MAX;
@@ -58,7 +58,9 @@ impl RegisterFile {
             aqa: AtomicU32::new(0),
             asq: AtomicU64::new(0),
             acq: AtomicU64::new(0),
-            doorbells: (0..2 * (usize::from(queues) + 1)).map(|_| DoorbellRegister::default()).collect(),
+            doorbells: (0..2 * (usize::from(queues) + 1))
+                .map(|_| DoorbellRegister::default())
+                .collect(),
             event: AtomicU32::new(NO_EVENT),
             bad_doorbells: AtomicU64::new(0),
             doorbell_writes: AtomicU64::new(0),
@@ -97,7 +99,8 @@ impl RegisterFile {
 
     /// Returns the value last written to a doorbell.
     pub(crate) fn doorbell(&self, queue: u16, which: Doorbell) -> u32 {
-        self.doorbell_register(queue, which).map_or(0, |doorbell| doorbell.value.load(Ordering::SeqCst))
+        self.doorbell_register(queue, which)
+            .map_or(0, |doorbell| doorbell.value.load(Ordering::SeqCst))
     }
 
     /// Resets a doorbell for a new queue of `size` entries, or, with 0, for a deleted one.
@@ -118,7 +121,8 @@ impl RegisterFile {
 
     /// Sleeps until [`wake`](Self::wake), unless `has_work`.
     pub(crate) fn park(&self, has_work: impl FnOnce() -> bool) {
-        // SeqCst here, in `wake`, and for the registers: either the writer sees `parked`, or this thread sees the write.
+        // SeqCst here, in `wake`, and for the registers: either the writer sees `parked`, or this
+        // thread sees the write.
         self.parked.store(true, Ordering::SeqCst);
         if has_work() || self.stop.load(Ordering::SeqCst) {
             self.parked.store(false, Ordering::SeqCst);
@@ -129,7 +133,8 @@ impl RegisterFile {
         self.parked.store(false, Ordering::SeqCst);
     }
 
-    /// Returns whether the engine sleeps, having found nothing to do. It may be about to look once more.
+    /// Returns whether the engine sleeps, having found nothing to do. It may be about to look once
+    /// more.
     pub(crate) fn is_parked(&self) -> bool {
         self.parked.load(Ordering::SeqCst)
     }
@@ -162,7 +167,8 @@ impl RegisterFile {
                 self.doorbell_writes.fetch_add(1, Ordering::Relaxed);
             }
             _ => {
-                let event = if size == 0 { EVENT_NO_SUCH_DOORBELL } else { EVENT_BAD_DOORBELL_VALUE };
+                let event =
+                    if size == 0 { EVENT_NO_SUCH_DOORBELL } else { EVENT_BAD_DOORBELL_VALUE };
                 self.bad_doorbells.fetch_add(1, Ordering::Relaxed);
                 self.event.store(event, Ordering::SeqCst);
             }
@@ -186,7 +192,11 @@ impl Registers for ModelRegisters {
         match at {
             offset::CAP..0x08 => {
                 let [a, b, c, d, e, f, g, h] = file.cap.0.to_le_bytes();
-                if at == 0 { u32::from_le_bytes([a, b, c, d]) } else { u32::from_le_bytes([e, f, g, h]) }
+                if at == 0 {
+                    u32::from_le_bytes([a, b, c, d])
+                } else {
+                    u32::from_le_bytes([e, f, g, h])
+                }
             }
             offset::VS => file.version,
             offset::INTMS | offset::INTMC => 0,

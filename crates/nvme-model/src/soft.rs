@@ -7,7 +7,11 @@ use pinfold_core::addr::Iova;
 impl Bus for Port {
     fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), BusFault> {
         let len = to.len();
-        Port::read(self, iova, to).map_err(|fault| BusFault { iova: fault.iova, len, kind: BusAccess::Read })
+        Port::read(self, iova, to).map_err(|fault| BusFault {
+            iova: fault.iova,
+            len,
+            kind: BusAccess::Read,
+        })
     }
 
     fn write(&self, iova: Iova, from: &[u8]) -> Result<(), BusFault> {

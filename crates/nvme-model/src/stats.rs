@@ -41,7 +41,8 @@ pub struct ModelStats {
     pub bad_doorbells: u64,
     /// Shutdowns completed (CC.SHN).
     pub shutdowns: u64,
-    /// Changes of CC.EN before CSTS.RDY had followed the last one: undefined results (Base 3.1.3.5).
+    /// Changes of CC.EN before CSTS.RDY had followed the last one: undefined results (Base
+    /// 3.1.3.5).
     pub early_changes: u64,
 }
 

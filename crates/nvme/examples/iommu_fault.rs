@@ -1,11 +1,12 @@
-//! Shows that a real controller cannot access revoked memory: `iommu_fault BDF NSID`. Overwrites the first 64 KiB of the
-//! namespace. The controller must be bound to `vfio-pci`.
+//! Shows that a real controller cannot access revoked memory: `iommu_fault BDF NSID`. Overwrites
+//! the first 64 KiB of the namespace. The controller must be bound to `vfio-pci`.
 //!
-//! - Data: a buffer is mapped and unmapped again, and a command is sent with its former addresses. No byte of the buffer
-//!   may change, and none may reach the namespace. The status of the command is printed: a real controller returns a
-//!   transfer error, while QEMU's (at least 7.2) ignores the failed transfer and returns success.
-//! - A PRP list: its memory is unmapped before the command that uses it is sent. The command must end with an error status,
-//!   and the namespace must be unchanged.
+//! - Data: a buffer is mapped and unmapped again, and a command is sent with its former addresses.
+//!   No byte of the buffer may change, and none may reach the namespace. The status of the command
+//!   is printed: a real controller returns a transfer error, while QEMU's (at least 7.2) ignores
+//!   the failed transfer and returns success.
+//! - A PRP list: its memory is unmapped before the command that uses it is sent. The command must
+//!   end with an error status, and the namespace must be unchanged.
 
 use pinfold::vfio::Options;
 use pinfold::{Arena, Buffer, MappingPolicy};
@@ -62,8 +63,8 @@ impl Rings {
 /// Addresses whose mapping has ended.
 struct Stale(Segment, DomainId);
 
-// SAFETY: violated on purpose: the addresses are mapped no longer. The IOMMU turns each access to them into a fault,
-// which is what this program shows, and nothing else is mapped there meanwhile.
+// SAFETY: violated on purpose: the addresses are mapped no longer. The IOMMU turns each access to
+// them into a fault, which is what this program shows, and nothing else is mapped there meanwhile.
 unsafe impl Payload<Bidirectional> for Stale {
     fn domain(&self) -> Option<DomainId> {
         Some(self.1)
@@ -85,7 +86,10 @@ struct Bench {
 }
 
 /// Waits for the command; returns its payload and its result.
-fn finish<P>(queue: &mut IoQueue, in_flight: InFlight<P>) -> BoxResult<(P, Result<(), CommandError>)> {
+fn finish<P>(
+    queue: &mut IoQueue,
+    in_flight: InFlight<P>,
+) -> BoxResult<(P, Result<(), CommandError>)> {
     let completion = queue.wait()?.ok_or("nothing in flight")?;
     match in_flight.finish(completion) {
         Outcome::Completed { payload, result } => Ok((payload, result)),
@@ -96,17 +100,22 @@ fn finish<P>(queue: &mut IoQueue, in_flight: InFlight<P>) -> BoxResult<(P, Resul
 impl Bench {
     fn open(address: &str, nsid: u32) -> BoxResult<Self> {
         let pci = PciController::open(address, &Options::new(), 0)?;
-        let rings =
-            Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
+        let rings = Arena::builder()
+            .size(4 << 20)
+            .mapping_policy(MappingPolicy::PerUse)
+            .build(pci.domain())?;
         let rings = Rings { arena: rings, acquired: Arc::default() };
-        let data =
-            Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::PerUse).build(pci.domain())?;
+        let data = Arena::builder()
+            .size(4 << 20)
+            .mapping_policy(MappingPolicy::PerUse)
+            .build(pci.domain())?;
         let controller = Controller::start(
             pci.registers(),
             rings.clone(),
             Config { use_sgls: false, ..Config::default() },
         )?;
-        let namespace = controller.namespaces().into_iter().find(|namespace| namespace.nsid == nsid);
+        let namespace =
+            controller.namespaces().into_iter().find(|namespace| namespace.nsid == nsid);
         let block = namespace.ok_or("no such namespace")?.block_bytes as usize;
         let queue = controller.create_queue(8)?;
         // All chunks acquired from here on are list pages.
@@ -139,7 +148,8 @@ impl Bench {
         Ok(result)
     }
 
-    /// Returns the first of the first `bytes` bytes of the namespace that is not `byte`, if there is one.
+    /// Returns the first of the first `bytes` bytes of the namespace that is not `byte`, if there
+    /// is one.
     fn other_than(&mut self, bytes: usize, byte: u8) -> BoxResult<Option<u8>> {
         let buffer = self.filled(bytes, 0xee)?;
         let domain = self.pci.domain().clone();
@@ -170,7 +180,10 @@ impl Bench {
         if found.iter().any(|byte| *byte != 0x5a) {
             return Err("the controller wrote to revoked memory".into());
         }
-        println!("read of {bytes} bytes into revoked memory: {}; no byte changed", describe(&result));
+        println!(
+            "read of {bytes} bytes into revoked memory: {}; no byte changed",
+            describe(&result)
+        );
         Ok(())
     }
 
@@ -185,7 +198,9 @@ impl Bench {
             None => "the namespace is unchanged".to_owned(),
             Some(0x22) => return Err("revoked memory reached the namespace".into()),
             Some(other) if result.is_err() => {
-                return Err(format!("the write failed, and the namespace holds {other:#04x}").into());
+                return Err(
+                    format!("the write failed, and the namespace holds {other:#04x}").into()
+                );
             }
             Some(other) => {
                 format!("the namespace holds {other:#04x} now, and no byte of the revoked memory")
@@ -205,15 +220,17 @@ impl Bench {
             return Err("a write of several pages used no list page".into());
         }
         for (first, order) in lists {
-            // SAFETY: the chunk is allocated, and this program no longer uses it. Its release fails, because it cannot be
-            // unmapped a second time, so it is never used again.
+            // SAFETY: the chunk is allocated, and this program no longer uses it. Its release
+            // fails, because it cannot be unmapped a second time, so it is never used again.
             unsafe { self.rings.arena.hide(first, order) }?;
         }
         let result = self.try_write(bytes, 0x22)?;
         let Err(CommandError::Status(status)) = result else {
             return Err(format!("a write with a revoked PRP list: {}", describe(&result)).into());
         };
-        println!("write of {bytes} bytes with a revoked PRP list: the controller returned {status}");
+        println!(
+            "write of {bytes} bytes with a revoked PRP list: the controller returned {status}"
+        );
         if let Some(other) = self.other_than(4096, 0x11)? {
             return Err(format!("the namespace holds {other:#04x}").into());
         }

@@ -1,6 +1,7 @@
-//! A controller without an IOMMU: `unprotected BDF` writes over the first MiB of its first namespace and reads it back. The
-//! controller must be bound to `vfio-pci` by a kernel that allows this (`enable_unsafe_noiommu_mode`), and hugepages
-//! must be reserved: its addresses are physical ones.
+//! A controller without an IOMMU: `unprotected BDF` writes over the first MiB of its first
+//! namespace and reads it back. The controller must be bound to `vfio-pci` by a kernel that allows
+//! this (`enable_unsafe_noiommu_mode`), and hugepages must be reserved: its addresses are physical
+//! ones.
 
 use pinfold::vfio::Options;
 use pinfold::{Arena, MappingPolicy, Source};
@@ -31,14 +32,19 @@ fn byte(at: usize) -> u8 {
 
 fn main() -> BoxResult<()> {
     let address = std::env::args().nth(1).ok_or("usage: unprotected BDF")?;
-    // SAFETY: only the driver below uses the controller, and gives it addresses of live mappings; each command is waited
-    // for before its mapping ends, and the controller is disabled by the driver before the arenas go.
+    // SAFETY: only the driver below uses the controller, and gives it addresses of live mappings;
+    // each command is waited for before its mapping ends, and the controller is disabled by the
+    // driver before the arenas go.
     let options = unsafe { Options::new().without_iommu() };
     let pci = PciController::open(&address, &options, 1)?;
     let domain = pci.domain().clone();
     // Two hugepages are adjacent only by chance.
-    let page =
-        || Arena::builder().size(2 << 20).source(Source::Hugetlb2M).mapping_policy(MappingPolicy::Whole);
+    let page = || {
+        Arena::builder()
+            .size(2 << 20)
+            .source(Source::Hugetlb2M)
+            .mapping_policy(MappingPolicy::Whole)
+    };
     let (rings, data) = (page().build(&domain)?, page().build(&domain)?);
     println!("rings at {}, data at {}", rings.iova(), data.iova());
     let controller = Controller::start(pci.registers(), rings, Config::default())?;

@@ -1,4 +1,5 @@
-//! Waits for completions in the program's own `epoll` loop. It runs on the model controller: no hardware, no privileges.
+//! Waits for completions in the program's own `epoll` loop. It runs on the model controller: no
+//! hardware, no privileges.
 
 use pinfold::{Arena, Domain};
 use pinfold_core::access::FromDevice;

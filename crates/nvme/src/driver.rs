@@ -1,21 +1,23 @@
 //! The driver: [`Controller`], [`Queue`], and what is in flight between them.
 //!
-//! [`Controller::start`] resets, enables and identifies a controller; [`Controller::create_queue`] creates a [`Queue`], which
-//! one thread owns. The payload of a request is moved into it and returned when the controller no longer accesses it:
+//! [`Controller::start`] resets, enables and identifies a controller; [`Controller::create_queue`]
+//! creates a [`Queue`], which one thread owns. The payload of a request is moved into it and
+//! returned when the controller no longer accesses it:
 //!
 //! ```text
 //! queue.write(nsid, slba, blocks, payload) -> InFlight ── queue.poll() -> Completion ──▶ in_flight.finish(completion)
 //! ```
 //!
-//! A queue keeps its own copy of everything that it submitted. Of what the controller writes, an identifier is looked up in
-//! that copy and a status is passed on; nothing else is trusted.
+//! A queue keeps its own copy of everything that it submitted. Of what the controller writes, an
+//! identifier is looked up in that copy and a status is passed on; nothing else is trusted.
 //!
-//! A command whose status permits a retry (DNR clear) is sent again when it is due, up to [`Config::retry_limit`]; its request
-//! is in flight meanwhile. A flush that may have been carried out is not repeated: the second could succeed without the data that
-//! the first has lost.
+//! A command whose status permits a retry (DNR clear) is sent again when it is due, up to
+//! [`Config::retry_limit`]; its request is in flight meanwhile. A flush that may have been carried
+//! out is not repeated: the second could succeed without the data that the first has lost.
 //!
-//! A request that does not complete in time is aborted. Where that does not complete it either, its payload and list pages
-//! are *quarantined* until [`Controller::reset`] has seen the controller disabled. Late completions are only counted.
+//! A request that does not complete in time is aborted. Where that does not complete it either, its
+//! payload and list pages are *quarantined* until [`Controller::reset`] has seen the controller
+//! disabled. Late completions are only counted.
 //!
 //! ```
 //! # use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};

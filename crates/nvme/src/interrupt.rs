@@ -20,8 +20,9 @@ use std::time::Duration;
 
 /// An interrupt of a controller.
 pub trait Interrupt: Send + Sync {
-    /// Sleeps until the interrupt arrives, for at most `limit`, and clears it; returns whether it arrived. An interrupt
-    /// since the last call counts. The caller reads the completion queue afterwards.
+    /// Sleeps until the interrupt arrives, for at most `limit`, and clears it; returns whether it
+    /// arrived. An interrupt since the last call counts. The caller reads the completion queue
+    /// afterwards.
     ///
     /// It may return early, on a signal for example; the caller keeps the time.
     fn wait(&self, limit: Duration) -> bool;
@@ -42,7 +43,8 @@ impl<I: Interrupt + ?Sized> Interrupt for Arc<I> {
     }
 }
 
-/// An interrupt that arrives at an eventfd (Linux 2.6.27): MSI-X by VFIO, or of the model controller.
+/// An interrupt that arrives at an eventfd (Linux 2.6.27): MSI-X by VFIO, or of the model
+/// controller.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 

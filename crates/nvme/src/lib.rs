@@ -9,8 +9,8 @@
 //! | [`vfio`] | registers and interrupts of a real controller behind VFIO |
 //!
 //! The crate contains no `unsafe`: memory shared with a device is accessed through
-//! [`DmaMemory`](pinfold_core::mem::DmaMemory), which checks every access. To test without hardware, run the driver
-//! against the model controller of the crate `pinfold-nvme-model`:
+//! [`DmaMemory`](pinfold_core::mem::DmaMemory), which checks every access. To test without
+//! hardware, run the driver against the model controller of the crate `pinfold-nvme-model`:
 //!
 //! ```
 //! use pinfold::{Arena, Domain};

@@ -1,7 +1,8 @@
-//! Structures of the NVM Express specifications: registers, commands, completions, identify data, log pages.
+//! Structures of the NVM Express specifications: registers, commands, completions, identify data,
+//! log pages.
 //!
-//! "Base" is the NVM Express Base Specification 2.0, "NVM" the NVM Command Set Specification 1.0. Layouts are
-//! little-endian by type and asserted at compile time; nothing here accesses memory.
+//! "Base" is the NVM Express Base Specification 2.0, "NVM" the NVM Command Set Specification 1.0.
+//! Layouts are little-endian by type and asserted at compile time; nothing here accesses memory.
 //!
 //! ```
 //! use pinfold_nvme::spec::{Command, cns};
@@ -20,8 +21,8 @@ mod register;
 pub use command::{Command, DsmRange, SglDescriptor, admin, create_cq, feature, nvm};
 pub use completion::{Cqe, Status};
 pub use identify::{
-    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, PowerState, SglSupport,
-    cns, csi,
+    ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, PowerState,
+    SglSupport, cns, csi,
 };
 pub use log::{SmartData, log_page};
 pub use register::{Cap, Cc, Crto, Csts, Doorbell, doorbell_offset, offset};

@@ -72,8 +72,8 @@ pub enum PciError {
 
 /// A controller opened through VFIO. A handle: a clone is the same controller.
 ///
-/// It can access memory from [`open`](Self::open) until the last handle and the last of its registers are dropped; then bus
-/// mastering is disabled.
+/// It can access memory from [`open`](Self::open) until the last handle and the last of its
+/// registers are dropped; then bus mastering is disabled.
 #[derive(Clone, Debug)]
 pub struct PciController {
     registers: Arc<PciRegisters>,
@@ -81,8 +81,9 @@ pub struct PciController {
 }
 
 impl PciController {
-    /// Opens the controller at `address`. It is reset where it supports that, and disabled, before it may access memory, so that
-    /// nothing an earlier program left running continues. It gets as many interrupts as it has, at most `vectors`.
+    /// Opens the controller at `address`. It is reset where it supports that, and disabled, before
+    /// it may access memory, so that nothing an earlier program left running continues. It gets as
+    /// many interrupts as it has, at most `vectors`.
     ///
     /// # Errors
     /// [`PciError`]; the device is closed again.
@@ -105,9 +106,13 @@ impl PciController {
         let request = device
             .request()
             .inspect_err(|error| tracing::debug!(%error, "removal requests are not reported"));
-        let registers =
-            Arc::new(PciRegisters { bar, request: request.ok(), removal_requested: AtomicBool::new(false) });
-        driver::disable_controller(registers.clone()).map_err(|error| PciError::Driver { bdf, error })?;
+        let registers = Arc::new(PciRegisters {
+            bar,
+            request: request.ok(),
+            removal_requested: AtomicBool::new(false),
+        });
+        driver::disable_controller(registers.clone())
+            .map_err(|error| PciError::Driver { bdf, error })?;
         let vectors = match device.max_interrupts()?.min(vectors) {
             0 => Vec::new(),
             count => device.interrupts(count)?.into_iter().map(Arc::new).collect(),
@@ -141,7 +146,8 @@ impl PciController {
         self.vectors.len()
     }
 
-    /// Returns the interrupt vector with this number, if there is one. Vector 0 is also the admin queue's.
+    /// Returns the interrupt vector with this number, if there is one. Vector 0 is also the admin
+    /// queue's.
     pub fn vector(&self, number: u16) -> Option<Vector> {
         let interrupt: Arc<dyn Interrupt> = self.vectors.get(usize::from(number))?.clone();
         Some(Vector { number, interrupt })

@@ -1,6 +1,6 @@
-//! A driver whose memory is fixed when it starts: its descriptors are acquired at once, on the device's NUMA node, and registered
-//! with the device before the first request; a request gets all the descriptors that it needs or none; receivers hold at most as
-//! many pages as they may.
+//! A driver whose memory is fixed when it starts: its descriptors are acquired at once, on the
+//! device's NUMA node, and registered with the device before the first request; a request gets all
+//! the descriptors that it needs or none; receivers hold at most as many pages as they may.
 //!
 //! `cargo run -p pinfold --example fixed_pools`
 
@@ -65,7 +65,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     local.free_bulk(&completed)?;
     requests.push(request(&mut local, 24)?);
 
-    // A pool of another kind: it grows as needed, and is shrunk while its handles and some blocks are held.
+    // A pool of another kind: it grows as needed, and is shrunk while its handles and some blocks
+    // are held.
     let packets = DmaPool::builder("packets").block(2048).build(&arena)?;
     let mut sender = packets.local();
     let first = sender.alloc()?;
@@ -74,11 +75,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let before = packets.stats().bytes;
     sender.flush(); // what this owner has cached
     let released = packets.shrink();
-    println!("after a burst of {before} bytes {released} were released, while packets are in flight");
+    println!(
+        "after a burst of {before} bytes {released} were released, while packets are in flight"
+    );
     first.memory().write_u64(0, 1)?;
 
     // Receivers that return pages too slowly are stopped at a limit, not at the end of the memory.
-    let mut receive = PagePool::new(arena, "receive", Config { max_in_use: 128, ..Config::default() })?;
+    let mut receive =
+        PagePool::new(arena, "receive", Config { max_in_use: 128, ..Config::default() })?;
     let mut held = Vec::new();
     let refused = loop {
         match receive.alloc() {

@@ -1,5 +1,6 @@
-//! A program with its own io_uring, driven by the crate `io-uring`, and Pinfold's memory: it copies a file through
-//! registered hugepages, eight pieces at a time. No device and no domain is involved.
+//! A program with its own io_uring, driven by the crate `io-uring`, and Pinfold's memory: it copies
+//! a file through registered hugepages, eight pieces at a time. No device and no domain is
+//! involved.
 //!
 //! `cargo run -p pinfold --example io_uring_ring --features io-uring`
 
@@ -64,14 +65,15 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn submit(ring: &mut IoUring, entries: &[(squeue::Entry, usize)]) -> Result<(), Box<dyn Error>> {
     for (number, (entry, _)) in (0..).zip(entries) {
         let entry = entry.clone().user_data(number);
-        // SAFETY: files and buffers live until the end of `main`, and the buffers are not accessed before the
-        // completions, which are awaited below.
+        // SAFETY: files and buffers live until the end of `main`, and the buffers are not accessed
+        // before the completions, which are awaited below.
         unsafe { ring.submission().push(&entry) }?;
     }
     ring.submit_and_wait(entries.len())?;
     for completion in ring.completion() {
         let bytes = usize::try_from(completion.result()).map_err(|_| "a transfer failed")?;
-        let (_, len) = entries.get(usize::try_from(completion.user_data())?).ok_or("unknown completion")?;
+        let (_, len) =
+            entries.get(usize::try_from(completion.user_data())?).ok_or("unknown completion")?;
         if bytes != *len {
             return Err(format!("{bytes} of {len} bytes were transferred").into());
         }

@@ -1,7 +1,8 @@
-//! A driver that owns all that it uses: domain, arena, descriptor ring and mapped buffers in one struct, which moves
-//! between threads and drops in any order.
+//! A driver that owns all that it uses: domain, arena, descriptor ring and mapped buffers in one
+//! struct, which moves between threads and drops in any order.
 //!
-//! The device is the model of a network card: a thread that receives a frame into each buffer of its ring.
+//! The device is the model of a network card: a thread that receives a frame into each buffer of
+//! its ring.
 //!
 //! `cargo run --example owned_driver`
 

@@ -1,4 +1,5 @@
-//! Revocations awaited in `async` functions, without any particular executor: the one here is 15 lines.
+//! Revocations awaited in `async` functions, without any particular executor: the one here is 15
+//! lines.
 //!
 //! `cargo run --example revoke_async`
 
@@ -46,7 +47,12 @@ fn run(mut tasks: Vec<Task<'_>>) -> Result<(), Box<dyn Error>> {
 }
 
 /// Maps a buffer, revokes it, and awaits it.
-async fn transfer(domain: &Domain, arena: &Arena, name: &str, len: usize) -> Result<(), Box<dyn Error>> {
+async fn transfer(
+    domain: &Domain,
+    arena: &Arena,
+    name: &str,
+    len: usize,
+) -> Result<(), Box<dyn Error>> {
     let mut owner = domain.local();
     for round in 0..3 {
         let mapping = owner.map(arena.alloc(len)?, FromDevice)?;

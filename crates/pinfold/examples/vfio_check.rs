@@ -1,10 +1,12 @@
-//! Checks the guarantees of the VFIO and iommufd backends on a real device: `vfio_check BDF [WHAT]`. The device must be an
-//! NVMe controller that is bound to `vfio-pci`; it is not written to.
+//! Checks the guarantees of the VFIO and iommufd backends on a real device:
+//! `vfio_check BDF [WHAT]`. The device must be an NVMe controller that is bound to `vfio-pci`; it
+//! is not written to.
 //!
 //! `WHAT` is `device` (registers, memory, interrupts; the default), `entries` (the limit of entries
-//! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`) or `memlock` (run by a user
-//! without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd`, `type1` or
-//! `noiommu` selects the interface. `with=BDF` puts a second device into the same domain.
+//! was lowered to 16: `echo 16 > /sys/module/vfio_iommu_type1/parameters/dma_entry_limit`) or
+//! `memlock` (run by a user without `CAP_IPC_LOCK`, under `ulimit -l 8192`). A word `iommufd`,
+//! `type1` or `noiommu` selects the interface. `with=BDF` puts a second device into the same
+//! domain.
 
 use pinfold::arena::Residency;
 use pinfold::core::access::Bidirectional;
@@ -29,7 +31,8 @@ fn main() -> ExitCode {
 fn run() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let has = |word: &str| words.iter().any(|w| w == word);
-    let address = words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;
+    let address =
+        words.first().ok_or("usage: vfio_check BDF [device|entries|memlock] [type1|iommufd]")?;
     let interfaces = [
         ("type1", IommuInterface::Type1),
         ("iommufd", IommuInterface::Iommufd),
@@ -38,7 +41,8 @@ fn run() -> Outcome {
     let named = interfaces.iter().find(|(word, _)| has(word));
     let interface = named.map_or(IommuInterface::Best, |(_, interface)| *interface);
     let options = match interface {
-        // SAFETY: the controller is left disabled, so it makes no access, whatever is mapped and unmapped below.
+        // SAFETY: the controller is left disabled, so it makes no access, whatever is mapped and
+        // unmapped below.
         IommuInterface::NoIommu => unsafe { Options::new().without_iommu() },
         interface => Options::new().interface(interface),
     };
@@ -62,7 +66,10 @@ fn run() -> Outcome {
         () => whole(&device)?,
     }
     let stats = device.domain().stats();
-    check("no mapping is left behind", stats.backend.entries == 0 && stats.backend.pinned_bytes == 0)?;
+    check(
+        "no mapping is left behind",
+        stats.backend.entries == 0 && stats.backend.pinned_bytes == 0,
+    )?;
     check("nothing is in quarantine", stats.quarantined == 0)?;
     println!("ok");
     Ok(())
@@ -83,9 +90,18 @@ fn registers(device: &Device) -> Outcome {
     let ids = device.ids()?;
     let bar = device.bar(0)?;
     let (cap, version) = (bar.read64(0)?, bar.read32(8)?);
-    println!("{ids:x?} {bar:?} CAP {cap:#x} VS {version:#x}, {} interrupts", device.max_interrupts()?);
-    check("it is an NVMe controller", ids.class >> 8 == 0x0108 && (1..=2).contains(&(version >> 16)))?;
-    check("two halves are the whole", u64::from(bar.read32(4)?) << 32 | u64::from(bar.read32(0)?) == cap)?;
+    println!(
+        "{ids:x?} {bar:?} CAP {cap:#x} VS {version:#x}, {} interrupts",
+        device.max_interrupts()?
+    );
+    check(
+        "it is an NVMe controller",
+        ids.class >> 8 == 0x0108 && (1..=2).contains(&(version >> 16)),
+    )?;
+    check(
+        "two halves are the whole",
+        u64::from(bar.read32(4)?) << 32 | u64::from(bar.read32(0)?) == cap,
+    )?;
     check(
         "accesses outside and across are refused",
         bar.read32(bar.len()).is_err() && bar.read32(2).is_err(),
@@ -103,7 +119,8 @@ fn registers(device: &Device) -> Outcome {
 }
 
 fn memory(domain: &Domain) -> Outcome {
-    let whole = Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole).build(domain)?;
+    let whole =
+        Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole).build(domain)?;
     println!("64 MiB from {} at {}", whole.report().source, whole.iova());
     check("an arena is one entry", domain.stats().backend.entries == 1)?;
     let arena = Arena::builder().size(16 << 20).build(domain)?;
@@ -126,7 +143,10 @@ fn memory(domain: &Domain) -> Outcome {
         .collect::<Result<_, Box<dyn Error>>>()?;
     let mut revoked = Vec::new();
     domain.revoke_all(many, &mut revoked);
-    check("64 at once", revoked.iter().all(|r| r.is_quiesced()) && domain.stats().backend.entries == 1)
+    check(
+        "64 at once",
+        revoked.iter().all(|r| r.is_quiesced()) && domain.stats().backend.entries == 1,
+    )
 }
 
 /// Memory that exists before its device is known.
@@ -140,7 +160,10 @@ fn late(domain: &Domain) -> Outcome {
     check("it is pinned by its mapping and not locked", !locked)?;
     let fixed = arena.iova_of(&buffer);
     let mapped = domain.map(buffer, Bidirectional)?;
-    check("its buffers are mapped with it", Some(mapped.iova().start()) == fixed && mapped.is_fixed())
+    check(
+        "its buffers are mapped with it",
+        Some(mapped.iova().start()) == fixed && mapped.is_fixed(),
+    )
 }
 
 /// Nothing is translated.
@@ -148,15 +171,24 @@ fn unprotected(device: &Device) -> Outcome {
     registers(device)?;
     let domain = device.domain();
     check("the backend reports that there is none", domain.name() == "none")?;
-    let two = Arena::builder().size(2 << 20).source(Source::Hugetlb2M).mapping_policy(MappingPolicy::Whole);
+    let two = Arena::builder()
+        .size(2 << 20)
+        .source(Source::Hugetlb2M)
+        .mapping_policy(MappingPolicy::Whole);
     let arena = two.build(domain)?;
     println!("a hugepage at {}", arena.iova());
     check("hugetlb memory needs no pin", arena.report().residency == Residency::Hugetlb)?;
-    check("it is where a hugepage can be", arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0)?;
+    check(
+        "it is where a hugepage can be",
+        arena.iova().raw() > 0 && arena.iova().raw() % (2 << 20) == 0,
+    )?;
     let buffer = arena.alloc(8192)?;
     let fixed = arena.iova_of(&buffer);
     let mapped = domain.map(buffer, Bidirectional)?;
-    check("a buffer of it is mapped already", Some(mapped.iova().start()) == fixed && mapped.is_fixed())?;
+    check(
+        "a buffer of it is mapped already",
+        Some(mapped.iova().start()) == fixed && mapped.is_fixed(),
+    )?;
     drop(mapped);
     let can_move = Arena::builder()
         .size(2 << 20)
@@ -195,16 +227,24 @@ fn memlock(domain: &Domain) -> Outcome {
     let arena = Arena::builder().size(32 << 20).source(Source::Plain).build(domain)?;
     println!("{:?}", arena.report().residency);
     let fits = domain.map(arena.alloc(4 << 20)?, Bidirectional)?;
-    let refused = domain.map(arena.alloc(16 << 20)?, Bidirectional).err().ok_or("16 MiB were pinned")?;
+    let refused =
+        domain.map(arena.alloc(16 << 20)?, Bidirectional).err().ok_or("16 MiB were pinned")?;
     println!("{}", refused.error);
     let BackendError::LockedMemory { asked, limit, .. } = refused.error else {
         return Err("not the error of the limit".into());
     };
     check("the error names the request and the limit", (asked, limit) == (16 << 20, 8 << 20))?;
     check("the error returns the buffer", refused.payload.is_some())?;
-    let late = domain.map(arena.alloc(6 << 20)?, Bidirectional).err().ok_or("4 and 6 MiB were pinned")?;
+    let late =
+        domain.map(arena.alloc(6 << 20)?, Bidirectional).err().ok_or("4 and 6 MiB were pinned")?;
     println!("{}", late.error);
-    check("memory that is pinned already counts", matches!(late.error, BackendError::LockedMemory { .. }))?;
+    check(
+        "memory that is pinned already counts",
+        matches!(late.error, BackendError::LockedMemory { .. }),
+    )?;
     drop(fits);
-    check("unmapped memory may be pinned again", domain.map(arena.alloc(6 << 20)?, Bidirectional).is_ok())
+    check(
+        "unmapped memory may be pinned again",
+        domain.map(arena.alloc(6 << 20)?, Bidirectional).is_ok(),
+    )
 }

@@ -1,5 +1,5 @@
-//! A guest's memory in an arena: the monitor loads it through `vm-memory`; a device that is passed through to the
-//! guest reaches it by the guest's addresses, translated once.
+//! A guest's memory in an arena: the monitor loads it through `vm-memory`; a device that is passed
+//! through to the guest reaches it by the guest's addresses, translated once.
 //!
 //! `cargo run -p pinfold --example vm_memory --features vm-memory`
 
@@ -20,8 +20,10 @@ fn for_device(arena: &Arena, guest: &GuestArena, addr: GuestAddress) -> Option<I
 
 fn main() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
-    // The guest may give any of its memory to the device, so all of it is mapped for the guest's lifetime.
-    let arena = Arena::builder().size(8 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
+    // The guest may give any of its memory to the device, so all of it is mapped for the guest's
+    // lifetime.
+    let arena =
+        Arena::builder().size(8 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     let guest = GuestArena::from_regions(vec![
         GuestRegion::new(arena.alloc_zeroed(2 << 20)?, LOW)?,
         GuestRegion::new(arena.alloc_zeroed(4 << 20)?, HIGH)?,
@@ -50,7 +52,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(&packet, b"packet");
     println!("the guest finds {:?}", str::from_utf8(&packet)?);
     let hole = GuestAddress(3 << 30);
-    let Err(refused) = guest.write_obj(0_u8, hole) else { return Err("something is in the hole".into()) };
+    let Err(refused) = guest.write_obj(0_u8, hole) else {
+        return Err("something is in the hole".into());
+    };
     println!("in the hole: {refused}");
     Ok(())
 }

@@ -1,8 +1,10 @@
-//! Waits for a device's interrupt with epoll, as an event loop (tokio's `AsyncFd` works alike) does:
+//! Waits for a device's interrupt with epoll, as an event loop (tokio's `AsyncFd` works alike)
+//! does:
 //!
-//! - `wait_epoll` waits for a device model behind the software IOMMU, which raises an eventfd. Runs anywhere.
-//! - `wait_epoll BDF` waits up to 5 s for the first interrupt of a real device, which must be bound to `vfio-pci`. Without a
-//!   driver that starts it the device raises none: this shows the call.
+//! - `wait_epoll` waits for a device model behind the software IOMMU, which raises an eventfd. Runs
+//!   anywhere.
+//! - `wait_epoll BDF` waits up to 5 s for the first interrupt of a real device, which must be bound
+//!   to `vfio-pci`. Without a driver that starts it the device raises none: this shows the call.
 
 use pinfold::vfio::{Device, Options};
 use pinfold::{Arena, Domain, FromDevice};

@@ -1,7 +1,8 @@
 //! The backends of a [`Domain`](crate::Domain), independent of each other.
 //!
-//! `soft` keeps its table itself. For `vfio` (type1) and `iommufd` the kernel keeps it, and `none` has none: these three are
-//! an [`IommuContext`](context::IommuContext), a file each, below the shared [`KernelTable`](kernel_table::KernelTable).
+//! `soft` keeps its table itself. For `vfio` (type1) and `iommufd` the kernel keeps it, and `none`
+//! has none: these three are an [`IommuContext`](context::IommuContext), a file each, below the
+//! shared [`KernelTable`](kernel_table::KernelTable).
 
 mod container;
 pub(crate) mod context;

@@ -1,8 +1,9 @@
-//! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the backends.
+//! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the
+//! backends.
 //!
 //! A driver can own a domain with all that it uses, and move between threads: mappings of a
-//! [`DomainLocal`](crate::DomainLocal) and blocks of a pool hold a share of what they belong to, without a
-//! read-modify-write on the hot path.
+//! [`DomainLocal`](crate::DomainLocal) and blocks of a pool hold a share of what they belong to,
+//! without a read-modify-write on the hot path.
 //!
 //! ```
 //! use pinfold::core::dma_pool::{Block, Local};
@@ -42,8 +43,8 @@
 //!
 //! # Deadlines
 //!
-//! A flush that does not complete is *late*, and its buffers are neither lost nor reused. The IOMMU here hangs at its second
-//! batch of flushes; everything else continues.
+//! A flush that does not complete is *late*, and its buffers are neither lost nor reused. The IOMMU
+//! here hangs at its second batch of flushes; everything else continues.
 //!
 //! ```
 //! use pinfold::soft::SoftConfig;
@@ -94,19 +95,20 @@ use std::sync::Arc;
 
 /// One I/O address space, with the backend that keeps it. A handle: a clone is the same domain.
 ///
-/// The operations that do not depend on the backend (`map`, `revoke_all`, `register_memory`, `map_static`, `stats` ...) come
-/// through `Deref`: see [`pinfold_core::domain::Domain`].
+/// The operations that do not depend on the backend (`map`, `revoke_all`, `register_memory`,
+/// `map_static`, `stats` ...) come through `Deref`: see [`pinfold_core::domain::Domain`].
 ///
-/// [`Domain::soft`] creates one behind a software IOMMU, [`vfio::Device::open`](crate::vfio::Device::open) one for a real
-/// device. The backend `soft` needs no kernel support, `vfio` Linux 4.0, `iommufd` 6.6.
+/// [`Domain::soft`] creates one behind a software IOMMU,
+/// [`vfio::Device::open`](crate::vfio::Device::open) one for a real device. The backend `soft`
+/// needs no kernel support, `vfio` Linux 4.0, `iommufd` 6.6.
 #[derive(Clone)]
 pub struct Domain {
     core: Shared<pinfold_core::domain::Domain>,
     device_side: Arc<dyn DeviceSide>,
 }
 
-/// What the devices of a domain are attached to. Each backend implements it for a type of its own, and finds it again with
-/// [`Domain::device_side`].
+/// What the devices of a domain are attached to. Each backend implements it for a type of its own,
+/// and finds it again with [`Domain::device_side`].
 pub(crate) trait DeviceSide: Any + Send + Sync {}
 
 #[cfg(test)]
@@ -118,10 +120,12 @@ impl Domain {
         Self { core: Shared::new(core), device_side: Arc::new(device_side) }
     }
 
-    /// Returns one thread's handle, with addresses and counters of its own. Its mappings own a share of the domain: they may
-    /// outlive every other handle, move between threads, and be kept in one struct with it.
+    /// Returns one thread's handle, with addresses and counters of its own. Its mappings own a
+    /// share of the domain: they may outlive every other handle, move between threads, and be kept
+    /// in one struct with it.
     ///
-    /// `map` of the domain itself, and of the handle of a [`pinfold_core::domain::Domain`], return mappings that borrow it.
+    /// `map` of the domain itself, and of the handle of a [`pinfold_core::domain::Domain`], return
+    /// mappings that borrow it.
     pub fn local(&self) -> Local {
         self.core.local()
     }
@@ -171,7 +175,8 @@ mod tests {
         let domain = Domain::soft().unwrap();
         let arena = Arena::builder().size(2 << 20).build(&domain).unwrap();
         let mut owner = domain.local();
-        let ring = (0..4).map(|_| owner.map(arena.alloc(4096).unwrap(), FromDevice).unwrap()).collect();
+        let ring =
+            (0..4).map(|_| owner.map(arena.alloc(4096).unwrap(), FromDevice).unwrap()).collect();
         Driver { domain, owner, ring, arena }
     }
 

@@ -1,9 +1,10 @@
 //! The DMA memory stack for user space.
 //!
-//! Pinned memory from Linux ([`memory`]), or memory that the program has ([`OwnedMemory`], [`registered`]); the I/O address
-//! spaces of devices ([`domain`]) behind VFIO ([`vfio`]) or a software IOMMU; files through io_uring ([`uring`]); `AF_XDP`
-//! sockets ([`xdp`]); and what the machine offers ([`probe`]). Pools, frames and gather lists are in [`pinfold_core`],
-//! re-exported as [`core`], so that one dependency is enough.
+//! Pinned memory from Linux ([`memory`]), or memory that the program has ([`OwnedMemory`],
+//! [`registered`]); the I/O address spaces of devices ([`domain`]) behind VFIO ([`vfio`]) or a
+//! software IOMMU; files through io_uring ([`uring`]); `AF_XDP` sockets ([`xdp`]); and what the
+//! machine offers ([`probe`]). Pools, frames and gather lists are in [`pinfold_core`], re-exported
+//! as [`core`], so that one dependency is enough.
 //!
 //! ```
 //! use pinfold::{Arena, DmaPool, Domain, FromDevice};
@@ -26,7 +27,8 @@
 //! # }
 //! ```
 //!
-//! The arena's [report](ArenaMemory::report) lists the sources that were unavailable, and the commands that fix them.
+//! The arena's [report](ArenaMemory::report) lists the sources that were unavailable, and the
+//! commands that fix them.
 //!
 //! # Terms
 //!
@@ -63,7 +65,9 @@ pub mod xdp;
 pub use backend::soft;
 pub use domain::Domain;
 pub use memory::arena::{self, Arena, ArenaLocal, ArenaMemory};
-pub use memory::{Buffer, MappingPolicy, OwnedMemory, OwnedPiece, OwnedPieces, Source, quarantined_bytes};
+pub use memory::{
+    Buffer, MappingPolicy, OwnedMemory, OwnedPiece, OwnedPieces, Source, quarantined_bytes,
+};
 pub use pinfold_core as core;
 pub use pinfold_core::access::{self, Access, Bidirectional, FromDevice, ToDevice};
 pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};

@@ -17,9 +17,10 @@
 //!
 //! # A pool for each NUMA node
 //!
-//! An arena is on one node ([`numa_node`](arena::ArenaBuilder::numa_node): a page of another node is an error, never a
-//! substitute), and a pool is in one arena. So memory near a device, or near the threads of a node, is an arena and a pool of
-//! their own; a block returns to the pool that it came from, and so to its node, whichever thread frees it.
+//! An arena is on one node ([`numa_node`](arena::ArenaBuilder::numa_node): a page of another node
+//! is an error, never a substitute), and a pool is in one arena. So memory near a device, or near
+//! the threads of a node, is an arena and a pool of their own; a block returns to the pool that it
+//! came from, and so to its node, whichever thread frees it.
 //!
 //! ```no_run
 //! use pinfold::{Arena, DmaPool, Domain};
@@ -54,7 +55,11 @@ pub use bounce::{BounceError, BounceLocal, BouncePool, Bounced};
 pub use buffer::Buffer;
 pub use fixed::Fixed;
 pub(crate) use obtain::try_one_page;
-pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim, SharingError};
+pub use owned::{
+    CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim, SharingError,
+};
 pub use policy::MappingPolicy;
 pub use quarantine::quarantined_bytes;
-pub use source::{NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource};
+pub use source::{
+    NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,
+};

@@ -1,7 +1,8 @@
 //! PCI devices: their addresses, who uses them, and which driver has them.
 //!
-//! A driver in user space needs its device bound to `vfio-pci`. [`Binder`] binds it there and back: only if nothing
-//! uses it (a mounted file system, swap, RAID, a program, a network interface that is up), and completely or not at all.
+//! A driver in user space needs its device bound to `vfio-pci`. [`Binder`] binds it there and back:
+//! only if nothing uses it (a mounted file system, swap, RAID, a program, a network interface that
+//! is up), and completely or not at all.
 //!
 //! ```
 //! use pinfold::pci::{Bdf, BindError, Binder};

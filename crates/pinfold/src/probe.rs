@@ -1,7 +1,8 @@
 //! What this machine offers to DMA from user space, what is missing, and the command that fixes it.
 //!
-//! [`Facts`] are what was read and queried; [`Facts::findings`] judges them, one line each, for `pinfold doctor`. Nothing here
-//! prints. Files that are missing, truncated or malformed give `None` or an empty list.
+//! [`Facts`] are what was read and queried; [`Facts::findings`] judges them, one line each, for
+//! `pinfold doctor`. Nothing here prints. Files that are missing, truncated or malformed give
+//! `None` or an empty list.
 //!
 //! ```
 //! use pinfold::probe::{Facts, State};

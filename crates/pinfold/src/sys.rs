@@ -1,5 +1,5 @@
-//! System calls, each in a small function with the proof of its unsafe block and the first kernel that has it, and parsers
-//! for `/proc` and `/sys`. Uses nothing above it.
+//! System calls, each in a small function with the proof of its unsafe block and the first kernel
+//! that has it, and parsers for `/proc` and `/sys`. Uses nothing above it.
 //!
 //! rustix where it has the call, libc where it does not (`mbind`, `bpf`).
 

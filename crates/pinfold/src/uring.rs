@@ -1,8 +1,8 @@
 //! A file, read and written through io_uring with O_DIRECT and fixed buffers.
 //!
-//! A [`FileQueue`] owns the buffers of the transfers in flight and returns each with its result. A short transfer is
-//! continued inside. Without O_DIRECT, fixed buffers or io_uring itself the queue works more slowly, and reports it in
-//! [`FileQueue::notes`].
+//! A [`FileQueue`] owns the buffers of the transfers in flight and returns each with its result. A
+//! short transfer is continued inside. Without O_DIRECT, fixed buffers or io_uring itself the queue
+//! works more slowly, and reports it in [`FileQueue::notes`].
 //!
 //! ```
 //! use pinfold::Arena;
@@ -31,9 +31,10 @@
 //! | waiting with a time limit | 5.11 | a drop waits without a limit |
 //! | the alignment of O_DIRECT (`STATX_DIOALIGN`) | 6.1 | blocks of 4 KiB are assumed |
 //!
-//! O_DIRECT transfers whole blocks ([`FileQueue::logical_block`]). A read that ends within the last block of a file is
-//! issued in whole blocks, and ends at the end of the file. A write that ends within a block is padded with zeroes if it
-//! is at the end of the file; the file is then too long until [`FileQueue::set_len`] truncates it.
+//! O_DIRECT transfers whole blocks ([`FileQueue::logical_block`]). A read that ends within the last
+//! block of a file is issued in whole blocks, and ends at the end of the file. A write that ends
+//! within a block is padded with zeroes if it is at the end of the file; the file is then too long
+//! until [`FileQueue::set_len`] truncates it.
 
 mod error;
 mod file;

@@ -1,4 +1,5 @@
-//! Real devices through VFIO, opened by their PCI address, in a [`Domain`](crate::Domain) whose table the kernel keeps.
+//! Real devices through VFIO, opened by their PCI address, in a [`Domain`](crate::Domain) whose
+//! table the kernel keeps.
 //!
 //! ```no_run
 //! use pinfold::vfio::{Device, Options};
@@ -15,13 +16,15 @@
 //! # }
 //! ```
 //!
-//! A map is a system call that pins the memory, and a revocation one that waits for the IOMMU's flush: tens of
-//! microseconds. Map memory that is used repeatedly once: an arena that is mapped as a whole is one entry.
+//! A map is a system call that pins the memory, and a revocation one that waits for the IOMMU's
+//! flush: tens of microseconds. Map memory that is used repeatedly once: an arena that is mapped as
+//! a whole is one entry.
 //!
 //! # Lifetime of mapped memory
-//! Memory that a device can reach is never released. The domain records what is mapped; unregistering memory, which an
-//! arena does before it unmaps itself, unmaps what is left of it. A killed process leaves nothing behind: the kernel closes
-//! its descriptors, and frees the table with the last one.
+//! Memory that a device can reach is never released. The domain records what is mapped;
+//! unregistering memory, which an arena does before it unmaps itself, unmaps what is left of it. A
+//! killed process leaves nothing behind: the kernel closes its descriptors, and frees the table
+//! with the last one.
 
 mod bar;
 mod device;

@@ -1,8 +1,10 @@
-//! The system's side of `AF_XDP`: interfaces, the program that redirects packets, sockets, and their memory.
+//! The system's side of `AF_XDP`: interfaces, the program that redirects packets, sockets, and
+//! their memory.
 //!
-//! The crate `pinfold-xdp` builds packets on it, which own the pages that they are in. Here are only what the kernel offers
-//! and the memory: a [`Umem`] is an arena as the kernel addresses it, and the source of a page pool's chunks, so that a
-//! page's device address is what a ring's entry holds.
+//! The crate `pinfold-xdp` builds packets on it, which own the pages that they are in. Here are
+//! only what the kernel offers and the memory: a [`Umem`] is an arena as the kernel addresses it,
+//! and the source of a page pool's chunks, so that a page's device address is what a ring's entry
+//! holds.
 //!
 //! ```
 //! use pinfold::xdp::{Interface, Umem};
@@ -40,7 +42,8 @@ pub use crate::sys::xdp::RingMemory;
 pub use error::CallError;
 pub use generator::Generator;
 pub use interface::{
-    Interface, LinkType, VlanTags, default_route_over, memlock_limit, missing_capabilities, privileges,
+    Interface, LinkType, VlanTags, default_route_over, memlock_limit, missing_capabilities,
+    privileges,
 };
 pub use program::{Attached, Program};
 pub use routes::RouteError;

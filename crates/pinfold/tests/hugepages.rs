@@ -1,5 +1,6 @@
-//! Arenas on hugepages. A test binary of its own: it changes the machine's pool and counts it, so nothing else in the
-//! process may take pages from it meanwhile. Needs root; else it is skipped, and says so.
+//! Arenas on hugepages. A test binary of its own: it changes the machine's pool and counts it, so
+//! nothing else in the process may take pages from it meanwhile. Needs root; else it is skipped,
+//! and says so.
 #![expect(clippy::unwrap_used, reason = "test code outside of test functions")]
 
 use pinfold::arena::{Arena, BuildError, Residency, Source, UnavailableReason};
@@ -53,10 +54,18 @@ fn hugepages_are_rounded_up_never_swapped_and_released() {
     for source in [Source::Hugetlb2M, Source::Memfd2M] {
         let arena = build((3 << 20) + 1, source).unwrap();
         let report = arena.report();
-        assert_eq!((report.requested_bytes, report.bytes), ((3 << 20) + 1, 4 << 20), "rounding is stated");
+        assert_eq!(
+            (report.requested_bytes, report.bytes),
+            ((3 << 20) + 1, 4 << 20),
+            "rounding is stated"
+        );
         assert_eq!((report.source, report.page_size), (source, PageSize::Size2M));
         assert_eq!(report.residency, Residency::Hugetlb);
-        assert_eq!((pool().available(), pool().free), (6, 6), "two pages are taken, not only promised");
+        assert_eq!(
+            (pool().available(), pool().free),
+            (6, 6),
+            "two pages are taken, not only promised"
+        );
         let buffer = arena.alloc(1).unwrap();
         buffer.memory().write_u8(0, 7).unwrap();
         assert_eq!(arena.backing().unwrap().hugetlb_bytes, 4 << 20);

@@ -15,8 +15,9 @@ use pinfold_core::table::{Format, Table, TablePages, VtdFirstStage, VtdSecondSta
 /// Creates a domain whose table the software IOMMU walks, and the bus for its devices.
 ///
 /// # Errors
-/// [`BackendError::NoMemory`] if the memory for the table cannot be allocated; [`BackendError::Table`] if the configuration
-/// asks for an unsupported number of levels, or for physical addresses that do not reach the table.
+/// [`BackendError::NoMemory`] if the memory for the table cannot be allocated;
+/// [`BackendError::Table`] if the configuration asks for an unsupported number of levels, or for
+/// physical addresses that do not reach the table.
 pub fn domain(config: SoftConfig) -> Result<(Domain, SoftBus), BackendError> {
     let iommu = SoftIommu::new(config.clone())?;
     match config.stage {
@@ -26,9 +27,13 @@ pub fn domain(config: SoftConfig) -> Result<(Domain, SoftBus), BackendError> {
 }
 
 /// Creates the only table that uses the IOMMU's pages, and the domain over it.
-fn with_table<F: Format>(config: &SoftConfig, iommu: SoftIommu) -> Result<(Domain, SoftBus), BackendError> {
-    // SAFETY: the table that uses the pages holds the IOMMU, by its queue and its source of pages, and with it the memory. It is
-    // the only one, and neither the domain nor the bus gives access to the IOMMU.
+fn with_table<F: Format>(
+    config: &SoftConfig,
+    iommu: SoftIommu,
+) -> Result<(Domain, SoftBus), BackendError> {
+    // SAFETY: the table that uses the pages holds the IOMMU, by its queue and its source of pages,
+    // and with it the memory. It is the only one, and neither the domain nor the bus gives access
+    // to the IOMMU.
     let pages = unsafe { iommu.table_pages() };
     // SAFETY: as above.
     let more = unsafe { iommu.table_memory() };
@@ -41,11 +46,11 @@ fn with_table<F: Format>(config: &SoftConfig, iommu: SoftIommu) -> Result<(Domai
     Ok((Domain::new(Box::new(backend), iovas), SoftBus(iommu)))
 }
 
-/// The bus of the device models behind a [`domain`]. A handle: a clone is the same bus. Without the domain every access
-/// is a fault.
+/// The bus of the device models behind a [`domain`]. A handle: a clone is the same bus. Without the
+/// domain every access is a fault.
 ///
-/// It does not give access to the table and the invalidation queue, which belong to the domain: with another root, or
-/// with another queue's tickets, a device could reach what was revoked.
+/// It does not give access to the table and the invalidation queue, which belong to the domain:
+/// with another root, or with another queue's tickets, a device could reach what was revoked.
 ///
 /// ```compile_fail,E0599
 /// # fn example(bus: pinfold_soft::SoftBus) {
@@ -67,8 +72,9 @@ impl SoftBus {
         self.0.port()
     }
 
-    /// Connects a new device that also has a TLB of its own (ATS), of `entries` translations of 4 KiB: it keeps what it has
-    /// found until it is flushed by a descriptor of its own, behind that of the IOTLB.
+    /// Connects a new device that also has a TLB of its own (ATS), of `entries` translations of 4
+    /// KiB: it keeps what it has found until it is flushed by a descriptor of its own, behind that
+    /// of the IOTLB.
     pub fn port_with_device_tlb(&self, entries: usize) -> Port {
         self.0.port_with_device_tlb(entries)
     }
@@ -78,8 +84,8 @@ impl SoftBus {
         self.0.stats()
     }
 
-    /// Reads and clears the fault recording registers, as the handler of the fault interrupt does. There are eight; once all
-    /// hold a fault, further ones are lost until this is called.
+    /// Reads and clears the fault recording registers, as the handler of the fault interrupt does.
+    /// There are eight; once all hold a fault, further ones are lost until this is called.
     pub fn take_faults(&self) -> FaultReport {
         self.0.take_faults()
     }
@@ -89,12 +95,14 @@ impl SoftBus {
         self.0.advance();
     }
 
-    /// Allocates zeroed pages that can be mapped into the domain: for tests and models that have no arena.
+    /// Allocates zeroed pages that can be mapped into the domain: for tests and models that have no
+    /// arena.
     ///
     /// # Errors
     /// [`BackendError::NoMemory`].
     pub fn alloc_pages(&self, pages: usize) -> Result<Pages, BackendError> {
-        let memory = MappedPages::new("pages of a software IOMMU", pages.saturating_mul(4096), 4096)?;
+        let memory =
+            MappedPages::new("pages of a software IOMMU", pages.saturating_mul(4096), 4096)?;
         let pages = Pages { memory, iommu: self.0.clone() };
         // SAFETY: `Pages` unregisters the memory before it is freed.
         unsafe { self.0.0.register_memory(pages.memory()) }?;
@@ -116,7 +124,8 @@ impl Pages {
     }
 }
 
-// SAFETY: the memory is valid until `drop`; no reference into it is ever made; each value has its own.
+// SAFETY: the memory is valid until `drop`; no reference into it is ever made; each value has its
+// own.
 unsafe impl Pinned for Pages {
     fn memory(&self) -> DmaMemory<'_> {
         self.memory.memory()

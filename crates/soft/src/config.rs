@@ -17,8 +17,8 @@ pub enum Effect {
 /// The format of the table, by the stage of translation that uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// [`VtdFirstStage`](pinfold_core::table::VtdFirstStage): 4 or 5 levels, 47 or 56 bits of address; what can be written can
-    /// also be read.
+    /// [`VtdFirstStage`](pinfold_core::table::VtdFirstStage): 4 or 5 levels, 47 or 56 bits of
+    /// address; what can be written can also be read.
     First,
     /// [`VtdSecondStage`](pinfold_core::table::VtdSecondStage).
     Second,
@@ -27,68 +27,80 @@ pub enum Stage {
 /// The configuration of a software IOMMU. Start from [`SoftConfig::default`]: fields may be added.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
-    /// How many units the devices are spread over, in turns; 0 counts as 1. Each has an invalidation queue of its own, and a
-    /// batch is complete when all of them have completed it. They walk one table.
+    /// How many units the devices are spread over, in turns; 0 counts as 1. Each has an
+    /// invalidation queue of its own, and a batch is complete when all of them have completed it.
+    /// They walk one table.
     pub units: u8,
-    /// 4 KiB translations that each port caches, rounded up to a power of two, at most 2^20; for 2 MiB a quarter of that.
+    /// 4 KiB translations that each port caches, rounded up to a power of two, at most 2^20; for 2
+    /// MiB a quarter of that.
     pub iotlb_entries: usize,
-    /// The modelled cost of a batch of one flush, its wait included: submitted at t, it completes at max(t, previous) + cost.
+    /// The modelled cost of a batch of one flush, its wait included: submitted at t, it completes
+    /// at max(t, previous) + cost.
     pub flush_cost: Duration,
     /// The modelled cost of each further descriptor in a batch; at most `flush_cost`.
     pub descriptor_cost: Duration,
-    /// The modelled cost of each table entry that a walk reads. It is time of the device: an access returns at once, and only
-    /// [`Port::wait_for_walks`](crate::Port::wait_for_walks) waits for it. A translation that is cached costs nothing.
+    /// The modelled cost of each table entry that a walk reads. It is time of the device: an access
+    /// returns at once, and only [`Port::wait_for_walks`](crate::Port::wait_for_walks) waits for
+    /// it. A translation that is cached costs nothing.
     pub walk_cost: Duration,
-    /// The entries of each unit's invalidation queue, at least 4: a batch that needs more goes in parts.
+    /// The entries of each unit's invalidation queue, at least 4: a batch that needs more goes in
+    /// parts.
     pub queue_entries: usize,
-    /// Aborts everything in flight once in this many batches, instead of completing one: as after a device did not answer
-    /// in time (VT-d: an invalidation time-out error). `None` for never.
+    /// Aborts everything in flight once in this many batches, instead of completing one: as after a
+    /// device did not answer in time (VT-d: an invalidation time-out error). `None` for never.
     pub abort_one_in: Option<u64>,
-    /// The longest random delay of a batch beyond its cost (a thousandth of it is as likely as all of it). Makes batches
-    /// complete out of order.
+    /// The longest random delay of a batch beyond its cost (a thousandth of it is as likely as all
+    /// of it). Makes batches complete out of order.
     pub late_by: Duration,
     /// When its requests take effect.
     pub effect: Effect,
     /// The seed of the pseudo-random numbers.
     pub seed: u64,
-    /// Whether entries that are not present are cached too, at every level (VT-d: caching mode): a map then needs a flush.
+    /// Whether entries that are not present are cached too, at every level (VT-d: caching mode): a
+    /// map then needs a flush.
     pub caching_mode: bool,
     /// The first batch (counted from 1) that never completes: the IOMMU hangs.
     pub hang_from: Option<u64>,
-    /// The first batch (counted from 1) that the unit refuses for good: it has failed, and completes nothing that is in flight.
+    /// The first batch (counted from 1) that the unit refuses for good: it has failed, and
+    /// completes nothing that is in flight.
     pub fail_from: Option<u64>,
-    /// The most batches in flight, up to [`MAX_IN_FLIGHT`](pinfold_core::invalidate::MAX_IN_FLIGHT).
+    /// The most batches in flight, up to
+    /// [`MAX_IN_FLIGHT`](pinfold_core::invalidate::MAX_IN_FLIGHT).
     pub queue_depth: u64,
     /// How long a waiter waits for a flush.
     pub timeout: Duration,
-    /// The most memory for I/O page tables, in bytes. It is allocated as it is used, in pieces that double: 256 KiB first.
+    /// The most memory for I/O page tables, in bytes. It is allocated as it is used, in pieces that
+    /// double: 256 KiB first.
     pub table_bytes: usize,
-    /// How much of it is allocated and touched when the IOMMU is created, on hugepages where the kernel has them: a program whose
-    /// longest call matters reserves what its mappings need (8 bytes for each page of the windows that it uses). The first touch
-    /// of a page is a fault in the call that touches it, and one in some 2,000 of these takes Linux half a millisecond.
+    /// How much of it is allocated and touched when the IOMMU is created, on hugepages where the
+    /// kernel has them: a program whose longest call matters reserves what its mappings need (8
+    /// bytes for each page of the windows that it uses). The first touch of a page is a fault in
+    /// the call that touches it, and one in some 2,000 of these takes Linux half a millisecond.
     pub table_reserved: usize,
     /// The largest leaf of the table, for drivers of hardware without larger ones.
     pub max_leaf: PageSize,
-    /// The largest physically contiguous piece of memory, rounded up to a power of two: a larger buffer is mapped in several
-    /// steps, as scattered pages are. `None`: all memory is contiguous.
+    /// The largest physically contiguous piece of memory, rounded up to a power of two: a larger
+    /// buffer is mapped in several steps, as scattered pages are. `None`: all memory is contiguous.
     pub contiguous_bytes: Option<u64>,
     /// Levels of the table: 3 for 39 bits of address, 4 for 48, 5 for 57 (second stage).
     pub levels: u8,
     /// The format of the table.
     pub stage: Stage,
-    /// How many bits a physical address has, at most 52; higher ones are reserved in every entry. Physical addresses are
-    /// addresses in this process, which have 47 bits or more.
+    /// How many bits a physical address has, at most 52; higher ones are reserved in every entry.
+    /// Physical addresses are addresses in this process, which have 47 bits or more.
     pub phys_bits: u32,
 }
 
 impl SoftConfig {
-    /// What a read of a table entry by the walker takes: 197 ns, published for VT-d ("Fast & Safe IO Memory Protection", SOSP 2024).
+    /// What a read of a table entry by the walker takes: 197 ns, published for VT-d ("Fast & Safe
+    /// IO Memory Protection", SOSP 2024).
     pub const WALK_COST: Duration = Duration::from_nanos(197);
 }
 
 impl Default for SoftConfig {
-    /// A flush and its wait take 1 us (published for VT-d: 2,127 cycles; measured in an emulated one: 0.97 us), each further
-    /// flush 0.22 us (fifteen and a wait: 4.1 us), without delay. Walks take no time ([`Self::WALK_COST`] is the published one).
+    /// A flush and its wait take 1 us (published for VT-d: 2,127 cycles; measured in an emulated
+    /// one: 0.97 us), each further flush 0.22 us (fifteen and a wait: 4.1 us), without delay. Walks
+    /// take no time ([`Self::WALK_COST`] is the published one).
     fn default() -> Self {
         Self {
             units: 1,

@@ -10,15 +10,16 @@ use pinfold_core::mem::DmaMemory;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// A device. The lock is held during DMA and during an invalidation: a completed flush has therefore waited for the accesses
-/// that used what it dropped, and no cache fill races with it. A long access gives it up between bursts, as a device makes
-/// requests of some length.
+/// A device. The lock is held during DMA and during an invalidation: a completed flush has
+/// therefore waited for the accesses that used what it dropped, and no cache fill races with it. A
+/// long access gives it up between bursts, as a device makes requests of some length.
 #[derive(Debug)]
 pub(super) struct Device {
     /// Its bus, device and function, which its requests carry.
     pub(super) source_id: u16,
     state: Mutex<State>,
-    /// Whether an invalidation waits for `state`, which a long access would take again and again before a sleeping thread wakes.
+    /// Whether an invalidation waits for `state`, which a long access would take again and again
+    /// before a sleeping thread wakes.
     flush_waits: AtomicBool,
 }
 
@@ -37,8 +38,14 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Returns the registered memory found last, if it contains `addr..addr + len` and the registry is unchanged.
-    pub(super) fn last_found(&self, generation: u64, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
+    /// Returns the registered memory found last, if it contains `addr..addr + len` and the registry
+    /// is unchanged.
+    pub(super) fn last_found(
+        &self,
+        generation: u64,
+        addr: usize,
+        len: usize,
+    ) -> Option<DmaMemory<'static>> {
         let (then, memory) = self.last?;
         (then == generation && inside(memory, addr, len).is_some()).then_some(memory)
     }
@@ -49,7 +56,8 @@ impl State {
         self.stats.walk_ns = self.stats.walk_ns.saturating_add(ns);
     }
 
-    /// Places the walks that are not on the timeline yet, one after another from `now_ns` on, and returns when the last ends.
+    /// Places the walks that are not on the timeline yet, one after another from `now_ns` on, and
+    /// returns when the last ends.
     pub(super) fn place_walks(&mut self, now_ns: u64) -> u64 {
         let more = self.stats.walk_ns.saturating_sub(self.walks_placed_ns);
         if more > 0 {
@@ -108,7 +116,11 @@ impl Device {
     /// How often a thread yields for another before it goes on, or sleeps.
     const TURNS: u32 = 1000;
 
-    pub(super) fn new(source_id: u16, iotlb_entries: usize, device_tlb_entries: Option<usize>) -> Self {
+    pub(super) fn new(
+        source_id: u16,
+        iotlb_entries: usize,
+        device_tlb_entries: Option<usize>,
+    ) -> Self {
         let state = State {
             tlb: Iotlb::new(iotlb_entries),
             walks: WalkCache::new(),
@@ -125,9 +137,11 @@ impl Device {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets an invalidation that waits go first: called between the parts of a long access, without the lock.
+    /// Lets an invalidation that waits go first: called between the parts of a long access, without
+    /// the lock.
     pub(super) fn let_flush_go_first(&self) {
-        // No promise depends on it, so nothing is ordered and it ends: the invalidating thread may not run.
+        // No promise depends on it, so nothing is ordered and it ends: the invalidating thread may
+        // not run.
         for _ in 0..Self::TURNS {
             if !self.flush_waits.load(Ordering::Relaxed) {
                 return;
@@ -179,7 +193,8 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    /// A flush that finds the device accessing memory is next, and not whoever accesses memory again at once.
+    /// A flush that finds the device accessing memory is next, and not whoever accesses memory
+    /// again at once.
     #[test]
     fn a_flush_that_waits_goes_before_the_rest_of_an_access() {
         let device = Device::new(0, 16, None);

@@ -8,14 +8,18 @@ use crate::stats::PortStats;
 use crate::unit::Unit;
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::domain::{BackendError, PhysExtent, PhysTranslator};
-use pinfold_core::invalidate::{Descriptor, FanOut, InvalidationQueue, QueueError, Ticket, WaitLimit};
+use pinfold_core::invalidate::{
+    Descriptor, FanOut, InvalidationQueue, QueueError, Ticket, WaitLimit,
+};
 use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::{TableMemory, TablePage, TablePages};
 use std::sync::Arc;
 
-/// A software IOMMU with one address space, without a table at first. A handle: a clone is the same IOMMU.
+/// A software IOMMU with one address space, without a table at first. A handle: a clone is the same
+/// IOMMU.
 ///
-/// For code that keeps its own table. [`domain`](crate::domain()) combines one with a table and a domain.
+/// For code that keeps its own table. [`domain`](crate::domain()) combines one with a table and a
+/// domain.
 #[derive(Clone, Debug)]
 pub struct SoftIommu(pub(crate) Arc<Unit>);
 
@@ -28,21 +32,24 @@ impl SoftIommu {
         Ok(Self(Arc::new(Unit::new(config)?)))
     }
 
-    /// Returns the first pages for its table, initially zero: 64, or what is [reserved](SoftConfig::table_reserved) if that is more,
-    /// or as many as the limit ([`SoftConfig::table_bytes`]) allows. The walker follows links to these only, and to those of
-    /// [`table_memory`](Self::table_memory).
+    /// Returns the first pages for its table, initially zero: 64, or what is
+    /// [reserved](SoftConfig::table_reserved) if that is more, or as many as the limit
+    /// ([`SoftConfig::table_bytes`]) allows. The walker follows links to these only, and to those
+    /// of [`table_memory`](Self::table_memory).
     ///
     /// # Safety
     /// They are used only while this IOMMU, a clone of it or a port of it exists. Until the final
-    /// [`detach`](Self::detach), they form one table, [`attach`](Self::attach) is called with its root and its number of
-    /// levels, and only the table's own [`Invalidator`](pinfold_core::invalidate::Invalidator) submits to this IOMMU.
+    /// [`detach`](Self::detach), they form one table, [`attach`](Self::attach) is called with its
+    /// root and its number of levels, and only the table's own
+    /// [`Invalidator`](pinfold_core::invalidate::Invalidator) submits to this IOMMU.
     pub unsafe fn table_pages(&self) -> &'static [TablePage] {
         let pages = std::ptr::from_ref(self.0.tables.pages(0));
         // SAFETY: the memory is valid as long as the unit, which the caller's handle keeps alive.
         unsafe { &*pages }
     }
 
-    /// Returns the source of more pages for the same table, up to the limit. It keeps the IOMMU's memory.
+    /// Returns the source of more pages for the same table, up to the limit. It keeps the IOMMU's
+    /// memory.
     ///
     /// # Safety
     /// As for [`table_pages`](Self::table_pages).
@@ -70,7 +77,8 @@ impl SoftIommu {
         Port::new(&self.0, None)
     }
 
-    /// Connects a new device that also has a TLB of its own (ATS), of `entries` translations of 4 KiB.
+    /// Connects a new device that also has a TLB of its own (ATS), of `entries` translations of 4
+    /// KiB.
     pub fn port_with_device_tlb(&self, entries: usize) -> Port {
         Port::new(&self.0, Some(entries))
     }
@@ -80,8 +88,8 @@ impl SoftIommu {
         self.0.stats()
     }
 
-    /// Reads and clears the fault recording registers, as the handler of the fault interrupt does. There are eight; once all
-    /// hold a fault, further ones are lost until this is called.
+    /// Reads and clears the fault recording registers, as the handler of the fault interrupt does.
+    /// There are eight; once all hold a fault, further ones are lost until this is called.
     pub fn take_faults(&self) -> FaultReport {
         self.0.take_faults()
     }
@@ -91,14 +99,16 @@ impl SoftIommu {
         self.0.advance();
     }
 
-    /// Returns the invalidation queue and the physical side, for the backend that keeps the table. Dropping it, with the
-    /// backend, [detaches](Self::detach) the table: ports may outlive it, and every later access faults.
+    /// Returns the invalidation queue and the physical side, for the backend that keeps the table.
+    /// Dropping it, with the backend, [detaches](Self::detach) the table: ports may outlive it, and
+    /// every later access faults.
     pub fn queue(&self) -> SoftQueue {
         SoftQueue { iommu: Arc::clone(&self.0), units: self.0.queues() }
     }
 }
 
-/// The source of a table's pages, for [`Table::with_memory`](pinfold_core::table::Table::with_memory). See
+/// The source of a table's pages, for
+/// [`Table::with_memory`](pinfold_core::table::Table::with_memory). See
 /// [`SoftIommu::table_memory`].
 #[derive(Debug)]
 pub struct SoftTableMemory(Arc<Unit>);
@@ -114,7 +124,8 @@ impl TableMemory for SoftTableMemory {
     }
 }
 
-/// The side of a [`SoftIommu`] that a backend uses: the queues of all its [units](SoftConfig::units) as one.
+/// The side of a [`SoftIommu`] that a backend uses: the queues of all its
+/// [units](SoftConfig::units) as one.
 #[derive(Debug)]
 pub struct SoftQueue {
     iommu: Arc<Unit>,

@@ -34,7 +34,8 @@ pub(super) struct Lane {
     failed: AtomicBool,
 }
 
-/// What is to be flushed when, and the devices that it is flushed from: under one lock, which a submission takes once.
+/// What is to be flushed when, and the devices that it is flushed from: under one lock, which a
+/// submission takes once.
 #[derive(Debug)]
 struct Line {
     timeline: Timeline,
@@ -93,7 +94,10 @@ impl Lane {
         }
         let now = self.clock.now_ns();
         self.occupied.store(self.occupied.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
-        let next = line.timeline.add(part, wait, now, &self.model).min(self.next_ns.load(Ordering::Relaxed));
+        let next = line
+            .timeline
+            .add(part, wait, now, &self.model)
+            .min(self.next_ns.load(Ordering::Relaxed));
         self.submitted_ns.store(now, Ordering::Relaxed);
         if next <= now {
             self.advance(&mut line, now);
@@ -103,13 +107,15 @@ impl Lane {
         Ok(())
     }
 
-    /// Returns the last published ticket, and the time of the last submission: for the thread that made it.
+    /// Returns the last published ticket, and the time of the last submission: for the thread that
+    /// made it.
     fn after_submission(&self) -> (Ticket, u64) {
         (Ticket(self.completed.load(Ordering::Acquire)), self.submitted_ns.load(Ordering::Relaxed))
     }
 
-    /// Returns how many entries of the queue are free, those included that are due to become free: a batch of which nothing but
-    /// parts is in flight has no wait whose completion would free them.
+    /// Returns how many entries of the queue are free, those included that are due to become free:
+    /// a batch of which nothing but parts is in flight has no wait whose completion would free
+    /// them.
     fn accepts(&self) -> usize {
         self.completed();
         self.free_entries()
@@ -119,7 +125,8 @@ impl Lane {
         self.queue_entries.saturating_sub(self.occupied.load(Ordering::Relaxed))
     }
 
-    /// Executes what is due. If another thread is already doing so, returns the last published ticket.
+    /// Executes what is due. If another thread is already doing so, returns the last published
+    /// ticket.
     #[inline]
     pub(super) fn completed(&self) -> Ticket {
         let next = self.next_ns.load(Ordering::Acquire);
@@ -169,8 +176,9 @@ impl Lane {
     pub(super) fn add(&self, device: &Arc<Device>) {
         let has_tlb = device.state().device_tlb.is_some();
         self.lock().devices.push(Arc::clone(device));
-        // Its caches are empty, so it reads the entries that a queue which does not see it yet had cleared before
-        // `has_device_tlbs`: acquire, of the exchange there, which is before this in the order of changes of this word.
+        // Its caches are empty, so it reads the entries that a queue which does not see it yet had
+        // cleared before `has_device_tlbs`: acquire, of the exchange there, which is before this in
+        // the order of changes of this word.
         self.device_tlbs.fetch_add(usize::from(has_tlb), Ordering::AcqRel);
     }
 
@@ -187,8 +195,8 @@ impl Lane {
     }
 
     fn has_device_tlbs(&self) -> bool {
-        // An exchange reads the last value, so a device that it does not see is added after it (`add`). It costs half
-        // of a fence.
+        // An exchange reads the last value, so a device that it does not see is added after it
+        // (`add`). It costs half of a fence.
         self.device_tlbs.compare_exchange(0, 0, Ordering::AcqRel, Ordering::Relaxed).is_err()
     }
 

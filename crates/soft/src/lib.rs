@@ -4,19 +4,23 @@
 //!
 //! - its IOTLB keeps every entry until it is invalidated or evicted;
 //! - a device may have a TLB of its own (ATS), which is filled from the IOTLB and flushed after it;
-//! - its walk caches hold table pages of every level, and a flush of leaves alone leaves them there;
-//! - each request of a batch takes effect at a time of its own, and batches complete late and out of order if so
-//!   [configured](SoftConfig); completions are published in order, as the sequence of an invalidation queue is;
+//! - its walk caches hold table pages of every level, and a flush of leaves alone leaves them
+//!   there;
+//! - each request of a batch takes effect at a time of its own, and batches complete late and out
+//!   of order if so [configured](SoftConfig); completions are published in order, as the sequence
+//!   of an invalidation queue is;
 //! - devices may be spread over several [units](SoftConfig::units), with a queue each;
 //! - with caching mode it also caches entries that are not present, at every level;
 //! - it decodes table entries itself, not with the code that wrote them.
 //!
-//! It does no harm that a real IOMMU could not do: it accesses only memory that was registered with it, so a wrong entry is
-//! a [`Fault`] and not a wild access. Faults are also [recorded](SoftBus::take_faults) as VT-d does. Physical addresses are addresses in this process.
+//! It does no harm that a real IOMMU could not do: it accesses only memory that was registered with
+//! it, so a wrong entry is a [`Fault`] and not a wild access. Faults are also
+//! [recorded](SoftBus::take_faults) as VT-d does. Physical addresses are addresses in this process.
 //!
-//! Its cost model is a timeline, not a thread: a batch submitted at t completes at max(t, previous) + cost, plus a random
-//! delay. Effects that are due happen when a waiter polls. A waiter therefore really waits, also on two cores. Table walks may
-//! cost time too ([`SoftConfig::walk_cost`]): time of the device, which delays a program that [waits](Port::wait_for_walks) for it.
+//! Its cost model is a timeline, not a thread: a batch submitted at t completes at max(t,
+//! previous) + cost, plus a random delay. Effects that are due happen when a waiter polls. A waiter therefore
+//! really waits, also on two cores. Table walks may cost time too ([`SoftConfig::walk_cost`]): time
+//! of the device, which delays a program that [waits](Port::wait_for_walks) for it.
 //!
 //! ```
 //! use pinfold_core::access::FromDevice;

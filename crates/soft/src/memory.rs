@@ -12,7 +12,8 @@ const PAGE: usize = 4096;
 pub(super) struct Registry(BTreeMap<usize, DmaMemory<'static>>);
 
 impl Registry {
-    /// Adds memory. It stays here, and in the caches of devices, until it is removed and dropped from all of them.
+    /// Adds memory. It stays here, and in the caches of devices, until it is removed and dropped
+    /// from all of them.
     pub(super) fn add(&mut self, memory: DmaMemory<'static>) -> Result<(), BackendError> {
         let (addr, len) = (memory.addr(), memory.len());
         // Of the entries that begin before the end of `memory`, the last one reaches furthest.
@@ -59,19 +60,27 @@ unsafe impl Sync for MappedPages {}
 impl MappedPages {
     /// Maps at least `bytes`, and at least a page, aligned to `align` (a power of two).
     ///
-    /// Not from the allocator, which writes zeros to memory that it has used before: a table that grows by 4 MiB would pause for
-    /// half a millisecond. A new mapping is zeroed page by page as it is used.
-    pub(super) fn new(what: &'static str, bytes: usize, align: usize) -> Result<Self, BackendError> {
+    /// Not from the allocator, which writes zeros to memory that it has used before: a table that
+    /// grows by 4 MiB would pause for half a millisecond. A new mapping is zeroed page by page as
+    /// it is used.
+    pub(super) fn new(
+        what: &'static str,
+        bytes: usize,
+        align: usize,
+    ) -> Result<Self, BackendError> {
         let error = |code| BackendError::NoMemory { what, bytes, code };
         let (align, no_memory) = (align.max(PAGE), || error(libc::ENOMEM));
         let len = bytes.max(PAGE).checked_next_multiple_of(PAGE).ok_or_else(no_memory)?;
         // A mapping begins at a multiple of the page size.
         let mapped_bytes = len.checked_add(align - PAGE).ok_or_else(no_memory)?;
-        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping, at an address of the kernel's choice.
         let mapped = unsafe { libc::mmap(std::ptr::null_mut(), mapped_bytes, access, kind, -1, 0) };
         if mapped == libc::MAP_FAILED {
-            return Err(error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM)));
+            return Err(error(
+                std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOMEM),
+            ));
         }
         let mapped = NonNull::new(mapped.cast::<u8>()).ok_or_else(no_memory)?;
         let skip = mapped.addr().get().next_multiple_of(align) - mapped.addr().get();
@@ -90,11 +99,12 @@ impl MappedPages {
         self.len
     }
 
-    /// Takes the memory for all of it now, on hugepages where it is aligned to them and the kernel has some.
+    /// Takes the memory for all of it now, on hugepages where it is aligned to them and the kernel
+    /// has some.
     pub(super) fn touch(&self) {
         #[cfg(not(miri))]
-        // SAFETY: `base..base + len` is part of the mapping of `new`, which lives as long as `self`; the advice changes no contents
-        // and removes no access. An error means plain pages.
+        // SAFETY: `base..base + len` is part of the mapping of `new`, which lives as long as
+        // `self`; the advice changes no contents and removes no access. An error means plain pages.
         unsafe {
             libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE)
         };
@@ -112,7 +122,8 @@ impl MappedPages {
 
 impl Drop for MappedPages {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nothing refers to any more, and which is unmapped once.
+        // SAFETY: the mapping of `new`, which nothing refers to any more, and which is unmapped
+        // once.
         unsafe { libc::munmap(self.mapped.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -7,7 +7,8 @@ use std::fmt;
 
 /// A network card with a receive and a transmit ring in memory that it finds through its [`Port`].
 ///
-/// A ring is an array of descriptors of [`DESCRIPTOR_BYTES`](Self::DESCRIPTOR_BYTES) bytes, little-endian:
+/// A ring is an array of descriptors of [`DESCRIPTOR_BYTES`](Self::DESCRIPTOR_BYTES) bytes,
+/// little-endian:
 ///
 /// | offset | bytes | meaning |
 /// | --- | --- | --- |
@@ -15,9 +16,9 @@ use std::fmt;
 /// | 8 | 4 | its length; what the card has written there, once a receive buffer is the driver's again |
 /// | 12 | 4 | [`OWNED`](Self::OWNED) while the descriptor is the card's; [`FAULTED`](Self::FAULTED) if the card could not reach the buffer |
 ///
-/// The card takes the descriptors in their order and stops at the first that is not its own. It clears `OWNED` last, with
-/// release ordering. Like any device it believes what the ring says: what keeps it from memory that is not its own is the
-/// IOMMU.
+/// The card takes the descriptors in their order and stops at the first that is not its own. It
+/// clears `OWNED` last, with release ordering. Like any device it believes what the ring says: what
+/// keeps it from memory that is not its own is the IOMMU.
 ///
 /// ```
 /// use pinfold_core::access::{Bidirectional, FromDevice};
@@ -57,7 +58,8 @@ pub enum NicEvent {
     Moved(usize),
     /// The next descriptor is the driver's: a received frame is dropped.
     NoDescriptor,
-    /// It could not reach the buffer, or the frame does not fit: the descriptor says so, and the frame is dropped.
+    /// It could not reach the buffer, or the frame does not fit: the descriptor says so, and the
+    /// frame is dropped.
     Faulted,
 }
 
@@ -97,7 +99,12 @@ impl Ring {
     }
 
     /// Returns a descriptor to the driver, and goes on to the next one.
-    fn finish(&mut self, port: &Port, descriptor: Descriptor, moved: Option<usize>) -> Result<(), Fault> {
+    fn finish(
+        &mut self,
+        port: &Port,
+        descriptor: Descriptor,
+        moved: Option<usize>,
+    ) -> Result<(), Fault> {
         let len = u32::try_from(moved.unwrap_or(0)).unwrap_or(u32::MAX);
         port.write(Self::offset(descriptor.at, 8)?, &len.to_le_bytes())?;
         let flags = if moved.is_some() { 0 } else { Nic::FAULTED };
@@ -117,7 +124,8 @@ impl Nic {
     /// The longest frame that it sends, in bytes.
     pub const LONGEST: usize = 9216;
 
-    /// Creates a card whose rings of `entries` descriptors are at `receive` and at `transmit`, multiples of 16.
+    /// Creates a card whose rings of `entries` descriptors are at `receive` and at `transmit`,
+    /// multiples of 16.
     pub fn new(port: Port, receive: Iova, transmit: Iova, entries: u32) -> Self {
         let ring = |base| Ring { base, entries, next: 0 };
         Self { port, receive: ring(receive), transmit: ring(transmit), frame: Vec::new() }
@@ -128,9 +136,12 @@ impl Nic {
     /// # Errors
     /// [`Fault`] if the card cannot reach its ring.
     pub fn receive(&mut self, frame: &[u8]) -> Result<NicEvent, Fault> {
-        let Some(descriptor) = self.receive.take(&self.port)? else { return Ok(NicEvent::NoDescriptor) };
+        let Some(descriptor) = self.receive.take(&self.port)? else {
+            return Ok(NicEvent::NoDescriptor);
+        };
         let fits = frame.len() <= descriptor.len;
-        let moved = (fits && self.port.write(descriptor.buffer, frame).is_ok()).then_some(frame.len());
+        let moved =
+            (fits && self.port.write(descriptor.buffer, frame).is_ok()).then_some(frame.len());
         self.receive.finish(&self.port, descriptor, moved)?;
         Ok(moved.map_or(NicEvent::Faulted, NicEvent::Moved))
     }
@@ -141,11 +152,17 @@ impl Nic {
     /// [`Fault`] if the card cannot reach its ring.
     pub fn transmit(&mut self) -> Result<NicEvent, Fault> {
         self.frame.clear();
-        let Some(descriptor) = self.transmit.take(&self.port)? else { return Ok(NicEvent::NoDescriptor) };
+        let Some(descriptor) = self.transmit.take(&self.port)? else {
+            return Ok(NicEvent::NoDescriptor);
+        };
         let mut moved = None;
         if descriptor.len <= Self::LONGEST {
             self.frame.resize(descriptor.len, 0);
-            moved = self.port.read(descriptor.buffer, &mut self.frame).is_ok().then_some(descriptor.len);
+            moved = self
+                .port
+                .read(descriptor.buffer, &mut self.frame)
+                .is_ok()
+                .then_some(descriptor.len);
         }
         if moved.is_none() {
             self.frame.clear();

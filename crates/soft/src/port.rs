@@ -37,7 +37,12 @@ fn translate(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, FaultKi
 
 /// Returns the memory at `iova` up to the end of its leaf.
 #[inline]
-fn reach(unit: &Unit, state: &mut State, iova: Iova, need: Access) -> Result<DmaMemory<'static>, FaultKind> {
+fn reach(
+    unit: &Unit,
+    state: &mut State,
+    iova: Iova,
+    need: Access,
+) -> Result<DmaMemory<'static>, FaultKind> {
     let leaf = translate(unit, state, iova)?;
     let memory = leaf.memory.ok_or(FaultKind::NotMapped)?;
     if !leaf.access.contains(need) {
@@ -48,12 +53,13 @@ fn reach(unit: &Unit, state: &mut State, iova: Iova, need: Access) -> Result<Dma
     memory.part(offset, rest).map_err(|_| FaultKind::BadTable)
 }
 
-/// The connection of one device to memory. A clone is another device of the same kind, with caches of
-/// its own.
+/// The connection of one device to memory. A clone is another device of the same kind, with caches
+/// of its own.
 ///
-/// Accesses are relaxed atomics, because a bus does not order bytes; [`read_u32_acquire`](Self::read_u32_acquire) and
-/// [`write_u32_release`](Self::write_u32_release) are ordered. An access across pages takes effect page by page up to the
-/// first fault, as on a bus.
+/// Accesses are relaxed atomics, because a bus does not order bytes;
+/// [`read_u32_acquire`](Self::read_u32_acquire) and [`write_u32_release`](Self::write_u32_release)
+/// are ordered. An access across pages takes effect page by page up to the first fault, as on a
+/// bus.
 pub struct Port {
     unit: Arc<Unit>,
     device: Arc<Device>,
@@ -65,7 +71,11 @@ impl Port {
     const BURST: usize = 64 << 10;
 
     pub(super) fn new(unit: &Arc<Unit>, device_tlb_entries: Option<usize>) -> Self {
-        Self { unit: Arc::clone(unit), device: unit.add_device(device_tlb_entries), device_tlb_entries }
+        Self {
+            unit: Arc::clone(unit),
+            device: unit.add_device(device_tlb_entries),
+            device_tlb_entries,
+        }
     }
 
     /// Reads from `iova`, across pages.
@@ -81,14 +91,16 @@ impl Port {
     /// Writes to `iova`, across pages.
     ///
     /// # Errors
-    /// [`Fault`] at the first address that may not be written; everything before it has been written.
+    /// [`Fault`] at the first address that may not be written; everything before it has been
+    /// written.
     pub fn write(&self, iova: Iova, from: &[u8]) -> Result<(), Fault> {
         self.access(iova, from.len(), Access::WRITE, |memory, done, n| {
             from.get(done..done + n).is_some_and(|part| memory.copy_from_slice(0, part).is_ok())
         })
     }
 
-    /// Reads a `u32` (native byte order) with acquire ordering: what its writer stored before it is visible afterwards.
+    /// Reads a `u32` (native byte order) with acquire ordering: what its writer stored before it is
+    /// visible afterwards.
     ///
     /// # Errors
     /// [`Fault`]; [`FaultKind::Misaligned`] if `iova` is not a multiple of 4.
@@ -101,16 +113,20 @@ impl Port {
         Ok(value)
     }
 
-    /// Writes a `u32` (native byte order) with release ordering: after all earlier writes of this thread.
+    /// Writes a `u32` (native byte order) with release ordering: after all earlier writes of this
+    /// thread.
     ///
     /// # Errors
     /// [`Fault`]; [`FaultKind::Misaligned`] if `iova` is not a multiple of 4.
     pub fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), Fault> {
         self.aligned(iova, 4)?;
-        self.access(iova, 4, Access::WRITE, |memory, _, _| memory.store_release_u32(0, value).is_ok())
+        self.access(iova, 4, Access::WRITE, |memory, _, _| {
+            memory.store_release_u32(0, value).is_ok()
+        })
     }
 
-    /// Reads a `u64` (native byte order, relaxed) as one access, which is never torn by another thread's `u64` access.
+    /// Reads a `u64` (native byte order, relaxed) as one access, which is never torn by another
+    /// thread's `u64` access.
     ///
     /// # Errors
     /// [`Fault`]; [`FaultKind::Misaligned`] if `iova` is not a multiple of 8.
@@ -132,11 +148,13 @@ impl Port {
         self.access(iova, 8, Access::WRITE, |memory, _, _| memory.write_u64(0, value).is_ok())
     }
 
-    /// Waits until the walks of all accesses up to now have ended on the timeline, as a program does that needs the device's
-    /// completion: yields the processor meanwhile. Returns at once if [walks cost nothing](crate::SoftConfig::walk_cost).
+    /// Waits until the walks of all accesses up to now have ended on the timeline, as a program
+    /// does that needs the device's completion: yields the processor meanwhile. Returns at once if
+    /// [walks cost nothing](crate::SoftConfig::walk_cost).
     ///
-    /// An access returns before, with its data, and takes no time of the thread that stands for the device. The walks of a
-    /// device follow one another; those since the last call begin no earlier than this one, because an access reads no clock.
+    /// An access returns before, with its data, and takes no time of the thread that stands for the
+    /// device. The walks of a device follow one another; those since the last call begin no earlier
+    /// than this one, because an access reads no clock.
     ///
     /// ```
     /// use pinfold_core::access::ToDevice;
@@ -163,7 +181,8 @@ impl Port {
         }
     }
 
-    /// Returns the bus, device and function that its requests carry, as [`FaultRecord::source_id`](crate::FaultRecord::source_id) has it.
+    /// Returns the bus, device and function that its requests carry, as
+    /// [`FaultRecord::source_id`](crate::FaultRecord::source_id) has it.
     pub fn source_id(&self) -> u16 {
         self.device.source_id
     }
@@ -182,7 +201,8 @@ impl Port {
         Err(Fault { iova, kind: FaultKind::Misaligned })
     }
 
-    /// Calls `act` for each piece of the access with its memory, its offset in the access, and its length.
+    /// Calls `act` for each piece of the access with its memory, its offset in the access, and its
+    /// length.
     #[inline]
     fn access(
         &self,

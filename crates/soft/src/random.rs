@@ -1,6 +1,7 @@
 //! Pseudo-random numbers.
 
-/// A reproducible source of pseudo-random numbers for models and tests (xorshift64*, Marsaglia 2003). Not for secrets.
+/// A reproducible source of pseudo-random numbers for models and tests (xorshift64*, Marsaglia
+/// 2003). Not for secrets.
 ///
 /// ```
 /// let mut random = pinfold_soft::Random::new(7);
@@ -15,7 +16,8 @@ impl Random {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns a number below `end`, or 0 if `end` is 0. The distribution is uniform enough for an `end` below 2^40.
+    /// Returns a number below `end`, or 0 if `end` is 0. The distribution is uniform enough for an
+    /// `end` below 2^40.
     pub const fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

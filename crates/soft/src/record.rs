@@ -1,12 +1,13 @@
-//! The fault recording registers (VT-d specification, "Fault Recording Registers" and "Primary Fault Logging").
+//! The fault recording registers (VT-d specification, "Fault Recording Registers" and "Primary
+//! Fault Logging").
 
 use crate::fault::FaultKind;
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
 use std::fmt;
 
-/// Why the unit has blocked a request: the encodings that it uses of those in the specification's appendix "Fault Reason
-/// Encodings".
+/// Why the unit has blocked a request: the encodings that it uses of those in the specification's
+/// appendix "Fault Reason Encodings".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -15,7 +16,8 @@ pub enum FaultReason {
     NoTable = 0x2,
     /// The address is beyond those that the table translates.
     TooWide = 0x4,
-    /// A write without the permission to write. An entry of a second-stage table that allows nothing is not present.
+    /// A write without the permission to write. An entry of a second-stage table that allows
+    /// nothing is not present.
     NoWrite = 0x5,
     /// A read without the permission to read.
     NoRead = 0x6,
@@ -26,10 +28,17 @@ pub enum FaultReason {
 }
 
 impl FaultReason {
-    const ALL: [Self; 6] =
-        [Self::NoTable, Self::TooWide, Self::NoWrite, Self::NoRead, Self::BadLink, Self::ReservedBits];
+    const ALL: [Self; 6] = [
+        Self::NoTable,
+        Self::TooWide,
+        Self::NoWrite,
+        Self::NoRead,
+        Self::BadLink,
+        Self::ReservedBits,
+    ];
 
-    /// Returns the reason that the unit records; `None` for what it does not block, but what the device or memory refuses.
+    /// Returns the reason that the unit records; `None` for what it does not block, but what the
+    /// device or memory refuses.
     pub(super) fn of(kind: FaultKind, need: Access, has_table: bool) -> Option<Self> {
         let denied = if need == Access::READ { Self::NoRead } else { Self::NoWrite };
         match kind {
@@ -143,8 +152,8 @@ impl FaultRegisters {
         self.next = (self.next + 1) % Self::COUNT;
     }
 
-    /// Reads and clears all registers from the first with a fault on, and then the overflow, as the handler of the fault
-    /// interrupt does.
+    /// Reads and clears all registers from the first with a fault on, and then the overflow, as the
+    /// handler of the fault interrupt does.
     pub(super) fn take(&mut self) -> FaultReport {
         let mut report = FaultReport::default();
         while let Some(record) = self.records.get_mut(self.first).and_then(Option::take) {
@@ -165,7 +174,12 @@ mod tests {
     /// The bits where the specification has them.
     #[test]
     fn the_fields_of_a_register_are_where_the_specification_has_them() {
-        let record = FaultRecord::new(0x0abc, Iova::new(0x1234_5678_9abc), Access::READ, FaultReason::NoRead);
+        let record = FaultRecord::new(
+            0x0abc,
+            Iova::new(0x1234_5678_9abc),
+            Access::READ,
+            FaultReason::NoRead,
+        );
         assert_eq!(record.words(), [0x1234_5678_9000, 1 << 63 | 1 << 62 | 6 << 32 | 0x0abc]);
         let record = FaultRecord::new(8, Iova::new(0), Access::WRITE, FaultReason::ReservedBits);
         assert_eq!(record.words(), [0, 1 << 63 | 0xc << 32 | 8]);
@@ -173,8 +187,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a queue of as many entries: what fits is reported once, in order; what does not is an overflow, and
-        /// nothing is recorded until that has been handled.
+        /// Against a queue of as many entries: what fits is reported once, in order; what does not
+        /// is an overflow, and nothing is recorded until that has been handled.
         #[test]
         fn registers_hold_the_first_faults_until_they_are_handled(steps in prop::collection::vec(prop::option::weighted(0.8, 0u64..99), 0..80)) {
             let (mut registers, mut model, mut overflow) = (FaultRegisters::default(), VecDeque::new(), false);

@@ -13,7 +13,8 @@ pub struct PortStats {
     pub misses: u64,
     /// Table entries read in these walks.
     pub walk_reads: u64,
-    /// What these walks took, in nanoseconds: modelled ([`SoftConfig::walk_cost`](crate::SoftConfig::walk_cost)).
+    /// What these walks took, in nanoseconds: modelled
+    /// ([`SoftConfig::walk_cost`](crate::SoftConfig::walk_cost)).
     pub walk_ns: u64,
     /// Accesses that faulted.
     pub faults: u64,
@@ -25,7 +26,8 @@ pub struct PortStats {
 
 impl PortStats {
     pub(super) fn count(&mut self, access: Access, bytes: usize) {
-        let count = if access == Access::READ { &mut self.bytes_read } else { &mut self.bytes_written };
+        let count =
+            if access == Access::READ { &mut self.bytes_read } else { &mut self.bytes_written };
         *count += bytes as u64;
     }
 

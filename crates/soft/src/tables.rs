@@ -45,20 +45,25 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Allocates the first pages of `bytes` at most, and touches those of the first `reserved` bytes.
+    /// Allocates the first pages of `bytes` at most, and touches those of the first `reserved`
+    /// bytes.
     pub(super) fn new(bytes: usize, reserved: usize) -> Result<Self, BackendError> {
         let pages = bytes.div_ceil(PAGE).max(1);
         let (chunks, len) = ([const { OnceLock::new() }; MAX_CHUNKS], AtomicUsize::new(0));
         let tables = Self { chunks, len, left: Mutex::new(pages) };
         let reserved = reserved.div_ceil(PAGE);
-        let first = tables.add(FIRST.max(reserved), if reserved < HUGE / PAGE { PAGE } else { HUGE })?;
-        if let Some(memory) = tables.chunks.get(first).and_then(OnceLock::get).filter(|_| reserved > 0) {
+        let first =
+            tables.add(FIRST.max(reserved), if reserved < HUGE / PAGE { PAGE } else { HUGE })?;
+        if let Some(memory) =
+            tables.chunks.get(first).and_then(OnceLock::get).filter(|_| reserved > 0)
+        {
             memory.touch();
         }
         Ok(tables)
     }
 
-    /// Allocates a chunk of `pages` pages, or of those that are left, aligned to `align`, and returns its number.
+    /// Allocates a chunk of `pages` pages, or of those that are left, aligned to `align`, and
+    /// returns its number.
     fn add(&self, pages: usize, align: usize) -> Result<usize, BackendError> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let (what, pages) = ("the table of a software IOMMU", pages.min(*left));
@@ -79,15 +84,16 @@ impl Tables {
     pub(super) unsafe fn grow(&self, pages: u32) -> Option<TablePages> {
         let number = self.add(to_usize(pages.into()), PAGE).ok()?;
         let (pages, phys) = (std::ptr::from_ref(self.pages(number)), self.phys(number));
-        // SAFETY: the chunk is freed with `self`, which lives while the pages are used, as the caller promises.
+        // SAFETY: the chunk is freed with `self`, which lives while the pages are used, as the
+        // caller promises.
         TablePages::new(unsafe { &*pages }, phys).ok()
     }
 
     /// Returns the pages of a chunk; none if there is no such chunk.
     pub(super) fn pages(&self, chunk: usize) -> &[TablePage] {
         let Some(memory) = self.chunks.get(chunk).and_then(OnceLock::get) else { return &[] };
-        // SAFETY: the mapping is zeroed, aligned to 4096 and a multiple of 4096 bytes, and lives until `self` is dropped; it is
-        // accessed through such slices only.
+        // SAFETY: the mapping is zeroed, aligned to 4096 and a multiple of 4096 bytes, and lives
+        // until `self` is dropped; it is accessed through such slices only.
         unsafe { std::slice::from_raw_parts(memory.start().as_ptr().cast(), memory.len() / PAGE) }
     }
 
@@ -102,8 +108,8 @@ impl Tables {
         self.pages(to_usize(number.chunk.into())).get(to_usize(number.page.into()))
     }
 
-    /// Returns the number of the page at `addr`, if it is one of these. The chunks double in size, so this is O(log pages);
-    /// the newest is looked at first.
+    /// Returns the number of the page at `addr`, if it is one of these. The chunks double in size,
+    /// so this is O(log pages); the newest is looked at first.
     pub(super) fn page_at(&self, addr: u64) -> Option<PageNumber> {
         let chunks = self.chunks.iter().enumerate().take(self.len.load(Ordering::Acquire));
         chunks.rev().find_map(|(chunk, memory)| {

@@ -1,4 +1,5 @@
-//! Single ports, and what the random adversary (`crates/pinfold/tests/adversary`) finds, step by step.
+//! Single ports, and what the random adversary (`crates/pinfold/tests/adversary`) finds, step by
+//! step.
 
 mod abuse;
 mod harness;

@@ -1,8 +1,8 @@
 //! The timeline: when each descriptor of each batch takes effect, and when each batch completes.
 //!
-//! Batches complete in any order, and are published in the order of their tickets. Between its submission and the
-//! completion of its batch each descriptor takes effect at a time of its own, so that a half-executed batch is a state
-//! that devices run in. Fences alone keep an order.
+//! Batches complete in any order, and are published in the order of their tickets. Between its
+//! submission and the completion of its batch each descriptor takes effect at a time of its own, so
+//! that a half-executed batch is a state that devices run in. Fences alone keep an order.
 
 use crate::config::{Effect, SoftConfig};
 use crate::random::Random;
@@ -73,8 +73,8 @@ impl Timeline {
         }
     }
 
-    /// Adds a part of a batch at time `now_ns`: the last one if it has a wait. Returns when the first of its descriptors takes
-    /// effect, or when it completes if it has none.
+    /// Adds a part of a batch at time `now_ns`: the last one if it has a wait. Returns when the
+    /// first of its descriptors takes effect, or when it completes if it has none.
     pub(super) fn add(
         &mut self,
         part: &[Descriptor],
@@ -115,8 +115,8 @@ impl Timeline {
         first_ns
     }
 
-    /// Executes every descriptor that is due at `now_ns`: calls `effect` with them, if there are any, in an order that
-    /// respects the fences.
+    /// Executes every descriptor that is due at `now_ns`: calls `effect` with them, if there are
+    /// any, in an order that respects the fences.
     pub(super) fn advance(&mut self, now_ns: u64, effect: impl FnOnce(&[Descriptor])) -> Progress {
         self.take_effect(now_ns, effect);
         let mut progress = Progress::default();
@@ -145,7 +145,8 @@ impl Timeline {
     /// Returns when the next descriptor or batch is due; `u64::MAX` for never.
     pub(super) fn next_ns(&self) -> u64 {
         let front = self.pending.front().map(|part| part.at_ns);
-        let requests = self.pending.iter().flat_map(|part| &part.requests).map(|request| request.at_ns);
+        let requests =
+            self.pending.iter().flat_map(|part| &part.requests).map(|request| request.at_ns);
         requests.chain(front).min().unwrap_or(u64::MAX)
     }
 
@@ -168,8 +169,8 @@ impl Timeline {
         from_ns + self.random.below(to_ns.saturating_sub(from_ns))
     }
 
-    /// Returns a delay beyond the cost of a batch. Its logarithm is uniform: a thousandth of the limit is as likely as
-    /// all of it.
+    /// Returns a delay beyond the cost of a batch. Its logarithm is uniform: a thousandth of the
+    /// limit is as likely as all of it.
     fn late_ns(&mut self, model: &Model) -> u64 {
         if model.late_ns == 0 {
             return 0;
@@ -183,7 +184,8 @@ impl Timeline {
             _ if to_ns <= from_ns => from_ns,
             Effect::AtOnce => from_ns,
             Effect::AtLast => to_ns,
-            // The ends of the interval are the extreme cases: each is as likely as everything between them.
+            // The ends of the interval are the extreme cases: each is as likely as everything
+            // between them.
             Effect::AtRandom => match self.random.below(3) {
                 0 => from_ns,
                 1 => to_ns,
@@ -271,7 +273,8 @@ mod tests {
             line.add(&[request(ticket)], Some(Ticket(ticket)), ticket, &model);
         }
         let times: Vec<u64> = line.pending.iter().map(|batch| batch.at_ns).collect();
-        let overtaken = times.iter().zip(&times[1..]).filter(|(first, second)| second < first).count();
+        let overtaken =
+            times.iter().zip(&times[1..]).filter(|(first, second)| second < first).count();
         assert!(overtaken > 16, "batches complete in the order of their submission: {times:?}");
         let short = times.iter().filter(|at| **at < 10_000).count();
         assert!(short > 4 && short < 60, "short delays are as likely as long ones: {times:?}");
@@ -311,14 +314,16 @@ mod tests {
         assert_eq!(line.next_ns(), u64::MAX);
     }
 
-    /// Whatever the effects' times, what is behind a fence follows what is before it, also from another part.
+    /// Whatever the effects' times, what is behind a fence follows what is before it, also from
+    /// another part.
     #[test]
     fn fences_keep_their_order() {
         let (before, behind) = (request(0), request(1));
         for (seed, effect) in
             (0..600).zip([Effect::AtOnce, Effect::AtLast, Effect::AtRandom].into_iter().cycle())
         {
-            let (mut line, model) = (Timeline::new(seed), Model { descriptor_ns: 3, ..model(effect) });
+            let (mut line, model) =
+                (Timeline::new(seed), Model { descriptor_ns: 3, ..model(effect) });
             let batch = [before, before, before, Descriptor::Fence, behind, behind];
             let cut = usize::try_from(seed % 5).unwrap();
             line.add(&batch[..cut], None, 0, &model);

@@ -55,7 +55,8 @@ impl<T: Copy> Cache<T> {
 
     fn drop_range(&mut self, range: &IovaRange) {
         let (first, last) = (range.start().raw() >> self.shift, range.last().raw() >> self.shift);
-        let hit = |entry: &Option<(u64, T)>| entry.is_some_and(|(tag, _)| (first..=last).contains(&tag));
+        let hit =
+            |entry: &Option<(u64, T)>| entry.is_some_and(|(tag, _)| (first..=last).contains(&tag));
         if last - first < self.slots.len() as u64 {
             for tag in first..=last {
                 let slot = self.slot(tag);
@@ -118,7 +119,8 @@ impl Iotlb {
         self.drop_memory(|_| true);
     }
 
-    /// Drops the translations to memory for which `doomed` is true, and those of entries that are not present.
+    /// Drops the translations to memory for which `doomed` is true, and those of entries that are
+    /// not present.
     pub(super) fn drop_memory(&mut self, doomed: impl Fn(&DmaMemory<'_>) -> bool) {
         let doomed = |_, leaf: &Leaf| leaf.memory.as_ref().is_none_or(&doomed);
         self.small.drop_if(doomed);
@@ -135,8 +137,8 @@ pub(super) struct Held {
     pub(super) access: Access,
 }
 
-/// The table pages that a walker has cached, so that it need not start at the root. `None` caches that the link to the page
-/// is not present.
+/// The table pages that a walker has cached, so that it need not start at the root. `None` caches
+/// that the link to the page is not present.
 #[derive(Debug)]
 pub(super) struct WalkCache {
     /// Pages of level 1, 2, 3 and 4, whose reach is 2 MiB, 1 GiB, 512 GiB and 256 TiB.
@@ -145,7 +147,9 @@ pub(super) struct WalkCache {
 
 impl WalkCache {
     pub(super) fn new() -> Self {
-        Self { levels: [Cache::new(21, 64), Cache::new(30, 16), Cache::new(39, 4), Cache::new(48, 2)] }
+        Self {
+            levels: [Cache::new(21, 64), Cache::new(30, 16), Cache::new(39, 4), Cache::new(48, 2)],
+        }
     }
 
     /// Returns the lowest cached page on the way to `iova`, and its level.
@@ -154,7 +158,8 @@ impl WalkCache {
     }
 
     pub(super) fn put(&mut self, level: u8, iova: Iova, held: Option<Held>) {
-        if let Some(cache) = usize::from(level).checked_sub(1).and_then(|i| self.levels.get_mut(i)) {
+        if let Some(cache) = usize::from(level).checked_sub(1).and_then(|i| self.levels.get_mut(i))
+        {
             cache.put(iova, held);
         }
     }

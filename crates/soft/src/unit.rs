@@ -93,7 +93,8 @@ impl Unit {
     /// # Safety
     /// The caller keeps the memory valid until `unregister_memory` has returned.
     pub(super) unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
-        // SAFETY: the caller keeps it valid until `unregister_memory` has returned, which removes it here and from every device.
+        // SAFETY: the caller keeps it valid until `unregister_memory` has returned, which removes
+        // it here and from every device.
         let memory = unsafe { memory.extend() };
         self.registry.write().unwrap_or_else(PoisonError::into_inner).add(memory)
     }
@@ -103,8 +104,8 @@ impl Unit {
             return;
         }
         self.generation.fetch_add(1, Ordering::Release);
-        // A device that found the memory before it left the registry did so under its own lock: afterwards its access has
-        // ended and what it found is dropped.
+        // A device that found the memory before it left the registry did so under its own lock:
+        // afterwards its access has ended and what it found is dropped.
         let removed = |page: &DmaMemory| inside(memory, page.addr(), page.len()).is_some();
         self.each_device(|device| device.state().drop_memory(removed));
     }
@@ -130,13 +131,20 @@ impl Unit {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Returns the registered memory that contains `addr..addr + len`, from `state` if it was found last.
-    pub(super) fn find(&self, state: &mut State, addr: usize, len: usize) -> Option<DmaMemory<'static>> {
+    /// Returns the registered memory that contains `addr..addr + len`, from `state` if it was found
+    /// last.
+    pub(super) fn find(
+        &self,
+        state: &mut State,
+        addr: usize,
+        len: usize,
+    ) -> Option<DmaMemory<'static>> {
         let generation = self.generation();
         if let Some(memory) = state.last_found(generation, addr, len) {
             return Some(memory);
         }
-        let memory = self.registry.read().unwrap_or_else(PoisonError::into_inner).find(addr, len)?;
+        let memory =
+            self.registry.read().unwrap_or_else(PoisonError::into_inner).find(addr, len)?;
         state.last = Some((generation, memory));
         Some(memory)
     }
@@ -151,12 +159,13 @@ impl Unit {
         FanOut::new(queue(&self.first), self.others.iter().map(queue))
     }
 
-    /// Creates a device behind the unit whose turn it is, with a TLB of its own of `device_tlb_entries` if there is such a
-    /// number.
+    /// Creates a device behind the unit whose turn it is, with a TLB of its own of
+    /// `device_tlb_entries` if there is such a number.
     pub(super) fn add_device(&self, device_tlb_entries: Option<usize>) -> Arc<Device> {
         // Function 0 of each device: 00:01.0, 00:02.0 ... 01:00.0 and so on.
         let source_id = self.sources.fetch_add(8, Ordering::Relaxed);
-        let device = Arc::new(Device::new(source_id, self.config.iotlb_entries, device_tlb_entries));
+        let device =
+            Arc::new(Device::new(source_id, self.config.iotlb_entries, device_tlb_entries));
         let turn = usize::from(source_id >> 3).wrapping_sub(1) % (1 + self.others.len());
         if let Some(lane) = self.lanes().nth(turn) {
             lane.add(&device);

@@ -1,13 +1,15 @@
 //! The walker: reads a table as VT-d specifies it, without the core's code that writes it.
 //!
-//! Second stage (VT-d specification, "Second-Stage Paging Entries"): bit 0 allows reads, bit 1 writes; with neither the entry
-//! is not present, whatever the rest says; bits 8..=10 are reserved in a leaf, as are bits 52 and up here.
+//! Second stage (VT-d specification, "Second-Stage Paging Entries"): bit 0 allows reads, bit 1
+//! writes; with neither the entry is not present, whatever the rest says; bits 8..=10 are reserved
+//! in a leaf, as are bits 52 and up here.
 //!
-//! First stage ("First-Stage Paging Entries"): bit 0 means present and allows reads, bit 1 writes; an entry without bit 2 is for
-//! privileged requests only; bit 63 is reserved here.
+//! First stage ("First-Stage Paging Entries"): bit 0 means present and allows reads, bit 1 writes;
+//! an entry without bit 2 is for privileged requests only; bit 63 is reserved here.
 //!
-//! In both, bit 7 makes an entry of level 2 or 3 a leaf; bits 12..=51 are the address, those beyond the width of physical
-//! addresses reserved; in a large leaf the address bits below its size are reserved.
+//! In both, bit 7 makes an entry of level 2 or 3 a leaf; bits 12..=51 are the address, those beyond
+//! the width of physical addresses reserved; in a large leaf the address bits below its size are
+//! reserved.
 
 use crate::config::Stage;
 use crate::device::State;
@@ -27,7 +29,8 @@ const USER: u64 = 1 << 2;
 /// Finds the leaf for `iova`, starting at the lowest table page in the device's walk cache.
 pub(super) fn walk(unit: &Unit, state: &mut State, iova: Iova) -> Result<Leaf, FaultKind> {
     let (levels, root) = unit.root().ok_or(FaultKind::NotMapped)?;
-    // In the first stage the highest bit repeats itself up to bit 63: the domain maps in the lower half only.
+    // In the first stage the highest bit repeats itself up to bit 63: the domain maps in the lower
+    // half only.
     let half = u32::from(unit.config.stage == Stage::First);
     if iova.raw() >> (12 + 9 * u32::from(levels) - half) != 0 {
         return Err(FaultKind::TooWide);
@@ -75,7 +78,13 @@ fn access(stage: Stage, entry: u64) -> Option<Access> {
     }
 }
 
-fn leaf(unit: &Unit, state: &mut State, entry: u64, level: u8, access: Access) -> Result<Leaf, FaultKind> {
+fn leaf(
+    unit: &Unit,
+    state: &mut State,
+    entry: u64,
+    level: u8,
+    access: Access,
+) -> Result<Leaf, FaultKind> {
     let size = match level {
         1 => PageSize::Size4K,
         2 => PageSize::Size2M,

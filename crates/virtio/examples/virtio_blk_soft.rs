@@ -1,4 +1,5 @@
-//! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, against a model disk behind the software IOMMU.
+//! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, against a model disk behind the
+//! software IOMMU.
 //!
 //! `cargo run -p pinfold-virtio --example virtio_blk_soft`
 
@@ -11,7 +12,8 @@ use virtio_drivers::device::blk::VirtIOBlk;
 fn main() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     let stack = install::<Process>(&domain, Arena::builder().size(8 << 20))?;
-    let disk = Disk::new(domain.port().ok_or("the devices of this domain are not models")?, 16 << 20);
+    let disk =
+        Disk::new(domain.port().ok_or("the devices of this domain are not models")?, 16 << 20);
 
     let mut driver = VirtIOBlk::<PinfoldHal, _>::new(Translated::new(disk.clone()))?;
     println!("a disk of {} sectors", driver.capacity());
@@ -28,7 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The device still knows where that was.
     let data = disk.given()[1];
-    let Err(fault) = disk.attack(data.iova, &[0; 4096]) else { return Err("a stale write landed".into()) };
+    let Err(fault) = disk.attack(data.iova, &[0; 4096]) else {
+        return Err("a stale write landed".into());
+    };
     println!("a stale write: {fault}");
 
     drop((driver, buffer));

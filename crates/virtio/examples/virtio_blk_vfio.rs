@@ -1,8 +1,9 @@
-//! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, with a PCI device behind an IOMMU, through VFIO.
-//! (`vm/run` provides such a device without hardware; `vm/guest/tests/virtio.sh` runs this there.)
+//! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, with a PCI device behind an
+//! IOMMU, through VFIO. (`vm/run` provides such a device without hardware;
+//! `vm/guest/tests/virtio.sh` runs this there.)
 //!
-//! `virtio_blk_vfio BDF IN OUT`: reads the first bytes of the disk, as many as IN has, into OUT, then writes IN to the disk
-//! and reads it back. It fails if the data differs or memory has leaked.
+//! `virtio_blk_vfio BDF IN OUT`: reads the first bytes of the disk, as many as IN has, into OUT,
+//! then writes IN to the disk and reads it back. It fails if the data differs or memory has leaked.
 
 use pinfold::vfio::{Device, Options};
 use pinfold::{Arena, Buffer};
@@ -43,7 +44,8 @@ impl Rig {
     fn in_place(&mut self, from: usize, data: &mut [u8], write: bool) -> Result<()> {
         for (number, run) in data.chunks_mut(DEPTH * PIECE).enumerate() {
             let sector = (from + number * DEPTH * PIECE) / SECTOR_SIZE;
-            let frames = self.buffer.as_mut_slice()?.get_mut(..run.len()).ok_or("the buffer is short")?;
+            let frames =
+                self.buffer.as_mut_slice()?.get_mut(..run.len()).ok_or("the buffer is short")?;
             if write {
                 frames.copy_from_slice(run);
             }
@@ -71,7 +73,8 @@ fn submit_and_wait(driver: &mut Driver, sector: usize, data: &mut [u8], write: b
         let InFlight { req, resp, token } = place;
         let sector = sector + number * PIECE / SECTOR_SIZE;
         *token = if write {
-            // SAFETY: piece, header and status are neither moved nor accessed until the completion below.
+            // SAFETY: piece, header and status are neither moved nor accessed until the completion
+            // below.
             unsafe { driver.write_blocks_nb(sector, req, piece, resp) }?
         } else {
             // SAFETY: as above.
@@ -86,8 +89,9 @@ fn submit_and_wait(driver: &mut Driver, sector: usize, data: &mut [u8], write: b
             }
         };
         let mut places = data.chunks_mut(PIECE).zip(&mut in_flight);
-        let (piece, place) =
-            places.find(|(_, place)| place.token == used).ok_or("a completion of an unknown request")?;
+        let (piece, place) = places
+            .find(|(_, place)| place.token == used)
+            .ok_or("a completion of an unknown request")?;
         let InFlight { req, resp, token } = place;
         let completed = if write {
             // SAFETY: the same three as in the submission.
@@ -101,14 +105,22 @@ fn submit_and_wait(driver: &mut Driver, sector: usize, data: &mut [u8], write: b
     Ok(())
 }
 
-fn work(stack: &Installed<Process>, device: &Device, [_, input, output]: &[String; 3]) -> Result<()> {
+fn work(
+    stack: &Installed<Process>,
+    device: &Device,
+    [_, input, output]: &[String; 3],
+) -> Result<()> {
     let mut data = fs::read(input)?;
     let transport = pci::open(device)?;
-    let mut rig = Rig { driver: VirtIOBlk::new(transport)?, buffer: stack.arena().alloc(DEPTH * PIECE)? };
+    let mut rig =
+        Rig { driver: VirtIOBlk::new(transport)?, buffer: stack.arena().alloc(DEPTH * PIECE)? };
     let bytes = rig.driver.capacity() * SECTOR_SIZE as u64;
     let mut id = [0; 20];
     let id_len = rig.driver.device_id(&mut id)?;
-    println!("a disk of {bytes} bytes, {:?}", String::from_utf8_lossy(id.get(..id_len).unwrap_or_default()));
+    println!(
+        "a disk of {bytes} bytes, {:?}",
+        String::from_utf8_lossy(id.get(..id_len).unwrap_or_default())
+    );
     if data.is_empty() || !data.len().is_multiple_of(SECTOR_SIZE) || data.len() as u64 > bytes {
         return Err(format!(
             "{input} has {} bytes: whole sectors are needed, at most the size of the disk",
@@ -171,6 +183,7 @@ fn run() -> Result<()> {
     );
     worked?;
     let clean = report.is_clean()
-        && [stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes, leaked] == [0; 4];
+        && [stats.backend.entries, stats.backend.pinned_bytes, stats.quarantined_bytes, leaked]
+            == [0; 4];
     if clean { Ok(()) } else { Err("memory has leaked".into()) }
 }

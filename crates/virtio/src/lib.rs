@@ -1,7 +1,8 @@
 //! A [`Hal`](virtio_drivers::Hal) over Pinfold for the drivers of `virtio-drivers`.
 //!
-//! The functions of `Hal` have no receiver, so they find memory and domain through a type, a [`Place`]. [`install`] puts a
-//! stack there for as long as its [`Installed`] lives; [`Installed::finish`] removes it and reports leaks.
+//! The functions of `Hal` have no receiver, so they find memory and domain through a type, a
+//! [`Place`]. [`install`] puts a stack there for as long as its [`Installed`] lives;
+//! [`Installed::finish`] removes it and reports leaks.
 //!
 //! ```
 //! use pinfold::{Arena, Domain};
@@ -32,15 +33,18 @@
 //! | payload of at most [`BOUNCED_BYTES`] elsewhere | [bounced](pinfold::memory::bounce): a copy, in pages that stay mapped, an eighth of the arena at most for each direction | what its direction allows, with the other bounced payloads of that direction |
 //! | other payload | a copy, in frames of its own, mapped from `share` to `unshare` | what its direction allows |
 //!
-//! After `unshare` the device cannot access the program's memory, and what the program reads no longer changes; a bounced copy
-//! is zeroed, because its page stays mapped. A payload that is not in whole pages is copied, since mappings are whole pages and its neighbours must stay out of reach.
+//! After `unshare` the device cannot access the program's memory, and what the program reads no
+//! longer changes; a bounced copy is zeroed, because its page stays mapped. A payload that is not
+//! in whole pages is copied, since mappings are whole pages and its neighbours must stay out of
+//! reach.
 //!
 //! # Failures
 //!
-//! `share` and `unshare` cannot return errors, and a request sent regardless would hang (`virtio-drivers` waits forever) or
-//! be completed into other memory. Without memory for a copy they therefore panic and name what is missing; nothing is
-//! half shared. Where a device may still access a payload in place, they report it and abort the process, since unwinding
-//! would return the payload to its owner. `dma_alloc` can report failure, and does.
+//! `share` and `unshare` cannot return errors, and a request sent regardless would hang
+//! (`virtio-drivers` waits forever) or be completed into other memory. Without memory for a copy
+//! they therefore panic and name what is missing; nothing is half shared. Where a device may still
+//! access a payload in place, they report it and abort the process, since unwinding would return
+//! the payload to its owner. `dma_alloc` can report failure, and does.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod hal;

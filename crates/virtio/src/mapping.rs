@@ -21,9 +21,9 @@ pub(crate) fn access(direction: BufferDirection) -> Access {
 /// Maps memory at an address other than 0, which `virtio-drivers` treats as a failure.
 ///
 /// # Safety
-/// Until [`Domain::unmap_static`](pinfold_core::domain::Domain::unmap_static) has returned `Ok`, or permanently after an
-/// error that [stays reachable](BackendError::stays_reachable), the caller keeps the memory valid, and no reference to
-/// it exists.
+/// Until [`Domain::unmap_static`](pinfold_core::domain::Domain::unmap_static) has returned `Ok`, or
+/// permanently after an error that [stays reachable](BackendError::stays_reachable), the caller
+/// keeps the memory valid, and no reference to it exists.
 pub(crate) unsafe fn map(
     domain: &Domain,
     memory: DmaMemory<'_>,
@@ -39,8 +39,8 @@ pub(crate) unsafe fn map(
     unsafe { domain.map_at(&place, place.range(), memory, access(direction)) }
 }
 
-/// Frames mapped for a device. Only [`unmap`](Self::unmap) frees them; otherwise they are leaked, because a device may
-/// reach them.
+/// Frames mapped for a device. Only [`unmap`](Self::unmap) frees them; otherwise they are leaked,
+/// because a device may reach them.
 #[derive(Debug)]
 pub(crate) struct MappedFrames {
     buffer: std::mem::ManuallyDrop<Buffer>,
@@ -56,7 +56,8 @@ impl MappedFrames {
     ) -> Result<Self, (BackendError, u64)> {
         let mut buffer = std::mem::ManuallyDrop::new(buffer);
         let bytes = buffer.len() as u64;
-        // SAFETY: the buffer is freed only after `unmap` has unmapped it, and accessed only through `memory`.
+        // SAFETY: the buffer is freed only after `unmap` has unmapped it, and accessed only through
+        // `memory`.
         match unsafe { map(domain, buffer.memory(), direction) } {
             Ok(mapping) => Ok(Self { buffer, mapping }),
             Err(error) if error.stays_reachable() => {
@@ -81,7 +82,11 @@ impl MappedFrames {
 
     /// Unmaps the frames, passes their contents to `read`, and frees them. If they cannot be
     /// unmapped they are quarantined; returns how many bytes.
-    pub(crate) fn unmap(mut self, domain: &Domain, read: impl FnOnce(DmaMemory<'_>)) -> Result<(), u64> {
+    pub(crate) fn unmap(
+        mut self,
+        domain: &Domain,
+        read: impl FnOnce(DmaMemory<'_>),
+    ) -> Result<(), u64> {
         let iova = self.mapping.iova();
         let unmapped = domain.unmap_static(self.mapping);
         read(self.buffer.memory());

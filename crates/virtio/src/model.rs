@@ -1,9 +1,11 @@
 //! A model of a virtio disk (virtio 1.2 section 5.2), behind the software IOMMU.
 //!
-//! It accesses memory only through a [`Port`]: memory that a driver does not share faults, and memory that it shares too long
-//! is detected by probing. It serves requests in [`notify`](Transport::notify), so they have completed when the driver polls.
+//! It accesses memory only through a [`Port`]: memory that a driver does not share faults, and
+//! memory that it shares too long is detected by probing. It serves requests in
+//! [`notify`](Transport::notify), so they have completed when the driver polls.
 //!
-//! Like QEMU's disk behind an IOMMU it offers `VIRTIO_F_ACCESS_PLATFORM` and refuses a driver that does not accept it.
+//! Like QEMU's disk behind an IOMMU it offers `VIRTIO_F_ACCESS_PLATFORM` and refuses a driver that
+//! does not accept it.
 
 mod queue;
 mod request;
@@ -34,7 +36,8 @@ pub struct Given {
     pub writable: bool,
 }
 
-/// A handle to a model disk. Clones refer to the same disk, so a test can keep one while a driver owns the transport.
+/// A handle to a model disk. Clones refer to the same disk, so a test can keep one while a driver
+/// owns the transport.
 #[derive(Clone, Debug)]
 pub struct Disk(Arc<Mutex<State>>);
 
@@ -115,7 +118,8 @@ impl Disk {
         self.state().serve();
     }
 
-    /// Makes reads leave out their last `bytes` bytes from now on, and report the shorter length in the used ring.
+    /// Makes reads leave out their last `bytes` bytes from now on, and report the shorter length in
+    /// the used ring.
     pub fn read_short(&self, bytes: usize) {
         self.state().short = bytes;
     }
@@ -238,7 +242,11 @@ impl Transport for Disk {
         C::read_from_prefix(bytes).map(|(value, _)| value).map_err(|_| Error::ConfigSpaceTooSmall)
     }
 
-    fn write_config_space<C: IntoBytes + Immutable>(&mut self, _offset: usize, _value: C) -> Result<()> {
+    fn write_config_space<C: IntoBytes + Immutable>(
+        &mut self,
+        _offset: usize,
+        _value: C,
+    ) -> Result<()> {
         Err(Error::Unsupported)
     }
 }

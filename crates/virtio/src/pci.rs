@@ -27,7 +27,8 @@ use virtio_drivers::{BufferDirection, Hal, PhysAddr};
 /// The device's address on the bus that `virtio-drivers` sees, on which there is no other device.
 const ONLY_DEVICE: DeviceFunction = DeviceFunction { bus: 0, device: 0, function: 0 };
 
-/// A transport over PCI behind an IOMMU. Dropping it resets the device and then unmaps its registers.
+/// A transport over PCI behind an IOMMU. Dropping it resets the device and then unmaps its
+/// registers.
 pub type Transport = Translated<PciTransport, Registers>;
 
 /// The mapped registers of a transport. Opaque.
@@ -51,7 +52,9 @@ pub enum OpenError {
     #[error("cannot read the device's BARs: {0}")]
     Bars(#[from] PciError),
     /// The kernel does not map the registers.
-    #[error("cannot map {bytes} bytes of registers at {address:#x}: they are in no BAR that the kernel maps")]
+    #[error(
+        "cannot map {bytes} bytes of registers at {address:#x}: they are in no BAR that the kernel maps"
+    )]
     NotMapped {
         /// The address according to the device's BARs.
         address: u64,
@@ -62,7 +65,8 @@ pub enum OpenError {
 
 /// Opens the transport of a virtio device, for a driver of `virtio-drivers`.
 ///
-/// Resets the device if it supports that, and enables bus mastering: it can reach what its [domain](Device::domain) maps.
+/// Resets the device if it supports that, and enables bus mastering: it can reach what its
+/// [domain](Device::domain) maps.
 ///
 /// # Errors
 /// [`OpenError`]; bus mastering is disabled then.
@@ -86,7 +90,9 @@ fn transport(device: &Device) -> Result<Transport, OpenError> {
     let mut root = PciRoot::new(Config(device.clone()));
     let mut bars = Vec::new();
     for (index, info) in (0..).zip(root.bars(ONLY_DEVICE)?) {
-        let Some((start, size @ 1..)) = info.and_then(|info| info.memory_address_size()) else { continue };
+        let Some((start, size @ 1..)) = info.and_then(|info| info.memory_address_size()) else {
+            continue;
+        };
         bars.push(Window { start, size, bar: device.bar(index)? });
     }
     let opening = OPENING.replace(Some(Opening { bars, missing: None, placeholders: Vec::new() }));
@@ -110,7 +116,8 @@ struct Window {
     bar: Bar,
 }
 
-/// The state that `OpeningHal`, whose functions have no receiver, needs while a transport is created.
+/// The state that `OpeningHal`, whose functions have no receiver, needs while a transport is
+/// created.
 struct Opening {
     bars: Vec<Window>,
     /// Requested registers that are not mapped: address and length.
@@ -126,7 +133,9 @@ thread_local! {
 impl Opening {
     fn find(&self, address: u64, bytes: usize) -> Option<NonNull<u8>> {
         let inside = |window: &&Window| {
-            let end = address.checked_sub(window.start).and_then(|offset| offset.checked_add(bytes as u64));
+            let end = address
+                .checked_sub(window.start)
+                .and_then(|offset| offset.checked_add(bytes as u64));
             end.is_some_and(|end| end <= window.size)
         };
         let window = self.bars.iter().find(inside)?;
@@ -144,9 +153,9 @@ impl Opening {
 /// Finds a transport's registers; `PciTransport` uses nothing else of its `Hal`.
 struct OpeningHal;
 
-// SAFETY: `mmio_phys_to_virt` returns the device's registers or a placeholder, to which there are no references, and which
-// `Registers` and `Translated` keep mapped as long as the transport; only `open` creates transports with it. The other
-// functions return no memory.
+// SAFETY: `mmio_phys_to_virt` returns the device's registers or a placeholder, to which there are
+// no references, and which `Registers` and `Translated` keep mapped as long as the transport; only
+// `open` creates transports with it. The other functions return no memory.
 unsafe impl Hal for OpeningHal {
     fn dma_alloc(_pages: usize, _direction: BufferDirection) -> (PhysAddr, NonNull<u8>) {
         (0, NonNull::dangling())

@@ -1,4 +1,5 @@
-//! [`Slot`] and [`Place`]: where the functions of `Hal`, which have no receiver, find their stack; installing and removing one.
+//! [`Slot`] and [`Place`]: where the functions of `Hal`, which have no receiver, find their stack;
+//! installing and removing one.
 
 use crate::stack::{Stack, StackError};
 use crate::stats::Stats;
@@ -52,7 +53,8 @@ struct InstalledStack {
     stack: Stack,
     /// A number that no other stack has had.
     id: u64,
-    /// Whether its [`Installed`] has been dropped: the stack then stays until the driver has freed everything.
+    /// Whether its [`Installed`] has been dropped: the stack then stays until the driver has freed
+    /// everything.
     orphaned: bool,
 }
 
@@ -104,7 +106,9 @@ impl Slot {
 #[non_exhaustive]
 pub enum InstallError {
     /// The place has a stack already.
-    #[error("cannot install a second stack in the place ({stats}): finish() the first, or use another Place")]
+    #[error(
+        "cannot install a second stack in the place ({stats}): finish() the first, or use another Place"
+    )]
     Occupied {
         /// Its counters.
         stats: Stats,
@@ -117,11 +121,15 @@ pub enum InstallError {
     Pool(#[from] CreateError),
 }
 
-/// Installs a stack in the place `P`: an arena as configured by `arena`, but mapped per use, in `domain`.
+/// Installs a stack in the place `P`: an arena as configured by `arena`, but mapped per use, in
+/// `domain`.
 ///
 /// # Errors
 /// [`InstallError`].
-pub fn install<P: Place>(domain: &Domain, arena: ArenaBuilder) -> Result<Installed<P>, InstallError> {
+pub fn install<P: Place>(
+    domain: &Domain,
+    arena: ArenaBuilder,
+) -> Result<Installed<P>, InstallError> {
     let mut slot = P::slot().write();
     if let Some(installed) = &*slot {
         return Err(InstallError::Occupied { stats: installed.stack.stats() });
@@ -138,8 +146,8 @@ pub fn install<P: Place>(domain: &Domain, arena: ArenaBuilder) -> Result<Install
 
 /// An installed stack. [`finish`](Self::finish) removes it.
 ///
-/// Dropping it removes the stack too. What a driver still holds stays valid and can be freed, but nothing new is allocated,
-/// and the place is occupied until everything has been freed.
+/// Dropping it removes the stack too. What a driver still holds stays valid and can be freed, but
+/// nothing new is allocated, and the place is occupied until everything has been freed.
 pub struct Installed<P: Place> {
     arena: Arena,
     id: u64,
@@ -189,7 +197,9 @@ impl<P: Place> Drop for Installed<P> {
     fn drop(&mut self) {
         let mut slot = P::slot().write();
         // After `finish` the place may already have another stack.
-        let Some(installed) = slot.as_mut().filter(|installed| installed.id == self.id) else { return };
+        let Some(installed) = slot.as_mut().filter(|installed| installed.id == self.id) else {
+            return;
+        };
         if installed.stack.is_idle() {
             *slot = None;
         } else {

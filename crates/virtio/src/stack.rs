@@ -15,8 +15,8 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use virtio_drivers::BufferDirection;
 
-/// The largest payload that is [bounced](pinfold::memory::bounce) in pages that stay mapped; larger copies have frames of their
-/// own. A request's header, its status, and a list of descriptors fit.
+/// The largest payload that is [bounced](pinfold::memory::bounce) in pages that stay mapped; larger
+/// copies have frames of their own. A request's header, its status, and a list of descriptors fit.
 pub const BOUNCED_BYTES: usize = BouncePool::<Bidirectional>::MAX_BYTES;
 
 const PAGE: usize = 4096;
@@ -59,7 +59,8 @@ impl ShareError {
     pub fn stays_reachable(&self) -> bool {
         match self {
             Self::NotRevoked { .. } => true,
-            // A copy that stays reachable belongs to the stack and is quarantined; see `MappedFrames::new`.
+            // A copy that stays reachable belongs to the stack and is quarantined; see
+            // `MappedFrames::new`.
             Self::NotMapped(error) => error.stays_reachable(),
             _ => false,
         }
@@ -103,10 +104,15 @@ pub(crate) enum StackError {
 }
 
 impl Stack {
-    pub(crate) fn new(domain: &Domain, arena: pinfold::arena::ArenaBuilder) -> Result<Self, StackError> {
+    pub(crate) fn new(
+        domain: &Domain,
+        arena: pinfold::arena::ArenaBuilder,
+    ) -> Result<Self, StackError> {
         // Mapped as a whole it would have no slices, and access could not be revoked.
-        let arena = arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(StackError::Arena)?;
-        // Pools keep what they have: three eighths of the arena at most are not available to rings and other copies.
+        let arena =
+            arena.mapping_policy(MappingPolicy::PerUse).build(domain).map_err(StackError::Arena)?;
+        // Pools keep what they have: three eighths of the arena at most are not available to rings
+        // and other copies.
         let limit = arena.span().len() as u64 / 8;
         Ok(Self {
             to_device: BouncePool::with_limit(&arena, limit).map_err(StackError::Pool)?,
@@ -155,7 +161,8 @@ impl Stack {
             let memory = frames.memory();
             memory.as_ptr() == base && pages.checked_mul(PAGE) == Some(memory.len())
         };
-        let frames = if out.dma.get(&iova).is_some_and(same) { out.dma.remove(&iova) } else { None };
+        let frames =
+            if out.dma.get(&iova).is_some_and(same) { out.dma.remove(&iova) } else { None };
         drop(out);
         match frames {
             Some(frames) => self.unmap(frames, |_| {}),
@@ -164,8 +171,8 @@ impl Stack {
     }
 
     /// # Safety
-    /// The payload is valid, and not accessed elsewhere during the call; if it is in the arena, nothing accesses it
-    /// until [`unshare`](Self::unshare).
+    /// The payload is valid, and not accessed elsewhere during the call; if it is in the arena,
+    /// nothing accesses it until [`unshare`](Self::unshare).
     pub(crate) unsafe fn share(
         &self,
         payload: NonNull<[u8]>,
@@ -198,7 +205,8 @@ impl Stack {
         let mut copy_out = |memory: DmaMemory<'_>| {
             if mapping::access(direction).contains(Access::WRITE) {
                 let n = payload.len().min(memory.len());
-                // SAFETY: writable in this direction; the caller guarantees that it is valid and not accessed elsewhere.
+                // SAFETY: writable in this direction; the caller guarantees that it is valid and
+                // not accessed elsewhere.
                 let to = unsafe { payload.as_mut() };
                 // Does not fail: the payload has the length of the copy.
                 let copied = to.get_mut(..n).is_some_and(|to| memory.copy_to_slice(0, to).is_ok());
@@ -239,21 +247,26 @@ impl Stack {
         payload: NonNull<[u8]>,
         direction: BufferDirection,
     ) -> Result<(u64, Share), ShareError> {
-        // SAFETY: in one arena; the caller guarantees that it is valid and not accessed while it is shared. It is only passed
-        // to the domain.
+        // SAFETY: in one arena; the caller guarantees that it is valid and not accessed while it is
+        // shared. It is only passed to the domain.
         let memory = unsafe { DmaMemory::from_raw(payload.cast(), payload.len()) };
-        // SAFETY: the caller guarantees that it is valid until it is unshared; if it cannot be unmapped, `Hal` aborts the
-        // process.
-        let mapping =
-            unsafe { mapping::map(&self.domain, memory, direction) }.map_err(ShareError::NotMapped)?;
+        // SAFETY: the caller guarantees that it is valid until it is unshared; if it cannot be
+        // unmapped, `Hal` aborts the process.
+        let mapping = unsafe { mapping::map(&self.domain, memory, direction) }
+            .map_err(ShareError::NotMapped)?;
         count(&self.counts.shares_in_place, 1);
         Ok((mapping.iova().start().raw(), Share::InPlace(mapping)))
     }
 
-    /// Shares a copy. Bytes that the device does not write must keep their value, so the payload is copied in for either
-    /// direction; a device with write access only cannot read it.
-    fn share_copy(&self, payload: &[u8], direction: BufferDirection) -> Result<(u64, Share), ShareError> {
-        // What the pools have no room for gets frames of its own, as does what is too long for them.
+    /// Shares a copy. Bytes that the device does not write must keep their value, so the payload is
+    /// copied in for either direction; a device with write access only cannot read it.
+    fn share_copy(
+        &self,
+        payload: &[u8],
+        direction: BufferDirection,
+    ) -> Result<(u64, Share), ShareError> {
+        // What the pools have no room for gets frames of its own, as does what is too long for
+        // them.
         let bounced = match self.bounce(payload, direction) {
             Ok(bounced) => Some(bounced),
             Err(BounceError::Exhausted { .. }) => None,
@@ -277,7 +290,11 @@ impl Stack {
         Ok((iova, share))
     }
 
-    fn bounce(&self, payload: &[u8], direction: BufferDirection) -> Result<(u64, Share), BounceError> {
+    fn bounce(
+        &self,
+        payload: &[u8],
+        direction: BufferDirection,
+    ) -> Result<(u64, Share), BounceError> {
         fn iova<D: Direction>(bounced: &Bounced<D>) -> u64 {
             // A bounced payload has one segment.
             bounced.segment(0).map_or(0, |segment| segment.iova.raw())

@@ -4,17 +4,20 @@ use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Trans
 use virtio_drivers::{PhysAddr, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// `VIRTIO_F_ACCESS_PLATFORM`, virtio 1.2 section 6: the platform, here an IOMMU, translates the device's accesses.
+/// `VIRTIO_F_ACCESS_PLATFORM`, virtio 1.2 section 6: the platform, here an IOMMU, translates the
+/// device's accesses.
 pub const ACCESS_PLATFORM: u64 = 1 << 33;
 
 /// A transport for a device behind an IOMMU.
 ///
-/// The drivers of `virtio-drivers` do not support `VIRTIO_F_ACCESS_PLATFORM`, and a device behind an IOMMU (QEMU:
-/// `iommu_platform=on`) refuses a driver that does not accept it. The `Hal` translates addresses, not the driver, so this
-/// transport accepts the feature if the device offers it.
+/// The drivers of `virtio-drivers` do not support `VIRTIO_F_ACCESS_PLATFORM`, and a device behind
+/// an IOMMU (QEMU: `iommu_platform=on`) refuses a driver that does not accept it. The `Hal`
+/// translates addresses, not the driver, so this transport accepts the feature if the device offers
+/// it.
 ///
-/// If the device nevertheless refuses the features (it clears [`FEATURES_OK`](DeviceStatus::FEATURES_OK), virtio 1.2 section
-/// 3.1.1), the transport reports that it has no queues: a driver's `new` then fails with
+/// If the device nevertheless refuses the features (it clears
+/// [`FEATURES_OK`](DeviceStatus::FEATURES_OK), virtio 1.2 section 3.1.1), the transport reports
+/// that it has no queues: a driver's `new` then fails with
 /// [`InvalidParam`](virtio_drivers::Error::InvalidParam) instead of using a device that ignores it.
 #[derive(Debug)]
 pub struct Translated<T: Transport, K = ()> {
@@ -112,7 +115,11 @@ impl<T: Transport, K> Transport for Translated<T, K> {
         self.transport.read_config_space(offset)
     }
 
-    fn write_config_space<C: IntoBytes + Immutable>(&mut self, offset: usize, value: C) -> Result<()> {
+    fn write_config_space<C: IntoBytes + Immutable>(
+        &mut self,
+        offset: usize,
+        value: C,
+    ) -> Result<()> {
         self.transport.write_config_space(offset, value)
     }
 }

@@ -208,14 +208,16 @@ const EOPNOTSUPP: i32 = 95;
 const ENETDOWN: i32 = 100;
 const ENOBUFS: i32 = 105;
 
-/// How long a queue or a program is waited for. The kernel frees them in work that it defers until a grace period of RCU and a
-/// lock of all interfaces allow it: some milliseconds, but much longer while other interfaces come and go.
+/// How long a queue or a program is waited for. The kernel frees them in work that it defers until
+/// a grace period of RCU and a lock of all interfaces allow it: some milliseconds, but much longer
+/// while other interfaces come and go.
 const RELEASE: Duration = Duration::from_secs(5);
 /// How long the kernel needs at most where nothing delays it.
 const USUAL_RELEASE: Duration = Duration::from_millis(500);
 
-/// Repeats a call while what it needs is in use: the kernel releases a queue and a program some time after the process that had
-/// them has ended. Says so when it takes longer than that usually does.
+/// Repeats a call while what it needs is in use: the kernel releases a queue and a program some
+/// time after the process that had them has ended. Says so when it takes longer than that usually
+/// does.
 pub(crate) fn while_busy<T>(
     interface: &Interface,
     call: impl Fn() -> Result<T, CallError>,
@@ -224,7 +226,9 @@ pub(crate) fn while_busy<T>(
     let mut told = false;
     loop {
         match call() {
-            Err(error) if [EBUSY, EEXIST].contains(&error.errno.raw()) && began.elapsed() < RELEASE => {
+            Err(error)
+                if [EBUSY, EEXIST].contains(&error.errno.raw()) && began.elapsed() < RELEASE =>
+            {
                 if !told && began.elapsed() > USUAL_RELEASE {
                     told = true;
                     let seconds = RELEASE.as_secs();
@@ -245,7 +249,8 @@ pub(crate) fn is_final(errno: Errno) -> bool {
     [EPERM, EACCES, ENODEV].contains(&errno.raw())
 }
 
-/// Returns whether it is the driver that refused a program: not one that is present, nor a lack of privileges.
+/// Returns whether it is the driver that refused a program: not one that is present, nor a lack of
+/// privileges.
 pub(crate) fn is_refusal(errno: Errno) -> bool {
     !is_final(errno) && ![EBUSY, EEXIST].contains(&errno.raw())
 }
@@ -276,7 +281,12 @@ pub(crate) fn of_refusal(interface: &Interface, attached: Attached, error: CallE
         Attached::Native if is_refusal(error.errno) => Program::reason_of_refusal(interface),
         Attached::Native | Attached::Generic => None,
     };
-    OpenError::Refused { interface: interface.name().to_owned(), attached, errno: error.errno, reason }
+    OpenError::Refused {
+        interface: interface.name().to_owned(),
+        attached,
+        errno: error.errno,
+        reason,
+    }
 }
 
 /// Translates a failure to create the socket over `bytes` bytes.

@@ -1,9 +1,10 @@
 //! Packets through `AF_XDP`, in pages of a pool.
 //!
-//! A [`Socket`] receives the packets of one queue of a network interface. Its memory is an arena; the kernel's fill ring is fed
-//! by a [`PagePool`](pinfold::PagePool) in bulk. A [`Packet`] owns the page that it was received into: it may be held, sent
-//! to another thread, transmitted again, or dropped anywhere, and its page returns to the pool. With a driver that supports
-//! it, the card writes to these pages itself (zero-copy); otherwise the kernel copies each packet once.
+//! A [`Socket`] receives the packets of one queue of a network interface. Its memory is an arena;
+//! the kernel's fill ring is fed by a [`PagePool`](pinfold::PagePool) in bulk. A [`Packet`] owns
+//! the page that it was received into: it may be held, sent to another thread, transmitted again,
+//! or dropped anywhere, and its page returns to the pool. With a driver that supports it, the card
+//! writes to these pages itself (zero-copy); otherwise the kernel copies each packet once.
 //!
 //! ```no_run
 //! use pinfold_xdp::{Interface, Redirect, Socket};
@@ -35,7 +36,8 @@
 //! | [`socket`] | one queue: receive, transmit, recycle, wait |
 //! | [`stats`] | what was received, what the kernel dropped, who holds pages |
 //!
-//! There is no `unsafe` above the rings, which own every chunk that the kernel may write to or read.
+//! There is no `unsafe` above the rings, which own every chunk that the kernel may write to or
+//! read.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 

@@ -24,20 +24,25 @@ const ECHO: u8 = 8;
 const ECHO_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
 
-/// Turns a packet of a link into the one that a mirror sends back; returns false, and changes nothing, if there is none.
+/// Turns a packet of a link into the one that a mirror sends back; returns false, and changes
+/// nothing, if there is none.
 ///
-/// The addresses of Ethernet and IP are swapped, and the ports of UDP and TCP; an ICMP or `ICMPv6` echo request becomes the
-/// reply. A checksum that the sender left to its card, as between virtual interfaces, is computed; one that is complete stays
-/// complete, and a UDP datagram over IPv4 without one stays without. What is not IP has its Ethernet addresses swapped.
+/// The addresses of Ethernet and IP are swapped, and the ports of UDP and TCP; an ICMP or `ICMPv6`
+/// echo request becomes the reply. A checksum that the sender left to its card, as between virtual
+/// interfaces, is computed; one that is complete stays complete, and a UDP datagram over IPv4
+/// without one stays without. What is not IP has its Ethernet addresses swapped.
 ///
-/// No reply is made of a packet from or to a group address, and of IP of which the reply's checksum is not known to be correct:
-/// another protocol, a fragment, a packet that is cut or authenticated, and a checksum that is wrong.
+/// No reply is made of a packet from or to a group address, and of IP of which the reply's checksum
+/// is not known to be correct: another protocol, a fragment, a packet that is cut or authenticated,
+/// and a checksum that is wrong.
 pub fn reflect(packet: &mut Packet, link: LinkType) -> bool {
     let mut bytes = [0; LARGEST];
     let len = packet.peek(&mut bytes).len();
     let bytes = bytes.get_mut(..len).unwrap_or_default();
     // The range is the packet's, unless it is larger than a chunk, which no packet is.
-    len == packet.len() && reflect_bytes(bytes, link) && packet.memory().copy_from_slice(0, bytes).is_ok()
+    len == packet.len()
+        && reflect_bytes(bytes, link)
+        && packet.memory().copy_from_slice(0, bytes).is_ok()
 }
 
 /// Does what [`reflect`] does to the bytes of a packet, which are all of it.
@@ -93,9 +98,11 @@ struct Ip {
     pseudo: Sum16BitWords,
 }
 
-/// Returns whether an authentication header (RFC 4302) is among the extension headers of IPv6, of which the first is `next`.
+/// Returns whether an authentication header (RFC 4302) is among the extension headers of IPv6, of
+/// which the first is `next`.
 ///
-/// The iterator of `etherparse` takes the headers of a packet that is cut for whole ones, so they are walked here.
+/// The iterator of `etherparse` takes the headers of a packet that is cut for whole ones, so they
+/// are walked here.
 fn is_authenticated(mut next: IpNumber, mut headers: &[u8]) -> bool {
     loop {
         let [first, length, ..] = headers else { return next == IpNumber::AUTHENTICATION_HEADER };
@@ -119,7 +126,8 @@ impl Ip {
                 (ip.header().slice().as_ptr().addr(), 12, 4, ip.payload(), is_authenticated)
             }
             Some(LaxNetSlice::Ipv6(ip)) => {
-                let is_authenticated = is_authenticated(ip.header().next_header(), ip.extensions().slice());
+                let is_authenticated =
+                    is_authenticated(ip.header().next_header(), ip.extensions().slice());
                 (ip.header().slice().as_ptr().addr(), 8, 16, ip.payload(), is_authenticated)
             }
             Some(LaxNetSlice::Arp(_)) | None => return Ok(None),
@@ -202,11 +210,19 @@ impl Ip {
     }
 
     fn reply(self, packet: &mut [u8]) {
-        let Self { addresses: (start, length), transport: (at, covered), number, field, checksum, pseudo } =
-            self;
+        let Self {
+            addresses: (start, length),
+            transport: (at, covered),
+            number,
+            field,
+            checksum,
+            pseudo,
+        } = self;
         swap(packet, start, length);
         // All of it is there, as was checked.
-        let Some(segment) = packet.get_mut(at..).and_then(|rest| rest.get_mut(..covered)) else { return };
+        let Some(segment) = packet.get_mut(at..).and_then(|rest| rest.get_mut(..covered)) else {
+            return;
+        };
         match (number, segment.first_mut()) {
             (IpNumber::UDP | IpNumber::TCP, _) => swap(segment, 0, 2),
             (IpNumber::ICMP, Some(type_ @ &mut ECHO)) => *type_ = 0,
@@ -218,7 +234,8 @@ impl Ip {
             let sum = pseudo.add_slice(segment);
             // Zero is no checksum in UDP.
             let is_udp = number == IpNumber::UDP;
-            let sum = if is_udp { sum.to_ones_complement_with_no_zero() } else { sum.ones_complement() };
+            let sum =
+                if is_udp { sum.to_ones_complement_with_no_zero() } else { sum.ones_complement() };
             set(segment, field, sum.to_ne_bytes());
         }
     }

@@ -11,7 +11,8 @@ use etherparse::{IpNumber, LaxNetSlice, LaxSlicedPacket};
 use pinfold::xdp::LinkType;
 use std::fmt;
 
-/// How many bytes [`Protocol::of`] looks at: Ethernet with two VLAN tags, IPv6 with extensions, TCP.
+/// How many bytes [`Protocol::of`] looks at: Ethernet with two VLAN tags, IPv6 with extensions,
+/// TCP.
 pub const HEADER_BYTES: usize = 128;
 
 /// What a packet carries.
@@ -33,9 +34,11 @@ pub enum Protocol {
 
 impl Protocol {
     /// All of them, in order.
-    pub const ALL: [Self; 6] = [Self::Udp, Self::Tcp, Self::Icmp, Self::OtherIp, Self::Arp, Self::Other];
+    pub const ALL: [Self; 6] =
+        [Self::Udp, Self::Tcp, Self::Icmp, Self::OtherIp, Self::Arp, Self::Other];
 
-    /// Returns the protocol of a packet of a link that begins with these bytes, whatever they are. O(1).
+    /// Returns the protocol of a packet of a link that begins with these bytes, whatever they are.
+    /// O(1).
     pub fn of(first: &[u8], link: LinkType) -> Self {
         let Some(sliced) = slice(first, link) else { return Self::Other };
         let number = match &sliced.net {

@@ -28,8 +28,8 @@ pub fn interface(name: &str) -> Result<Interface, OpenError> {
     Interface::named(name).map_err(|error| error::of_lookup(name, error))
 }
 
-/// The program on an interface. A handle: the program is detached when the last handle and the last socket that it passes
-/// packets to are dropped, or the process ends.
+/// The program on an interface. A handle: the program is detached when the last handle and the last
+/// socket that it passes packets to are dropped, or the process ends.
 #[derive(Clone, Debug)]
 pub struct Redirect {
     program: Arc<Program>,
@@ -37,21 +37,25 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Attaches the program: in the driver, or in the network stack if the driver refuses it, for whatever reason; then the
-    /// reason is logged as a warning. Packets still go to the kernel until a socket is entered
-    /// ([`Socket::redirect`](crate::Socket::redirect)).
+    /// Attaches the program: in the driver, or in the network stack if the driver refuses it, for
+    /// whatever reason; then the reason is logged as a warning. Packets still go to the kernel
+    /// until a socket is entered ([`Socket::redirect`](crate::Socket::redirect)).
     ///
     /// # Errors
     /// [`OpenError`], for instance if the interface has another program.
     pub fn attach(interface: &Interface) -> Result<Self, OpenError> {
         let native = match error::while_busy(interface, || Self::of(interface, Attached::Native)) {
-            Err(error) if error::is_final(error.errno) => return Err(error::of_attach(interface, error)),
+            Err(error) if error::is_final(error.errno) => {
+                return Err(error::of_attach(interface, error));
+            }
             Err(error) => error,
             Ok(attached) => return Ok(attached),
         };
-        // The driver is asked for its reason before the stack has a program, which would be another one.
+        // The driver is asked for its reason before the stack has a program, which would be another
+        // one.
         let refused = error::of_refusal(interface, Attached::Native, native);
-        // A driver may be busy, too; the kernel allows no program in the stack beside one in the driver.
+        // A driver may be busy, too; the kernel allows no program in the stack beside one in the
+        // driver.
         let attached = Self::of(interface, Attached::Generic).map_err(|generic| {
             if error::is_refusal(native.errno) {
                 error::of_refusal(interface, Attached::Generic, generic)

@@ -1,4 +1,5 @@
-//! The four rings of a socket: what the process and the kernel pass each other, and who owns which chunk meanwhile.
+//! The four rings of a socket: what the process and the kernel pass each other, and who owns which
+//! chunk meanwhile.
 
 mod chunk;
 mod kernel;

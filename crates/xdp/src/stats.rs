@@ -38,16 +38,18 @@ pub struct SocketReport {
     pub pool: PoolStats,
     /// The counters of the pool.
     pub counts: Counts,
-    /// Who holds pages, by the names that were given ([`Packet::hold_for`](crate::Packet::hold_for)).
+    /// Who holds pages, by the names that were given
+    /// ([`Packet::hold_for`](crate::Packet::hold_for)).
     pub holders: Vec<Holder>,
 }
 
 impl SocketReport {
-    /// Returns how many packets the kernel dropped at this socket. What was dropped before, because the driver's own queue was
-    /// full, is in the counters of the interface (`ip -statistics link`).
+    /// Returns how many packets the kernel dropped at this socket. What was dropped before, because
+    /// the driver's own queue was full, is in the counters of the interface
+    /// (`ip -statistics link`).
     ///
-    /// Of those in [`SocketStats::dropped`], [`SocketStats::fill_ring_empty`] found no chunk in copy mode. With zero-copy that
-    /// counter says only how often the driver found none.
+    /// Of those in [`SocketStats::dropped`], [`SocketStats::fill_ring_empty`] found no chunk in
+    /// copy mode. With zero-copy that counter says only how often the driver found none.
     pub fn kernel_drops(&self) -> u64 {
         self.kernel.dropped + self.kernel.receive_ring_full
     }

@@ -1,6 +1,8 @@
-//! The hottest paths, each carried out [`OPERATIONS`] times. Set-up, warm-up and destruction are not counted.
+//! The hottest paths, each carried out [`OPERATIONS`] times. Set-up, warm-up and destruction are
+//! not counted.
 //!
-//! Allocated addresses pass through `black_box`, and the calls are inlined into the loops, as in `pinfold bench`.
+//! Allocated addresses pass through `black_box`, and the calls are inlined into the loops, as in
+//! `pinfold bench`.
 
 mod setup;
 
@@ -126,8 +128,10 @@ fn pages_refill_256(pool: &'static mut Pages) {
 fn domain_map_unmap(owner: &'static mut Owner) {
     let mut buffer: Option<Buffer> = owner.buffer.take();
     for _ in 0..OPERATIONS {
-        let mapping =
-            owner.owner.map(buffer.take().expect("returned"), FromDevice).expect("addresses are free");
+        let mapping = owner
+            .owner
+            .map(buffer.take().expect("returned"), FromDevice)
+            .expect("addresses are free");
         black_box(mapping.iova().start());
         buffer = Some(owner.owner.unmap(mapping).expect("the IOMMU works"));
     }

@@ -1,4 +1,5 @@
-//! The states that the paths start from. They live until the process ends, so no destruction is counted.
+//! The states that the paths start from. They live until the process ends, so no destruction is
+//! counted.
 
 use pinfold::soft::{Effect, SoftConfig};
 use pinfold::{Arena, Buffer, DmaPool, Domain, MappingPolicy, PagePool, Source};
@@ -20,7 +21,8 @@ fn forever<T>(value: T) -> &'static mut T {
 
 /// Creates a domain whose flushes take no time: no wait depends on the clock.
 fn domain() -> Domain {
-    let free = SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() };
+    let free =
+        SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() };
     Domain::soft_with(free).expect("memory for tables")
 }
 
@@ -30,7 +32,8 @@ fn arena(domain: &Domain, policy: MappingPolicy) -> Arena {
     builder.build(domain).expect("an arena of 8 MiB")
 }
 
-/// Returns the same pseudo-random numbers in every run (xorshift, Marsaglia 2003), each below [`OPERATIONS`].
+/// Returns the same pseudo-random numbers in every run (xorshift, Marsaglia 2003), each below
+/// [`OPERATIONS`].
 fn random() -> impl Iterator<Item = usize> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     std::iter::repeat_with(move || {
@@ -102,7 +105,8 @@ pub type Pages = PagePool<&'static Arena>;
 
 pub fn pages() -> &'static mut Pages {
     let arena: &Arena = forever(arena(&domain(), MappingPolicy::PerUse));
-    let pool = forever(PagePool::new(arena, "counted", Config::default()).expect("a valid configuration"));
+    let pool =
+        forever(PagePool::new(arena, "counted", Config::default()).expect("a valid configuration"));
     let mut slots = vec![None; 512];
     assert_eq!(pool.fill_raw(&mut slots), slots.len());
     slots.drain(..).flatten().for_each(|page| pool.free_raw(page).expect("the page is allocated"));

@@ -1,4 +1,5 @@
-//! Reads the summaries of the counted paths from standard input (JSON, one a line) and compares them with the record.
+//! Reads the summaries of the counted paths from standard input (JSON, one a line) and compares
+//! them with the record.
 //!
 //! `compare FILE COMPILER` compares, `compare --record FILE COMPILER` writes the record.
 
@@ -75,11 +76,16 @@ fn counted() -> Result<Counts, String> {
 fn summary(line: &str) -> Result<(String, f64), String> {
     let value: Value =
         serde_json::from_str(line).map_err(|error| format!("not a summary: {line}: {error}"))?;
-    let name = value["function_name"].as_str().ok_or_else(|| format!("a summary without a name: {line}"))?;
-    let metrics = &value["profiles"][0]["summaries"]["total"]["summary"]["Callgrind"]["Ir"]["metrics"];
+    let name = value["function_name"]
+        .as_str()
+        .ok_or_else(|| format!("a summary without a name: {line}"))?;
+    let metrics =
+        &value["profiles"][0]["summaries"]["total"]["summary"]["Callgrind"]["Ir"]["metrics"];
     // Left is the new count alone, Both has the new one and that of an earlier run.
-    let new = [&metrics["Left"]["Int"], &metrics["Both"][0]["Int"]].into_iter().find_map(Value::as_f64);
-    let new = new.ok_or_else(|| format!("{name}: a summary without a count of instructions: {metrics}"))?;
+    let new =
+        [&metrics["Left"]["Int"], &metrics["Both"][0]["Int"]].into_iter().find_map(Value::as_f64);
+    let new =
+        new.ok_or_else(|| format!("{name}: a summary without a count of instructions: {metrics}"))?;
     Ok((name.into(), new / OPERATIONS as f64))
 }
 
@@ -108,7 +114,9 @@ impl Record {
         let counts = lines.skip(2).map(|line| {
             let mut words = line.split_whitespace();
             let count = words.next().zip(words.next().and_then(|count| count.parse().ok()));
-            count.map(|(path, count)| (path.to_owned(), count)).ok_or_else(|| format!("not a count: {line}"))
+            count
+                .map(|(path, count)| (path.to_owned(), count))
+                .ok_or_else(|| format!("not a count: {line}"))
         });
         Ok(Self { compiler, counts: counts.collect::<Result<_, _>>()? })
     }
@@ -119,8 +127,10 @@ fn compare(recorded: &Counts, counted: &Counts) -> (String, Vec<String>) {
     let (mut table, mut findings) =
         (String::from("path                 instructions  recorded\n"), Vec::new());
     let names = PATHS.iter().map(|(path, _)| *path);
-    let unknown =
-        counted.keys().map(String::as_str).filter(|path| PATHS.iter().all(|(name, _)| name != path));
+    let unknown = counted
+        .keys()
+        .map(String::as_str)
+        .filter(|path| PATHS.iter().all(|(name, _)| name != path));
     for path in names.chain(unknown) {
         let (Some(&now), Some(&before)) = (counted.get(path), recorded.get(path)) else {
             findings.push(format!("{path}: {}", missing(counted.contains_key(path))));

@@ -1,5 +1,5 @@
-//! The program that the benchmarks start to run themselves under valgrind. Built here, so that Cargo.lock fixes its version
-//! and those of all that it uses.
+//! The program that the benchmarks start to run themselves under valgrind. Built here, so that
+//! Cargo.lock fixes its version and those of all that it uses.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,9 @@
-//! The blocks of the baselines: exclusive access to memory, and lists that are linked through the blocks themselves.
+//! The blocks of the baselines: exclusive access to memory, and lists that are linked through the
+//! blocks themselves.
 //!
-//! A link is a plain pointer, read and written without a check, as in a kernel. Ownership makes this sound: a [`Block`]
-//! cannot be copied, and its memory is borrowed exclusively for as long as blocks of it exist.
+//! A link is a plain pointer, read and written without a check, as in a kernel. Ownership makes
+//! this sound: a [`Block`] cannot be copied, and its memory is borrowed exclusively for as long as
+//! blocks of it exist.
 #![expect(unsafe_code, reason = "links in blocks are raw pointers")]
 
 use std::marker::PhantomData;
@@ -18,7 +20,8 @@ struct Node {
 /// The minimum size of a block.
 pub const LEAST: usize = size_of::<Node>();
 
-/// An allocated block: exclusive access to its first two words for `'m`. It cannot be copied or forged.
+/// An allocated block: exclusive access to its first two words for `'m`. It cannot be copied or
+/// forged.
 #[derive(Debug)]
 pub struct Block<'m>(NonNull<Node>, PhantomData<&'m mut [u64; 2]>);
 
@@ -26,7 +29,8 @@ pub struct Block<'m>(NonNull<Node>, PhantomData<&'m mut [u64; 2]>);
 unsafe impl Send for Block<'_> {}
 
 impl<'m> Block<'m> {
-    /// Makes a block of these bytes; `None` if they are fewer than [`LEAST`] or not aligned to 8. Writes nothing.
+    /// Makes a block of these bytes; `None` if they are fewer than [`LEAST`] or not aligned to 8.
+    /// Writes nothing.
     pub fn of(bytes: &'m mut [u8]) -> Option<Self> {
         // A pointer to all of them, for `write_line`.
         let node = (bytes.len() >= LEAST).then(|| NonNull::from(bytes).cast::<Node>())?;
@@ -42,7 +46,8 @@ impl<'m> Block<'m> {
     /// Writes the second word.
     #[inline(always)]
     pub fn write(&mut self, word: u64) {
-        // SAFETY: `of` had exclusive access to 16 aligned bytes for `'m`, and passed it to this value alone.
+        // SAFETY: `of` had exclusive access to 16 aligned bytes for `'m`, and passed it to this
+        // value alone.
         let node = unsafe { self.0.as_mut() };
         node.word = word;
     }
@@ -53,7 +58,8 @@ impl<'m> Block<'m> {
     /// It was made of at least 64 bytes.
     #[inline(always)]
     pub unsafe fn write_line(&mut self, words: [u64; 8]) {
-        // SAFETY: `of` had exclusive access to as many aligned bytes for `'m` (contract), and passed it to this value alone.
+        // SAFETY: `of` had exclusive access to as many aligned bytes for `'m` (contract), and
+        // passed it to this value alone.
         unsafe { self.0.cast().write(words) };
     }
 }
@@ -78,7 +84,8 @@ impl<'m> FreeList<'m> {
     /// Adds a block at the head.
     #[inline(always)]
     pub fn push(&mut self, mut block: Block<'m>) {
-        // SAFETY: a block is exclusive access to its memory, which passes to the list with the block.
+        // SAFETY: a block is exclusive access to its memory, which passes to the list with the
+        // block.
         let node = unsafe { block.0.as_mut() };
         node.next = self.head;
         self.head = Some(block.0);
@@ -88,7 +95,8 @@ impl<'m> FreeList<'m> {
     #[inline(always)]
     pub fn pop(&mut self) -> Option<Block<'m>> {
         let at = self.head?;
-        // SAFETY: the node was added by `push`, which consumed its `Block<'m>`; nothing else has written there since.
+        // SAFETY: the node was added by `push`, which consumed its `Block<'m>`; nothing else has
+        // written there since.
         let node = unsafe { at.as_ref() };
         self.head = node.next;
         Some(Block(at, PhantomData))

@@ -1,11 +1,12 @@
 //! `single`: the page allocator of a kernel, one call per page, from its description.
 //!
-//! Free runs of 2^order pages are in a list per order under one lock, split by allocs and merged with their buddy by
-//! frees. In front of it each owner has lists, as each processor of a kernel has: one of single pages, refilled with 63 at
-//! a time and returning 63 when it has more than six times as many, and one of runs of 2 MiB, with batches of 2 by the same
-//! rule. The lists of an owner have no lock here; since 6.0 those of a kernel have one, uncontended. Zones and policies,
-//! page flags and control groups are left out. All of that flatters the baseline. Links are indices of 4 bytes instead of
-//! pointers.
+//! Free runs of 2^order pages are in a list per order under one lock, split by allocs and merged
+//! with their buddy by frees. In front of it each owner has lists, as each processor of a kernel
+//! has: one of single pages, refilled with 63 at a time and returning 63 when it has more than six
+//! times as many, and one of runs of 2 MiB, with batches of 2 by the same rule. The lists of an
+//! owner have no lock here; since 6.0 those of a kernel have one, uncontended. Zones and policies,
+//! page flags and control groups are left out. All of that flatters the baseline. Links are indices
+//! of 4 bytes instead of pointers.
 
 use super::api::{BaselineError, Blocks};
 use super::lock::KernelLock;
@@ -22,7 +23,8 @@ const NONE: u32 = u32::MAX;
 /// The `order` of a page that is not the first of a free run.
 const NOT_FIRST: u8 = u8::MAX;
 
-/// The entry of a page: the order of the free run that starts there, and its neighbours in the list of that order.
+/// The entry of a page: the order of the free run that starts there, and its neighbours in the list
+/// of that order.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     order: u8,
@@ -39,7 +41,8 @@ struct Runs {
 impl Runs {
     fn new(total: u32) -> Self {
         let page = Page { order: NOT_FIRST, next: NONE, previous: NONE };
-        let mut runs = Self { pages: vec![page; total as usize], heads: [NONE; LARGEST as usize + 1] };
+        let mut runs =
+            Self { pages: vec![page; total as usize], heads: [NONE; LARGEST as usize + 1] };
         for run in (0..total >> LARGEST).rev() {
             runs.push(run << LARGEST, LARGEST);
         }
@@ -101,7 +104,11 @@ impl Runs {
 
     fn free_of(&self, order: u8) -> usize {
         let runs = |page: &Page| {
-            if page.order >= order && page.order != NOT_FIRST { 1 << (page.order - order) } else { 0 }
+            if page.order >= order && page.order != NOT_FIRST {
+                1 << (page.order - order)
+            } else {
+                0
+            }
         };
         self.pages.iter().map(runs).sum()
     }
@@ -131,7 +138,8 @@ impl Buddy {
     /// # Errors
     /// [`BaselineError::NoPages`].
     pub fn alloc_run(&self, order: u8) -> Result<Offset, BaselineError> {
-        let first = self.runs.lock().alloc(order).ok_or(BaselineError::NoPages(self.total as usize))?;
+        let first =
+            self.runs.lock().alloc(order).ok_or(BaselineError::NoPages(self.total as usize))?;
         Ok(u64::from(first) * PAGE)
     }
 
@@ -142,7 +150,8 @@ impl Buddy {
         }
     }
 
-    /// Returns how many runs of 2^order pages could be allocated; runs in the lists of owners do not count. O(pages).
+    /// Returns how many runs of 2^order pages could be allocated; runs in the lists of owners do
+    /// not count. O(pages).
     pub fn free_of(&self, order: u8) -> usize {
         self.runs.lock().free_of(order)
     }

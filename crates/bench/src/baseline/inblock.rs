@@ -1,8 +1,9 @@
 //! `inblock`: the DMA pool of Linux since 6.3, from its description.
 //!
-//! One list of free blocks for the whole pool under one lock, with the link and the DMA address of a block inside the
-//! block. Every operation takes constant time and every free writes to the block; a new page is added to the list in
-//! ascending order. Frees are not checked. The original also reads the DMA address on alloc, which is left out here.
+//! One list of free blocks for the whole pool under one lock, with the link and the DMA address of
+//! a block inside the block. Every operation takes constant time and every free writes to the
+//! block; a new page is added to the list in ascending order. Frees are not checked. The original
+//! also reads the DMA address on alloc, which is left out here.
 
 use super::api::{BaselineError, Blocks};
 use super::block::{Block, FreeList, LEAST};

@@ -1,5 +1,5 @@
-//! `lifo` and `thread-list`: unchecked stacks. They are what remains of an allocator without everything that can be left
-//! out: the floor, with a lock and without.
+//! `lifo` and `thread-list`: unchecked stacks. They are what remains of an allocator without
+//! everything that can be left out: the floor, with a lock and without.
 
 use super::api::{BaselineError, Blocks};
 use super::lock::KernelLock;
@@ -7,7 +7,8 @@ use super::lock::KernelLock;
 /// How many objects a [`Batches`] moves from or to the stack behind it at a time.
 const BATCH: usize = 32;
 
-/// `lifo`: a stack of free objects under one lock, last freed first. All of them exist from the start.
+/// `lifo`: a stack of free objects under one lock, last freed first. All of them exist from the
+/// start.
 #[derive(Debug)]
 pub struct Lifo<T> {
     free: KernelLock<Vec<T>>,
@@ -78,8 +79,9 @@ impl<T> Blocks for &Lifo<T> {
     fn destroy(&mut self) {}
 }
 
-/// `thread-list`: a stack owned by one thread, in a variable, which is cheaper than `thread_local!`. It gets all its objects
-/// when it is created and returns them when it is dropped; no other thread can free into it.
+/// `thread-list`: a stack owned by one thread, in a variable, which is cheaper than
+/// `thread_local!`. It gets all its objects when it is created and returns them when it is dropped;
+/// no other thread can free into it.
 #[derive(Debug)]
 pub struct ThreadList<'l, T> {
     home: &'l Lifo<T>,
@@ -130,8 +132,8 @@ impl<T> Drop for ThreadList<'_, T> {
     }
 }
 
-/// `batches`: a list of one thread in front of a [`Lifo`], which it uses for 32 objects at a time: the minimum that lets one
-/// thread free what another allocates.
+/// `batches`: a list of one thread in front of a [`Lifo`], which it uses for 32 objects at a time:
+/// the minimum that lets one thread free what another allocates.
 #[derive(Debug)]
 pub struct Batches<'l, T> {
     behind: &'l Lifo<T>,

@@ -1,15 +1,17 @@
 //! `linear`: the DMA pool of Linux up to 6.2, from its description.
 //!
-//! A list of pages, newest first; each page has a list of its free blocks, linked inside the blocks. An alloc scans for a
-//! page with a free block, a free scans for the page that contains the address. Both grow with the number of pages: the
-//! published times for 373,959 blocks of 128 bytes are 350 ms and 8,901 ms. A
-//! [`KernelLock`](super::lock::KernelLock) around it models the lock of the original.
+//! A list of pages, newest first; each page has a list of its free blocks, linked inside the
+//! blocks. An alloc scans for a page with a free block, a free scans for the page that contains the
+//! address. Both grow with the number of pages: the published times for 373,959 blocks of 128 bytes
+//! are 350 ms and 8,901 ms. A [`KernelLock`](super::lock::KernelLock) around it models the lock of
+//! the original.
 
 use super::api::{BaselineError, Blocks};
 use super::block::{Block, FreeList, LEAST};
 use super::pages::{PAGE, Pages, blocks};
 
-/// The descriptor of a page, allocated separately as in a kernel: a scan follows the links, one cache line each.
+/// The descriptor of a page, allocated separately as in a kernel: a scan follows the links, one
+/// cache line each.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Page<'m> {

@@ -1,9 +1,10 @@
 //! The lock of all locked baselines: a spin lock like that of a kernel.
 //!
-//! One read-modify-write acquires it and one plain release store releases it, as with an uncontended queued or ticket
-//! lock of a kernel. `std::sync::Mutex` needs a second read-modify-write to release, because a waiter may sleep. While the
-//! lock is held, a caller reads until it is free and tries again. A kernel cannot be preempted while it holds a spin
-//! lock, but a program can, so a caller that has waited long yields the processor.
+//! One read-modify-write acquires it and one plain release store releases it, as with an
+//! uncontended queued or ticket lock of a kernel. `std::sync::Mutex` needs a second
+//! read-modify-write to release, because a waiter may sleep. While the lock is held, a caller reads
+//! until it is free and tries again. A kernel cannot be preempted while it holds a spin lock, but a
+//! program can, so a caller that has waited long yields the processor.
 #![expect(unsafe_code, reason = "a lock makes its content reachable through a shared reference")]
 
 use super::api::{BaselineError, Blocks};
@@ -21,8 +22,8 @@ pub struct KernelLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a `Guard`, and `held` allows one guard at a time. So sharing the lock passes
-// the value from thread to thread, which `T: Send` allows.
+// SAFETY: the value is reached only through a `Guard`, and `held` allows one guard at a time. So
+// sharing the lock passes the value from thread to thread, which `T: Send` allows.
 unsafe impl<T: Send> Sync for KernelLock<T> {}
 
 impl<T> KernelLock<T> {
@@ -114,7 +115,8 @@ impl<B: Blocks> Blocks for KernelLock<B> {
 mod tests {
     use super::*;
 
-    /// Two unsynchronised steps under the lock: with two threads inside at once, increments would be lost.
+    /// Two unsynchronised steps under the lock: with two threads inside at once, increments would
+    /// be lost.
     #[test]
     fn one_thread_holds_it_at_a_time() {
         const EACH: u64 = 100_000;

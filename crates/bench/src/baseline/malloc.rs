@@ -1,9 +1,10 @@
-//! `malloc`: the process's own allocator, as a program without a pool uses it. It knows no device addresses, and its
-//! memory is where the allocator puts it.
+//! `malloc`: the process's own allocator, as a program without a pool uses it. It knows no device
+//! addresses, and its memory is where the allocator puts it.
 
 use std::mem::MaybeUninit;
 
-/// A block of `N` bytes from the process's allocator, aligned as `malloc` aligns: more takes a slower path of glibc.
+/// A block of `N` bytes from the process's allocator, aligned as `malloc` aligns: more takes a
+/// slower path of glibc.
 #[derive(Debug)]
 pub struct Malloced<const N: usize>(Box<Line<N>>);
 

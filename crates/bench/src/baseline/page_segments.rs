@@ -1,5 +1,5 @@
-//! `pages-4k`: a registered buffer with a segment for every 4 KiB page, as io_uring stored buffers on several hugepages
-//! before Linux 6.12; and `walk`: locating an offset by scanning the segments.
+//! `pages-4k`: a registered buffer with a segment for every 4 KiB page, as io_uring stored buffers
+//! on several hugepages before Linux 6.12; and `walk`: locating an offset by scanning the segments.
 
 use super::api::BaselineError;
 use pinfold_core::addr::{Iova, Segment};
@@ -49,10 +49,12 @@ impl PageSegments {
         })
     }
 
-    /// Writes the segments of a range to `slots`, one per page, checked against the profile. Returns their number.
+    /// Writes the segments of a range to `slots`, one per page, checked against the profile.
+    /// Returns their number.
     ///
     /// # Errors
-    /// [`BaselineError::Segments`] where there are too few slots or the device does not accept a segment.
+    /// [`BaselineError::Segments`] where there are too few slots or the device does not accept a
+    /// segment.
     pub fn gather(
         &self,
         (offset, len): (u64, u64),
@@ -65,7 +67,8 @@ impl PageSegments {
             let misaligned = (segment.iova.raw() | segment.len) & (profile.align() - 1) != 0;
             let boundary = profile.boundary();
             let crosses = boundary != 0
-                && segment.iova.raw() / boundary != (segment.iova.raw() + (segment.len - 1)) / boundary;
+                && segment.iova.raw() / boundary
+                    != (segment.iova.raw() + (segment.len - 1)) / boundary;
             let slot = slots
                 .next()
                 .filter(|_| !misaligned && !crosses && segment.len <= profile.max_segment_bytes());

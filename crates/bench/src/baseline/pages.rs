@@ -6,12 +6,13 @@ use super::block::Block;
 /// The bytes of a page.
 pub const PAGE: usize = 4096;
 
-/// Pages of one memory range. It models `dma_alloc_coherent` at its cheapest, a push and a pop, so that a comparison is about
-/// the pools.
+/// Pages of one memory range. It models `dma_alloc_coherent` at its cheapest, a push and a pop, so
+/// that a comparison is about the pools.
 #[derive(Debug)]
 pub struct Pages<'m> {
     fresh: Vec<&'m mut [u8]>,
-    /// The addresses of freed pages. Their memory is used again only after the whole allocator is gone.
+    /// The addresses of freed pages. Their memory is used again only after the whole allocator is
+    /// gone.
     freed: Vec<usize>,
 }
 
@@ -41,7 +42,8 @@ impl<'m> Pages<'m> {
     }
 }
 
-/// Cuts memory into blocks of `size` bytes, highest first, so a list they are pushed to returns the lowest first.
+/// Cuts memory into blocks of `size` bytes, highest first, so a list they are pushed to returns the
+/// lowest first.
 pub fn blocks(memory: &mut [u8], size: usize) -> impl Iterator<Item = Block<'_>> {
     memory.chunks_exact_mut(size).rev().filter_map(Block::of)
 }

@@ -1,10 +1,14 @@
 //! `rbtree`: the DMA pool of the 2022 patches, from their description.
 //!
-//! Pages are in a tree by address, and those with a free block also in a list linked through their descriptors: an alloc
-//! uses the first page of the list, a free finds its page in O(log n). The tree is the standard library's B-tree instead
-//! of a red-black tree, which flatters the baseline because it is shallower. A
-//! [`KernelLock`](super::lock::KernelLock) around it models the lock of the original.
-#![expect(unsafe_code, reason = "the links of the list are raw pointers to descriptors that the tree owns")]
+//! Pages are in a tree by address, and those with a free block also in a list linked through their
+//! descriptors: an alloc uses the first page of the list, a free finds its page in O(log n). The
+//! tree is the standard library's B-tree instead of a red-black tree, which flatters the baseline
+//! because it is shallower. A [`KernelLock`](super::lock::KernelLock) around it models the lock of
+//! the original.
+#![expect(
+    unsafe_code,
+    reason = "the links of the list are raw pointers to descriptors that the tree owns"
+)]
 
 use super::api::{BaselineError, Blocks};
 use super::block::{Block, FreeList, LEAST};
@@ -43,7 +47,8 @@ pub struct RbTree<'m> {
     size: usize,
 }
 
-// SAFETY: it owns the descriptors that it points to: `grow` makes them, its drop frees them, and their content is `Send`.
+// SAFETY: it owns the descriptors that it points to: `grow` makes them, its drop frees them, and
+// their content is `Send`.
 unsafe impl Send for RbTree<'_> {}
 
 impl<'m> RbTree<'m> {
@@ -66,8 +71,8 @@ impl<'m> RbTree<'m> {
 
     #[inline(always)]
     fn page(&mut self, at: PageRef<'m>) -> &mut Page<'m> {
-        // SAFETY: `grow` made it from a box that only the drop of this pool frees; `self` is borrowed exclusively, and no
-        // reference to a page outlives such a borrow.
+        // SAFETY: `grow` made it from a box that only the drop of this pool frees; `self` is
+        // borrowed exclusively, and no reference to a page outlives such a borrow.
         unsafe { &mut *at.0.as_ptr() }
     }
 }
@@ -117,8 +122,8 @@ impl<'m> Blocks for RbTree<'m> {
         self.available = None;
         while let Some((start, at)) = self.pages.pop_first() {
             self.source.free(usize::try_from(start).unwrap_or(usize::MAX));
-            // SAFETY: `grow` leaked it from a box. It was just removed from the tree and the list was emptied above, so this is
-            // its last use.
+            // SAFETY: `grow` leaked it from a box. It was just removed from the tree and the list
+            // was emptied above, so this is its last use.
             drop(unsafe { Box::from_raw(at.0.as_ptr()) });
         }
     }

@@ -26,7 +26,8 @@ fn with_memory<R>(pages: usize, work: impl FnOnce(&mut [u8]) -> R) -> R {
 
 #[expect(unsafe_code, reason = "pages as bytes")]
 fn as_bytes(pages: &mut [Page]) -> &mut [u8] {
-    // SAFETY: a page is 4,096 bytes and nothing else, so the middle is all of it; it is borrowed exclusively.
+    // SAFETY: a page is 4,096 bytes and nothing else, so the middle is all of it; it is borrowed
+    // exclusively.
     unsafe { pages.align_to_mut().1 }
 }
 
@@ -47,7 +48,8 @@ impl Place for u64 {
     }
 }
 
-/// Allocates and frees as `steps` says, compares with a model of what is allocated, and destroys the pool.
+/// Allocates and frees as `steps` says, compares with a model of what is allocated, and destroys
+/// the pool.
 fn agrees<B: Blocks<Block: Place>>(
     mut pool: B,
     size: u64,
@@ -104,7 +106,8 @@ fn contents_of_a_block_are_not_used_as_a_link() {
         assert!(pool.alloc_shared().is_err());
         all.iter_mut().for_each(|block| block.write(u64::MAX));
         all.into_iter().for_each(|block| pool.free_shared(block));
-        let again: BTreeSet<u64> = (0..128).map(|_| pool.alloc_shared().unwrap().address()).collect();
+        let again: BTreeSet<u64> =
+            (0..128).map(|_| pool.alloc_shared().unwrap().address()).collect();
         assert_eq!(again.len(), 128);
     });
 }
@@ -116,7 +119,10 @@ fn a_foreign_address_is_detected_where_the_original_searches_for_its_page() {
         let (one, two) = foreign.split_at_mut(64);
         let block = |bytes| Block::of(bytes).unwrap();
         let place = one.as_ptr().addr() as u64;
-        assert_eq!(Linear::new(Pages::new(own), 64).free(block(one)), Err(BaselineError::Foreign(place)));
+        assert_eq!(
+            Linear::new(Pages::new(own), 64).free(block(one)),
+            Err(BaselineError::Foreign(place))
+        );
         assert_eq!(
             RbTree::new(Pages::new(own), 64).free(block(two)),
             Err(BaselineError::Foreign(place + 64))
@@ -175,7 +181,8 @@ fn lists_of_a_thread_return_all_objects() {
     assert_eq!((all.len(), stack.alloc_shared()), (100, Err(BaselineError::NoPages(100))));
 }
 
-/// The list of an owner is refilled with 63 pages and returns 63 above six times as many, as a processor's list does.
+/// The list of an owner is refilled with 63 pages and returns 63 above six times as many, as a
+/// processor's list does.
 #[test]
 fn an_owner_takes_the_lock_once_per_batch() {
     let buddy = Buddy::new(1024);

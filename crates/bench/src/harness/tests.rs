@@ -25,13 +25,19 @@ fn subjects_take_turns_and_round_0_does_not_count() {
             subject("b", &[99.0, 7.0, 7.0, 7.0, 8.0]),
         ])
         .unwrap();
-    assert_eq!(order.borrow()[..6], ["a", "b", "b", "a", "a", "b"], "neither always follows the other");
+    assert_eq!(
+        order.borrow()[..6],
+        ["a", "b", "b", "a", "a", "b"],
+        "neither always follows the other"
+    );
     assert_eq!(turns.borrow()[..3], [("a", 0), ("b", 0), ("b", 1)]);
-    let figures: Vec<_> = records.iter().map(|r| (r.subject, r.median, r.min, r.max, r.runs)).collect();
+    let figures: Vec<_> =
+        records.iter().map(|r| (r.subject, r.median, r.min, r.max, r.runs)).collect();
     assert_eq!(figures, [("a", 2.5, 1.0, 4.0, 4), ("b", 7.0, 7.0, 8.0, 4)]);
 }
 
-/// Cases are in the order of the subjects, whichever ran first, and figures of two units stay apart.
+/// Cases are in the order of the subjects, whichever ran first, and figures of two units stay
+/// apart.
 #[test]
 fn records_are_in_the_order_given() {
     let subject = |name, case, unit| {
@@ -71,21 +77,26 @@ fn once_is_once_and_counts() {
 
 #[test]
 fn a_record_is_one_line_of_json() {
-    let sample = Sample { case: "c", metric: Metric::Time, unit: "ns/op", value: 0.0, modelled: false };
+    let sample =
+        Sample { case: "c", metric: Metric::Time, unit: "ns/op", value: 0.0, modelled: false };
     let line = record("pool", "pinfold", sample, vec![2.0, 1.5, 3.0]).to_json();
     assert_eq!(
         line,
         r#"{"suite":"pool","case":"c","subject":"pinfold","metric":"time","unit":"ns/op","median":2.0,"min":1.5,"max":3.0,"runs":3}"#
     );
     let options = Options { runs: 1, quick: true };
-    let skipped =
-        Harness::new("buffer", options, &|_| ()).skipped("gather-8m", "no memory; fix: ulimit -l 1");
+    let skipped = Harness::new("buffer", options, &|_| ())
+        .skipped("gather-8m", "no memory; fix: ulimit -l 1");
     assert_eq!(
         skipped.to_json(),
         r#"{"suite":"buffer","case":"gather-8m","subject":"pinfold","metric":"time","unit":"","median":null,"min":null,"max":null,"runs":0,"note":"no memory; fix: ulimit -l 1"}"#
     );
-    let noted = Record { note: Some("plain pages".to_owned()), runs: 3, median: 1.0, ..skipped.clone() };
+    let noted =
+        Record { note: Some("plain pages".to_owned()), runs: 3, median: 1.0, ..skipped.clone() };
     let table = crate::Table(&[noted.clone(), noted, skipped]).to_string();
     let notes: Vec<_> = table.lines().skip(3).collect();
-    assert_eq!(notes, ["gather-8m: plain pages", "gather-8m, skipped: no memory; fix: ulimit -l 1"]);
+    assert_eq!(
+        notes,
+        ["gather-8m: plain pages", "gather-8m, skipped: no memory; fix: ulimit -l 1"]
+    );
 }

@@ -57,7 +57,9 @@ impl Scale {
             Self::Linear { end, step } => ((end / step).round(), Box::new(move |i| i * step)),
             Self::Log { low, decades } => (decades, Box::new(move |i| 10f64.powf(low + i))),
         };
-        std::iter::successors(Some(0.0), |i| Some(i + 1.0)).take_while(move |i| *i <= steps).map(tick)
+        std::iter::successors(Some(0.0), |i| Some(i + 1.0))
+            .take_while(move |i| *i <= steps)
+            .map(tick)
     }
 }
 
@@ -74,17 +76,27 @@ mod tests {
     fn a_small_spread_gives_a_linear_axis_from_0() {
         let scale = Scale::of(&[record(3.0), record(9.0)], "ns/op");
         assert_eq!(scale, Scale::Linear { end: 18.0, step: 2.0 }, "9 with a greatest of 18");
-        assert_eq!((scale.x(0.0), scale.x(18.0), scale.x(9.0)), (LEFT, RIGHT, f64::midpoint(LEFT, RIGHT)));
+        assert_eq!(
+            (scale.x(0.0), scale.x(18.0), scale.x(9.0)),
+            (LEFT, RIGHT, f64::midpoint(LEFT, RIGHT))
+        );
         assert_eq!(scale.ticks().collect::<Vec<_>>().len(), 10);
     }
 
     #[test]
     fn a_large_spread_gives_a_logarithmic_axis() {
         let scale = Scale::of(&[record(2.0), record(400.0)], "ns/op");
-        assert_eq!(scale, Scale::Log { low: -1.0, decades: 4.0 }, "from 1 to 800, and a little room");
+        assert_eq!(
+            scale,
+            Scale::Log { low: -1.0, decades: 4.0 },
+            "from 1 to 800, and a little room"
+        );
         assert_eq!(scale.ticks().collect::<Vec<_>>(), [0.1, 1.0, 10.0, 100.0, 1000.0]);
         let steps = [0.1, 1.0, 10.0, 100.0].map(|v| scale.x(v * 10.0) - scale.x(v));
-        assert!(steps.iter().all(|step| (step - steps[0]).abs() < 1e-9), "tenfold is equally far: {steps:?}");
+        assert!(
+            steps.iter().all(|step| (step - steps[0]).abs() < 1e-9),
+            "tenfold is equally far: {steps:?}"
+        );
     }
 
     #[test]

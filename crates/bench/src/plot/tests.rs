@@ -36,11 +36,15 @@ fn count(svg: &str, word: &str) -> usize {
 
 #[test]
 fn a_log_axis_is_labelled_and_has_marks_and_ticks() {
-    let records = [record("a", "pinfold", 1.0), record("a", "inblock", 10.0), record("b", "pinfold", 100.0)];
+    let records =
+        [record("a", "pinfold", 1.0), record("a", "inblock", 10.0), record("b", "pinfold", 100.0)];
     let svg = Plot { title: "s", records: &records }.to_string();
     let seen = elements(&svg);
     // The legend has two marks more; each mark has a title, as has the whole.
-    assert_eq!((seen["svg"], seen["rect"], seen["circle"], seen["title"]), (1, 1, 2 + records.len(), 4));
+    assert_eq!(
+        (seen["svg"], seen["rect"], seen["circle"], seen["title"]),
+        (1, 1, 2 + records.len(), 4)
+    );
     assert_eq!(count(&svg, "ns/op, log axis"), 2, "one for each panel");
     for tick in ["0.1", "1", "10", "100", "1000"] {
         assert_eq!(count(&svg, &format!(r#"text-anchor="middle">{tick}</text>"#)), 2, "{tick}");
@@ -52,8 +56,11 @@ fn an_axis_from_0_has_bars_and_does_not_say_log() {
     let records = [record("a", "pinfold", 10.0), record("a", "inblock", 20.0)];
     let svg = Plot { title: "s", records: &records }.to_string();
     assert_eq!((elements(&svg)["rect"], count(&svg, "log")), (1 + records.len(), 0));
-    let bars: Vec<f64> =
-        svg.split("<rect x=").skip(1).map(|rect| rect.split('"').nth(5).unwrap().parse().unwrap()).collect();
+    let bars: Vec<f64> = svg
+        .split("<rect x=")
+        .skip(1)
+        .map(|rect| rect.split('"').nth(5).unwrap().parse().unwrap())
+        .collect();
     assert!((bars[1] - 2.0 * bars[0]).abs() < 0.2, "twice as much is twice as long: {bars:?}");
     assert!(svg.contains(r#"text-anchor="middle">0</text>"#));
 }
@@ -69,8 +76,11 @@ fn each_panel_is_a_case_and_a_unit() {
 
 #[test]
 fn odd_figures_and_words_leave_it_whole() {
-    let records =
-        [record("a<b&c", "\"x\"", 0.0), record("a<b&c", "y", f64::NAN), record("c", "z", f64::INFINITY)];
+    let records = [
+        record("a<b&c", "\"x\"", 0.0),
+        record("a<b&c", "y", f64::NAN),
+        record("c", "z", f64::INFINITY),
+    ];
     let svg = Plot { title: "<&>", records: &records }.to_string();
     elements(&svg);
     assert!(svg.contains("a&lt;b&amp;c") && svg.contains("&quot;x&quot;"));

@@ -77,8 +77,10 @@ enum Kept {
     Mapping(Unrevoked<Payload>),
 }
 
-/// Every policy's program keeps as much as one of Pinfold does, as documented in docs/benchmarks.md.
-const _: () = assert!(size_of::<Dma>() == size_of::<Unrevoked<Payload>>() && size_of::<Dma>() == 80);
+/// Every policy's program keeps as much as one of Pinfold does, as documented in
+/// docs/benchmarks.md.
+const _: () =
+    assert!(size_of::<Dma>() == size_of::<Unrevoked<Payload>>() && size_of::<Dma>() == 80);
 
 impl Dma {
     #[inline]
@@ -146,8 +148,8 @@ pub trait Policy: Send + Sync {
     /// Returns the statistics.
     fn stats(&self) -> PolicyStats;
 
-    /// Returns the runs that its table maps, by ascending address; `None`, the default, if the table cannot be read, as
-    /// those of the baselines.
+    /// Returns the runs that its table maps, by ascending address; `None`, the default, if the
+    /// table cannot be read, as those of the baselines.
     fn mapped(&self) -> Option<Vec<MappedRun>> {
         None
     }
@@ -155,23 +157,26 @@ pub trait Policy: Send + Sync {
 
 /// One thread's handle to a [`Policy`].
 pub trait PolicyThread: Send {
-    /// Maps `memory`, whole pages of the policy's [`Memory`](super::Memory), for `access`. Memory may be mapped more than
-    /// once.
+    /// Maps `memory`, whole pages of the policy's [`Memory`](super::Memory), for `access`. Memory
+    /// may be mapped more than once.
     ///
     /// # Errors
     /// [`PolicyError`]; nothing is mapped.
     fn map(&mut self, memory: PhysRange, access: Access) -> Result<Dma, PolicyError>;
 
-    /// Has the processor load what the unmap of `dma`, one of the next, needs, and does not wait for it.
+    /// Has the processor load what the unmap of `dma`, one of the next, needs, and does not wait
+    /// for it.
     fn prefetch(&self, dma: &Dma);
 
-    /// Unmaps, and appends to `freed` the memory that may be reused now: that of this call, of earlier ones, or none.
+    /// Unmaps, and appends to `freed` the memory that may be reused now: that of this call, of
+    /// earlier ones, or none.
     ///
     /// # Errors
     /// [`PolicyError`]; the memory is not freed.
     fn unmap(&mut self, dma: Dma, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError>;
 
-    /// Waits until no device reaches what this thread has unmapped, and appends to `freed` what had not been freed yet.
+    /// Waits until no device reaches what this thread has unmapped, and appends to `freed` what had
+    /// not been freed yet.
     ///
     /// # Errors
     /// [`PolicyError::Flush`].

@@ -4,8 +4,9 @@ use std::thread::available_parallelism;
 
 /// One value per processor, each on cache lines of its own.
 ///
-/// A kernel disables preemption while it uses such state. A program cannot, so each value has a lock, as Linux's caches and
-/// flush queues have too; it is contended only where a thread was preempted in between.
+/// A kernel disables preemption while it uses such state. A program cannot, so each value has a
+/// lock, as Linux's caches and flush queues have too; it is contended only where a thread was
+/// preempted in between.
 #[derive(Debug)]
 pub(super) struct PerCpu<T>(Box<[Padded<T>]>);
 

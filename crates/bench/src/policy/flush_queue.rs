@@ -1,8 +1,8 @@
 //! The flush queues of lazy mode: one per CPU.
 //!
-//! An entry notes how many flushes of the whole domain had *started* when it was added, and its addresses are freed once
-//! more than that have *finished*: only a flush that started later has invalidated them. A CPU whose queue is full
-//! flushes; so does a timer, for all of them.
+//! An entry notes how many flushes of the whole domain had *started* when it was added, and its
+//! addresses are freed once more than that have *finished*: only a flush that started later has
+//! invalidated them. A CPU whose queue is full flushes; so does a timer, for all of them.
 
 use super::api::PolicyError;
 use super::cpu::PerCpu;
@@ -45,8 +45,12 @@ struct Entry {
 
 impl FlushQueues {
     pub(super) fn new() -> Self {
-        let queue =
-            || Queue { entries: VecDeque::with_capacity(ENTRIES), bytes: 0, peak_bytes: 0, reachable_ns: 0 };
+        let queue = || Queue {
+            entries: VecDeque::with_capacity(ENTRIES),
+            bytes: 0,
+            peak_bytes: 0,
+            reachable_ns: 0,
+        };
         Self {
             cpus: PerCpu::new(|| KernelLock::new(queue())),
             started: AtomicU64::new(0),
@@ -64,7 +68,8 @@ impl FlushQueues {
     ) -> Result<(), PolicyError> {
         let mut queue = self.cpus.here().lock();
         self.free_finished(&mut queue, &free)?;
-        // While another CPU's flush has started and not finished, ours finishes as one that is too early for the latest entries.
+        // While another CPU's flush has started and not finished, ours finishes as one that is too
+        // early for the latest entries.
         while queue.entries.len() >= ENTRIES {
             self.flush(iommu)?;
             self.free_finished(&mut queue, &free)?;
@@ -111,7 +116,8 @@ impl FlushQueues {
         while let Some(entry) = queue.entries.pop_front_if(|entry| entry.started < finished) {
             queue.bytes -= entry.iova.len();
             let reachable = entry.since.map_or(0, |since| since.elapsed().as_nanos());
-            queue.reachable_ns = queue.reachable_ns.max(u64::try_from(reachable).unwrap_or(u64::MAX));
+            queue.reachable_ns =
+                queue.reachable_ns.max(u64::try_from(reachable).unwrap_or(u64::MAX));
             free(entry.iova)?;
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! `identity`: the address is the physical one, counted per page; a page is flushed when its count reaches 0.
+//! `identity`: the address is the physical one, counted per page; a page is flushed when its count
+//! reaches 0.
 //!
-//! The "dynamic 1:1" of 2015, with strict flushes. The count takes the place of a tree: no address is searched for. All
-//! access is granted, because mappings of one page may differ in direction.
+//! The "dynamic 1:1" of 2015, with strict flushes. The count takes the place of a tree: no address
+//! is searched for. All access is granted, because mappings of one page may differ in direction.
 
 use super::api::{Dma, Policy, PolicyError, PolicyThread};
 use super::iommu::Iommu;
@@ -23,8 +24,8 @@ type Counts = [u32; GROUP];
 #[derive(Debug)]
 pub(super) struct Identity {
     iommu: Iommu,
-    /// How often each page is mapped, by 2 MiB; present once a page of them has been. The lock is held while an entry
-    /// changes with its count.
+    /// How often each page is mapped, by 2 MiB; present once a page of them has been. The lock is
+    /// held while an entry changes with its count.
     groups: Box<[OnceLock<Box<KernelLock<Counts>>>]>,
 }
 
@@ -35,7 +36,8 @@ impl Identity {
         Ok(Self { iommu: Iommu::new(memory, config)?, groups })
     }
 
-    /// Calls `change` for the count of each page with the page's range. The lock of its group is held.
+    /// Calls `change` for the count of each page with the page's range. The lock of its group is
+    /// held.
     fn each_page(
         &self,
         memory: PhysRange,
@@ -46,12 +48,14 @@ impl Identity {
         let first = memory.start().checked_offset_from(base.start()).ok_or_else(outside)? / PAGE;
         let mut page = first;
         while page < first + memory.len() / PAGE {
-            let group = usize::try_from(page / GROUP as u64).ok().and_then(|group| self.groups.get(group));
+            let group =
+                usize::try_from(page / GROUP as u64).ok().and_then(|group| self.groups.get(group));
             let group = group.ok_or_else(outside)?;
             let mut counts = group.get_or_init(|| Box::new(KernelLock::new([0; GROUP]))).lock();
             let end = (first + memory.len() / PAGE).min((page / GROUP as u64 + 1) * GROUP as u64);
             while page < end {
-                let count = usize::try_from(page % GROUP as u64).ok().and_then(|at| counts.get_mut(at));
+                let count =
+                    usize::try_from(page % GROUP as u64).ok().and_then(|at| counts.get_mut(at));
                 let at = PhysAddr::new(base.start().raw() + page * PAGE);
                 change(count.ok_or_else(outside)?, PhysRange::new(at, PAGE)?)?;
                 page += 1;

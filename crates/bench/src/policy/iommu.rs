@@ -1,5 +1,9 @@
-//! The software IOMMU below the baselines, driven as a kernel does: each caller submits its own flush and spins.
-#![expect(unsafe_code, reason = "the memory of the table and the registered memory are kept valid by hand")]
+//! The software IOMMU below the baselines, driven as a kernel does: each caller submits its own
+//! flush and spins.
+#![expect(
+    unsafe_code,
+    reason = "the memory of the table and the registered memory are kept valid by hand"
+)]
 
 use super::api::{Dma, PolicyError};
 use super::memory::Memory;
@@ -67,10 +71,11 @@ impl Iommu {
         let config = SoftConfig { queue_depth: MAX_IN_FLIGHT, levels: LEVELS, ..config.clone() };
         let reserves = config.table_reserved > 0;
         let iommu = SoftIommu::new(config)?;
-        // SAFETY: `Self` keeps the IOMMU. The pages form the one table attached here, and only this invalidator submits.
+        // SAFETY: `Self` keeps the IOMMU. The pages form the one table attached here, and only this
+        // invalidator submits.
         let memory_of_table = unsafe { iommu.table_memory() };
-        // What is reserved; or what is left in one piece, which takes memory as it is used: the baselines' table does not grow. A
-        // small limit has been given out with the first piece.
+        // What is reserved; or what is left in one piece, which takes memory as it is used: the
+        // baselines' table does not grow. A small limit has been given out with the first piece.
         let rest = if reserves { None } else { memory_of_table.grow(u32::MAX) };
         let (pages, phys) = match rest {
             Some(rest) => (rest.pages(), rest.phys()),
@@ -83,7 +88,13 @@ impl Iommu {
         // SAFETY: `drop` unregisters it, and `Self` keeps it until then.
         unsafe { queue.register_memory(memory.dma()) }?;
         let invalidator = Invalidator::new(Spinning(queue));
-        Ok(Self { iommu, table, invalidator, submission: KernelLock::new(()), memory: Arc::clone(memory) })
+        Ok(Self {
+            iommu,
+            table,
+            invalidator,
+            submission: KernelLock::new(()),
+            memory: Arc::clone(memory),
+        })
     }
 
     pub(super) fn memory(&self) -> &Memory {
@@ -94,7 +105,12 @@ impl Iommu {
         self.iommu.port()
     }
 
-    pub(super) fn map(&self, iova: u64, memory: PhysRange, access: Access) -> Result<(), PolicyError> {
+    pub(super) fn map(
+        &self,
+        iova: u64,
+        memory: PhysRange,
+        access: Access,
+    ) -> Result<(), PolicyError> {
         self.table.map(iova, memory.start().raw(), memory.len(), access)
     }
 
@@ -115,7 +131,10 @@ impl Iommu {
     }
 
     /// Flushes ranges that have been cleared, by one submission of the caller's own, and waits.
-    pub(super) fn flush(&self, ranges: impl IntoIterator<Item = IovaRange>) -> Result<(), PolicyError> {
+    pub(super) fn flush(
+        &self,
+        ranges: impl IntoIterator<Item = IovaRange>,
+    ) -> Result<(), PolicyError> {
         let submission = self.submission.lock();
         let ticket = self.invalidator.request(ranges.into_iter().map(Flush::from));
         self.invalidator.submit();

@@ -72,13 +72,17 @@ impl PolicyKind {
         matches!(self, Self::MagazinesStrict | Self::Identity | Self::PinfoldStrict)
     }
 
-    /// Creates the policy over a software IOMMU of its own, which reaches `memory` alone. The configuration's number of
-    /// levels is ignored: addresses have 48 bits.
+    /// Creates the policy over a software IOMMU of its own, which reaches `memory` alone. The
+    /// configuration's number of levels is ignored: addresses have 48 bits.
     ///
     /// # Errors
     /// [`PolicyError::Backend`] if the IOMMU cannot be created, [`PolicyError::NoTimer`],
     /// [`PolicyError::NoTablePages`].
-    pub fn create(self, memory: &Arc<Memory>, config: &SoftConfig) -> Result<Box<dyn Policy>, PolicyError> {
+    pub fn create(
+        self,
+        memory: &Arc<Memory>,
+        config: &SoftConfig,
+    ) -> Result<Box<dyn Policy>, PolicyError> {
         Ok(match self {
             Self::Tree2015 => Box::new(Locked::new(memory, config, false)?),
             Self::TreeMerged => Box::new(Locked::new(memory, config, true)?),

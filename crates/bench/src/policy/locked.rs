@@ -1,9 +1,11 @@
-//! `tree-2015` and `tree-merged`: one tree of addresses per device, under one lock that is held across invalidations.
+//! `tree-2015` and `tree-merged`: one tree of addresses per device, under one lock that is held
+//! across invalidations.
 //!
-//! From the description of 2015: every map and unmap takes the lock. An unmap clears the entries and appends its range to
-//! a queue of 250; when the queue is full, every range in it is invalidated and their addresses are freed, with the lock
-//! held until the flush has completed. The queue does not invalidate more than it was given (no flush of the whole
-//! domain). All of it is submitted at once here, with one wait, which flatters the baseline.
+//! From the description of 2015: every map and unmap takes the lock. An unmap clears the entries
+//! and appends its range to a queue of 250; when the queue is full, every range in it is
+//! invalidated and their addresses are freed, with the lock held until the flush has completed. The
+//! queue does not invalidate more than it was given (no flush of the whole domain). All of it is
+//! submitted at once here, with one wait, which flatters the baseline.
 
 use super::api::{Dma, Policy, PolicyError, PolicyThread};
 use super::iommu::Iommu;
@@ -47,7 +49,11 @@ struct State {
 }
 
 impl Locked {
-    pub(super) fn new(memory: &Arc<Memory>, config: &SoftConfig, merges: bool) -> Result<Self, PolicyError> {
+    pub(super) fn new(
+        memory: &Arc<Memory>,
+        config: &SoftConfig,
+        merges: bool,
+    ) -> Result<Self, PolicyError> {
         let state = State {
             tree: Tree::new(merges),
             unmapped: Vec::with_capacity(QUEUE),
@@ -55,7 +61,8 @@ impl Locked {
             held_bytes: 0,
             stats: PolicyStats { reused_while_reachable: true, ..PolicyStats::default() },
         };
-        let inner = Arc::new(Inner { iommu: Iommu::new(memory, config)?, state: KernelLock::new(state) });
+        let inner =
+            Arc::new(Inner { iommu: Iommu::new(memory, config)?, state: KernelLock::new(state) });
         let ticked = Arc::clone(&inner);
         let timer = Timer::start(move || {
             // What a flush that fails leaves queued is flushed again by the next one.
@@ -66,14 +73,16 @@ impl Locked {
 }
 
 impl Inner {
-    /// Invalidates what is queued and frees its addresses. The caller holds the lock until the flush has completed.
+    /// Invalidates what is queued and frees its addresses. The caller holds the lock until the
+    /// flush has completed.
     fn flush(&self, state: &mut State) -> Result<(), PolicyError> {
         if state.unmapped.is_empty() {
             return Ok(());
         }
         self.iommu.flush(state.unmapped.iter().copied())?;
         let reachable = state.since.take().map_or(0, |since| since.elapsed().as_nanos());
-        state.stats.reachable_ns = state.stats.reachable_ns.max(u64::try_from(reachable).unwrap_or(u64::MAX));
+        state.stats.reachable_ns =
+            state.stats.reachable_ns.max(u64::try_from(reachable).unwrap_or(u64::MAX));
         state.held_bytes = 0;
         for range in state.unmapped.drain(..) {
             free(&mut state.tree, range)?;

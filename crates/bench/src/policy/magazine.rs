@@ -13,8 +13,8 @@ const DEPOT: usize = 32;
 
 type Magazine = Vec<u64>;
 
-/// The cache of one class on one CPU: two magazines, so that neither a run of allocations nor one of frees exchanges one
-/// with the depot each time.
+/// The cache of one class on one CPU: two magazines, so that neither a run of allocations nor one
+/// of frees exchanges one with the depot each time.
 #[derive(Debug)]
 struct Class {
     loaded: Magazine,
@@ -28,7 +28,8 @@ impl Class {
     }
 }
 
-/// Allocates ranges of pages. Sizes up to 32 pages are rounded up to powers of two and cached per CPU.
+/// Allocates ranges of pages. Sizes up to 32 pages are rounded up to powers of two and cached per
+/// CPU.
 #[derive(Debug)]
 pub(crate) struct Magazines {
     cpus: PerCpu<[KernelLock<Class>; CLASSES]>,

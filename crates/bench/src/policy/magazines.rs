@@ -1,4 +1,5 @@
-//! `magazines` and `magazines-strict`: per-CPU caches of addresses; lazy flushes, or one for each unmap.
+//! `magazines` and `magazines-strict`: per-CPU caches of addresses; lazy flushes, or one for each
+//! unmap.
 
 use super::api::{Dma, Policy, PolicyError, PolicyThread};
 use super::flush_queue::FlushQueues;
@@ -32,9 +33,14 @@ struct Inner {
 }
 
 impl Cached {
-    pub(super) fn new(memory: &Arc<Memory>, config: &SoftConfig, lazy: bool) -> Result<Self, PolicyError> {
+    pub(super) fn new(
+        memory: &Arc<Memory>,
+        config: &SoftConfig,
+        lazy: bool,
+    ) -> Result<Self, PolicyError> {
         let queues = lazy.then(FlushQueues::new);
-        let inner = Inner { iommu: Iommu::new(memory, config)?, addresses: Magazines::new(), queues };
+        let inner =
+            Inner { iommu: Iommu::new(memory, config)?, addresses: Magazines::new(), queues };
         let inner = Arc::new(inner);
         let ticked = Arc::clone(&inner);
         // What a flush that fails leaves queued is flushed again when a queue is full.
@@ -51,7 +57,9 @@ impl Inner {
     }
 
     fn tick(&self) -> Result<(), PolicyError> {
-        self.queues.as_ref().map_or(Ok(()), |queues| queues.tick(&self.iommu, |iova| self.free(iova)))
+        self.queues
+            .as_ref()
+            .map_or(Ok(()), |queues| queues.tick(&self.iommu, |iova| self.free(iova)))
     }
 }
 
@@ -65,7 +73,8 @@ impl Policy for Cached {
     }
 
     fn stats(&self) -> PolicyStats {
-        let (held_bytes_peak, reachable_ns) = self.inner.queues.as_ref().map_or((0, 0), FlushQueues::peaks);
+        let (held_bytes_peak, reachable_ns) =
+            self.inner.queues.as_ref().map_or((0, 0), FlushQueues::peaks);
         self.inner.iommu.add_to(PolicyStats {
             entries: self.inner.addresses.entries() as u64,
             held_bytes_peak,

@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Memory for the devices of a policy, aligned to 2 MiB. Pages that are never accessed take no memory, so it may be as large
-/// as the physical memory of a machine whose trace is replayed.
+/// Memory for the devices of a policy, aligned to 2 MiB. Pages that are never accessed take no
+/// memory, so it may be as large as the physical memory of a machine whose trace is replayed.
 ///
-/// Its physical address is its address in this process, as everywhere behind the software IOMMU. It gives no references:
-/// devices read and write it through their [`Port`](pinfold::soft::Port).
+/// Its physical address is its address in this process, as everywhere behind the software IOMMU. It
+/// gives no references: devices read and write it through their [`Port`](pinfold::soft::Port).
 #[derive(Debug)]
 pub struct Memory {
     /// The start of the whole mapping, which is [`ALIGN`] longer than the memory.
@@ -38,11 +38,14 @@ impl Memory {
     /// [`PolicyError::NoMemory`].
     pub fn new(bytes: usize) -> Result<Arc<Self>, PolicyError> {
         let error = |error: Errno| PolicyError::NoMemory { bytes, error: error.into() };
-        let rounded = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or_else(|| error(Errno::NOMEM))?;
+        let rounded =
+            bytes.max(1).checked_next_multiple_of(ALIGN).ok_or_else(|| error(Errno::NOMEM))?;
         let mapped = rounded.checked_add(ALIGN).ok_or_else(|| error(Errno::NOMEM))?;
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let (prot, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: at an address of the kernel's choice, so it replaces nothing.
-        let map = unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) }.map_err(error)?;
+        let map =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), mapped, prot, flags) }.map_err(error)?;
         let map = NonNull::new(map.cast::<u8>()).ok_or_else(|| error(Errno::NOMEM))?;
         let skip = map.addr().get().next_multiple_of(ALIGN) - map.addr().get();
         // SAFETY: less than `ALIGN`, by which the mapping is longer than the memory.
@@ -51,11 +54,12 @@ impl Memory {
         Ok(Arc::new(Self { map, base, range }))
     }
 
-    /// Has the kernel use transparent hugepages for what is accessed from now on, where it can: a kernel's own memory is mapped
-    /// by large pages.
+    /// Has the kernel use transparent hugepages for what is accessed from now on, where it can: a
+    /// kernel's own memory is mapped by large pages.
     pub(crate) fn use_hugepages(&self) {
         let len = usize::try_from(self.range.len()).unwrap_or(0);
-        // SAFETY: mapped until `drop`; the advice changes no contents. Where it is refused, the pages stay as they are.
+        // SAFETY: mapped until `drop`; the advice changes no contents. Where it is refused, the
+        // pages stay as they are.
         let _ = unsafe { madvise(self.base.as_ptr().cast(), len, Advice::LinuxHugepage) };
     }
 
@@ -126,8 +130,9 @@ fn in_use(smaps: &str, range: Range<u64>) -> Resident {
             "AnonHugePages:" if inside => sum.huge_kib += kib(),
             field if field.ends_with(':') => {}
             addresses => {
-                let start =
-                    addresses.split_once('-').and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
+                let start = addresses
+                    .split_once('-')
+                    .and_then(|(start, _)| u64::from_str_radix(start, 16).ok());
                 inside = start.is_some_and(|start| range.contains(&start));
             }
         }
@@ -138,7 +143,8 @@ fn in_use(smaps: &str, range: Range<u64>) -> Resident {
 impl Drop for Memory {
     fn drop(&mut self) {
         let mapped = usize::try_from(self.range.len()).unwrap_or(0).saturating_add(ALIGN);
-        // SAFETY: mapped by `new` with this length, and not used any more. The only error is one of the arguments.
+        // SAFETY: mapped by `new` with this length, and not used any more. The only error is one of
+        // the arguments.
         let _ = unsafe { munmap(self.map.as_ptr().cast(), mapped) };
     }
 }
@@ -171,7 +177,11 @@ mod tests {
     fn what_was_accessed_is_described() {
         let memory = Memory::new(8 << 20).unwrap();
         memory.use_hugepages();
-        assert!(memory.describe_pages().starts_with("buffers: 0 of 0 KiB"), "{}", memory.describe_pages());
+        assert!(
+            memory.describe_pages().starts_with("buffers: 0 of 0 KiB"),
+            "{}",
+            memory.describe_pages()
+        );
         // SAFETY: mapped until the drop, and accessed here alone.
         let accessed = unsafe { DmaMemory::from_raw(memory.base, 8 << 20) };
         accessed.fill(0, 4 << 20, 1).unwrap();

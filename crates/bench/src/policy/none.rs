@@ -1,6 +1,7 @@
 //! `none`: no protection. All memory is mapped once at its physical address, in leaves of 2 MiB.
 //!
-//! Devices still read and write through the model, as with every other policy, so that only the policies differ.
+//! Devices still read and write through the model, as with every other policy, so that only the
+//! policies differ.
 
 use super::api::{Dma, Policy, PolicyError, PolicyThread};
 use super::iommu::Iommu;

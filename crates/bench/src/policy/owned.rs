@@ -1,5 +1,8 @@
 //! The policies of Pinfold, through the public interface of a domain.
-#![expect(unsafe_code, reason = "the policy's memory is a payload by its address, and is kept valid by hand")]
+#![expect(
+    unsafe_code,
+    reason = "the policy's memory is a payload by its address, and is kept valid by hand"
+)]
 
 mod batches;
 mod single;
@@ -44,7 +47,11 @@ pub(super) struct Pinfold {
 }
 
 impl Pinfold {
-    pub(super) fn new(memory: &Arc<Memory>, config: &SoftConfig, unmap: Unmap) -> Result<Self, PolicyError> {
+    pub(super) fn new(
+        memory: &Arc<Memory>,
+        config: &SoftConfig,
+        unmap: Unmap,
+    ) -> Result<Self, PolicyError> {
         let (domain, bus) = pinfold::soft::domain(SoftConfig { levels: LEVELS, ..config.clone() })?;
         // SAFETY: `drop` unregisters it, and `Self` keeps it until then.
         unsafe { domain.register_memory(memory.dma()) }?;
@@ -100,16 +107,23 @@ impl Policy for Pinfold {
 
 /// Maps a part of the policy's memory.
 #[inline]
-fn map(policy: &Pinfold, owner: &mut Local, memory: PhysRange, access: Access) -> Result<Dma, PolicyError> {
-    // SAFETY: the policy keeps its memory mapped as long as it exists, which all threads borrow; what a domain or a `Dma` still
-    // holds after that neither accesses: nothing asks a mapping here for its memory.
+fn map(
+    policy: &Pinfold,
+    owner: &mut Local,
+    memory: PhysRange,
+    access: Access,
+) -> Result<Dma, PolicyError> {
+    // SAFETY: the policy keeps its memory mapped as long as it exists, which all threads borrow;
+    // what a domain or a `Dma` still holds after that neither accesses: nothing asks a mapping here
+    // for its memory.
     let payload = unsafe { Payload::new(policy.memory.dma_of(memory)?) };
     let failed = |MapError { error, .. }: MapError<Payload>| error;
-    let mapping: Unrevoked<Payload> = match (access.contains(Access::READ), access.contains(Access::WRITE)) {
-        (true, false) => owner.map(payload, ToDevice).map_err(failed)?.into(),
-        (false, _) => owner.map(payload, FromDevice).map_err(failed)?.into(),
-        (true, true) => owner.map(payload, Bidirectional).map_err(failed)?.into(),
-    };
+    let mapping: Unrevoked<Payload> =
+        match (access.contains(Access::READ), access.contains(Access::WRITE)) {
+            (true, false) => owner.map(payload, ToDevice).map_err(failed)?.into(),
+            (false, _) => owner.map(payload, FromDevice).map_err(failed)?.into(),
+            (true, true) => owner.map(payload, Bidirectional).map_err(failed)?.into(),
+        };
     Ok(Dma::of_mapping(mapping))
 }
 

@@ -1,5 +1,8 @@
 //! The memory of a policy as the payload of a mapping.
-#![expect(unsafe_code, reason = "the policy's memory is a payload by its address, and is kept valid by hand")]
+#![expect(
+    unsafe_code,
+    reason = "the policy's memory is a payload by its address, and is kept valid by hand"
+)]
 
 use pinfold_core::addr::{Iova, PhysAddr, PhysRange, RangeError};
 use pinfold_core::domain::{DomainId, Pinned};
@@ -9,9 +12,9 @@ use pinfold_core::mem::DmaMemory;
 #[derive(Debug)]
 pub(super) struct Payload(DmaMemory<'static>);
 
-// SAFETY: the memory is mapped as long as the value is used for more than its address, as `new` demands. No reference into it
-// is ever made, so that one range in two values is harmless: the trait's rule that it belongs to one value serves those who
-// make references.
+// SAFETY: the memory is mapped as long as the value is used for more than its address, as `new`
+// demands. No reference into it is ever made, so that one range in two values is harmless: the
+// trait's rule that it belongs to one value serves those who make references.
 unsafe impl Pinned for Payload {
     #[inline]
     fn memory(&self) -> DmaMemory<'_> {
@@ -28,8 +31,8 @@ impl Payload {
     /// Creates the payload of `memory`.
     ///
     /// # Safety
-    /// The caller keeps the memory mapped until nothing accesses it through this value or its mapping any more. No reference into
-    /// it is ever made.
+    /// The caller keeps the memory mapped until nothing accesses it through this value or its
+    /// mapping any more. No reference into it is ever made.
     #[inline]
     pub(super) unsafe fn new(memory: DmaMemory<'_>) -> Self {
         // SAFETY: valid for as long as it is used, as the caller promises.

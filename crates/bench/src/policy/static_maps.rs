@@ -2,11 +2,13 @@
 
 use std::iter::{once, repeat_n};
 
-/// The sizes in pages of `count` mappings that four drivers make at boot, in order: two network cards whose queues have a
-/// descriptor ring and a buffer for each descriptor, a storage controller with queue pairs, and one with a command table for
-/// each of its commands. Each has an area of an odd size too, for its firmware.
+/// The sizes in pages of `count` mappings that four drivers make at boot, in order: two network
+/// cards whose queues have a descriptor ring and a buffer for each descriptor, a storage controller
+/// with queue pairs, and one with a command table for each of its commands. Each has an area of an
+/// odd size too, for its firmware.
 ///
-/// The study of 2015 counted tens of thousands of such mappings for the drivers of two network cards alone.
+/// The study of 2015 counted tens of thousands of such mappings for the drivers of two network
+/// cards alone.
 pub(crate) fn static_maps(count: usize) -> impl Iterator<Item = u64> {
     let card = |firmware: u64, queues: usize, descriptors: usize, ring: u64, buffer: u64| {
         let queue = move |_| once(ring).chain(repeat_n(buffer, descriptors));

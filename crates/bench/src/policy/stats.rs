@@ -15,10 +15,11 @@ pub struct PolicyStats {
     pub waits: u64,
     /// Pages of 4096 bytes whose translations were to be invalidated.
     pub pages_requested: u64,
-    /// Pages invalidated for them. An invalidation of the whole domain counts as the pages requested.
+    /// Pages invalidated for them. An invalidation of the whole domain counts as the pages
+    /// requested.
     pub pages_flushed: u64,
-    /// Entries that describe the addresses in use: of a tree, of the pages' counts, or the free extents of a domain and the
-    /// windows of its owners.
+    /// Entries that describe the addresses in use: of a tree, of the pages' counts, or the free
+    /// extents of a domain and the windows of its owners.
     pub entries: u64,
     /// Table entries that the IOMMU has read.
     pub walk_reads: u64,
@@ -26,10 +27,11 @@ pub struct PolicyStats {
     pub walk_ns: u64,
     /// Pages of the I/O page table.
     pub table_pages: u64,
-    /// The most bytes that were unmapped and whose flush had not completed; the sum of the peaks of the threads or CPUs.
+    /// The most bytes that were unmapped and whose flush had not completed; the sum of the peaks of
+    /// the threads or CPUs.
     pub held_bytes_peak: u64,
-    /// The longest time from the return of an unmap until its flush had completed, in nanoseconds; a sample of the unmaps,
-    /// which contains the first one behind each flush.
+    /// The longest time from the return of an unmap until its flush had completed, in nanoseconds;
+    /// a sample of the unmaps, which contains the first one behind each flush.
     pub reachable_ns: u64,
     /// Whether the memory was free for reuse during that time.
     pub reused_while_reachable: bool,
@@ -37,7 +39,9 @@ pub struct PolicyStats {
 
 impl PolicyStats {
     pub(super) fn with(self, flushes: InvalidationStats) -> Self {
-        let InvalidationStats { sent, domain_flushes, waits, pages_requested, pages_flushed, .. } = flushes;
+        let InvalidationStats {
+            sent, domain_flushes, waits, pages_requested, pages_flushed, ..
+        } = flushes;
         Self { invalidations: sent, domain_flushes, waits, pages_requested, pages_flushed, ..self }
     }
 }
@@ -49,7 +53,11 @@ impl fmt::Display for PolicyStats {
             f,
             "{invalidations} invalidations, {waits} waits, {entries} entries, {table_pages} table pages, "
         )?;
-        write!(f, "{walk_reads} entries read by walks; at most {} bytes held, ", self.held_bytes_peak)?;
+        write!(
+            f,
+            "{walk_reads} entries read by walks; at most {} bytes held, ",
+            self.held_bytes_peak
+        )?;
         let whose = if self.reused_while_reachable { "free" } else { "held" };
         write!(f, "{whose} memory reachable for {} ns", self.reachable_ns)
     }

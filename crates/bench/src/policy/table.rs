@@ -1,8 +1,9 @@
 //! The I/O page table of the baselines: what Linux does for small ranges.
 //!
-//! A map walks from the root and writes leaves; a clear walks and clears them. Table pages are linked once and never freed,
-//! so nothing is counted. That is the fastest a table can be, and it flatters the baselines: the table of a device that has
-//! cycled through its addresses stays as large as they are.
+//! A map walks from the root and writes leaves; a clear walks and clears them. Table pages are
+//! linked once and never freed, so nothing is counted. That is the fastest a table can be, and it
+//! flatters the baselines: the table of a device that has cycled through its addresses stays as
+//! large as they are.
 
 use super::api::PolicyError;
 use crate::baseline::lock::KernelLock;
@@ -36,7 +37,13 @@ impl Table {
 
     /// Maps `len` bytes at `iova` to the memory from `phys`, in leaves of 4 KiB.
     #[inline]
-    pub(super) fn map(&self, iova: u64, phys: u64, len: u64, access: Access) -> Result<(), PolicyError> {
+    pub(super) fn map(
+        &self,
+        iova: u64,
+        phys: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), PolicyError> {
         self.each_run(iova, len, |done, entries| {
             for (i, entry) in (0..).zip(entries) {
                 let leaf = VtdSecondStage::leaf(PhysAddr::new(phys + done + i * PAGE), access, 1);
@@ -45,8 +52,14 @@ impl Table {
         })
     }
 
-    /// Maps `len` bytes, a multiple of 2 MiB, to the memory at the same physical address in leaves of 2 MiB.
-    pub(super) fn map_identity(&self, start: u64, len: u64, access: Access) -> Result<(), PolicyError> {
+    /// Maps `len` bytes, a multiple of 2 MiB, to the memory at the same physical address in leaves
+    /// of 2 MiB.
+    pub(super) fn map_identity(
+        &self,
+        start: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), PolicyError> {
         let size = PageSize::Size2M.bytes();
         for at in (start..start + len).step_by(2 << 20).take_while(|at| *at + size <= start + len) {
             let entry = self.entry(at, 2)?;
@@ -105,7 +118,10 @@ impl Table {
                 Entry::Link(phys) => phys.raw().saturating_sub(self.phys.raw()) / PAGE,
                 _ => self.link(entry, above)?,
             };
-            page = usize::try_from(at).ok().and_then(|at| self.pages.get(at)).ok_or(self.no_pages())?;
+            page = usize::try_from(at)
+                .ok()
+                .and_then(|at| self.pages.get(at))
+                .ok_or(self.no_pages())?;
         }
         Ok(page)
     }

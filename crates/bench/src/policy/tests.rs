@@ -1,4 +1,5 @@
-//! Every policy, with a device behind it: what is mapped is reached, and what a policy promises is kept.
+//! Every policy, with a device behind it: what is mapped is reached, and what a policy promises is
+//! kept.
 
 mod random;
 mod tree;
@@ -178,7 +179,8 @@ fn full_queues_flush_once_for_all() {
             thread.unmap(dma, &mut Vec::new()).unwrap();
         }
         let stats = policy.stats();
-        // The timer, every 10 ms, and CPUs that the thread has moved between, add some; the latter may also have room left.
+        // The timer, every 10 ms, and CPUs that the thread has moved between, add some; the latter
+        // may also have room left.
         let most = 100 + u64::try_from(began.elapsed().as_millis() / 10).unwrap();
         assert!((3..most).contains(&stats.waits), "{}: {stats}", kind.name());
         assert!(stats.held_bytes_peak >= 200 * 4096, "{}: {stats}", kind.name());
@@ -221,7 +223,10 @@ fn identity_counts_the_mappings_of_a_page() {
     );
     let iovas: Vec<Iova> = (0..3).map(|i| Iova::new(all.iova().start().raw() + i * 4096)).collect();
     thread.unmap(all, &mut Vec::new()).unwrap();
-    assert_eq!(iovas.iter().map(|iova| reaches(&port, *iova)).collect::<Vec<_>>(), [false, true, false]);
+    assert_eq!(
+        iovas.iter().map(|iova| reaches(&port, *iova)).collect::<Vec<_>>(),
+        [false, true, false]
+    );
     thread.unmap(one, &mut Vec::new()).unwrap();
     assert!(!reaches(&port, iovas[1]) && policy.stats().entries == 0);
 }

@@ -23,15 +23,18 @@ impl Timer {
             let (flag, wake) = &*seen;
             let mut stopped = flag.lock().unwrap_or_else(PoisonError::into_inner);
             while !*stopped {
-                let waited = wake.wait_timeout(stopped, LAZY_FOR).unwrap_or_else(PoisonError::into_inner);
+                let waited =
+                    wake.wait_timeout(stopped, LAZY_FOR).unwrap_or_else(PoisonError::into_inner);
                 stopped = waited.0;
                 if waited.1.timed_out() && !*stopped {
                     tick();
                 }
             }
         };
-        let thread =
-            Builder::new().name("flush timer".to_owned()).spawn(work).map_err(PolicyError::NoTimer)?;
+        let thread = Builder::new()
+            .name("flush timer".to_owned())
+            .spawn(work)
+            .map_err(PolicyError::NoTimer)?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

@@ -1,13 +1,15 @@
 //! The tree of addresses of `tree-2015` and `tree-merged`, and below the caches of `magazines`.
 //!
-//! Ranges in use are in a tree, and free addresses are what is between them. An allocation searches downward from a cached
-//! position, the lowest range allocated last or what a free left above it; if it reaches the bottom it starts once more at
-//! the top. So it is fast while addresses are freed in the order of their allocation, and linear otherwise. Addresses below
-//! 4 GiB are tried first: on each call, as in 2015, or until that fails for the first time, as Linux 6.12 does for a device
-//! that reaches all of them. A range is aligned to its size, rounded up to a power of two.
+//! Ranges in use are in a tree, and free addresses are what is between them. An allocation searches
+//! downward from a cached position, the lowest range allocated last or what a free left above it;
+//! if it reaches the bottom it starts once more at the top. So it is fast while addresses are freed
+//! in the order of their allocation, and linear otherwise. Addresses below 4 GiB are tried first:
+//! on each call, as in 2015, or until that fails for the first time, as Linux 6.12 does for a
+//! device that reaches all of them. A range is aligned to its size, rounded up to a power of two.
 //!
-//! The tree is the standard library's B-tree instead of a red-black tree. It is shallower, which flatters the baseline beside
-//! many entries; each call descends from its root, where the original begins at a cached node, which hurts it beside few.
+//! The tree is the standard library's B-tree instead of a red-black tree. It is shallower, which
+//! flatters the baseline beside many entries; each call descends from its root, where the original
+//! begins at a cached node, which hurts it beside few.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +41,8 @@ struct Cached {
 }
 
 impl Tree {
-    /// Creates a tree with an entry for each allocation or, if it `merges`, for each run of allocations that abut.
+    /// Creates a tree with an entry for each allocation or, if it `merges`, for each run of
+    /// allocations that abut.
     pub(crate) fn new(merges: bool) -> Self {
         let cached = |end| Cached { end, from: end };
         let (low, all) = (cached(LOW_END), cached(END));
@@ -56,7 +59,8 @@ impl Tree {
         self.used.len()
     }
 
-    /// Allocates `pages` pages and returns the first; `None` if there is no such range. Linear in the worst case.
+    /// Allocates `pages` pages and returns the first; `None` if there is no such range. Linear in
+    /// the worst case.
     pub(crate) fn alloc(&mut self, pages: u64) -> Option<u64> {
         if self.tries_low {
             if let Some(first) = self.alloc_low(pages) {
@@ -111,7 +115,8 @@ impl Tree {
         first
     }
 
-    /// Frees `pages` pages from `first`, all of which were allocated by one call. Returns whether they were.
+    /// Frees `pages` pages from `first`, all of which were allocated by one call. Returns whether
+    /// they were.
     ///
     /// O(log n); a run of a tree that merges is split, and needs memory then.
     #[must_use]

@@ -1,13 +1,15 @@
-//! Which calls of the IOMMU's driver belong to which mapping: the events of the IOMMU name no device.
+//! Which calls of the IOMMU's driver belong to which mapping: the events of the IOMMU name no
+//! device.
 //!
-//! They are not guessed. The kernel records a call in the same task on the same processor as the DMA event that it is made
-//! for: before it (a map; most unmaps) or directly after it (a free), within its addresses. A call for which there is no such
-//! event, such as those of VFIO, is assigned to no device, and counted.
+//! They are not guessed. The kernel records a call in the same task on the same processor as the
+//! DMA event that it is made for: before it (a map; most unmaps) or directly after it (a free),
+//! within its addresses. A call for which there is no such event, such as those of VFIO, is
+//! assigned to no device, and counted.
 
 use std::collections::HashMap;
 
-/// How many calls of one task wait for their DMA event. The pieces of one scatter list are more only above 1 MiB of scattered
-/// pages.
+/// How many calls of one task wait for their DMA event. The pieces of one scatter list are more
+/// only above 1 MiB of scattered pages.
 const WAITING: usize = 256;
 /// How many tasks have calls that wait.
 const TASKS: usize = 4096;
@@ -32,7 +34,8 @@ pub(super) struct Call {
     pub(super) size: u64,
     /// The physical address of a map; `None` for an unmap.
     pub(super) memory: Option<u64>,
-    /// How much was mapped or unmapped: after an unmap of a part of a large page, more than was asked for.
+    /// How much was mapped or unmapped: after an unmap of a part of a large page, more than was
+    /// asked for.
     pub(super) done: u64,
 }
 
@@ -42,7 +45,8 @@ pub(super) type Context = (u32, u32);
 #[derive(Debug, Default)]
 struct Task {
     waiting: Vec<Call>,
-    /// What a DMA event has freed before the call that unmaps it: a device's number, and the addresses.
+    /// What a DMA event has freed before the call that unmaps it: a device's number, and the
+    /// addresses.
     freed: Option<(usize, Hull)>,
 }
 
@@ -62,7 +66,8 @@ impl Assigner {
         }
         let task = self.tasks.entry(context).or_default();
         if call.memory.is_none()
-            && let Some((device, _)) = task.freed.take_if(|(_, hull)| hull.contains(call.iova, call.size))
+            && let Some((device, _)) =
+                task.freed.take_if(|(_, hull)| hull.contains(call.iova, call.size))
         {
             return Some(device);
         }
@@ -78,14 +83,16 @@ impl Assigner {
     pub(super) fn take(&mut self, context: Context, maps: bool, hull: Hull, found: &mut Vec<Call>) {
         found.clear();
         let Some(task) = self.tasks.get_mut(&context) else { return };
-        let inside = |call: &mut Call| call.memory.is_some() == maps && hull.contains(call.iova, call.size);
+        let inside =
+            |call: &mut Call| call.memory.is_some() == maps && hull.contains(call.iova, call.size);
         found.extend(task.waiting.extract_if(.., inside));
         if task.waiting.is_empty() && task.freed.is_none() {
             self.tasks.remove(&context);
         }
     }
 
-    /// Notes that the DMA event of an unmap had no call before it: the next one of this task within `hull` is its call.
+    /// Notes that the DMA event of an unmap had no call before it: the next one of this task within
+    /// `hull` is its call.
     pub(super) fn expect(&mut self, context: Context, device: usize, hull: Hull) {
         if self.tasks.len() < TASKS {
             self.tasks.entry(context).or_default().freed = Some((device, hull));

@@ -45,20 +45,22 @@ struct Live {
     is_synthetic: bool,
 }
 
-/// What a map takes while the trace is read and replayed, in bytes, beside its runs: its entries in the lists of mappings,
-/// operations and times, with what lists allocate in advance.
+/// What a map takes while the trace is read and replayed, in bytes, beside its runs: its entries in
+/// the lists of mappings, operations and times, with what lists allocate in advance.
 pub(super) const MAP_BYTES: u64 = 160;
-/// What each run of its memory and of its addresses takes: read, chosen by a policy, and sorted for a footprint.
+/// What each run of its memory and of its addresses takes: read, chosen by a policy, and sorted for
+/// a footprint.
 pub(super) const RUN_BYTES: u64 = 100;
 /// What an unmap takes.
 pub(super) const UNMAP_BYTES: u64 = 40;
-/// What a live mapping takes: an entry in a hash table, which has both its old and its new size while it grows, and what a
-/// policy keeps of it.
+/// What a live mapping takes: an entry in a hash table, which has both its old and its new size
+/// while it grows, and what a policy keeps of it.
 pub(super) const LIVE_BYTES: u64 = 400;
 /// What each segment of a scatter list takes as long as it is mapped: what its unmap will name.
 const NAMED_BYTES: u64 = 16;
 
-/// Physical memory for allocations whose address is not recorded: above all that is recorded, each in pages of its own.
+/// Physical memory for allocations whose address is not recorded: above all that is recorded, each
+/// in pages of its own.
 #[derive(Debug, Default)]
 pub(super) struct SyntheticMemory {
     /// Pages that were handed out.
@@ -117,8 +119,9 @@ impl Builder {
         hull(&runs)
     }
 
-    /// Adds a mapping, and returns how many bytes it takes, from now on and while it is mapped. `calls` are those of the IOMMU's driver for it, which tell
-    /// its memory where the event does not.
+    /// Adds a mapping, and returns how many bytes it takes, from now on and while it is mapped.
+    /// `calls` are those of the IOMMU's driver for it, which tell its memory where the event does
+    /// not.
     pub(super) fn map(
         &mut self,
         action: &Action<'_>,
@@ -175,8 +178,8 @@ impl Builder {
         Taken { kept: MAP_BYTES + RUN_BYTES * runs_kept, live: live_bytes }
     }
 
-    /// Removes a mapping, the oldest of those that the event may mean, and returns its addresses, and how many bytes it no longer
-    /// takes; `None` if there is none.
+    /// Removes a mapping, the oldest of those that the event may mean, and returns its addresses,
+    /// and how many bytes it no longer takes; `None` if there is none.
     pub(super) fn unmap(&mut self, action: &Action<'_>, time_ns: u64) -> Option<(Hull, u64)> {
         let key = match *action {
             Action::Unmap { allocated: false, address, .. } => Key::Mapped(address),
@@ -211,8 +214,8 @@ impl Builder {
         Some((hull?, live_bytes))
     }
 
-    /// Returns what the unmap of a scatter list names. Kernels that truncate the list of a long map do not truncate that of its
-    /// unmap.
+    /// Returns what the unmap of a scatter list names. Kernels that truncate the list of a long map
+    /// do not truncate that of its unmap.
     fn list(&self, memory: List<'_>) -> Key {
         let all = Key::List(memory.iter().collect());
         if memory.count() <= RECORDED_SEGMENTS || self.live.contains_key(&all) {
@@ -226,7 +229,8 @@ impl Builder {
         let counts = &mut self.device.counts;
         let run = Run::covering(call.iova, call.size);
         counts.iommu_unmaps += 1;
-        // The pages of a scatter list may be anywhere, so the calls between its first and its last may be of any size.
+        // The pages of a scatter list may be anywhere, so the calls between its first and its last
+        // may be of any size.
         counts.iommu_unmapped_pages = counts.iommu_unmapped_pages.saturating_add(run.pages());
         counts.strict_flush_pages = counts.strict_flush_pages.saturating_add(aligned_pages(run));
         counts.iommu_unmaps_partial += u64::from(call.done != call.size);
@@ -275,7 +279,10 @@ fn addresses(action: &Action<'_>, runs: &mut Vec<Run>) -> Option<(Key, Access)> 
             Some((if allocated { Key::Allocated(address) } else { Key::Mapped(address) }, access))
         }
         Action::MapList { access, addresses, sizes, memory, .. } => {
-            addresses.iter().zip(sizes.iter()).for_each(|(at, size)| push(runs, Run::covering(at, size)));
+            addresses
+                .iter()
+                .zip(sizes.iter())
+                .for_each(|(at, size)| push(runs, Run::covering(at, size)));
             Some((Key::List(memory.iter().collect()), access))
         }
         _ => None,
@@ -286,8 +293,12 @@ fn addresses(action: &Action<'_>, runs: &mut Vec<Run>) -> Option<(Key, Access)> 
 fn recorded(action: &Action<'_>, memory: &mut Vec<Run>) -> bool {
     match *action {
         Action::Map { memory: Recorded::At(at), size, .. } => memory.push(Run::covering(at, size)),
-        Action::MapList { addresses, sizes, memory: list, .. } if addresses.count() == list.count() => {
-            list.iter().zip(sizes.iter()).for_each(|(at, size)| push(memory, Run::covering(at, size)));
+        Action::MapList { addresses, sizes, memory: list, .. }
+            if addresses.count() == list.count() =>
+        {
+            list.iter()
+                .zip(sizes.iter())
+                .for_each(|(at, size)| push(memory, Run::covering(at, size)));
         }
         _ => return false,
     }

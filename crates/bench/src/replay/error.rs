@@ -60,7 +60,9 @@ pub enum TraceError {
     #[error("reading was stopped")]
     Stopped,
     /// More devices than a machine has.
-    #[error("line {line}: the trace names more than {limit} devices; is it one of several machines?")]
+    #[error(
+        "line {line}: the trace names more than {limit} devices; is it one of several machines?"
+    )]
     TooManyDevices {
         /// The line.
         line: u64,
@@ -91,7 +93,9 @@ pub enum ReplayError {
     #[error("cannot prepare the replay: {0}")]
     Prepare(#[source] PolicyError),
     /// The trace has no times.
-    #[error("the trace has no times in seconds, so it has no original timing: replay it with --timing fast")]
+    #[error(
+        "the trace has no times in seconds, so it has no original timing: replay it with --timing fast"
+    )]
     NoTimes,
     /// A thread could not be started.
     #[error("cannot start a thread for {device}: {error}")]
@@ -110,13 +114,15 @@ pub enum ReplayError {
 }
 
 impl ReplayError {
-    /// Returns the policy, the device and the operation for which the I/O page table was too small, if that is the error.
+    /// Returns the policy, the device and the operation for which the I/O page table was too small,
+    /// if that is the error.
     pub fn table_full(&self) -> Option<(&'static str, &str, usize)> {
         use BackendError::Table;
         let Self::Policy { policy, device, operation, error, .. } = self else { return None };
         let full = matches!(
             error,
-            PolicyError::NoTablePages { .. } | PolicyError::Backend(Table(TableError::NoPages { .. }))
+            PolicyError::NoTablePages { .. }
+                | PolicyError::Backend(Table(TableError::NoPages { .. }))
         );
         full.then_some((*policy, device, *operation))
     }

@@ -1,4 +1,5 @@
-//! What a sequence of mappings needs of an I/O address space: of the recorded one, and of each policy's.
+//! What a sequence of mappings needs of an I/O address space: of the recorded one, and of each
+//! policy's.
 
 use super::trace::{Device, Operation, Run};
 use serde::Serialize;
@@ -15,7 +16,8 @@ pub struct Footprint {
     pub extents_at_peak: u64,
     /// Pages of a four-level table that map those: what a table that frees empty pages has.
     pub table_pages_at_peak: u64,
-    /// Pages of a four-level table that was ever used: what a table has that never frees pages, as Linux's.
+    /// Pages of a four-level table that was ever used: what a table has that never frees pages, as
+    /// Linux's.
     pub table_pages_ever: u64,
 }
 
@@ -35,9 +37,13 @@ impl Addresses for Recorded<'_> {
     }
 }
 
-/// Returns the addresses that are mapped after the first `count` operations, each page once, as runs that do not abut.
-/// O(n log n).
-pub(super) fn live_after(operations: &[Operation], count: usize, addresses: &dyn Addresses) -> Vec<Run> {
+/// Returns the addresses that are mapped after the first `count` operations, each page once, as
+/// runs that do not abut. O(n log n).
+pub(super) fn live_after(
+    operations: &[Operation],
+    count: usize,
+    addresses: &dyn Addresses,
+) -> Vec<Run> {
     let mut live = HashSet::new();
     for Operation { mapping, unmaps, .. } in operations.iter().take(count) {
         if *unmaps {
@@ -49,7 +55,8 @@ pub(super) fn live_after(operations: &[Operation], count: usize, addresses: &dyn
     merged(live.into_iter().flat_map(|mapping| addresses.of(mapping)).copied().collect())
 }
 
-/// Sorts runs, and joins those that abut or overlap, as those of one page do with the physical address as address.
+/// Sorts runs, and joins those that abut or overlap, as those of one page do with the physical
+/// address as address.
 fn merged(mut runs: Vec<Run>) -> Vec<Run> {
     runs.sort_unstable();
     runs.dedup_by(|next, run| {
@@ -76,12 +83,15 @@ impl Device {
 }
 
 impl Footprint {
-    /// Computes what the mappings of a device need at `addresses`. O(n log n), however large the mappings are.
+    /// Computes what the mappings of a device need at `addresses`. O(n log n), however large the
+    /// mappings are.
     pub(super) fn of(device: &Device, addresses: &dyn Addresses) -> Self {
         let maps = device.operations.iter().filter(|operation| !operation.unmaps);
-        let ever = merged(maps.flat_map(|operation| addresses.of(operation.mapping)).copied().collect());
+        let ever =
+            merged(maps.flat_map(|operation| addresses.of(operation.mapping)).copied().collect());
         let peak = live_after(&device.operations, device.peak_at, addresses);
-        let (low, high) = (ever.first().map_or(0, |run| run.start), ever.last().map_or(0, |run| run.end()));
+        let (low, high) =
+            (ever.first().map_or(0, |run| run.start), ever.last().map_or(0, |run| run.end()));
         Self {
             span_bytes: high - low,
             pages: ever.iter().map(|run| run.pages()).sum(),
@@ -92,9 +102,11 @@ impl Footprint {
     }
 }
 
-/// Returns how many pages a table of four levels has that maps these runs, which are sorted and do not overlap.
+/// Returns how many pages a table of four levels has that maps these runs, which are sorted and do
+/// not overlap.
 fn table_pages(runs: &[Run]) -> u64 {
-    // A page of the lowest level maps 2 MiB, one of the next 512 times as much. The root always exists.
+    // A page of the lowest level maps 2 MiB, one of the next 512 times as much. The root always
+    // exists.
     let below_root: u64 = [21, 30, 39].map(|shift| covered(runs, shift)).iter().sum();
     below_root + 1
 }
@@ -117,13 +129,18 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// A device whose mappings `runs` are mapped in order, and of which the first is unmapped in the end.
+    /// A device whose mappings `runs` are mapped in order, and of which the first is unmapped in
+    /// the end.
     fn device(runs: &[(u64, u64)]) -> Device {
         let mut device = Device { peak_at: runs.len(), ..Device::default() };
         for ((start, pages), at) in runs.iter().zip(0..) {
             device.addresses.push(Run { start: *start, len: pages * PAGE });
             let access = pinfold_core::access::Access::all();
-            device.mappings.push(super::super::trace::Mapping { access, memory: (0, 0), addresses: (at, 1) });
+            device.mappings.push(super::super::trace::Mapping {
+                access,
+                memory: (0, 0),
+                addresses: (at, 1),
+            });
             device.operations.push(Operation { time_ns: 0, mapping: at, unmaps: false });
         }
         device.operations.push(Operation { time_ns: 0, mapping: 0, unmaps: true });
@@ -164,6 +181,9 @@ mod tests {
         let mut device = device(&[(0x1000, 1), (1 << 40, 3)]);
         device.peak_at = 3;
         let found = device.footprint();
-        assert_eq!((found.extents_at_peak, found.table_pages_at_peak, found.table_pages_ever), (1, 4, 7));
+        assert_eq!(
+            (found.extents_at_peak, found.table_pages_at_peak, found.table_pages_ever),
+            (1, 4, 7)
+        );
     }
 }

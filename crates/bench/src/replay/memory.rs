@@ -1,4 +1,5 @@
-//! The memory of a trace: its physical addresses, brought together so that one reservation contains them.
+//! The memory of a trace: its physical addresses, brought together so that one reservation contains
+//! them.
 
 use super::trace::{Run, Trace};
 use crate::policy::{Memory, PolicyError};
@@ -8,8 +9,8 @@ use std::sync::Arc;
 /// Addresses keep their places within 2 MiB, so that pages as large remain possible.
 const PART: u64 = 2 << 20;
 
-/// What runs of a trace's memory become. Parts of 2 MiB in which nothing was mapped are left out, but for one between two
-/// others: what did not abut does not become neighbours.
+/// What runs of a trace's memory become. Parts of 2 MiB in which nothing was mapped are left out,
+/// but for one between two others: what did not abut does not become neighbours.
 ///
 /// No data is moved by a replay, so the memory is reserved and never touched.
 #[derive(Debug)]
@@ -82,6 +83,10 @@ mod tests {
         assert_eq!(at(memory[0]), Some((4 * PART - 0x1000, 0x2000)), "behind a gap, across 2 MiB");
         assert_eq!(at(memory[2]), Some((6 * PART, 0x1000)));
         assert_eq!(places.memory().whole().len(), 7 * PART);
-        assert_eq!((at(run(0, 0x1000)), at(run(1 << 61, 0x1000))), (None, None), "not of the trace");
+        assert_eq!(
+            (at(run(0, 0x1000)), at(run(1 << 61, 0x1000))),
+            (None, None),
+            "not of the trace"
+        );
     }
 }

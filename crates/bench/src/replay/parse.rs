@@ -1,12 +1,14 @@
-//! Parses the lines of a trace: those of `/sys/kernel/tracing/trace`, of `trace-cmd report` and of `perf script`.
+//! Parses the lines of a trace: those of `/sys/kernel/tracing/trace`, of `trace-cmd report` and of
+//! `perf script`.
 //!
 //! ```text
 //!   iperf3-221     [000] b..1.    31.913312: dma_map_page: 0000:00:03.0 dir=TO_DEVICE dma_addr=ff884c0a size=54 phys_addr=…
 //!   task-pid       [cpu] flags    time:      event:        what the event prints
 //! ```
 //!
-//! The flags may be missing, a thread group may be in parentheses between task and processor, and the event may be preceded
-//! by its system (`dma:dma_map_page`). Fields are found by their names: kernels since 6.12 have added some.
+//! The flags may be missing, a thread group may be in parentheses between task and processor, and
+//! the event may be preceded by its system (`dma:dma_map_page`). Fields are found by their names:
+//! kernels since 6.12 have added some.
 //!
 //! ```
 //! use pinfold_bench::replay::parse::{Action, Line};
@@ -51,13 +53,16 @@ impl<'l> Line<'l> {
     }
 }
 
-/// Recognises what tracefs (`# …`) and trace-cmd (`cpus=2`, `CPU 1 is empty`) print beside the events.
+/// Recognises what tracefs (`# …`) and trace-cmd (`cpus=2`, `CPU 1 is empty`) print beside the
+/// events.
 fn is_header(text: &str) -> bool {
-    let of_trace_cmd = text.starts_with("cpus=") || text.starts_with("CPU ") && text.ends_with(" is empty");
+    let of_trace_cmd =
+        text.starts_with("cpus=") || text.starts_with("CPU ") && text.ends_with(" is empty");
     text.is_empty() || text.starts_with('#') || of_trace_cmd
 }
 
-/// Recognises `CPU:1 [LOST 20 EVENTS]` (tracefs) and `CPU:1 [20 EVENTS DROPPED]` (trace-cmd), with or without the number.
+/// Recognises `CPU:1 [LOST 20 EVENTS]` (tracefs) and `CPU:1 [20 EVENTS DROPPED]` (trace-cmd), with
+/// or without the number.
 fn lost(text: &str) -> Option<Option<u64>> {
     let (cpu, note) = text.strip_prefix("CPU:")?.split_once('[')?;
     cpu.trim().parse::<u32>().ok()?;
@@ -79,13 +84,14 @@ struct Header<'l> {
 const HEADER: usize = 512;
 
 impl<'l> Header<'l> {
-    /// Tries each number in brackets as the processor: the name of a task may contain some too. O(1) but for the fields, which
-    /// are not looked at.
+    /// Tries each number in brackets as the processor: the name of a task may contain some too.
+    /// O(1) but for the fields, which are not looked at.
     fn find(text: &'l str) -> Option<Self> {
         let end = (0..=HEADER.min(text.len())).rev().find(|end| text.is_char_boundary(*end))?;
         let (head, behind) = text.split_at_checked(end)?;
-        let mut found =
-            head.match_indices('[').find_map(|(at, _)| Self::at(head.get(..at)?, head.get(at + 1..)?))?;
+        let mut found = head
+            .match_indices('[')
+            .find_map(|(at, _)| Self::at(head.get(..at)?, head.get(at + 1..)?))?;
         // The fields go on behind the part that was looked at.
         let fields = end.checked_sub(found.fields.0.len())?;
         if !behind.is_empty() {
@@ -109,7 +115,8 @@ impl<'l> Header<'l> {
     }
 }
 
-/// Returns the number behind the last `-` (or blank, as perf prints it), before an optional thread group.
+/// Returns the number behind the last `-` (or blank, as perf prints it), before an optional thread
+/// group.
 fn pid(task: &str) -> Option<u32> {
     let task = task.trim_end();
     let task = match task.strip_suffix(')') {
@@ -128,7 +135,8 @@ fn word(text: &str) -> Option<(&str, &str)> {
     Some(text.split_once(' ').map_or((text, ""), |(word, rest)| (word, rest.trim_start())))
 }
 
-/// Reads `12.345678:`, in seconds. Clocks that count something else print no point, and give `None`.
+/// Reads `12.345678:`, in seconds. Clocks that count something else print no point, and give
+/// `None`.
 fn time(text: &str) -> Option<Option<u64>> {
     let text = text.strip_suffix(':')?;
     let Some((seconds, fraction)) = text.split_once('.') else {
@@ -177,7 +185,14 @@ impl<'l> Action<'l> {
             return Ok(Self::Failed { device });
         }
         let size = checked_size(memory, checked_size(address, size)?)?;
-        Ok(Self::Map { device, allocated: false, access, address, size, memory: Recorded::At(memory) })
+        Ok(Self::Map {
+            device,
+            allocated: false,
+            access,
+            address,
+            size,
+            memory: Recorded::At(memory),
+        })
     }
 
     fn alloc(fields: Fields<'l>) -> Result<Self, Damage> {
@@ -224,7 +239,10 @@ impl<'l> Action<'l> {
         for (address, size) in addresses.iter().zip(sizes.iter()) {
             checked_size(address, size)?;
         }
-        let total = sizes.iter().try_fold(0u64, |sum, size| sum.checked_add(size)).ok_or(Damage::BadRange)?;
+        let total = sizes
+            .iter()
+            .try_fold(0u64, |sum, size| sum.checked_add(size))
+            .ok_or(Damage::BadRange)?;
         memory.iter().try_for_each(|at| checked_size(at, total).map(drop))?;
         let truncated = fields.0.contains("[TRUNCATED]");
         Ok(Self::MapList { device, access, addresses, sizes, memory, truncated })
@@ -258,16 +276,21 @@ impl<'l> Action<'l> {
             "map" | "unmap" => {}
             "attach_device_to_domain" => {
                 let device = fields.find("device").filter(|name| !name.is_empty());
-                return Ok(Self::Attach { device: device_name(device.ok_or(Damage::MissingField)?)? });
+                return Ok(Self::Attach {
+                    device: device_name(device.ok_or(Damage::MissingField)?)?,
+                });
             }
             _ => {
                 // The driver, then the device: `IOMMU:e1000e 0000:00:03.0 iova=…`.
                 fields.hex("iova")?;
                 let device = fields.0.split_whitespace().nth(1).filter(|word| !word.contains('='));
-                return Ok(Self::Fault { device: device_name(device.ok_or(Damage::MissingField)?)? });
+                return Ok(Self::Fault {
+                    device: device_name(device.ok_or(Damage::MissingField)?)?,
+                });
             }
         }
-        // Not as limited as a mapping of a driver: a virtual machine's memory is mapped by such calls.
+        // Not as limited as a mapping of a driver: a virtual machine's memory is mapped by such
+        // calls.
         let (iova, size) = (fields.hex("iova")?, fields.decimal("size")?);
         let end = iova
             .checked_add(size)

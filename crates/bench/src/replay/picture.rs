@@ -20,8 +20,9 @@ const CELL: u32 = 4;
 /// How many shades a cell can have.
 const SHADES: u64 = 5;
 
-/// The I/O addresses of a device over time: time to the right, addresses upward. A cell is the darker, the more of its
-/// addresses were mapped at some moment of its time. The same mappings always give the same text.
+/// The I/O addresses of a device over time: time to the right, addresses upward. A cell is the
+/// darker, the more of its addresses were mapped at some moment of its time. The same mappings
+/// always give the same text.
 pub struct Picture<'t> {
     device: &'t Device,
     subject: &'t str,
@@ -61,7 +62,8 @@ struct Grid {
 
 impl Grid {
     fn of(device: &Device, addresses: &dyn Addresses) -> Self {
-        let used = || device.operations.iter().flat_map(|operation| addresses.of(operation.mapping));
+        let used =
+            || device.operations.iter().flat_map(|operation| addresses.of(operation.mapping));
         let low = used().map(|run| run.start).min().unwrap_or(0);
         let high = used().map(|run| run.end()).max().unwrap_or(PAGE);
         let row = ((high - low) / PAGE).div_ceil(ROWS as u64).max(1) * PAGE;
@@ -86,7 +88,8 @@ impl Grid {
     /// Adds the bytes of `runs` to the cells from one column to another.
     fn add(&mut self, runs: &[Run], from: usize, to: usize) {
         for run in runs {
-            let (first, last) = ((run.start - self.low) / self.row, (run.end() - 1 - self.low) / self.row);
+            let (first, last) =
+                ((run.start - self.low) / self.row, (run.end() - 1 - self.low) / self.row);
             for row in first..=last {
                 let start = run.start.max(self.low + row * self.row);
                 let end = run.end().min(self.low + (row + 1) * self.row);
@@ -231,7 +234,8 @@ mod tests {
     fn a_mapping_is_drawn_from_its_map_to_its_unmap() {
         let trace = trace(TWO);
         let picture = trace.devices[0].picture().to_string();
-        let rects: Vec<&str> = picture.lines().filter(|line| line.contains("fill-opacity")).collect();
+        let rects: Vec<&str> =
+            picture.lines().filter(|line| line.contains("fill-opacity")).collect();
         let (half, bottom) = (LEFT + width(92), TOP + width(80));
         assert_eq!(
             rects,
@@ -255,9 +259,15 @@ mod tests {
     #[test]
     fn names_cannot_break_the_text_and_a_trace_without_times_is_drawn_by_numbers() {
         let trace = trace(
-            &TWO.replace(" d ", " <a>&\" ").replace("000000: ", ": ").replace('.', "").replace(":  ", ": "),
+            &TWO.replace(" d ", " <a>&\" ")
+                .replace("000000: ", ": ")
+                .replace('.', "")
+                .replace(":  ", ": "),
         );
         let picture = trace.devices[0].picture().to_string();
-        assert!(picture.contains("&lt;a&gt;&amp;&quot;") && picture.contains("operation 3<"), "{picture}");
+        assert!(
+            picture.contains("&lt;a&gt;&amp;&quot;") && picture.contains("operation 3<"),
+            "{picture}"
+        );
     }
 }

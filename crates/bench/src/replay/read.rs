@@ -25,9 +25,10 @@ pub const MAX_BYTES: u64 = 4 << 30;
 pub struct Limits {
     /// How many maps and unmaps: reading ends there.
     pub operations: u64,
-    /// What they take in memory, read and replayed by one policy at a time, beside the I/O page tables: what exceeds it is
-    /// refused. An estimate from above: 160 bytes for a map, 100 for each run of its memory and of its addresses, 40 for an
-    /// unmap, and while it is mapped 400 more, and 16 for each segment of a scatter list.
+    /// What they take in memory, read and replayed by one policy at a time, beside the I/O page
+    /// tables: what exceeds it is refused. An estimate from above: 160 bytes for a map, 100 for
+    /// each run of its memory and of its addresses, 40 for an unmap, and while it is mapped 400
+    /// more, and 16 for each segment of a scatter list.
     pub bytes: u64,
 }
 
@@ -38,23 +39,30 @@ impl Default for Limits {
 }
 
 impl Trace {
-    /// Reads a trace from its text, which may be compressed by gzip or zstd, within `limits`. Calls `watch` with the number of
-    /// lines now and then, which returns whether to go on.
+    /// Reads a trace from its text, which may be compressed by gzip or zstd, within `limits`. Calls
+    /// `watch` with the number of lines now and then, which returns whether to go on.
     ///
-    /// Takes time in proportion to the text, and memory for the operations and the mappings that are live. Lines that cannot be read are
-    /// counted ([`Summary::damaged`]); input that ends with an error is used up to there ([`Summary::ended_early`]).
+    /// Takes time in proportion to the text, and memory for the operations and the mappings that
+    /// are live. Lines that cannot be read are counted ([`Summary::damaged`]); input that ends with
+    /// an error is used up to there ([`Summary::ended_early`]).
     ///
     /// # Errors
     /// [`TraceError::Read`] if nothing can be read, [`TraceError::Format`], [`TraceError::Empty`],
-    /// [`TraceError::NoEvents`], [`TraceError::TooManyDevices`], [`TraceError::Memory`], [`TraceError::Stopped`] if `watch`
-    /// said so.
-    pub fn read(input: impl Read, limits: &Limits, watch: &dyn Fn(u64) -> bool) -> Result<Self, TraceError> {
+    /// [`TraceError::NoEvents`], [`TraceError::TooManyDevices`], [`TraceError::Memory`],
+    /// [`TraceError::Stopped`] if `watch` said so.
+    pub fn read(
+        input: impl Read,
+        limits: &Limits,
+        watch: &dyn Fn(u64) -> bool,
+    ) -> Result<Self, TraceError> {
         let mut lines = Lines::new(source::open(input)?);
         let mut reader = Reader { limits: *limits, ..Reader::default() };
         loop {
             match lines.next() {
                 Ok(Piece::End) => break,
-                Ok(Piece::Line(line)) => reader.line(Line::parse(&String::from_utf8_lossy(line)))?,
+                Ok(Piece::Line(line)) => {
+                    reader.line(Line::parse(&String::from_utf8_lossy(line)))?
+                }
                 Ok(Piece::TooLong) => reader.line(Line::Damaged(Damage::TooLong))?,
                 Err(error) if reader.summary.lines == 0 => return Err(TraceError::Read(error)),
                 Err(error) => {
@@ -162,7 +170,9 @@ impl Reader {
             Action::Fault { .. } => device.counts().faults += 1,
             Action::Failed { .. } => device.counts().failed += 1,
             Action::Unmap { .. } | Action::UnmapList { .. } => {
-                let Some((hull, bytes)) = device.unmap(&event.action, time_ns) else { return Ok(()) };
+                let Some((hull, bytes)) = device.unmap(&event.action, time_ns) else {
+                    return Ok(());
+                };
                 self.operations += 1;
                 self.live = self.live.saturating_sub(bytes);
                 self.kept += UNMAP_BYTES;
@@ -175,7 +185,8 @@ impl Reader {
             _ => {
                 let Some(hull) = Builder::hull_of(&event.action) else { return Ok(()) };
                 self.assigner.take(context, true, hull, &mut self.calls);
-                let taken = device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
+                let taken =
+                    device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
                 self.kept += taken.kept;
                 self.live += taken.live;
                 self.live_peak = self.live_peak.max(self.live);
@@ -184,8 +195,14 @@ impl Reader {
         }
         // The list of a single line is bounded by its length.
         if self.kept + self.live_peak > self.limits.bytes {
-            let (line, operations, limit) = (self.summary.lines, self.operations, self.limits.bytes);
-            return Err(TraceError::Memory { line, operations, live: device_live(&self.devices), limit });
+            let (line, operations, limit) =
+                (self.summary.lines, self.operations, self.limits.bytes);
+            return Err(TraceError::Memory {
+                line,
+                operations,
+                live: device_live(&self.devices),
+                limit,
+            });
         }
         self.summary.limited = self.operations >= self.limits.operations;
         Ok(())
@@ -193,7 +210,9 @@ impl Reader {
 
     fn call(&mut self, context: Context, call: Call) {
         self.summary.iommu_events += 1;
-        if let Some(device) = self.assigner.add(context, call).and_then(|at| self.devices.get_mut(at)) {
+        if let Some(device) =
+            self.assigner.add(context, call).and_then(|at| self.devices.get_mut(at))
+        {
             device.count_unmap(call);
         }
     }
@@ -218,7 +237,10 @@ impl Reader {
         }
         let number = self.devices.len();
         if number == MAX_DEVICES {
-            return Err(TraceError::TooManyDevices { line: self.summary.lines, limit: MAX_DEVICES });
+            return Err(TraceError::TooManyDevices {
+                line: self.summary.lines,
+                limit: MAX_DEVICES,
+            });
         }
         self.devices.push(Builder::new(name));
         self.by_name.insert(name.to_owned(), number);
@@ -236,7 +258,10 @@ impl Reader {
                 lines: summary.lines,
                 damaged: summary.damaged,
                 iommu: summary.iommu_events,
-                first: summary.first_damaged.first().map(|(line, damage)| format!("line {line}, {damage}")),
+                first: summary
+                    .first_damaged
+                    .first()
+                    .map(|(line, damage)| format!("line {line}, {damage}")),
             });
         }
         summary.iommu_unassigned = assigner.finish();

@@ -22,11 +22,13 @@ pub enum Timing {
     Original,
 }
 
-/// How much is done between two reports of progress: runs of memory that are mapped or unmapped, and their pages.
+/// How much is done between two reports of progress: runs of memory that are mapped or unmapped,
+/// and their pages.
 const REPORT_EVERY: u64 = 1 << 12;
 /// How many pages of a run count as much as the run.
 const PAGES: u64 = 64;
-/// What a thread that waits for the time of an operation does not sleep for, because a sleep may take longer.
+/// What a thread that waits for the time of an operation does not sleep for, because a sleep may
+/// take longer.
 const SPIN: Duration = Duration::from_micros(100);
 /// How long it sleeps at most before it asks whether to go on.
 const ASK: Duration = Duration::from_millis(50);
@@ -48,7 +50,8 @@ pub struct Outcome {
     pub unmaps: Times,
     /// How late the latest operation was made, in nanoseconds, with [`Timing::Original`].
     pub late_ns: u64,
-    /// What its table maps after the last operation: what the trace never unmaps; `None` if the table cannot be read.
+    /// What its table maps after the last operation: what the trace never unmaps; `None` if the
+    /// table cannot be read.
     pub mapped: Option<Vec<MappedRun>>,
     pub(super) addresses: Chosen,
 }
@@ -76,12 +79,14 @@ impl Addresses for Chosen {
     }
 }
 
-/// Replays all devices of a trace through policies of one kind, calling `watch` with the number of operations that a device
-/// has made now and then, which returns whether to go on. [`Timing::Fast`] replays one device after the other, [`Timing::Original`] all at the same time, each
-/// on a thread of its own. Returns the outcomes in the order of the devices.
+/// Replays all devices of a trace through policies of one kind, calling `watch` with the number of
+/// operations that a device has made now and then, which returns whether to go on. [`Timing::Fast`]
+/// replays one device after the other, [`Timing::Original`] all at the same time, each on a thread
+/// of its own. Returns the outcomes in the order of the devices.
 ///
 /// # Errors
-/// [`ReplayError`]; [`ReplayError::Stopped`] if `watch` said so; without times in the trace [`Timing::Original`] is [`ReplayError::NoTimes`].
+/// [`ReplayError`]; [`ReplayError::Stopped`] if `watch` said so; without times in the trace
+/// [`Timing::Original`] is [`ReplayError::NoTimes`].
 pub fn replay_all(
     trace: &Trace,
     kind: PolicyKind,
@@ -103,12 +108,16 @@ pub fn replay_all(
             started.map_err(|error| ReplayError::NoThread { device: device.name.clone(), error })
         };
         let running: Vec<_> = trace.devices.iter().map(start).collect::<Result<_, _>>()?;
-        running.into_iter().map(|thread| thread.join().unwrap_or(Err(ReplayError::Thread))).collect()
+        running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or(Err(ReplayError::Thread)))
+            .collect()
     })
 }
 
-/// Replays the operations of a device through a policy of its own, calling `watch` with the number of operations made now and
-/// then, which returns whether to go on. A mapping in several runs of memory is mapped run by run.
+/// Replays the operations of a device through a policy of its own, calling `watch` with the number
+/// of operations made now and then, which returns whether to go on. A mapping in several runs of
+/// memory is mapped run by run.
 ///
 /// The policy's mappings that the trace never unmaps are left when it ends.
 ///
@@ -144,7 +153,17 @@ pub fn replay(
     let stats = PolicyStats { held_bytes_peak, reachable_ns, ..stats };
     let footprint = Footprint::of(device, &addresses);
     let (maps, unmaps) = (Times::of(maps), Times::of(unmaps));
-    Ok(Outcome { policy: kind, footprint, at_peak, stats, maps, unmaps, late_ns, mapped, addresses })
+    Ok(Outcome {
+        policy: kind,
+        footprint,
+        at_peak,
+        stats,
+        maps,
+        unmaps,
+        late_ns,
+        mapped,
+        addresses,
+    })
 }
 
 struct Replay<'r> {
@@ -175,7 +194,10 @@ impl<'r> Replay<'r> {
             live: HashMap::new(),
             spare: Vec::new(),
             freed: Vec::new(),
-            addresses: Chosen { runs: Vec::with_capacity(runs), mappings: Vec::with_capacity(maps) },
+            addresses: Chosen {
+                runs: Vec::with_capacity(runs),
+                mappings: Vec::with_capacity(maps),
+            },
             maps: Vec::with_capacity(maps),
             unmaps: Vec::with_capacity(maps),
             late_ns: 0,
@@ -220,7 +242,8 @@ impl<'r> Replay<'r> {
         Ok(true)
     }
 
-    /// Returns how much work an operation on a mapping is: one may have thousands of runs, and a run gigabytes.
+    /// Returns how much work an operation on a mapping is: one may have thousands of runs, and a
+    /// run gigabytes.
     fn work(&self, number: u32) -> u64 {
         let mapping = self.device.mappings.get(number as usize);
         let runs = mapping.map(|mapping| self.device.memory_of(mapping)).unwrap_or_default();
@@ -237,8 +260,10 @@ impl<'r> Replay<'r> {
         let mut took = Duration::ZERO;
         for run in runs {
             let whole = self.places.memory().whole();
-            let range =
-                self.places.range(*run).ok_or(PolicyError::Outside { range: whole, memory: whole })?;
+            let range = self
+                .places
+                .range(*run)
+                .ok_or(PolicyError::Outside { range: whole, memory: whole })?;
             let start = Instant::now();
             let dma = self.thread.map(range, mapping.access)?;
             took += start.elapsed();
@@ -248,7 +273,8 @@ impl<'r> Replay<'r> {
         let place = (index(self.addresses.runs.len()), index(mapped.len()));
         // Mappings are numbered in the order of their maps.
         self.addresses.mappings.push(place);
-        let runs = mapped.iter().map(|dma| Run { start: dma.iova().start().raw(), len: dma.iova().len() });
+        let runs =
+            mapped.iter().map(|dma| Run { start: dma.iova().start().raw(), len: dma.iova().len() });
         self.addresses.runs.extend(runs);
         self.live.insert(number, mapped);
         Ok(())
@@ -268,8 +294,8 @@ impl<'r> Replay<'r> {
     }
 }
 
-/// Waits until `time_ns` after `began`, and returns how late that was noticed, in nanoseconds; `None` if `goes_on` says no
-/// meanwhile.
+/// Waits until `time_ns` after `began`, and returns how late that was noticed, in nanoseconds;
+/// `None` if `goes_on` says no meanwhile.
 fn sleep_until(began: Instant, time_ns: u64, goes_on: &dyn Fn() -> bool) -> Option<u64> {
     let until = Duration::from_nanos(time_ns);
     while let Some(left) = until.checked_sub(began.elapsed()).filter(|left| !left.is_zero()) {

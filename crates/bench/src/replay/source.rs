@@ -105,7 +105,8 @@ impl<R: BufRead> Frames<R> {
         Self { input, decoder: FrameDecoder::new(), inside: false, broken: None }
     }
 
-    /// Begins the next frame, or skips it if it is one for applications. Returns false at the end of the input.
+    /// Begins the next frame, or skips it if it is one for applications. Returns false at the end
+    /// of the input.
     fn begin(&mut self) -> io::Result<bool> {
         if self.input.fill_buf()?.is_empty() {
             return Ok(false);
@@ -113,7 +114,8 @@ impl<R: BufRead> Frames<R> {
         match self.decoder.init(&mut self.input) {
             Ok(()) => self.inside = true,
             Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                length, ..
+                length,
+                ..
             })) => {
                 io::copy(&mut (&mut self.input).take(length.into()), &mut io::sink())?;
             }
@@ -122,8 +124,9 @@ impl<R: BufRead> Frames<R> {
         Ok(true)
     }
 
-    /// Decodes a block. The decoder keeps what later blocks may refer to, up to megabytes, until the frame ends: so a frame whose
-    /// next block cannot be decoded is ended here, and what precedes that block is not lost.
+    /// Decodes a block. The decoder keeps what later blocks may refer to, up to megabytes, until
+    /// the frame ends: so a frame whose next block cannot be decoded is ended here, and what
+    /// precedes that block is not lost.
     fn decode(&mut self) -> io::Result<()> {
         let one = || BlockDecodingStrategy::UptoBlocks(1);
         let Err(error) = self.decoder.decode_blocks(&mut self.input, one()) else { return Ok(()) };

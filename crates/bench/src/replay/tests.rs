@@ -41,7 +41,8 @@ fn the_sample_has_the_events_that_words_in_it_say() {
     for name in ["0000:00:02.0", "0000:00:1f.2", "0000:00:03.0"] {
         let counts = device(&trace, name).counts;
         let maps = ["dma_map_page:", "dma_map_sg:", "dma_alloc:"].map(|event| count(event, name));
-        let unmaps = ["dma_unmap_page:", "dma_unmap_sg:", "dma_free:"].map(|event| count(event, name));
+        let unmaps =
+            ["dma_unmap_page:", "dma_unmap_sg:", "dma_free:"].map(|event| count(event, name));
         assert_eq!(counts.maps, maps.iter().sum::<u64>(), "{name}");
         assert_eq!(counts.unmaps + counts.unmaps_without_map, unmaps.iter().sum::<u64>(), "{name}");
         assert_eq!(counts.lists, count("dma_map_sg:", name), "{name}");
@@ -50,10 +51,15 @@ fn the_sample_has_the_events_that_words_in_it_say() {
     let summary = &trace.summary;
     let iommu = count("map:", "IOMMU:") + count("unmap:", "IOMMU:");
     assert_eq!(summary.iommu_events, iommu);
-    // In file order the parts of the sample are separate: what is assigned and what is not is everything.
-    let assigned: u64 =
-        trace.devices.iter().map(|device| device.counts.iommu_maps + device.counts.iommu_unmaps).sum();
-    let unmaps_left_out: u64 = trace.devices.iter().map(|device| device.counts.unmaps_without_map).sum();
+    // In file order the parts of the sample are separate: what is assigned and what is not is
+    // everything.
+    let assigned: u64 = trace
+        .devices
+        .iter()
+        .map(|device| device.counts.iommu_maps + device.counts.iommu_unmaps)
+        .sum();
+    let unmaps_left_out: u64 =
+        trace.devices.iter().map(|device| device.counts.unmaps_without_map).sum();
     assert_eq!(assigned + summary.iommu_unassigned, iommu);
     assert!(
         summary.iommu_unassigned <= unmaps_left_out + 2,
@@ -67,11 +73,15 @@ fn the_sample_has_the_events_that_words_in_it_say() {
 #[test]
 fn the_sample_has_the_counts_of_grep() {
     let trace = read(SAMPLE).unwrap();
-    let maps = ["0000:00:02.0", "0000:00:1f.2", "0000:00:03.0"].map(|name| device(&trace, name).counts.maps);
+    let maps = ["0000:00:02.0", "0000:00:1f.2", "0000:00:03.0"]
+        .map(|name| device(&trace, name).counts.maps);
     assert_eq!(maps, MAPS_BY_GREP);
     let ahci = device(&trace, "0000:00:1f.2").counts;
     assert_eq!((ahci.lists, ahci.unmaps, ahci.never_unmapped), (10, 10, 6));
-    assert_eq!(ahci.without_memory, 0, "the memory of its allocations is in the IOMMU's events before them");
+    assert_eq!(
+        ahci.without_memory, 0,
+        "the memory of its allocations is in the IOMMU's events before them"
+    );
 }
 
 /// `grep -cE 'dma_(map_page|map_sg|alloc): DEVICE'` for the three devices.
@@ -87,7 +97,10 @@ fn gzip_and_zstd_are_found_by_their_contents() {
         encoder.finish().unwrap()
     };
     let zstd = |text: &str| {
-        ruzstd::encoding::compress_to_vec(text.as_bytes(), ruzstd::encoding::CompressionLevel::Fastest)
+        ruzstd::encoding::compress_to_vec(
+            text.as_bytes(),
+            ruzstd::encoding::CompressionLevel::Fastest,
+        )
     };
     let skipped = [&[0x5e, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3][..], &zstd(SAMPLE)].concat();
     for compressed in [
@@ -100,11 +113,18 @@ fn gzip_and_zstd_are_found_by_their_contents() {
         assert_eq!(format!("{:?}", read(compressed).unwrap()), plain);
     }
     let cut = |whole: &[u8]| whole[..whole.len() / 2].to_vec();
-    // zstd's decoder keeps what later blocks may refer to: with blocks of 128 KiB, all of the first one.
+    // zstd's decoder keeps what later blocks may refer to: with blocks of 128 KiB, all of the first
+    // one.
     let long = SAMPLE.repeat(4);
-    for compressed in [cut(&gzip(SAMPLE)), cut(&zstd(&long)), [zstd(first), cut(&zstd(&long))].concat()] {
+    for compressed in
+        [cut(&gzip(SAMPLE)), cut(&zstd(&long)), [zstd(first), cut(&zstd(&long))].concat()]
+    {
         let half = read(compressed).unwrap();
-        assert!(half.summary.ended_early.is_some() && half.summary.lines > 10, "{:?}", half.summary);
+        assert!(
+            half.summary.ended_early.is_some() && half.summary.lines > 10,
+            "{:?}",
+            half.summary
+        );
     }
     let mut damaged = zstd(&long);
     let at = damaged.len() / 2;
@@ -119,7 +139,10 @@ fn gzip_and_zstd_are_found_by_their_contents() {
     ];
     for (magic, program) in formats {
         let error = read(magic).unwrap_err();
-        assert!(matches!(error, TraceError::Format { .. }) && error.to_string().contains(program), "{error}");
+        assert!(
+            matches!(error, TraceError::Format { .. }) && error.to_string().contains(program),
+            "{error}"
+        );
     }
 }
 
@@ -149,7 +172,10 @@ fn damaged_lines_and_losses_have_their_numbers() {
     let trace = read(bad.as_bytes()).unwrap();
     let summary = trace.summary;
     use parse::Damage;
-    assert_eq!(summary.first_damaged, [(2, Damage::TooLong), (4, Damage::NoEvent), (7, Damage::NoEvent)]);
+    assert_eq!(
+        summary.first_damaged,
+        [(2, Damage::TooLong), (4, Damage::NoEvent), (7, Damage::NoEvent)]
+    );
     assert_eq!((summary.lines, summary.damaged), (7, 3));
     assert_eq!((summary.losses, summary.lost_events, summary.first_loss), (2, 3, 3));
     // A line as long as is allowed, without an end.
@@ -159,11 +185,15 @@ fn damaged_lines_and_losses_have_their_numbers() {
 
 #[test]
 fn without_an_event_the_advice_is_to_record_some() {
-    for empty in
-        [&b""[..], &ruzstd::encoding::compress_to_vec(&b""[..], ruzstd::encoding::CompressionLevel::Fastest)]
-    {
+    for empty in [
+        &b""[..],
+        &ruzstd::encoding::compress_to_vec(&b""[..], ruzstd::encoding::CompressionLevel::Fastest),
+    ] {
         let error = read(empty).unwrap_err();
-        assert!(matches!(error, TraceError::Empty) && error.to_string().contains("--how"), "{error}");
+        assert!(
+            matches!(error, TraceError::Empty) && error.to_string().contains("--how"),
+            "{error}"
+        );
     }
     for nothing in ["# tracer: nop\n", "\0\u{1}\u{2}", "IOMMU\nIOMMU\n"] {
         let error = read(nothing).unwrap_err();
@@ -171,7 +201,10 @@ fn without_an_event_the_advice_is_to_record_some() {
         assert!(error.to_string().contains("pinfold replay --how"), "{error}");
     }
     let iommu = text(&["map: IOMMU: iova=0x7000 - 0x8000 paddr=0x5000 size=4096"]);
-    assert!(matches!(read(iommu), Err(TraceError::NoEvents { lines: 1, iommu: 1, damaged: 0, .. })));
+    assert!(matches!(
+        read(iommu),
+        Err(TraceError::NoEvents { lines: 1, iommu: 1, damaged: 0, .. })
+    ));
 }
 
 #[test]
@@ -218,7 +251,8 @@ fn every_kind_of_mapping_is_counted_and_ends() {
     };
     assert_eq!(device.counts, expected);
     assert_eq!(device.peak_at, 5, "after the fifth map");
-    let memory: Vec<&[Run]> = device.mappings.iter().map(|mapping| device.memory_of(mapping)).collect();
+    let memory: Vec<&[Run]> =
+        device.mappings.iter().map(|mapping| device.memory_of(mapping)).collect();
     assert_eq!(memory[0], [Run { start: 0x5000, len: 4096 }], "as the IOMMU's event says");
     assert_eq!(memory[3], [Run { start: 0x9000, len: 0x3000 }]);
     // 12,289 bytes in two segments: 6,144 and 6,145.
@@ -249,7 +283,8 @@ fn a_truncated_list_is_unmapped_by_the_whole_one() {
 fn the_limit_ends_the_reading() {
     let mut seen = 0;
     let trace =
-        Trace::read(SAMPLE.as_bytes(), &Limits { operations: 10, ..Limits::default() }, &|_| true).unwrap();
+        Trace::read(SAMPLE.as_bytes(), &Limits { operations: 10, ..Limits::default() }, &|_| true)
+            .unwrap();
     for device in &trace.devices {
         seen += device.operations();
     }
@@ -260,8 +295,9 @@ fn the_limit_ends_the_reading() {
 /// Live mappings count while they live, and lists with their segments.
 #[test]
 fn memory_beyond_the_limit_is_refused_with_the_line() {
-    let map =
-        |at: u64| format!("dma_map_page: d dir=NONE dma_addr={at:x}000 size=9 phys_addr={at:x}000 attrs=");
+    let map = |at: u64| {
+        format!("dma_map_page: d dir=NONE dma_addr={at:x}000 size=9 phys_addr={at:x}000 attrs=")
+    };
     let unmap = |at: u64| format!("dma_unmap_page: d dir=NONE dma_addr={at:x}000 size=9 attrs=");
     let pairs: Vec<_> = (0..200u64).flat_map(|_| [map(1), unmap(1)]).collect();
     let live: Vec<_> = (1..=200u64).map(map).collect();
@@ -300,12 +336,15 @@ fn a_caller_can_stop_the_reading_and_the_replay() {
     let stopped = Trace::read([SAMPLE, &lines].concat().as_bytes(), &limits, &|_| false);
     assert!(matches!(stopped, Err(TraceError::Stopped)));
     let events: Vec<_> = (0..5000u64)
-        .map(|at| format!("dma_map_page: d dir=NONE dma_addr={at:x}000 size=9 phys_addr={at:x}000 attrs="))
+        .map(|at| {
+            format!("dma_map_page: d dir=NONE dma_addr={at:x}000 size=9 phys_addr={at:x}000 attrs=")
+        })
         .collect();
     let trace = read(text(&events.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
     let places = Places::new(&trace).unwrap();
     let config = pinfold::soft::SoftConfig::default();
-    let stopped = replay(&trace.devices[0], PolicyKind::None, &places, &config, Timing::Fast, &|_| false);
+    let stopped =
+        replay(&trace.devices[0], PolicyKind::None, &places, &config, Timing::Fast, &|_| false);
     assert!(matches!(stopped, Err(ReplayError::Stopped)));
 }
 
@@ -323,7 +362,9 @@ fn progress_counts_the_runs_and_pages_of_an_operation() {
     let large = |at: u64| {
         format!("dma_map_page: d dir=NONE dma_addr={at:x}0000000 size=268435456 phys_addr=0 attrs=")
     };
-    for (events, least) in [((0..8).map(list).collect::<Vec<_>>(), 2), ((1..=16).map(large).collect(), 3)] {
+    for (events, least) in
+        [((0..8).map(list).collect::<Vec<_>>(), 2), ((1..=16).map(large).collect(), 3)]
+    {
         let trace = read(text(&events.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
         let (places, config) = (Places::new(&trace).unwrap(), pinfold::soft::SoftConfig::default());
         let calls = AtomicUsize::new(0);
@@ -352,7 +393,8 @@ fn a_strict_flush_is_the_aligned_block_around_the_range() {
     assert_eq!((counts.iommu_unmapped_pages, counts.strict_flush_pages), (2, 1024), "across 2 MiB");
 }
 
-/// Replays the sample through every policy, device by device, and has each outcome checked; the text names device and policy.
+/// Replays the sample through every policy, device by device, and has each outcome checked; the
+/// text names device and policy.
 fn for_each_outcome(check: impl Fn(&Device, PolicyKind, Outcome, &str)) {
     let trace = read(SAMPLE).unwrap();
     let places = Places::new(&trace).unwrap();
@@ -371,8 +413,14 @@ fn every_policy_replays_the_sample_and_keeps_what_it_promises() {
         let Counts { maps, unmaps, .. } = device.counts;
         assert_eq!((outcome.maps.count, outcome.unmaps.count), (maps, unmaps), "{who}");
         let mapped: u64 = device.memory.iter().map(|run| run.pages()).sum();
-        assert!(outcome.footprint.pages <= mapped && outcome.footprint.extents_at_peak > 0, "{who}");
-        assert!(outcome.footprint.table_pages_at_peak <= outcome.footprint.table_pages_ever, "{who}");
+        assert!(
+            outcome.footprint.pages <= mapped && outcome.footprint.extents_at_peak > 0,
+            "{who}"
+        );
+        assert!(
+            outcome.footprint.table_pages_at_peak <= outcome.footprint.table_pages_ever,
+            "{who}"
+        );
         let stats = outcome.stats;
         match kind {
             PolicyKind::None => assert_eq!((stats.invalidations, stats.waits), (0, 0), "{who}"),
@@ -416,14 +464,18 @@ fn a_table_that_is_too_small_is_an_error_that_names_the_operation() {
     let places = Places::new(&trace).unwrap();
     let config = pinfold::soft::SoftConfig { table_bytes: 4096, ..Default::default() };
     for kind in [PolicyKind::Magazines, PolicyKind::PinfoldStrict] {
-        let error = replay(&trace.devices[0], kind, &places, &config, Timing::Fast, &|_| true).unwrap_err();
+        let error =
+            replay(&trace.devices[0], kind, &places, &config, Timing::Fast, &|_| true).unwrap_err();
         assert_eq!(error.table_full().map(|(policy, ..)| policy), Some(kind.name()), "{error}");
     }
-    let error = replay(&trace.devices[0], PolicyKind::Magazines, &places, &config, Timing::Fast, &|_| true)
-        .unwrap_err();
+    let error =
+        replay(&trace.devices[0], PolicyKind::Magazines, &places, &config, Timing::Fast, &|_| true)
+            .unwrap_err();
     let words = error.to_string();
     assert!(
-        words.contains("magazines") && words.contains("operation 1 of") && words.contains("table pages"),
+        words.contains("magazines")
+            && words.contains("operation 1 of")
+            && words.contains("table pages"),
         "{words}"
     );
 }
@@ -442,7 +494,8 @@ fn many_mappings_of_one_address_are_unmapped_in_order() {
     assert!(device.operations[COUNT..].iter().zip(0..).all(|(unmap, at)| unmap.mapping == at));
 }
 
-/// A list from one end of the addresses to the other contains calls of any size; their sums do not wrap.
+/// A list from one end of the addresses to the other contains calls of any size; their sums do not
+/// wrap.
 #[test]
 fn sums_of_huge_calls_do_not_wrap() {
     const CALLS: usize = 256;
@@ -461,8 +514,9 @@ fn sums_of_huge_calls_do_not_wrap() {
 /// A name that a terminal would obey, or that is no name, is damage.
 #[test]
 fn names_of_devices_can_be_printed() {
-    let map =
-        |name: &str| format!("dma_map_page: {name} dir=NONE dma_addr=1000 size=1 phys_addr=1000 attrs=");
+    let map = |name: &str| {
+        format!("dma_map_page: {name} dir=NONE dma_addr=1000 size=1 phys_addr=1000 attrs=")
+    };
     let long = "d".repeat(129);
     let names = ["d", "\u{1b}[31md", "d\0", "d\u{202e}", &long, &long[1..]].map(map);
     let attached = "attach_device_to_domain: IOMMU: device=\u{1b}[2J".to_owned();

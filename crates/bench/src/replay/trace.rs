@@ -19,7 +19,10 @@ impl Run {
     /// Returns the pages that contain a range of bytes, whose end has been checked.
     pub(super) fn covering(start: u64, size: u64) -> Self {
         let first = start / PAGE * PAGE;
-        let end = start.saturating_add(size).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX / PAGE * PAGE);
+        let end = start
+            .saturating_add(size)
+            .checked_next_multiple_of(PAGE)
+            .unwrap_or(u64::MAX / PAGE * PAGE);
         Self { start: first, len: end - first }
     }
 
@@ -96,14 +99,17 @@ pub struct Counts {
     pub maps: u64,
     /// Of these, scatter lists.
     pub lists: u64,
-    /// Of these, scatter lists of which the kernel recorded the first segments only: the others are left out.
+    /// Of these, scatter lists of which the kernel recorded the first segments only: the others are
+    /// left out.
     pub truncated: u64,
-    /// Of these, scatter lists (and allocations in segments) for which the sizes of the segments are not recorded: they are
-    /// taken to be equal.
+    /// Of these, scatter lists (and allocations in segments) for which the sizes of the segments
+    /// are not recorded: they are taken to be equal.
     pub split_evenly: u64,
-    /// Of these, allocations whose physical address is not recorded: each is given memory of its own.
+    /// Of these, allocations whose physical address is not recorded: each is given memory of its
+    /// own.
     pub without_memory: u64,
-    /// Of these, at an address that was still in use: where two processors record a map and an unmap in the other order.
+    /// Of these, at an address that was still in use: where two processors record a map and an
+    /// unmap in the other order.
     pub overlapping: u64,
     /// Mappings removed.
     pub unmaps: u64,
@@ -129,7 +135,8 @@ pub struct Counts {
     pub iommu_unmaps: u64,
     /// The pages of these unmaps.
     pub iommu_unmapped_pages: u64,
-    /// The pages that VT-d would flush for these unmaps in strict mode: each range becomes one aligned power of two.
+    /// The pages that VT-d would flush for these unmaps in strict mode: each range becomes one
+    /// aligned power of two.
     pub strict_flush_pages: u64,
     /// Unmaps that removed another size than was asked for.
     pub iommu_unmaps_partial: u64,

@@ -1,4 +1,5 @@
-//! The suite `buffer`: registered buffers that keep their hugepages whole, beside a segment for every 4 KiB page.
+//! The suite `buffer`: registered buffers that keep their hugepages whole, beside a segment for
+//! every 4 KiB page.
 
 mod copy;
 mod gather;
@@ -29,7 +30,10 @@ pub(super) const CASES: &[Entry] = &[
         "gather-8m",
         "cut 8 MiB of that memory, registered, into what a device accepts; how many segments that is",
     ),
-    ("gather-8m-prp", "the same as PRP lists for a controller page of 4 KiB, list pages allocated and freed"),
+    (
+        "gather-8m-prp",
+        "the same as PRP lists for a controller page of 4 KiB, list pages allocated and freed",
+    ),
     ("copy-64, -512, -4k, -64k, -1m, -8m", "copy that many bytes into a DMA buffer and out of it"),
     (
         "io-submit, io-submit-1",
@@ -39,8 +43,14 @@ pub(super) const CASES: &[Entry] = &[
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "pages kept as large as they are; io-submit: registered hugepages; copy: DmaMemory"),
-    ("pages-4k", "the same memory, a segment for every 4 KiB page of it; io-submit: registered 4 KiB pages"),
+    (
+        "pinfold",
+        "pages kept as large as they are; io-submit: registered hugepages; copy: DmaMemory",
+    ),
+    (
+        "pages-4k",
+        "the same memory, a segment for every 4 KiB page of it; io-submit: registered 4 KiB pages",
+    ),
     ("memcpy", "the same memory as a slice, copied by the standard library"),
     ("walk", "a list of segments, searched from its start"),
     ("unregistered, pages-4k-unregistered", "that memory, not registered"),
@@ -49,8 +59,8 @@ pub(super) const SUBJECTS: &[Entry] = &[
 /// Measures the suite.
 ///
 /// # Errors
-/// Where the memory or the scratch file is unavailable, or a subject fails. Memory that may not be pinned is no error: its
-/// cases are skipped.
+/// Where the memory or the scratch file is unavailable, or a subject fails. Memory that may not be
+/// pinned is no error: its cases are skipped.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         // A buffer is described by one thread, in memory of its own.

@@ -1,7 +1,7 @@
 //! The suite `frame`: page frames beside the page allocator of a kernel.
 //!
-//! Outside the pairs nothing is written to a frame: no subject does, and a write that each caller makes alike would only
-//! hide what they cost.
+//! Outside the pairs nothing is written to a frame: no subject does, and a write that each caller
+//! makes alike would only hide what they cost.
 
 mod bulk;
 mod metadata;
@@ -28,13 +28,19 @@ pub(super) const CASES: &[Entry] = &[
         "owners-64",
         "free a frame at random and allocate another: 64 owners with 32 frames each take turns, on one thread",
     ),
-    ("fill-64, -512", "allocate and free a frame, 64 or 512 by one call, 8,192 allocated at a time"),
+    (
+        "fill-64, -512",
+        "allocate and free a frame, 64 or 512 by one call, 8,192 allocated at a time",
+    ),
     ("alloc-2m", "allocate and free a run of 2 MiB, 128 allocated at a time"),
     ("random-4096", "allocate and free a frame, 4,096 allocated at a time and freed at random"),
     ("free-all", "one of the frees of all 262,144 frames, in the order of their allocation"),
     ("random-free-all, random-free", "one of the random frees of all 262,144 frames, or of 65,536"),
     ("rpc-259", "one call in a server's receive loop: refill 1 to 259 missing pages of 259"),
-    ("churn-70", "free runs of 2 MiB in 1 GiB, 70 % allocated, after 10^7 random steps; 0 at first"),
+    (
+        "churn-70",
+        "free runs of 2 MiB in 1 GiB, 70 % allocated, after 10^7 random steps; 0 at first",
+    ),
     ("zone-1t", "the metadata of a 1 TiB zone: bytes per frame, and the time to create it"),
     (
         "refused-1t",
@@ -48,9 +54,18 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("list", "an owner's Local: take_list, a chain from which the slots are filled"),
     ("pinfold-single", "an owner's Local, one call per frame"),
     ("pinfold-shared", "the zone's own calls, without an owner"),
-    ("single", "a kernel's page allocator, one call per page: buddy lists behind lists of each owner"),
-    ("lifo, thread-list", "unchecked stacks of numbers: under a lock, and of one thread (the floor)"),
-    ("empty-loop", "refused-1t: nothing, timed in the same way: what the machine itself pauses for"),
+    (
+        "single",
+        "a kernel's page allocator, one call per page: buddy lists behind lists of each owner",
+    ),
+    (
+        "lifo, thread-list",
+        "unchecked stacks of numbers: under a lock, and of one thread (the floor)",
+    ),
+    (
+        "empty-loop",
+        "refused-1t: nothing, timed in the same way: what the machine itself pauses for",
+    ),
 ];
 
 /// Measures the suite.

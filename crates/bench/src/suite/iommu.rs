@@ -32,7 +32,10 @@ pub(super) const CASES: &[Entry] = &[
     ("map-4k, clear-4k", "one entry of a table, in a table page that is in use"),
     ("map-1m, clear-1m", "the same for 256 entries by one call"),
     ("domain-4k, domain-1m", "map, revoke and wait for 1 page, or 256; flushes take no time"),
-    ("domain-4k-batch", "domain-4k, 256 mappings revoked by one call; pinfold-many: also mapped by one"),
+    (
+        "domain-4k-batch",
+        "domain-4k, 256 mappings revoked by one call; pinfold-many: also mapped by one",
+    ),
     (
         "bounce-64, -256, -1k, -4k, -8k, -16k",
         "a payload of so many bytes to the device and one from it: copied, or their whole pages mapped and unmapped",
@@ -53,11 +56,17 @@ pub(super) const CASES: &[Entry] = &[
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "an owner of a domain; in the cases of addresses, its addresses alone"),
-    ("pinfold-mapping", "the same with the life of a mapping around them, over a backend without a table"),
+    (
+        "pinfold-mapping",
+        "the same with the life of a mapping around them, over a backend without a table",
+    ),
     ("pinfold-pinned", "a table page that is pinned for an owner: nothing is counted"),
     ("pinfold-shared", "the domain's own calls, or the address space's, without an owner"),
     ("pinfold-strict", "an owner: an unmap waits for its flush"),
-    ("pinfold-revoke", "an owner: an unmap returns, and the memory is held until its flush has completed"),
+    (
+        "pinfold-revoke",
+        "an owner: an unmap returns, and the memory is held until its flush has completed",
+    ),
     ("pinfold-batch", "the same, 16 mappings revoked by one call"),
     ("pinfold-many", "an owner that maps by `map_many`"),
     (
@@ -65,7 +74,10 @@ pub(super) const SUBJECTS: &[Entry] = &[
         "pinfold-revoke, each chosen two exchanges before and prefetched (`Mapping::prefetch`)",
     ),
     ("bounced", "bounce-*: copies into and out of pages that stay mapped (`BouncePool`)"),
-    ("tree-2015", "Linux in 2015: a tree per device, locked across the invalidations of 250 unmaps"),
+    (
+        "tree-2015",
+        "Linux in 2015: a tree per device, locked across the invalidations of 250 unmaps",
+    ),
     ("tree-merged", "the same, entries that abut merged"),
     (
         "magazines, magazines-strict",
@@ -73,7 +85,10 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ),
     ("magazines-ahead", "magazines, prefetched in the same way"),
     ("identity", "the physical address, counted per page, strict"),
-    ("never-freed", "the same table, which frees no page; it uses 1 GiB of addresses again and again"),
+    (
+        "never-freed",
+        "the same table, which frees no page; it uses 1 GiB of addresses again and again",
+    ),
     ("none", "all memory mapped once: no protection"),
     ("handles-only", "live-*: the list of the caller alone, of as many handles of the same size"),
     ("copies", "rr-*: the copying of a transaction alone, without mappings, a device or a pause"),

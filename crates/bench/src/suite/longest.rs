@@ -4,8 +4,9 @@ use crate::harness::{Samples, thread_time};
 use crate::record::Metric;
 use std::time::Duration;
 
-/// The unit of the longest call. The time is the thread's own, so that what else runs on the processor does not count; page
-/// faults do, and interrupts, which the subject `empty-loop` shows by itself.
+/// The unit of the longest call. The time is the thread's own, so that what else runs on the
+/// processor does not count; page faults do, and interrupts, which the subject `empty-loop` shows
+/// by itself.
 pub(crate) const LONGEST: &str = "us, longest call";
 
 /// The longest of several calls.
@@ -48,10 +49,11 @@ const ONCE: &str = "us, longest once";
 
 /// The longest of many calls that are made in several passes, the same ones in the same order.
 ///
-/// What belongs to a call takes its time in every pass; what the machine interrupts it for (on a virtual one 40 to 100 us, in the
-/// thread's own time, too) hits another call each time. So a call takes the least time of its passes, and of these the longest
-/// is recorded: what happens once, as the first touch of memory, is not in it. Beside it is the longest of any pass, which the
-/// limits are for.
+/// What belongs to a call takes its time in every pass; what the machine interrupts it for (on a
+/// virtual one 40 to 100 us, in the thread's own time, too) hits another call each time. So a call
+/// takes the least time of its passes, and of these the longest is recorded: what happens once, as
+/// the first touch of memory, is not in it. Beside it is the longest of any pass, which the limits
+/// are for.
 pub(super) struct Repeated {
     /// The least time of each call, in nanoseconds.
     least: Vec<u32>,
@@ -94,7 +96,8 @@ impl Repeated {
         self.at += 1;
     }
 
-    /// Returns the longest call in nanoseconds, each as long as in its shortest pass. Call it after a pass.
+    /// Returns the longest call in nanoseconds, each as long as in its shortest pass. Call it after
+    /// a pass.
     fn longest_of_least(&self) -> u32 {
         self.least.iter().take(self.at).copied().max().unwrap_or(0)
     }
@@ -115,7 +118,8 @@ pub(super) fn empty_passes(out: &mut Samples, case: &'static str, calls: usize) 
     longest.record(out, case);
 }
 
-/// Calls nothing as often as the other subjects call what is measured, and records the longest time for it.
+/// Calls nothing as often as the other subjects call what is measured, and records the longest time
+/// for it.
 pub(super) fn empty_loop(out: &mut Samples, case: &'static str, calls: usize) {
     let mut longest = Longest::new();
     (0..calls).for_each(|_| longest.note());
@@ -132,8 +136,10 @@ mod tests {
         for interrupted in 0..PASSES {
             longest.begin_pass();
             for call in 0..3 {
-                // The last call is long by itself, and in each pass another one is interrupted for longer.
-                longest.add(if call == interrupted { 5000 } else { 10 } + 100 * u32::from(call == 2));
+                // The last call is long by itself, and in each pass another one is interrupted for
+                // longer.
+                longest
+                    .add(if call == interrupted { 5000 } else { 10 } + 100 * u32::from(call == 2));
             }
         }
         assert_eq!((longest.longest_of_least(), longest.longest), (110, 5100));

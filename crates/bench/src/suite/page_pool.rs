@@ -1,6 +1,7 @@
 //! The suite `page-pool`: pages that stay mapped while they are recycled.
 //!
-//! Only the pages of `pinfold` are mapped for the device. What mapping would cost the others is left out.
+//! Only the pages of `pinfold` are mapped for the device. What mapping would cost the others is
+//! left out.
 
 mod cached;
 mod handles;
@@ -22,7 +23,10 @@ pub(super) const CASES: &[Entry] = &[
     ("local-nowrite", "the same, without the write"),
     ("local-64", "the same without the write, 64 pages allocated at a time"),
     ("ring", "allocate and write a page, free it through the ring; 512 at a time, one thread"),
-    ("slow", "allocate, write and free a page that no cache holds: 4,096 of a new pool, and its destruction"),
+    (
+        "slow",
+        "allocate, write and free a page that no cache holds: 4,096 of a new pool, and its destruction",
+    ),
     ("rx-512", "receive a packet, pass its page to a thread that frees it, refill the descriptor"),
 ];
 
@@ -35,7 +39,10 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-full", "the same with a ring of 1, which is always full: the slow path"),
     ("single", "the page allocator of a kernel, one call per page"),
     ("list, array", "a zone's Local: take_list or fill; the receiving thread has its own Local"),
-    ("lifo, thread-list", "unchecked stacks of numbers: under a lock, and of one thread (the floor)"),
+    (
+        "lifo, thread-list",
+        "unchecked stacks of numbers: under a lock, and of one thread (the floor)",
+    ),
 ];
 
 /// How much memory the pools get, all together.
@@ -47,13 +54,15 @@ const MEMORY: u64 = 256 << 20;
 /// Where the memory is unavailable or a subject fails.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
-    let arena = Arena::builder().size(MEMORY).mapping_policy(MappingPolicy::PerUse).build(&domain)?;
+    let arena =
+        Arena::builder().size(MEMORY).mapping_policy(MappingPolicy::PerUse).build(&domain)?;
     let packets = Arena::builder()
         .size(u64::from(FRAMES) * Frame::BYTES)
         .mapping_policy(MappingPolicy::Whole)
         .build(&domain)?
         .alloc(FRAMES as usize * 4096)?;
-    // Touched first: no subject pays for the first use of a page. The range is the whole buffer, so it is never refused.
+    // Touched first: no subject pays for the first use of a page. The range is the whole buffer, so
+    // it is never refused.
     let _ = packets.memory().fill(0, packets.memory().len(), 0);
     let buddy = Buddy::new(FRAMES);
     let memory = packets.memory();

@@ -1,8 +1,9 @@
 //! The suite `pool`: DMA pools beside those of the kernel.
 //!
-//! Every subject but `malloc` gets memory of the same kind, touched before, and allocates its pages or chunks from an
-//! allocator that costs next to nothing, so the figures are about the pools. One word of each block is written when it is
-//! allocated, except in the cases called `-nowrite`, and in `mpt3sas-write`, where it is 64 bytes.
+//! Every subject but `malloc` gets memory of the same kind, touched before, and allocates its pages
+//! or chunks from an allocator that costs next to nothing, so the figures are about the pools. One
+//! word of each block is written when it is allocated, except in the cases called `-nowrite`, and
+//! in `mpt3sas-write`, where it is 64 bytes.
 
 mod fresh;
 mod held;
@@ -35,8 +36,14 @@ pub(super) const CASES: &[Entry] = &[
     ("pair-16, -64, -256, -1024, -4096", "allocate and free one block of that size"),
     ("pair-...-nowrite", "the same, without writing a word of the block"),
     ("pair-64-2t", "pair-64 by two threads at once: the time of both over the pairs of both"),
-    ("bulk-32, -512", "allocate and free a block of 64 bytes, 32 or 512 by one call if there is one"),
-    ("random-4096", "allocate and free a block of 128 bytes, 4,096 allocated at a time and freed at random"),
+    (
+        "bulk-32, -512",
+        "allocate and free a block of 64 bytes, 32 or 512 by one call if there is one",
+    ),
+    (
+        "random-4096",
+        "allocate and free a block of 128 bytes, 4,096 allocated at a time and freed at random",
+    ),
     (
         "out-4096",
         "free a block of 64 bytes and allocate another, with 4,096 allocated, of which a random one is freed",
@@ -57,7 +64,10 @@ pub(super) const CASES: &[Entry] = &[
     ),
     ("metadata", "bytes of the pool's own state for each block of 64 bytes, of 10^6"),
     ("free-random-100k, -10m", "free one of 10^5 blocks of 64 bytes, or of 10^7, at random"),
-    ("held-2t-pipe", "memory held and in use at its peak: a thread allocates, another frees, in order"),
+    (
+        "held-2t-pipe",
+        "memory held and in use at its peak: a thread allocates, another frees, in order",
+    ),
     (
         "held-2t-random",
         "the same: both allocate and free at random, in sets of changing sizes that they share",
@@ -71,14 +81,29 @@ pub(super) const CASES: &[Entry] = &[
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a Local, and blocks that are freed through it"),
-    ("pinfold-raw", "a Local and raw blocks, each of which is claimed when it is freed by its address"),
+    (
+        "pinfold-raw",
+        "a Local and raw blocks, each of which is claimed when it is freed by its address",
+    ),
     ("pinfold-alone", "remote-free: one thread that allocates and frees as many"),
     ("pinfold-shared", "the pool's own calls, which take its lock"),
-    ("linear, rbtree, inblock", "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3"),
+    (
+        "linear, rbtree, inblock",
+        "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3",
+    ),
     ("malloc", "the process's allocator, aligned to 16 bytes"),
-    ("lifo, thread-list", "unchecked stacks of blocks: under a lock, and of one thread (the floor)"),
-    ("batches", "a list per thread before a stack under a lock, which it uses for 32 blocks at a time"),
-    ("empty-loop", "grow-full-*: nothing, timed in the same way: what the machine itself pauses for"),
+    (
+        "lifo, thread-list",
+        "unchecked stacks of blocks: under a lock, and of one thread (the floor)",
+    ),
+    (
+        "batches",
+        "a list per thread before a stack under a lock, which it uses for 32 blocks at a time",
+    ),
+    (
+        "empty-loop",
+        "grow-full-*: nothing, timed in the same way: what the machine itself pauses for",
+    ),
 ];
 
 /// How much memory the baselines get, and the pools.
@@ -90,9 +115,13 @@ const MEMORY: usize = 96 << 20;
 /// Where the memory is unavailable or a subject fails.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
-    let arena = Arena::builder().size(MEMORY as u64).mapping_policy(MappingPolicy::Whole).build(&domain)?;
+    let arena =
+        Arena::builder().size(MEMORY as u64).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     // Memory of the same kind, for the baselines alone.
-    let others = Arena::builder().size(MEMORY as u64).mapping_policy(MappingPolicy::PerUse).build(&domain)?;
+    let others = Arena::builder()
+        .size(MEMORY as u64)
+        .mapping_policy(MappingPolicy::PerUse)
+        .build(&domain)?;
     let mut others = others.alloc(MEMORY)?;
     let baseline = others.as_mut_slice()?;
     // All memory is touched first: no subject pays for the first use of a page.

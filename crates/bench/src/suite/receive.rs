@@ -1,12 +1,15 @@
 //! The suite `receive`: a real socket, and where the pages of its fill ring come from.
 //!
-//! Two connected virtual interfaces in a network namespace of their own. The kernel sends copies of one packet through one end
-//! ([`Generator`](pinfold::xdp::Generator)); at the other end the driver's XDP program passes them to an `AF_XDP` socket, whose
-//! thread polls the driver itself. So all of reception (the driver, the program, the copy into the page, the program's own
-//! part) is time of the receiving thread, as on one processor of a server. Polls that find nothing do not count: on a machine
-//! that has no processor to spare for the sender, packets per second are what it sends.
+//! Two connected virtual interfaces in a network namespace of their own. The kernel sends copies of
+//! one packet through one end ([`Generator`](pinfold::xdp::Generator)); at the other end the
+//! driver's XDP program passes them to an `AF_XDP` socket, whose thread polls the driver itself. So
+//! all of reception (the driver, the program, the copy into the page, the program's own part) is
+//! time of the receiving thread, as on one processor of a server. Polls that find nothing do not
+//! count: on a machine that has no processor to spare for the sender, packets per second are what
+//! it sends.
 //!
-//! `page-pool` is the product with all its checks; the others are the rings used bare, with nothing but their allocator.
+//! `page-pool` is the product with all its checks; the others are the rings used bare, with nothing
+//! but their allocator.
 
 mod measure;
 mod plain;
@@ -32,13 +35,19 @@ use wire::Wire;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    ("rx-64, -1500", "receive a packet of that size, read one word of it, and return its page: one thread"),
+    (
+        "rx-64, -1500",
+        "receive a packet of that size, read one word of it, and return its page: one thread",
+    ),
     ("rx-64-2t, rx-1500-2t", "the same with two queues, sockets and threads; all packets of both"),
     (
         "turns-64, turns-1500",
         "the same by one thread that sends 192, then receives them: the program's own part, without the driver's",
     ),
-    ("pool-calls", "one page from the page pool and back, in the pattern of rx-64, without a socket"),
+    (
+        "pool-calls",
+        "one page from the page pool and back, in the pattern of rx-64, without a socket",
+    ),
 ];
 
 /// The subjects.
@@ -46,10 +55,14 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("page-pool", "pinfold-xdp: packets that own their pages, and a page pool"),
     ("single", "bare rings; the page allocator of a kernel, one call per page"),
     ("list, array", "bare rings; a zone's Local: take_list or fill, 64 pages at a time"),
-    ("static-umem", "bare rings; the addresses received are entered again, as in xdpsock and common crates"),
+    (
+        "static-umem",
+        "bare rings; the addresses received are entered again, as in xdpsock and common crates",
+    ),
 ];
 
-/// Case, bytes of a packet without the checksum of Ethernet, threads, whether they send as well, packets of a run for each.
+/// Case, bytes of a packet without the checksum of Ethernet, threads, whether they send as well,
+/// packets of a run for each.
 const SIZES: [(&str, usize, usize, bool, usize); 6] = [
     ("rx-64", 60, 1, false, 1 << 18),
     ("rx-1500", 1514, 1, false, 1 << 17),
@@ -92,7 +105,11 @@ fn measure<R: Receiver>(
     open: impl FnOnce(&Interface) -> Result<Vec<R>, BenchError>,
     out: &mut Samples,
 ) -> Result<(), BenchError> {
-    if load.turns { measure_turns(case, load, open, out) } else { measure_at_once(case, load, open, out) }
+    if load.turns {
+        measure_turns(case, load, open, out)
+    } else {
+        measure_at_once(case, load, open, out)
+    }
 }
 
 fn subjects<'w>(case: &'static str, load: Load<'w>) -> Vec<Subject<'w, BenchError>> {
@@ -104,7 +121,12 @@ fn subjects<'w>(case: &'static str, load: Load<'w>) -> Vec<Subject<'w, BenchErro
         }),
         Subject::new("single", move |out: &mut Samples| {
             let buddies: Vec<_> = (0..queues).map(|_| Buddy::new(PAGES)).collect();
-            measure(case, load, |far| Plain::open(far, buddies.iter().map(Single::new).collect()), out)
+            measure(
+                case,
+                load,
+                |far| Plain::open(far, buddies.iter().map(Single::new).collect()),
+                out,
+            )
         }),
         Subject::new("list", move |out: &mut Samples| {
             let zones = zones()?;

@@ -31,8 +31,9 @@ impl Reserved {
     }
 }
 
-// SAFETY: the range of addresses is fixed and stays mapped while the value lives. The zone has a frame for each 4 KiB of it, and
-// allocates aligned runs, none of them twice before it is freed. No reference into the memory is ever made.
+// SAFETY: the range of addresses is fixed and stays mapped while the value lives. The zone has a
+// frame for each 4 KiB of it, and allocates aligned runs, none of them twice before it is freed. No
+// reference into the memory is ever made.
 unsafe impl ChunkSource for Reserved {
     fn span(&self) -> NonNull<[u8]> {
         let memory = self.memory.dma();

@@ -1,8 +1,10 @@
-//! The suite `serve`: network block servers beside each other, with one client for all: `pinfold serve`, nbdkit, qemu-nbd.
+//! The suite `serve`: network block servers beside each other, with one client for all:
+//! `pinfold serve`, nbdkit, qemu-nbd.
 //!
-//! The servers are processes that run for the whole suite. `pinfold`, `nbdkit-file` and `qemu-nbd` serve one file in the page cache,
-//! `pinfold-soft` and `nbdkit-memory` memory of their own, filled with the same bytes. The clients are fio's nbd engine, which has one
-//! connection, and nbdcopy, which has up to four; their own processor time is not counted.
+//! The servers are processes that run for the whole suite. `pinfold`, `nbdkit-file` and `qemu-nbd`
+//! serve one file in the page cache, `pinfold-soft` and `nbdkit-memory` memory of their own, filled
+//! with the same bytes. The clients are fio's nbd engine, which has one connection, and nbdcopy,
+//! which has up to four; their own processor time is not counted.
 //!
 //! `rpc-259` is the receive loop of an RPC server at a socket, in this process.
 
@@ -28,7 +30,10 @@ pub(super) const CASES: &[Entry] = &[
     ("write-4k-1, -16, -64", "random writes of 4 KiB"),
     ("read-1m-1, -16, -64", "random reads of 1 MiB: bandwidth, p99, the server's CPU time"),
     ("write-1m-1, -16, -64", "random writes of 1 MiB"),
-    ("nbdcopy-read, nbdcopy-write", "nbdcopy of 1 GiB from the server to nowhere, or from memory to it"),
+    (
+        "nbdcopy-read, nbdcopy-write",
+        "nbdcopy of 1 GiB from the server to nowhere, or from memory to it",
+    ),
     (
         "rpc-259",
         "an RPC server receives a write of 1 MiB from a socket into pages, after it has refilled what is missing of 259",
@@ -94,7 +99,8 @@ pub fn unable() -> Option<String> {
 /// Measures the suite.
 ///
 /// # Errors
-/// [`BenchError::NoServers`] where a program is not installed, or the failure of a server or a client.
+/// [`BenchError::NoServers`] where a program is not installed, or the failure of a server or a
+/// client.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
@@ -103,11 +109,15 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         return Err(error);
     }
     let quick = harness.options().quick;
-    let harness =
-        if quick { harness.once() } else { harness.with_runs(harness.options().runs.min(MOST_RUNS)) };
+    let harness = if quick {
+        harness.once()
+    } else {
+        harness.with_runs(harness.options().runs.min(MOST_RUNS))
+    };
     let duration = if quick { QUICK_RUN } else { RUN };
     let data = Data::create(harness.scale(MIB).max(LEAST_MIB) << 20)?;
-    // What is written comes from another file: the server's own would be in the processor's cache for both.
+    // What is written comes from another file: the server's own would be in the processor's cache
+    // for both.
     let source = Data::create(data.bytes())?;
     let servers = Server::start_all(&data)?;
     // The servers of memory get the same bytes, so none returns zeroes that it has never stored.
@@ -116,7 +126,8 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     }
     let mut records = rpc::run(&harness)?;
     records.extend(send::run(&harness)?);
-    let measured = |(_, _, _, depth): &(&str, Direction, u64, usize)| !quick || *depth == QUICK_DEPTH;
+    let measured =
+        |(_, _, _, depth): &(&str, Direction, u64, usize)| !quick || *depth == QUICK_DEPTH;
     for (case, direction, block, depth) in FIO.into_iter().filter(measured) {
         let subjects = servers.iter().map(|server| {
             let fio = Fio { direction, block, depth, duration };
@@ -127,7 +138,9 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     for (case, direction) in COPIES {
         let subjects = servers.iter().map(|server| {
             let source = &source;
-            Subject::new(server.name(), move |out: &mut Samples| copies(out, case, direction, source, server))
+            Subject::new(server.name(), move |out: &mut Samples| {
+                copies(out, case, direction, source, server)
+            })
         });
         records.extend(harness.interleave(subjects.collect())?);
     }
@@ -147,7 +160,12 @@ fn record(
     }
 }
 
-fn requests(out: &mut Samples, case: &'static str, server: &Server, fio: &Fio) -> Result<(), BenchError> {
+fn requests(
+    out: &mut Samples,
+    case: &'static str,
+    server: &Server,
+    fio: &Fio,
+) -> Result<(), BenchError> {
     let before = server.cpu_time()?;
     let result = fio.run(server)?;
     let cpu = server.cpu_time()?.saturating_sub(before);
@@ -155,12 +173,20 @@ fn requests(out: &mut Samples, case: &'static str, server: &Server, fio: &Fio) -
         ..1_048_576 => (case, Metric::Rate, "requests/s"),
         _ => (case, Metric::Rate, "MiB/s"),
     };
-    let each =
-        if rate.2 == "MiB/s" { result.bytes_per_s / f64::from(1 << 20) } else { result.requests_per_s };
+    let each = if rate.2 == "MiB/s" {
+        result.bytes_per_s / f64::from(1 << 20)
+    } else {
+        result.requests_per_s
+    };
     record(out, server, rate, each);
     record(out, server, (case, Metric::Time, "us p99"), result.p99.as_secs_f64() * 1e6);
     // Counted in ticks of 10 ms: one request of a short run may show none.
-    record(out, server, (case, Metric::Count, "us CPU/request"), cpu.as_secs_f64() * 1e6 / result.requests);
+    record(
+        out,
+        server,
+        (case, Metric::Count, "us CPU/request"),
+        cpu.as_secs_f64() * 1e6 / result.requests,
+    );
     Ok(())
 }
 

@@ -10,7 +10,8 @@ fn run(suite: &str) -> Vec<Record> {
     Suite::named(suite).unwrap().run(Options { runs: 1, quick: true }, &|_| ()).unwrap()
 }
 
-/// Expands the names of a listing: `pair-16, -64` is `pair-16` and `pair-64`; `pair-...-nowrite` is any size.
+/// Expands the names of a listing: `pair-16, -64` is `pair-16` and `pair-64`; `pair-...-nowrite` is
+/// any size.
 fn names(entries: &'static [super::Entry]) -> Names {
     let mut all = Vec::new();
     for (name, _) in entries {
@@ -43,9 +44,13 @@ impl Names {
 #[test]
 fn the_documentation_has_the_current_listing() {
     let page =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md")).unwrap();
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/benchmarks.md"))
+            .unwrap();
     let listing = super::Listing.to_string();
-    assert!(page.contains(&listing), "docs/benchmarks.md is out of date: run scripts/readme --list");
+    assert!(
+        page.contains(&listing),
+        "docs/benchmarks.md is out of date: run scripts/readme --list"
+    );
 }
 
 fn cases(records: &[Record]) -> BTreeSet<&str> {
@@ -61,7 +66,8 @@ fn check_figures(line: &str, object: &serde_json::Value) {
     let figure = |name: &str| object[name].as_f64().unwrap();
     assert!(0.0 <= figure("min") && figure("min") <= figure("median"), "{line}");
     assert!(figure("median") <= figure("max"), "{line}");
-    // A strict policy leaves nothing reachable, and the walks of a table that never changes round to nothing.
+    // A strict policy leaves nothing reachable, and the walks of a table that never changes round
+    // to nothing.
     let may_be_zero = object["metric"] != "time"
         || ["us reachable", "us walking"].iter().any(|unit| object["unit"] == *unit);
     assert!(may_be_zero || figure("min") > 0.0, "{line}");
@@ -75,13 +81,18 @@ fn lines_are_well_formed(suite: &str, records: &[Record]) {
         let line = record.to_json();
         assert!(!line.contains('\n'));
         let object: serde_json::Value = serde_json::from_str(&line).unwrap();
-        let mut members: BTreeSet<&str> = object.as_object().unwrap().keys().map(String::as_str).collect();
+        let mut members: BTreeSet<&str> =
+            object.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(members.remove("note"), record.note.is_some(), "{line}");
         assert_eq!(members.remove("modelled"), record.modelled, "{line}");
-        let expected = ["suite", "case", "subject", "metric", "unit", "median", "min", "max", "runs"];
+        let expected =
+            ["suite", "case", "subject", "metric", "unit", "median", "min", "max", "runs"];
         assert_eq!(members, BTreeSet::from(expected), "{line}");
         assert_eq!(object["suite"], suite);
-        assert!(["time", "rate", "bytes", "count", "segments"].contains(&object["metric"].as_str().unwrap()));
+        assert!(
+            ["time", "rate", "bytes", "count", "segments"]
+                .contains(&object["metric"].as_str().unwrap())
+        );
         if record.is_measured() {
             check_figures(&line, &object);
         } else {
@@ -89,7 +100,11 @@ fn lines_are_well_formed(suite: &str, records: &[Record]) {
         }
         assert!(seen.insert((record.case, record.subject, record.unit)), "recorded twice: {line}");
         let explained = Suite::named(suite).unwrap();
-        assert!(names(explained.cases).contains(record.case), "case {} is not in the listing", record.case);
+        assert!(
+            names(explained.cases).contains(record.case),
+            "case {} is not in the listing",
+            record.case
+        );
         assert!(
             names(explained.subjects).contains(record.subject),
             "subject {} is not in the listing",
@@ -146,14 +161,23 @@ fn pool_has_its_cases_and_subjects() {
         assert!(records.iter().all(|record| record.subject.starts_with("pinfold")));
         counted(&records, ("pair-64", "pinfold", "locks/op"), 0.0);
         counted(&records, ("pair-64", "pinfold", "rmw/op"), 0.0);
-        // A raw free claims its block. Each of the pool's own calls takes a lock: one read-modify-write.
+        // A raw free claims its block. Each of the pool's own calls takes a lock: one
+        // read-modify-write.
         counted(&records, ("pair-64", "pinfold-raw", "rmw/op"), 1.0);
         counted(&records, ("pair-64", "pinfold-shared", "locks/op"), 2.0);
         counted(&records, ("pair-64", "pinfold-shared", "rmw/op"), 3.0);
         return;
     }
-    let all =
-        ["pinfold", "inblock", "pinfold-raw", "rbtree", "pinfold-shared", "lifo", "malloc", "thread-list"];
+    let all = [
+        "pinfold",
+        "inblock",
+        "pinfold-raw",
+        "rbtree",
+        "pinfold-shared",
+        "lifo",
+        "malloc",
+        "thread-list",
+    ];
     for case in ["mpt3sas-alloc", "mpt3sas-free", "mpt3sas-free-random"] {
         assert_eq!(subjects(&records, case), [&all[..], &["linear"]].concat());
     }
@@ -169,7 +193,10 @@ fn pool_has_its_cases_and_subjects() {
         found.map(|r| r.median).unwrap_or_else(|| panic!("no {unit} in {case}"))
     };
     // These do not depend on the machine. A quick run has fewer owners.
-    assert_eq!(figure("locals-1024", "owners with one"), if cfg!(debug_assertions) { 4.0 } else { 64.0 });
+    assert_eq!(
+        figure("locals-1024", "owners with one"),
+        if cfg!(debug_assertions) { 4.0 } else { 64.0 }
+    );
     let each = figure("metadata", "bytes/block");
     assert!((4.5..5.5).contains(&each), "{each}");
     for case in ["held-2t-pipe", "held-2t-random", "held-2t-waves"] {
@@ -244,8 +271,14 @@ fn page_pool_has_its_cases_and_subjects() {
     if COUNTS_RMW {
         assert!(records.iter().all(|record| ["rmw/op", "locks/op"].contains(&record.unit)));
     } else {
-        assert_eq!(subjects(&records, "rx-512"), ["pinfold", "pinfold-bulk", "single", "list", "array"]);
-        assert_eq!(subjects(&records, "local"), ["pinfold", "pinfold-raw", "single", "lifo", "thread-list"]);
+        assert_eq!(
+            subjects(&records, "rx-512"),
+            ["pinfold", "pinfold-bulk", "single", "list", "array"]
+        );
+        assert_eq!(
+            subjects(&records, "local"),
+            ["pinfold", "pinfold-raw", "single", "lifo", "thread-list"]
+        );
     }
     assert_eq!(cases(&records), expected);
 }
@@ -273,11 +306,17 @@ fn buffer_has_its_cases_and_subjects() {
     }
     assert_eq!(all, expected);
     let figure = |case: &str, subject: &str, metric| {
-        records.iter().find(|r| (r.case, r.subject, r.metric) == (case, subject, metric)).unwrap().median
+        records
+            .iter()
+            .find(|r| (r.case, r.subject, r.metric) == (case, subject, metric))
+            .unwrap()
+            .median
     };
     // These do not depend on the machine.
     let table = |case, subject| figure(case, subject, Metric::Bytes);
-    assert!(table("register-1g-model", "pages-4k") / table("register-1g-model", "pinfold") >= 500.0);
+    assert!(
+        table("register-1g-model", "pages-4k") / table("register-1g-model", "pinfold") >= 500.0
+    );
     for record in records.iter().filter(|record| own.contains(&record.case)) {
         let note = record.note.as_deref().unwrap();
         assert!(!record.is_measured() || note.starts_with("1 GiB, "), "{note}");
@@ -318,7 +357,8 @@ fn iommu_has_its_cases_and_subjects() {
     };
     for case in ["rr-1", "rr-2", "rr-16", "rr-200"] {
         let rates = |unit: &str| {
-            let rates = records.iter().filter(|r| (r.case, r.metric, r.unit) == (case, Metric::Rate, unit));
+            let rates =
+                records.iter().filter(|r| (r.case, r.metric, r.unit) == (case, Metric::Rate, unit));
             rates.map(|r| r.subject).collect::<Vec<_>>()
         };
         let expected: Vec<&str> = ladder.iter().copied().chain(["copies"]).collect();
@@ -332,10 +372,17 @@ fn iommu_has_its_cases_and_subjects() {
                 .all(|r| { r.modelled == (r.subject != "copies") && r.unit != "ns/op" })
         );
         let note = |r: &Record| r.note.as_deref().is_some_and(|note| note.starts_with("buffers: "));
-        assert!(records.iter().all(|r| note(r) == r.case.starts_with("rr-")), "which pages the buffers have");
+        assert!(
+            records.iter().all(|r| note(r) == r.case.starts_with("rr-")),
+            "which pages the buffers have"
+        );
         for policy in &ladder {
-            let (reads, us) = (figure(case, policy, "walk reads/op"), figure(case, policy, "us walking"));
-            assert!((us - reads * 0.197).abs() <= 1e-6 * us, "{case}, {policy}: {reads} reads, {us} us");
+            let (reads, us) =
+                (figure(case, policy, "walk reads/op"), figure(case, policy, "us walking"));
+            assert!(
+                (us - reads * 0.197).abs() <= 1e-6 * us,
+                "{case}, {policy}: {reads} reads, {us} us"
+            );
         }
         for strict in ["magazines-strict", "identity", "pinfold-strict"] {
             assert_eq!(
@@ -359,8 +406,13 @@ fn iommu_has_its_cases_and_subjects() {
         figure("revoke-many-1m", "pinfold", "us, longest once")
             >= figure("revoke-many-1m", "pinfold", "us, longest call")
     );
-    for subject in ["pinfold-revoke", "pinfold-ahead", "magazines", "magazines-ahead", "handles-only"] {
-        assert!(["live-1k", "live-1m"].iter().all(|case| figure(case, subject, "ns/op") > 0.0), "{subject}");
+    for subject in
+        ["pinfold-revoke", "pinfold-ahead", "magazines", "magazines-ahead", "handles-only"]
+    {
+        assert!(
+            ["live-1k", "live-1m"].iter().all(|case| figure(case, subject, "ns/op") > 0.0),
+            "{subject}"
+        );
     }
     assert!(
         figure("live-1m", "pinfold-revoke", "us, longest once")
@@ -394,7 +446,8 @@ fn receive_has_its_cases_and_subjects() {
     assert_eq!(cases(&records), expected);
     for case in sockets {
         let of = |unit: &str| {
-            let same = records.iter().filter(|r| r.case == case && r.unit == unit && r.median > 0.0);
+            let same =
+                records.iter().filter(|r| r.case == case && r.unit == unit && r.median > 0.0);
             same.map(|r| r.subject).collect::<Vec<_>>()
         };
         let skipped = records.iter().find(|r| r.case == case && !r.is_measured());
@@ -407,7 +460,8 @@ fn receive_has_its_cases_and_subjects() {
                     continue;
                 }
                 assert_eq!(of("packets/s"), five, "{case}");
-                let dropped = records.iter().filter(|r| r.case == case && r.unit == "packets dropped");
+                let dropped =
+                    records.iter().filter(|r| r.case == case && r.unit == "packets dropped");
                 assert_eq!(dropped.filter(|r| r.min >= 0.0).count(), five.len(), "{case}");
             }
         }

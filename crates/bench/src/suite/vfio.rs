@@ -1,8 +1,9 @@
-//! The suite `vfio`: what a mapping costs where the kernel owns the table, and what an arena that is mapped as a whole saves.
+//! The suite `vfio`: what a mapping costs where the kernel owns the table, and what an arena that
+//! is mapped as a whole saves.
 //!
-//! It needs a device that is bound to VFIO (`pinfold bind`) and that this user may open; the device performs no I/O.
-//! The requests per second that `pinfold bench vfio` prints after it are measured by the program, with the engine of
-//! `pinfold io`.
+//! It needs a device that is bound to VFIO (`pinfold bind`) and that this user may open; the device
+//! performs no I/O. The requests per second that `pinfold bench vfio` prints after it are measured
+//! by the program, with the engine of `pinfold io`.
 
 use super::Entry;
 use crate::error::BenchError;
@@ -15,14 +16,26 @@ use pinfold_core::access::Bidirectional;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    ("map-4k, -64k, -2m, -8m, -32m", "map and unmap a buffer of that size: pin, map, unmap, flush, unpin"),
-    ("revoke-64", "unmap one of 64 adjacent buffers of 4 KiB that were mapped before the clock starts"),
-    ("randread-4k-64", "4 KiB random reads per second, 64 in flight, beside fio on the kernel's driver"),
+    (
+        "map-4k, -64k, -2m, -8m, -32m",
+        "map and unmap a buffer of that size: pin, map, unmap, flush, unpin",
+    ),
+    (
+        "revoke-64",
+        "unmap one of 64 adjacent buffers of 4 KiB that were mapped before the clock starts",
+    ),
+    (
+        "randread-4k-64",
+        "4 KiB random reads per second, 64 in flight, beside fio on the kernel's driver",
+    ),
 ];
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pages-4k, pages-2m", "map and unmap of memory on 4 KiB pages, and on 2 MiB hugepages if there are any"),
+    (
+        "pages-4k, pages-2m",
+        "map and unmap of memory on 4 KiB pages, and on 2 MiB hugepages if there are any",
+    ),
     ("whole", "map and unmap of a buffer in an arena that is mapped as a whole"),
     ("one-by-one, together", "each buffer revoked by a call of its own, or all by revoke_all"),
     (
@@ -68,8 +81,8 @@ fn open() -> Result<Device, BenchError> {
 /// Measures the suite.
 ///
 /// # Errors
-/// [`BenchError::NoDevice`] where no device is bound to VFIO, [`BenchError::Device`] where none can be opened, or the
-/// failure of a subject.
+/// [`BenchError::NoDevice`] where no device is bound to VFIO, [`BenchError::Device`] where none can
+/// be opened, or the failure of a subject.
 pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let device = open()?;
     let domain = device.domain();
@@ -98,18 +111,21 @@ fn pairs(
         let Some(arena) = arena else { continue };
         let mut buffer = Some(zeroed(arena, bytes)?);
         subjects.push(Subject::new(name, move |out: &mut Samples| {
-            let (cost, result) = Cost::of(|| (0..operations).try_for_each(|_| pair(domain, &mut buffer)));
+            let (cost, result) =
+                Cost::of(|| (0..operations).try_for_each(|_| pair(domain, &mut buffer)));
             result?;
             out.cost(case, cost, operations);
             Ok(())
         }));
     }
-    let whole = Arena::builder().size(bytes as u64).mapping_policy(MappingPolicy::Whole).build(domain)?;
+    let whole =
+        Arena::builder().size(bytes as u64).mapping_policy(MappingPolicy::Whole).build(domain)?;
     let mut buffer = Some(zeroed(&whole, bytes)?);
     subjects.push(Subject::new("whole", move |out: &mut Samples| {
         // A pair takes less time than reading the clock.
         let operations = operations * 64;
-        let (cost, result) = Cost::of(|| (0..operations).try_for_each(|_| pair(domain, &mut buffer)));
+        let (cost, result) =
+            Cost::of(|| (0..operations).try_for_each(|_| pair(domain, &mut buffer)));
         result?;
         out.cost(case, cost, operations);
         Ok(())
@@ -132,7 +148,11 @@ fn pair(domain: &Domain, buffer: &mut Option<Buffer>) -> Result<(), BenchError> 
     Ok(())
 }
 
-fn revokes(harness: &Harness<'_>, domain: &Domain, arena: &Arena) -> Result<Vec<Record>, BenchError> {
+fn revokes(
+    harness: &Harness<'_>,
+    domain: &Domain,
+    arena: &Arena,
+) -> Result<Vec<Record>, BenchError> {
     let rounds = harness.scale(16);
     let subject = |name, together: bool| {
         let mut buffers: Vec<Buffer> = Vec::with_capacity(MANY);
@@ -144,7 +164,9 @@ fn revokes(harness: &Harness<'_>, domain: &Domain, arena: &Arena) -> Result<Vec<
                 }
                 let mapped = buffers
                     .drain(..)
-                    .map(|buffer| domain.map(buffer, Bidirectional).map_err(|refused| refused.error))
+                    .map(|buffer| {
+                        domain.map(buffer, Bidirectional).map_err(|refused| refused.error)
+                    })
                     .collect::<Result<Vec<_>, _>>()?;
                 let mut revoked = Vec::with_capacity(MANY);
                 let (cost, ()) = Cost::of(|| {

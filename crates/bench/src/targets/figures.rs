@@ -7,7 +7,13 @@ use crate::record::{Metric, Record};
 pub(super) struct Figures<'r>(pub(super) &'r [Record]);
 
 impl<'r> Figures<'r> {
-    pub(super) fn find(&self, suite: &str, case: &str, subject: &str, metric: Metric) -> Option<&'r Record> {
+    pub(super) fn find(
+        &self,
+        suite: &str,
+        case: &str,
+        subject: &str,
+        metric: Metric,
+    ) -> Option<&'r Record> {
         let mut measured = self.0.iter().filter(|r| r.is_measured());
         measured.find(|r| (r.suite, r.case, r.subject, r.metric) == (suite, case, subject, metric))
     }
@@ -21,14 +27,26 @@ impl<'r> Figures<'r> {
     }
 
     /// Returns the ratio of two figures of one suite, each a case and a subject.
-    pub(super) fn ratio(&self, suite: &str, over: (&str, &str), under: (&str, &str)) -> Option<f64> {
+    pub(super) fn ratio(
+        &self,
+        suite: &str,
+        over: (&str, &str),
+        under: (&str, &str),
+    ) -> Option<f64> {
         Some(self.median(suite, over.0, over.1)? / self.median(suite, under.0, under.1)?)
     }
 
     /// Returns the median of the figures in one unit.
-    pub(super) fn of_unit(&self, suite: &str, case: &str, subject: &str, unit: &str) -> Option<f64> {
+    pub(super) fn of_unit(
+        &self,
+        suite: &str,
+        case: &str,
+        subject: &str,
+        unit: &str,
+    ) -> Option<f64> {
         let mut measured = self.0.iter().filter(|r| r.is_measured());
-        let same = |r: &&Record| (r.suite, r.case, r.subject, r.unit) == (suite, case, subject, unit);
+        let same =
+            |r: &&Record| (r.suite, r.case, r.subject, r.unit) == (suite, case, subject, unit);
         measured.find(same).map(|r| r.median)
     }
 }

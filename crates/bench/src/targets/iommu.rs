@@ -25,7 +25,12 @@ fn protection(figures: Figures<'_>) -> [Row; 3] {
     let time = |subject| Some(1.0 / rate(subject)? - 1.0 / rate("copies")?);
     let beside = |over, under| Some(time(under)? / time(over)?);
     [
-        at_least("rr-200: pinfold-revoke / magazines (lazy)", ratio("pinfold-revoke", "magazines"), 1.0, 1.2),
+        at_least(
+            "rr-200: pinfold-revoke / magazines (lazy)",
+            ratio("pinfold-revoke", "magazines"),
+            1.0,
+            1.2,
+        ),
         at_least(
             "rr-200: pinfold-batch / none, without the copying",
             beside("pinfold-batch", "none"),
@@ -43,7 +48,9 @@ fn protection(figures: Figures<'_>) -> [Row; 3] {
 
 /// Addresses, tables and domains in nanoseconds.
 fn parts(figures: Figures<'_>) -> Vec<Row> {
-    let row = |what, case, must, aim| at_most(what, figures.median(SUITE, case, "pinfold"), must, aim, "ns");
+    let row = |what, case, must, aim| {
+        at_most(what, figures.median(SUITE, case, "pinfold"), must, aim, "ns")
+    };
     let worst = figures.median(SUITE, "iova-worst", "pinfold-shared");
     vec![
         row("iova-pair, through an owner", "iova-pair", 10.0, 5.0),
@@ -62,7 +69,8 @@ fn parts(figures: Figures<'_>) -> Vec<Row> {
 fn scale(figures: Figures<'_>) -> Vec<Row> {
     let of = |case, subject, unit| figures.of_unit(SUITE, case, subject, unit);
     let cycled = |subject| of("tables-16t", subject, "ns/2 MiB");
-    let never_freed = cycled("pinfold").zip(cycled("never-freed")).map(|(pinfold, never)| pinfold / never);
+    let never_freed =
+        cycled("pinfold").zip(cycled("never-freed")).map(|(pinfold, never)| pinfold / never);
     let live = figures.ratio(SUITE, ("live-1m", "pinfold-revoke"), ("live-1k", "pinfold-revoke"));
     let flushed = ["pinfold-strict", "pinfold-revoke", "pinfold-batch"]
         .map(|subject| of("rr-200", subject, "flushed/cleared"))
@@ -71,8 +79,20 @@ fn scale(figures: Figures<'_>) -> Vec<Row> {
     let longest = of("live-1m", "pinfold-revoke", ONCE);
     let beside = of("revoke-many-1m", "pinfold", ONCE);
     vec![
-        at_most("static-50k, entries", of("static-50k", "pinfold-shared", "entries"), 10.0, 7.0, ""),
-        at_most("static-50k, bytes", of("static-50k", "pinfold-shared", "bytes"), 65536.0, 65536.0, "B"),
+        at_most(
+            "static-50k, entries",
+            of("static-50k", "pinfold-shared", "entries"),
+            10.0,
+            7.0,
+            "",
+        ),
+        at_most(
+            "static-50k, bytes",
+            of("static-50k", "pinfold-shared", "bytes"),
+            65536.0,
+            65536.0,
+            "B",
+        ),
         at_most("rr-200: pages flushed / requested, the worst", flushed, 2.0, 1.1, "x"),
         at_most(
             "tables-16t, bytes left",
@@ -82,8 +102,20 @@ fn scale(figures: Figures<'_>) -> Vec<Row> {
             "B",
         ),
         at_most("tables-16t: pinfold / never-freed", never_freed, 1.05, 1.05, "x"),
-        at_most("flush-64p, invalidations", of("flush-64p", "pinfold", "invalidations"), 1.0, 1.0, ""),
-        at_most("flush-64p, waits per page", of("flush-64p", "pinfold", "waits/page"), 0.0625, 0.0625, ""),
+        at_most(
+            "flush-64p, invalidations",
+            of("flush-64p", "pinfold", "invalidations"),
+            1.0,
+            1.0,
+            "",
+        ),
+        at_most(
+            "flush-64p, waits per page",
+            of("flush-64p", "pinfold", "waits/page"),
+            0.0625,
+            0.0625,
+            "",
+        ),
         at_most("random unmap and map: live-1m / live-1k", live, 2.0, 1.5, "x"),
         at_most("live-1m, longest once", longest, 200.0, 50.0, "us"),
         at_most("revoke-many-1m, longest once beside it", beside, 50.0, 10.0, "us"),
@@ -115,7 +147,9 @@ mod tests {
         let lazy = row(&records, "rr-200: pinfold-revoke");
         let figure = lazy.figure.unwrap();
         assert!(
-            (figure - 1.1).abs() < 1e-9 && lazy.reaches(figure, lazy.must) && !lazy.reaches(figure, lazy.aim)
+            (figure - 1.1).abs() < 1e-9
+                && lazy.reaches(figure, lazy.must)
+                && !lazy.reaches(figure, lazy.aim)
         );
         assert_eq!(
             row(&records, "rr-200: pinfold-batch").figure,
@@ -126,9 +160,12 @@ mod tests {
 
     #[test]
     fn times_of_other_units_are_not_taken_for_ns() {
-        let longest =
-            Record { unit: ONCE, ..Record::of_runs(SUITE, "live-1m", "pinfold-revoke", Metric::Time, 90.0) };
-        let time = |case, median| Record::of_runs(SUITE, case, "pinfold-revoke", Metric::Time, median);
+        let longest = Record {
+            unit: ONCE,
+            ..Record::of_runs(SUITE, "live-1m", "pinfold-revoke", Metric::Time, 90.0)
+        };
+        let time =
+            |case, median| Record::of_runs(SUITE, case, "pinfold-revoke", Metric::Time, median);
         let records = [time("live-1m", 300.0), longest, time("live-1k", 200.0)];
         assert_eq!(row(&records, "random unmap").figure, Some(1.5));
         assert_eq!(row(&records, "live-1m, longest").figure, Some(90.0));

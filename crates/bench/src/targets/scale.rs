@@ -9,12 +9,19 @@ pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
     let of = |case, unit| figures.of_unit("pool", case, "pinfold", unit);
     let ratio = |over, under| figures.ratio("pool", (over, "pinfold"), (under, "pinfold"));
     let grown = ["grow-full-1g", "grow-full-256g"].map(|case| of(case, LONGEST));
-    let held = ["held-2t-pipe", "held-2t-random", "held-2t-waves"].map(|case| of(case, "(held-const)/live"));
+    let held = ["held-2t-pipe", "held-2t-random", "held-2t-waves"]
+        .map(|case| of(case, "(held-const)/live"));
     let worst = |figures: &[Option<f64>]| figures.iter().flatten().copied().reduce(f64::max);
     let passed = |subject| figures.of_unit("pool", "remote-free", subject, "rmw/op");
     let refused = figures.of_unit("frame", "refused-1t", "pinfold", LONGEST);
     vec![
-        at_most("grow-full: 256 GiB / 1 GiB", ratio("grow-full-256g", "grow-full-1g"), 2.0, 1.2, "x"),
+        at_most(
+            "grow-full: 256 GiB / 1 GiB",
+            ratio("grow-full-256g", "grow-full-1g"),
+            2.0,
+            1.2,
+            "x",
+        ),
         at_most("grow-full-*, longest call", worst(&grown), 100.0, 20.0, "us"),
         at_most("refused-1t, longest call", refused, 20.0, 2.0, "us"),
         Row {
@@ -74,6 +81,8 @@ mod tests {
         let figures: Vec<_> = rows.iter().map(|row| row.figure).collect();
         let sizes = [Some(1.5), Some(60.0), None, Some(1023.0), None, Some(2.5), None];
         assert_eq!(figures, [&sizes[..], &[Some(0.05), Some(1.2)]].concat());
-        assert!(!rows.iter().any(|row| row.what.starts_with("locals") && row.reaches(1023.0, row.must)));
+        assert!(
+            !rows.iter().any(|row| row.what.starts_with("locals") && row.reaches(1023.0, row.must))
+        );
     }
 }

@@ -37,7 +37,13 @@ pub(super) fn rows(figures: Figures<'_>) -> Vec<Row> {
             1.2,
             1.5,
         ),
-        at_most("rpc-259, socket: refill, array, a page", of("rpc-259", "array", REFILL), 1.5, 0.7, "ns"),
+        at_most(
+            "rpc-259, socket: refill, array, a page",
+            of("rpc-259", "array", REFILL),
+            1.5,
+            0.7,
+            "ns",
+        ),
         at_least("rpc-259, socket: refill, single / array", refill("single", "array"), 1.0, 5.45),
     ]
 }

@@ -2,7 +2,8 @@
 
 use pinfold_bench::replay::{Limits, Trace};
 
-/// The first byte chooses what precedes the rest: nothing, the head of an event, or magic numbers of compressed files.
+/// The first byte chooses what precedes the rest: nothing, the head of an event, or magic numbers
+/// of compressed files.
 const HEADS: [&[u8]; 8] = [
     b"",
     b"t-1 [0] ..... 0.5: ",
@@ -25,13 +26,18 @@ pub(crate) fn check(input: &[u8]) {
         let counts = &device.counts;
         assert_eq!(device.operations() as u64, counts.maps + counts.unmaps);
         assert_eq!(counts.never_unmapped, counts.maps - counts.unmaps);
-        assert!(counts.peak_mappings <= counts.maps && counts.peak_bytes > 0 && counts.lists <= counts.maps);
+        assert!(
+            counts.peak_mappings <= counts.maps
+                && counts.peak_bytes > 0
+                && counts.lists <= counts.maps
+        );
         let footprint = device.footprint();
         assert!(footprint.extents_at_peak > 0 && footprint.pages * 4096 <= footprint.span_bytes);
         assert!(footprint.table_pages_at_peak <= footprint.table_pages_ever);
     }
     let summary = &trace.summary;
     assert!(
-        summary.damaged + summary.dma_events + summary.iommu_events + summary.other_events <= summary.lines
+        summary.damaged + summary.dma_events + summary.iommu_events + summary.other_events
+            <= summary.lines
     );
 }

@@ -1,4 +1,5 @@
-//! The fuzz target for traces, as a property: parts of the sample put together in any order, with any bytes between.
+//! The fuzz target for traces, as a property: parts of the sample put together in any order, with
+//! any bytes between.
 
 mod fuzzed;
 

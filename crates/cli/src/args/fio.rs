@@ -5,8 +5,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// fio's options that change nothing here, whatever their value: jobs are threads, sections run one after the other, and
-/// buffers and files are registered wherever the kernel supports it.
+/// fio's options that change nothing here, whatever their value: jobs are threads, sections run one
+/// after the other, and buffers and files are registered wherever the kernel supports it.
 pub(super) const IGNORED: [&str; 20] = [
     "allrandrepeat",
     "stonewall",
@@ -65,7 +65,14 @@ const ALTERNATIVES: [(&[&str], &str); 30] = [
     (&["readonly"], "data that exists is overwritten only with --force: leave it out"),
     (&["section"], "write the section into a job file of its own"),
     (
-        &["steadystate", "ss", "steadystate_duration", "ss_dur", "steadystate_ramp_time", "ss_ramp"],
+        &[
+            "steadystate",
+            "ss",
+            "steadystate_duration",
+            "ss_dur",
+            "steadystate_ramp_time",
+            "ss_ramp",
+        ],
         "use --ramp_time and --runtime",
     ),
     (&["bssplit", "bs_unaligned", "blockalign"], "use --bs, or --bsrange with --verify"),
@@ -172,7 +179,10 @@ const ALTERNATIVES: [(&[&str], &str); 30] = [
         "latencies are always measured: leave it out",
     ),
     (&["bwavgtime", "iopsavgtime", "log_avg_msec"], "samples are taken every 500 ms: leave it out"),
-    (&["zonemode", "zonesize", "zoneskip", "zonerange"], "use --offset, --size and --offset_increment"),
+    (
+        &["zonemode", "zonesize", "zoneskip", "zonerange"],
+        "use --offset, --size and --offset_increment",
+    ),
     (&["sqthread_poll", "hipri_percentage", "uncached", "nowait"], "use --poll, or leave it out"),
 ];
 
@@ -193,7 +203,8 @@ impl FromStr for Distribution {
     type Err = String;
 
     fn from_str(word: &str) -> Result<Self, String> {
-        let (name, number) = word.split_once(':').map_or((word, None), |(name, number)| (name, Some(number)));
+        let (name, number) =
+            word.split_once(':').map_or((word, None), |(name, number)| (name, Some(number)));
         let number = number.map(|text| {
             let allowed = |n: &f64| match name {
                 "zipf" => *n > 0.0 && *n <= 100.0 && *n != 1.0,
@@ -233,11 +244,15 @@ impl FromStr for ThinkTime {
         let number = word.strip_suffix("us").unwrap_or(word);
         if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) {
             let microseconds = number.parse().ok().filter(|us| *us <= 86_400_000_000);
-            return microseconds.map(Duration::from_micros).map(Self).ok_or_else(|| "at most 1d".to_owned());
+            return microseconds
+                .map(Duration::from_micros)
+                .map(Self)
+                .ok_or_else(|| "at most 1d".to_owned());
         }
         let span: Result<TimeSpan, _> = word.parse();
         span.map(|TimeSpan(time)| Self(time)).map_err(|_| {
-            "write microseconds, or a whole number followed by us, ms, s, m, h or d, at most 1d".to_owned()
+            "write microseconds, or a whole number followed by us, ms, s, m, h or d, at most 1d"
+                .to_owned()
         })
     }
 }
@@ -263,7 +278,8 @@ fn option_of(error: &clap::Error) -> Option<&str> {
 fn look_up(table: &[(&[&str], &'static str)], error: &clap::Error) -> Option<&'static str> {
     let name = option_of(error)?.trim_start_matches('-').replace('-', "_");
     let mut rows = table.iter();
-    let known = rows.find(|(names, _)| names.contains(&name.as_str())).map(|(_, alternative)| *alternative);
+    let known =
+        rows.find(|(names, _)| names.contains(&name.as_str())).map(|(_, alternative)| *alternative);
     known.filter(|_| error.kind() == ErrorKind::UnknownArgument)
 }
 
@@ -272,18 +288,24 @@ pub(super) fn alternative(error: &clap::Error) -> Option<&'static str> {
     look_up(&ALTERNATIVES, error)
 }
 
-/// Returns what to write where a command line of fio means something else, or lacks what `io` needs.
+/// Returns what to write where a command line of fio means something else, or lacks what `io`
+/// needs.
 fn next_step(error: &clap::Error) -> Option<&'static str> {
     match error.kind() {
         ErrorKind::MissingRequiredArgument => match error.get(ContextKind::InvalidArg) {
-            Some(ContextValue::Strings(missing)) if missing.iter().any(|name| name.contains("TARGET")) => {
-                Some("name the target with --filename, or a folder for a scratch file with --directory")
+            Some(ContextValue::Strings(missing))
+                if missing.iter().any(|name| name.contains("TARGET")) =>
+            {
+                Some(
+                    "name the target with --filename, or a folder for a scratch file with --directory",
+                )
             }
             _ => None,
         },
         // The second one begins a second job in fio.
         ErrorKind::ArgumentConflict
-            if option_of(error) == Some("--name") && error.to_string().contains("multiple times") =>
+            if option_of(error) == Some("--name")
+                && error.to_string().contains("multiple times") =>
         {
             Some("write a job file (a name that ends in .fio) with a section for each job")
         }
@@ -291,7 +313,8 @@ fn next_step(error: &clap::Error) -> Option<&'static str> {
     }
 }
 
-/// Replaces clap's guess at a similar option of `io` or `serve` by the alternative to an option of fio or of other servers.
+/// Replaces clap's guess at a similar option of `io` or `serve` by the alternative to an option of
+/// fio or of other servers.
 pub(crate) fn with_alternative(mut error: clap::Error) -> clap::Error {
     let text = error.to_string();
     let of_io = next_step(&error).filter(|_| text.contains("pinfold io"));
@@ -379,12 +402,15 @@ mod tests {
         assert_eq!("zipf:1.2".parse(), Ok(Distribution::Zipf(1.2)));
         assert_eq!("pareto".parse(), Ok(Distribution::Pareto(0.2)));
         assert_eq!("normal:10".parse(), Ok(Distribution::Normal(10.0)));
-        for word in ["", "zipf:1", "zipf:x", "zipf:NaN", "pareto:1", "normal", "normal:0", "flat", "random:2"]
-        {
+        for word in [
+            "", "zipf:1", "zipf:x", "zipf:NaN", "pareto:1", "normal", "normal:0", "flat",
+            "random:2",
+        ] {
             assert!(word.parse::<Distribution>().unwrap_err().contains("zipf:THETA"), "{word}");
         }
         assert!("zoned:60/10".parse::<Distribution>().unwrap_err().contains("--offset"));
-        for (word, us) in [("100", 100), ("100us", 100), ("2ms", 2000), ("1s", 1_000_000), ("0", 0)] {
+        for (word, us) in [("100", 100), ("100us", 100), ("2ms", 2000), ("1s", 1_000_000), ("0", 0)]
+        {
             assert_eq!(word.parse(), Ok(ThinkTime(Duration::from_micros(us))), "{word}");
         }
         for word in ["", "us", "x", "1y", "-1", "99999999999999999999"] {
@@ -403,7 +429,8 @@ mod tests {
         for (name, _) in
             ALTERNATIVES.iter().flat_map(|(names, text)| names.iter().map(move |name| (name, text)))
         {
-            let error = Cli::try_parse_from(["pinfold", "io", "soft:1M", &format!("--{name}")]).unwrap_err();
+            let error = Cli::try_parse_from(["pinfold", "io", "soft:1M", &format!("--{name}")])
+                .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::UnknownArgument, "{name}: {error}");
         }
     }

@@ -1,4 +1,5 @@
-//! What `--help` prints after the options. A paragraph is one line, since clap wraps it at the terminal's width.
+//! What `--help` prints after the options. A paragraph is one line, since clap wraps it at the
+//! terminal's width.
 
 /// The text after the options.
 pub(super) struct Help {

@@ -16,7 +16,8 @@ pub(crate) const NAME: &str = "pinfold";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct IoArgs {
-    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]; a folder, for a scratch file in it; or a job file (*.fio)
+    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]; a
+    /// folder, for a scratch file in it; or a job file (*.fio)
     #[arg(
         value_name = "TARGET", value_parser = io_target(), required_unless_present_any = ["filename", "directory"]
     )]
@@ -59,19 +60,23 @@ pub(crate) struct IoArgs {
     )]
     pub(crate) bs: ByteSize,
 
-    /// The number of requests that a job keeps in flight; from 16 on, with fewer jobs than processors, those that only wait for their flush (--protect revoke) do not count
+    /// The number of requests that a job keeps in flight; from 16 on, with fewer jobs than
+    /// processors, those that only wait for their flush (--protect revoke) do not count
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = depth, allow_negative_numbers = true)]
     pub(crate) iodepth: u64,
 
-    /// The size of the part of the target that each job uses, and the number of bytes that it moves: bytes, or per cent of the target [default: all from --offset]
+    /// The size of the part of the target that each job uses, and the number of bytes that it
+    /// moves: bytes, or per cent of the target [default: all from --offset]
     #[arg(long, value_name = "SIZE|N%", allow_negative_numbers = true)]
     pub(crate) size: Option<Share>,
 
-    /// Where the part that is used begins, a multiple of --bs: bytes, or per cent of the target, rounded up to --bs
+    /// Where the part that is used begins, a multiple of --bs: bytes, or per cent of the target,
+    /// rounded up to --bs
     #[arg(long, value_name = "SIZE|N%", default_value = "0", allow_negative_numbers = true)]
     pub(crate) offset: Share,
 
-    /// How much further on the part of each next job of --numjobs begins [default: all jobs use the same part]
+    /// How much further on the part of each next job of --numjobs begins
+    /// [default: all jobs use the same part]
     #[arg(
         long,
         visible_alias = "offset_increment",
@@ -82,7 +87,8 @@ pub(crate) struct IoArgs {
     )]
     pub(crate) offset_increment: Option<Share>,
 
-    /// How much each job moves within its part, less or more than --size: bytes, or per cent of --size
+    /// How much each job moves within its part, less or more than --size: bytes, or per cent of
+    /// --size
     #[arg(
         long, visible_alias = "io_size", aliases = ["io_limit", "io-limit"], value_name = "SIZE|N%",
         conflicts_with = "verify", allow_negative_numbers = true
@@ -93,7 +99,8 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "N", conflicts_with = "verify", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) loops: Option<u32>,
 
-    /// The number of concurrent jobs, each with a thread, a queue and --iodepth requests; each moves --size bytes, as in fio (with --verify each a part of them)
+    /// The number of concurrent jobs, each with a thread, a queue and --iodepth requests; each
+    /// moves --size bytes, as in fio (with --verify each a part of them)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) numjobs: u16,
 
@@ -113,11 +120,13 @@ pub(crate) struct IoArgs {
     #[arg(long, visible_alias = "ramp_time", value_name = "TIME", allow_negative_numbers = true)]
     pub(crate) ramp_time: Option<TimeSpan>,
 
-    /// The most bytes per second of each job, separately for reads, writes and trims; 0 for no limit
+    /// The most bytes per second of each job, separately for reads, writes and trims; 0 for no
+    /// limit
     #[arg(long, value_name = "SIZE", value_parser = rate::<ByteSize>, allow_negative_numbers = true)]
     pub(crate) rate: Option<ByteSize>,
 
-    /// The most requests per second of each job, separately for reads, writes and trims; 0 for no limit
+    /// The most requests per second of each job, separately for reads, writes and trims; 0 for no
+    /// limit
     #[arg(
         long, visible_alias = "rate_iops", value_name = "N", conflicts_with = "rate",
         value_parser = rate::<u64>
@@ -156,7 +165,8 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "N")]
     pub(crate) randseed: Option<u64>,
 
-    /// Choose random offsets without a map of used blocks, so that one may repeat before all were used [always on]
+    /// Choose random offsets without a map of used blocks, so that one may repeat before all were
+    /// used [always on]
     #[arg(
         long, value_name = "0|1", value_parser = switch, num_args = 0..=1, require_equals = true,
         default_missing_value = "1", default_value = "1", hide_default_value = true, action = ArgAction::Set
@@ -192,7 +202,8 @@ pub(crate) struct IoArgs {
     )]
     pub(crate) end_fsync: bool,
 
-    /// Pause this long (100 or 100us, 10ms, 1s) after every --thinktime-blocks requests have completed
+    /// Pause this long (100 or 100us, 10ms, 1s) after every --thinktime-blocks requests have
+    /// completed
     #[arg(long, value_name = "TIME", conflicts_with = "verify")]
     pub(crate) thinktime: Option<ThinkTime>,
 
@@ -211,7 +222,8 @@ pub(crate) struct IoArgs {
     )]
     pub(crate) refill_buffers: bool,
 
-    /// How requests are submitted: io_uring for a file (which libaio and posixaio stand for, too), pinfold for a controller
+    /// How requests are submitted: io_uring for a file (which libaio and posixaio stand for, too),
+    /// pinfold for a controller
     #[arg(long, value_name = "NAME")]
     pub(crate) ioengine: Option<String>,
 
@@ -222,22 +234,26 @@ pub(crate) struct IoArgs {
     )]
     pub(crate) poll: bool,
 
-    /// Write the region first, compare every byte that is read, and read all of it again at the end; fio's methods (crc32c, md5, ...) are names for it
+    /// Write the region first, compare every byte that is read, and read all of it again at the
+    /// end; fio's methods (crc32c, md5, ...) are names for it
     #[arg(
         long, value_name = "METHOD", value_parser = verify, num_args = 0..=1, require_equals = true,
         default_missing_value = "1", action = ArgAction::Set
     )]
     pub(crate) verify: Option<bool>,
 
-    /// With --verify: the smallest and the largest request, rounded to blocks of the target, instead of --bs
+    /// With --verify: the smallest and the largest request, rounded to blocks of the target,
+    /// instead of --bs
     #[arg(long, value_name = "SIZE-SIZE", requires = "verify", conflicts_with = "bs")]
     pub(crate) bsrange: Option<SizeRange>,
 
-    /// With --verify: the number of requests of all jobs between the first pass and the last [default: as many as --size has]
+    /// With --verify: the number of requests of all jobs between the first pass and the last
+    /// [default: as many as --size has]
     #[arg(long, alias = "verify_requests", value_name = "N", requires = "verify")]
     pub(crate) verify_requests: Option<u64>,
 
-    /// Stop each pass of --loops after this many requests of each job, unless --size bytes have been moved before; --time-based ignores it
+    /// Stop each pass of --loops after this many requests of each job, unless --size bytes have
+    /// been moved before; --time-based ignores it
     #[arg(
         long, visible_alias = "number_ios", value_name = "N", conflicts_with = "verify_requests",
         value_parser = clap::value_parser!(u64).range(1..)
@@ -267,7 +283,8 @@ pub(crate) struct IoArgs {
     #[arg(long, alias = "output_format", value_enum, default_value_t = OutputFormat::Normal)]
     pub(crate) output_format: OutputFormat,
 
-    /// Print the report as one JSON object with all figures of the memory stack; of a job file, a line for each section
+    /// Print the report as one JSON object with all figures of the memory stack; of a job file, a
+    /// line for each section
     #[arg(long, conflicts_with = "output_format")]
     pub(crate) json: bool,
 
@@ -287,7 +304,8 @@ struct Section {
     io: IoArgs,
 }
 
-/// Returns the options of `io` that are on the command line, without those that have their defaults.
+/// Returns the options of `io` that are on the command line, without those that have their
+/// defaults.
 pub(crate) fn given(matches: &ArgMatches) -> Vec<String> {
     let Some(io) = matches.subcommand_matches("io") else { return Vec::new() };
     let on_command_line = |id: &&Id| io.value_source(id.as_str()) == Some(ValueSource::CommandLine);
@@ -361,7 +379,9 @@ impl IoArgs {
             (None, Some(other), Some(_)) => Err(SpecError::InDirectory(other.to_string())),
             // With a slash at its end it is no name for a new file.
             (None, None, Some(folder)) => Ok(TargetSpec::File(folder.join(""))),
-            (None, None, None) | (Some(IoTarget::JobFile(_)), ..) => Err(SpecError::Empty(String::new())),
+            (None, None, None) | (Some(IoTarget::JobFile(_)), ..) => {
+                Err(SpecError::Empty(String::new()))
+            }
         }
     }
 
@@ -411,7 +431,8 @@ pub(crate) enum IoTarget {
 fn io_target() -> impl TypedValueParser<Value = IoTarget> {
     OsStringValueParser::new().try_map(|text| {
         let path = PathBuf::from(&text);
-        let is_job_file = path.extension().is_some_and(|name| name == "fio") && !TargetSpec::has_kind(&text);
+        let is_job_file =
+            path.extension().is_some_and(|name| name == "fio") && !TargetSpec::has_kind(&text);
         if is_job_file { Ok(IoTarget::JobFile(path)) } else { fio_name(text).map(IoTarget::Target) }
     })
 }

@@ -79,8 +79,10 @@ struct Section {
     is_stonewall: bool,
 }
 
-/// The options that may accompany a job file on the command line (the last two are groups of options).
-const BESIDE: [&str; 7] = ["target", "json", "output-format", "force", "verbose", "IoArgs", "StackArgs"];
+/// The options that may accompany a job file on the command line (the last two are groups of
+/// options).
+const BESIDE: [&str; 7] =
+    ["target", "json", "output-format", "force", "verbose", "IoArgs", "StackArgs"];
 
 /// Reads a file whose length is bounded: a device could be endless, and a pipe would block.
 fn read_text(path: &Path) -> Result<String, JobFileError> {
@@ -92,9 +94,13 @@ fn read_text(path: &Path) -> Result<String, JobFileError> {
     std::fs::read_to_string(path).map_err(failed)
 }
 
-/// Reads the jobs of a file. Of `args` only how the reports are printed, and `--force`, apply to them; `given` are the
-/// options on the command line.
-pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<IoArgs>, JobFileError> {
+/// Reads the jobs of a file. Of `args` only how the reports are printed, and `--force`, apply to
+/// them; `given` are the options on the command line.
+pub(crate) fn read(
+    path: &Path,
+    args: &IoArgs,
+    given: &[String],
+) -> Result<Vec<IoArgs>, JobFileError> {
     if let Some(option) = given.iter().find(|option| !BESIDE.contains(&option.as_str())) {
         return Err(JobFileError::Beside { option: option.clone() });
     }
@@ -107,7 +113,11 @@ pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<I
         }
         let own = |name: &str| {
             let key = format!("--{name}=");
-            section.options.iter().chain(&global.options).any(|(_, option)| option.starts_with(&key))
+            section
+                .options
+                .iter()
+                .chain(&global.options)
+                .any(|(_, option)| option.starts_with(&key))
         };
         let refused = |line, reason| {
             let section = section.name.clone();
@@ -123,7 +133,8 @@ pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<I
         }
         // The section's value replaces the global one.
         let key = |option: &String| option.split('=').next().unwrap_or_default().replace('_', "-");
-        let overridden = |option: &String| section.options.iter().any(|(_, other)| key(other) == key(option));
+        let overridden =
+            |option: &String| section.options.iter().any(|(_, other)| key(other) == key(option));
         let inherited = global.options.iter().filter(|(_, option)| !overridden(option));
         let given: Vec<_> = inherited.chain(&section.options).cloned().collect();
         options.extend(given.iter().map(|(_, option)| option.clone()));
@@ -141,7 +152,8 @@ pub(crate) fn read(path: &Path, args: &IoArgs, given: &[String]) -> Result<Vec<I
 
 /// Splits the text into `[global]` and the other sections.
 fn parse(path: &Path, text: &str) -> Result<(Section, Vec<Section>), JobFileError> {
-    let section = |name: &str| Section { name: name.to_owned(), options: Vec::new(), is_stonewall: false };
+    let section =
+        |name: &str| Section { name: name.to_owned(), options: Vec::new(), is_stonewall: false };
     let mut global = section("global");
     let mut sections: Vec<Section> = Vec::new();
     let mut current: Option<bool> = None;
@@ -194,8 +206,8 @@ fn parse(path: &Path, text: &str) -> Result<(Section, Vec<Section>), JobFileErro
     Ok((global, sections))
 }
 
-/// Replaces each `${NAME}` by the environment variable. One that is not set is refused: a name without it could be another
-/// file's.
+/// Replaces each `${NAME}` by the environment variable. One that is not set is refused: a name
+/// without it could be another file's.
 fn expanded(value: &str) -> Result<String, String> {
     let (mut text, mut rest) = (String::new(), value);
     while let Some((before, after)) = rest.split_once("${") {
@@ -212,7 +224,8 @@ fn expanded(value: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// Returns the line of the option that `error` refuses: by its name, or by its value if the file has another name for it.
+/// Returns the line of the option that `error` refuses: by its name, or by its value if the file
+/// has another name for it.
 fn line_of(error: &clap::Error, given: &[(usize, String)]) -> Option<usize> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -220,13 +233,15 @@ fn line_of(error: &clap::Error, given: &[(usize, String)]) -> Option<usize> {
     };
     let name = text(ContextKind::InvalidArg)?.split([' ', '=', '[']).next()?.replace('_', "-");
     let value = text(ContextKind::InvalidValue).map(|value| format!("={value}"));
-    let by_name = |option: &str| option.split('=').next().is_some_and(|key| key.replace('_', "-") == name);
+    let by_name =
+        |option: &str| option.split('=').next().is_some_and(|key| key.replace('_', "-") == name);
     let by_value = |option: &str| value.as_ref().is_some_and(|value| option.ends_with(value));
     let find = |is_it: &dyn Fn(&str) -> bool| given.iter().rev().find(|(_, option)| is_it(option));
     find(&by_name).or_else(|| find(&by_value)).map(|(line, _)| *line)
 }
 
-/// Returns the first line of the message, and the possible values or the alternative to an option of fio.
+/// Returns the first line of the message, and the possible values or the alternative to an option
+/// of fio.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
@@ -272,10 +287,14 @@ mod tests {
         let text = "; a comment\n[global]\nfilename=soft:1M\nbs=8k\nruntime = 10\ntime_based\nstonewall\n\n\
                     [first]\nrw=randread\niodepth=4\n# another\n[second]\nrw=write\nbs=4k\ntime_based=0\n";
         let jobs = jobs(text).unwrap();
-        let figures: Vec<_> = jobs.iter().map(|job| (&*job.name, job.rw, job.bs, job.time_based)).collect();
+        let figures: Vec<_> =
+            jobs.iter().map(|job| (&*job.name, job.rw, job.bs, job.time_based)).collect();
         assert_eq!(
             figures,
-            [("first", Rw::Randread, ByteSize(8192), true), ("second", Rw::Write, ByteSize(4096), false)]
+            [
+                ("first", Rw::Randread, ByteSize(8192), true),
+                ("second", Rw::Write, ByteSize(4096), false)
+            ]
         );
         assert_eq!((jobs[0].iodepth, jobs[1].iodepth), (4, 1));
         assert_eq!(jobs[1].spec().unwrap().to_string(), "soft:1M");

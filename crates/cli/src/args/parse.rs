@@ -6,7 +6,8 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// Parses a queue depth. A number beyond 64 bits becomes the largest, so that the target's limit is named for it, too.
+/// Parses a queue depth. A number beyond 64 bits becomes the largest, so that the target's limit is
+/// named for it, too.
 pub(super) fn depth(text: &str) -> Result<u64, std::num::ParseIntError> {
     text.parse().or_else(|error: std::num::ParseIntError| match error.kind() {
         std::num::IntErrorKind::PosOverflow => Ok(u64::MAX),
@@ -33,7 +34,8 @@ pub(super) fn switch(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// Parses the size of requests: one, or fio's list of a size for each direction if all are the same.
+/// Parses the size of requests: one, or fio's list of a size for each direction if all are the
+/// same.
 pub(super) fn block_size(text: &str) -> Result<ByteSize, SizeError> {
     let sizes: Vec<ByteSize> = text.split(',').map(str::parse).collect::<Result<_, _>>()?;
     match sizes.split_first() {
@@ -48,7 +50,8 @@ where
     T: FromStr<Err: Display> + PartialEq,
 {
     let parse = |rate: &str| rate.parse().map_err(|error: T::Err| error.to_string());
-    let (first, rest) = text.split_once(',').map_or((text, None), |(first, rest)| (first, Some(rest)));
+    let (first, rest) =
+        text.split_once(',').map_or((text, None), |(first, rest)| (first, Some(rest)));
     let first: T = parse(first)?;
     for other in rest.iter().flat_map(|rest| rest.split(',')) {
         if parse(other)? != first {

@@ -35,12 +35,13 @@ pub(crate) struct ReceiveArgs {
     #[arg(long)]
     pub(crate) reflect: bool,
 
-    /// Store the packets, each from the page that it was received into: file:PATH or a bare path, soft:SIZE, soft:IMAGE
+    /// Store the packets, each from the page that it was received into: file:PATH or a bare path,
+    /// soft:SIZE, soft:IMAGE
     #[arg(long, value_name = "TARGET", value_parser = target(), conflicts_with_all = ["pcap", "reflect", "small_chunks"])]
     pub(crate) to: Option<TargetSpec>,
 
-    /// Memory for packets, for each queue [default: 32M, or less where all queues together would take more than half of what is
-    /// available]
+    /// Memory for packets, for each queue
+    /// [default: 32M, or less where all queues together would take more than half of what is available]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) memory: Option<ByteSize>,
 
@@ -48,8 +49,8 @@ pub(crate) struct ReceiveArgs {
     #[arg(long)]
     pub(crate) small_chunks: bool,
 
-    /// Receive in the driver (native) or in the network stack (generic) only [default: native, or generic where the driver
-    /// refuses it]
+    /// Receive in the driver (native) or in the network stack (generic) only
+    /// [default: native, or generic where the driver refuses it]
     #[arg(long, value_name = "MODE", value_enum)]
     pub(crate) xdp: Option<XdpMode>,
 
@@ -57,7 +58,8 @@ pub(crate) struct ReceiveArgs {
     #[arg(long)]
     pub(crate) busy_poll: bool,
 
-    /// Receive from an interface that carries the default route, too; replace what --pcap or --to names
+    /// Receive from an interface that carries the default route, too; replace what --pcap or --to
+    /// names
     #[arg(long)]
     pub(crate) force: bool,
 
@@ -82,7 +84,8 @@ impl From<XdpMode> for Attached {
     }
 }
 
-/// Parses a path. `-` would be a file of that name, where users of tcpdump mean the standard output, as `/dev/stdout` is.
+/// Parses a path. `-` would be a file of that name, where users of tcpdump mean the standard
+/// output, as `/dev/stdout` is.
 fn named_file() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| {
         if path.as_os_str() == "-" || output::is_stdout(&path) {

@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// The trace: text of tracefs or of `trace-cmd report`, plain, .gz or .zst; - for standard input
+    /// The trace: text of tracefs or of `trace-cmd report`, plain, .gz or .zst; - for standard
+    /// input
     #[arg(value_name = "TRACE", required_unless_present = "how")]
     pub(crate) trace: Option<PathBuf>,
 
@@ -25,7 +26,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) svg: Option<PathBuf>,
 
-    /// List what is still mapped at the end of the trace: of each device and each policy whose table can be read
+    /// List what is still mapped at the end of the trace: of each device and each policy whose
+    /// table can be read
     #[arg(long)]
     pub(crate) mapped: bool,
 
@@ -33,7 +35,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = MAX_OPERATIONS, value_parser = clap::value_parser!(u64).range(1..=MAX_OPERATIONS))]
     pub(crate) limit: u64,
 
-    /// What the maps and unmaps may take in memory, read and replayed by one policy at a time; more is refused
+    /// What the maps and unmaps may take in memory, read and replayed by one policy at a time; more
+    /// is refused
     #[arg(long, value_name = "SIZE", default_value = "4G", allow_negative_numbers = true)]
     pub(crate) memory: ByteSize,
 
@@ -41,7 +44,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SIZE", default_value = "64M", allow_negative_numbers = true)]
     pub(crate) table_bytes: ByteSize,
 
-    /// Print JSON: an object per line for the trace, for each device, and for each device and policy
+    /// Print JSON: an object per line for the trace, for each device, and for each device and
+    /// policy
     #[arg(long)]
     pub(crate) json: bool,
 

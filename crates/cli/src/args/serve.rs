@@ -19,11 +19,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(NbdAddress::try_from))]
     pub(crate) nbd: Option<NbdAddress>,
 
-    /// The same as --nbd unix:PATH; - for a socket in a temporary directory, as with --run and no address
+    /// The same as --nbd unix:PATH; - for a socket in a temporary directory, as with --run and no
+    /// address
     #[arg(short = 'U', long, value_name = "PATH", conflicts_with = "nbd")]
     pub(crate) unix: Option<PathBuf>,
 
-    /// Serve while this command runs: a shell command with $uri, $nbd, $unixsocket and $port; its exit code is the program's
+    /// Serve while this command runs: a shell command with $uri, $nbd, $unixsocket and $port; its
+    /// exit code is the program's
     #[arg(long, value_name = "COMMAND")]
     pub(crate) run: Option<String>,
 
@@ -36,7 +38,13 @@ pub(crate) struct ServeArgs {
     pub(crate) read_only: bool,
 
     /// Serve the part of the target that begins here
-    #[arg(short = 'o', long, value_name = "SIZE", default_value = "0", allow_negative_numbers = true)]
+    #[arg(
+        short = 'o',
+        long,
+        value_name = "SIZE",
+        default_value = "0",
+        allow_negative_numbers = true
+    )]
     pub(crate) offset: ByteSize,
 
     /// Serve only so many bytes [default: all from --offset]
@@ -55,11 +63,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MAX", default_value_t = 1024, value_parser = count(1 << 20))]
     pub(crate) connections: usize,
 
-    /// The memory that payloads use at a time (a quarter more is allocated); a larger request is served in parts [default: 64M, at most an eighth of what is available]
+    /// The memory that payloads use at a time (a quarter more is allocated); a larger request is
+    /// served in parts [default: 64M, at most an eighth of what is available]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) buffers: Option<ByteSize>,
 
-    /// The number of threads, each with its own queue [default: one for each core, and for 4 MiB of --buffers]
+    /// The number of threads, each with its own queue
+    /// [default: one for each core, and for 4 MiB of --buffers]
     #[arg(long, value_name = "N", value_parser = count(256))]
     pub(crate) threads: Option<usize>,
 
@@ -71,7 +81,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FOLDER")]
     pub(crate) tls_certificates: Option<PathBuf>,
 
-    /// Require a certificate of each client, signed by ca-cert.pem in the folder of --tls-certificates
+    /// Require a certificate of each client, signed by ca-cert.pem in the folder of
+    /// --tls-certificates
     #[arg(long, requires = "tls_certificates")]
     pub(crate) tls_verify_peer: bool,
 

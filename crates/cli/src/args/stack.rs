@@ -11,18 +11,20 @@ pub(crate) struct StackArgs {
     #[arg(long, value_enum, default_value_t = Protect::Revoke)]
     pub(crate) protect: Protect,
 
-    /// The most bytes of buffers that wait for their flush: a completion that exceeds it waits, as with `--protect strict`, and 0
-    /// means that all do [default: no limit]
+    /// The most bytes of buffers that wait for their flush: a completion that exceeds it waits, as
+    /// with `--protect strict`, and 0 means that all do [default: no limit]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) held_limit: Option<ByteSize>,
 
-    /// Over how many units the software IOMMU spreads the model controllers, in turns: each has a queue of its own, and a flush
-    /// is complete when all have completed it. Not with vfio:BDF, which is behind the units of the machine [default: 1]
+    /// Over how many units the software IOMMU spreads the model controllers, in turns: each has a
+    /// queue of its own, and a flush is complete when all have completed it. Not with vfio:BDF,
+    /// which is behind the units of the machine [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..), allow_negative_numbers = true)]
     pub(crate) iommu_units: Option<u8>,
 
-    /// For how long a command is sent again to a controller that permits it (its status has DNR clear, as of a namespace that is
-    /// not ready): after the delay that the controller asks for, otherwise after 1 ms, 2 ms, and so on up to a second
+    /// For how long a command is sent again to a controller that permits it (its status has DNR
+    /// clear, as of a namespace that is not ready): after the delay that the controller asks for,
+    /// otherwise after 1 ms, 2 ms, and so on up to a second
     #[arg(long, value_name = "TIME", default_value = "10s", allow_negative_numbers = true)]
     pub(crate) retry_limit: TimeSpan,
 
@@ -50,9 +52,11 @@ impl Default for StackArgs {
 pub(crate) enum Protect {
     /// Always: they are mapped once
     Static,
-    /// From submission to completion; what completes together shares one flush, and its buffers are held until that has completed
+    /// From submission to completion; what completes together shares one flush, and its buffers are
+    /// held until that has completed
     Revoke,
-    /// From submission to completion; what completes together shares one flush, and the job waits for that, up to 50 ms, before it goes on
+    /// From submission to completion; what completes together shares one flush, and the job waits
+    /// for that, up to 50 ms, before it goes on
     Strict,
 }
 

@@ -28,22 +28,28 @@ impl Default for SoftOptions {
 }
 
 impl SoftOptions {
-    /// Splits `64M,block=4k` into what is before the options, and the options; `text` is the whole word.
+    /// Splits `64M,block=4k` into what is before the options, and the options; `text` is the whole
+    /// word.
     fn split<'t>(mut rest: &'t [u8], text: &str) -> Result<(&'t OsStr, Self), SpecError> {
         let mut options = Self::default();
         while let Some(comma) = rest.iter().rposition(|&byte| byte == b',') {
             let (before, option) = rest.split_at(comma);
             let option = String::from_utf8_lossy(option.get(1..).unwrap_or_default()).into_owned();
             // A comma may be part of a file's name.
-            let Some((key, value)) = option.split_once('=').filter(|(key, _)| is_word(key.as_bytes())) else {
+            let Some((key, value)) =
+                option.split_once('=').filter(|(key, _)| is_word(key.as_bytes()))
+            else {
                 break;
             };
-            let refused = || SpecError::SoftOption { text: text.to_owned(), option: option.clone() };
+            let refused =
+                || SpecError::SoftOption { text: text.to_owned(), option: option.clone() };
             match key {
                 "block" => {
                     let bytes = ByteSize::from_str(value).map_err(|_| refused())?.0;
-                    options.block_bytes =
-                        u32::try_from(bytes).ok().filter(|b| [512, 4096].contains(b)).ok_or_else(refused)?;
+                    options.block_bytes = u32::try_from(bytes)
+                        .ok()
+                        .filter(|b| [512, 4096].contains(b))
+                        .ok_or_else(refused)?;
                 }
                 "not-ready" => {
                     let refused = |error| SpecError::NotReady { text: text.to_owned(), error };
@@ -116,7 +122,9 @@ pub(crate) enum SpecError {
         error: TimeError,
     },
     /// `soft:1M,block=1k`.
-    #[error("{text:?}: {option:?} is not an option of soft: write block=512, block=4096 or not-ready=TIME")]
+    #[error(
+        "{text:?}: {option:?} is not an option of soft: write block=512, block=4096 or not-ready=TIME"
+    )]
     SoftOption {
         /// The whole word.
         text: String,
@@ -146,16 +154,22 @@ pub(crate) enum SpecError {
     )]
     Stream,
     /// `--filename=$jobname.$filenum`.
-    #[error("{0:?} has a keyword of fio's filename_format, which is not supported: write the file's name")]
+    #[error(
+        "{0:?} has a keyword of fio's filename_format, which is not supported: write the file's name"
+    )]
     Keyword(String),
     /// The name of a controller as for fio's plugin of SPDK.
-    #[error("{0:?} names a controller as SPDK does: write vfio:BDF/NSID, for example vfio:0000:01:00.0/1")]
+    #[error(
+        "{0:?} names a controller as SPDK does: write vfio:BDF/NSID, for example vfio:0000:01:00.0/1"
+    )]
     Spdk(String),
     /// `--directory=soft:1M`.
     #[error("--directory {0}: write the path of a folder")]
     NoFolder(String),
     /// `--directory` with what is not in one.
-    #[error("--directory with --filename {0}: only a relative path is in a folder; leave --directory out")]
+    #[error(
+        "--directory with --filename {0}: only a relative path is in a folder; leave --directory out"
+    )]
     InDirectory(String),
 }
 
@@ -191,8 +205,8 @@ impl TargetSpec {
         ["file:", "soft:", "vfio:"].iter().any(|kind| text.as_bytes().starts_with(kind.as_bytes()))
     }
 
-    /// Parses a target as fio would read its name, unless it names its kind: a colon separates files, unless it follows a
-    /// backslash.
+    /// Parses a target as fio would read its name, unless it names its kind: a colon separates
+    /// files, unless it follows a backslash.
     pub(crate) fn of_fio(text: &OsStr) -> Result<Self, SpecError> {
         let shown = || text.to_string_lossy().into_owned();
         if Self::has_kind(text) || text.is_empty() {
@@ -242,12 +256,14 @@ impl TargetSpec {
 
     /// Parses `BDF` or `BDF/NSID`; `text` is the whole word.
     fn vfio(rest: &str, text: &str) -> Result<Self, SpecError> {
-        let (address, nsid) = rest.split_once('/').map_or((rest, None), |(bdf, nsid)| (bdf, Some(nsid)));
-        let bdf =
-            Bdf::from_str(address).map_err(|error| SpecError::Address { text: text.to_owned(), error })?;
+        let (address, nsid) =
+            rest.split_once('/').map_or((rest, None), |(bdf, nsid)| (bdf, Some(nsid)));
+        let bdf = Bdf::from_str(address)
+            .map_err(|error| SpecError::Address { text: text.to_owned(), error })?;
         let number = |nsid: &str| nsid.parse().ok().filter(|nsid| (1..u32::MAX).contains(nsid));
-        let nsid =
-            nsid.map(|nsid| number(nsid).ok_or_else(|| SpecError::Namespace(text.to_owned()))).transpose()?;
+        let nsid = nsid
+            .map(|nsid| number(nsid).ok_or_else(|| SpecError::Namespace(text.to_owned())))
+            .transpose()?;
         Ok(Self::Vfio { bdf, nsid })
     }
 
@@ -267,7 +283,8 @@ impl TargetSpec {
 }
 
 fn is_word(bytes: &[u8]) -> bool {
-    !bytes.is_empty() && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+    !bytes.is_empty()
+        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
 }
 
 impl fmt::Display for TargetSpec {
@@ -300,13 +317,17 @@ mod tests {
         assert_eq!(parse("a b:c"), file("a b:c"));
         assert_eq!(parse(":"), file(":"));
         let raw = OsStr::from_bytes(b"file:\xff");
-        assert_eq!(TargetSpec::parse(raw), Ok(TargetSpec::File(PathBuf::from(OsStr::from_bytes(b"\xff")))));
+        assert_eq!(
+            TargetSpec::parse(raw),
+            Ok(TargetSpec::File(PathBuf::from(OsStr::from_bytes(b"\xff"))))
+        );
     }
 
     #[test]
     fn a_model_controller_has_memory_or_an_image() {
         let memory = |bytes| Ok(TargetSpec::SoftMemory(ByteSize(bytes), SoftOptions::default()));
-        let image = |path: &str| Ok(TargetSpec::SoftImage(PathBuf::from(path), SoftOptions::default()));
+        let image =
+            |path: &str| Ok(TargetSpec::SoftImage(PathBuf::from(path), SoftOptions::default()));
         assert_eq!(parse("soft:512M"), memory(512 << 20));
         assert_eq!(parse("soft:disk.img"), image("disk.img"));
         assert_eq!(parse("soft:./512M"), image("./512M"));
@@ -334,7 +355,8 @@ mod tests {
         }
         for value in ["x", "0s", "2d"] {
             let text = format!("soft:1M,not-ready={value}");
-            let (message, error) = (parse(&text).unwrap_err().to_string(), TimeSpan::from_str(value));
+            let (message, error) =
+                (parse(&text).unwrap_err().to_string(), TimeSpan::from_str(value));
             assert!(message.contains(&text) && !message.contains("not an option"), "{message}");
             assert!(message.contains(&error.unwrap_err().to_string()), "{message}");
         }
@@ -352,7 +374,8 @@ mod tests {
         for text in ["vfio:1", "vfio:0000:01:00", "vfio:/2", "vfio:../x"] {
             assert!(matches!(parse(text), Err(SpecError::Address { .. })), "{text}");
         }
-        for text in ["vfio:01:00.0/", "vfio:01:00.0/0", "vfio:01:00.0/x", "vfio:01:00.0/4294967295"] {
+        for text in ["vfio:01:00.0/", "vfio:01:00.0/0", "vfio:01:00.0/x", "vfio:01:00.0/4294967295"]
+        {
             assert_eq!(parse(text), Err(SpecError::Namespace(text.to_owned())), "{text}");
         }
     }

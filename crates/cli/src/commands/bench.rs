@@ -21,11 +21,14 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     if args.list {
         return Ok(output::text(&Listing.to_string())?);
     }
-    let options =
-        Options { runs: args.runs.unwrap_or(if args.quick { QUICK_RUNS } else { RUNS }), quick: args.quick };
+    let options = Options {
+        runs: args.runs.unwrap_or(if args.quick { QUICK_RUNS } else { RUNS }),
+        quick: args.quick,
+    };
     if let Some(folder) = &args.plot {
         // Before the measurement, which takes a while.
-        std::fs::create_dir_all(folder).map_err(|error| Failure::Plot { path: folder.clone(), error })?;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Failure::Plot { path: folder.clone(), error })?;
     }
     if COUNTS_RMW {
         output::error("this build counts read-modify-writes, so times and baselines are left out");
@@ -103,7 +106,9 @@ fn show(
         write_plot(folder, (name, about), &records)?;
     }
     if args.json {
-        output::text(&records.iter().fold(String::new(), |text, record| text + &record.to_json() + "\n"))?;
+        output::text(
+            &records.iter().fold(String::new(), |text, record| text + &record.to_json() + "\n"),
+        )?;
     } else {
         let gap = if all.is_empty() { "" } else { "\n" };
         output::text(&format!("{gap}{name}: {about}\n{}", Table(&records)))?;
@@ -112,7 +117,11 @@ fn show(
     Ok(())
 }
 
-fn write_plot(folder: &Path, (name, about): (&str, &str), records: &[Record]) -> Result<(), Failure> {
+fn write_plot(
+    folder: &Path,
+    (name, about): (&str, &str),
+    records: &[Record],
+) -> Result<(), Failure> {
     let path: PathBuf = folder.join(name).with_extension("svg");
     let title = format!("pinfold bench {name}: {about}");
     let picture = Plot { title: &title, records }.to_string();

@@ -39,7 +39,8 @@ pub(crate) fn unbind(args: &UnbindArgs) -> Result<(), Failure> {
     rebind(&args.devices, args.json, Binder::unbind)
 }
 
-/// Rebinds the devices. A signal ends it between two of them, so that none is left without a driver.
+/// Rebinds the devices. A signal ends it between two of them, so that none is left without a
+/// driver.
 fn rebind(
     devices: &[Bdf],
     json: bool,

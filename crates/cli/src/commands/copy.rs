@@ -1,4 +1,5 @@
-//! `copy`: all bytes of one target to another, through a third on request; the destination is complete or absent.
+//! `copy`: all bytes of one target to another, through a third on request; the destination is
+//! complete or absent.
 
 use crate::args::{CopyArgs, Sparse, TargetSpec};
 use crate::engine::digest::digest;
@@ -64,7 +65,10 @@ struct Job {
 
 impl Job {
     fn prepare(args: &CopyArgs) -> Result<Self, Failure> {
-        check_units(args.stack.iommu_units, [&args.source, &args.destination].into_iter().chain(&args.via))?;
+        check_units(
+            args.stack.iommu_units,
+            [&args.source, &args.destination].into_iter().chain(&args.via),
+        )?;
         let (source, capacity) = open_source(&args.source, args.poll)?;
         let total = args.size.map_or(capacity, |size| size.0);
         if total > capacity {
@@ -93,7 +97,9 @@ fn open_source(spec: &TargetSpec, poll: bool) -> Result<(ResolvedTarget, u64), F
         TargetSpec::File(path) => Ok(ResolvedTarget::existing(spec, path, false)?),
         TargetSpec::SoftImage(path, _) => Ok(ResolvedTarget::image(spec, path, false)?),
         TargetSpec::SoftMemory(..) => Err(LimitError::EmptySource(spec.to_string()).into()),
-        TargetSpec::Vfio { bdf, nsid } => Ok(ResolvedTarget::pci(spec, *bdf, *nsid, u32::from(!poll))?),
+        TargetSpec::Vfio { bdf, nsid } => {
+            Ok(ResolvedTarget::pci(spec, *bdf, *nsid, u32::from(!poll))?)
+        }
     }
 }
 
@@ -108,7 +114,9 @@ fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<ResolvedTa
             (target, bytes)
         }
         TargetSpec::Vfio { .. } => overwritten(spec, args)?,
-        TargetSpec::File(path) => (ResolvedTarget::staged(spec, path, scratch(path)?, total), u64::MAX),
+        TargetSpec::File(path) => {
+            (ResolvedTarget::staged(spec, path, scratch(path)?, total), u64::MAX)
+        }
     };
     check_capacity(spec, capacity, total)?;
     Ok(target)
@@ -256,8 +264,8 @@ impl Run<'_> {
     }
 }
 
-/// Copies; the destination exists if this succeeds, and is absent otherwise. Returns the report with the outcome, or why nothing
-/// was begun.
+/// Copies; the destination exists if this succeeds, and is absent otherwise. Returns the report
+/// with the outcome, or why nothing was begun.
 pub(crate) fn copy(
     args: &CopyArgs,
     interrupt: &Interrupt,
@@ -339,7 +347,8 @@ pub(crate) fn copy(
     Ok((report, ended))
 }
 
-/// Checks the length of the source: one that has grown would be copied only in part, and a hole at its end is not read.
+/// Checks the length of the source: one that has grown would be copied only in part, and a hole at
+/// its end is not read.
 fn check_length(args: &CopyArgs, source: &OpenTarget<'_>, before: u64) -> Result<(), Failure> {
     let name = args.source.to_string();
     match source.file_bytes().map_err(OpenError::File)? {

@@ -30,8 +30,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Runs the workload, or the jobs of a file, and prints the reports, also of what ended early; `given` are the options on the
-/// command line.
+/// Runs the workload, or the jobs of a file, and prints the reports, also of what ended early;
+/// `given` are the options on the command line.
 pub(crate) fn run(args: &IoArgs, given: &[String]) -> Result<(), Failure> {
     let began = Instant::now();
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
@@ -96,27 +96,37 @@ fn check_options(args: &IoArgs, spec: &TargetSpec) -> Result<(), OpenError> {
     let engine = if is_file { "io_uring" } else { "pinfold" };
     let stands_for = |other: &str| other == engine || (is_file && LIKE_IO_URING.contains(&other));
     if let Some(other) = args.ioengine.as_deref().filter(|other| !stands_for(other)) {
-        let depth =
-            if is_file { " (with --iodepth 1 for an engine that waits for each request)" } else { "" };
-        let reason =
-            format!("{spec} is driven by {engine}: leave the option out, or use --ioengine {engine}{depth}");
+        let depth = if is_file {
+            " (with --iodepth 1 for an engine that waits for each request)"
+        } else {
+            ""
+        };
+        let reason = format!(
+            "{spec} is driven by {engine}: leave the option out, or use --ioengine {engine}{depth}"
+        );
         return unsupported("ioengine", other, reason);
     }
     if !args.is_direct() && !is_file {
-        let (option, value) = if args.buffered.is_some() { ("buffered", "1") } else { ("direct", "0") };
-        return unsupported(option, value, format!("{spec} has no page cache: leave the option out"));
+        let (option, value) =
+            if args.buffered.is_some() { ("buffered", "1") } else { ("direct", "0") };
+        return unsupported(
+            option,
+            value,
+            format!("{spec} has no page cache: leave the option out"),
+        );
     }
     if !args.norandommap {
         let reason = "a map of used blocks is not supported: leave the option out".to_owned();
         return unsupported("norandommap", "0", reason);
     }
     if !args.group_reporting {
-        let reason =
-            "the jobs are reported together: write one section for each job in a job file".to_owned();
+        let reason = "the jobs are reported together: write one section for each job in a job file"
+            .to_owned();
         return unsupported("group-reporting", "0", reason);
     }
     if args.verifies() && args.rw.trims() {
-        let reason = "the contents of deallocated blocks are undefined: verify with --rw randrw".to_owned();
+        let reason =
+            "the contents of deallocated blocks are undefined: verify with --rw randrw".to_owned();
         return unsupported("rw", args.rw.name(), reason);
     }
     check_units(args.stack.iommu_units, [spec])
@@ -170,11 +180,17 @@ fn create(args: &IoArgs, spec: &TargetSpec, path: &Path, place: Place) -> Result
         let state = if place == Place::Folder { "is a folder" } else { "does not exist" };
         return Err(LimitError::SizeNeeded { target: target(), state }.into());
     };
-    let increment = args.offset_increment.map_or(Ok(0), |share| bytes(share, "offset-increment"))?;
+    let increment =
+        args.offset_increment.map_or(Ok(0), |share| bytes(share, "offset-increment"))?;
     let others = increment.saturating_mul(u64::from(args.numjobs).saturating_sub(1));
-    let capacity = bytes(size, "size")?.saturating_add(bytes(args.offset, "offset")?).saturating_add(others);
+    let capacity =
+        bytes(size, "size")?.saturating_add(bytes(args.offset, "offset")?).saturating_add(others);
     let file = if place == Place::Folder { scratch_in(path)? } else { scratch(path)? };
-    Ok(Region { target: ResolvedTarget::staged(spec, path, file, capacity), capacity, is_new: true })
+    Ok(Region {
+        target: ResolvedTarget::staged(spec, path, file, capacity),
+        capacity,
+        is_new: true,
+    })
 }
 
 /// Runs the workload to its end.
@@ -186,12 +202,16 @@ pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, 
 }
 
 /// Runs the workload, and returns its report and, if it ended early, why.
-fn measure_all(args: &IoArgs, interrupt: &Interrupt) -> Result<(IoReport, Option<Failure>), Failure> {
+fn measure_all(
+    args: &IoArgs,
+    interrupt: &Interrupt,
+) -> Result<(IoReport, Option<Failure>), Failure> {
     let spec = args.spec().map_err(OpenError::from)?;
     check_options(args, &spec)?;
     let Region { target, capacity, is_new } = resolve(args, &spec)?;
     let sizes = args.block_sizes();
-    let RequestLimits { block: min_block, .. } = limits::check(sizes.min, args.iodepth, &[&target])?;
+    let RequestLimits { block: min_block, .. } =
+        limits::check(sizes.min, args.iodepth, &[&target])?;
     let requests = limits::check(sizes.max, args.iodepth, &[&target])?;
     let RequestLimits { block, depth } = requests;
     let part = limits::part(args, &target.name, capacity, block)?;
@@ -208,8 +228,12 @@ fn measure_all(args: &IoArgs, interrupt: &Interrupt) -> Result<(IoReport, Option
     let buffers = BufferNeed { count, bytes: block, lower: "--iodepth, --bs or --numjobs" };
     let controllers = u64::from(target.has_controller());
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
-    let stack =
-        Stack::build(args.stack, domain_of(&[&target], args.stack.iommu_units)?, buffers, controllers)?;
+    let stack = Stack::build(
+        args.stack,
+        domain_of(&[&target], args.stack.iommu_units)?,
+        buffers,
+        controllers,
+    )?;
     let alignment = file::alignment([min_block as u64, block as u64, part.offset, part.increment]);
     let options = TargetOptions {
         alignment,
@@ -256,7 +280,8 @@ fn measure_all(args: &IoArgs, interrupt: &Interrupt) -> Result<(IoReport, Option
             stats.workload.elapsed += began.elapsed();
         }
         // The first failure is the cause.
-        ended = ended.or_else(|| synced.err().map(|error| EngineError::of_flush(error, interrupt).into()));
+        ended = ended
+            .or_else(|| synced.err().map(|error| EngineError::of_flush(error, interrupt).into()));
     }
     let parameters = IoParameters {
         name: args.name.clone(),
@@ -271,15 +296,17 @@ fn measure_all(args: &IoArgs, interrupt: &Interrupt) -> Result<(IoReport, Option
             .percentile_list
             .as_ref()
             .map_or_else(|| PERCENTILES.to_vec(), |Percentiles(list)| list.clone()),
-        ended: ended.as_ref().map(|failure| Ended { reason: failure.line(), errno: failure.errno() }),
+        ended: ended
+            .as_ref()
+            .map(|failure| Ended { reason: failure.line(), errno: failure.errno() }),
     };
     let mut notes = target.notes();
     notes.extend(notes_of(args, &spec, part, block));
     Ok((IoReport::new(parameters, stats, cpu, StackReport::new(&stack, &[&target]), notes), ended))
 }
 
-/// Returns whether buffers are written from without having been filled for it: a verified run fills them itself, and what only
-/// reads or trims needs no data.
+/// Returns whether buffers are written from without having been filled for it: a verified run fills
+/// them itself, and what only reads or trims needs no data.
 fn needs_data(args: &IoArgs) -> bool {
     args.writes() && !args.verifies() && !args.rw.trims()
 }
@@ -331,7 +358,8 @@ fn notes_of(args: &IoArgs, spec: &TargetSpec, part: Part, block: usize) -> Vec<S
             counted(part.tail, "byte")
         ));
     }
-    if let Some(other) = args.ioengine.as_deref().filter(|other| *other != "io_uring" && *other != "pinfold")
+    if let Some(other) =
+        args.ioengine.as_deref().filter(|other| *other != "io_uring" && *other != "pinfold")
     {
         notes.push(format!("{spec}: driven by io_uring, not by {other}"));
     }
@@ -345,19 +373,24 @@ fn notes_of(args: &IoArgs, spec: &TargetSpec, part: Part, block: usize) -> Vec<S
     notes
 }
 
-/// Bytes of buffers that a job has beyond its depth: at a microsecond for a flush that is more than any controller reads meanwhile.
+/// Bytes of buffers that a job has beyond its depth: at a microsecond for a flush that is more than
+/// any controller reads meanwhile.
 const SPARE_BYTES: usize = 1 << 20;
 
-/// The depth from which on a job has them. With fewer requests in flight a user measures latency, and expects not one more.
+/// The depth from which on a job has them. With fewer requests in flight a user measures latency,
+/// and expects not one more.
 const SPARE_DEPTH: usize = 16;
 
-/// Returns how many buffers of a job take the place of those that are held until their flush has completed. Without them the
-/// controller would have fewer requests meanwhile.
+/// Returns how many buffers of a job take the place of those that are held until their flush has
+/// completed. Without them the controller would have fewer requests meanwhile.
 fn spare(protect: Protect, jobs: usize, depth: usize, block: usize) -> usize {
     // Where there are more jobs than processors, others run while one waits.
-    let runs_alone = std::thread::available_parallelism().is_ok_and(|processors| jobs < processors.get());
+    let runs_alone =
+        std::thread::available_parallelism().is_ok_and(|processors| jobs < processors.get());
     match protect {
-        Protect::Revoke if runs_alone && depth >= SPARE_DEPTH => depth.min(SPARE_BYTES / block.max(1)),
+        Protect::Revoke if runs_alone && depth >= SPARE_DEPTH => {
+            depth.min(SPARE_BYTES / block.max(1))
+        }
         // Nothing is held, or nothing is done until it has returned.
         Protect::Revoke | Protect::Static | Protect::Strict => 0,
     }
@@ -371,7 +404,8 @@ struct Run<'r, 's> {
 }
 
 impl Run<'_, '_> {
-    /// Writes all of a new file once, so that there is something to read, and returns why that ended early, if it did.
+    /// Writes all of a new file once, so that there is something to read, and returns why that
+    /// ended early, if it did.
     fn lay_out(&mut self, workload: Workload, capacity: u64) -> Option<Failure> {
         let blocks = capacity.saturating_sub(workload.start) / workload.block.max(1) as u64;
         let layout = Workload {
@@ -405,7 +439,9 @@ impl Run<'_, '_> {
         let end = End {
             bytes: requests.map(|requests| requests.saturating_mul(block as u64)),
             // Of a verified run each pass lasts as long.
-            time: runtime.filter(|_| task.verify.is_none()).map(|runtime| runtime.saturating_add(ramp)),
+            time: runtime
+                .filter(|_| task.verify.is_none())
+                .map(|runtime| runtime.saturating_add(ramp)),
         };
         let progress = Progress::requests(title, end);
         jobs::run(targets, task, &mut self.buffers, &progress, self.interrupt)

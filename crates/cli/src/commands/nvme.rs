@@ -33,14 +33,24 @@ fn identify(spec: &TargetSpec) -> Result<NvmeReport, Failure> {
         moves: false,
     };
     let args = StackArgs { protect: Protect::Static, ..StackArgs::default() };
-    let stack = Stack::build(args, domain, BufferNeed { count: 1, bytes: 4096, ..BufferNeed::default() }, 1)?;
+    let stack = Stack::build(
+        args,
+        domain,
+        BufferNeed { count: 1, bytes: 4096, ..BufferNeed::default() },
+        1,
+    )?;
     let device = Device::open(&name, medium, &stack, options)?;
     let controller = device.controller(&name, &stack, options)?;
     let driver = |error| OpenError::Driver { name: name.clone(), error };
-    let namespaces =
-        controller.scan_namespaces().map_err(driver)?.into_iter().map(NamespaceReport::from).collect();
+    let namespaces = controller
+        .scan_namespaces()
+        .map_err(driver)?
+        .into_iter()
+        .map(NamespaceReport::from)
+        .collect();
     let mut notes = Vec::new();
-    let smart = controller.health().map_err(|error| notes.push(format!("no SMART log: {error}"))).ok();
+    let smart =
+        controller.health().map_err(|error| notes.push(format!("no SMART log: {error}"))).ok();
     Ok(NvmeReport {
         command: "nvme",
         target: spec.to_string(),

@@ -22,7 +22,8 @@ use pinfold::probe::threads;
 use pinfold::xdp::default_route_over;
 use pinfold_xdp::socket::BusyPoll;
 use pinfold_xdp::{
-    Attached, ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, RingSizes, Socket, redirect,
+    Attached, ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, RingSizes, Socket,
+    redirect,
 };
 use std::ops::Range;
 use std::path::PathBuf;
@@ -38,7 +39,8 @@ const HOLDER: &str = "capture";
 /// The holder of packets that are being written to the target.
 const STORING: &str = "store";
 
-/// Receives until the end that was requested, a signal or a failure, completes the outputs, and prints the report.
+/// Receives until the end that was requested, a signal or a failure, completes the outputs, and
+/// prints the report.
 pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
     let interface = redirect::interface(&args.interface)?;
@@ -58,10 +60,12 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
         Some(mode) => Redirect::attach_as(&interface, mode.into())?,
         None => Redirect::attach(&interface)?,
     };
-    // After what can be refused, so that no file is created or emptied by a program that cannot receive.
+    // After what can be refused, so that no file is created or emptied by a program that cannot
+    // receive.
     let resolve = |destination: &Destination<'_>| destination.resolve(args.force);
     let (resolved, file) = destination.as_ref().map(resolve).transpose()?.unzip();
-    let stored = destination.as_ref().zip(resolved).map(|(destination, target)| destination.open(target));
+    let stored =
+        destination.as_ref().zip(resolved).map(|(destination, target)| destination.open(target));
     let mut stored = stored.transpose()?;
     let slots = Slots::new(stored.as_mut().and_then(|target| target.target().info().capacity));
     let targets = stored.as_mut().map(OpenTarget::targets).unwrap_or_default();
@@ -92,7 +96,8 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let (written, captured) = capture.map(Capture::finish).unzip();
     let mut result = result.and(captured.unwrap_or(Ok(())).map_err(Failure::from));
     if let (Some(file), Some(spec)) = (file.flatten(), &args.to) {
-        result = result.and(destination::complete(spec, &file, slots.bytes()).map_err(Failure::from));
+        result =
+            result.and(destination::complete(spec, &file, slots.bytes()).map_err(Failure::from));
     }
     let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
     let run = Run {
@@ -128,7 +133,8 @@ fn chunk(args: &ReceiveArgs) -> ChunkSize {
 
 /// Checks that the one queue that is chosen can send replies.
 fn check_transmit(args: &ReceiveArgs, interface: &Interface) -> Result<(), Failure> {
-    let Some(queue) = args.queue.filter(|queue| args.reflect && !interface.can_transmit(*queue)) else {
+    let Some(queue) = args.queue.filter(|queue| args.reflect && !interface.can_transmit(*queue))
+    else {
         return Ok(());
     };
     // One that does not exist is refused when it is opened.
@@ -145,8 +151,8 @@ fn check_transmit(args: &ReceiveArgs, interface: &Interface) -> Result<(), Failu
     Err(TargetOpenError::Unsupported { option: "queue", value: queue.to_string(), reason }.into())
 }
 
-/// Returns the memory of each queue: what was requested, if the fill ring has its chunks there, or a share of what is available.
-/// Checks that the machine has it for all of them.
+/// Returns the memory of each queue: what was requested, if the fill ring has its chunks there, or
+/// a share of what is available. Checks that the machine has it for all of them.
 fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
     let chunk_bytes = chunk(args).bytes();
     let (budget, lower) = match args.memory {
@@ -223,7 +229,8 @@ fn receive(
     let mut merged = Merged::new(&args.interface, attached);
     let line = Line::new(&args.interface);
     let mut queues = AllQueues::new(args, sockets.len());
-    let mut ended = Ended { sockets: Vec::with_capacity(sockets.len()), queues_added: 0, result: Ok(()) };
+    let mut ended =
+        Ended { sockets: Vec::with_capacity(sockets.len()), queues_added: 0, result: Ok(()) };
     std::thread::scope(|scope| {
         let (mut threads, mut targets) = (Vec::new(), targets.into_iter());
         for (socket, published) in sockets.into_iter().zip(published) {
@@ -276,7 +283,8 @@ fn receive(
     ended
 }
 
-/// Whether the interface gets queues while all of them are received: a driver spreads packets over all that it has.
+/// Whether the interface gets queues while all of them are received: a driver spreads packets over
+/// all that it has.
 struct AllQueues {
     /// How many are received; `None` if one was chosen.
     received: Option<u32>,
@@ -295,7 +303,8 @@ impl AllQueues {
         let Some(received) = self.received.filter(|_| Instant::now() >= self.next) else { return };
         self.next = Instant::now() + QUEUES;
         // An interface that is gone is noticed by its sockets.
-        let queues = redirect::interface(name).ok().and_then(|interface| interface.queues()).unwrap_or(0);
+        let queues =
+            redirect::interface(name).ok().and_then(|interface| interface.queues()).unwrap_or(0);
         let added = queues.saturating_sub(received);
         if added > 0 && self.added == 0 {
             tracing::warn!(

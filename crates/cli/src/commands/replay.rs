@@ -24,13 +24,17 @@ use std::path::Path;
 /// What `--how` prints.
 const HOW: &str = include_str!("replay/how.txt");
 
-/// Reads the trace, replays it, and prints the report: of what was replayed until a signal or a failure.
+/// Reads the trace, replays it, and prints the report: of what was replayed until a signal or a
+/// failure.
 pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     // Without `--how` there is a trace.
-    let Some(path) = args.trace.as_ref().filter(|_| !args.how) else { return Ok(output::text(HOW)?) };
+    let Some(path) = args.trace.as_ref().filter(|_| !args.how) else {
+        return Ok(output::text(HOW)?);
+    };
     if let Some(folder) = &args.svg {
         // Before the replay, which takes a while.
-        std::fs::create_dir_all(folder).map_err(|error| Failure::Svg { path: folder.clone(), error })?;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Failure::Svg { path: folder.clone(), error })?;
     }
     let name = path.display().to_string();
     let unread = |error| Failure::Trace { name: name.clone(), error: TraceError::Read(error) };
@@ -57,7 +61,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
             line.tick();
             !interrupt.is_raised()
         };
-        let replayed = result.and_then(|()| Ok(replay_all(&trace, kind, &places, &config, timing, &watch)?));
+        let replayed =
+            result.and_then(|()| Ok(replay_all(&trace, kind, &places, &config, timing, &watch)?));
         result = match replayed {
             Ok(mut outcomes) => {
                 let drawn = svg.map_or(Ok(()), |folder| draw(folder, &trace, &outcomes));
@@ -84,8 +89,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     result.and(printed)
 }
 
-/// Creates a progress line. Drawn by the thread that works, and between operations only: a thread that draws would be
-/// measured, too.
+/// Creates a progress line. Drawn by the thread that works, and between operations only: a thread
+/// that draws would be measured, too.
 fn progress() -> ProgressBar {
     let line = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{prefix}: {wide_msg}") {
@@ -125,7 +130,12 @@ impl Read for Input<'_> {
     }
 }
 
-fn read(name: &str, input: Input<'_>, limits: &Limits, line: &ProgressBar) -> Result<Trace, Failure> {
+fn read(
+    name: &str,
+    input: Input<'_>,
+    limits: &Limits,
+    line: &ProgressBar,
+) -> Result<Trace, Failure> {
     line.set_prefix(name.to_owned());
     let interrupt = input.interrupt;
     let watch = |lines| {
@@ -180,7 +190,8 @@ fn file_names<'n>(devices: impl Iterator<Item = &'n str>) -> Vec<String> {
     devices.map(unique).collect()
 }
 
-/// Returns the name of a device with what is unusual in names of files replaced: a trace may contain anything.
+/// Returns the name of a device with what is unusual in names of files replaced: a trace may
+/// contain anything.
 fn file_name(device: &str) -> String {
     let usual = |c: char| if c.is_ascii_alphanumeric() || ".-_".contains(c) { c } else { '_' };
     let name: String = device.chars().take(64).map(usual).collect();

@@ -44,7 +44,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     }
     match serve(args, plan(args, None)?, &mut passed, &interrupt) {
         // By default there are as many threads as the controller has queues.
-        Err(Failure::Open(OpenError::Queues { granted, .. })) if args.threads.is_none() && granted > 0 => {
+        Err(Failure::Open(OpenError::Queues { granted, .. }))
+            if args.threads.is_none() && granted > 0 =>
+        {
             serve(args, plan(args, Some(granted.into()))?, &mut passed, &interrupt)
         }
         other => other,
@@ -53,7 +55,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 
 fn plan(args: &ServeArgs, queues: Option<usize>) -> Result<Plan, ServeError> {
     let locks = matches!(args.target, TargetSpec::Vfio { .. });
-    Plan::new(Asked { buffers: args.buffers, threads: args.threads, queues, locks }, Machine::here())
+    Plan::new(
+        Asked { buffers: args.buffers, threads: args.threads, queues, locks },
+        Machine::here(),
+    )
 }
 
 fn serve(
@@ -72,16 +77,22 @@ fn serve(
     let buffers = BufferNeed { count, bytes: PIECE, lower: "--buffers" };
     let controllers = u64::from(target.has_controller());
     memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
-    let stack =
-        Stack::build(args.stack, domain_of(&[&target], args.stack.iommu_units)?, buffers, controllers)?;
+    let stack = Stack::build(
+        args.stack,
+        domain_of(&[&target], args.stack.iommu_units)?,
+        buffers,
+        controllers,
+    )?;
     let file = match &target.medium {
         Medium::File(file) => Some(file.try_clone()),
         Medium::Controller(_) => None,
     };
     let system = |error| OpenError::System { name: target.name.clone(), error };
     let file = file.transpose().map_err(system)?;
-    // What O_DIRECT needs, if the range is a multiple of that: otherwise the page cache is used, and that is reported.
-    let sector = file.as_ref().and_then(uring::direct_alignment).map_or(SECTOR, u64::from).max(SECTOR);
+    // What O_DIRECT needs, if the range is a multiple of that: otherwise the page cache is used,
+    // and that is reported.
+    let sector =
+        file.as_ref().and_then(uring::direct_alignment).map_or(SECTOR, u64::from).max(SECTOR);
     let options = TargetOptions {
         alignment: file::alignment([args.offset.0, length, sector]),
         depth: requests.depth,
@@ -100,19 +111,24 @@ fn serve(
     let listener = listen(args, folder.as_ref(), passed)?;
     let uris = listener.uris(&args.name, tls.is_some());
     let name = args.target.to_string();
-    let _pidfile = args.pidfile.as_deref().map(|path| PidFile::write(path, file.as_ref())).transpose()?;
+    let _pidfile =
+        args.pidfile.as_deref().map(|path| PidFile::write(path, file.as_ref())).transpose()?;
     let mut notes = target.notes();
     let given = [args.offset.0, args.length.map_or(0, |length| length.0)];
     let unaligned = given.iter().any(|bytes| !bytes.is_multiple_of(sector));
     if unaligned && file.is_some() && !args.cached {
-        notes.push(format!("{name}: give --offset and --length as multiples of {sector} to use O_DIRECT"));
+        notes.push(format!(
+            "{name}: give --offset and --length as multiples of {sector} to use O_DIRECT"
+        ));
     }
     if args.run.is_some() {
         // At the start; the report follows at the end.
         notes.iter().for_each(|note| tracing::warn!("{note}"));
     }
-    let command =
-        args.run.as_deref().map(|line| Ok((line, Captive::start(line, &listener, &uris, interrupt)?)));
+    let command = args
+        .run
+        .as_deref()
+        .map(|line| Ok((line, Captive::start(line, &listener, &uris, interrupt)?)));
     let command = command.transpose().map_err(|error: ServeError| error)?;
     if command.is_none() {
         let sizes = export.sizes();
@@ -155,7 +171,10 @@ fn print(args: &ServeArgs, report: &(impl Display + serde::Serialize)) -> Result
 }
 
 /// Creates a folder for the socket, if it has no other address.
-fn private_folder(args: &ServeArgs, passed: Option<&Listener>) -> Result<Option<PrivateFolder>, ServeError> {
+fn private_folder(
+    args: &ServeArgs,
+    passed: Option<&Listener>,
+) -> Result<Option<PrivateFolder>, ServeError> {
     let any = args.unix.as_ref().map_or(args.nbd.is_none(), |path| path.as_os_str() == "-");
     (any && passed.is_none()).then(PrivateFolder::new).transpose()
 }
@@ -181,7 +200,8 @@ fn listen(
     }
 }
 
-/// Resolves the target, with its capacity. Each of `threads` threads has a queue, and an interrupt unless it polls.
+/// Resolves the target, with its capacity. Each of `threads` threads has a queue, and an interrupt
+/// unless it polls.
 fn resolve(args: &ServeArgs, threads: usize) -> Result<(ResolvedTarget, u64), Failure> {
     let (spec, writes) = (&args.target, !args.read_only);
     let unsupported = |option, value: &str, reason: &str| OpenError::Unsupported {
@@ -195,7 +215,12 @@ fn resolve(args: &ServeArgs, threads: usize) -> Result<(ResolvedTarget, u64), Fa
         return Err(unsupported("protect", Protect::Static.name(), reason).into());
     }
     if args.cached && !matches!(spec, TargetSpec::File(_)) {
-        return Err(unsupported("cached", "", "only a file has a page cache: leave the option out").into());
+        return Err(unsupported(
+            "cached",
+            "",
+            "only a file has a page cache: leave the option out",
+        )
+        .into());
     }
     check_units(args.stack.iommu_units, [spec])?;
     Ok(match spec {
@@ -220,7 +245,9 @@ fn range(args: &ServeArgs, target: &str, capacity: u64) -> Result<u64, ServeErro
     };
     match length {
         None => Ok(rest),
-        Some(ByteSize(0)) => Err(refused("length", 0, "serve one byte at least, or leave it out".into())),
+        Some(ByteSize(0)) => {
+            Err(refused("length", 0, "serve one byte at least, or leave it out".into()))
+        }
         Some(ByteSize(length)) if length <= rest => Ok(length),
         Some(ByteSize(length)) => {
             let reason = format!("{target} has only {rest} bytes from --offset {offset}");
@@ -235,7 +262,8 @@ fn check_blocks(args: &ServeArgs, info: &TargetInfo) -> Result<(), ServeError> {
     let length = args.length.map(|ByteSize(length)| ("length", length));
     for (option, asked) in [Some(("offset", args.offset.0)), length].into_iter().flatten() {
         if !asked.is_multiple_of(block) {
-            let reason = format!("{} is used in blocks of {block} bytes: write a multiple", info.name);
+            let reason =
+                format!("{} is used in blocks of {block} bytes: write a multiple", info.name);
             return Err(ServeError::Range { option, asked, reason });
         }
     }
@@ -244,9 +272,11 @@ fn check_blocks(args: &ServeArgs, info: &TargetInfo) -> Result<(), ServeError> {
 
 /// Describes the served range of `length` bytes to clients.
 fn export(args: &ServeArgs, info: &TargetInfo, file: Option<&File>, length: u64) -> Export {
-    // A flush covers what has been written through any queue: of a file all its data, of a namespace all completed commands.
-    let mut flags =
-        TransmissionFlags::SEND_FLUSH | TransmissionFlags::SEND_FUA | TransmissionFlags::CAN_MULTI_CONN;
+    // A flush covers what has been written through any queue: of a file all its data, of a
+    // namespace all completed commands.
+    let mut flags = TransmissionFlags::SEND_FLUSH
+        | TransmissionFlags::SEND_FUA
+        | TransmissionFlags::CAN_MULTI_CONN;
     if args.read_only {
         flags |= TransmissionFlags::READ_ONLY;
     } else {
@@ -263,7 +293,8 @@ fn export(args: &ServeArgs, info: &TargetInfo, file: Option<&File>, length: u64)
     let minimum = u32::try_from(minimum).unwrap_or(1);
     // Fewer bytes than a physical block are read before they are written.
     let physical = file.and_then(|file| rustix::fs::ioctl_blkpbszget(file).ok());
-    let physical = physical.filter(|physical| physical.is_power_of_two() && *physical <= MAX_PAYLOAD);
+    let physical =
+        physical.filter(|physical| physical.is_power_of_two() && *physical <= MAX_PAYLOAD);
     let preferred = minimum.max(4096).max(physical.unwrap_or(0));
     let blocks = BlockSizes { minimum, preferred, maximum: MAX_PAYLOAD };
     Export::new(&args.name, length, flags).description(&args.description).block_sizes(blocks)

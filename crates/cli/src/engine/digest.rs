@@ -33,11 +33,12 @@ impl serde::Serialize for Hash {
     }
 }
 
-/// How much is copied out of a buffer at a time: it stays in the processor's cache while it is hashed.
+/// How much is copied out of a buffer at a time: it stays in the processor's cache while it is
+/// hashed.
 const CHUNK: usize = 64 << 10;
 
-/// Returns the SHA-256 of the first `plan.total` bytes of `target`. The buffers are in `buffers` again when this returns,
-/// except those that had to be quarantined.
+/// Returns the SHA-256 of the first `plan.total` bytes of `target`. The buffers are in `buffers`
+/// again when this returns, except those that had to be quarantined.
 pub(crate) fn digest<B: DataBuffer>(
     target: &mut dyn Target<B>,
     plan: Plan,
@@ -79,10 +80,12 @@ impl<B: DataBuffer> Reader<'_, B> {
             while requested < total {
                 let Some(buffer) = self.idle.pop() else { break };
                 let len = usize::try_from(total - requested).unwrap_or(usize::MAX).min(block);
-                self.worker.submit(IoDirection::Read, requested, len, buffer).map_err(|rejected| {
-                    self.idle.extend(rejected.buffer);
-                    EngineError::from(rejected.error)
-                })?;
+                self.worker.submit(IoDirection::Read, requested, len, buffer).map_err(
+                    |rejected| {
+                        self.idle.extend(rejected.buffer);
+                        EngineError::from(rejected.error)
+                    },
+                )?;
                 requested += len as u64;
             }
             if self.worker.in_flight() == 0 && !self.early.contains_key(&hashed) {
@@ -92,7 +95,9 @@ impl<B: DataBuffer> Reader<'_, B> {
             self.worker.collect(true, |read| drop(early.insert(read.io.offset, read)))?;
             while let Some(Completion { io, buffer, result }) = self.early.remove(&hashed) {
                 let got = result.map_err(EngineError::from);
-                let Some(buffer) = buffer else { return Err(got.err().unwrap_or(EngineError::NoBuffers)) };
+                let Some(buffer) = buffer else {
+                    return Err(got.err().unwrap_or(EngineError::NoBuffers));
+                };
                 let updated = got.and_then(|got| {
                     if got < io.len {
                         let (name, at) = (self.worker.info().name.clone(), io.offset + got as u64);
@@ -148,7 +153,8 @@ mod tests {
             let expected = Hash(Sha256::digest(&data).into());
             for (block, depth) in [(512, 5), (4096, 1), (131_072, 8)] {
                 let mut buffers = vec![vec![0; block]; depth];
-                let got = of(&mut Fake::new(data.clone(), 1), len as u64, block, &mut buffers).unwrap();
+                let got =
+                    of(&mut Fake::new(data.clone(), 1), len as u64, block, &mut buffers).unwrap();
                 assert_eq!(got, expected);
                 assert_eq!(buffers.len(), depth);
             }
@@ -167,7 +173,11 @@ mod tests {
                 let mut buffers = vec![vec![0; 512]; 4];
                 let error = of(&mut target, 20 * 512, 512, &mut buffers).unwrap_err();
                 assert!(matches!(error, EngineError::Target(_)), "{fault:?} {at}: {error:?}");
-                assert_eq!(buffers.len(), 4 - usize::from(fault == Fault::Quarantine), "{fault:?} {at}");
+                assert_eq!(
+                    buffers.len(),
+                    4 - usize::from(fault == Fault::Quarantine),
+                    "{fault:?} {at}"
+                );
             }
         }
         let mut target = Fake::new(vec![1; 1000], 1);

@@ -37,7 +37,8 @@ impl Blocks {
         drawn.min(self.blocks.saturating_sub(1))
     }
 
-    /// Draws a rank, from 0, by rejection-inversion (W. Hörmann, G. Derflinger, 1996): in constant time and memory.
+    /// Draws a rank, from 0, by rejection-inversion (W. Hörmann, G. Derflinger, 1996): in constant
+    /// time and memory.
     fn zipf(&self, theta: f64, random: &mut Random) -> u64 {
         let power = 1.0 - theta;
         // The integral of x^-theta, and its inverse.
@@ -81,7 +82,11 @@ fn scattered(rank: u64, blocks: u64) -> u64 {
     u64::try_from((u128::from(hash) * u128::from(blocks)) >> 64).unwrap_or(0)
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative; `as` saturates")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "not negative; `as` saturates"
+)]
 fn whole(value: f64) -> u64 {
     value as u64
 }

@@ -83,6 +83,11 @@ impl EngineError {
     /// Of `target`, `io` transferred only `got` bytes.
     pub(crate) fn short(target: &str, io: &Io, got: usize) -> Self {
         let (offset, len) = (io.offset, io.len);
-        Self::Short { target: target.to_owned(), at: offset.saturating_add(got as u64), offset, len }
+        Self::Short {
+            target: target.to_owned(),
+            at: offset.saturating_add(got as u64),
+            offset,
+            len,
+        }
     }
 }

@@ -42,7 +42,8 @@ fn each(workload: &Workload, jobs: usize) -> Vec<Workload> {
     (0..jobs.max(1) as u64).map(job).collect()
 }
 
-/// Splits the workload into one for each job: their blocks, and their requests, differ by one at most.
+/// Splits the workload into one for each job: their blocks, and their requests, differ by one at
+/// most.
 fn split(workload: &Workload, jobs: usize) -> Vec<Workload> {
     let jobs = jobs.max(1) as u64;
     let part = |of: u64, job| of / jobs + u64::from(job < of % jobs);
@@ -62,9 +63,10 @@ fn split(workload: &Workload, jobs: usize) -> Vec<Workload> {
         .collect()
 }
 
-/// Runs `task` with one job for each of `targets`, the buffers divided equally: as fio does, each the same; if it is verified,
-/// each a part of it. The first failure ends the others, and what was done until then is returned. The buffers are in `buffers`
-/// again when this returns, except those that had to be quarantined.
+/// Runs `task` with one job for each of `targets`, the buffers divided equally: as fio does, each
+/// the same; if it is verified, each a part of it. The first failure ends the others, and what was
+/// done until then is returned. The buffers are in `buffers` again when this returns, except those
+/// that had to be quarantined.
 pub(crate) fn run<B: DataBuffer + Send>(
     targets: Vec<&mut (dyn Target<B> + Send)>,
     task: Task,
@@ -150,7 +152,8 @@ fn run_one<B: DataBuffer>(
         Some(options) => {
             let region = workload.blocks.saturating_mul(workload.block as u64);
             let workload = Workload { blocks: region / target.info().alignment as u64, ..workload };
-            let (workload, verified, result) = verify::run(target, &workload, options, buffers, watch);
+            let (workload, verified, result) =
+                verify::run(target, &workload, options, buffers, watch);
             (workload, Some(verified), result)
         }
     };
@@ -176,7 +179,8 @@ mod tests {
 
     #[test]
     fn parts_are_the_whole_and_do_not_overlap() {
-        for (blocks, requests, jobs) in [(100, 250, 3), (7, 7, 7), (1000, u64::MAX, 16), (5, 1, 1)] {
+        for (blocks, requests, jobs) in [(100, 250, 3), (7, 7, 7), (1000, u64::MAX, 16), (5, 1, 1)]
+        {
             let whole = Workload { start: 1024, ..Workload::sample(Rw::Read, blocks, requests) };
             let parts = split(&whole, jobs);
             assert_eq!(parts.len(), jobs);
@@ -194,9 +198,14 @@ mod tests {
         }
     }
 
-    fn execute(fakes: &mut [Fake], workload: Workload, verify: Option<VerifyOptions>) -> (JobsStats, usize) {
+    fn execute(
+        fakes: &mut [Fake],
+        workload: Workload,
+        verify: Option<VerifyOptions>,
+    ) -> (JobsStats, usize) {
         let mut buffers = vec![vec![7; 4096]; fakes.len() * 4];
-        let targets = fakes.iter_mut().map(|fake| -> &mut (dyn Target<Vec<u8>> + Send) { fake }).collect();
+        let targets =
+            fakes.iter_mut().map(|fake| -> &mut (dyn Target<Vec<u8>> + Send) { fake }).collect();
         let task = Task { workload, verify };
         let stats = run(targets, task, &mut buffers, &Progress::hidden(), &Interrupt::default());
         (stats, buffers.len())
@@ -205,12 +214,14 @@ mod tests {
     #[test]
     fn each_job_has_its_own_part_and_the_sums_are_right() {
         let mut fakes: Vec<_> = (0..3).map(|_| Fake::new(vec![0; 51_200], 512)).collect();
-        let parts = Workload { blocks: 30, increment: 35 * 512, ..Workload::sample(Rw::Write, 30, 30) };
+        let parts =
+            Workload { blocks: 30, increment: 35 * 512, ..Workload::sample(Rw::Write, 30, 30) };
         let (stats, left) = execute(&mut fakes, parts, None);
         let writes = stats.workload.requests.writes;
         assert_eq!((writes.requests, writes.bytes, left), (90, 46_080, 12));
         assert_eq!(writes.total.summary(&[]).count, 90);
-        let written = |fake: &Fake| -> Vec<_> { (0..100).filter(|i| fake.data[i * 512] != 0).collect() };
+        let written =
+            |fake: &Fake| -> Vec<_> { (0..100).filter(|i| fake.data[i * 512] != 0).collect() };
         for (fake, first) in fakes.iter().zip([0, 35, 70]) {
             assert_eq!(written(fake), (first..first + 30).collect::<Vec<_>>());
         }
@@ -232,7 +243,8 @@ mod tests {
     fn a_failure_of_one_job_ends_all_and_keeps_what_was_done() {
         let mut fakes: Vec<_> = (0..4).map(|_| Fake::new(vec![0; 51_200], 512)).collect();
         fakes[2].fault = Some((30, Fault::Fail));
-        let (stats, left) = execute(&mut fakes, Workload::sample(Rw::Randread, 100, u64::MAX), None);
+        let (stats, left) =
+            execute(&mut fakes, Workload::sample(Rw::Randread, 100, u64::MAX), None);
         assert!(matches!(stats.ended, Some(EngineError::Target(_))));
         assert!(stats.workload.requests.requests() > 0);
         assert_eq!(left, 16);

@@ -12,7 +12,8 @@ use std::collections::BTreeMap;
 const CHUNK: usize = 32 << 10;
 /// How many extents are tried before a request waits for a completion.
 const TRIES: usize = 16;
-/// How many blocks of all jobs have a count of their writes: 256 MiB of counts. Those that follow are written once.
+/// How many blocks of all jobs have a count of their writes: 256 MiB of counts. Those that follow
+/// are written once.
 pub(crate) const COUNTED_BLOCKS: u64 = 64 << 20;
 
 /// Consecutive blocks.
@@ -31,8 +32,8 @@ pub(super) struct Lengths {
     pub(super) max: usize,
 }
 
-/// What the blocks of a region must hold, derived from their positions and numbers of writes. Its memory is bounded: a
-/// count of writes for each of the first blocks, and the requests in flight.
+/// What the blocks of a region must hold, derived from their positions and numbers of writes. Its
+/// memory is bounded: a count of writes for each of the first blocks, and the requests in flight.
 pub(super) struct Ledger {
     start: u64,
     block: usize,
@@ -41,7 +42,8 @@ pub(super) struct Ledger {
     written: u64,
     /// How often each of the first blocks was written.
     writes: Vec<u32>,
-    /// How many requests are in flight by first block and length, and their direction: at most one write.
+    /// How many requests are in flight by first block and length, and their direction: at most one
+    /// write.
     in_flight: BTreeMap<(u64, usize), (IoDirection, u32)>,
     /// The most blocks of a request so far.
     longest: usize,
@@ -50,7 +52,8 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Creates the ledger of `blocks` unwritten blocks from byte `start` of a target, `counted` of which may be rewritten.
+    /// Creates the ledger of `blocks` unwritten blocks from byte `start` of a target, `counted` of
+    /// which may be rewritten.
     pub(super) fn new(start: u64, blocks: u64, block: usize, counted: u64) -> Self {
         let writes = vec![0; usize::try_from(blocks.min(counted)).unwrap_or(0)];
         let chunk = vec![0; block.max(CHUNK / block.max(1) * block)];
@@ -79,10 +82,14 @@ impl Ledger {
         (left > 0).then(|| Extent { first: at, blocks: left.min(max) })
     }
 
-    /// Returns an extent that a request may use now; `None` if all that were tried are in use. Short lengths are as
-    /// likely as long ones: the power of two is drawn first, then the length below the next one. Writes use only blocks
-    /// that have a count.
-    pub(super) fn random_extent(&mut self, direction: IoDirection, lengths: Lengths) -> Option<Extent> {
+    /// Returns an extent that a request may use now; `None` if all that were tried are in use.
+    /// Short lengths are as likely as long ones: the power of two is drawn first, then the length
+    /// below the next one. Writes use only blocks that have a count.
+    pub(super) fn random_extent(
+        &mut self,
+        direction: IoDirection,
+        lengths: Lengths,
+    ) -> Option<Extent> {
         let region = match direction {
             IoDirection::Write => self.blocks.min(self.writes.len() as u64),
             IoDirection::Read | IoDirection::Trim | IoDirection::Flush => self.blocks,
@@ -107,8 +114,11 @@ impl Ledger {
         let end = extent.first + extent.blocks as u64;
         let nearby = (extent.first.saturating_sub(self.longest as u64), 0)..(end, 0);
         let overlaps = |(first, blocks): (u64, usize)| first + blocks as u64 > extent.first;
-        let excludes = |other: IoDirection| direction == IoDirection::Write || other == IoDirection::Write;
-        self.in_flight.range(nearby).any(|(&other, &(others, _))| overlaps(other) && excludes(others))
+        let excludes =
+            |other: IoDirection| direction == IoDirection::Write || other == IoDirection::Write;
+        self.in_flight
+            .range(nearby)
+            .any(|(&other, &(others, _))| overlaps(other) && excludes(others))
     }
 
     /// Returns how often the block was written.
@@ -145,7 +155,11 @@ impl Ledger {
     }
 
     /// Counts one more write of each block, and fills `buffer` with what they hold from now on.
-    pub(super) fn write<B: DataBuffer>(&mut self, extent: Extent, buffer: &mut B) -> Result<(), TargetError> {
+    pub(super) fn write<B: DataBuffer>(
+        &mut self,
+        extent: Extent,
+        buffer: &mut B,
+    ) -> Result<(), TargetError> {
         let first = usize::try_from(extent.first).unwrap_or(usize::MAX);
         for writes in self.writes.iter_mut().skip(first).take(extent.blocks) {
             *writes = writes.wrapping_add(1);
@@ -154,8 +168,13 @@ impl Ledger {
         self.for_each_chunk(extent, |at, chunk| buffer.write_at(at, chunk))
     }
 
-    /// Overwrites the start of each block of `buffer`, so that a read that transfers nothing is detected.
-    pub(super) fn spoil<B: DataBuffer>(&mut self, extent: Extent, buffer: &mut B) -> Result<(), TargetError> {
+    /// Overwrites the start of each block of `buffer`, so that a read that transfers nothing is
+    /// detected.
+    pub(super) fn spoil<B: DataBuffer>(
+        &mut self,
+        extent: Extent,
+        buffer: &mut B,
+    ) -> Result<(), TargetError> {
         (0..extent.blocks).try_for_each(|at| buffer.write_at(at * self.block, &[0; 8]))
     }
 
@@ -173,7 +192,8 @@ impl Ledger {
             let found = found.get_mut(..expected.len()).unwrap_or_default();
             buffer.read_at(at, found)?;
             if wrong.is_none() && found != expected {
-                let differs = found.iter().zip(expected).position(|(found, expected)| found != expected);
+                let differs =
+                    found.iter().zip(expected).position(|(found, expected)| found != expected);
                 wrong = differs.map(|first| at + first);
             }
             Ok::<_, TargetError>(())
@@ -195,7 +215,8 @@ impl Ledger {
         hashed.ok().map(|()| Hash::from(hasher))
     }
 
-    /// Passes what the extent must hold to `each`, chunk by chunk, with the chunk's offset in the extent.
+    /// Passes what the extent must hold to `each`, chunk by chunk, with the chunk's offset in the
+    /// extent.
     fn for_each_chunk<E>(
         &mut self,
         extent: Extent,
@@ -220,10 +241,12 @@ impl Ledger {
     }
 }
 
-/// Generates the contents of block `number` after `writes` writes, different from any other block and count.
+/// Generates the contents of block `number` after `writes` writes, different from any other block
+/// and count.
 fn generate(block: &mut [u8], number: u64, writes: u32) {
     // Steele's splitmix64: each input bit changes half of the output's.
-    let mut mixed = (number << 24).wrapping_add(u64::from(writes)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut mixed =
+        (number << 24).wrapping_add(u64::from(writes)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     // Odd, so that the first word of a block is never the zero that spoils a buffer.

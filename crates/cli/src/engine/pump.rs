@@ -1,12 +1,15 @@
-//! Copies all bytes of one target to another, except holes where the destination has them too. Each buffer cycles through `idle → reading → writing → idle`; all buffers are
-//! used concurrently, and the targets complete in any order.
+//! Copies all bytes of one target to another, except holes where the destination has them too. Each
+//! buffer cycles through `idle → reading → writing → idle`; all buffers are used concurrently, and
+//! the targets complete in any order.
 
 use super::error::EngineError;
 use super::ranges::{Piece, Ranges};
 use super::worker::{RequestStats, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::targets::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target};
+use crate::targets::target::{
+    Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target,
+};
 use std::time::{Duration, Instant};
 
 /// The bytes to be read.
@@ -25,7 +28,8 @@ pub(crate) struct Transfer<'r> {
     pub(crate) ranges: &'r Ranges,
     /// Bytes of one request.
     pub(crate) block: usize,
-    /// Whether holes are written, as zeroes that are not read: the destination may hold something else there.
+    /// Whether holes are written, as zeroes that are not read: the destination may hold something
+    /// else there.
     pub(crate) write_holes: bool,
 }
 
@@ -64,9 +68,9 @@ struct Pump<'t, 'r, B> {
     written: u64,
 }
 
-/// Moves the bytes of `transfer` and flushes `to`; returns what it did, also where it failed. The buffers, each of
-/// `transfer.block` bytes or more, are in `buffers` again when this returns, whether it succeeds or not, except those that had to
-/// be quarantined.
+/// Moves the bytes of `transfer` and flushes `to`; returns what it did, also where it failed. The
+/// buffers, each of `transfer.block` bytes or more, are in `buffers` again when this returns,
+/// whether it succeeds or not, except those that had to be quarantined.
 pub(crate) fn pump<B: DataBuffer>(
     from: &mut dyn Target<B>,
     to: &mut dyn Target<B>,
@@ -89,8 +93,9 @@ pub(crate) fn pump<B: DataBuffer>(
     };
     let result = pump.run(progress, interrupt);
     buffers.append(&mut pump.idle);
-    buffers
-        .extend(pump.read.drain(..).chain(pump.wrote.drain(..)).filter_map(|completion| completion.buffer));
+    buffers.extend(
+        pump.read.drain(..).chain(pump.wrote.drain(..)).filter_map(|completion| completion.buffer),
+    );
     pump.source.drain(buffers);
     pump.destination.drain(buffers);
     let flush = result.and_then(|()| {
@@ -116,7 +121,8 @@ impl<B: DataBuffer> Pump<'_, '_, B> {
             let mut completed = self.destination.collect(false, |write| self.wrote.push(write))?;
             completed += self.source.collect(false, |read| self.read.push(read))?;
             if completed == 0 {
-                // Both targets make progress by themselves; waiting for one delays the other by one request at most.
+                // Both targets make progress by themselves; waiting for one delays the other by one
+                // request at most.
                 if self.destination.in_flight() > 0 {
                     self.destination.collect(true, |write| self.wrote.push(write))?;
                 } else if self.source.in_flight() > 0 {
@@ -231,7 +237,8 @@ mod tests {
         buffers: &mut Vec<Vec<u8>>,
     ) -> Result<PumpStats, EngineError> {
         let transfer = Transfer { ranges: &Ranges::whole(total), block, write_holes: false };
-        let (stats, result) = pump(from, to, transfer, buffers, &Progress::hidden(), &Interrupt::default());
+        let (stats, result) =
+            pump(from, to, transfer, buffers, &Progress::hidden(), &Interrupt::default());
         result.map(|()| stats)
     }
 
@@ -246,22 +253,31 @@ mod tests {
             return; // a file system without holes
         }
         // What the source reports there is not read.
-        let data =
-            usize::try_from(ranges.data()[0].start).unwrap()..usize::try_from(ranges.data()[0].end).unwrap();
+        let data = usize::try_from(ranges.data()[0].start).unwrap()
+            ..usize::try_from(ranges.data()[0].end).unwrap();
         for write_holes in [false, true] {
             let mut from = Fake::new(source.clone(), 1);
             let mut to = Fake::new(vec![0xee; 300_032], 512);
             let transfer = Transfer { ranges: &ranges, block: 4096, write_holes };
             let mut buffers = buffers(3, 4096);
-            let (stats, result) =
-                pump(&mut from, &mut to, transfer, &mut buffers, &Progress::hidden(), &Interrupt::default());
+            let (stats, result) = pump(
+                &mut from,
+                &mut to,
+                transfer,
+                &mut buffers,
+                &Progress::hidden(),
+                &Interrupt::default(),
+            );
             result.unwrap();
             assert_eq!((stats.bytes, buffers.len()), (transfer.bytes(), 3));
             assert_eq!(stats.reads.bytes, ranges.data_bytes());
             assert!(to.data[data.clone()] == source[data.clone()]);
             let hole = if write_holes { 0 } else { 0xee };
             assert!(
-                to.data[..data.start].iter().chain(&to.data[data.end..300_000]).all(|byte| *byte == hole)
+                to.data[..data.start]
+                    .iter()
+                    .chain(&to.data[data.end..300_000])
+                    .all(|byte| *byte == hole)
             );
         }
     }
@@ -293,8 +309,8 @@ mod tests {
         from.shrink = Some((5, 6000));
         let mut to = Fake::new(Vec::new(), 512).grows();
         let mut buffers = buffers(4, 4096);
-        let error =
-            execute(&mut from, &mut to, Plan { total: 100_000, block: 4096 }, &mut buffers).unwrap_err();
+        let error = execute(&mut from, &mut to, Plan { total: 100_000, block: 4096 }, &mut buffers)
+            .unwrap_err();
         assert!(
             matches!(error, EngineError::SourceEnded { expected: 100_000, at, .. } if at >= 6000),
             "{error:?}"
@@ -313,7 +329,10 @@ mod tests {
                     let mut buffers = buffers(4, 4096);
                     let plan = Plan { total: 100_000, block: 4096 };
                     let error = execute(&mut from, &mut to, plan, &mut buffers).unwrap_err();
-                    assert!(matches!(error, EngineError::Target(_)), "{fault:?} {at} {side}: {error:?}");
+                    assert!(
+                        matches!(error, EngineError::Target(_)),
+                        "{fault:?} {at} {side}: {error:?}"
+                    );
                     let lost = usize::from(fault == Fault::Quarantine);
                     assert_eq!(buffers.len(), 4 - lost, "{fault:?} {at} {side}");
                     assert!(from.in_flight.is_empty() && to.in_flight.is_empty() && !to.synced);
@@ -329,8 +348,10 @@ mod tests {
         let mut buffers = buffers(4, 4096);
         let interrupt = Interrupt::default();
         interrupt.raise();
-        let transfer = Transfer { ranges: &Ranges::whole(100_000), block: 4096, write_holes: false };
-        let (_, result) = pump(&mut from, &mut to, transfer, &mut buffers, &Progress::hidden(), &interrupt);
+        let transfer =
+            Transfer { ranges: &Ranges::whole(100_000), block: 4096, write_holes: false };
+        let (_, result) =
+            pump(&mut from, &mut to, transfer, &mut buffers, &Progress::hidden(), &interrupt);
         let error = result.unwrap_err();
         assert!(matches!(error, EngineError::Interrupted));
         assert_eq!((buffers.len(), to.synced), (4, false));
@@ -340,7 +361,8 @@ mod tests {
     fn a_pump_without_buffers_fails_instead_of_hanging() {
         let mut from = Fake::new(data(10), 1);
         let mut to = Fake::new(Vec::new(), 512).grows();
-        let error = execute(&mut from, &mut to, Plan { total: 10, block: 512 }, &mut Vec::new()).unwrap_err();
+        let error = execute(&mut from, &mut to, Plan { total: 10, block: 512 }, &mut Vec::new())
+            .unwrap_err();
         assert!(matches!(error, EngineError::NoBuffers));
     }
 }

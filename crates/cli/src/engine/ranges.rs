@@ -1,5 +1,5 @@
-//! Which parts of a source hold data, and the requests that move them. Holes of a file are skipped, or written as zeroes where
-//! the destination may hold something else.
+//! Which parts of a source hold data, and the requests that move them. Holes of a file are skipped,
+//! or written as zeroes where the destination may hold something else.
 
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
@@ -24,8 +24,8 @@ impl Ranges {
         Self { data, total }
     }
 
-    /// Asks the file system for the data of the first `total` bytes of `file` (SEEK_DATA, SEEK_HOLE; Linux 3.1). Where it does
-    /// not know, all is data.
+    /// Asks the file system for the data of the first `total` bytes of `file` (SEEK_DATA,
+    /// SEEK_HOLE; Linux 3.1). Where it does not know, all is data.
     pub(crate) fn of_file(file: &File, total: u64) -> Self {
         let data = |at| seek(file, SeekFrom::Data(at));
         let hole = |at| seek(file, SeekFrom::Hole(at));
@@ -42,7 +42,8 @@ impl Ranges {
         Self::of_extents(extents.skip(1), total, MAX_RANGES).unwrap_or_else(|_| Self::whole(total))
     }
 
-    /// Merges extents to at most `most` ranges of whole grains, which become larger as long as there are more.
+    /// Merges extents to at most `most` ranges of whole grains, which become larger as long as
+    /// there are more.
     fn of_extents<E>(
         extents: impl Iterator<Item = Result<Range<u64>, E>>,
         total: u64,
@@ -75,12 +76,18 @@ impl Ranges {
         self.data.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Returns the requests of at most `block` bytes that move the data, and with `holes` those that write the holes.
+    /// Returns the requests of at most `block` bytes that move the data, and with `holes` those
+    /// that write the holes.
     pub(crate) fn pieces(&self, block: usize, holes: bool) -> impl Iterator<Item = Piece> + '_ {
         let gaps = std::iter::once(0).chain(self.data.iter().map(|range| range.end));
         let starts = self.data.iter().map(|range| range.start).chain(std::iter::once(self.total));
-        let gaps = gaps.zip(starts).map(move |(from, to)| (if holes { from..to } else { to..to }, true));
-        let data = self.data.iter().map(|range| (range.clone(), false)).chain(std::iter::once((0..0, false)));
+        let gaps =
+            gaps.zip(starts).map(move |(from, to)| (if holes { from..to } else { to..to }, true));
+        let data = self
+            .data
+            .iter()
+            .map(|range| (range.clone(), false))
+            .chain(std::iter::once((0..0, false)));
         gaps.zip(data).flat_map(|(gap, data)| [gap, data]).flat_map(move |(range, is_hole)| {
             let step = (block as u64).max(1);
             let starts = std::iter::successors(Some(range.start), move |at| at.checked_add(step));
@@ -159,8 +166,10 @@ mod tests {
         let mut random = Random::new(1);
         for _ in 0..300 {
             let mut below = |limit: u64| random.below(limit);
-            let (block, most) =
-                (512 * (1 + usize::try_from(below(100)).unwrap()), 1 + usize::try_from(below(8)).unwrap());
+            let (block, most) = (
+                512 * (1 + usize::try_from(below(100)).unwrap()),
+                1 + usize::try_from(below(8)).unwrap(),
+            );
             let mut at = 0;
             let extents: Vec<_> = (0..below(12))
                 .map(|_| {

@@ -1,5 +1,5 @@
-//! Samples of the rates, as fio takes them: every 500 ms what was completed since the last one, for each direction that
-//! completed anything. The jobs are sampled together.
+//! Samples of the rates, as fio takes them: every 500 ms what was completed since the last one, for
+//! each direction that completed anything. The jobs are sampled together.
 
 use crate::targets::target::IoDirection;
 use std::sync::Mutex;
@@ -99,8 +99,10 @@ impl Sampler {
 
     fn begin_interval(&self, state: &mut State, now: Instant) {
         state.last = Some(now);
-        state.before =
-            self.completed.each_ref().map(|counts| counts.each_ref().map(|n| n.load(Ordering::Relaxed)));
+        state.before = self
+            .completed
+            .each_ref()
+            .map(|counts| counts.each_ref().map(|n| n.load(Ordering::Relaxed)));
         let due = now.saturating_duration_since(self.created) + INTERVAL;
         self.due.store(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -174,7 +176,9 @@ mod tests {
         let [reads, writes, trims] = sampler.into_rates();
         // 200, 600 and 400 per second; nothing is due at 1250, and nothing was read until 1500.
         assert_eq!((reads.iops.samples, reads.iops.min, reads.iops.max), (3, 200.0, 600.0));
-        assert!((reads.iops.mean - 400.0).abs() < 1e-9 && (reads.iops.deviation - 200.0).abs() < 1e-9);
+        assert!(
+            (reads.iops.mean - 400.0).abs() < 1e-9 && (reads.iops.deviation - 200.0).abs() < 1e-9
+        );
         assert_eq!(reads.bytes_per_second.max, 600.0 * 4096.0);
         assert_eq!((writes, trims), (Rates::default(), Rates::default()));
     }

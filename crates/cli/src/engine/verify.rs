@@ -1,9 +1,10 @@
-//! A workload that checks every byte it reads. It writes the whole region, then reads and writes at random in requests of
-//! many lengths, and finally reads all of it again. What a block holds follows from its position and from how often it was
-//! written, so that a write that was lost, repeated, misplaced or mixed with another is detected.
+//! A workload that checks every byte it reads. It writes the whole region, then reads and writes at
+//! random in requests of many lengths, and finally reads all of it again. What a block holds
+//! follows from its position and from how often it was written, so that a write that was lost,
+//! repeated, misplaced or mixed with another is detected.
 //!
-//! Its memory does not grow with the region ([`COUNTED_BLOCKS`]), and each of the three passes, and the hash at the end,
-//! lasts at most as long as the runtime.
+//! Its memory does not grow with the region ([`COUNTED_BLOCKS`]), and each of the three passes, and
+//! the hash at the end, lasts at most as long as the runtime.
 
 use super::digest::Hash;
 use super::error::EngineError;
@@ -17,7 +18,8 @@ use std::time::Instant;
 /// How a workload is verified.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VerifyOptions {
-    /// The fewest bytes of one request, a multiple of the target's block; `Workload::block` is the most.
+    /// The fewest bytes of one request, a multiple of the target's block; `Workload::block` is the
+    /// most.
     pub(crate) min_block: usize,
     /// How many blocks of a job may be written more than once.
     pub(crate) counted_blocks: u64,
@@ -77,8 +79,9 @@ struct Check<'a, 't, B> {
     reached: u64,
 }
 
-/// Runs `workload` and checks it, and returns what was done with how it ended. The region has `workload.blocks` blocks of the
-/// target's alignment. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
+/// Runs `workload` and checks it, and returns what was done with how it ended. The region has
+/// `workload.blocks` blocks of the target's alignment. The buffers are in `buffers` again when this
+/// returns, except those that had to be quarantined.
 pub(crate) fn run<B: DataBuffer>(
     target: &mut dyn Target<B>,
     workload: &Workload,
@@ -87,7 +90,8 @@ pub(crate) fn run<B: DataBuffer>(
     watch: Watch<'_>,
 ) -> (WorkloadStats, Verified, Result<(), EngineError>) {
     let block = target.info().alignment;
-    let lengths = Lengths { min: (options.min_block / block).max(1), max: (workload.block / block).max(1) };
+    let lengths =
+        Lengths { min: (options.min_block / block).max(1), max: (workload.block / block).max(1) };
     let mut ledger = Ledger::new(workload.start, workload.blocks, block, options.counted_blocks);
     let (mut stats, mut verified) = (WorkloadStats::default(), Verified::default());
     target.measure_submission();
@@ -135,8 +139,10 @@ pub(crate) fn run<B: DataBuffer>(
     let is_whole = verified.laid_out_bytes == workload.blocks * block as u64
         && verified.read_back_bytes == verified.laid_out_bytes;
     let began = Instant::now();
-    let expired =
-        || watch.interrupt.is_raised() || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime);
+    let expired = || {
+        watch.interrupt.is_raised()
+            || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime)
+    };
     verified.sha256 = if is_whole { ledger.hash(expired) } else { None };
     let result = if watch.interrupt.is_raised() { Err(EngineError::Interrupted) } else { Ok(()) };
     (stats, verified, result)
@@ -180,13 +186,17 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         }
     }
 
-    /// Returns the next request; `None` if the pass has ended or, at random, every extent that was tried is in use.
+    /// Returns the next request; `None` if the pass has ended or, at random, every extent that was
+    /// tried is in use.
     fn next(&mut self, pass: Pass) -> Option<(IoDirection, Extent)> {
         let direction = match pass {
             Pass::Random => {
                 let Workload { rw, rwmixread, .. } = *self.workload;
                 let direction = direction(rw, || self.ledger.random(100) < u64::from(rwmixread));
-                return self.ledger.random_extent(direction, self.lengths).map(|extent| (direction, extent));
+                return self
+                    .ledger
+                    .random_extent(direction, self.lengths)
+                    .map(|extent| (direction, extent));
             }
             Pass::LayOut => IoDirection::Write,
             Pass::ReadBack => IoDirection::Read,
@@ -217,7 +227,12 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         Ok(())
     }
 
-    fn check(&mut self, completion: Completion<B>, pass: Pass, watch: Watch<'_>) -> Result<(), EngineError> {
+    fn check(
+        &mut self,
+        completion: Completion<B>,
+        pass: Pass,
+        watch: Watch<'_>,
+    ) -> Result<(), EngineError> {
         let Completion { io, buffer, result } = completion;
         let extent = self.ledger.extent(io.offset, io.len);
         self.ledger.release(extent);

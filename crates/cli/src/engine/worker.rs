@@ -135,7 +135,8 @@ impl<'t, B> Worker<'t, B> {
         self.in_flight
     }
 
-    /// Returns how many of them the target has not carried out yet. The others hold their buffers until no device can reach them.
+    /// Returns how many of them the target has not carried out yet. The others hold their buffers
+    /// until no device can reach them.
     pub(crate) fn at_target(&self) -> usize {
         self.in_flight.saturating_sub(self.target.held())
     }
@@ -174,7 +175,10 @@ impl<'t, B> Worker<'t, B> {
     }
 
     /// Issues requests, each a record and its buffer.
-    pub(crate) fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
+    pub(crate) fn submit_many(
+        &mut self,
+        requests: Vec<Request<B>>,
+    ) -> Result<(), RejectedBatch<B>> {
         let all = requests.len();
         let submitted = self.target.submit_many(requests);
         for _ in 0..submitted.as_ref().map_or_else(|rejected| rejected.queued, |()| all) {
@@ -188,8 +192,8 @@ impl<'t, B> Worker<'t, B> {
         self.stats.depths.record_depth(self.in_flight);
     }
 
-    /// Passes each completed request to `each`, after waiting for the first if `wait` is set and some are in flight.
-    /// Returns how many there were.
+    /// Passes each completed request to `each`, after waiting for the first if `wait` is set and
+    /// some are in flight. Returns how many there were.
     pub(crate) fn collect(
         &mut self,
         wait: bool,
@@ -206,8 +210,9 @@ impl<'t, B> Worker<'t, B> {
         polled.map(|()| count)
     }
 
-    /// Prepares for waiting at the target's descriptor, as [`Target::arm`] does, and returns how long to wait at most; not at all
-    /// with nothing in flight. What the target gave up is passed to `each`.
+    /// Prepares for waiting at the target's descriptor, as [`Target::arm`] does, and returns how
+    /// long to wait at most; not at all with nothing in flight. What the target gave up is passed
+    /// to `each`.
     pub(crate) fn arm(&mut self, each: impl FnMut(Completion<B>)) -> Option<Duration> {
         // With nothing in flight too, or the signal of what has completed would end every wait.
         let wait = self.target.arm(&mut self.completed);
@@ -231,7 +236,11 @@ impl<'t, B> Worker<'t, B> {
             let now = Instant::now();
             for completion in &self.completed {
                 if let Ok(bytes) = completion.result {
-                    self.stats.of_mut(completion.io.direction).record(&completion.io, bytes as u64, now);
+                    self.stats.of_mut(completion.io.direction).record(
+                        &completion.io,
+                        bytes as u64,
+                        now,
+                    );
                 }
             }
             self.completed.drain(..).for_each(each);
@@ -239,7 +248,8 @@ impl<'t, B> Worker<'t, B> {
         count
     }
 
-    /// Waits for all requests in flight, ignores their outcome, and returns their buffers in `buffers`.
+    /// Waits for all requests in flight, ignores their outcome, and returns their buffers in
+    /// `buffers`.
     pub(crate) fn drain(&mut self, buffers: &mut Vec<B>) {
         if self.in_flight > 0 {
             self.target.abandon_retries();

@@ -86,7 +86,8 @@ struct Next {
     offset: u64,
 }
 
-/// The sequence of requests. The same in every run with the same seed, so that two runs can be compared.
+/// The sequence of requests. The same in every run with the same seed, so that two runs can be
+/// compared.
 #[derive(Debug)]
 struct Sequence {
     workload: Workload,
@@ -99,13 +100,15 @@ struct Sequence {
 
 impl Sequence {
     fn new(workload: Workload) -> Self {
-        let random = Random::new(workload.start ^ workload.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let random =
+            Random::new(workload.start ^ workload.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let blocks = Blocks::new(workload.distribution, workload.blocks);
         Self { workload, issued: 0, unflushed: 0, random, blocks }
     }
 
     fn next(&mut self) -> Option<Next> {
-        let Workload { rw, block, start, blocks, requests, rwmixread, flush_every, .. } = self.workload;
+        let Workload { rw, block, start, blocks, requests, rwmixread, flush_every, .. } =
+            self.workload;
         if flush_every.is_some_and(|every| self.unflushed >= every) {
             self.unflushed = 0;
             return Some(Next { direction: IoDirection::Flush, offset: start });
@@ -114,8 +117,11 @@ impl Sequence {
             return None;
         }
         let direction = direction(rw, || self.random.below(100) < u64::from(rwmixread));
-        let at =
-            if rw.is_random() { self.blocks.next(&mut self.random) } else { self.issued % blocks.max(1) };
+        let at = if rw.is_random() {
+            self.blocks.next(&mut self.random)
+        } else {
+            self.issued % blocks.max(1)
+        };
         self.issued += 1;
         self.unflushed += u64::from(direction == IoDirection::Write);
         Some(Next { direction, offset: start + at * block as u64 })
@@ -147,15 +153,18 @@ impl Throttle {
     /// Returns how long the next request of `direction` has to wait.
     fn delay(&mut self, direction: IoDirection) -> Duration {
         let due = *self.bytes_mut(direction) as f64 / self.bytes_per_second as f64;
-        Duration::try_from_secs_f64(due).unwrap_or(Duration::MAX).saturating_sub(self.began.elapsed())
+        Duration::try_from_secs_f64(due)
+            .unwrap_or(Duration::MAX)
+            .saturating_sub(self.began.elapsed())
     }
 }
 
 /// How long a throttled workload sleeps at most before it checks for completions and signals.
 const NAP: Duration = Duration::from_micros(200);
 
-/// Runs `workload`, and returns what was done with how it ended. Buffers beyond its depth take the place of those that wait for a
-/// flush. The buffers are in `buffers` again when this returns, except those that had to be quarantined.
+/// Runs `workload`, and returns what was done with how it ended. Buffers beyond its depth take the
+/// place of those that wait for a flush. The buffers are in `buffers` again when this returns,
+/// except those that had to be quarantined.
 pub(crate) fn run<B: DataBuffer>(
     target: &mut dyn Target<B>,
     workload: Workload,
@@ -250,7 +259,10 @@ impl<B: DataBuffer> Run<'_, '_, B> {
                 if self.workload.pauses.is_some_and(|pauses| since_pause >= pauses.every) {
                     break;
                 }
-                delay = self.throttle.as_mut().map_or(Duration::ZERO, |throttle| throttle.delay(direction));
+                delay = self
+                    .throttle
+                    .as_mut()
+                    .map_or(Duration::ZERO, |throttle| throttle.delay(direction));
                 if !delay.is_zero() {
                     break;
                 }
@@ -280,7 +292,8 @@ impl<B: DataBuffer> Run<'_, '_, B> {
                 return if next.is_none() { Ok(()) } else { Err(EngineError::NoBuffers) };
             }
             let completed = &mut self.completed;
-            let collected = self.worker.collect(delay.is_zero(), |completion| completed.push(completion));
+            let collected =
+                self.worker.collect(delay.is_zero(), |completion| completed.push(completion));
             if !delay.is_zero() && !matches!(collected, Ok(1..)) {
                 std::thread::sleep(delay.min(NAP));
             }
@@ -298,7 +311,9 @@ impl<B: DataBuffer> Run<'_, '_, B> {
     fn pause(&self, time: Duration) {
         let began = Instant::now();
         let ends = || {
-            self.workload.runtime.is_some_and(|runtime| !self.is_ramping && self.began.elapsed() >= runtime)
+            self.workload
+                .runtime
+                .is_some_and(|runtime| !self.is_ramping && self.began.elapsed() >= runtime)
         };
         while began.elapsed() < time && !ends() && !self.watch.interrupt.is_raised() {
             std::thread::sleep(time.saturating_sub(began.elapsed()).min(PAUSE_STEP));
@@ -344,7 +359,8 @@ pub(crate) fn refill<B: DataBuffer>(
 
 #[cfg(test)]
 impl Workload {
-    /// A workload for tests: `requests` requests of 512 bytes in a region of `blocks` blocks at the start of the target.
+    /// A workload for tests: `requests` requests of 512 bytes in a region of `blocks` blocks at the
+    /// start of the target.
     pub(super) fn sample(rw: Rw, blocks: u64, requests: u64) -> Self {
         let (block, start, runtime, ramp) = (512, 0, None, Duration::ZERO);
         Self {
@@ -383,7 +399,8 @@ mod tests {
         depth: usize,
     ) -> (Result<WorkloadStats, EngineError>, usize) {
         let mut buffers = vec![vec![7; 512]; depth];
-        let (progress, sampler, interrupt) = (Progress::hidden(), Sampler::new(), Interrupt::default());
+        let (progress, sampler, interrupt) =
+            (Progress::hidden(), Sampler::new(), Interrupt::default());
         let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
         let (stats, ended) = run(target, workload, &mut buffers, watch);
         (ended.map(|()| stats), buffers.len())
@@ -405,7 +422,10 @@ mod tests {
                 (requests.reads.requests, requests.writes.requests, requests.trims.requests),
                 (reads, writes, trims)
             );
-            assert_eq!(requests.reads.bytes + requests.writes.bytes + requests.trims.bytes, 250 * 512);
+            assert_eq!(
+                requests.reads.bytes + requests.writes.bytes + requests.trims.bytes,
+                250 * 512
+            );
             assert_eq!((target.peak, left), (8, 8));
             assert_eq!(requests.depths.0.iter().sum::<u64>(), 250);
         }
@@ -427,7 +447,8 @@ mod tests {
     #[test]
     fn sequential_wraps_around_and_random_reaches_every_block() {
         let mut sequence = Sequence::new(workload(Rw::Read, 250));
-        let offsets: Vec<_> = std::iter::from_fn(|| sequence.next()).map(|next| next.offset / 512).collect();
+        let offsets: Vec<_> =
+            std::iter::from_fn(|| sequence.next()).map(|next| next.offset / 512).collect();
         assert!(offsets.iter().enumerate().all(|(i, &at)| at == i as u64 % 100));
         for rw in [Rw::Randrw, Rw::Rw] {
             let mut sequence = Sequence::new(workload(rw, 100_000));
@@ -448,7 +469,8 @@ mod tests {
             let region = Workload { start: 10 * 512, blocks: 5, ..workload(rw, 200) };
             let mut target = Fake::new(vec![0; 51_200], 512);
             execute(&mut target, region, 4).0.unwrap();
-            let written = |range: std::ops::Range<usize>| target.data[range].iter().any(|&byte| byte != 0);
+            let written =
+                |range: std::ops::Range<usize>| target.data[range].iter().any(|&byte| byte != 0);
             assert!(written(5120..7680) && !written(0..5120) && !written(7680..51_200));
         }
     }
@@ -456,7 +478,8 @@ mod tests {
     #[test]
     fn the_runtime_ends_the_run_and_begins_after_the_ramp_time() {
         let mut target = Fake::new(vec![0; 51_200], 512);
-        let limited = Workload { runtime: Some(Duration::from_millis(200)), ..workload(Rw::Read, u64::MAX) };
+        let limited =
+            Workload { runtime: Some(Duration::from_millis(200)), ..workload(Rw::Read, u64::MAX) };
         let stats = execute(&mut target, limited, 4).0.unwrap();
         assert!(stats.elapsed >= Duration::from_millis(200) && stats.requests.reads.requests > 0);
         let began = Instant::now();
@@ -481,7 +504,8 @@ mod tests {
             let mut target = Fake::new(vec![0; 51_200], 512);
             target.fault = Some((30, fault));
             let mut buffers = vec![vec![7; 512]; 8];
-            let (progress, sampler, interrupt) = (Progress::hidden(), Sampler::new(), Interrupt::default());
+            let (progress, sampler, interrupt) =
+                (Progress::hidden(), Sampler::new(), Interrupt::default());
             let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
             let (stats, ended) = run(&mut target, workload(Rw::Randrw, 250), &mut buffers, watch);
             let left = buffers.len();
@@ -501,7 +525,11 @@ mod tests {
             let mut target = Fake::new(vec![0; 51_200], 512);
             let flushed = Workload { flush_every: Some(every), ..workload(rw, 100) };
             let stats = execute(&mut target, flushed, 4).0.unwrap().requests;
-            assert_eq!((stats.flushes.requests, stats.requests()), (flushes, 100), "{rw:?} {every}");
+            assert_eq!(
+                (stats.flushes.requests, stats.requests()),
+                (flushes, 100),
+                "{rw:?} {every}"
+            );
         }
     }
 

@@ -1,10 +1,12 @@
-//! How much memory each queue gets by default: a share of one budget for all queues, and rings that fit into it.
+//! How much memory each queue gets by default: a share of one budget for all queues, and rings that
+//! fit into it.
 
 use pinfold_xdp::Options;
 
 /// A queue's share is a multiple of this, or below it a power of two, as memory is allocated.
 const STEP: u64 = 2 << 20;
-/// The smallest ring; a queue has twice as many chunks at least, so that as many are with the program as with the kernel.
+/// The smallest ring; a queue has twice as many chunks at least, so that as many are with the
+/// program as with the kernel.
 const SMALLEST_RING: u64 = 64;
 
 /// The memory of one queue.
@@ -25,8 +27,9 @@ impl Budget {
         Self { bytes, ring: Options::DEFAULT_RING }
     }
 
-    /// Divides half of the `allowed` bytes among the queues, of which each gets 32 MiB at most, and at least two chunks for each
-    /// entry of the smallest ring. Only that least may be more than is allowed.
+    /// Divides half of the `allowed` bytes among the queues, of which each gets 32 MiB at most, and
+    /// at least two chunks for each entry of the smallest ring. Only that least may be more than is
+    /// allowed.
     pub(crate) fn shared(queues: usize, chunk_bytes: u32, allowed: u64) -> Self {
         let chunk = u64::from(chunk_bytes);
         let share = allowed / 2 / (queues as u64).max(1);
@@ -52,11 +55,17 @@ mod tests {
                     // A 16th is left to other programs.
                     let allowed = machine - machine / 16;
                     let budget = Budget::shared(queues, chunk, allowed);
-                    let case =
-                        format!("{queues} queues, chunks of {chunk}, {} MiB: {budget:?}", machine / MIB);
+                    let case = format!(
+                        "{queues} queues, chunks of {chunk}, {} MiB: {budget:?}",
+                        machine / MIB
+                    );
                     assert!(budget.bytes * queues as u64 <= allowed, "{case}");
-                    assert!(budget.bytes <= Budget::MOST && budget.bytes.is_multiple_of(4096), "{case}");
-                    let is_allocated = budget.bytes.is_power_of_two() || budget.bytes.is_multiple_of(STEP);
+                    assert!(
+                        budget.bytes <= Budget::MOST && budget.bytes.is_multiple_of(4096),
+                        "{case}"
+                    );
+                    let is_allocated =
+                        budget.bytes.is_power_of_two() || budget.bytes.is_multiple_of(STEP);
                     assert!(is_allocated, "no more is allocated: {case}");
                     let ring = u64::from(budget.ring);
                     assert!(budget.ring.is_power_of_two() && (64..=2048).contains(&ring), "{case}");
@@ -85,7 +94,11 @@ mod tests {
             (256, 64 * MIB, MIB / 2, 64),
             (0, 0, MIB / 2, 64),
         ] {
-            assert_eq!(Budget::shared(queues, 4096, allowed), Budget { bytes, ring }, "{queues}, {allowed}");
+            assert_eq!(
+                Budget::shared(queues, 4096, allowed),
+                Budget { bytes, ring },
+                "{queues}, {allowed}"
+            );
         }
     }
 }

@@ -64,8 +64,8 @@ pub(crate) struct Capture {
 type Written = (u64, io::Result<()>);
 
 impl Capture {
-    /// Creates the file, and starts the thread. A FIFO is not created, and its reader is waited for: `None` if the
-    /// end was requested before it came.
+    /// Creates the file, and starts the thread. A FIFO is not created, and its reader is waited
+    /// for: `None` if the end was requested before it came.
     pub(crate) fn start(
         path: &Path,
         replace: bool,
@@ -78,8 +78,8 @@ impl Capture {
         let output = Output::new(file, Arc::clone(&ended)).map_err(failed)?;
         let datalink = if link == LinkType::RawIp { DataLink::RAW } else { DataLink::ETHERNET };
         let header = PcapHeader { datalink, ..PcapHeader::default() };
-        let writer =
-            PcapWriter::with_header(output.clone(), header).map_err(|error| failed(of_pcap(error)))?;
+        let writer = PcapWriter::with_header(output.clone(), header)
+            .map_err(|error| failed(of_pcap(error)))?;
         // What reads the file meanwhile finds a file of this kind.
         output.lock().flush().map_err(failed)?;
         let (sender, packets) = sync_channel(WAITING);
@@ -96,8 +96,8 @@ impl Capture {
         self.sender.clone()
     }
 
-    /// Waits until all packets are written and durable; returns how many are, whatever happened. Every other sender has been
-    /// dropped.
+    /// Waits until all packets are written and durable; returns how many are, whatever happened.
+    /// Every other sender has been dropped.
     pub(crate) fn finish(self) -> (u64, Result<(), CaptureError>) {
         let Self { path, sender, ended, thread } = self;
         ended.store(true, Ordering::Relaxed);
@@ -121,8 +121,9 @@ fn open(path: &Path, replace: bool, interrupt: &Interrupt) -> Result<Option<File
     let mut told = false;
     loop {
         match options.open(path) {
-            Err(error) if is_fifo && error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
-            }
+            Err(error)
+                if is_fifo
+                    && error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {}
             Err(error) => return Err(CaptureError { path: path.to_owned(), error }),
             Ok(file) => return Ok(Some(file)),
         }
@@ -131,7 +132,10 @@ fn open(path: &Path, replace: bool, interrupt: &Interrupt) -> Result<Option<File
         }
         if !told {
             told = true;
-            tracing::warn!("{} is a FIFO that nothing reads: waiting for its reader", path.display());
+            tracing::warn!(
+                "{} is a FIFO that nothing reads: waiting for its reader",
+                path.display()
+            );
         }
         std::thread::sleep(RETRY);
     }
@@ -145,7 +149,8 @@ impl Output {
     fn new(file: File, ended: Arc<AtomicBool>) -> io::Result<Self> {
         let is_regular = file.metadata()?.is_file();
         let buffer = Vec::with_capacity(BUFFER);
-        let state = Buffer { file, is_regular, ended, buffer, ends: Vec::new(), written: 0, packets: 0 };
+        let state =
+            Buffer { file, is_regular, ended, buffer, ends: Vec::new(), written: 0, packets: 0 };
         Ok(Self(Arc::new(Mutex::new(state))))
     }
 
@@ -165,7 +170,8 @@ impl Write for Output {
     }
 }
 
-/// What is not in the file yet, and where its packets end: a file that cannot take all of it ends with a whole packet.
+/// What is not in the file yet, and where its packets end: a file that cannot take all of it ends
+/// with a whole packet.
 #[derive(Debug)]
 struct Buffer {
     file: File,
@@ -198,7 +204,8 @@ impl Buffer {
         self.buffer.clear();
         self.ends.clear();
         if result.is_err() && self.is_regular {
-            // The part of a packet that did fit. If it stays, readers say that the file was cut short.
+            // The part of a packet that did fit. If it stays, readers say that the file was cut
+            // short.
             let _ = self.file.set_len(self.written);
         }
         result
@@ -218,7 +225,10 @@ impl Buffer {
                     } else if progress.elapsed() > STALLED {
                         return (
                             done,
-                            Err(io::Error::new(io::ErrorKind::TimedOut, "its reader does not read")),
+                            Err(io::Error::new(
+                                io::ErrorKind::TimedOut,
+                                "its reader does not read",
+                            )),
                         );
                     }
                     if let Err(errno) = wait_writable(&self.file) {
@@ -252,8 +262,11 @@ fn write(
     let mut buffer = output.lock();
     let written = written.and_then(|()| buffer.flush());
     // Also what precedes an error.
-    let synced =
-        if buffer.is_regular { buffer.file.sync_all().and_then(|()| sync_folder(path)) } else { Ok(()) };
+    let synced = if buffer.is_regular {
+        buffer.file.sync_all().and_then(|()| sync_folder(path))
+    } else {
+        Ok(())
+    };
     (buffer.packets, written.and(synced))
 }
 

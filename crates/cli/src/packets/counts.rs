@@ -23,7 +23,8 @@ pub(crate) struct Counts {
     /// Packets passed to the file, and those for which it was too slow.
     pub(crate) captured: u64,
     pub(crate) not_captured: u64,
-    /// Packets written to the target, and those for which it had no room or that it failed to write.
+    /// Packets written to the target, and those for which it had no room or that it failed to
+    /// write.
     pub(crate) stored: u64,
     pub(crate) not_stored: u64,
 }
@@ -87,7 +88,10 @@ impl Counts {
         let protocol = Protocol::of(packet.peek(&mut first), link);
         let at = Protocol::ALL.iter().position(|known| *known == protocol).unwrap_or(0);
         bump(&mut self.protocols, at);
-        bump(&mut self.sizes, SIZES.iter().position(|limit| packet.len() <= *limit).unwrap_or(SIZES.len()));
+        bump(
+            &mut self.sizes,
+            SIZES.iter().position(|limit| packet.len() <= *limit).unwrap_or(SIZES.len()),
+        );
     }
 
     /// Adds the counts of another queue.

@@ -32,7 +32,11 @@ pub(crate) struct Destination<'a> {
 
 impl<'a> Destination<'a> {
     /// Allocates the memory of all queues, `memory` bytes for each.
-    pub(crate) fn prepare(spec: &'a TargetSpec, memory: u64, queues: usize) -> Result<Self, Failure> {
+    pub(crate) fn prepare(
+        spec: &'a TargetSpec,
+        memory: u64,
+        queues: usize,
+    ) -> Result<Self, Failure> {
         let controllers = match spec {
             TargetSpec::File(_) => 0,
             TargetSpec::SoftMemory(..) | TargetSpec::SoftImage(..) => 1,
@@ -40,7 +44,9 @@ impl<'a> Destination<'a> {
                 let reason = "a real controller's address space changes by system calls, which a page of each packet would need: \
                     name file:PATH (it may be an NVMe disk of the kernel), soft:SIZE or soft:IMAGE";
                 let (option, value) = ("to", spec.to_string());
-                return Err(OpenError::Unsupported { option, value, reason: reason.to_owned() }.into());
+                return Err(
+                    OpenError::Unsupported { option, value, reason: reason.to_owned() }.into()
+                );
             }
         };
         if let TargetSpec::SoftMemory(ByteSize(capacity @ ..SLOT), _) = spec {
@@ -50,7 +56,8 @@ impl<'a> Destination<'a> {
         let in_flight =
             BufferNeed { count: DEPTH.saturating_mul(queues), bytes: 4096, lower: "--memory SIZE" };
         let memory = memory.saturating_mul(queues as u64);
-        let stack = Stack::with_memory(StackArgs::default(), domain, memory, in_flight, controllers)?;
+        let stack =
+            Stack::with_memory(StackArgs::default(), domain, memory, in_flight, controllers)?;
         Ok(Self { spec, stack, queues })
     }
 
@@ -84,7 +91,10 @@ impl<'a> Destination<'a> {
     }
 
     /// Opens the target with a queue for each socket.
-    pub(crate) fn open(&self, target: ResolvedTarget) -> Result<OpenTarget<'_, PacketPage>, OpenError> {
+    pub(crate) fn open(
+        &self,
+        target: ResolvedTarget,
+    ) -> Result<OpenTarget<'_, PacketPage>, OpenError> {
         let options = TargetOptions {
             alignment: usize::try_from(BLOCK).unwrap_or(4096),
             depth: DEPTH,
@@ -98,7 +108,8 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// Makes a new file and the packets in its first `bytes` bytes durable: its slots, its length and its name.
+/// Makes a new file and the packets in its first `bytes` bytes durable: its slots, its length and
+/// its name.
 pub(crate) fn complete(spec: &TargetSpec, file: &File, bytes: u64) -> Result<(), OpenError> {
     // The last slot is as long as all others.
     let synced = file.set_len(bytes).and_then(|()| file.sync_all());

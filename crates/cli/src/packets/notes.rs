@@ -65,8 +65,8 @@ fn without_transmit(interface: &Interface, queues: Range<u32>) -> Option<String>
     ))
 }
 
-/// Returns the note of packets larger than a chunk, if there are any: the MTU was checked, so in generic mode the network stack has
-/// merged them.
+/// Returns the note of packets larger than a chunk, if there are any: the MTU was checked, so in
+/// generic mode the network stack has merged them.
 pub(crate) fn merged(name: &str, attached: Attached, drops: Drops) -> Option<String> {
     (attached == Attached::Generic && drops.other > 0).then(|| {
         format!(

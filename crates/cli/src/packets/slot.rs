@@ -1,4 +1,5 @@
-//! What is stored of a packet: a slot of 4096 bytes, in which the packet lies where it was received.
+//! What is stored of a packet: a slot of 4096 bytes, in which the packet lies where it was
+//! received.
 
 use pinfold_core::domain::Pinned;
 use pinfold_core::mem::AccessError;
@@ -12,13 +13,15 @@ const HEADER: usize = 40;
 /// What a slot begins with. One that does not holds no packet.
 const MAGIC: [u8; 8] = *b"PINFOLD1";
 
-/// Returns whether there is room for a header in front of the packet. The kernel reserves 256 bytes there.
+/// Returns whether there is room for a header in front of the packet. The kernel reserves 256 bytes
+/// there.
 pub(crate) fn has_room(page: &PacketPage) -> bool {
     page.offset() >= HEADER
 }
 
-/// Completes the page as slot `number` of the run that began at `run`: the header, and zeroes for everything up to the end of the packet's last block of
-/// `block` bytes that is not the packet. Returns how many bytes are to be written.
+/// Completes the page as slot `number` of the run that began at `run`: the header, and zeroes for
+/// everything up to the end of the packet's last block of `block` bytes that is not the packet.
+/// Returns how many bytes are to be written.
 ///
 /// # Errors
 /// [`AccessError`] if there is no room for the header.
@@ -31,7 +34,8 @@ pub(crate) fn complete(
 ) -> Result<usize, AccessError> {
     let (memory, offset, len) = (page.memory(), page.offset(), page.len());
     let word = |value: usize| u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes();
-    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).to_le_bytes();
+    let nanoseconds =
+        |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).to_le_bytes();
     let mut header = [0; HEADER];
     let fields = [MAGIC, number.to_le_bytes(), nanoseconds(received)].into_iter().flatten();
     let fields = fields.chain(word(offset)).chain(word(len)).chain(nanoseconds(run));

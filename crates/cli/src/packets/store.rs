@@ -81,9 +81,9 @@ impl<'t> Store<'t> {
         socket: &mut Socket,
         counts: &mut Counts,
     ) -> Result<(), TargetError> {
-        let page = packet
-            .into_page()
-            .and_then(|page| if slot::has_room(&page) { Ok(page) } else { Err(Packet::from(page)) });
+        let page = packet.into_page().and_then(|page| {
+            if slot::has_room(&page) { Ok(page) } else { Err(Packet::from(page)) }
+        });
         let (page, number) = match page.map(|page| (page, self.slots.take())) {
             Ok((page, Some(number))) => (page, number),
             Ok((page, None)) => {
@@ -117,20 +117,34 @@ impl<'t> Store<'t> {
         }
     }
 
-    /// Submits what was started, and returns the pages of what has been written to the socket's pool.
-    pub(super) fn collect(&mut self, socket: &mut Socket, counts: &mut Counts) -> Result<(), TargetError> {
+    /// Submits what was started, and returns the pages of what has been written to the socket's
+    /// pool.
+    pub(super) fn collect(
+        &mut self,
+        socket: &mut Socket,
+        counts: &mut Counts,
+    ) -> Result<(), TargetError> {
         let polled = self.target.poll(&mut self.completed);
         self.settle(socket, counts).and(polled)
     }
 
     /// As [`collect`](Self::collect), after waiting for a completion.
-    pub(super) fn wait(&mut self, socket: &mut Socket, counts: &mut Counts) -> Result<(), TargetError> {
+    pub(super) fn wait(
+        &mut self,
+        socket: &mut Socket,
+        counts: &mut Counts,
+    ) -> Result<(), TargetError> {
         let waited = self.target.wait(&mut self.completed);
         self.settle(socket, counts).and(waited)
     }
 
-    /// Waits until everything is written and durable, also behind a write that failed. Returns the first error.
-    pub(super) fn finish(&mut self, socket: &mut Socket, counts: &mut Counts) -> Result<(), TargetError> {
+    /// Waits until everything is written and durable, also behind a write that failed. Returns the
+    /// first error.
+    pub(super) fn finish(
+        &mut self,
+        socket: &mut Socket,
+        counts: &mut Counts,
+    ) -> Result<(), TargetError> {
         let mut finished = Ok(());
         while self.in_flight > 0 {
             let before = self.in_flight;

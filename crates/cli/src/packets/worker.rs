@@ -34,14 +34,16 @@ pub(crate) struct Shared {
 /// Packets that may still be received.
 #[derive(Debug)]
 struct Left {
-    /// Those that no queue has claimed. Claims are returned where nothing was received, so that 0 is not the end.
+    /// Those that no queue has claimed. Claims are returned where nothing was received, so that 0
+    /// is not the end.
     unclaimed: AtomicU64,
     unreceived: AtomicU64,
 }
 
 impl Shared {
     pub(crate) fn new(stop: Interrupt, count: Option<u64>) -> Self {
-        let left = |count| Left { unclaimed: AtomicU64::new(count), unreceived: AtomicU64::new(count) };
+        let left =
+            |count| Left { unclaimed: AtomicU64::new(count), unreceived: AtomicU64::new(count) };
         Self { stop, left: count.map(left) }
     }
 
@@ -50,7 +52,8 @@ impl Shared {
         let Some(left) = &self.left else { return most };
         let take = |left: u64| Some(left.saturating_sub(most));
         // Relaxed: only the number matters.
-        let before = left.unclaimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
+        let before =
+            left.unclaimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
         before.min(most)
     }
 
@@ -112,7 +115,8 @@ impl<'s> Worker<'s> {
         Self { socket, action, shared, published, is_gone: false, queued: 0 }
     }
 
-    /// Receives until it is told to stop or something fails; returns the socket, which may still hold pages.
+    /// Receives until it is told to stop or something fails; returns the socket, which may still
+    /// hold pages.
     pub(crate) fn run(mut self) -> (Socket, Result<(), Failure>) {
         let result = self.receive();
         // The others end, too.
@@ -122,15 +126,19 @@ impl<'s> Worker<'s> {
         (self.socket, result)
     }
 
-    /// Receives, and waits until what is being stored has been. What was received is handled and counted, whatever fails.
+    /// Receives, and waits until what is being stored has been. What was received is handled and
+    /// counted, whatever fails.
     fn receive(&mut self) -> Result<(), Failure> {
         let mut counts = Counts::default();
         let ended = self.receive_all(&mut counts);
         let finished = match &mut self.action {
-            Action::Store(store) => store.finish(&mut self.socket, &mut counts).map_err(Failure::from),
+            Action::Store(store) => {
+                store.finish(&mut self.socket, &mut counts).map_err(Failure::from)
+            }
             Action::Reflect => {
                 self.socket.drain();
-                counts.not_reflected.not_sent += self.queued.saturating_sub(self.socket.traffic().sent);
+                counts.not_reflected.not_sent +=
+                    self.queued.saturating_sub(self.socket.traffic().sent);
                 Ok(())
             }
             _ => Ok(()),
@@ -155,7 +163,11 @@ impl<'s> Worker<'s> {
         }
     }
 
-    fn receive_until_told(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<(), Failure> {
+    fn receive_until_told(
+        &mut self,
+        packets: &mut Vec<Packet>,
+        counts: &mut Counts,
+    ) -> Result<(), Failure> {
         let mut next = Instant::now();
         while !self.shared.stop.is_raised() && !self.shared.is_complete() {
             if self.receive_some(packets, counts)? == 0 {
@@ -171,9 +183,14 @@ impl<'s> Worker<'s> {
         Ok(())
     }
 
-    /// Receives what lies in the ring when the end is requested, which no counter of the kernel has. Not more than the ring
-    /// holds: packets that arrive meanwhile must not keep the program from ending.
-    fn receive_rest(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<(), Failure> {
+    /// Receives what lies in the ring when the end is requested, which no counter of the kernel
+    /// has. Not more than the ring holds: packets that arrive meanwhile must not keep the program
+    /// from ending.
+    fn receive_rest(
+        &mut self,
+        packets: &mut Vec<Packet>,
+        counts: &mut Counts,
+    ) -> Result<(), Failure> {
         let mut left = u64::from(self.socket.ring_sizes().receive);
         while left > 0 {
             let received = self.receive_some(packets, counts)?;
@@ -186,7 +203,11 @@ impl<'s> Worker<'s> {
     }
 
     /// Receives and handles up to a batch; returns how many packets there were.
-    fn receive_some(&mut self, packets: &mut Vec<Packet>, counts: &mut Counts) -> Result<u64, Failure> {
+    fn receive_some(
+        &mut self,
+        packets: &mut Vec<Packet>,
+        counts: &mut Counts,
+    ) -> Result<u64, Failure> {
         let claimed = self.shared.claim(self.room(counts)?);
         let received = self.socket.receive(packets, usize::try_from(claimed).unwrap_or(0)) as u64;
         self.shared.settle(claimed, received);
@@ -194,12 +215,14 @@ impl<'s> Worker<'s> {
         Ok(received)
     }
 
-    /// Returns how many packets can be handled now. Where the target is slower than the network, waits for it: meanwhile packets
-    /// stay in the receive ring, and what does not fit there is counted by the kernel.
+    /// Returns how many packets can be handled now. Where the target is slower than the network,
+    /// waits for it: meanwhile packets stay in the receive ring, and what does not fit there is
+    /// counted by the kernel.
     fn room(&mut self, counts: &mut Counts) -> Result<u64, Failure> {
         let Action::Store(store) = &mut self.action else { return Ok(BATCH) };
         store.collect(&mut self.socket, counts)?;
-        // A wait may end without a completion; without room nothing would be received, as if the ring were empty.
+        // A wait may end without a completion; without room nothing would be received, as if the
+        // ring were empty.
         while store.room() == 0 {
             store.wait(&mut self.socket, counts)?;
         }
@@ -239,7 +262,8 @@ impl<'s> Worker<'s> {
                     } else if self.is_gone {
                         not.not_sent += 1;
                         self.socket.recycle(packet);
-                    } else if let Err(TransmitError { packet, why }) = self.socket.transmit(packet) {
+                    } else if let Err(TransmitError { packet, why }) = self.socket.transmit(packet)
+                    {
                         match why {
                             TransmitRefused::NoQueue { .. } => not.no_transmit_queue += 1,
                             TransmitRefused::Full => not.ring_full += 1,
@@ -254,7 +278,9 @@ impl<'s> Worker<'s> {
                     counts.not_stored += 1;
                     self.socket.recycle(packet);
                 }
-                Action::Store(store) => failed = store.write(packet, received, &mut self.socket, counts),
+                Action::Store(store) => {
+                    failed = store.write(packet, received, &mut self.socket, counts)
+                }
                 Action::Capture(sender, holder) => {
                     packet.hold_for(*holder);
                     match sender.try_send((packet, received)) {

@@ -124,7 +124,8 @@ impl CopyReport {
         let bytes = format!("{} ({} bytes)", ByteSize(self.bytes), grouped(self.bytes));
         if self.error.is_some() {
             let written = self.phases.last().map_or(0, |phase| phase.bytes);
-            let phase = if self.via.is_some() && self.phases.len() < 2 { " on the way there" } else { "" };
+            let phase =
+                if self.via.is_some() && self.phases.len() < 2 { " on the way there" } else { "" };
             let (written, left) = (ByteSize(written), self.left);
             let what = format_args!("after {written}{phase}, of {bytes}: the destination {left}");
             line(out, "not complete", what);
@@ -135,7 +136,11 @@ impl CopyReport {
             holes => format!(", {} of it holes,", ByteSize(holes)),
         };
         let speeds: Vec<_> = self.phases.iter().map(|phase| phase.speed(self.bytes)).collect();
-        line(out, "copied", format_args!("{bytes}{holes} in {}", speeds.join(" there, and back in ")));
+        line(
+            out,
+            "copied",
+            format_args!("{bytes}{holes} in {}", speeds.join(" there, and back in ")),
+        );
     }
 
     fn notes_to_text(&self, out: &mut String) {
@@ -149,7 +154,8 @@ impl fmt::Display for CopyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = String::new();
         self.heading(&mut out);
-        let with = format_args!("requests of {}, {} in flight", ByteSize(self.block_bytes), self.iodepth);
+        let with =
+            format_args!("requests of {}, {} in flight", ByteSize(self.block_bytes), self.iodepth);
         line(&mut out, "with", with);
         if let Some(hashes) = &self.sha256 {
             line(&mut out, "sha256", format_args!("{} of the source", hashes.source));
@@ -165,7 +171,8 @@ impl fmt::Display for CopyReport {
 }
 
 impl PhaseReport {
-    /// Formats the time and the rate, which is of the data alone if less than `all` bytes were moved.
+    /// Formats the time and the rate, which is of the data alone if less than `all` bytes were
+    /// moved.
     fn speed(&self, all: u64) -> String {
         let elapsed = Duration::try_from_secs_f64(self.seconds).unwrap_or_default();
         let of_data = if self.bytes < all { " of data" } else { "" };
@@ -189,7 +196,8 @@ impl PhaseReport {
 }
 
 fn nanoseconds(seconds: f64) -> u64 {
-    Duration::try_from_secs_f64(seconds).map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
+    Duration::try_from_secs_f64(seconds)
+        .map_or(0, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
 }
 
 fn request_line(out: &mut String, label: &str, report: &RequestReport) {

@@ -7,7 +7,8 @@ fn is_absent(ns: &f64) -> bool {
     *ns == 0.0
 }
 
-/// From how many requests on the time of one is stated: with fewer it is that of the start and of waiting.
+/// From how many requests on the time of one is stated: with fewer it is that of the start and of
+/// waiting.
 const ENOUGH: u64 = 1000;
 
 /// The processor time of a workload.
@@ -28,8 +29,11 @@ impl CpuReport {
         let time = CpuTime::here().since(before);
         let (user_seconds, system_seconds) = (time.user.as_secs_f64(), time.system.as_secs_f64());
         #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 requests")]
-        let ns_per_request =
-            if requests >= ENOUGH { (user_seconds + system_seconds) * 1e9 / requests as f64 } else { 0.0 };
+        let ns_per_request = if requests >= ENOUGH {
+            (user_seconds + system_seconds) * 1e9 / requests as f64
+        } else {
+            0.0
+        };
         Self { user_seconds, system_seconds, ns_per_request }
     }
 

@@ -1,4 +1,5 @@
-//! A workload's report with fio's JSON keys (those of fio 3.33), so that scripts written for fio can read it.
+//! A workload's report with fio's JSON keys (those of fio 3.33), so that scripts written for fio
+//! can read it.
 //!
 //! Each field is measured as its name says in fio, or absent: docs/io.md lists them.
 
@@ -16,7 +17,8 @@ const VERSION: &str = "fio-3.33";
 /// Returns the reports of all jobs as one object; `elapsed` is the time since the program's start.
 pub(crate) fn to_json(reports: &[IoReport], elapsed: Duration) -> Value {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let jobs: Vec<Value> = (0..).zip(reports).map(|(group, report)| job(group, report, elapsed)).collect();
+    let jobs: Vec<Value> =
+        (0..).zip(reports).map(|(group, report)| job(group, report, elapsed)).collect();
     json!({
         "fio version": VERSION,
         "timestamp": now.as_secs(),
@@ -66,11 +68,13 @@ fn job(group: u64, report: &IoReport, elapsed: Duration) -> Value {
 
 /// Returns fio's description: that of the user, and what fio has no key for, the notes too.
 fn description(report: &IoReport) -> Option<String> {
-    let scratch =
-        report.scratch_file.then(|| format!("scratch file: {} was created for the run", report.target));
+    let scratch = report
+        .scratch_file
+        .then(|| format!("scratch file: {} was created for the run", report.target));
     let ended = report.ended_early.as_ref().map(|reason| format!("ended early: {reason}"));
     let parts = report.description.iter().cloned().chain(scratch).chain(ended);
-    let parts: Vec<String> = parts.chain(report.notes.iter().map(|note| format!("note: {note}"))).collect();
+    let parts: Vec<String> =
+        parts.chain(report.notes.iter().map(|note| format!("note: {note}"))).collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
@@ -86,7 +90,10 @@ fn options(report: &IoReport) -> Value {
         "size": report.size_bytes.to_string(),
     });
     if let (1.., Value::Object(options)) = (report.offset_increment_bytes, &mut options) {
-        options.insert("offset_increment".to_owned(), report.offset_increment_bytes.to_string().into());
+        options.insert(
+            "offset_increment".to_owned(),
+            report.offset_increment_bytes.to_string().into(),
+        );
     }
     options
 }
@@ -164,7 +171,9 @@ fn percent(part: u64, of: u64) -> f64 {
 fn classes(classes: Classes, keys: [&str; 7]) -> Value {
     let sum = classes.0.iter().sum();
     let all = keys.iter().zip(classes.0);
-    all.map(|(key, count)| ((*key).to_owned(), percent(count, sum).into())).collect::<Map<_, _>>().into()
+    all.map(|(key, count)| ((*key).to_owned(), percent(count, sum).into()))
+        .collect::<Map<_, _>>()
+        .into()
 }
 
 /// The completion latencies (`clat`) of all requests, as fio's classes have them.
@@ -175,14 +184,18 @@ struct Distribution<'a> {
 
 impl<'a> Distribution<'a> {
     fn new(requests: &'a WorkerStats) -> Self {
-        Self { stats: [&requests.reads, &requests.writes, &requests.trims], count: requests.requests() }
+        Self {
+            stats: [&requests.reads, &requests.writes, &requests.trims],
+            count: requests.requests(),
+        }
     }
 
     fn count_up_to(&self, ns: u64) -> u64 {
         self.stats.iter().map(|stats| stats.completion.count_up_to(ns)).sum()
     }
 
-    /// Returns the percentages between `from` and each bound times `unit`, and beyond the last under the key `beyond`.
+    /// Returns the percentages between `from` and each bound times `unit`, and beyond the last
+    /// under the key `beyond`.
     fn of(&self, from: u64, unit: u64, bounds: &[u64], beyond: Option<&str>) -> Value {
         let mut map = Map::new();
         let mut before = if from == 0 { 0 } else { self.count_up_to(from) };
@@ -192,7 +205,10 @@ impl<'a> Distribution<'a> {
             before = count;
         }
         if let Some(key) = beyond {
-            map.insert(key.to_owned(), percent(self.count.saturating_sub(before), self.count).into());
+            map.insert(
+                key.to_owned(),
+                percent(self.count.saturating_sub(before), self.count).into(),
+            );
         }
         map.into()
     }
@@ -202,7 +218,11 @@ fn milliseconds(seconds: f64) -> u64 {
     whole(seconds * 1e3)
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive; `as` saturates")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "positive; `as` saturates"
+)]
 fn whole(value: f64) -> u64 {
     value as u64
 }
@@ -227,8 +247,9 @@ fn date(seconds: u64) -> String {
     let (mut day, second) = (seconds / 86_400, seconds % 86_400);
     let weekday = usize::try_from(day % 7).ok().and_then(|day| DAYS.get(day)).unwrap_or(&"");
     let mut year = 1970;
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     while day >= 365 + u64::from(is_leap(year)) {
         day -= 365 + u64::from(is_leap(year));
         year += 1;

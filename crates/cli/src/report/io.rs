@@ -120,7 +120,12 @@ pub(crate) struct DirectionReport {
 }
 
 impl DirectionReport {
-    fn new(stats: &RequestStats, samples: Rates, percentiles: &[f64], elapsed: Duration) -> Option<Self> {
+    fn new(
+        stats: &RequestStats,
+        samples: Rates,
+        percentiles: &[f64],
+        elapsed: Duration,
+    ) -> Option<Self> {
         (stats.requests > 0).then(|| Self {
             iops: per_second(stats.requests, elapsed),
             bytes_per_second: per_second(stats.bytes, elapsed),
@@ -142,7 +147,8 @@ impl IoReport {
         let IoParameters { name, description, target, is_scratch, ended, .. } = parameters;
         let IoParameters { workload, min_block, iodepth, numjobs, percentiles, .. } = parameters;
         let [reads, writes, trims] = stats.rates;
-        let (ended_early, errno) = ended.map_or((None, 0), |ended| (Some(ended.reason), ended.errno));
+        let (ended_early, errno) =
+            ended.map_or((None, 0), |ended| (Some(ended.reason), ended.errno));
         let (elapsed, requests) = (stats.workload.elapsed, stats.workload.requests);
         Self {
             command: "io",
@@ -180,7 +186,8 @@ impl fmt::Display for IoReport {
             (min, max) if min < max => format!("{min}B-{max}"),
             (_, bs) => bs.to_string(),
         };
-        let jobs = if self.numjobs > 1 { format!(", numjobs={}", self.numjobs) } else { String::new() };
+        let jobs =
+            if self.numjobs > 1 { format!(", numjobs={}", self.numjobs) } else { String::new() };
         let positive = |name: &str, bytes: u64| match bytes {
             0 => String::new(),
             bytes => format!(", {name}={bytes}B"),
@@ -199,7 +206,9 @@ impl fmt::Display for IoReport {
         if let Some(description) = &self.description {
             let _ = writeln!(out, "  Description  : [{description}]");
         }
-        for (name, direction) in [("read", &self.read), ("write", &self.write), ("trim", &self.trim)] {
+        for (name, direction) in
+            [("read", &self.read), ("write", &self.write), ("trim", &self.trim)]
+        {
             if let Some(direction) = direction {
                 direction.to_text(out, name, self.seconds);
             }
@@ -216,7 +225,9 @@ impl fmt::Display for IoReport {
         };
         let _ = writeln!(out, "  cpu          : usr={user:.2}%, sys={system:.2}%{each}");
         let _ = writeln!(out, "\nRun status:");
-        for (name, direction) in [("READ", &self.read), ("WRITE", &self.write), ("TRIM", &self.trim)] {
+        for (name, direction) in
+            [("READ", &self.read), ("WRITE", &self.write), ("TRIM", &self.trim)]
+        {
             if let Some(direction) = direction {
                 let run = format_args!("{:>8}: {}", name, bandwidth(direction.bytes_per_second));
                 let io = binary(direction.requests.bytes as f64);
@@ -247,14 +258,20 @@ impl IoReport {
                 "\nNot verified as a whole: {requests}, {compared}B compared and correct until it ended"
             );
         } else {
-            let _ =
-                writeln!(out, "\nVerified: {requests} and a last pass, {compared}B compared, all correct");
+            let _ = writeln!(
+                out,
+                "\nVerified: {requests} and a last pass, {compared}B compared, all correct"
+            );
         }
         if self.ended_early.is_none()
             && verified.laid_out_bytes.min(verified.read_back_bytes) < self.size_bytes
         {
-            let (laid, back) = (ByteSize(verified.laid_out_bytes), ByteSize(verified.read_back_bytes));
-            let _ = writeln!(out, "In part: the runtime ended after {laid} were written, {back} read back");
+            let (laid, back) =
+                (ByteSize(verified.laid_out_bytes), ByteSize(verified.read_back_bytes));
+            let _ = writeln!(
+                out,
+                "In part: the runtime ended after {laid} were written, {back} read back"
+            );
         }
         if let Some(sha256) = sha256 {
             let _ = writeln!(out, "sha256 of the {} bytes: {sha256}", self.size_bytes);
@@ -342,8 +359,10 @@ fn latency_line(out: &mut String, name: &str, latency: &Latency) {
     let (unit, scale) = unit(latency);
     let (min, max) = (latency.min_ns as f64 / scale, latency.max_ns as f64 / scale);
     let (avg, stdev) = (latency.mean_ns / scale, latency.deviation_ns / scale);
-    let _ =
-        writeln!(out, "    {name:>4} ({unit}): min={min:.0}, max={max:.0}, avg={avg:.2}, stdev={stdev:.2}");
+    let _ = writeln!(
+        out,
+        "    {name:>4} ({unit}): min={min:.0}, max={max:.0}, avg={avg:.2}, stdev={stdev:.2}"
+    );
 }
 
 fn percentiles(out: &mut String, name: &str, latency: &Latency) {
@@ -368,7 +387,10 @@ mod tests {
 
     #[test]
     fn figures_are_scaled_as_by_fio() {
-        assert_eq!([0.0, 999.0, 105_000.0, 1_250_000.0].map(decimal), ["0", "999", "105k", "1.25M"]);
+        assert_eq!(
+            [0.0, 999.0, 105_000.0, 1_250_000.0].map(decimal),
+            ["0", "999", "105k", "1.25M"]
+        );
         assert_eq!([512.0, 4096.0, 430_964_736.0].map(binary), ["512", "4.00Ki", "411Mi"]);
         assert_eq!(bandwidth(430_964_736.0), "bw=411MiB/s (431MB/s)");
     }
@@ -376,7 +398,8 @@ mod tests {
     #[test]
     fn latencies_have_fios_names_and_samples_are_absent_without_any() {
         let mut text = String::new();
-        let (requests, samples) = (RequestReport { requests: 1, ..Default::default() }, Rates::default());
+        let (requests, samples) =
+            (RequestReport { requests: 1, ..Default::default() }, Rates::default());
         DirectionReport { iops: 1.0, bytes_per_second: 1.0, samples, requests }
             .to_text(&mut text, "read", 1.0);
         for name in ["slat (nsec)", "clat (nsec)", " lat (nsec)", "clat percentiles"] {

@@ -160,11 +160,15 @@ mod tests {
             unusable: Some(reason),
         };
         let report = NamespaceReport::from(info);
-        assert_eq!((report.usable, report.unusable.as_deref()), (false, Some(&*reason.to_string())));
+        assert_eq!(
+            (report.usable, report.unusable.as_deref()),
+            (false, Some(&*reason.to_string()))
+        );
         let mut text = String::new();
         report.to_text(&mut text);
         assert!(
-            text.trim_end().ends_with("cannot be used: unsupported I/O command set: zoned (CSI 02h)"),
+            text.trim_end()
+                .ends_with("cannot be used: unsupported I/O command set: zoned (CSI 02h)"),
             "{text}"
         );
     }

@@ -53,14 +53,20 @@ impl ControllerReport {
         let most = ByteSize(self.max_transfer_bytes.into());
         match self.mdts_bytes {
             None => line(out, "transfers", format_args!("no limit; {most} are used")),
-            Some(mdts) => line(out, "transfers", format_args!("{} at most; {most} are used", ByteSize(mdts))),
+            Some(mdts) => {
+                line(out, "transfers", format_args!("{} at most; {most} are used", ByteSize(mdts)))
+            }
         }
         let (queues, entries) =
             (counted(self.queues.into(), "queue"), grouped(self.max_queue_entries.into()));
         line(out, "queues", format_args!("{queues} granted, of up to {entries} entries"));
         let word = |has| if has { "yes" } else { "no" };
         line(out, "discards", format_args!("{}", word(self.can_discard)));
-        line(out, "write cache", format_args!("{}", if self.volatile_cache { "volatile" } else { "none" }));
+        line(
+            out,
+            "write cache",
+            format_args!("{}", if self.volatile_cache { "volatile" } else { "none" }),
+        );
     }
 }
 
@@ -80,8 +86,11 @@ impl NamespaceReport {
 impl SmartReport {
     fn to_text(&self, out: &mut String) {
         let warned = |bit: &usize| self.critical_warning >> bit & 1 == 1;
-        let warnings: Vec<_> =
-            (0..WARNINGS.len()).filter(warned).filter_map(|bit| WARNINGS.get(bit)).copied().collect();
+        let warnings: Vec<_> = (0..WARNINGS.len())
+            .filter(warned)
+            .filter_map(|bit| WARNINGS.get(bit))
+            .copied()
+            .collect();
         let warnings = if warnings.is_empty() { "none".to_owned() } else { warnings.join("; ") };
         line(out, "warnings", format_args!("{warnings}"));
         let celsius = i32::from(self.temperature_kelvin) - 273;
@@ -94,17 +103,23 @@ impl SmartReport {
         let written = (ByteSize(self.bytes_written), counted(self.host_writes, "command"));
         line(out, "written", format_args!("{} by {}", written.0, written.1));
         line(out, "busy", format_args!("{}", counted(self.busy_minutes, "minute")));
-        let (on, cycles) = (counted(self.power_on_hours, "hour"), counted(self.power_cycles, "power cycle"));
+        let (on, cycles) =
+            (counted(self.power_on_hours, "hour"), counted(self.power_cycles, "power cycle"));
         let unsafely = counted(self.unsafe_shutdowns, "unsafe shutdown");
         line(out, "power", format_args!("{on}, {cycles}, {unsafely}"));
-        let (media, entries) = (counted(self.media_errors, "media error"), grouped(self.error_entries));
+        let (media, entries) =
+            (counted(self.media_errors, "media error"), grouped(self.error_entries));
         line(out, "errors", format_args!("{media}, {entries} in the error log"));
         if self.warning_minutes + self.critical_minutes > 0 {
             let (warning, critical) = (self.warning_minutes, self.critical_minutes);
             line(out, "too hot", format_args!("{warning} minutes, {critical} of them critical"));
         }
         for (i, kelvin) in (1..).zip(&self.sensors_kelvin) {
-            line(out, &format!("sensor {i}"), format_args!("{kelvin} K ({} °C)", i32::from(*kelvin) - 273));
+            line(
+                out,
+                &format!("sensor {i}"),
+                format_args!("{kelvin} K ({} °C)", i32::from(*kelvin) - 273),
+            );
         }
     }
 }

@@ -50,10 +50,12 @@ pub(crate) struct ReceiveReport {
     pub(crate) reflected: u64,
     pub(crate) not_reflected: u64,
     pub(crate) not_reflected_by: NotReflected,
-    /// Packets in the file of `--pcap`, if there is one, and those for which it was too slow or failed.
+    /// Packets in the file of `--pcap`, if there is one, and those for which it was too slow or
+    /// failed.
     pub(crate) captured: Option<u64>,
     pub(crate) not_captured: u64,
-    /// The target of `--to`, the packets stored there, if there is one, and those for which it had no room or that it failed to write.
+    /// The target of `--to`, the packets stored there, if there is one, and those for which it had
+    /// no room or that it failed to write.
     pub(crate) to: Option<String>,
     pub(crate) stored: Option<u64>,
     pub(crate) not_stored: u64,
@@ -97,7 +99,8 @@ fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
         for holder in &report.holders {
             let name = holder.name.clone().unwrap_or_else(|| "(parts of pages)".to_owned());
             *pages.holders.entry(name).or_default() += holder.pages;
-            // The sum of the holders: the pool's own count is of another moment, while packets return.
+            // The sum of the holders: the pool's own count is of another moment, while packets
+            // return.
             pages.in_use += holder.pages;
         }
     }
@@ -105,8 +108,8 @@ fn total(snapshots: &[Snapshot]) -> (Counts, Drops, Pages) {
 }
 
 impl ReceiveReport {
-    /// Creates the report of all queues; `written` is the number of packets in the file, and `to` the
-    /// target that packets were stored in.
+    /// Creates the report of all queues; `written` is the number of packets in the file, and `to`
+    /// the target that packets were stored in.
     pub(crate) fn new(
         run: Run<'_>,
         snapshots: &[Snapshot],
@@ -133,7 +136,9 @@ impl ReceiveReport {
             transmit_queues: interface.transmit_queues(),
             vlan_tags: match tags {
                 VlanTags::InPacket => "in-packet",
-                VlanTags::Beside | VlanTags::BesideBelow | VlanTags::BesideByPeer(Some(_)) => "removed",
+                VlanTags::Beside | VlanTags::BesideBelow | VlanTags::BesideByPeer(Some(_)) => {
+                    "removed"
+                }
                 VlanTags::BesideByPeer(None) => "unknown",
             },
             memory_per_queue: budget.bytes,
@@ -151,7 +156,8 @@ impl ReceiveReport {
             not_reflected_by: counts.not_reflected,
             captured: written,
             // Also those that were passed on to a file that failed.
-            not_captured: counts.not_captured + counts.captured.saturating_sub(written.unwrap_or(0)),
+            not_captured: counts.not_captured
+                + counts.captured.saturating_sub(written.unwrap_or(0)),
             to: to.map(TargetSpec::to_string),
             stored: to.map(|_| counts.stored),
             not_stored: counts.not_stored,
@@ -194,13 +200,17 @@ impl ReceiveReport {
             ),
         );
         let list = |entries: &mut dyn Iterator<Item = (String, u64)>| {
-            entries.map(|(name, count)| format!("{name} {}", grouped(count))).collect::<Vec<_>>().join(", ")
+            entries
+                .map(|(name, count)| format!("{name} {}", grouped(count)))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         if self.packets > 0 {
             let protocols =
                 list(&mut self.protocols.iter().map(|(name, count)| ((*name).to_owned(), *count)));
             line(&mut out, "protocols", format_args!("{protocols}"));
-            let to = |name: &str| if name == "larger" { name.to_owned() } else { format!("to {name}:") };
+            let to =
+                |name: &str| if name == "larger" { name.to_owned() } else { format!("to {name}:") };
             let sizes = list(&mut self.sizes.iter().map(|(name, count)| (to(name), *count)));
             line(&mut out, "bytes", format_args!("{sizes}"));
         }
@@ -218,7 +228,8 @@ impl ReceiveReport {
         );
         if self.reflected + self.not_reflected > 0 {
             let (sent, not) = (grouped(self.reflected), grouped(self.not_reflected));
-            let NotReflected { no_reply, no_transmit_queue, ring_full, not_sent } = self.not_reflected_by;
+            let NotReflected { no_reply, no_transmit_queue, ring_full, not_sent } =
+                self.not_reflected_by;
             let causes = [
                 (no_reply, "have no reply"),
                 (no_transmit_queue, "on a queue that does not transmit"),
@@ -228,7 +239,8 @@ impl ReceiveReport {
             let causes = causes.iter().filter(|(count, _)| *count > 0);
             let causes: Vec<_> =
                 causes.map(|(count, cause)| format!("{} {cause}", grouped(*count))).collect();
-            let causes = if causes.is_empty() { String::new() } else { format!(": {}", causes.join(", ")) };
+            let causes =
+                if causes.is_empty() { String::new() } else { format!(": {}", causes.join(", ")) };
             line(&mut out, "reflected", format_args!("{sent} packets, {not} not sent{causes}"));
         }
         if let Some(captured) = self.captured {
@@ -236,7 +248,9 @@ impl ReceiveReport {
             line(
                 &mut out,
                 "in the file",
-                format_args!("{captured} packets, {not} left out because the file was too slow or failed"),
+                format_args!(
+                    "{captured} packets, {not} left out because the file was too slow or failed"
+                ),
             );
         }
         if let (Some(to), Some(stored)) = (&self.to, self.stored) {
@@ -249,7 +263,8 @@ impl ReceiveReport {
                 ),
             );
         }
-        let holders = list(&mut self.pages.holders.iter().map(|(name, pages)| (name.clone(), *pages)));
+        let holders =
+            list(&mut self.pages.holders.iter().map(|(name, pages)| (name.clone(), *pages)));
         let Pages { total, in_use, in_kernel, .. } = &self.pages;
         let (in_use, in_kernel) = (grouped(*in_use), grouped(*in_kernel));
         line(

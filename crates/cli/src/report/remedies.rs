@@ -1,4 +1,5 @@
-//! The commands that give a run the memory it was refused: one for each limit, with the sum of what its parts need.
+//! The commands that give a run the memory it was refused: one for each limit, with the sum of what
+//! its parts need.
 
 use crate::setup::stack::Stack;
 use pinfold::MemlockLimit;
@@ -9,10 +10,12 @@ use pinfold_core::addr::PageSize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Returns the commands for `stack`, and for rings to which the limit of locked memory refused `to_rings` bytes.
+/// Returns the commands for `stack`, and for rings to which the limit of locked memory refused
+/// `to_rings` bytes.
 pub(super) fn commands(stack: &Stack, to_rings: u64) -> Vec<String> {
     let pool = |page| hugepages::pool(Path::new("/sys"), page);
-    let unavailable = stack.arenas().flat_map(|(_, arena)| arena.report().unavailable).collect::<Vec<_>>();
+    let unavailable =
+        stack.arenas().flat_map(|(_, arena)| arena.report().unavailable).collect::<Vec<_>>();
     let mut fixes = sources(unavailable.iter(), pool);
     let not_locked = stack.arenas().filter_map(|(_, arena)| match arena.report().residency {
         Residency::NotLocked(NotLocked::Limit { requested, limit, .. }) => Some((requested, limit)),
@@ -22,7 +25,8 @@ pub(super) fn commands(stack: &Stack, to_rings: u64) -> Vec<String> {
     fixes.iter().map(|fix| pinfold::probe::placed(fix)).collect()
 }
 
-/// Sums up the missing hugepages, on top of those the pool has, and returns every other command once.
+/// Sums up the missing hugepages, on top of those the pool has, and returns every other command
+/// once.
 fn sources<'a>(
     unavailable: impl Iterator<Item = &'a SourceUnavailable>,
     pool: impl Fn(PageSize) -> Option<HugetlbPool>,
@@ -50,19 +54,26 @@ fn sources<'a>(
         Some(hugepages::reserve_command(page, pool.total.saturating_add(missing), None))
     };
     let raise = |(limit, bytes)| control_group::raise_command(&[limit], bytes);
-    needed.into_values().filter_map(reserve).chain(groups.into_values().map(raise)).chain(fixes).collect()
+    needed
+        .into_values()
+        .filter_map(reserve)
+        .chain(groups.into_values().map(raise))
+        .chain(fixes)
+        .collect()
 }
 
-/// Returns the command that raises RLIMIT_MEMLOCK for locked memory (the last refusal has the highest usage) and for memory of
-/// rings: the kernel counts the one by process, the other by user, and compares each with the limit. Whatever the user's processes
-/// have is within the present limit, so that and what was refused is enough.
+/// Returns the command that raises RLIMIT_MEMLOCK for locked memory (the last refusal has the
+/// highest usage) and for memory of rings: the kernel counts the one by process, the other by user,
+/// and compares each with the limit. Whatever the user's processes have is within the present
+/// limit, so that and what was refused is enough.
 fn memlock(
     not_locked: impl Iterator<Item = (u64, MemlockLimit)>,
     to_rings: u64,
     here: impl Fn() -> MemlockLimit,
 ) -> Option<String> {
-    let (requested, limit) = not_locked
-        .fold((0u64, None), |(all, _), (requested, limit)| (all.saturating_add(requested), Some(limit)));
+    let (requested, limit) = not_locked.fold((0u64, None), |(all, _), (requested, limit)| {
+        (all.saturating_add(requested), Some(limit))
+    });
     let locked = limit.map_or(0, |limit| requested.saturating_add(limit.used.unwrap_or(0)));
     if locked == 0 && to_rings == 0 {
         return None;
@@ -82,7 +93,11 @@ mod tests {
 
     fn few(page: PageSize, needed: u64, free: u64, total: u64) -> SourceUnavailable {
         let reason = UnavailableReason::FewHugepages { page, needed, free, total };
-        SourceUnavailable { source: Source::Hugetlb2M, reason, fix: Some("of this arena alone".into()) }
+        SourceUnavailable {
+            source: Source::Hugetlb2M,
+            reason,
+            fix: Some("of this arena alone".into()),
+        }
     }
 
     fn pool(total: u64, free: u64) -> impl Fn(PageSize) -> Option<HugetlbPool> {
@@ -100,7 +115,10 @@ mod tests {
         // Five are in use elsewhere, and two are free.
         assert_eq!(sources(both.iter(), pool(7, 2)), ["sudo sysctl vm.nr_hugepages=16"]);
         // The data arena got none of the four pages, and the control arena three.
-        assert_eq!(sources([few(page, 8, 4, 4)].iter(), pool(4, 1)), ["sudo sysctl vm.nr_hugepages=11"]);
+        assert_eq!(
+            sources([few(page, 8, 4, 4)].iter(), pool(4, 1)),
+            ["sudo sysctl vm.nr_hugepages=11"]
+        );
         let large = [few(PageSize::Size1G, 1, 0, 0), few(page, 512, 0, 0)];
         assert_eq!(sources(large.iter(), pool(0, 0)).len(), 2, "a pool for each size");
     }
@@ -108,10 +126,15 @@ mod tests {
     #[test]
     fn a_control_group_is_raised_once_for_all_arenas() {
         let refused = |needed| {
-            let limit = GroupLimit { file: "/cg/hugetlb.2MB.max".into(), limit: 4 << 20, used: 2 << 20 };
+            let limit =
+                GroupLimit { file: "/cg/hugetlb.2MB.max".into(), limit: 4 << 20, used: 2 << 20 };
             let page = PageSize::Size2M;
             let reason = UnavailableReason::ControlGroup { page, needed, limits: vec![limit] };
-            SourceUnavailable { source: Source::Hugetlb2M, reason, fix: Some("of this arena alone".into()) }
+            SourceUnavailable {
+                source: Source::Hugetlb2M,
+                reason,
+                fix: Some("of this arena alone".into()),
+            }
         };
         let both = [refused(8 << 20), refused(4 << 20)];
         assert_eq!(
@@ -134,7 +157,12 @@ mod tests {
 
     #[test]
     fn locked_memory_is_one_limit() {
-        let limit = |used| MemlockLimit { soft: Some(8 << 20), hard: None, used: Some(used), lifted: false };
+        let limit = |used| MemlockLimit {
+            soft: Some(8 << 20),
+            hard: None,
+            used: Some(used),
+            lifted: false,
+        };
         let here = || limit(1 << 20);
         let two = || [(16 << 20, limit(0)), (4 << 20, limit(1 << 20))].into_iter();
         assert_eq!(memlock(two(), 0, here).unwrap(), "ulimit -l 21504");

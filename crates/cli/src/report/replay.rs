@@ -56,7 +56,8 @@ pub(crate) struct Row<'t> {
 /// What can be measured of a policy only.
 #[derive(Debug, Serialize)]
 struct Replayed {
-    /// Entries that the policy keeps for the addresses, and the pages of its table, when the most bytes are mapped.
+    /// Entries that the policy keeps for the addresses, and the pages of its table, when the most
+    /// bytes are mapped.
     entries_at_peak: u64,
     own_table_pages_at_peak: u64,
     invalidations: u64,
@@ -81,7 +82,13 @@ impl<'t> Row<'t> {
 
     fn recorded(device: &'t Device) -> Self {
         let footprint = device.footprint();
-        Self { device: &device.name, policy: Self::RECORDED, footprint, replayed: None, mapped: None }
+        Self {
+            device: &device.name,
+            policy: Self::RECORDED,
+            footprint,
+            replayed: None,
+            mapped: None,
+        }
     }
 
     fn of(device: &'t Device, outcome: &Outcome, lists_mapped: bool) -> Self {
@@ -110,7 +117,8 @@ impl<'t> Row<'t> {
 }
 
 impl<'t> Report<'t> {
-    /// Gathers the report, with why it lacks policies, if it does, and with what is still mapped at the end if it `lists_mapped`. `by_policy` has an outcome for each device.
+    /// Gathers the report, with why it lacks policies, if it does, and with what is still mapped at
+    /// the end if it `lists_mapped`. `by_policy` has an outcome for each device.
     pub(crate) fn new(
         path: &Path,
         timing: TimingArg,
@@ -131,8 +139,13 @@ impl<'t> Report<'t> {
         });
         let devices: Vec<_> = devices.collect();
         let name = path.display().to_string();
-        let trace =
-            TraceLine { trace: name, timing, devices: devices.len(), failure, summary: &trace.summary };
+        let trace = TraceLine {
+            trace: name,
+            timing,
+            devices: devices.len(),
+            failure,
+            summary: &trace.summary,
+        };
         Self { trace, devices }
     }
 
@@ -184,7 +197,10 @@ impl<'t> Report<'t> {
             }
         };
         note(*other_events, "events of something else");
-        note(summary.iommu_unassigned, "calls of the IOMMU's driver belong to no event of the DMA interface");
+        note(
+            summary.iommu_unassigned,
+            "calls of the IOMMU's driver belong to no event of the DMA interface",
+        );
         note(summary.out_of_order, "events are earlier than the one before");
         if summary.damaged > 0 {
             let _ = writeln!(out, "  {}, left out:", counted(summary.damaged, "damaged line"));
@@ -205,18 +221,24 @@ impl<'t> Report<'t> {
             let _ = writeln!(out, "  the trace ends early, behind line {}: {why}", grouped(*lines));
         }
         if let Some(why) = failure {
-            let _ =
-                writeln!(out, "  the replay ended early, and the policies that follow are missing: {why}");
+            let _ = writeln!(
+                out,
+                "  the replay ended early, and the policies that follow are missing: {why}"
+            );
         }
         if summary.limited {
-            let _ = writeln!(out, "  the rest was not read: --limit, or too many segments of scatter lists");
+            let _ = writeln!(
+                out,
+                "  the rest was not read: --limit, or too many segments of scatter lists"
+            );
         }
     }
 }
 
 /// Appends what a device did.
 fn counts(out: &mut String, line: &DeviceLine<'_>) {
-    let Counts { maps, unmaps, lists, never_unmapped, peak_mappings, peak_bytes, .. } = *line.counts;
+    let Counts { maps, unmaps, lists, never_unmapped, peak_mappings, peak_bytes, .. } =
+        *line.counts;
     let _ = writeln!(
         out,
         "{}: {} ({}), {}; at most {} at a time, {}; {} never unmapped",
@@ -233,7 +255,10 @@ fn counts(out: &mut String, line: &DeviceLine<'_>) {
         (counts.unmaps_without_map, "unmaps of what the trace does not map, left out"),
         (counts.overlapping, "maps at an address that was still in use"),
         (counts.without_memory, "allocations without a physical address, in memory of their own"),
-        (counts.split_evenly, "scatter lists without the sizes of their segments, taken to be equal"),
+        (
+            counts.split_evenly,
+            "scatter lists without the sizes of their segments, taken to be equal",
+        ),
         (
             counts.truncated,
             "scatter lists of which the kernel recorded the first segments only: the others are left out",
@@ -259,8 +284,9 @@ fn addresses(out: &mut String, rows: &[Row<'_>]) {
         "addresses", "extents", "span", "pages", "tables", "ever", "entries"
     );
     for Row { policy, footprint, replayed, .. } in rows {
-        let entries =
-            replayed.as_ref().map_or("-".to_owned(), |replayed| replayed.entries_at_peak.to_string());
+        let entries = replayed
+            .as_ref()
+            .map_or("-".to_owned(), |replayed| replayed.entries_at_peak.to_string());
         let _ = writeln!(
             out,
             "  {policy:<18}{:>9}{:>12}{:>10}{:>9}{:>9}{entries:>9}",
@@ -284,8 +310,11 @@ fn flushes(out: &mut String, rows: &[Row<'_>], counts: &Counts) {
         let Some(replayed) = replayed else {
             let per_page = ratio(counts.strict_flush_pages, counts.iommu_unmapped_pages);
             let sent = counts.iommu_unmaps;
-            let _ =
-                writeln!(out, "  {policy:<18}{sent:>9}{:>12}{:>10}{per_page:>12}{:>12}  -", "-", "-", "-");
+            let _ = writeln!(
+                out,
+                "  {policy:<18}{sent:>9}{:>12}{:>10}{per_page:>12}{:>12}  -",
+                "-", "-", "-"
+            );
             continue;
         };
         let reachable = match (replayed.reachable_ns, replayed.free_while_reachable) {
@@ -311,7 +340,15 @@ fn times(out: &mut String, rows: &[Row<'_>]) {
     let _ = writeln!(
         out,
         "  {:<18}{:>9}{:>9}{:>9}{:>12}{:>11}{:>9}{:>9}{:>12}",
-        "ns per operation", "map: min", "median", "p99", "max", "unmap: min", "median", "p99", "max"
+        "ns per operation",
+        "map: min",
+        "median",
+        "p99",
+        "max",
+        "unmap: min",
+        "median",
+        "p99",
+        "max"
     );
     for Row { policy, replayed, .. } in rows {
         let Some(Replayed { map, unmap, .. }) = replayed else { continue };
@@ -328,7 +365,8 @@ fn times(out: &mut String, rows: &[Row<'_>]) {
             unmap.max_ns
         );
     }
-    let late = rows.iter().filter_map(|row| row.replayed.as_ref()).map(|replayed| replayed.late_ns).max();
+    let late =
+        rows.iter().filter_map(|row| row.replayed.as_ref()).map(|replayed| replayed.late_ns).max();
     if let Some(late) = late.filter(|late| *late > 0) {
         let _ = writeln!(out, "  the latest operation was {} behind its time", time(late));
     }

@@ -11,8 +11,8 @@ pub(crate) struct RequestReport {
     pub(crate) requests: u64,
     /// Bytes that they moved.
     pub(crate) bytes: u64,
-    /// From the call until the request is submitted, with the system call or doorbell, which many requests share; of a file in
-    /// `copy`, until it is queued.
+    /// From the call until the request is submitted, with the system call or doorbell, which many
+    /// requests share; of a file in `copy`, until it is queued.
     pub(crate) queueing: Latency,
     /// From there until the program owns the buffer again.
     pub(crate) completion: Latency,

@@ -164,11 +164,18 @@ impl fmt::Display for ServeReport {
             unflushed: _,
         } = self.clients;
         let _ = writeln!(out, "served {} for {:.1} s", self.target, self.seconds);
-        let clients =
-            format_args!("{}, {} refused, {dropped} dropped", counted(connections, "client"), self.refused);
+        let clients = format_args!(
+            "{}, {} refused, {dropped} dropped",
+            counted(connections, "client"),
+            self.refused
+        );
         line(out, "clients", clients);
         if cut > 0 {
-            line(out, "cut off", format_args!("{} before their last replies", counted(cut, "client")));
+            line(
+                out,
+                "cut off",
+                format_args!("{} before their last replies", counted(cut, "client")),
+            );
         }
         line(out, "requests", format_args!("{}, {} failed", grouped(requests), grouped(errors)));
         let moved = format_args!(
@@ -194,7 +201,11 @@ impl fmt::Display for ServeReport {
             line(
                 out,
                 name,
-                format_args!("{} of {}, {mean} each", grouped(report.requests), ByteSize(report.bytes)),
+                format_args!(
+                    "{} of {}, {mean} each",
+                    grouped(report.requests),
+                    ByteSize(report.bytes)
+                ),
             );
         }
         let CpuReport { user_seconds, system_seconds, ns_per_request } = self.cpu;

@@ -41,7 +41,11 @@ impl StackReport {
             protect: stack.protect,
             memory: stack.arenas().map(|(name, arena)| MemoryReport::new(name, arena)).collect(),
             fixes: remedies::commands(stack, refused),
-            devices: targets.iter().filter_map(|target| target.nvme_stats()).map(DeviceReport::new).collect(),
+            devices: targets
+                .iter()
+                .filter_map(|target| target.nvme_stats())
+                .map(DeviceReport::new)
+                .collect(),
             pools: targets
                 .iter()
                 .filter_map(|target| target.pool_stats())
@@ -86,13 +90,16 @@ impl MemoryReport {
         let (report, stats) = (arena.report(), arena.stats());
         let not_locked = match &report.residency {
             // The command that raises the limit is reported once for all arenas.
-            Residency::NotLocked(NotLocked::Limit { requested, used, allowed, .. }) => Some(format!(
-                "RLIMIT_MEMLOCK: {requested} bytes requested, {used} locked already, {allowed} allowed"
-            )),
+            Residency::NotLocked(NotLocked::Limit { requested, used, allowed, .. }) => {
+                Some(format!(
+                    "RLIMIT_MEMLOCK: {requested} bytes requested, {used} locked already, {allowed} allowed"
+                ))
+            }
             Residency::NotLocked(why) => Some(why.to_string()),
             _ => None,
         };
-        let small = report.page_size == PageSize::Size4K && report.bytes >= PageSize::Size2M.bytes();
+        let small =
+            report.page_size == PageSize::Size4K && report.bytes >= PageSize::Size2M.bytes();
         let refused = |unavailable: &SourceUnavailable| RefusedReport {
             source: source_name(unavailable.source),
             why: unavailable.reason.to_string(),
@@ -140,7 +147,8 @@ pub(crate) struct DeviceReport {
     pub(crate) retried: u64,
     /// How many commands were sent again.
     pub(crate) retries: u64,
-    /// The time for which commands waited for that, in seconds; those that wait together in a queue count once.
+    /// The time for which commands waited for that, in seconds; those that wait together in a queue
+    /// count once.
     pub(crate) retry_wait_seconds: f64,
     /// Requests that did not complete in time.
     pub(crate) timeouts: u64,

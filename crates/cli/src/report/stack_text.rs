@@ -42,8 +42,14 @@ impl StackReport {
         out.push('\n');
         for pool in &self.pools {
             let _ = write!(out, "  {:<14}", pool.name);
-            let figures =
-                [pool.in_use, pool.peak, pool.blocks, pool.block_bytes, pool.chunks, pool.free_chunks];
+            let figures = [
+                pool.in_use,
+                pool.peak,
+                pool.blocks,
+                pool.block_bytes,
+                pool.chunks,
+                pool.free_chunks,
+            ];
             for figure in figures {
                 let _ = write!(out, " {:>10}", grouped(figure));
             }
@@ -56,7 +62,8 @@ impl StackReport {
         let mut out = String::from("poolinfo - 0.1\n");
         for pool in &self.pools {
             let PoolReport { name, in_use, blocks, block_bytes, chunks, .. } = pool;
-            let _ = writeln!(out, "{name:<16} {in_use:>4} {blocks:>4} {block_bytes:>4} {chunks:>2}");
+            let _ =
+                writeln!(out, "{name:<16} {in_use:>4} {blocks:>4} {block_bytes:>4} {chunks:>2}");
         }
         out
     }
@@ -101,17 +108,23 @@ impl DeviceReport {
         let requests = counted(self.requests, "I/O");
         line(out, "I/Os", format_args!("{requests} as {}", counted(self.commands, "command")));
         let waits = if self.by_interrupt {
-            let (sleeps, interrupts) = (counted(self.sleeps, "sleep"), counted(self.interrupts, "interrupt"));
+            let (sleeps, interrupts) =
+                (counted(self.sleeps, "sleep"), counted(self.interrupts, "interrupt"));
             format!("by interrupt: {sleeps}, {interrupts}")
         } else {
             "polled".to_owned()
         };
         let queues = counted(self.queues, "queue");
-        line(out, "queues", format_args!("{queues}, {}, {waits}", counted(self.doorbells, "doorbell")));
+        line(
+            out,
+            "queues",
+            format_args!("{queues}, {}, {waits}", counted(self.doorbells, "doorbell")),
+        );
         if let Some(failures) = self.failures() {
             line(out, "failures", format_args!("{failures}"));
         }
-        let per_request = if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
+        let per_request =
+            if self.requests > 0 { self.segments as f64 / self.requests as f64 } else { 0.0 };
         line(out, "segments", format_args!("{per_request:.2} per I/O"));
         let pages = format_args!(
             "{} passed to the controller, with {} of PRP lists, peak {}",
@@ -129,7 +142,8 @@ impl DeviceReport {
             let retried = match self.retried {
                 0 => "0 retried".to_owned(),
                 retried => {
-                    let waited = Duration::try_from_secs_f64(self.retry_wait_seconds).unwrap_or_default();
+                    let waited =
+                        Duration::try_from_secs_f64(self.retry_wait_seconds).unwrap_or_default();
                     let waited = time(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
                     format!("{} retried after {waited} in all", counted(retried, "request"))
                 }
@@ -141,7 +155,8 @@ impl DeviceReport {
 
 impl DomainReport {
     fn to_text(&self, out: &mut String, protect: Protect) {
-        let modelled = if self.flushes_modelled { ", the time of its flushes modelled" } else { "" };
+        let modelled =
+            if self.flushes_modelled { ", the time of its flushes modelled" } else { "" };
         let _ = writeln!(out, "\ndomain {}, protect {}{modelled}", self.backend, protect.name());
         let fixed = match self.maps_fixed {
             0 => String::new(),
@@ -223,7 +238,10 @@ mod tests {
             frames_in_use: 0,
             frames_peak: 4000,
             frames_quarantined: 1,
-            refused: vec![RefusedReport { source: "hugetlb-2m", why: "8 free pages are needed".into() }],
+            refused: vec![RefusedReport {
+                source: "hugetlb-2m",
+                why: "8 free pages are needed".into(),
+            }],
         };
         StackReport {
             protect: Protect::Revoke,
@@ -259,9 +277,17 @@ mod tests {
     fn interrupt_mode_does_not_report_polling() {
         let queues = |by_interrupt, sleeps| {
             let mut text = String::new();
-            DeviceReport { queues: 1, by_interrupt, sleeps, interrupts: sleeps, ..Default::default() }
-                .to_text(&mut text);
-            text.lines().find_map(|line| Some(line.split_once("0 doorbells, ")?.1.to_owned())).unwrap()
+            DeviceReport {
+                queues: 1,
+                by_interrupt,
+                sleeps,
+                interrupts: sleeps,
+                ..Default::default()
+            }
+            .to_text(&mut text);
+            text.lines()
+                .find_map(|line| Some(line.split_once("0 doorbells, ")?.1.to_owned()))
+                .unwrap()
         };
         assert_eq!(queues(false, 0), "polled");
         assert_eq!(queues(true, 3), "by interrupt: 3 sleeps, 3 interrupts");

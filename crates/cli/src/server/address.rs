@@ -32,15 +32,20 @@ impl TryFrom<OsString> for NbdAddress {
             }
             _ => {}
         }
-        let text = word.into_string().map_err(|word| InvalidAddress(word.to_string_lossy().into_owned()))?;
+        let text = word
+            .into_string()
+            .map_err(|word| InvalidAddress(word.to_string_lossy().into_owned()))?;
         match text.rsplit_once(':') {
-            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Self::Tcp(text)),
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
+                Ok(Self::Tcp(text))
+            }
             _ => Err(InvalidAddress(text)),
         }
     }
 }
 
-/// Returns a part of a URI that stands for `bytes`: slashes and what needs no encoding as they are (RFC 3986, section 2.3).
+/// Returns a part of a URI that stands for `bytes`: slashes and what needs no encoding as they are
+/// (RFC 3986, section 2.3).
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut encoded = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -71,7 +76,11 @@ mod tests {
     fn addresses_are_parsed_and_others_refused() {
         let parse = |text: &str| NbdAddress::try_from(OsString::from(text));
         assert_eq!(parse("unix:/run/a:1"), Ok(NbdAddress::Unix(PathBuf::from("/run/a:1"))));
-        assert_eq!(parse("unix:unix:x"), Ok(NbdAddress::Unix(PathBuf::from("unix:x"))), "one prefix");
+        assert_eq!(
+            parse("unix:unix:x"),
+            Ok(NbdAddress::Unix(PathBuf::from("unix:x"))),
+            "one prefix"
+        );
         let path = OsString::from_vec(b"unix:a\xff".to_vec());
         let path = NbdAddress::try_from(path).unwrap();
         assert_eq!(path, NbdAddress::Unix(PathBuf::from(OsString::from_vec(b"a\xff".to_vec()))));
@@ -86,7 +95,10 @@ mod tests {
 
     #[test]
     fn what_has_a_meaning_in_uris_is_encoded() {
-        assert_eq!(encode("/a b#c?d&e%41;é+=~".as_bytes()), "/a%20b%23c%3Fd%26e%2541%3B%C3%A9%2B%3D~");
+        assert_eq!(
+            encode("/a b#c?d&e%41;é+=~".as_bytes()),
+            "/a%20b%23c%3Fd%26e%2541%3B%C3%A9%2B%3D~"
+        );
         assert_eq!(encode(b"\xff\n"), "%FF%0A");
     }
 }

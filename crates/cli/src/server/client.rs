@@ -1,4 +1,5 @@
-//! A client for tests, with simple replies; the tests of the built program include this file as well.
+//! A client for tests, with simple replies; the tests of the built program include this file as
+//! well.
 
 use pinfold_nbd::reply::ReplyHeader;
 use pinfold_nbd::{Command, ErrorNumber, RequestHeader};

@@ -1,4 +1,5 @@
-//! What surrounds a server: the command of `--run`, the file of `--pidfile`, and a temporary directory for a socket.
+//! What surrounds a server: the command of `--run`, the file of `--pidfile`, and a temporary
+//! directory for a socket.
 
 use super::error::ServeError;
 use super::listener::Listener;
@@ -91,16 +92,19 @@ pub(crate) struct PidFile {
 }
 
 impl PidFile {
-    /// Writes the file at once, so that no reader finds a part of it. One that is empty or holds a number, as a server that was
-    /// killed leaves it, is replaced; any other file is not, nor is `target`, and a link is not followed.
+    /// Writes the file at once, so that no reader finds a part of it. One that is empty or holds a
+    /// number, as a server that was killed leaves it, is replaced; any other file is not, nor is
+    /// `target`, and a link is not followed.
     pub(crate) fn write(path: &Path, target: Option<&File>) -> Result<Self, ServeError> {
         let number = format!("{}\n", std::process::id());
         remove_old(path, target)
             .map_err(|reason| ServeError::PidFileTaken { path: path.to_owned(), reason })?;
-        let staged =
-            Staged::create(path, false, Mode::from_raw_mode(0o644), None).map_err(ServeError::PidFile)?;
-        let written = staged.file().write_all(number.as_bytes()).and_then(|()| staged.file().try_clone());
-        let file = written.map_err(|error| ServeError::PidFileWrite { path: path.to_owned(), error })?;
+        let staged = Staged::create(path, false, Mode::from_raw_mode(0o644), None)
+            .map_err(ServeError::PidFile)?;
+        let written =
+            staged.file().write_all(number.as_bytes()).and_then(|()| staged.file().try_clone());
+        let file =
+            written.map_err(|error| ServeError::PidFileWrite { path: path.to_owned(), error })?;
         staged.commit(number.len() as u64).map_err(ServeError::PidFile)?;
         Ok(Self { path: path.to_owned(), file })
     }
@@ -120,8 +124,8 @@ impl Drop for PidFile {
     }
 }
 
-/// Removes what a server that was killed has left at the path of a pid file. Says why if it is something else; what is no file at all
-/// is left to the caller.
+/// Removes what a server that was killed has left at the path of a pid file. Says why if it is
+/// something else; what is no file at all is left to the caller.
 fn remove_old(path: &Path, target: Option<&File>) -> Result<(), String> {
     /// More than any number of a process has.
     const DIGITS: u64 = 32;
@@ -132,7 +136,10 @@ fn remove_old(path: &Path, target: Option<&File>) -> Result<(), String> {
     if !there.is_file() {
         return Ok(());
     }
-    if target.and_then(|target| target.metadata().ok()).is_some_and(|target| is_same(&there, &target)) {
+    if target
+        .and_then(|target| target.metadata().ok())
+        .is_some_and(|target| is_same(&there, &target))
+    {
         return Err("it is the target that is served".into());
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -144,7 +151,9 @@ fn remove_old(path: &Path, target: Option<&File>) -> Result<(), String> {
         Err(error) if error.kind() != io::ErrorKind::InvalidData => {
             return Err(format!("it exists, and cannot be read: {error}"));
         }
-        Ok(len) if (len as u64) < DIGITS && (text.is_empty() || text.trim().parse::<u32>().is_ok()) => {}
+        Ok(len)
+            if (len as u64) < DIGITS && (text.is_empty() || text.trim().parse::<u32>().is_ok()) => {
+        }
         _ => return Err("it exists, and holds something other than the number of a process".into()),
     }
     std::fs::remove_file(path).map_err(|error| format!("it exists, and cannot be removed: {error}"))
@@ -154,7 +163,8 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// A folder that only its owner can open, for a socket whose name no one else needs. It is removed when this is dropped.
+/// A folder that only its owner can open, for a socket whose name no one else needs. It is removed
+/// when this is dropped.
 #[derive(Debug)]
 pub(crate) struct PrivateFolder(PathBuf);
 

@@ -16,13 +16,15 @@ pub(super) const INPUT: usize = 4096;
 const MAX_OPERATIONS: usize = 256;
 /// The most parts of replies that wait for a client.
 const MAX_OUTGOING: usize = 1024;
-/// The memory of a client from which on no further request of its is accepted, bytes: enough to keep a device busy, and so little
-/// that payloads are still in the processor's cache when they are sent.
+/// The memory of a client from which on no further request of its is accepted, bytes: enough to
+/// keep a device busy, and so little that payloads are still in the processor's cache when they are
+/// sent.
 const WINDOW: usize = 2 << 20;
-/// How long a client may take for its handshake, and how long a client may hold memory that others wait for.
+/// How long a client may take for its handshake, and how long a client may hold memory that others
+/// wait for.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 8 } else { 30 });
-/// How many bytes count as progress of a client whose memory others wait for: a byte now and then does not, and neither does what the
-/// target completes.
+/// How many bytes count as progress of a client whose memory others wait for: a byte now and then
+/// does not, and neither does what the target completes.
 const PROGRESS: usize = 64 << 10;
 
 /// Where a connection is in the protocol.
@@ -65,7 +67,8 @@ pub(super) struct Connection {
     pub(super) receiving: Option<Receiving>,
     /// A request that waits for memory.
     pub(super) waiting: Option<Request>,
-    /// Whether the last request was a write: then headers are received alone, and payloads directly into their buffers.
+    /// Whether the last request was a write: then headers are received alone, and payloads directly
+    /// into their buffers.
     pub(super) writes: bool,
     /// Whether the socket may have input, or space for output.
     pub(super) readable: bool,
@@ -90,7 +93,8 @@ pub(super) struct Connection {
     pub(super) waits_since: Option<Instant>,
     /// When it was accepted.
     accepted: Instant,
-    /// Since when it is the client's turn to take a reply or to send the rest of a payload, and has not moved [`PROGRESS`] bytes.
+    /// Since when it is the client's turn to take a reply or to send the rest of a payload, and has
+    /// not moved [`PROGRESS`] bytes.
     its_turn_since: Option<Instant>,
     /// The bytes that were moved since then.
     moved: usize,
@@ -134,7 +138,8 @@ impl Connection {
         matches!(self.phase, Phase::Handshake(_))
     }
 
-    /// Notes that the client has sent or taken bytes, which is no progress until they are [`PROGRESS`].
+    /// Notes that the client has sent or taken bytes, which is no progress until they are
+    /// [`PROGRESS`].
     pub(super) fn note_moved(&mut self, bytes: usize) {
         self.moved += bytes;
         if self.moved >= PROGRESS {
@@ -142,19 +147,20 @@ impl Connection {
         }
     }
 
-    /// Notes that the client has taken replies, or sent all of a payload: if nothing else is to be taken or sent, its turn is over.
+    /// Notes that the client has taken replies, or sent all of a payload: if nothing else is to be
+    /// taken or sent, its turn is over.
     pub(super) fn note_done(&mut self) {
         if !self.has_output() && self.receiving.is_none() {
             (self.its_turn_since, self.moved) = (None, 0);
         }
     }
 
-    /// Notes whether it is the client's turn: to take what its socket has no space for, or to send the rest of a payload, for which
-    /// there is memory. What the target has of it does not matter.
+    /// Notes whether it is the client's turn: to take what its socket has no space for, or to send
+    /// the rest of a payload, for which there is memory. What the target has of it does not matter.
     pub(super) fn note_turn(&mut self) {
         let takes = self.has_output() && !self.writable;
-        let sends =
-            self.receiving.as_ref().is_some_and(|receiving| receiving.buffer.is_some()) && !self.readable;
+        let sends = self.receiving.as_ref().is_some_and(|receiving| receiving.buffer.is_some())
+            && !self.readable;
         if takes || sends {
             self.its_turn_since.get_or_insert_with(Instant::now);
         } else {
@@ -162,17 +168,18 @@ impl Connection {
         }
     }
 
-    /// Moves the beginnings of what the client has a limited time for by a pause of this process, until `now`: meanwhile nothing was
-    /// received from it.
+    /// Moves the beginnings of what the client has a limited time for by a pause of this process,
+    /// until `now`: meanwhile nothing was received from it.
     pub(super) fn excuse(&mut self, pause: Duration, now: Instant) {
-        let begun = [Some(&mut self.accepted), self.its_turn_since.as_mut(), self.waits_since.as_mut()];
+        let begun =
+            [Some(&mut self.accepted), self.its_turn_since.as_mut(), self.waits_since.as_mut()];
         for since in begun.into_iter().flatten() {
             *since = (*since + pause).min(now);
         }
     }
 
-    /// Returns whether it has taken longer than a client may: for its handshake, or in its turn since `start`, when others began to
-    /// wait for memory, which it holds.
+    /// Returns whether it has taken longer than a client may: for its handshake, or in its turn
+    /// since `start`, when others began to wait for memory, which it holds.
     pub(super) fn is_stalled(&self, start: Option<Instant>) -> bool {
         if self.is_in_handshake() {
             return self.accepted.elapsed() > PATIENCE;
@@ -200,7 +207,8 @@ impl Connection {
         !self.gone && (!self.outgoing.is_empty() || self.stream.has_unsent())
     }
 
-    /// Notes that the client takes no more replies. What it had sent before is still to be received, to its end.
+    /// Notes that the client takes no more replies. What it had sent before is still to be
+    /// received, to its end.
     pub(super) fn note_gone(&mut self) {
         (self.gone, self.hung_up, self.readable) = (true, true, true);
     }
@@ -219,7 +227,8 @@ impl Connection {
         }
     }
 
-    /// Fills the input buffer with at most `limit` bytes. Returns how many there are now; 0 if nothing has arrived.
+    /// Fills the input buffer with at most `limit` bytes. Returns how many there are now; 0 if
+    /// nothing has arrived.
     pub(super) fn fill_input(&mut self, limit: usize) -> Result<usize, Ended> {
         let space = self.input.space(limit);
         let received = self.stream.receive(&mut [IoSliceMut::new(space)]).map_err(Ended::Broken)?;
@@ -227,7 +236,8 @@ impl Connection {
             None => self.note_empty().map(|()| 0),
             Some(0) => Err(Ended::Closed),
             Some(received) => {
-                // A short count means that nothing more had arrived (epoll(7)); the end is reported by an event of its own.
+                // A short count means that nothing more had arrived (epoll(7)); the end is reported
+                // by an event of its own.
                 self.readable = self.hung_up || received == limit.min(INPUT);
                 self.input.end = received;
                 self.note_moved(received);
@@ -270,7 +280,10 @@ mod tests {
         assert!(!connection.is_stalled(None));
         // What began in the pause does not begin in the future.
         connection.excuse(LONG, Instant::now());
-        assert!(connection.accepted <= Instant::now() && connection.its_turn_since <= Some(Instant::now()));
+        assert!(
+            connection.accepted <= Instant::now()
+                && connection.its_turn_since <= Some(Instant::now())
+        );
         // Before and after it are counted together.
         connection.accepted = ago(2 * LONG);
         connection.excuse(LONG, Instant::now());
@@ -284,7 +297,10 @@ mod tests {
         connection.held = 4096;
         connection.outgoing.push(super::super::outgoing::Part::Bytes(vec![0; 100]));
         connection.note_turn();
-        assert!(connection.its_turn_since.is_none(), "its socket has space: it is the server's turn");
+        assert!(
+            connection.its_turn_since.is_none(),
+            "its socket has space: it is the server's turn"
+        );
         connection.writable = false;
         connection.note_turn();
         connection.its_turn_since = connection.its_turn_since.map(|_| ago(2 * LONG));

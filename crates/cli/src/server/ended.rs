@@ -3,7 +3,8 @@
 use pinfold_nbd::{HandshakeError, RequestError};
 use std::io;
 
-/// How many errors, of the target and of clients, are logged as warnings; the others only on request.
+/// How many errors, of the target and of clients, are logged as warnings; the others only on
+/// request.
 pub(super) const WARNINGS: u64 = 10;
 
 /// Why a connection ends.

@@ -1,7 +1,8 @@
 //! One thread of the server: its connections, its queue at the target, its memory.
 //!
-//! A turn of the loop takes the target's completions, serves the connections on its list (replies first, then requests), and
-//! looks for events; it sleeps only when the list is empty and the target has nothing to report.
+//! A turn of the loop takes the target's completions, serves the connections on its list (replies
+//! first, then requests), and looks for events; it sleeps only when the list is empty and the
+//! target has nothing to report.
 
 use super::connection::Connection;
 use super::ended::{Ended, WARNINGS};
@@ -30,12 +31,14 @@ use std::time::{Duration, Instant};
 
 /// The longest sleep: how soon a signal is noticed.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
-/// How often a connection that waits for memory tries again: another event loop may have returned some.
+/// How often a connection that waits for memory tries again: another event loop may have returned
+/// some.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 /// How long the replies of the last requests may take after a signal.
 const DRAIN: Duration = Duration::from_secs(5);
-/// A turn of the loop that takes longer was a pause of the process (SIGSTOP, a debugger, a frozen cgroup), for which clients are not to
-/// blame. It is more than a turn takes in which a thousand of them move what they may.
+/// A turn of the loop that takes longer was a pause of the process (SIGSTOP, a debugger, a frozen
+/// cgroup), for which clients are not to blame. It is more than a turn takes in which a thousand of
+/// them move what they may.
 const PAUSE: Duration = Duration::from_secs(3);
 /// How long the loop rests after the target could not be polled.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
@@ -104,8 +107,9 @@ impl<'s, 't> EventLoop<'s, 't> {
         payloads: Payloads,
         inbox: Inbox,
     ) -> Result<Self, ServeError> {
-        let failed =
-            |call| move |errno: rustix::io::Errno| ServeError::EventLoop { call, error: errno.into() };
+        let failed = |call| {
+            move |errno: rustix::io::Errno| ServeError::EventLoop { call, error: errno.into() }
+        };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
         let info = target.info().clone();
         target.flush_in_background(&inbox.wake);
@@ -138,8 +142,9 @@ impl<'s, 't> EventLoop<'s, 't> {
         })
     }
 
-    /// Serves until the interrupt is raised and the last requests are answered. Returns what was done, and the error that has ended it
-    /// earlier, if one has: what clients have written is flushed then, too.
+    /// Serves until the interrupt is raised and the last requests are answered. Returns what was
+    /// done, and the error that has ended it earlier, if one has: what clients have written is
+    /// flushed then, too.
     pub(crate) fn run(mut self, writable: bool) -> (ServeStats, WorkerStats, Option<ServeError>) {
         let mut events = Vec::with_capacity(256);
         let mut swept = Instant::now();
@@ -149,7 +154,8 @@ impl<'s, 't> EventLoop<'s, 't> {
             self.take_completions();
             self.serve_ready();
             self.issue();
-            // What the page cache holds is complete once it is submitted: it is answered before the loop looks for events.
+            // What the page cache holds is complete once it is submitted: it is answered before the
+            // loop looks for events.
             if self.take_completions() {
                 self.serve_ready();
                 self.issue();
@@ -159,7 +165,10 @@ impl<'s, 't> EventLoop<'s, 't> {
             if gap > PAUSE {
                 let keys = self.connections.keys();
                 keys.into_iter().for_each(|key| {
-                    self.connections.get_mut(key).into_iter().for_each(|client| client.excuse(gap, now));
+                    self.connections
+                        .get_mut(key)
+                        .into_iter()
+                        .for_each(|client| client.excuse(gap, now));
                 });
                 draining = draining.map(|since| since + gap);
             }
@@ -173,7 +182,8 @@ impl<'s, 't> EventLoop<'s, 't> {
             {
                 break None;
             }
-            // Before the wait: without an event, that lets those that wait for memory try again, and then none seems to wait.
+            // Before the wait: without an event, that lets those that wait for memory try again,
+            // and then none seems to wait.
             if swept.elapsed() > Duration::from_secs(1) {
                 swept = Instant::now();
                 self.sweep();
@@ -218,7 +228,9 @@ impl<'s, 't> EventLoop<'s, 't> {
         let limit = Timespec::try_from(limit).unwrap_or_default();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&limit)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(ServeError::EventLoop { call: "epoll_wait", error: errno.into() }),
+            Err(errno) => {
+                return Err(ServeError::EventLoop { call: "epoll_wait", error: errno.into() });
+            }
         }
         for event in &*events {
             match event.data.u64() {
@@ -245,7 +257,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         Ok(())
     }
 
-    /// Takes over new clients. Those that come after the signal are turned away, or each would keep the loop from its end.
+    /// Takes over new clients. Those that come after the signal are turned away, or each would keep
+    /// the loop from its end.
     fn accept(&mut self) {
         while let Ok(stream) = self.inbox.streams.try_recv() {
             if self.shared.interrupt.is_raised() {
@@ -306,7 +319,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Takes what the target has completed, and submits what is queued there. Returns whether anything has completed.
+    /// Takes what the target has completed, and submits what is queued there. Returns whether
+    /// anything has completed.
     fn take_completions(&mut self) -> bool {
         let completed = &mut self.completed;
         let polled = self.worker.collect(false, |completion| completed.push(completion));
@@ -325,7 +339,8 @@ impl<'s, 't> EventLoop<'s, 't> {
 
     /// Handles what the target has completed, at the offset in the export.
     fn take_completed(&mut self, completion: Completion<Buffer>) {
-        let io = Io { offset: completion.io.offset.saturating_sub(self.shared.base), ..completion.io };
+        let io =
+            Io { offset: completion.io.offset.saturating_sub(self.shared.base), ..completion.io };
         self.complete(Completion { io, ..completion });
     }
 
@@ -340,7 +355,11 @@ impl<'s, 't> EventLoop<'s, 't> {
             };
             let io = Io { offset: self.shared.base + io.offset, ..io };
             if let Err(rejected) = self.worker.submit_io(io, buffer) {
-                self.take_completed(Completion { io, buffer: rejected.buffer, result: Err(rejected.error) });
+                self.take_completed(Completion {
+                    io,
+                    buffer: rejected.buffer,
+                    result: Err(rejected.error),
+                });
             }
         }
     }
@@ -352,7 +371,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Receives no more requests: those that have begun are answered, then the connections are closed.
+    /// Receives no more requests: those that have begun are answered, then the connections are
+    /// closed.
     fn end_all(&mut self) {
         while self.inbox.streams.try_recv().is_ok() {
             self.shared.connected.fetch_sub(1, Ordering::Relaxed);
@@ -362,7 +382,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Closes connections that take too long for their handshake, or hold memory that others wait for without progress.
+    /// Closes connections that take too long for their handshake, or hold memory that others wait
+    /// for without progress.
     fn sweep(&mut self) {
         let keys = self.connections.keys();
         let waits_since = |key: &Key| Some((self.connections.get_mut(*key)?.waits_since?, *key));

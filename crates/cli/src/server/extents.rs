@@ -5,11 +5,13 @@ use pinfold_nbd::protocol::ExtentFlags;
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
 
-/// The most extents in a reply, which fits into a page: a header, the number of the context, and 8 bytes for each.
+/// The most extents in a reply, which fits into a page: a header, the number of the context, and 8
+/// bytes for each.
 const MOST: usize = (PAGE - 24) / 8;
 
-/// Returns the extents of a range, its offset counted from `base`, in order: one at least, one alone if `one` is set, and possibly not
-/// up to the end. Without a file, or where the file system cannot tell, everything is allocated.
+/// Returns the extents of a range, its offset counted from `base`, in order: one at least, one
+/// alone if `one` is set, and possibly not up to the end. Without a file, or where the file system
+/// cannot tell, everything is allocated.
 pub(crate) fn extents(
     file: Option<&File>,
     base: u64,
@@ -21,7 +23,8 @@ pub(crate) fn extents(
     let mut extents = Vec::new();
     let mut at = offset;
     while at < end && extents.len() < if one { 1 } else { MOST } {
-        let (until, flags) = file.and_then(|file| extent(file, at)).unwrap_or((end, ExtentFlags::empty()));
+        let (until, flags) =
+            file.and_then(|file| extent(file, at)).unwrap_or((end, ExtentFlags::empty()));
         let until = until.clamp(at + 1, end);
         // Both are inside of `length`.
         extents.push((u32::try_from(until - at).unwrap_or(length), flags));
@@ -50,8 +53,12 @@ mod tests {
     #[test]
     fn holes_and_data_alternate() {
         let dir = tempfile::tempdir().unwrap();
-        let file =
-            File::options().read(true).write(true).create_new(true).open(dir.path().join("f")).unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(dir.path().join("f"))
+            .unwrap();
         file.set_len(4 << 20).unwrap();
         file.write_all_at(&[1; 65_536], 1 << 20).unwrap();
         let (hole, data) = (ExtentFlags::HOLE | ExtentFlags::ZERO, ExtentFlags::empty());

@@ -65,12 +65,19 @@ impl EventLoop<'_, '_> {
         }
     }
 
-    /// Moves what has arrived into the buffer of a write. With the end of the payload, the next header is received by the same
-    /// call.
-    fn fill_buffer(&mut self, key: Key, receiving: &mut Receiving, payload: usize) -> Result<Next, Ended> {
+    /// Moves what has arrived into the buffer of a write. With the end of the payload, the next
+    /// header is received by the same call.
+    fn fill_buffer(
+        &mut self,
+        key: Key,
+        receiving: &mut Receiving,
+        payload: usize,
+    ) -> Result<Next, Ended> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
         let Phase::Transmission(_, reader) = &mut connection.phase else { return Ok(Next::Wait) };
-        let Receiving { buffer: Some(buffer), wanted, filled, .. } = receiving else { return Ok(Next::Wait) };
+        let Receiving { buffer: Some(buffer), wanted, filled, .. } = receiving else {
+            return Ok(Next::Wait);
+        };
         // The arena is mapped per use, so the slice is available.
         let space = buffer.as_mut_slice().ok().and_then(|bytes| bytes.get_mut(*filled..*wanted));
         let space = space.unwrap_or_default();

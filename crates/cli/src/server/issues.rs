@@ -29,12 +29,13 @@ impl Issues {
         entry.waiting.push_back(issue);
     }
 
-    /// Takes the next request that may be issued while the target's queue has room for `free` more; it counts as at the target until
-    /// [`note_returned`](Self::note_returned).
+    /// Takes the next request that may be issued while the target's queue has room for `free` more;
+    /// it counts as at the target until [`note_returned`](Self::note_returned).
     ///
-    /// A client may have as many there as the queue has room for: alone it gets half of the queue, with others an equal share, and
-    /// there is room for one that comes later, however long the requests of the others take. Of clients that come one after the other,
-    /// each gets half of what is left: eight whose requests do not complete fill a queue of 128.
+    /// A client may have as many there as the queue has room for: alone it gets half of the queue,
+    /// with others an equal share, and there is room for one that comes later, however long the
+    /// requests of the others take. Of clients that come one after the other, each gets half of
+    /// what is left: eight whose requests do not complete fill a queue of 128.
     pub(super) fn pop(&mut self, free: usize) -> Option<(Key, Issue)> {
         for _ in 0..self.turns.len() {
             let client = self.turns.pop_front()?;
@@ -71,7 +72,8 @@ mod tests {
     use crate::targets::record::IoDirection;
     use pinfold::{Arena, Source};
 
-    /// Four clients with more requests than the queue holds, none of which completes, and one that comes last.
+    /// Four clients with more requests than the queue holds, none of which completes, and one that
+    /// comes last.
     #[test]
     fn who_comes_last_finds_room_in_the_queue() {
         let arena = Arena::builder().size(4 << 20).source(Source::Plain).build_unmapped().unwrap();

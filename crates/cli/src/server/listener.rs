@@ -29,11 +29,13 @@ const MAX_SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const NO_DESCRIPTORS: Duration = Duration::from_millis(100);
 /// How many ports are tried where any will do for all addresses of a name.
 const ATTEMPTS: usize = 16;
-/// How long to wait for the lock of a folder, which servers hold for a moment, and how often to try.
+/// How long to wait for the lock of a folder, which servers hold for a moment, and how often to
+/// try.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_RETRY: Duration = Duration::from_millis(10);
 
-/// A socket that clients connect to. The file of a Unix socket that this has created is removed when it is dropped.
+/// A socket that clients connect to. The file of a Unix socket that this has created is removed
+/// when it is dropped.
 #[derive(Debug)]
 pub(crate) enum Listener {
     /// A Unix socket; the inode of its file, unless it was passed by socket activation.
@@ -43,7 +45,8 @@ pub(crate) enum Listener {
 }
 
 impl Listener {
-    /// Listens at `address`. The file of a Unix socket at which nothing listens any more is replaced.
+    /// Listens at `address`. The file of a Unix socket at which nothing listens any more is
+    /// replaced.
     pub(crate) fn bind(address: &NbdAddress) -> Result<Self, ServeError> {
         let failed = |error| ServeError::Listen { address: address.clone(), error };
         match address {
@@ -54,11 +57,14 @@ impl Listener {
                 let listeners = loop {
                     match bind_all(&addresses) {
                         // The port that is free at the first address is not at another one.
-                        Err(ServeError::InUse(_)) if any_port && attempts < ATTEMPTS => attempts += 1,
+                        Err(ServeError::InUse(_)) if any_port && attempts < ATTEMPTS => {
+                            attempts += 1
+                        }
                         bound => break bound?,
                     }
                 };
-                let nonblocking = listeners.iter().try_for_each(|listener| listener.set_nonblocking(true));
+                let nonblocking =
+                    listeners.iter().try_for_each(|listener| listener.set_nonblocking(true));
                 nonblocking.map_err(failed)?;
                 Ok(Self::Tcp(listeners))
             }
@@ -67,7 +73,8 @@ impl Listener {
                 if bytes > MAX_PATH {
                     return Err(ServeError::PathTooLong { path: path.clone(), bytes });
                 }
-                // Until it listens: to another server, a socket that does not yet looks like that of a dead one.
+                // Until it listens: to another server, a socket that does not yet looks like that
+                // of a dead one.
                 let _lock = lock_folder(path);
                 let in_use = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
                 let listener = match UnixListener::bind(path) {
@@ -82,7 +89,8 @@ impl Listener {
                 };
                 listener.set_nonblocking(true).map_err(failed)?;
                 let inode = Some(path.symlink_metadata().map_err(failed)?.ino());
-                // Clients are in other folders; one that is too long for them works at least in this.
+                // Clients are in other folders; one that is too long for them works at least in
+                // this.
                 let absolute = std::path::absolute(path).ok();
                 let absolute = absolute.filter(|path| path.as_os_str().len() <= MAX_PATH);
                 Ok(Self::Unix { listener, path: absolute.unwrap_or_else(|| path.clone()), inode })
@@ -90,7 +98,8 @@ impl Listener {
         }
     }
 
-    /// Takes over the socket that was passed to this process (sd_listen_fds(3)), if one was. To be called before there are threads.
+    /// Takes over the socket that was passed to this process (sd_listen_fds(3)), if one was. To be
+    /// called before there are threads.
     pub(crate) fn passed() -> Result<Option<Self>, ServeError> {
         let unusable = |error: io::Error| ServeError::NotUsable(error.to_string());
         let variable = |name| std::env::var(name).ok();
@@ -105,9 +114,10 @@ impl Listener {
                 let path = path.map(Path::to_owned).unwrap_or_default();
                 Self::Unix { listener, path, inode: None }
             }),
-            Err(_) => {
-                passed.take_tcp_listener(0).map_err(unusable)?.map(|listener| Self::Tcp(vec![listener]))
-            }
+            Err(_) => passed
+                .take_tcp_listener(0)
+                .map_err(unusable)?
+                .map(|listener| Self::Tcp(vec![listener])),
         };
         match &listener {
             Some(Self::Unix { listener, .. }) => listener.set_nonblocking(true),
@@ -141,7 +151,9 @@ impl Listener {
             // A scope is behind a percent sign (RFC 6874).
             Self::Tcp(_) => self
                 .addresses()
-                .map(|address| format!("{scheme}://{}/{name}", address.to_string().replace('%', "%25")))
+                .map(|address| {
+                    format!("{scheme}://{}/{name}", address.to_string().replace('%', "%25"))
+                })
                 .collect(),
         }
     }
@@ -154,9 +166,8 @@ impl Listener {
                 uri.push("unix:");
                 uri.push(path);
             }
-            Self::Tcp(_) => {
-                uri.extend(self.addresses().next().map(|address| OsString::from(address.to_string())))
-            }
+            Self::Tcp(_) => uri
+                .extend(self.addresses().next().map(|address| OsString::from(address.to_string()))),
         }
         uri
     }
@@ -191,7 +202,9 @@ impl Listener {
     /// Accepts a client of the socket with this index.
     fn accept(&self, index: usize) -> io::Result<Stream> {
         match self {
-            Self::Unix { listener, .. } => listener.accept().and_then(|(stream, _)| Stream::unix(stream)),
+            Self::Unix { listener, .. } => {
+                listener.accept().and_then(|(stream, _)| Stream::unix(stream))
+            }
             Self::Tcp(listeners) => match listeners.get(index) {
                 Some(listener) => listener.accept().and_then(|(stream, _)| Stream::tcp(stream)),
                 None => Err(io::ErrorKind::WouldBlock.into()),
@@ -200,7 +213,8 @@ impl Listener {
     }
 }
 
-/// Returns the addresses of `name`, HOST:PORT, each once. The host may be in brackets, and have a scope (`[fe80::1%eth0]`).
+/// Returns the addresses of `name`, HOST:PORT, each once. The host may be in brackets, and have a
+/// scope (`[fe80::1%eth0]`).
 fn resolve(name: &str) -> io::Result<Vec<SocketAddr>> {
     let (host, port) = name.rsplit_once(':').unwrap_or((name, "0"));
     let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -213,8 +227,9 @@ fn resolve(name: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-/// Listens at all of `addresses`, at the port that the first gets if theirs is 0. One that this machine does not have is left out and
-/// reported, unless that is all of them: many have "::1 localhost" in their hosts file, and no IPv6.
+/// Listens at all of `addresses`, at the port that the first gets if theirs is 0. One that this
+/// machine does not have is left out and reported, unless that is all of them: many have "::1
+/// localhost" in their hosts file, and no IPv6.
 fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ServeError> {
     let (mut listeners, mut missing) = (Vec::new(), Vec::new());
     let mut port = None;
@@ -227,7 +242,9 @@ fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<TcpListener>, ServeError> {
                 port = Some(listener.local_addr().map_err(failed)?.port());
                 listeners.push(listener);
             }
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(ServeError::InUse(named())),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                return Err(ServeError::InUse(named()));
+            }
             Err(error) if is_missing(&error) => missing.push((named(), error)),
             Err(error) => return Err(failed(error)),
         }
@@ -246,17 +263,21 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT))
 }
 
-/// Locks the folder of a socket, so that of several servers that find the file of a dead one only one replaces it; the second would
-/// remove the first's. Where the folder cannot be locked, or is locked for long by another program, there is no lock.
+/// Locks the folder of a socket, so that of several servers that find the file of a dead one only
+/// one replaces it; the second would remove the first's. Where the folder cannot be locked, or is
+/// locked for long by another program, there is no lock.
 fn lock_folder(path: &Path) -> Option<OwnedFd> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(folder, flags, Mode::empty()).ok()?;
     let until = Instant::now() + LOCK_PATIENCE;
     loop {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(folder),
-            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => std::thread::sleep(LOCK_RETRY),
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => {
+                std::thread::sleep(LOCK_RETRY)
+            }
             Err(errno) => {
                 tracing::debug!("the folder of {} is not locked: {errno}", path.display());
                 return None;
@@ -276,7 +297,8 @@ fn remove_stale(path: &Path, address: &NbdAddress) -> Result<(), ServeError> {
         }
         Ok(_) => Err(ServeError::InUse(address.clone())),
         Err(_) if !is_socket => {
-            let error = io::Error::new(io::ErrorKind::AlreadyExists, "a file is there, and no socket");
+            let error =
+                io::Error::new(io::ErrorKind::AlreadyExists, "a file is there, and no socket");
             Err(ServeError::Listen { address: address.clone(), error })
         }
         Err(error) => Err(ServeError::Listen { address: address.clone(), error }),
@@ -303,8 +325,9 @@ pub(crate) struct Outbox {
     pub(crate) wake: Arc<EventFd>,
 }
 
-/// Accepts clients until the interrupt is raised, and passes them to the event loops in turn. At most `most` are connected at
-/// any time; others are refused by closing their connection. Returns how many were refused.
+/// Accepts clients until the interrupt is raised, and passes them to the event loops in turn. At
+/// most `most` are connected at any time; others are refused by closing their connection. Returns
+/// how many were refused.
 pub(crate) fn accept_all(
     listener: &Listener,
     outboxes: &[Outbox],
@@ -348,8 +371,8 @@ pub(crate) fn accept_all(
     refused
 }
 
-/// Returns whether one descriptor was passed to this process. `ListenFd` accepts any number of them, for which it takes memory,
-/// and those that were meant for no process.
+/// Returns whether one descriptor was passed to this process. `ListenFd` accepts any number of
+/// them, for which it takes memory, and those that were meant for no process.
 fn is_passed(pid: Option<String>, count: Option<String>) -> Result<bool, ServeError> {
     let is_meant = pid.is_some_and(|pid| pid.parse() == Ok(std::process::id()));
     let Some(count) = count.filter(|_| is_meant) else { return Ok(false) };
@@ -398,7 +421,8 @@ mod tests {
         assert!(error.contains("130 bytes, 23 more than the 107"), "{error}");
     }
 
-    /// Both find the file of a dead server: without a lock one of them removes the file of the other, which no client reaches then.
+    /// Both find the file of a dead server: without a lock one of them removes the file of the
+    /// other, which no client reaches then.
     #[test]
     fn of_two_servers_at_once_one_replaces_a_dead_ones_file() {
         let dir = tempfile::tempdir().unwrap();
@@ -443,7 +467,8 @@ mod tests {
             return writeln!(io::stderr(), "SKIPPED: this machine has no IPv6").unwrap();
         }
         let listeners = bind_all(&both).unwrap();
-        let ports: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
+        let ports: Vec<_> =
+            listeners.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
         assert!(ports.len() == 2 && ports[0] == ports[1] && ports[0] != 0, "{ports:?}");
         let listener = Listener::Tcp(listeners);
         let uris = listener.uris("é", false);

@@ -25,8 +25,8 @@ pub(super) enum Stage {
     Flushing,
 }
 
-/// The progress of a read that is answered part by part. Until all of it is at the target, the rest counts as one of its operation's
-/// parts.
+/// The progress of a read that is answered part by part. Until all of it is at the target, the rest
+/// counts as one of its operation's parts.
 pub(super) struct Streamed {
     /// The next byte to be read.
     pub(super) next: u64,
@@ -43,7 +43,8 @@ pub(super) struct Operation {
     pub(super) stage: Stage,
     /// How many parts have not completed; the payload that is being received counts as one.
     pub(super) pending: usize,
-    /// How many parts the target has, and the bytes of their buffers, and of those that it has not given back.
+    /// How many parts the target has, and the bytes of their buffers, and of those that it has not
+    /// given back.
     pub(super) at_target: usize,
     pub(super) lent: usize,
     pub(super) error: Option<ErrorNumber>,
@@ -84,7 +85,8 @@ impl Operation {
 
     /// Returns whether it must be made durable before the reply, and is not yet.
     pub(super) fn needs_flush(&self) -> bool {
-        let writes = matches!(self.request.operation, Kind::Write | Kind::Trim | Kind::WriteZeroes { .. });
+        let writes =
+            matches!(self.request.operation, Kind::Write | Kind::Trim | Kind::WriteZeroes { .. });
         self.request.fua && writes && self.error.is_none() && self.stage != Stage::Flushing
     }
 

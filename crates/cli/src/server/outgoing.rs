@@ -79,7 +79,8 @@ impl Outgoing {
         self.parts.push_back(part);
     }
 
-    /// Has further parts wait until the present reply is complete, all of whose parts come by [`push_first`](Self::push_first).
+    /// Has further parts wait until the present reply is complete, all of whose parts come by
+    /// [`push_first`](Self::push_first).
     pub(crate) fn hold_back(&mut self) {
         self.behind.get_or_insert_default();
     }
@@ -99,8 +100,8 @@ impl Outgoing {
         self.parts.is_empty()
     }
 
-    /// Sends what the socket takes in one call, and passes the buffers of what is sent to `free`. Returns the number of bytes, or
-    /// `None` if the socket is full.
+    /// Sends what the socket takes in one call, and passes the buffers of what is sent to `free`.
+    /// Returns the number of bytes, or `None` if the socket is full.
     ///
     /// # Errors
     /// The connection is broken.
@@ -117,7 +118,9 @@ impl Outgoing {
             skip = 0;
             count += 1;
         }
-        let Some(sent) = stream.send(slices.get(..count).unwrap_or_default())? else { return Ok(None) };
+        let Some(sent) = stream.send(slices.get(..count).unwrap_or_default())? else {
+            return Ok(None);
+        };
         self.sent += sent;
         while let Some(part) = self.parts.pop_front_if(|part| part.len() <= self.sent) {
             self.sent -= part.len();

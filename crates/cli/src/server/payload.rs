@@ -2,7 +2,8 @@
 
 use pinfold::{ArenaLocal, ArenaMemory, Buffer};
 
-/// The largest buffer. Longer payloads take several, so that a write starts at the target before all of it has arrived.
+/// The largest buffer. Longer payloads take several, so that a write starts at the target before
+/// all of it has arrived.
 pub(crate) const PIECE: usize = 256 << 10;
 /// A frame: the smallest buffer.
 pub(crate) const PAGE: usize = 4096;
@@ -19,8 +20,8 @@ pub(crate) fn rounded(bytes: usize) -> usize {
 
 /// The memory of one event loop's payloads.
 ///
-/// Pages are kept in an array: a request empties slots, and one bulk call fills those that are empty. Larger buffers come
-/// from the arena one by one.
+/// Pages are kept in an array: a request empties slots, and one bulk call fills those that are
+/// empty. Larger buffers come from the arena one by one.
 pub(crate) struct Payloads {
     arena: ArenaMemory,
     local: ArenaLocal,
@@ -37,11 +38,20 @@ impl Payloads {
     /// Creates the share of an event loop: at most `budget` bytes of `arena` at any time.
     pub(crate) fn new(arena: &ArenaMemory, budget: usize) -> Self {
         let pages = [const { None }; PAGES];
-        Self { arena: arena.clone(), local: arena.local(), pages, full: 0, budget, used: 0, lost: 0 }
+        Self {
+            arena: arena.clone(),
+            local: arena.local(),
+            pages,
+            full: 0,
+            budget,
+            used: 0,
+            lost: 0,
+        }
     }
 
-    /// Takes a buffer for `bytes` bytes, at most [`PIECE`], for a client that has `held` bytes already: a smaller one where its share
-    /// is less or the arena is fragmented; `None` if memory must be returned first. The contents are undefined.
+    /// Takes a buffer for `bytes` bytes, at most [`PIECE`], for a client that has `held` bytes
+    /// already: a smaller one where its share is less or the arena is fragmented; `None` if memory
+    /// must be returned first. The contents are undefined.
     pub(crate) fn take(&mut self, bytes: usize, held: usize) -> Option<Buffer> {
         let share = self.share(held);
         let mut wanted = rounded(bytes.clamp(1, PIECE));
@@ -87,10 +97,12 @@ impl Payloads {
         self.lost += bytes;
     }
 
-    /// Returns how many bytes a client that holds `held` may take now: so many that afterwards as much is free as it holds. Alone it
-    /// gets nearly half of the budget, and the next one finds as much, however long the others keep theirs.
+    /// Returns how many bytes a client that holds `held` may take now: so many that afterwards as
+    /// much is free as it holds. Alone it gets nearly half of the budget, and the next one finds as
+    /// much, however long the others keep theirs.
     ///
-    /// One that holds nothing gets a page as long as there is any; an eighth of the budget is for that.
+    /// One that holds nothing gets a page as long as there is any; an eighth of the budget is for
+    /// that.
     pub(crate) fn share(&self, held: usize) -> usize {
         let free = self.budget.saturating_sub(self.used);
         let share = free.saturating_sub(self.budget / 8 / PAGE * PAGE).saturating_sub(held) / 2;
@@ -129,7 +141,8 @@ mod tests {
             assert_eq!(buffer.len(), bytes.min(PIECE).next_power_of_two().max(PAGE));
             out.push(buffer);
         }
-        // Clients that hold nothing take the rest of the budget in smaller buffers, and then nothing.
+        // Clients that hold nothing take the rest of the budget in smaller buffers, and then
+        // nothing.
         while let Some(buffer) = payloads.take(PIECE, 0) {
             out.push(buffer);
         }

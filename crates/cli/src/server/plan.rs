@@ -1,4 +1,5 @@
-//! How many threads a server has and how much memory: one budget for the whole server, from which the rest follows.
+//! How many threads a server has and how much memory: one budget for the whole server, from which
+//! the rest follows.
 
 use super::error::ServeError;
 use crate::setup::memory;
@@ -10,15 +11,16 @@ use rustix::thread::CapabilitySet;
 const USUAL: u64 = 64 << 20;
 /// The part of the available memory that it is at most, unless the user asks for more.
 const PART: u64 = 8;
-/// The memory of a thread: fewer threads than processors are started where the budget does not have that for each.
+/// The memory of a thread: fewer threads than processors are started where the budget does not have
+/// that for each.
 const THREAD: u64 = 4 << 20;
 /// The least memory of a thread.
 const LEAST: u64 = 2 << 20;
 /// What a driver needs of the memory that may be locked for its queues.
 const QUEUES: u64 = 6 << 20;
 
-/// The longest request on any machine, which is what a client assumes that is told nothing ("Block size constraints"). One for which there is
-/// less memory is served in parts.
+/// The longest request on any machine, which is what a client assumes that is told nothing ("Block
+/// size constraints"). One for which there is less memory is served in parts.
 pub(crate) const MAX_PAYLOAD: u32 = 32 << 20;
 
 /// What a server may use of the machine that it runs on.
@@ -28,7 +30,8 @@ pub(crate) struct Machine {
     pub(crate) processors: usize,
     /// The memory that is available to this process, bytes.
     pub(crate) memory: u64,
-    /// How much of it may be locked, for a device that reaches it through an IOMMU; `None` without a limit.
+    /// How much of it may be locked, for a device that reaches it through an IOMMU; `None` without
+    /// a limit.
     pub(crate) lockable: Option<u64>,
 }
 
@@ -120,7 +123,8 @@ mod tests {
             // 2 MiB of the 8 that may be locked, less than a thread usually has.
             assert_eq!(plan(device, processors, 8 * GIB, Some(8 * MIB)), Ok((1, 2 * MIB)));
             let queues = Some(3);
-            let (threads, each) = plan(Asked { queues, ..usual }, processors, 8 * GIB, None).unwrap();
+            let (threads, each) =
+                plan(Asked { queues, ..usual }, processors, 8 * GIB, None).unwrap();
             assert_eq!((threads, each), (processors.min(3), 64 * MIB / threads as u64));
         }
         for processors in [1, 2, 8, 16, 64, 256] {
@@ -130,7 +134,10 @@ mod tests {
                         let (threads, each) = plan(asked, processors, memory, lockable).unwrap();
                         assert!((1..=processors).contains(&threads) && each >= LEAST);
                         let total = threads as u64 * each;
-                        assert!(total <= USUAL && (total <= memory / PART || total == LEAST), "{total}");
+                        assert!(
+                            total <= USUAL && (total <= memory / PART || total == LEAST),
+                            "{total}"
+                        );
                     }
                 }
             }
@@ -145,7 +152,9 @@ mod tests {
             ..Asked::default()
         };
         for processors in [1, 2, 64, 256] {
-            let plan = |buffers, threads| plan(asked(buffers, threads), processors, 512 * MIB, Some(8 * MIB));
+            let plan = |buffers, threads| {
+                plan(asked(buffers, threads), processors, 512 * MIB, Some(8 * MIB))
+            };
             assert_eq!(plan(None, Some(2)), Ok((2, 32 * MIB)));
             assert_eq!(plan(None, Some(256)), Ok((256, 2 * MIB)));
             assert_eq!(plan(Some(2 * MIB), None), Ok((1, 2 * MIB)));

@@ -12,7 +12,8 @@ use crate::targets::record::IoDirection;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, RequestHeader, Session, Step, reply};
 use std::time::Instant;
 
-/// The most bytes that a connection receives and sends in one turn, so that no client delays the others for long.
+/// The most bytes that a connection receives and sends in one turn, so that no client delays the
+/// others for long.
 pub(super) const TURN: usize = 1 << 20;
 /// What a step with its input costs of a turn besides the bytes of a payload.
 const STEP: usize = TURN / 512;
@@ -29,12 +30,14 @@ pub(super) enum Next {
 }
 
 impl EventLoop<'_, '_> {
-    /// Serves a connection: sends replies, then receives requests, until nothing more can be done or its turn is over.
+    /// Serves a connection: sends replies, then receives requests, until nothing more can be done
+    /// or its turn is over.
     pub(super) fn serve(&mut self, key: Key) -> Result<(), Ended> {
         self.turn = TURN;
         self.send(key);
         while self.receive(key)? == Next::Continue {
-            let work = self.connections.get_mut(key).map_or(0, |connection| connection.stream.take_work());
+            let work =
+                self.connections.get_mut(key).map_or(0, |connection| connection.stream.take_work());
             self.turn = self.turn.saturating_sub(STEP + work);
             if self.turn == 0 {
                 self.list(key);
@@ -62,13 +65,16 @@ impl EventLoop<'_, '_> {
             let Phase::Transmission(session, _) = connection.phase else { return Ok(Next::Wait) };
             return Ok(self.start(key, session, request));
         }
-        // A payload that has begun is received to its end: a reply before that is one that its client does not expect yet.
+        // A payload that has begun is received to its end: a reply before that is one that its
+        // client does not expect yet.
         if (connection.ending && connection.receiving.is_none()) || connection.is_saturated() {
             return Ok(Next::Wait);
         }
         let (session, payload, missing) = match &connection.phase {
             Phase::Handshake(_) => return self.negotiate(key),
-            Phase::Transmission(session, reader) => (*session, reader.payload() as usize, reader.missing()),
+            Phase::Transmission(session, reader) => {
+                (*session, reader.payload() as usize, reader.missing())
+            }
         };
         match &connection.receiving {
             Some(receiving) if receiving.discards => return self.discard_payload(key, payload),
@@ -76,7 +82,8 @@ impl EventLoop<'_, '_> {
             None => {}
         }
         if connection.input.unused().is_empty() {
-            // A header alone where a payload is likely to follow, which is then received into its buffer.
+            // A header alone where a payload is likely to follow, which is then received into its
+            // buffer.
             let limit = if connection.writes { missing } else { usize::MAX };
             if !connection.readable || connection.fill_input(limit)? == 0 {
                 return Ok(Next::Wait);
@@ -108,7 +115,8 @@ impl EventLoop<'_, '_> {
         }
         let Phase::Handshake(handshake) = &mut connection.phase else { return Ok(Next::Wait) };
         let mut output = Vec::new();
-        let (used, step) = handshake.advance(self.shared.export, connection.input.unused(), &mut output)?;
+        let (used, step) =
+            handshake.advance(self.shared.export, connection.input.unused(), &mut output)?;
         connection.input.take(used);
         connection.outgoing.push(Part::Bytes(output));
         match step {
@@ -125,7 +133,8 @@ impl EventLoop<'_, '_> {
     /// Begins TLS, once the reply to the client's request for it is sent.
     fn start_tls(&mut self, key: Key) -> Result<Next, Ended> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(Next::Wait) };
-        let (Phase::Handshake(handshake), Some(config)) = (&mut connection.phase, self.shared.tls) else {
+        let (Phase::Handshake(handshake), Some(config)) = (&mut connection.phase, self.shared.tls)
+        else {
             return Ok(Next::Wait);
         };
         if !connection.outgoing.is_empty() {
@@ -231,13 +240,16 @@ impl EventLoop<'_, '_> {
         Next::Wait
     }
 
-    /// Answers which parts of a range are allocated, in a page of the client's memory, or waits for one.
+    /// Answers which parts of a range are allocated, in a page of the client's memory, or waits for
+    /// one.
     fn start_block_status(&mut self, key: Key, request: Request, one: bool) -> bool {
         let Some(mut buffer) = self.take_memory(key, PAGE) else { return false };
-        let extents = extents(self.shared.file, self.shared.base, (request.offset, request.length), one);
+        let extents =
+            extents(self.shared.file, self.shared.base, (request.offset, request.length), one);
         self.turn = self.turn.saturating_sub(extents.len() * EXTENT);
         let reply = reply::block_status(request.cookie, &extents);
-        // The arena is mapped per use, so the slice is available; a page holds the most extents of a reply.
+        // The arena is mapped per use, so the slice is available; a page holds the most extents of
+        // a reply.
         let page = buffer.as_mut_slice().unwrap_or_default();
         page.iter_mut().zip(&reply).for_each(|(to, from)| *to = *from);
         self.push(key, Part::Payload { buffer, len: reply.len(), of: None });
@@ -281,21 +293,25 @@ impl EventLoop<'_, '_> {
         self.payloads.put(buffer);
     }
 
-    /// Starts a read: with all of its memory, so that its reply can start with whether all of it succeeded; part by part if its client
-    /// gets no more memory than it has now; or not at all, until some of the client's memory is returned.
+    /// Starts a read: with all of its memory, so that its reply can start with whether all of it
+    /// succeeded; part by part if its client gets no more memory than it has now; or not at all,
+    /// until some of the client's memory is returned.
     fn start_read(&mut self, key: Key, operation: Operation) -> bool {
         let Request { offset, length, .. } = operation.request;
         let Some(connection) = self.connections.get_mut(key) else { return true };
         let held = connection.held;
         if rounded(length as usize) > self.payloads.share(held) {
-            return held == 0 && connection.streaming.is_none() && self.start_streamed(key, operation);
+            return held == 0
+                && connection.streaming.is_none()
+                && self.start_streamed(key, operation);
         }
         let (mut at, end) = (offset, operation.end());
         let mut buffers = Vec::with_capacity((length as usize).div_ceil(PIECE));
         while at < end {
             let rest = usize::try_from(end - at).unwrap_or(PIECE);
             let Some(buffer) = self.take_memory(key, rest) else {
-                // The arena is fragmented. There is no more than before: two that wait for too much would try in turn without end.
+                // The arena is fragmented. There is no more than before: two that wait for too much
+                // would try in turn without end.
                 buffers.into_iter().for_each(|(_, buffer, _)| self.give_back(key, buffer));
                 return false;
             };
@@ -305,8 +321,8 @@ impl EventLoop<'_, '_> {
         }
         let operation = self.insert(key, Operation { pending: buffers.len(), ..operation });
         let parts = buffers.into_iter();
-        let mut parts =
-            parts.map(|(at, buffer, len)| Issue::new(operation, IoDirection::Read, at, len, buffer));
+        let mut parts = parts
+            .map(|(at, buffer, len)| Issue::new(operation, IoDirection::Read, at, len, buffer));
         // The rest follows part by part, so that requests of others find room in the queue.
         let first = (TURN / PIECE).min(self.depth / 2).max(1);
         parts.by_ref().take(first).for_each(|part| self.issues.push(key, part));
@@ -316,7 +332,8 @@ impl EventLoop<'_, '_> {
         true
     }
 
-    /// Starts a write, whose memory is taken as its payload arrives; that of one that has failed is discarded.
+    /// Starts a write, whose memory is taken as its payload arrives; that of one that has failed is
+    /// discarded.
     fn start_write(&mut self, key: Key, operation: Operation) {
         let (offset, discards) = (operation.request.offset, operation.error.is_some());
         // The payload that is being received counts as one part.

@@ -52,8 +52,9 @@ pub(crate) struct Served {
     pub(crate) failed: Option<ServeError>,
 }
 
-/// Serves clients of `listener` with an event loop for each of `targets` until `interrupt` is raised, then answers the requests
-/// in flight. The first failure of an event loop ends the server, as a signal does.
+/// Serves clients of `listener` with an event loop for each of `targets` until `interrupt` is
+/// raised, then answers the requests in flight. The first failure of an event loop ends the server,
+/// as a signal does.
 ///
 /// # Errors
 /// The server did not start.
@@ -80,7 +81,8 @@ pub(crate) fn run(
         // However it ends, the others have to.
         let _ended = RaisedOnDrop(stop);
         let payloads = Payloads::new(memory, budget);
-        EventLoop::new(shared, target, depth, payloads, inbox).map(|event_loop| event_loop.run(writable))
+        EventLoop::new(shared, target, depth, payloads, inbox)
+            .map(|event_loop| event_loop.run(writable))
     };
     std::thread::scope(|scope| {
         let (run_loop, outboxes) = (&run_loop, &outboxes);
@@ -89,7 +91,8 @@ pub(crate) fn run(
         let last = loops.pop();
         let mut threads = Vec::with_capacity(loops.len());
         for (number, each) in (1..).zip(loops) {
-            let thread = spawn(format!("serve {number}")).spawn_scoped(scope, move || run_loop(each));
+            let thread =
+                spawn(format!("serve {number}")).spawn_scoped(scope, move || run_loop(each));
             threads.push(thread.map_err(|error| {
                 let error = ServeError::Thread(threads::refusal(&error));
                 stop.raise();

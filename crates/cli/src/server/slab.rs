@@ -16,11 +16,15 @@ impl Key {
     /// Returns the key of a word from [`to_word`](Self::to_word).
     pub(crate) fn from_word(word: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
-        Self { index: u32::from_le_bytes([a, b, c, d]), generation: u32::from_le_bytes([e, f, g, h]) }
+        Self {
+            index: u32::from_le_bytes([a, b, c, d]),
+            generation: u32::from_le_bytes([e, f, g, h]),
+        }
     }
 }
 
-/// Places for values. A key of a value that was removed finds nothing, even when its place has a new occupant.
+/// Places for values. A key of a value that was removed finds nothing, even when its place has a
+/// new occupant.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     places: Vec<(u32, Option<T>)>,

@@ -13,7 +13,8 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// Lets the client's next sends fail, where that is possible without losing what it has not received.
+    /// Lets the client's next sends fail, where that is possible without losing what it has not
+    /// received.
     pub(super) fn refuse_input(&self) {
         if let Self::Unix(stream) = self
             && let Err(error) = stream.shutdown(Shutdown::Read)
@@ -69,7 +70,9 @@ impl AsFd for Socket {
 }
 
 /// Calls until a signal does not interrupt it. `None` if it would block.
-pub(super) fn would_block(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
+pub(super) fn would_block(
+    mut call: impl FnMut() -> io::Result<usize>,
+) -> io::Result<Option<usize>> {
     loop {
         return match call() {
             Ok(moved) => Ok(Some(moved)),

@@ -9,7 +9,8 @@ pub(crate) struct ServeStats {
     pub(crate) connections: u64,
     /// Connections that ended for a violation of the protocol, or a client that stalled.
     pub(crate) dropped: u64,
-    /// Connections that were closed before all of their replies were sent: at the end, or because of a read that failed in the middle.
+    /// Connections that were closed before all of their replies were sent: at the end, or because
+    /// of a read that failed in the middle.
     pub(crate) cut: u64,
     /// Requests that were received.
     pub(crate) requests: u64,
@@ -23,7 +24,8 @@ pub(crate) struct ServeStats {
     pub(crate) sent: u64,
     /// How often a connection waited for memory.
     pub(crate) memory_waits: u64,
-    /// Bytes of payload memory that a controller which did not answer may still reach: they are not used again.
+    /// Bytes of payload memory that a controller which did not answer may still reach: they are not
+    /// used again.
     pub(crate) lost: u64,
     /// How often an event loop looked for events: ten times a second when idle.
     pub(crate) turns: u64,

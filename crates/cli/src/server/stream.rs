@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// The buffer of a Unix socket, bytes; the kernel doubles it for its own needs, and limits it by `net.core.wmem_max`.
+/// The buffer of a Unix socket, bytes; the kernel doubles it for its own needs, and limits it by
+/// `net.core.wmem_max`.
 const SEND_BUFFER: usize = 256 << 10;
 
 /// A client's socket, which never blocks, and TLS on it where it has begun.
@@ -23,16 +24,17 @@ pub(crate) struct Stream {
 impl Stream {
     /// Takes over a socket that was accepted.
     ///
-    /// It gets a larger buffer, since a full Unix socket is writable again only when three quarters of it have been read: the client
-    /// must have enough left to read until the server runs. TCP chooses its own.
+    /// It gets a larger buffer, since a full Unix socket is writable again only when three quarters
+    /// of it have been read: the client must have enough left to read until the server runs. TCP
+    /// chooses its own.
     pub(crate) fn unix(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         set_socket_send_buffer_size(&stream, SEND_BUFFER)?;
         Ok(Self { socket: Socket::Unix(stream), tls: None })
     }
 
-    /// Takes over a socket that was accepted. Replies are sent in as few calls as possible, so nothing is gained from delaying
-    /// small segments.
+    /// Takes over a socket that was accepted. Replies are sent in as few calls as possible, so
+    /// nothing is gained from delaying small segments.
     pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -41,14 +43,15 @@ impl Stream {
         Ok(Self { socket: Socket::Tcp(stream), tls: None })
     }
 
-    /// Receives and sends inside TLS from now on. All earlier replies must be in the socket, and no later input taken out of it.
+    /// Receives and sends inside TLS from now on. All earlier replies must be in the socket, and no
+    /// later input taken out of it.
     pub(super) fn start_tls(&mut self, config: &Arc<ServerConfig>) -> io::Result<()> {
         self.tls = Some(Box::new(Tls::new(config)?));
         Ok(())
     }
 
-    /// Receives what has arrived: `Ok(None)` if that is nothing, `Ok(Some(0))` at the end. Less than there is space for means that
-    /// nothing more had arrived.
+    /// Receives what has arrived: `Ok(None)` if that is nothing, `Ok(Some(0))` at the end. Less
+    /// than there is space for means that nothing more had arrived.
     pub(crate) fn receive(&mut self, to: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
         match &mut self.tls {
             Some(tls) => tls.receive(&mut self.socket, to),
@@ -64,7 +67,8 @@ impl Stream {
         }
     }
 
-    /// Returns whether some of what was sent is still in here: the next [`send`](Self::send), of nothing if need be, goes on.
+    /// Returns whether some of what was sent is still in here: the next [`send`](Self::send), of
+    /// nothing if need be, goes on.
     pub(super) fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_unsent())
     }
@@ -74,14 +78,16 @@ impl Stream {
         self.tls.as_ref().is_some_and(|tls| tls.has_more())
     }
 
-    /// Returns what was received since the last call beyond what the client has got for it, bytes: TLS costs time for each record.
+    /// Returns what was received since the last call beyond what the client has got for it, bytes:
+    /// TLS costs time for each record.
     pub(super) fn take_work(&mut self) -> usize {
         self.tls.as_mut().map_or(0, |tls| tls.take_work())
     }
 
-    /// Prepares for the socket to be closed: tells a client with TLS, then receives and forgets what has arrived, at most 64 MiB.
-    /// TCP resets a connection that is closed with input unread, and drops what is still being sent; a Unix socket delivers that,
-    /// and then reports the same error in place of the end.
+    /// Prepares for the socket to be closed: tells a client with TLS, then receives and forgets
+    /// what has arrived, at most 64 MiB. TCP resets a connection that is closed with input unread,
+    /// and drops what is still being sent; a Unix socket delivers that, and then reports the same
+    /// error in place of the end.
     pub(crate) fn end(&mut self, scratch: &mut [u8]) {
         if let Some(tls) = &mut self.tls {
             tls.end(&mut self.socket);
@@ -108,7 +114,8 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// Sends more than a client's socket takes, so that a part waits at this end, and closes with input unread.
+    /// Sends more than a client's socket takes, so that a part waits at this end, and closes with
+    /// input unread.
     fn what_was_sent_arrives(mut client: impl Read + Write, mut stream: Stream) {
         client.write_all(&[1; 100_000]).unwrap();
         let (mut sent, piece) = (0, vec![2; 1 << 20]);

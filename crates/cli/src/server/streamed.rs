@@ -1,8 +1,9 @@
 //! Reads that are answered part by part, because there is no memory for all of their data at once.
 //!
-//! The memory of such a read is a window: a part is read, sent, and its buffer used for the next one. In structured replies each part
-//! is a chunk, so an error can follow them. Otherwise the parts follow one header in order, other replies of the connection wait
-//! behind them, and an error after the first part can be reported only by the end of the connection ("Simple reply message").
+//! The memory of such a read is a window: a part is read, sent, and its buffer used for the next
+//! one. In structured replies each part is a chunk, so an error can follow them. Otherwise the
+//! parts follow one header in order, other replies of the connection wait behind them, and an error
+//! after the first part can be reported only by the end of the connection ("Simple reply message").
 
 use super::event_loop::EventLoop;
 use super::operation::{Issue, Operation, Streamed};
@@ -106,7 +107,12 @@ impl EventLoop<'_, '_> {
     /// Ends the reply to a read all of whose parts have been read, or that has failed.
     pub(super) fn end_streamed(&mut self, client: Key, operation: Operation, streamed: &Streamed) {
         let Operation {
-            request: Request { cookie, offset, .. }, structured, error, filled, is_cut_off, ..
+            request: Request { cookie, offset, .. },
+            structured,
+            error,
+            filled,
+            is_cut_off,
+            ..
         } = operation;
         filled.into_iter().for_each(|(_, buffer, _)| self.return_memory(client, buffer));
         if let Some(connection) = self.connections.get_mut(client) {
@@ -126,11 +132,14 @@ impl EventLoop<'_, '_> {
         }
     }
 
-    /// Closes a connection behind what is being sent: the data of a reply that has begun cannot be completed.
+    /// Closes a connection behind what is being sent: the data of a reply that has begun cannot be
+    /// completed.
     fn break_off(&mut self, client: Key, error: ErrorNumber) {
         self.stats.errors += 1;
         // One that is gone takes nothing any more, and may have sent writes behind the read.
-        if let Some(connection) = self.connections.get_mut(client).filter(|connection| !connection.gone) {
+        if let Some(connection) =
+            self.connections.get_mut(client).filter(|connection| !connection.gone)
+        {
             tracing::info!(
                 "a client is disconnected: a read has failed ({error:?}) after its reply had begun"
             );

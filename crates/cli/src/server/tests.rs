@@ -1,4 +1,5 @@
-//! An event loop over the model controller with injected faults: an error for the client that asked, and for no other.
+//! An event loop over the model controller with injected faults: an error for the client that
+//! asked, and for no other.
 
 use super::client::Client;
 use super::event_loop::{EventLoop, Inbox, Shared};
@@ -36,7 +37,14 @@ const SIZE: u64 = 4 << 20;
 const BASE: u64 = 1 << 20;
 
 impl<S: Read + Write> Client<S> {
-    fn send_payload(&mut self, command: Command, cookie: u64, offset: u64, length: u32, payload: &[u8]) {
+    fn send_payload(
+        &mut self,
+        command: Command,
+        cookie: u64,
+        offset: u64,
+        length: u32,
+        payload: &[u8],
+    ) {
         self.send(command, cookie, offset, length);
         self.0.write_all(payload).unwrap();
     }
@@ -78,16 +86,22 @@ impl Door<'_> {
     }
 }
 
-/// Runs `test` with two clients of an event loop over the model controller; returns what the loop has done.
+/// Runs `test` with two clients of an event loop over the model controller; returns what the loop
+/// has done.
 fn serve(budget: usize, test: impl FnOnce([Client; 2], &Faults)) -> (ServeStats, WorkerStats) {
     serve_at(budget, |clients, faults, _| test(clients, faults))
 }
 
-fn serve_at(budget: usize, test: impl FnOnce([Client; 2], &Faults, &Door<'_>)) -> (ServeStats, WorkerStats) {
+fn serve_at(
+    budget: usize,
+    test: impl FnOnce([Client; 2], &Faults, &Door<'_>),
+) -> (ServeStats, WorkerStats) {
     let domain = Domain::soft().unwrap();
-    let build =
-        |size: u64, policy| Arena::builder().size(size).mapping_policy(policy).build(&domain).unwrap();
-    let (data, control) = (build(8 << 20, MappingPolicy::PerUse), build(4 << 20, MappingPolicy::Whole));
+    let build = |size: u64, policy| {
+        Arena::builder().size(size).mapping_policy(policy).build(&domain).unwrap()
+    };
+    let (data, control) =
+        (build(8 << 20, MappingPolicy::PerUse), build(4 << 20, MappingPolicy::Whole));
     let namespace = Namespace::new(Arc::new(MemoryMedia::new(BASE + SIZE)), 512).unwrap();
     let config = ModelConfig { vectors: 2, ..ModelConfig::new(vec![namespace]) };
     let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
@@ -105,7 +119,8 @@ fn serve_at(budget: usize, test: impl FnOnce([Client; 2], &Faults, &Door<'_>)) -
         flush_limit: Duration::from_secs(5),
     };
     let mut target = NvmeTarget::new("soft".into(), options).unwrap();
-    let stats = run(&mut target, &data, budget, |clients, door| test(clients, &model.faults(), door));
+    let stats =
+        run(&mut target, &data, budget, |clients, door| test(clients, &model.faults(), door));
     drop(target);
     assert_eq!(data.stats().frames_in_use, 0, "all memory is returned");
     stats
@@ -134,12 +149,14 @@ fn run(
     let inbox = Inbox { streams, wake: wake.clone() };
     let payloads = Payloads::new(data, budget);
     std::thread::scope(|scope| {
-        let served =
-            scope.spawn(move || EventLoop::new(shared, target, 8, payloads, inbox).map(|all| all.run(true)));
+        let served = scope.spawn(move || {
+            EventLoop::new(shared, target, 8, payloads, inbox).map(|all| all.run(true))
+        });
         let door = Door { streams: &sender, wake: &wake, interrupt: &interrupt };
         let clients = [(); 2].map(|()| door.client());
         // However the test ends, the loop does.
-        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(clients, &door)));
+        let outcome =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(clients, &door)));
         interrupt.raise();
         let (clients, target, failed) = served.join().unwrap().unwrap();
         assert!(failed.is_none(), "{failed:?}");
@@ -166,8 +183,10 @@ fn every_command_does_what_it_says() {
         assert_eq!(a.simple(Command(77), 0, 512), Some(ErrorNumber::Invalid));
         assert_eq!(a.simple(Command::READ, SIZE, 512), Some(ErrorNumber::Invalid));
         assert_eq!(a.write(SIZE - 512, 1, 1024), Some(ErrorNumber::NoSpace));
-        a.0.write_all(&RequestHeader { command: Command::DISCONNECT, ..Default::default() }.to_bytes())
-            .unwrap();
+        a.0.write_all(
+            &RequestHeader { command: Command::DISCONNECT, ..Default::default() }.to_bytes(),
+        )
+        .unwrap();
         assert_eq!(a.0.read(&mut [0]).unwrap(), 0, "closed");
     });
     assert_eq!((clients.connections, clients.dropped, clients.errors), (2, 0, 3));
@@ -259,7 +278,8 @@ fn replies_come_in_any_order_and_memory_is_bounded() {
 #[test]
 fn a_large_read_leaves_room_in_the_queue_for_others() {
     serve(8 << 20, |[mut a, mut b], faults| {
-        // The parts of the large read stay at the controller, whose queue holds fewer than all of them.
+        // The parts of the large read stay at the controller, whose queue holds fewer than all of
+        // them.
         faults.inject(Trigger::Matches(Box::new(|command| command.blocks > 8)), Fault::Hold);
         a.send(Command::READ, 1, 0, 4 << 20);
         std::thread::sleep(Duration::from_millis(50));
@@ -273,7 +293,8 @@ fn a_large_read_leaves_room_in_the_queue_for_others() {
     });
 }
 
-/// Nothing else happens meanwhile: no event makes the one that waits try again just before the loop looks for it.
+/// Nothing else happens meanwhile: no event makes the one that waits try again just before the loop
+/// looks for it.
 #[test]
 fn clients_that_hold_all_memory_and_send_nothing_are_disconnected() {
     let (stats, _) = serve_at(2 * PAGE, |mut idle, _, door| {
@@ -281,7 +302,8 @@ fn clients_that_hold_all_memory_and_send_nothing_are_disconnected() {
             idle.send(Command::WRITE, 1, 0, 1 << 20);
             idle.0.write_all(&[1; 512]).unwrap();
         }
-        // The loop greets it after it has received what had arrived before: the others have all of the memory.
+        // The loop greets it after it has received what had arrived before: the others have all of
+        // the memory.
         let mut waiting = door.client();
         assert_eq!(waiting.write(0, 2, 1 << 16), None);
         assert_eq!(waiting.read(0, 512), Ok(vec![2; 512]));
@@ -315,7 +337,8 @@ fn clients_that_hold_all_memory_and_send_a_byte_at_times_are_disconnected() {
     assert!(stats.dropped >= 1, "{stats:?}");
 }
 
-/// Replies that describe extents are the client's memory as well, although it has requested no data.
+/// Replies that describe extents are the client's memory as well, although it has requested no
+/// data.
 #[test]
 fn block_status_takes_memory_of_its_client() {
     const REQUESTS: u64 = 500;
@@ -323,7 +346,8 @@ fn block_status_takes_memory_of_its_client() {
         let mut asks = structured(door.connect());
         let requests = (0..REQUESTS).flat_map(|cookie| {
             let command = Command::BLOCK_STATUS;
-            RequestHeader { command, cookie, offset: 0, length: 1 << 20, ..Default::default() }.to_bytes()
+            RequestHeader { command, cookie, offset: 0, length: 1 << 20, ..Default::default() }
+                .to_bytes()
         });
         asks.write_all(&requests.collect::<Vec<_>>()).unwrap();
         assert_eq!(a.write(0, 0x44, 1 << 16), None);

@@ -1,5 +1,5 @@
-//! TLS of a connection, by the library rustls: what arrives is decrypted and copied into payload memory, replies are encrypted
-//! from it.
+//! TLS of a connection, by the library rustls: what arrives is decrypted and copied into payload
+//! memory, replies are encrypted from it.
 
 use super::error::ServeError;
 use super::input::Input;
@@ -18,16 +18,19 @@ const RECORDS: usize = 33 << 10;
 const MOST_OVERHEAD: usize = 1 << 20;
 /// That multiple: a header of 28 bytes in a record of its own has less.
 const OVERHEAD_EACH: usize = 4;
-/// How often one call takes records, of which the library takes 4 KiB at a time: small ones take long.
+/// How often one call takes records, of which the library takes 4 KiB at a time: small ones take
+/// long.
 const MOST_TAKEN: usize = 16;
 /// What that costs of a turn.
 const TAKEN: usize = 16 << 10;
 
-/// Reads the certificate and the key of a server, `server-cert.pem` and `server-key.pem` in `folder`, as other NBD servers name
-/// them. With `verify`, clients must have a certificate that `ca-cert.pem` has signed.
+/// Reads the certificate and the key of a server, `server-cert.pem` and `server-key.pem` in
+/// `folder`, as other NBD servers name them. With `verify`, clients must have a certificate that
+/// `ca-cert.pem` has signed.
 ///
 /// # Errors
-/// A file cannot be read, holds something else, or does not belong to the others; the path and the reason.
+/// A file cannot be read, holds something else, or does not belong to the others; the path and the
+/// reason.
 pub(crate) fn configure(folder: &Path, verify: bool) -> Result<Arc<ServerConfig>, ServeError> {
     let path = |name: &str| folder.join(name);
     let invalid = |name: &str, reason: &dyn std::fmt::Display| ServeError::Certificates {
@@ -40,7 +43,8 @@ pub(crate) fn configure(folder: &Path, verify: bool) -> Result<Arc<ServerConfig>
     };
     let (name, key_name, ca_name) = ("server-cert.pem", "server-key.pem", "ca-cert.pem");
     let chain = certificates(name).map_err(|error| invalid(name, &error))?;
-    let key = PrivateKeyDer::from_pem_file(path(key_name)).map_err(|error| invalid(key_name, &error))?;
+    let key =
+        PrivateKeyDer::from_pem_file(path(key_name)).map_err(|error| invalid(key_name, &error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         // 1.2 ends after 2^24 records, and the library then drops what it is given.
@@ -52,7 +56,8 @@ pub(crate) fn configure(folder: &Path, verify: bool) -> Result<Arc<ServerConfig>
             roots.add(root).map_err(|error| invalid(ca_name, &error))?;
         }
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-        builder.with_client_cert_verifier(verifier.build().map_err(|error| invalid(ca_name, &error))?)
+        builder
+            .with_client_cert_verifier(verifier.build().map_err(|error| invalid(ca_name, &error))?)
     } else {
         builder.with_no_client_auth()
     };
@@ -86,8 +91,8 @@ impl Tls {
         Ok(Self { connection, records, overhead: 0, more: false, failed: None, work: 0 })
     }
 
-    /// Like [`Stream::receive`](super::stream::Stream::receive), but may return less than there is: see
-    /// [`has_more`](Self::has_more). What is no TLS is an error of the kind `InvalidData`.
+    /// Like [`Stream::receive`](super::stream::Stream::receive), but may return less than there is:
+    /// see [`has_more`](Self::has_more). What is no TLS is an error of the kind `InvalidData`.
     pub(super) fn receive(
         &mut self,
         socket: &mut Socket,
@@ -106,7 +111,8 @@ impl Tls {
                     Ok(0) => return Ok(self.interrupted(moved)),
                     Ok(read) => {
                         moved += read;
-                        self.overhead = self.overhead.saturating_sub(read.saturating_mul(OVERHEAD_EACH));
+                        self.overhead =
+                            self.overhead.saturating_sub(read.saturating_mul(OVERHEAD_EACH));
                         rest = rest.get_mut(read..).unwrap_or_default();
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -125,7 +131,8 @@ impl Tls {
                             Err(error) => return Err(error),
                         }
                     }
-                    // Closed without TLS's own end. NBD has one, too, and an unfinished request is given up in any case.
+                    // Closed without TLS's own end. NBD has one, too, and an unfinished request is
+                    // given up in any case.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                         return Ok(self.interrupted(moved));
                     }
@@ -142,7 +149,8 @@ impl Tls {
         Some(moved)
     }
 
-    /// Returns whether the last [`receive`](Self::receive) has left something that no event announces.
+    /// Returns whether the last [`receive`](Self::receive) has left something that no event
+    /// announces.
     pub(super) fn has_more(&self) -> bool {
         self.more
     }
@@ -152,7 +160,8 @@ impl Tls {
         std::mem::take(&mut self.work)
     }
 
-    /// Receives and decrypts records, and answers those of the handshake. Returns `false` if nothing has arrived.
+    /// Receives and decrypts records, and answers those of the handshake. Returns `false` if
+    /// nothing has arrived.
     fn take_records(&mut self, socket: &mut Socket) -> io::Result<bool> {
         let Self { connection, records, .. } = self;
         if records.unused().is_empty() {
@@ -167,8 +176,8 @@ impl Tls {
         self.overhead += used;
         self.work += TAKEN;
         let processed = self.connection.process_new_packets();
-        // An error is told to the client, as far as its socket has room. One of the socket is for the next to send: what was
-        // received before it counts.
+        // An error is told to the client, as far as its socket has room. One of the socket is for
+        // the next to send: what was received before it counts.
         if let Err(error) = self.flush(socket) {
             tracing::debug!("TLS: {error}");
         }
@@ -182,7 +191,11 @@ impl Tls {
 
     /// Like [`Stream::send`](super::stream::Stream::send); what is encrypted may wait in here, see
     /// [`has_unsent`](Self::has_unsent).
-    pub(super) fn send(&mut self, socket: &mut Socket, from: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+    pub(super) fn send(
+        &mut self,
+        socket: &mut Socket,
+        from: &[IoSlice<'_>],
+    ) -> io::Result<Option<usize>> {
         if !self.flush(socket)? {
             return Ok(None);
         }

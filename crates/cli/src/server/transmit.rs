@@ -48,8 +48,9 @@ fn is_unsupported(error: &TargetError) -> bool {
 }
 
 impl EventLoop<'_, '_> {
-    /// Sends the replies of a connection as far as its socket takes them, until its turn is over. That they cannot be sent does not
-    /// end it: what the client had sent before it left is still received.
+    /// Sends the replies of a connection as far as its socket takes them, until its turn is over.
+    /// That they cannot be sent does not end it: what the client had sent before it left is still
+    /// received.
     pub(super) fn send(&mut self, key: Key) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         if connection.gone {
@@ -86,8 +87,8 @@ impl EventLoop<'_, '_> {
         // Its turn is over before its replies are sent.
         let remains = connection.writable && connection.has_output();
         // It may have stopped receiving until its replies were taken, or are discarded.
-        let receives =
-            (progress || connection.gone) && (connection.readable || !connection.input.unused().is_empty());
+        let receives = (progress || connection.gone)
+            && (connection.readable || !connection.input.unused().is_empty());
         if remains || receives {
             self.list(key);
         }
@@ -97,7 +98,8 @@ impl EventLoop<'_, '_> {
         }
     }
 
-    /// Discards the replies of a client that does not take them any more, and reads nothing further for it.
+    /// Discards the replies of a client that does not take them any more, and reads nothing further
+    /// for it.
     pub(super) fn discard_replies(&mut self, key: Key) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         connection.gone = true;
@@ -132,7 +134,13 @@ impl EventLoop<'_, '_> {
     }
 
     /// Replies that a request has failed.
-    pub(super) fn reply_error(&mut self, key: Key, structured: bool, error: ErrorNumber, cookie: u64) {
+    pub(super) fn reply_error(
+        &mut self,
+        key: Key,
+        structured: bool,
+        error: ErrorNumber,
+        cookie: u64,
+    ) {
         self.stats.errors += 1;
         let part = match structured {
             true => Part::header(&reply::error(error, cookie)),
@@ -141,7 +149,8 @@ impl EventLoop<'_, '_> {
         self.push(key, part);
     }
 
-    /// Receives no more requests from a connection, which is closed when those that it has begun are answered.
+    /// Receives no more requests from a connection, which is closed when those that it has begun
+    /// are answered.
     pub(super) fn end(&mut self, key: Key) {
         if let Some(connection) = self.connections.get_mut(key) {
             connection.ending = true;
@@ -171,7 +180,8 @@ impl EventLoop<'_, '_> {
         self.finish_if_complete(key);
     }
 
-    /// Passes on a buffer that the target is about to get for an operation, unless nobody needs the result any more.
+    /// Passes on a buffer that the target is about to get for an operation, unless nobody needs the
+    /// result any more.
     pub(super) fn lend(&mut self, tag: u64, buffer: Buffer) -> Option<Buffer> {
         let key = Key::from_word(tag);
         let is_needed = self.is_needed(key);
@@ -184,8 +194,9 @@ impl EventLoop<'_, '_> {
         Some(buffer)
     }
 
-    /// Returns whether an operation has to go on: a read ends with its client; everything else is done nevertheless, since a client
-    /// may disconnect behind its last requests ("`NBD_CMD_DISC`").
+    /// Returns whether an operation has to go on: a read ends with its client; everything else is
+    /// done nevertheless, since a client may disconnect behind its last requests
+    /// ("`NBD_CMD_DISC`").
     fn is_needed(&mut self, key: Key) -> bool {
         let Some(operation) = self.operations.get_mut(key) else { return false };
         let client = self.connections.get_mut(operation.connection);
@@ -194,12 +205,15 @@ impl EventLoop<'_, '_> {
 
     /// Completes a part of an operation without the target.
     fn cancel(&mut self, key: Key, buffer: Buffer) {
-        let Some(operation) = self.operations.get_mut(key) else { return self.payloads.put(buffer) };
+        let Some(operation) = self.operations.get_mut(key) else {
+            return self.payloads.put(buffer);
+        };
         operation.fail(ErrorNumber::Shutdown);
         operation.is_cut_off = true;
         operation.pending -= 1;
         let client = operation.connection;
-        // Nothing of it may be at the target, whose completions would pass these on. Each is cancelled when its turn comes.
+        // Nothing of it may be at the target, whose completions would pass these on. Each is
+        // cancelled when its turn comes.
         operation.unissued.drain(..).for_each(|issue| self.issues.push(client, issue));
         self.stop_streamed(key);
         self.return_memory(client, buffer);
@@ -211,7 +225,9 @@ impl EventLoop<'_, '_> {
         let key = Key::from_word(io.tag);
         let result = match result {
             // The file was truncated.
-            Ok(moved) if io.direction == IoDirection::Read && moved < io.len => Err(ErrorNumber::Io),
+            Ok(moved) if io.direction == IoDirection::Read && moved < io.len => {
+                Err(ErrorNumber::Io)
+            }
             Ok(_) => Ok(()),
             Err(error) => self.judge(key, io, &error),
         };
@@ -222,12 +238,14 @@ impl EventLoop<'_, '_> {
         operation.pending -= 1;
         operation.at_target = operation.at_target.saturating_sub(1);
         operation.lent = operation.lent.saturating_sub(buffer.as_ref().map_or(0, Buffer::len));
-        // What is not back now does not come any more. Others of its parts may still be unissued, or wait for memory.
+        // What is not back now does not come any more. Others of its parts may still be unissued,
+        // or wait for memory.
         let lost = if operation.at_target == 0 { std::mem::take(&mut operation.lent) } else { 0 };
         let connection = operation.connection;
         self.issues.note_returned(connection);
         // Those of a read that is not needed are cancelled when their turn comes.
-        let next = if is_needed { 1 } else { operation.unissued.len() }.min(operation.unissued.len());
+        let next =
+            if is_needed { 1 } else { operation.unissued.len() }.min(operation.unissued.len());
         operation.unissued.drain(..next).for_each(|issue| self.issues.push(connection, issue));
         if let Err(error) = result {
             operation.fail(error);
@@ -265,14 +283,16 @@ impl EventLoop<'_, '_> {
 
     /// Replies to an operation without parts that are not complete.
     pub(super) fn finish_if_complete(&mut self, key: Key) -> bool {
-        let is_complete = self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0);
+        let is_complete =
+            self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0);
         if is_complete {
             self.finish(key);
         }
         is_complete
     }
 
-    /// Decides what an error means for its operation: nothing, if it is one that the protocol permits to ignore.
+    /// Decides what an error means for its operation: nothing, if it is one that the protocol
+    /// permits to ignore.
     fn judge(&mut self, key: Key, io: Io, error: &TargetError) -> Result<(), ErrorNumber> {
         let stage = self.operations.get_mut(key).map(|operation| &mut operation.stage);
         if let (Some(stage @ Stage::Trimming { .. }), true) = (stage, is_unsupported(error)) {
@@ -284,7 +304,8 @@ impl EventLoop<'_, '_> {
             return Ok(());
         }
         // The parts of a large request fail alike.
-        let is_first = self.operations.get_mut(key).is_some_and(|operation| operation.error.is_none());
+        let is_first =
+            self.operations.get_mut(key).is_some_and(|operation| operation.error.is_none());
         if is_first && self.warned < WARNINGS {
             self.warned += 1;
             tracing::warn!("{error}");
@@ -296,7 +317,9 @@ impl EventLoop<'_, '_> {
 
     /// Issues the next part of an operation, with `buffer`.
     pub(super) fn advance(&mut self, key: Key, mut buffer: Buffer) {
-        let Some(operation) = self.operations.get_mut(key) else { return self.payloads.put(buffer) };
+        let Some(operation) = self.operations.get_mut(key) else {
+            return self.payloads.put(buffer);
+        };
         let (Request { offset, length, .. }, end) = (operation.request, operation.end());
         operation.pending += 1;
         let connection = operation.connection;
@@ -304,7 +327,8 @@ impl EventLoop<'_, '_> {
             Stage::Zeroing { next } => {
                 let rest = usize::try_from(end - next).unwrap_or(PIECE);
                 if next == offset {
-                    // The first part: with a page from an attempt to trim, or with a buffer that is zeroed already.
+                    // The first part: with a page from an attempt to trim, or with a buffer that is
+                    // zeroed already.
                     buffer = self.larger_zeroed(connection, buffer, rest);
                 }
                 let len = buffer.len().min(rest);
@@ -313,8 +337,12 @@ impl EventLoop<'_, '_> {
                 }
                 Issue::new(key, IoDirection::Write, next, len, buffer)
             }
-            Stage::Trimming { .. } => Issue::new(key, IoDirection::Trim, offset, length as usize, buffer),
-            Stage::Flushing | Stage::Moving => Issue::new(key, IoDirection::Flush, offset, 0, buffer),
+            Stage::Trimming { .. } => {
+                Issue::new(key, IoDirection::Trim, offset, length as usize, buffer)
+            }
+            Stage::Flushing | Stage::Moving => {
+                Issue::new(key, IoDirection::Flush, offset, 0, buffer)
+            }
         };
         self.issues.push(connection, issue);
     }
@@ -363,7 +391,8 @@ impl EventLoop<'_, '_> {
         self.list(client);
     }
 
-    /// Notes that the target has not returned memory of a client, and does not: a controller that did not answer may reach it.
+    /// Notes that the target has not returned memory of a client, and does not: a controller that
+    /// did not answer may reach it.
     fn lose(&mut self, client: Key, bytes: usize) {
         if bytes == 0 {
             return;
@@ -412,7 +441,15 @@ mod tests {
             let path = || Path::new("x").into();
             for error in [
                 FileError::System { call: "fdatasync", path: path(), errno }.into(),
-                FileError::Transfer { op: Op::Write, path: path(), offset: 0, len: 1, done: 0, errno }.into(),
+                FileError::Transfer {
+                    op: Op::Write,
+                    path: path(),
+                    offset: 0,
+                    len: 1,
+                    done: 0,
+                    errno,
+                }
+                .into(),
                 TargetError::Trim { target: target(), io: io(), errno },
             ] {
                 assert_eq!(number(&error), expected, "{error}");

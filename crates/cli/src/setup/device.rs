@@ -1,4 +1,5 @@
-//! A controller that can be driven: its registers, its interrupts, and the model or device behind them.
+//! A controller that can be driven: its registers, its interrupts, and the model or device behind
+//! them.
 
 use super::driver::{self, Driver};
 use super::error::OpenError;
@@ -8,7 +9,9 @@ use super::stack::Stack;
 use pinfold_nvme::driver::{Namespace, Vector};
 use pinfold_nvme::vfio::PciController;
 use pinfold_nvme::{Interrupt, Registers};
-use pinfold_nvme_model::{self as model, FileMedia, Media, MemoryMedia, ModelConfig, ModelController};
+use pinfold_nvme_model::{
+    self as model, FileMedia, Media, MemoryMedia, ModelConfig, ModelController,
+};
 use std::sync::Arc;
 
 /// A controller that can be driven.
@@ -50,7 +53,9 @@ impl Device {
             ControllerMedium::Image { file, bytes, options } => {
                 (Arc::new(FileMedia::from_file(file, bytes)), options)
             }
-            ControllerMedium::Memory { bytes, options, .. } => (Arc::new(MemoryMedia::new(bytes)), options),
+            ControllerMedium::Memory { bytes, options, .. } => {
+                (Arc::new(MemoryMedia::new(bytes)), options)
+            }
         };
         let model_error = |error| OpenError::Model { name: name.to_owned(), error };
         let namespace = model::Namespace::new(media, soft.block_bytes).map_err(model_error)?;
@@ -97,7 +102,8 @@ impl Device {
         options: TargetOptions,
     ) -> Result<Driver, OpenError> {
         let queues = u16::try_from(options.jobs).unwrap_or(u16::MAX);
-        let memory = stack.control.clone().ok_or_else(|| OpenError::NoNamespace(name.to_owned()))?;
+        let memory =
+            stack.control.clone().ok_or_else(|| OpenError::NoNamespace(name.to_owned()))?;
         driver::start(name, self.registers.clone(), memory, queues, stack.retry_limit)
     }
 

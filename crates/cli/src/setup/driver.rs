@@ -29,7 +29,8 @@ pub(super) fn start(
 
 /// Starts a real controller with a little memory of its own, to identify it.
 pub(super) fn start_alone(name: &str, pci: &PciController) -> Result<Driver, OpenError> {
-    let rings = Arena::builder().size(1 << 20).source(Source::Plain).mapping_policy(MappingPolicy::Whole);
+    let rings =
+        Arena::builder().size(1 << 20).source(Source::Plain).mapping_policy(MappingPolicy::Whole);
     let rings = rings.build(pci.domain());
     let rings = rings.map_err(|error| OpenError::Rings { name: name.to_owned(), error })?;
     let Config { queues, retry_limit, .. } = Config::default();
@@ -43,9 +44,11 @@ pub(super) fn find_namespace(
     nsid: Option<u32>,
 ) -> Result<Namespace, OpenError> {
     match nsid {
-        None => {
-            controller.namespaces().first().copied().ok_or_else(|| OpenError::NoNamespace(name.to_owned()))
-        }
+        None => controller
+            .namespaces()
+            .first()
+            .copied()
+            .ok_or_else(|| OpenError::NoNamespace(name.to_owned())),
         Some(nsid) => controller.namespace(nsid).map_err(|reason| OpenError::NoSuchNamespace {
             name: name.to_owned(),
             nsid,

@@ -80,7 +80,9 @@ pub(crate) enum OpenError {
     #[error(transparent)]
     Spec(#[from] SpecError),
     /// The third target is the source.
-    #[error("{0} is the source itself, which a copy through it would overwrite: name another target")]
+    #[error(
+        "{0} is the source itself, which a copy through it would overwrite: name another target"
+    )]
     ViaIsSource(String),
     /// The target would hold more than the available memory.
     #[error(transparent)]
@@ -195,7 +197,9 @@ pub(crate) enum OpenError {
         reason: String,
     },
     /// More jobs than queues.
-    #[error("{name}: --{option} {jobs} needs as many queues, and the controller grants {granted}: lower it")]
+    #[error(
+        "{name}: --{option} {jobs} needs as many queues, and the controller grants {granted}: lower it"
+    )]
     Queues {
         /// The target.
         name: String,
@@ -216,7 +220,9 @@ fn hint(error: &io::Error) -> &'static str {
             ": although this is root; look at its attributes (lsattr), the control group of devices, or a security module"
         }
         io::ErrorKind::PermissionDenied => ": check its permissions",
-        io::ErrorKind::ResourceBusy => ": it is in use: unmount it, or name another (lsblk shows the user)",
+        io::ErrorKind::ResourceBusy => {
+            ": it is in use: unmount it, or name another (lsblk shows the user)"
+        }
         io::ErrorKind::ReadOnlyFilesystem => ": name a path on another file system",
         _ => "",
     }

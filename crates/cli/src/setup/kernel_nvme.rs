@@ -1,4 +1,5 @@
-//! The PCI controller behind a device file of the kernel's NVMe driver: /dev/nvme0, /dev/nvme0n1, /dev/ng0n1, a partition.
+//! The PCI controller behind a device file of the kernel's NVMe driver: /dev/nvme0, /dev/nvme0n1,
+//! /dev/ng0n1, a partition.
 
 use super::error::OpenError;
 use pinfold::pci::Bdf;
@@ -38,22 +39,28 @@ enum Found {
 /// Follows a link in /sys/dev; `None` where it is not an NVMe device's.
 fn find(link: &Path) -> Option<Found> {
     let device = fs::canonicalize(link).ok()?;
-    // .../0000:01:00.0/nvme/nvme0/nvme0n1, or .../nvme-subsystem/nvme-subsys0/nvme0n1 where a namespace may have several paths.
+    // .../0000:01:00.0/nvme/nvme0/nvme0n1, or .../nvme-subsystem/nvme-subsys0/nvme0n1 where a
+    // namespace may have several paths.
     let is_nvme = |folder: &Path| folder.file_name().is_some_and(|name| name == "nvme");
     if let Some(class) = device.ancestors().find(|folder| is_nvme(folder)) {
         return Some(class.parent().and_then(bdf_of).map_or(Found::Other, Found::Pci));
     }
-    let starts =
-        |folder: &Path, with| folder.file_name().is_some_and(|n| n.to_string_lossy().starts_with(with));
+    let starts = |folder: &Path, with| {
+        folder.file_name().is_some_and(|n| n.to_string_lossy().starts_with(with))
+    };
     let Some(subsystem) = device.ancestors().find(|folder| starts(folder, "nvme-subsys")) else {
         // The generic character devices of such namespaces are in a class of their own.
         let is_generic = device.ancestors().any(|folder| starts(folder, "nvme-generic"));
         return is_generic.then_some(Found::Other);
     };
-    let mut controllers: Vec<PathBuf> =
-        fs::read_dir(subsystem).ok()?.filter_map(|entry| fs::canonicalize(entry.ok()?.path()).ok()).collect();
+    let mut controllers: Vec<PathBuf> = fs::read_dir(subsystem)
+        .ok()?
+        .filter_map(|entry| fs::canonicalize(entry.ok()?.path()).ok())
+        .collect();
     controllers.sort();
-    let bdf = controllers.iter().find_map(|path| bdf_of(path.parent().filter(|up| is_nvme(up))?.parent()?));
+    let bdf = controllers
+        .iter()
+        .find_map(|path| bdf_of(path.parent().filter(|up| is_nvme(up))?.parent()?));
     Some(bdf.map_or(Found::Other, Found::Pci))
 }
 

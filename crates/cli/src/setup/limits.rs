@@ -1,4 +1,5 @@
-//! The limits of `--bs`, `--iodepth`, `--size` and `--offset`, checked before any memory is allocated for them.
+//! The limits of `--bs`, `--iodepth`, `--size` and `--offset`, checked before any memory is
+//! allocated for them.
 
 use super::resolve::{Medium, ResolvedTarget};
 use crate::args::io::IoTarget;
@@ -11,7 +12,9 @@ use crate::units::{ByteSize, Share};
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum LimitError {
     /// `--bs 0`, `--bs 3`.
-    #[error("--bs {asked}: a request to {target} is a positive multiple of {block} bytes, its block")]
+    #[error(
+        "--bs {asked}: a request to {target} is a positive multiple of {block} bytes, its block"
+    )]
     Block {
         /// The value.
         asked: u64,
@@ -44,7 +47,9 @@ pub(crate) enum LimitError {
         target: String,
     },
     /// `--size 100`: too small for one request.
-    #[error("--size {size}: the requests to {target} have {block} bytes (--bs), so it must be at least that")]
+    #[error(
+        "--size {size}: the requests to {target} have {block} bytes (--bs), so it must be at least that"
+    )]
     Region {
         /// The value, in bytes.
         size: u64,
@@ -135,7 +140,9 @@ pub(crate) enum LimitError {
         target: String,
     },
     /// A percentage of a file that is created.
-    #[error("--{option} in per cent: {target} is created for the run, so it has no size yet: write bytes")]
+    #[error(
+        "--{option} in per cent: {target} is created for the run, so it has no size yet: write bytes"
+    )]
     ShareOfNothing {
         /// The option.
         option: &'static str,
@@ -166,7 +173,9 @@ pub(crate) enum LimitError {
         target: String,
     },
     /// `io NEW-FILE` or `io FOLDER` without a size.
-    #[error("{target} {state}: give the size of a scratch file with --size, or name a file that exists")]
+    #[error(
+        "{target} {state}: give the size of a scratch file with --size, or name a file that exists"
+    )]
     SizeNeeded {
         /// The target.
         target: String,
@@ -209,8 +218,14 @@ pub(crate) struct Part {
     pub(crate) requests: u64,
 }
 
-/// Returns the part of a target of `capacity` bytes that requests of `block` bytes use, with `args` as fio reads them.
-pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> Result<Part, LimitError> {
+/// Returns the part of a target of `capacity` bytes that requests of `block` bytes use, with `args`
+/// as fio reads them.
+pub(crate) fn part(
+    args: &IoArgs,
+    target: &str,
+    capacity: u64,
+    block: usize,
+) -> Result<Part, LimitError> {
     let (name, block) = (|| target.to_owned(), block as u64);
     // In per cent they are rounded up to a request.
     let aligned = |share: Share, option| {
@@ -218,7 +233,9 @@ pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> 
         match share {
             Share::Percent(_) => Ok(bytes.div_ceil(block).saturating_mul(block)),
             Share::Bytes(_) if bytes.is_multiple_of(block) => Ok(bytes),
-            Share::Bytes(_) => Err(LimitError::Offset { option, offset: bytes, block, target: name() }),
+            Share::Bytes(_) => {
+                Err(LimitError::Offset { option, offset: bytes, block, target: name() })
+            }
         }
     };
     if args.size == Some(Share::Bytes(0)) {
@@ -237,11 +254,18 @@ pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> 
         };
         return Err(LimitError::OffsetBeyond { given, capacity, target: name() });
     }
-    let increment = args.offset_increment.map_or(Ok(0), |share| aligned(share, "offset-increment"))?;
+    let increment =
+        args.offset_increment.map_or(Ok(0), |share| aligned(share, "offset-increment"))?;
     let jobs = u64::from(args.numjobs);
     let last = offset.saturating_add(increment.saturating_mul(jobs.saturating_sub(1)));
     if last > offset && last >= capacity {
-        return Err(LimitError::IncrementBeyond { increment, jobs, start: last, capacity, target: name() });
+        return Err(LimitError::IncrementBeyond {
+            increment,
+            jobs,
+            start: last,
+            capacity,
+            target: name(),
+        });
     }
     let available = capacity.saturating_sub(last);
     let size = match args.size {
@@ -255,7 +279,14 @@ pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> 
             if last > offset { ("the last job's offset", last) } else { ("--offset", offset) };
         return Err(match offset {
             0 => LimitError::Beyond { size, capacity, target: name() },
-            _ => LimitError::BeyondOffset { size, capacity, available, option, offset, target: name() },
+            _ => LimitError::BeyondOffset {
+                size,
+                capacity,
+                available,
+                option,
+                offset,
+                target: name(),
+            },
         });
     }
     let blocks = size / block;
@@ -273,7 +304,8 @@ pub(crate) fn part(args: &IoArgs, target: &str, capacity: u64, block: usize) -> 
     if requests == 0 {
         return Err(LimitError::IoSize { size: bytes, block, target: name() });
     }
-    // As in fio: what --io-size has beyond --size is moved once, and --number-ios counts for each pass.
+    // As in fio: what --io-size has beyond --size is moved once, and --number-ios counts for each
+    // pass.
     let loops = u64::from(args.loops.unwrap_or(1));
     let requests = requests.min(blocks).saturating_mul(loops).max(requests);
     let requests = args.number_ios.map_or(requests, |ios| requests.min(ios.saturating_mul(loops)));
@@ -318,7 +350,11 @@ pub(crate) fn check(
             return Err(LimitError::Block { asked: bs.0, block: file::BLOCK, target: target() });
         }
         if bs.0 > max_transfer {
-            return Err(LimitError::Transfer { asked: bs.0, limit: max_transfer, target: target() });
+            return Err(LimitError::Transfer {
+                asked: bs.0,
+                limit: max_transfer,
+                target: target(),
+            });
         }
         if iodepth > max_depth {
             return Err(LimitError::Depth { asked: iodepth, limit: max_depth, target: target() });
@@ -385,7 +421,11 @@ mod tests {
             ("64k", "0", Some("128k"), (0, 16, 32)),
         ] {
             let part = part(&args(size, offset, io_size), "x", MIB, 4096).unwrap();
-            assert_eq!((part.offset, part.blocks, part.requests), expected, "{size} {offset} {io_size:?}");
+            assert_eq!(
+                (part.offset, part.blocks, part.requests),
+                expected,
+                "{size} {offset} {io_size:?}"
+            );
         }
         let increment = |text: &str, numjobs| IoArgs {
             offset_increment: Some(text.parse().unwrap()),
@@ -415,9 +455,21 @@ mod tests {
         }
         let error = part(&args("", "0", None), "x", MIB, 2 << 20).unwrap_err().to_string();
         assert!(error.contains("--bs 2097152") && error.contains("has 1048576"), "{error}");
-        assert!(part(&args("", "0", None), "x", 0, 4096).unwrap_err().to_string().contains("has 0 bytes"));
-        let far = IoArgs { offset_increment: Some(Share::Bytes(MIB)), numjobs: 2, ..args("64k", "0", None) };
+        assert!(
+            part(&args("", "0", None), "x", 0, 4096)
+                .unwrap_err()
+                .to_string()
+                .contains("has 0 bytes")
+        );
+        let far = IoArgs {
+            offset_increment: Some(Share::Bytes(MIB)),
+            numjobs: 2,
+            ..args("64k", "0", None)
+        };
         let error = part(&far, "x", MIB, 4096).unwrap_err().to_string();
-        assert!(error.contains("--offset-increment 1048576") && error.contains("--numjobs 2"), "{error}");
+        assert!(
+            error.contains("--offset-increment 1048576") && error.contains("--numjobs 2"),
+            "{error}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! How much memory a run needs, checked before any is allocated: otherwise the kernel would have to kill a process.
+//! How much memory a run needs, checked before any is allocated: otherwise the kernel would have to
+//! kill a process.
 
 use crate::args::Memory;
 use crate::units::ByteSize;
@@ -10,7 +11,8 @@ use std::path::Path;
 /// The share of the available memory that is left to other programs: a 16th.
 const LEFT_TO_OTHERS: u64 = 16;
 const RESERVE: &str = "the reserve for other programs";
-/// The most that a run may use where a control group's limit cannot be read: many times what each command needs by default.
+/// The most that a run may use where a control group's limit cannot be read: many times what each
+/// command needs by default.
 const ASSUMED: u64 = 512 << 20;
 
 /// The data buffers of all jobs.
@@ -72,7 +74,8 @@ fn advice(needed: &u64, targets: &u64, lower: &str) -> String {
 /// Checks that there is memory for `need`, of the kind that `--memory` selects.
 pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError> {
     let arenas = match memory {
-        // The arena reports missing hugepages, and the hugetlb pool is not part of the available memory.
+        // The arena reports missing hugepages, and the hugetlb pool is not part of the available
+        // memory.
         Memory::Hugetlb1g | Memory::Hugetlb2m => 0,
         Memory::Auto if fits_hugepages(need.arenas) => 0,
         _ => need.arenas,
@@ -84,7 +87,10 @@ pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError>
 pub(crate) fn allowed() -> u64 {
     let machine = Machine::here();
     let available = machine.available.unwrap_or(u64::MAX);
-    machine.allowed.map_or(u64::MAX, |(allowed, _)| allowed).min(available - available / LEFT_TO_OTHERS)
+    machine
+        .allowed
+        .map_or(u64::MAX, |(allowed, _)| allowed)
+        .min(available - available / LEFT_TO_OTHERS)
 }
 
 /// Returns whether free hugepages of one size hold `bytes` bytes.
@@ -132,20 +138,21 @@ impl Machine {
 
     fn read(proc: &Path, address_space: Option<u64>, data: Option<u64>) -> Self {
         let status = text(&proc.join("self/status"));
-        let left =
-            |limit: Option<u64>, key: &str| Some(limit?.saturating_sub(kib(&status, key).unwrap_or(0)));
+        let left = |limit: Option<u64>, key: &str| {
+            Some(limit?.saturating_sub(kib(&status, key).unwrap_or(0)))
+        };
         let limits = [
             left(address_space, "VmSize").map(|left| (left, "RLIMIT_AS (`ulimit -v`)".to_owned())),
             left(data, "VmData").map(|left| (left, "RLIMIT_DATA (`ulimit -d`)".to_owned())),
         ];
         let groups = control_group::memory(proc);
         let group = groups.tightest().map(|group| (group.left(), group.file.display().to_string()));
-        let assumed = groups
-            .unknown
-            .map(|why| (ASSUMED, format!("caution, since a control group's limit is not known ({why})")));
+        let assumed = groups.unknown.map(|why| {
+            (ASSUMED, format!("caution, since a control group's limit is not known ({why})"))
+        });
         let SystemMemory { available, without_cache, .. } = SystemMemory::read(proc);
-        let free =
-            without_cache.map(|why| (reserved(available), format!("{RESERVE}, without page cache ({why})")));
+        let free = without_cache
+            .map(|why| (reserved(available), format!("{RESERVE}, without page cache ({why})")));
         let allowed = limits.into_iter().flatten().chain(group).chain(assumed).chain(free).min();
         Self { available: Some(available), allowed }
     }
@@ -169,7 +176,11 @@ mod tests {
 
     fn need(arenas: u64, targets: u64) -> MemoryNeed {
         MemoryNeed {
-            buffers: BufferNeed { count: 1023, bytes: 64 << 20, lower: "--iodepth, --bs or --numjobs" },
+            buffers: BufferNeed {
+                count: 1023,
+                bytes: 64 << 20,
+                lower: "--iodepth, --bs or --numjobs",
+            },
             arenas,
             targets,
         }
@@ -180,9 +191,13 @@ mod tests {
         let machine = Machine { available: Some(16 * GIB), allowed: None };
         assert_eq!(compare(need(15 * GIB, 0), 15 * GIB, &machine), Ok(()));
         let words = compare(need(64 * GIB, 0), 64 * GIB, &machine).unwrap_err().to_string();
-        for part in
-            ["needs 64 GiB", "1023 buffers of 64 MiB", "16 GiB are available", "15 GiB allowed", "--iodepth"]
-        {
+        for part in [
+            "needs 64 GiB",
+            "1023 buffers of 64 MiB",
+            "16 GiB are available",
+            "15 GiB allowed",
+            "--iodepth",
+        ] {
             assert!(words.contains(part), "{part}: {words}");
         }
         let words = compare(need(GIB, 20 * GIB), 21 * GIB, &machine).unwrap_err().to_string();
@@ -194,7 +209,11 @@ mod tests {
             compare(need(u64::MAX, 0), u64::MAX, &Machine { available: None, allowed: None }),
             Err(MemoryError {
                 needed: u64::MAX,
-                buffers: BufferNeed { count: 1023, bytes: 64 << 20, lower: "--iodepth, --bs or --numjobs" },
+                buffers: BufferNeed {
+                    count: 1023,
+                    bytes: 64 << 20,
+                    lower: "--iodepth, --bs or --numjobs"
+                },
                 targets: 0,
                 available: u64::MAX,
                 allowed: u64::MAX - u64::MAX / LEFT_TO_OTHERS,
@@ -234,10 +253,15 @@ mod tests {
         let (_root, found) = machine(&[GROUPED[0], GROUPED[1], ("proc/self/mountinfo", "")]);
         let words = compare(need(GIB, 0), GIB, &found).unwrap_err().to_string();
         assert!(
-            words.contains("512 MiB allowed by caution, since a control group's limit is not known"),
+            words
+                .contains("512 MiB allowed by caution, since a control group's limit is not known"),
             "{words}"
         );
-        assert_eq!(compare(need(ASSUMED, 0), ASSUMED, &found), Ok(()), "the default of every command fits");
+        assert_eq!(
+            compare(need(ASSUMED, 0), ASSUMED, &found),
+            Ok(()),
+            "the default of every command fits"
+        );
     }
 
     #[test]
@@ -247,7 +271,10 @@ mod tests {
         let (_root, found) = machine(&[("proc/self/status", "")]);
         let (allowed, by) = found.allowed.clone().unwrap();
         assert_eq!(Some(allowed), found.available.map(reserved));
-        assert!(by.contains("without page cache") && by.contains("proc/meminfo: No such file"), "{by}");
+        assert!(
+            by.contains("without page cache") && by.contains("proc/meminfo: No such file"),
+            "{by}"
+        );
         assert!(compare(need(u64::MAX, 0), u64::MAX, &found).is_err());
     }
 
@@ -255,7 +282,8 @@ mod tests {
     fn memory_of_the_process_counts_against_its_own_limits() {
         let status = ("proc/self/status", "VmSize:\t1000 kB\nVmData:\t 200 kB\n");
         let (root, _) = machine(&[GROUPED[0], status]);
-        let read = |space, data| Machine::read(&root.path().join("proc"), space, data).allowed.unwrap();
+        let read =
+            |space, data| Machine::read(&root.path().join("proc"), space, data).allowed.unwrap();
         assert_eq!(read(Some(2_048_000), None), (1_024_000, "RLIMIT_AS (`ulimit -v`)".into()));
         assert_eq!(read(Some(2_048_000), Some(204_800)), (0, "RLIMIT_DATA (`ulimit -d`)".into()));
     }

@@ -77,7 +77,9 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
         }
         let mut notes = Vec::new();
         if !poll && !device.has_interrupts(jobs) {
-            notes.push(format!("{name}: it has no interrupt for each job, so completions are polled"));
+            notes.push(format!(
+                "{name}: it has no interrupt for each job, so completions are polled"
+            ));
         }
         let lost = LostData::default();
         let queues = PerJob::new(jobs, |job| {
@@ -106,12 +108,14 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
         TargetOptions { alignment, depth, jobs, poll, direct, moves, .. }: TargetOptions,
     ) -> Result<Self, OpenError> {
         // With several jobs, each queue moves to the thread of its job.
-        let options = FileOptions { alignment, depth, direct, poll, one_thread: jobs == 1 && !moves };
+        let options =
+            FileOptions { alignment, depth, direct, poll, one_thread: jobs == 1 && !moves };
         let durability = Durability::default();
         let queues = PerJob::new(jobs, |_| {
             let file = file.try_clone();
             let file = file.map_err(|error| OpenError::System { name: name.to_owned(), error })?;
-            let queue = FileTarget::new(file, path, options, stack.fixed()).map_err(OpenError::File);
+            let queue =
+                FileTarget::new(file, path, options, stack.fixed()).map_err(OpenError::File);
             queue.map(|queue| queue.sharing(&durability))
         })?;
         let notes = merged(name, jobs, queues.iter().flat_map(FileTarget::notes));
@@ -129,7 +133,9 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
     /// Returns the target through the queue of each job.
     pub(crate) fn targets(&mut self) -> Vec<&mut (dyn Target<B> + Send)> {
         match &mut self.queues {
-            Queues::File(queues) => queues.iter_mut().map(|t| -> &mut (dyn Target<B> + Send) { t }).collect(),
+            Queues::File(queues) => {
+                queues.iter_mut().map(|t| -> &mut (dyn Target<B> + Send) { t }).collect()
+            }
             Queues::Nvme { queues, .. } => {
                 queues.iter_mut().map(|t| -> &mut (dyn Target<B> + Send) { t }).collect()
             }

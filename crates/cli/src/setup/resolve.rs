@@ -94,8 +94,9 @@ impl ResolvedTarget {
         })
     }
 
-    /// Resolves a namespace of a real controller, with its capacity. The controller was started to be identified, is
-    /// disabled now, and is started again when it is used. It has `interrupts` besides the admin queue's.
+    /// Resolves a namespace of a real controller, with its capacity. The controller was started to
+    /// be identified, is disabled now, and is started again when it is used. It has `interrupts`
+    /// besides the admin queue's.
     pub(crate) fn pci(
         spec: &TargetSpec,
         bdf: Bdf,
@@ -109,8 +110,13 @@ impl ResolvedTarget {
         Ok((Self { path: PathBuf::from(&name), name, medium }, namespace.bytes()))
     }
 
-    /// Resolves an existing file or block device, with its length; it is opened for writing if `write` is set.
-    pub(crate) fn existing(spec: &TargetSpec, path: &Path, write: bool) -> Result<(Self, u64), OpenError> {
+    /// Resolves an existing file or block device, with its length; it is opened for writing if
+    /// `write` is set.
+    pub(crate) fn existing(
+        spec: &TargetSpec,
+        path: &Path,
+        write: bool,
+    ) -> Result<(Self, u64), OpenError> {
         let name = spec.to_string();
         let (file, bytes) = if is_block_device(path) {
             open_device(path, write, &name)?
@@ -121,7 +127,11 @@ impl ResolvedTarget {
     }
 
     /// Resolves an existing image, with its length.
-    pub(crate) fn image(spec: &TargetSpec, path: &Path, write: bool) -> Result<(Self, u64), OpenError> {
+    pub(crate) fn image(
+        spec: &TargetSpec,
+        path: &Path,
+        write: bool,
+    ) -> Result<(Self, u64), OpenError> {
         let name = spec.to_string();
         let (file, bytes) = open_regular(path, write, name.clone())?;
         let options = spec.soft_options();
@@ -137,12 +147,15 @@ impl ResolvedTarget {
     pub(crate) fn controller(spec: &TargetSpec) -> Result<Self, OpenError> {
         match spec {
             TargetSpec::SoftMemory(size, _) => Self::memory(spec, *size, 0),
-            TargetSpec::SoftImage(path, _) => Self::image(spec, path, false).map(|(target, _)| target),
+            TargetSpec::SoftImage(path, _) => {
+                Self::image(spec, path, false).map(|(target, _)| target)
+            }
             TargetSpec::File(path) => Err(kernel_nvme::refuse(spec.to_string(), path)),
             TargetSpec::Vfio { bdf, nsid } => {
                 let name = spec.to_string();
                 let pci = open_pci(&name, *bdf, 0)?;
-                let medium = Medium::Controller(ControllerMedium::Pci { pci, nsid: nsid.unwrap_or(1) });
+                let medium =
+                    Medium::Controller(ControllerMedium::Pci { pci, nsid: nsid.unwrap_or(1) });
                 Ok(Self { path: PathBuf::from(&name), name, medium })
             }
         }
@@ -162,7 +175,9 @@ impl ResolvedTarget {
     /// Returns the file, if there is one.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.medium {
-            Medium::File(file) | Medium::Controller(ControllerMedium::Image { file, .. }) => Some(file),
+            Medium::File(file) | Medium::Controller(ControllerMedium::Image { file, .. }) => {
+                Some(file)
+            }
             Medium::Controller(_) => None,
         }
     }
@@ -182,8 +197,9 @@ impl ResolvedTarget {
 
     /// Returns whether both have the same file.
     pub(crate) fn is_same_file(&self, other: &Self) -> bool {
-        let id =
-            |target: &Self| target.file().and_then(|file| file.metadata().ok()).map(|m| (m.dev(), m.ino()));
+        let id = |target: &Self| {
+            target.file().and_then(|file| file.metadata().ok()).map(|m| (m.dev(), m.ino()))
+        };
         id(self).is_some() && id(self) == id(other)
     }
 
@@ -207,11 +223,13 @@ impl ResolvedTarget {
     }
 }
 
-/// Returns whether a file of `bytes` bytes in `blocks` blocks may hold data. Without any block it may, too: file systems that allocate
-/// late, that keep small files elsewhere or that do not count (FUSE, 9p) report none, so it must be known to be one hole. Where
-/// holes are not known, all is data.
+/// Returns whether a file of `bytes` bytes in `blocks` blocks may hold data. Without any block it
+/// may, too: file systems that allocate late, that keep small files elsewhere or that do not count
+/// (FUSE, 9p) report none, so it must be known to be one hole. Where holes are not known, all is
+/// data.
 fn may_hold_data(file: &File, bytes: u64, blocks: u64) -> bool {
-    let is_hole = || bytes == 0 || rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)) == Err(Errno::NXIO);
+    let is_hole =
+        || bytes == 0 || rustix::fs::seek(file, rustix::fs::SeekFrom::Data(0)) == Err(Errno::NXIO);
     blocks > 0 || !is_hole()
 }
 
@@ -229,21 +247,26 @@ pub(crate) fn check_units<'s>(
 ) -> Result<(), OpenError> {
     let real = specs.into_iter().find(|spec| matches!(spec, TargetSpec::Vfio { .. }));
     units.zip(real).map_or(Ok(()), |(units, spec)| {
-        let reason = format!("{spec} is behind the IOMMU units of this machine: leave the option out");
+        let reason =
+            format!("{spec} is behind the IOMMU units of this machine: leave the option out");
         Err(OpenError::Unsupported { option: "iommu-units", value: units.to_string(), reason })
     })
 }
 
-/// Returns the address space of a run with these targets: the real controller's, or one of a software IOMMU of `units` units,
-/// by default 1.
-pub(crate) fn domain_of(targets: &[&ResolvedTarget], units: Option<u8>) -> Result<Domain, OpenError> {
+/// Returns the address space of a run with these targets: the real controller's, or one of a
+/// software IOMMU of `units` units, by default 1.
+pub(crate) fn domain_of(
+    targets: &[&ResolvedTarget],
+    units: Option<u8>,
+) -> Result<Domain, OpenError> {
     let mut real = targets.iter().filter_map(|target| Some((target, target.domain()?)));
     let Some((first, domain)) = real.next() else {
         let mut config = SoftConfig::default();
         config.units = units.unwrap_or(config.units);
         return Domain::soft_with(config).map_err(OpenError::Domain);
     };
-    let others = targets.iter().filter(|target| target.has_controller() && target.name != first.name);
+    let others =
+        targets.iter().filter(|target| target.has_controller() && target.name != first.name);
     match others.map(|target| target.name.clone()).next() {
         Some(other) => Err(OpenError::Mixed { first: first.name.clone(), other }),
         None => Ok(domain.clone()),
@@ -254,12 +277,17 @@ fn is_block_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-/// Opens a block device. For writing it must not be in use: by a file system, as swap, or as part of another device.
+/// Opens a block device. For writing it must not be in use: by a file system, as swap, or as part
+/// of another device.
 fn open_device(path: &Path, write: bool, name: &str) -> Result<(File, u64), OpenError> {
     let system = |error| OpenError::System { name: name.to_owned(), error };
     let flags = if write { OFlags::EXCL.bits().cast_signed() } else { 0 };
-    let mut file =
-        OpenOptions::new().read(true).write(write).custom_flags(flags).open(path).map_err(system)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(system)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(system)?;
     Ok((file, bytes))
 }

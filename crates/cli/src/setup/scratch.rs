@@ -23,26 +23,31 @@ pub(crate) fn place(path: &Path) -> Result<Place, OpenError> {
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => Ok(Place::Folder),
         Ok(_) => Ok(Place::Exists),
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(OpenError::System { name: name(), error }),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(OpenError::System { name: name(), error })
+        }
         Err(_) if path.symlink_metadata().is_ok() => Err(OpenError::Dangling(name())),
         Err(_) => Ok(Place::New),
     }
 }
 
-/// The file systems of devices and of the kernel, in which no file is created: the name of a device that does not exist would become
-/// a file in memory.
+/// The file systems of devices and of the kernel, in which no file is created: the name of a device
+/// that does not exist would become a file in memory.
 const RESERVED: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-/// Checks that a file that would be created at `path` would not be among the machine's devices. The file system decides, not the
-/// name: `/dev/shm` is one for files, and devices may be mounted elsewhere.
+/// Checks that a file that would be created at `path` would not be among the machine's devices. The
+/// file system decides, not the name: `/dev/shm` is one for files, and devices may be mounted
+/// elsewhere.
 pub(crate) fn check_folder(path: &Path) -> Result<(), OpenError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // If it cannot be found, nothing can be created in it.
     let Ok(folder) = parent.canonicalize() else { return Ok(()) };
     let device = |path: &Path| path.metadata().map(|metadata| metadata.dev()).ok();
     let is_in = |reserved: &&&str| {
         let place = device(Path::new(**reserved));
-        // Where it is part of the root file system, as in an image that is entered by chroot(1), the name decides.
+        // Where it is part of the root file system, as in an image that is entered by chroot(1),
+        // the name decides.
         let is_mount = place != device(Path::new("/"));
         place.is_some() && place == device(&folder) && (is_mount || folder.starts_with(**reserved))
     };
@@ -52,8 +57,8 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Creates the file, which must not exist, and unlinks it: however the run ends, power loss included, nothing remains.
-/// While it has its name it is empty, and only its owner may open it.
+/// Creates the file, which must not exist, and unlinks it: however the run ends, power loss
+/// included, nothing remains. While it has its name it is empty, and only its owner may open it.
 pub(crate) fn scratch(path: &Path) -> Result<File, OpenError> {
     check_folder(path)?;
     let created = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
@@ -69,8 +74,8 @@ pub(crate) fn scratch(path: &Path) -> Result<File, OpenError> {
 /// Creates such a file in `folder`.
 pub(crate) fn scratch_in(folder: &Path) -> Result<File, OpenError> {
     // A few may be those of programs that were killed.
-    let names =
-        (0..100).map(|number| folder.join(format!(".pinfold-{}-{number}.scratch", std::process::id())));
+    let names = (0..100)
+        .map(|number| folder.join(format!(".pinfold-{}-{number}.scratch", std::process::id())));
     let mut last = OpenError::ScratchExists(folder.display().to_string());
     for path in names {
         match scratch(&path) {

@@ -1,4 +1,5 @@
-//! The memory stack of one run: a domain, an arena for what the drivers need, and an arena for the data.
+//! The memory stack of one run: a domain, an arena for what the drivers need, and an arena for the
+//! data.
 
 use super::memory::{BufferNeed, MemoryNeed};
 use crate::args::{Memory, Protect, StackArgs};
@@ -16,7 +17,9 @@ pub(crate) enum StackError {
     #[error("no I/O address space: {0}")]
     Domain(#[from] BackendError),
     /// An arena could not be allocated.
-    #[error("no DMA memory for {purpose}: {error}; lower {lower}, or choose other memory with --memory")]
+    #[error(
+        "no DMA memory for {purpose}: {error}; lower {lower}, or choose other memory with --memory"
+    )]
     Arena {
         /// `the data`, `the controllers' queues`.
         purpose: &'static str,
@@ -58,8 +61,8 @@ pub(crate) struct Stack {
 
 const HUGE: usize = 2 << 20;
 
-/// Returns the size of a buffer of `bytes` bytes in an arena, so that all fit: a power of two of frames up to 2 MiB, whole
-/// hugepages above.
+/// Returns the size of a buffer of `bytes` bytes in an arena, so that all fit: a power of two of
+/// frames up to 2 MiB, whole hugepages above.
 fn allocated_bytes(bytes: usize) -> Option<usize> {
     if bytes > HUGE {
         bytes.checked_next_multiple_of(HUGE)
@@ -90,7 +93,8 @@ impl Stack {
         Self::with_memory(args, domain, data_bytes as u64, buffers, controllers)
     }
 
-    /// Allocates a stack in `domain` with `data_bytes` bytes for the data, of which up to `buffers` are in flight.
+    /// Allocates a stack in `domain` with `data_bytes` bytes for the data, of which up to `buffers`
+    /// are in flight.
     pub(crate) fn with_memory(
         args: StackArgs,
         domain: Domain,
@@ -98,8 +102,11 @@ impl Stack {
         buffers: BufferNeed,
         controllers: u64,
     ) -> Result<Self, StackError> {
-        let mapping_policy =
-            if args.protect == Protect::Static { MappingPolicy::Whole } else { MappingPolicy::PerUse };
+        let mapping_policy = if args.protect == Protect::Static {
+            MappingPolicy::Whole
+        } else {
+            MappingPolicy::PerUse
+        };
         if let Some(limit) = args.held_limit {
             domain.set_held_limit(limit.0);
         }
@@ -108,12 +115,17 @@ impl Stack {
             builder = builder.source(source);
         }
         let (purpose, lower) = ("the data", buffers.lower);
-        let data = builder.build(&domain).map_err(|error| StackError::Arena { purpose, error, lower })?;
+        let data =
+            builder.build(&domain).map_err(|error| StackError::Arena { purpose, error, lower })?;
         let control = if controllers > 0 {
             let size = controllers.saturating_mul(control_bytes(buffers));
             let builder = Arena::builder().size(size).mapping_policy(MappingPolicy::Whole);
             let purpose = "the controllers' queues";
-            Some(builder.build(&domain).map_err(|error| StackError::Arena { purpose, error, lower })?)
+            Some(builder.build(&domain).map_err(|error| StackError::Arena {
+                purpose,
+                error,
+                lower,
+            })?)
         } else {
             None
         };
@@ -138,14 +150,16 @@ impl Stack {
 
     /// Returns the arenas with their names.
     pub(crate) fn arenas(&self) -> impl Iterator<Item = (&'static str, &Arena)> {
-        std::iter::once(("data", &self.data)).chain(self.control.iter().map(|control| ("control", control)))
+        std::iter::once(("data", &self.data))
+            .chain(self.control.iter().map(|control| ("control", control)))
     }
 
     /// Returns the memory that such a stack needs, with targets that hold `targets` bytes.
     pub(crate) fn need(buffers: BufferNeed, controllers: u64, targets: u64) -> MemoryNeed {
         let each = allocated_bytes(buffers.bytes).map_or(u64::MAX, |bytes| bytes as u64);
         let data = each.saturating_mul(buffers.count.max(1) as u64);
-        let control = if controllers > 0 { controllers.saturating_mul(control_bytes(buffers)) } else { 0 };
+        let control =
+            if controllers > 0 { controllers.saturating_mul(control_bytes(buffers)) } else { 0 };
         MemoryNeed { buffers, arenas: data.saturating_add(control), targets }
     }
 }

@@ -1,5 +1,5 @@
-//! A destination that is complete or absent: it is written under a temporary name in the same folder, and renamed once
-//! all of it is on the disk. If it is dropped before, nothing remains.
+//! A destination that is complete or absent: it is written under a temporary name in the same
+//! folder, and renamed once all of it is on the disk. If it is dropped before, nothing remains.
 
 use crate::engine::ranges::Ranges;
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags};
@@ -80,7 +80,9 @@ pub(crate) enum StagedError {
 /// Returns what to do, to be appended to the error.
 fn advice(error: Errno) -> &'static str {
     match error {
-        Errno::NOENT | Errno::NOTDIR => ": name a file in a folder that exists, or make the folder first",
+        Errno::NOENT | Errno::NOTDIR => {
+            ": name a file in a folder that exists, or make the folder first"
+        }
         Errno::ACCESS => ": name a file in a folder that you may write, or change its mode",
         Errno::PERM => {
             ": the file system forbids it, for example to others than the owner (the folder's sticky bit) or for all (`lsattr`); \
@@ -114,8 +116,9 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    /// Creates the temporary file for `destination`, which is replaced only if `replace` is set. Only its owner may open the
-    /// temporary file; on commit it gets the permissions `mode` less the umask. Nothing remains if this fails.
+    /// Creates the temporary file for `destination`, which is replaced only if `replace` is set.
+    /// Only its owner may open the temporary file; on commit it gets the permissions `mode` less
+    /// the umask. Nothing remains if this fails.
     pub(crate) fn create(
         destination: &Path,
         replace: bool,
@@ -131,16 +134,25 @@ impl Staged {
             _ => Path::new("."),
         };
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let directory =
-            fs::open(parent, flags, Mode::empty()).map_err(|error| system("opening its folder", error))?;
+        let directory = fs::open(parent, flags, Mode::empty())
+            .map_err(|error| system("opening its folder", error))?;
         if attributes(&directory, Path::new("")).intersects(FROZEN) {
             return Err(StagedError::Immutable(parent.display().to_string()));
         }
-        let (temporary, file) =
-            create_unique(&directory).map_err(|error| system("creating a file in its folder", error))?;
+        let (temporary, file) = create_unique(&directory)
+            .map_err(|error| system("creating a file in its folder", error))?;
         let name = name.to_owned();
         let mode = Mode::from_raw_mode(mode.as_raw_mode() & !umask());
-        Ok(Self { directory, temporary, name, shown, replace, mode, file: file.into(), renamed: false })
+        Ok(Self {
+            directory,
+            temporary,
+            name,
+            shown,
+            replace,
+            mode,
+            file: file.into(),
+            renamed: false,
+        })
     }
 
     /// Returns the file under its temporary name.
@@ -148,10 +160,12 @@ impl Staged {
         &self.file
     }
 
-    /// Gives the file `bytes` bytes and reserves space for the data of `ranges`, if the file system can; the rest are holes.
+    /// Gives the file `bytes` bytes and reserves space for the data of `ranges`, if the file system
+    /// can; the rest are holes.
     ///
-    /// A length beyond the free space is refused before anything is taken: `fallocate` would take all the free space
-    /// until it fails, and meanwhile every other program's writes there fail too.
+    /// A length beyond the free space is refused before anything is taken: `fallocate` would take
+    /// all the free space until it fails, and meanwhile every other program's writes there fail
+    /// too.
     pub(crate) fn reserve(&self, length: u64, ranges: &Ranges) -> Result<(), StagedError> {
         let bytes = ranges.data_bytes();
         if let Some(free) = self.free_space()
@@ -163,7 +177,8 @@ impl Staged {
             .map_err(|error| self.system("setting its size", error))?;
         for range in ranges.data() {
             let (file, flags) = (&self.file, fs::FallocateFlags::empty());
-            match retry_on_intr(|| fs::fallocate(file, flags, range.start, range.end - range.start)) {
+            match retry_on_intr(|| fs::fallocate(file, flags, range.start, range.end - range.start))
+            {
                 Ok(()) => {}
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => break,
                 Err(error @ (Errno::NOSPC | Errno::DQUOT)) => {
@@ -181,19 +196,22 @@ impl Staged {
         (system.f_blocks != 0).then(|| system.f_bfree.saturating_mul(system.f_frsize))
     }
 
-    /// Truncates the file to `bytes` bytes, flushes it, and renames it. When this succeeds, the destination is complete
-    /// and survives a power loss.
+    /// Truncates the file to `bytes` bytes, flushes it, and renames it. When this succeeds, the
+    /// destination is complete and survives a power loss.
     pub(crate) fn commit(mut self, bytes: u64) -> Result<(), StagedError> {
         let set_size = retry_on_intr(|| fs::ftruncate(&self.file, bytes));
         set_size.map_err(|error| self.system("setting its size", error))?;
         let set_mode = retry_on_intr(|| fs::fchmod(&self.file, self.mode));
         set_mode.map_err(|error| self.system("setting its mode", error))?;
-        retry_on_intr(|| fs::fsync(&self.file)).map_err(|error| self.system("flushing it", error))?;
+        retry_on_intr(|| fs::fsync(&self.file))
+            .map_err(|error| self.system("flushing it", error))?;
         self.rename()?;
         match retry_on_intr(|| fs::fsync(&self.directory)) {
             // Some network and host-shared file systems cannot flush a folder.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
-            Err(error) => Err(self.system("flushing its folder (the file itself is complete)", error)),
+            Err(error) => {
+                Err(self.system("flushing its folder (the file itself is complete)", error))
+            }
         }
     }
 
@@ -230,13 +248,21 @@ impl Drop for Staged {
         if !self.renamed
             && let Err(error) = fs::unlinkat(&self.directory, &self.temporary, AtFlags::empty())
         {
-            tracing::warn!("{:?}, a temporary file of {}, remains: {error}", self.temporary, self.shown);
+            tracing::warn!(
+                "{:?}, a temporary file of {}, remains: {error}",
+                self.temporary,
+                self.shown
+            );
         }
     }
 }
 
 /// Returns where `destination` leads, if it may be written.
-fn resolve(destination: &Path, replace: bool, source: Option<&File>) -> Result<PathBuf, StagedError> {
+fn resolve(
+    destination: &Path,
+    replace: bool,
+    source: Option<&File>,
+) -> Result<PathBuf, StagedError> {
     let shown = || destination.display().to_string();
     let system = |error| StagedError::System { name: shown(), step: "examining it", error };
     if destination.as_os_str().as_encoded_bytes().ends_with(b"/") && !destination.is_dir() {
@@ -285,8 +311,8 @@ fn resolve(destination: &Path, replace: bool, source: Option<&File>) -> Result<P
 /// The attributes of a file that cannot be renamed, or of a folder in which nothing can be.
 const FROZEN: StatxAttributes = StatxAttributes::IMMUTABLE.union(StatxAttributes::APPEND);
 
-/// Returns the attributes of `path`, a link followed; none where the kernel or the file system does not tell them (Linux 4.11; mount
-/// points 5.8): then the rename fails.
+/// Returns the attributes of `path`, a link followed; none where the kernel or the file system does
+/// not tell them (Linux 4.11; mount points 5.8): then the rename fails.
 fn attributes(directory: impl AsFd, path: &Path) -> StatxAttributes {
     let flags = if path.as_os_str().is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
     fs::statx(directory, path, flags, StatxFlags::empty())
@@ -307,7 +333,8 @@ fn create_unique(directory: &OwnedFd) -> Result<(OsString, OwnedFd), Errno> {
     }
 }
 
-/// Returns `Umask` of `/proc/self/status` (Linux 4.7); if it is unknown, only the owner gets access.
+/// Returns `Umask` of `/proc/self/status` (Linux 4.7); if it is unknown, only the owner gets
+/// access.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -350,7 +377,11 @@ mod tests {
         staged.reserve(100, &Ranges::whole(100)).unwrap();
         write(&staged, b"hello, padded");
         assert!(!path.exists());
-        assert_eq!(staged.file().metadata().unwrap().mode() & 0o777, 0o600, "independent of the final mode");
+        assert_eq!(
+            staged.file().metadata().unwrap().mode() & 0o777,
+            0o600,
+            "independent of the final mode"
+        );
         staged.commit(5).unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"hello");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o400);
@@ -405,14 +436,18 @@ mod tests {
         assert_eq!(std::fs::metadata(dir.path().join("far/real")).unwrap().size(), 0);
         let dangling = dir.path().join("dangling");
         symlink("nowhere", &dangling).unwrap();
-        assert!(matches!(Staged::create(&dangling, true, MODE, None), Err(StagedError::Dangling(_))));
+        assert!(matches!(
+            Staged::create(&dangling, true, MODE, None),
+            Err(StagedError::Dangling(_))
+        ));
     }
 
     #[test]
     fn a_destination_that_is_not_a_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let create =
-            |path: &Path, source: Option<&File>| Staged::create(path, true, MODE, source).unwrap_err();
+        let create = |path: &Path, source: Option<&File>| {
+            Staged::create(path, true, MODE, source).unwrap_err()
+        };
         assert!(matches!(create(dir.path(), None), StagedError::Directory(_)));
         assert!(matches!(create(Path::new("/dev/null"), None), StagedError::NotRegular(_)));
         assert!(matches!(create(&dir.path().join("new/"), None), StagedError::NoName(_)));
@@ -432,7 +467,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let staged = Staged::create(&dir.path().join("out"), false, MODE, None).unwrap();
         let error = staged.reserve(1 << 60, &Ranges::whole(1 << 60)).unwrap_err();
-        assert!(matches!(error, StagedError::NoSpace { bytes, free, .. } if free < bytes), "{error}");
+        assert!(
+            matches!(error, StagedError::NoSpace { bytes, free, .. } if free < bytes),
+            "{error}"
+        );
         assert_eq!(staged.file().metadata().unwrap().blocks(), 0);
     }
 }

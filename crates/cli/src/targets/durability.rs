@@ -8,19 +8,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// What all queues of a file know of its flushes.
 ///
-/// The kernel reports that data could not be written back once for each open file (`errseq_t`), to whichever thread flushes next,
-/// and all queues share one. From then on no flush of this run may succeed: another queue's data may be what was lost.
+/// The kernel reports that data could not be written back once for each open file (`errseq_t`), to
+/// whichever thread flushes next, and all queues share one. From then on no flush of this run may
+/// succeed: another queue's data may be what was lost.
 ///
-/// The lock is held during a flush. Otherwise one that runs beside the failing one could succeed before the failure is known.
+/// The lock is held during a flush. Otherwise one that runs beside the failing one could succeed
+/// before the failure is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Durability(Arc<Mutex<Option<Errno>>>);
 
 impl Durability {
-    /// Flushes, unless an earlier flush has failed. One that a signal has interrupted is begun again.
+    /// Flushes, unless an earlier flush has failed. One that a signal has interrupted is begun
+    /// again.
     ///
     /// # Errors
     /// The error of the first flush that failed.
-    pub(crate) fn flush(&self, flush: impl FnMut() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    pub(crate) fn flush(
+        &self,
+        flush: impl FnMut() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
         let mut failed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(errno) = *failed {
             return Err(errno);
@@ -29,7 +35,8 @@ impl Durability {
     }
 }
 
-/// A thread that flushes a file beside the requests of an event loop. Requests for a flush that arrive during one share the next.
+/// A thread that flushes a file beside the requests of an event loop. Requests for a flush that
+/// arrive during one share the next.
 #[derive(Debug)]
 pub(crate) struct Flusher<R> {
     start: Sender<()>,
@@ -45,7 +52,11 @@ impl<R> Flusher<R> {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn new(file: File, durability: Durability, wake: Arc<EventFd>) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        file: File,
+        durability: Durability,
+        wake: Arc<EventFd>,
+    ) -> std::io::Result<Self> {
         let ((start, starts), (sender, results)) = (channel(), channel());
         std::thread::Builder::new().name("flush".into()).spawn(move || {
             for () in starts {
@@ -72,7 +83,8 @@ impl<R> Flusher<R> {
         }
     }
 
-    /// Passes each request whose flush has ended to `each`, with the outcome; waits for one if `wait` is set.
+    /// Passes each request whose flush has ended to `each`, with the outcome; waits for one if
+    /// `wait` is set.
     pub(crate) fn take(&mut self, wait: bool, mut each: impl FnMut(R, rustix::io::Result<()>)) {
         if self.running.is_empty() {
             return;
@@ -100,7 +112,11 @@ mod tests {
         let same = one.clone();
         assert_eq!((one.flush(|| Ok(())), same.flush(|| Ok(()))), (Ok(()), Ok(())));
         let mut interrupted = [Err(Errno::INTR), Err(Errno::INTR), Ok(())].into_iter();
-        assert_eq!(one.flush(|| interrupted.next().unwrap()), Ok(()), "it is repeated, and poisons no other");
+        assert_eq!(
+            one.flush(|| interrupted.next().unwrap()),
+            Ok(()),
+            "it is repeated, and poisons no other"
+        );
         assert_eq!(one.flush(|| Err(Errno::IO)), Err(Errno::IO));
         assert_eq!(
             (same.flush(|| Ok(())), one.flush(|| Err(Errno::NOSPC))),

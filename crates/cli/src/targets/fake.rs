@@ -1,7 +1,10 @@
-//! A target in a vector, for tests: it completes in random order, ends early, injects failures, and checks its requests.
+//! A target in a vector, for tests: it completes in random order, ends early, injects failures, and
+//! checks its requests.
 
 use super::error::TargetError;
-use super::target::{Completion, DataBuffer, IoDirection, Request, SubmitError, Target, TargetInfo};
+use super::target::{
+    Completion, DataBuffer, IoDirection, Request, SubmitError, Target, TargetInfo,
+};
 use crate::random::Random;
 use crate::signal::Interrupt;
 
@@ -83,7 +86,8 @@ impl<B: DataBuffer> Fake<B> {
         }
     }
 
-    /// Behaves as a file that bypasses the page cache: it accepts only multiples of `alignment` bytes.
+    /// Behaves as a file that bypasses the page cache: it accepts only multiples of `alignment`
+    /// bytes.
     pub(crate) fn direct(mut self, alignment: usize) -> Self {
         (self.info.block, self.info.alignment, self.is_direct) = (1, alignment, true);
         self
@@ -113,7 +117,10 @@ impl<B: DataBuffer> Fake<B> {
                 buffer.read_at(0, &mut bytes).unwrap();
                 assert!(bytes[io.len..].iter().all(|&byte| byte == 0), "old bytes leak");
                 if self.data.len() < end {
-                    assert_eq!(self.info.capacity, None, "past the end of a target that does not grow");
+                    assert_eq!(
+                        self.info.capacity, None,
+                        "past the end of a target that does not grow"
+                    );
                     self.data.resize(end, 0xee);
                 }
                 self.data[at..end].copy_from_slice(&bytes);
@@ -169,7 +176,8 @@ impl<B: DataBuffer> Target<B> for Fake<B> {
         for _ in 0..self.below(self.in_flight.len() + 1) {
             let at = self.below(self.in_flight.len());
             let request = self.in_flight.swap_remove(at);
-            let fault = self.fault.take_if(|(at, fault)| self.requests >= *at && *fault != Fault::Reject);
+            let fault =
+                self.fault.take_if(|(at, fault)| self.requests >= *at && *fault != Fault::Reject);
             let completion = match fault {
                 Some((_, fault)) => Completion {
                     io: request.io,

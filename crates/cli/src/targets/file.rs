@@ -2,7 +2,9 @@
 
 use super::durability::{Durability, Flusher};
 use super::error::TargetError;
-use super::target::{Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo};
+use super::target::{
+    Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo,
+};
 use crate::signal::Interrupt;
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
@@ -22,7 +24,8 @@ pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 pub(crate) const MAX_DEPTH: usize = 4096;
 /// Requests are multiples of this.
 pub(crate) const BLOCK: usize = 512;
-/// A system call submits at most this many requests, so that the device has work while more are prepared.
+/// A system call submits at most this many requests, so that the device has work while more are
+/// prepared.
 const BATCH: usize = 32;
 /// How long an event loop waits for the ring at most; the kernel completes everything.
 const MAX_WAIT: Duration = Duration::from_millis(100);
@@ -39,7 +42,8 @@ impl DataBuffer for Buffer {
     }
 }
 
-/// Returns the largest power of two, at most a page, that divides all of `sizes`: the alignment to ask O_DIRECT for.
+/// Returns the largest power of two, at most a page, that divides all of `sizes`: the alignment to
+/// ask O_DIRECT for.
 pub(crate) fn alignment(sizes: impl IntoIterator<Item = u64>) -> usize {
     1 << sizes.into_iter().fold(0, |all, size| all | size).trailing_zeros().min(12)
 }
@@ -74,7 +78,8 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     executed: Vec<Completion<B>>,
     /// The tags of requests that are queued and not submitted to the kernel.
     unsubmitted: Vec<usize>,
-    /// Submits before it waits, and so by a call of its own, so that the end of submission is known.
+    /// Submits before it waits, and so by a call of its own, so that the end of submission is
+    /// known.
     measures: bool,
     durability: Durability,
     /// Flushes beside other requests, if the caller is an event loop.
@@ -134,7 +139,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         })
     }
 
-    /// Returns what fell back to something slower, and why. The command that raises a limit is reported once for the run.
+    /// Returns what fell back to something slower, and why. The command that raises a limit is
+    /// reported once for the run.
     pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
         self.queue.notes().iter().map(|note| match note.memlock() {
             Some(_) => note.without_fix().to_string(),
@@ -152,7 +158,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         self.queue.len()
     }
 
-    /// Submits the queued requests. Those the kernel does not accept stay queued; the next call retries or reports why.
+    /// Submits the queued requests. Those the kernel does not accept stay queued; the next call
+    /// retries or reports why.
     fn submit_batch(&mut self) {
         if let Err(error) = self.queue.submit() {
             tracing::debug!(%error, "not submitted yet");
@@ -179,7 +186,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             self.free.push(tag);
             let result = match done.result {
                 Ok(()) => Ok(io.len),
-                // The file has been truncated meanwhile; the engine decides whether that is an error.
+                // The file has been truncated meanwhile; the engine decides whether that is an
+                // error.
                 Err(FileError::Short { op: Op::Read, done, .. }) => Ok(done),
                 Err(error) => Err(error.into()),
             };
@@ -192,7 +200,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let punch = || rustix::fs::fallocate(&self.for_ranges, flags, io.offset, io.len as u64);
         let trimmed = retry_on_intr(punch);
-        let error = |errno| TargetError::Trim { target: self.info.name.clone(), io: Box::new(io), errno };
+        let error =
+            |errno| TargetError::Trim { target: self.info.name.clone(), io: Box::new(io), errno };
         let result = trimmed.map(|()| io.len).map_err(error);
         self.executed.push(Completion { io, buffer: Some(buffer), result });
     }
@@ -202,7 +211,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         Self { durability: durability.clone(), ..self }
     }
 
-    /// Flushes what has been written through any descriptor of the file: at once, or on the thread for that.
+    /// Flushes what has been written through any descriptor of the file: at once, or on the thread
+    /// for that.
     fn flush(&mut self, io: Io, buffer: B) {
         if let Some(flusher) = &mut self.flusher {
             return flusher.push((io, buffer));
@@ -221,8 +231,14 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     }
 }
 
-fn flush_completion<B>(name: &str, io: Io, buffer: B, flushed: rustix::io::Result<()>) -> Completion<B> {
-    let error = |errno| FileError::System { call: "fdatasync", path: Path::new(name).into(), errno };
+fn flush_completion<B>(
+    name: &str,
+    io: Io,
+    buffer: B,
+    flushed: rustix::io::Result<()>,
+) -> Completion<B> {
+    let error =
+        |errno| FileError::System { call: "fdatasync", path: Path::new(name).into(), errno };
     let result = flushed.map(|()| 0).map_err(|errno| TargetError::from(error(errno)));
     Completion { io, buffer: Some(buffer), result }
 }
@@ -313,16 +329,21 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
 
     fn flush_in_background(&mut self, wake: &Arc<EventFd>) {
         let file = self.for_ranges.try_clone();
-        let flusher = file.and_then(|file| Flusher::new(file, self.durability.clone(), wake.clone()));
-        self.flusher =
-            flusher.inspect_err(|error| tracing::debug!("flushes are not in the background: {error}")).ok();
+        let flusher =
+            file.and_then(|file| Flusher::new(file, self.durability.clone(), wake.clone()));
+        self.flusher = flusher
+            .inspect_err(|error| tracing::debug!("flushes are not in the background: {error}"))
+            .ok();
     }
 
     fn sync(&mut self, _: &Interrupt) -> Result<(), TargetError> {
         self.queue.sync(true)?;
         // An error that an earlier flush has taken.
-        let error =
-            |errno| FileError::System { call: "fdatasync", path: Path::new(&self.info.name).into(), errno };
+        let error = |errno| FileError::System {
+            call: "fdatasync",
+            path: Path::new(&self.info.name).into(),
+            errno,
+        };
         Ok(self.durability.flush(|| Ok(())).map_err(error)?)
     }
 }

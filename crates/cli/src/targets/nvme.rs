@@ -1,5 +1,6 @@
-//! A namespace of an NVMe controller. A buffer moves into a mapping, with it into a command, and out of both again: when
-//! the command has completed, the mapping is revoked, and the buffer returns once no device can reach it.
+//! A namespace of an NVMe controller. A buffer moves into a mapping, with it into a command, and
+//! out of both again: when the command has completed, the mapping is revoked, and the buffer
+//! returns once no device can reach it.
 
 mod batch;
 mod command;
@@ -8,7 +9,8 @@ mod stats;
 
 use super::error::TargetError;
 use super::target::{
-    Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetInfo, submit_each,
+    Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetInfo,
+    submit_each,
 };
 use crate::args::Protect;
 use crate::signal::Interrupt;
@@ -17,7 +19,9 @@ use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
 use pinfold_core::domain::{Domain, Local, MapError, Pinned, Revoked};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{self, CommandError, Controller, Namespace, PollError, Queue, Rejected, Vector};
+use pinfold_nvme::driver::{
+    self, CommandError, Controller, Namespace, PollError, Queue, Rejected, Vector,
+};
 use release::Held;
 pub(crate) use stats::NvmeStats;
 use std::collections::VecDeque;
@@ -31,20 +35,23 @@ pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
 /// How long a buffer is held for its flush before its request ends with an error.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
-/// The number of consecutive polls of a wait without an interrupt before it yields to other threads.
+/// The number of consecutive polls of a wait without an interrupt before it yields to other
+/// threads.
 const SPINS: u32 = 64;
-/// How often a wait with an interrupt yields to other threads before it sleeps. A sleep and its wake-up delay a request by more than
-/// these yields together; and what is completed while others run returns as one batch.
+/// How often a wait with an interrupt yields to other threads before it sleeps. A sleep and its
+/// wake-up delay a request by more than these yields together; and what is completed while others
+/// run returns as one batch.
 const YIELDS: u32 = 4;
 /// How long an event loop polls for a flush before it sleeps for as long between two polls.
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
 /// The pause between two polls for the flush of [`Target::sync`], without an interrupt.
 const FLUSH_PAUSE: Duration = Duration::from_micros(50);
-/// A doorbell submits at most this many requests, so that the controller has work while more are prepared.
+/// A doorbell submits at most this many requests, so that the controller has work while more are
+/// prepared.
 const BATCH: usize = 32;
 
-/// The error of the first flush that may have lost data, for all queues of a namespace. From then on no flush of this run succeeds:
-/// another queue's data may be what was lost.
+/// The error of the first flush that may have lost data, for all queues of a namespace. From then
+/// on no flush of this run succeeds: another queue's data may be what was lost.
 pub(crate) type LostData = Arc<OnceLock<CommandError>>;
 
 /// The parts that a namespace's queue is created from.
@@ -94,7 +101,8 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
 impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
     /// Creates a queue for a namespace.
     pub(crate) fn new(name: String, options: NvmeOptions<'d, R, S>) -> Result<Self, driver::Error> {
-        let NvmeOptions { domain, protect, controller, namespace, depth, vector, flush_limit } = options;
+        let NvmeOptions { domain, protect, controller, namespace, depth, vector, flush_limit } =
+            options;
         let queue = match vector {
             None => controller.create_queue(depth)?,
             Some(vector) => controller.create_queue_with(depth, vector)?,
@@ -110,7 +118,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             max_transfer: MAX_TRANSFER,
             no_trim: (!identity.can_discard)
                 .then_some("the controller has no Dataset Management command (ONCS bit 2)"),
-            // The controller may ignore a deallocation; DLFEAT only says what it returns for blocks that it has deallocated.
+            // The controller may ignore a deallocation; DLFEAT only says what it returns for blocks
+            // that it has deallocated.
             trim_zeroes: false,
         };
         Ok(Self {
@@ -178,11 +187,17 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             Mapped::Read(buffer) => queue
                 .read(nsid, slba, blocks, buffer)
                 .map(Attempt::Read)
-                .map_err(|Rejected { payload, reason }| Rejected { payload: Mapped::Read(payload), reason }),
+                .map_err(|Rejected { payload, reason }| Rejected {
+                    payload: Mapped::Read(payload),
+                    reason,
+                }),
             Mapped::Write(buffer) => queue
                 .write(nsid, slba, blocks, buffer)
                 .map(Attempt::Write)
-                .map_err(|Rejected { payload, reason }| Rejected { payload: Mapped::Write(payload), reason }),
+                .map_err(|Rejected { payload, reason }| Rejected {
+                    payload: Mapped::Write(payload),
+                    reason,
+                }),
             Mapped::Not(buffer) => {
                 let submitted = match io.direction {
                     IoDirection::Flush => queue.flush(nsid),
@@ -191,7 +206,9 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
                 };
                 match submitted {
                     Ok(in_flight) => Ok(Attempt::WithoutData(in_flight, buffer)),
-                    Err(Rejected { reason, .. }) => Err(Rejected { payload: Mapped::Not(buffer), reason }),
+                    Err(Rejected { reason, .. }) => {
+                        Err(Rejected { payload: Mapped::Not(buffer), reason })
+                    }
                 }
             }
         }?;
@@ -224,8 +241,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             let completion = match self.queue.poll() {
                 Ok(Some(completion)) => completion,
                 Ok(None) => return failed,
-                // A controller that failed completes nothing. Once it has been seen disabled, all that was in flight
-                // completes with an error, and the buffers are safe.
+                // A controller that failed completes nothing. Once it has been seen disabled, all
+                // that was in flight completes with an error, and the buffers are safe.
                 Err(error) => {
                     // Logged now, because disabling a device that has gone away can take long.
                     tracing::warn!("{}: {error}", self.info.name);
@@ -235,14 +252,17 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
                 }
             };
             let tag = completion.tag();
-            let Some(Command { io, attempt }) = self.in_flight.get_mut(tag).and_then(Option::take) else {
+            let Some(Command { io, attempt }) = self.in_flight.get_mut(tag).and_then(Option::take)
+            else {
                 continue;
             };
             match attempt.finish(completion) {
                 Outcome::Completed(buffer, result) => self.finish(io, buffer, result),
                 Outcome::TimedOut(buffer) => {
-                    let buffer = buffer.map_err(|quarantine| self.quarantined.push(quarantine)).ok();
-                    let error = TargetError::Timeout { target: self.info.name.clone(), io: Box::new(io) };
+                    let buffer =
+                        buffer.map_err(|quarantine| self.quarantined.push(quarantine)).ok();
+                    let error =
+                        TargetError::Timeout { target: self.info.name.clone(), io: Box::new(io) };
                     completed.push(Completion { io, buffer, result: Err(error) });
                 }
                 Outcome::Foreign(attempt) => {
@@ -257,12 +277,16 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     /// Has a request whose command has completed wait for its revocation.
     fn finish(&mut self, io: Io, buffer: Mapped<'d, B>, result: Result<(), CommandError>) {
         let result = if io.direction == IoDirection::Flush { self.flushed(result) } else { result };
-        let error = |error| TargetError::Command { target: self.info.name.clone(), io: Box::new(io), error };
+        let error = |error| TargetError::Command {
+            target: self.info.name.clone(),
+            io: Box::new(io),
+            error,
+        };
         self.completed.push((io, buffer, result.map(|()| io.len).map_err(error)));
     }
 
-    /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a flush, which takes about as
-    /// long as a yield.
+    /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
+    /// flush, which takes about as long as a yield.
     fn pause(&mut self, polls: u32) {
         match self.queue.has_interrupt() {
             true if polls > YIELDS && self.held.is_empty() => self.queue.sleep(WAIT_LIMIT),
@@ -302,7 +326,9 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
     }
 
     fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
-        if requests.len() < 2 || requests.iter().any(|request| request.io.direction != IoDirection::Read) {
+        if requests.len() < 2
+            || requests.iter().any(|request| request.io.direction != IoDirection::Read)
+        {
             return submit_each(requests, |request| self.submit(request));
         }
         self.read_many(requests)
@@ -318,7 +344,8 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         loop {
             let held = self.held.len();
             self.step(completed)?;
-            // Also when the controller has room again: the caller may have more requests and other buffers.
+            // Also when the controller has room again: the caller may have more requests and other
+            // buffers.
             if !completed.is_empty() || self.held.len() > held || Instant::now() >= until {
                 return Ok(());
             }
@@ -350,7 +377,11 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         if held >= self.flush_limit {
             self.quiesce(completed);
         }
-        if held < FLUSH_POLLS || held >= self.flush_limit { Duration::ZERO } else { FLUSH_POLLS.min(wait) }
+        if held < FLUSH_POLLS || held >= self.flush_limit {
+            Duration::ZERO
+        } else {
+            FLUSH_POLLS.min(wait)
+        }
     }
 
     fn abandon_retries(&mut self) {
@@ -359,8 +390,10 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
 
     fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError> {
         let target = || self.info.name.clone();
-        let rejected =
-            |Rejected { reason, .. }: Rejected<()>| TargetError::Rejected { target: target(), reason };
+        let rejected = |Rejected { reason, .. }: Rejected<()>| TargetError::Rejected {
+            target: target(),
+            reason,
+        };
         let in_flight = self.queue.flush(self.namespace.nsid).map_err(rejected)?;
         let completion = loop {
             if interrupt.is_raised() {

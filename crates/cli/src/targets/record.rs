@@ -12,8 +12,8 @@ pub(crate) enum IoDirection {
     Write,
     /// Deallocates the range; the buffer is not used.
     Trim,
-    /// Makes completed writes durable, as [`sync`](super::target::Target::sync) does, beside other requests; neither the range nor
-    /// the buffer is used.
+    /// Makes completed writes durable, as [`sync`](super::target::Target::sync) does, beside other
+    /// requests; neither the range nor the buffer is used.
     Flush,
 }
 
@@ -24,8 +24,9 @@ pub(crate) struct Io {
     pub(crate) direction: IoDirection,
     /// The first byte of the target, a multiple of its block.
     pub(crate) offset: u64,
-    /// The number of bytes. If it is not a multiple of the target's block, a write fills the last block from the buffer
-    /// (which the caller has zeroed there), and a read may overwrite more of the buffer.
+    /// The number of bytes. If it is not a multiple of the target's block, a write fills the last
+    /// block from the buffer (which the caller has zeroed there), and a read may overwrite more of
+    /// the buffer.
     pub(crate) len: usize,
     /// Whether a write writes zeroes, which the buffer holds: the target may write them without it.
     pub(crate) zeroes: bool,
@@ -33,8 +34,10 @@ pub(crate) struct Io {
     pub(crate) tag: u64,
     /// When the engine issued it.
     pub(crate) issued: Instant,
-    /// When it had been submitted: after the system call or doorbell that submits a whole batch. A file that waits with the same
-    /// call (see [`measure_submission`](super::target::Target::measure_submission)) records when it was queued.
+    /// When it had been submitted: after the system call or doorbell that submits a whole batch. A
+    /// file that waits with the same call (see
+    /// [`measure_submission`](super::target::Target::measure_submission)) records when it was
+    /// queued.
     pub(crate) queued: Instant,
 }
 

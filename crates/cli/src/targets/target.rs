@@ -84,7 +84,8 @@ pub(crate) struct TargetInfo {
     pub(crate) capacity: Option<u64>,
     /// The unit of offsets, bytes: a power of two.
     pub(crate) block: usize,
-    /// The preferred alignment of offsets and lengths, bytes: the block, or the alignment a file was opened for.
+    /// The preferred alignment of offsets and lengths, bytes: the block, or the alignment a file
+    /// was opened for.
     pub(crate) alignment: usize,
     /// How many requests may be in flight.
     pub(crate) max_depth: usize,
@@ -102,7 +103,8 @@ pub(crate) trait Target<B> {
     fn info(&self) -> &TargetInfo;
     /// Queues a request. The time of its submission is recorded in its [`Io`].
     fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>>;
-    /// Queues requests in their order, as [`submit`](Self::submit) does. A target that maps buffers maps them by one call.
+    /// Queues requests in their order, as [`submit`](Self::submit) does. A target that maps buffers
+    /// maps them by one call.
     fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
         submit_each(requests, |request| self.submit(request))
     }
@@ -110,30 +112,34 @@ pub(crate) trait Target<B> {
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
     /// Waits until something may have completed (or a signal arrives), then as `poll`.
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError>;
-    /// Records the end of submission exactly from here on, also where that takes a system call more.
+    /// Records the end of submission exactly from here on, also where that takes a system call
+    /// more.
     fn measure_submission(&mut self) {}
-    /// Returns how many requests have been carried out and hold their buffers until no device can reach them.
+    /// Returns how many requests have been carried out and hold their buffers until no device can
+    /// reach them.
     fn held(&self) -> usize {
         0
     }
-    /// Returns a descriptor that becomes readable when something may have completed, for an event loop; `None` if the target has
-    /// to be polled. See [`arm`](Self::arm).
+    /// Returns a descriptor that becomes readable when something may have completed, for an event
+    /// loop; `None` if the target has to be polled. See [`arm`](Self::arm).
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Has flushes executed beside other requests, if they would keep the caller waiting; `wake` is signalled when one has completed.
+    /// Has flushes executed beside other requests, if they would keep the caller waiting; `wake` is
+    /// signalled when one has completed.
     fn flush_in_background(&mut self, wake: &Arc<EventFd>) {
         let _ = wake;
     }
-    /// Submits what is queued, and prepares for waiting at [`completion_fd`](Self::completion_fd) until the next completion. Adds to
-    /// `completed` what it had to give up. Returns how long to wait at most before the next poll: zero if that may return
-    /// something now.
+    /// Submits what is queued, and prepares for waiting at [`completion_fd`](Self::completion_fd)
+    /// until the next completion. Adds to `completed` what it had to give up. Returns how long to
+    /// wait at most before the next poll: zero if that may return something now.
     fn arm(&mut self, completed: &mut Vec<Completion<B>>) -> Duration {
         let _ = completed;
         Duration::ZERO
     }
     /// Fails what waits for another attempt, and makes none from now on: the caller gives up.
     fn abandon_retries(&mut self) {}
-    /// Makes what was written durable, as far as the target has durable storage. Once `interrupt` is raised, it is not tried again.
+    /// Makes what was written durable, as far as the target has durable storage. Once `interrupt`
+    /// is raised, it is not tried again.
     fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError>;
 }

@@ -43,9 +43,10 @@ fn doctor_reports_what_is_supported_and_what_is_missing() {
     let text = pinfold(&["doctor"]).ok();
     let report = pinfold(&["doctor", "--json"]).json();
     let findings = report["findings"].as_array().unwrap();
-    for what in
-        ["kernel", "2 MiB", "1 GiB", "MEMLOCK", "IOMMU", "VFIO", "iommufd", "io_uring", "AF_XDP", "NUMA"]
-    {
+    for what in [
+        "kernel", "2 MiB", "1 GiB", "MEMLOCK", "IOMMU", "VFIO", "iommufd", "io_uring", "AF_XDP",
+        "NUMA",
+    ] {
         let named = |finding: &serde_json::Value| finding["what"].as_str().unwrap().contains(what);
         assert!(findings.iter().any(named), "{what}");
         assert!(text.contains(what), "{what}");
@@ -71,7 +72,10 @@ fn pools_prints_the_kernels_report() {
         let name = pool["name"].as_str().unwrap();
         assert!(line.starts_with(name), "{line}");
         assert_eq!(line[name.len()..].split_whitespace().count(), 4, "{line}");
-        assert!(pool["peak"].as_u64().unwrap() > 0 && pool["blocks"].as_u64() >= pool["in_use"].as_u64());
+        assert!(
+            pool["peak"].as_u64().unwrap() > 0
+                && pool["blocks"].as_u64() >= pool["in_use"].as_u64()
+        );
     }
     let folder = Folder::new();
     let source = folder.file("in", &bytes(1 << 20));

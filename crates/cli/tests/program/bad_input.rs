@@ -58,7 +58,8 @@ fn a_source_must_be_a_regular_file() {
     pinfold(&["copy", "/dev/zero", &out]).failed(1, &["/dev/zero", "not a regular file"]);
     pinfold(&["copy", "soft:1M", &out]).failed(2, &["only zeroes"]);
     let odd = folder.file("odd.img", &bytes(513));
-    pinfold(&["copy", &format!("soft:{odd}"), &out]).failed(1, &["513", "must be a multiple of 512"]);
+    pinfold(&["copy", &format!("soft:{odd}"), &out])
+        .failed(1, &["513", "must be a multiple of 512"]);
     assert!(Command::new("mkfifo").arg(folder.path("pipe")).status().unwrap().success());
     pinfold(&["copy", &folder.arg("pipe"), &out]).failed(1, &["not a regular file"]);
     assert_eq!(folder.names(), ["odd.img", "pipe"]);
@@ -82,7 +83,8 @@ fn a_file_that_does_not_tell_its_length_is_refused() {
     }
     let file = "/sys/devices/system/cpu/online";
     if std::path::Path::new(file).exists() {
-        pinfold(&["copy", file, &out]).failed(1, &[file, "ended at byte", "had 4096 bytes", "/sys"]);
+        pinfold(&["copy", file, &out])
+            .failed(1, &[file, "ended at byte", "had 4096 bytes", "/sys"]);
         pinfold(&words(&format!("io {file} --bs 512"))).failed(1, &["ended at byte", "/sys"]);
     } else {
         skipped("no /sys");
@@ -125,7 +127,8 @@ fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
     std::fs::remove_file(&out).unwrap();
     pinfold(&["copy", &source, "soft:1k"]).failed(1, &["has 1024 bytes and 4608 are needed"]);
     let image = folder.sparse("disk.img", 4096);
-    pinfold(&["copy", &source, &out, "--via", &format!("soft:{image}")]).failed(1, &["4608 are needed"]);
+    pinfold(&["copy", &source, &out, "--via", &format!("soft:{image}")])
+        .failed(1, &["4608 are needed"]);
     pinfold(&["copy", &source, &out, "--via", "soft:2T"]).failed(1, &["at most 1099511627776"]);
     let huge = folder.sparse("huge", 1 << 40);
     pinfold(&["copy", &huge, &out, "--via", "soft:1T"])
@@ -136,7 +139,8 @@ fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
 /// Makes a copy of 512 MiB take many seconds.
 const SLOW: &str = "--bs 4k --iodepth 1 --sparse never";
 
-/// Starts a slow copy, stops the program once the temporary file exists, calls `meanwhile`, and lets it go on.
+/// Starts a slow copy, stops the program once the temporary file exists, calls `meanwhile`, and
+/// lets it go on.
 fn interfere(folder: &Folder, options: &str, meanwhile: impl Fn(Pid)) -> Ended {
     interfere_once(folder, options, |_| true, meanwhile)
 }
@@ -180,16 +184,27 @@ fn read_byte(file: &Path) -> Option<u8> {
     (read.ok()? == 1).then_some(byte[0])
 }
 
-/// Stops the program when the temporary file is ready; false if it has ended, or has all but ended, by then.
+/// Stops the program when the temporary file is ready; false if it has ended, or has all but ended,
+/// by then.
 fn stop_while_it_copies(folder: &Folder, pid: Pid, ready: impl Fn(&Path) -> bool) -> bool {
-    let part =
-        || folder.names().into_iter().find(|name| name.ends_with(".part")).map(|name| folder.path(&name));
+    let part = || {
+        folder
+            .names()
+            .into_iter()
+            .find(|name| name.ends_with(".part"))
+            .map(|name| folder.path(&name))
+    };
     let until = Instant::now() + Duration::from_secs(60);
     // Left for the caller to wait for.
-    let state =
-        |options| waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | options).unwrap();
+    let state = |options| {
+        waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | options).unwrap()
+    };
     while !part().is_some_and(|part| ready(&part)) {
-        assert!(Instant::now() < until, "no temporary file, or it is not ready: {:?}", folder.names());
+        assert!(
+            Instant::now() < until,
+            "no temporary file, or it is not ready: {:?}",
+            folder.names()
+        );
         if state(WaitIdOptions::NOHANG).is_some() {
             return false;
         }
@@ -248,7 +263,8 @@ fn a_full_disk_leaves_nothing_behind() {
     let folder = Folder::new();
     let disk = folder.path("disk");
     std::fs::create_dir(&disk).unwrap();
-    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&disk).output();
+    let mount =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(&disk).output();
     if !mount.is_ok_and(|mount| mount.status.success()) {
         skipped("only root can mount a small file system");
         return;
@@ -269,7 +285,8 @@ fn a_full_disk_leaves_nothing_behind() {
 fn exceeding_the_file_size_limit_leaves_nothing_behind() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", &bytes(1 << 20)), folder.arg("out"));
-    // Blocks of 1024 bytes in bash, of 512 in other shells. SIGXFSZ would end the process, were it not handled.
+    // Blocks of 1024 bytes in bash, of 512 in other shells. SIGXFSZ would end the process, were it
+    // not handled.
     let limited = Command::new("sh")
         .args([
             "-c",
@@ -297,9 +314,12 @@ fn a_destination_that_cannot_be_replaced_is_refused_first() {
     let copied = format!("copy {source} {out} --force");
     for bind in ["", " && mount -o remount,bind,ro \"$0\""] {
         let run = |program: &str, args: &[String]| {
-            let script = format!("mount --bind \"$0\" \"$0\" {bind} || exit 77; exec {program} \"$@\"");
+            let script =
+                format!("mount --bind \"$0\" \"$0\" {bind} || exit 77; exec {program} \"$@\"");
             let mut command = Command::new("unshare");
-            command.args(["--user", "--map-root-user", "--mount", "sh", "-c", &script, &out]).args(args);
+            command
+                .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script, &out])
+                .args(args);
             command.output().ok()
         };
         if !run("true", &[]).is_some_and(|ended| ended.status.success()) {
@@ -329,7 +349,10 @@ fn a_destination_that_cannot_be_replaced_is_refused_first() {
         assert_eq!(ended.out, "", "nothing was begun");
         ended.failed(1, &[path.trim_end_matches('/'), "immutable or append-only", "chattr"]);
     }
-    assert_eq!((std::fs::read(&out).unwrap(), folder.names()), (b"old".to_vec(), words("in link out")));
+    assert_eq!(
+        (std::fs::read(&out).unwrap(), folder.names()),
+        (b"old".to_vec(), words("in link out"))
+    );
     // What the help says of one that can.
     pinfold(&words(&copied)).ok();
     assert_eq!(std::fs::metadata(&out).unwrap().len(), 1 << 20);
@@ -349,7 +372,8 @@ fn an_unwritable_destination_is_reported_with_the_remedy() {
     let folder = Folder::new();
     let source = folder.file("in", b"x");
     pinfold(&["copy", &source, &folder.arg("no/out")]).failed(1, &["make the folder first"]);
-    pinfold(&["copy", &source, &folder.arg("in/out")]).failed(1, &["Not a directory", "name a file in"]);
+    pinfold(&["copy", &source, &folder.arg("in/out")])
+        .failed(1, &["Not a directory", "name a file in"]);
     pinfold(&["copy", &source, &folder.arg(&"n".repeat(300))]).failed(1, &["shorter name"]);
     assert_eq!(folder.names(), ["in"]);
 }
@@ -364,11 +388,13 @@ fn too_much_memory_is_refused() {
     assert!(matches!(ended.code, Some(1 | 2)), "{ended:#?}");
     assert_eq!(folder.names(), ["in"]);
     // 63.9 GiB, and 1 TiB: refused before any is allocated.
-    for line in
-        ["io soft:64G --bs 64M --iodepth 1023", "io soft:64G --bs 64M --iodepth 1023 --numjobs 16 --size 1T"]
-    {
+    for line in [
+        "io soft:64G --bs 64M --iodepth 1023",
+        "io soft:64G --bs 64M --iodepth 1023 --numjobs 16 --size 1T",
+    ] {
         let line = format!("{line} --memory plain");
-        let limited = ["-c", "ulimit -v 8000000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pinfold")];
+        let limited =
+            ["-c", "ulimit -v 8000000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pinfold")];
         let limited = Command::new("sh").args(limited).args(words(&line)).output().unwrap();
         let err = String::from_utf8(limited.stderr).unwrap();
         assert_eq!(limited.status.code(), Some(2), "{err}");

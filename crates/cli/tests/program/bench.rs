@@ -1,4 +1,5 @@
-//! `bench`: its output, its plots, and what it refuses. The measurements are tested with the suites.
+//! `bench`: its output, its plots, and what it refuses. The measurements are tested with the
+//! suites.
 
 use crate::common::{Folder, finish_with, pinfold, skipped};
 use std::process::Stdio;
@@ -24,16 +25,26 @@ fn json_is_one_object_per_line_and_a_repeated_suite_runs_once() {
 #[test]
 fn a_table_ends_with_the_published_figures_and_plots_are_written() {
     let folder = Folder::new();
-    let out = pinfold(&["bench", "page-pool", "--quick", "--runs", "1", "--plot", &folder.arg("a/b")]).ok();
-    assert!(out.starts_with("page-pool: ") && out.contains("rx-512") && out.contains("3771046"), "{out}");
+    let out =
+        pinfold(&["bench", "page-pool", "--quick", "--runs", "1", "--plot", &folder.arg("a/b")])
+            .ok();
+    assert!(
+        out.starts_with("page-pool: ") && out.contains("rx-512") && out.contains("3771046"),
+        "{out}"
+    );
     let picture = std::fs::read_to_string(folder.path("a/b/page-pool.svg")).unwrap();
-    assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains("rx-512"));
+    assert!(
+        picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains("rx-512")
+    );
 }
 
 #[test]
 fn servers_are_measured_beside_each_other_or_the_packages_are_named() {
     let mut bare = std::process::Command::new(env!("CARGO_BIN_EXE_pinfold"));
-    bare.args(["bench", "serve", "--json"]).env("PATH", "").stdout(Stdio::piped()).stderr(Stdio::piped());
+    bare.args(["bench", "serve", "--json"])
+        .env("PATH", "")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let packages = "sudo apt-get install fio libnbd-bin nbdkit qemu-utils";
     finish_with(bare).failed(1, &["fio, nbdcopy, nbdkit, qemu-nbd missing", packages]);
 
@@ -46,10 +57,12 @@ fn servers_are_measured_beside_each_other_or_the_packages_are_named() {
         out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let figures = |case: &str, unit: &str| {
         let of = records.iter().filter(|r| r["case"] == case && r["unit"] == unit);
-        of.map(|r| (r["subject"].as_str().unwrap(), r["median"].as_f64().unwrap() > 0.0)).collect::<Vec<_>>()
+        of.map(|r| (r["subject"].as_str().unwrap(), r["median"].as_f64().unwrap() > 0.0))
+            .collect::<Vec<_>>()
     };
-    let all = ["pinfold", "nbdkit-file", "qemu-nbd", "qemu-nbd-uring", "nbdkit-memory", "pinfold-soft"]
-        .map(|name| (name, true));
+    let all =
+        ["pinfold", "nbdkit-file", "qemu-nbd", "qemu-nbd-uring", "nbdkit-memory", "pinfold-soft"]
+            .map(|name| (name, true));
     for case in ["read-4k-16", "write-4k-16"] {
         assert_eq!(figures(case, "requests/s"), all, "{case}");
         assert_eq!(figures(case, "us p99"), all, "{case}");
@@ -60,7 +73,10 @@ fn servers_are_measured_beside_each_other_or_the_packages_are_named() {
     }
     let pages = ["single", "list", "array", "pinfold-arena"].map(|name| (name, true));
     assert_eq!(figures("rpc-259", "ns/page refilled"), pages);
-    assert!(records.iter().all(|r| r["modelled"].is_boolean() == (r["subject"] == "pinfold-soft")), "{out}");
+    assert!(
+        records.iter().all(|r| r["modelled"].is_boolean() == (r["subject"] == "pinfold-soft")),
+        "{out}"
+    );
 }
 
 #[test]

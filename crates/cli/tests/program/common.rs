@@ -33,7 +33,8 @@ impl Ended {
         for part in parts {
             assert!(self.err.contains(part), "{part:?} is not in {self:#?}");
         }
-        // What is waited for may be a warning before. clap's errors have more lines: the word, the known ones, the usage.
+        // What is waited for may be a warning before. clap's errors have more lines: the word, the
+        // known ones, the usage.
         let lines = self.err.lines().filter(|line| !line.starts_with(" WARN ")).count();
         assert!(lines == 1 || self.err.starts_with("error: "), "{self:#?}");
     }
@@ -45,8 +46,8 @@ impl Ended {
     }
 }
 
-/// Starts the program with the default action for the signals that it handles: a test run in the background may have
-/// inherited that they are ignored, and the program respects that.
+/// Starts the program with the default action for the signals that it handles: a test run in the
+/// background may have inherited that they are ignored, and the program respects that.
 pub(crate) fn start<S: AsRef<OsStr>>(args: &[S]) -> Child {
     Command::new("env")
         .args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_pinfold")])

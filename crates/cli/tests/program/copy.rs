@@ -1,4 +1,5 @@
-//! Copies return the same bytes, for all sizes, protections, block sizes, depths, memories and routes.
+//! Copies return the same bytes, for all sizes, protections, block sizes, depths, memories and
+//! routes.
 
 use crate::common::{Folder, assert_same, bytes, finish, pinfold, skipped, start, words};
 use std::time::{Duration, Instant};
@@ -11,7 +12,8 @@ fn round_trip(folder: &Folder, source: &str, options: &str) -> serde_json::Value
     report
 }
 
-const SIZES: [usize; 12] = [0, 1, 511, 512, 513, 4095, 4096, 4097, 65_537, 1_048_575, 1_048_577, 3_000_001];
+const SIZES: [usize; 12] =
+    [0, 1, 511, 512, 513, 4095, 4096, 4097, 65_537, 1_048_575, 1_048_577, 3_000_001];
 
 #[test]
 fn every_size_under_every_protection() {
@@ -124,8 +126,8 @@ fn every_memory_of_this_machine() {
     }
 }
 
-/// A reservation alone is not enough: a pool that shrinks takes reserved pages, too. Before pages were faulted in at
-/// allocation, one run in sixty ended with a `SIGBUS` here.
+/// A reservation alone is not enough: a pool that shrinks takes reserved pages, too. Before pages
+/// were faulted in at allocation, one run in sixty ended with a `SIGBUS` here.
 #[test]
 fn a_shrinking_pool_of_hugepages_raises_no_signal() {
     const POOL: &str = "/proc/sys/vm/nr_hugepages";
@@ -175,7 +177,9 @@ fn mostly_holes(folder: &Folder) -> Option<String> {
     use std::os::unix::fs::FileExt;
     let source = folder.sparse("in", 1 << 30);
     let file = std::fs::File::options().write(true).open(&source).unwrap();
-    for (at, part) in [(5 << 20) + 77, 300 << 20, 700 << 20, (1 << 30) - (1 << 20)].into_iter().zip(1..) {
+    for (at, part) in
+        [(5 << 20) + 77, 300 << 20, 700 << 20, (1 << 30) - (1 << 20)].into_iter().zip(1..)
+    {
         file.write_all_at(&bytes((1 << 20) - part), at).unwrap();
     }
     file.sync_all().unwrap();
@@ -199,8 +203,10 @@ fn holes_stay_holes() {
         ("", format!("soft:{image}")),
         ("--force", format!("soft:{image},block=4k")),
     ] {
-        let report = pinfold(&words(&format!("copy {source} {destination} --json {options}"))).json();
-        let written = destination.strip_prefix("soft:").unwrap_or(&destination).replace(",block=4k", "");
+        let report =
+            pinfold(&words(&format!("copy {source} {destination} --json {options}"))).json();
+        let written =
+            destination.strip_prefix("soft:").unwrap_or(&destination).replace(",block=4k", "");
         let taken = allocated(written.as_ref());
         assert!((4 << 20..5 << 20).contains(&taken), "{options} {destination}: {taken} bytes");
         assert_same(source.as_ref(), written.as_ref());
@@ -221,8 +227,12 @@ fn without_sparse_all_is_written() {
     let folder = Folder::new();
     let source = folder.sparse("in", 9 << 20);
     let out = folder.path("out");
-    let report = pinfold(&words(&format!("copy {source} {} --sparse never --json", out.display()))).json();
-    assert_eq!((&report["hole_bytes"], &report["phases"][0]["bytes"]), (&0.into(), &(9u64 << 20).into()));
+    let report =
+        pinfold(&words(&format!("copy {source} {} --sparse never --json", out.display()))).json();
+    assert_eq!(
+        (&report["hole_bytes"], &report["phases"][0]["bytes"]),
+        (&0.into(), &(9u64 << 20).into())
+    );
     assert_eq!(report["phases"][0]["reads"]["requests"], 9);
     assert!(allocated(&out) >= 9 << 20);
     assert_same(source.as_ref(), &out);
@@ -256,7 +266,12 @@ fn a_sparse_copy_occupies_no_more_than_others() {
     }
     assert_same(&other, &out);
     // qemu-img finds zeroes within the data, in units of 64 KiB.
-    assert!(allocated(&out) <= allocated(&other) + (1 << 20), "{} {}", allocated(&out), allocated(&other));
+    assert!(
+        allocated(&out) <= allocated(&other) + (1 << 20),
+        "{} {}",
+        allocated(&out),
+        allocated(&other)
+    );
 }
 
 #[test]
@@ -313,7 +328,8 @@ fn a_controller_with_blocks_of_4_kib_round_trips() {
     }
     let odd = folder.file("odd", &bytes(512));
     let out = folder.arg("out");
-    pinfold(&words(&format!("copy soft:{odd},block=4k {out}"))).failed(1, &["multiple of 4096", "block="]);
+    pinfold(&words(&format!("copy soft:{odd},block=4k {out}")))
+        .failed(1, &["multiple of 4096", "block="]);
     pinfold(&words(&format!("copy {odd} {out} --via soft:1M,block=4k --bs 512")))
         .failed(2, &["--bs 512", "4096"]);
     pinfold(&words(&format!("copy {odd} {out} --via soft:1M,block=8k")))
@@ -325,7 +341,10 @@ fn a_controller_with_blocks_of_4_kib_round_trips() {
 fn a_failed_copy_prints_its_report() {
     let folder = Folder::new();
     let source = folder.file("in", &bytes(3 << 20));
-    let line = format!("copy {source} {} --via soft:4M,not-ready=60s --retry-limit 200ms", folder.arg("out"));
+    let line = format!(
+        "copy {source} {} --via soft:4M,not-ready=60s --retry-limit 200ms",
+        folder.arg("out")
+    );
     let ended = pinfold(&words(&line));
     assert!(ended.out.contains("not complete  after 0 B on the way there, of 3 MiB"), "{ended:#?}");
     assert!(ended.out.contains("3 requests retried after"), "{ended:#?}");
@@ -352,8 +371,10 @@ fn an_interrupted_copy_prints_its_report() {
     let folder = Folder::new();
     let source = folder.file("in", &bytes(3 << 20));
     // What waits for a retry is not waited for.
-    let line =
-        format!("copy {source} {} --via soft:4M,not-ready=1h --retry-limit 1h --json", folder.arg("out"));
+    let line = format!(
+        "copy {source} {} --via soft:4M,not-ready=1h --retry-limit 1h --json",
+        folder.arg("out")
+    );
     let child = start(&words(&line));
     // Once the temporary file exists, signals are handled.
     let until = Instant::now() + Duration::from_secs(60);
@@ -379,7 +400,8 @@ fn a_source_that_shrinks_in_a_hole_is_an_error() {
         0,
     )
     .unwrap();
-    let child = start(&words(&format!("copy {source} {} --via soft:9M,not-ready=3s", folder.arg("out"))));
+    let child =
+        start(&words(&format!("copy {source} {} --via soft:9M,not-ready=3s", folder.arg("out"))));
     let until = Instant::now() + Duration::from_secs(60);
     while folder.names().len() < 2 {
         assert!(Instant::now() < until);
@@ -398,7 +420,10 @@ fn to_an_image_and_back() {
     pinfold(&words(&format!("copy {source} soft:{image} --verify"))).ok();
     let padded = std::fs::read(&image).unwrap();
     assert_eq!(padded.len(), 1_000_448);
-    assert!(padded[..1_000_000] == bytes(1_000_000) && padded[1_000_000..].iter().all(|&byte| byte == 0));
+    assert!(
+        padded[..1_000_000] == bytes(1_000_000)
+            && padded[1_000_000..].iter().all(|&byte| byte == 0)
+    );
     let out = folder.arg("out");
     pinfold(&words(&format!("copy soft:{image} {out} --bs 64k"))).ok();
     assert_same(image.as_ref(), out.as_ref());

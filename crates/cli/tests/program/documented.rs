@@ -34,10 +34,12 @@ fn quoted(text: &str) -> impl Iterator<Item = String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned)
 }
 
-/// Asserts that the section of `page` names all of `keys`, and describes no others in the first column of its tables.
+/// Asserts that the section of `page` names all of `keys`, and describes no others in the first
+/// column of its tables.
 #[track_caller]
 pub(crate) fn assert_documented(page: &str, keys: &Keys) {
-    let text = std::fs::read_to_string(format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let text = std::fs::read_to_string(format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR")))
+        .unwrap();
     let (_, section) = text.split_once("# The keys of `--json`\n").unwrap();
     let section = section.split("\n#").next().unwrap();
     let rows: Vec<_> = section.lines().filter(|line| line.starts_with('|')).collect();
@@ -46,7 +48,11 @@ pub(crate) fn assert_documented(page: &str, keys: &Keys) {
     let named: Keys = bodies.clone().flat_map(|row| quoted(row)).collect();
     let described: Keys = bodies.flat_map(|row| quoted(row.split('|').nth(1).unwrap())).collect();
     assert_eq!(keys.difference(&named).collect::<Vec<_>>(), Vec::<&String>::new(), "not in {page}");
-    assert_eq!(described.difference(keys).collect::<Vec<_>>(), Vec::<&String>::new(), "not printed");
+    assert_eq!(
+        described.difference(keys).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "not printed"
+    );
 }
 
 /// As [`assert_documented`], of a report.
@@ -73,9 +79,11 @@ fn the_keys_of_io_and_copy_are_documented() {
 
 #[test]
 fn the_keys_of_replay_and_doctor_are_documented() {
-    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/samples/linux-6.12-nvme-ahci-e1000e.txt");
+    let sample =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/samples/linux-6.12-nvme-ahci-e1000e.txt");
     let lines =
-        pinfold(&["replay", sample, "--mapped", "--json", "--policy", "magazines,pinfold-batch"]).ok();
+        pinfold(&["replay", sample, "--mapped", "--json", "--policy", "magazines,pinfold-batch"])
+            .ok();
     assert_documented("replay.md", &printed(&lines));
     assert_documented("troubleshooting.md", &printed(&pinfold(&["doctor", "--json"]).ok()));
 }

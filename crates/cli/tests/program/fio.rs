@@ -5,7 +5,8 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// The keys of `fio --output-format=json` (3.33, randrw), apart from those of "job options" and "disk_util".
+/// The keys of `fio --output-format=json` (3.33, randrw), apart from those of "job options" and
+/// "disk_util".
 const KEYS: &str = include_str!("fio-3.33.keys");
 
 fn collect_keys(value: &Value, path: &str, keys: &mut BTreeSet<String>) {
@@ -19,7 +20,9 @@ fn collect_keys(value: &Value, path: &str, keys: &mut BTreeSet<String>) {
                 }
             }
         }
-        Value::Array(list) => list.iter().for_each(|value| collect_keys(value, &format!("{path}[]"), keys)),
+        Value::Array(list) => {
+            list.iter().for_each(|value| collect_keys(value, &format!("{path}[]"), keys))
+        }
         _ => {}
     }
 }
@@ -49,23 +52,31 @@ fn json_has_fios_keys_and_plausible_figures() {
     assert_eq!(keys.difference(&expected).collect::<Vec<_>>(), Vec::<&String>::new(), "not fio's");
     // Nothing was trimmed, so there are no samples of it.
     let sampled = |key: &str| key.contains("/trim/bw_") || key.contains("/trim/iops_");
-    let absent = |key: &&String| !sampled(key) && !NOT_MEASURED.iter().any(|part| key.contains(part));
+    let absent =
+        |key: &&String| !sampled(key) && !NOT_MEASURED.iter().any(|part| key.contains(part));
     assert_eq!(
         expected.difference(&keys).filter(absent).collect::<Vec<_>>(),
         Vec::<&String>::new(),
         "missing"
     );
-    assert!(keys.iter().all(|key| !NOT_MEASURED.iter().any(|part| key.contains(part))), "not measured");
+    assert!(
+        keys.iter().all(|key| !NOT_MEASURED.iter().any(|part| key.contains(part))),
+        "not measured"
+    );
     let job = &report["jobs"][0];
     assert_eq!(job["jobname"], "a");
     let count = |direction: &str| job[direction]["total_ios"].as_u64().unwrap();
     assert!(count("read") > 0 && count("write") > 0 && count("trim") == 0);
     let read = &job["read"];
     assert_eq!(read["io_bytes"].as_u64().unwrap(), 4096 * count("read"));
-    assert!(read["iops"].as_f64().unwrap() > 0.0 && read["bw"].as_u64() <= read["bw_bytes"].as_u64());
+    assert!(
+        read["iops"].as_f64().unwrap() > 0.0 && read["bw"].as_u64() <= read["bw_bytes"].as_u64()
+    );
     assert!(read["clat_ns"]["percentile"]["99.000000"].as_u64() <= read["clat_ns"]["max"].as_u64());
     for share in ["latency_ns", "latency_us", "latency_ms"] {
-        assert!(job[share].as_object().unwrap().values().all(|value| value.as_f64().unwrap() >= 0.0));
+        assert!(
+            job[share].as_object().unwrap().values().all(|value| value.as_f64().unwrap() >= 0.0)
+        );
     }
     let sum = |key: &str| -> f64 {
         job[key].as_object().unwrap().values().map(|value| value.as_f64().unwrap()).sum()
@@ -92,7 +103,8 @@ fn fios_options_work_with_hyphens_and_underscores() {
             [50.0, 99.9]
         );
     }
-    let report = pinfold(&words(&format!("io {file} --offset 64k --size 64k --direct 0 --json"))).json();
+    let report =
+        pinfold(&words(&format!("io {file} --offset 64k --size 64k --direct 0 --json"))).json();
     let figures = (&report["offset_bytes"], &report["size_bytes"], &report["read"]["requests"]);
     assert_eq!(figures, (&65_536.into(), &65_536.into(), &16.into()));
     for rw in ["rw", "readwrite"] {
@@ -111,10 +123,16 @@ fn fios_options_work_with_hyphens_and_underscores() {
 fn offsets_are_where_the_requests_go() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(64 << 10));
-    pinfold(&words(&format!("io {file} --rw write --offset 16k --size 16k --numjobs 2 --force"))).ok();
+    pinfold(&words(&format!("io {file} --rw write --offset 16k --size 16k --numjobs 2 --force")))
+        .ok();
     let (before, after) = (bytes(64 << 10), std::fs::read(&file).unwrap());
     assert!(after[..16 << 10] == before[..16 << 10] && after[32 << 10..] == before[32 << 10..]);
-    assert!(after[16 << 10..32 << 10].chunks(4096).zip(before[16 << 10..].chunks(4096)).all(|(a, b)| a != b));
+    assert!(
+        after[16 << 10..32 << 10]
+            .chunks(4096)
+            .zip(before[16 << 10..].chunks(4096))
+            .all(|(a, b)| a != b)
+    );
     let line = format!("io {file} --rw randrw --offset 32k --size 16k --verify --force");
     pinfold(&words(&line)).ok();
     assert!(std::fs::read(&file).unwrap()[48 << 10..] == before[48 << 10..]);
@@ -157,7 +175,10 @@ fn unsupported_options_are_refused_with_the_alternative() {
         ("io --filename=/dev/sda:/dev/sdb", &["/dev/sda:/dev/sdb", "several files", "file:NAME"]),
         ("io a.bin:b.bin --size 1M", &["a.bin:b.bin", "several files"]),
         ("io --filename=- --size 1M", &["standard input"]),
-        ("io --filename=$jobname.$jobnum.$filenum --size=1M", &["$jobname.$jobnum.$filenum", "file's name"]),
+        (
+            "io --filename=$jobname.$jobnum.$filenum --size=1M",
+            &["$jobname.$jobnum.$filenum", "file's name"],
+        ),
         ("io --filename=/a --directory=/tmp", &["/a", "leave --directory out"]),
         ("io soft:1M --offset_increment=4k", &["--size"]),
         (
@@ -172,7 +193,10 @@ fn unsupported_options_are_refused_with_the_alternative() {
         ("io soft:1M --offset=100", &["--offset 100", "4096"]),
         ("io soft:1M --offset=1M", &["--offset 1048576", "only 1048576"]),
         ("io soft:1M --offset=3M --size=4k", &["--offset 3145728", "only 1048576"]),
-        ("io soft:1M --offset=512k --size=1M", &["--size 1048576", "524288 follow --offset 524288"]),
+        (
+            "io soft:1M --offset=512k --size=1M",
+            &["--size 1048576", "524288 follow --offset 524288"],
+        ),
         ("io soft:1M --size=101%", &["101%", "1 to 100"]),
         ("io none --size=50%", &["--size in per cent", "write bytes"]),
         ("io soft:1M --json --output-format json", &["--json", "--output-format"]),
@@ -193,14 +217,19 @@ fn a_job_file_runs_its_sections_in_order() {
     );
     let jobs = folder.file("two.fio", text.as_bytes());
     let report = pinfold(&["io", &jobs, "--output-format=json"]).json();
-    let names: Vec<_> = report["jobs"].as_array().unwrap().iter().map(|job| &job["jobname"]).collect();
+    let names: Vec<_> =
+        report["jobs"].as_array().unwrap().iter().map(|job| &job["jobname"]).collect();
     assert_eq!(names, ["first", "second"]);
-    let ios = |job: usize, direction: &str| report["jobs"][job][direction]["total_ios"].as_u64().unwrap();
+    let ios =
+        |job: usize, direction: &str| report["jobs"][job][direction]["total_ios"].as_u64().unwrap();
     assert_eq!((ios(0, "write"), ios(1, "read")), (64, 128));
     let lines = pinfold(&["io", &jobs, "--json"]).ok();
     assert_eq!(lines.lines().count(), 2);
     let text = pinfold(&["io", &jobs]).ok();
-    assert!(text.starts_with("first: ") && text.contains("\nsecond: soft:1M: rw=randread"), "{text}");
+    assert!(
+        text.starts_with("first: ") && text.contains("\nsecond: soft:1M: rw=randread"),
+        "{text}"
+    );
     pinfold(&["io", &jobs, "--bs=8k"]).failed(2, &["--bs", "[global]"]);
     pinfold(&["io", &folder.arg("none.fio")]).failed(2, &["none.fio", "No such file", "file:"]);
     let bad = folder.file("bad.fio", b"[job]\nfilename=soft:1M\nbogus=1\n");
@@ -212,8 +241,12 @@ fn a_job_file_runs_its_sections_in_order() {
 
 /// Returns the report of fio for the same words, unless fio is missing or refuses them.
 fn fio(line: &str) -> Option<Value> {
-    let out = Command::new("fio").args(words(line)).args(["--name=a", "--output-format=json"]).output();
-    let out = out.ok().filter(|out| out.status.success()).map(|out| String::from_utf8(out.stdout).unwrap());
+    let out =
+        Command::new("fio").args(words(line)).args(["--name=a", "--output-format=json"]).output();
+    let out = out
+        .ok()
+        .filter(|out| out.status.success())
+        .map(|out| String::from_utf8(out.stdout).unwrap());
     let report = out.and_then(|text| serde_json::from_str(&text).ok());
     if report.is_none() {
         skipped("fio does not run here");
@@ -226,12 +259,15 @@ fn rates_are_sampled_every_half_second_or_absent() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(1 << 20));
     for target in [&*file, "soft:1M"] {
-        let line = format!("io --filename={target} --rw=randread --runtime=1600ms --time_based --numjobs=2");
+        let line = format!(
+            "io --filename={target} --rw=randread --runtime=1600ms --time_based --numjobs=2"
+        );
         let report = pinfold(&words(&format!("{line} --output-format=json"))).json();
         let read = &report["jobs"][0]["read"];
         let figure = |key: &str| read[key].as_f64().unwrap_or_else(|| panic!("{key}: {read}"));
         for (kind, rate) in [("iops", figure("iops")), ("bw", figure("bw"))] {
-            let [min, max, mean] = ["min", "max", "mean"].map(|part| figure(&format!("{kind}_{part}")));
+            let [min, max, mean] =
+                ["min", "max", "mean"].map(|part| figure(&format!("{kind}_{part}")));
             // At most three intervals; on a busy machine one may be longer.
             assert!((1.0..=3.0).contains(&figure(&format!("{kind}_samples"))), "{read}");
             assert!(0.0 < min && min <= mean + 1.0 && mean <= max + 1.0, "{read}");
@@ -244,7 +280,10 @@ fn rates_are_sampled_every_half_second_or_absent() {
         let text = pinfold(&words(&line)).ok();
         let samples = &pinfold(&words(&format!("{line} --json"))).json()["read"]["samples"];
         assert!(samples["iops"]["mean"].as_f64().unwrap() > 0.0, "{samples}");
-        assert!(text.contains("   iops        : min=") && text.contains("   bw (  KiB/s): min="), "{text}");
+        assert!(
+            text.contains("   iops        : min=") && text.contains("   bw (  KiB/s): min="),
+            "{text}"
+        );
     }
     let short = pinfold(&words("io soft:1M --size=64k --output-format=json")).json();
     let read = &short["jobs"][0]["read"];
@@ -260,7 +299,8 @@ fn slat_includes_the_call_that_submits() {
     let line = format!(
         "--filename={file} --rw=randread --bs=64k --iodepth=1 --ioengine=io_uring --direct=0 --size=1M --runtime=500ms --time_based"
     );
-    let figure = |report: &Value, key: &str, of: &str| report["jobs"][0]["read"][key][of].as_f64().unwrap();
+    let figure =
+        |report: &Value, key: &str, of: &str| report["jobs"][0]["read"][key][of].as_f64().unwrap();
     let report = pinfold(&words(&format!("io {line} --output-format=json"))).json();
     // The least of each: a thread that gets no processor in between adds to any other.
     let [slat, clat] = ["slat_ns", "clat_ns"].map(|key| figure(&report, key, "min"));
@@ -307,7 +347,8 @@ fn jobs_move_what_fio_moves() {
 fn a_run_by_time_ignores_number_ios() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(1 << 20));
-    let line = format!("--filename={file} --rw=read --bs=4k --number_ios=10 --time_based --runtime=1");
+    let line =
+        format!("--filename={file} --rw=read --bs=4k --number_ios=10 --time_based --runtime=1");
     let runtime = |report: &Value| report["jobs"][0]["read"]["runtime"].as_u64().unwrap();
     let report = pinfold(&words(&format!("io {line} --output-format=json"))).json();
     assert!(runtime(&report) >= 1000, "{report}");
@@ -376,9 +417,11 @@ fn options_that_change_nothing_and_common_ones_are_accepted() {
     let notes = report["notes"].to_string();
     assert!(notes.contains("io_uring, not by libaio"), "{notes}");
     for method in ["", "=crc32c", "=md5"] {
-        let report = pinfold(&words(&format!("io soft:1M --rw=randrw --verify{method} --json"))).json();
+        let report =
+            pinfold(&words(&format!("io soft:1M --rw=randrw --verify{method} --json"))).json();
         assert!(report["verified"]["sha256"].is_string(), "{report}");
     }
-    let report = pinfold(&words("io soft:1M --rw=randrw --rwmixwrite=100 --rate_iops=10000 --json")).json();
+    let report =
+        pinfold(&words("io soft:1M --rw=randrw --rwmixwrite=100 --rate_iops=10000 --json")).json();
     assert_eq!((&report["write"]["requests"], &report["read"]), (&256.into(), &Value::Null));
 }

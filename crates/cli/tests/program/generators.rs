@@ -10,9 +10,12 @@ use std::time::{Duration, Instant};
 #[test]
 fn every_packet_of_testpmd_is_received_or_dropped_for_a_cause() {
     let generator = Command::new("dpdk-testpmd");
-    let drivers =
-        Command::new("sh").args(["-c", "ls /usr/lib/*/librte_net_af_packet.so.*"]).output().unwrap();
-    if Command::new("dpdk-testpmd").arg("--version").output().is_err() || !drivers.status.success() {
+    let drivers = Command::new("sh")
+        .args(["-c", "ls /usr/lib/*/librte_net_af_packet.so.*"])
+        .output()
+        .unwrap();
+    if Command::new("dpdk-testpmd").arg("--version").output().is_err() || !drivers.status.success()
+    {
         return skipped("needs testpmd (sudo apt-get install dpdk-dev librte-net-af-packet23)");
     }
     let Some(wire) = Wire::new(1, 1500) else { return };
@@ -24,7 +27,11 @@ fn every_packet_of_testpmd_is_received_or_dropped_for_a_cause() {
     let (received, dropped) = (report["protocols"]["udp"].as_u64().unwrap(), dropped(&report));
     let driver = wire.driver_drops() - before;
     assert!(sent >= SENT, "{out}");
-    assert_eq!(received + dropped + driver, sent, "{driver} dropped by the driver: {report}\n{out}");
+    assert_eq!(
+        received + dropped + driver,
+        sent,
+        "{driver} dropped by the driver: {report}\n{out}"
+    );
     assert!(received > 0, "{report}");
     assert_eq!(report["packets"], received, "nothing else was sent: {report}");
 }
@@ -32,7 +39,8 @@ fn every_packet_of_testpmd_is_received_or_dropped_for_a_cause() {
 /// How many packets testpmd sends at least.
 const SENT: u64 = 100_000;
 
-/// Has testpmd send packets of 64 bytes through the near end. Returns its output, and how many it has sent.
+/// Has testpmd send packets of 64 bytes through the near end. Returns its output, and how many it
+/// has sent.
 fn generate(mut testpmd: Command) -> (String, u64) {
     // Memory without hugepages, which other tests count.
     testpmd.args(
@@ -40,7 +48,8 @@ fn generate(mut testpmd: Command) -> (String, u64) {
             .split(' '),
     );
     testpmd.args(
-        "--forward-mode=txonly --txpkts=64 --total-num-mbufs=4096 --auto-start --interactive".split(' '),
+        "--forward-mode=txonly --txpkts=64 --total-num-mbufs=4096 --auto-start --interactive"
+            .split(' '),
     );
     testpmd.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = testpmd.spawn().unwrap();
@@ -67,8 +76,10 @@ fn a_flood_of_pings_is_answered() {
     }
     let Some(_wire) = Wire::new(1, 1500) else { return };
     let child = receiving(&["--reflect", "--json"]);
-    let ping =
-        Command::new("ping").args(["-q", "-f", "-c", "2000", "-w", "60", "10.99.0.2"]).output().unwrap();
+    let ping = Command::new("ping")
+        .args(["-q", "-f", "-c", "2000", "-w", "60", "10.99.0.2"])
+        .output()
+        .unwrap();
     let words = String::from_utf8_lossy(&ping.stdout).into_owned();
     let report = interrupted(child);
     let count = |key: &str| report[key].as_u64().unwrap();

@@ -22,7 +22,10 @@ fn size_is_moved_once() {
         }
     }
     let result = json("soft:1M --rw randrw --rwmixread 100 --size 64k");
-    assert_eq!((&result["read"]["requests"], &result["write"]), (&16.into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&result["read"]["requests"], &result["write"]),
+        (&16.into(), &serde_json::Value::Null)
+    );
     let result = json("soft:4M --rw randrw --rwmixread 70 --iodepth 32");
     let read = result["read"]["requests"].as_u64().unwrap();
     assert!((600..835).contains(&read), "{read} of 1024 are reads");
@@ -44,16 +47,21 @@ fn the_held_limit_makes_revocations_wait() {
 #[test]
 fn the_software_iommu_has_as_many_units_as_asked() {
     for units in [1, 2, 255] {
-        let result = json(&format!("soft:1M --rw randrw --verify --iodepth 16 --iommu-units {units}"));
+        let result =
+            json(&format!("soft:1M --rw randrw --verify --iodepth 16 --iommu-units {units}"));
         let requests = |kind: &str| result[kind]["requests"].as_u64().unwrap();
         assert_eq!(requests("read") + requests("write"), 256, "{units}");
     }
-    for (units, why) in [("0", "1..=255"), ("256", "1..=255"), ("-1", "1..=255"), ("x", "invalid digit")] {
-        pinfold(&["io", "soft:1M", "--iommu-units", units]).failed(2, &["--iommu-units", units, why]);
+    for (units, why) in
+        [("0", "1..=255"), ("256", "1..=255"), ("-1", "1..=255"), ("x", "invalid digit")]
+    {
+        pinfold(&["io", "soft:1M", "--iommu-units", units])
+            .failed(2, &["--iommu-units", units, why]);
     }
 }
 
-/// Real controllers are behind the machine's units, whatever a command uses them for; a run without the option gets further.
+/// Real controllers are behind the machine's units, whatever a command uses them for; a run without
+/// the option gets further.
 #[test]
 fn the_units_of_real_controllers_are_not_chosen() {
     let folder = Folder::new();
@@ -127,9 +135,12 @@ fn a_scratch_file_is_reported_as_such_and_removed() {
     let (file, dir) = (folder.arg("scratch"), folder.arg(""));
     pinfold(&["io", &file]).failed(2, &["does not exist", "--size"]);
     pinfold(&["io", &dir]).failed(2, &["is a folder", "--size"]);
-    for target in
-        [file.clone(), dir.clone(), format!("--directory={dir}"), format!("--directory={dir} --filename=a")]
-    {
+    for target in [
+        file.clone(),
+        dir.clone(),
+        format!("--directory={dir}"),
+        format!("--directory={dir} --filename=a"),
+    ] {
         for rw in ["read", "write", "randrw"] {
             let line = format!("io {target} --rw {rw} --size 256k --iodepth 4");
             let report = pinfold(&words(&format!("{line} --json"))).json();
@@ -142,7 +153,8 @@ fn a_scratch_file_is_reported_as_such_and_removed() {
             assert!(folder.names().is_empty());
         }
     }
-    pinfold(&words(&format!("io --directory={file} --size 1M"))).failed(1, &["is no folder that exists"]);
+    pinfold(&words(&format!("io --directory={file} --size 1M")))
+        .failed(1, &["is no folder that exists"]);
     pinfold(&words("io --directory=/a:/b --size 1M")).failed(2, &["/a:/b", "several files"]);
     pinfold(&words("io --directory=soft:1M --size 1M")).failed(2, &["soft:1M", "path of a folder"]);
     pinfold(&words(&format!("io {file} --size 100"))).failed(2, &["--size 100", "4096"]);
@@ -174,7 +186,8 @@ fn no_file_is_created_among_devices() {
         assert!(!std::path::Path::new(&device).exists(), "{line}");
     }
     std::os::unix::fs::symlink("nowhere", folder.path("dangling")).unwrap();
-    pinfold(&words(&format!("io {} --size 1M", folder.arg("dangling")))).failed(1, &["symbolic link"]);
+    pinfold(&words(&format!("io {} --size 1M", folder.arg("dangling"))))
+        .failed(1, &["symbolic link"]);
     pinfold(&words(&format!("io {source}/x --size 1M"))).failed(1, &["Not a directory"]);
     assert_eq!(folder.names(), ["dangling", "in", "job.fio", "link"]);
 }
@@ -204,12 +217,15 @@ fn sizes_beyond_the_target_are_reported() {
     pinfold(&words("io soft:1M --runtime 0")).failed(2, &["0"]);
 }
 
-/// Runs the program with a terminal of so many columns as its standard error, of which the variable says something else, and
-/// returns the lines that were drawn.
+/// Runs the program with a terminal of so many columns as its standard error, of which the variable
+/// says something else, and returns the lines that were drawn.
 fn drawn(columns: &str, line: &str) -> Option<Vec<String>> {
     let command = format!("stty cols {columns} && {} {line}", env!("CARGO_BIN_EXE_pinfold"));
     let mut script = std::process::Command::new("script");
-    script.args(["-qec", &command, "/dev/null"]).env("COLUMNS", "70").stdin(std::process::Stdio::null());
+    script
+        .args(["-qec", &command, "/dev/null"])
+        .env("COLUMNS", "70")
+        .stdin(std::process::Stdio::null());
     let out = script.output().ok().filter(|out| out.status.success());
     let Some(out) = out else {
         crate::common::skipped("script(1) does not run here");
@@ -218,7 +234,11 @@ fn drawn(columns: &str, line: &str) -> Option<Vec<String>> {
     let text = String::from_utf8_lossy(&out.stdout).replace("\u{1b}[2K", "\r");
     let lines = text.split(['\r', '\n']).filter(|line| line.contains("ETA"));
     // Without what moves the cursor.
-    Some(lines.map(|line| line.split('\u{1b}').next().unwrap_or_default().trim_end().to_owned()).collect())
+    Some(
+        lines
+            .map(|line| line.split('\u{1b}').next().unwrap_or_default().trim_end().to_owned())
+            .collect(),
+    )
 }
 
 #[test]
@@ -230,7 +250,10 @@ fn the_live_line_has_rates_and_eta_and_fits_the_terminal() {
             "io soft:1M --rw randread --runtime 1500ms --time-based".to_owned(),
             &["running", "IOPS", "iB/s", "%"][..],
         ),
-        (format!("copy {file} {} --bs 4k --iodepth 1 --force", folder.arg("out")), &["copying", "iB/s", "%"]),
+        (
+            format!("copy {file} {} --bs 4k --iodepth 1 --force", folder.arg("out")),
+            &["copying", "iB/s", "%"],
+        ),
     ] {
         // A terminal that does not know its size has none.
         for (columns, most) in [("200", 79), ("60", 59), ("0", 69)] {

@@ -21,7 +21,10 @@ fn each_job_has_a_queue_and_moves_the_whole_size() {
         "soft:4M --rw randrw --bsrange 512-64k --iodepth 16 --numjobs 4 --verify-requests 2000 --verify",
     );
     let verified = &result["verified"];
-    assert_eq!((&verified["requests"], &verified["sha256"]), (&2000.into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&verified["requests"], &verified["sha256"]),
+        (&2000.into(), &serde_json::Value::Null)
+    );
     assert_eq!(verified["parts"].as_array().unwrap().len(), 4);
     let text = pinfold(&words("io soft:4M --rw read --numjobs 2")).ok();
     assert!(text.contains("iodepth=1, numjobs=2, size="), "{text}");
@@ -36,7 +39,10 @@ fn a_file_is_written_by_all_jobs() {
     let result = json(&format!("{file} --rw write --force --numjobs 4 --iodepth 4 {parts}"));
     assert_eq!(result["write"]["requests"], 256);
     let after = std::fs::read(&file).unwrap();
-    assert!(after.chunks(4096).zip(bytes(1 << 20).chunks(4096)).all(|(new, old)| new != old), "all of it");
+    assert!(
+        after.chunks(4096).zip(bytes(1 << 20).chunks(4096)).all(|(new, old)| new != old),
+        "all of it"
+    );
     json(&format!(
         "{file} --rw randrw --bsrange 512-32k --numjobs 2 --iodepth 8 --verify-requests 500 --verify --force"
     ));
@@ -44,7 +50,8 @@ fn a_file_is_written_by_all_jobs() {
 
 #[test]
 fn interrupts_and_polling_transfer_the_same_bytes() {
-    // With few requests on a busy machine each may be complete whenever the program looks, so that it does not sleep.
+    // With few requests on a busy machine each may be complete whenever the program looks, so that
+    // it does not sleep.
     let mut slept = 0;
     for protect in ["static", "revoke", "strict"] {
         for rest in ["--iodepth 1", "--iodepth 64", "--iodepth 1 --poll", "--iodepth 64 --poll"] {
@@ -72,8 +79,9 @@ fn interrupts_and_polling_transfer_the_same_bytes() {
 #[test]
 fn durations_are_written_as_in_fio() {
     for (time, least, most) in [("300ms", 0.3, 0.9), ("1s", 1.0, 1.9)] {
-        let result =
-            json(&format!("soft:1M --rw randread --runtime {time} --time_based --numjobs 2 --iodepth 2"));
+        let result = json(&format!(
+            "soft:1M --rw randread --runtime {time} --time_based --numjobs 2 --iodepth 2"
+        ));
         let seconds = result["seconds"].as_f64().unwrap();
         assert!((least..most + 10.0).contains(&seconds), "{seconds}");
     }
@@ -81,5 +89,6 @@ fn durations_are_written_as_in_fio() {
     pinfold(&words("io soft:1M --runtime 2d")).failed(2, &["2d", "1ms and 1d"]);
     pinfold(&words("io soft:1M --numjobs 0")).failed(2, &["0"]);
     pinfold(&words("io soft:1M --numjobs 257")).failed(2, &["257"]);
-    pinfold(&words("io soft:64k --bs 16k --numjobs 5 --verify")).failed(2, &["--numjobs 5", "4 requests"]);
+    pinfold(&words("io soft:64k --bs 16k --numjobs 5 --verify"))
+        .failed(2, &["--numjobs 5", "4 requests"]);
 }

@@ -1,4 +1,5 @@
-//! Limits of the machine, set by their real mechanisms: the cause that is named is what refused, and the fix changes it.
+//! Limits of the machine, set by their real mechanisms: the cause that is named is what refused,
+//! and the fix changes it.
 use crate::common::{Ended, Folder, finish_with, pinfold, skipped, words};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -42,12 +43,14 @@ fn finding(report: &Value, what: &str) -> (String, String, Option<String>) {
 struct Group(PathBuf);
 
 impl Group {
-    /// Creates it where the controller has its hierarchy; `None`, with a message, where that is not possible.
+    /// Creates it where the controller has its hierarchy; `None`, with a message, where that is not
+    /// possible.
     fn new(controller: &str, name: &str) -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let has = |line: &&str| match line.split_once(" - ") {
             Some((_, kind)) if kind.starts_with("cgroup2 ") => {
-                let controllers = PathBuf::from(line.split(' ').nth(4).unwrap()).join("cgroup.controllers");
+                let controllers =
+                    PathBuf::from(line.split(' ').nth(4).unwrap()).join("cgroup.controllers");
                 let controllers = std::fs::read_to_string(controllers).unwrap_or_default();
                 controllers.split_whitespace().any(|one| one == controller)
             }
@@ -109,7 +112,9 @@ fn a_hugetlb_limit_of_a_control_group_is_named_and_raised() {
         ["hugetlb.2MB.max", "hugetlb.2MB.limit_in_bytes"],
         ["hugetlb.2MB.rsvd.max", "hugetlb.2MB.rsvd.limit_in_bytes"],
     ] {
-        let Some(file) = group.set(v2, v1, "4194304") else { return skipped("no limit of 2 MiB pages") };
+        let Some(file) = group.set(v2, v1, "4194304") else {
+            return skipped("no limit of 2 MiB pages");
+        };
         let name = file.display().to_string();
         let refused = group.run(line);
         assert!(!refused.err.contains("nr_hugepages"), "the pool has enough: {refused:?}");
@@ -123,7 +128,8 @@ fn a_hugetlb_limit_of_a_control_group_is_named_and_raised() {
             .unwrap()
             .to_owned();
         refused.failed(1, &["a control group allows fewer", &name, "0 of 4194304 bytes in use"]);
-        let (state, detail, doctor) = finding(&group.run("doctor --json").json(), "hugepages 2 MiB");
+        let (state, detail, doctor) =
+            finding(&group.run("doctor --json").json(), "hugepages 2 MiB");
         assert!(state == "limited" && detail.contains(&name), "{state} {detail}");
         assert!(doctor.unwrap().contains(&name));
         // Pages that the group refuses are no memory for `auto`: what it takes instead is checked.
@@ -144,7 +150,10 @@ fn a_memory_limit_of_a_control_group_is_in_doctor_and_in_the_check() {
     };
     let name = file.display().to_string();
     let (state, detail, fix) = finding(&group.run("doctor --json").json(), "memory");
-    assert!(state == "limited" && detail.contains(&format!("of 96 MiB left by {name}")), "{state} {detail}");
+    assert!(
+        state == "limited" && detail.contains(&format!("of 96 MiB left by {name}")),
+        "{state} {detail}"
+    );
     group
         .run("io soft:64M --bs 4M --iodepth 64 --memory plain")
         .failed(2, &["allowed by", &name, "--iodepth"]);
@@ -162,13 +171,15 @@ fn memory_is_checked_without_procfs_and_control_groups() {
     let line = "io soft:64G --bs 64M --iodepth 16 --memory plain";
     let hidden = "mount -t proc -o subset=pid proc /proc";
     if works(&["unshare", "-m", "sh", "-c", hidden]) {
-        run_after(&["unshare", "-m"], hidden, all).failed(2, &["needs 2", "page cache", "/proc/meminfo"]);
+        run_after(&["unshare", "-m"], hidden, all)
+            .failed(2, &["needs 2", "page cache", "/proc/meminfo"]);
         let report = run_after(&["unshare", "-m"], hidden, "doctor --json").json();
         let (state, detail, _) = finding(&report, "memory");
         assert!(state == "limited" && detail.contains("without page cache"), "{detail}");
         assert_eq!(finding(&report, "kernel").0, "good", "uname tells the release");
     }
-    // A file system over the mounts of the control groups hides them; the process must be in a group of its own.
+    // A file system over the mounts of the control groups hides them; the process must be in a
+    // group of its own.
     let Some(group) = Group::new("memory", "hidden") else { return };
     let hidden = format!("echo $$ > {}/cgroup.procs; umount -R -l /sys", group.0.display());
     let ended = run_after(&["unshare", "-m"], &hidden, line);
@@ -219,12 +230,15 @@ fn seccomp(number: u32, errno: i32) -> Option<Vec<String>> {
 #[test]
 fn a_filter_that_refuses_io_uring_is_not_the_kernel() {
     let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
-    if switch.trim() != "0" || finding(&pinfold(&["doctor", "--json"]).json(), "io_uring").0 == "missing" {
+    if switch.trim() != "0"
+        || finding(&pinfold(&["doctor", "--json"]).json(), "io_uring").0 == "missing"
+    {
         return skipped("io_uring is off, or this kernel has no switch for it");
     }
     let folder = Folder::new();
     let file = folder.file("data", &[7; 65536]);
-    // `io_uring_setup` and `io_uring_register`, which have these numbers on every architecture; EPERM and ENOSYS.
+    // `io_uring_setup` and `io_uring_register`, which have these numbers on every architecture;
+    // EPERM and ENOSYS.
     for (number, errno) in [(425, 1), (425, 38), (427, 1)] {
         let Some(by) = seccomp(number, errno) else { return };
         let ended = run_by(&by, &format!("io {file}"));
@@ -242,15 +256,23 @@ fn a_filter_that_refuses_io_uring_is_not_the_kernel() {
 
 #[test]
 fn transparent_hugepages_off_for_a_process_are_named() {
-    let (state, detail, _) = finding(&pinfold(&["doctor", "--json"]).json(), "transparent hugepages");
+    let (state, detail, _) =
+        finding(&pinfold(&["doctor", "--json"]).json(), "transparent hugepages");
     if state != "good" {
         return skipped(&format!("no transparent hugepages: {detail}"));
     }
     let Some(by) = python("assert libc.prctl(41, 1, 0, 0, 0) == 0") else { return };
-    let (state, detail, fix) = finding(&run_by(&by, "doctor --json").json(), "transparent hugepages");
-    assert!(state == "missing" && detail.contains("PR_SET_THP_DISABLE") && fix.is_none(), "{state} {detail}");
+    let (state, detail, fix) =
+        finding(&run_by(&by, "doctor --json").json(), "transparent hugepages");
+    assert!(
+        state == "missing" && detail.contains("PR_SET_THP_DISABLE") && fix.is_none(),
+        "{state} {detail}"
+    );
     let ended = run_by(&by, "io soft:4M --memory thp --size 4M");
-    assert!(!ended.err.contains("no 2 MiB of memory are free") && !ended.err.contains("fix:"), "{ended:?}");
+    assert!(
+        !ended.err.contains("no 2 MiB of memory are free") && !ended.err.contains("fix:"),
+        "{ended:?}"
+    );
     ended.failed(1, &["switched off for this process"]);
 }
 
@@ -281,7 +303,10 @@ fn doctor_and_receive_agree_on_af_xdp() {
         (vec!["unshare", "-n"], None),
         (vec!["unshare", "-Urn"], Some("user namespace")),
         (vec!["unshare", "-n", "setpriv", &docker, "--inh-caps=-all"], Some("bounding set")),
-        (vec!["unshare", "-n", "setpriv", "--bounding-set=-all", "--inh-caps=-all"], Some("cap_net_raw")),
+        (
+            vec!["unshare", "-n", "setpriv", "--bounding-set=-all", "--inh-caps=-all"],
+            Some("cap_net_raw"),
+        ),
     ] {
         // The interfaces are made before the capabilities are dropped.
         let at = by.iter().position(|part| *part == "setpriv").unwrap_or(by.len());
@@ -313,7 +338,8 @@ fn doctor_and_receive_agree_on_af_xdp() {
 #[test]
 fn a_node_behind_a_closed_folder_is_denied_and_not_absent() {
     let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    if !is_root() || !works(&["unshare", "-m", "true"]) || !works(&[&user[..], &["true"]].concat()) {
+    if !is_root() || !works(&["unshare", "-m", "true"]) || !works(&[&user[..], &["true"]].concat())
+    {
         return skipped("needs root, for a mount namespace");
     }
     let setup = "mount -t tmpfs -o mode=755 tmpfs /dev && cp \"$0\" /dev/pinfold && mkdir -m 700 /dev/vfio && \
@@ -326,14 +352,23 @@ fn a_node_behind_a_closed_folder_is_denied_and_not_absent() {
             .args(["/dev/pinfold", "doctor", "--json"])
             .output()
             .unwrap();
-        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+        serde_json::from_slice::<Value>(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {output:?}"))
     };
     let closed = inside("true", &user);
     let (state, detail, fix) = finding(&closed, "VFIO");
-    assert_eq!((&*state, fix.as_deref()), ("limited", Some("sudo chmod o+rx /dev/vfio")), "{detail}");
+    assert_eq!(
+        (&*state, fix.as_deref()),
+        ("limited", Some("sudo chmod o+rx /dev/vfio")),
+        "{detail}"
+    );
     assert!(detail.contains("Permission denied"), "{detail}");
     let (state, detail, fix) = finding(&closed, "iommufd");
-    assert_eq!((&*state, fix.as_deref()), ("limited", Some("sudo chown $USER /dev/iommu")), "{detail}");
+    assert_eq!(
+        (&*state, fix.as_deref()),
+        ("limited", Some("sudo chown $USER /dev/iommu")),
+        "{detail}"
+    );
     let opened = inside("chmod o+rx /dev/vfio && chown 65534 /dev/iommu", &user);
     assert!(finding(&opened, "VFIO").1.contains("no device is bound"), "{opened}");
     assert_eq!(finding(&opened, "iommufd").0, "good");
@@ -352,12 +387,13 @@ fn limits_of_the_process_are_in_doctor() {
     let small = run(&["prlimit", "--as=268435456"], "doctor --json").json();
     let (state, detail, _) = finding(&small, "memory");
     assert!(state == "limited" && detail.contains("left by RLIMIT_AS"), "{detail}");
-    let refused = run(&["prlimit", "--as=268435456"], "io soft:1G --bs 64M --iodepth 4 --memory plain");
+    let refused =
+        run(&["prlimit", "--as=268435456"], "io soft:1G --bs 64M --iodepth 4 --memory plain");
     refused.failed(2, &["RLIMIT_AS"]);
 }
 
-/// Runs programs as a user of its own, whom no other process adds to, with RLIMIT_MEMLOCK of `bytes`; `None`, with a message, where
-/// that is not possible or the limit does not bind.
+/// Runs programs as a user of its own, whom no other process adds to, with RLIMIT_MEMLOCK of
+/// `bytes`; `None`, with a message, where that is not possible or the limit does not bind.
 fn with_memlock(user: u32, bytes: u64) -> Option<Vec<String>> {
     let user = 0x7000_0000 + user * 0x40_0000 + std::process::id() % 0x40_0000;
     let line = format!(
@@ -387,10 +423,14 @@ fn memlock_of(fix: &str) -> u64 {
 
 fn notes_and_fixes(report: &Value) -> (String, Vec<String>) {
     let fixes = report["stack"]["fixes"].as_array().unwrap();
-    (report["notes"].to_string(), fixes.iter().map(|fix| fix.as_str().unwrap().to_owned()).collect())
+    (
+        report["notes"].to_string(),
+        fixes.iter().map(|fix| fix.as_str().unwrap().to_owned()).collect(),
+    )
 }
 
-/// Runs it until nothing is refused, for a minute at most: the kernel releases the rings of a process some time after its end.
+/// Runs it until nothing is refused, for a minute at most: the kernel releases the rings of a
+/// process some time after its end.
 fn without_notes(by: &[String], line: &str) -> (String, Vec<String>) {
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -414,11 +454,14 @@ fn shared_file() -> (Folder, String) {
 #[test]
 fn one_fix_of_locked_memory_is_enough_for_all_queues() {
     let (_folder, file) = shared_file();
-    // An arena of 512 KiB, registered by each of eight queues; the second limit refuses all of them, the third the rings, too.
+    // An arena of 512 KiB, registered by each of eight queues; the second limit refuses all of
+    // them, the third the rings, too.
     let line = format!("io {file} --bs 4k --iodepth 16 --numjobs 8 --memory plain --json");
-    for (limit, part) in
-        [(2 << 20, " of 8 queues: no fixed buffers: "), (256 << 10, ""), (16 << 10, "no io_uring: ")]
-    {
+    for (limit, part) in [
+        (2 << 20, " of 8 queues: no fixed buffers: "),
+        (256 << 10, ""),
+        (16 << 10, "no io_uring: "),
+    ] {
         let Some(by) = with_memlock(0, limit) else { return };
         let (notes, fixes) = notes_and_fixes(&run_by(&by, &line).json());
         assert!(
@@ -468,7 +511,8 @@ fn locked_memory_of_the_users_other_processes_is_allowed_for() {
     assert_eq!(again, Some(("[]".to_owned(), vec![])), "{fixes:?}");
     let (_, detail, _) = finding(&doctor, "MEMLOCK");
     assert!(
-        detail.contains("0 B used by this process; ") && detail.contains("all processes of this user"),
+        detail.contains("0 B used by this process; ")
+            && detail.contains("all processes of this user"),
         "{detail}"
     );
 }
@@ -495,18 +539,25 @@ fn the_limit_that_refuses_a_thread_is_named() {
         let name = group.set("pids.max", "pids.max", "6").unwrap().display().to_string();
         let ended = group.run(&line);
         assert!(!ended.err.contains("ulimit"), "{ended:?}");
-        ended.failed(1, &["of 12", &format!("{name} is 6, 6 in use; raise it, or use fewer with --numjobs")]);
+        ended.failed(
+            1,
+            &["of 12", &format!("{name} is 6, 6 in use; raise it, or use fewer with --numjobs")],
+        );
     }
     let user = 0x7100_0000 + std::process::id();
-    let by =
-        format!("prlimit --nproc=6:6 setpriv --reuid={user} --regid={user} --clear-groups --inh-caps=-all");
+    let by = format!(
+        "prlimit --nproc=6:6 setpriv --reuid={user} --regid={user} --clear-groups --inh-caps=-all"
+    );
     let by = words(&by);
     if !is_root() || run_by(&by, "--version").code != Some(0) {
         return skipped("needs root, for a user of its own");
     }
     let ended = run_by(&by, &line);
     assert!(!ended.err.contains("pids.max"), "{ended:?}");
-    ended.failed(1, &["of 12", "RLIMIT_NPROC", "is 6, 6 in use; raise it, or use fewer with --numjobs"]);
+    ended.failed(
+        1,
+        &["of 12", "RLIMIT_NPROC", "is 6, 6 in use; raise it, or use fewer with --numjobs"],
+    );
 }
 
 #[test]
@@ -528,7 +579,8 @@ fn a_fix_that_works_elsewhere_only_says_where() {
     }
 }
 
-/// Asserts that the fix, which is for a process started by `by`, names a value or a file that is not already so.
+/// Asserts that the fix, which is for a process started by `by`, names a value or a file that is
+/// not already so.
 #[track_caller]
 fn changes_something(fix: &str, by: &[&str]) {
     let read = |file: &str| std::fs::read_to_string(file.trim()).unwrap_or_default();
@@ -541,7 +593,8 @@ fn changes_something(fix: &str, by: &[&str]) {
         }
     };
     let limit = |name: &str, value: &str| {
-        let output = Command::new(by[0]).args(&by[1..]).args(["cat", "/proc/self/limits"]).output().unwrap();
+        let output =
+            Command::new(by[0]).args(&by[1..]).args(["cat", "/proc/self/limits"]).output().unwrap();
         let limits = String::from_utf8(output.stdout).unwrap();
         let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
         let soft = number(line[26..].split_whitespace().next().unwrap());
@@ -580,8 +633,12 @@ fn changes_something(fix: &str, by: &[&str]) {
 #[test]
 fn every_fix_of_doctor_changes_what_it_names() {
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let settings: [&[&str]; 4] =
-        [&["env"], &nobody, &["prlimit", "--memlock=65536:65536", "--nofile=64:64"], &["unshare", "-Urn"]];
+    let settings: [&[&str]; 4] = [
+        &["env"],
+        &nobody,
+        &["prlimit", "--memlock=65536:65536", "--nofile=64:64"],
+        &["unshare", "-Urn"],
+    ];
     for by in settings {
         if !works(&[by, &[PROGRAM, "--version"]].concat()) {
             skipped(&format!("cannot run it by {by:?}"));
@@ -590,7 +647,10 @@ fn every_fix_of_doctor_changes_what_it_names() {
         let report = run(by, "doctor --json").json();
         for finding in report["findings"].as_array().unwrap() {
             if let Some(fix) = finding["fix"].as_str() {
-                assert!(by[0] != "unshare" || !fix.starts_with("sudo "), "root of a namespace: {fix}");
+                assert!(
+                    by[0] != "unshare" || !fix.starts_with("sudo "),
+                    "root of a namespace: {fix}"
+                );
                 changes_something(fix, by);
             }
         }

@@ -38,11 +38,19 @@ fn a_namespace_that_becomes_ready_late_is_waited_for() {
     let retried = |report: &serde_json::Value| {
         let device = &report["stack"]["devices"][0];
         let waited = device["retry_wait_seconds"].as_f64().unwrap();
-        assert!(device["retried"].as_u64().unwrap() > 0 && (1.0..30.0).contains(&waited), "{device}");
+        assert!(
+            device["retried"].as_u64().unwrap() > 0 && (1.0..30.0).contains(&waited),
+            "{device}"
+        );
         assert!(device["retries"].as_u64().unwrap() < 1000, "{device}");
     };
-    retried(&pinfold(&words(&format!("copy {source} {} --via {target} --json", folder.arg("out")))).json());
-    retried(&pinfold(&words(&format!("io {target} --rw randwrite --bs 16k --size 64k --json"))).json());
+    retried(
+        &pinfold(&words(&format!("copy {source} {} --via {target} --json", folder.arg("out"))))
+            .json(),
+    );
+    retried(
+        &pinfold(&words(&format!("io {target} --rw randwrite --bs 16k --size 64k --json"))).json(),
+    );
     let text = pinfold(&words(&format!("copy {source} {target}"))).ok();
     assert!(text.contains("1 request retried after 2"), "{text}");
     pinfold(&words(&format!("io {target} --rw randread --bs 16k --size 64k --retry-limit 100ms")))
@@ -55,7 +63,8 @@ fn a_controller_with_blocks_of_4_kib_is_used_by_every_command() {
     let namespace = &report["namespaces"][0];
     assert_eq!((&namespace["block_bytes"], &namespace["blocks"]), (&4096.into(), &16_384.into()));
     let verified =
-        pinfold(&words("io soft:8M,block=4k --rw randrw --bs 4k --verify --number-ios 500 --json")).json();
+        pinfold(&words("io soft:8M,block=4k --rw randrw --bs 4k --verify --number-ios 500 --json"))
+            .json();
     assert_eq!(verified["command"], "io", "{verified}");
     pinfold(&words("io soft:8M,block=4k --rw randread --bs 512")).failed(2, &["--bs 512", "4096"]);
 
@@ -93,7 +102,8 @@ for offset, count in [(512, 4096), (0, 512)]:
     server.stop();
 }
 
-/// Starts the program with its first fdatasync failing, as that of a disk that has lost written data does; the second succeeds.
+/// Starts the program with its first fdatasync failing, as that of a disk that has lost written
+/// data does; the second succeeds.
 fn with_a_failed_sync(line: &str) -> Option<std::process::Child> {
     let mut command = std::process::Command::new("strace");
     // With -D, the child is the program.
@@ -103,7 +113,8 @@ fn with_a_failed_sync(line: &str) -> Option<std::process::Child> {
         .args(words(line));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     // Tracing may be forbidden, in a container for example.
-    let probe = std::process::Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
+    let probe =
+        std::process::Command::new("strace").args(["-D", "-f", "-o", "/dev/null", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
         skipped("no strace, or it may not trace");
         return None;
@@ -165,7 +176,9 @@ fn an_image_is_not_changed() {
 
 #[test]
 fn a_missing_real_controller_is_reported() {
-    for line in ["nvme ffff:ff:1f.7", "nvme vfio:ffff:ff:1f.7", "io vfio:ffff:ff:1f.7 --rw randread"] {
+    for line in
+        ["nvme ffff:ff:1f.7", "nvme vfio:ffff:ff:1f.7", "io vfio:ffff:ff:1f.7 --rw randread"]
+    {
         pinfold(&words(line)).failed(1, &["ffff:ff:1f.7", "lspci"]);
     }
     let folder = Folder::new();
@@ -180,7 +193,8 @@ fn a_missing_real_controller_is_reported() {
     }
     // Without --force, a controller that would be overwritten is not even opened.
     pinfold(&["copy", &file, "vfio:ffff:ff:1f.7"]).failed(1, &["holds data", "--force"]);
-    pinfold(&["copy", &file, &folder.arg("b"), "--via", "vfio:ffff:ff:1f.7/2"]).failed(1, &["--force"]);
+    pinfold(&["copy", &file, &folder.arg("b"), "--via", "vfio:ffff:ff:1f.7/2"])
+        .failed(1, &["--force"]);
     pinfold(&words("io vfio:ffff:ff:1f.7 --rw randwrite")).failed(1, &["--force"]);
     pinfold(&words("io vfio:ffff:ff:1f.7 --rw randrw --verify")).failed(1, &["--force"]);
     assert_eq!(folder.names(), ["a"]);
@@ -190,7 +204,9 @@ fn a_missing_real_controller_is_reported() {
 fn a_part_of_a_source_is_copied() {
     let folder = Folder::new();
     let file = folder.file("a", &bytes(100_000));
-    let size = |size: &str, to: &str| pinfold(&["copy", &file, &folder.arg(to), "--size", size, "--verify"]);
+    let size = |size: &str, to: &str| {
+        pinfold(&["copy", &file, &folder.arg(to), "--size", size, "--verify"])
+    };
     for (len, to) in [(0, "b"), (1, "c"), (4096, "d"), (99_999, "e"), (100_000, "f")] {
         size(&len.to_string(), to).ok();
         assert!(std::fs::read(folder.path(to)).unwrap() == bytes(100_000)[..len]);

@@ -32,19 +32,25 @@ pub(crate) fn reported(child: Child) -> serde_json::Value {
 /// Returns how many packets the kernel has dropped at the sockets of the program.
 pub(crate) fn dropped(report: &serde_json::Value) -> u64 {
     let drops = &report["drops"];
-    ["receive_ring_full", "no_page", "other"].iter().map(|cause| drops[*cause].as_u64().unwrap()).sum()
+    ["receive_ring_full", "no_page", "other"]
+        .iter()
+        .map(|cause| drops[*cause].as_u64().unwrap())
+        .sum()
 }
 
-/// Returns how many packets of the near end have reached the far end's driver, or were dropped because its queue was full.
+/// Returns how many packets of the near end have reached the far end's driver, or were dropped
+/// because its queue was full.
 pub(crate) fn arrived() -> u64 {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
     let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
     let fields: Vec<_> = line.split_whitespace().collect();
-    // "packets" and "drop" of the transmitted ones: a packet that waits in the driver's queue is in neither.
+    // "packets" and "drop" of the transmitted ones: a packet that waits in the driver's queue is in
+    // neither.
     [9, 11].iter().map(|&at| fields[at].parse::<u64>().unwrap()).sum()
 }
 
-/// Waits until `sent` packets have arrived, and each thread of a queue has waited for packets afterwards.
+/// Waits until `sent` packets have arrived, and each thread of a queue has waited for packets
+/// afterwards.
 pub(crate) fn wait_until_received(child: &Child, sent: u64) {
     let end = Instant::now() + Duration::from_secs(60);
     while arrived() < sent {
@@ -61,24 +67,29 @@ pub(crate) fn wait_until_received(child: &Child, sent: u64) {
 /// Returns how often each thread of a queue has waited.
 fn waits(child: &Child) -> Vec<u64> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap();
-    let statuses = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
+    let statuses =
+        tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("status")).unwrap());
     let queues = statuses.filter(|status| status.starts_with("Name:\treceive\n"));
     let count = |status: String| {
         let mut lines = status.lines();
-        lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok()).unwrap()
+        lines
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse().ok())
+            .unwrap()
     };
     queues.map(count).collect()
 }
 
-/// Waits for the first thread of a queue. They start when the sockets of all queues are behind the program; until then the
-/// kernel's stack gets packets.
+/// Waits for the first thread of a queue. They start when the sockets of all queues are behind the
+/// program; until then the kernel's stack gets packets.
 pub(crate) fn wait_for_queues(child: &Child) {
     let end = Instant::now() + Duration::from_secs(60);
     let is_queue = |task: std::io::Result<std::fs::DirEntry>| {
-        std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|name| name == "receive\n")
+        std::fs::read_to_string(task.unwrap().path().join("comm"))
+            .is_ok_and(|name| name == "receive\n")
     };
     // Without the folder the program has ended, which the caller finds out.
-    while std::fs::read_dir(format!("/proc/{}/task", child.id())).is_ok_and(|mut tasks| !tasks.any(is_queue))
+    while std::fs::read_dir(format!("/proc/{}/task", child.id()))
+        .is_ok_and(|mut tasks| !tasks.any(is_queue))
     {
         assert!(Instant::now() < end, "no queue receives");
         std::thread::sleep(Duration::from_millis(5));
@@ -88,7 +99,8 @@ pub(crate) fn wait_for_queues(child: &Child) {
 pub(crate) fn wait_for_program(wanted: bool) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let shown = Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
+        let shown =
+            Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
         if String::from_utf8_lossy(&shown.stdout).contains("prog/xdp") == wanted {
             return;
         }
@@ -117,7 +129,10 @@ fn packets_are_counted_and_written_to_a_file() {
     );
     assert_eq!(report["bytes"], 200 * 142, "{report}");
     let holders = report["pages"]["holders"].as_object().unwrap().values();
-    assert_eq!(report["pages"]["in_use"], holders.map(|pages| pages.as_u64().unwrap()).sum::<u64>());
+    assert_eq!(
+        report["pages"]["in_use"],
+        holders.map(|pages| pages.as_u64().unwrap()).sum::<u64>()
+    );
     crate::documented::assert_report_documented("receive.md", &report);
     assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
     // As another library reads the file.
@@ -138,7 +153,8 @@ fn packets_are_counted_and_written_to_a_file() {
         Err(_) => skipped("tcpdump is not installed"),
     }
     // It is not replaced.
-    pinfold(&["receive", "v1", "--pcap", &file]).failed(1, &["packets.pcap exists; --force replaces it"]);
+    pinfold(&["receive", "v1", "--pcap", &file])
+        .failed(1, &["packets.pcap exists; --force replaces it"]);
     let nowhere = folder.arg("no/x");
     pinfold(&["receive", "v1", "--pcap", &nowhere]).failed(1, &[&nowhere, "check the path"]);
 }
@@ -151,7 +167,8 @@ fn packets_are_in_the_file_soon_after_they_have_arrived() {
     let file = folder.arg("packets.pcap");
     let child = receiving(&["--pcap", &file]);
     let count = || {
-        let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(&file).unwrap()).unwrap();
+        let mut reader =
+            pcap_file::pcap::PcapReader::new(std::fs::File::open(&file).unwrap()).unwrap();
         let mut packets = 0;
         while reader.next_packet().is_some_and(|packet| packet.is_ok()) {
             packets += 1;
@@ -186,9 +203,13 @@ fn a_mirror_answers_until_it_is_interrupted() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = finish(child);
     assert_eq!(ended.code, Some(130), "{ended:#?}");
-    for part in
-        ["receive v1: 2 queues", "100 packets", "udp 100", "reflected     100 packets, 0 not sent", "socket"]
-    {
+    for part in [
+        "receive v1: 2 queues",
+        "100 packets",
+        "udp 100",
+        "reflected     100 packets, 0 not sent",
+        "socket",
+    ] {
         assert!(ended.out.contains(part), "{part:?} is not in {ended:#?}");
     }
     wait_for_program(false);
@@ -223,7 +244,11 @@ fn packets_in_the_ring_at_the_end_are_received() {
         signal(Signal::CONT);
         let report = reported(child);
         let driver = wire.driver_drops() - driver;
-        assert_eq!((&report["packets"], dropped(&report)), (&(SENT - driver).into(), 0), "{report}");
+        assert_eq!(
+            (&report["packets"], dropped(&report)),
+            (&(SENT - driver).into(), 0),
+            "{report}"
+        );
         if !to.is_empty() {
             assert_eq!(report["stored"], report["packets"], "{report}");
         }
@@ -248,14 +273,20 @@ fn what_cannot_be_received_is_named() {
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
     assert_eq!(finish(child).code, Some(137));
     wait_for_program(false);
-    let report = pinfold(&["receive", "v1", "--seconds", "200ms", "--small-chunks", "--json"]).json();
+    let report =
+        pinfold(&["receive", "v1", "--seconds", "200ms", "--small-chunks", "--json"]).json();
     assert_eq!((&report["packets"], &report["zero_copy"]), (&0.into(), &false.into()), "{report}");
 }
 
 /// Runs the program by another one, which takes something away from it.
 fn limited(by: &[&str]) -> Ended {
     let mut command = Command::new(by[0]);
-    command.args(&by[1..]).arg(env!("CARGO_BIN_EXE_pinfold")).args(["receive", "v1", "--seconds", "100ms"]);
+    command.args(&by[1..]).arg(env!("CARGO_BIN_EXE_pinfold")).args([
+        "receive",
+        "v1",
+        "--seconds",
+        "100ms",
+    ]);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     finish_with(command)
 }
@@ -267,12 +298,20 @@ fn what_is_not_permitted_is_named_with_the_command_that_permits_it() {
         return skipped("setpriv is not installed");
     }
     let without = limited(&["setpriv", "--bounding-set=-all", "--inh-caps=-all"]);
-    without.failed(1, &["socket (AF_XDP): not permitted", "AF_XDP needs cap_net_raw", "the bounding set"]);
-    let without = limited(&["setpriv", "--bounding-set=-bpf,-sys_admin", "--inh-caps=-bpf,-sys_admin"]);
+    without.failed(
+        1,
+        &["socket (AF_XDP): not permitted", "AF_XDP needs cap_net_raw", "the bounding set"],
+    );
+    let without =
+        limited(&["setpriv", "--bounding-set=-bpf,-sys_admin", "--inh-caps=-bpf,-sys_admin"]);
     without.failed(1, &["not permitted; AF_XDP needs cap_bpf"]);
     // The memory of the arena is locked where that is allowed, and registered in any case.
     let lock = ["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"];
-    let without = limited(&[&["prlimit", "--memlock=1048576:1048576", "setpriv"][..], &lock].concat());
-    without.failed(1, &["33554432 bytes for packets cannot be locked", "RLIMIT_MEMLOCK", "CAP_IPC_LOCK"]);
+    let without =
+        limited(&[&["prlimit", "--memlock=1048576:1048576", "setpriv"][..], &lock].concat());
+    without.failed(
+        1,
+        &["33554432 bytes for packets cannot be locked", "RLIMIT_MEMLOCK", "CAP_IPC_LOCK"],
+    );
     wait_for_program(false);
 }

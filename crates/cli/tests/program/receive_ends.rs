@@ -80,15 +80,28 @@ fn a_removed_interface_loses_no_packet_that_arrived() {
                 assert!(numbers.is_sorted() && !numbers.is_empty());
             }
             "--to" => {
-                assert_eq!((count("stored"), count("not_stored")), (count("packets"), 0), "{report}");
-                assert_eq!(check_slots(&std::fs::read(&file).unwrap()) as u64, count("stored"), "{report}");
+                assert_eq!(
+                    (count("stored"), count("not_stored")),
+                    (count("packets"), 0),
+                    "{report}"
+                );
+                assert_eq!(
+                    check_slots(&std::fs::read(&file).unwrap()) as u64,
+                    count("stored"),
+                    "{report}"
+                );
             }
-            _ => assert_eq!(count("reflected") + count("not_reflected"), count("packets"), "{report}"),
+            _ => assert_eq!(
+                count("reflected") + count("not_reflected"),
+                count("packets"),
+                "{report}"
+            ),
         }
     }
 }
 
-/// Runs the program with a file system of 64 KiB at `full`, and keeps what it has written there as `kept`.
+/// Runs the program with a file system of 64 KiB at `full`, and keeps what it has written there as
+/// `kept`.
 fn on_a_full_disk(folder: &Folder, args: &str) -> Child {
     let script = format!(
         "mount -t tmpfs -o size=64k tmpfs '{0}' && {{ '{1}' receive v1 --json {args} '{0}/packets'; code=$?; \
@@ -100,7 +113,8 @@ fn on_a_full_disk(folder: &Folder, args: &str) -> Child {
     std::fs::create_dir(folder.path("full")).unwrap();
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &script]);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_program(true);
     child
 }
@@ -226,7 +240,9 @@ fn queues_that_are_added_are_reported() {
     // The words come before the end of the run, which reports the same.
     let err = std::io::BufReader::new(child.stderr.take().unwrap());
     let (sender, lines) = std::sync::mpsc::channel();
-    std::thread::spawn(move || std::io::BufRead::lines(err).try_for_each(|line| sender.send(line.unwrap())));
+    std::thread::spawn(move || {
+        std::io::BufRead::lines(err).try_for_each(|line| sender.send(line.unwrap()))
+    });
     let line = lines.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(line.contains("v1 has 3 queues now and 1 are received"), "{line}");
     signal(&child, Signal::INT);

@@ -1,7 +1,10 @@
-//! `receive` on links of all kinds: refusals of the native mode, raw IP, the default route, and replies with checksums.
+//! `receive` on links of all kinds: refusals of the native mode, raw IP, the default route, and
+//! replies with checksums.
 
 use crate::common::{Folder, finish, finish_with, pinfold, skipped, start};
-use crate::receive::{interrupted, receiving, wait_for_program, wait_for_queues, wait_until_received};
+use crate::receive::{
+    interrupted, receiving, wait_for_program, wait_for_queues, wait_until_received,
+};
 use crate::wire::{Wire, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
@@ -26,17 +29,21 @@ fn a_refusal_of_the_native_mode_is_one_note_with_its_cause() {
     let ended = finish(child);
     let notes: Vec<_> = ended.err.lines().collect();
     assert_eq!(notes.len(), 1, "{ended:#?}");
-    for part in ["v1: native XDP refused by the driver", "os error 34", "MTU is too large", "generic mode"] {
+    for part in
+        ["v1: native XDP refused by the driver", "os error 34", "MTU is too large", "generic mode"]
+    {
         assert!(notes[0].contains(part), "{part:?} is not in {ended:#?}");
     }
     let report = ended.json();
     assert_eq!((&report["packets"], &report["xdp"]), (&5.into(), &"generic".into()), "{report}");
     pinfold(&["receive", "v1", "--xdp", "native"])
         .failed(1, &["v1: native XDP refused by the driver", "os error 34", "MTU is too large"]);
-    let report = pinfold(&["receive", "v1", "--xdp", "generic", "--seconds", "100ms", "--json"]).json();
+    let report =
+        pinfold(&["receive", "v1", "--xdp", "generic", "--seconds", "100ms", "--json"]).json();
     assert_eq!(report["xdp"], "generic");
     run("ip link set dev v0 mtu 1500");
-    let report = pinfold(&["receive", "v1", "--xdp", "native", "--seconds", "100ms", "--json"]).json();
+    let report =
+        pinfold(&["receive", "v1", "--xdp", "native", "--seconds", "100ms", "--json"]).json();
     assert_eq!(report["xdp"], "native");
 }
 
@@ -53,7 +60,8 @@ fn the_loopback_interface_is_not_advised_another_mtu() {
 fn replies_of_udp_and_tcp_are_accepted_over_both_protocols() {
     let Some(_wire) = Wire::new(1, 1500) else { return };
     std::fs::write("/proc/sys/net/ipv6/conf/v0/disable_ipv6", "0").ok();
-    let has_v6 = Command::new("ip").args("addr add fd99::1/64 dev v0 nodad".split(' ')).output().unwrap();
+    let has_v6 =
+        Command::new("ip").args("addr add fd99::1/64 dev v0 nodad".split(' ')).output().unwrap();
     if has_v6.status.success() {
         run("ip neigh add fd99::2 lladdr 02:00:00:00:00:11 dev v0 nud permanent");
     } else {
@@ -72,7 +80,9 @@ fn replies_of_udp_and_tcp_are_accepted_over_both_protocols() {
             let question = vec![number; 1 + 300 * usize::from(number)];
             socket.send(&question).unwrap();
             let mut answer = [0; 2000];
-            let len = socket.recv(&mut answer).unwrap_or_else(|error| panic!("{there}, {number}: {error}"));
+            let len = socket
+                .recv(&mut answer)
+                .unwrap_or_else(|error| panic!("{there}, {number}: {error}"));
             assert_eq!(answer[..len], question, "{there}");
         }
         // A connection to itself: the mirror answers a SYN by a SYN, and so on.
@@ -82,12 +92,16 @@ fn replies_of_udp_and_tcp_are_accepted_over_both_protocols() {
             let question = vec![number; 700];
             stream.write_all(&question).unwrap();
             let mut answer = [0; 700];
-            stream.read_exact(&mut answer).unwrap_or_else(|error| panic!("{there}, {number}: {error}"));
+            stream
+                .read_exact(&mut answer)
+                .unwrap_or_else(|error| panic!("{there}, {number}: {error}"));
             assert_eq!(answer[..], question, "{there}");
         }
         if Command::new("ping").arg("-V").output().is_ok() {
-            let ping =
-                Command::new("ping").args(["-c", "3", "-i", "0.01", "-w", "60", there]).output().unwrap();
+            let ping = Command::new("ping")
+                .args(["-c", "3", "-i", "0.01", "-w", "60", there])
+                .output()
+                .unwrap();
             assert!(ping.status.success(), "{there}: {}", String::from_utf8_lossy(&ping.stdout));
         } else {
             skipped("ping is not installed");
@@ -125,8 +139,10 @@ fn tun(name: &str) -> std::io::Result<File> {
 fn raw_datagram(from: u8, to: u8, ports: (u16, u16), payload: &[u8]) -> Vec<u8> {
     let len = |header: usize| u16::try_from(header + payload.len()).unwrap().to_be_bytes();
     let mut packet =
-        [&[0x45, 0][..], &len(28), &[0, 7, 0, 0, 64, 17, 0, 0, 10, 98, 0, from, 10, 98, 0, to]].concat();
-    let sum: u32 = packet.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+        [&[0x45, 0][..], &len(28), &[0, 7, 0, 0, 64, 17, 0, 0, 10, 98, 0, from, 10, 98, 0, to]]
+            .concat();
+    let sum: u32 =
+        packet.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
     let sum = u16::try_from((sum >> 16) + (sum & 0xffff)).unwrap();
     packet[10..12].copy_from_slice(&(!sum).to_be_bytes());
     packet.extend([ports.0.to_be_bytes(), ports.1.to_be_bytes(), len(8), [0; 2]].concat());
@@ -143,14 +159,19 @@ fn raw_ip_is_captured_and_reflected_as_raw_ip() {
     };
     std::fs::write("/proc/sys/net/ipv6/conf/t9/disable_ipv6", "1").ok();
     run("ip link set dev t9 up");
-    let sent: Vec<_> = (0..5u8).map(|number| raw_datagram(1, 2, (1000, 2000), &[number; 40])).collect();
+    let sent: Vec<_> =
+        (0..5u8).map(|number| raw_datagram(1, 2, (1000, 2000), &[number; 40])).collect();
     let folder = Folder::new();
     let file = folder.arg("packets.pcap");
     let child = start(&["receive", "t9", "--pcap", &file, "--count", "5", "--json"]);
     wait_for_queues(&child);
     sent.iter().for_each(|packet| tun.write_all(packet).unwrap());
     let report = finish(child).json();
-    assert_eq!((&report["link"], &report["protocols"]["udp"]), (&"raw-ip".into(), &5.into()), "{report}");
+    assert_eq!(
+        (&report["link"], &report["protocols"]["udp"]),
+        (&"raw-ip".into(), &5.into()),
+        "{report}"
+    );
     let mut reader = pcap_file::pcap::PcapReader::new(File::open(&file).unwrap()).unwrap();
     // LINKTYPE_RAW, 101.
     assert_eq!(reader.header().datalink, pcap_file::DataLink::RAW);
@@ -163,7 +184,11 @@ fn raw_ip_is_captured_and_reflected_as_raw_ip() {
     for (number, packet) in sent.iter().enumerate() {
         tun.write_all(packet).unwrap();
         let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-        assert_eq!(poll(&mut [PollFd::new(&tun, PollFlags::IN)], Some(&limit)).unwrap(), 1, "no reply");
+        assert_eq!(
+            poll(&mut [PollFd::new(&tun, PollFlags::IN)], Some(&limit)).unwrap(),
+            1,
+            "no reply"
+        );
         let mut reply = [0; 2000];
         let len = tun.read(&mut reply).unwrap();
         assert_eq!(reply[..len], raw_datagram(2, 1, (2000, 1000), &packet[28..]), "{number}");
@@ -171,7 +196,11 @@ fn raw_ip_is_captured_and_reflected_as_raw_ip() {
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = finish(child);
     let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
-    assert_eq!((&report["reflected"], &report["not_reflected"]), (&5.into(), &0.into()), "{report}");
+    assert_eq!(
+        (&report["reflected"], &report["not_reflected"]),
+        (&5.into(), &0.into()),
+        "{report}"
+    );
 }
 
 /// Each case in a namespace of its own: the commands, the interface, and that of the route.
@@ -181,7 +210,11 @@ fn the_default_route_is_found_wherever_it_is() {
         (&["ip route add default via 10.99.0.2 dev v0"], "v0", ""),
         // The other end of the pair: what the route sends arrives there.
         (&["ip route add default via 10.99.0.2 dev v0"], "v1", "of v0"),
-        (&["sysctl -q net.ipv6.conf.v0.disable_ipv6=0", "ip -6 route add default dev v0"], "v0", ""),
+        (
+            &["sysctl -q net.ipv6.conf.v0.disable_ipv6=0", "ip -6 route add default dev v0"],
+            "v0",
+            "",
+        ),
         (&["ip route add default dev v0 table 100", "ip rule add from all lookup 100"], "v0", ""),
         (&["ip route add 0.0.0.0/1 dev v0", "ip route add 128.0.0.0/1 dev v0"], "v0", ""),
         (&["ip route add default nexthop dev d0 nexthop dev v0"], "v0", ""),
@@ -225,7 +258,11 @@ fn the_default_route_is_found_wherever_it_is() {
             "of x0",
         ),
         (
-            &["ip link add link d0 name m0 type macvlan", "ip link set m0 up", "ip route add default dev m0"],
+            &[
+                "ip link add link d0 name m0 type macvlan",
+                "ip link set m0 up",
+                "ip route add default dev m0",
+            ],
             "d0",
             "of m0",
         ),
@@ -278,9 +315,14 @@ fn the_default_route_is_found_wherever_it_is() {
             continue;
         }
         let ended = pinfold(&["receive", interface, "--seconds", "100ms"]);
-        assert!(ended.code == Some(1) && ended.err.lines().count() == 1, "{commands:?}: {ended:#?}");
-        let words =
-            format!("{interface} carries the default route{}{over}:", if over.is_empty() { "" } else { " " });
+        assert!(
+            ended.code == Some(1) && ended.err.lines().count() == 1,
+            "{commands:?}: {ended:#?}"
+        );
+        let words = format!(
+            "{interface} carries the default route{}{over}:",
+            if over.is_empty() { "" } else { " " }
+        );
         ended.failed(1, &[&words, "--force"]);
         tried += 1;
     }
@@ -323,7 +365,10 @@ fn a_default_route_over_a_tunnel_that_is_bound_to_none_is_refused() {
             ended.ok();
         } else {
             let words = format!("it leads to x0, of the kind {kind}");
-            ended.failed(1, &["whether v0 carries the default route is not known", &words, "--force"]);
+            ended.failed(
+                1,
+                &["whether v0 carries the default route is not known", &words, "--force"],
+            );
             pinfold(&["receive", "v0", "--seconds", "100ms", "--force"]).ok();
         }
         tried += 1;
@@ -355,5 +400,9 @@ fn what_has_no_correct_reply_is_counted() {
     wire.sender().send(&[7; 4000]).unwrap();
     wait_until_received(&child, before + 3);
     let report = interrupted(child);
-    assert_eq!((&report["reflected"], &report["not_reflected"]), (&0.into(), &3.into()), "{report}");
+    assert_eq!(
+        (&report["reflected"], &report["not_reflected"]),
+        (&0.into(), &3.into()),
+        "{report}"
+    );
 }

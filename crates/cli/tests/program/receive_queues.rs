@@ -1,4 +1,5 @@
-//! `receive` on interfaces whose queues or offloads are not what a program would wish: they are named, and the counts stay true.
+//! `receive` on interfaces whose queues or offloads are not what a program would wish: they are
+//! named, and the counts stay true.
 
 use crate::common::{Folder, finish, finish_with, pinfold, skipped, start};
 use crate::receive::{arrived, receiving, wait_for_program, wait_for_queues, wait_until_received};
@@ -11,7 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// A wire whose near end has as many transmit queues as its far end receives from, which has other transmit queues.
+/// A wire whose near end has as many transmit queues as its far end receives from, which has other
+/// transmit queues.
 fn uneven(receive: u32, transmit: u32) -> Option<Wire> {
     let wire = Wire::new(1, 1500)?;
     run("ip link del v0");
@@ -34,7 +36,9 @@ fn uneven(receive: u32, transmit: u32) -> Option<Wire> {
 fn lines(child: &mut Child) -> Receiver<String> {
     let err = BufReader::new(child.stderr.take().unwrap());
     let (sender, lines) = channel();
-    std::thread::spawn(move || err.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    std::thread::spawn(move || {
+        err.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+    });
     lines
 }
 
@@ -76,7 +80,8 @@ fn replies_are_counted_once_the_kernel_has_sent_them() {
         // What left the interface, by the counters of its other end.
         let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
         let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
-        let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().unwrap()).collect();
+        let fields: Vec<u64> =
+            line.split_whitespace().map(|field| field.parse().unwrap()).collect();
         assert_eq!(fields[1] + fields[3], reflected, "received and dropped by v0: {report}");
         assert_eq!(report["pages"]["in_use"], report["pages"]["in_kernel"], "{report}");
     }
@@ -85,8 +90,10 @@ fn replies_are_counted_once_the_kernel_has_sent_them() {
 #[test]
 fn a_chosen_queue_that_does_not_transmit_is_refused() {
     let Some(_wire) = uneven(4, 2) else { return };
-    let reflect = |queue| pinfold(&["receive", "v1", "--reflect", "--seconds", "100ms", "--queue", queue]);
-    reflect("2").failed(2, &["--queue 2: v1 has 2 transmit queues", "below 2", "--set-channels v1 tx 3"]);
+    let reflect =
+        |queue| pinfold(&["receive", "v1", "--reflect", "--seconds", "100ms", "--queue", queue]);
+    reflect("2")
+        .failed(2, &["--queue 2: v1 has 2 transmit queues", "below 2", "--set-channels v1 tx 3"]);
     reflect("4").failed(1, &["v1 has no queue 4"]);
     let (sending, counted) = (reflect("1"), pinfold(&["receive", "v1", "--seconds", "100ms"]));
     assert_eq!((sending.code, counted.code), (Some(0), Some(0)), "{sending:#?} {counted:#?}");
@@ -110,7 +117,8 @@ fn tags_that_an_offload_removes_are_named_until_it_is_off() {
     for more in [&["--reflect"][..], &["--pcap", &file], &["--to", &file], &[]] {
         let (report, err) = look("v1", more);
         assert_eq!(report["vlan_tags"], "removed", "{report}");
-        let is_told = err.contains("VLAN tags are left out of the packets by v0, the other end of v1");
+        let is_told =
+            err.contains("VLAN tags are left out of the packets by v0, the other end of v1");
         assert_eq!(is_told, !more.is_empty(), "only of what keeps packets: {err}");
         assert_eq!(report["notes"].as_array().unwrap().len(), usize::from(is_told), "{report}");
     }
@@ -119,7 +127,11 @@ fn tags_that_an_offload_removes_are_named_until_it_is_off() {
     let command = err.split('`').nth(1).unwrap().strip_prefix("sudo ").unwrap();
     run(command);
     let (report, err) = look("v1", &["--reflect"]);
-    assert_eq!((&report["vlan_tags"], err.as_str()), (&"in-packet".into(), ""), "{command}: {report}");
+    assert_eq!(
+        (&report["vlan_tags"], err.as_str()),
+        (&"in-packet".into(), ""),
+        "{command}: {report}"
+    );
     // Its own offload is not what decides.
     let (report, _) = look("v0", &[]);
     assert_eq!(report["vlan_tags"], "removed", "{report}");
@@ -127,7 +139,9 @@ fn tags_that_an_offload_removes_are_named_until_it_is_off() {
     let mut other = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
     let inside = format!("/proc/{}/ns/net", other.id());
     let end = Instant::now() + Duration::from_secs(60);
-    while std::fs::read_link(&inside).unwrap() == std::fs::read_link("/proc/thread-self/ns/net").unwrap() {
+    while std::fs::read_link(&inside).unwrap()
+        == std::fs::read_link("/proc/thread-self/ns/net").unwrap()
+    {
         assert!(Instant::now() < end, "no other namespace");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -136,20 +150,29 @@ fn tags_that_an_offload_removes_are_named_until_it_is_off() {
     other.kill().unwrap();
     other.wait().unwrap();
     assert_eq!(report["vlan_tags"], "unknown", "{report}");
-    assert!(err.contains("unless the other end of v1, in another network namespace, keeps them"), "{err}");
+    assert!(
+        err.contains("unless the other end of v1, in another network namespace, keeps them"),
+        "{err}"
+    );
 }
 
 #[test]
 fn tags_that_the_stack_removes_are_named() {
     let Some(_wire) = Wire::new(1, 1500) else { return };
-    let made = Command::new("ip").args("link add link v1 name m1 type macvlan".split(' ')).output().unwrap();
+    let made = Command::new("ip")
+        .args("link add link v1 name m1 type macvlan".split(' '))
+        .output()
+        .unwrap();
     if !made.status.success() {
         return skipped(&String::from_utf8_lossy(&made.stderr));
     }
     run("ip link set dev m1 up");
     let ended = pinfold(&["receive", "m1", "--reflect", "--seconds", "100ms", "--json"]);
     assert!(ended.out.contains("\"vlan_tags\":\"removed\""), "{ended:#?}");
-    assert!(ended.err.contains("VLAN tags are taken out of the packets before they reach m1"), "{ended:#?}");
+    assert!(
+        ended.err.contains("VLAN tags are taken out of the packets before they reach m1"),
+        "{ended:#?}"
+    );
 }
 
 #[test]
@@ -164,9 +187,11 @@ fn merged_packets_that_are_dropped_are_named_with_the_command() {
     stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.write_all(&[7; 60_000]).unwrap();
     let end = Instant::now() + Duration::from_secs(60);
-    let told = std::iter::from_fn(|| lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok())
-        .find(|line| line.contains("has merged beyond the MTU"))
-        .unwrap();
+    let told = std::iter::from_fn(|| {
+        lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
+    })
+    .find(|line| line.contains("has merged beyond the MTU"))
+    .unwrap();
     for part in ["v1: ", "ethtool -K v1 gro off", "gso off"] {
         assert!(told.contains(part), "{part:?} is not in {told}");
     }
@@ -178,7 +203,8 @@ fn merged_packets_that_are_dropped_are_named_with_the_command() {
 #[test]
 fn the_memory_of_all_queues_is_one_budget() {
     let Some(wire) = Wire::new(32, 1500) else { return };
-    // The limit of a control group is not known, so it is assumed to be 512 MiB, and there are no hugepages.
+    // The limit of a control group is not known, so it is assumed to be 512 MiB, and there are no
+    // hugepages.
     let hidden = |more: &str| {
         let script = format!(
             "umount -Rl /sys/fs/cgroup && {{ mount -t tmpfs none /sys/kernel/mm/hugepages || true; }} && exec '{}' receive v1 --json {more}",
@@ -193,8 +219,10 @@ fn the_memory_of_all_queues_is_one_budget() {
     if refused.err.contains("umount") {
         return skipped(&refused.err);
     }
-    refused
-        .failed(2, &["32 buffers of 32 MiB", "512 MiB allowed by caution", "--memory, or name one --queue"]);
+    refused.failed(
+        2,
+        &["32 buffers of 32 MiB", "512 MiB allowed by caution", "--memory, or name one --queue"],
+    );
     for to in ["", "--to soft:4M", "--reflect"] {
         let (before, driver) = (arrived(), wire.driver_drops());
         let child = hidden(to).spawn().unwrap();

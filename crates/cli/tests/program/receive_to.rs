@@ -2,7 +2,8 @@
 
 use crate::common::{Folder, finish, pinfold};
 use crate::receive::{
-    arrived, dropped, interrupted, receiving, wait_for_program, wait_for_queues, wait_until_received,
+    arrived, dropped, interrupted, receiving, wait_for_program, wait_for_queues,
+    wait_until_received,
 };
 use crate::wire::{Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,17 +11,19 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// The bytes of datagram `number`: of every length up to 1,400, and different from those of any other.
+/// The bytes of datagram `number`: of every length up to 1,400, and different from those of any
+/// other.
 pub(crate) fn datagram(number: u64) -> Vec<u8> {
     let len = 8 + number * 131 % 1392;
     let rest = (0..len - 8).map(|at| (number * 7 + at * 13 + (at >> 8)).to_le_bytes()[0]);
     number.to_be_bytes().into_iter().chain(rest).collect()
 }
 
-/// Checks every byte of the slots of the last run: of each number at most one packet, which is what was sent. Returns how many
-/// there are.
+/// Checks every byte of the slots of the last run: of each number at most one packet, which is what
+/// was sent. Returns how many there are.
 pub(crate) fn check_slots(stored: &[u8]) -> usize {
-    let word = |slot: &[u8], at: usize| u32::from_le_bytes(slot[at..at + 4].try_into().unwrap()) as usize;
+    let word =
+        |slot: &[u8], at: usize| u32::from_le_bytes(slot[at..at + 4].try_into().unwrap()) as usize;
     let long = |slot: &[u8], at: usize| u64::from_le_bytes(slot[at..at + 8].try_into().unwrap());
     let run = stored.get(32..40);
     let slots = stored.chunks(4096).enumerate();
@@ -36,7 +39,10 @@ pub(crate) fn check_slots(stored: &[u8]) -> usize {
         assert_eq!(packet[42..], datagram(number), "datagram {number} in slot {at}");
         assert!(slot[40..offset].iter().all(|&byte| byte == 0), "in front of datagram {number}");
         let block = (offset + len).next_multiple_of(512);
-        assert!(slot[offset + len..block].iter().all(|&byte| byte == 0), "behind datagram {number}");
+        assert!(
+            slot[offset + len..block].iter().all(|&byte| byte == 0),
+            "behind datagram {number}"
+        );
         numbers.push(number);
     }
     let count = numbers.len();
@@ -46,7 +52,8 @@ pub(crate) fn check_slots(stored: &[u8]) -> usize {
     count
 }
 
-/// Sends numbered datagrams to `receive --to` and returns its report: received, and dropped by cause, is what was sent.
+/// Sends numbered datagrams to `receive --to` and returns its report: received, and dropped by
+/// cause, is what was sent.
 fn store(wire: &Wire, to: &str, more: &[&str]) -> serde_json::Value {
     const SENT: u64 = 4000;
     let (before, arrived) = (wire.driver_drops(), arrived());
@@ -86,9 +93,16 @@ fn every_byte_is_stored_in_a_file_by_several_queues() {
     assert_eq!(report["stored"], stored.len() / 4096, "no slot is vacant: {report}");
     assert_eq!(report["not_stored"], 0, "{report}");
     assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
-    pinfold(&["receive", "v1", "--to", &file]).failed(1, &["packets", "would be overwritten", "--force"]);
-    let report = pinfold(&["receive", "v1", "--to", &file, "--force", "--seconds", "100ms", "--json"]).json();
-    assert_eq!((&report["stored"], std::fs::metadata(&file).unwrap().len()), (&0.into(), 0), "{report}");
+    pinfold(&["receive", "v1", "--to", &file])
+        .failed(1, &["packets", "would be overwritten", "--force"]);
+    let report =
+        pinfold(&["receive", "v1", "--to", &file, "--force", "--seconds", "100ms", "--json"])
+            .json();
+    assert_eq!(
+        (&report["stored"], std::fs::metadata(&file).unwrap().len()),
+        (&0.into(), 0),
+        "{report}"
+    );
 }
 
 #[test]
@@ -114,7 +128,10 @@ fn every_byte_is_stored_through_a_controller_until_it_is_full() {
     // A hundred slots, and a block that is none.
     create(100 * 4096 + 512);
     let report = store(&wire, &to, &["--force"]);
-    assert_eq!((&report["stored"], check_slots(&std::fs::read(&image).unwrap())), (&100.into(), 100));
+    assert_eq!(
+        (&report["stored"], check_slots(&std::fs::read(&image).unwrap())),
+        (&100.into(), 100)
+    );
     let report = store(&wire, "soft:1M", &[]);
     assert_eq!(report["stored"], 256, "{report}");
 }
@@ -131,7 +148,8 @@ fn a_write_that_fails_ends_the_program_and_frees_the_interface() {
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &script]);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_program(true);
     wait_for_queues(&child);
     let sender = wire.sender();
@@ -150,7 +168,8 @@ fn a_program_that_cannot_receive_overwrites_nothing() {
     // The other queue is free, and the interface has a program.
     let child = receiving(&["--queue", "0"]);
     for kept in ["--to", "--pcap"] {
-        pinfold(&["receive", "v1", "--queue", "1", kept, &file, "--force"]).failed(1, &["v1", "XDP"]);
+        pinfold(&["receive", "v1", "--queue", "1", kept, &file, "--force"])
+            .failed(1, &["v1", "XDP"]);
         pinfold(&["receive", "v1", "--queue", "1", kept, &absent]).failed(1, &["v1", "XDP"]);
     }
     assert_eq!(
@@ -180,6 +199,9 @@ fn a_target_that_cannot_store_is_named() {
     to(&format!("soft:{small}")).failed(1, &["small.img", "1024", "4096"]);
     let absent = folder.arg("absent");
     pinfold(&["receive", "v1", "--queue", "7", "--to", &absent]).failed(1, &["no queue 7"]);
-    assert!(!std::path::Path::new(&absent).exists(), "a queue that cannot be opened leaves no file");
+    assert!(
+        !std::path::Path::new(&absent).exists(),
+        "a queue that cannot be opened leaves no file"
+    );
     wait_for_program(false);
 }

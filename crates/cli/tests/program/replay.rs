@@ -26,9 +26,11 @@ fn json_has_a_line_for_the_trace_each_device_and_each_policy() {
         (&3.into(), &0.into(), &"fast".into())
     );
     for device in ["0000:00:02.0", "0000:00:1f.2", "0000:00:03.0"] {
-        let of =
-            |policy: &str| all.iter().find(|row| row["device"] == device && row["policy"] == policy).unwrap();
-        let counts = all.iter().find(|row| row["device"] == device && row["maps"].is_u64()).unwrap();
+        let of = |policy: &str| {
+            all.iter().find(|row| row["device"] == device && row["policy"] == policy).unwrap()
+        };
+        let counts =
+            all.iter().find(|row| row["device"] == device && row["maps"].is_u64()).unwrap();
         for policy in ["tree-2015", "identity", "pinfold-strict", "none"] {
             let row = of(policy);
             assert_eq!(row["map"]["count"], counts["maps"], "{row}");
@@ -37,29 +39,44 @@ fn json_has_a_line_for_the_trace_each_device_and_each_policy() {
         assert_eq!(of("pinfold-strict")["reachable_ns"], 0);
         assert!(of("none")["reachable_ns"].is_null());
         let recorded = of("recorded");
-        assert!(recorded["map"].is_null() && recorded["span_bytes"].as_u64() > Some(0), "{recorded}");
+        assert!(
+            recorded["map"].is_null() && recorded["span_bytes"].as_u64() > Some(0),
+            "{recorded}"
+        );
     }
 }
 
 #[test]
 fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written() {
     let folder = Folder::new();
-    let args = ["replay", &sample(), "--policy", "pinfold-batch,magazines", "--svg", &folder.arg("a/b")];
+    let args =
+        ["replay", &sample(), "--policy", "pinfold-batch,magazines", "--svg", &folder.arg("a/b")];
     let out = pinfold(&args).ok();
-    for part in ["780 lines", "0000:00:1f.2: 16 maps (10 scatter lists)", "recorded", "reachable", "extents"]
-    {
+    for part in [
+        "780 lines",
+        "0000:00:1f.2: 16 maps (10 scatter lists)",
+        "recorded",
+        "reachable",
+        "extents",
+    ] {
         assert!(out.contains(part), "{part}: {out}");
     }
-    assert!(!out.contains("tree-2015") && out.find("magazines") < out.find("pinfold-batch"), "{out}");
+    assert!(
+        !out.contains("tree-2015") && out.find("magazines") < out.find("pinfold-batch"),
+        "{out}"
+    );
     let names = std::fs::read_dir(folder.path("a/b")).unwrap();
-    let mut names: Vec<String> = names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> =
+        names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     assert_eq!(names.len(), 9);
     assert_eq!(names[0], "0000_00_02.0-magazines.svg");
     for name in names {
         let picture = std::fs::read_to_string(folder.path("a/b").join(name)).unwrap();
         assert!(
-            picture.starts_with("<svg ") && picture.ends_with("</svg>\n") && picture.contains("fill-opacity")
+            picture.starts_with("<svg ")
+                && picture.ends_with("</svg>\n")
+                && picture.contains("fill-opacity")
         );
     }
 }
@@ -70,18 +87,29 @@ fn what_is_still_mapped_is_listed_where_a_table_can_be_read() {
     let all = objects(pinfold(&[&args[..], &["--json"]].concat()));
     let mut runs = 0;
     for row in all.iter().filter(|row| row["policy"] == "pinfold-strict") {
-        let counts = all.iter().find(|of| of["device"] == row["device"] && of["maps"].is_u64()).unwrap();
+        let counts =
+            all.iter().find(|of| of["device"] == row["device"] && of["maps"].is_u64()).unwrap();
         let mapped = row["mapped"].as_array().unwrap();
         assert_eq!(mapped.is_empty(), counts["never_unmapped"] == 0, "{row}");
-        assert!(mapped.iter().all(|run| run["bytes"].as_u64() >= run["page_bytes"].as_u64()), "{row}");
+        assert!(
+            mapped.iter().all(|run| run["bytes"].as_u64() >= run["page_bytes"].as_u64()),
+            "{row}"
+        );
         runs += mapped.len();
     }
     assert!(runs > 0, "the sample leaves some");
     assert!(all.iter().all(|row| row["policy"] == "pinfold-strict" || row["mapped"].is_null()));
     let out = pinfold(&args).ok();
-    assert!(out.contains("still mapped by pinfold-strict: ") && out.contains("read-write"), "{out}");
+    assert!(
+        out.contains("still mapped by pinfold-strict: ") && out.contains("read-write"),
+        "{out}"
+    );
     assert!(!out.contains("still mapped by magazines"), "{out}");
-    assert!(!pinfold(&["replay", &sample(), "--policy", "pinfold-strict"]).ok().contains("still mapped"));
+    assert!(
+        !pinfold(&["replay", &sample(), "--policy", "pinfold-strict"])
+            .ok()
+            .contains("still mapped")
+    );
 }
 
 #[test]
@@ -104,7 +132,8 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
         let tasks = format!("/proc/{}/task", child.id());
         let end = Instant::now() + Duration::from_secs(60);
         let has_handlers = |task: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|name| name == "signals\n")
+            std::fs::read_to_string(task.unwrap().path().join("comm"))
+                .is_ok_and(|name| name == "signals\n")
         };
         while !std::fs::read_dir(&tasks).unwrap().any(has_handlers) {
             assert!(Instant::now() < end, "no handlers");
@@ -119,7 +148,8 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
     let child = start(&["replay", &fifo, "--policy", "none"]);
     // Opened for both, which does not wait for the program.
     let mut writer = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
-    // More than the pipe and the program buffer: the program has read the first part, and waits for more.
+    // More than the pipe and the program buffer: the program has read the first part, and waits for
+    // more.
     let text = [std::fs::read(sample()).unwrap(), b"# a comment\n".repeat(30_000)].concat();
     let writing = std::thread::spawn(move || {
         writer.write_all(&text).unwrap();
@@ -144,8 +174,15 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
 
 #[test]
 fn a_policy_that_fails_does_not_lose_those_before() {
-    let args =
-        ["replay", &sample(), "--policy", "tree-2015,pinfold-strict", "--table-bytes", "16k", "--json"];
+    let args = [
+        "replay",
+        &sample(),
+        "--policy",
+        "tree-2015,pinfold-strict",
+        "--table-bytes",
+        "16k",
+        "--json",
+    ];
     let ended = pinfold(&args);
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     let rows: Vec<serde_json::Value> =
@@ -165,11 +202,15 @@ fn memory_beyond_the_limit_is_refused_before_it_is_taken() {
 fn damage_is_reported_and_does_not_stop_the_replay() {
     let folder = Folder::new();
     let text = std::fs::read_to_string(sample()).unwrap();
-    let damaged =
-        text.replace("\n          <idle>-0       [001] ..s1.    11.901072", "\nCPU:1 [LOST 7 EVENTS]\nx");
+    let damaged = text.replace(
+        "\n          <idle>-0       [001] ..s1.    11.901072",
+        "\nCPU:1 [LOST 7 EVENTS]\nx",
+    );
     let path = folder.file("trace", damaged.as_bytes());
     let out = pinfold(&["replay", &path, "--policy", "none"]).ok();
-    for part in ["1 damaged line,", "line 21: not a line of a trace", "events were lost 1 time (7 in all"] {
+    for part in
+        ["1 damaged line,", "line 21: not a line of a trace", "events were lost 1 time (7 in all"]
+    {
         assert!(out.contains(part), "{part}: {out}");
     }
 }
@@ -190,7 +231,8 @@ fn what_cannot_be_replayed_is_refused_with_advice() {
     pinfold(&["replay", "x", "--limit", "0"]).failed(2, &["--limit", "0"]);
     let folder = Folder::new();
     let missing = folder.arg("missing");
-    pinfold(&["replay", &missing]).failed(1, &[&missing, "cannot read the trace", "check the path"]);
+    pinfold(&["replay", &missing])
+        .failed(1, &[&missing, "cannot read the trace", "check the path"]);
     let empty = folder.file("empty", b"# tracer: nop\n");
     pinfold(&["replay", &empty]).failed(1, &[&empty, "pinfold replay --how"]);
     let binary = folder.file("trace.dat", b"\x17\x08\x44tracing6\0");

@@ -1,4 +1,5 @@
-//! `pinfold serve`, used by clients that others have written, and by some that no one should have written.
+//! `pinfold serve`, used by clients that others have written, and by some that no one should have
+//! written.
 
 use crate::client::Client;
 use crate::common::{Ended, Folder, assert_same, bytes, finish, pinfold, skipped, start, words};
@@ -95,7 +96,9 @@ pub(crate) fn client(name: &str, args: &[&str]) -> Option<Ended> {
     match command.spawn() {
         Ok(child) => Some(finish(child)),
         Err(_) => {
-            skipped(&format!("no {name}: apt-get install libnbd-bin python3-libnbd qemu-utils fio"));
+            skipped(&format!(
+                "no {name}: apt-get install libnbd-bin python3-libnbd qemu-utils fio"
+            ));
             None
         }
     }
@@ -109,7 +112,10 @@ fn nbdcopy_copies_in_both_directions() {
         (folder.sparse("disk", COPIED as u64), ""),
         (folder.sparse("cached", COPIED as u64), "--cached --threads 3"),
         (format!("soft:{COPIED}"), "--threads 2"),
-        (format!("soft:{}", folder.sparse("image", COPIED as u64)), "--protect strict --buffers 8M"),
+        (
+            format!("soft:{}", folder.sparse("image", COPIED as u64)),
+            "--protect strict --buffers 8M",
+        ),
     ] {
         let server = Server::start(&folder, &target, options);
         let Some(copied) = client("nbdcopy", &[&source, &server.uri]) else { return };
@@ -136,9 +142,15 @@ fn nbdinfo_sees_what_was_configured() {
     let export = &info["exports"][0];
     assert_eq!(export["export-name"], "secret");
     assert_eq!(export["description"], "a_disk");
-    assert_eq!((&export["export-size"], &export["is_read_only"]), (&(1 << 20).into(), &true.into()));
+    assert_eq!(
+        (&export["export-size"], &export["is_read_only"]),
+        (&(1 << 20).into(), &true.into())
+    );
     assert_eq!((&export["can_multi_conn"], &export["can_flush"]), (&true.into(), &true.into()));
-    assert_eq!(export["block_minimum"].as_u64().or(export["block_size_minimum"].as_u64()), Some(512));
+    assert_eq!(
+        export["block_minimum"].as_u64().or(export["block_size_minimum"].as_u64()),
+        Some(512)
+    );
     let map = client("nbdinfo", &["--json", "--map", &server.uri]).unwrap().json();
     assert_eq!((&map[0]["length"], &map[0]["type"]), (&65_536.into(), &0.into()), "{map}");
     assert_eq!(map[1]["type"], 3, "{map}");
@@ -153,7 +165,9 @@ fn nbdinfo_sees_what_was_configured() {
 #[test]
 fn qemu_io_finds_its_patterns() {
     let folder = Folder::new();
-    for (target, options) in [("soft:16M".to_owned(), ""), (folder.sparse("disk", 16 << 20), "--threads 1")] {
+    for (target, options) in
+        [("soft:16M".to_owned(), ""), (folder.sparse("disk", 16 << 20), "--threads 1")]
+    {
         let server = Server::start(&folder, &target, options);
         let commands = [
             "write -P 0xaa 0 16M",
@@ -231,7 +245,10 @@ fn a_thousand_clients_are_served_and_one_more_is_refused() {
         assert!(began.elapsed() < Duration::from_secs(30));
     }
     let report = server.stop();
-    assert!(report["clients"]["connections"].as_u64() >= Some(1001) && report["refused"].as_u64() >= Some(1));
+    assert!(
+        report["clients"]["connections"].as_u64() >= Some(1001)
+            && report["refused"].as_u64() >= Some(1)
+    );
 }
 
 #[test]
@@ -241,8 +258,8 @@ fn clients_that_misbehave_harm_no_other() {
     // It requests far more than fits into its socket and the server's memory, and reads nothing.
     let mut deaf = server.client();
     deaf.0.set_nonblocking(true).unwrap();
-    let request =
-        RequestHeader { command: Nbd::READ, length: 1 << 20, ..RequestHeader::default() }.to_bytes();
+    let request = RequestHeader { command: Nbd::READ, length: 1 << 20, ..RequestHeader::default() }
+        .to_bytes();
     let until = Instant::now() + Duration::from_millis(300);
     while Instant::now() < until {
         if deaf.0.write_all(&request).is_err() {
@@ -266,7 +283,11 @@ fn clients_that_misbehave_harm_no_other() {
     let mut client = server.client();
     assert_eq!(client.read(4096, 4096), Ok(vec![0; 4096]));
     drop(slow);
-    assert_eq!(client.read(0, 4096), Ok(vec![0; 4096]), "no part of the payload has arrived in full");
+    assert_eq!(
+        client.read(0, 4096),
+        Ok(vec![0; 4096]),
+        "no part of the payload has arrived in full"
+    );
     let report = server.stop();
     // On a slow machine also those that hold memory for too long.
     assert!(report["clients"]["dropped"].as_u64().unwrap() >= 1, "{report}");
@@ -280,7 +301,8 @@ fn a_file_that_shrinks_fails_reads_without_data() {
     let mut client = server.client();
     assert_eq!(client.read(1 << 19, 8192), Ok(vec![0x5a; 8192]));
     std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    // The error is followed by the next reply at once: the buffer, which holds the data of the read before, is not sent.
+    // The error is followed by the next reply at once: the buffer, which holds the data of the read
+    // before, is not sent.
     client.send(Nbd::READ, 1, 1 << 19, 8192);
     assert_eq!(client.reply(), (1, Some(ErrorNumber::Io)));
     assert_eq!(client.read(0, 4096), Ok(vec![0x5a; 4096]));
@@ -301,7 +323,8 @@ fn requests_in_flight_are_answered_before_the_end() {
         server.terminate();
         let mut rest = Vec::new();
         client.0.read_to_end(&mut rest).unwrap();
-        // The rest of the first reply and whole ones after it; requests still in the server's socket have none.
+        // The rest of the first reply and whole ones after it; requests still in the server's
+        // socket have none.
         let rest = rest.get(65_536..).unwrap();
         assert!(rest.len().is_multiple_of(16 + 65_536), "{} bytes", rest.len());
         for reply in rest.chunks(16 + 65_536) {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 /// Starts the program in `folder`.
 fn start_in<S: AsRef<OsStr>>(folder: &Path, args: &[S]) -> Server {
     let mut command = Command::new("env");
-    command.args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_pinfold"), "serve"]).args(args);
+    command
+        .args(["--default-signal=HUP,INT,TERM", env!("CARGO_BIN_EXE_pinfold"), "serve"])
+        .args(args);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).current_dir(folder);
     Server::started(command.spawn().unwrap(), String::new())
 }
@@ -31,12 +33,17 @@ fn all_clients_use(uri: &str) {
 #[test]
 fn the_printed_address_is_a_uri_that_clients_use_as_it_is() {
     let folder = Folder::new();
-    for (name, encoded) in [("a b#c?d&e%41;é", "a%20b%23c%3Fd%26e%2541%3B%C3%A9"), ("+=:@", "%2B%3D%3A%40")]
+    for (name, encoded) in
+        [("a b#c?d&e%41;é", "a%20b%23c%3Fd%26e%2541%3B%C3%A9"), ("+=:@", "%2B%3D%3A%40")]
     {
         let address = format!("unix:{}", folder.arg(name));
         let args = ["soft:1M", "--json", "--name=x/y z?%41é", "--nbd", &address];
         let server = start_in(&folder.path(""), &args);
-        assert!(server.uri.starts_with("nbd+unix:///x/y%20z%3F%2541%C3%A9?socket=/"), "{}", server.uri);
+        assert!(
+            server.uri.starts_with("nbd+unix:///x/y%20z%3F%2541%C3%A9?socket=/"),
+            "{}",
+            server.uri
+        );
         assert!(server.uri.ends_with(&format!("/{encoded}")), "{}", server.uri);
         all_clients_use(&server.uri);
     }
@@ -69,8 +76,9 @@ fn localhost_is_served_at_all_of_its_addresses() {
     let folder = Folder::new();
     let hosts = folder.file("hosts", b"127.0.0.1 localhost\n::1 localhost\n");
     // A namespace of its own, in which the file of the hosts is another one.
-    let line =
-        format!("mount --bind {hosts} /etc/hosts && ip -6 address show dev lo | grep -q ::1 && exec \"$@\"");
+    let line = format!(
+        "mount --bind {hosts} /etc/hosts && ip -6 address show dev lo | grep -q ::1 && exec \"$@\""
+    );
     let run = |args: &[&str]| {
         let mut command = Command::new("unshare");
         command.args(["--map-root-user", "--mount", "sh", "-c", &line, "sh"]).args(args);
@@ -87,7 +95,11 @@ fn localhost_is_served_at_all_of_its_addresses() {
     };
     let server = Server::started(start("localhost:0"), String::new());
     let addresses = server.listening["addresses"].as_array().unwrap();
-    assert_eq!((addresses.len(), &addresses[0]), (2, &server.listening["listening"]), "{addresses:?}");
+    assert_eq!(
+        (addresses.len(), &addresses[0]),
+        (2, &server.listening["listening"]),
+        "{addresses:?}"
+    );
     let port = server.uri.trim_end_matches('/').rsplit_once(':').unwrap().1;
     for host in ["127.0.0.1", "[::1]"] {
         let uri = format!("nbd://{host}:{port}/");
@@ -104,7 +116,8 @@ fn localhost_is_served_at_all_of_its_addresses() {
     }
 }
 
-/// Each is delayed where it removes the file of a dead server: without a lock, the second removes the file of the first.
+/// Each is delayed where it removes the file of a dead server: without a lock, the second removes
+/// the file of the first.
 #[test]
 fn two_servers_over_the_file_of_a_dead_one_are_one() {
     let folder = Folder::new();
@@ -112,7 +125,8 @@ fn two_servers_over_the_file_of_a_dead_one_are_one() {
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     let mut children = Vec::new();
     for delay in [200_000, 600_000] {
-        let Some(mut command) = injected(&format!("inject=unlink,unlinkat:delay_enter={delay}")) else {
+        let Some(mut command) = injected(&format!("inject=unlink,unlinkat:delay_enter={delay}"))
+        else {
             return;
         };
         children.push(command.args(["serve", "soft:1M", "--json", "-U", &socket]).spawn().unwrap());
@@ -120,7 +134,9 @@ fn two_servers_over_the_file_of_a_dead_one_are_one() {
     // The one that is refused ends by itself.
     let until = Instant::now() + Duration::from_secs(60);
     let ended = loop {
-        if let Some(ended) = children.iter_mut().position(|child| child.try_wait().unwrap().is_some()) {
+        if let Some(ended) =
+            children.iter_mut().position(|child| child.try_wait().unwrap().is_some())
+        {
             break ended;
         }
         if Instant::now() > until {

@@ -1,4 +1,5 @@
-//! `pinfold serve` as scripts and systemd start it: `--run`, `--pidfile`, the short options, and sockets that are passed.
+//! `pinfold serve` as scripts and systemd start it: `--run`, `--pidfile`, the short options, and
+//! sockets that are passed.
 
 use crate::common::{Ended, Folder, finish_with, pinfold, skipped};
 use crate::serve::{Server, client};
@@ -13,21 +14,27 @@ fn serve(args: &[&str]) -> Ended {
 #[test]
 fn run_serves_while_its_command_runs_and_ends_with_its_code() {
     let folder = Folder::new();
-    let command =
-        format!("echo $uri $nbd; test -S \"$unixsocket\" && printf x >{}; exit 7", folder.arg("seen"));
+    let command = format!(
+        "echo $uri $nbd; test -S \"$unixsocket\" && printf x >{}; exit 7",
+        folder.arg("seen")
+    );
     let ended = serve(&["--run", &command]);
     assert_eq!(ended.code, Some(7), "{ended:?}");
     // Standard output is the command's alone; the report is on standard error.
     let (uri, nbd) = ended.out.trim().split_once(' ').unwrap();
     let socket = nbd.strip_prefix("nbd:unix:").unwrap();
     assert_eq!(uri, format!("nbd+unix:///?socket={socket}"));
-    assert!(ended.err.contains("served soft:1M") && ended.err.contains("exit status: 7"), "{ended:?}");
+    assert!(
+        ended.err.contains("served soft:1M") && ended.err.contains("exit status: 7"),
+        "{ended:?}"
+    );
     assert!(!std::path::Path::new(socket).parent().unwrap().exists(), "removed with its folder");
     assert_eq!(folder.names(), ["seen"]);
     // With the address that the user names, by TCP too.
     let socket = folder.arg("socket");
     assert_eq!(serve(&["-r", "-U", &socket, "--run", "echo $unixsocket"]).ok().trim(), socket);
-    let port: u16 = serve(&["--nbd", "127.0.0.1:0", "--run", "echo $port"]).ok().trim().parse().unwrap();
+    let port: u16 =
+        serve(&["--nbd", "127.0.0.1:0", "--run", "echo $port"]).ok().trim().parse().unwrap();
     assert_ne!(port, 0);
     assert_eq!(serve(&["--run", "kill -9 $$"]).code, Some(137));
     if let Some(size) = client("nbdinfo", &["--version"]) {
@@ -66,7 +73,10 @@ fn a_note_is_printed_at_the_start_also_with_run() {
 #[test]
 fn help_lists_the_exit_codes_of_serve() {
     let help = pinfold(&["serve", "--help"]).ok();
-    assert!(help.contains("130  ended by a second signal") && !help.contains("130  stopped by"), "{help}");
+    assert!(
+        help.contains("130  ended by a second signal") && !help.contains("130  stopped by"),
+        "{help}"
+    );
 }
 
 #[test]
@@ -107,13 +117,19 @@ fn a_pid_file_replaces_no_file_with_other_contents() {
     ] {
         let path = folder.arg(name);
         // Without the check the server would serve, until its command ends.
-        let ended = pinfold(&["serve", &image, "--cached", "-U", &socket, "-P", &path, "--run", "true"]);
+        let ended =
+            pinfold(&["serve", &image, "--cached", "-U", &socket, "-P", &path, "--run", "true"]);
         ended.failed(1, &["--pidfile", &path, part]);
     }
-    for (name, contents) in [("image", &b"12\n"[..]), ("notes", b"12 of them\n"), ("bytes", &[0xff; 8])] {
+    for (name, contents) in
+        [("image", &b"12\n"[..]), ("notes", b"12 of them\n"), ("bytes", &[0xff; 8])]
+    {
         assert_eq!(std::fs::read(folder.path(name)).unwrap(), contents, "{name}");
     }
-    assert_eq!(folder.names(), ["bytes", "dangling", "image", "link", "long", "notes", "other name"]);
+    assert_eq!(
+        folder.names(),
+        ["bytes", "dangling", "image", "link", "long", "notes", "other name"]
+    );
 }
 
 #[test]
@@ -127,7 +143,10 @@ fn a_pid_file_that_is_no_longer_the_servers_is_left() {
     ] {
         serve(&["-P", &pidfile, "--run", &line]).ok();
         let left = std::fs::read_to_string(&pidfile).unwrap();
-        assert!(if contents.is_empty() { left.ends_with("\n\n") } else { left == contents }, "{left:?}");
+        assert!(
+            if contents.is_empty() { left.ends_with("\n\n") } else { left == contents },
+            "{left:?}"
+        );
     }
 }
 

@@ -66,7 +66,11 @@ fn a_device_with_sectors_of_4096_bytes_is_exported_so() {
     // Between sectors: through the page cache, and that is said at once.
     let server = Server::start(&folder, &device.0, "--offset 512 --length 1M");
     assert_eq!(server.listening["block_minimum"], 512);
-    assert!(server.listening["notes"].to_string().contains("multiples of 4096"), "{}", server.listening);
+    assert!(
+        server.listening["notes"].to_string().contains("multiples of 4096"),
+        "{}",
+        server.listening
+    );
     client("nbdcopy", &[&server.uri, &folder.arg("back")]).unwrap().ok();
     server.stop();
     std::fs::write(folder.path("wanted"), &bytes(32 << 20)[512..512 + (1 << 20)]).unwrap();
@@ -104,13 +108,16 @@ fn a_part_of_a_target_is_served_alone() {
             let after = std::fs::read(&disk).unwrap();
             assert!(after[1 << 20..(1 << 20) + 65536].iter().all(|byte| *byte == 0x77));
             assert!(after[(5 << 20) - 65536..5 << 20].iter().all(|byte| *byte == 0));
-            assert!(after[..1 << 20] == contents[..1 << 20] && after[5 << 20..] == contents[5 << 20..]);
+            assert!(
+                after[..1 << 20] == contents[..1 << 20] && after[5 << 20..] == contents[5 << 20..]
+            );
             std::fs::write(&disk, &contents).unwrap();
         }
     }
     let refused = |options: &str, parts: &[&str]| {
         let socket = folder.arg("socket");
-        pinfold(&words(&format!("serve soft:{disk} --nbd unix:{socket} {options}"))).failed(2, parts);
+        pinfold(&words(&format!("serve soft:{disk} --nbd unix:{socket} {options}")))
+            .failed(2, parts);
     };
     refused("--offset 9M", &["--offset 9437184", "8388608"]);
     refused("--offset 1M --length 8M", &["--length 8388608", "7340032", "--offset 1048576"]);

@@ -9,7 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Executes the expressions that follow the address with libnbd's client, and prints the error of each.
+/// Executes the expressions that follow the address with libnbd's client, and prints the error of
+/// each.
 const CLIENT: &str = r#"
 import errno, sys
 try:
@@ -45,7 +46,8 @@ fn outcomes(server: &Server, expressions: &[&str]) -> Option<Vec<String>> {
     Some(ended.ok().split_whitespace().map(str::to_owned).collect())
 }
 
-/// Returns a command that runs the program with errors injected into its system calls; `None` where that cannot be done.
+/// Returns a command that runs the program with errors injected into its system calls; `None` where
+/// that cannot be done.
 pub(crate) fn injected(inject: &str) -> Option<Command> {
     // The tracer is a grandchild (`-D`): the child that is waited for is the program.
     let trace = |inject: &str| {
@@ -101,7 +103,9 @@ fn no_space_and_no_permission_reach_the_client_as_such() {
     }
     // A model controller has a status of its own for that.
     let image = format!("soft:{}", folder.sparse("image", 1 << 20));
-    let Some(server) = serve_injected(&folder, &image, "inject=fdatasync:error=ENOSPC") else { return };
+    let Some(server) = serve_injected(&folder, &image, "inject=fdatasync:error=ENOSPC") else {
+        return;
+    };
     assert_eq!(outcomes(&server, &["h.flush()"]).unwrap_or_default(), ["ENOSPC"]);
 }
 
@@ -114,10 +118,17 @@ fn a_refused_write_is_logged_once_however_large() {
         // No file may grow, or be written at all.
         let line = format!("ulimit -f 0; exec \"$0\" serve {file} --json {options} -U {socket}");
         let mut command = Command::new("env");
-        command.args(["--default-signal=HUP,INT,TERM", "sh", "-c", &line, env!("CARGO_BIN_EXE_pinfold")]);
+        command.args([
+            "--default-signal=HUP,INT,TERM",
+            "sh",
+            "-c",
+            &line,
+            env!("CARGO_BIN_EXE_pinfold"),
+        ]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let server = Server::started(command.spawn().unwrap(), socket);
-        let Some(seen) = outcomes(&server, &["h.pwrite(b'x' * (16 << 20), 0)", "h.pread(512, 0)"]) else {
+        let Some(seen) = outcomes(&server, &["h.pwrite(b'x' * (16 << 20), 0)", "h.pread(512, 0)"])
+        else {
             return;
         };
         assert_eq!(seen, ["ENOSPC", "ok"], "{options}");
@@ -156,9 +167,13 @@ fn a_pause_of_the_server_disconnects_no_client() {
 fn a_call_that_a_signal_interrupts_is_repeated() {
     let folder = Folder::new();
     let source = folder.file("source", &bytes(1 << 20));
-    for call in ["fallocate", "ftruncate", "fchmod", "fsync", "fdatasync", "renameat,renameat2", "lseek"] {
+    for call in
+        ["fallocate", "ftruncate", "fchmod", "fsync", "fdatasync", "renameat,renameat2", "lseek"]
+    {
         for via in ["", "--via file:"] {
-            let Some(mut command) = injected(&format!("inject={call}:error=EINTR:when=1")) else { return };
+            let Some(mut command) = injected(&format!("inject={call}:error=EINTR:when=1")) else {
+                return;
+            };
             command.args(["copy", &source, &folder.arg("copy")]);
             if !via.is_empty() {
                 command.arg(format!("--via=file:{}", folder.arg("via")));
@@ -170,12 +185,18 @@ fn a_call_that_a_signal_interrupts_is_repeated() {
             let _ = std::fs::remove_file(folder.path("via"));
         }
     }
-    let Some(server) = serve_injected(&folder, &source, "inject=fallocate,fdatasync:error=EINTR:when=1")
+    let Some(server) =
+        serve_injected(&folder, &source, "inject=fallocate,fdatasync:error=EINTR:when=1")
     else {
         return;
     };
-    let all =
-        ["h.trim(4096, 0)", "h.zero(4096, 4096)", "h.flush()", "h.pwrite(b'x' * 512, 0, FUA)", "h.flush()"];
+    let all = [
+        "h.trim(4096, 0)",
+        "h.zero(4096, 4096)",
+        "h.flush()",
+        "h.pwrite(b'x' * 512, 0, FUA)",
+        "h.flush()",
+    ];
     if let Some(seen) = outcomes(&server, &all) {
         assert_eq!(seen, ["ok"; 5]);
     }

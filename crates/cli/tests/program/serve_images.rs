@@ -19,7 +19,8 @@ fn qemu_img_converts_compares_and_maps() {
         done.ok();
         let same = ["compare", "-f", "raw", "-F", "raw", &source, &server.uri];
         assert!(client("qemu-img", &same).unwrap().ok().contains("identical"), "{target}");
-        let map = client("qemu-img", &["map", "-f", "raw", "--output=json", &server.uri]).unwrap().ok();
+        let map =
+            client("qemu-img", &["map", "-f", "raw", "--output=json", &server.uri]).unwrap().ok();
         let map: serde_json::Value = serde_json::from_str(&map).unwrap();
         let extents = map.as_array().unwrap();
         let length = |extent: &serde_json::Value| extent["length"].as_u64().unwrap();
@@ -31,7 +32,8 @@ fn qemu_img_converts_compares_and_maps() {
     }
 }
 
-/// What a client in Python finds: sizes, flags, the extents of a hole, errors by name, and data through asynchronous commands.
+/// What a client in Python finds: sizes, flags, the extents of a hole, errors by name, and data
+/// through asynchronous commands.
 const SCRIPT: &str = r#"
 import errno
 assert h.get_size() == 16 << 20
@@ -84,7 +86,8 @@ fn nbdsh_finds_what_the_protocol_promises() {
     }
 }
 
-/// Runs a script as nbdsh does, connected to `uri` if there is one, but by the system's interpreter, which has the module; `None` if there is none.
+/// Runs a script as nbdsh does, connected to `uri` if there is one, but by the system's
+/// interpreter, which has the module; `None` if there is none.
 pub(crate) fn nbdsh(uri: Option<&str>, script: &str) -> Option<Ended> {
     let python = "/usr/bin/python3";
     if client(python, &["-c", "import nbd"]).is_none_or(|ended| ended.code != Some(0)) {

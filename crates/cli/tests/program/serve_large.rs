@@ -1,11 +1,13 @@
-//! `pinfold serve` and large requests of libnbd's default client: those that are refused, and those for which there is little memory.
+//! `pinfold serve` and large requests of libnbd's default client: those that are refused, and those
+//! for which there is little memory.
 
 use crate::common::Folder;
 use crate::serve::Server;
 use crate::serve_images::nbdsh;
 use crate::serve_tls::certificates;
 
-/// Writes that are refused, each between two reads that are not, at 8 to 32 MiB; `WHERE` and `WHY` come before it.
+/// Writes that are refused, each between two reads that are not, at 8 to 32 MiB; `WHERE` and `WHY`
+/// come before it.
 const REFUSED: &str = r#"
 h.set_strict_mode(0)
 for mib in (8, 16, 32):
@@ -37,7 +39,9 @@ fn a_refused_write_of_32_mib_leaves_the_connection() {
     let disk = folder.sparse("disk", 64 << 20);
     let pki = certificates(&folder, "pki");
     let tls = pki.as_ref().map(|pki| format!("--tls-certificates {pki}"));
-    for (options, place, why) in [("", "64 << 20", "errno.ENOSPC"), ("--read-only", "0", "errno.EPERM")] {
+    for (options, place, why) in
+        [("", "64 << 20", "errno.ENOSPC"), ("--read-only", "0", "errno.EPERM")]
+    {
         for tls in [Some(String::new()), tls.clone()].into_iter().flatten() {
             let server = Server::start(&folder, &disk, &format!("{options} {tls}"));
             let uri = match &pki {
@@ -48,12 +52,16 @@ fn a_refused_write_of_32_mib_leaves_the_connection() {
             };
             let script = format!("import errno\nWHERE, WHY = {place}, {why}\n{REFUSED}");
             // The client's keys are files, which an address may not name by default.
-            let connects =
-                format!("h = nbd.NBD()\nh.set_uri_allow_local_file(True)\nh.connect_uri({uri:?})\n");
+            let connects = format!(
+                "h = nbd.NBD()\nh.set_uri_allow_local_file(True)\nh.connect_uri({uri:?})\n"
+            );
             let Some(done) = nbdsh(None, &format!("{connects}{script}")) else { return };
             done.ok();
             let report = server.stop();
-            assert_eq!((&report["clients"]["errors"], &report["clients"]["dropped"]), (&3.into(), &0.into()));
+            assert_eq!(
+                (&report["clients"]["errors"], &report["clients"]["dropped"]),
+                (&3.into(), &0.into())
+            );
         }
     }
 }

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 const SIZE: usize = 16 << 20;
 
-/// Makes an authority, and certificates that it signs for a server and a client, as docs/serve.md shows it.
+/// Makes an authority, and certificates that it signs for a server and a client, as docs/serve.md
+/// shows it.
 const SCRIPT: &str = r#"
 set -e
 cd "$1"
@@ -60,13 +61,21 @@ fn start_tls(server: &Server) -> UnixStream {
 }
 
 /// Returns a client that trusts `authority` and has chosen the default export.
-fn secure(server: &Server, certificates: &str) -> Client<StreamOwned<ClientConnection, UnixStream>> {
+fn secure(
+    server: &Server,
+    certificates: &str,
+) -> Client<StreamOwned<ClientConnection, UnixStream>> {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(format!("{certificates}/ca-cert.pem")).unwrap()).unwrap();
+    roots
+        .add(CertificateDer::from_pem_file(format!("{certificates}/ca-cert.pem")).unwrap())
+        .unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap();
     let config = config.with_root_certificates(roots).with_no_client_auth();
-    let connection = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+    let connection =
+        ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
     let mut stream = StreamOwned::new(connection, start_tls(server));
     stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
     let mut export = [0; 8 + 2];
@@ -91,13 +100,17 @@ fn clients_of_others_copy_inside_tls() {
         client("nbdcopy", &[&uri, &folder.arg("back")]).unwrap().ok();
         assert_same(&folder.path("source"), &folder.path("back"));
         let report = server.stop();
-        assert_eq!((&report["clients"]["errors"], &report["clients"]["dropped"]), (&0.into(), &0.into()));
+        assert_eq!(
+            (&report["clients"]["errors"], &report["clients"]["dropped"]),
+            (&0.into(), &0.into())
+        );
     }
     let server = Server::start_at(&folder, "localhost:0", &format!("soft:{SIZE}"), &tls);
     let port = server.uri.trim_end_matches('/').rsplit(':').next().unwrap().to_owned();
     let object = format!("tls-creds-x509,id=tls,dir={pki},endpoint=client");
     let image = format!("driver=nbd,host=localhost,port={port},tls-creds=tls");
-    let convert = ["convert", "--object", &object, "-n", "-f", "raw", "--target-image-opts", &source, &image];
+    let convert =
+        ["convert", "--object", &object, "-n", "-f", "raw", "--target-image-opts", &source, &image];
     let Some(converted) = client("qemu-img", &convert) else { return };
     converted.ok();
     let source = format!("driver=raw,file.driver=file,file.filename={source}");
@@ -115,8 +128,12 @@ fn who_has_no_tls_or_no_certificate_is_refused() {
     let server = Server::start(&folder, &format!("soft:{SIZE}"), &tls);
     let plain = server.uri.replace("nbds", "nbd");
     let Some(refused) = client("nbdinfo", &[&plain]) else { return };
-    assert!(refused.code == Some(1) && refused.err.contains("Operation not supported"), "{refused:#?}");
-    let with = |folder: &str| format!("{}&tls-certificates={folder}&tls-hostname=localhost", server.uri);
+    assert!(
+        refused.code == Some(1) && refused.err.contains("Operation not supported"),
+        "{refused:#?}"
+    );
+    let with =
+        |folder: &str| format!("{}&tls-certificates={folder}&tls-hostname=localhost", server.uri);
     // It trusts the server, and has a certificate of its own that the server does not know.
     std::fs::copy(format!("{pki}/ca-cert.pem"), format!("{strangers}/ca-cert.pem")).unwrap();
     assert_ne!(client("nbdinfo", &[&with(&strangers)]).unwrap().code, Some(0));
@@ -163,10 +180,12 @@ fn replies_wait_for_a_client_that_does_not_take_them() {
 fn what_is_no_tls_ends_its_connection_alone() {
     let folder = Folder::new();
     let Some(pki) = certificates(&folder, "pki") else { return };
-    let server = Server::start(&folder, &format!("soft:{SIZE}"), &format!("--tls-certificates {pki}"));
+    let server =
+        Server::start(&folder, &format!("soft:{SIZE}"), &format!("--tls-certificates {pki}"));
     let mut good = secure(&server, &pki);
     let silent = start_tls(&server);
-    // In plaintext, where someone on the way could add it: the option to choose an export, or the first bytes of TLS.
+    // In plaintext, where someone on the way could add it: the option to choose an export, or the
+    // first bytes of TLS.
     for more in [&b"IHAVEOPT\0\0\0\x01\0\0\0\0"[..], b"\x16\x03\x01"] {
         let mut replies = Vec::new();
         ask_for_tls(&server, more).read_to_end(&mut replies).unwrap();
@@ -193,7 +212,9 @@ fn certificates_that_do_not_fit_are_named() {
     let Some(other) = certificates(&folder, "other") else { return };
     let serve = |pki: &str, more: &str| {
         let socket = folder.arg("socket");
-        pinfold(&words(&format!("serve soft:16M --nbd unix:{socket} --tls-certificates {pki} {more}")))
+        pinfold(&words(&format!(
+            "serve soft:16M --nbd unix:{socket} --tls-certificates {pki} {more}"
+        )))
     };
     let absent = folder.arg("absent");
     serve(&absent, "").failed(1, &["absent/server-cert.pem", "docs/serve.md"]);
@@ -265,7 +286,8 @@ fn what_precedes_the_end_inside_tls_is_answered_and_written() {
 fn records_with_next_to_no_contents_end_their_connection() {
     let folder = Folder::new();
     let Some(pki) = certificates(&folder, "pki") else { return };
-    let server = Server::start(&folder, &format!("soft:{SIZE}"), &format!("--tls-certificates {pki}"));
+    let server =
+        Server::start(&folder, &format!("soft:{SIZE}"), &format!("--tls-certificates {pki}"));
     let (mut wasteful, mut other) = (secure(&server, &pki), secure(&server, &pki));
     wasteful.send(Nbd::WRITE, 1, 0, 1 << 20);
     let mut sent = 0;

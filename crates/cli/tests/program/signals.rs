@@ -11,7 +11,8 @@ fn signal(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// A FUSE file system that never responds: each access sleeps until SIGKILL. Unmounted when this is dropped.
+/// A FUSE file system that never responds: each access sleeps until SIGKILL. Unmounted when this is
+/// dropped.
 struct Hung {
     server: Child,
     mount: String,
@@ -24,7 +25,11 @@ impl Hung {
         let script = "exec 3<>/dev/fuse && \
             mount -i -t fuse -o fd=3,rootmode=40000,user_id=0,group_id=0 hung \"$0\" && echo up && exec sleep 1000";
         let mut server = Command::new("sh");
-        server.args(["-c", script, &mount]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        server
+            .args(["-c", script, &mount])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
         let mut server = server.spawn().unwrap();
         let mut up = [0; 3];
         let hung = server.stdout.take().unwrap().read_exact(&mut up);
@@ -41,11 +46,13 @@ impl Drop for Hung {
     }
 }
 
-/// Waits until the program, and not the one that starts it, has blocked a signal, which its own thread then waits for.
+/// Waits until the program, and not the one that starts it, has blocked a signal, which its own
+/// thread then waits for.
 fn wait_until_blocked(child: &Child, signal: Signal) {
     let exe = format!("/proc/{}/exe", child.id());
     wait_until("the signal is blocked", || {
-        std::fs::read_link(&exe).is_ok_and(|exe| exe.ends_with("pinfold")) && has(child, "SigBlk:", signal)
+        std::fs::read_link(&exe).is_ok_and(|exe| exe.ends_with("pinfold"))
+            && has(child, "SigBlk:", signal)
     });
 }
 
@@ -59,29 +66,34 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// Returns whether `signal` is in a set of the process's status.
 fn has(child: &Child, set: &str, signal: Signal) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix(set));
     let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
     set >> (signal.as_raw() - 1) & 1 == 1
 }
 
-/// Sends the first signal, waits until the program has taken it, and then `gap`: how soon it does on a busy machine is not known.
+/// Sends the first signal, waits until the program has taken it, and then `gap`: how soon it does
+/// on a busy machine is not known.
 fn signal_first(child: &Child, number: Signal, gap: Duration) {
     signal(child, number);
     wait_until("the signal is taken", || !has(child, "ShdPnd:", number));
     std::thread::sleep(gap);
 }
 
-/// Starts `line` and waits until it hangs: a thread of it sleeps uninterruptibly, and has not been woken for half a second.
+/// Starts `line` and waits until it hangs: a thread of it sleeps uninterruptibly, and has not been
+/// woken for half a second.
 fn start_hanging(line: &str) -> Child {
     let child = start(&words(line));
     wait_until_blocked(&child, Signal::TERM);
     let tasks = format!("/proc/{}/task", child.id());
     let sleeping = || {
         let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
-        let mut all = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        let mut all =
+            tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
         let status = all.find(|status| status.lines().any(|line| line.starts_with("State:\tD")))?;
-        let is_same = |line: &&str| line.starts_with("Pid:") || line.contains("voluntary_ctxt_switches:");
+        let is_same =
+            |line: &&str| line.starts_with("Pid:") || line.contains("voluntary_ctxt_switches:");
         Some(status.lines().filter(is_same).map(str::to_owned).collect::<Vec<_>>())
     };
     let (mut last, mut since) = (None, Instant::now());
@@ -109,7 +121,8 @@ fn the_second_signal_ends_a_hanging_run_at_once() {
         let child = start_hanging(&line);
         signal_first(&child, Signal::TERM, Duration::from_millis(1200));
         signal(&child, Signal::INT);
-        finish(child).failed(130, &["interrupted again", ".pinfold-*.part", "its socket", "pinfold-*)"]);
+        finish(child)
+            .failed(130, &["interrupted again", ".pinfold-*.part", "its socket", "pinfold-*)"]);
     }
     assert_eq!(folder.names(), ["hung", "in"]);
 }
@@ -145,7 +158,8 @@ fn one_signal_ends_a_hanging_run_after_the_grace_period() {
     }
 }
 
-/// What waits for a device that is not ready is not waited for, the flush at the end included: its retries would last an hour.
+/// What waits for a device that is not ready is not waited for, the flush at the end included: its
+/// retries would last an hour.
 #[test]
 fn one_signal_ends_a_run_whose_device_is_not_ready() {
     let folder = Folder::new();
@@ -185,8 +199,12 @@ fn ignored_signals_stay_ignored() {
             &format!("trap '' {word}; exec \"$0\" {line}"),
             env!("CARGO_BIN_EXE_pinfold"),
         ]);
-        let child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         // One that is not ignored.
         wait_until_blocked(&child, if number == Signal::TERM { Signal::INT } else { Signal::TERM });
         signal(&child, number);
@@ -194,8 +212,8 @@ fn ignored_signals_stay_ignored() {
     }
 }
 
-/// Runs `line`, disturbs it once it has begun, and returns what it printed when `is_enough` says that it had done something by
-/// then: how long that takes is not known.
+/// Runs `line`, disturbs it once it has begun, and returns what it printed when `is_enough` says
+/// that it had done something by then: how long that takes is not known.
 fn disturbed(line: &str, disturb: impl Fn(&Child), is_enough: impl Fn(&Ended) -> bool) -> Ended {
     for wait in [100, 500, 2500, 12_500, 62_500] {
         let child = start(&words(line));
@@ -244,9 +262,13 @@ fn an_interrupted_run_reports_what_it_did() {
         assert!(last["seconds"].as_f64().unwrap() > 0.0, "{line}");
     }
     let text = disturbed(verified, interrupt, |ended| ended.out.contains("IOPS=")).out;
-    assert!(text.contains("   ended early: interrupted") && !text.contains("all correct"), "{text}");
-    let fio =
-        disturbed(&format!("{verified} --output-format=json"), interrupt, |ended| !ended.out.is_empty());
+    assert!(
+        text.contains("   ended early: interrupted") && !text.contains("all correct"),
+        "{text}"
+    );
+    let fio = disturbed(&format!("{verified} --output-format=json"), interrupt, |ended| {
+        !ended.out.is_empty()
+    });
     let fio: serde_json::Value = serde_json::from_str(&fio.out).unwrap();
     assert!(fio["jobs"][0]["desc"].as_str().unwrap().contains("ended early: interrupted"), "{fio}");
     assert_eq!(folder.names(), ["two.fio"]);
@@ -256,13 +278,16 @@ fn an_interrupted_run_reports_what_it_did() {
 fn a_failed_run_reports_what_it_did_and_why_it_ended() {
     let folder = Folder::new();
     let file = folder.file("data", &bytes(1 << 20));
-    let set_len = |len| std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(len).unwrap();
+    let set_len =
+        |len| std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(len).unwrap();
     let cut = |_: &Child| set_len(4096);
     for jobs in ["", "--numjobs=2"] {
-        let line =
-            format!("io {file} --rw=read --size=1M --runtime=600 --time_based {jobs} --output-format=json");
+        let line = format!(
+            "io {file} --rw=read --size=1M --runtime=600 --time_based {jobs} --output-format=json"
+        );
         let job = |ended: &Ended| {
-            serde_json::from_str::<serde_json::Value>(&ended.out).map(|report| report["jobs"][0].clone())
+            serde_json::from_str::<serde_json::Value>(&ended.out)
+                .map(|report| report["jobs"][0].clone())
         };
         let ended = disturbed(&line, cut, |ended| {
             // For the next attempt, and the next line.
@@ -272,7 +297,10 @@ fn a_failed_run_reports_what_it_did_and_why_it_ended() {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         assert!(ended.err.contains("cut short") && ended.err.lines().count() == 1, "{ended:#?}");
         // What was asked for, not a length that the file never had; and nothing is copied.
-        assert!(!ended.err.contains("at the start") && !ended.err.contains("copy it"), "{ended:#?}");
+        assert!(
+            !ended.err.contains("at the start") && !ended.err.contains("copy it"),
+            "{ended:#?}"
+        );
         assert!(ended.err.contains(", within the request of 4096 bytes at "), "{ended:#?}");
         let job = job(&ended).unwrap();
         assert_eq!(job["error"], 5);

@@ -1,7 +1,10 @@
-//! A soak of reception: packets that are held for long, programs that are killed in the middle, and starts again.
+//! A soak of reception: packets that are held for long, programs that are killed in the middle, and
+//! starts again.
 
 use crate::common::{Folder, finish, skipped};
-use crate::receive::{arrived, dropped, interrupted, receiving, wait_for_program, wait_until_received};
+use crate::receive::{
+    arrived, dropped, interrupted, receiving, wait_for_program, wait_until_received,
+};
 use crate::receive_to::{check_slots, datagram};
 use crate::wire::{Wire, number_of, receive_until};
 use pinfold_xdp::{Packet, Socket};
@@ -12,11 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// How long it runs; without it, the soak is skipped, since other tests of the process would change what it counts.
+/// How long it runs; without it, the soak is skipped, since other tests of the process would change
+/// what it counts.
 const SECONDS: &str = "PINFOLD_RECEIVE_SOAK_SECONDS";
 /// How many packets a round sends.
 const ROUND: u64 = 20_000;
-/// How many packets each holder has at a time: together fewer than the pages that are not in a ring.
+/// How many packets each holder has at a time: together fewer than the pages that are not in a
+/// ring.
 const HELD: usize = 1500;
 const HOLDERS: usize = 3;
 
@@ -35,7 +40,11 @@ impl Resources {
         Self {
             descriptors: std::fs::read_dir("/proc/self/fd").unwrap().count(),
             rings: maps.lines().filter(|line| line.contains("socket:")).count(),
-            locked: status.lines().find(|line| line.starts_with("VmLck")).unwrap_or_default().to_owned(),
+            locked: status
+                .lines()
+                .find(|line| line.starts_with("VmLck"))
+                .unwrap_or_default()
+                .to_owned(),
         }
     }
 }
@@ -43,7 +52,9 @@ impl Resources {
 #[test]
 fn a_soak_of_reception_loses_no_packet_and_no_page() {
     let Some(seconds) = std::env::var(SECONDS).ok().and_then(|text| text.parse().ok()) else {
-        return skipped(&format!("runs alone: make soak-receive, or {SECONDS}=20 and this test's name"));
+        return skipped(&format!(
+            "runs alone: make soak-receive, or {SECONDS}=20 and this test's name"
+        ));
     };
     let Some(wire) = Wire::new(2, 1500) else { return };
     let folder = Folder::new();
@@ -60,7 +71,10 @@ fn a_soak_of_reception_loses_no_packet_and_no_page() {
         rounds += 1;
     }
     assert!(rounds > 0 && totals.received > 0, "{totals:?}");
-    println!("{rounds} rounds in {:.0} s, each ends with a kill: {totals:?}", began.elapsed().as_secs_f64());
+    println!(
+        "{rounds} rounds in {:.0} s, each ends with a kill: {totals:?}",
+        began.elapsed().as_secs_f64()
+    );
 }
 
 /// Packets of rounds that were not killed.
@@ -87,7 +101,8 @@ impl Totals {
     }
 }
 
-/// Sends a round of numbered datagrams, up to 64 in a millisecond, unless it is stopped; counts them.
+/// Sends a round of numbered datagrams, up to 64 in a millisecond, unless it is stopped; counts
+/// them.
 fn send(wire: &Wire, sent: &AtomicU64, stop: &AtomicBool) {
     let sender = wire.sender();
     for number in 0..ROUND {
@@ -102,7 +117,8 @@ fn send(wire: &Wire, sent: &AtomicU64, stop: &AtomicBool) {
     }
 }
 
-/// Receives a round in this process; other threads hold most packets for long, and check each before they return its page.
+/// Receives a round in this process; other threads hold most packets for long, and check each
+/// before they return its page.
 fn held(wire: &Wire) -> Totals {
     let driver = wire.driver_drops();
     let mut sockets = wire.receive(Socket::options());
@@ -157,7 +173,8 @@ fn held(wire: &Wire) -> Totals {
     .check()
 }
 
-/// Holds packets, the newest [`HELD`], and checks that each is what was sent before its page returns.
+/// Holds packets, the newest [`HELD`], and checks that each is what was sent before its page
+/// returns.
 fn hold(packets: &Receiver<(u64, Packet)>) {
     let mut held = VecDeque::new();
     let check = |(number, packet): (u64, Packet)| {
@@ -201,7 +218,8 @@ fn stored(wire: &Wire, folder: &Folder) -> Totals {
     .check()
 }
 
-/// Kills a program in the middle of a round: its XDP program is detached, and what it stored is whole.
+/// Kills a program in the middle of a round: its XDP program is detached, and what it stored is
+/// whole.
 fn killed(wire: &Wire, folder: &Folder, round: u64) {
     let file = folder.arg("packets");
     let child = storing(&file);

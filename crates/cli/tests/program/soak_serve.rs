@@ -1,5 +1,5 @@
-//! A soak of `serve`: clients that write, verify, leave in the middle of requests and come back, and a server that is killed or
-//! terminated under them and started again over the same data.
+//! A soak of `serve`: clients that write, verify, leave in the middle of requests and come back,
+//! and a server that is killed or terminated under them and started again over the same data.
 
 mod disk;
 
@@ -22,7 +22,8 @@ const WORK_MS: u64 = 700;
 /// How long a server may take to notice that its clients have left.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a server has while nobody is connected: descriptors, threads, and mappings of files and of rings.
+/// What a server has while nobody is connected: descriptors, threads, and mappings of files and of
+/// rings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Resources {
     descriptors: usize,
@@ -44,7 +45,10 @@ impl Resources {
             descriptors: std::fs::read_dir(format!("{proc}/fd")).unwrap().count(),
             threads: tasks.filter(is_own).count(),
             // The heap and the stacks have no path.
-            mappings: maps.lines().filter(|line| line.contains('/') || line.contains("anon_inode")).count(),
+            mappings: maps
+                .lines()
+                .filter(|line| line.contains('/') || line.contains("anon_inode"))
+                .count(),
         }
     }
 }
@@ -57,7 +61,8 @@ fn a_soak_of_serve_loses_no_write_and_leaks_nothing() {
     let folder = Folder::new();
     let bytes = CLIENTS * SECTORS * disk::SECTOR;
     let soft = format!("soft:{}", folder.sparse("image", bytes));
-    let targets = [(folder.sparse("disk", bytes), "--threads 2"), (soft, "--threads 2 --buffers 8M")];
+    let targets =
+        [(folder.sparse("disk", bytes), "--threads 2"), (soft, "--threads 2 --buffers 8M")];
     let mut regions = targets.clone().map(|_| Region::all(CLIENTS, SECTORS));
     let (began, limit) = (Instant::now(), Duration::from_secs(seconds));
     let (mut rounds, mut answered) = (0, 0);
@@ -73,7 +78,8 @@ fn a_soak_of_serve_loses_no_write_and_leaks_nothing() {
     );
 }
 
-/// Starts a server, verifies all that is there, works, checks that nothing has leaked, works again, and ends the server meanwhile.
+/// Starts a server, verifies all that is there, works, checks that nothing has leaked, works again,
+/// and ends the server meanwhile.
 fn round(folder: &Folder, target: &str, options: &str, regions: &mut [Region], round: u64) -> u64 {
     let server = Server::start(folder, target, options);
     // What a first client has the server create stays.
@@ -81,11 +87,13 @@ fn round(folder: &Folder, target: &str, options: &str, regions: &mut [Region], r
         region.verify_after_end(&mut connect(&server.socket).unwrap());
     }
     let before = settled(&server, None);
-    let mut answered = work(&server, regions, false, || std::thread::sleep(Duration::from_millis(WORK_MS)));
+    let mut answered =
+        work(&server, regions, false, || std::thread::sleep(Duration::from_millis(WORK_MS)));
     settled(&server, Some(&before));
     // At another moment each time.
     let moment = Duration::from_millis(round * 137 % WORK_MS);
-    let (signal, code) = if round.is_multiple_of(2) { (Signal::KILL, 137) } else { (Signal::TERM, 0) };
+    let (signal, code) =
+        if round.is_multiple_of(2) { (Signal::KILL, 137) } else { (Signal::TERM, 0) };
     answered += work(&server, regions, true, || {
         std::thread::sleep(moment);
         kill_process(server.id(), signal).unwrap();
@@ -99,7 +107,8 @@ fn round(folder: &Folder, target: &str, options: &str, regions: &mut [Region], r
     answered
 }
 
-/// Waits until the server has only what it had `before`, and returns what that is; without it, until two looks agree.
+/// Waits until the server has only what it had `before`, and returns what that is; without it,
+/// until two looks agree.
 fn settled(server: &Server, before: Option<&Resources>) -> Resources {
     let until = Instant::now() + PATIENCE;
     let mut last = Resources::of(server);
@@ -114,7 +123,8 @@ fn settled(server: &Server, before: Option<&Resources>) -> Resources {
     }
 }
 
-/// Has all clients work until `end` returns; the server ends meanwhile if `ends`. Returns the number of answers.
+/// Has all clients work until `end` returns; the server ends meanwhile if `ends`. Returns the
+/// number of answers.
 fn work(server: &Server, regions: &mut [Region], ends: bool, end: impl FnOnce()) -> u64 {
     let stop = &AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -128,7 +138,8 @@ fn work(server: &Server, regions: &mut [Region], ends: bool, end: impl FnOnce())
     })
 }
 
-/// Reads everything with nbdcopy again and again, and kills it at some moment, where it is installed.
+/// Reads everything with nbdcopy again and again, and kills it at some moment, where it is
+/// installed.
 fn copy(server: &Server, stop: &AtomicBool) {
     for moment in (0..).map(|number| number * 23 % 90) {
         let mut command = Command::new("nbdcopy");

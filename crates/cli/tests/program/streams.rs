@@ -1,4 +1,5 @@
-//! Standard output and standard error that cannot be written, and threads that cannot be started: an exit code, no panic.
+//! Standard output and standard error that cannot be written, and threads that cannot be started:
+//! an exit code, no panic.
 
 use crate::common::{Ended, Folder, finish_with, skipped, words};
 use std::fs::OpenOptions;
@@ -87,7 +88,9 @@ fn a_thread_that_cannot_be_started_is_reported() {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         finish_with(command)
     };
-    if !rustix::process::geteuid().is_root() || limited_user(100, &format!("io {file}")).code != Some(0) {
+    if !rustix::process::geteuid().is_root()
+        || limited_user(100, &format!("io {file}")).code != Some(0)
+    {
         skipped("only root can run the program as a user with a limit of threads of its own");
         return;
     }

@@ -1,5 +1,6 @@
-//! A DMA pool for a program without a standard library: its own source of chunks over a static buffer, and a driver
-//! struct that owns pool and blocks. `pool.rs` is `no_std`; `checks/no-std` links it into a program without `std`.
+//! A DMA pool for a program without a standard library: its own source of chunks over a static
+//! buffer, and a driver struct that owns pool and blocks. `pool.rs` is `no_std`; `checks/no-std`
+//! links it into a program without `std`.
 //!
 //! Run with `cargo run -p pinfold-core --example no_std_pool`.
 

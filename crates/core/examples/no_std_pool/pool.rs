@@ -6,7 +6,9 @@ use core::cell::UnsafeCell;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use pinfold_core::addr::Iova;
-use pinfold_core::dma_pool::{AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError};
+use pinfold_core::dma_pool::{
+    AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError,
+};
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 
 /// 2 MiB, the smallest zone, aligned to a page.
@@ -15,7 +17,8 @@ const BYTES: usize = 2 << 20;
 #[repr(C, align(4096))]
 struct Buffer(UnsafeCell<[u8; BYTES]>);
 
-// SAFETY: only pools access it, through the one `StaticSource`, and pools access memory by atomics only.
+// SAFETY: only pools access it, through the one `StaticSource`, and pools access memory by atomics
+// only.
 unsafe impl Sync for Buffer {}
 
 static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BYTES]));
@@ -40,8 +43,9 @@ impl StaticSource {
     }
 }
 
-// SAFETY: the buffer is one allocation, is static and belongs to this source alone; the zone has as many frames as the buffer, aligns each
-// run to its size, and allocates none twice before `release` frees it.
+// SAFETY: the buffer is one allocation, is static and belongs to this source alone; the zone has as
+// many frames as the buffer, aligns each run to its size, and allocates none twice before `release`
+// frees it.
 unsafe impl ChunkSource for StaticSource {
     fn span(&self) -> NonNull<[u8]> {
         let start = NonNull::from(&BUFFER.0).cast::<u8>();

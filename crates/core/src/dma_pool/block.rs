@@ -11,16 +11,17 @@ use core::mem::ManuallyDrop;
 
 /// A block that frees itself on drop, from any thread. It keeps its pool alive.
 ///
-/// [`Local::free`](super::Local::free) is the fast path, whichever thread allocated the block: no lock and no atomic read-modify-write. A
-/// drop anywhere else goes through the pool's front: it takes the front's lock, and gives up the block's share of the
-/// pool by a read-modify-write.
+/// [`Local::free`](super::Local::free) is the fast path, whichever thread allocated the block: no
+/// lock and no atomic read-modify-write. A drop anywhere else goes through the pool's front: it
+/// takes the front's lock, and gives up the block's share of the pool by a read-modify-write.
 pub struct Block {
     pool: Shared<Inner>,
     number: u32,
 }
 
 impl Block {
-    /// `number` is a block of this pool, and was allocated in the form `OWNED` for this value alone.
+    /// `number` is a block of this pool, and was allocated in the form `OWNED` for this value
+    /// alone.
     #[inline(always)]
     pub(super) fn new(pool: Shared<Inner>, number: u32) -> Self {
         Self { pool, number }
@@ -32,8 +33,9 @@ impl Block {
         self.as_raw().iova()
     }
 
-    /// Returns both addresses. The block remains owned: until it is dropped or turned [raw](Self::into_raw), a raw
-    /// free of it is refused with [`FreeError::Owned`](super::FreeError::Owned).
+    /// Returns both addresses. The block remains owned: until it is dropped or turned
+    /// [raw](Self::into_raw), a raw free of it is refused with
+    /// [`FreeError::Owned`](super::FreeError::Owned).
     #[inline]
     pub fn as_raw(&self) -> RawBlock {
         self.pool.site(self.number).raw()

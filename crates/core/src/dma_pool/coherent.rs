@@ -7,11 +7,12 @@ use crate::frame::{Frame, Order};
 use crate::mem::{AccessError, DmaMemory};
 use core::fmt;
 
-/// A run of frames that the device can reach until it is dropped, as `dma_alloc_coherent` returns in a kernel.
+/// A run of frames that the device can reach until it is dropped, as `dma_alloc_coherent` returns
+/// in a kernel.
 ///
-/// It owns its source, which can be a reference or a reference count. Its bytes are not initialised:
-/// [`zero`](Self::zero) it if that matters. Forgetting it (`core::mem::forget`) quarantines the memory, which is right if
-/// the device may access it forever.
+/// It owns its source, which can be a reference or a reference count. Its bytes are not
+/// initialised: [`zero`](Self::zero) it if that matters. Forgetting it (`core::mem::forget`)
+/// quarantines the memory, which is right if the device may access it forever.
 pub struct Coherent<S: ChunkSource> {
     source: S,
     frame: Frame,
@@ -25,11 +26,13 @@ impl<S: ChunkSource> Coherent<S> {
     /// # Errors
     /// [`SourceError`]; then nothing has changed.
     pub fn new(source: S, bytes: u64) -> Result<Self, SourceError> {
-        let order = Order::for_bytes(bytes).ok_or(SourceError::TooLarge { bytes, limit: 1 << 30 })?;
+        let order =
+            Order::for_bytes(bytes).ok_or(SourceError::TooLarge { bytes, limit: 1 << 30 })?;
         let frame = source.acquire(order)?;
         let span = source.span();
-        // SAFETY: the source, which the value will own, keeps the run valid and allocates it to no other caller until it is
-        // released (contract of `ChunkSource`), which is in `drop`; of the span only the run is accessed.
+        // SAFETY: the source, which the value will own, keeps the run valid and allocates it to no
+        // other caller until it is released (contract of `ChunkSource`), which is in `drop`; of the
+        // span only the run is accessed.
         let span = unsafe { DmaMemory::from_raw(span.cast(), span.len()) };
         match within(span, frame, order) {
             Ok(memory) => Ok(Self { memory, source, frame, order }),
@@ -49,7 +52,8 @@ impl<S: ChunkSource> Coherent<S> {
 
     /// Returns the memory's address for the device.
     pub fn iova(&self) -> Iova {
-        // Does not wrap: device addresses are linear and the span ends within 64 bits (contract of `ChunkSource`).
+        // Does not wrap: device addresses are linear and the span ends within 64 bits (contract of
+        // `ChunkSource`).
         Iova::new(self.source.iova().raw().wrapping_add(self.frame.offset()))
     }
 

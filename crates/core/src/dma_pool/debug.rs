@@ -1,5 +1,6 @@
-//! Debug mode: [`Watch`], the hook that sees each alloc and free of a pool with the block, its memory and the owner. It fills
-//! free blocks with a pattern, checks the pattern, and keeps a history of the owners.
+//! Debug mode: [`Watch`], the hook that sees each alloc and free of a pool with the block, its
+//! memory and the owner. It fills free blocks with a pattern, checks the pattern, and keeps a
+//! history of the owners.
 
 use super::raw::RawBlock;
 use crate::mem::DmaMemory;
@@ -58,7 +59,8 @@ pub struct Damage {
     pub found: u8,
     /// How many bytes are wrong.
     pub wrong_bytes: usize,
-    /// The owners that had it last; `None` if it has not been allocated since its chunk was acquired.
+    /// The owners that had it last; `None` if it has not been allocated since its chunk was
+    /// acquired.
     pub last_use: Option<LastUse>,
 }
 
@@ -88,7 +90,8 @@ struct History {
 }
 
 impl Watch {
-    /// Checks a block that was taken from an owner's magazine, before it is allocated, and fills it.
+    /// Checks a block that was taken from an owner's magazine, before it is allocated, and fills
+    /// it.
     pub(super) fn on_alloc(&self, block: RawBlock, memory: DmaMemory<'_>, who: OwnerTag) {
         let mut history = self.0.lock();
         history.inspect(block, memory);
@@ -96,8 +99,8 @@ impl Watch {
         history.uses.insert(block.addr(), LastUse { allocated_by: who, freed_by: who });
     }
 
-    /// Fills a block that was freed, before another owner can have it. Allocates no memory: the block has its entry since it
-    /// was allocated.
+    /// Fills a block that was freed, before another owner can have it. Allocates no memory: the
+    /// block has its entry since it was allocated.
     pub(super) fn on_free(&self, block: RawBlock, memory: DmaMemory<'_>, who: OwnerTag) {
         let mut history = self.0.lock();
         fill(memory, FREE_PATTERN);
@@ -144,7 +147,14 @@ impl History {
         let last_use = self.uses.get(&block.addr()).copied();
         self.damaged += 1;
         if self.damages.len() < MAX_REPORTS {
-            self.damages.push(Damage { block, offset, expected: FREE_PATTERN, found, wrong_bytes, last_use });
+            self.damages.push(Damage {
+                block,
+                offset,
+                expected: FREE_PATTERN,
+                found,
+                wrong_bytes,
+                last_use,
+            });
         }
         fill(memory, FREE_PATTERN);
     }

@@ -25,7 +25,9 @@ pub enum SourceError {
         limit: u64,
     },
     /// The source gives its pool no more memory than this.
-    #[error("cannot acquire {bytes} more bytes: the pool may have {limit}, and {left} of them are left")]
+    #[error(
+        "cannot acquire {bytes} more bytes: the pool may have {limit}, and {left} of them are left"
+    )]
     Limit {
         /// The requested value.
         bytes: u64,
@@ -80,14 +82,17 @@ pub enum CreateError {
         size: u64,
     },
     /// A block must fit in the largest run of frames there is.
-    #[error("cannot create blocks of {size} bytes (after rounding): a chunk has at most {limit} bytes")]
+    #[error(
+        "cannot create blocks of {size} bytes (after rounding): a chunk has at most {limit} bytes"
+    )]
     TooLarge {
         /// How many bytes a block has after rounding.
         size: u64,
         /// How many bytes the largest chunk has.
         limit: u64,
     },
-    /// The source's span is shorter than the smallest chunk that holds a block, so every alloc would fail.
+    /// The source's span is shorter than the smallest chunk that holds a block, so every alloc
+    /// would fail.
     #[error(
         "cannot create blocks of {size} bytes (after rounding) in a span of {len} bytes: their smallest chunk has {chunk} bytes; use a larger arena, or smaller blocks"
     )]
@@ -146,7 +151,8 @@ pub enum CreateError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No chunk is available. Other owners may hold free blocks (see [`PoolStats::cached`](super::PoolStats)).
+    /// No chunk is available. Other owners may hold free blocks (see
+    /// [`PoolStats::cached`](super::PoolStats)).
     #[error(
         "{0}; other owners of the pool may hold free blocks: drop idle `Local`s, free blocks, or give the source more memory"
     )]
@@ -159,7 +165,8 @@ pub enum AllocError {
         /// The requested value.
         order: Order,
     },
-    /// The pool has no free block left for this owner, and its [maximum](super::Builder::maximum) of blocks.
+    /// The pool has no free block left for this owner, and its [maximum](super::Builder::maximum)
+    /// of blocks.
     #[error(
         "no free block: the pool may have {maximum} blocks and has {blocks}; other owners may hold free ones: drop idle `Local`s, free blocks, or build the pool with a larger maximum"
     )]
@@ -169,7 +176,8 @@ pub enum AllocError {
         /// How many blocks the pool has.
         blocks: u64,
     },
-    /// The pool has no free block left for this owner, and no source but [ranges](super::DmaPool::add_range) of the caller.
+    /// The pool has no free block left for this owner, and no source but
+    /// [ranges](super::DmaPool::add_range) of the caller.
     #[error(
         "no free block: the pool has {blocks} blocks in the ranges that were added to it; other owners may hold free ones: drop idle `Local`s, free blocks, or add another range"
     )]
@@ -194,7 +202,9 @@ pub enum AllocError {
 #[non_exhaustive]
 pub enum RangeError {
     /// No block fits into the range, or it ends beyond 64 bits.
-    #[error("cannot add {len} bytes at {iova}: no block of {size} bytes fits, or they end beyond 64 bits")]
+    #[error(
+        "cannot add {len} bytes at {iova}: no block of {size} bytes fits, or they end beyond 64 bits"
+    )]
     Size {
         /// How many bytes the range has.
         len: usize,
@@ -239,12 +249,14 @@ pub struct BulkAllocError {
     pub wanted: usize,
     /// How many blocks could be allocated for them; they are free again.
     pub available: usize,
-    /// Why there was no further one. At the [maximum](AllocError::Maximum) it counts those blocks as in use.
+    /// Why there was no further one. At the [maximum](AllocError::Maximum) it counts those blocks
+    /// as in use.
     #[source]
     pub error: AllocError,
 }
 
-/// Returns why no chunk was acquired, without what helps an alloc only: free blocks do not raise the number of a pool's blocks.
+/// Returns why no chunk was acquired, without what helps an alloc only: free blocks do not raise
+/// the number of a pool's blocks.
 fn cause(error: &AllocError) -> &dyn fmt::Display {
     match error {
         AllocError::Source(source) => source,
@@ -269,7 +281,9 @@ pub enum FreeError {
         end: usize,
     },
     /// The address is in a chunk of this pool, but no block starts there.
-    #[error("no block starts at {addr:#x}: the chunk at {chunk:#x} has {blocks} blocks of {size} bytes")]
+    #[error(
+        "no block starts at {addr:#x}: the chunk at {chunk:#x} has {blocks} blocks of {size} bytes"
+    )]
     Misaligned {
         /// The address.
         addr: usize,
@@ -314,7 +328,8 @@ pub enum FreeError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("after {freed} of the blocks were freed: {error}")]
 pub struct BulkFreeError {
-    /// How many blocks from the start of the list are free now. The next one was refused; it and the rest are unchanged.
+    /// How many blocks from the start of the list are free now. The next one was refused; it and
+    /// the rest are unchanged.
     pub freed: usize,
     /// Why it was refused.
     #[source]

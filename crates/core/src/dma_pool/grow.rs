@@ -1,7 +1,9 @@
-//! Growing and shrinking: one thread at a time acquires or releases chunks, while others allocate and free.
+//! Growing and shrinking: one thread at a time acquires or releases chunks, while others allocate
+//! and free.
 //!
-//! The source may make a system call and sleep, so no lock is held while it runs, but the *turn*: a flag for which only
-//! threads wait that need a chunk too. Between two attempts to take it they look for free blocks.
+//! The source may make a system call and sleep, so no lock is held while it runs, but the *turn*: a
+//! flag for which only threads wait that need a chunk too. Between two attempts to take it they
+//! look for free blocks.
 
 use super::error::{AllocError, CreateError, RangeError};
 use super::inner::{Inner, Turn};
@@ -16,7 +18,10 @@ use core::ptr::NonNull;
 impl Inner {
     /// Repeats `attempt`, growing the pool, until it succeeds.
     #[cold]
-    pub(super) fn or_grow<T>(&self, mut attempt: impl FnMut() -> Option<T>) -> Result<T, AllocError> {
+    pub(super) fn or_grow<T>(
+        &self,
+        mut attempt: impl FnMut() -> Option<T>,
+    ) -> Result<T, AllocError> {
         let mut attempts = 0;
         loop {
             if let Some(done) = attempt() {
@@ -35,7 +40,8 @@ impl Inner {
         }
     }
 
-    /// Acquires a chunk of the next order, or of the largest smaller one available, within the maximum.
+    /// Acquires a chunk of the next order, or of the largest smaller one available, within the
+    /// maximum.
     fn grow(&self, turn: &Turn<'_>) -> Result<(), AllocError> {
         let (blocks, bytes) = self.size_now();
         let Some(source) = &self.source else { return Err(AllocError::Ranges { blocks }) };
@@ -56,9 +62,12 @@ impl Inner {
         let mut order = self.layout.most();
         loop {
             let (available, _) = self.size_now();
-            let Some(next) = self.layout.order_within(order, available, minimum) else { return Ok(()) };
+            let Some(next) = self.layout.order_within(order, available, minimum) else {
+                return Ok(());
+            };
             let refused = |error| CreateError::Minimum { minimum, available, error };
-            let source = self.source.as_ref().ok_or(refused(AllocError::Ranges { blocks: available }))?;
+            let source =
+                self.source.as_ref().ok_or(refused(AllocError::Ranges { blocks: available }))?;
             let run = self.acquire(source.as_ref(), next).map_err(refused)?;
             // A larger one was refused.
             order = run.1;
@@ -71,8 +80,13 @@ impl Inner {
         (depot.blocks, depot.bytes)
     }
 
-    /// Acquires a run of this order, or of the largest smaller one available, for the holder of the turn.
-    fn acquire(&self, source: &dyn ChunkSource, first: Order) -> Result<(Frame, Order), AllocError> {
+    /// Acquires a run of this order, or of the largest smaller one available, for the holder of the
+    /// turn.
+    fn acquire(
+        &self,
+        source: &dyn ChunkSource,
+        first: Order,
+    ) -> Result<(Frame, Order), AllocError> {
         let mut order = first;
         let frame = loop {
             match source.acquire(order) {
@@ -99,7 +113,8 @@ impl Inner {
     ) -> Result<(), AllocError> {
         let (place, span) = ((frame.offset(), bytes_of(order)), self.units.first_span());
         let kept = &mut turn.0.state.lock().kept;
-        let Some(chunk) = self.units.enter(&self.layout, kept, span, place, Some((frame, order))) else {
+        let Some(chunk) = self.units.enter(&self.layout, kept, span, place, Some((frame, order)))
+        else {
             // SAFETY: just acquired with this order, and not used.
             unsafe { source.release(frame, order) };
             return Err(AllocError::Numbers {
@@ -151,7 +166,8 @@ impl Inner {
         Ok(added)
     }
 
-    /// Releases the chunks whose blocks are all in the depot, down to the minimum; returns their bytes.
+    /// Releases the chunks whose blocks are all in the depot, down to the minimum; returns their
+    /// bytes.
     pub(super) fn shrink(&self) -> u64 {
         let Some(source) = &self.source else { return 0 };
         let _turn = self.growth.wait();
@@ -159,8 +175,9 @@ impl Inner {
         self.drain_front();
         let removed = self.depot.lock().remove_free_chunks(&self.units, self.minimum);
         for (frame, order) in removed.iter().filter_map(|chunk| chunk.run) {
-            // SAFETY: the chunk was acquired with this order. All its blocks were in the depot, so no thread has a number or a
-            // `Block` of it, and the depot has forgotten it: its memory is not accessed until it is acquired again.
+            // SAFETY: the chunk was acquired with this order. All its blocks were in the depot, so
+            // no thread has a number or a `Block` of it, and the depot has forgotten it: its memory
+            // is not accessed until it is acquired again.
             unsafe { source.release(frame, order) };
         }
         removed.iter().map(|chunk| chunk.bytes).sum()
@@ -174,7 +191,8 @@ impl Drop for Inner {
             // A device may still write to allocated blocks: their chunks are quarantined.
             let is_free = self.units.states(chunk).all(|(_, state)| state.get() == State::FREE);
             if let (true, Some((frame, order))) = (is_free, chunk.run) {
-                // SAFETY: acquired with this order and not released since; no handle is left that could access it.
+                // SAFETY: acquired with this order and not released since; no handle is left that
+                // could access it.
                 unsafe { source.release(frame, order) };
             }
         }

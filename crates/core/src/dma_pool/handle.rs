@@ -31,11 +31,12 @@ const CACHED_BYTES: u64 = 512 << 10;
 
 /// A pool of blocks of one size. See the [module](crate::dma_pool).
 ///
-/// A handle: a clone is the same pool, which lives as long as a handle, a [`Local`] or a [`Block`]. Calls on it take a
-/// lock; those on a [`Local`] do not.
+/// A handle: a clone is the same pool, which lives as long as a handle, a [`Local`] or a [`Block`].
+/// Calls on it take a lock; those on a [`Local`] do not.
 ///
-/// With its last handle the pool releases the chunks whose blocks are all free, and quarantines those with raw blocks still
-/// allocated, since a device may still write there; [`destroy`](Self::destroy) reports them instead.
+/// With its last handle the pool releases the chunks whose blocks are all free, and quarantines
+/// those with raw blocks still allocated, since a device may still write there;
+/// [`destroy`](Self::destroy) reports them instead.
 #[derive(Clone)]
 pub struct DmaPool(Shared<Inner>);
 
@@ -54,7 +55,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// The size of a block in bytes, 1 to `i32::MAX`; raised to 16, and rounded up to the alignment.
+    /// The size of a block in bytes, 1 to `i32::MAX`; raised to 16, and rounded up to the
+    /// alignment.
     pub fn block(self, bytes: usize) -> Self {
         Self { size: bytes, ..self }
     }
@@ -64,48 +66,58 @@ impl Builder {
         Self { align: bytes, ..self }
     }
 
-    /// Blocks never cross a multiple of `bytes`, a power of two of at least a block's size, or 0 (the default) for no boundary.
-    /// As the alignment it holds for the device's addresses and for the processor's.
+    /// Blocks never cross a multiple of `bytes`, a power of two of at least a block's size, or 0
+    /// (the default) for no boundary. As the alignment it holds for the device's addresses and for
+    /// the processor's.
     pub fn boundary(self, bytes: usize) -> Self {
         Self { boundary: bytes, ..self }
     }
 
     /// The pool acquires this many blocks when it is built, and shrinking keeps them. 0 unless set.
     ///
-    /// So many blocks can be allocated without a call of the source, less those that other owners cache.
+    /// So many blocks can be allocated without a call of the source, less those that other owners
+    /// cache.
     pub fn minimum(self, blocks: u64) -> Self {
         Self { minimum: blocks, ..self }
     }
 
-    /// The pool acquires no chunk once it has this many blocks. Its last chunk may take it past that, by less than the blocks
-    /// of the smallest chunk: one of 4 KiB, or of the least power of two of pages that a longer block fits in (1 GiB for one
-    /// of more than 2 MiB). An alloc that would need more is refused with [`AllocError::Maximum`]. No maximum unless set.
+    /// The pool acquires no chunk once it has this many blocks. Its last chunk may take it past
+    /// that, by less than the blocks of the smallest chunk: one of 4 KiB, or of the least power of
+    /// two of pages that a longer block fits in (1 GiB for one of more than 2 MiB). An alloc that
+    /// would need more is refused with [`AllocError::Maximum`]. No maximum unless set.
     pub fn maximum(self, blocks: u64) -> Self {
         Self { maximum: blocks, ..self }
     }
 
-    /// How many bytes of free blocks an owner caches at most; at least one block, at most 1,024. 512 KiB unless set.
+    /// How many bytes of free blocks an owner caches at most; at least one block, at most 1,024.
+    /// 512 KiB unless set.
     pub fn cached_bytes(self, bytes: u64) -> Self {
         Self { cached_bytes: bytes, ..self }
     }
 
-    /// Debug mode: free blocks are filled with [`FREE_PATTERN`](super::FREE_PATTERN), and checked and filled with
-    /// [`FRESH_PATTERN`](super::FRESH_PATTERN) when they are allocated. A free block that was written to is
-    /// reported by [`damages`](DmaPool::damages) and allocated all the same. Every alloc and free takes a lock and time
-    /// proportional to the size of a block, and a chunk is written to when it is acquired.
+    /// Debug mode: free blocks are filled with [`FREE_PATTERN`](super::FREE_PATTERN), and checked
+    /// and filled with [`FRESH_PATTERN`](super::FRESH_PATTERN) when they are allocated. A free
+    /// block that was written to is reported by [`damages`](DmaPool::damages) and allocated all the
+    /// same. Every alloc and free takes a lock and time proportional to the size of a block, and a
+    /// chunk is written to when it is acquired.
     pub fn debug(self) -> Self {
         Self { debug: true, ..self }
     }
 
-    /// Builds a pool whose chunks come from `source`, of which it keeps a clone: an arena, or an `Arc` of any source.
+    /// Builds a pool whose chunks come from `source`, of which it keeps a clone: an arena, or an
+    /// `Arc` of any source.
     ///
-    /// The source's span has at least the bytes of one chunk: 4 KiB, or the least power of two of pages that a longer block fits in (1 GiB for one
-    /// of more than 2 MiB).
+    /// The source's span has at least the bytes of one chunk: 4 KiB, or the least power of two of
+    /// pages that a longer block fits in (1 GiB for one of more than 2 MiB).
     ///
     /// # Errors
     /// [`CreateError`], which names the argument and its limit. Nothing stays acquired.
-    pub fn build<S: ChunkSource + Clone + 'static>(self, source: &S) -> Result<DmaPool, CreateError> {
-        // SAFETY: the pool owns a clone, which has the same span; only blocks of acquired chunks are accessed.
+    pub fn build<S: ChunkSource + Clone + 'static>(
+        self,
+        source: &S,
+    ) -> Result<DmaPool, CreateError> {
+        // SAFETY: the pool owns a clone, which has the same span; only blocks of acquired chunks
+        // are accessed.
         let memory = unsafe { span_memory(source, MAX_SPAN) }?;
         let iova = source.iova();
         let layout = Layout::new(self.size, self.align, self.boundary, (memory.addr(), iova))?;
@@ -114,7 +126,8 @@ impl Builder {
         self.finish(layout, span, Some(Box::new(source.clone())))
     }
 
-    /// Builds a pool without a source: its blocks come from [ranges](DmaPool::add_range) that the caller adds.
+    /// Builds a pool without a source: its blocks come from [ranges](DmaPool::add_range) that the
+    /// caller adds.
     ///
     /// # Errors
     /// [`CreateError`], which names the argument and its limit; a minimum is refused.
@@ -192,7 +205,8 @@ impl DmaPool {
         self.0.source.as_ref().and_then(|source| source.domain())
     }
 
-    /// Allocates a block. Takes the front's lock, and a share of the pool by a read-modify-write; [`Local::alloc`] does neither.
+    /// Allocates a block. Takes the front's lock, and a share of the pool by a read-modify-write;
+    /// [`Local::alloc`] does neither.
     ///
     /// # Errors
     /// [`AllocError`] if the pool has no free block and can acquire no chunk.
@@ -225,25 +239,29 @@ impl DmaPool {
         self.0.free_raw(&mut self.0.front.lock(), block)
     }
 
-    /// Adds memory of the caller, aligned to the blocks' alignment and to the boundary (or 2 MiB, if that is less), as blocks.
-    /// Returns how many there are. A free that names an address looks through the ranges one after the other.
+    /// Adds memory of the caller, aligned to the blocks' alignment and to the boundary (or 2 MiB,
+    /// if that is less), as blocks. Returns how many there are. A free that names an address looks
+    /// through the ranges one after the other.
     ///
     /// # Errors
     /// [`RangeError`]; then nothing has changed, unless the numbers of blocks are used up.
     ///
     /// # Safety
-    /// `memory` is one allocation, valid for reads and writes and used by nothing else until the pool has ended: its last handle, `Local` and
-    /// `Block` have been dropped. The device reaches its first byte at `iova`, and the rest follows linearly.
+    /// `memory` is one allocation, valid for reads and writes and used by nothing else until the
+    /// pool has ended: its last handle, `Local` and `Block` have been dropped. The device reaches
+    /// its first byte at `iova`, and the rest follows linearly.
     pub unsafe fn add_range(&self, memory: NonNull<[u8]>, iova: Iova) -> Result<u64, RangeError> {
         self.0.add_range(memory, iova)
     }
 
-    /// Releases the chunks whose blocks are all in the depot, as far as the [minimum](Builder::minimum) allows, and returns how
-    /// many bytes those were. Other threads may use the pool meanwhile.
+    /// Releases the chunks whose blocks are all in the depot, as far as the
+    /// [minimum](Builder::minimum) allows, and returns how many bytes those were. Other threads may
+    /// use the pool meanwhile.
     ///
-    /// A block in an owner's magazine keeps its chunk. Active owners return what they cache at their next exchange, so a second
-    /// call later releases more; an idle one can be [flushed](Local::flush). O(blocks of the pool). Waits for the source, with no lock
-    /// held; must not be called from inside the source.
+    /// A block in an owner's magazine keeps its chunk. Active owners return what they cache at
+    /// their next exchange, so a second call later releases more; an idle one can be
+    /// [flushed](Local::flush). O(blocks of the pool). Waits for the source, with no lock held;
+    /// must not be called from inside the source.
     pub fn shrink(&self) -> u64 {
         self.0.shrink()
     }
@@ -251,7 +269,8 @@ impl DmaPool {
     /// Ends the pool and releases all chunks.
     ///
     /// # Errors
-    /// [`Busy`] if blocks are allocated, one of which it names, or other handles exist. It contains the unchanged pool.
+    /// [`Busy`] if blocks are allocated, one of which it names, or other handles exist. It contains
+    /// the unchanged pool.
     pub fn destroy(self) -> Result<(), Busy> {
         let (mut blocks, mut first) = (0, None);
         for chunk in &self.0.depot.lock().chunks {
@@ -276,7 +295,9 @@ impl DmaPool {
         let (mut in_use, mut free_chunks) = (0, 0);
         for chunk in &depot.chunks {
             let states = self.0.units.states(chunk);
-            let live = states.filter(|(_, state)| matches!(state.get(), State::RAW | State::OWNED)).count();
+            let live = states
+                .filter(|(_, state)| matches!(state.get(), State::RAW | State::OWNED))
+                .count();
             in_use += live as u64;
             free_chunks += u64::from(live == 0);
         }
@@ -296,13 +317,15 @@ impl DmaPool {
         }
     }
 
-    /// Calls `each` with every block of the pool, allocated or free, and its memory, in ascending order in each chunk: to
-    /// register the blocks with hardware, or to write what stays the same while they are allocated and freed. The pool
-    /// does not write to blocks except in `alloc_zeroed` and in debug mode, in which what is written to a free block is
-    /// damage. Blocks of chunks that are acquired later are not seen: with equal minimum and maximum there are none.
+    /// Calls `each` with every block of the pool, allocated or free, and its memory, in ascending
+    /// order in each chunk: to register the blocks with hardware, or to write what stays the same
+    /// while they are allocated and freed. The pool does not write to blocks except in
+    /// `alloc_zeroed` and in debug mode, in which what is written to a free block is damage. Blocks
+    /// of chunks that are acquired later are not seen: with equal minimum and maximum there are
+    /// none.
     ///
-    /// A block is not allocated by being seen: a free of it is refused, unless it is allocated as a raw one. O(blocks). No chunk is acquired or
-    /// released meanwhile, so `each` must not allocate.
+    /// A block is not allocated by being seen: a free of it is refused, unless it is allocated as a
+    /// raw one. O(blocks). No chunk is acquired or released meanwhile, so `each` must not allocate.
     pub fn for_each_block(&self, mut each: impl FnMut(RawBlock, DmaMemory<'_>)) {
         let _turn = self.0.growth.wait();
         let chunks = self.0.depot.lock().chunks.clone();
@@ -311,14 +334,14 @@ impl DmaPool {
         }
     }
 
-    /// Returns the first 64 reports of debug mode ([`PoolStats::damaged`] counts all): which free blocks were written to, and
-    /// which owners had them last.
+    /// Returns the first 64 reports of debug mode ([`PoolStats::damaged`] counts all): which free
+    /// blocks were written to, and which owners had them last.
     pub fn damages(&self) -> Vec<Damage> {
         self.0.watch.as_ref().map_or_else(Vec::new, |watch| watch.damages())
     }
 
-    /// Checks the free blocks in the depot and the front now, in debug mode, and returns all reports as [`damages`](Self::damages) does. Time
-    /// proportional to the bytes of the pool.
+    /// Checks the free blocks in the depot and the front now, in debug mode, and returns all
+    /// reports as [`damages`](Self::damages) does. Time proportional to the bytes of the pool.
     pub fn inspect(&self) -> Vec<Damage> {
         if let Some(watch) = &self.0.watch {
             self.0.drain_front();
@@ -346,7 +369,8 @@ impl fmt::Debug for DmaPool {
     }
 }
 
-/// A pool that cannot be destroyed because blocks are allocated, or other handles exist. It is unchanged.
+/// A pool that cannot be destroyed because blocks are allocated, or other handles exist. It is
+/// unchanged.
 pub struct Busy {
     /// The pool.
     pub pool: DmaPool,
@@ -372,7 +396,9 @@ impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot destroy pool {:?}: ", self.pool.name())?;
         let Some(first) = self.first else {
-            return f.write_str("other handles of it exist; drop clones of the pool and `Local`s first");
+            return f.write_str(
+                "other handles of it exist; drop clones of the pool and `Local`s first",
+            );
         };
         write!(f, "{} blocks are allocated, one of them at {:p}", self.blocks, first.as_ptr())?;
         if let Some(holder) = self.holder {

@@ -15,9 +15,11 @@ use alloc::string::String;
 use core::hint::cold_path;
 use core::ptr::NonNull;
 
-/// See the module. Locks are taken in the order front, depot, watch; none is held while the source runs.
+/// See the module. Locks are taken in the order front, depot, watch; none is held while the source
+/// runs.
 pub(super) struct Inner {
-    /// Whether a block's place is its slot times its size, and no debug mode: one check for what few pools have.
+    /// Whether a block's place is its slot times its size, and no debug mode: one check for what
+    /// few pools have.
     pub(super) plain: bool,
     pub(super) layout: Layout,
     pub(super) units: Units,
@@ -43,8 +45,9 @@ pub(super) struct Growth {
 
 pub(super) struct GrowthState {
     pub(super) kept: Kept,
-    /// The order of the last chunk, if the source refused a larger one before: the next one is at most twice as large,
-    /// since each refusal of a source that searches costs more than a small chunk.
+    /// The order of the last chunk, if the source refused a larger one before: the next one is at
+    /// most twice as large, since each refusal of a source that searches costs more than a small
+    /// chunk.
     pub(super) scarce: Option<Order>,
 }
 
@@ -53,7 +56,10 @@ pub(super) struct Turn<'g>(pub(super) &'g Growth);
 
 impl Growth {
     pub(super) fn new(kept: Kept) -> Self {
-        Self { taken: AtomicBool::new(false), state: Mutex::new(GrowthState { kept, scarce: None }) }
+        Self {
+            taken: AtomicBool::new(false),
+            state: Mutex::new(GrowthState { kept, scarce: None }),
+        }
     }
 
     /// The bytes of the pool's tables and states.
@@ -64,7 +70,8 @@ impl Growth {
 
     /// Takes the turn, if no other thread has it.
     pub(super) fn turn(&self) -> Option<Turn<'_>> {
-        let free = self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let free =
+            self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
         free.then(|| Turn(self))
     }
 
@@ -140,7 +147,8 @@ impl Inner {
     #[inline(always)]
     pub(super) fn site(&self, number: u32) -> Site<'_> {
         let (unit, slot) = self.units.unit(number);
-        let place = if self.plain { slot * self.layout.size() } else { unit.place_of(&self.layout, slot) };
+        let place =
+            if self.plain { slot * self.layout.size() } else { unit.place_of(&self.layout, slot) };
         Site { unit, place }
     }
 
@@ -191,13 +199,14 @@ impl Inner {
     #[inline(never)]
     pub(super) fn restock(&self, owner: &mut Owner) -> Result<(), AllocError> {
         self.or_grow(|| {
-            let stocked =
-                self.exchange_for_alloc(owner) || self.drain_front() && self.exchange_for_alloc(owner);
+            let stocked = self.exchange_for_alloc(owner)
+                || self.drain_front() && self.exchange_for_alloc(owner);
             stocked.then_some(())
         })
     }
 
-    /// Gives an owner whose current magazine is empty the numbers of its other one, or of the depot. `false` if there are none.
+    /// Gives an owner whose current magazine is empty the numbers of its other one, or of the
+    /// depot. `false` if there are none.
     #[cold]
     #[inline(never)]
     fn exchange_for_alloc(&self, owner: &mut Owner) -> bool {
@@ -230,14 +239,15 @@ impl Inner {
         self.pressure.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The memory of a block that the pool has issued: that block's bytes and no others. To be used while the block is allocated, or
-    /// its number is the caller's.
+    /// The memory of a block that the pool has issued: that block's bytes and no others. To be used
+    /// while the block is allocated, or its number is the caller's.
     #[inline(always)]
     pub(super) fn memory_at(&self, at: NonNull<u8>) -> DmaMemory<'_> {
         // Below 2^31.
         let bytes = usize::try_from(self.layout.size()).unwrap_or(usize::MAX);
-        // SAFETY: the block lies in a chunk, which the source keeps valid and gives to no other caller (contract of
-        // `ChunkSource`; of `DmaPool::add_range`) until it is released: not while the block is allocated or taken out.
+        // SAFETY: the block lies in a chunk, which the source keeps valid and gives to no other
+        // caller (contract of `ChunkSource`; of `DmaPool::add_range`) until it is released: not
+        // while the block is allocated or taken out.
         unsafe { DmaMemory::from_raw(at, bytes) }
     }
 
@@ -247,12 +257,16 @@ impl Inner {
     fn refusal(&self, block: RawBlock) -> FreeError {
         let addr = block.addr();
         let span = self.units.first_span();
-        let foreign = FreeError::Foreign { addr, start: span.addr, end: span.addr.saturating_add(span.len) };
+        let foreign =
+            FreeError::Foreign { addr, start: span.addr, end: span.addr.saturating_add(span.len) };
         let Some((unit, first, place)) = self.units.at(&self.layout, addr) else { return foreign };
         let covers = |chunk: &&Chunk| {
-            self.units.first_of(chunk.first) == first && place.wrapping_sub(chunk.place) < chunk.bytes
+            self.units.first_of(chunk.first) == first
+                && place.wrapping_sub(chunk.place) < chunk.bytes
         };
-        let Some(chunk) = self.depot.lock().chunks.iter().find(covers).copied() else { return foreign };
+        let Some(chunk) = self.depot.lock().chunks.iter().find(covers).copied() else {
+            return foreign;
+        };
         let Some((_, state)) =
             unit.slot_at(&self.layout, place).filter(|(_, state)| state.get() != State::ABSENT)
         else {
@@ -282,7 +296,8 @@ impl Inner {
     pub(super) fn chunk_memory(&self, chunk: &Chunk) -> DmaMemory<'_> {
         let (unit, _) = self.units.unit(chunk.first);
         let start: NonNull<u8> = unit.block_at(chunk.place).as_ptr();
-        // SAFETY: the pool's, as in `memory_at`: all of its blocks are free, and no owner has one yet.
+        // SAFETY: the pool's, as in `memory_at`: all of its blocks are free, and no owner has one
+        // yet.
         unsafe { DmaMemory::from_raw(start, usize::try_from(chunk.bytes).unwrap_or(0)) }
     }
 }

@@ -1,11 +1,12 @@
 //! [`Layout`]: where blocks lie in a chunk and in a unit, and the conversion between places and slots.
 //!
-//! A *unit* is an aligned 2 MiB of the span, or 1 GiB if a block is larger than 2 MiB; a chunk never crosses one. A unit's
-//! blocks have *slots*, numbers that rise with their places. A chunk that starts at `c` in its unit has blocks at `c + i * size`
-//! with slots `floor(c / size) + i`, so different chunks have different slots. Its *skew* is `c mod size`: a block's place less the
-//! skew of its chunk is a multiple of the size, and the quotient is its slot. The skew is 0 where chunks start at multiples
-//! of the size. Blocks that would cross the boundary form *groups* of one boundary each; then the same holds in each group, and
-//! the rest of a group is unused.
+//! A *unit* is an aligned 2 MiB of the span, or 1 GiB if a block is larger than 2 MiB; a chunk
+//! never crosses one. A unit's blocks have *slots*, numbers that rise with their places. A chunk
+//! that starts at `c` in its unit has blocks at `c + i * size` with slots `floor(c / size) + i`, so
+//! different chunks have different slots. Its *skew* is `c mod size`: a block's place less the skew
+//! of its chunk is a multiple of the size, and the quotient is its slot. The skew is 0 where chunks
+//! start at multiples of the size. Blocks that would cross the boundary form *groups* of one
+//! boundary each; then the same holds in each group, and the rest of a group is unused.
 
 use super::error::CreateError;
 use crate::addr::Iova;
@@ -16,9 +17,9 @@ const LARGEST: u64 = 1 << 30;
 
 /// Division by a run-time constant as one multiplication and one shift.
 ///
-/// Exact for every dividend below 2^31: with `l = ceil(log2 d)` and `magic = ceil(2^(31 + l) / d)`, the error of
-/// `x * magic / 2^(31 + l)` is less than `1 / d` for all `x < 2^31` (Granlund and Montgomery, "Division by
-/// Invariant Integers using Multiplication", PLDI 1994, theorem 4.2).
+/// Exact for every dividend below 2^31: with `l = ceil(log2 d)` and `magic = ceil(2^(31 + l) / d)`,
+/// the error of `x * magic / 2^(31 + l)` is less than `1 / d` for all `x < 2^31` (Granlund and
+/// Montgomery, "Division by Invariant Integers using Multiplication", PLDI 1994, theorem 4.2).
 #[derive(Clone, Copy, Debug)]
 struct Divider {
     magic: u64,
@@ -39,11 +40,13 @@ impl Divider {
     }
 }
 
-/// Division of a multiple of a run-time constant, and the check whether it is one, by one multiplication.
+/// Division of a multiple of a run-time constant, and the check whether it is one, by one
+/// multiplication.
 ///
-/// With `d = odd * 2^zeros` and `odd * inverse = 1 (mod 2^64)`, a multiple `q * d` becomes `q * 2^zeros` by the
-/// multiplication, and `q` by the rotation. Both are bijections, so no other number becomes one of the `(2^64 - 1) / d + 1`
-/// quotients: it becomes a larger one (Warren, "Hacker's Delight", 2nd edition, section 10-17).
+/// With `d = odd * 2^zeros` and `odd * inverse = 1 (mod 2^64)`, a multiple `q * d` becomes
+/// `q * 2^zeros` by the multiplication, and `q` by the rotation. Both are bijections, so no other
+/// number becomes one of the `(2^64 - 1) / d + 1` quotients: it becomes a larger one (Warren,
+/// "Hacker's Delight", 2nd edition, section 10-17).
 #[derive(Clone, Copy, Debug)]
 struct ExactDivider {
     inverse: u64,
@@ -56,11 +59,13 @@ impl ExactDivider {
         let zeros = divisor.trailing_zeros();
         let odd = divisor >> zeros;
         // Newton's iteration doubles the number of correct bits, of which `odd` itself has three.
-        let inverse = (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))));
+        let inverse =
+            (0..5).fold(odd, |x, _| x.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(x))));
         Self { inverse, zeros }
     }
 
-    /// Returns the quotient of a multiple of the divisor; of any other number at least 2^33, more than any slot.
+    /// Returns the quotient of a multiple of the divisor; of any other number at least 2^33, more
+    /// than any slot.
     #[inline(always)]
     fn quotient(self, dividend: u64) -> u64 {
         dividend.wrapping_mul(self.inverse).rotate_right(self.zeros)
@@ -95,8 +100,9 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Applies the rules of Linux's `dma_pool_create`: at least 16 bytes, rounded up to `align`; `align` 0 means 1, `boundary` 0
-    /// none. `start` is where the span begins, for the processor and for the device.
+    /// Applies the rules of Linux's `dma_pool_create`: at least 16 bytes, rounded up to `align`;
+    /// `align` 0 means 1, `boundary` 0 none. `start` is where the span begins, for the processor
+    /// and for the device.
     pub(super) fn new(
         size: usize,
         align: usize,
@@ -110,7 +116,8 @@ impl Layout {
         if !align_bytes.is_power_of_two() {
             return Err(CreateError::Align { align });
         }
-        let rounded = (size.max(16) as u64).checked_next_multiple_of(align_bytes).unwrap_or(u64::MAX);
+        let rounded =
+            (size.max(16) as u64).checked_next_multiple_of(align_bytes).unwrap_or(u64::MAX);
         let too_large = CreateError::TooLarge { size: rounded, limit: LARGEST };
         let least = Order::for_bytes(rounded).ok_or(too_large)?;
         let limit = boundary as u64;
@@ -143,8 +150,9 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Sets the orders of chunks: the first is the smallest that wastes at most an eighth of itself, the largest 2 MiB, unless
-    /// blocks are larger, or the span is aligned to less than a boundary that blocks must not cross.
+    /// Sets the orders of chunks: the first is the smallest that wastes at most an eighth of
+    /// itself, the largest 2 MiB, unless blocks are larger, or the span is aligned to less than a
+    /// boundary that blocks must not cross.
     fn choose_orders(
         &mut self,
         align: u64,
@@ -162,8 +170,10 @@ impl Layout {
         }
         let keeps = |order: &Order| boundary.min(bytes_of(*order)) <= have;
         let orders = || (self.least.get()..=Order::HUGE.get()).filter_map(Order::new).filter(keeps);
-        let waste = |order: Order| bytes_of(order) - u64::from(self.blocks_in(bytes_of(order))) * self.size;
-        self.first = orders().find(|&order| waste(order) * 8 <= bytes_of(order)).unwrap_or(self.least);
+        let waste =
+            |order: Order| bytes_of(order) - u64::from(self.blocks_in(bytes_of(order))) * self.size;
+        self.first =
+            orders().find(|&order| waste(order) * 8 <= bytes_of(order)).unwrap_or(self.least);
         self.most = orders().next_back().unwrap_or(self.least);
         Ok(())
     }
@@ -192,7 +202,8 @@ impl Layout {
         self.range_align
     }
 
-    /// Returns how many blocks the first `bytes` bytes of a unit hold, or of a group if that is longer.
+    /// Returns how many blocks the first `bytes` bytes of a unit hold, or of a group if that is
+    /// longer.
     pub(super) fn blocks_in(&self, bytes: u64) -> u32 {
         let (groups, rest) = (bytes >> self.group_shift, bytes & ((1 << self.group_shift) - 1));
         let blocks = groups * self.group_blocks + (rest / self.size).min(self.group_blocks);
@@ -218,7 +229,8 @@ impl Layout {
         self.by_size.quotient(place)
     }
 
-    /// Returns the slot of a place less its skew; at least [`slots`](Self::slots) if no block starts there.
+    /// Returns the slot of a place less its skew; at least [`slots`](Self::slots) if no block
+    /// starts there.
     #[inline(always)]
     pub(super) fn slot_at(&self, place: u64) -> u64 {
         if !self.grouped {
@@ -239,9 +251,11 @@ impl Layout {
         (group << self.group_shift) + (slot - group * self.group_blocks) * self.size
     }
 
-    /// Returns the order of the next chunk of a pool of `bytes` bytes: it doubles the pool, up to 2 MiB.
+    /// Returns the order of the next chunk of a pool of `bytes` bytes: it doubles the pool, up to 2
+    /// MiB.
     pub(super) fn next_order(&self, bytes: u64) -> Order {
-        let doubling = Order::for_bytes(bytes.min(bytes_of(Order::HUGE)).max(1)).unwrap_or(self.most);
+        let doubling =
+            Order::for_bytes(bytes.min(bytes_of(Order::HUGE)).max(1)).unwrap_or(self.most);
         doubling.clamp(self.first, self.most)
     }
 
@@ -250,8 +264,9 @@ impl Layout {
         order.get().checked_sub(1).and_then(Order::new).filter(|&order| order >= self.least)
     }
 
-    /// Returns the largest order up to `order` whose chunk takes a pool of `blocks` blocks to at most `cap`, or past it by
-    /// less than a chunk of the smallest size has: so the pool can reach every `cap`. `None` if it has that many.
+    /// Returns the largest order up to `order` whose chunk takes a pool of `blocks` blocks to at
+    /// most `cap`, or past it by less than a chunk of the smallest size has: so the pool can reach
+    /// every `cap`. `None` if it has that many.
     pub(super) fn order_within(&self, order: Order, blocks: u64, cap: u64) -> Option<Order> {
         let left = cap.checked_sub(blocks).filter(|&left| left > 0)?;
         let blocks_in = |order| u64::from(self.blocks_in(bytes_of(order)));
@@ -302,7 +317,9 @@ mod tests {
 
     #[test]
     fn a_cap_is_exceeded_by_less_than_the_smallest_chunk() {
-        for (size, cap) in [(64, 1), (64, 64), (64, 65), (192, 21), (192, 10_923), (3000, 7), (5 << 20, 3)] {
+        for (size, cap) in
+            [(64, 1), (64, 64), (64, 65), (192, 21), (192, 10_923), (3000, 7), (5 << 20, 3)]
+        {
             let layout = layout(size, 0, 0).unwrap();
             let (mut blocks, mut order, mut chunks) = (0, layout.most(), 0);
             while let Some(next) = layout.order_within(order, blocks, cap) {
@@ -320,7 +337,8 @@ mod tests {
     #[test]
     fn chunks_double_up_to_two_mebibytes() {
         let small = layout(128, 128, 0).unwrap();
-        let orders = [0, 4096, 8192, 12288, 1 << 20, 2 << 20, 1 << 40].map(|b| small.next_order(b).get());
+        let orders =
+            [0, 4096, 8192, 12288, 1 << 20, 2 << 20, 1 << 40].map(|b| small.next_order(b).get());
         assert_eq!(orders, [0, 0, 1, 2, 8, 9, 9]);
         assert_eq!(layout(2100, 0, 0).unwrap().next_order(0).get(), 2);
         assert_eq!(layout(2 << 20, 0, 0).unwrap().next_order(0).get(), 9);
@@ -347,7 +365,8 @@ mod tests {
             }
         }
 
-        /// A unit cut into chunks of random orders: slots and places correspond, and no slot is used twice.
+        /// A unit cut into chunks of random orders: slots and places correspond, and no slot is
+        /// used twice.
         #[test]
         fn slots_and_places_correspond(
             size in 1usize..9000, align in 0u32..8, boundary in 4u32..24,

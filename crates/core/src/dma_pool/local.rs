@@ -11,11 +11,12 @@ use crate::sync::Ordering;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// One owner's handle to a pool: it caches free blocks, which no other owner allocates meanwhile. It keeps the pool alive.
+/// One owner's handle to a pool: it caches free blocks, which no other owner allocates meanwhile.
+/// It keeps the pool alive.
 ///
-/// One per thread of control; it can move between threads. Its calls take no lock and make no atomic read-modify-write, except
-/// where a magazine is exchanged, once in as many blocks as that has, and for the claim of a raw block that is freed. Dropping it
-/// returns what it caches.
+/// One per thread of control; it can move between threads. Its calls take no lock and make no
+/// atomic read-modify-write, except where a magazine is exchanged, once in as many blocks as that
+/// has, and for the claim of a raw block that is freed. Dropping it returns what it caches.
 pub struct Local {
     pool: Stock<Inner>,
     owner: Owner,
@@ -31,7 +32,8 @@ impl Local {
     /// Allocates a block that frees itself, from any thread; [`free`](Self::free) is the fast way.
     ///
     /// # Errors
-    /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire no chunk.
+    /// [`AllocError`] if neither this owner nor the depot has a free block and the pool can acquire
+    /// no chunk.
     #[inline(always)]
     pub fn alloc(&mut self) -> Result<Block, AllocError> {
         let number = self.pool.alloc(&mut self.owner, State::OWNED)?;
@@ -67,7 +69,8 @@ impl Local {
         self.pool.alloc(&mut self.owner, State::RAW).map(|number| self.pool.site(number).raw())
     }
 
-    /// Frees a raw block, whichever owner allocated it. One atomic read-modify-write on its state: the claim.
+    /// Frees a raw block, whichever owner allocated it. One atomic read-modify-write on its state:
+    /// the claim.
     ///
     /// # Errors
     /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
@@ -76,13 +79,14 @@ impl Local {
         self.pool.free_raw(&mut self.owner, block)
     }
 
-    /// Returns all blocks that this owner caches, so that others can have them and [`shrink`](super::DmaPool::shrink) release them.
-    /// For an owner that is going to be idle.
+    /// Returns all blocks that this owner caches, so that others can have them and
+    /// [`shrink`](super::DmaPool::shrink) release them. For an owner that is going to be idle.
     pub fn flush(&mut self) {
         self.pool.depot.lock().flush(&mut self.owner);
     }
 
-    /// Returns the owner's number, by which debug mode reports it. Numbers of dropped owners are reused.
+    /// Returns the owner's number, by which debug mode reports it. Numbers of dropped owners are
+    /// reused.
     pub fn number(&self) -> u32 {
         self.owner.tag.number
     }
@@ -92,8 +96,8 @@ impl Local {
         self.owner.tag.tag = tag;
     }
 
-    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer than all if
-    /// blocks run out.
+    /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer
+    /// than all if blocks run out.
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
         match self.fill_with(slots, State::RAW, |pool, number| pool.site(number).raw()) {
             Ok(()) => slots.len(),
@@ -109,11 +113,12 @@ impl Local {
         }
     }
 
-    /// Fills the empty slots with raw blocks, all or none: what several descriptors of one request need. Slots that are full
-    /// stay as they are.
+    /// Fills the empty slots with raw blocks, all or none: what several descriptors of one request
+    /// need. Slots that are full stay as they are.
     ///
-    /// If blocks run out, those that were allocated for this call are freed again, so another owner may find the pool empty
-    /// meanwhile; one that a wrong free of the program has freed already is left out. Allocates memory then.
+    /// If blocks run out, those that were allocated for this call are freed again, so another owner
+    /// may find the pool empty meanwhile; one that a wrong free of the program has freed already is
+    /// left out. Allocates memory then.
     ///
     /// # Errors
     /// [`BulkAllocError`], with how many blocks were available; the slots are as before.
@@ -166,7 +171,8 @@ impl Local {
     /// Frees raw blocks.
     ///
     /// # Errors
-    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it: it and those after it are unchanged.
+    /// [`BulkFreeError`] at the first that is refused, with how many were freed before it: it and
+    /// those after it are unchanged.
     pub fn free_bulk(&mut self, blocks: &[RawBlock]) -> Result<(), BulkFreeError> {
         for (freed, &block) in blocks.iter().enumerate() {
             self.free_raw(block).map_err(|error| BulkFreeError { freed, error })?;

@@ -1,7 +1,8 @@
 //! Every interleaving (within a bound of preemptions) of owners of a pool of two blocks.
 //!
-//! A cell stands for the memory of each block: the model checker reports two concurrent owners, and accesses of one owner that
-//! do not happen before the next owner's. It is accessed between a thread's alloc and its free only, as a program would.
+//! A cell stands for the memory of each block: the model checker reports two concurrent owners, and
+//! accesses of one owner that do not happen before the next owner's. It is accessed between a
+//! thread's alloc and its free only, as a program would.
 
 use super::unit::State;
 use super::{ChunkSource, DmaPool, Local, RawBlock, SourceError};
@@ -18,7 +19,8 @@ use std::sync::OnceLock;
 const SIZE: usize = 1 << 20;
 const BYTES: usize = 2 << 20;
 
-/// 2 MiB that are never accessed, handed out once at a time. Its lock is not one of the model: no interleaving of it matters.
+/// 2 MiB that are never accessed, handed out once at a time. Its lock is not one of the model: no
+/// interleaving of it matters.
 #[derive(Clone, Default)]
 struct Source {
     taken: std::sync::Arc<std::sync::Mutex<bool>>,
@@ -90,7 +92,8 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Two raw frees of one allocation; whoever succeeds has the block, and gives it to a next owner at once.
+/// Two raw frees of one allocation; whoever succeeds has the block, and gives it to a next owner at
+/// once.
 fn two_raw_frees(claim: fn(&State) -> bool) {
     check(3, move || {
         let state = Arc::new(State::new(State::RAW));
@@ -128,8 +131,9 @@ fn loom_a_load_and_a_store_are_no_claim() {
     });
 }
 
-/// A free by load and store that is preempted frees the block under its next owner, which the claim excludes: the stale free
-/// comes before the second alloc and is refused, or it frees that allocation and the right free is refused.
+/// A free by load and store that is preempted frees the block under its next owner, which the claim
+/// excludes: the stale free comes before the second alloc and is refused, or it frees that
+/// allocation and the right free is refused.
 #[test]
 fn loom_wrong_frees_beside_an_owner_that_allocates() {
     check(2, || {
@@ -176,7 +180,8 @@ fn loom_a_wrong_free_never_frees_a_block_that_is_owned() {
     });
 }
 
-/// What one owner frees another allocates, through the depot: its accesses come after the first one's.
+/// What one owner frees another allocates, through the depot: its accesses come after the first
+/// one's.
 #[test]
 fn loom_blocks_move_between_owners_through_the_depot() {
     check(2, || {
@@ -251,8 +256,8 @@ fn loom_pressure_loses_no_block() {
     });
 }
 
-/// A chunk is released while a late free looks its block up, and another one is acquired where a block with the same slot starts at
-/// another place. That block is not freed.
+/// A chunk is released while a late free looks its block up, and another one is acquired where a
+/// block with the same slot starts at another place. That block is not freed.
 #[test]
 fn loom_a_late_free_frees_no_block_of_a_later_chunk() {
     let mut builder = loom::model::Builder::new();
@@ -321,7 +326,8 @@ fn loom_shrink_beside_a_visit_of_all_blocks() {
     });
 }
 
-/// Two right frees of one block in a layout with skews: one waits while the other one looks whether it is right.
+/// Two right frees of one block in a layout with skews: one waits while the other one looks whether
+/// it is right.
 #[test]
 fn loom_one_of_two_checked_frees_succeeds() {
     two_raw_frees(|state| state.claim_if(|| true));

@@ -1,4 +1,5 @@
-//! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two; [`Depot`], where they are exchanged.
+//! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two; [`Depot`], where
+//! they are exchanged.
 
 use super::debug::OwnerTag;
 use super::unit::{Chunk, State, Units};
@@ -60,11 +61,13 @@ impl Magazine {
         self.numbers.get(..self.len).unwrap_or_default()
     }
 
-    /// Fills an empty magazine with the first numbers of `fresh`, so that they are popped in ascending order.
+    /// Fills an empty magazine with the first numbers of `fresh`, so that they are popped in
+    /// ascending order.
     fn cut(&mut self, fresh: &mut Range<u32>) {
         let count = fresh.len().min(self.numbers.len());
         let (first, places) = (fresh.start, self.numbers.get_mut(..count).unwrap_or_default());
-        // A slice: `take(count).rev()` computes its place anew for each number, which is half of a fresh alloc's time.
+        // A slice: `take(count).rev()` computes its place anew for each number, which is half of a
+        // fresh alloc's time.
         let numbers = (0u32..).map(|from_end| first.wrapping_add(from_end));
         places.iter_mut().rev().zip(numbers).for_each(|(place, number)| *place = number);
         fresh.start = first.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
@@ -131,15 +134,17 @@ impl Owner {
 
 /// What the owners of a pool share, under one lock: free blocks, chunks and limits.
 ///
-/// Arrays in it are full, empty, or the one that is partly full. They have places for all numbers that were ever cut, so
-/// that a free finds an empty array to exchange its full one for, and allocates no memory.
+/// Arrays in it are full, empty, or the one that is partly full. They have places for all numbers
+/// that were ever cut, so that a free finds an empty array to exchange its full one for, and
+/// allocates no memory.
 #[derive(Debug)]
 pub(super) struct Depot {
     cap: Cap,
     full: Vec<Box<[u32]>>,
     part: Magazine,
     empty: Vec<Box<[u32]>>,
-    /// Numbers of each chunk that no owner has had yet, in the order in which the chunks were acquired.
+    /// Numbers of each chunk that no owner has had yet, in the order in which the chunks were
+    /// acquired.
     fresh: VecDeque<Range<u32>>,
     fresh_blocks: u64,
     /// How many blocks were cut from `fresh` and are still the pool's.
@@ -182,8 +187,8 @@ impl Depot {
         self.fresh_blocks += u64::from(chunk.blocks);
     }
 
-    /// Gives an empty magazine numbers: used ones first, else fresh ones. `false` if there are none. Allocates memory for the
-    /// return of fresh ones.
+    /// Gives an empty magazine numbers: used ones first, else fresh ones. `false` if there are
+    /// none. Allocates memory for the return of fresh ones.
     pub(super) fn refill(&mut self, magazine: &mut Magazine) -> bool {
         debug_assert!(magazine.is_empty());
         if let Some(full) = self.full.pop() {
@@ -258,8 +263,8 @@ impl Depot {
         self.fresh.iter().cloned().flatten().for_each(each);
     }
 
-    /// Removes the chunks all of whose blocks are in the depot, as long as `minimum` blocks are left, the last ones first,
-    /// and returns them. O(free blocks + blocks). Allocates memory.
+    /// Removes the chunks all of whose blocks are in the depot, as long as `minimum` blocks are
+    /// left, the last ones first, and returns them. O(free blocks + blocks). Allocates memory.
     pub(super) fn remove_free_chunks(&mut self, units: &Units, minimum: u64) -> Vec<Chunk> {
         let mark = |number, to| units.state(number).set(to);
         let is_in = |number, state| units.state(number).get() == state;
@@ -308,7 +313,8 @@ impl Depot {
     pub(super) fn new_owner(&mut self, pressure: u32) -> Owner {
         let number = self.free_owners.pop().unwrap_or_else(|| {
             let number = self.next_owner;
-            // A number of a report, not of a right: it may wrap after 2^32 owners that were forgotten.
+            // A number of a report, not of a right: it may wrap after 2^32 owners that were
+            // forgotten.
             self.next_owner = self.next_owner.wrapping_add(1);
             self.free_owners.reserve(number as usize);
             number

@@ -3,7 +3,8 @@
 use crate::addr::Iova;
 use core::ptr::NonNull;
 
-/// The addresses of a block, for the processor and for the device. `Copy`, so the pool checks what is freed.
+/// The addresses of a block, for the processor and for the device. `Copy`, so the pool checks what
+/// is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RawBlock {
     ptr: NonNull<u8>,
@@ -16,7 +17,8 @@ unsafe impl Send for RawBlock {}
 unsafe impl Sync for RawBlock {}
 
 impl RawBlock {
-    /// Returns the block with these two addresses, for callers that store them elsewhere. Checked when it is used.
+    /// Returns the block with these two addresses, for callers that store them elsewhere. Checked
+    /// when it is used.
     #[inline(always)]
     pub const fn from_parts(ptr: NonNull<u8>, iova: Iova) -> Self {
         Self { ptr, iova }

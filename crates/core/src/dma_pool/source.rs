@@ -10,27 +10,31 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ptr::NonNull;
 
-/// A span of device-reachable memory that runs of frames are acquired from; a run at `offset` in the span is at
-/// `iova() + offset` for the device.
+/// A span of device-reachable memory that runs of frames are acquired from; a run at `offset` in
+/// the span is at `iova() + offset` for the device.
 ///
 /// Implemented by references, boxes and reference counts of a source too.
 ///
 /// # Safety
-/// Implementers guarantee: `span()` and `iova()` never change, nor do those of a clone; the span is one allocation in the sense of
-/// [`core::ptr`], so that a pointer to any byte of it can be computed from its start; a run returned by `acquire` lies
-/// inside the span, at a multiple of its size, and is valid memory that is allocated to no other caller and that no reference
-/// points into, until it is passed to `release`; the span ends at or below the end of 64 bits for the device. What callers
-/// guarantee is stated at `release`.
+/// Implementers guarantee: `span()` and `iova()` never change, nor do those of a clone; the span is
+/// one allocation in the sense of [`core::ptr`], so that a pointer to any byte of it can be
+/// computed from its start; a run returned by `acquire` lies inside the span, at a multiple of its
+/// size, and is valid memory that is allocated to no other caller and that no reference points
+/// into, until it is passed to `release`; the span ends at or below the end of 64 bits for the
+/// device. What callers guarantee is stated at `release`.
 ///
-/// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls them from one thread
-/// at a time. From inside of them the pool's blocks may be freed and its [statistics](super::DmaPool::stats) read, but an
-/// allocation that needs another chunk would wait for the call that it is made from.
+/// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls
+/// them from one thread at a time. From inside of them the pool's blocks may be freed and its
+/// [statistics](super::DmaPool::stats) read, but an allocation that needs another chunk would wait
+/// for the call that it is made from.
 pub unsafe trait ChunkSource: Send + Sync {
-    /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and nothing else of it.
+    /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and
+    /// nothing else of it.
     fn span(&self) -> NonNull<[u8]>;
     /// Returns the device's address of the first byte of the span; the rest follows linearly.
     fn iova(&self) -> Iova;
-    /// Returns the domain whose devices reach the runs; `None` if that is no [`Domain`](crate::domain::Domain).
+    /// Returns the domain whose devices reach the runs; `None` if that is no
+    /// [`Domain`](crate::domain::Domain).
     fn domain(&self) -> Option<DomainId> {
         None
     }
@@ -42,8 +46,8 @@ pub unsafe trait ChunkSource: Send + Sync {
     /// Releases a run: the device can no longer reach it when this returns.
     ///
     /// # Safety
-    /// The run was returned by [`acquire`](Self::acquire) for this order and has not been released since, and the
-    /// caller no longer accesses it.
+    /// The run was returned by [`acquire`](Self::acquire) for this order and has not been released
+    /// since, and the caller no longer accesses it.
     unsafe fn release(&self, frame: Frame, order: Order);
 }
 
@@ -53,7 +57,8 @@ pub unsafe trait ChunkSource: Send + Sync {
 /// [`SpanError`] unless the span has 1 to `limit` bytes and ends within 64 bits for the device.
 ///
 /// # Safety
-/// The caller owns the source for as long as the memory is used, and accesses only runs that it has acquired.
+/// The caller owns the source for as long as the memory is used, and accesses only runs that it has
+/// acquired.
 pub(crate) unsafe fn span_memory<S: ChunkSource>(
     source: &S,
     limit: u64,
@@ -63,14 +68,15 @@ pub(crate) unsafe fn span_memory<S: ChunkSource>(
     if bytes == 0 || bytes > limit || iova.checked_add(bytes).is_none() {
         return Err(SpanError { len, iova, limit });
     }
-    // SAFETY: the source keeps acquired runs valid and allocates them to no other caller (contract of `ChunkSource`), and
-    // the caller accesses nothing else.
+    // SAFETY: the source keeps acquired runs valid and allocates them to no other caller (contract
+    // of `ChunkSource`), and the caller accesses nothing else.
     Ok(unsafe { DmaMemory::from_raw(span.cast(), len) })
 }
 
 macro_rules! forward {
     ($($holder:ty $(=> $sized:ident)?),*) => {$(
-        // SAFETY: every call is forwarded to a source that gives these guarantees and outlives the holder.
+        // SAFETY: every call is forwarded to a source that gives these guarantees and outlives the
+        // holder.
         unsafe impl<S: ChunkSource $(+ ?$sized)?> ChunkSource for $holder {
             fn span(&self) -> NonNull<[u8]> {
                 S::span(self)

@@ -1,4 +1,5 @@
-//! What a pool promises, tested by public calls only, but for `debug` and `ranges` with a source over the heap.
+//! What a pool promises, tested by public calls only, but for `debug` and `ranges` with a source
+//! over the heap.
 
 mod bounds;
 mod debug;

@@ -1,4 +1,5 @@
-//! State bytes, the units that have them, and the two tables that find a unit: by address and by number.
+//! State bytes, the units that have them, and the two tables that find a unit: by address and by
+//! number.
 
 use super::layout::Layout;
 use super::raw::RawBlock;
@@ -12,12 +13,14 @@ use core::ptr::{NonNull, null_mut};
 
 /// What a block is, in its state byte.
 ///
-/// The number of a free block is in exactly one place: a magazine, the depot, or the hands of the thread that has just taken
-/// it out or claimed it. That thread changes the byte by a plain store, as does the holder of a [`Block`](super::Block). A raw
-/// free holds nothing but an address, so it must [claim](Self::claim) the block.
+/// The number of a free block is in exactly one place: a magazine, the depot, or the hands of the
+/// thread that has just taken it out or claimed it. That thread changes the byte by a plain store,
+/// as does the holder of a [`Block`](super::Block). A raw free holds nothing but an address, so it
+/// must [claim](Self::claim) the block.
 ///
-/// A number moves between threads through the depot's lock, which orders the accesses; the program orders its own alloc and
-/// free of a block. So they are relaxed, but for what [`claim_if`](Self::claim_if) needs.
+/// A number moves between threads through the depot's lock, which orders the accesses; the program
+/// orders its own alloc and free of a block. So they are relaxed, but for what
+/// [`claim_if`](Self::claim_if) needs.
 #[derive(Debug)]
 pub(super) struct State(AtomicU8);
 
@@ -50,19 +53,21 @@ impl State {
         self.0.store(state, Ordering::Release);
     }
 
-    /// Frees a raw block; `false` if it is not one. Of several callers for one allocation exactly one succeeds, and holds the
-    /// block's number from then on.
+    /// Frees a raw block; `false` if it is not one. Of several callers for one allocation exactly
+    /// one succeeds, and holds the block's number from then on.
     ///
-    /// A load and a store would not do: a thread that is preempted between the two would free the block under its next owner.
+    /// A load and a store would not do: a thread that is preempted between the two would free the
+    /// block under its next owner.
     #[inline(always)]
     pub(super) fn claim(&self) -> bool {
         self.0.compare_exchange(Self::RAW, Self::FREE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// As [`claim`](Self::claim), if `is_right` says then that it is the block that was meant; if not, the block stays as it is.
+    /// As [`claim`](Self::claim), if `is_right` says then that it is the block that was meant; if
+    /// not, the block stays as it is.
     ///
-    /// For layouts in which the block of a slot starts elsewhere in another chunk: while a late free looked its block up, that
-    /// chunk may have been released, and another one acquired there.
+    /// For layouts in which the block of a slot starts elsewhere in another chunk: while a late
+    /// free looked its block up, that chunk may have been released, and another one acquired there.
     pub(super) fn claim_if(&self, is_right: impl FnOnce() -> bool) -> bool {
         let mut attempts = 0;
         // Acquire: with the skew of the chunk that has the block now. The state keeps that chunk.
@@ -86,8 +91,8 @@ impl State {
 #[repr(C, align(64))]
 struct Line([State; 64]);
 
-/// 2 MiB of the span (1 GiB for blocks of more than 2 MiB) in which the pool has had a chunk: what the hot paths need. Set
-/// once, before its number is known to other threads.
+/// 2 MiB of the span (1 GiB for blocks of more than 2 MiB) in which the pool has had a chunk: what
+/// the hot paths need. Set once, before its number is known to other threads.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(super) struct Unit {
@@ -150,25 +155,30 @@ impl Unit {
     }
 
     fn rest(&self) -> &Rest {
-        // SAFETY: a unit is set before another thread can find it, and its rest lives as long as the pool (`Kept`).
+        // SAFETY: a unit is set before another thread can find it, and its rest lives as long as
+        // the pool (`Kept`).
         unsafe { &*self.rest.load(Ordering::Relaxed) }
     }
 
     /// Returns the state of a slot.
     ///
     /// # Safety
-    /// The unit has the slot: it is that of an issued number, or less than the layout's number of slots.
+    /// The unit has the slot: it is that of an issued number, or less than the layout's number of
+    /// slots.
     #[inline(always)]
     pub(super) unsafe fn state_of(&self, slot: u64) -> &State {
         #[expect(clippy::cast_possible_truncation, reason = "at most 2^17")]
         let at = slot as usize;
-        // SAFETY: `states` points to the states of all slots, one after the other (`Line` is `repr(C)`).
+        // SAFETY: `states` points to the states of all slots, one after the other (`Line` is
+        // `repr(C)`).
         let state = unsafe { self.states.load(Ordering::Relaxed).add(at) };
-        // SAFETY: as above; they live as long as the pool (`Kept`) and are only accessed by atomics.
+        // SAFETY: as above; they live as long as the pool (`Kept`) and are only accessed by
+        // atomics.
         unsafe { &*state }
     }
 
-    /// Returns the slot of the block that starts at `place` bytes in the unit, and its state; `None` if none can.
+    /// Returns the slot of the block that starts at `place` bytes in the unit, and its state;
+    /// `None` if none can.
     pub(super) fn slot_at(&self, layout: &Layout, place: u64) -> Option<(u32, &State)> {
         let (rest, mut straight) = (self.rest(), place);
         if !rest.skews.is_empty() {
@@ -188,7 +198,11 @@ impl Unit {
     /// Returns where the block with this slot starts, in bytes from the start of the unit.
     pub(super) fn place_of(&self, layout: &Layout, slot: u64) -> u64 {
         let (rest, straight) = (self.rest(), layout.place_of(slot));
-        if rest.skews.is_empty() { straight } else { straight + rest.skew(straight + layout.size() - 1) }
+        if rest.skews.is_empty() {
+            straight
+        } else {
+            straight + rest.skew(straight + layout.size() - 1)
+        }
     }
 
     /// Returns the block at a place of this unit.
@@ -229,8 +243,9 @@ impl Site<'_> {
     pub(super) fn ptr(self) -> NonNull<u8> {
         #[expect(clippy::cast_possible_truncation, reason = "less than 2^30")]
         let bytes = self.place as usize;
-        // SAFETY: the place of a block of a chunk, so it lies in the span (checked when the chunk was added), which is one
-        // allocation (contract of `ChunkSource` and of `DmaPool::add_range`).
+        // SAFETY: the place of a block of a chunk, so it lies in the span (checked when the chunk
+        // was added), which is one allocation (contract of `ChunkSource` and of
+        // `DmaPool::add_range`).
         let ptr = unsafe { self.unit.base.load(Ordering::Relaxed).add(bytes) };
         // SAFETY: the base is not null, and the block lies in the same allocation.
         unsafe { NonNull::new_unchecked(ptr) }
@@ -349,15 +364,17 @@ impl Units {
     /// The pool has it.
     #[inline(always)]
     unsafe fn by_id(&self, id: u32) -> &Unit {
-        // Acquire: with what was copied to the table. A thread that knows of a unit learnt of it after the unit was entered, so it
-        // sees that table or a later one.
+        // Acquire: with what was copied to the table. A thread that knows of a unit learnt of it
+        // after the unit was entered, so it sees that table or a later one.
         let table = self.by_number.load(Ordering::Acquire);
         // A reference to nothing would pass as "no such unit".
         #[cfg(loom)]
         assert!(!table.is_null(), "a unit is known before the table is");
-        // SAFETY: this table, like each later one, has an entry for each unit (`unit_of`, contract).
+        // SAFETY: this table, like each later one, has an entry for each unit (`unit_of`,
+        // contract).
         let unit = unsafe { table.add(id as usize) };
-        // SAFETY: as above; tables live as long as the pool (`Kept`), and their entries change by atomics only.
+        // SAFETY: as above; tables live as long as the pool (`Kept`), and their entries change by
+        // atomics only.
         unsafe { &*unit }
     }
 
@@ -382,8 +399,8 @@ impl Units {
         unsafe { unit.state_of(slot) }
     }
 
-    /// Returns the unit that an address lies in, its part of a number and the place there; `None` if the pool never had a
-    /// chunk there.
+    /// Returns the unit that an address lies in, its part of a number and the place there; `None`
+    /// if the pool never had a chunk there.
     #[inline(always)]
     pub(super) fn at(&self, layout: &Layout, addr: usize) -> Option<(&Unit, u32, u64)> {
         let mut span = &self.first;
@@ -409,7 +426,8 @@ impl Units {
         Some((unit, id << self.slot_bits, (offset & ((1 << layout.unit_shift()) - 1)) as u64))
     }
 
-    /// Returns the number and the state of a block; `None` if its addresses are not those of a block that the pool may have.
+    /// Returns the number and the state of a block; `None` if its addresses are not those of a
+    /// block that the pool may have.
     #[inline(always)]
     pub(super) fn find(&self, layout: &Layout, block: RawBlock) -> Option<Found<'_>> {
         let (unit, first, place) = self.at(layout, block.addr())?;
@@ -425,7 +443,9 @@ impl Units {
     pub(super) fn find_plain(&self, layout: &Layout, block: RawBlock) -> Option<Found<'_>> {
         let (unit, first, place) = self.at(layout, block.addr())?;
         let slot = layout.plain_slot_at(place);
-        if slot >= layout.slots().into() || block.iova().raw().wrapping_sub(unit.iova().raw()) != place {
+        if slot >= layout.slots().into()
+            || block.iova().raw().wrapping_sub(unit.iova().raw()) != place
+        {
             return None;
         }
         // SAFETY: less than the number of slots.
@@ -444,9 +464,15 @@ impl Units {
         span
     }
 
-    /// Returns the unit at `offset` bytes in a span, a new one if necessary, and its part of a number; `None` if no numbers
-    /// are left. Allocates memory.
-    fn unit_of(&self, layout: &Layout, kept: &mut Kept, span: &Span, offset: u64) -> Option<(&Unit, u32)> {
+    /// Returns the unit at `offset` bytes in a span, a new one if necessary, and its part of a
+    /// number; `None` if no numbers are left. Allocates memory.
+    fn unit_of(
+        &self,
+        layout: &Layout,
+        kept: &mut Kept,
+        span: &Span,
+        offset: u64,
+    ) -> Option<(&Unit, u32)> {
         let place = offset >> layout.unit_shift() << layout.unit_shift();
         let by_place = span.units.get(usize::try_from(offset >> layout.unit_shift()).ok()?)?;
         if let Some(id) = by_place.load(Ordering::Relaxed).checked_sub(1) {
@@ -469,7 +495,8 @@ impl Units {
             self.by_number.store(table.as_ptr().cast_mut(), Ordering::Release);
             kept.tables.push(table);
         }
-        // SAFETY: the table that is current has an entry for it, which is set before the unit is known to another thread.
+        // SAFETY: the table that is current has an entry for it, which is set before the unit is
+        // known to another thread.
         let unit = unsafe { self.by_id(id) };
         unit.set(&rest, base, Iova::new(span.iova.raw().wrapping_add(place)));
         kept.units.push(rest);
@@ -477,8 +504,8 @@ impl Units {
         Some((unit, id << self.slot_bits))
     }
 
-    /// Makes all blocks of `bytes` bytes at `offset` in a span free ones of the pool. They lie in one unit. `None` if no numbers are
-    /// left; then nothing has changed. Allocates memory.
+    /// Makes all blocks of `bytes` bytes at `offset` in a span free ones of the pool. They lie in
+    /// one unit. `None` if no numbers are left; then nothing has changed. Allocates memory.
     pub(super) fn enter(
         &self,
         layout: &Layout,
@@ -503,7 +530,8 @@ impl Units {
     pub(super) fn states(&self, chunk: &Chunk) -> impl Iterator<Item = (u32, &State)> {
         let (unit, slot) = self.unit(chunk.first);
         // SAFETY: slots of issued numbers.
-        let states = (slot..slot + u64::from(chunk.blocks)).map(|slot| unsafe { unit.state_of(slot) });
+        let states =
+            (slot..slot + u64::from(chunk.blocks)).map(|slot| unsafe { unit.state_of(slot) });
         (chunk.first..).zip(states)
     }
 }
@@ -514,14 +542,16 @@ mod tests {
     use super::super::magazine::{Cap, Depot, Magazine};
     use super::*;
 
-    /// 64 GiB of blocks of 16 bytes have all the numbers of 32 bits. The last of them would be followed by none.
+    /// 64 GiB of blocks of 16 bytes have all the numbers of 32 bits. The last of them would be
+    /// followed by none.
     #[test]
     fn the_last_unit_with_numbers_is_handed_out_whole() {
         const UNIT: usize = 2 << 20;
         let layout = Layout::new(16, 0, 0, (0, Iova::new(0))).unwrap();
         let base = NonNull::dangling();
         for (units, is_left) in [(32_766, true), (32_767, false)] {
-            let (table, mut kept) = Units::new(&layout, Span::new(&layout, base, UNIT, Iova::new(0)));
+            let (table, mut kept) =
+                Units::new(&layout, Span::new(&layout, base, UNIT, Iova::new(0)));
             assert_eq!(table.limit(&layout), 32_767 * UNIT as u64);
             // As if the pool had so many units already.
             kept.units = core::iter::repeat_n(Arc::new(Rest::new(&layout)), units).collect();

@@ -14,15 +14,17 @@ use core::task::Poll;
 /// The owner of a domain's table: software, the kernel, or none.
 ///
 /// # If a method panics
-/// The domain stays usable, and no device reaches what has been dropped. A payload that was being mapped, or whose revocation was
-/// being requested, is quarantined and counted ([`DomainStats::quarantined`](super::DomainStats::quarantined)), because a device may
-/// reach it: after a panic of `map`, `map_pinned`, `pin`, `required_iova` or a `revoke`. After one of `unpin` the addresses of
-/// the window stay in use. After one of any other method nothing is lost: the domain holds the payload until its flush has completed
+/// The domain stays usable, and no device reaches what has been dropped. A payload that was being
+/// mapped, or whose revocation was being requested, is quarantined and counted
+/// ([`DomainStats::quarantined`](super::DomainStats::quarantined)), because a device may reach it:
+/// after a panic of `map`, `map_pinned`, `pin`, `required_iova` or a `revoke`. After one of `unpin`
+/// the addresses of the window stay in use. After one of any other method nothing is lost: the
+/// domain holds the payload until its flush has completed
 /// ([`Domain::release_late`](super::Domain::release_late)).
 ///
-/// Once a method has panicked, no clean-up calls one while its thread unwinds (with the feature `std`, which tells): a second panic
-/// there would end the process. What was still mapped is revoked by the next map, revocation or wait instead, or when the domain
-/// is dropped.
+/// Once a method has panicked, no clean-up calls one while its thread unwinds (with the feature
+/// `std`, which tells): a second panic there would end the process. What was still mapped is
+/// revoked by the next map, revocation or wait instead, or when the domain is dropped.
 pub trait Backend: Send + Sync {
     /// Returns `soft`, `vfio`, `none` ...
     fn name(&self) -> &'static str;
@@ -36,7 +38,8 @@ pub trait Backend: Send + Sync {
     /// The caller keeps the memory valid until `unregister_memory` has returned.
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
-    /// Forgets the memory: after this returns, no device reaches it through this backend, whatever is mapped.
+    /// Forgets the memory: after this returns, no device reaches it through this backend, whatever
+    /// is mapped.
     fn unregister_memory(&self, memory: DmaMemory);
 
     /// Maps `memory` at `iova` for `access`. When it returns, the device finds it.
@@ -46,15 +49,16 @@ pub trait Backend: Send + Sync {
     /// [says so](BackendError::stays_reachable).
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError>;
 
-    /// Revokes access to all of `ranges` and requests one flush for them. The device may reach them until the ticket has
-    /// completed. Allocates nothing.
+    /// Revokes access to all of `ranges` and requests one flush for them. The device may reach them
+    /// until the ticket has completed. Allocates nothing.
     ///
     /// # Errors
     /// A device may reach any of the ranges for good.
     fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError>;
 
-    /// Pins what translates a window of 2 MiB, aligned, that one owner has to itself, so that mapping there needs no lookup and
-    /// shares nothing with other owners. `None` from a backend without such windows.
+    /// Pins what translates a window of 2 MiB, aligned, that one owner has to itself, so that
+    /// mapping there needs no lookup and shares nothing with other owners. `None` from a backend
+    /// without such windows.
     ///
     /// # Errors
     /// The window is mapped as any other range.
@@ -63,7 +67,8 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// Maps `memory` at `iova` in the window of `pin`, as [`map`](Self::map) does. `extents` is the owner's.
+    /// Maps `memory` at `iova` in the window of `pin`, as [`map`](Self::map) does. `extents` is the
+    /// owner's.
     ///
     /// # Errors
     /// As for `map`.
@@ -79,7 +84,8 @@ pub trait Backend: Send + Sync {
         self.map(iova, memory, access)
     }
 
-    /// Revokes access to all of `ranges`, as [`revoke`](Self::revoke) does. Those in a pinned window come with its pin.
+    /// Revokes access to all of `ranges`, as [`revoke`](Self::revoke) does. Those in a pinned
+    /// window come with its pin.
     ///
     /// # Errors
     /// As for `revoke`.
@@ -94,22 +100,31 @@ pub trait Backend: Send + Sync {
     ///
     /// # Errors
     /// As for `revoke`.
-    fn revoke_one(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+    fn revoke_one(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+    ) -> Result<Ticket, BackendError> {
         self.revoke_pinned(&mut core::iter::once((range, pin)))
     }
 
-    /// Revokes access to one range, as [`revoke_one`](Self::revoke_one) does, for a thread that waits for the ticket next: its
-    /// flush may wait until then for those of other threads.
+    /// Revokes access to one range, as [`revoke_one`](Self::revoke_one) does, for a thread that
+    /// waits for the ticket next: its flush may wait until then for those of other threads.
     ///
     /// # Errors
     /// As for `revoke`.
-    fn revoke_awaited(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+    fn revoke_awaited(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+    ) -> Result<Ticket, BackendError> {
         self.revoke_one(range, pin)
     }
 
-    /// Revokes access to one range in the window of `pin`, as [`revoke_one`](Self::revoke_one) does, for the owner of `ring`: it
-    /// may append the request to that, and hands over all of it once it holds `limit` requests. Then the flush is requested by the
-    /// next [`hand_over`](Self::hand_over).
+    /// Revokes access to one range in the window of `pin`, as [`revoke_one`](Self::revoke_one)
+    /// does, for the owner of `ring`: it may append the request to that, and hands over all of it
+    /// once it holds `limit` requests. Then the flush is requested by the next
+    /// [`hand_over`](Self::hand_over).
     ///
     /// # Errors
     /// As for `revoke`.
@@ -124,8 +139,8 @@ pub trait Backend: Send + Sync {
         self.revoke_one(range, Some(pin)).map(Point::Ticket)
     }
 
-    /// Requests the flushes in `ring`: a wait for one of them then finds its ticket. Any thread calls it, and says what it does
-    /// `next`: one that needs the flush may have it submitted here.
+    /// Requests the flushes in `ring`: a wait for one of them then finds its ticket. Any thread
+    /// calls it, and says what it does `next`: one that needs the flush may have it submitted here.
     fn hand_over(&self, ring: &RequestRing, next: Next) {
         let _ = (ring, next);
     }
@@ -138,8 +153,8 @@ pub trait Backend: Send + Sync {
     /// Whether the flush has completed. [`Ticket::NEVER`] never has.
     fn is_completed(&self, ticket: Ticket) -> bool;
 
-    /// Whether the flush has completed, for a caller that need not know soon: what is requested may gather further. By default
-    /// [`is_completed`](Self::is_completed).
+    /// Whether the flush has completed, for a caller that need not know soon: what is requested may
+    /// gather further. By default [`is_completed`](Self::is_completed).
     fn has_completed(&self, ticket: Ticket) -> bool {
         self.is_completed(ticket)
     }
@@ -151,17 +166,19 @@ pub trait Backend: Send + Sync {
     /// [never](crate::invalidate::WaitError::UnitFailed).
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError>;
 
-    /// Waits until the flush has completed, or for `limit` from now: for a ticket past its deadline.
+    /// Waits until the flush has completed, or for `limit` from now: for a ticket past its
+    /// deadline.
     ///
     /// # Errors
-    /// As for [`wait`](Self::wait), which it is for a backend whose tickets complete before they are returned.
+    /// As for [`wait`](Self::wait), which it is for a backend whose tickets complete before they
+    /// are returned.
     fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {
         let _ = limit;
         self.wait(ticket)
     }
 
-    /// Returns how a [`wait`](Self::wait) would end if it ended now, without waiting. By default deadlines are not
-    /// noticed.
+    /// Returns how a [`wait`](Self::wait) would end if it ended now, without waiting. By default
+    /// deadlines are not noticed.
     fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
         if self.is_completed(ticket) || self.has_failed() {
             Poll::Ready(self.wait(ticket))
@@ -175,8 +192,8 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Returns what its table maps, as [`Table::mapped`](crate::table::Table::mapped) does; `None`, the default, if it cannot read
-    /// its table.
+    /// Returns what its table maps, as [`Table::mapped`](crate::table::Table::mapped) does; `None`,
+    /// the default, if it cannot read its table.
     fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
         None
     }
@@ -184,8 +201,8 @@ pub trait Backend: Send + Sync {
     /// Returns the statistics.
     fn stats(&self) -> BackendStats;
 
-    /// Whether it translates. If not, a device finds memory at its physical address, and all other memory too. It never
-    /// changes.
+    /// Whether it translates. If not, a device finds memory at its physical address, and all other
+    /// memory too. It never changes.
     fn translates(&self) -> bool {
         true
     }
@@ -195,11 +212,12 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Returns where memory has to be mapped if that cannot be chosen: without translation, at its physical address. A
-    /// backend that [translates](Self::translates) is not asked.
+    /// Returns where memory has to be mapped if that cannot be chosen: without translation, at its
+    /// physical address. A backend that [translates](Self::translates) is not asked.
     ///
     /// # Errors
-    /// [`BackendError::NotContiguous`], [`BackendError::Movable`], [`BackendError::PhysAddrUnknown`].
+    /// [`BackendError::NotContiguous`], [`BackendError::Movable`],
+    /// [`BackendError::PhysAddrUnknown`].
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         let _ = memory;
         Ok(None)

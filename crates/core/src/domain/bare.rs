@@ -1,4 +1,5 @@
-//! An owner's addresses without mappings: what allocating addresses costs by itself. For benchmarks.
+//! An owner's addresses without mappings: what allocating addresses costs by itself. For
+//! benchmarks.
 
 use super::addresses::Addresses;
 use super::error::BackendError;

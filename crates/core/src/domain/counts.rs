@@ -1,4 +1,5 @@
-//! Counters of a domain: its own, which any thread changes, and one set for each owner, which only that owner changes.
+//! Counters of a domain: its own, which any thread changes, and one set for each owner, which only
+//! that owner changes.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -11,8 +12,8 @@ pub(super) enum Writers {
     Many,
 }
 
-/// What has been done, and by it what is held. The sum over all sets is that of the domain; a mapping that is made through
-/// one and ends through another counts in both.
+/// What has been done, and by it what is held. The sum over all sets is that of the domain; a
+/// mapping that is made through one and ends through another counts in both.
 #[derive(Debug)]
 pub(super) struct Counts {
     writers: Writers,
@@ -20,7 +21,8 @@ pub(super) struct Counts {
     maps_fixed: AtomicU64,
     revokes: AtomicU64,
     unmaps: AtomicU64,
-    /// Bytes revoked and not returned. It wraps: what is revoked here may be returned through another set.
+    /// Bytes revoked and not returned. It wraps: what is revoked here may be returned through
+    /// another set.
     held_bytes: AtomicU64,
     limited: AtomicU64,
     refused: AtomicU64,
@@ -53,8 +55,8 @@ impl Counts {
         }
     }
 
-    /// Release: a revocation that is seen comes after its map, which is then seen too, so that no more are revoked than
-    /// mapped.
+    /// Release: a revocation that is seen comes after its map, which is then seen too, so that no
+    /// more are revoked than mapped.
     #[inline]
     fn add(&self, counter: &AtomicU64, n: u64) {
         if self.writers == Writers::One {
@@ -115,7 +117,8 @@ impl Counts {
         counters.into_iter().for_each(|(counter, n)| self.add(counter, n));
     }
 
-    /// Adds the revocations to `sum`. Before any [`add_rest_to`](Self::add_rest_to), so that no more are seen than maps.
+    /// Adds the revocations to `sum`. Before any [`add_rest_to`](Self::add_rest_to), so that no
+    /// more are seen than maps.
     pub(super) fn add_revokes_to(&self, sum: &mut Sum) {
         sum.revokes += self.revokes.load(Ordering::Acquire);
     }

@@ -6,7 +6,8 @@ use crate::iova::IovaError;
 use crate::table::TableError;
 use alloc::string::String;
 
-/// An error of a domain or its backend. Nothing has changed when one is returned, unless it says so.
+/// An error of a domain or its backend. Nothing has changed when one is returned, unless it says
+/// so.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
@@ -63,7 +64,8 @@ pub enum BackendError {
     /// The I/O page table could not be changed.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// Access was revoked, but the flush has not completed: a device may reach the memory until it does.
+    /// Access was revoked, but the flush has not completed: a device may reach the memory until it
+    /// does.
     #[error(transparent)]
     Flush(#[from] WaitError),
     /// The flush that a map needs did not complete in time; the map was undone.
@@ -74,7 +76,8 @@ pub enum BackendError {
         /// The failure of the flush.
         flush: WaitError,
     },
-    /// A map failed halfway, and the flush of its first half has not completed: a device may reach that until it does.
+    /// A map failed halfway, and the flush of its first half has not completed: a device may reach
+    /// that until it does.
     #[error("cannot map {iova}, and the part that was mapped may still be reached: {flush}")]
     RollbackIncomplete {
         /// The range to be mapped.
@@ -189,19 +192,22 @@ pub enum BackendError {
 }
 
 impl BackendError {
-    /// Whether a device may still reach the memory although the call failed. Then the memory must not be reused, unless
-    /// the flush is [late](Self::late_ticket) and completes.
+    /// Whether a device may still reach the memory although the call failed. Then the memory must
+    /// not be reused, unless the flush is [late](Self::late_ticket) and completes.
     pub fn stays_reachable(&self) -> bool {
         matches!(self, Self::RollbackIncomplete { .. } | Self::NotRevoked | Self::Flush(_))
     }
 
-    /// Returns what a wait for `ticket` reports where one for a later ticket has ended with this error.
+    /// Returns what a wait for `ticket` reports where one for a later ticket has ended with this
+    /// error.
     pub(super) fn for_ticket(self, ticket: Ticket) -> Self {
         match self {
             Self::Flush(WaitError::TimedOut { waited_ns, polls, .. }) => {
                 Self::Flush(WaitError::TimedOut { ticket, waited_ns, polls })
             }
-            Self::Flush(WaitError::UnitFailed { .. }) => Self::Flush(WaitError::UnitFailed { ticket }),
+            Self::Flush(WaitError::UnitFailed { .. }) => {
+                Self::Flush(WaitError::UnitFailed { ticket })
+            }
             other => other,
         }
     }

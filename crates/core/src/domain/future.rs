@@ -11,12 +11,12 @@ use core::ops::Deref;
 use core::pin::Pin;
 use core::task::{Context, Poll};
 
-/// The future of a [`Revoked`]: resolves to the buffer when no device can reach it, or to the error that
-/// [`Revoked::wait`] would return.
+/// The future of a [`Revoked`]: resolves to the buffer when no device can reach it, or to the error
+/// that [`Revoked::wait`] would return.
 ///
-/// It needs no particular executor: IOMMUs signal completion in memory only, so it looks each time it is polled and wakes
-/// its task at once. An executor with other tasks runs them in between. Dropping it early is dropping the [`Revoked`],
-/// which waits.
+/// It needs no particular executor: IOMMUs signal completion in memory only, so it looks each time
+/// it is polled and wakes its task at once. An executor with other tasks runs them in between.
+/// Dropping it early is dropping the [`Revoked`], which waits.
 #[must_use = "the buffer is held until its ticket has completed: await it"]
 pub struct Quiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(Option<Revoked<P, H>>);
 
@@ -24,8 +24,8 @@ pub struct Quiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(Optio
 impl<P: Pinned, H: Deref<Target = Domain>> Unpin for Quiesced<P, H> {}
 
 impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
-    /// Returns the future of the buffer: what `revoked.await` polls, for `block_on`, `select!` and the like, which take a
-    /// `Future` and not an `IntoFuture`.
+    /// Returns the future of the buffer: what `revoked.await` polls, for `block_on`, `select!` and
+    /// the like, which take a `Future` and not an `IntoFuture`.
     pub fn quiesced(self) -> Quiesced<P, H> {
         Quiesced(Some(self))
     }

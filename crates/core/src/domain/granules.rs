@@ -80,8 +80,8 @@ impl Granules {
         Err(longest)
     }
 
-    /// Returns the first granule at or behind `from` that is free, if `wanted` is 0, or in use, if it is all ones; 512 if
-    /// there is none.
+    /// Returns the first granule at or behind `from` that is free, if `wanted` is 0, or in use, if
+    /// it is all ones; 512 if there is none.
     fn next(&self, from: u32, wanted: u64) -> u32 {
         let mut at = from;
         while let Some(&word) = self.0.get((at / 64) as usize) {
@@ -95,8 +95,9 @@ impl Granules {
     }
 }
 
-/// The granules of a window, of which runs that are free are taken. It remembers how long a run can be at most, so that a window
-/// full of short ones is searched once, and not for each longer run that is wanted.
+/// The granules of a window, of which runs that are free are taken. It remembers how long a run can
+/// be at most, so that a window full of short ones is searched once, and not for each longer run
+/// that is wanted.
 #[derive(Debug)]
 pub(super) struct FreeRuns {
     used: Granules,
@@ -129,8 +130,8 @@ impl FreeRuns {
         freed
     }
 
-    /// Takes the first run of at least `count` granules at or behind `from`, all of it. O(1) if too little has become free since
-    /// a search of the whole window found none.
+    /// Takes the first run of at least `count` granules at or behind `from`, all of it. O(1) if too
+    /// little has become free since a search of the whole window found none.
     pub(super) fn take(&mut self, from: u32, count: u32) -> Option<Range<u32>> {
         if self.longest < count {
             return None;

@@ -16,11 +16,13 @@ use core::ops::Deref;
 
 /// A payload in a domain, with what the domain knows about it.
 ///
-/// Its clean-up revokes access unless that has happened, waits unless a wait has failed before, and drops the payload.
+/// Its clean-up revokes access unless that has happened, waits unless a wait has failed before, and
+/// drops the payload.
 pub(super) struct Held<P: Pinned, H: Deref<Target = Domain>> {
     /// Before `domain`, so that a payload that is dropped is dropped first.
     pub(super) payload: P,
-    /// Always a `&Domain` or a `Shared<Domain>`: only these are constructed, so it always refers to the same domain.
+    /// Always a `&Domain` or a `Shared<Domain>`: only these are constructed, so it always refers to
+    /// the same domain.
     pub(super) domain: H,
     pub(super) addresses: Addresses,
     /// [`Ticket::NEVER`] until it is revoked, and for good if that fails or panics.
@@ -44,7 +46,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         }
     }
 
-    /// Revokes access. Where the caller can gather the request of its flush, that is made later, with others.
+    /// Revokes access. Where the caller can gather the request of its flush, that is made later,
+    /// with others.
     #[inline(always)]
     pub(super) fn revoke(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
@@ -62,13 +65,17 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         self.request(caller, |backend, range, pin| backend.revoke_awaited(range, pin));
     }
 
-    /// Clears its entries and gathers the request of its flush. Returns false, with nothing changed, if the caller cannot gather it.
+    /// Clears its entries and gathers the request of its flush. Returns false, with nothing
+    /// changed, if the caller cannot gather it.
     #[inline(always)]
     fn gather(&mut self, caller: &impl Caller) -> bool {
         let limit = self.domain.gather_limit();
-        let Some((pin, ring)) = caller.gathers(&self.addresses).filter(|_| limit > 0) else { return false };
-        if let Ok(point) =
-            self.domain.call(|backend| backend.revoke_gathered(self.addresses.iova, pin, ring, limit))
+        let Some((pin, ring)) = caller.gathers(&self.addresses).filter(|_| limit > 0) else {
+            return false;
+        };
+        if let Ok(point) = self
+            .domain
+            .call(|backend| backend.revoke_gathered(self.addresses.iova, pin, ring, limit))
         {
             self.set_point(point);
         }
@@ -80,20 +87,25 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     fn request(
         &mut self,
         caller: &mut impl Caller,
-        revoke: impl FnOnce(&dyn Backend, IovaRange, Option<&PinnedLeaf>) -> Result<Ticket, BackendError>,
+        revoke: impl FnOnce(
+            &dyn Backend,
+            IovaRange,
+            Option<&PinnedLeaf>,
+        ) -> Result<Ticket, BackendError>,
     ) {
         if self.addresses.is_fixed() {
             return;
         }
-        let revoked = self.domain.call(|backend| revoke(backend, self.addresses.iova, self.addresses.pin()));
+        let revoked =
+            self.domain.call(|backend| revoke(backend, self.addresses.iova, self.addresses.pin()));
         if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
         }
     }
 
-    /// Counts it as revoked, with a ticket that never completes: should the backend panic in the revocation, the payload is
-    /// quarantined.
+    /// Counts it as revoked, with a ticket that never completes: should the backend panic in the
+    /// revocation, the payload is quarantined.
     #[inline(always)]
     pub(super) fn begin_revoke(&mut self, caller: &mut impl Caller) {
         self.revoked = true;
@@ -117,7 +129,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         self.point.get()
     }
 
-    /// Returns the ticket. If its owner has only gathered the request, that is handed over, by this thread.
+    /// Returns the ticket. If its owner has only gathered the request, that is handed over, by this
+    /// thread.
     #[inline(always)]
     pub(super) fn ticket(&self) -> Ticket {
         self.ticket_before(Next::Other)
@@ -154,8 +167,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             || self.domain.call(|backend| backend.is_completed(self.ticket_before(Next::Poll)))
     }
 
-    /// Whether it is quiesced, for a poll by the caller: an owner that polls while it revokes neither hands over each request by
-    /// itself, nor submits it.
+    /// Whether it is quiesced, for a poll by the caller: an owner that polls while it revokes
+    /// neither hands over each request by itself, nor submits it.
     #[inline(always)]
     pub(super) fn poll(&mut self, caller: &mut impl Caller) -> bool {
         if known_bad::makes(Mistake::BufferEarly) {
@@ -166,7 +179,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             match self.addresses.ring().and_then(|ring| ring.ticket_of(position)) {
                 Some(ticket) => self.point.set(Point::Ticket(ticket)),
                 // Its own alone: another owner may never hand it over.
-                None if caller.gathers(&self.addresses).is_some() && caller.defers() => return false,
+                None if caller.gathers(&self.addresses).is_some() && caller.defers() => {
+                    return false;
+                }
                 None => {
                     let ticket = self.hand_over(position, Next::Poll);
                     self.point.set(Point::Ticket(ticket));
@@ -175,9 +190,12 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             }
         }
         match self.point.get() {
-            Point::Ticket(ticket) if self.domain.call(|backend| backend.has_completed(ticket)) => true,
+            Point::Ticket(ticket) if self.domain.call(|backend| backend.has_completed(ticket)) => {
+                true
+            }
             Point::Ticket(ticket) => {
-                (submits || !caller.defers()) && self.domain.call(|backend| backend.is_completed(ticket))
+                (submits || !caller.defers())
+                    && self.domain.call(|backend| backend.is_completed(ticket))
             }
             Point::Gathered(_) => false,
         }
@@ -238,8 +256,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         domain.keep_reachable(payload, addresses, due, true);
     }
 
-    /// Leaves the payload with the domain, without a call of the backend: the domain revokes access, or finds that the flush has
-    /// completed, when it is called next. Quarantined is only what may have been revoked in part.
+    /// Leaves the payload with the domain, without a call of the backend: the domain revokes
+    /// access, or finds that the flush has completed, when it is called next. Quarantined is only
+    /// what may have been revoked in part.
     fn park(self) {
         if self.addresses.is_fixed() {
             drop(self.release(&mut Anyone));
@@ -264,7 +283,10 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
             held.0.revoke(&mut Anyone);
         }
         let failed = !held.0.late
-            && held.0.quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket))).is_err();
+            && held
+                .0
+                .quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket)))
+                .is_err();
         let quiesced = held.0.is_quiesced();
         let held = held.into_inner().0;
         if quiesced {
@@ -276,8 +298,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
     }
 }
 
-/// A clean-up that a panic (of a backend, or in the drop of a late payload) has ended before the payload was quiesced: it
-/// is left with the domain, not dropped with the rest.
+/// A clean-up that a panic (of a backend, or in the drop of a late payload) has ended before the
+/// payload was quiesced: it is left with the domain, not dropped with the rest.
 struct Unfinished<P: Pinned, H: Deref<Target = Domain>>(Held<P, H>);
 
 impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Unfinished<P, H> {

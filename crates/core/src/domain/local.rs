@@ -15,26 +15,30 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ops::Deref;
 
-/// One owner's handle to a domain: one for each thread that maps and unmaps. It can move between threads.
+/// One owner's handle to a domain: one for each thread that maps and unmaps. It can move between
+/// threads.
 ///
-/// `H` is how it holds its domain: a [`Stock`] of shares of a [`Shared`] domain (the default), or a borrow (`&Domain`). Its
-/// mappings do the same.
+/// `H` is how it holds its domain: a [`Stock`] of shares of a [`Shared`] domain (the default), or a
+/// borrow (`&Domain`). Its mappings do the same.
 ///
-/// Up to 1 MiB its mappings get addresses from *windows* that are the owner's alone: 2 MiB of address space, handed out in
-/// order, so that mappings made one after another are contiguous and share a table page and a flush. A window is used again
-/// when all that was mapped in it has been returned. Longer mappings get addresses from the domain.
+/// Up to 1 MiB its mappings get addresses from *windows* that are the owner's alone: 2 MiB of
+/// address space, handed out in order, so that mappings made one after another are contiguous and
+/// share a table page and a flush. A window is used again when all that was mapped in it has been
+/// returned. Longer mappings get addresses from the domain.
 ///
-/// What an owner holds back is bounded: at most twice the addresses that its mappings in windows had at their peak, and 128 MiB,
-/// and a table page for each of these windows. Up to 16 windows (32 MiB) without a mapping are kept for its next maps. Where a map
-/// of any owner finds no addresses or no table page left, those of all owners are closed; an owner that makes no calls then keeps
-/// one window, wherever that is, and besides those whose mappings others have ended, until it maps again or is dropped. A handle that is forgotten
-/// (`mem::forget`) keeps these for good, and stays counted in [`DomainStats::owners`](super::DomainStats::owners).
+/// What an owner holds back is bounded: at most twice the addresses that its mappings in windows
+/// had at their peak, and 128 MiB, and a table page for each of these windows. Up to 16 windows (32
+/// MiB) without a mapping are kept for its next maps. Where a map of any owner finds no addresses
+/// or no table page left, those of all owners are closed; an owner that makes no calls then keeps
+/// one window, wherever that is, and besides those whose mappings others have ended, until it maps
+/// again or is dropped. A handle that is forgotten (`mem::forget`) keeps these for good, and stays
+/// counted in [`DomainStats::owners`](super::DomainStats::owners).
 ///
-/// Mappings that end elsewhere (dropped, or waited for by another thread) are returned to their owner's windows, or, when that has
-/// been dropped, to the domain with the last of their window.
+/// Mappings that end elsewhere (dropped, or waited for by another thread) are returned to their
+/// owner's windows, or, when that has been dropped, to the domain with the last of their window.
 ///
-/// Its calls count in counters of their own, take no lock and make no atomic read-modify-write, except where windows change
-/// hands (once in 512 pages), and in the [`Backend`](super::Backend).
+/// Its calls count in counters of their own, take no lock and make no atomic read-modify-write,
+/// except where windows change hands (once in 512 pages), and in the [`Backend`](super::Backend).
 ///
 /// Everything else that a [`Domain`] offers is available through `Deref`.
 ///
@@ -124,11 +128,13 @@ impl<H: Hold<Target = Domain>> Local<H> {
         payload: P,
         direction: D,
     ) -> Result<Mapping<P, D, H::Item>, MapError<P>> {
-        let (payload, addresses) = self.domain.map_payload(&mut self.owner, payload, direction, None)?;
+        let (payload, addresses) =
+            self.domain.map_payload(&mut self.owner, payload, direction, None)?;
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
     }
 
-    /// Maps `payload` at addresses up to `limit`, as [`Domain::map_up_to`] does: from the domain, not from a window.
+    /// Maps `payload` at addresses up to `limit`, as [`Domain::map_up_to`] does: from the domain,
+    /// not from a window.
     ///
     /// # Errors
     /// As there.
@@ -143,8 +149,8 @@ impl<H: Hold<Target = Domain>> Local<H> {
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
     }
 
-    /// Maps all of `payloads`, or none. Up to 1 MiB altogether they are contiguous, in their order, unless the address space has no
-    /// free range as long, or some stay mapped for their lifetime.
+    /// Maps all of `payloads`, or none. Up to 1 MiB altogether they are contiguous, in their order,
+    /// unless the address space has no free range as long, or some stay mapped for their lifetime.
     ///
     /// # Errors
     /// [`MapManyError`]: nothing is mapped, and the payloads are returned. If one is refused, those before it are revoked
@@ -181,17 +187,23 @@ impl<H: Hold<Target = Domain>> Local<H> {
         revoked.into_iter().filter_map(|one| self.wait(one).ok()).collect()
     }
 
-    /// Revokes access, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its direction.
+    /// Revokes access, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its
+    /// direction.
     ///
-    /// The table entries are cleared when this returns. The flush of what is in the owner's windows is requested with others: when
-    /// 64 are gathered (fewer where more than 16 owners share the domain, which then submit 64 pages together: so after 127
-    /// further revocations of this owner at the latest), at the first wait for one of them, or poll of it through its
-    /// [`Revoked`], by any thread, and at the fourth [`poll`](Self::poll) of this handle in a row that finds nothing and revokes
-    /// nothing in between. Dropping the handle requests them too. Until then a device that has cached the translation can use it,
-    /// however long that is, so an owner that will not call for a while waits first. The buffer and its addresses are held
-    /// meanwhile, as after any other revocation.
+    /// The table entries are cleared when this returns. The flush of what is in the owner's windows
+    /// is requested with others: when 64 are gathered (fewer where more than 16 owners share the
+    /// domain, which then submit 64 pages together: so after 127 further revocations of this owner
+    /// at the latest), at the first wait for one of them, or poll of it through its [`Revoked`], by
+    /// any thread, and at the fourth [`poll`](Self::poll) of this handle in a row that finds
+    /// nothing and revokes nothing in between. Dropping the handle requests them too. Until then a
+    /// device that has cached the translation can use it, however long that is, so an owner that
+    /// will not call for a while waits first. The buffer and its addresses are held meanwhile, as
+    /// after any other revocation.
     #[inline(always)]
-    pub fn revoke<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Revoked<P, H::Item> {
+    pub fn revoke<P: Pinned>(
+        &mut self,
+        mapping: impl Into<Unrevoked<P, H::Item>>,
+    ) -> Revoked<P, H::Item> {
         let unrevoked = mapping.into();
         if !unrevoked.belongs_to(&self.domain) {
             return unrevoked.revoke();
@@ -199,8 +211,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
         unrevoked.revoke_by(&mut self.owner)
     }
 
-    /// Revokes many mappings with one flush, and appends them to `revoked`, as [`Domain::revoke_all`] does. Mappings of different
-    /// directions are passed as [`Unrevoked`]: `[Unrevoked::from(received), sent.into()]`.
+    /// Revokes many mappings with one flush, and appends them to `revoked`, as
+    /// [`Domain::revoke_all`] does. Mappings of different directions are passed as [`Unrevoked`]:
+    /// `[Unrevoked::from(received), sent.into()]`.
     ///
     /// Allocates nothing if `revoked` has the capacity.
     pub fn revoke_many<P: Pinned>(
@@ -216,7 +229,10 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// # Errors
     /// As there.
     #[inline(always)]
-    pub fn unmap<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P, H::Item>>) -> Result<P, BackendError> {
+    pub fn unmap<P: Pinned>(
+        &mut self,
+        mapping: impl Into<Unrevoked<P, H::Item>>,
+    ) -> Result<P, BackendError> {
         let mut unrevoked = mapping.into();
         if !unrevoked.belongs_to(&self.domain) {
             return Ok(unrevoked.revoke().wait()?);
@@ -230,22 +246,26 @@ impl<H: Hold<Target = Domain>> Local<H> {
         }
     }
 
-    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does, but submits what it waits for only at the
-    /// fourth time in a row.
+    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does, but submits what
+    /// it waits for only at the fourth time in a row.
     ///
     /// # Errors
     /// As there.
     #[inline(always)]
-    pub fn poll<P: Pinned>(&mut self, revoked: Revoked<P, H::Item>) -> Result<P, Revoked<P, H::Item>> {
+    pub fn poll<P: Pinned>(
+        &mut self,
+        revoked: Revoked<P, H::Item>,
+    ) -> Result<P, Revoked<P, H::Item>> {
         if !revoked.belongs_to(&self.domain) {
             return revoked.poll();
         }
         revoked.poll_by(&mut self.owner).map(|held| self.take_back(held))
     }
 
-    /// Returns whether [`poll`](Self::poll) would return the buffer, without moving the value: ask it of the first of a queue, and
-    /// take that one out and [wait](Self::wait) for it when it is true. Like `poll`, the fourth call in a row submits what the value
-    /// waits for; [`Revoked::is_quiesced`] submits it at once.
+    /// Returns whether [`poll`](Self::poll) would return the buffer, without moving the value: ask
+    /// it of the first of a queue, and take that one out and [wait](Self::wait) for it when it is
+    /// true. Like `poll`, the fourth call in a row submits what the value waits for;
+    /// [`Revoked::is_quiesced`] submits it at once.
     #[inline(always)]
     pub fn has_quiesced<P: Pinned>(&mut self, revoked: &mut Revoked<P, H::Item>) -> bool {
         if !revoked.belongs_to(&self.domain) {
@@ -259,11 +279,15 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// # Errors
     /// As there.
     #[inline(always)]
-    pub fn wait<P: Pinned>(&mut self, revoked: Revoked<P, H::Item>) -> Result<P, NotQuiesced<P, H::Item>> {
+    pub fn wait<P: Pinned>(
+        &mut self,
+        revoked: Revoked<P, H::Item>,
+    ) -> Result<P, NotQuiesced<P, H::Item>> {
         self.wait_within(revoked, None)
     }
 
-    /// Waits for at most `limit`, for instance [`WaitLimit::within`] a duration, as [`Revoked::wait_for`] does.
+    /// Waits for at most `limit`, for instance [`WaitLimit::within`] a duration, as
+    /// [`Revoked::wait_for`] does.
     ///
     /// # Errors
     /// As there.
@@ -275,14 +299,15 @@ impl<H: Hold<Target = Domain>> Local<H> {
         self.wait_within(revoked, Some(limit))
     }
 
-    /// Waits for all of `revoked` at once, for at most `limit` from now altogether, and yields the outcome of each in its order.
-    /// One wait, of the last of their tickets; those of another domain are waited for one by one.
+    /// Waits for all of `revoked` at once, for at most `limit` from now altogether, and yields the
+    /// outcome of each in its order. One wait, of the last of their tickets; those of another
+    /// domain are waited for one by one.
     ///
     /// What the iterator is not asked for is dropped as any [`Revoked`] is.
     ///
     /// # Errors
-    /// As for [`wait_for`](Self::wait_for), for each: those whose flush has not completed are returned, to be waited for again,
-    /// or quarantined if it never completes.
+    /// As for [`wait_for`](Self::wait_for), for each: those whose flush has not completed are
+    /// returned, to be waited for again, or quarantined if it never completes.
     pub fn wait_many_for<P: Pinned>(
         &mut self,
         revoked: Vec<Revoked<P, H::Item>>,
@@ -290,7 +315,8 @@ impl<H: Hold<Target = Domain>> Local<H> {
     ) -> impl Iterator<Item = Result<P, NotQuiesced<P, H::Item>>> {
         let here = revoked.iter().filter(|one| one.belongs_to(&self.domain));
         let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
-        let waited = last.map_or(Ok(()), |last| self.domain.call(|backend| backend.wait_for(last, limit)));
+        let waited =
+            last.map_or(Ok(()), |last| self.domain.call(|backend| backend.wait_for(last, limit)));
         revoked.into_iter().map(move |one| {
             if !one.belongs_to(&self.domain) {
                 return one.wait_within(Some(limit));

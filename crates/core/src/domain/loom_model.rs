@@ -1,8 +1,8 @@
-//! Every interleaving (up to a few preemptions) of an owner that allocates, recycles and closes windows with threads that
-//! return addresses to them.
+//! Every interleaving (up to a few preemptions) of an owner that allocates, recycles and closes
+//! windows with threads that return addresses to them.
 //!
-//! Each range of addresses stands for a cell that its mapping uses: loom reports a use that is not ordered before the use by
-//! the next mapping at that address.
+//! Each range of addresses stands for a cell that its mapping uses: loom reports a use that is not
+//! ordered before the use by the next mapping at that address.
 
 use super::addresses::{Addresses, Origin};
 use super::owner::{Anyone, Caller, Owner};
@@ -49,7 +49,8 @@ impl Backend for Told {
 
 /// What is at the addresses of the first window: a cell for each half.
 struct Cells([UnsafeCell<u32>; 2]);
-// SAFETY: a cell is used by the mapping at its addresses alone; whether that holds is what loom checks.
+// SAFETY: a cell is used by the mapping at its addresses alone; whether that holds is what loom
+// checks.
 unsafe impl Send for Cells {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Cells {}
@@ -61,7 +62,8 @@ struct World {
 
 impl World {
     fn new() -> Arc<Self> {
-        let domain = Domain::new(Box::new(Told(Arc::new(AtomicU64::new(0)))), IovaSpace::new(39).unwrap());
+        let domain =
+            Domain::new(Box::new(Told(Arc::new(AtomicU64::new(0)))), IovaSpace::new(39).unwrap());
         Arc::new(Self { domain, cells: Cells([UnsafeCell::new(0), UnsafeCell::new(0)]) })
     }
 
@@ -70,7 +72,8 @@ impl World {
         if let Some(offset) = addresses.iova.start().checked_offset_from(first.start())
             && let Some(cell) = self.cells.0.get((offset / MAX_BYTES) as usize)
         {
-            // SAFETY: the addresses are this mapping's; loom reports it if another one uses them still.
+            // SAFETY: the addresses are this mapping's; loom reports it if another one uses them
+            // still.
             cell.with_mut(|cell| unsafe { *cell += 1 });
         }
     }
@@ -78,7 +81,8 @@ impl World {
     /// Uses those of the first two pages of window `first` that are among the addresses.
     fn touch_page(&self, first: IovaRange, addresses: &Addresses) {
         for (page, cell) in self.cells.0.iter().enumerate() {
-            if first.part(page as u64 * 4096, 4096).is_some_and(|page| addresses.iova.covers(&page)) {
+            if first.part(page as u64 * 4096, 4096).is_some_and(|page| addresses.iova.covers(&page))
+            {
                 // SAFETY: as in `touch`.
                 cell.with_mut(|cell| unsafe { *cell += 1 });
             }
@@ -107,8 +111,8 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Another thread returns half of a window while the owner returns the other half and maps on: it recycles the window or
-/// opens another one, and both uses of an address are ordered.
+/// Another thread returns half of a window while the owner returns the other half and maps on: it
+/// recycles the window or opens another one, and both uses of an address are ordered.
 #[test]
 fn loom_a_window_is_recycled_after_what_others_return() {
     explore(3, || {
@@ -134,8 +138,9 @@ fn loom_a_window_is_recycled_after_what_others_return() {
     });
 }
 
-/// A thread closes the idle windows of all owners while an owner allocates from its own, and a third thread returns the last of one:
-/// each window is closed once, and what follows at its addresses comes after all uses.
+/// A thread closes the idle windows of all owners while an owner allocates from its own, and a
+/// third thread returns the last of one: each window is closed once, and what follows at its
+/// addresses comes after all uses.
 #[test]
 fn loom_an_idle_window_is_reclaimed_by_another_thread() {
     explore(2, || {
@@ -170,7 +175,8 @@ fn loom_an_idle_window_is_reclaimed_by_another_thread() {
     });
 }
 
-/// The owner is dropped while other threads return what it has mapped: the window is closed once, after all uses.
+/// The owner is dropped while other threads return what it has mapped: the window is closed once,
+/// after all uses.
 #[test]
 fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
     explore(3, || {
@@ -201,14 +207,15 @@ fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
     });
 }
 
-/// Two threads return neighbours, which share a word, while the owner collects: it may collect what is not counted yet, and
-/// then uses the window again, after what the two did there.
+/// Two threads return neighbours, which share a word, while the owner collects: it may collect what
+/// is not counted yet, and then uses the window again, after what the two did there.
 #[test]
 fn loom_what_is_returned_beside_a_collection_is_collected_once() {
     explore(3, || {
         let world = World::new();
         let mut owner = world.domain.register_owner();
-        let small: Vec<_> = (0..2).map(|_| owner.alloc(&world.domain, 4096, || 4096).unwrap()).collect();
+        let small: Vec<_> =
+            (0..2).map(|_| owner.alloc(&world.domain, 4096, || 4096).unwrap()).collect();
         let first = World::window(&small[0]);
         let own = world.alloc(&mut owner);
         let threads: Vec<_> = small
@@ -238,13 +245,14 @@ fn loom_what_is_returned_beside_a_collection_is_collected_once() {
     });
 }
 
-/// A payload is late, and its flush completes while another thread releases: one of the two releases it, once, whichever of
-/// them the other finds at it.
+/// A payload is late, and its flush completes while another thread releases: one of the two
+/// releases it, once, whichever of them the other finds at it.
 #[test]
 fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
     explore(3, || {
         let (told, dropped) = (Arc::new(AtomicU64::new(1)), std::sync::Arc::new(()));
-        let domain = Arc::new(Domain::new(Box::new(Told(Arc::clone(&told))), IovaSpace::new(39).unwrap()));
+        let domain =
+            Arc::new(Domain::new(Box::new(Told(Arc::clone(&told))), IovaSpace::new(39).unwrap()));
         for ticket in 1..=2 {
             let iova = domain.alloc_iova(4096, 4096, None).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };

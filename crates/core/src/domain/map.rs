@@ -26,8 +26,8 @@ use core::ops::Deref;
 #[error("payload {index} of a batch: {error}")]
 pub struct MapManyError<P> {
     /// What was to be mapped, in its order, without those that a device may still reach
-    /// ([`BackendError::stays_reachable`], or a flush of the rollback that is late): the domain holds these until their
-    /// flush completes, or they are quarantined.
+    /// ([`BackendError::stays_reachable`], or a flush of the rollback that is late): the domain
+    /// holds these until their flush completes, or they are quarantined.
     pub payloads: Vec<P>,
     /// Which of them was refused, counted from 0.
     pub index: usize,
@@ -52,8 +52,9 @@ impl<P> From<MapManyError<P>> for BackendError {
     }
 }
 
-/// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator panics before that, they are
-/// dropped, each of which revokes: as a [`Revoked`] that never was, each would be quarantined by its wait.
+/// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator
+/// panics before that, they are dropped, each of which revokes: as a [`Revoked`] that never was,
+/// each would be quarantined by its wait.
 struct Batch<'r, P: Pinned, H: Deref<Target = Domain>> {
     revoked: &'r mut Vec<Revoked<P, H>>,
     first: usize,
@@ -65,7 +66,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Drop for Batch<'_, P, H> {
     }
 }
 
-/// A payload while a backend maps it. If that panics, a device may reach the payload: it is quarantined.
+/// A payload while a backend maps it. If that panics, a device may reach the payload: it is
+/// quarantined.
 struct Unmapped<'d, P> {
     domain: &'d Domain,
     payload: P,
@@ -106,8 +108,8 @@ pub(super) fn total_bytes<P: Pinned>(payloads: &[P]) -> u64 {
 impl Domain {
     /// Maps `payload` for the device; it moves into the mapping, which borrows the domain.
     ///
-    /// [`Local::map`](super::Local::map) does the same without anything that threads share; its mappings can own a share of
-    /// the domain instead.
+    /// [`Local::map`](super::Local::map) does the same without anything that threads share; its
+    /// mappings can own a share of the domain instead.
     ///
     /// # Errors
     /// [`MapError`], with the payload if no device can reach it.
@@ -120,20 +122,22 @@ impl Domain {
         Ok(Mapping::new(self, payload, addresses))
     }
 
-    /// Maps as [`map`](Self::map) does, at addresses up to `limit`, inclusive: the DMA mask of a device that reaches fewer than its
-    /// domain has, as `0xffff_ffff` for 32 bits.
+    /// Maps as [`map`](Self::map) does, at addresses up to `limit`, inclusive: the DMA mask of a
+    /// device that reaches fewer than its domain has, as `0xffff_ffff` for 32 bits.
     ///
     /// Memory that stays mapped for its lifetime above the limit is mapped once more.
     ///
     /// # Errors
-    /// As for `map`; [`BackendError::BeyondLimit`] without translation, if the memory is above the limit.
+    /// As for `map`; [`BackendError::BeyondLimit`] without translation, if the memory is above the
+    /// limit.
     pub fn map_up_to<P: Pinned, D: Direction>(
         &self,
         payload: P,
         direction: D,
         limit: Iova,
     ) -> Result<Mapping<P, D, &Self>, MapError<P>> {
-        let (payload, addresses) = self.map_payload(&mut Anyone, payload, direction, Some(limit))?;
+        let (payload, addresses) =
+            self.map_payload(&mut Anyone, payload, direction, Some(limit))?;
         Ok(Mapping::new(self, payload, addresses))
     }
 
@@ -170,7 +174,9 @@ impl Domain {
                 caller.counts(self).count_refused();
                 let payload = match reachable {
                     Some(addresses) => {
-                        let due = error.late_ticket().map_or(Due::Never, |late| Due::At(Point::Ticket(late)));
+                        let due = error
+                            .late_ticket()
+                            .map_or(Due::Never, |late| Due::At(Point::Ticket(late)));
                         self.keep_reachable(payload, addresses, due, false);
                         None
                     }
@@ -181,8 +187,8 @@ impl Domain {
         }
     }
 
-    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a [`Mapping`] or, to mix
-    /// reads and writes, an [`Unrevoked`].
+    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
+    /// [`Mapping`] or, to mix reads and writes, an [`Unrevoked`].
     ///
     /// Allocates nothing if `revoked` has the capacity.
     pub fn revoke_all<P: Pinned, H: Deref<Target = Self>, M: Into<Unrevoked<P, H>>>(
@@ -230,8 +236,8 @@ impl Domain {
         batch.first = usize::MAX;
     }
 
-    /// Maps memory at addresses of the domain's choice. An error comes with the addresses through which a device may
-    /// still reach the memory, if any.
+    /// Maps memory at addresses of the domain's choice. An error comes with the addresses through
+    /// which a device may still reach the memory, if any.
     #[inline(always)]
     pub(super) fn map_fresh(
         &self,
@@ -266,8 +272,9 @@ impl Domain {
         }
     }
 
-    /// Tries again after `error`, if table pages ran out, without those that the caller keeps for later, and then without those that
-    /// all owners keep: at the same addresses, since a batch is contiguous, and a device may have written there.
+    /// Tries again after `error`, if table pages ran out, without those that the caller keeps for
+    /// later, and then without those that all owners keep: at the same addresses, since a batch is
+    /// contiguous, and a device may have written there.
     #[cold]
     fn map_with_room(
         &self,
@@ -330,7 +337,8 @@ impl Domain {
         self.alloc_up_to(caller, memory.len() as u64, || alignment(memory), limit)
     }
 
-    /// Allocates as the caller does, and up to `limit` if there is one. Tries again without what the caller keeps for later.
+    /// Allocates as the caller does, and up to `limit` if there is one. Tries again without what
+    /// the caller keeps for later.
     #[inline(always)]
     fn alloc_up_to(
         &self,
@@ -342,7 +350,9 @@ impl Domain {
         let alloc = |caller: &mut _| match limit {
             None => Caller::alloc(caller, self, len, &align),
             // Not from the windows of an owner, which are anywhere.
-            Some(_) => Ok(Addresses { iova: self.alloc_iova(len, align(), limit)?, origin: Origin::Space }),
+            Some(_) => {
+                Ok(Addresses { iova: self.alloc_iova(len, align(), limit)?, origin: Origin::Space })
+            }
         };
         match alloc(caller) {
             Err(BackendError::Iova(IovaError::Exhausted { .. })) if caller.give_up_idle(self) => {
@@ -352,7 +362,8 @@ impl Domain {
         }
     }
 
-    /// Maps the pieces of `payload` at one contiguous range. Errors as for [`map_fresh`](Self::map_fresh).
+    /// Maps the pieces of `payload` at one contiguous range. Errors as for
+    /// [`map_fresh`](Self::map_fresh).
     fn map_pieces<P: Pinned>(
         &self,
         caller: &mut impl Caller,
@@ -360,13 +371,16 @@ impl Domain {
         access: Access,
         limit: Option<Iova>,
     ) -> Result<Addresses, (Option<Addresses>, BackendError)> {
-        let addresses = self.alloc_for_pieces(caller, payload, limit).map_err(|error| (None, error))?;
+        let addresses =
+            self.alloc_for_pieces(caller, payload, limit).map_err(|error| (None, error))?;
         let (iova, mut mapped) = (addresses.iova, 0);
         for piece in pieces(payload) {
             let len = piece.len() as u64;
             let differs = || BackendError::LengthsDiffer { iova, memory_bytes: piece.len() };
             let result = iova.part(mapped, len).ok_or_else(differs);
-            if let Err(error) = result.and_then(|at| self.map_part(caller, &addresses, at, piece, access)) {
+            if let Err(error) =
+                result.and_then(|at| self.map_part(caller, &addresses, at, piece, access))
+            {
                 let error = self.undo_map(&addresses, mapped, error);
                 if error.stays_reachable() {
                     return Err((Some(addresses), error));
@@ -379,13 +393,13 @@ impl Domain {
         Ok(addresses)
     }
 
-    /// Revokes the first `len` bytes of `addresses` after `error`, and returns the error that says whether a device may reach
-    /// them.
+    /// Revokes the first `len` bytes of `addresses` after `error`, and returns the error that says
+    /// whether a device may reach them.
     fn undo_map(&self, addresses: &Addresses, len: u64, error: BackendError) -> BackendError {
         let iova = addresses.iova;
         let Some(part) = iova.part(0, len) else { return error };
-        let Ok(ticket) =
-            self.call(|backend| backend.revoke_pinned(&mut core::iter::once((part, addresses.pin()))))
+        let Ok(ticket) = self
+            .call(|backend| backend.revoke_pinned(&mut core::iter::once((part, addresses.pin()))))
         else {
             return BackendError::NotRevoked;
         };

@@ -23,8 +23,9 @@ use core::ops::Deref;
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct MapError<P> {
-    /// What was to be mapped. `None` where a device may still reach it ([`BackendError::stays_reachable`]): the domain
-    /// holds it until the flush completes, or it is quarantined.
+    /// What was to be mapped. `None` where a device may still reach it
+    /// ([`BackendError::stays_reachable`]): the domain holds it until the flush completes, or it is
+    /// quarantined.
     pub payload: Option<P>,
     /// The reason.
     #[source]
@@ -46,11 +47,12 @@ impl<P> From<MapError<P>> for BackendError {
 
 /// A buffer mapped into a domain: the device can reach it, and no reference into it exists.
 ///
-/// `H` is how it holds its domain: a borrow (`&Domain`, from [`Domain::map`]), or a share of it (`Shared<Domain>`, from
-/// [`Local::map`](super::Local::map) of a [`Shared`] domain), which makes the mapping independent of any borrow.
+/// `H` is how it holds its domain: a borrow (`&Domain`, from [`Domain::map`]), or a share of it
+/// (`Shared<Domain>`, from [`Local::map`](super::Local::map) of a [`Shared`] domain), which makes
+/// the mapping independent of any borrow.
 ///
-/// Dropping it revokes access, waits, and drops the payload. If the flush is late, the domain holds the payload until it
-/// completes; if it never completes, the payload is quarantined.
+/// Dropping it revokes access, waits, and drops the payload. If the flush is late, the domain holds
+/// the payload until it completes; if it never completes, the payload is quarantined.
 #[must_use = "dropping a mapping revokes the device's access"]
 pub struct Mapping<P: Pinned, D: Direction, H: Deref<Target = Domain> = Shared<Domain>>(
     DropGuard<Held<P, H>>,
@@ -68,7 +70,8 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
         &self.0.domain
     }
 
-    /// Returns where the device finds it: one contiguous range, whether the memory is in one piece or in several.
+    /// Returns where the device finds it: one contiguous range, whether the memory is in one piece
+    /// or in several.
     pub fn iova(&self) -> IovaRange {
         self.0.addresses.iova
     }
@@ -78,7 +81,8 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
         Segment { iova: self.0.addresses.iova.start(), len: self.0.addresses.iova.len() }
     }
 
-    /// Returns the memory, to be read and written beside the device: the first [piece](Self::piece).
+    /// Returns the memory, to be read and written beside the device: the first
+    /// [piece](Self::piece).
     pub fn memory(&self) -> DmaMemory<'_> {
         self.0.payload.memory()
     }
@@ -100,18 +104,21 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
         (0..).map_while(|index| self.extent(index))
     }
 
-    /// Whether the memory stays mapped for its lifetime: then revoking the mapping does not revoke access.
+    /// Whether the memory stays mapped for its lifetime: then revoking the mapping does not revoke
+    /// access.
     pub fn is_fixed(&self) -> bool {
         self.0.addresses.is_fixed()
     }
 
-    /// Has the processor load what a revocation needs, and does not wait for it: for a program that knows some time before which
-    /// mapping it revokes next, as from a list of completions. Among very many mappings that is memory which is in no cache.
+    /// Has the processor load what a revocation needs, and does not wait for it: for a program that
+    /// knows some time before which mapping it revokes next, as from a list of completions. Among
+    /// very many mappings that is memory which is in no cache.
     ///
-    /// Nothing changes. It loads the first table entry of a mapping that an owner made in one of its windows, of at most 1 MiB; for
-    /// others it does nothing. The mapping itself, and its window's record, are read at once: where they are in no cache either, a
-    /// call of [`mem::prefetch`](crate::mem::prefetch) on the handle comes before. [`Local::revoke_many`](super::Local::revoke_many)
-    /// does this for its batch by itself.
+    /// Nothing changes. It loads the first table entry of a mapping that an owner made in one of
+    /// its windows, of at most 1 MiB; for others it does nothing. The mapping itself, and its
+    /// window's record, are read at once: where they are in no cache either, a call of
+    /// [`mem::prefetch`](crate::mem::prefetch) on the handle comes before.
+    /// [`Local::revoke_many`](super::Local::revoke_many) does this for its batch by itself.
     #[inline(always)]
     pub fn prefetch(&self) {
         self.0.addresses.prefetch();
@@ -119,7 +126,8 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
 
     /// Revokes access at once; the buffer is held until the ticket has completed.
     ///
-    /// It does not fail: where the backend cannot revoke, the ticket is [`Ticket::NEVER`](crate::invalidate::Ticket::NEVER).
+    /// It does not fail: where the backend cannot revoke, the ticket is
+    /// [`Ticket::NEVER`](crate::invalidate::Ticket::NEVER).
     pub fn revoke(self) -> Revoked<P, H> {
         Unrevoked::from(self).revoke()
     }
@@ -130,14 +138,16 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
     ///
     /// # Errors
     /// [`BackendError::Flush`]: a device may still reach the buffer. If the flush is late the domain holds the buffer until
-    /// it completes; otherwise, and with [`BackendError::NotRevoked`], the buffer and its addresses are quarantined.
+    /// it completes; otherwise, and with [`BackendError::NotRevoked`], the buffer and its addresses
+    /// are quarantined.
     pub fn unmap(self) -> Result<P, BackendError> {
         Ok(self.revoke().wait()?)
     }
 }
 
-// SAFETY: each segment is part of the mapping's range, which is mapped for `D`, never changes, and lasts until the value
-// is dropped, unmapped or revoked; all of these take it by value. The extents never change by the contract of `Pinned`.
+// SAFETY: each segment is part of the mapping's range, which is mapped for `D`, never changes, and
+// lasts until the value is dropped, unmapped or revoked; all of these take it by value. The extents
+// never change by the contract of `Pinned`.
 unsafe impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Payload<D> for Mapping<P, D, H> {
     fn segment(&self, index: usize) -> Option<Segment> {
         self.extent(index)
@@ -157,11 +167,14 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> fmt::Debug for Mapping<
     }
 }
 
-/// A [`Mapping`] without its direction, so that [`Domain::revoke_all`] takes reads and writes in one batch.
+/// A [`Mapping`] without its direction, so that [`Domain::revoke_all`] takes reads and writes in
+/// one batch.
 #[must_use = "dropping a mapping revokes the device's access"]
 pub struct Unrevoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(DropGuard<Held<P, H>>);
 
-impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> From<Mapping<P, D, H>> for Unrevoked<P, H> {
+impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> From<Mapping<P, D, H>>
+    for Unrevoked<P, H>
+{
     #[inline(always)]
     fn from(mapping: Mapping<P, D, H>) -> Self {
         Self(mapping.0)
@@ -185,7 +198,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
         Revoked(self.0)
     }
 
-    /// Revokes access and waits, in place: to move what has just been written, as a [`Revoked`], waits for the stores.
+    /// Revokes access and waits, in place: to move what has just been written, as a [`Revoked`],
+    /// waits for the stores.
     #[inline(always)]
     pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
         self.0.revoke_awaited(caller);
@@ -209,7 +223,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
         self.0.addresses.prefetch();
     }
 
-    /// Returns the value that waits for the ticket, to be [revoked](Domain::revoke_all) with others.
+    /// Returns the value that waits for the ticket, to be [revoked](Domain::revoke_all) with
+    /// others.
     pub(super) fn into_revoked(self) -> Revoked<P, H> {
         Revoked(self.0)
     }

@@ -31,9 +31,13 @@ pub(super) trait Caller {
     /// Returns the counters of what this caller does.
     fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts;
 
-    /// Returns the pin of `addresses` and where this caller gathers its requests, if it may for these.
+    /// Returns the pin of `addresses` and where this caller gathers its requests, if it may for
+    /// these.
     #[inline(always)]
-    fn gathers<'a>(&'a self, addresses: &'a Addresses) -> Option<(&'a PinnedLeaf, &'a RequestRing)> {
+    fn gathers<'a>(
+        &'a self,
+        addresses: &'a Addresses,
+    ) -> Option<(&'a PinnedLeaf, &'a RequestRing)> {
         let _ = addresses;
         None
     }
@@ -50,7 +54,8 @@ pub(super) trait Caller {
         false
     }
 
-    /// Returns what an owner keeps about the memory that it mapped last. Only an owner has addresses in pinned windows.
+    /// Returns what an owner keeps about the memory that it mapped last. Only an owner has
+    /// addresses in pinned windows.
     #[inline(always)]
     fn extents(&mut self) -> Option<&mut ExtentCache> {
         None
@@ -115,7 +120,8 @@ pub(super) struct Owner {
     hit: Option<Hit>,
     /// The registered memory that was mapped last.
     extents: ExtentCache,
-    /// How many requests it had made at its last poll in vain, and how many such polls there were since.
+    /// How many requests it had made at its last poll in vain, and how many such polls there were
+    /// since.
     polled: (u64, u32),
 }
 
@@ -129,7 +135,8 @@ impl Owner {
         Self { windows, shared, hit: None, extents: ExtentCache::new(), polled: (0, 0) }
     }
 
-    /// Prepares for allocations of `bytes` altogether, which are to be contiguous, until [`end_batch`](Self::end_batch).
+    /// Prepares for allocations of `bytes` altogether, which are to be contiguous, until
+    /// [`end_batch`](Self::end_batch).
     pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
         if domain.translates {
             self.windows.prepare(domain, bytes);
@@ -138,7 +145,12 @@ impl Owner {
 
     /// Allocates what does not come from a window.
     #[cold]
-    fn alloc_elsewhere(&mut self, domain: &Domain, len: u64, align: u64) -> Result<Addresses, BackendError> {
+    fn alloc_elsewhere(
+        &mut self,
+        domain: &Domain,
+        len: u64,
+        align: u64,
+    ) -> Result<Addresses, BackendError> {
         match self.windows.next_of_batch(len) {
             Some(iova) => Ok(Addresses { iova, origin: Origin::Space }),
             None => Anyone.alloc(domain, len, || align),
@@ -191,7 +203,10 @@ impl Caller for Owner {
     }
 
     #[inline(always)]
-    fn gathers<'a>(&'a self, addresses: &'a Addresses) -> Option<(&'a PinnedLeaf, &'a RequestRing)> {
+    fn gathers<'a>(
+        &'a self,
+        addresses: &'a Addresses,
+    ) -> Option<(&'a PinnedLeaf, &'a RequestRing)> {
         let ring = addresses.ring().filter(|ring| core::ptr::eq(*ring, self.shared.ring()))?;
         Some((addresses.pin()?, ring))
     }

@@ -1,4 +1,5 @@
-//! What a domain keeps for its owners: their counters, their windows, and the limit on what they hold.
+//! What a domain keeps for its owners: their counters, their windows, and the limit on what they
+//! hold.
 
 use super::counts::{Counts, Sum};
 use super::owner::{Caller, Owner};
@@ -9,21 +10,22 @@ use crate::invalidate::{Next, RequestRing, Ticket};
 use crate::sync::Ordering;
 use alloc::sync::Arc;
 
-/// How many requests all owners together may gather, as long as each may gather [`GATHERED_LEAST`]: the more owners there are,
-/// the longer each of them does not run.
+/// How many requests all owners together may gather, as long as each may gather [`GATHERED_LEAST`]:
+/// the more owners there are, the longer each of them does not run.
 const GATHERED_BY_ALL: u64 = 1024;
 /// How many requests an owner may gather at least, however many there are.
 const GATHERED_LEAST: u64 = if cfg!(loom) { 2 } else { 4 };
 
 impl Domain {
-    /// Limits what may be revoked and not yet returned to `bytes`: a revocation that exceeds it waits for its flush, as a
-    /// strict one does, and is counted ([`DomainStats::limited`]). At 0 all of them wait. By
-    /// default there is no limit; with one, each revocation takes a lock.
+    /// Limits what may be revoked and not yet returned to `bytes`: a revocation that exceeds it
+    /// waits for its flush, as a strict one does, and is counted ([`DomainStats::limited`]). At 0
+    /// all of them wait. By default there is no limit; with one, each revocation takes a lock.
     ///
-    /// What is quiesced and not returned counts too, so a caller that collects [`Revoked`](super::Revoked)s without
-    /// polling them is slowed down as well; likewise what callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait
-    /// that reaches its deadline ends, and what it waited for stays held: the limit bounds nothing while the unit completes no
-    /// flush.
+    /// What is quiesced and not returned counts too, so a caller that collects
+    /// [`Revoked`](super::Revoked)s without polling them is slowed down as well; likewise what
+    /// callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait that reaches its
+    /// deadline ends, and what it waited for stays held: the limit bounds nothing while the unit
+    /// completes no flush.
     pub fn set_held_limit(&self, bytes: u64) {
         let owners = self.owners.lock();
         self.held_limit.store(bytes, Ordering::Relaxed);
@@ -39,13 +41,16 @@ impl Domain {
     /// Sets it for a number of owners. With the lock of the owners held.
     fn set_gather_limit(&self, owners: usize) {
         let unlimited = self.held_limit.load(Ordering::Relaxed) == u64::MAX;
-        let each = (GATHERED_BY_ALL / (owners as u64).max(1)).clamp(GATHERED_LEAST, RequestRing::CAPACITY);
-        // A power of two: so what one page after another was mapped at is one aligned block each time, and one descriptor.
+        let each =
+            (GATHERED_BY_ALL / (owners as u64).max(1)).clamp(GATHERED_LEAST, RequestRing::CAPACITY);
+        // A power of two: so what one page after another was mapped at is one aligned block each
+        // time, and one descriptor.
         let limit = if unlimited { 1 << each.ilog2() } else { 0 };
         self.gather_limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is: the next one reports it.
+    /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is:
+    /// the next one reports it.
     #[inline(always)]
     pub(super) fn limit_held(&self, caller: &mut impl Caller, ticket: Ticket) {
         let limit = self.held_limit.load(Ordering::Relaxed);
@@ -56,7 +61,9 @@ impl Domain {
 
     #[cold]
     fn limit_held_to(&self, limit: u64, caller: &mut impl Caller, ticket: Ticket) {
-        if limit > 0 && held_bytes(&self.count_all().0).saturating_add(self.pending.counts().1) <= limit {
+        if limit > 0
+            && held_bytes(&self.count_all().0).saturating_add(self.pending.counts().1) <= limit
+        {
             return;
         }
         caller.counts(self).count_limited();
@@ -96,7 +103,8 @@ impl Domain {
     pub(super) fn count_all(&self) -> (Sum, u64) {
         // With the lock, so that no owner is counted twice or not at all while it is dropped.
         let owners = self.owners.lock();
-        let all = || core::iter::once(&self.counts).chain(owners.iter().map(|owner| &*owner.counts));
+        let all =
+            || core::iter::once(&self.counts).chain(owners.iter().map(|owner| &*owner.counts));
         let mut sum = Sum::default();
         all().for_each(|counts| counts.add_revokes_to(&mut sum));
         all().for_each(|counts| counts.add_rest_to(&mut sum));
@@ -112,7 +120,8 @@ impl Domain {
         owner
     }
 
-    /// Requests what the owner has gathered, closes its windows that are empty, leaves the others to their mappings, and keeps its counts.
+    /// Requests what the owner has gathered, closes its windows that are empty, leaves the others
+    /// to their mappings, and keeps its counts.
     pub(super) fn retire_owner(&self, owner: &mut Owner) {
         let mut sum = Sum::default();
         let mut owners = self.owners.lock();
@@ -123,7 +132,8 @@ impl Domain {
         self.set_gather_limit(owners.len());
         drop(owners);
         owner.abandon(self);
-        // Should the backend panic, whoever waits for what was gathered hands it over, and others close the windows.
+        // Should the backend panic, whoever waits for what was gathered hands it over, and others
+        // close the windows.
         if !self.is_unwinding() {
             // Nothing is appended any more; whoever waits for what was gathered finds its ticket.
             self.call(|backend| backend.hand_over(owner.shared.ring(), Next::Other));
@@ -141,7 +151,8 @@ impl Domain {
         self.close_abandoned()
     }
 
-    /// Closes windows that no owner uses. Returns whether there were any. If the backend panics, the others stay in the list.
+    /// Closes windows that no owner uses. Returns whether there were any. If the backend panics,
+    /// the others stay in the list.
     pub(super) fn close_abandoned(&self) -> bool {
         let mut any = false;
         loop {

@@ -1,7 +1,7 @@
 //! Buffers whose flush is late: held by the domain until it completes, and only then dropped.
 //!
-//! Maps, revocations and waits check whether the oldest ticket here has completed, which costs them one load while
-//! nothing is held.
+//! Maps, revocations and waits check whether the oldest ticket here has completed, which costs them
+//! one load while nothing is held.
 
 use super::addresses::Addresses;
 use crate::invalidate::{Point, Ticket};
@@ -16,7 +16,8 @@ use core::mem::ManuallyDrop;
 pub(super) enum Due {
     /// From this point on.
     At(Point),
-    /// It is mapped: a backend that panicked could not be asked to revoke it while the thread unwound.
+    /// It is mapped: a backend that panicked could not be asked to revoke it while the thread
+    /// unwound.
     Revocation,
     /// Unknown: it is quarantined.
     Never,
@@ -49,7 +50,8 @@ pub(super) struct PendingReleases {
     held: Mutex<Held>,
     /// The first ticket of those held; [`Ticket::NEVER`] if there are none.
     first: AtomicU64,
-    /// Whether a thread is releasing: a payload that is dropped may release others, which would nest without a bound.
+    /// Whether a thread is releasing: a payload that is dropped may release others, which would
+    /// nest without a bound.
     releasing: AtomicBool,
 }
 
@@ -68,7 +70,8 @@ pub(super) struct Releasing<'p>(&'p AtomicBool);
 
 impl Drop for Releasing<'_> {
     fn drop(&mut self) {
-        // A read-modify-write: who looks for what is due from here on sees what a caller saw that was refused before.
+        // A read-modify-write: who looks for what is due from here on sees what a caller saw that
+        // was refused before.
         self.0.swap(false, Ordering::AcqRel);
     }
 }
@@ -96,22 +99,26 @@ impl PendingReleases {
         self.update_first(&held);
     }
 
-    /// Returns the right to release, unless another call has it: that one looks again after it has ended.
+    /// Returns the right to release, unless another call has it: that one looks again after it has
+    /// ended.
     pub(super) fn try_begin(&self) -> Option<Releasing<'_>> {
         (!self.releasing.swap(true, Ordering::AcqRel)).then(|| Releasing(&self.releasing))
     }
 
-    /// Removes the first for which something is to be done before it has a ticket. O(log buffers held).
+    /// Removes the first for which something is to be done before it has a ticket. O(log buffers
+    /// held).
     pub(super) fn pop_unfinished(&self) -> Option<PendingRelease> {
         let mut held = self.held.lock();
-        let unfinished = |first: &OccupiedEntry<'_, Key, PendingRelease>| first.get().due.is_unfinished();
+        let unfinished =
+            |first: &OccupiedEntry<'_, Key, PendingRelease>| first.get().due.is_unfinished();
         let release = held.by_ticket.first_entry().filter(unfinished)?.remove();
         held.bytes -= release.addresses.iova.len();
         self.update_first(&held);
         Some(release)
     }
 
-    /// Removes the one with the first ticket, if that is `ready` and nothing is to be done before. O(log buffers held).
+    /// Removes the one with the first ticket, if that is `ready` and nothing is to be done before.
+    /// O(log buffers held).
     pub(super) fn pop(&self, ready: impl Fn(Ticket) -> bool) -> Option<PendingRelease> {
         let mut held = self.held.lock();
         let ready = |first: &OccupiedEntry<'_, Key, PendingRelease>| {
@@ -125,7 +132,8 @@ impl PendingReleases {
     }
 
     fn update_first(&self, held: &Held) {
-        let first = held.by_ticket.first_key_value().map_or(Ticket::NEVER, |((ticket, _), _)| *ticket);
+        let first =
+            held.by_ticket.first_key_value().map_or(Ticket::NEVER, |((ticket, _), _)| *ticket);
         self.first.store(first.0, Ordering::Release);
     }
 

@@ -44,8 +44,8 @@ impl Domain {
         }
     }
 
-    /// Takes over a buffer that a device may still reach: until it is `due`, or for good (quarantined). `mapped` is false for what is
-    /// left of a map that was refused.
+    /// Takes over a buffer that a device may still reach: until it is `due`, or for good
+    /// (quarantined). `mapped` is false for what is left of a map that was refused.
     pub(super) fn keep_reachable<P: Send + 'static>(
         &self,
         payload: P,
@@ -61,15 +61,16 @@ impl Domain {
         self.pending.push(PendingRelease { payload, addresses, due, mapped });
     }
 
-    /// Does what a panic of the backend has left undone, and returns the buffer's point. Should it panic again, the buffer is
-    /// quarantined.
+    /// Does what a panic of the backend has left undone, and returns the buffer's point. Should it
+    /// panic again, the buffer is quarantined.
     fn make_up_for(&self, release: PendingRelease) -> PendingRelease {
         let mut release = DropGuard::new(Abandoned(self, release));
         let PendingRelease { addresses, due, .. } = &mut release.1;
         *due = match *due {
             Due::Revocation => {
                 self.counts().count_revoked(0);
-                let revoked = self.call(|backend| backend.revoke_one(addresses.iova, addresses.pin()));
+                let revoked =
+                    self.call(|backend| backend.revoke_one(addresses.iova, addresses.pin()));
                 revoked.map_or(Due::Never, |ticket| Due::At(Point::Ticket(ticket)))
             }
             Due::At(Point::Gathered(position)) => {
@@ -84,9 +85,11 @@ impl Domain {
         release.into_inner().1
     }
 
-    /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1) while none is.
+    /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1)
+    /// while none is.
     ///
-    /// Maps, revocations and waits do this too; a program that makes none calls it to recover its memory.
+    /// Maps, revocations and waits do this too; a program that makes none calls it to recover its
+    /// memory.
     #[inline]
     pub fn release_late(&self) -> u64 {
         match self.pending.first() {

@@ -1,12 +1,13 @@
-//! Owned I/O virtual addresses: ranges are released and unmapped by the handle that owns them, never by number.
+//! Owned I/O virtual addresses: ranges are released and unmapped by the handle that owns them,
+//! never by number.
 
 use crate::addr::IovaRange;
 use crate::iova::IovaSpace;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 
-/// A reserved range of a domain's address space, for [`Domain::map_at`](super::Domain::map_at). Released when it and
-/// all mappings in it are dropped.
+/// A reserved range of a domain's address space, for [`Domain::map_at`](super::Domain::map_at).
+/// Released when it and all mappings in it are dropped.
 #[derive(Debug)]
 #[must_use = "dropping it releases the addresses"]
 pub struct Reservation(Arc<Reserved>);
@@ -19,7 +20,8 @@ struct Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // Allocated once and freed once, so this does not fail; if it did, the addresses would stay allocated.
+        // Allocated once and freed once, so this does not fail; if it did, the addresses would stay
+        // allocated.
         let _ = self.iovas.free(self.range);
     }
 }
@@ -49,8 +51,8 @@ impl Reservation {
     }
 }
 
-/// Memory that stays mapped until [`Domain::unmap_static`](super::Domain::unmap_static). Dropping it leaves the memory
-/// mapped for good, and its addresses in use.
+/// Memory that stays mapped until [`Domain::unmap_static`](super::Domain::unmap_static). Dropping
+/// it leaves the memory mapped for good, and its addresses in use.
 #[derive(Debug)]
 #[must_use = "what is dropped stays mapped"]
 pub struct StaticMapping {

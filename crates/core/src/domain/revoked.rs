@@ -16,12 +16,13 @@ use core::task::Poll;
 
 /// A buffer whose flush had not completed when the wait for it ended.
 ///
-/// `?` converts it to a [`BackendError`]; a buffer in it then stays with the domain until its flush completes.
+/// `?` converts it to a [`BackendError`]; a buffer in it then stays with the domain until its flush
+/// completes.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct NotQuiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>> {
-    /// The buffer, to be waited for again. `None` where the flush never completes, or access could not be revoked: then
-    /// the buffer is quarantined.
+    /// The buffer, to be waited for again. `None` where the flush never completes, or access could
+    /// not be revoked: then the buffer is quarantined.
     pub revoked: Option<Revoked<P, H>>,
     /// The reason.
     #[source]
@@ -40,23 +41,29 @@ impl<P: Pinned, H: Deref<Target = Domain>> From<NotQuiesced<P, H>> for BackendEr
     }
 }
 
-/// A buffer whose access has been revoked, but which a device may reach until the ticket has completed.
+/// A buffer whose access has been revoked, but which a device may reach until the ticket has
+/// completed.
 ///
-/// `revoked.await` waits in an `async` function; [`quiesced`](Self::quiesced) is the future itself, for an executor.
+/// `revoked.await` waits in an `async` function; [`quiesced`](Self::quiesced) is the future itself,
+/// for an executor.
 ///
-/// Dropping it waits, unless a wait has failed before, and drops the payload. If the flush is late, the domain holds the
-/// payload until it completes; if it never completes, the payload is quarantined.
+/// Dropping it waits, unless a wait has failed before, and drops the payload. If the flush is late,
+/// the domain holds the payload until it completes; if it never completes, the payload is
+/// quarantined.
 #[must_use = "the buffer is held until its ticket has completed: poll() or wait()"]
-pub struct Revoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(pub(super) DropGuard<Held<P, H>>);
+pub struct Revoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(
+    pub(super) DropGuard<Held<P, H>>,
+);
 
 impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
-    /// Returns the ticket: the point in the sequence at which it is quiesced. If its owner has only gathered the request, it is
-    /// made now, with the others of that owner.
+    /// Returns the ticket: the point in the sequence at which it is quiesced. If its owner has only
+    /// gathered the request, it is made now, with the others of that owner.
     pub fn ticket(&self) -> Ticket {
         self.0.ticket()
     }
 
-    /// Returns where the device found it. The addresses are reused only after the payload has been returned.
+    /// Returns where the device found it. The addresses are reused only after the payload has been
+    /// returned.
     pub fn iova(&self) -> IovaRange {
         self.0.addresses.iova
     }
@@ -83,8 +90,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         self.wait_within(None)
     }
 
-    /// Waits for at most `limit`, counted from now, and returns the buffer: for a deadline of the caller's own
-    /// ([`WaitLimit::within`] a duration), before or after that of the flush.
+    /// Waits for at most `limit`, counted from now, and returns the buffer: for a deadline of the
+    /// caller's own ([`WaitLimit::within`] a duration), before or after that of the flush.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -98,7 +105,11 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
 
     #[inline(always)]
     pub(super) fn poll_by(mut self, caller: &mut impl Caller) -> Result<(P, H), Self> {
-        if self.has_quiesced_by(caller) { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
+        if self.has_quiesced_by(caller) {
+            Ok(self.0.into_inner().release(caller))
+        } else {
+            Err(self)
+        }
     }
 
     #[inline(always)]
@@ -132,7 +143,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         }
     }
 
-    /// Keeps a buffer that a failed wait has left reachable: to be waited for again if its flush is late, else quarantined.
+    /// Keeps a buffer that a failed wait has left reachable: to be waited for again if its flush is
+    /// late, else quarantined.
     #[cold]
     pub(super) fn keep(self, error: BackendError) -> NotQuiesced<P, H> {
         if self.0.late {

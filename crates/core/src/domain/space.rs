@@ -1,4 +1,5 @@
-//! The domain: its backend, its addresses, its static mappings, and what it holds until a flush completes.
+//! The domain: its backend, its addresses, its static mappings, and what it holds until a flush
+//! completes.
 
 use super::backend::Backend;
 use super::counts::{Counts, Writers};
@@ -75,17 +76,18 @@ impl Domain {
         self.backend.name()
     }
 
-    /// Whether mapping memory pins it and charges it to the process: then it need not be locked too.
+    /// Whether mapping memory pins it and charges it to the process: then it need not be locked
+    /// too.
     pub fn pins(&self) -> bool {
         self.backend.pins()
     }
 
-    /// Returns what devices can reach now by the table, by ascending address, neighbours merged; `None` if the backend cannot read
-    /// its table (the kernel's, or none).
+    /// Returns what devices can reach now by the table, by ascending address, neighbours merged;
+    /// `None` if the backend cannot read its table (the kernel's, or none).
     ///
-    /// Mappings of all kinds are in it; what has been revoked is not, although a device may reach it until the flush has completed.
-    /// Other threads may map and revoke meanwhile: the result may then be torn, as
-    /// [`Table::mapped`](crate::table::Table::mapped) describes.
+    /// Mappings of all kinds are in it; what has been revoked is not, although a device may reach
+    /// it until the flush has completed. Other threads may map and revoke meanwhile: the result may
+    /// then be torn, as [`Table::mapped`](crate::table::Table::mapped) describes.
     pub fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
         self.backend.mapped()
     }
@@ -107,20 +109,22 @@ impl Domain {
     /// [`BackendError::AlreadyRegistered`], [`BackendError::NotPages`].
     ///
     /// # Safety
-    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has returned.
+    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has
+    /// returned.
     pub unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         check_pages(memory)?;
         // SAFETY: the caller's promise is the one that `register_memory` requires.
         unsafe { self.backend.register_memory(memory) }
     }
 
-    /// Unregisters the memory: after this returns, no device of this domain reaches it, whatever is mapped.
+    /// Unregisters the memory: after this returns, no device of this domain reaches it, whatever is
+    /// mapped.
     pub fn unregister_memory(&self, memory: DmaMemory) {
         self.backend.unregister_memory(memory);
     }
 
-    /// Allocates addresses of the space, up to `limit` if there is one. If there are none, the idle windows of all owners are
-    /// closed first.
+    /// Allocates addresses of the space, up to `limit` if there is one. If there are none, the idle
+    /// windows of all owners are closed first.
     pub(super) fn alloc_iova(
         &self,
         len: u64,
@@ -141,7 +145,8 @@ impl Domain {
     /// Frees addresses that no device can reach.
     pub(super) fn free_iova(&self, iova: IovaRange) {
         if self.iovas.free(iova).is_err() {
-            // Not allocated here, which cannot happen; if it did, not reusing them is the safe side.
+            // Not allocated here, which cannot happen; if it did, not reusing them is the safe
+            // side.
             self.count_quarantined(0);
         }
     }
@@ -182,5 +187,9 @@ pub(super) fn check_pages(memory: DmaMemory) -> Result<(), BackendError> {
 pub(super) fn alignment(memory: DmaMemory) -> u64 {
     let (addr, len) = (memory.addr() as u64, memory.len() as u64);
     let usable = |size: &PageSize| len >= size.bytes() && addr & size.mask() == 0;
-    PageSize::ALL.iter().rev().find(|size| usable(size)).map_or(PageSize::Size4K.bytes(), |size| size.bytes())
+    PageSize::ALL
+        .iter()
+        .rev()
+        .find(|size| usable(size))
+        .map_or(PageSize::Size4K.bytes(), |size| size.bytes())
 }

@@ -18,7 +18,8 @@ impl Domain {
     ///
     /// # Safety
     /// Until [`unmap_static`](Self::unmap_static) has returned `Ok`, or the memory has been
-    /// [unregistered](Self::unregister_memory), the caller keeps it valid and creates no reference into it.
+    /// [unregistered](Self::unregister_memory), the caller keeps it valid and creates no reference
+    /// into it.
     pub unsafe fn map_static(
         &self,
         memory: DmaMemory,
@@ -34,8 +35,9 @@ impl Domain {
     ///
     /// # Errors
     /// A device may reach the memory for good: the caller must never reuse it (and counts it with
-    /// [`count_quarantined`](Self::count_quarantined)). Its addresses are not reused. [`BackendError::OtherDomain`] if the
-    /// mapping belongs to another domain, where the memory stays mapped for good.
+    /// [`count_quarantined`](Self::count_quarantined)). Its addresses are not reused.
+    /// [`BackendError::OtherDomain`] if the mapping belongs to another domain, where the memory
+    /// stays mapped for good.
     pub fn unmap_static(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         let iova = mapping.iova();
         if !mapping.is_in(&self.iovas) {
@@ -48,11 +50,12 @@ impl Domain {
         Ok(())
     }
 
-    /// Reserves `len` bytes of the address space, aligned to `align` bytes, for [`map_at`](Self::map_at).
+    /// Reserves `len` bytes of the address space, aligned to `align` bytes, for
+    /// [`map_at`](Self::map_at).
     ///
     /// # Errors
-    /// [`BackendError::Iova`] if there is no such range, [`BackendError::NoTranslation`] if the backend does not
-    /// [translate](super::Backend::translates).
+    /// [`BackendError::Iova`] if there is no such range, [`BackendError::NoTranslation`] if the
+    /// backend does not [translate](super::Backend::translates).
     pub fn reserve_iova(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
         Ok(Reservation::new(&self.iovas, self.alloc_iova(len, align, None)?))
     }
@@ -68,9 +71,10 @@ impl Domain {
     /// Maps memory at a part of a reserved range.
     ///
     /// # Errors
-    /// [`BackendError`], also if something is mapped there. [`BackendError::NotReserved`] if `iova` is not part of
-    /// `reservation`, or that belongs to another domain. If a device [may reach](BackendError::stays_reachable) the memory
-    /// in spite of the error, `reservation` is never released.
+    /// [`BackendError`], also if something is mapped there. [`BackendError::NotReserved`] if `iova`
+    /// is not part of `reservation`, or that belongs to another domain. If a device
+    /// [may reach](BackendError::stays_reachable) the memory in spite of the error, `reservation`
+    /// is never released.
     ///
     /// # Safety
     /// As for [`map_static`](Self::map_static).
@@ -93,7 +97,8 @@ impl Domain {
         Ok(reservation.mapping(iova))
     }
 
-    /// Returns where `memory` is mapped for its lifetime, if this domain has it mapped at `start`. O(log statics).
+    /// Returns where `memory` is mapped for its lifetime, if this domain has it mapped at `start`.
+    /// O(log statics).
     pub fn static_at(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
         self.statics.find(start, memory, access)
     }

@@ -62,9 +62,11 @@ impl Statics {
         self.all.lock().len()
     }
 
-    /// Returns where `memory` is mapped for `access`, if that is at `start`. O(log mappings), with a lock.
+    /// Returns where `memory` is mapped for `access`, if that is at `start`. O(log mappings), with
+    /// a lock.
     pub(super) fn find(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
-        let (_, nearest) = self.all.lock().range(..=start).next_back().map(|(at, found)| (*at, *found))?;
+        let (_, nearest) =
+            self.all.lock().range(..=start).next_back().map(|(at, found)| (*at, *found))?;
         nearest.find(start, memory, access)
     }
 
@@ -84,7 +86,8 @@ impl Statics {
         {
             return Some(iova);
         }
-        let (_, nearest) = self.all.lock().range(..=start).next_back().map(|(at, found)| (*at, *found))?;
+        let (_, nearest) =
+            self.all.lock().range(..=start).next_back().map(|(at, found)| (*at, *found))?;
         let iova = nearest.find(start, memory, access)?;
         *hit = Some(Hit { found: nearest, generation });
         Some(iova)

@@ -1,4 +1,5 @@
-//! A backend that owns its table: a [`Table`](crate::table::Table) and an [`Invalidator`](crate::invalidate::Invalidator).
+//! A backend that owns its table: a [`Table`](crate::table::Table) and an
+//! [`Invalidator`](crate::invalidate::Invalidator).
 
 mod backend;
 #[cfg(all(test, loom))]

@@ -44,7 +44,10 @@ fn a_buffer_is_returned_when_its_ticket_has_completed_and_not_before() {
     set(&mock.obliging);
     drop(other.unmap().unwrap());
     let stats = domain.stats();
-    assert_eq!((stats.maps, stats.revokes, stats.unmaps, stats.live, stats.quarantined), (2, 2, 2, 0, 0));
+    assert_eq!(
+        (stats.maps, stats.revokes, stats.unmaps, stats.live, stats.quarantined),
+        (2, 2, 2, 0, 0)
+    );
 }
 
 #[test]
@@ -93,12 +96,19 @@ fn what_is_dropped_past_its_deadline_is_held_until_its_flush_completes() {
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.deferred_bytes, stats.quarantined), (3, 4 * 4096, 0));
     let other = domain.map(Buf::new(1, &drops), Bidirectional).unwrap();
-    assert!(held.iter().all(|held| !held.overlaps(&other.iova())), "the addresses are held as well");
+    assert!(
+        held.iter().all(|held| !held.overlaps(&other.iova())),
+        "the addresses are held as well"
+    );
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     complete(&mock, Ticket(1));
     set(&mock.obliging); // `other` is last: its flush has completed when the others have
     let revoked = other.revoke();
-    assert_eq!(drops.load(Ordering::SeqCst), 1, "a revocation checks whether the first has completed");
+    assert_eq!(
+        drops.load(Ordering::SeqCst),
+        1,
+        "a revocation checks whether the first has completed"
+    );
     drop(revoked.wait().unwrap());
     assert_eq!(domain.release_late(), 0);
     let stats = domain.stats();
@@ -153,7 +163,10 @@ fn what_cannot_be_revoked_is_never_released() {
     let revoked = mapped.revoke();
     assert_eq!(revoked.ticket(), Ticket::NEVER);
     let revoked = revoked.poll().expect_err("never");
-    assert!(matches!(revoked.wait(), Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked })));
+    assert!(matches!(
+        revoked.wait(),
+        Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked })
+    ));
     assert_eq!((drops.load(Ordering::SeqCst), domain.stats().quarantined), (0, 1));
 }
 
@@ -175,7 +188,8 @@ fn a_refused_map_gives_the_payload_back_and_changes_nothing() {
 #[test]
 fn many_are_revoked_with_one_flush() {
     let (mock, domain, drops) = domain();
-    let mapped: Vec<_> = (0..100).map(|_| domain.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
+    let mapped: Vec<_> =
+        (0..100).map(|_| domain.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
     let mut revoked = Vec::with_capacity(100);
     domain.revoke_all(mapped, &mut revoked);
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 1);
@@ -256,7 +270,8 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     assert_eq!(domain.iovas.stats(), empty);
 }
 
-/// Ranges are unmapped and released by what owns them: not by number, not twice, and not through another domain.
+/// Ranges are unmapped and released by what owns them: not by number, not twice, and not through
+/// another domain.
 #[test]
 fn a_range_of_another_domain_is_refused() {
     let (mock, domain, drops) = domain();

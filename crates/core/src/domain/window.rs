@@ -1,4 +1,5 @@
-//! A window: 2 MiB of I/O virtual addresses that one owner allocates from, and what the owner shares with other threads.
+//! A window: 2 MiB of I/O virtual addresses that one owner allocates from, and what the owner
+//! shares with other threads.
 
 use super::counts::{Counts, Writers};
 use super::granules::{FreeRuns, GRANULES, Granules, WORDS, words};
@@ -29,7 +30,8 @@ pub(super) struct OwnerShared {
     pub(super) returned: CachePadded<AtomicU64>,
     /// Requests that the owner has made and not handed over.
     ring: CachePadded<RequestRing>,
-    /// The owner's windows in which nothing is live. Others close them where addresses or table pages have run out.
+    /// The owner's windows in which nothing is live. Others close them where addresses or table
+    /// pages have run out.
     pub(super) idle: SpinLock<Vec<SlotBox>>,
 }
 
@@ -59,8 +61,9 @@ impl OwnerShared {
 
 /// What the owner of a window shares with those that return addresses to it.
 ///
-/// Each mapping in a window has one share of it, and the owner a stock. The last share closes the window: while a mapping
-/// lives its addresses stay allocated, whether its owner still exists or not.
+/// Each mapping in a window has one share of it, and the owner a stock. The last share closes the
+/// window: while a mapping lives its addresses stay allocated, whether its owner still exists or
+/// not.
 #[derive(Debug)]
 pub(super) struct Window {
     range: IovaRange,
@@ -74,7 +77,12 @@ pub(super) struct Window {
 impl Window {
     /// `range` is one window, aligned.
     pub(super) fn new(range: IovaRange, pin: Option<PinnedLeaf>, owner: Arc<OwnerShared>) -> Self {
-        Self { range, pin, owner, returned: CachePadded(core::array::from_fn(|_| AtomicU64::new(0))) }
+        Self {
+            range,
+            pin,
+            owner,
+            returned: CachePadded(core::array::from_fn(|_| AtomicU64::new(0))),
+        }
     }
 
     #[inline(always)]
@@ -99,7 +107,8 @@ impl Window {
         self.range.part(bytes(granules.start), bytes(granules.end.checked_sub(granules.start)?))
     }
 
-    /// Returns the number of the granule at `iova`, or how many there are if it is behind the window.
+    /// Returns the number of the granule at `iova`, or how many there are if it is behind the
+    /// window.
     pub(super) fn granule(&self, iova: Iova) -> u32 {
         let offset = iova.checked_offset_from(self.range.start()).unwrap_or(0);
         u32::try_from(offset / IovaSpace::GRANULE).map_or(GRANULES, |granule| granule.min(GRANULES))
@@ -135,8 +144,8 @@ impl Window {
     }
 }
 
-/// A mapping's share of the window that its addresses are in. Dropping it leaves the window open for good, and with it the
-/// addresses in use: it is taken by what returns them.
+/// A mapping's share of the window that its addresses are in. Dropping it leaves the window open
+/// for good, and with it the addresses in use: it is taken by what returns them.
 #[derive(Debug)]
 pub(super) struct WindowShare {
     window: ManuallyDrop<Shared<Window>>,
@@ -176,7 +185,8 @@ pub(super) struct Slot {
     pub(super) stock: Stock<Window>,
     /// What is not free is live, or part of the current run.
     pub(super) granules: FreeRuns,
-    /// How many are live: handed out and neither returned here nor collected. All of the current run count as live.
+    /// How many are live: handed out and neither returned here nor collected. All of the current
+    /// run count as live.
     pub(super) live: u32,
 }
 
@@ -184,7 +194,8 @@ pub(super) struct Slot {
 pub(super) type SlotBox = Box<Slot>;
 
 impl Slot {
-    /// Returns the window of a slot that is given up, unless a mapping still has a share of it, which closes it then.
+    /// Returns the window of a slot that is given up, unless a mapping still has a share of it,
+    /// which closes it then.
     pub(super) fn into_window(self) -> Option<Window> {
         self.stock.into_inner()
     }

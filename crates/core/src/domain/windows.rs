@@ -1,12 +1,14 @@
 //! An owner's windows: where its addresses come from.
 //!
-//! Addresses are handed out in order, so a burst of mappings is contiguous: it shares a table page and a flush. Those of a
-//! window that is used up are handed out again when all of them have returned; parts of one only when the owner holds more
-//! than [`LIVE_FACTOR`] times what is live and [`SPARE`] windows.
+//! Addresses are handed out in order, so a burst of mappings is contiguous: it shares a table page
+//! and a flush. Those of a window that is used up are handed out again when all of them have
+//! returned; parts of one only when the owner holds more than [`LIVE_FACTOR`] times what is live
+//! and [`SPARE`] windows.
 //!
-//! Windows in which nothing is live are kept where the domain can take them back ([`OwnerShared::idle`]): another owner that finds
-//! no addresses, or no table page, has those of all owners closed. Not so the window of the current run, and what others have
-//! returned and the owner has not collected.
+//! Windows in which nothing is live are kept where the domain can take them back
+//! ([`OwnerShared::idle`]): another owner that finds no addresses, or no table page, has those of
+//! all owners closed. Not so the window of the current run, and what others have returned and the
+//! owner has not collected.
 
 use super::granules::{FreeRuns, GRANULES};
 use super::space::Domain;
@@ -21,14 +23,15 @@ use alloc::vec::Vec;
 
 /// The longest range that comes from a window: half of one.
 pub(super) const MAX_BYTES: u64 = super::window::WINDOW_BYTES / 2;
-/// An owner holds at most this multiple of the addresses that are live in its windows, and [`SPARE`] windows.
+/// An owner holds at most this multiple of the addresses that are live in its windows, and
+/// [`SPARE`] windows.
 const LIVE_FACTOR: u64 = 2;
 /// How many windows an owner may hold besides: 128 MiB of addresses.
 const SPARE: u64 = 64;
 /// How many windows are searched for a run that is long enough, before the address space is asked.
 const SEARCHED: usize = 32;
-/// What others have returned is collected as soon as it is this fraction of what is held: that repays the visit to each
-/// window.
+/// What others have returned is collected as soon as it is this fraction of what is held: that
+/// repays the visit to each window.
 const COLLECT_FRACTION: u64 = 16;
 
 /// The free granules that are handed out next, in order.
@@ -36,8 +39,9 @@ struct Run {
     slot: u32,
     next: Iova,
     end: Iova,
-    /// A share of the window for each of them, so that handing one out needs neither the slot nor the window, which another
-    /// owner's work may have driven out of the cache. `None` if there is no window.
+    /// A share of the window for each of them, so that handing one out needs neither the slot nor
+    /// the window, which another owner's work may have driven out of the cache. `None` if there is
+    /// no window.
     stock: Option<Stock<Window>>,
 }
 
@@ -85,10 +89,15 @@ impl Windows {
         }
     }
 
-    /// Allocates `bytes`, whole granules and at most [`MAX_BYTES`], behind what was allocated last if they fit there. `None`
-    /// if no window has room and the domain has none left. O(1), and a look at every window once in as many allocations.
+    /// Allocates `bytes`, whole granules and at most [`MAX_BYTES`], behind what was allocated last
+    /// if they fit there. `None` if no window has room and the domain has none left. O(1), and a
+    /// look at every window once in as many allocations.
     #[inline(always)]
-    pub(super) fn alloc(&mut self, domain: &Domain, bytes: u64) -> Option<(IovaRange, WindowShare)> {
+    pub(super) fn alloc(
+        &mut self,
+        domain: &Domain,
+        bytes: u64,
+    ) -> Option<(IovaRange, WindowShare)> {
         if !bytes.is_multiple_of(IovaSpace::GRANULE)
             || (self.run.bytes() < bytes && !self.refill(domain, bytes))
         {
@@ -101,8 +110,8 @@ impl Windows {
         Some((range, WindowShare::new(stock.issue(), self.run.slot)))
     }
 
-    /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous: in a window or, if none has room
-    /// and no more may be held, in the address space.
+    /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous: in a
+    /// window or, if none has room and no more may be held, in the address space.
     pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
         self.end_batch(domain);
         let fits = bytes <= MAX_BYTES && bytes.is_multiple_of(IovaSpace::GRANULE);
@@ -155,7 +164,8 @@ impl Windows {
         Ok(())
     }
 
-    /// Gives up all windows, to be closed by the domain: each with the last of its mappings. Calls no backend.
+    /// Gives up all windows, to be closed by the domain: each with the last of its mappings. Calls
+    /// no backend.
     pub(super) fn abandon(&mut self, domain: &Domain) {
         self.end_batch(domain);
         let _ = self.give_up_run();
@@ -165,11 +175,13 @@ impl Windows {
         (self.held, self.live) = (0, 0);
     }
 
-    /// Closes the windows in which nothing is live, and so gives up their table pages. Returns whether there was one.
+    /// Closes the windows in which nothing is live, and so gives up their table pages. Returns
+    /// whether there was one.
     #[cold]
     pub(super) fn close_idle(&mut self, domain: &Domain) -> bool {
         self.collect(domain);
-        // The current run's too, but not one that goes on behind what was allocated there: a batch is contiguous.
+        // The current run's too, but not one that goes on behind what was allocated there: a batch
+        // is contiguous.
         let rest = self.run.bytes() / IovaSpace::GRANULE;
         let slot = self.slots.get(self.run.slot as usize).and_then(Option::as_deref);
         if slot.is_some_and(|slot| u64::from(slot.live) == rest) {
@@ -179,7 +191,8 @@ impl Windows {
         domain.close_abandoned()
     }
 
-    /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on elsewhere.
+    /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on
+    /// elsewhere.
     #[cold]
     fn refill(&mut self, domain: &Domain, bytes: u64) -> bool {
         if self.batch.is_some() {
@@ -213,10 +226,12 @@ impl Windows {
         self.held * u64::from(GRANULES)
     }
 
-    /// Returns how many granules others have returned since they were collected last: none that is not live.
+    /// Returns how many granules others have returned since they were collected last: none that is
+    /// not live.
     fn uncollected(&self) -> u64 {
         // A granule may be collected before it is counted.
-        let more = self.owner.returned.load(Ordering::Acquire).wrapping_sub(self.collected).cast_signed();
+        let more =
+            self.owner.returned.load(Ordering::Acquire).wrapping_sub(self.collected).cast_signed();
         u64::try_from(more).unwrap_or(0)
     }
 
@@ -229,7 +244,8 @@ impl Windows {
         self.held_granules() > LIVE_FACTOR * live + SPARE * u64::from(GRANULES)
     }
 
-    /// Begins the run of at least `count` free granules at or behind `from` in window `number`, if there is one.
+    /// Begins the run of at least `count` free granules at or behind `from` in window `number`, if
+    /// there is one.
     fn run_behind(&mut self, from: u32, number: u32, count: u32) -> bool {
         let Some(Some(slot)) = self.slots.get_mut(number as usize) else { return false };
         let Some(run) = slot.granules.take(from, count) else { return false };
@@ -237,13 +253,15 @@ impl Windows {
         let granules = run.end - run.start;
         slot.live += granules;
         self.live += u64::from(granules);
-        // One for each granule, and one that stays: the last that is handed out takes no more from the window's count.
+        // One for each granule, and one that stays: the last that is handed out takes no more from
+        // the window's count.
         let stock = Some(slot.stock.split(granules + 1));
         self.run = Run { slot: number, next: iova.start(), end: iova.end(), stock };
         true
     }
 
-    /// Gives up the rest of the current run for the next one of its window, or gives up the run if that has none.
+    /// Gives up the rest of the current run for the next one of its window, or gives up the run if
+    /// that has none.
     fn next_run(&mut self, count: u32) -> bool {
         let Some((number, end, is_empty)) = self.give_up_run() else { return false };
         if self.run_behind(end, number, count) {
@@ -260,7 +278,8 @@ impl Windows {
         }
     }
 
-    /// Frees the rest of the current run, if there is one. Returns its window, its end, and whether nothing else is live there.
+    /// Frees the rest of the current run, if there is one. Returns its window, its end, and whether
+    /// nothing else is live there.
     fn give_up_run(&mut self) -> Option<(u32, u32, bool)> {
         let run = core::mem::replace(&mut self.run, NONE);
         let slot = self.slots.get_mut(run.slot as usize)?.as_deref_mut()?;

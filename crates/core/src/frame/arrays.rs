@@ -1,7 +1,8 @@
-//! Arrays of slots: filling the empty ones from parts of words, and emptying the full ones by parts.
+//! Arrays of slots: filling the empty ones from parts of words, and emptying the full ones by
+//! parts.
 //!
-//! Most arrays are filled and emptied as a whole, from whole words of the map. Their slots are written and compared by loops
-//! without branches, which the compiler turns into wide operations.
+//! Most arrays are filled and emptied as a whole, from whole words of the map. Their slots are
+//! written and compared by loops without branches, which the compiler turns into wide operations.
 
 use super::error::{AlreadyFree, FrameError};
 use super::map::Part;
@@ -23,7 +24,8 @@ pub(super) struct Filled {
     pub(super) left: Part,
 }
 
-/// Fills the empty slots from the parts that `next` claims; its argument is how many frames are still wanted.
+/// Fills the empty slots from the parts that `next` claims; its argument is how many frames are
+/// still wanted.
 #[inline(always)]
 pub(super) fn fill_from(slots: &mut [Option<Frame>], next: impl FnMut(u32) -> Part) -> Filled {
     let all_empty = slots.iter().fold(0, |bits, slot| bits | Frame::raw(*slot)) == 0;
@@ -77,7 +79,8 @@ fn fill_gaps(slots: &mut [Option<Frame>], mut next: impl FnMut(u32) -> Part) -> 
     Filled { asked, got, left: part }
 }
 
-/// Moves the first frames of a part that are neighbours into slots, which are empty. Returns how many.
+/// Moves the first frames of a part that are neighbours into slots, which are empty. Returns how
+/// many.
 #[inline(always)]
 fn fill_slots(part: &mut Part, slots: &mut [Option<Frame>]) -> usize {
     let shift = part.mask.trailing_zeros();
@@ -96,8 +99,8 @@ fn write_run(slots: &mut [Option<Frame>], first: Frame) {
     }
 }
 
-/// Empties the full slots by parts of one word each, which `give` frees; it is told how many frames each has. Returns how
-/// many slots those were.
+/// Empties the full slots by parts of one word each, which `give` frees; it is told how many frames
+/// each has. Returns how many slots those were.
 #[inline(always)]
 pub(super) fn empty_into(
     bounds: Bounds,
@@ -166,7 +169,11 @@ impl Leading {
             _ => is_run(slots.get(..run)?, first),
         };
         let mask = (!0 >> (64 - frames)) << shift;
-        in_order.then_some(Self { part: Part { word: first.index() / 64, mask }, slots: run, frames })
+        in_order.then_some(Self {
+            part: Part { word: first.index() / 64, mask },
+            slots: run,
+            frames,
+        })
     }
 
     /// Returns the frames of one word, in whatever order they are, up to one that is there twice.
@@ -179,7 +186,10 @@ impl Leading {
             if part.mask == 0 {
                 bounds.check(frame, 1)?;
                 part = one;
-            } else if one.word != part.word || one.mask & part.mask != 0 || bounds.check(frame, 1).is_err() {
+            } else if one.word != part.word
+                || one.mask & part.mask != 0
+                || bounds.check(frame, 1).is_err()
+            {
                 return Ok(Self { part, slots: index, frames });
             } else {
                 part.mask |= one.mask;
@@ -194,5 +204,9 @@ impl Leading {
 #[inline(always)]
 fn is_run(slots: &[Option<Frame>], first: Frame) -> bool {
     let expected = Frame::raw(Some(first))..;
-    slots.iter().zip(expected).fold(0, |wrong, (slot, expected)| wrong | (Frame::raw(*slot) ^ expected)) == 0
+    slots
+        .iter()
+        .zip(expected)
+        .fold(0, |wrong, (slot, expected)| wrong | (Frame::raw(*slot) ^ expected))
+        == 0
 }

@@ -12,9 +12,10 @@ use super::zone::Zone;
 use core::ops::Deref;
 
 impl Zone {
-    /// Fills the empty slots, never touches the full ones, and returns how many slots are full afterwards. Fewer than all is
-    /// normal: the zone has reached [`Watermarks::low`](super::Watermarks::low) or has no more free frames. O(slots), about
-    /// one compare-and-swap for 64 frames.
+    /// Fills the empty slots, never touches the full ones, and returns how many slots are full
+    /// afterwards. Fewer than all is normal: the zone has reached
+    /// [`Watermarks::low`](super::Watermarks::low) or has no more free frames. O(slots), about one
+    /// compare-and-swap for 64 frames.
     pub fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
     }
@@ -23,16 +24,18 @@ impl Zone {
     pub fn fill_by(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
         let mut allowance = self.allowance(urgency, 0);
-        let Filled { asked, got, .. } = fill_from(slots, |want| self.claim_allowed(want, &mut allowance));
+        let Filled { asked, got, .. } =
+            fill_from(slots, |want| self.claim_allowed(want, &mut allowance));
         self.count_bulk(asked, got, allowance);
         full - (asked - got)
     }
 
-    /// Fills all empty slots or none. Allocates memory if the frames come from more than 12 words of the map.
+    /// Fills all empty slots or none. Allocates memory if the frames come from more than 12 words
+    /// of the map.
     ///
     /// # Errors
-    /// [`FrameError::Short`] if fewer frames are free above [`Watermarks::low`](super::Watermarks::low): no slot has changed
-    /// and no frame is allocated.
+    /// [`FrameError::Short`] if fewer frames are free above
+    /// [`Watermarks::low`](super::Watermarks::low): no slot has changed and no frame is allocated.
     pub fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
         let mut allowance = self.allowance(Urgency::Normal, 0);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
@@ -43,8 +46,8 @@ impl Zone {
         result
     }
 
-    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames that are not taken from it
-    /// are freed on drop.
+    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames
+    /// that are not taken from it are freed on drop.
     pub fn take_list(&self, n: usize) -> FrameList<&Self> {
         let mut allowance = self.allowance(Urgency::Normal, 0);
         let parts = Parts::gather(n, |want| self.claim_allowed(want, &mut allowance));
@@ -60,12 +63,12 @@ impl Zone {
         self.fold(tally);
     }
 
-    /// Frees the frames of all full slots, empties the slots, and returns how many those were. Neighbouring slots with frames
-    /// of one word cost one compare-and-swap.
+    /// Frees the frames of all full slots, empties the slots, and returns how many those were.
+    /// Neighbouring slots with frames of one word cost one compare-and-swap.
     ///
     /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and all after it are
-    /// unchanged; those before it are freed and empty.
+    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and
+    /// all after it are unchanged; those before it are freed and empty.
     pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         let (freed, result) = empty_into(self.bounds(), slots, |part, _| {
             self.refuse_kept(part)?;
@@ -78,8 +81,13 @@ impl Zone {
     }
 }
 
-/// Fills all empty slots, of which there are `asked`, or none, from frames of which there are `asked` at most.
-fn fill_all_from(slots: &mut [Option<Frame>], asked: usize, parts: &mut Parts) -> Result<(), FrameError> {
+/// Fills all empty slots, of which there are `asked`, or none, from frames of which there are
+/// `asked` at most.
+fn fill_all_from(
+    slots: &mut [Option<Frame>],
+    asked: usize,
+    parts: &mut Parts,
+) -> Result<(), FrameError> {
     if parts.len() < asked {
         return Err(FrameError::Short { asked, missing: asked - parts.len() });
     }
@@ -147,13 +155,15 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// # Errors
     /// As for [`Zone::free_bulk`].
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.zone.bounds(), slots, |part, frames| self.cache(part, frames));
+        let (freed, result) =
+            empty_into(self.zone.bounds(), slots, |part, frames| self.cache(part, frames));
         self.count_frees(freed as u64);
         result.map(|()| freed)
     }
 }
 
-/// The frames of an owner's bulk call: from the magazine, then from the zone as far as the watermarks allow.
+/// The frames of an owner's bulk call: from the magazine, then from the zone as far as the
+/// watermarks allow.
 struct Supply {
     urgency: Urgency,
     /// Computed when the magazine is empty; most calls need none.

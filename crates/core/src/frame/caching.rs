@@ -34,7 +34,9 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// As `cache`, for what is left.
     #[inline(never)]
     fn cache_rest(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
-        let Some(held) = self.magazine.held_of(part.word) else { return self.cache_new(part, frames) };
+        let Some(held) = self.magazine.held_of(part.word) else {
+            return self.cache_new(part, frames);
+        };
         if self.is_free(part, held) {
             return Err(self.already_free(part, held));
         }
@@ -42,8 +44,9 @@ impl<H: Deref<Target = Zone>> Local<H> {
         Ok(())
     }
 
-    /// Whether one of these frames is free: in the map, among those `held` of its word in the magazine, or in a run that an owner
-    /// keeps. No frame of a kept run is in a magazine, so only an empty word has to be looked for there.
+    /// Whether one of these frames is free: in the map, among those `held` of its word in the
+    /// magazine, or in a run that an owner keeps. No frame of a kept run is in a magazine, so only
+    /// an empty word has to be looked for there.
     #[inline(always)]
     fn is_free(&self, part: Part, held: u64) -> bool {
         self.zone.map.free_of(part) | (held & part.mask) != 0

@@ -4,9 +4,10 @@ use crate::sync::{AtomicU64, CachePadded, Ordering};
 
 /// A zone's counters, in frames unless stated otherwise.
 ///
-/// An owner's [`Local`](super::Local) counts by itself and adds its counts now and then, at the latest when it is dropped:
-/// while it lives, `in_use`, `held` and `high_water` may be off by about 1/256 of the zone (at most 4608 frames) for each
-/// `Local`, and by what bulk calls have since taken from its magazine.
+/// An owner's [`Local`](super::Local) counts by itself and adds its counts now and then, at the
+/// latest when it is dropped: while it lives, `in_use`, `held` and `high_water` may be off by about
+/// 1/256 of the zone (at most 4608 frames) for each `Local`, and by what bulk calls have since
+/// taken from its magazine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FrameStats {
@@ -26,11 +27,14 @@ pub struct FrameStats {
     pub bulk_asked: u64,
     /// Frames that bulk calls returned; those that a failed `fill_all` released do not count.
     pub bulk_filled: u64,
-    /// Bulk calls that returned fewer frames than requested, because of a watermark or of no free frames.
+    /// Bulk calls that returned fewer frames than requested, because of a watermark or of no free
+    /// frames.
     pub bulk_partial: u64,
-    /// Bulk calls that reached a watermark and tried one ordinary frame: see [`Watermarks`](super::Watermarks).
+    /// Bulk calls that reached a watermark and tried one ordinary frame: see
+    /// [`Watermarks`](super::Watermarks).
     pub fell_back: u64,
-    /// Claims (of at most 64 frames, or one run) that only succeeded in a region reserved by another owner.
+    /// Claims (of at most 64 frames, or one run) that only succeeded in a region reserved by
+    /// another owner.
     pub stolen: u64,
     /// Calls (not frames) that returned nothing.
     pub exhausted: u64,
@@ -146,12 +150,14 @@ impl Counters {
         self.allocs().saturating_sub(frees)
     }
 
-    /// Frames in magazines. When owners free what others allocated, the sum may temporarily be below 0.
+    /// Frames in magazines. When owners free what others allocated, the sum may temporarily be
+    /// below 0.
     pub(super) fn held(&self) -> u64 {
         u64::try_from(self.held.load(Ordering::Relaxed).cast_signed()).unwrap_or(0)
     }
 
-    /// Adds an owner's counts; its frees first, or all that it ever allocated would seem to be in use at once.
+    /// Adds an owner's counts; its frees first, or all that it ever allocated would seem to be in
+    /// use at once.
     pub(super) fn fold(&self, tally: Tally) {
         for (counter, n) in [
             (&*self.frees, tally.frees),
@@ -199,10 +205,19 @@ impl Counters {
 impl core::fmt::Display for FrameStats {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let Self { frames, allocs, frees, in_use, held, high_water, .. } = self;
-        writeln!(f, "frames {frames}, in use {in_use} (at most {high_water}), in magazines {held}")?;
+        writeln!(
+            f,
+            "frames {frames}, in use {in_use} (at most {high_water}), in magazines {held}"
+        )?;
         writeln!(f, "allocated {allocs}, freed {frees}")?;
         let Self { bulk_asked, bulk_filled, bulk_partial, fell_back, stolen, exhausted, .. } = self;
-        writeln!(f, "bulk: requested {bulk_asked}, got {bulk_filled}, partial calls {bulk_partial}")?;
-        write!(f, "at a watermark {fell_back}, from reserved regions {stolen}, failed calls {exhausted}")
+        writeln!(
+            f,
+            "bulk: requested {bulk_asked}, got {bulk_filled}, partial calls {bulk_partial}"
+        )?;
+        write!(
+            f,
+            "at a watermark {fell_back}, from reserved regions {stolen}, failed calls {exhausted}"
+        )
     }
 }

@@ -2,7 +2,8 @@
 
 use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
 
-/// The frame of a free that is already free. Small enough to be returned in a register, as [`FrameError`] is not.
+/// The frame of a free that is already free. Small enough to be returned in a register, as
+/// [`FrameError`] is not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AlreadyFree(pub(super) Frame);
 
@@ -26,7 +27,9 @@ pub enum FrameError {
         frames: u32,
     },
     /// The zone has no free run of this length.
-    #[error("no free run of {run_frames} frames, aligned to {align_frames}, in a zone of {frames} frames")]
+    #[error(
+        "no free run of {run_frames} frames, aligned to {align_frames}, in a zone of {frames} frames"
+    )]
     NoRun {
         /// The requested length, in frames.
         run_frames: u32,
@@ -79,8 +82,8 @@ pub enum FrameError {
         /// The order.
         order: Order,
     },
-    /// The frame is free: it was freed twice, or with another order than it was allocated with. One in the magazine of another
-    /// [`Local`](super::Local) is not found to be free.
+    /// The frame is free: it was freed twice, or with another order than it was allocated with. One
+    /// in the magazine of another [`Local`](super::Local) is not found to be free.
     #[error("{frame} is free: it was freed twice, or with the wrong order")]
     DoubleFree {
         /// The first frame of the run that is free.

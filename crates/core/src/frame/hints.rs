@@ -5,9 +5,10 @@ use alloc::boxed::Box;
 
 /// A set of regions that may have free frames; the map decides.
 ///
-/// The invariant: *a region with a free frame is in one of the zone's sets, or in the slot of the owner that has reserved
-/// it*. A free changes the map and then reads the sets; a removal changes the set and then reads the map. All four are
-/// sequentially consistent, so one of the two sees the other.
+/// The invariant: *a region with a free frame is in one of the zone's sets, or in the slot of the
+/// owner that has reserved it*. A free changes the map and then reads the sets; a removal changes
+/// the set and then reads the map. All four are sequentially consistent, so one of the two sees the
+/// other.
 #[derive(Debug)]
 pub(super) struct Hints {
     /// A bit per region.
@@ -52,7 +53,8 @@ impl Hints {
         }
     }
 
-    /// Removes a region. Returns true for exactly one of several concurrent callers, if the region was in the set.
+    /// Removes a region. Returns true for exactly one of several concurrent callers, if the region
+    /// was in the set.
     pub(super) fn take(&self, region: u32) -> bool {
         if !self.has(region) {
             return false;
@@ -64,7 +66,8 @@ impl Hints {
         old & bit != 0
     }
 
-    /// Clears the bit above a word that is 0. Done by later searches, so that a set of one region does not pay for it each time.
+    /// Clears the bit above a word that is 0. Done by later searches, so that a set of one region
+    /// does not pay for it each time.
     fn clear_above(&self, word: u32) {
         self.above[(word / 64) as usize].fetch_and(!(1 << (word % 64)), Ordering::SeqCst);
         total_order();
@@ -111,7 +114,8 @@ fn first_set(len: u32, set: u32) -> Box<[AtomicU64]> {
 
 /// Marks where the total order of sequentially consistent operations is needed.
 ///
-/// Loom treats them as acquire and release and would report impossible executions; a fence prevents that.
+/// Loom treats them as acquire and release and would report impossible executions; a fence prevents
+/// that.
 #[inline(always)]
 pub(super) fn total_order() {
     #[cfg(loom)]

@@ -7,9 +7,11 @@ use super::zone::Zone;
 /// The most regions that an owner keeps.
 const MOST: u32 = 4;
 
-/// Regions that an owner has freed as a whole and may allocate again without touching the map, where their bits stay set.
+/// Regions that an owner has freed as a whole and may allocate again without touching the map,
+/// where their bits stay set.
 ///
-/// No way of the magazine is one of their words, so a free of one of their frames takes the slow path, which looks here.
+/// No way of the magazine is one of their words, so a free of one of their frames takes the slow
+/// path, which looks here.
 #[derive(Debug)]
 pub(super) struct Kept {
     regions: [u32; MOST as usize],

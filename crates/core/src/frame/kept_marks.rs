@@ -9,13 +9,15 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Which regions of a zone are kept by any owner, so that whoever frees one again is refused.
 ///
-/// A mark is written by the owner that keeps the region, and read by whoever frees a frame of it. A rightful free happens after
-/// the alloc that removed the mark, so it never finds one; a wrong one that runs beside the keeping may not find it.
+/// A mark is written by the owner that keeps the region, and read by whoever frees a frame of it. A
+/// rightful free happens after the alloc that removed the mark, so it never finds one; a wrong one
+/// that runs beside the keeping may not find it.
 #[derive(Debug)]
 pub(super) struct Marks(Box<[AtomicBool]>);
 
 impl Marks {
-    /// Creates marks of which none is set, without touching their memory where the system provides zeroed memory.
+    /// Creates marks of which none is set, without touching their memory where the system provides
+    /// zeroed memory.
     pub(super) fn new(regions: u32) -> Self {
         let marks = Box::<[AtomicBool]>::new_zeroed_slice(regions as usize);
         // SAFETY: all bytes are 0, as `new_zeroed_slice` promises, and that is an atomic `false`.

@@ -5,7 +5,8 @@ use super::map::{MAX_INNER, Part, max_order_of};
 use crate::sync::{AtomicBool, AtomicU8, Ordering};
 use alloc::boxed::Box;
 
-/// The largest order that a limit distinguishes: half a region. Wholly free ones are found by their hints.
+/// The largest order that a limit distinguishes: half a region. Wholly free ones are found by their
+/// hints.
 const TOP: u8 = 8;
 /// The bits of a limit.
 const LIMIT: u8 = 0x0f;
@@ -17,22 +18,26 @@ const LOWERING: u8 = 0x80;
 pub(super) const FAN_OUT: u32 = 64;
 /// How many groups before the last one may not be full yet: owners reserve up to 256 regions.
 const GROUPS_BEFORE: u32 = 256 / FAN_OUT;
-/// Zones with at most so many regions (1 GiB) lower no limit before they are used: a look at all of them takes 16 us.
+/// Zones with at most so many regions (1 GiB) lower no limit before they are used: a look at all of
+/// them takes 16 us.
 const MAX_UNUSED: u32 = 512;
 /// Regions, groups of 64, and groups of 4,096: at most 128 of these in a zone.
 const LEVELS: usize = 3;
 
-/// For each region, and for groups of them, an upper bound on the order of the runs that are free in it.
+/// For each region, and for groups of them, an upper bound on the order of the runs that are free
+/// in it.
 ///
-/// The invariant: *a limit is never below what is free*, so a search that skips by limits misses nothing. A free changes
-/// the map, reads the region's limit, and raises it where that is too low, then those above. Who lowers a limit marks it,
-/// reads the map (or the level below), and replaces the mark by what it has found; a free that sees the mark removes it,
-/// so the limit stays. All of these are sequentially consistent: either the free sees the mark, or the map was read
-/// after it. One thread at a time lowers; others do without.
+/// The invariant: *a limit is never below what is free*, so a search that skips by limits misses
+/// nothing. A free changes the map, reads the region's limit, and raises it where that is too low,
+/// then those above. Who lowers a limit marks it, reads the map (or the level below), and replaces
+/// the mark by what it has found; a free that sees the mark removes it, so the limit stays. All of
+/// these are sequentially consistent: either the free sees the mark, or the map was read after it.
+/// One thread at a time lowers; others do without.
 ///
-/// Single frames do not need them, and pay five read-modify-writes for each region that is filled and freed. So a small zone
-/// lowers them only once a run has been asked for: its first search takes a look at every region. In a larger one that would
-/// take too long (some 16 ms for 1 TiB), so it lowers them from the start.
+/// Single frames do not need them, and pay five read-modify-writes for each region that is filled
+/// and freed. So a small zone lowers them only once a run has been asked for: its first search
+/// takes a look at every region. In a larger one that would take too long (some 16 ms for 1 TiB),
+/// so it lowers them from the start.
 #[derive(Debug)]
 pub(super) struct Limits {
     levels: [Box<[AtomicU8]>; LEVELS],
@@ -71,20 +76,23 @@ impl Limits {
         self.levels.get(level)?.get(index as usize)
     }
 
-    /// Lowers the limit of a region whose frames all belong to the caller now: until it frees one, nothing is free there.
+    /// Lowers the limit of a region whose frames all belong to the caller now: until it frees one,
+    /// nothing is free there.
     pub(super) fn note_claimed(&self, region: u32) {
         if self.is_used()
             && let Some(byte) = self.byte(0, region)
         {
-            // A limit that is being raised or lowered becomes no lower than it should: those who do it look again. A free
-            // of these frames happens after this store, so it needs no place in the order of the others.
+            // A limit that is being raised or lowered becomes no lower than it should: those who do
+            // it look again. A free of these frames happens after this store, so it needs no place
+            // in the order of the others.
             byte.store(0, Ordering::Release);
             self.note_last_of_group(region);
         }
     }
 
-    /// Lowers the limits of the groups that `region` is in, if it is the last of one, and of those before: regions mostly fill in
-    /// order, so by then all of these have, also if several owners fill them side by side.
+    /// Lowers the limits of the groups that `region` is in, if it is the last of one, and of those
+    /// before: regions mostly fill in order, so by then all of these have, also if several owners
+    /// fill them side by side.
     fn note_last_of_group(&self, region: u32) {
         if region % FAN_OUT != FAN_OUT - 1 {
             return;
@@ -105,11 +113,12 @@ impl Limits {
         self.note_last_of_group(region);
     }
 
-    /// Returns whether the limits may be below what the free of `freed` has made free: `free` are the free frames of its word
-    /// now.
+    /// Returns whether the limits may be below what the free of `freed` has made free: `free` are
+    /// the free frames of its word now.
     #[inline(always)]
     pub(super) fn is_too_low(&self, freed: Part, free: u64) -> bool {
-        let Some(limit) = self.byte(0, freed.region()).map(|byte| byte.load(Ordering::SeqCst)) else {
+        let Some(limit) = self.byte(0, freed.region()).map(|byte| byte.load(Ordering::SeqCst))
+        else {
             return false;
         };
         // A mark is above every limit, and has no longer run.
@@ -130,7 +139,8 @@ impl Limits {
         while old & LIMIT < order || old & (PENDING | LOWERING) != 0 {
             let new = (old & LIMIT).max(order) | PENDING;
             if new != old
-                && let Err(now) = byte.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+                && let Err(now) =
+                    byte.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
             {
                 old = now;
                 continue;
@@ -177,7 +187,8 @@ impl Limits {
 
     /// Returns the right to lower limits, unless another thread has it. Never waits.
     pub(super) fn lower(&self) -> Option<Lowering<'_>> {
-        let claimed = self.lowering.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
+        let claimed =
+            self.lowering.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
         claimed.ok().map(|_| Lowering(self))
     }
 }
@@ -227,8 +238,9 @@ impl Drop for Lowering<'_> {
     }
 }
 
-/// Whether one of the frames that were just freed in a word is part of an aligned run of an order above `limit`. May be wrongly
-/// true where several were freed; true if `limit` is marked. Runs that do not contain a freed frame were noted before.
+/// Whether one of the frames that were just freed in a word is part of an aligned run of an order
+/// above `limit`. May be wrongly true where several were freed; true if `limit` is marked. Runs
+/// that do not contain a freed frame were noted before.
 #[inline(always)]
 fn has_longer_run(freed: u64, free: u64, limit: u8) -> bool {
     match LONGER.get(usize::from(limit)) {
@@ -240,8 +252,8 @@ fn has_longer_run(freed: u64, free: u64, limit: u8) -> bool {
     }
 }
 
-/// For each limit below that of a word, the bits of an aligned run of the order above it, and those of the number of its first
-/// bit that may be set.
+/// For each limit below that of a word, the bits of an aligned run of the order above it, and those
+/// of the number of its first bit that may be set.
 const LONGER: [(u64, u32); MAX_INNER as usize] =
     [(0x3, !1), (0xf, !3), (0xff, !7), (0xffff, !15), (0xffff_ffff, !31), (!0, 0)];
 
@@ -253,7 +265,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against the longest run of the whole word, before and after the free: what is noted is what was added.
+        /// Against the longest run of the whole word, before and after the free: what is noted is
+        /// what was added.
         #[test]
         fn a_free_is_noted_where_it_makes_a_longer_run(sparse in any::<[u64; 3]>(), dense in any::<bool>(), bit in 0_u32..64) {
             let [a, b, c] = sparse;

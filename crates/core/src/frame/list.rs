@@ -6,7 +6,8 @@ use super::zone::Zone;
 use alloc::vec::Vec;
 use core::ops::Deref;
 
-/// How many words are stored inline; more need an allocation. Sufficient for 512 frames of a fresh zone.
+/// How many words are stored inline; more need an allocation. Sufficient for 512 frames of a fresh
+/// zone.
 const NEAR: usize = 12;
 
 /// Claimed frames, as parts of words; not counted in the statistics.

@@ -13,19 +13,23 @@ use core::ops::Deref;
 /// The most frees between two checks for pressure.
 const CHECK_EVERY: u32 = 256;
 
-/// One owner's handle to a zone: its magazine and the region that it has reserved. One per thread of control.
+/// One owner's handle to a zone: its magazine and the region that it has reserved. One per thread
+/// of control.
 ///
-/// The magazine holds frames as parts of words of the map, found by the word's number. So a freed frame is checked
-/// against the magazine at once, the frames of one word return to the map by one compare-and-swap, and alloc and free of
-/// one frame make no atomic read-modify-write. When the magazine is full, the highest words return first, since the zone
-/// allocates low ones first: free frames gather at the top and become whole regions. When it has so many words that even full it
-/// would have few frames of each, as after frees in random order, all return, and frees go directly to the zone until some are
-/// close together again or the owner claims frames. A freed run of 2 MiB is kept whole for the next alloc of one. All frames return on drop, and when
-/// the zone is [under pressure](Zone::under_pressure): an owner detects that within 256 frees, or when its allocs have
-/// used up the frames of one word, by one relaxed load each. An owner that makes no calls keeps its frames.
+/// The magazine holds frames as parts of words of the map, found by the word's number. So a freed
+/// frame is checked against the magazine at once, the frames of one word return to the map by one
+/// compare-and-swap, and alloc and free of one frame make no atomic read-modify-write. When the
+/// magazine is full, the highest words return first, since the zone allocates low ones first: free
+/// frames gather at the top and become whole regions. When it has so many words that even full it
+/// would have few frames of each, as after frees in random order, all return, and frees go directly
+/// to the zone until some are close together again or the owner claims frames. A freed run of 2 MiB
+/// is kept whole for the next alloc of one. All frames return on drop, and when the zone is
+/// [under pressure](Zone::under_pressure): an owner detects that within 256 frees, or when its
+/// allocs have used up the frames of one word, by one relaxed load each. An owner that makes no
+/// calls keeps its frames.
 ///
-/// `H` is how it refers to the zone: a borrow ([`Zone::local`]) or anything else that dereferences to it
-/// ([`Local::new`]), so that a program can keep it beside what owns the zone.
+/// `H` is how it refers to the zone: a borrow ([`Zone::local`]) or anything else that dereferences
+/// to it ([`Local::new`]), so that a program can keep it beside what owns the zone.
 #[derive(Debug)]
 pub struct Local<H: Deref<Target = Zone>> {
     pub(super) zone: H,
@@ -41,8 +45,8 @@ pub struct Local<H: Deref<Target = Zone>> {
     fold_at: u64,
     /// At how many frees the owner next checks for pressure.
     pub(super) check_at: u64,
-    /// At how many frees it next checks the magazine's fill. What the magazine has and the frees before that are together at
-    /// most the limit.
+    /// At how many frees it next checks the magazine's fill. What the magazine has and the frees
+    /// before that are together at most the limit.
     pub(super) trim_at: u64,
     /// Whether the fill has been checked, or never exceeds the limit.
     checked: bool,
@@ -54,27 +58,29 @@ pub struct Local<H: Deref<Target = Zone>> {
 }
 
 impl Zone {
-    /// Returns a new owner's handle, for one thread of control. O(owners), and it allocates its magazine: 16 bytes for each
-    /// 64 frames of the zone, at most 64 KiB.
+    /// Returns a new owner's handle, for one thread of control. O(owners), and it allocates its
+    /// magazine: 16 bytes for each 64 frames of the zone, at most 64 KiB.
     ///
-    /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128 MiB); less in zones of up to
-    /// 16 MiB. Besides, the owner keeps at most 4 runs of 2 MiB that it freed, and at most 1/32 of the zone. All of these are
-    /// unavailable to other owners.
+    /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128
+    /// MiB); less in zones of up to 16 MiB. Besides, the owner keeps at most 4 runs of 2 MiB that
+    /// it freed, and at most 1/32 of the zone. All of these are unavailable to other owners.
     pub fn local(&self) -> Local<&Self> {
         Local::new(self)
     }
 }
 
 impl<H: Deref<Target = Zone>> Local<H> {
-    /// Creates an owner's handle from any reference to the zone; see [`Zone::local`]. The reference must always dereference to
-    /// the same zone: otherwise frames of different zones are confused, and calls may panic.
+    /// Creates an owner's handle from any reference to the zone; see [`Zone::local`]. The reference
+    /// must always dereference to the same zone: otherwise frames of different zones are confused,
+    /// and calls may panic.
     pub fn new(zone: H) -> Self {
         let regions = zone.regions();
         let batch = (regions * 8).min(64);
-        // Besides frees, a first claim adds up to `batch - 1` frames. Once the fill has been checked, the next check is at most
-        // `slack` frees away, so that there is room for both.
+        // Besides frees, a first claim adds up to `batch - 1` frames. Once the fill has been
+        // checked, the next check is at most `slack` frees away, so that there is room for both.
         let (ways, limit, claimed) = match regions {
-            // In small zones a magazine must not withhold most of the frames. It has no room for more than the limit.
+            // In small zones a magazine must not withhold most of the frames. It has no room for
+            // more than the limit.
             ..=16 => {
                 let ways = (regions.next_power_of_two() / 2).clamp(1, 8);
                 (ways, ways * 64, 0)
@@ -108,7 +114,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         &self.zone
     }
 
-    /// Returns how many frames the owner has cached: in the magazine, and in runs of 2 MiB that it keeps. O(1).
+    /// Returns how many frames the owner has cached: in the magazine, and in runs of 2 MiB that it
+    /// keeps. O(1).
     pub fn held(&self) -> u32 {
         let counted = self.held_before + self.tally.held();
         u32::try_from(counted).unwrap_or(0)
@@ -118,8 +125,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         self.held().saturating_sub(self.kept.frames())
     }
 
-    /// Allocates a run of 2^order frames, aligned to its size; single frames come from the magazine, and runs of 2 MiB from
-    /// those that the owner freed last. O(1) for order 0.
+    /// Allocates a run of 2^order frames, aligned to its size; single frames come from the
+    /// magazine, and runs of 2 MiB from those that the owner freed last. O(1) for order 0.
     ///
     /// # Errors
     /// [`FrameError::Exhausted`], as for [`Zone::alloc`]; the magazine has been flushed by then.
@@ -142,8 +149,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         frame
     }
 
-    /// Frees a run, whichever owner allocated it; single frames go to the magazine. O(2^order / 64), and for single
-    /// ones O(1) on average.
+    /// Frees a run, whichever owner allocated it; single frames go to the magazine. O(2^order /
+    /// 64), and for single ones O(1) on average.
     ///
     /// # Errors
     /// As for [`Zone::free`]; a frame in this magazine is a [`FrameError::DoubleFree`] too.
@@ -158,7 +165,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         Ok(())
     }
 
-    /// Counts freed frames, and checks now and then whether the magazine is full or the zone under pressure.
+    /// Counts freed frames, and checks now and then whether the magazine is full or the zone under
+    /// pressure.
     #[inline(always)]
     pub(super) fn count_frees(&mut self, frames: u64) {
         self.tally.frees += frames;
@@ -184,13 +192,14 @@ impl<H: Deref<Target = Zone>> Local<H> {
         self.fold_if_due();
     }
 
-    /// Trims the magazine if it has room for less than `slack` frames. Returns after how many frees its fill is checked next.
+    /// Trims the magazine if it has room for less than `slack` frames. Returns after how many frees
+    /// its fill is checked next.
     fn make_room(&mut self, slack: u32) -> u32 {
         let (held, checked) = (self.in_magazine(), core::mem::replace(&mut self.checked, true));
         if held > self.limit - slack {
             if !checked && held <= self.limit {
-                // The first check comes early where no claim has left anything. Later, an owner whose magazine stays nearly full
-                // would check it all the time.
+                // The first check comes early where no claim has left anything. Later, an owner
+                // whose magazine stays nearly full would check it all the time.
                 return self.limit - held + 1;
             }
             // Leaves room for a quarter more, so that what is trimmed is worth a look at all words.
@@ -199,7 +208,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         slack
     }
 
-    /// How many frames are freed between two looks at how many the magazine has, at most: with so many left it is full enough.
+    /// How many frames are freed between two looks at how many the magazine has, at most: with so
+    /// many left it is full enough.
     fn slack(&self) -> u32 {
         (self.limit / 4).min(CHECK_EVERY).max(self.limit / 16)
     }
@@ -212,8 +222,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Releases the highest words until at most `keep` frames are held: the zone allocates low ones first, so high regions can
-    /// become whole.
+    /// Releases the highest words until at most `keep` frames are held: the zone allocates low ones
+    /// first, so high regions can become whole.
     fn trim(&mut self, keep: u32) {
         self.magazine.settle();
         let mut held = self.in_magazine();
@@ -231,7 +241,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         self.flush_magazine() || any
     }
 
-    /// Releases all frames of the magazine, and forgets its words. Returns whether there were any frames.
+    /// Releases all frames of the magazine, and forgets its words. Returns whether there were any
+    /// frames.
     pub(super) fn flush_magazine(&mut self) -> bool {
         let (mut from, mut any) = (0, false);
         while let Some(index) = self.magazine.next_way(from) {

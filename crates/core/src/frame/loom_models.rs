@@ -17,8 +17,8 @@ fn full(slots: u32) -> (Arc<Zone>, Frame) {
     (Arc::new(zone), first)
 }
 
-/// A claim against a free of the only free frame: the frame is allocated once, by this claim or the next. This fails if the
-/// hints are read before the map is changed.
+/// A claim against a free of the only free frame: the frame is allocated once, by this claim or the
+/// next. This fails if the hints are read before the map is changed.
 #[test]
 fn loom_a_claim_against_a_free() {
     model(|| {
@@ -35,7 +35,8 @@ fn loom_a_claim_against_a_free() {
     });
 }
 
-/// A claim against the free that makes the region whole: the hints are correct afterwards in every order.
+/// A claim against the free that makes the region whole: the hints are correct afterwards in every
+/// order.
 #[test]
 fn loom_a_claim_against_a_region_that_becomes_whole() {
     model(|| {
@@ -57,7 +58,8 @@ fn loom_a_claim_against_a_region_that_becomes_whole() {
     });
 }
 
-/// Two owners reserve regions, one partly free and one whole: no frame is allocated twice, and all are found afterwards.
+/// Two owners reserve regions, one partly free and one whole: no frame is allocated twice, and all
+/// are found afterwards.
 #[test]
 fn loom_reservations() {
     model(|| {
@@ -95,7 +97,8 @@ fn loom_a_double_free_is_reported_once() {
     });
 }
 
-/// A bulk call against the free of a run: no frame is allocated twice, and all others can be allocated afterwards.
+/// A bulk call against the free of a run: no frame is allocated twice, and all others can be
+/// allocated afterwards.
 #[test]
 fn loom_a_fill_against_a_free_in_bulk() {
     model(|| {
@@ -118,7 +121,8 @@ fn loom_a_fill_against_a_free_in_bulk() {
     });
 }
 
-/// An owner that caches all free frames, and another alloc that fails meanwhile: under pressure the owner frees them.
+/// An owner that caches all free frames, and another alloc that fails meanwhile: under pressure the
+/// owner frees them.
 #[test]
 fn loom_pressure_against_a_magazine() {
     model(|| {
@@ -141,8 +145,8 @@ fn loom_pressure_against_a_magazine() {
     });
 }
 
-/// A run claimed word by word against a concurrent single claim: no frame has two owners, a run that fails at one word
-/// releases the others, and the hints are correct afterwards.
+/// A run claimed word by word against a concurrent single claim: no frame has two owners, a run
+/// that fails at one word releases the others, and the hints are correct afterwards.
 #[test]
 fn loom_a_range_against_single_claims() {
     model(|| {
@@ -163,7 +167,8 @@ fn loom_a_range_against_single_claims() {
     });
 }
 
-/// Two runs that need the same half of a region: at most one succeeds, and the other changes nothing.
+/// Two runs that need the same half of a region: at most one succeeds, and the other changes
+/// nothing.
 #[test]
 fn loom_two_ranges_for_the_same_frames() {
     model(|| {
@@ -183,7 +188,8 @@ fn loom_two_ranges_for_the_same_frames() {
     });
 }
 
-/// A run against the free that completes its range: it fails or gets all of the range, which is available afterwards.
+/// A run against the free that completes its range: it fails or gets all of the range, which is
+/// available afterwards.
 #[test]
 fn loom_a_range_against_a_free() {
     model(|| {
@@ -202,7 +208,8 @@ fn loom_a_range_against_a_free() {
     });
 }
 
-/// A search for a run lowers the limit of the region while a run is freed there: the run is found, by it or afterwards.
+/// A search for a run lowers the limit of the region while a run is freed there: the run is found,
+/// by it or afterwards.
 #[test]
 fn loom_a_limit_is_not_lowered_below_what_is_free() {
     model(|| {
@@ -239,15 +246,16 @@ fn loom_a_limit_that_was_lowered_is_raised() {
     });
 }
 
-/// Two frees in a region whose limits are low: what one has freed is found once it has returned, even if the other has raised
-/// the limit of the region and not yet those of its groups.
+/// Two frees in a region whose limits are low: what one has freed is found once it has returned,
+/// even if the other has raised the limit of the region and not yet those of its groups.
 #[test]
 fn loom_a_free_does_not_rely_on_one_that_has_not_returned() {
     model(|| {
         let (zone, first) = full(0);
         let pair = Order::new(1).unwrap();
-        let free =
-            move |zone: &Zone, index| zone.free(Frame::inside(first.index() + index), Order::PAGE).unwrap();
+        let free = move |zone: &Zone, index| {
+            zone.free(Frame::inside(first.index() + index), Order::PAGE).unwrap()
+        };
         free(&zone, 1);
         free(&zone, 3);
         assert!(zone.alloc(pair).is_err());
@@ -262,8 +270,8 @@ fn loom_a_free_does_not_rely_on_one_that_has_not_returned() {
     });
 }
 
-/// An owner leaves a region that it has filled while two neighbours are freed there, before any run was asked for: they are found
-/// once both frees have returned.
+/// An owner leaves a region that it has filled while two neighbours are freed there, before any run
+/// was asked for: they are found once both frees have returned.
 #[test]
 fn loom_a_region_that_is_left_full_against_frees() {
     model(|| {
@@ -282,8 +290,8 @@ fn loom_a_region_that_is_left_full_against_frees() {
     });
 }
 
-/// The current region is full, and becomes whole while a claim leaves it for another: a run of several regions finds it, which are
-/// found by the hints of whole ones alone.
+/// The current region is full, and becomes whole while a claim leaves it for another: a run of
+/// several regions finds it, which are found by the hints of whole ones alone.
 #[test]
 fn loom_a_region_that_a_claim_leaves_while_it_becomes_whole() {
     model(|| {

@@ -5,11 +5,12 @@ use super::number::Frame;
 use alloc::boxed::Box;
 use alloc::vec;
 
-/// Frames as parts of words of the map, one word a *way*, found by the lower bits of the word's number.
+/// Frames as parts of words of the map, one word a *way*, found by the lower bits of the word's
+/// number.
 #[derive(Debug)]
 pub(super) struct Magazine {
-    /// The word that allocs use, with its frames: its way has none. Here, and not in the way, a pair of an alloc and a free
-    /// waits for no address.
+    /// The word that allocs use, with its frames: its way has none. Here, and not in the way, a
+    /// pair of an alloc and a free waits for no address.
     current: Part,
     /// The way of the current word, or of the last one.
     at: usize,
@@ -85,8 +86,8 @@ impl Magazine {
         if way.word == self.current.word { self.current } else { way }
     }
 
-    /// Adds frames of a word that has some here, if neither it nor the current word is empty and none of these is here or among
-    /// `free`. Returns whether that is so.
+    /// Adds frames of a word that has some here, if neither it nor the current word is empty and
+    /// none of these is here or among `free`. Returns whether that is so.
     #[inline(always)]
     pub(super) fn add_elsewhere(&mut self, part: Part, free: u64) -> bool {
         let index = self.index_of(part.word);
@@ -102,7 +103,8 @@ impl Magazine {
         may
     }
 
-    /// Adds frames of a word that has a way. It becomes the current one if one of the two has no frames.
+    /// Adds frames of a word that has a way. It becomes the current one if one of the two has no
+    /// frames.
     #[inline(always)]
     pub(super) fn add(&mut self, part: Part) {
         if part.word == self.current.word {
@@ -120,7 +122,8 @@ impl Magazine {
         }
     }
 
-    /// Puts frames into the way of their word, which has no frames of another word, and makes that the current one.
+    /// Puts frames into the way of their word, which has no frames of another word, and makes that
+    /// the current one.
     pub(super) fn put(&mut self, part: Part) {
         self.settle();
         let index = self.index_of(part.word);
@@ -188,7 +191,8 @@ impl Magazine {
         way
     }
 
-    /// Takes the frames of some word that has any, of the current one first. Their word keeps its way.
+    /// Takes the frames of some word that has any, of the current one first. Their word keeps its
+    /// way.
     #[inline(always)]
     pub(super) fn take_any(&mut self) -> Part {
         if self.current.mask == 0 && !self.seek() {
@@ -228,7 +232,8 @@ impl Magazine {
         None
     }
 
-    /// Returns the last way that has frames, apart from the current word's, if none behind `end` has.
+    /// Returns the last way that has frames, apart from the current word's, if none behind `end`
+    /// has.
     pub(super) fn last_full(&self, end: usize) -> Option<usize> {
         let word = self.full.iter().take(end / 64 + 1).rposition(|&full| full != 0)?;
         Some(word * 64 + self.full[word].ilog2() as usize)

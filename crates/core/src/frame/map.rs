@@ -164,7 +164,8 @@ impl Map {
         part.mask & !self.word(part.word).load(Ordering::Relaxed)
     }
 
-    /// Returns whether no frame of the region is allocated. Sequentially consistent: see [`Hints`](super::hints::Hints).
+    /// Returns whether no frame of the region is allocated. Sequentially consistent: see
+    /// [`Hints`](super::hints::Hints).
     pub(super) fn is_whole(&self, region: u32) -> bool {
         self.region(region).iter().all(|word| word.load(Ordering::SeqCst) == 0)
     }
@@ -180,8 +181,8 @@ impl Map {
         self.region(region).iter().any(|word| word.load(Ordering::SeqCst) != !0)
     }
 
-    /// Returns the highest order of an aligned run of free frames in a region, at most that of half of it; 0 if there is none.
-    /// Sequentially consistent, like `is_whole`.
+    /// Returns the highest order of an aligned run of free frames in a region, at most that of half
+    /// of it; 0 if there is none. Sequentially consistent, like `is_whole`.
     pub(super) fn max_order(&self, region: u32) -> u8 {
         let words = self.region(region);
         let free = |word: &AtomicU64| !word.load(Ordering::SeqCst);
@@ -203,7 +204,8 @@ impl Map {
 
     /// Claims what `choose` picks from the free frames of a word; 0 claims nothing.
     ///
-    /// Acquire: the last owner's accesses happen before the claim. Sequentially consistent: the hints are read next.
+    /// Acquire: the last owner's accesses happen before the claim. Sequentially consistent: the
+    /// hints are read next.
     #[inline(always)]
     fn claim_with(&self, word: u32, choose: impl Fn(u64) -> u64) -> Claimed {
         let word = self.word(word);
@@ -259,7 +261,12 @@ impl Map {
                 return Err(AlreadyFree(Part { word: part.word, mask: already }.first()));
             }
             // Sequentially consistent: the hints are read next.
-            match word.compare_exchange_weak(old, old & !part.mask, Ordering::SeqCst, Ordering::Relaxed) {
+            match word.compare_exchange_weak(
+                old,
+                old & !part.mask,
+                Ordering::SeqCst,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return Ok(!old | part.mask),
                 Err(now) => old = now,
             }
@@ -276,7 +283,8 @@ impl Map {
 #[cfg(not(loom))]
 fn zeroed(len: usize) -> Box<[AtomicU64]> {
     let words = Box::<[AtomicU64]>::new_zeroed_slice(len);
-    // SAFETY: all bytes are 0, as `new_zeroed_slice` promises, and that is an atomic integer with the value 0.
+    // SAFETY: all bytes are 0, as `new_zeroed_slice` promises, and that is an atomic integer with
+    // the value 0.
     unsafe { words.assume_init() }
 }
 

@@ -8,7 +8,8 @@ pub(super) const MIN_ZONE: u32 = 512;
 /// The most frames that a zone has: 1 TiB.
 pub(super) const MAX_ZONE: u32 = 1 << 28;
 
-/// A 4 KiB page of a zone, or the first of an aligned run of them: its number from the zone's start.
+/// A 4 KiB page of a zone, or the first of an aligned run of them: its number from the zone's
+/// start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frame(NonZeroU32);
 

@@ -22,10 +22,9 @@ impl<H: Deref<Target = Zone>> Local<H> {
         };
         let found = match near {
             Some(part) => Ok(part.first()),
-            None => self
-                .zone
-                .alloc_uncounted(order)
-                .or_else(|error| if self.flush() { self.zone.alloc_uncounted(order) } else { Err(error) }),
+            None => self.zone.alloc_uncounted(order).or_else(|error| {
+                if self.flush() { self.zone.alloc_uncounted(order) } else { Err(error) }
+            }),
         };
         if found.is_ok() {
             self.tally.claimed += i64::from(order.frames());
@@ -46,9 +45,9 @@ impl<H: Deref<Target = Zone>> Local<H> {
         Ok(())
     }
 
-    /// Keeps a region that is allocated as a whole, if there is room and the zone is not under pressure. The caller has
-    /// checked that the run lies in the zone and that no frame of it is in the magazine; `known` is whether a word of it has a
-    /// way there.
+    /// Keeps a region that is allocated as a whole, if there is room and the zone is not under
+    /// pressure. The caller has checked that the run lies in the zone and that no frame of it is in
+    /// the magazine; `known` is whether a word of it has a way there.
     fn keep(&mut self, first: Frame, known: bool) -> bool {
         let region = first.index() / REGION;
         let may = first.index().is_multiple_of(REGION)
@@ -61,7 +60,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         may
     }
 
-    /// Moves the frames of a kept region into the magazine, for an alloc that finds no others. Returns whether there was one.
+    /// Moves the frames of a kept region into the magazine, for an alloc that finds no others.
+    /// Returns whether there was one.
     pub(super) fn break_kept(&mut self) -> bool {
         let Some(region) = self.kept.pop(&self.zone.kept) else { return false };
         parts(region * REGION, REGION).for_each(|part| self.restore(part));
@@ -83,7 +83,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         any
     }
 
-    /// Releases the kept regions if the zone is under pressure, for an owner that allocates and frees nothing.
+    /// Releases the kept regions if the zone is under pressure, for an owner that allocates and
+    /// frees nothing.
     pub(super) fn release_kept_under_pressure(&mut self) {
         if self.kept.frames() != 0 && self.zone.under_pressure() && self.release_kept() {
             // Folded at once, so that the zone detects its recovery.
@@ -91,8 +92,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Refuses a run that is not in the zone, or has a frame in the magazine or in a kept region. Returns whether the magazine
-    /// has a way for one of its words.
+    /// Refuses a run that is not in the zone, or has a frame in the magazine or in a kept region.
+    /// Returns whether the magazine has a way for one of its words.
     fn refuse_held(&self, first: Frame, run: u32) -> Result<bool, FrameError> {
         self.zone.check(first, run)?;
         self.zone.kept.refuse(first.index(), run)?;

@@ -23,14 +23,16 @@ impl Zone {
         self.watermarks
     }
 
-    /// Returns how many frames are free in the map: not in use and in no magazine. As exact as the counters. O(1).
+    /// Returns how many frames are free in the map: not in use and in no magazine. As exact as the
+    /// counters. O(1).
     pub fn available(&self) -> u64 {
         let stats = self.counters();
         u64::from(self.frames()).saturating_sub(stats.in_use().saturating_add(stats.held()))
     }
 
-    /// Returns whether the zone has run out of frames or a bulk call has reached a watermark, and at most
-    /// [`high`](Watermarks::high) frames have been free since. Then owners hold no cached frames.
+    /// Returns whether the zone has run out of frames or a bulk call has reached a watermark, and
+    /// at most [`high`](Watermarks::high) frames have been free since. Then owners hold no cached
+    /// frames.
     #[inline]
     pub fn under_pressure(&self) -> bool {
         self.under_pressure.load(Ordering::Relaxed) != 0
@@ -49,12 +51,16 @@ impl Zone {
         }
     }
 
-    /// Returns what a bulk call may claim, for a caller that has claimed `unknown` more frames than are counted.
+    /// Returns what a bulk call may claim, for a caller that has claimed `unknown` more frames than
+    /// are counted.
     pub(super) fn allowance(&self, urgency: Urgency, unknown: i64) -> Allowance {
         let mark = self.watermarks.mark(urgency);
         let left = match mark {
             0 => u64::MAX,
-            _ => self.available().saturating_add_signed(unknown.saturating_neg()).saturating_sub(mark.into()),
+            _ => self
+                .available()
+                .saturating_add_signed(unknown.saturating_neg())
+                .saturating_sub(mark.into()),
         };
         Allowance { left, fell_back: false }
     }

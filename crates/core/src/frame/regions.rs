@@ -1,7 +1,7 @@
 //! Which regions a claim tries, and how the hints follow the map.
 //!
-//! The [invariant](Hints) is that a region with a free frame can always be found. So every change of a hint is followed by
-//! a look at the map, and every free by a look at the hints.
+//! The [invariant](Hints) is that a region with a free frame can always be found. So every change
+//! of a hint is followed by a look at the map, and every free by a look at the hints.
 
 use super::hints::{Hints, total_order};
 use super::limits::{FAN_OUT, Lowering};
@@ -9,15 +9,18 @@ use super::map::WORDS;
 use super::zone::Zone;
 use crate::sync::Ordering;
 
-/// How many regions, or groups of them, are skipped for each that is tried before a whole region is split.
+/// How many regions, or groups of them, are skipped for each that is tried before a whole region is
+/// split.
 const MAX_SKIPPED: usize = 16;
 
 impl Zone {
-    /// Tries regions until `attempt`, which looks for a run of `order`, succeeds: at most `patience` partly free ones, then
-    /// whole ones, then all others. Twice, since a region may move from one set to another meanwhile.
+    /// Tries regions until `attempt`, which looks for a run of `order`, succeeds: at most
+    /// `patience` partly free ones, then whole ones, then all others. Twice, since a region may
+    /// move from one set to another meanwhile.
     ///
-    /// Regions whose [limit](super::limits::Limits) is below `order` are skipped. Each attempt in a partly free region that
-    /// fails lowers its limit, so that it is repeated only after a free there.
+    /// Regions whose [limit](super::limits::Limits) is below `order` are skipped. Each attempt in a
+    /// partly free region that fails lowers its limit, so that it is repeated only after a free
+    /// there.
     pub(super) fn search<T>(
         &self,
         order: u8,
@@ -109,13 +112,15 @@ impl Zone {
         }
     }
 
-    /// Reserves a region with free frames for the owner of a slot, a partly free one first: removes it from the
-    /// sets and publishes it in the slot, so that other owners use it only when they find no other.
+    /// Reserves a region with free frames for the owner of a slot, a partly free one first: removes
+    /// it from the sets and publishes it in the slot, so that other owners use it only when they
+    /// find no other.
     pub(super) fn reserve(&self, slot: u32) -> Option<u32> {
         for set in [&self.partial, &self.whole] {
             let mut from = 0;
             while let Some(region) = set.next_from(from) {
-                // Published first: a search that no longer finds the region in the set finds it here.
+                // Published first: a search that no longer finds the region in the set finds it
+                // here.
                 self.slots.publish(slot, Some(region));
                 if set.take(region) && self.map.has_free(region) {
                     return Some(region);
@@ -127,15 +132,16 @@ impl Zone {
         None
     }
 
-    /// Upholds the invariant of [`Hints`] for a region: adds it to the partly free ones if it has free frames and is in no
-    /// set.
+    /// Upholds the invariant of [`Hints`] for a region: adds it to the partly free ones if it has
+    /// free frames and is in no set.
     pub(super) fn ensure_visible(&self, region: u32) {
         if !self.partial.has(region) && !self.whole.has(region) && self.map.has_free(region) {
             self.partial.set(region);
         }
     }
 
-    /// Ensures that a region in which no frame was found is visible if it has one now, and has a low limit if not.
+    /// Ensures that a region in which no frame was found is visible if it has one now, and has a
+    /// low limit if not.
     pub(super) fn leave_full(&self, region: u32) {
         self.ensure_visible(region);
         if self.limits.is_used() && !self.map.has_free(region) {
@@ -161,7 +167,8 @@ impl<'z> Walk<'z> {
         Self { zone, order, from: 0, skipped: 0, last: None, lowering: None }
     }
 
-    /// Returns the next region to try, where the walk stays; `None` after the last, or if `most` have been skipped.
+    /// Returns the next region to try, where the walk stays; `None` after the last, or if `most`
+    /// have been skipped.
     fn next(&mut self, most: usize) -> Option<u32> {
         while self.skipped < most {
             let next = self.zone.partial.next_from(self.from);
@@ -201,11 +208,14 @@ impl<'z> Walk<'z> {
         }
     }
 
-    /// Lowers the limits of the groups that `region` is in. Full regions are in no set, so the walk has not seen them.
+    /// Lowers the limits of the groups that `region` is in. Full regions are in no set, so the walk
+    /// has not seen them.
     fn lower_groups(&mut self, region: u32) {
         let (zone, order, first) = (self.zone, self.order, region / FAN_OUT * FAN_OUT);
         let unseen = move |&region: &u32| {
-            zone.limits.skip(region, order).is_none() && !zone.partial.has(region) && !zone.whole.has(region)
+            zone.limits.skip(region, order).is_none()
+                && !zone.partial.has(region)
+                && !zone.whole.has(region)
         };
         self.lower(|lowering| {
             for region in (first..zone.regions().min(first + FAN_OUT)).filter(unseen) {

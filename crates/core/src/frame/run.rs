@@ -6,13 +6,13 @@ use super::number::{Frame, Order};
 use super::zone::{MAX_PARTIAL, Zone};
 
 impl Zone {
-    /// Allocates a contiguous run of `run_frames` frames, of any length, that starts at a multiple of `align_frames` from the
-    /// zone's start. For buffers: up to 256 frames come from partly free regions, more are the first fit of wholly free
-    /// ones. O(regions).
+    /// Allocates a contiguous run of `run_frames` frames, of any length, that starts at a multiple
+    /// of `align_frames` from the zone's start. For buffers: up to 256 frames come from partly free
+    /// regions, more are the first fit of wholly free ones. O(regions).
     ///
     /// # Errors
-    /// [`FrameError::NoRun`]; [`FrameError::Empty`] if `run_frames` is 0; [`FrameError::Alignment`] if `align_frames` is not
-    /// a power of two.
+    /// [`FrameError::NoRun`]; [`FrameError::Empty`] if `run_frames` is 0; [`FrameError::Alignment`]
+    /// if `align_frames` is not a power of two.
     pub fn alloc_run(&self, run_frames: u32, align_frames: u32) -> Result<Frame, FrameError> {
         if run_frames == 0 {
             return Err(FrameError::Empty { frame: None });
@@ -31,8 +31,8 @@ impl Zone {
     /// Frees a run from [`alloc_run`](Self::alloc_run), or a part of it. O(`run_frames` / 64).
     ///
     /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`] as for [`free`](Self::free); [`FrameError::Empty`] if
-    /// `run_frames` is 0.
+    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`] as for [`free`](Self::free);
+    /// [`FrameError::Empty`] if `run_frames` is 0.
     pub fn free_run(&self, first: Frame, run_frames: u32) -> Result<(), FrameError> {
         if run_frames == 0 {
             return Err(FrameError::Empty { frame: Some(first) });
@@ -59,7 +59,11 @@ impl Zone {
 
     fn find_run(&self, run: u32, align: u32) -> Option<Frame> {
         let order = run.max(align).checked_next_power_of_two()?.trailing_zeros();
-        match u8::try_from(order).ok().filter(|&order| order < Order::HUGE.get()).and_then(Order::new) {
+        match u8::try_from(order)
+            .ok()
+            .filter(|&order| order < Order::HUGE.get())
+            .and_then(Order::new)
+        {
             Some(order) => {
                 let frame = self.alloc_uncounted(order).ok()?;
                 let rest = order.frames() - run;
@@ -73,7 +77,8 @@ impl Zone {
         }
     }
 
-    /// Claims the first run that starts with a region: wholly free regions, and the front of one more.
+    /// Claims the first run that starts with a region: wholly free regions, and the front of one
+    /// more.
     fn first_fit(&self, run: u32, align: u32) -> Option<Frame> {
         self.limits.use_from_now_on();
         self.update_rover_hints();

@@ -1,14 +1,15 @@
 //! [`Scatter`]: whether an owner's frees are so far apart that its magazine gains nothing.
 
-/// A full magazine with fewer frames than this in each of its words is sparse: it saves too few compare-and-swaps.
+/// A full magazine with fewer frames than this in each of its words is sparse: it saves too few
+/// compare-and-swaps.
 const DENSE: u32 = 16;
 /// So many words with one or two frames are evicted one after another before frees go to the zone.
 const SPARSE_EVICTIONS: u32 = 64;
 /// So many frees into the word of the free before end that.
 const REPEATS: u32 = 2;
 
-/// While frees are scattered they go directly to the zone, where each costs one compare-and-swap. In the magazine it would cost
-/// that too, later, and the search for what to evict.
+/// While frees are scattered they go directly to the zone, where each costs one compare-and-swap.
+/// In the magazine it would cost that too, later, and the search for what to evict.
 #[derive(Debug, Default)]
 pub(super) struct Scatter {
     direct: bool,
@@ -21,15 +22,16 @@ pub(super) struct Scatter {
 }
 
 impl Scatter {
-    /// Returns whether a magazine that has frames of `words` words would be so sparse with the most that it may hold that frees
-    /// bypass it from now on.
+    /// Returns whether a magazine that has frames of `words` words would be so sparse with the most
+    /// that it may hold that frees bypass it from now on.
     pub(super) fn is_sparse(&mut self, words: u32, limit: u32) -> bool {
         let sparse = words.saturating_mul(DENSE) > limit;
         self.direct |= sparse;
         sparse
     }
 
-    /// Notes that a word with `frames` frames has made room for another. Returns whether frees bypass the magazine from now on.
+    /// Notes that a word with `frames` frames has made room for another. Returns whether frees
+    /// bypass the magazine from now on.
     pub(super) fn note_evicted(&mut self, frames: u32) -> bool {
         self.sparse_evictions = if frames <= 2 { self.sparse_evictions + 1 } else { 0 };
         if self.sparse_evictions >= SPARSE_EVICTIONS {
@@ -45,7 +47,8 @@ impl Scatter {
         self.direct
     }
 
-    /// Notes a free of a word that bypassed the magazine; `frees` counts these. Several into one word, one after another, end that.
+    /// Notes a free of a word that bypassed the magazine; `frees` counts these. Several into one
+    /// word, one after another, end that.
     #[inline(always)]
     pub(super) fn note_bypassed(&mut self, word: u32, frees: u64) {
         if word == self.last_word {

@@ -3,7 +3,8 @@
 use crate::sync::{AtomicU32, Ordering};
 use alloc::boxed::Box;
 
-/// A slot's value: no owner, an owner without a region, or the number of the reserved region plus 2.
+/// A slot's value: no owner, an owner without a region, or the number of the reserved region
+/// plus 2.
 const FREE: u32 = 0;
 const IDLE: u32 = 1;
 const FIRST: u32 = 2;
@@ -24,7 +25,9 @@ impl Slots {
     /// Claims a slot, if one is left; an owner without one reserves nothing.
     pub(super) fn claim(&self) -> Option<u32> {
         (0..).zip(&*self.0).find_map(|(index, slot)| {
-            slot.compare_exchange(FREE, IDLE, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| index)
+            slot.compare_exchange(FREE, IDLE, Ordering::AcqRel, Ordering::Relaxed)
+                .ok()
+                .map(|_| index)
         })
     }
 

@@ -42,15 +42,22 @@ fn zones_of_invalid_sizes_are_refused() {
 fn every_frame_of_a_zone_of_any_size_is_allocated_once() {
     for frames in [512, 513, 575, 1000, 1024, 33_333] {
         let zone = Zone::new(frames).unwrap();
-        let mut seen: Vec<u32> = (0..frames).map(|_| zone.alloc(Order::PAGE).unwrap().index()).collect();
-        assert_eq!(zone.alloc(Order::PAGE), Err(FrameError::Exhausted { order: Order::PAGE, frames }));
+        let mut seen: Vec<u32> =
+            (0..frames).map(|_| zone.alloc(Order::PAGE).unwrap().index()).collect();
+        assert_eq!(
+            zone.alloc(Order::PAGE),
+            Err(FrameError::Exhausted { order: Order::PAGE, frames })
+        );
         assert_eq!(zone.taken(), frames.into());
         seen.sort_unstable();
         assert!(seen.iter().copied().eq(0..frames));
         for index in seen {
             zone.free(frame(index), Order::PAGE).unwrap();
         }
-        assert_eq!((zone.taken(), zone.stats().in_use, zone.stats().high_water), (0, 0, frames.into()));
+        assert_eq!(
+            (zone.taken(), zone.stats().in_use, zone.stats().high_water),
+            (0, 0, frames.into())
+        );
         assert_eq!(zone.stats().exhausted, 1);
         assert!(zone.alloc(Order::HUGE).is_ok());
     }
@@ -69,8 +76,14 @@ fn wrong_frees_are_distinguished_and_change_nothing() {
     assert_eq!(zone.free_run(run, 1001), foreign(run, 1001));
     let odd = frame(run.index() + 1);
     assert_eq!(run.index(), 512, "the tail is partly free and is used first");
-    assert_eq!(zone.free(odd, order(1)), Err(FrameError::Misaligned { frame: odd, order: order(1) }));
-    assert_eq!(zone.free(frame(999), Order::PAGE), Err(FrameError::DoubleFree { frame: frame(999) }));
+    assert_eq!(
+        zone.free(odd, order(1)),
+        Err(FrameError::Misaligned { frame: odd, order: order(1) })
+    );
+    assert_eq!(
+        zone.free(frame(999), Order::PAGE),
+        Err(FrameError::DoubleFree { frame: frame(999) })
+    );
     assert_eq!(zone.free(run, order(5)), Err(FrameError::DoubleFree { frame: frame(528) }));
     assert_eq!(zone.free_run(run, 0), Err(FrameError::Empty { frame: Some(run) }));
     assert_eq!(zone.alloc_run(0, 1), Err(FrameError::Empty { frame: None }));
@@ -130,7 +143,10 @@ fn fill_all_rolls_back() {
         slots[3] = Some(frame(7));
         let short = Err(FrameError::Short { asked: 600, missing: 1 });
         let one = zone.alloc(Order::PAGE).unwrap();
-        assert_eq!(if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) }, short);
+        assert_eq!(
+            if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) },
+            short
+        );
         assert_eq!(slots.iter().flatten().count(), 1);
         zone.free(one, Order::PAGE).unwrap();
         let done = if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) };
@@ -209,7 +225,11 @@ fn runs_are_contiguous_and_aligned() {
 #[test]
 fn a_zone_of_1_tib_has_little_metadata() {
     let zone = Zone::new(Zone::MAX_FRAMES).unwrap();
-    assert!(zone.metadata_bytes() as f64 <= 0.16 * f64::from(Zone::MAX_FRAMES), "{}", zone.metadata_bytes());
+    assert!(
+        zone.metadata_bytes() as f64 <= 0.16 * f64::from(Zone::MAX_FRAMES),
+        "{}",
+        zone.metadata_bytes()
+    );
     let runs: Vec<_> =
         ORDERS.into_iter().chain([18]).map(|o| (zone.alloc(order(o)).unwrap(), order(o))).collect();
     let mut seen = BTreeSet::new();
@@ -259,18 +279,20 @@ fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut lo
         let all: Vec<_> = (0..100_000).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
         all.into_iter().for_each(|frame| local.free(frame, Order::PAGE).unwrap());
     }
-    // Of these about five are for the limit of each region that is filled and freed: three lower it, two raise it.
+    // Of these about five are for the limit of each region that is filled and freed: three lower
+    // it, two raise it.
     assert!(rmw_count() <= 4300, "{} for 200,000 operations", rmw_count());
     // Freed in an order that scatters them over all words: 7919 does not divide 65,536.
     let mut all = Vec::with_capacity(1 << 16);
     for _ in 0..2 {
         rmw_reset();
         all.extend((0..1 << 16).map(|_| local.alloc(Order::PAGE).unwrap()));
-        (0..1_usize << 16).for_each(|i| local.free(all[i * 7919 % (1 << 16)], Order::PAGE).unwrap());
+        (0..1_usize << 16)
+            .for_each(|i| local.free(all[i * 7919 % (1 << 16)], Order::PAGE).unwrap());
         all.clear();
     }
-    // Each word is claimed once; the highest are released more than once, half full, so that regions become whole again. Limits
-    // are raised step by step.
+    // Each word is claimed once; the highest are released more than once, half full, so that
+    // regions become whole again. Limits are raised step by step.
     assert!(rmw_count() <= 131_072 / 33, "{} for 131,072 operations", rmw_count());
     let mut slots = vec![None; 512];
     assert_eq!(local.fill(&mut slots), 512);

@@ -2,11 +2,12 @@
 
 /// A zone's watermarks, in free frames.
 ///
-/// A bulk call stops at `low`, an urgent one at `min`, and then takes one ordinary frame, so that even it gets something
-/// while memory remains. Calls for a single frame or run ignore them. Under pressure, owners flush their magazines with
-/// their next calls, until `high` is reached.
+/// A bulk call stops at `low`, an urgent one at `min`, and then takes one ordinary frame, so that
+/// even it gets something while memory remains. Calls for a single frame or run ignore them. Under
+/// pressure, owners flush their magazines with their next calls, until `high` is reached.
 ///
-/// The number of free frames comes from the counters, which may be behind: see [`FrameStats`](super::FrameStats).
+/// The number of free frames comes from the counters, which may be behind: see
+/// [`FrameStats`](super::FrameStats).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
     min: u32,
@@ -23,8 +24,9 @@ impl Watermarks {
         if min <= low && low <= high { Some(Self { min, low, high }) } else { None }
     }
 
-    /// Returns the watermarks that [`Zone::new`](super::Zone::new) uses: `min` is 1/1024 of the frames, at most 16,384
-    /// (64 MiB); `low` is 5/4 and `high` 3/2 of that. Zones under 64 MiB have none.
+    /// Returns the watermarks that [`Zone::new`](super::Zone::new) uses: `min` is 1/1024 of the
+    /// frames, at most 16,384 (64 MiB); `low` is 5/4 and `high` 3/2 of that. Zones under 64 MiB
+    /// have none.
     pub const fn for_frames(frames: u32) -> Self {
         if frames < 16_384 {
             return Self::NONE;
@@ -62,7 +64,8 @@ pub enum Urgency {
     /// To [`Watermarks::low`].
     #[default]
     Normal,
-    /// To [`Watermarks::min`]: for callers that free more than they allocate, such as a path that writes memory out.
+    /// To [`Watermarks::min`]: for callers that free more than they allocate, such as a path that
+    /// writes memory out.
     Urgent,
 }
 

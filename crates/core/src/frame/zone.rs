@@ -14,7 +14,8 @@ use crate::sync::{AtomicU32, CachePadded, Ordering};
 /// How many partly free regions are tried for a run before a whole one is split.
 pub(super) const MAX_PARTIAL: usize = 64;
 
-/// The allocator of the frames of a range of memory. All operations are lock-free and can be called from any thread.
+/// The allocator of the frames of a range of memory. All operations are lock-free and can be called
+/// from any thread.
 #[derive(Debug)]
 pub struct Zone {
     frames: u32,
@@ -45,13 +46,15 @@ impl Zone {
 
     /// Creates a zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`].
     ///
-    /// Its metadata is 0.13 byte per frame and about 2 KiB. The map is not touched before it is used, so even 1 TiB takes a
-    /// fraction of a millisecond where the system provides zeroed memory.
+    /// Its metadata is 0.13 byte per frame and about 2 KiB. The map is not touched before it is
+    /// used, so even 1 TiB takes a fraction of a millisecond where the system provides zeroed
+    /// memory.
     ///
     /// # Errors
     /// [`FrameError::ZoneSize`].
     pub fn new(frames: u32) -> Result<Self, FrameError> {
-        // With few regions, reserving one would withhold a large part of the zone from other owners.
+        // With few regions, reserving one would withhold a large part of the zone from other
+        // owners.
         Self::with_slots(frames, (frames / REGION / 4).min(256))
     }
 
@@ -91,22 +94,26 @@ impl Zone {
 
     /// Returns how many bytes the metadata takes.
     pub fn metadata_bytes(&self) -> usize {
-        let hints = self.partial.bytes() + self.whole.bytes() + self.limits.bytes() + self.kept.bytes();
+        let hints =
+            self.partial.bytes() + self.whole.bytes() + self.limits.bytes() + self.kept.bytes();
         size_of::<Self>() + self.map.bytes() + hints + self.slots.bytes()
     }
 
-    /// Returns how many frames are allocated in the map: those in use and those in magazines. Exact while no other thread
-    /// uses the zone. O(regions that are not wholly free); for reports and tests.
+    /// Returns how many frames are allocated in the map: those in use and those in magazines. Exact
+    /// while no other thread uses the zone. O(regions that are not wholly free); for reports and
+    /// tests.
     pub fn taken(&self) -> u64 {
         let regions = self.frames.div_ceil(REGION);
         let excluded = u64::from(regions) * u64::from(REGION) - u64::from(self.frames);
-        let taken: u64 =
-            (0..regions).filter(|&r| !self.whole.has(r)).map(|r| u64::from(self.map.taken_in(r))).sum();
+        let taken: u64 = (0..regions)
+            .filter(|&r| !self.whole.has(r))
+            .map(|r| u64::from(self.map.taken_in(r)))
+            .sum();
         taken.saturating_sub(excluded)
     }
 
-    /// Returns how many regions of 2 MiB are wholly free, so that they can serve [`Order::HUGE`]. Exact while no other thread
-    /// uses the zone. O(regions); for reports and tests.
+    /// Returns how many regions of 2 MiB are wholly free, so that they can serve [`Order::HUGE`].
+    /// Exact while no other thread uses the zone. O(regions); for reports and tests.
     pub fn whole_regions(&self) -> u32 {
         let whole = (0..self.frames / REGION).filter(|&r| self.map.is_whole(r)).count();
         u32::try_from(whole).unwrap_or(u32::MAX)
@@ -116,7 +123,8 @@ impl Zone {
         self.frames.div_ceil(REGION)
     }
 
-    /// Returns the counters. Each is exact while no other thread uses the zone, otherwise they may be some steps apart. O(1).
+    /// Returns the counters. Each is exact while no other thread uses the zone, otherwise they may
+    /// be some steps apart. O(1).
     pub fn stats(&self) -> FrameStats {
         self.counters.stats(self.frames.into())
     }
@@ -125,13 +133,14 @@ impl Zone {
         &self.counters
     }
 
-    /// Allocates a run of 2^order frames, aligned to its size. O(1) for order 0. For a run, a region where it was not found
-    /// is looked at again only after a free there.
+    /// Allocates a run of 2^order frames, aligned to its size. O(1) for order 0. For a run, a
+    /// region where it was not found is looked at again only after a free there.
     ///
     /// Frames in the magazines of owners are unavailable.
     ///
     /// # Errors
-    /// [`FrameError::Exhausted`]. For orders above 6 also if another thread tries the same run at the same moment and fails.
+    /// [`FrameError::Exhausted`]. For orders above 6 also if another thread tries the same run at
+    /// the same moment and fails.
     #[inline]
     pub fn alloc(&self, order: Order) -> Result<Frame, FrameError> {
         match self.alloc_uncounted(order) {
@@ -148,12 +157,13 @@ impl Zone {
 
     /// Frees a run, whichever owner allocated it. O(2^order / 64).
     ///
-    /// Not detected: a second free of a single frame that is in the magazine of a [`Local`](super::Local) (see the
-    /// [module](super)).
+    /// Not detected: a second free of a single frame that is in the magazine of a
+    /// [`Local`](super::Local) (see the [module](super)).
     ///
     /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::Misaligned`], [`FrameError::DoubleFree`]; nothing has changed, unless another
-    /// thread freed part of the same run at the same moment: then the frames before the one named are free.
+    /// [`FrameError::Foreign`], [`FrameError::Misaligned`], [`FrameError::DoubleFree`]; nothing has
+    /// changed, unless another thread freed part of the same run at the same moment: then the
+    /// frames before the one named are free.
     #[inline]
     pub fn free(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
         if order == Order::PAGE {
@@ -293,7 +303,8 @@ impl Zone {
         Ok(())
     }
 
-    /// Updates the limits and hints after frames have been freed in the map: `free` are the free frames of their word now.
+    /// Updates the limits and hints after frames have been freed in the map: `free` are the free
+    /// frames of their word now.
     #[inline(always)]
     pub(super) fn note_released(&self, part: Part, free: u64) {
         total_order();
@@ -339,8 +350,13 @@ impl Bounds {
     /// Checks that a run lies in the zone.
     #[inline(always)]
     pub(super) fn check(self, frame: Frame, run_frames: u32) -> Result<(), FrameError> {
-        let ends_inside = frame.index().checked_add(run_frames).is_some_and(|end| end <= self.frames);
-        if ends_inside { Ok(()) } else { Err(FrameError::Foreign { frame, run_frames, frames: self.frames }) }
+        let ends_inside =
+            frame.index().checked_add(run_frames).is_some_and(|end| end <= self.frames);
+        if ends_inside {
+            Ok(())
+        } else {
+            Err(FrameError::Foreign { frame, run_frames, frames: self.frames })
+        }
     }
 }
 

@@ -16,7 +16,9 @@ pub enum ProfileError {
         align: u64,
     },
     /// The boundary is a power of two, at least the alignment.
-    #[error("boundary {boundary} is invalid: it must be 0 for none, or a power of two of at least {align}")]
+    #[error(
+        "boundary {boundary} is invalid: it must be 0 for none, or a power of two of at least {align}"
+    )]
     Boundary {
         /// The value.
         boundary: u64,
@@ -41,7 +43,9 @@ pub enum GatherError {
     #[error("cannot gather a segment: {0}")]
     Range(#[from] RangeError),
     /// A segment begins or ends where the device does not accept it.
-    #[error("{len} bytes at {iova}: the device accepts multiples of {align} bytes for start and length")]
+    #[error(
+        "{len} bytes at {iova}: the device accepts multiples of {align} bytes for start and length"
+    )]
     Misaligned {
         /// Where it starts, after merging with its neighbours.
         iova: Iova,

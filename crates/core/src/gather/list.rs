@@ -30,9 +30,9 @@ impl ListPage for Block {
     }
 }
 
-/// A source of list pages: an owner's [`Local`] of a [`DmaPool`], or the pool itself, which takes a lock. For PRP lists the pool's
-/// blocks are a controller's page long and aligned to it; for SGLs they are all of one size, at least 32 bytes, and aligned
-/// to 8.
+/// A source of list pages: an owner's [`Local`] of a [`DmaPool`], or the pool itself, which takes a
+/// lock. For PRP lists the pool's blocks are a controller's page long and aligned to it; for SGLs
+/// they are all of one size, at least 32 bytes, and aligned to 8.
 pub trait ListPages {
     /// A page.
     type Page: ListPage;
@@ -75,7 +75,8 @@ impl ListPages for DmaPool {
     }
 }
 
-/// The list pages that a command holds, outside memory that the controller can write. Dropping it quarantines them.
+/// The list pages that a command holds, outside memory that the controller can write. Dropping it
+/// quarantines them.
 #[derive(Debug)]
 pub(super) struct Held<P: ListPage, const LISTS: usize> {
     pages: [Option<P>; LISTS],

@@ -16,9 +16,9 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Creates the profile of a device that accepts at most `max_segments` segments of at most `max_segment_bytes`
-    /// bytes, none of which crosses a multiple of `boundary` (a power of two; 0: none), start and length multiples
-    /// of `align` (a power of two; 1: any).
+    /// Creates the profile of a device that accepts at most `max_segments` segments of at most
+    /// `max_segment_bytes` bytes, none of which crosses a multiple of `boundary` (a power of two;
+    /// 0: none), start and length multiples of `align` (a power of two; 1: any).
     ///
     /// # Errors
     /// [`ProfileError`] if no memory could satisfy it, or a value is not a power of two.
@@ -37,7 +37,8 @@ impl Profile {
         if boundary != 0 && !(boundary.is_power_of_two() && boundary >= align) {
             return Err(ProfileError::Boundary { boundary, align });
         }
-        // Cuts are made at the largest multiple of the alignment, so that what follows is aligned again.
+        // Cuts are made at the largest multiple of the alignment, so that what follows is aligned
+        // again.
         let cut = max_segment_bytes & !(align - 1);
         if cut == 0 {
             return Err(ProfileError::SegmentBytes { max_segment_bytes, align });
@@ -67,8 +68,8 @@ impl Profile {
 
     /// Cuts the segments, in order, into segments that the device accepts.
     ///
-    /// The output covers the input in the same order, in as few segments as the profile allows. Constant time for each.
-    /// The iterator ends after the first error.
+    /// The output covers the input in the same order, in as few segments as the profile allows.
+    /// Constant time for each. The iterator ends after the first error.
     #[inline]
     pub fn gather<I>(&self, segments: I) -> Gather<I::IntoIter>
     where
@@ -80,7 +81,8 @@ impl Profile {
     /// As [`gather`](Self::gather), into the caller's array: returns the part that was filled.
     ///
     /// # Errors
-    /// [`GatherError`]; [`GatherError::TooMany`] also if the array is too short. The array's content is then unspecified.
+    /// [`GatherError`]; [`GatherError::TooMany`] also if the array is too short. The array's
+    /// content is then unspecified.
     pub fn gather_into<'s>(
         &self,
         segments: impl IntoIterator<Item = Segment>,
@@ -99,7 +101,11 @@ impl Profile {
                 let whole = self.cut_into(slots, &mut filled, (start, end))?;
                 if let Err(left) = whole {
                     let ahead = IovaRange::new(iova, len).ok();
-                    return Err(self.too_many(Merged { inner: segments, ahead }, left, room as u64));
+                    return Err(self.too_many(
+                        Merged { inner: segments, ahead },
+                        left,
+                        room as u64,
+                    ));
                 }
                 start = iova.raw();
             }
@@ -113,8 +119,8 @@ impl Profile {
         Ok(full)
     }
 
-    /// Cuts one run, which may be empty, into the slots after the filled ones; returns start and length of the rest that does
-    /// not fit.
+    /// Cuts one run, which may be empty, into the slots after the filled ones; returns start and
+    /// length of the rest that does not fit.
     #[inline]
     fn cut_into(
         &self,
@@ -136,7 +142,8 @@ impl Profile {
         Ok(Ok(()))
     }
 
-    /// Counts the segments, without a limit on their number. Linear in the input, not in the output.
+    /// Counts the segments, without a limit on their number. Linear in the input, not in the
+    /// output.
     ///
     /// # Errors
     /// [`GatherError::Range`], [`GatherError::Misaligned`].
@@ -154,10 +161,18 @@ impl Profile {
     where
         I: IntoIterator<Item = Segment>,
     {
-        Gather { profile: *self, limit, merged: Merged::new(segments), rest: None, issued: 0, ended: false }
+        Gather {
+            profile: *self,
+            limit,
+            merged: Merged::new(segments),
+            rest: None,
+            issued: 0,
+            ended: false,
+        }
     }
 
-    /// Returns the error for `filled` full slots when a run from `start` and all of `merged` are left.
+    /// Returns the error for `filled` full slots when a run from `start` and all of `merged` are
+    /// left.
     #[cold]
     fn too_many<I>(&self, merged: Merged<I>, (start, left): (u64, u64), filled: u64) -> GatherError
     where
@@ -230,7 +245,8 @@ impl<I: Iterator<Item = Segment>> Gather<I> {
             },
         };
         if self.issued == self.limit {
-            let merged = Merged { inner: self.merged.inner.by_ref(), ahead: self.merged.ahead.take() };
+            let merged =
+                Merged { inner: self.merged.inner.by_ref(), ahead: self.merged.ahead.take() };
             return Err(self.profile.too_many(merged, (rest.iova.raw(), rest.len), self.issued));
         }
         self.issued += 1;

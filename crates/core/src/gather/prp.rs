@@ -1,13 +1,14 @@
 //! Physical region pages (PRP): how an NVMe command describes its memory.
 //!
-//! NVM Express Base Specification 2.0, section 4.1.1. A transfer is cut at the controller's pages. PRP1 is the first
-//! piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the second page, or, for more than two, the
-//! address of a list of all but the first. If a list does not fit into a page, the last entry of the page is the address of
-//! the next list page. A list that exactly fills its page does not chain.
+//! NVM Express Base Specification 2.0, section 4.1.1. A transfer is cut at the controller's pages.
+//! PRP1 is the first piece, which may begin within a page (at a multiple of 4 bytes); PRP2 is the
+//! second page, or, for more than two, the address of a list of all but the first. If a list does
+//! not fit into a page, the last entry of the page is the address of the next list page. A list
+//! that exactly fills its page does not chain.
 //!
-//! List pages are blocks of a [`DmaPool`](crate::dma_pool::DmaPool). Which ones a command holds is recorded here,
-//! outside memory that the controller can write, and they are released when the command has completed
-//! ([`Prps::release`]).
+//! List pages are blocks of a [`DmaPool`](crate::dma_pool::DmaPool). Which ones a command holds is
+//! recorded here, outside memory that the controller can write, and they are released when the
+//! command has completed ([`Prps::release`]).
 
 use super::list::{Held, ListError};
 pub use super::list::{ListPage, ListPages};
@@ -23,8 +24,8 @@ impl ControllerPage {
     /// 4 KiB, the usual size.
     pub const SIZE_4K: Self = Self(12);
 
-    /// Returns the page size that the field `CC.MPS` encodes, 2^(12 + mps) bytes; `None` if it exceeds the field's four bits
-    /// (section 3.1.3.5).
+    /// Returns the page size that the field `CC.MPS` encodes, 2^(12 + mps) bytes; `None` if it
+    /// exceeds the field's four bits (section 3.1.3.5).
     pub const fn from_mps(mps: u8) -> Option<Self> {
         if mps < 16 { Some(Self(12 + mps as u32)) } else { None }
     }
@@ -103,8 +104,9 @@ impl<E> From<ListError<E>> for PrpError<E> {
 
 /// The two PRP fields of a command, and the list pages behind them.
 ///
-/// `LISTS` is the capacity for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without [`release`](Self::release)
-/// quarantines the pages: right for a command that may still be in flight.
+/// `LISTS` is the capacity for list pages: 8 of 4 KiB reach 16 MiB. Dropping it without
+/// [`release`](Self::release) quarantines the pages: right for a command that may still be in
+/// flight.
 #[derive(Debug)]
 #[must_use = "list pages are released by `release`"]
 pub struct Prps<P: ListPage, const LISTS: usize = 8> {
@@ -118,7 +120,8 @@ pub struct Prps<P: ListPage, const LISTS: usize = 8> {
 impl<P: ListPage, const LISTS: usize> Prps<P, LISTS> {
     /// Lays out the segments, in order, for a controller with this page size.
     ///
-    /// Linear in the number of pages. Allocates nothing but list pages, and no more of them than needed.
+    /// Linear in the number of pages. Allocates nothing but list pages, and no more of them than
+    /// needed.
     ///
     /// # Errors
     /// [`PrpError`]; the list pages acquired until then have been released.
@@ -159,7 +162,8 @@ impl<P: ListPage, const LISTS: usize> Prps<P, LISTS> {
         self.held.count()
     }
 
-    /// Releases the list pages. The command must have completed: the controller reads them until then.
+    /// Releases the list pages. The command must have completed: the controller reads them until
+    /// then.
     pub fn release<L: ListPages<Page = P>>(self, pages: &mut L) {
         self.held.give(pages);
     }
@@ -184,7 +188,10 @@ struct Layout<'l, L: ListPages, const LISTS: usize> {
 }
 
 impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
-    fn all(&mut self, segments: impl IntoIterator<Item = Segment>) -> Result<(), PrpError<L::TakeError>> {
+    fn all(
+        &mut self,
+        segments: impl IntoIterator<Item = Segment>,
+    ) -> Result<(), PrpError<L::TakeError>> {
         for run in Merged::new(segments) {
             self.run(run.map_err(RangeError::from)?)?;
         }
@@ -215,15 +222,16 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         Ok(())
     }
 
-    /// Adds entries for up to `count` pages from the one at `entry`; returns for how many, at least one. Fills the rest of the
-    /// current list page at once.
+    /// Adds entries for up to `count` pages from the one at `entry`; returns for how many, at least
+    /// one. Fills the rest of the current list page at once.
     fn fill(&mut self, entry: u64, count: u64) -> Result<u64, PrpError<L::TakeError>> {
         let (bytes, room) = (self.page.bytes(), self.page.entries());
         let Some(list) = self.list.as_mut().filter(|list| list.used < room) else {
             self.entry(Iova::new(entry))?;
             return Ok(1);
         };
-        let (filled, memory) = (count.min((room - list.used) as u64), self.prps.held.memory(list.at));
+        let (filled, memory) =
+            (count.min((room - list.used) as u64), self.prps.held.memory(list.at));
         for i in 0..filled {
             let entry = Iova::new(entry + i * bytes);
             memory.write_u64(list.used * 8, entry.raw().to_le()).map_err(PrpError::Memory)?;
@@ -251,7 +259,8 @@ impl<L: ListPages, const LISTS: usize> Layout<'_, L, LISTS> {
         let room = self.page.entries();
         let Some(list) = &self.list else { return Ok(()) };
         if list.used == room {
-            // The list needs another page: the last entry of this one moves there and is replaced by its address.
+            // The list needs another page: the last entry of this one moves there and is replaced
+            // by its address.
             let (full, last) = (list.at, list.last);
             let next = self.start_list(last)?;
             self.write(full, room - 1, next)?;

@@ -1,15 +1,16 @@
 //! Scatter/gather lists: the other description of a command's memory in NVMe.
 //!
-//! NVM Express Base Specification 2.0, section 4.1.2. Each contiguous piece is one 16-byte data block descriptor, of any
-//! length up to 4 GiB less a byte, so hugepages stay whole on the way to the controller too: 8 MiB on four of 2 MiB are
-//! four descriptors, where PRP takes 2,048 entries. A transfer of one piece has its descriptor in the command itself.
-//! For others the command has the descriptor of a *segment*, an array of descriptors. If that is full, its last entry is the
-//! descriptor of the next segment; the descriptor of the last segment has a type of its own. A segment that is exactly full
-//! does not chain.
+//! NVM Express Base Specification 2.0, section 4.1.2. Each contiguous piece is one 16-byte data
+//! block descriptor, of any length up to 4 GiB less a byte, so hugepages stay whole on the way to
+//! the controller too: 8 MiB on four of 2 MiB are four descriptors, where PRP takes 2,048 entries.
+//! A transfer of one piece has its descriptor in the command itself. For others the command has the
+//! descriptor of a *segment*, an array of descriptors. If that is full, its last entry is the
+//! descriptor of the next segment; the descriptor of the last segment has a type of its own. A
+//! segment that is exactly full does not chain.
 //!
-//! Segments of descriptors are blocks of a [`DmaPool`](crate::dma_pool::DmaPool), as the pages of PRP lists are. What
-//! the controller accepts is described by a [`Profile`]: the most descriptors (`MSDBD` of its Identify data), and an
-//! alignment of 4 if its field `SGLS` requires dwords.
+//! Segments of descriptors are blocks of a [`DmaPool`](crate::dma_pool::DmaPool), as the pages of
+//! PRP lists are. What the controller accepts is described by a [`Profile`]: the most descriptors
+//! (`MSDBD` of its Identify data), and an alignment of 4 if its field `SGLS` requires dwords.
 
 use super::error::{GatherError, ProfileError};
 use super::list::{Held, ListError, ListPage, ListPages};
@@ -58,8 +59,8 @@ impl Descriptor {
         self.len
     }
 
-    /// Returns the descriptor as two words: bytes 0 to 7 (the address) and 8 to 15 (length, reserved, type). In memory each
-    /// is little-endian.
+    /// Returns the descriptor as two words: bytes 0 to 7 (the address) and 8 to 15 (length,
+    /// reserved, type). In memory each is little-endian.
     #[inline]
     pub const fn words(&self) -> [u64; 2] {
         [self.iova.raw(), self.len as u64 | (self.kind as u64) << 60]
@@ -121,7 +122,8 @@ impl<E> From<ListError<E>> for SglError<E> {
 /// The SGL field of a command, and the list pages behind it.
 ///
 /// `LISTS` is the capacity for list pages: 8 of 4 KiB hold 2,041 descriptors. Dropping it without
-/// [`release`](Self::release) quarantines the pages: right for a command that may still be in flight.
+/// [`release`](Self::release) quarantines the pages: right for a command that may still be in
+/// flight.
 #[derive(Debug)]
 #[must_use = "list pages are released by `release`"]
 pub struct Sgl<P: ListPage, const LISTS: usize = 8> {
@@ -133,7 +135,8 @@ pub struct Sgl<P: ListPage, const LISTS: usize = 8> {
 impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
     /// Lays out the segments, in order, for a controller with this profile.
     ///
-    /// Linear in the number of descriptors. Allocates nothing but list pages, and no more of them than needed.
+    /// Linear in the number of descriptors. Allocates nothing but list pages, and no more of them
+    /// than needed.
     ///
     /// # Errors
     /// [`SglError`]; the list pages acquired until then have been released.
@@ -167,7 +170,8 @@ impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
         for block in core::iter::once(second).chain(blocks) {
             let block = block?;
             if array.used == array.room {
-                // Another array is needed: the last descriptor of this one moves there and is replaced by its descriptor.
+                // Another array is needed: the last descriptor of this one moves there and is
+                // replaced by its descriptor.
                 let place = Some((array.at, array.room - 1));
                 let next = Array::start(array.last, place, &mut self.held, pages)?;
                 self.link(&array, Kind::Segment)?;
@@ -179,7 +183,8 @@ impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
         self.link(&array, Kind::LastSegment)
     }
 
-    /// Writes the descriptor of a finished array into the command or to the end of the previous array.
+    /// Writes the descriptor of a finished array into the command or to the end of the previous
+    /// array.
     fn link<E>(&mut self, array: &Array, kind: Kind) -> Result<(), SglError<E>> {
         let len = u32::try_from(array.used * DESCRIPTOR_BYTES).unwrap_or(u32::MAX);
         let descriptor = Descriptor { kind, iova: array.iova, len };
@@ -205,7 +210,8 @@ impl<P: ListPage, const LISTS: usize> Sgl<P, LISTS> {
         self.held.count()
     }
 
-    /// Releases the list pages. The command must have completed: the controller reads them until then.
+    /// Releases the list pages. The command must have completed: the controller reads them until
+    /// then.
     pub fn release<L: ListPages<Page = P>>(self, pages: &mut L) {
         self.held.give(pages);
     }

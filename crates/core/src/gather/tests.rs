@@ -19,8 +19,14 @@ fn impossible_profiles_are_refused() {
     assert_eq!(Profile::new(1, 8, 0, 6), Err(ProfileError::Align { align: 6 }));
     assert_eq!(Profile::new(1, 8, 2, 4), Err(ProfileError::Boundary { boundary: 2, align: 4 }));
     assert_eq!(Profile::new(1, 8, 12, 4), Err(ProfileError::Boundary { boundary: 12, align: 4 }));
-    assert_eq!(Profile::new(1, 3, 0, 4), Err(ProfileError::SegmentBytes { max_segment_bytes: 3, align: 4 }));
-    assert_eq!(Profile::new(1, 0, 0, 1), Err(ProfileError::SegmentBytes { max_segment_bytes: 0, align: 1 }));
+    assert_eq!(
+        Profile::new(1, 3, 0, 4),
+        Err(ProfileError::SegmentBytes { max_segment_bytes: 3, align: 4 })
+    );
+    assert_eq!(
+        Profile::new(1, 0, 0, 1),
+        Err(ProfileError::SegmentBytes { max_segment_bytes: 0, align: 1 })
+    );
 }
 
 #[test]

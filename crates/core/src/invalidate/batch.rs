@@ -30,19 +30,25 @@ impl Open {
 }
 
 impl Batch {
-    /// How many requests a batch holds that were not merged. One more merges those that abut, or makes it a flush of the whole
-    /// domain.
+    /// How many requests a batch holds that were not merged. One more merges those that abut, or
+    /// makes it a flush of the whole domain.
     pub(super) const CAPACITY: usize = 256;
-    /// The room that a merge has to make at least, because it happens under the lock that all requesters need: so there is one for
-    /// a list of requests at most. That many descriptors cost about as much as a flush of the domain.
+    /// The room that a merge has to make at least, because it happens under the lock that all
+    /// requesters need: so there is one for a list of requests at most. That many descriptors cost
+    /// about as much as a flush of the domain.
     const ROOM: usize = FlushList::CAPACITY;
 
     pub(super) fn new() -> Self {
-        Self { pages: Vec::with_capacity(Self::CAPACITY), domain_flush: false, merged: 0, requested: 0 }
+        Self {
+            pages: Vec::with_capacity(Self::CAPACITY),
+            domain_flush: false,
+            merged: 0,
+            requested: 0,
+        }
     }
 
-    /// Returns the pages to flush. Once [merged](Self::merge), in ascending order, and no two abut. Empty if the whole
-    /// domain is to be flushed.
+    /// Returns the pages to flush. Once [merged](Self::merge), in ascending order, and no two abut.
+    /// Empty if the whole domain is to be flushed.
     pub(super) fn pages(&self) -> &[Pages] {
         &self.pages
     }

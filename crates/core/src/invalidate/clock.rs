@@ -5,13 +5,15 @@ use crate::sync::{AtomicU64, Ordering};
 
 const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// The limit on batches in flight, whatever the [`InvalidationQueue::queue_depth`](super::InvalidationQueue::queue_depth).
+/// The limit on batches in flight, whatever the
+/// [`InvalidationQueue::queue_depth`](super::InvalidationQueue::queue_depth).
 pub const MAX_IN_FLIGHT: u64 = ENTRIES as u64;
 
 /// One entry per batch that can be in flight, by ticket modulo their number.
 ///
-/// The entry of ticket `t` is restarted for `t + MAX_IN_FLIGHT` only after `t` has completed. A waiter that still
-/// reads it for `t` reads a later start at worst, so it waits longer and never gives up early.
+/// The entry of ticket `t` is restarted for `t + MAX_IN_FLIGHT` only after `t` has completed. A
+/// waiter that still reads it for `t` reads a later start at worst, so it waits longer and never
+/// gives up early.
 #[derive(Debug)]
 pub(super) struct Clock([Entry; ENTRIES]);
 
@@ -31,8 +33,11 @@ pub(super) struct Age {
 
 impl Clock {
     pub(super) fn new() -> Self {
-        let entry =
-            |_| Entry { ticket: AtomicU64::new(0), since_ns: AtomicU64::new(0), polls: AtomicU64::new(0) };
+        let entry = |_| Entry {
+            ticket: AtomicU64::new(0),
+            since_ns: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
+        };
         Self(core::array::from_fn(entry))
     }
 
@@ -40,7 +45,8 @@ impl Clock {
         &self.0[(ticket % MAX_IN_FLIGHT) as usize]
     }
 
-    /// Records the first attempt to submit `ticket`; later ones change nothing. Under the lock of the queue.
+    /// Records the first attempt to submit `ticket`; later ones change nothing. Under the lock of
+    /// the queue.
     pub(super) fn start(&self, ticket: Ticket, now_ns: Option<u64>) {
         let entry = self.entry(ticket.0);
         if entry.ticket.load(Ordering::Relaxed) != ticket.0 {

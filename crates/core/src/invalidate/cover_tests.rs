@@ -35,7 +35,11 @@ fn covered(requests: &[Pages], costs: &FlushCosts) -> (Option<u64>, Vec<(u64, u3
 #[test]
 fn a_range_is_covered_by_aligned_blocks() {
     let exact = |first, count| covered(&[pages(first, count, true)], &FlushCosts::EXACT).1;
-    assert_eq!(exact(511, 2), [(511, 0), (512, 0)], "across 2 MiB: two descriptors, not a thousand pages");
+    assert_eq!(
+        exact(511, 2),
+        [(511, 0), (512, 0)],
+        "across 2 MiB: two descriptors, not a thousand pages"
+    );
     assert_eq!(exact(64, 64), [(64, 6)]);
     assert_eq!(exact(1, 7), [(1, 0), (2, 1), (4, 2)]);
     assert_eq!(exact((1 << 52) - 2, 1), [((1 << 52) - 2, 0)]);
@@ -45,7 +49,8 @@ fn a_range_is_covered_by_aligned_blocks() {
 #[test]
 fn a_block_replaces_several_where_that_costs_less() {
     let cost = |ranges: &[(u64, u64)]| {
-        let requests: Vec<_> = ranges.iter().map(|&(first, count)| pages(first, count, true)).collect();
+        let requests: Vec<_> =
+            ranges.iter().map(|&(first, count)| pages(first, count, true)).collect();
         covered(&requests, &FlushCosts::default())
     };
     assert_eq!(cost(&[(1, 63)]), (Some(64), vec![(0, 6)]), "one page more saves five descriptors");
@@ -74,7 +79,8 @@ fn a_flush_of_the_domain_replaces_what_costs_more() {
     assert_eq!(covered(&[pages(0, 1 << 51, true)], &FlushCosts::EXACT), (None, vec![]));
 }
 
-/// The least number of aligned blocks that are exactly a range: take the largest that begins at its start, and go on.
+/// The least number of aligned blocks that are exactly a range: take the largest that begins at its
+/// start, and go on.
 fn fewest(mut first: u64, end: u64) -> u64 {
     let mut blocks = 0;
     while first < end {

@@ -5,8 +5,8 @@ use crate::addr::{Iova, IovaRange};
 /// The size of a page, as a shift.
 pub(super) const PAGE_SHIFT: u32 = 12;
 
-/// An aligned block of 2^order pages of 4096 bytes: what one descriptor can invalidate (VT-d, "Page-selective-within-Domain
-/// Invalidation": an address and an address mask).
+/// An aligned block of 2^order pages of 4096 bytes: what one descriptor can invalidate (VT-d,
+/// "Page-selective-within-Domain Invalidation": an address and an address mask).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Block {
     page: u64,
@@ -69,8 +69,8 @@ pub enum Descriptor {
         /// Whether only leaf entries changed. Otherwise cached table pages are dropped too.
         leaf_only: bool,
     },
-    /// Holds back what follows until everything before it in the queue has been carried out (VT-d: an invalidation wait with
-    /// the fence flag).
+    /// Holds back what follows until everything before it in the queue has been carried out (VT-d:
+    /// an invalidation wait with the fence flag).
     Fence,
     /// Drops translations from the TLBs of all devices that have their own (ATS).
     DeviceTlb(Scope),

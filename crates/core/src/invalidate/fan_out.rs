@@ -8,12 +8,13 @@ use crate::known_bad::{self, Mistake};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::vec::Vec;
 
-/// The queue of a domain whose devices are behind several units: every batch goes to all of them, and is complete when all
-/// have completed it.
+/// The queue of a domain whose devices are behind several units: every batch goes to all of them,
+/// and is complete when all have completed it.
 ///
-/// A refusal by one unit refuses the whole submission, which the [`Invalidator`](super::Invalidator) then repeats. A
-/// unit that had accepted it carries out its flushes twice, which does no harm; a wait that it has accepted is not repeated,
-/// so that its tickets ascend. A unit that fails has failed for all: what its devices cached cannot be dropped.
+/// A refusal by one unit refuses the whole submission, which the
+/// [`Invalidator`](super::Invalidator) then repeats. A unit that had accepted it carries out its
+/// flushes twice, which does no harm; a wait that it has accepted is not repeated, so that its
+/// tickets ascend. A unit that fails has failed for all: what its devices cached cannot be dropped.
 ///
 /// ```
 /// use pinfold_core::invalidate::{Descriptor, FanOut, InvalidationQueue, QueueError, Ticket, WaitLimit};
@@ -51,8 +52,8 @@ pub struct FanOut<Q> {
 #[derive(Debug)]
 struct Unit<Q> {
     queue: Q,
-    /// The last ticket whose wait the unit has accepted and not aborted. Changed by the submitting thread only, which the
-    /// caller of `submit` orders.
+    /// The last ticket whose wait the unit has accepted and not aborted. Changed by the submitting
+    /// thread only, which the caller of `submit` orders.
     accepted: AtomicU64,
 }
 
@@ -63,7 +64,8 @@ impl<Q: InvalidationQueue> Unit<Q> {
     }
 
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
-        // A ticket names one batch, all of which precedes its wait: the unit has the descriptors as well.
+        // A ticket names one batch, all of which precedes its wait: the unit has the descriptors as
+        // well.
         if wait.is_some_and(|ticket| ticket.0 <= self.accepted.load(Ordering::Relaxed)) {
             return Ok(());
         }
@@ -76,7 +78,8 @@ impl<Q: InvalidationQueue> Unit<Q> {
 
     fn restart(&self) {
         if self.queue.has_aborted() {
-            // Nothing completes between the abort and the restart: what was accepted beyond this is lost.
+            // Nothing completes between the abort and the restart: what was accepted beyond this is
+            // lost.
             self.accepted.store(self.queue.completed().0, Ordering::Relaxed);
             self.queue.restart();
         }
@@ -104,7 +107,8 @@ impl<Q: InvalidationQueue> FanOut<Q> {
         self.units().map(|unit| &unit.queue)
     }
 
-    /// Returns what `of` returns for the units, combined by `with`. Most domains have one unit: then this is one call.
+    /// Returns what `of` returns for the units, combined by `with`. Most domains have one unit:
+    /// then this is one call.
     #[inline(always)]
     fn combined<T>(&self, of: impl Fn(&Q) -> T, with: impl Fn(T, T) -> T) -> T {
         let first = of(&self.first.queue);
@@ -150,7 +154,8 @@ impl<Q: InvalidationQueue> InvalidationQueue for FanOut<Q> {
 
     #[inline(always)]
     fn after_submission(&self) -> (Ticket, Option<u64>) {
-        // The first unit may have accepted the batch some time before the others did: its time of submission is not theirs.
+        // The first unit may have accepted the batch some time before the others did: its time of
+        // submission is not theirs.
         if self.others.is_empty() {
             self.first().after_submission()
         } else {

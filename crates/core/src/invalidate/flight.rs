@@ -1,4 +1,5 @@
-//! The batch that is being submitted: taken out of the lock that requesters need, and owned by one thread at a time.
+//! The batch that is being submitted: taken out of the lock that requesters need, and owned by one
+//! thread at a time.
 
 use super::batch::{Batch, Open};
 use super::costs::FlushCosts;
@@ -21,8 +22,9 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// Expresses the batch in descriptors: IOTLBs first, and the TLBs of devices behind a fence, because a device may
-    /// fill its TLB from the IOTLB until that has been flushed (VT-d, "Device-TLB Invalidate").
+    /// Expresses the batch in descriptors: IOTLBs first, and the TLBs of devices behind a fence,
+    /// because a device may fill its TLB from the IOTLB until that has been flushed (VT-d,
+    /// "Device-TLB Invalidate").
     #[inline(always)]
     pub(super) fn prepare(&mut self, costs: &FlushCosts, max_order: u32, device_tlbs: bool) {
         self.batch.merge();
@@ -123,9 +125,10 @@ pub(super) struct Claim<'a>(&'a FlightCell);
 impl Claim<'_> {
     pub(super) fn with<R>(&mut self, act: impl FnOnce(&mut Flight) -> R) -> R {
         self.0.flight.with_mut(|flight| {
-            // SAFETY: `try_claim` found `claimed` false and set it for this claim, with the one lock of `Open` held that all
-            // calls hold, so no other claim exists until its drop; the acquire of that load orders this after the release of
-            // the previous one. `&mut self` excludes itself.
+            // SAFETY: `try_claim` found `claimed` false and set it for this claim, with the one
+            // lock of `Open` held that all calls hold, so no other claim exists until its drop; the
+            // acquire of that load orders this after the release of the previous one. `&mut self`
+            // excludes itself.
             act(unsafe { &mut *flight })
         })
     }

@@ -8,8 +8,8 @@ use crate::addr::IovaRange;
 pub struct Flush {
     /// The addresses whose entries have changed; a page of which any part is inside is flushed.
     pub range: IovaRange,
-    /// Whether only leaf entries changed. A flush that is not leaf-only also drops cached table pages; it is needed if
-    /// one of them was retired.
+    /// Whether only leaf entries changed. A flush that is not leaf-only also drops cached table
+    /// pages; it is needed if one of them was retired.
     pub leaf_only: bool,
 }
 
@@ -31,7 +31,8 @@ pub(super) struct Pages {
 impl Pages {
     #[inline]
     pub(super) fn new(flush: &Flush) -> Self {
-        let (first, last) = (flush.range.start().raw() >> PAGE_SHIFT, flush.range.last().raw() >> PAGE_SHIFT);
+        let (first, last) =
+            (flush.range.start().raw() >> PAGE_SHIFT, flush.range.last().raw() >> PAGE_SHIFT);
         Self { first, end: last + 1, leaf_only: flush.leaf_only }
     }
 
@@ -75,8 +76,8 @@ impl Requested {
     }
 }
 
-/// Requests that one owner gathers without a lock, merged with their neighbours, before it makes them all at once by
-/// [`Invalidator::request_list`](super::Invalidator::request_list).
+/// Requests that one owner gathers without a lock, merged with their neighbours, before it makes
+/// them all at once by [`Invalidator::request_list`](super::Invalidator::request_list).
 ///
 /// ```
 /// use pinfold_core::addr::{Iova, IovaRange};
@@ -114,7 +115,8 @@ impl FlushList {
         self.len == 0
     }
 
-    /// Adds a request, whose entries have been cleared. Constant time: it is merged with the last one if they abut.
+    /// Adds a request, whose entries have been cleared. Constant time: it is merged with the last
+    /// one if they abut.
     ///
     /// # Errors
     /// The request, if the list is full.

@@ -12,11 +12,12 @@ use super::waits::Waits;
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Ordering, SpinLock};
 use core::fmt;
 
-/// How many pages threads that combine their requests gather before one of them submits. More cost the unit longer (0.22 us
-/// each), fewer the threads more submissions.
+/// How many pages threads that combine their requests gather before one of them submits. More cost
+/// the unit longer (0.22 us each), fewer the threads more submissions.
 const COMBINED_PAGES: u64 = 8;
 
-/// Gathers requests, submits them to an [`InvalidationQueue`] in batches, and publishes their completion.
+/// Gathers requests, submits them to an [`InvalidationQueue`] in batches, and publishes their
+/// completion.
 pub struct Invalidator<Q> {
     pub(super) queue: Q,
     /// What requesters need: held for an append, or to take the batch out.
@@ -34,8 +35,9 @@ pub struct Invalidator<Q> {
     pub(super) clock: Clock,
     /// Whether the queue has refused a batch for good.
     pub(super) refused: AtomicBool,
-    /// Whether the queue was restarted and has not accepted yet what replaces the flushes that it had aborted. Changed by the
-    /// thread that has claimed the flight; others read it to know that there is something to submit.
+    /// Whether the queue was restarted and has not accepted yet what replaces the flushes that it
+    /// had aborted. Changed by the thread that has claimed the flight; others read it to know that
+    /// there is something to submit.
     pub(super) restarted: AtomicBool,
     pub(super) sent: Sent,
     pub(super) waits: Waits,
@@ -76,23 +78,26 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         &self.queue
     }
 
-    /// Requests `flushes` and returns the ticket after which they have completed. The entries of each have been cleared
-    /// **before** the iterator yields it. The iterator may use the invalidator.
-    /// Nothing is submitted before [`submit`](Self::submit), [`is_completed`](Self::is_completed) or [`wait`](Self::wait).
+    /// Requests `flushes` and returns the ticket after which they have completed. The entries of
+    /// each have been cleared **before** the iterator yields it. The iterator may use the
+    /// invalidator. Nothing is submitted before [`submit`](Self::submit),
+    /// [`is_completed`](Self::is_completed) or [`wait`](Self::wait).
     ///
     /// No flushes at all need no ticket: [`Ticket::COMPLETED`].
     pub fn request(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
         self.append(flushes, false)
     }
 
-    /// Requests `flushes`, as [`request`](Self::request) does, and submits the open batch unless the queue is full.
+    /// Requests `flushes`, as [`request`](Self::request) does, and submits the open batch unless
+    /// the queue is full.
     pub fn request_and_submit(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
         self.append(flushes, true)
     }
 
-    /// Requests `flush` for a thread that waits for it next. Submits as [`request_one`](Self::request_one) does, unless other
-    /// threads have lately requested theirs while one that waits had yielded: then the open batch is submitted once it has
-    /// several pages, or by the first of them that polls.
+    /// Requests `flush` for a thread that waits for it next. Submits as
+    /// [`request_one`](Self::request_one) does, unless other threads have lately requested theirs
+    /// while one that waits had yielded: then the open batch is submitted once it has several
+    /// pages, or by the first of them that polls.
     pub fn request_awaited(&self, flush: Flush) -> Ticket {
         self.waits.yields.count_request();
         if self.waiters_combine() { self.request_combined(flush) } else { self.request_one(flush) }
@@ -113,7 +118,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         ticket
     }
 
-    /// Requests `flush` and submits, as [`request_and_submit`](Self::request_and_submit) does: by itself if nothing has gathered.
+    /// Requests `flush` and submits, as [`request_and_submit`](Self::request_and_submit) does: by
+    /// itself if nothing has gathered.
     pub fn request_one(&self, flush: Flush) -> Ticket {
         self.publish_if_in_flight();
         let pages = Pages::new(&flush);
@@ -131,8 +137,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Requests everything in `list`, which is empty afterwards, and submits the open batch as
-    /// [`request_and_submit`](Self::request_and_submit) does if `submit` is true. The lock is held for as many appends as the
-    /// list has ranges that do not abut.
+    /// [`request_and_submit`](Self::request_and_submit) does if `submit` is true. The lock is held
+    /// for as many appends as the list has ranges that do not abut.
     pub fn request_list(&self, list: &mut FlushList, submit: bool) -> Ticket {
         if list.is_empty() {
             return Ticket::COMPLETED;
@@ -214,7 +220,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         self.refused.load(Ordering::Relaxed) || self.queue.has_failed()
     }
 
-    /// Whether the flush has completed. Submits the open batch if the queue is not full, but does not wait.
+    /// Whether the flush has completed. Submits the open batch if the queue is not full, but does
+    /// not wait.
     #[inline]
     pub fn is_completed(&self, ticket: Ticket) -> bool {
         self.completed.load(Ordering::Acquire) >= ticket.0 || self.is_completed_now(ticket)
@@ -258,8 +265,9 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
     /// Publishes that the queue has completed everything up to `completed`.
     pub(super) fn publish_up_to(&self, completed: Ticket) {
-        // A ticket that was never submitted is not believed: its waiters time out. (It may also be that the submission
-        // of this very ticket is not yet recorded; then the next poll finds it.)
+        // A ticket that was never submitted is not believed: its waiters time out. (It may also be
+        // that the submission of this very ticket is not yet recorded; then the next poll finds
+        // it.)
         let news = completed.0 > self.completed.load(Ordering::Relaxed);
         if news && completed.0 <= self.submitted.load(Ordering::Acquire) {
             self.completed.fetch_max(completed.0, Ordering::AcqRel);

@@ -1,5 +1,5 @@
-//! Every interleaving of two owners that clear, request and poll: a ticket is never reported completed before a flush that
-//! covers its request was submitted after its clear.
+//! Every interleaving of two owners that clear, request and poll: a ticket is never reported
+//! completed before a flush that covers its request was submitted after its clear.
 
 use super::*;
 use crate::addr::{Iova, IovaRange};
@@ -24,7 +24,8 @@ impl InvalidationQueue for Stuck {
     }
 }
 
-/// Clears the entry of a page, and requests its flush: one page by itself if it `submits`, the other by the general path.
+/// Clears the entry of a page, and requests its flush: one page by itself if it `submits`, the
+/// other by the general path.
 fn request(inv: &Invalidator<Snapshot<2>>, page: usize, submits: bool) -> Ticket {
     inv.queue().cleared[page].store(1, Ordering::Relaxed);
     let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
@@ -61,15 +62,17 @@ fn loom_a_batch_in_parts_does_not_complete_before_all_of_its_flushes() {
     explore(false, 1, None);
 }
 
-/// What is in flight or submitted in part when the unit aborts is flushed again before its ticket completes.
+/// What is in flight or submitted in part when the unit aborts is flushed again before its ticket
+/// completes.
 #[test]
 fn loom_what_a_unit_aborted_does_not_complete_before_it_is_flushed_again() {
     explore(true, usize::MAX, Some(0));
     explore(true, 2, Some(1));
 }
 
-/// Two units, one of which refuses or aborts: the state that the queue over both keeps of each passes between the threads that
-/// submit, and no ticket completes before both units have flushed. The last case has a restart whose flush is refused.
+/// Two units, one of which refuses or aborts: the state that the queue over both keeps of each
+/// passes between the threads that submit, and no ticket completes before both units have flushed.
+/// The last case has a restart whose flush is refused.
 #[test]
 fn loom_a_ticket_does_not_complete_before_every_unit_has_flushed() {
     explore_units(Snapshot::new, || Snapshot::new().refusing_every(2));
@@ -104,7 +107,8 @@ fn owner_of_units(inv: &Invalidator<FanOut<Snapshot<2>>>, page: usize) {
     }
 }
 
-/// Two requests that each become a batch of their own if they can: one of them meets the other in the flight, or gathers.
+/// Two requests that each become a batch of their own if they can: one of them meets the other in
+/// the flight, or gathers.
 #[test]
 fn loom_a_single_request_does_not_complete_before_its_flush() {
     loom::model(|| {
@@ -126,7 +130,8 @@ fn loom_a_single_request_does_not_complete_before_its_flush() {
     });
 }
 
-/// Of two single requests one finds the queue full, also if it looked before the other one was submitted.
+/// Of two single requests one finds the queue full, also if it looked before the other one was
+/// submitted.
 #[test]
 fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {
     loom::model(|| {
@@ -142,8 +147,8 @@ fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {
     });
 }
 
-/// Two threads that wait for what they request, which gathers: whichever polls submits both requests, or each its own, and neither
-/// depends on the other.
+/// Two threads that wait for what they request, which gathers: whichever polls submits both
+/// requests, or each its own, and neither depends on the other.
 #[test]
 fn loom_awaited_requests_do_not_complete_before_their_flush() {
     let mut model = loom::model::Builder::new();
@@ -165,7 +170,8 @@ fn loom_awaited_requests_do_not_complete_before_their_flush() {
     });
 }
 
-/// An owner that requests and then never runs again: others submit its request, and see it complete.
+/// An owner that requests and then never runs again: others submit its request, and see it
+/// complete.
 #[test]
 fn loom_a_request_completes_without_the_owner_that_made_it() {
     loom::model(|| {
@@ -179,8 +185,8 @@ fn loom_a_request_completes_without_the_owner_that_made_it() {
     });
 }
 
-/// An owner that gathers, and never runs again: a thread that waits for one of its requests hands them over itself, and submits
-/// them later or with the same hold of the lock.
+/// An owner that gathers, and never runs again: a thread that waits for one of its requests hands
+/// them over itself, and submits them later or with the same hold of the lock.
 #[test]
 fn loom_a_gathered_request_completes_without_its_owner() {
     [Next::Other, Next::Poll].into_iter().for_each(gathered_without_its_owner);
@@ -199,8 +205,9 @@ fn gathered_without_its_owner(next: Next) {
     });
 }
 
-/// The owner hands over and uses the places of its ring again, while another thread waits for the first request: that one finds
-/// a ticket that covers it, and no flush is submitted before what it covers has been cleared.
+/// The owner hands over and uses the places of its ring again, while another thread waits for the
+/// first request: that one finds a ticket that covers it, and no flush is submitted before what it
+/// covers has been cleared.
 #[test]
 fn loom_a_place_in_a_ring_is_used_again_after_it_was_handed_over() {
     let mut model = loom::model::Builder::new();
@@ -220,7 +227,8 @@ fn loom_a_place_in_a_ring_is_used_again_after_it_was_handed_over() {
     });
 }
 
-/// Two owners that gather one request each and wait for it at once: whichever submits, neither completes before its flush.
+/// Two owners that gather one request each and wait for it at once: whichever submits, neither
+/// completes before its flush.
 #[test]
 fn loom_owners_that_wait_for_what_they_gathered_complete_after_its_flush() {
     let mut model = loom::model::Builder::new();
@@ -256,7 +264,13 @@ fn gather(inv: &Invalidator<Snapshot<3>>, ring: &RequestRing, page: usize) -> Po
 }
 
 /// Waits for a request, as any thread does, and looks whether it was flushed after its clear.
-fn wait_for(inv: &Invalidator<Snapshot<3>>, ring: &RequestRing, at: Position, page: usize, next: Next) {
+fn wait_for(
+    inv: &Invalidator<Snapshot<3>>,
+    ring: &RequestRing,
+    at: Position,
+    page: usize,
+    next: Next,
+) {
     if ring.ticket_of(at).is_none() {
         inv.request_ring(ring, next);
     }

@@ -1,7 +1,8 @@
 //! Where in the sequence of flushes something is quiesced, and the memory of it.
 
 use super::ticket::Ticket;
-// Not those of `sync`: a point is learnt once, and orders nothing. The queue's counters order what a ticket stands for.
+// Not those of `sync`: a point is learnt once, and orders nothing. The queue's counters order what
+// a ticket stands for.
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Where in the sequence of flushes something is quiesced.
@@ -9,7 +10,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub enum Point {
     /// When this ticket has completed.
     Ticket(Ticket),
-    /// When the ticket has completed that this request gets with its [`RequestRing`](super::RequestRing).
+    /// When the ticket has completed that this request gets with its
+    /// [`RequestRing`](super::RequestRing).
     Gathered(Position),
 }
 
@@ -17,8 +19,9 @@ pub enum Point {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Position(pub(super) u64);
 
-/// A [`Point`] whose ticket any thread may learn. The first that is learnt is kept: the ring tells a later one once it has
-/// used the request's place again, and what was quiesced must not appear to be reachable then.
+/// A [`Point`] whose ticket any thread may learn. The first that is learnt is kept: the ring tells
+/// a later one once it has used the request's place again, and what was quiesced must not appear to
+/// be reachable then.
 #[derive(Debug)]
 pub(crate) struct PointCell(AtomicU64);
 
@@ -41,7 +44,8 @@ impl PointCell {
         *self.0.get_mut() = encode(point);
     }
 
-    /// Keeps `ticket` as that of the request at `position`, unless another thread was faster, and returns the one that is kept.
+    /// Keeps `ticket` as that of the request at `position`, unless another thread was faster, and
+    /// returns the one that is kept.
     pub(crate) fn learn(&self, position: Position, ticket: Ticket) -> Ticket {
         let gathered = encode(Point::Gathered(position));
         match self.0.compare_exchange(gathered, ticket.0, Ordering::Relaxed, Ordering::Relaxed) {
@@ -80,6 +84,9 @@ mod tests {
         assert_eq!(point.get(), Point::Gathered(position));
         assert_eq!([5, 9].map(|ticket| point.learn(position, Ticket(ticket))), [Ticket(5); 2]);
         assert_eq!(point.get(), Point::Ticket(Ticket(5)));
-        assert_eq!(PointCell::new(Point::Ticket(Ticket::NEVER)).get(), Point::Ticket(Ticket::NEVER));
+        assert_eq!(
+            PointCell::new(Point::Ticket(Ticket::NEVER)).get(),
+            Point::Ticket(Ticket::NEVER)
+        );
     }
 }

@@ -15,10 +15,12 @@ pub struct WaitLimit {
 }
 
 impl WaitLimit {
-    /// Limits the time alone. A queue without a clock never reaches it. Nothing waits behind a backend whose revocations have completed
-    /// when they return, as where the kernel keeps the table.
+    /// Limits the time alone. A queue without a clock never reaches it. Nothing waits behind a
+    /// backend whose revocations have completed when they return, as where the kernel keeps the
+    /// table.
     pub const fn within(time: Duration) -> Self {
-        let time_ns = time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos() as u64);
+        let time_ns =
+            time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos() as u64);
         Self { time_ns, polls: u64::MAX }
     }
 }
@@ -27,7 +29,8 @@ impl WaitLimit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// The queue is full, or has aborted; the descriptors are submitted again at a later poll or wait.
+    /// The queue is full, or has aborted; the descriptors are submitted again at a later poll or
+    /// wait.
     #[error("the invalidation queue is full")]
     Full,
     /// The unit has failed, as if [`InvalidationQueue::has_failed`] had returned true.
@@ -38,43 +41,48 @@ pub enum QueueError {
 /// The invalidation queue of an IOMMU: carries out descriptors.
 ///
 /// # If a method panics
-/// No ticket completes before a flush that covers it was submitted. What was requested stays so: it is submitted, again if need be,
-/// by the next poll or wait. A caller that was requesting learns no ticket, so a domain quarantines the payload that it was
-/// [revoking](crate::domain::Backend). Retired table pages are flushed with the next that are retired. The methods are called
-/// by waits, polls and requests, and by no clean-up of the invalidator itself.
+/// No ticket completes before a flush that covers it was submitted. What was requested stays so: it
+/// is submitted, again if need be, by the next poll or wait. A caller that was requesting learns no
+/// ticket, so a domain quarantines the payload that it was [revoking](crate::domain::Backend).
+/// Retired table pages are flushed with the next that are retired. The methods are called by waits,
+/// polls and requests, and by no clean-up of the invalidator itself.
 pub trait InvalidationQueue: Send + Sync {
     /// Submits descriptors and, if `wait` names a ticket, behind them a wait whose completion makes
-    /// [`completed`](Self::completed) return that ticket. Must not block until they have been carried out. A batch may come
-    /// in several parts, the last of which has the wait. Tickets come in ascending order, at most
-    /// [`queue_depth`](Self::queue_depth) of them in flight. One thread at a time calls it.
+    /// [`completed`](Self::completed) return that ticket. Must not block until they have been
+    /// carried out. A batch may come in several parts, the last of which has the wait. Tickets come
+    /// in ascending order, at most [`queue_depth`](Self::queue_depth) of them in flight. One thread
+    /// at a time calls it.
     ///
     /// # Errors
     /// [`QueueError`]; then nothing was submitted.
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError>;
 
-    /// Returns how many descriptors the queue accepts now, the wait included. It decreases by submissions only, and increases
-    /// while nothing else of the queue is called.
+    /// Returns how many descriptors the queue accepts now, the wait included. It decreases by
+    /// submissions only, and increases while nothing else of the queue is called.
     fn accepts(&self) -> usize {
         usize::MAX
     }
 
-    /// Returns the last ticket up to which *all* waits have completed. It never decreases, and reads memory only.
+    /// Returns the last ticket up to which *all* waits have completed. It never decreases, and
+    /// reads memory only.
     ///
-    /// Batches in flight may complete in any order; they are published in the order of their tickets. When it
-    /// returns `t`, no device uses anything that the batches up to `t` cover, and accesses that had begun
-    /// with it have ended.
+    /// Batches in flight may complete in any order; they are published in the order of their
+    /// tickets. When it returns `t`, no device uses anything that the batches up to `t` cover, and
+    /// accesses that had begun with it have ended.
     fn completed(&self) -> Ticket;
 
-    /// Returns what [`completed`](Self::completed) and [`now_ns`](Self::now_ns) return, to the thread that has just submitted a
-    /// batch. A queue that knows both overrides it, and saves reading its clock twice.
+    /// Returns what [`completed`](Self::completed) and [`now_ns`](Self::now_ns) return, to the
+    /// thread that has just submitted a batch. A queue that knows both overrides it, and saves
+    /// reading its clock twice.
     fn after_submission(&self) -> (Ticket, Option<u64>) {
         (self.completed(), self.now_ns())
     }
 
-    /// Pauses between two polls; `polls` counts from 0. By default it spins for 64 polls, longer than a flush takes (1 to 2
-    /// us), and then yields the processor: on a machine with fewer processors than threads the thread that completes the
-    /// flush may not be running. A waiter passes 64 at first where other threads have lately requested flushes while a waiter
-    /// had yielded.
+    /// Pauses between two polls; `polls` counts from 0. By default it spins for 64 polls, longer
+    /// than a flush takes (1 to 2 us), and then yields the processor: on a machine with fewer
+    /// processors than threads the thread that completes the flush may not be running. A waiter
+    /// passes 64 at first where other threads have lately requested flushes while a waiter had
+    /// yielded.
     fn relax(&self, polls: u64) {
         crate::sync::spin_then_yield(polls);
     }
@@ -90,7 +98,8 @@ pub trait InvalidationQueue: Send + Sync {
     /// Returns how many batches may be in flight. It never changes; it is clamped to 1 and
     /// [`MAX_IN_FLIGHT`](super::MAX_IN_FLIGHT).
     ///
-    /// While fewer are in flight, a batch is submitted as soon as a waiter polls; otherwise requests gather.
+    /// While fewer are in flight, a batch is submitted as soon as a waiter polls; otherwise
+    /// requests gather.
     fn queue_depth(&self) -> u64 {
         1
     }
@@ -100,29 +109,32 @@ pub trait InvalidationQueue: Send + Sync {
         FlushCosts::default()
     }
 
-    /// Returns the order of the largest block that a descriptor can name; by default 18, 1 GiB (VT-d: the maximum address
-    /// mask value of the capability register). It never changes.
+    /// Returns the order of the largest block that a descriptor can name; by default 18, 1 GiB
+    /// (VT-d: the maximum address mask value of the capability register). It never changes.
     fn max_order(&self) -> u32 {
         18
     }
 
     /// Whether devices have TLBs of their own (ATS), which need descriptors of their own.
     ///
-    /// It is called after the entries of a batch have been cleared. If it returns false, no such TLB is filled from what those
-    /// entries were before: a unit sets it before it lets a device fill its TLB, flushes its IOTLB in between, and orders
-    /// both sides: by sequentially consistent fences, or by read-modify-writes of one word.
+    /// It is called after the entries of a batch have been cleared. If it returns false, no such
+    /// TLB is filled from what those entries were before: a unit sets it before it lets a device
+    /// fill its TLB, flushes its IOTLB in between, and orders both sides: by sequentially
+    /// consistent fences, or by read-modify-writes of one word.
     fn has_device_tlbs(&self) -> bool {
         false
     }
 
-    /// Whether the unit has aborted the waits in flight (VT-d: an invalidation time-out error, because a device did not
-    /// answer). Their tickets do not complete, and the queue accepts nothing, until it is [restarted](Self::restart); then
-    /// they are submitted again, as one flush of the domain with the last ticket.
+    /// Whether the unit has aborted the waits in flight (VT-d: an invalidation time-out error,
+    /// because a device did not answer). Their tickets do not complete, and the queue accepts
+    /// nothing, until it is [restarted](Self::restart); then they are submitted again, as one flush
+    /// of the domain with the last ticket.
     fn has_aborted(&self) -> bool {
         false
     }
 
-    /// Lets a queue that [has aborted](Self::has_aborted) accept descriptors again. The submitting thread calls it.
+    /// Lets a queue that [has aborted](Self::has_aborted) accept descriptors again. The submitting
+    /// thread calls it.
     fn restart(&self) {}
 
     /// Whether the unit has failed: what is in flight never completes, and no batch is accepted.
@@ -131,7 +143,8 @@ pub trait InvalidationQueue: Send + Sync {
         false
     }
 
-    /// Whether entries that are *not* present are cached too, so that a map needs a flush (VT-d: caching mode).
+    /// Whether entries that are *not* present are cached too, so that a map needs a flush (VT-d:
+    /// caching mode).
     fn caches_not_present(&self) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! What one owner has requested and not yet handed over: a ring that it alone appends to, and any thread may empty.
+//! What one owner has requested and not yet handed over: a ring that it alone appends to, and any
+//! thread may empty.
 
 use super::descriptor::PAGE_SHIFT;
 use super::flush::Pages;
@@ -12,9 +13,9 @@ use core::ops::Range;
 
 /// Requests of one owner that have no ticket yet: of leaves, in pinned windows.
 ///
-/// The owner appends without a lock and without a read-modify-write. Any thread hands them over to the [`Invalidator`]
-/// ([`Invalidator::request_ring`]), under the lock of its open batch, and learns their ticket: so one that waits does not
-/// depend on the owner running.
+/// The owner appends without a lock and without a read-modify-write. Any thread hands them over to
+/// the [`Invalidator`] ([`Invalidator::request_ring`]), under the lock of its open batch, and
+/// learns their ticket: so one that waits does not depend on the owner running.
 #[derive(Debug)]
 pub struct RequestRing {
     /// How many requests were made. Changed by the owner.
@@ -24,14 +25,16 @@ pub struct RequestRing {
     slots: [Slot; PLACES],
 }
 
-/// What a thread does next that hands over what an owner has gathered: decides when that is submitted.
+/// What a thread does next that hands over what an owner has gathered: decides when that is
+/// submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
     /// It goes on: the requests may gather further, with those of other owners.
     Other,
     /// It polls one of the requests: they are submitted.
     Poll,
-    /// It waits for one of them: they are submitted, unless waiters yield first, so that others share the flush.
+    /// It waits for one of them: they are submitted, unless waiters yield first, so that others
+    /// share the flush.
     Wait,
 }
 
@@ -62,8 +65,9 @@ impl RequestRing {
         &self.slots[(position % CAPACITY) as usize]
     }
 
-    /// Appends the request for a range whose entries have been cleared, and returns its place. `None`, with nothing changed, if
-    /// the ring is full or the range too long for a slot. For the owner alone.
+    /// Appends the request for a range whose entries have been cleared, and returns its place.
+    /// `None`, with nothing changed, if the ring is full or the range too long for a slot. For the
+    /// owner alone.
     #[inline]
     pub(crate) fn push(&self, range: IovaRange) -> Option<Position> {
         let at = self.pushed.load(Ordering::Relaxed);
@@ -92,15 +96,16 @@ impl RequestRing {
         self.pushed().saturating_sub(self.handed_over.load(Ordering::Relaxed))
     }
 
-    /// Returns the ticket that covers the request at `position`, or a later one if its slot was used again since; `None` if it
-    /// has not been handed over.
+    /// Returns the ticket that covers the request at `position`, or a later one if its slot was
+    /// used again since; `None` if it has not been handed over.
     #[inline]
     pub(crate) fn ticket_of(&self, position: Position) -> Option<Ticket> {
         let handed_over = self.handed_over.load(Ordering::Acquire) > position.0;
         handed_over.then(|| Ticket(self.slot(position.0).ticket.load(Ordering::Relaxed)))
     }
 
-    /// Returns the requests that are to be handed over. With the lock of the open batch held, as the following two.
+    /// Returns the requests that are to be handed over. With the lock of the open batch held, as
+    /// the following two.
     fn waiting(&self) -> Range<u64> {
         self.handed_over.load(Ordering::Relaxed)..self.pushed.load(Ordering::Acquire)
     }
@@ -115,18 +120,19 @@ impl RequestRing {
         for position in requests.clone() {
             self.slot(position).ticket.store(ticket.0, Ordering::Relaxed);
         }
-        // Release: who sees that they are handed over sees their ticket, and the owner may use the slots again.
+        // Release: who sees that they are handed over sees their ticket, and the owner may use the
+        // slots again.
         self.handed_over.store(requests.end, Ordering::Release);
     }
 }
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
-    /// Requests everything in `ring`, which is empty afterwards unless its owner appends meanwhile. Any thread may call it, at the
-    /// same time as the owner appends.
+    /// Requests everything in `ring`, which is empty afterwards unless its owner appends meanwhile.
+    /// Any thread may call it, at the same time as the owner appends.
     ///
-    /// Submits the open batch, as [`request_and_submit`](Self::request_and_submit) does, once that has as many pages as a ring
-    /// has places: owners that hand over less share a flush. A thread that needs the flush `next` submits it at once, under the
-    /// same hold of the lock.
+    /// Submits the open batch, as [`request_and_submit`](Self::request_and_submit) does, once that
+    /// has as many pages as a ring has places: owners that hand over less share a flush. A thread
+    /// that needs the flush `next` submits it at once, under the same hold of the lock.
     pub fn request_ring(&self, ring: &RequestRing, next: Next) {
         let gathers = match next {
             Next::Other => true,
@@ -172,13 +178,23 @@ mod tests {
         inv.request_ring(&ring, Next::Poll); // nothing is left
         assert!(ring.len() == 0 && all.iter().all(|at| ring.ticket_of(*at) == Some(Ticket(1))));
         let stats = inv.stats();
-        assert_eq!((stats.requested, stats.sent, stats.waits), (CAPACITY, 1, 1), "neighbours are one flush");
+        assert_eq!(
+            (stats.requested, stats.sent, stats.waits),
+            (CAPACITY, 1, 1),
+            "neighbours are one flush"
+        );
         // A slot is used again: what it was used for before is covered by a later ticket, too.
         let again = ring.push(page(9, 3)).unwrap();
         assert_eq!((ring.ticket_of(all[0]), ring.ticket_of(again)), (Some(Ticket(1)), None));
         inv.request_ring(&ring, Next::Other);
-        assert_eq!((ring.ticket_of(all[0]), ring.ticket_of(again)), (Some(Ticket(2)), Some(Ticket(2))));
-        assert_eq!((ring.ticket_of(all[1]), inv.stats().pages_requested), (Some(Ticket(1)), CAPACITY + 3));
+        assert_eq!(
+            (ring.ticket_of(all[0]), ring.ticket_of(again)),
+            (Some(Ticket(2)), Some(Ticket(2)))
+        );
+        assert_eq!(
+            (ring.ticket_of(all[1]), inv.stats().pages_requested),
+            (Some(Ticket(1)), CAPACITY + 3)
+        );
     }
 
     #[test]

@@ -8,10 +8,11 @@ use loom::thread;
 #[cfg(not(loom))]
 use std::thread;
 
-/// Its flush takes effect when it is submitted: it takes a snapshot of what had been cleared by then.
+/// Its flush takes effect when it is submitted: it takes a snapshot of what had been cleared by
+/// then.
 ///
-/// The clears are relaxed stores: only the invalidator orders them before the snapshot, and only the ticket orders the
-/// snapshot before the owner's check.
+/// The clears are relaxed stores: only the invalidator orders them before the snapshot, and only
+/// the ticket orders the snapshot before the owner's check.
 pub(super) struct Snapshot<const PAGES: usize> {
     pub(super) cleared: [AtomicU64; PAGES],
     pub(super) flushed: [AtomicU64; PAGES],
@@ -68,7 +69,8 @@ impl<const PAGES: usize> InvalidationQueue for Snapshot<PAGES> {
             self.aborted.store(true, Ordering::Release);
             return Ok(());
         }
-        let refuses = self.refuses_every.is_some_and(|every| (submission + 1).is_multiple_of(every));
+        let refuses =
+            self.refuses_every.is_some_and(|every| (submission + 1).is_multiple_of(every));
         if refuses || self.aborted.load(Ordering::Relaxed) {
             return Err(QueueError::Full);
         }

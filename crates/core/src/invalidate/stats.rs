@@ -9,17 +9,18 @@ use core::fmt;
 pub struct InvalidationStats {
     /// Ranges requested: one for each range that was cleared, and those of `requested_tables`.
     pub requested: u64,
-    /// Of these, ranges that cover table pages too: one for each request that retired some (and for each map, if entries
-    /// that are not present are cached).
+    /// Of these, ranges that cover table pages too: one for each request that retired some (and for
+    /// each map, if entries that are not present are cached).
     pub requested_tables: u64,
     /// Pages of 4096 bytes in the ranges requested.
     pub pages_requested: u64,
-    /// Pages that were flushed for them: at most twice as many. A flush of the whole domain counts as the pages that were
-    /// requested, as what else it drops is unknown; see `domain_flushes`.
+    /// Pages that were flushed for them: at most twice as many. A flush of the whole domain counts
+    /// as the pages that were requested, as what else it drops is unknown; see `domain_flushes`.
     pub pages_flushed: u64,
     /// Ranges that needed no flush of their own, because another flush covered them.
     pub merged: u64,
-    /// Flushes of the IOTLB submitted to the queue: a range that is not an aligned block may need several.
+    /// Flushes of the IOTLB submitted to the queue: a range that is not an aligned block may need
+    /// several.
     pub sent: u64,
     /// Of these, flushes of the whole domain, because that costs less than what they replace.
     pub domain_flushes: u64,
@@ -27,13 +28,15 @@ pub struct InvalidationStats {
     pub sent_device_tlb: u64,
     /// Waits submitted to the queue: one a batch.
     pub waits: u64,
-    /// Parts in which batches were submitted, because the queue did not accept all descriptors at once.
+    /// Parts in which batches were submitted, because the queue did not accept all descriptors at
+    /// once.
     pub parts: u64,
     /// How often the waits in flight were submitted again, because the unit had aborted them.
     pub resubmitted: u64,
     /// The largest number of batches in flight so far.
     pub in_flight_peak: u64,
-    /// Calls that had to poll. (Not those whose flush had completed once they had yielded to others.)
+    /// Calls that had to poll. (Not those whose flush had completed once they had yielded to
+    /// others.)
     pub waited: u64,
     /// Nanoseconds spent in them, if the queue has a clock.
     pub wait_ns: u64,

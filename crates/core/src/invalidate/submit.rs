@@ -1,4 +1,5 @@
-//! The side of the [`Invalidator`] that submits: one thread at a time, and not under the lock that requesters need.
+//! The side of the [`Invalidator`] that submits: one thread at a time, and not under the lock that
+//! requesters need.
 
 use super::batch::Open;
 use super::descriptor::{Descriptor, Scope};
@@ -12,8 +13,8 @@ use crate::sync::{Guard, Ordering};
 use core::mem;
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
-    /// Takes the open batch out of its lock and submits it. Returns at once if another thread is submitting, or if the queue
-    /// is full: whoever polls next submits what has gathered.
+    /// Takes the open batch out of its lock and submits it. Returns at once if another thread is
+    /// submitting, or if the queue is full: whoever polls next submits what has gathered.
     pub(super) fn submit_open(&self, mut open: Guard<'_, Open>) {
         if self.refused.load(Ordering::Relaxed) {
             return;
@@ -36,7 +37,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         if !self.recover(flight) {
             return;
         }
-        // Here, where it is done again if the queue panics meanwhile: a wait without descriptors would flush nothing.
+        // Here, where it is done again if the queue panics meanwhile: a wait without descriptors
+        // would flush nothing.
         if flight.descriptors.is_empty() {
             flight.prepare(&self.costs, self.queue.max_order(), self.queue.has_device_tlbs());
         }
@@ -48,7 +50,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
     }
 
-    /// Submits `pages` as a batch of their own, with the open ticket, if nothing has gathered and the queue is not full.
+    /// Submits `pages` as a batch of their own, with the open ticket, if nothing has gathered and
+    /// the queue is not full.
     ///
     /// # Errors
     /// The lock: nothing has changed.
@@ -83,8 +86,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
     }
 
-    /// Moves the open batch to `flight`, which is empty, and releases the lock. Returns false if there is nothing to submit,
-    /// or if the queue is full.
+    /// Moves the open batch to `flight`, which is empty, and releases the lock. Returns false if
+    /// there is nothing to submit, or if the queue is full.
     fn take_batch(&self, mut open: Guard<'_, Open>, flight: &mut Flight) -> bool {
         if open.batch.is_empty() || self.is_full(self.submitted.load(Ordering::Relaxed)) {
             return false;
@@ -95,9 +98,10 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         true
     }
 
-    /// Restarts a queue that has aborted, and replaces the batches in flight by one flush of the domain that ends with their
-    /// last ticket: it covers all of them, so their descriptors need not be kept, and it does no harm twice. A batch that was
-    /// submitted in part begins again. Returns false if that has to be tried again.
+    /// Restarts a queue that has aborted, and replaces the batches in flight by one flush of the
+    /// domain that ends with their last ticket: it covers all of them, so their descriptors need
+    /// not be kept, and it does no harm twice. A batch that was submitted in part begins again.
+    /// Returns false if that has to be tried again.
     #[inline]
     fn recover(&self, flight: &mut Flight) -> bool {
         if !self.restarted.load(Ordering::Relaxed) && !self.queue.has_aborted() {
@@ -132,7 +136,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         true
     }
 
-    /// Submits as much of `flight` as the queue accepts. Returns whether that was all of it, the wait included.
+    /// Submits as much of `flight` as the queue accepts. Returns whether that was all of it, the
+    /// wait included.
     fn send(&self, flight: &mut Flight) -> bool {
         loop {
             let (rest, space) = (flight.rest(), self.queue.accepts());
@@ -163,8 +168,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
     }
 
-    /// Counts and publishes a batch that has been submitted, and its completion if that was immediate. Only then no deadline
-    /// is needed, and no clock is read.
+    /// Counts and publishes a batch that has been submitted, and its completion if that was
+    /// immediate. Only then no deadline is needed, and no clock is read.
     fn sent(&self, flight: &mut Flight) {
         // First: if the queue panics here, the batch stays, and its wait is submitted again.
         let (completed, now_ns) = self.queue.after_submission();
@@ -187,7 +192,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         let in_flight = ticket - self.completed.load(Ordering::Relaxed).min(ticket);
         sent.peak.add(in_flight.saturating_sub(sent.peak.get()));
         if completed.0 == ticket {
-            // No ticket above it can be published while this thread submits, so a store does not lower what others publish.
+            // No ticket above it can be published while this thread submits, so a store does not
+            // lower what others publish.
             self.completed.store(ticket, Ordering::Release);
         } else {
             self.publish_up_to(completed);

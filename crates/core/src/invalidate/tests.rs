@@ -190,7 +190,9 @@ fn as_many_batches_are_in_flight_as_the_queue_allows_and_they_are_published_in_o
     let submitted = || inv.queue().batches.lock().unwrap().len();
     assert_eq!(submitted(), 3, "the fourth gathers what came after");
     complete(&inv, 2); // the third may have completed before the second: this is when both are over
-    assert!(inv.is_completed(Ticket(1)) && inv.is_completed(Ticket(2)) && !inv.is_completed(Ticket(3)));
+    assert!(
+        inv.is_completed(Ticket(1)) && inv.is_completed(Ticket(2)) && !inv.is_completed(Ticket(3))
+    );
     assert!(!inv.is_completed(Ticket(4)), "but it is submitted by who asks");
     assert_eq!(submitted(), 4);
     assert_eq!(inv.queue().batches.lock().unwrap()[3].1, blocks([(6, 0), (8, 0)]));
@@ -226,8 +228,8 @@ fn a_batch_that_a_full_queue_refuses_is_kept_and_retried() {
     assert_eq!(inv.queue().batches.lock().unwrap().len(), 1);
 }
 
-/// The deadline of a batch that finds no room counts from the first attempt, or a queue that stays full is waited for
-/// without end.
+/// The deadline of a batch that finds no room counts from the first attempt, or a queue that stays
+/// full is waited for without end.
 #[test]
 fn a_queue_that_stays_full_is_waited_for_no_longer_than_its_limit() {
     let inv = Invalidator::new(Hand { full: true.into(), ..Hand::default() });
@@ -258,7 +260,8 @@ fn stress_what_completed_was_flushed_after_it_was_cleared() {
     assert_eq!(inv.stats().requested, 20_000);
 }
 
-/// A queue that accepts three descriptors: a batch of five blocks goes in two parts, and its wait with the second.
+/// A queue that accepts three descriptors: a batch of five blocks goes in two parts, and its wait
+/// with the second.
 #[test]
 fn a_batch_goes_in_parts_and_its_wait_comes_last() {
     let inv = Invalidator::new(Hand::default());
@@ -279,7 +282,10 @@ fn a_batch_goes_in_parts_and_its_wait_comes_last() {
     // Exactly as many as there is room for, and the wait by itself later.
     accept(1);
     let ticket = inv.request_and_submit([flush(20, 1)]);
-    assert_eq!(inv.queue().batches.lock().unwrap()[2..], [(Ticket(0), blocks([(20, 0)])), (ticket, vec![])]);
+    assert_eq!(
+        inv.queue().batches.lock().unwrap()[2..],
+        [(Ticket(0), blocks([(20, 0)])), (ticket, vec![])]
+    );
 }
 
 /// A batch that is stuck halfway has a deadline, and what is requested meanwhile gathers behind it.
@@ -304,8 +310,9 @@ fn device_tlbs_are_flushed_behind_a_fence() {
     let inv = Invalidator::new(Hand { device_tlbs: true, depth: 2, ..Hand::default() });
     let table = Flush { leaf_only: false, ..flush(512, 512) };
     inv.request_and_submit([flush(0, 1), table]);
-    let of_device =
-        |page, order| Descriptor::DeviceTlb(Scope::Block(descriptor::Block::containing(page, order)));
+    let of_device = |page, order| {
+        Descriptor::DeviceTlb(Scope::Block(descriptor::Block::containing(page, order)))
+    };
     let mut expected = blocks([(0, 0), (512, 9)]);
     expected[1] = match expected[1] {
         Descriptor::Iotlb { scope, .. } => Descriptor::Iotlb { scope, leaf_only: false },
@@ -319,7 +326,8 @@ fn device_tlbs_are_flushed_behind_a_fence() {
     assert_eq!((inv.stats().sent, inv.stats().sent_device_tlb), (3, 3));
 }
 
-/// The waits in flight are submitted again as one flush of the domain, once; a batch submitted in part begins again.
+/// The waits in flight are submitted again as one flush of the domain, once; a batch submitted in
+/// part begins again.
 #[test]
 fn what_a_unit_aborted_is_submitted_again() {
     let inv = Invalidator::new(Hand { depth: 3, ..Hand::default() });
@@ -340,8 +348,8 @@ fn what_a_unit_aborted_is_submitted_again() {
     assert_eq!(inv.stats().resubmitted, 1);
 }
 
-/// The flush that replaces aborted ones reaches the TLBs of devices too, behind a fence; one that the queue does not accept
-/// is submitted at a later poll.
+/// The flush that replaces aborted ones reaches the TLBs of devices too, behind a fence; one that
+/// the queue does not accept is submitted at a later poll.
 #[test]
 fn what_replaces_aborted_flushes_reaches_device_tlbs_and_is_not_forgotten() {
     let inv = Invalidator::new(Hand { depth: 3, device_tlbs: true, ..Hand::default() });

@@ -4,9 +4,10 @@ use core::fmt;
 
 /// A position in an invalidation queue: `completed >= ticket` means that the flush has completed.
 ///
-/// It is a number, which queues compare, and names no queue: an [`Invalidator`](super::Invalidator) refuses one above its last
-/// ([`WaitError::Unknown`]), and takes any other for its own. The domain's handles keep it with the domain that it is of
-/// ([`Revoked`](crate::domain::Revoked)), and no domain accepts a bare one.
+/// It is a number, which queues compare, and names no queue: an [`Invalidator`](super::Invalidator)
+/// refuses one above its last ([`WaitError::Unknown`]), and takes any other for its own. The
+/// domain's handles keep it with the domain that it is of ([`Revoked`](crate::domain::Revoked)),
+/// and no domain accepts a bare one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Ticket(pub u64);
 
@@ -21,7 +22,8 @@ impl Ticket {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The deadline has passed. The flush may still complete; until then a device may reach what it covers.
+    /// The deadline has passed. The flush may still complete; until then a device may reach what it
+    /// covers.
     #[error(
         "invalidation (ticket {}) not completed after {}: a device may still reach what it covers; wait longer, or check \
          again later",
@@ -31,10 +33,11 @@ pub enum WaitError {
     TimedOut {
         /// The ticket.
         ticket: Ticket,
-        /// Nanoseconds since the oldest batch in flight was submitted, or, of a wait with a limit of its own, since that began; 0 if
-        /// the queue has no clock.
+        /// Nanoseconds since the oldest batch in flight was submitted, or, of a wait with a limit
+        /// of its own, since that began; 0 if the queue has no clock.
         waited_ns: u64,
-        /// Polls since then, as far as they are counted: a [`WaitLimit`](super::WaitLimit) need not limit them.
+        /// Polls since then, as far as they are counted: a [`WaitLimit`](super::WaitLimit) need not
+        /// limit them.
         polls: u64,
     },
     /// The invalidation unit has failed: a device may reach what the flush covers for good.
@@ -82,7 +85,9 @@ mod tests {
     fn a_timeout_names_the_time_or_else_the_polls() {
         let ticket = Ticket(7);
         let text = |waited_ns, polls| WaitError::TimedOut { ticket, waited_ns, polls }.to_string();
-        assert!(text(52_338_075, 0).starts_with("invalidation (ticket 7) not completed after 52 ms: "));
+        assert!(
+            text(52_338_075, 0).starts_with("invalidation (ticket 7) not completed after 52 ms: ")
+        );
         assert!(text(1_001, 64).contains(" after 2 us: "));
         assert!(text(0, 64).contains(" after 64 polls: "));
     }

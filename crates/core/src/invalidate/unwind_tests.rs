@@ -1,4 +1,5 @@
-//! A queue that panics: whatever it was asked, no ticket completes before a flush that covers it was submitted.
+//! A queue that panics: whatever it was asked, no ticket completes before a flush that covers it
+//! was submitted.
 
 use super::*;
 use crate::addr::{Iova, IovaRange};
@@ -84,7 +85,8 @@ fn a_panic_of_the_queue_completes_nothing_that_was_not_flushed() {
         let inv = Invalidator::new(Fragile { calls: 0.into(), panics_at, flushed, last: 0.into() });
         let mut tickets = Vec::new();
         for step in (0..64).step_by(16) {
-            // What gathers in an open batch is submitted by whoever polls next, and that one has the panic.
+            // What gathers in an open batch is submitted by whoever polls next, and that one has
+            // the panic.
             tickets.push((step, inv.request([page(step), page(step + 2)])));
             let _ = catch_unwind(AssertUnwindSafe(|| inv.submit()));
             if let Ok(one) = catch_unwind(AssertUnwindSafe(|| inv.request_one(page(step + 8)))) {
@@ -92,14 +94,20 @@ fn a_panic_of_the_queue_completes_nothing_that_was_not_flushed() {
             }
             for (number, ticket) in &tickets {
                 let completed = *ticket <= inv.completed();
-                assert!(!completed || covers(&inv, *number), "call {panics_at} panics: page {number}");
+                assert!(
+                    !completed || covers(&inv, *number),
+                    "call {panics_at} panics: page {number}"
+                );
             }
         }
         // The queue panics once, so everything completes in the end.
         for (number, ticket) in tickets {
             let first = catch_unwind(AssertUnwindSafe(|| inv.wait(ticket)));
             first.unwrap_or_else(|_| inv.wait(ticket)).unwrap();
-            assert!(covers(&inv, number), "call {panics_at} panics: page {number} completed without a flush");
+            assert!(
+                covers(&inv, number),
+                "call {panics_at} panics: page {number} completed without a flush"
+            );
         }
     }
 }
@@ -131,7 +139,8 @@ fn a_panic_after_the_submission_leaves_a_deadline() {
     assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
 }
 
-/// Has aborted what was submitted, and panics when it has been restarted. The first flush after that completes.
+/// Has aborted what was submitted, and panics when it has been restarted. The first flush after
+/// that completes.
 #[derive(Default)]
 struct FragileRestart {
     aborted: AtomicU64,

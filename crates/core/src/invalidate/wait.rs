@@ -7,18 +7,19 @@ use crate::known_bad::{self, Mistake};
 use crate::sync::{Ordering, SPIN_POLLS};
 use core::task::Poll;
 
-/// A yield that takes this long, nanoseconds, gave the processor to a thread that used up its time slice: what others requested
-/// meanwhile is no sign that they wait as well. A hundred threads that each request once take less.
+/// A yield that takes this long, nanoseconds, gave the processor to a thread that used up its time
+/// slice: what others requested meanwhile is no sign that they wait as well. A hundred threads that
+/// each request once take less.
 const SLICE_NS: u64 = 1_000_000;
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
-    /// Waits until the flush has completed, or the queue's [`limit`](InvalidationQueue::limit) is reached, counted from the
-    /// submission of the oldest batch in flight.
+    /// Waits until the flush has completed, or the queue's [`limit`](InvalidationQueue::limit) is
+    /// reached, counted from the submission of the oldest batch in flight.
     ///
     /// # Errors
-    /// [`WaitError::TimedOut`] past the deadline: a device may reach what the flush covers until it completes, and the
-    /// ticket may be waited for again. [`WaitError::UnitFailed`] if it never completes. [`WaitError::Unknown`] if
-    /// no such ticket was issued.
+    /// [`WaitError::TimedOut`] past the deadline: a device may reach what the flush covers until it
+    /// completes, and the ticket may be waited for again. [`WaitError::UnitFailed`] if it never
+    /// completes. [`WaitError::Unknown`] if no such ticket was issued.
     #[inline]
     pub fn wait(&self, ticket: Ticket) -> Result<(), WaitError> {
         if self.completed.load(Ordering::Acquire) >= ticket.0 {
@@ -40,7 +41,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         self.check_once(ticket, || self.overdue(ticket)).map(timeout_or_mistake)
     }
 
-    /// Waits until the flush has completed, or for `limit` from now: for a ticket past its deadline.
+    /// Waits until the flush has completed, or for `limit` from now: for a ticket past its
+    /// deadline.
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
@@ -64,7 +66,11 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
         let age = self.clock.age(oldest, self.queue.now_ns())?;
         let over = age.ns >= limit.time_ns || age.polls > limit.polls;
-        over.then_some(WaitError::TimedOut { ticket, waited_ns: age.ns, polls: age.polls.min(limit.polls) })
+        over.then_some(WaitError::TimedOut {
+            ticket,
+            waited_ns: age.ns,
+            polls: age.polls.min(limit.polls),
+        })
     }
 
     fn check_issued(&self, ticket: Ticket) -> Result<(), WaitError> {
@@ -77,7 +83,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         ticket: Ticket,
         overdue: impl FnOnce() -> Option<WaitError>,
     ) -> Poll<Result<(), WaitError>> {
-        let error = if self.has_failed() { Some(WaitError::UnitFailed { ticket }) } else { overdue() };
+        let error =
+            if self.has_failed() { Some(WaitError::UnitFailed { ticket }) } else { overdue() };
         // The flush may have completed before the unit failed, or while the clock was read.
         if self.is_completed(ticket) {
             return Poll::Ready(Ok(()));
@@ -85,7 +92,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         error.map_or(Poll::Pending, |error| Poll::Ready(Err(error)))
     }
 
-    /// Waits until the flush has completed or `overdue`, called with the number of polls so far, returns an error.
+    /// Waits until the flush has completed or `overdue`, called with the number of polls so far,
+    /// returns an error.
     fn wait_while(
         &self,
         ticket: Ticket,
@@ -116,12 +124,14 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         result
     }
 
-    /// Returns whether waiters may yield before they poll: not where a limit counts polls, because a yield would be one of them.
+    /// Returns whether waiters may yield before they poll: not where a limit counts polls, because
+    /// a yield would be one of them.
     pub(super) fn may_combine(&self) -> bool {
         self.queue.limit().polls == u64::MAX
     }
 
-    /// Returns whether waiters leave what they request to gather, because those that yielded lately did not do so in vain.
+    /// Returns whether waiters leave what they request to gather, because those that yielded lately
+    /// did not do so in vain.
     pub(super) fn waiters_combine(&self) -> bool {
         self.waits.yields.are_worth_it() && self.may_combine()
     }

@@ -6,8 +6,8 @@ use super::tree::Tree;
 use alloc::vec::Vec;
 
 impl Tree {
-    /// Checks every summary, that nothing entirely free has a child, that no node is lost, and the hints; the free runs
-    /// of `part`, which is all of the tree.
+    /// Checks every summary, that nothing entirely free has a child, that no node is lost, and the
+    /// hints; the free runs of `part`, which is all of the tree.
     pub(super) fn check(&mut self, part: Extent) -> Vec<Extent> {
         self.settle();
         let (mut nodes, mut maps) = (0, 0);
@@ -25,7 +25,10 @@ impl Tree {
         for (class, &low) in self.low.iter().enumerate() {
             let before = |run: &&Extent| run.start >> REGION_SHIFT < low;
             for run in runs.iter().filter(before) {
-                assert!(run.len() < 1 << class, "2^{class} granules fit at {run:?}, before region {low}");
+                assert!(
+                    run.len() < 1 << class,
+                    "2^{class} granules fit at {run:?}, before region {low}"
+                );
             }
         }
         assert!(self.low.is_sorted());
@@ -35,13 +38,23 @@ impl Tree {
             let most = runs.iter().map(|run| room(run.start, run.end, align)).max().unwrap_or(0);
             for len in [1, most / 2 + 1, most.max(1), most + 1] {
                 let first = runs.iter().find(|run| room(run.start, run.end, align) >= len);
-                assert_eq!(self.first_fit(class, len), first.map(|run| run.start.next_multiple_of(align)));
+                assert_eq!(
+                    self.first_fit(class, len),
+                    first.map(|run| run.start.next_multiple_of(align))
+                );
             }
         }
         runs
     }
 
-    fn check_node(&self, at: u32, level: u32, base: u64, nodes: &mut usize, maps: &mut usize) -> Summary {
+    fn check_node(
+        &self,
+        at: u32,
+        level: u32,
+        base: u64,
+        nodes: &mut usize,
+        maps: &mut usize,
+    ) -> Summary {
         *nodes += 1;
         let node = *self.nodes.get(at);
         for slot in 0..FAN {
@@ -55,7 +68,10 @@ impl Tree {
                 self.check_node(kid, level - 1, part.start, nodes, maps)
             };
             assert_eq!(node.get(slot), summary, "level {level}, {part:?}");
-            assert!(kid == NIL || summary.head < 1 << slot_shift(level), "free, and has a child: {part:?}");
+            assert!(
+                kid == NIL || summary.head < 1 << slot_shift(level),
+                "free, and has a child: {part:?}"
+            );
         }
         node.summary(level, base)
     }

@@ -55,7 +55,10 @@ pub(super) fn room(start: u64, end: u64, align: u64) -> u64 {
 pub(super) fn halves(extent: Extent) -> impl Iterator<Item = (usize, Extent)> {
     let low = Extent { start: 0, end: HIGH };
     let high = Extent { start: HIGH, end: u64::MAX };
-    [low, high].into_iter().enumerate().filter_map(move |(half, all)| Some((half, extent.intersection(all)?)))
+    [low, high]
+        .into_iter()
+        .enumerate()
+        .filter_map(move |(half, all)| Some((half, extent.intersection(all)?)))
 }
 
 /// An extent as a range of addresses.
@@ -66,5 +69,8 @@ pub(super) fn range_of(extent: Extent) -> IovaRange {
 
 /// The granules that `range` touches.
 pub(super) fn extent_of(range: IovaRange) -> Extent {
-    Extent { start: range.start().raw() >> GRANULE_SHIFT, end: (range.last().raw() >> GRANULE_SHIFT) + 1 }
+    Extent {
+        start: range.start().raw() >> GRANULE_SHIFT,
+        end: (range.last().raw() >> GRANULE_SHIFT) + 1,
+    }
 }

@@ -15,7 +15,8 @@ pub(super) enum Quick {
 }
 
 impl Tree {
-    /// Takes `len` granules from the first region that may have a run of them. O(1) if that is the open one.
+    /// Takes `len` granules from the first region that may have a run of them. O(1) if that is the
+    /// open one.
     #[inline]
     pub(super) fn take_first(&mut self, len: u64, limit: u64) -> Quick {
         let class = len.ilog2() as usize;
@@ -67,7 +68,8 @@ impl Tree {
         let map = self.maps.get(self.open.map);
         let first = region << REGION_SHIFT == self.bounds.start;
         if !first && map.is_free_before(part) {
-            // The summaries of other regions are exact. Across the border of a node it may be longer; see `Tree::free`.
+            // The summaries of other regions are exact. Across the border of a node it may be
+            // longer; see `Tree::free`.
             if self.nodes.get(self.open.path[1]).tail_before(slot_of(1, part.start)) != Some(0) {
                 return self.lower(region - 1, CLASSES - 1);
             }
@@ -78,8 +80,8 @@ impl Tree {
         }
     }
 
-    /// The first `len` free granules from a multiple of `ALIGNS[class]`. O(levels). Opens their region if it has a map and
-    /// all of them.
+    /// The first `len` free granules from a multiple of `ALIGNS[class]`. O(levels). Opens their
+    /// region if it has a map and all of them.
     pub(super) fn first_fit(&mut self, class: usize, len: u64) -> Option<u64> {
         self.close();
         let (mut at, mut level, mut base) = (self.root, self.level, 0);
@@ -140,8 +142,8 @@ impl Tree {
         }
     }
 
-    /// Calls `visit` with the parts of `all` in order, each of them entirely free (`true`) or used, until it returns
-    /// false. O(levels + parts), after [`settle`](Self::settle).
+    /// Calls `visit` with the parts of `all` in order, each of them entirely free (`true`) or used,
+    /// until it returns false. O(levels + parts), after [`settle`](Self::settle).
     pub(super) fn walk(&self, all: Extent, visit: &mut dyn FnMut(Extent, bool) -> bool) -> bool {
         let known = Extent { start: 0, end: self.span() };
         let beyond = Extent { start: self.span(), end: u64::MAX };
@@ -149,7 +151,13 @@ impl Tree {
             && all.intersection(beyond).is_none_or(|part| visit(part, true))
     }
 
-    fn walk_in(&self, at: u32, level: u32, all: Extent, visit: &mut dyn FnMut(Extent, bool) -> bool) -> bool {
+    fn walk_in(
+        &self,
+        at: u32,
+        level: u32,
+        all: Extent,
+        visit: &mut dyn FnMut(Extent, bool) -> bool,
+    ) -> bool {
         if level == 0 {
             let (map, base) = (self.maps.get(at), all.start & !(REGION - 1));
             let mut from = all.start;

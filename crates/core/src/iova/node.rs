@@ -59,7 +59,8 @@ pub(super) fn base_of(level: u32, granule: u64) -> u64 {
 /// What a search finds in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// The first fit begins at this granule, and ends in another slot or in one that is entirely free.
+    /// The first fit begins at this granule, and ends in another slot or in one that is entirely
+    /// free.
     At(u64),
     /// The first fit lies within this slot.
     Down(usize),
@@ -83,7 +84,8 @@ pub(super) struct Node {
 impl Node {
     /// A node at `level`, of which all granules are in one state.
     pub(super) fn new(level: u32, base: u64, free: bool) -> Self {
-        let mut node = Self { best: [[0; FAN]; 3], head: [0; FAN], tail: [0; FAN], kids: [NIL; FAN] };
+        let mut node =
+            Self { best: [[0; FAN]; 3], head: [0; FAN], tail: [0; FAN], kids: [NIL; FAN] };
         if free {
             for slot in 0..FAN {
                 node.put(slot, Summary::uniform(Self::part(level, base, slot), true));
@@ -138,7 +140,8 @@ impl Node {
             }
         }
         let head = head.unwrap_or(run);
-        // Slots begin at multiples of a region. With those of the largest alignment they do too, or the node is no larger.
+        // Slots begin at multiples of a region. With those of the largest alignment they do too, or
+        // the node is no larger.
         let [_, _, large] = ALIGNS;
         let largest = if span >= large {
             self.longest(level, 2)

@@ -5,7 +5,8 @@ use super::node::Summary;
 
 const WORDS: usize = 8;
 
-/// A bit per granule of a region, set if it is free; the lowest bit of the first word is the lowest address.
+/// A bit per granule of a region, set if it is free; the lowest bit of the first word is the lowest
+/// address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(align(64))]
 pub(super) struct Region([u64; WORDS]);
@@ -49,7 +50,8 @@ impl Region {
         &mut self.0[0]
     }
 
-    /// Changes the state of `part`, in this region, if all of it is in the other one; otherwise returns false.
+    /// Changes the state of `part`, in this region, if all of it is in the other one; otherwise
+    /// returns false.
     #[inline]
     pub(super) fn change(&mut self, part: Extent, free: bool) -> bool {
         let (first, last) = bits(part);
@@ -74,7 +76,8 @@ impl Region {
         }
     }
 
-    /// The first granule, counted from the region's, at which `len` free ones begin. A pass over 8 words.
+    /// The first granule, counted from the region's, at which `len` free ones begin. A pass over 8
+    /// words.
     #[inline]
     pub(super) fn find(&self, len: u64) -> Option<u64> {
         // How many free granules end where the word begins.
@@ -111,7 +114,8 @@ impl Region {
         rest.first().is_none_or(|word| word & below == below) && full.iter().all(|&word| word == !0)
     }
 
-    /// How many granules have the free run around `part`, all of it free, and whether it ends with the region.
+    /// How many granules have the free run around `part`, all of it free, and whether it ends with
+    /// the region.
     pub(super) fn run_around(&self, part: Extent) -> (u64, bool) {
         let (first, last) = bits(part);
         let (mut start, mut end) = (first, last + 1);
@@ -135,7 +139,8 @@ impl Region {
         ((end - start) as u64, end == WORDS * 64)
     }
 
-    /// The end of the run of granules in one state that begins at bit `from`, and whether they are free.
+    /// The end of the run of granules in one state that begins at bit `from`, and whether they are
+    /// free.
     pub(super) fn run_from(&self, from: u64) -> (u64, bool) {
         let bit = |at: u64| self.0[(at / 64 % 8) as usize] >> (at % 64);
         let free = bit(from) & 1 == 1;
@@ -181,7 +186,8 @@ impl Region {
         }
         let head = head.unwrap_or(run);
         let best = ALIGNS.map(|align| {
-            // A region begins at a multiple of its size; what is aligned to more can only begin there.
+            // A region begins at a multiple of its size; what is aligned to more can only begin
+            // there.
             if align == 1 {
                 most.max(run)
             } else if base & (align - 1) == 0 {

@@ -1,4 +1,5 @@
-//! Memory for nodes and maps, in chunks: it grows without moving what it holds, and a release needs no memory.
+//! Memory for nodes and maps, in chunks: it grows without moving what it holds, and a release needs
+//! no memory.
 
 use super::error::IovaError;
 use super::node::{NIL, Node};
@@ -53,7 +54,8 @@ impl<T: Item> Slab<T> {
         Self { chunks: Vec::new(), spare: NIL, spares: 0 }
     }
 
-    /// Makes at least `spares` items spare. O(1) for each, and no more at a time than is asked for and a chunk.
+    /// Makes at least `spares` items spare. O(1) for each, and no more at a time than is asked for
+    /// and a chunk.
     pub(super) fn reserve(&mut self, spares: usize) -> Result<(), IovaError> {
         while self.spares < spares {
             let no_memory = IovaError::NoMemory { bytes: CHUNK * size_of::<T>() };
@@ -71,7 +73,8 @@ impl<T: Item> Slab<T> {
         Ok(())
     }
 
-    /// Uses a spare item. The caller reserved it: without one nothing is stored, and the result is `NIL`.
+    /// Uses a spare item. The caller reserved it: without one nothing is stored, and the result is
+    /// `NIL`.
     pub(super) fn take(&mut self, item: T) -> u32 {
         let at = self.spare;
         debug_assert_ne!(at, NIL, "not reserved");
@@ -103,7 +106,8 @@ impl<T: Item> Slab<T> {
 
     /// How much memory the slab has allocated.
     pub(super) fn bytes(&self) -> usize {
-        self.chunks.len() * CHUNK * size_of::<T>() + self.chunks.capacity() * size_of::<Box<[T; CHUNK]>>()
+        self.chunks.len() * CHUNK * size_of::<T>()
+            + self.chunks.capacity() * size_of::<Box<[T; CHUNK]>>()
     }
 
     /// How many items are in use.

@@ -27,7 +27,12 @@ impl Space {
         Ok(Self { trees: [low, high], end, reserved: Vec::new(), in_use: 0 })
     }
 
-    pub(super) fn alloc(&mut self, len: u64, align: u64, limit: u64) -> Result<Option<Extent>, IovaError> {
+    pub(super) fn alloc(
+        &mut self,
+        len: u64,
+        align: u64,
+        limit: u64,
+    ) -> Result<Option<Extent>, IovaError> {
         let limit = limit.min(self.end);
         let order: &[usize] = if limit <= HIGH { &[0] } else { &[1, 0] };
         for &half in order {
@@ -39,7 +44,12 @@ impl Space {
         Ok(None)
     }
 
-    fn alloc_in(tree: &mut Tree, len: u64, align: u64, limit: u64) -> Result<Option<Extent>, IovaError> {
+    fn alloc_in(
+        tree: &mut Tree,
+        len: u64,
+        align: u64,
+        limit: u64,
+    ) -> Result<Option<Extent>, IovaError> {
         if align == 1 {
             match tree.take_first(len, limit) {
                 Quick::Taken(taken) => return Ok(Some(taken)),
@@ -59,13 +69,14 @@ impl Space {
 
     /// Where the first `len` free granules begin, if they end at `limit` at most. O(levels).
     ///
-    /// Exact for the page sizes. For an alignment between two of them: a run that is long enough wherever
-    /// it begins, else one that would do for the next page size.
+    /// Exact for the page sizes. For an alignment between two of them: a run that is long enough
+    /// wherever it begins, else one that would do for the next page size.
     fn find(tree: &mut Tree, len: u64, align: u64, limit: u64) -> Option<u64> {
         let class = ALIGNS.iter().position(|&exact| align <= exact)?;
         let fits = |start: &u64| start + len <= limit;
         if ALIGNS[class] != align {
-            let anywhere = tree.first_fit(0, len + align - 1).map(|start| start.next_multiple_of(align));
+            let anywhere =
+                tree.first_fit(0, len + align - 1).map(|start| start.next_multiple_of(align));
             if let Some(start) = anywhere.filter(fits) {
                 return Some(start);
             }
@@ -92,7 +103,10 @@ impl Space {
 
     pub(super) fn free(&mut self, freed: Extent) -> Result<(), IovaError> {
         if let Some(reserved) = self.reserved_in(freed) {
-            return Err(IovaError::Reserved { range: range_of(freed), reserved: range_of(reserved) });
+            return Err(IovaError::Reserved {
+                range: range_of(freed),
+                reserved: range_of(reserved),
+            });
         }
         let half = usize::from(freed.start >= HIGH);
         if !self.trees[half].free_part(freed) {
@@ -125,11 +139,9 @@ impl Space {
         if wanted.start >= wanted.end {
             return Ok(()); // nothing is allocated beyond the width
         }
-        let merged = self
-            .reserved
-            .iter()
-            .filter(|r| touch(r, &wanted))
-            .fold(wanted, |all, r| Extent { start: all.start.min(r.start), end: all.end.max(r.end) });
+        let merged = self.reserved.iter().filter(|r| touch(r, &wanted)).fold(wanted, |all, r| {
+            Extent { start: all.start.min(r.start), end: all.end.max(r.end) }
+        });
         let gaps = self.gaps(&wanted, merged)?;
         for gap in &gaps {
             if let Some(used) = self.first(*gap, false) {
@@ -150,7 +162,8 @@ impl Space {
     /// What lies between the reservations that `wanted` touches; it must be free.
     fn gaps(&self, wanted: &Extent, merged: Extent) -> Result<Vec<Extent>, IovaError> {
         let mut gaps = Vec::new();
-        gaps.try_reserve(self.reserved.len() + 1).map_err(|_| no_memory(self.reserved.len() + 1))?;
+        gaps.try_reserve(self.reserved.len() + 1)
+            .map_err(|_| no_memory(self.reserved.len() + 1))?;
         let mut at = merged.start;
         for old in self.reserved.iter().filter(|r| touch(r, wanted)) {
             gaps.push(Extent { start: at, end: old.start });
@@ -163,7 +176,9 @@ impl Space {
 
     pub(super) fn stats(&mut self) -> IovaStats {
         let mut census = Census::new(&self.reserved);
-        for (tree, (_, part)) in self.trees.iter_mut().zip(halves(Extent { start: 0, end: self.end })) {
+        for (tree, (_, part)) in
+            self.trees.iter_mut().zip(halves(Extent { start: 0, end: self.end }))
+        {
             tree.settle();
             tree.walk(part, &mut |part, free| census.add(part, free));
             census.end_free_run();
@@ -179,7 +194,8 @@ impl Space {
         self.in_use << GRANULE_SHIFT
     }
 
-    /// Bytes of the longest free run that an allocation below `limit` could have had: on one side of 4 GiB.
+    /// Bytes of the longest free run that an allocation below `limit` could have had: on one side
+    /// of 4 GiB.
     pub(super) fn largest_free(&mut self, limit: u64) -> u64 {
         let mut longest = 0;
         for (half, part) in halves(Extent { start: 0, end: limit.min(self.end) }) {
@@ -250,7 +266,9 @@ impl Space {
     #[cfg(all(test, not(loom)))]
     pub(super) fn check(&mut self) -> Vec<Extent> {
         let mut all = Vec::new();
-        for (tree, (_, part)) in self.trees.iter_mut().zip(halves(Extent { start: 0, end: self.end })) {
+        for (tree, (_, part)) in
+            self.trees.iter_mut().zip(halves(Extent { start: 0, end: self.end }))
+        {
             let mut free = tree.check(part);
             all.append(&mut free);
         }

@@ -21,7 +21,10 @@ pub struct IovaStats {
 impl fmt::Display for IovaStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { free, allocated, bytes_in_use, bytes_reserved, largest_free } = self;
-        write!(f, "{bytes_in_use:#x} bytes in use in {allocated} runs, {bytes_reserved:#x} reserved, ")?;
+        write!(
+            f,
+            "{bytes_in_use:#x} bytes in use in {allocated} runs, {bytes_reserved:#x} reserved, "
+        )?;
         write!(f, "{free} free extents (largest {largest_free:#x} bytes)")
     }
 }
@@ -44,7 +47,8 @@ impl<'r> Census<'r> {
         Self { reserved, run: 0, allocated_to: None, stats }
     }
 
-    /// Counts the next part, all of it free or in use (reserved or allocated). Returns true, to continue the walk.
+    /// Counts the next part, all of it free or in use (reserved or allocated). Returns true, to
+    /// continue the walk.
     pub(super) fn add(&mut self, part: Extent, free: bool) -> bool {
         if free {
             self.stats.free += usize::from(self.run == 0);

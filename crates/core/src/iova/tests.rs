@@ -48,11 +48,19 @@ fn what_is_exhausted_is_told_of_the_addresses_up_to_the_limit() {
     for (last_granule, largest) in [(100, 3), (41, 2), (39, 0), (103, 3), (104, 4)] {
         let limit = Iova::new((last_granule + 1) * G - 1);
         let error = space.alloc(5 * G, G, Some(limit)).unwrap_err();
-        let exhausted =
-            IovaError::Exhausted { len: 5 * G, align: G, limit, in_use: 97 * G, largest_free: largest * G };
+        let exhausted = IovaError::Exhausted {
+            len: 5 * G,
+            align: G,
+            limit,
+            in_use: 97 * G,
+            largest_free: largest * G,
+        };
         assert_eq!(error, exhausted);
         let text = error.to_string();
-        assert!(text.contains(&format!("up to {limit}: the largest free range up to there has")), "{text}");
+        assert!(
+            text.contains(&format!("up to {limit}: the largest free range up to there has")),
+            "{text}"
+        );
     }
 }
 
@@ -137,7 +145,8 @@ fn a_search_under_a_32_bit_limit_visits_a_node_per_level_among_a_million_ranges(
     space.alloc_at(range(1_000_001, HIGH - 1_000_001)).unwrap();
     let extents = space.stats().free;
     assert_eq!(extents, 500_001);
-    // At most 12 levels in each half and a map, searched twice for an alignment that is no page size.
+    // At most 12 levels in each half and a map, searched twice for an alignment that is no page
+    // size.
     let most = 2 * 2 * (12 + 1) + 2;
     for (len, align) in [(2, 1), (1, 1 << 9), (1, 4), (3, 16), (1 << 12, 1), (1, 2)] {
         for limit in [below_4g, Some(Iova::new(0x3fff_ffff)), Some(Iova::new(0x1fff)), None] {
@@ -399,7 +408,8 @@ Err(e) => prop_assert!(false, "{e}"),
         }
     }
 
-    /// Whole allocations only: then a free is never refused, and needs no memory, whatever came before.
+    /// Whole allocations only: then a free is never refused, and needs no memory, whatever came
+    /// before.
     #[test]
     fn freeing_a_whole_allocation_needs_no_memory(ops in proptest::collection::vec((any::<bool>(), 0u32..12, 0u32..10, any::<u64>()), 400)) {
         let space = IovaSpace::new(40).unwrap();

@@ -1,15 +1,18 @@
 //! The tree of one half of the address space: what is free in it, summarised at every level.
 //!
-//! A radix tree: a node has eight slots, a slot of the lowest level is a region of 2 MiB, and a region that is neither
-//! entirely free nor taken as a whole has a map of its granules. Each slot has a [`Summary`], so that the first fit is
-//! found on one way down, and a slot that is entirely free has no child.
+//! A radix tree: a node has eight slots, a slot of the lowest level is a region of 2 MiB, and a
+//! region that is neither entirely free nor taken as a whole has a map of its granules. Each slot
+//! has a [`Summary`], so that the first fit is found on one way down, and a slot that is entirely
+//! free has no child.
 //!
-//! **Freeing a whole allocation needs no memory.** A slot that an allocation covers only in part has a child, which
-//! stays until the slot is entirely free; a slot without a child is used by one allocation, which covers all of
-//! it. So only freeing a *part* of an allocation can need a node or a map.
+//! **Freeing a whole allocation needs no memory.** A slot that an allocation covers only in part
+//! has a child, which stays until the slot is entirely free; a slot without a child is used by one
+//! allocation, which covers all of it. So only freeing a *part* of an allocation can need a node or
+//! a map.
 //!
-//! **The open region.** The summaries above the region that was used last are brought up to date only when the tree
-//! needs them ([`Tree::settle`]), so that allocations and frees in one region change its map and nothing else.
+//! **The open region.** The summaries above the region that was used last are brought up to date
+//! only when the tree needs them ([`Tree::settle`]), so that allocations and frees in one region
+//! change its map and nothing else.
 
 use super::error::IovaError;
 use super::extent::{Extent, REGION, REGION_SHIFT};
@@ -17,7 +20,8 @@ use super::node::{FAN, NIL, Node, Summary, base_of, slot_of, slot_shift};
 use super::region::Region;
 use super::slab::Slab;
 
-/// The level of the first root. Its slots are 1 GiB each, so that the border at 4 GiB is one between slots.
+/// The level of the first root. Its slots are 1 GiB each, so that the border at 4 GiB is one
+/// between slots.
 const FIRST_LEVEL: u32 = 4;
 /// The level of the highest root: 57 bits.
 const LAST_LEVEL: u32 = 12;
@@ -63,7 +67,12 @@ impl Tree {
             root: NIL,
             level: FIRST_LEVEL,
             bounds,
-            open: Open { region: NOWHERE, map: NIL, dirty: false, path: [NIL; LAST_LEVEL as usize + 1] },
+            open: Open {
+                region: NOWHERE,
+                map: NIL,
+                dirty: false,
+                path: [NIL; LAST_LEVEL as usize + 1],
+            },
             low: [bounds.start >> REGION_SHIFT; CLASSES],
             #[cfg(test)]
             visits: 0,
@@ -89,7 +98,8 @@ impl Tree {
         while end > 1 << slot_shift(level + 1) {
             level += 1;
         }
-        // A node at each level below the root where a range begins, and where it ends; the roots above the present one.
+        // A node at each level below the root where a range begins, and where it ends; the roots
+        // above the present one.
         self.nodes.reserve(2 * ranges * (level as usize - 1) + (level - self.level) as usize)?;
         self.maps.reserve(2 * ranges)
     }
@@ -99,8 +109,8 @@ impl Tree {
         if self.divides_a_slot(part) { self.prepare(part.end, 1) } else { Ok(()) }
     }
 
-    /// Whether `part`, all of it in use, begins or ends inside of a slot without a child: as a part of an allocation does
-    /// that is freed, a whole one never.
+    /// Whether `part`, all of it in use, begins or ends inside of a slot without a child: as a part
+    /// of an allocation does that is freed, a whole one never.
     pub(super) fn divides_a_slot(&self, part: Extent) -> bool {
         let inside = |at: u64| at < self.span() && self.cuts_a_childless_slot(at);
         inside(part.start) || inside(part.end)
@@ -156,7 +166,8 @@ impl Tree {
         self.open.region = NOWHERE;
     }
 
-    /// Brings the summaries above the open region up to date. O(levels), and no more than have changed.
+    /// Brings the summaries above the open region up to date. O(levels), and no more than have
+    /// changed.
     pub(super) fn settle(&mut self) {
         if !core::mem::take(&mut self.open.dirty) {
             return;
@@ -184,8 +195,11 @@ impl Tree {
                 return;
             }
             // What was the longest run of this node.
-            let above =
-                self.nodes.get(self.open.path[level as usize + 1]).get(slot_of(level + 1, granule)).best[0];
+            let above = self
+                .nodes
+                .get(self.open.path[level as usize + 1])
+                .get(slot_of(level + 1, granule))
+                .best[0];
             if after < above {
                 if before < above {
                     return;
@@ -223,7 +237,8 @@ impl Tree {
         while part.end > self.span() {
             self.grow();
         }
-        let Some(region) = part.region().filter(|_| !part.len().is_multiple_of(1 << REGION_SHIFT)) else {
+        let Some(region) = part.region().filter(|_| !part.len().is_multiple_of(1 << REGION_SHIFT))
+        else {
             self.mark(part, false);
             return;
         };
@@ -242,8 +257,8 @@ impl Tree {
     pub(super) fn free(&mut self, part: Extent) {
         self.close();
         self.mark(part, true);
-        // A run that begins in the region before this one may have become longer. One that begins even earlier contains
-        // all of that region, and then no class is beyond it.
+        // A run that begins in the region before this one may have become longer. One that begins
+        // even earlier contains all of that region, and then no class is beyond it.
         self.lower((part.start >> REGION_SHIFT).saturating_sub(1), CLASSES - 1);
     }
 

@@ -1,18 +1,20 @@
 //! The accesses as specified: relaxed atomics of one byte each.
 //!
-//! Used on architectures without an assembly version, and under Miri and the sanitizers, which do not see assembly.
+//! Used on architectures without an assembly version, and under Miri and the sanitizers, which do
+//! not see assembly.
 
 use core::hint::spin_loop;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// # Safety
-/// `base + i` is inside memory that is valid for `'a` and free of references and of wider atomics, as
-/// `DmaMemory::from_raw` demands.
+/// `base + i` is inside memory that is valid for `'a` and free of references and of wider atomics,
+/// as `DmaMemory::from_raw` demands.
 unsafe fn byte<'a>(base: NonNull<u8>, i: usize) -> &'a AtomicU8 {
     // SAFETY: inside one allocation, by the contract.
     let at = unsafe { base.add(i) };
-    // SAFETY: valid and accessed by atomics of one byte only, by the contract; a byte is always aligned.
+    // SAFETY: valid and accessed by atomics of one byte only, by the contract; a byte is always
+    // aligned.
     unsafe { AtomicU8::from_ptr(at.as_ptr()) }
 }
 
@@ -49,7 +51,8 @@ pub(super) unsafe fn fill(to: NonNull<u8>, len: usize, value: u8) {
     }
 }
 
-/// Makes scalar accesses to one aligned word atomic with respect to each other, as a processor does.
+/// Makes scalar accesses to one aligned word atomic with respect to each other, as a processor
+/// does.
 struct WordLock(&'static AtomicBool);
 
 static WORD_LOCKS: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
@@ -57,7 +60,8 @@ static WORD_LOCKS: [AtomicBool; 64] = [const { AtomicBool::new(false) }; 64];
 impl WordLock {
     fn lock(at: NonNull<u8>) -> Self {
         let lock = &WORD_LOCKS[(at.as_ptr().addr() >> 3) & (WORD_LOCKS.len() - 1)];
-        while lock.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        while lock.compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
             spin_loop();
         }
         Self(lock)

@@ -15,7 +15,8 @@ const ROUNDS: u32 = if cfg!(miri) { 20 } else { 2_000 };
 fn with_memory(act: impl FnOnce(DmaMemory<'_>)) {
     let mut words = [0u64; WORDS];
     let base = NonNull::from(&mut words).cast();
-    // SAFETY: `words` is not used again before `act` has returned, so only the `DmaMemory` accesses it until then.
+    // SAFETY: `words` is not used again before `act` has returned, so only the `DmaMemory` accesses
+    // it until then.
     act(unsafe { DmaMemory::from_raw(base, BYTES) });
 }
 

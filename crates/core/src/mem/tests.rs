@@ -104,7 +104,8 @@ proptest! {
 
 #[test]
 fn large_copies_and_fills_agree_with_slices() {
-    let sizes: &[usize] = if cfg!(miri) { &[1, 300] } else { &[1, 63, 64, 65, 511, 4096, 70_001, 3 << 20] };
+    let sizes: &[usize] =
+        if cfg!(miri) { &[1, 300] } else { &[1, 63, 64, 65, 511, 4096, 70_001, 3 << 20] };
     for &size in sizes {
         for skew in [0, 1, 7] {
             let mut words = vec![0u64; size / 8 + 3];

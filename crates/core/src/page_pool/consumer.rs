@@ -1,4 +1,5 @@
-//! [`PagePool`], the consumer's handle: allocates from its magazine, refills it, and recycles into it.
+//! [`PagePool`], the consumer's handle: allocates from its magazine, refills it, and recycles into
+//! it.
 
 use super::config::{Config, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
@@ -19,7 +20,8 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// The consumer's handle to a page pool: there is one, and it may move between threads. See the [module](super).
+/// The consumer's handle to a page pool: there is one, and it may move between threads. See the
+/// [module](super).
 ///
 /// Dropping it is [`close`](Self::close).
 pub struct PagePool<S: ChunkSource> {
@@ -49,7 +51,8 @@ impl<S: ChunkSource> PagePool<S> {
         Self::make(source, name, config, None)
     }
 
-    /// Creates a pool for devices that are not coherent: `sync` is called with the bytes that change owner.
+    /// Creates a pool for devices that are not coherent: `sync` is called with the bytes that
+    /// change owner.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -100,7 +103,8 @@ impl<S: ChunkSource> PagePool<S> {
         self.shared.page_bytes
     }
 
-    /// Returns a handle by which other threads free raw pages, or many pages at a time. Dropping a [`Page`] needs none.
+    /// Returns a handle by which other threads free raw pages, or many pages at a time. Dropping a
+    /// [`Page`] needs none.
     pub fn remote(&self) -> Remote<S> {
         Remote::new(self.shared.clone())
     }
@@ -124,8 +128,8 @@ impl<S: ChunkSource> PagePool<S> {
         Ok(Page { shared: self.shared.as_ptr(), frame, written: self.written })
     }
 
-    /// Fills the empty slots in order, until pages run out; returns how many slots are full afterwards. O(slots), except for the
-    /// source.
+    /// Fills the empty slots in order, until pages run out; returns how many slots are full
+    /// afterwards. O(slots), except for the source.
     #[inline]
     pub fn fill(&mut self, slots: &mut [Option<Page<S>>]) -> usize {
         self.fill_for(slots, Tag::NONE)
@@ -134,8 +138,8 @@ impl<S: ChunkSource> PagePool<S> {
     /// Fills the empty slots with pages for a named holder, as [`fill`](Self::fill).
     #[inline]
     pub fn fill_for(&mut self, slots: &mut [Option<Page<S>>], tag: Tag) -> usize {
-        // By its frame: a page that has passed through a `Result` is written in parts and read back whole, which a processor
-        // cannot do before the parts have left its store buffer.
+        // By its frame: a page that has passed through a `Result` is written in parts and read back
+        // whole, which a processor cannot do before the parts have left its store buffer.
         let (shared, written) = (self.shared.as_ptr(), self.written);
         fill(slots, || self.take_owned(tag).ok().map(|frame| Page { shared, frame, written }))
     }
@@ -174,7 +178,8 @@ impl<S: ChunkSource> PagePool<S> {
         self.take_back::<true>(page);
     }
 
-    /// Frees a page, and counts neither that nor its allocation. Only to measure the cost of the counters.
+    /// Frees a page, and counts neither that nor its allocation. Only to measure the cost of the
+    /// counters.
     #[cfg(any(test, feature = "bench-internals"))]
     #[inline(always)]
     pub fn recycle_uncounted(&mut self, page: Page<S>) {
@@ -194,7 +199,8 @@ impl<S: ChunkSource> PagePool<S> {
     ///
     /// # Errors
     /// [`FreeError`] if it is not an allocated raw page of this pool; nothing has changed then.
-    // Not left to the compiler: what else is in the crate has changed its choice, by 16 instructions a pair.
+    // Not left to the compiler: what else is in the crate has changed its choice, by 16
+    // instructions a pair.
     #[inline(always)]
     pub fn free_raw(&mut self, page: RawPage) -> Result<(), FreeError> {
         let (frame, record) = self.shared.find(page)?;
@@ -224,8 +230,8 @@ impl<S: ChunkSource> PagePool<S> {
         self.shared.tag(name)
     }
 
-    /// Returns the holders of the pages in use. Pages in the ring count as held until the consumer takes them out.
-    /// O(pages).
+    /// Returns the holders of the pages in use. Pages in the ring count as held until the consumer
+    /// takes them out. O(pages).
     pub fn holders(&self) -> Vec<Holder> {
         self.shared.holders()
     }
@@ -299,7 +305,8 @@ impl<S: ChunkSource> PagePool<S> {
         for (entry, &frame) in half.iter_mut().zip(self.magazine.take_half_uncounted()) {
             *entry = Entry::owned(frame);
         }
-        // SAFETY: the pages were in the magazine, so they have no owner and are released once; `shared` keeps the pool alive.
+        // SAFETY: the pages were in the magazine, so they have no owner and are released once;
+        // `shared` keeps the pool alive.
         unsafe { recycle_remotely(self.shared.as_ptr(), &half) };
         // There is room now.
         let _ = self.magazine.put::<COUNT>(frame);

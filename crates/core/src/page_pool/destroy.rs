@@ -1,4 +1,5 @@
-//! Destroying or closing a pool whose pages may still be in use, and what can be asked about it afterwards.
+//! Destroying or closing a pool whose pages may still be in use, and what can be asked about it
+//! afterwards.
 
 use super::consumer::PagePool;
 use super::error::RevokeError;
@@ -12,7 +13,8 @@ use core::fmt;
 
 /// A pool that has been taken down, to observe who still holds its pages.
 ///
-/// Dropping it does not affect the holders. A raw page that is never freed keeps its chunk allocated.
+/// Dropping it does not affect the holders. A raw page that is never freed keeps its chunk
+/// allocated.
 pub struct Destroyed<S: ChunkSource> {
     shared: PoolRef<S>,
     counts: Counts,
@@ -30,9 +32,9 @@ impl<S: ChunkSource> Destroyed<S> {
         self.holders().iter().map(|holder| holder.pages).sum()
     }
 
-    /// Returns how many bytes of chunks the device could still reach after the pool was taken down, and the first reason;
-    /// `None` if it reaches nothing. Access to such a chunk ends when it is released with its last page, unless the chunk
-    /// is [quarantined](RevokeError::is_permanent).
+    /// Returns how many bytes of chunks the device could still reach after the pool was taken down,
+    /// and the first reason; `None` if it reaches nothing. Access to such a chunk ends when it is
+    /// released with its last page, unless the chunk is [quarantined](RevokeError::is_permanent).
     pub fn reachable(&self) -> Option<(u64, &RevokeError)> {
         self.reachable.1.as_ref().map(|why| (self.reachable.0, why))
     }
@@ -54,12 +56,14 @@ impl<S: ChunkSource> fmt::Debug for Destroyed<S> {
 }
 
 impl<S: RevocableSource> PagePool<S> {
-    /// Revokes the device's access to every page at once, also to pages still in use, and releases the chunks that have
-    /// none in use. Each other chunk is released with its last page.
+    /// Revokes the device's access to every page at once, also to pages still in use, and releases
+    /// the chunks that have none in use. Each other chunk is released with its last page.
     ///
-    /// Waits until the source has revoked each chunk, and for frees that are being stored in the ring. O(pages).
+    /// Waits until the source has revoked each chunk, and for frees that are being stored in the
+    /// ring. O(pages).
     pub fn destroy(mut self) -> Destroyed<S> {
-        // SAFETY: `hide_all` calls it once for each chunk, which was acquired with that order and is not released.
+        // SAFETY: `hide_all` calls it once for each chunk, which was acquired with that order and
+        // is not released.
         let hide = |source: &S, frame, order| unsafe { source.hide(frame, order) };
         let release: ReleaseHidden<S> = S::release_hidden;
         let reachable = self.shared.hide_all(hide, release);
@@ -69,11 +73,16 @@ impl<S: RevocableSource> PagePool<S> {
 }
 
 impl<S: ChunkSource> PagePool<S> {
-    /// Closes the pool and releases the chunks that have no page in use. The device can reach each other chunk until it
-    /// is released with its last page; [`destroy`](Self::destroy) revokes them at once.
+    /// Closes the pool and releases the chunks that have no page in use. The device can reach each
+    /// other chunk until it is released with its last page; [`destroy`](Self::destroy) revokes them
+    /// at once.
     pub fn close(mut self) -> Destroyed<S> {
         self.take_down();
-        Destroyed { shared: self.shared.clone(), counts: self.counts, reachable: self.shared.still_mapped() }
+        Destroyed {
+            shared: self.shared.clone(),
+            counts: self.counts,
+            reachable: self.shared.still_mapped(),
+        }
     }
 
     /// Retires every page that is not in use. Called once.

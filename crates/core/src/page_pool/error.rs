@@ -1,4 +1,5 @@
-//! A page pool's errors, each with the value and the limit. Nothing has changed when one is returned.
+//! A page pool's errors, each with the value and the limit. Nothing has changed when one is
+//! returned.
 
 use crate::addr::Iova;
 use crate::dma_pool::{SourceError, SpanError};
@@ -15,7 +16,9 @@ pub enum CreateError {
         order: Order,
     },
     /// The ring's capacity is a power of two.
-    #[error("cannot use a ring of {ring} pages: its size must be a power of two of at most {limit}")]
+    #[error(
+        "cannot use a ring of {ring} pages: its size must be a power of two of at most {limit}"
+    )]
     Ring {
         /// The requested value.
         ring: u32,
@@ -129,7 +132,8 @@ pub enum FreeError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("after {freed} pages of the list were freed: {error}")]
 pub struct BulkFreeError {
-    /// How many pages from the start of the list are free now. The next one was refused; it and the rest are unchanged.
+    /// How many pages from the start of the list are free now. The next one was refused; it and the
+    /// rest are unchanged.
     pub freed: usize,
     /// Why it was refused.
     #[source]
@@ -154,7 +158,9 @@ pub enum RevokeError {
     )]
     Permanent,
     /// Not requested: the pool was closed, or its source cannot revoke.
-    #[error("the pool was closed, not destroyed: a chunk stays mapped until its last page is returned")]
+    #[error(
+        "the pool was closed, not destroyed: a chunk stays mapped until its last page is returned"
+    )]
     NotAsked,
     /// Revoking failed: the device may reach the chunk forever, so it is quarantined.
     #[error("cannot revoke the device's access to a chunk, which is quarantined: {0}")]
@@ -162,7 +168,8 @@ pub enum RevokeError {
 }
 
 impl RevokeError {
-    /// Returns whether the chunk is quarantined: the device may reach it forever, so it is never released.
+    /// Returns whether the chunk is quarantined: the device may reach it forever, so it is never
+    /// released.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Unmap(_))
     }

@@ -1,8 +1,9 @@
 //! Fragments: parts of one page with different holders.
 //!
-//! A page has one count of shares. It starts at a *bias* greater than the number of fragments that fit, so allocating a
-//! fragment only increments a plain counter of the consumer; when no more are to be cut, one read-modify-write subtracts
-//! the unused rest of the bias. The holder of the last share frees the page.
+//! A page has one count of shares. It starts at a *bias* greater than the number of fragments that
+//! fit, so allocating a fragment only increments a plain counter of the consumer; when no more are
+//! to be cut, one read-modify-write subtracts the unused rest of the bias. The holder of the last
+//! share frees the page.
 
 use super::config::Tag;
 use super::consumer::PagePool;
@@ -26,14 +27,17 @@ const ALIGN: usize = 64;
 /// Releases `shares`; returns whether those were the last.
 #[inline]
 fn is_last(count: &AtomicU32, shares: u32) -> bool {
-    // If these are the only shares left, no other thread changes the count and no read-modify-write is needed.
+    // If these are the only shares left, no other thread changes the count and no read-modify-write
+    // is needed.
     count.load(Ordering::Acquire) == shares || count.fetch_sub(shares, Ordering::AcqRel) == shares
 }
 
-/// A part of a page. The page is recycled when its last fragment is dropped, on any thread, unless more fragments may
-/// still be cut from it: it stays open for them until one does not fit or the pool runs out of pages.
+/// A part of a page. The page is recycled when its last fragment is dropped, on any thread, unless
+/// more fragments may still be cut from it: it stays open for them until one does not fit or the
+/// pool runs out of pages.
 pub struct Fragment<S: ChunkSource> {
-    /// Alive while the page is in use, and it is in use while a fragment of it exists (see `inner`).
+    /// Alive while the page is in use, and it is in use while a fragment of it exists (see
+    /// `inner`).
     shared: NonNull<Inner<S>>,
     frame: u32,
     offset: u32,
@@ -67,8 +71,8 @@ impl<S: ChunkSource> Fragment<S> {
         page.part(self.offset as usize, self.len as usize).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// Syncs the first `len` bytes, which the device wrote, for the processor. Only those are synced for the device when
-    /// the fragment is freed.
+    /// Syncs the first `len` bytes, which the device wrote, for the processor. Only those are
+    /// synced for the device when the fragment is freed.
     pub fn sync_for_cpu(&mut self, len: usize) {
         let written = u32::try_from(len).unwrap_or(u32::MAX).min(self.len);
         if let Some(ops) = &self.shared().sync {
@@ -83,12 +87,19 @@ impl<S: ChunkSource> Fragment<S> {
     fn sync_for_device(&self) {
         let shared = self.shared();
         if let Some(ops) = &shared.sync {
-            shared.sync_range(&**ops, self.frame, self.offset as usize, self.written as usize, true);
+            shared.sync_range(
+                &**ops,
+                self.frame,
+                self.offset as usize,
+                self.written as usize,
+                true,
+            );
         }
     }
 }
 
-/// The share of a fragment that ends. Dropping it releases it, and the page with the last one: also if a sync panics.
+/// The share of a fragment that ends. Dropping it releases it, and the page with the last one: also
+/// if a sync panics.
 struct Share<S: ChunkSource>(NonNull<Inner<S>>, u32);
 
 impl<S: ChunkSource> Share<S> {
@@ -109,7 +120,8 @@ impl<S: ChunkSource> Share<S> {
 impl<S: ChunkSource> Drop for Share<S> {
     fn drop(&mut self) {
         if self.is_last() {
-            // SAFETY: the page was allocated as owned by its fragments, and this was the last of them.
+            // SAFETY: the page was allocated as owned by its fragments, and this was the last of
+            // them.
             drop(unsafe { Returning::new(self.0, self.1) });
         }
     }
@@ -129,11 +141,12 @@ impl<S: ChunkSource> fmt::Debug for Fragment<S> {
 }
 
 impl<S: ChunkSource> PagePool<S> {
-    /// Allocates `len` bytes of a page that is shared with other fragments, at a multiple of 64. O(1), except for the
-    /// source.
+    /// Allocates `len` bytes of a page that is shared with other fragments, at a multiple of 64.
+    /// O(1), except for the source.
     ///
     /// Fragments are cut from [`Config::offset`](super::Config::offset) on, within
-    /// [`Config::max_len`](super::Config::max_len); if one does not fit into the current page, a new page is started.
+    /// [`Config::max_len`](super::Config::max_len); if one does not fit into the current page, a
+    /// new page is started.
     ///
     /// # Errors
     /// [`AllocError::Fragment`] if it fits in no page; otherwise as [`alloc`](Self::alloc).
@@ -178,7 +191,8 @@ impl<S: ChunkSource> PagePool<S> {
         }
     }
 
-    /// Takes the open page if all of its fragments have been freed. Used when no other page is available.
+    /// Takes the open page if all of its fragments have been freed. Used when no other page is
+    /// available.
     #[cold]
     pub(super) fn take_idle_open_page(&mut self) -> Option<u32> {
         let open = self.open?;
@@ -191,7 +205,8 @@ impl<S: ChunkSource> PagePool<S> {
         self.magazine.take_uncounted()
     }
 
-    /// Closes the open page: no more fragments are cut from it, and it is freed with its last fragment.
+    /// Closes the open page: no more fragments are cut from it, and it is freed with its last
+    /// fragment.
     pub(super) fn close_open_page(&mut self) {
         let Some(open) = self.open.take() else { return };
         let last = |count: &AtomicU32| is_last(count, BIAS - open.cut);

@@ -2,11 +2,12 @@
 //!
 //! # Lifetime
 //!
-//! `refs` counts the handles, and the pages held by a [`Page`](super::Page) or by fragments. Counting each page as it is
-//! allocated would cost a read-modify-write per page; instead the count starts with a bias greater than any number of
-//! pages, and taking the pool down replaces the bias by the number of pages in use. Once the ring is closed, each freed
-//! page decrements the count. Before that, the last access of a freeing thread to the pool is its store into the ring,
-//! and the thread that takes the pool down waits for that store.
+//! `refs` counts the handles, and the pages held by a [`Page`](super::Page) or by fragments.
+//! Counting each page as it is allocated would cost a read-modify-write per page; instead the count
+//! starts with a bias greater than any number of pages, and taking the pool down replaces the bias
+//! by the number of pages in use. Once the ring is closed, each freed page decrements the count.
+//! Before that, the last access of a freeing thread to the pool is its store into the ring, and the
+//! thread that takes the pool down waits for that store.
 
 use super::config::{Config, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
@@ -52,7 +53,8 @@ pub(super) enum OnEmpty {
 pub(super) struct Chunk {
     pub(super) frame: Frame,
     pub(super) order: Order,
-    /// Pages not yet returned for good, plus one until the pool is taken down. At 0 the chunk is released.
+    /// Pages not yet returned for good, plus one until the pool is taken down. At 0 the chunk is
+    /// released.
     pub(super) pages_out: u32,
     pub(super) on_empty: OnEmpty,
 }
@@ -68,7 +70,8 @@ pub(super) struct Chunks<S> {
     pub(super) release_hidden: Option<ReleaseHidden<S>>,
 }
 
-/// Pages that met a full ring. Capacity for every page is reserved when the pool grows, so a free never allocates.
+/// Pages that met a full ring. Capacity for every page is reserved when the pool grows, so a free
+/// never allocates.
 pub(super) struct Spill {
     pub(super) entries: Vec<Entry>,
     /// Second frees that were discarded to make room.
@@ -106,7 +109,8 @@ impl<S: ChunkSource> Inner<S> {
         config: Config,
         sync: Option<Box<dyn SyncOps>>,
     ) -> Result<Self, CreateError> {
-        // SAFETY: `self` owns the source, and of the span only pages of acquired chunks are accessed.
+        // SAFETY: `self` owns the source, and of the span only pages of acquired chunks are
+        // accessed.
         let memory = unsafe { span_memory(&source, MAX_SPAN) }?;
         let (config, page_bytes) = checked(config)?;
         Ok(Self {
@@ -121,7 +125,12 @@ impl<S: ChunkSource> Inner<S> {
             config,
             spill: Mutex::new(Spill { entries: Vec::new(), discarded: 0, closed: false }),
             ring_full: AtomicU64::new(0),
-            chunks: Mutex::new(Chunks { list: Vec::new(), late_owned: 0, late: 0, release_hidden: None }),
+            chunks: Mutex::new(Chunks {
+                list: Vec::new(),
+                late_owned: 0,
+                late: 0,
+                release_hidden: None,
+            }),
             number: unique_number(),
             tags: Mutex::new(Vec::new()),
             name: name.into(),
@@ -145,8 +154,8 @@ impl<S: ChunkSource> Inner<S> {
         let offset = u64::from(frame) * Frame::BYTES;
         #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
         let bytes = offset as usize;
-        // SAFETY: the frame belongs to a chunk, which `acquire` checked against the span; the span is one allocation
-        // (contract of `DmaMemory::from_raw`).
+        // SAFETY: the frame belongs to a chunk, which `acquire` checked against the span; the span
+        // is one allocation (contract of `DmaMemory::from_raw`).
         let ptr = unsafe { self.memory.as_ptr().add(bytes) };
         RawPage { ptr, iova: Iova::new(self.iova.raw().wrapping_add(offset)) }
     }
@@ -158,7 +167,8 @@ impl<S: ChunkSource> Inner<S> {
         self.memory.part(offset, self.page_bytes).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// Finds a raw page's record by its address: a range check and a table look-up. The page may be in any state.
+    /// Finds a raw page's record by its address: a range check and a table look-up. The page may be
+    /// in any state.
     #[inline(always)]
     pub(super) fn find(&self, page: RawPage) -> Result<(u32, &PageRecord), FreeError> {
         let offset = page.ptr.as_ptr().addr().wrapping_sub(self.memory.addr());
@@ -186,7 +196,8 @@ impl<S: ChunkSource> Inner<S> {
     fn not_found(&self, page: RawPage, frame: Option<u32>) -> FreeError {
         let addr = page.ptr.as_ptr().addr();
         let start = frame.map(|frame| frame & !(self.config.order.frames() - 1));
-        let known = |at: &u32| self.directory.record(*at).is_some_and(|a| a.state() != State::Absent);
+        let known =
+            |at: &u32| self.directory.record(*at).is_some_and(|a| a.state() != State::Absent);
         match start.filter(known) {
             Some(start) => {
                 let page = self.raw_at(start).ptr.as_ptr().addr();
@@ -221,19 +232,27 @@ impl<S: ChunkSource> Inner<S> {
     }
 
     #[cold]
-    pub(super) fn sync_range(&self, ops: &dyn SyncOps, frame: u32, offset: usize, len: usize, device: bool) {
+    pub(super) fn sync_range(
+        &self,
+        ops: &dyn SyncOps,
+        frame: u32,
+        offset: usize,
+        len: usize,
+        device: bool,
+    ) {
         let Ok(part) = self.memory_of(frame).part(offset, len) else { return };
         if len == 0 || self.sync_panics.forbids_calls() {
             return;
         }
         let iova = Iova::new(self.raw_at(frame).iova.raw().wrapping_add(offset as u64));
-        self.sync_panics.watch(|| if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) });
+        self.sync_panics
+            .watch(|| if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) });
     }
 
     // Growth and the spill list, for the consumer.
 
-    /// Acquires a chunk of this order, or of the largest smaller one that is available; returns its first frame and how
-    /// many frames it has.
+    /// Acquires a chunk of this order, or of the largest smaller one that is available; returns its
+    /// first frame and how many frames it has.
     pub(super) fn acquire(&self, order: Order) -> Result<(u32, u32), AllocError> {
         let mut order = order;
         let frame = loop {
@@ -247,7 +266,9 @@ impl<S: ChunkSource> Inner<S> {
         };
         let bytes = u64::from(order.frames()) * Frame::BYTES;
         let end = frame.offset().checked_add(bytes);
-        if end.is_none_or(|end| end > self.memory.len() as u64) || !frame.offset().is_multiple_of(bytes) {
+        if end.is_none_or(|end| end > self.memory.len() as u64)
+            || !frame.offset().is_multiple_of(bytes)
+        {
             // SAFETY: just acquired with this order, and not used.
             unsafe { self.source.release(frame, order) };
             return Err(AllocError::Misplaced { frame, order });
@@ -269,8 +290,15 @@ impl<S: ChunkSource> Inner<S> {
         let total = {
             let mut chunks = self.chunks.lock();
             let at = chunks.list.partition_point(|chunk| chunk.frame < frame);
-            chunks.list.insert(at, Chunk { frame, order, pages_out: pages + 1, on_empty: OnEmpty::Release });
-            chunks.list.iter().map(|chunk| (chunk.order.frames() / per_page) as usize).sum::<usize>()
+            chunks.list.insert(
+                at,
+                Chunk { frame, order, pages_out: pages + 1, on_empty: OnEmpty::Release },
+            );
+            chunks
+                .list
+                .iter()
+                .map(|chunk| (chunk.order.frames() / per_page) as usize)
+                .sum::<usize>()
         };
         let mut spill = self.spill.lock();
         let more = total.saturating_sub(spill.entries.len());
@@ -301,8 +329,8 @@ impl<S: ChunkSource> Inner<S> {
         self.spill.lock().entries.len() as u64
     }
 
-    /// Marks the page of an entry free and returns true, unless the entry is a second free of a raw page. For the
-    /// consumer.
+    /// Marks the page of an entry free and returns true, unless the entry is a second free of a raw
+    /// page. For the consumer.
     #[inline(always)]
     pub(super) fn accept(&self, entry: Entry) -> bool {
         let Some(record) = self.directory.record(entry.frame()) else { return false };
@@ -356,7 +384,8 @@ impl<S: ChunkSource> Inner<S> {
         });
         let tags = self.tags.lock();
         let name = |tag: u32| tags.get((tag as usize).checked_sub(1)?).cloned();
-        let holder = |(tag, pages)| Holder { name: name(tag), pages, bytes: pages * self.page_bytes as u64 };
+        let holder =
+            |(tag, pages)| Holder { name: name(tag), pages, bytes: pages * self.page_bytes as u64 };
         pages.into_iter().map(holder).collect()
     }
 

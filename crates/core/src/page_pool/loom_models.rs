@@ -1,7 +1,9 @@
-//! Every interleaving (within a bound of preemptions) of threads that return pages with the consumer and with `destroy`.
+//! Every interleaving (within a bound of preemptions) of threads that return pages with the
+//! consumer and with `destroy`.
 //!
-//! A cell stands for the memory of each page: the model checker reports two concurrent owners, and accesses of one owner
-//! that do not happen before the next owner's or before the release of the chunk.
+//! A cell stands for the memory of each page: the model checker reports two concurrent owners, and
+//! accesses of one owner that do not happen before the next owner's or before the release of the
+//! chunk.
 
 use super::ring::{Entry, Ring};
 use super::*;
@@ -16,7 +18,8 @@ use loom::sync::Arc;
 use loom::thread;
 use std::sync::{LazyLock, Mutex};
 
-/// The frames of the source. Their memory is never accessed; the owner of a frame accesses its cell instead.
+/// The frames of the source. Their memory is never accessed; the owner of a frame accesses its cell
+/// instead.
 struct Inner {
     used: [UnsafeCell<u32>; FRAMES],
     /// A mutex of the standard library, so that it adds no ordering to the model.
@@ -119,8 +122,8 @@ fn drain(ring: &Ring, most: u64) -> Vec<u32> {
     got
 }
 
-/// Two producers, one of which adds two entries at once, and a consumer that then closes the ring: each placed entry
-/// arrives once, in its producer's order.
+/// Two producers, one of which adds two entries at once, and a consumer that then closes the ring:
+/// each placed entry arrives once, in its producer's order.
 #[test]
 fn loom_ring_delivers_each_entry_once() {
     check(3, || {
@@ -198,8 +201,8 @@ fn loom_page_pool_drops_against_allocs() {
     });
 }
 
-/// A page is dropped while the pool is destroyed: it is collected or released later, and the last owner frees the shared
-/// state once.
+/// A page is dropped while the pool is destroyed: it is collected or released later, and the last
+/// owner frees the shared state once.
 #[test]
 fn loom_page_pool_return_against_destroy() {
     check(3, || {
@@ -224,7 +227,8 @@ fn loom_page_pool_return_against_destroy() {
     });
 }
 
-/// Two pages are dropped while the pool is destroyed: any of the three threads may be the last owner.
+/// Two pages are dropped while the pool is destroyed: any of the three threads may be the last
+/// owner.
 #[test]
 fn loom_page_pool_two_returns_against_destroy() {
     check(2, || {
@@ -263,8 +267,8 @@ fn loom_page_pool_last_fragment_against_closing_the_page() {
     });
 }
 
-/// Two threads read their fragments of a page and drop them while the consumer allocates all pages: the page's next owner comes after
-/// both, whichever is last.
+/// Two threads read their fragments of a page and drop them while the consumer allocates all pages:
+/// the page's next owner comes after both, whichever is last.
 #[test]
 fn loom_page_pool_fragments_end_before_the_next_owner() {
     check(2, || {
@@ -290,7 +294,8 @@ fn loom_page_pool_fragments_end_before_the_next_owner() {
     });
 }
 
-/// The consumer has the last fragment, or the rest of the page, while another thread drops the other: it reuses the page at once.
+/// The consumer has the last fragment, or the rest of the page, while another thread drops the
+/// other: it reuses the page at once.
 #[test]
 fn loom_page_pool_a_consumer_frees_the_page_of_a_fragment() {
     for ends in 0..3 {
@@ -312,8 +317,13 @@ fn loom_page_pool_a_consumer_frees_the_page_of_a_fragment() {
                 source.look(mine.iova());
                 pool.recycle_fragment(mine);
             }
-            // With one page, it is the open page that is taken, or closed, if its fragments have ended.
-            let next = if ends == 1 { pool.alloc_fragment(4096).map(|part| part.iova()).ok() } else { None };
+            // With one page, it is the open page that is taken, or closed, if its fragments have
+            // ended.
+            let next = if ends == 1 {
+                pool.alloc_fragment(4096).map(|part| part.iova()).ok()
+            } else {
+                None
+            };
             let page = pool.alloc().ok();
             for at in page.iter().map(Page::iova).chain(next) {
                 assert_eq!(at, iova);
@@ -326,7 +336,8 @@ fn loom_page_pool_a_consumer_frees_the_page_of_a_fragment() {
     }
 }
 
-/// A raw page is freed twice at the same time, by the consumer and through a `Remote`: one free is valid.
+/// A raw page is freed twice at the same time, by the consumer and through a `Remote`: one free is
+/// valid.
 #[test]
 fn loom_page_pool_raw_page_freed_twice() {
     check(3, || {

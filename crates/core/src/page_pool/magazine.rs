@@ -1,7 +1,8 @@
 //! The consumer's magazine: a stack of pages that counts puts and takes at no cost.
 //!
-//! One word holds the number of pages and the number of puts, so a put adds one constant to one word whether it is
-//! counted or not. The number of takes follows from what was put in and what is left.
+//! One word holds the number of pages and the number of puts, so a put adds one constant to one
+//! word whether it is counted or not. The number of takes follows from what was put in and what is
+//! left.
 
 /// How many pages are moved at a time: half a magazine.
 pub(super) const BULK: usize = 64;
@@ -70,7 +71,8 @@ impl Magazine {
         Some(page)
     }
 
-    /// Takes the upper half of a full magazine without counting it, in the order in which it was put in.
+    /// Takes the upper half of a full magazine without counting it, in the order in which it was
+    /// put in.
     pub(super) fn take_half_uncounted(&mut self) -> &[u32] {
         let old = self.len();
         let first = old.saturating_sub(BULK);

@@ -13,9 +13,10 @@ use core::ptr::NonNull;
 
 /// A page that frees itself on drop, from any thread; it may outlive its pool.
 ///
-/// A drop goes through the ring. [`PagePool::recycle`](super::PagePool::recycle) is faster for the consumer. Many pages on other
-/// threads share one read-modify-write in [`Remote::recycle_all`](super::Remote::recycle_all), which pays where threads contend for
-/// the ring; on one thread a drop takes less time.
+/// A drop goes through the ring. [`PagePool::recycle`](super::PagePool::recycle) is faster for the
+/// consumer. Many pages on other threads share one read-modify-write in
+/// [`Remote::recycle_all`](super::Remote::recycle_all), which pays where threads contend for the
+/// ring; on one thread a drop takes less time.
 pub struct Page<S: ChunkSource> {
     /// Alive while the page is in use (see `inner`).
     pub(super) shared: NonNull<Inner<S>>,
@@ -32,7 +33,8 @@ unsafe impl<S: ChunkSource> Sync for Page<S> {}
 impl<S: ChunkSource> Page<S> {
     #[inline(always)]
     fn shared(&self) -> &Inner<S> {
-        // SAFETY: alive while the page is in use, which it is until `self` is dropped or turned into an entry.
+        // SAFETY: alive while the page is in use, which it is until `self` is dropped or turned
+        // into an entry.
         unsafe { self.shared.as_ref() }
     }
 
@@ -49,7 +51,8 @@ impl<S: ChunkSource> Page<S> {
         self.shared().memory_of(self.frame)
     }
 
-    /// Names the page's holder, for [`PagePool::holders`](super::PagePool::holders), until the page is recycled.
+    /// Names the page's holder, for [`PagePool::holders`](super::PagePool::holders), until the page
+    /// is recycled.
     #[inline]
     pub fn tag(&self, tag: Tag) {
         if let Some(record) = self.shared().directory.record(self.frame) {
@@ -57,9 +60,10 @@ impl<S: ChunkSource> Page<S> {
         }
     }
 
-    /// Syncs what the device wrote for the processor: `len` bytes from [`Config::offset`](super::Config::offset), at
-    /// most [`Config::max_len`](super::Config::max_len). Only those are synced for the device when the page is recycled.
-    /// On a coherent machine this only records `len`.
+    /// Syncs what the device wrote for the processor: `len` bytes from
+    /// [`Config::offset`](super::Config::offset), at most
+    /// [`Config::max_len`](super::Config::max_len). Only those are synced for the device when the
+    /// page is recycled. On a coherent machine this only records `len`.
     #[inline]
     pub fn sync_for_cpu(&mut self, len: usize) {
         let config = self.shared().config;
@@ -67,16 +71,18 @@ impl<S: ChunkSource> Page<S> {
         if let Some(ops) = &self.shared().sync {
             self.shared().sync_range(&**ops, self.frame, config.offset, len, false);
         }
-        // At most 2 MiB. After the callback: if that panics, more is synced for the device, not less.
+        // At most 2 MiB. After the callback: if that panics, more is synced for the device, not
+        // less.
         self.written = u32::try_from(len).unwrap_or(u32::MAX);
     }
 
-    /// Syncs the page for the device and turns it into an entry, which the caller must put into the ring or the magazine
-    /// once.
+    /// Syncs the page for the device and turns it into an entry, which the caller must put into the
+    /// ring or the magazine once.
     #[inline(always)]
     pub(super) fn into_entry(self) -> Entry {
         let page = ManuallyDrop::new(self);
-        // SAFETY: the page was allocated as owned by this value, which is not dropped; what returns it is forgotten below.
+        // SAFETY: the page was allocated as owned by this value, which is not dropped; what returns
+        // it is forgotten below.
         let returning = unsafe { Returning::new(page.shared, page.frame) };
         page.shared().sync_for_device(page.frame, page.written as usize);
         core::mem::forget(returning);
@@ -95,6 +101,9 @@ impl<S: ChunkSource> Drop for Page<S> {
 
 impl<S: ChunkSource> fmt::Debug for Page<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Page").field("iova", &self.iova()).field("len", &self.memory().len()).finish()
+        f.debug_struct("Page")
+            .field("iova", &self.iova())
+            .field("len", &self.memory().len())
+            .finish()
     }
 }

@@ -9,8 +9,8 @@ use core::ptr::NonNull;
 /// A counted reference to the shared state. The last one frees it.
 pub(super) struct PoolRef<S: ChunkSource>(NonNull<Inner<S>>);
 
-// SAFETY: a counted, shared reference to `Inner`, all of whose fields are `Send` and `Sync`: atomics, locks, the source
-// and a `SyncOps`.
+// SAFETY: a counted, shared reference to `Inner`, all of whose fields are `Send` and `Sync`:
+// atomics, locks, the source and a `SyncOps`.
 unsafe impl<S: ChunkSource> Send for PoolRef<S> {}
 // SAFETY: as for `Send`.
 unsafe impl<S: ChunkSource> Sync for PoolRef<S> {}

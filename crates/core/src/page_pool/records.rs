@@ -1,11 +1,13 @@
-//! The state of each page, in a table that the pool owns: never in the memory, which a device can write.
+//! The state of each page, in a table that the pool owns: never in the memory, which a device can
+//! write.
 //!
 //! # Who writes what
 //!
-//! While a page is free or allocated raw, only the consumer writes its record. While a [`Page`](super::Page) owns it,
-//! that owner may write its tag; holders of fragments count their shares. A raw free from another thread writes
-//! `remote_freed` only: the consumer decides whether it is valid by comparing the *generation* of the free with the
-//! page's. A second free can therefore neither affect a later holder nor be counted twice, and the ring's is the only
+//! While a page is free or allocated raw, only the consumer writes its record. While a
+//! [`Page`](super::Page) owns it, that owner may write its tag; holders of fragments count their
+//! shares. A raw free from another thread writes `remote_freed` only: the consumer decides whether
+//! it is valid by comparing the *generation* of the free with the page's. A second free can
+//! therefore neither affect a later holder nor be counted twice, and the ring's is the only
 //! read-modify-write of the path.
 
 use crate::frame::Frame;
@@ -23,7 +25,8 @@ pub(super) const REGION_FRAMES: usize = 1 << REGION_SHIFT;
 pub(super) enum State {
     /// No page of the pool starts at this frame.
     Absent,
-    /// In the magazine or never allocated. (A page that its owner has freed stays `Owned` while it is in the ring.)
+    /// In the magazine or never allocated. (A page that its owner has freed stays `Owned` while it
+    /// is in the ring.)
     Free,
     /// Held by a `Page` or by fragments.
     Owned,
@@ -40,8 +43,9 @@ pub(super) struct PageRecord {
     word: AtomicU32,
     /// How often the page was allocated raw, modulo 2^32.
     generation: AtomicU32,
-    /// The generation of a raw free by a thread other than the consumer's. Every allocation makes it differ from the new
-    /// generation, so that no free of 2^32 allocations ago is taken for one of the current.
+    /// The generation of a raw free by a thread other than the consumer's. Every allocation makes
+    /// it differ from the new generation, so that no free of 2^32 allocations ago is taken for one
+    /// of the current.
     remote_freed: AtomicU32,
     /// The page's shares held by fragments, and the rest of the bias (see `fragment`).
     shares: AtomicU32,
@@ -136,13 +140,15 @@ impl Directory {
     #[inline(always)]
     pub(super) fn record(&self, frame: u32) -> Option<&PageRecord> {
         let region = self.0.get((frame >> REGION_SHIFT) as usize)?.load(Ordering::Acquire);
-        // SAFETY: null, or a pointer from `Box::into_raw` that only the directory's drop frees, which the borrow of
-        // `self` excludes; accessed by shared references only. The acquire pairs with the release in `make_room`.
+        // SAFETY: null, or a pointer from `Box::into_raw` that only the directory's drop frees,
+        // which the borrow of `self` excludes; accessed by shared references only. The acquire
+        // pairs with the release in `make_room`.
         let region = unsafe { region.as_ref() }?;
         Some(&region.0[frame as usize & (REGION_FRAMES - 1)])
     }
 
-    /// Allocates the records of these frames. Only the consumer calls it, so no other thread makes the same region.
+    /// Allocates the records of these frames. Only the consumer calls it, so no other thread makes
+    /// the same region.
     pub(super) fn make_room(&self, first: Frame, frames: u32) {
         let last = first.index() + (frames - 1);
         for at in (first.index() >> REGION_SHIFT)..=(last >> REGION_SHIFT) {
@@ -159,7 +165,8 @@ impl Drop for Directory {
     fn drop(&mut self) {
         for slot in &self.0 {
             if let Some(region) = NonNull::new(slot.load(Ordering::Relaxed)) {
-                // SAFETY: from `Box::into_raw` in `make_room`, and `&mut self` excludes borrows of it.
+                // SAFETY: from `Box::into_raw` in `make_room`, and `&mut self` excludes borrows of
+                // it.
                 drop(unsafe { Box::from_raw(region.as_ptr()) });
             }
         }

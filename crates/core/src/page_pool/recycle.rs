@@ -1,5 +1,5 @@
-//! How a page returns from any thread: into the ring, into the spill list if the ring is full, or to its chunk if the
-//! pool has been taken down.
+//! How a page returns from any thread: into the ring, into the spill list if the ring is full, or
+//! to its chunk if the pool has been taken down.
 
 use super::inner::Inner;
 use super::pool_ref::PoolRef;
@@ -10,15 +10,19 @@ use crate::sync::Ordering;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
 
-/// Returns pages from any thread: into the ring, and into the spill list what does not fit there. Lock-free unless the
-/// ring is full or the pool has been taken down.
+/// Returns pages from any thread: into the ring, and into the spill list what does not fit there.
+/// Lock-free unless the ring is full or the pool has been taken down.
 ///
 /// # Safety
-/// Each entry is either a raw free whose caller holds a [`PoolRef`] (the free itself may be wrong), or a page that was
-/// allocated as owned and is freed exactly once.
+/// Each entry is either a raw free whose caller holds a [`PoolRef`] (the free itself may be wrong),
+/// or a page that was allocated as owned and is freed exactly once.
 #[inline]
-pub(super) unsafe fn recycle_remotely<S: ChunkSource>(shared: NonNull<Inner<S>>, entries: &[Entry]) {
-    // SAFETY: alive until the last of the entries has been returned (see `inner`), or while the caller's `PoolRef` is.
+pub(super) unsafe fn recycle_remotely<S: ChunkSource>(
+    shared: NonNull<Inner<S>>,
+    entries: &[Entry],
+) {
+    // SAFETY: alive until the last of the entries has been returned (see `inner`), or while the
+    // caller's `PoolRef` is.
     let claim = unsafe { shared.as_ref() }.ring.claim(entries.len());
     // The ring now waits for the claimed slots; once the last one is filled, the pool may be freed.
     let placed = match claim {
@@ -31,7 +35,8 @@ pub(super) unsafe fn recycle_remotely<S: ChunkSource>(shared: NonNull<Inner<S>>,
     }
 }
 
-/// A page that is returned when this is dropped: also if the [`SyncOps`](super::SyncOps) panics that is called in between.
+/// A page that is returned when this is dropped: also if the [`SyncOps`](super::SyncOps) panics
+/// that is called in between.
 pub(super) struct Returning<S: ChunkSource>(NonNull<Inner<S>>, u32);
 
 impl<S: ChunkSource> Returning<S> {
@@ -66,8 +71,8 @@ unsafe fn recycle_slow<S: ChunkSource>(ptr: NonNull<Inner<S>>, entries: &[Entry]
     for &entry in entries {
         pool.recycle_after_close(entry);
         if entry.generation().is_none() {
-            // SAFETY: the ring is closed, so the count includes a reference for this page (`take_down`), or will before
-            // the bias is subtracted; it is released with the page.
+            // SAFETY: the ring is closed, so the count includes a reference for this page
+            // (`take_down`), or will before the bias is subtracted; it is released with the page.
             drop(unsafe { PoolRef::adopt(ptr) });
         }
     }

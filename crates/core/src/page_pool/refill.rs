@@ -1,4 +1,5 @@
-//! Refilling the consumer's magazine: from the ring, the spill list, the rest of the newest chunk, and the source.
+//! Refilling the consumer's magazine: from the ring, the spill list, the rest of the newest chunk,
+//! and the source.
 
 use super::consumer::PagePool;
 use super::error::AllocError;
@@ -70,9 +71,10 @@ impl<S: ChunkSource> PagePool<S> {
         }
     }
 
-    /// Pages that were allocated once stay in circulation: held, in the ring, the spill list or the magazine. So the limit on
-    /// pages in use is a limit on the pages that are brought into circulation here, and costs nothing elsewhere: the
-    /// other places are empty now, so when no more may be, all of them are held.
+    /// Pages that were allocated once stay in circulation: held, in the ring, the spill list or the
+    /// magazine. So the limit on pages in use is a limit on the pages that are brought into
+    /// circulation here, and costs nothing elsewhere: the other places are empty now, so when no
+    /// more may be, all of them are held.
     fn refill_from_chunk(&mut self) -> Result<u32, AllocError> {
         let limit = self.shared.config.max_in_use;
         let left = limit.saturating_sub(self.pages - self.fresh_pages());
@@ -106,8 +108,8 @@ impl<S: ChunkSource> PagePool<S> {
         u64::from((self.fresh.1 - self.fresh.0) >> self.shared.config.order.get())
     }
 
-    /// Returns the order of the next chunk: 64 pages, or as many as the pool has, up to 2 MiB; but no more than a chunk
-    /// of `left` pages needs.
+    /// Returns the order of the next chunk: 64 pages, or as many as the pool has, up to 2 MiB; but
+    /// no more than a chunk of `left` pages needs.
     fn next_order(&self, left: u64) -> Order {
         let page = self.shared.config.order.get();
         // At most 2^9 pages.

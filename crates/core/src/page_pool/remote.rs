@@ -14,8 +14,8 @@ use core::fmt;
 
 /// A handle by which threads other than the consumer's return pages. It may be cloned or shared.
 ///
-/// Its calls are lock-free unless the ring is full or the pool has been taken down. It may outlive the pool: pages
-/// returned later go back to the source with their chunk.
+/// Its calls are lock-free unless the ring is full or the pool has been taken down. It may outlive
+/// the pool: pages returned later go back to the source with their chunk.
 pub struct Remote<S: ChunkSource>(PoolRef<S>);
 
 impl<S: ChunkSource> Clone for Remote<S> {
@@ -52,7 +52,8 @@ impl<S: ChunkSource> Batch<'_, S> {
         let entries = self.entries.get(..self.len).unwrap_or_default();
         self.len = 0;
         if !entries.is_empty() {
-            // SAFETY: each entry is a raw free, whose `Remote` lends `to`, or a page that was consumed for it.
+            // SAFETY: each entry is a raw free, whose `Remote` lends `to`, or a page that was
+            // consumed for it.
             unsafe { recycle_remotely(self.to.as_ptr(), entries) };
         }
     }

@@ -1,11 +1,12 @@
 //! The ring by which other threads return pages to the consumer.
 //!
-//! Bounded, lock-free, multiple producers, one consumer. A producer claims a slot for each of its pages by one
-//! compare-and-swap of the tail, and fills each by a release store. That store is its *last* access to the pool. The
-//! consumer takes filled slots in order, clears them and advances the head.
+//! Bounded, lock-free, multiple producers, one consumer. A producer claims a slot for each of its
+//! pages by one compare-and-swap of the tail, and fills each by a release store. That store is its
+//! *last* access to the pool. The consumer takes filled slots in order, clears them and advances
+//! the head.
 //!
-//! A bit of the tail marks the ring as closed. It is set by a read-modify-write, so every claim is either made before
-//! that, and the closing thread collects its pages, or refused.
+//! A bit of the tail marks the ring as closed. It is set by a read-modify-write, so every claim is
+//! either made before that, and the closing thread collects its pages, or refused.
 
 use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
@@ -53,7 +54,8 @@ pub(super) struct Closed;
 
 const CLOSED: u64 = 1 << 63;
 
-/// See the [module](self). Positions only increase; a slot's index is the position modulo the capacity.
+/// See the [module](self). Positions only increase; a slot's index is the position modulo the
+/// capacity.
 #[derive(Debug)]
 pub(super) struct Ring {
     /// The next position to be claimed.
@@ -99,8 +101,15 @@ impl Ring {
             if count == 0 {
                 return Ok(None);
             }
-            match self.tail.compare_exchange_weak(tail, tail + count, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Ok(Some(Claim { slots: &self.slots, first: tail, end: tail + count })),
+            match self.tail.compare_exchange_weak(
+                tail,
+                tail + count,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => {
+                    return Ok(Some(Claim { slots: &self.slots, first: tail, end: tail + count }));
+                }
                 Err(now) => tail = now,
             }
         }
@@ -149,7 +158,8 @@ impl Ring {
         self.tail.load(Ordering::Relaxed) & !CLOSED
     }
 
-    /// Returns the current number of entries, claimed ones included. Approximate while other threads use the ring.
+    /// Returns the current number of entries, claimed ones included. Approximate while other
+    /// threads use the ring.
     pub(super) fn len(&self) -> u64 {
         self.pushed().saturating_sub(self.head.load(Ordering::Relaxed))
     }
@@ -158,16 +168,16 @@ impl Ring {
 /// Claimed slots, which the producer must fill: the consumer waits for them.
 #[derive(Debug)]
 pub(super) struct Claim<'r> {
-    /// All slots of the ring. Nothing else is referenced: the ring may be freed as soon as the last claimed slot is
-    /// filled, while this value still exists.
+    /// All slots of the ring. Nothing else is referenced: the ring may be freed as soon as the last
+    /// claimed slot is filled, while this value still exists.
     slots: &'r [AtomicU64],
     first: u64,
     end: u64,
 }
 
 impl Claim<'_> {
-    /// Fills the claimed slots from the start of `entries`, which has at least as many; returns their number. The ring is
-    /// not accessed after the last slot is filled.
+    /// Fills the claimed slots from the start of `entries`, which has at least as many; returns
+    /// their number. The ring is not accessed after the last slot is filled.
     #[expect(clippy::cast_possible_truncation, reason = "masked below the number of slots")]
     #[inline]
     pub(super) fn fill(self, entries: &[Entry]) -> usize {

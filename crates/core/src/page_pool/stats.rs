@@ -3,10 +3,11 @@
 use alloc::string::String;
 use core::fmt;
 
-/// The counters of Linux's page pool, by their names (`struct page_pool_alloc_stats` and `page_pool_recycle_stats`).
+/// The counters of Linux's page pool, by their names (`struct page_pool_alloc_stats` and
+/// `page_pool_recycle_stats`).
 ///
-/// Counting costs nothing on the hot paths: `fast` and `cached` follow from the magazine's state, `ring` is the ring's
-/// position, and the others are off the hot paths.
+/// Counting costs nothing on the hot paths: `fast` and `cached` follow from the magazine's state,
+/// `ring` is the ring's position, and the others are off the hot paths.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// alloc: pages from the magazine.
@@ -19,8 +20,8 @@ pub struct Counts {
     pub empty: u64,
     /// alloc: how often the magazine was refilled from the ring.
     pub refill: u64,
-    /// alloc: entries that could not be used. In the kernel these are pages of another NUMA node; here they are second
-    /// frees of raw pages that were detected late.
+    /// alloc: entries that could not be used. In the kernel these are pages of another NUMA node;
+    /// here they are second frees of raw pages that were detected late.
     pub waive: u64,
     /// recycle: pages put into the magazine.
     pub cached: u64,
@@ -28,9 +29,11 @@ pub struct Counts {
     pub cache_full: u64,
     /// recycle: pages put into the ring.
     pub ring: u64,
-    /// recycle: pages that met a full ring. The kernel releases such pages; here they go to a list and stay mapped.
+    /// recycle: pages that met a full ring. The kernel releases such pages; here they go to a list
+    /// and stay mapped.
     pub ring_full: u64,
-    /// recycle: pages released rather than recycled, because they were still held when the pool was taken down.
+    /// recycle: pages released rather than recycled, because they were still held when the pool was
+    /// taken down.
     pub released_refcnt: u64,
 }
 
@@ -62,7 +65,8 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Where a pool's pages are. While other threads free pages, the numbers may be from slightly different times.
+/// Where a pool's pages are. While other threads free pages, the numbers may be from slightly
+/// different times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct PoolStats {
     /// Pages that are allocated and not freed.
@@ -73,15 +77,15 @@ pub struct PoolStats {
     pub in_magazine: u64,
     /// Pages in the ring.
     pub in_ring: u64,
-    /// Pages that the consumer takes when magazine and ring are empty: those that met a full ring, and those never
-    /// allocated.
+    /// Pages that the consumer takes when magazine and ring are empty: those that met a full ring,
+    /// and those never allocated.
     pub below: u64,
     /// Chunks acquired from the source.
     pub chunks: u64,
     /// The size of the chunks in bytes.
     pub bytes: u64,
-    /// How many allocs were refused because [`Config::max_in_use`](super::Config::max_in_use) pages were in use. A call that
-    /// fills slots ends with the first, and counts one.
+    /// How many allocs were refused because [`Config::max_in_use`](super::Config::max_in_use) pages
+    /// were in use. A call that fills slots ends with the first, and counts one.
     pub limited: u64,
 }
 

@@ -1,4 +1,5 @@
-//! Taking a pool down: hides its chunks from the device, collects the returned pages, and releases empty chunks.
+//! Taking a pool down: hides its chunks from the device, collects the returned pages, and releases
+//! empty chunks.
 
 use super::error::RevokeError;
 use super::inner::{BIAS, Chunk, Chunks, Inner, OnEmpty, ReleaseHidden};
@@ -9,7 +10,8 @@ use crate::frame::{Frame, Order};
 use crate::sync::Ordering;
 
 impl<S: ChunkSource> Inner<S> {
-    /// Revokes the device's access to every chunk; returns how many bytes it can still reach, and the first reason.
+    /// Revokes the device's access to every chunk; returns how many bytes it can still reach, and
+    /// the first reason.
     pub(super) fn hide_all(
         &self,
         hide: impl Fn(&S, Frame, Order) -> Result<(), RevokeError>,
@@ -18,15 +20,18 @@ impl<S: ChunkSource> Inner<S> {
         let (mut bytes, mut why) = (0, None);
         self.chunks.lock().release_hidden = Some(release_hidden);
         for at in 0.. {
-            // Quarantined while `hide` runs: if that panics, the device may or may not reach the chunk.
-            let quarantine =
-                |chunk: &mut Chunk| core::mem::replace(chunk, Chunk { on_empty: OnEmpty::Nothing, ..*chunk });
+            // Quarantined while `hide` runs: if that panics, the device may or may not reach the
+            // chunk.
+            let quarantine = |chunk: &mut Chunk| {
+                core::mem::replace(chunk, Chunk { on_empty: OnEmpty::Nothing, ..*chunk })
+            };
             let Some(chunk) = self.chunks.lock().list.get_mut(at).map(quarantine) else { break };
             let on_empty = match hide(&self.source, chunk.frame, chunk.order) {
                 Ok(()) => OnEmpty::ReleaseHidden,
                 Err(error) => {
                     bytes += u64::from(chunk.order.frames()) * Frame::BYTES;
-                    let on_empty = if error.is_permanent() { OnEmpty::Nothing } else { OnEmpty::Release };
+                    let on_empty =
+                        if error.is_permanent() { OnEmpty::Nothing } else { OnEmpty::Release };
                     why.get_or_insert(error);
                     on_empty
                 }
@@ -38,8 +43,8 @@ impl<S: ChunkSource> Inner<S> {
         (bytes, why)
     }
 
-    /// Returns the bytes of the chunks that a closed pool still holds, which the device can reach, and the reason if
-    /// there are any.
+    /// Returns the bytes of the chunks that a closed pool still holds, which the device can reach,
+    /// and the reason if there are any.
     pub(super) fn still_mapped(&self) -> (u64, Option<RevokeError>) {
         let chunks = self.chunks.lock();
         let held = chunks.list.iter().filter(|chunk| chunk.on_empty != OnEmpty::Nothing);
@@ -47,8 +52,9 @@ impl<S: ChunkSource> Inner<S> {
         (bytes, (bytes != 0).then_some(RevokeError::NotAsked))
     }
 
-    /// Closes the ring and the spill list, retires their pages and the consumer's `own`, and releases the chunks whose
-    /// pages have all been returned. `on_stale` is called for each second free found here. For the consumer, once.
+    /// Closes the ring and the spill list, retires their pages and the consumer's `own`, and
+    /// releases the chunks whose pages have all been returned. `on_stale` is called for each second
+    /// free found here. For the consumer, once.
     pub(super) fn take_down(&self, own: impl IntoIterator<Item = u32>, mut on_stale: impl FnMut()) {
         let mut retire = |entry: Entry| {
             let mut chunks = self.chunks.lock();
@@ -69,7 +75,9 @@ impl<S: ChunkSource> Inner<S> {
         let owned = {
             let mut chunks = self.chunks.lock();
             let mut owned = chunks.late_owned;
-            self.each_page(&chunks.list, |record| owned += u64::from(record.state() == State::Owned));
+            self.each_page(&chunks.list, |record| {
+                owned += u64::from(record.state() == State::Owned)
+            });
             for chunk in &mut chunks.list {
                 chunk.pages_out -= 1;
             }
@@ -83,16 +91,19 @@ impl<S: ChunkSource> Inner<S> {
         }
     }
 
-    /// Records that a page has been returned for good. Returns the index of its chunk if that is now empty.
+    /// Records that a page has been returned for good. Returns the index of its chunk if that is
+    /// now empty.
     fn page_returned(&self, chunks: &mut Chunks<S>, frame: u32) -> Option<usize> {
         self.directory.record(frame)?.set_returned();
-        let at = chunks.list.partition_point(|chunk| chunk.frame.index() <= frame).checked_sub(1)?;
+        let at =
+            chunks.list.partition_point(|chunk| chunk.frame.index() <= frame).checked_sub(1)?;
         let chunk = chunks.list.get_mut(at)?;
         chunk.pages_out -= 1;
         (chunk.pages_out == 0).then_some(at)
     }
 
-    /// Releases the chunk at this index once, if no page of it is in use. Returns whether there is such a chunk.
+    /// Releases the chunk at this index once, if no page of it is in use. Returns whether there is
+    /// such a chunk.
     fn release_if_empty(&self, at: usize) -> bool {
         let (chunk, release_hidden) = {
             let mut chunks = self.chunks.lock();
@@ -106,8 +117,8 @@ impl<S: ChunkSource> Inner<S> {
         };
         match (chunk.on_empty, release_hidden) {
             (OnEmpty::Release, _) => {
-                // SAFETY: acquired with this order, released once (`Nothing` from here on), and none of its pages is in
-                // use, so nothing accesses it.
+                // SAFETY: acquired with this order, released once (`Nothing` from here on), and
+                // none of its pages is in use, so nothing accesses it.
                 unsafe { self.source.release(chunk.frame, chunk.order) };
             }
             (OnEmpty::ReleaseHidden, Some(release)) => {

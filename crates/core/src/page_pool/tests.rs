@@ -1,4 +1,5 @@
-//! A source over the heap, shared by the tests: it checks every transition of a frame and fails on request.
+//! A source over the heap, shared by the tests: it checks every transition of a frame and fails on
+//! request.
 
 use super::*;
 use crate::addr::Iova;
@@ -84,7 +85,9 @@ impl Heap {
         run.fill(to);
         let free = self.0.free.load(Ordering::Relaxed);
         let freed = if to == Use::Free { free + run.len() } else { free };
-        self.0.free.store(if from == Use::Free { freed - run.len() } else { freed }, Ordering::Relaxed);
+        self.0
+            .free
+            .store(if from == Use::Free { freed - run.len() } else { freed }, Ordering::Relaxed);
     }
 
     fn handles(&self) -> usize {
@@ -112,12 +115,15 @@ unsafe impl ChunkSource for Heap {
         let first = {
             let taken = self.0.frames.lock();
             let left = self.0.left.load(Ordering::Relaxed);
-            // Without a search where there are too few: the models spend most of their time with an exhausted heap.
+            // Without a search where there are too few: the models spend most of their time with an
+            // exhausted heap.
             let enough = frames <= self.0.free.load(Ordering::Relaxed);
             let may = enough && left > 0 && frames <= self.0.largest.load(Ordering::Relaxed);
             let run = |run: &[Use]| run.iter().all(|&frame| frame == Use::Free);
-            let failed = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
-            let at = may.then(|| taken.chunks_exact(frames).position(run)).flatten().ok_or(failed)?;
+            let failed =
+                FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
+            let at =
+                may.then(|| taken.chunks_exact(frames).position(run)).flatten().ok_or(failed)?;
             self.0.left.store(left.saturating_sub(1), Ordering::Relaxed);
             let at = at * frames + self.0.shift.load(Ordering::Relaxed);
             Frame::new(u32::try_from(at).unwrap()).unwrap()

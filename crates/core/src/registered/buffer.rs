@@ -8,7 +8,8 @@ use core::iter::FusedIterator;
 
 /// A buffer as folios. See the [module](super).
 ///
-/// It owns no memory; it describes where memory is, in 8 bytes per folio if all are equal, at most 16 in a mixture.
+/// It owns no memory; it describes where memory is, in 8 bytes per folio if all are equal, at most
+/// 16 in a mixture.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Registered {
     addr: usize,
@@ -26,16 +27,18 @@ impl Registered {
     /// The longest buffer: 1 TiB.
     pub const MAX_BYTES: u64 = MAX_BYTES;
 
-    /// Describes the buffer of `len` bytes at `addr` in this process, in pages of `page` bytes. `device` yields the device's
-    /// address of the start of each page that the buffer touches, in order.
+    /// Describes the buffer of `len` bytes at `addr` in this process, in pages of `page` bytes.
+    /// `device` yields the device's address of the start of each page that the buffer touches, in
+    /// order.
     ///
     /// If the page size is unknown, pass [`PageSize::Size4K`]: adjacent pages are merged.
     ///
     /// Time proportional to the number of pages, memory to the number of folios.
     ///
     /// # Errors
-    /// [`BufferError`] if the buffer is empty, wraps or is longer than [`MAX_BYTES`](Self::MAX_BYTES), if there are more or
-    /// fewer device addresses than pages, if one is not a multiple of 4 KiB, or if the table cannot be allocated.
+    /// [`BufferError`] if the buffer is empty, wraps or is longer than
+    /// [`MAX_BYTES`](Self::MAX_BYTES), if there are more or fewer device addresses than pages, if
+    /// one is not a multiple of 4 KiB, or if the table cannot be allocated.
     pub fn from_pages(
         addr: usize,
         len: u64,
@@ -67,15 +70,18 @@ impl Registered {
         Ok(Self { addr, len, table })
     }
 
-    /// Describes the buffer at `addr` in this process that consists of `segments` for the device, in order: for memory that is
-    /// already mapped, and for several page sizes. Its length is the sum of theirs.
+    /// Describes the buffer at `addr` in this process that consists of `segments` for the device,
+    /// in order: for memory that is already mapped, and for several page sizes. Its length is the
+    /// sum of theirs.
     ///
-    /// Folios are as large as the boundaries between segments allow; if the boundaries are much denser in some part of the
-    /// buffer, only the folios there are divided. Time proportional to the numbers of segments and folios.
+    /// Folios are as large as the boundaries between segments allow; if the boundaries are much
+    /// denser in some part of the buffer, only the folios there are divided. Time proportional to
+    /// the numbers of segments and folios.
     ///
     /// # Errors
-    /// [`BufferError`] if there is no segment, if one is empty or wraps, if the buffer wraps or is longer than
-    /// [`MAX_BYTES`](Self::MAX_BYTES), if segments are not adjacent within a 4 KiB page, or if the table cannot be allocated.
+    /// [`BufferError`] if there is no segment, if one is empty or wraps, if the buffer wraps or is
+    /// longer than [`MAX_BYTES`](Self::MAX_BYTES), if segments are not adjacent within a 4 KiB
+    /// page, or if the table cannot be allocated.
     pub fn from_segments(
         addr: usize,
         segments: impl IntoIterator<Item = Segment>,
@@ -97,12 +103,14 @@ impl Registered {
         self.len
     }
 
-    /// Returns log2 of the size in bytes of a folio that is not divided: at least 12; 63 if the whole buffer is one.
+    /// Returns log2 of the size in bytes of a folio that is not divided: at least 12; 63 if the
+    /// whole buffer is one.
     pub fn folio_shift(&self) -> u32 {
         self.table.shift()
     }
 
-    /// Returns the bits of an offset, counted from the start of the first folio, that lie within a folio.
+    /// Returns the bits of an offset, counted from the start of the first folio, that lie within a
+    /// folio.
     pub fn folio_mask(&self) -> u64 {
         self.table.mask()
     }
@@ -117,12 +125,14 @@ impl Registered {
         self.table.divided()
     }
 
-    /// Returns the size of the table of folios in bytes: 8 per folio if all are equal, at most 16 in a mixture.
+    /// Returns the size of the table of folios in bytes: 8 per folio if all are equal, at most 16
+    /// in a mixture.
     pub fn table_bytes(&self) -> usize {
         self.table.bytes()
     }
 
-    /// Returns where the device finds the byte at `offset`, and how many bytes follow it in the same folio and buffer.
+    /// Returns where the device finds the byte at `offset`, and how many bytes follow it in the
+    /// same folio and buffer.
     ///
     /// Constant time: a shift, a mask and a load; in a divided folio, once more.
     ///
@@ -138,7 +148,8 @@ impl Registered {
         Ok(Segment { iova: piece.iova, len: piece.len.min(self.len - offset) })
     }
 
-    /// Returns the `len` bytes from `offset` as the device sees them; folios adjacent for the device are merged.
+    /// Returns the `len` bytes from `offset` as the device sees them; folios adjacent for the
+    /// device are merged.
     ///
     /// Allocates nothing; the first segment is found in constant time.
     ///

@@ -43,7 +43,9 @@ pub enum BufferError {
         given: u64,
     },
     /// A page starts at a multiple of 4 KiB for the device.
-    #[error("page {index} of the buffer is at {iova} for the device, which is not a multiple of 4 KiB")]
+    #[error(
+        "page {index} of the buffer is at {iova} for the device, which is not a multiple of 4 KiB"
+    )]
     PageAddress {
         /// Which page, from 0.
         index: u64,

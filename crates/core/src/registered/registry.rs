@@ -42,9 +42,10 @@ pub enum Unregistered<B> {
 
 /// A table of registered buffers, none of which overlaps another.
 ///
-/// It is sparse: each place is filled, replaced and vacated individually. A caller that begins I/O on a buffer
-/// [holds](Self::hold) it; a buffer that is unregistered or replaced meanwhile vacates its place at once, and is kept
-/// until the last hold is released. `B` is a [`Registered`], or contains one beside, for instance, what pins the memory.
+/// It is sparse: each place is filled, replaced and vacated individually. A caller that begins I/O
+/// on a buffer [holds](Self::hold) it; a buffer that is unregistered or replaced meanwhile vacates
+/// its place at once, and is kept until the last hold is released. `B` is a [`Registered`], or
+/// contains one beside, for instance, what pins the memory.
 ///
 /// It allocates in its constructor and when a buffer is registered, never when one is unregistered.
 #[derive(Debug)]
@@ -102,9 +103,10 @@ impl<B: AsRef<Registered>> Registry<B> {
         self.leaving.len()
     }
 
-    /// Checks that `len` bytes at `addr` can be registered in this place (or, with `None`, in the first vacant one, which
-    /// is returned), and allocates: an [`update`](Self::update) of that place with that buffer then succeeds, for
-    /// instance after pinning the memory. Logarithmic; for `None` linear in the places that have been filled since.
+    /// Checks that `len` bytes at `addr` can be registered in this place (or, with `None`, in the
+    /// first vacant one, which is returned), and allocates: an [`update`](Self::update) of that
+    /// place with that buffer then succeeds, for instance after pinning the memory. Logarithmic;
+    /// for `None` linear in the places that have been filled since.
     ///
     /// # Errors
     /// As `update`; [`RegisterError::Full`].
@@ -128,7 +130,8 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(at)
     }
 
-    /// Registers the buffer in the first vacant place. Linear in the number of buffers that lie behind it in memory.
+    /// Registers the buffer in the first vacant place. Linear in the number of buffers that lie
+    /// behind it in memory.
     ///
     /// # Errors
     /// [`RegisterError::Full`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
@@ -151,8 +154,8 @@ impl<B: AsRef<Registered>> Registry<B> {
         self.update(index, buffer).map(|_| ())
     }
 
-    /// Registers the buffer in this place and unregisters the previous one, the only one that it may overlap.
-    /// Linear in the number of buffers.
+    /// Registers the buffer in this place and unregisters the previous one, the only one that it
+    /// may overlap. Linear in the number of buffers.
     ///
     /// # Errors
     /// [`RegisterError::Index`] if the table has no such place, [`RegisterError::Overlaps`],
@@ -173,15 +176,17 @@ impl<B: AsRef<Registered>> Registry<B> {
         Ok(before)
     }
 
-    /// Unregisters the buffer. Its place is vacant at once; the table keeps the buffer while I/O is in flight on it. Linear in
-    /// the number of buffers; allocates nothing.
+    /// Unregisters the buffer. Its place is vacant at once; the table keeps the buffer while I/O is
+    /// in flight on it. Linear in the number of buffers; allocates nothing.
     ///
     /// # Errors
     /// [`IndexError::Beyond`], [`IndexError::Vacant`].
     pub fn unregister(&mut self, index: BufferIndex) -> Result<Unregistered<B>, IndexError> {
         let capacity = self.capacity();
-        let place =
-            self.places.get_mut(usize::from(index.0)).ok_or(IndexError::Beyond { index, capacity })?;
+        let place = self
+            .places
+            .get_mut(usize::from(index.0))
+            .ok_or(IndexError::Beyond { index, capacity })?;
         let entry = place.take().ok_or(IndexError::Vacant { index })?;
         self.first_vacant = self.first_vacant.min(usize::from(index.0));
         self.order.retain(|&(_, i)| i != index);
@@ -200,15 +205,17 @@ impl<B: AsRef<Registered>> Registry<B> {
     #[inline]
     pub fn hold(&mut self, index: BufferIndex) -> Result<Hold, IndexError> {
         let capacity = self.capacity();
-        let place =
-            self.places.get_mut(usize::from(index.0)).ok_or(IndexError::Beyond { index, capacity })?;
+        let place = self
+            .places
+            .get_mut(usize::from(index.0))
+            .ok_or(IndexError::Beyond { index, capacity })?;
         let entry = place.as_mut().ok_or(IndexError::Vacant { index })?;
         entry.holds = entry.holds.checked_add(1).ok_or(IndexError::TooManyHolds { index })?;
         Ok(Hold { index, generation: entry.generation })
     }
 
-    /// Ends I/O. Returns the buffer if that is unregistered and this was the last hold on it. Constant time;
-    /// for an unregistered buffer, linear in the number of those.
+    /// Ends I/O. Returns the buffer if that is unregistered and this was the last hold on it.
+    /// Constant time; for an unregistered buffer, linear in the number of those.
     ///
     /// # Errors
     /// [`IndexError::NotHeld`] if the hold was issued by another table.
@@ -254,7 +261,10 @@ impl<B: AsRef<Registered>> Registry<B> {
 
     /// Yields the buffers and their places, in the order of the places.
     pub fn iter(&self) -> impl Iterator<Item = (BufferIndex, &B)> {
-        (0..).map(BufferIndex).zip(&self.places).filter_map(|(i, place)| Some((i, &place.as_ref()?.buffer)))
+        (0..)
+            .map(BufferIndex)
+            .zip(&self.places)
+            .filter_map(|(i, place)| Some((i, &place.as_ref()?.buffer)))
     }
 
     /// Returns where the device finds the byte at `offset` of a buffer: [`Registered::locate`].
@@ -271,11 +281,17 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// # Errors
     /// [`IndexError`].
     #[inline]
-    pub fn segments(&self, index: BufferIndex, offset: u64, len: u64) -> Result<Segments<'_>, IndexError> {
+    pub fn segments(
+        &self,
+        index: BufferIndex,
+        offset: u64,
+        len: u64,
+    ) -> Result<Segments<'_>, IndexError> {
         Ok(self.get(index)?.as_ref().segments(offset, len)?)
     }
 
-    /// Returns the buffer that contains `addr`, and the offset. Logarithmic in the number of buffers.
+    /// Returns the buffer that contains `addr`, and the offset. Logarithmic in the number of
+    /// buffers.
     pub fn find(&self, addr: usize) -> Option<(BufferIndex, u64)> {
         let before = self.order.partition_point(|&(start, _)| start <= addr).checked_sub(1)?;
         let &(start, index) = self.order.get(before)?;
@@ -298,14 +314,20 @@ impl<B: AsRef<Registered>> Registry<B> {
     }
 
     /// A registered buffer, other than `except`, that shares memory with `len` bytes at `addr`.
-    fn overlapping(&self, addr: usize, len: u64, except: Option<BufferIndex>) -> Option<BufferIndex> {
+    fn overlapping(
+        &self,
+        addr: usize,
+        len: u64,
+        except: Option<BufferIndex>,
+    ) -> Option<BufferIndex> {
         let last = (addr as u64).saturating_add(len.saturating_sub(1));
         let after = self.order.partition_point(|&(start, _)| start as u64 <= last);
         let touching = |&&(start, index): &&(usize, BufferIndex)| {
             let len = self.get(index).map_or(0, |buffer| buffer.as_ref().len());
             start as u64 + len.saturating_sub(1) >= addr as u64
         };
-        // Registered buffers do not overlap: if one ends before `addr`, so do all that begin before it.
+        // Registered buffers do not overlap: if one ends before `addr`, so do all that begin before
+        // it.
         let touched = self.order.get(..after)?.iter().rev().take_while(touching);
         touched.map(|&(_, index)| index).find(|&index| Some(index) != except)
     }

@@ -33,7 +33,8 @@ impl Runs {
                 return Err(BufferError::Ragged { addr });
             }
         }
-        let no_memory = BufferError::NoMemory { folios: self.list.len() as u64 + 1, bytes: size_of::<Run>() };
+        let no_memory =
+            BufferError::NoMemory { folios: self.list.len() as u64 + 1, bytes: size_of::<Run>() };
         self.list.try_reserve(1).map_err(|_| no_memory)?;
         self.list.push(Run { addr, segment });
         Ok(())

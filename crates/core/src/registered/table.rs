@@ -1,9 +1,10 @@
 //! The table of folios: the device address of each, found by one shift or two.
 //!
-//! The buffer's addresses are divided evenly into *cells* of `2^shift` bytes. A cell that is contiguous for the device is a
-//! folio, and its entry is the device's address of its start. Any other cell is divided evenly once more, by a shift of its
-//! own, and its entry is the position of its folios in a second list. One bit per cell distinguishes the two; a table
-//! without divided cells has no bits and no second list.
+//! The buffer's addresses are divided evenly into *cells* of `2^shift` bytes. A cell that is
+//! contiguous for the device is a folio, and its entry is the device's address of its start. Any
+//! other cell is divided evenly once more, by a shift of its own, and its entry is the position of
+//! its folios in a second list. One bit per cell distinguishes the two; a table without divided
+//! cells has no bits and no second list.
 
 use super::error::BufferError;
 use crate::addr::{Iova, PageSize, Segment};
@@ -12,9 +13,11 @@ use alloc::vec::Vec;
 
 /// The shift of a buffer that is contiguous for the device: it is one cell.
 const ONE_CELL: u32 = 63;
-/// Shifts that are tried besides the finest: 64 KiB (a common size of large folios in Linux), and hugepages.
+/// Shifts that are tried besides the finest: 64 KiB (a common size of large folios in Linux), and
+/// hugepages.
 const SHIFTS: [u32; 3] = [16, PageSize::Size2M.shift(), PageSize::Size1G.shift()];
-/// The bits of a divided cell's entry that hold its shift; the bits above are the position of its folios.
+/// The bits of a divided cell's entry that hold its shift; the bits above are the position of its
+/// folios.
 const SHIFT_BITS: u32 = 6;
 
 /// A run that is contiguous in the process and for the device.
@@ -29,9 +32,10 @@ pub(super) struct Table {
     mask: u64,
     /// The buffer's offset in its first cell.
     head: u64,
-    /// The device's address of the start of each cell, or the position of the folios of a divided one. The start of a partial
-    /// first cell or folio is extrapolated and may wrap below 0, and so may the position of a divided first cell's folios;
-    /// only addresses inside the buffer are returned.
+    /// The device's address of the start of each cell, or the position of the folios of a divided
+    /// one. The start of a partial first cell or folio is extrapolated and may wrap below 0, and so
+    /// may the position of a divided first cell's folios; only addresses inside the buffer are
+    /// returned.
     cells: Box<[u64]>,
     /// One bit per cell: whether it is divided. Empty if none is.
     divided: Box<[u64]>,
@@ -84,8 +88,8 @@ impl Part {
 }
 
 impl Table {
-    /// Builds the table of these runs: at least one, in the order of their addresses and without gaps, each except the first at
-    /// a multiple of 4 KiB, at most 1 TiB in all without wrapping.
+    /// Builds the table of these runs: at least one, in the order of their addresses and without
+    /// gaps, each except the first at a multiple of 4 KiB, at most 1 TiB in all without wrapping.
     pub(super) fn new(runs: &[Run]) -> Result<Self, BufferError> {
         let (Some(first), Some(last)) = (runs.first(), runs.last()) else {
             return Err(BufferError::Empty { addr: 0 });
@@ -95,7 +99,8 @@ impl Table {
         let finest = jumps.iter().map(|run| run.addr.trailing_zeros()).min().unwrap_or(ONE_CELL);
         let plan = plan(whole, jumps, finest);
         let mask = (1u64 << plan.shift) - 1;
-        // A buffer of one cell needs no head, and that of an address in the upper half would not fit.
+        // A buffer of one cell needs no head, and that of an address in the upper half would not
+        // fit.
         let head = if plan.shift == ONE_CELL { 0 } else { whole.first & mask };
         let mut build = Build::new(plan)?;
         let mut rest = runs;
@@ -145,8 +150,8 @@ impl Table {
         size_of_val(&*self.cells) + size_of_val(&*self.divided) + size_of_val(&*self.fine)
     }
 
-    /// Locates the byte `at` bytes after the start of the first cell; returns its address and how many bytes follow in its
-    /// folio.
+    /// Locates the byte `at` bytes after the start of the first cell; returns its address and how
+    /// many bytes follow in its folio.
     #[inline]
     pub(super) fn locate(&self, at: u64) -> Option<Segment> {
         let cell = usize::try_from(at >> self.shift).ok()?;
@@ -161,7 +166,8 @@ impl Table {
     #[inline]
     fn locate_fine(&self, entry: u64, within: u64) -> Option<Segment> {
         let shift = entry & ((1 << SHIFT_BITS) - 1);
-        let place = (entry.cast_signed() >> SHIFT_BITS).cast_unsigned().wrapping_add(within >> shift);
+        let place =
+            (entry.cast_signed() >> SHIFT_BITS).cast_unsigned().wrapping_add(within >> shift);
         let start = *self.fine.get(usize::try_from(place).ok()?)?;
         let mask = (1u64 << shift) - 1;
         let within = within & mask;
@@ -177,8 +183,11 @@ fn plan(whole: Part, jumps: &[Run], finest: u32) -> Plan {
         return even;
     }
     let larger = SHIFTS.into_iter().filter(|&shift| shift > finest);
-    let plans =
-        larger.map(|shift| Plan { shift, cells: whole.pieces(shift), fine: fine(whole, jumps, shift) });
+    let plans = larger.map(|shift| Plan {
+        shift,
+        cells: whole.pieces(shift),
+        fine: fine(whole, jumps, shift),
+    });
     plans.fold(even, |best, plan| if plan.words() < best.words() { plan } else { best })
 }
 
@@ -193,7 +202,8 @@ fn fine(whole: Part, jumps: &[Run], shift: u32) -> u64 {
     jumps.chunk_by(same).filter_map(of_cell).sum()
 }
 
-/// Returns the shift by which a cell with these jumps is divided; `None` if they are all at its start.
+/// Returns the shift by which a cell with these jumps is divided; `None` if they are all at its
+/// start.
 fn inner_shift(jumps: &[Run], shift: u32) -> Option<u32> {
     jumps.iter().map(|run| run.addr.trailing_zeros()).filter(|&zeros| zeros < shift).min()
 }
@@ -219,7 +229,8 @@ impl Build {
         Ok(Self { shift: plan.shift, cells: room(plan.cells)?, divided, fine: room(plan.fine)? })
     }
 
-    /// Adds the next cell, of which the buffer has `part`; `runs` starts with the run in which `part` begins.
+    /// Adds the next cell, of which the buffer has `part`; `runs` starts with the run in which
+    /// `part` begins.
     fn cell(&mut self, runs: &mut &[Run], part: Part) {
         let start = start_of(runs, part.first, self.shift);
         let inside = runs.get(1..).unwrap_or(&[]);
@@ -234,7 +245,8 @@ impl Build {
         if let Some(bits) = self.divided.get_mut(place / 64) {
             *bits |= 1 << (place % 64);
         }
-        // The folios before the buffer's first are not in the list, so the position may lie before its start.
+        // The folios before the buffer's first are not in the list, so the position may lie before
+        // its start.
         let mask = (1u64 << self.shift) - 1;
         let first = (self.fine.len() as u64).wrapping_sub((part.first & mask) >> shift);
         self.cells.push(first << SHIFT_BITS | u64::from(shift));
@@ -246,7 +258,8 @@ impl Build {
     }
 }
 
-/// Returns the device's address of the start of the piece of `2^shift` bytes around `at`; drops runs that end before `at`.
+/// Returns the device's address of the start of the piece of `2^shift` bytes around `at`; drops
+/// runs that end before `at`.
 fn start_of(runs: &mut &[Run], at: u64, shift: u32) -> u64 {
     while let [_, next, ..] = runs
         && next.addr <= at

@@ -21,7 +21,8 @@ fn seg(iova: u64, len: u64) -> Segment {
 #[test]
 fn eight_mebibytes_on_hugepages_are_four_folios() {
     let apart = iovas(&[0x8000_0000, 0x4000_0000, 0xc000_0000, 0x1_0000_0000]);
-    let buffer = Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size2M, apart).unwrap();
+    let buffer =
+        Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size2M, apart).unwrap();
     assert_eq!((buffer.folios(), buffer.folio_shift(), buffer.segment_count()), (4, 21, 4));
     assert_eq!(buffer.folio_mask(), HUGE - 1);
     assert_eq!(buffer.table_bytes(), 32);
@@ -31,12 +32,14 @@ fn eight_mebibytes_on_hugepages_are_four_folios() {
 #[test]
 fn adjacent_pages_are_one_folio() {
     let pages: Vec<_> = (0..4).map(|i| Iova::new(0x8000_0000 + i * HUGE)).collect();
-    let buffer = Registered::from_pages(0x7000_0000_0123, 6 << 20, PageSize::Size2M, pages).unwrap();
+    let buffer =
+        Registered::from_pages(0x7000_0000_0123, 6 << 20, PageSize::Size2M, pages).unwrap();
     assert_eq!((buffer.folios(), buffer.segment_count(), buffer.table_bytes()), (1, 1, 8));
     assert_eq!(buffer.locate(0), Ok(seg(0x8000_0123, 6 << 20)));
     // 2,048 pages of 4 KiB in adjacent groups of 512 are like hugepages.
     let pages = (0..2048).map(|i| Iova::new(0x1000_0000 + (i / 512) * 2 * HUGE + (i % 512) * 4096));
-    let buffer = Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size4K, pages).unwrap();
+    let buffer =
+        Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size4K, pages).unwrap();
     assert_eq!((buffer.folios(), buffer.folio_shift()), (4, 21));
 }
 
@@ -46,7 +49,8 @@ fn addresses_in_the_upper_half_and_an_iova_of_zero_are_valid() {
     let buffer = Registered::from_segments(addr, [seg(0, 0x8000)]).unwrap();
     assert_eq!(buffer.locate(0x7fff), Ok(seg(0x7fff, 1)));
     // The first folio would begin below IOVA 0.
-    let buffer = Registered::from_segments(0x1f_f000, [seg(0, 0x1000), seg(0x10_0000, HUGE)]).unwrap();
+    let buffer =
+        Registered::from_segments(0x1f_f000, [seg(0, 0x1000), seg(0x10_0000, HUGE)]).unwrap();
     assert_eq!((buffer.folio_shift(), buffer.folios()), (21, 2));
     assert_eq!(buffer.locate(0), Ok(seg(0, 0x1000)));
     assert_eq!(buffer.locate(0x1000), Ok(seg(0x10_0000, HUGE)));
@@ -85,10 +89,16 @@ fn ranges_outside_are_refused() {
     assert_eq!(buffer.segments(0, 0).unwrap_err(), outside(0, 0));
 }
 
-/// A buffer of scattered pages, some of them adjacent; the device address of each of its 4 KiB; and its page size.
+/// A buffer of scattered pages, some of them adjacent; the device address of each of its 4 KiB; and
+/// its page size.
 fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
     let sizes = prop_oneof![Just(PageSize::Size4K), Just(PageSize::Size2M)];
-    (sizes, 0u64..8, prop::collection::vec((any::<bool>(), 0u64..1 << 30), 1..40), any::<[u16; 2]>())
+    (
+        sizes,
+        0u64..8,
+        prop::collection::vec((any::<bool>(), 0u64..1 << 30), 1..40),
+        any::<[u16; 2]>(),
+    )
         .prop_map(|(page, base, places, [cut, short])| {
             let mut pages = Vec::new();
             for (adjacent, place) in places {
@@ -103,10 +113,13 @@ fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
             let len = room - u64::from(short) * spare / 65536;
             let addr = usize::try_from((1 << 30) + base * page.bytes() + head).unwrap();
             let buffer =
-                Registered::from_pages(addr, len, page, pages.iter().copied().map(Iova::new)).unwrap();
+                Registered::from_pages(addr, len, page, pages.iter().copied().map(Iova::new))
+                    .unwrap();
             // The model: the device address of each 4 KiB of the pages.
-            let fine =
-                pages.iter().flat_map(|p| (0..page.bytes() / 4096).map(move |i| p + i * 4096)).collect();
+            let fine = pages
+                .iter()
+                .flat_map(|p| (0..page.bytes() / 4096).map(move |i| p + i * 4096))
+                .collect();
             (buffer, fine, page.bytes())
         })
 }

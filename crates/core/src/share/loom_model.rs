@@ -24,8 +24,8 @@ fn read(value: &Value) -> u64 {
     value.1.with(|cell| unsafe { *cell })
 }
 
-/// An owner goes, what it issued is dropped by another thread, the front by a third: the value is freed once, after
-/// all uses.
+/// An owner goes, what it issued is dropped by another thread, the front by a third: the value is
+/// freed once, after all uses.
 #[test]
 fn loom_the_value_is_freed_once_after_all_uses() {
     loom::model(|| {

@@ -1,10 +1,12 @@
 //! Atomics and locks that count read-modify-writes per thread.
 //!
-//! Failed compare-and-swaps count too, and so do sequentially consistent stores, which are an `xchg` on x86-64. A lock counts
-//! once as a lock and [`LOCK_RMWS`] times as a read-modify-write; those of waiting for a held lock are not counted.
+//! Failed compare-and-swaps count too, and so do sequentially consistent stores, which are an
+//! `xchg` on x86-64. A lock counts once as a lock and [`LOCK_RMWS`] times as a read-modify-write;
+//! those of waiting for a held lock are not counted.
 //!
-//! While a thread holds a lock, its steps are counted: each access to an atomic, and each round of the loops that count themselves
-//! by [`count_steps`](super::count_steps). A hold inside another one belongs to that.
+//! While a thread holds a lock, its steps are counted: each access to an atomic, and each round of
+//! the loops that count themselves by [`count_steps`](super::count_steps). A hold inside another
+//! one belongs to that.
 
 use core::cell::Cell;
 use core::ops::{Deref, DerefMut};
@@ -18,8 +20,9 @@ std::thread_local! {
     static LONGEST: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The read-modify-writes of an uncontended `std::sync::Mutex`: a compare-and-swap locks it, and a swap unlocks it, because
-/// a waiter may have to be woken. (This feature implies `std`. `spin::Mutex` unlocks by a store.)
+/// The read-modify-writes of an uncontended `std::sync::Mutex`: a compare-and-swap locks it, and a
+/// swap unlocks it, because a waiter may have to be woken. (This feature implies `std`.
+/// `spin::Mutex` unlocks by a store.)
 const LOCK_RMWS: u64 = 2;
 
 fn count() {
@@ -83,13 +86,14 @@ impl<G> Drop for Guard<G> {
     }
 }
 
-/// Counts an acquisition of a lock made of these atomics, whose read-modify-writes are counted as they are made. Its release
-/// calls [`end_hold`].
+/// Counts an acquisition of a lock made of these atomics, whose read-modify-writes are counted as
+/// they are made. Its release calls [`end_hold`].
 pub(crate) fn count_own_lock() {
     begin_hold();
 }
 
-/// Returns how many read-modify-writes this thread has made since [`rmw_reset`], those of locks included.
+/// Returns how many read-modify-writes this thread has made since [`rmw_reset`], those of locks
+/// included.
 pub fn rmw_count() -> u64 {
     RMW.with(Cell::get)
 }
@@ -99,8 +103,8 @@ pub fn lock_count() -> u64 {
     LOCKS.with(Cell::get)
 }
 
-/// Returns the most steps that this thread has made under one hold of a lock that has ended since [`rmw_reset`]: accesses to
-/// atomics, and rounds of loops over the rest of what locks protect.
+/// Returns the most steps that this thread has made under one hold of a lock that has ended since
+/// [`rmw_reset`]: accesses to atomics, and rounds of loops over the rest of what locks protect.
 pub fn longest_hold() -> u64 {
     LONGEST.with(Cell::get)
 }

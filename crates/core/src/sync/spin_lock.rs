@@ -3,17 +3,17 @@
 use super::{AtomicBool, Ordering, UnsafeCell, relax};
 use core::ops::{Deref, DerefMut};
 
-/// A lock that costs one atomic read-modify-write to acquire and a plain store to release, half the cost of one that can
-/// wake a sleeper. A waiting thread spins, then backs off by `relax`, so that a holder of lower priority makes
-/// progress.
+/// A lock that costs one atomic read-modify-write to acquire and a plain store to release, half the
+/// cost of one that can wake a sleeper. A waiting thread spins, then backs off by `relax`, so that
+/// a holder of lower priority makes progress.
 #[derive(Debug)]
 pub(crate) struct SpinLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is accessed only by the thread that has set `taken` and not yet cleared it; acquire and release
-// order one thread's accesses after the other's.
+// SAFETY: the value is accessed only by the thread that has set `taken` and not yet cleared it;
+// acquire and release order one thread's accesses after the other's.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
@@ -56,7 +56,8 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: the guard has the lock, so no other thread accesses the value while the guard is borrowed.
+        // SAFETY: the guard has the lock, so no other thread accesses the value while the guard is
+        // borrowed.
         self.0.value.with(|value| unsafe { &*value })
     }
 }

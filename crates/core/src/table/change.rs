@@ -1,4 +1,5 @@
-//! Changes of a table's shape: pages linked, retired, relinked, reclaimed. All of it under the lock.
+//! Changes of a table's shape: pages linked, retired, relinked, reclaimed. All of it under the
+//! lock.
 
 use super::directory::{List, PAGES_A_HOLD, PageDirectory};
 use super::error::TableError;
@@ -20,11 +21,11 @@ pub(super) struct Locked<'t, 'd, F> {
 }
 
 impl<'t, F: Format> Locked<'t, '_, F> {
-    /// Links the path to `iova` down to level `target` if possible, and reserves the run of empty entries there, at most
-    /// `most` bytes, by counting them. Nothing is written to them.
+    /// Links the path to `iova` down to level `target` if possible, and reserves the run of empty
+    /// entries there, at most `most` bytes, by counting them. Nothing is written to them.
     ///
-    /// If a table page that holds no mapping (it waits to be reclaimed) is in place of a larger leaf, the run
-    /// consists of leaves in that page.
+    /// If a table page that holds no mapping (it waits to be reclaimed) is in place of a larger
+    /// leaf, the run consists of leaves in that page.
     ///
     /// A new page of level 1 is one of those that are kept if it `may_keep` it.
     pub(super) fn reserve(
@@ -43,8 +44,12 @@ impl<'t, F: Format> Locked<'t, '_, F> {
             let raw = self.store.raw(at.page, slot(iova, at.level));
             match F::parse(raw, at.level) {
                 // What is linked and no retired page: nothing changes on the way to it.
-                Entry::Link(phys) if at.level > target => at = self.child_at(at, iova, raw, phys)?,
-                Entry::Leaf { .. } => return Err(TableError::AlreadyMapped { at: Iova::new(iova) }),
+                Entry::Link(phys) if at.level > target => {
+                    at = self.child_at(at, iova, raw, phys)?
+                }
+                Entry::Leaf { .. } => {
+                    return Err(TableError::AlreadyMapped { at: Iova::new(iova) });
+                }
                 Entry::Empty if at.level == target => break,
                 Entry::Empty => {
                     self.provide(u32::from(at.level - target))?;
@@ -54,7 +59,9 @@ impl<'t, F: Format> Locked<'t, '_, F> {
                 Entry::Link(phys) | Entry::Retired(phys) => {
                     let child = self.child_at(at, iova, raw, phys)?;
                     if at.level == target {
-                        if let Some(mapped) = self.first_leaf(child, iova & !(span(at.level) - 1))? {
+                        if let Some(mapped) =
+                            self.first_leaf(child, iova & !(span(at.level) - 1))?
+                        {
                             return Err(TableError::AlreadyMapped { at: Iova::new(mapped) });
                         }
                         target -= 1;
@@ -65,7 +72,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
             }
         }
         // A page that was linked just now is empty.
-        let run = if linked { Run::longest(at, iova, most) } else { self.empty_run(at, iova, most)? };
+        let run =
+            if linked { Run::longest(at, iova, most) } else { self.empty_run(at, iova, most)? };
         if !(linked && may_keep && at.level == 1 && self.directory.can_keep()) {
             at.page.count(run.len);
         } else {
@@ -77,7 +85,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         Ok(run)
     }
 
-    /// Links the path to `window` down to level 1, and pins the page there, which must hold nothing.
+    /// Links the path to `window` down to level 1, and pins the page there, which must hold
+    /// nothing.
     pub(super) fn pin(&mut self, window: u64) -> Result<PageIndex, TableError> {
         // As the first entry would be reserved, so that a page links or returns in the same way.
         let run = self.reserve(window, 1, span(1), false)?;
@@ -113,7 +122,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         Ok(Run { len: empty, ..longest })
     }
 
-    /// Sees to it that `pages` pages are free: as many as there are, and at least these, are taken from the source.
+    /// Sees to it that `pages` pages are free: as many as there are, and at least these, are taken
+    /// from the source.
     fn provide(&mut self, pages: u32) -> Result<(), TableError> {
         while pages > self.directory.available {
             let capacity = self.store.chunks().capacity();
@@ -145,7 +155,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     }
 
     fn no_pages(&self) -> TableError {
-        let advice = self.memory.map_or("donate more, or reclaim what is retired", |memory| memory.advice());
+        let advice =
+            self.memory.map_or("donate more, or reclaim what is retired", |memory| memory.advice());
         TableError::NoPages { capacity: self.store.chunks().capacity(), advice }
     }
 
@@ -154,11 +165,14 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         let raw = self.store.raw(place.page, slot(iova, place.level));
         match F::parse(raw, place.level) {
             Entry::Link(phys) | Entry::Retired(phys) => self.child_at(place, iova, raw, phys),
-            Entry::Empty | Entry::Leaf { .. } => Err(TableError::Damaged { at: Iova::new(iova), entry: raw }),
+            Entry::Empty | Entry::Leaf { .. } => {
+                Err(TableError::Damaged { at: Iova::new(iova), entry: raw })
+            }
         }
     }
 
-    /// Returns the page at `phys`, which entry `raw` of `place` links, or linked until it was retired.
+    /// Returns the page at `phys`, which entry `raw` of `place` links, or linked until it was
+    /// retired.
     #[inline]
     fn child_at(
         &self,
@@ -167,7 +181,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         raw: u64,
         phys: PhysAddr,
     ) -> Result<Place<'t>, TableError> {
-        let page = self.store.page_at(place.page, phys).filter(|page| self.directory.has(page.index()));
+        let page =
+            self.store.page_at(place.page, phys).filter(|page| self.directory.has(page.index()));
         let page = page.ok_or(TableError::Damaged { at: Iova::new(iova), entry: raw })?;
         Ok(Place { page, level: place.level - 1 })
     }
@@ -202,8 +217,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
             self.store.fill(page, 0);
         }
         page.renew(iova, level);
-        // Leaves are written without the lock: a thread that maps the same addresses at the same time, against the
-        // contract, finds them in use instead of corrupting the table.
+        // Leaves are written without the lock: a thread that maps the same addresses at the same
+        // time, against the contract, finds them in use instead of corrupting the table.
         if !self.store.install(at.page, here, page) {
             self.directory.free(new.page);
             return Err(TableError::AlreadyMapped { at: Iova::new(iova) });
@@ -212,7 +227,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         Ok(Place { page, level })
     }
 
-    /// Links a retired page again, at its home: a walker that still holds the old link is then correct.
+    /// Links a retired page again, at its home: a walker that still holds the old link is then
+    /// correct.
     fn relink(&mut self, page: PageIndex) {
         let meta = self.directory.of(page);
         if meta.retired {
@@ -224,7 +240,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         }
     }
 
-    /// Keeps or retires the last page on the path to `iova` if it is unused: the one that a clear has emptied.
+    /// Keeps or retires the last page on the path to `iova` if it is unused: the one that a clear
+    /// has emptied.
     pub(super) fn keep_or_retire_unused(&mut self, iova: u64, into: &mut List) {
         if let Some(page) = self.last_page(iova) {
             self.keep_or_retire(page, into);
@@ -237,7 +254,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         self.directory.has(page).then_some(page)
     }
 
-    /// Keeps an empty page of level 1 that is not kept yet, and retires what is kept beyond the limit.
+    /// Keeps an empty page of level 1 that is not kept yet, and retires what is kept beyond the
+    /// limit.
     fn keep_or_retire(&mut self, page: PageIndex, into: &mut List) {
         let kept = self.store.page(page);
         if kept.level() != 1 || self.directory.of(page).retired || !self.directory.can_keep() {
@@ -247,8 +265,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         }
     }
 
-    /// Adds a page to those that are kept. If no more may be, ends the keeping of the older half: together, so that one flush and
-    /// one reclaim serve many of them.
+    /// Adds a page to those that are kept. If no more may be, ends the keeping of the older half:
+    /// together, so that one flush and one reclaim serve many of them.
     fn keep(&mut self, page: PageIndex, into: &mut List) {
         for _ in 0..self.directory.to_evict() {
             if let Some(oldest) = self.directory.take_kept() {
@@ -270,8 +288,9 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         self.retire_if_empty(page, into);
     }
 
-    /// Retires the kept, empty pages in the place of 2 MiB leaves of `range`. Returns whether a retired page is in
-    /// the place of one: it can be a leaf after that page's flush. O(2 MiB pieces).
+    /// Retires the kept, empty pages in the place of 2 MiB leaves of `range`. Returns whether a
+    /// retired page is in the place of one: it can be a leaf after that page's flush. O(2 MiB
+    /// pieces).
     pub(super) fn make_room(&mut self, range: IovaRange, into: &mut List) -> bool {
         let (mut at, end, mut any) =
             (range.start().raw().next_multiple_of(span(2)), range.end().raw(), false);
@@ -322,7 +341,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         self.directory.push(into, page);
     }
 
-    /// Frees the first pages of a list whose flush has completed, as many as one hold of the lock is for, and returns how many.
+    /// Frees the first pages of a list whose flush has completed, as many as one hold of the lock
+    /// is for, and returns how many.
     pub(super) fn reclaim(&mut self, list: &mut List) -> u32 {
         let mut pending = core::mem::take(&mut self.directory.pending);
         let mut freed = 0;
@@ -350,7 +370,10 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         self.store.set(parent, slot, 0);
         self.directory.retired -= 1;
         if let Some(trap) = known_bad::trap() {
-            self.store.fill(this, F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, this.level()));
+            self.store.fill(
+                this,
+                F::leaf(PhysAddr::new(trap), Access::READ | Access::WRITE, this.level()),
+            );
         }
         self.directory.free(page);
         if parent.uncount(1) {

@@ -1,4 +1,5 @@
-//! The memory of a table: chunks of pages, and a record beside each page. Chunks are added and never removed.
+//! The memory of a table: chunks of pages, and a record beside each page. Chunks are added and
+//! never removed.
 
 use super::error::TableError;
 use super::page_index::{MAX_CHUNKS, PageIndex};
@@ -16,7 +17,8 @@ const PAGE_BYTES: u64 = TablePages::PAGE_BYTES as u64;
 pub(super) struct PageRecord {
     /// A generation, some bits and a count: see [`PageState`](super::state::PageState).
     pub(super) state: AtomicU64,
-    /// The first address that the page translates, with its level in the lowest bits. Written when a generation begins, before anything is counted in it.
+    /// The first address that the page translates, with its level in the lowest bits. Written when
+    /// a generation begins, before anything is counted in it.
     pub(super) home: AtomicU64,
 }
 
@@ -79,7 +81,9 @@ impl Chunk {
     /// Returns the page at `phys`, if it is one of the chunk's.
     #[inline]
     fn page_at(&self, phys: PhysAddr) -> Option<Page<'_>> {
-        self.page(usize::try_from(phys.raw().wrapping_sub(self.pages.phys.raw()) / PAGE_BYTES).ok()?)
+        self.page(
+            usize::try_from(phys.raw().wrapping_sub(self.pages.phys.raw()) / PAGE_BYTES).ok()?,
+        )
     }
 }
 
@@ -89,7 +93,8 @@ pub(super) struct Chunks {
     root: &'static TablePage,
     first: Chunk,
     others: [Once<Chunk>; MAX_CHUNKS - 1],
-    // A thread that reads a link has acquired the addition of the chunk that it points into. (So loom need not see these.)
+    // A thread that reads a link has acquired the addition of the chunk that it points into. (So
+    // loom need not see these.)
     len: AtomicUsize,
     capacity: AtomicU32,
 }
@@ -150,8 +155,8 @@ impl Chunks {
         }
     }
 
-    /// Returns the page at `phys`, if it is one of these. The chunk of `near` is looked at first, then the newest, which
-    /// holds half of the pages if chunks double; O(log pages) then.
+    /// Returns the page at `phys`, if it is one of these. The chunk of `near` is looked at first,
+    /// then the newest, which holds half of the pages if chunks double; O(log pages) then.
     #[inline]
     pub(super) fn page_at<'t>(&'t self, near: Page<'t>, phys: PhysAddr) -> Option<Page<'t>> {
         near.chunk.page_at(phys).or_else(|| self.page_anywhere(phys))
@@ -172,19 +177,20 @@ impl Chunks {
     }
 }
 
-/// Allocates `count` records of 0, which is at least 1; `None` if there is no memory. The system's zeroed memory is not
-/// touched before it is used, so a large chunk does not make one map pause.
+/// Allocates `count` records of 0, which is at least 1; `None` if there is no memory. The system's
+/// zeroed memory is not touched before it is used, so a large chunk does not make one map pause.
 #[cfg(not(loom))]
 fn zeroed_records(count: usize) -> Option<Box<[PageRecord]>> {
-    let layout = core::alloc::Layout::array::<PageRecord>(count).ok().filter(|layout| layout.size() > 0)?;
+    let layout =
+        core::alloc::Layout::array::<PageRecord>(count).ok().filter(|layout| layout.size() > 0)?;
     // SAFETY: the size of the layout is not 0.
     let start = unsafe { alloc::alloc::alloc_zeroed(layout) }.cast::<PageRecord>();
     if start.is_null() {
         return None;
     }
     let records = core::ptr::slice_from_raw_parts_mut(start, count);
-    // SAFETY: allocated just now by the global allocator with the layout of `count` records; one of which all bits are 0 is
-    // two atomics of 0.
+    // SAFETY: allocated just now by the global allocator with the layout of `count` records; one of
+    // which all bits are 0 is two atomics of 0.
     Some(unsafe { Box::from_raw(records) })
 }
 

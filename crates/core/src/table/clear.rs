@@ -11,7 +11,8 @@ use super::tree::Tree;
 use crate::addr::{Iova, IovaRange};
 
 impl<F: Format> Tree<F> {
-    /// Clears `range`, all of which must be mapped, in whole leaves. Pages that became empty are added to `retired`.
+    /// Clears `range`, all of which must be mapped, in whole leaves. Pages that became empty are
+    /// added to `retired`.
     #[inline]
     pub(super) fn clear(&self, range: IovaRange, retired: &mut List) -> Result<(), TableError> {
         // The usual case: leaves of 4 KiB in one table page, which was found before. As in `map`.
@@ -20,7 +21,9 @@ impl<F: Format> Tree<F> {
             && place.page.begin_clear(state)
         {
             let mut run = Run::longest(place, start, range.len());
-            if run.bytes() != range.len() || self.store.leading(run, |raw| F::is_leaf(raw, 1)) != run.len {
+            if run.bytes() != range.len()
+                || self.store.leading(run, |raw| F::is_leaf(raw, 1)) != run.len
+            {
                 run.len = 0;
             }
             self.finish_clear(run, run.len, start, retired);
@@ -124,8 +127,8 @@ impl<F: Format> Tree<F> {
 
     #[inline(never)]
     fn begin_clear_locked(&self, iova: u64) -> Result<(Place<'_>, PageState), TableError> {
-        // The lock keeps the shape, so a page whose clear cannot begin holds nothing. (A thread that has begun one needs no lock
-        // to end it, so it may be waited for here.)
+        // The lock keeps the shape, so a page whose clear cannot begin holds nothing. (A thread
+        // that has begun one needs no lock to end it, so it may be waited for here.)
         let _shape = self.directory.lock();
         let place = self.store.descend(iova, 1)?;
         let state = place.page.state();
@@ -138,7 +141,11 @@ impl<F: Format> Tree<F> {
     /// Returns why no leaf of the page at `place` can be cleared. Under the lock.
     fn not_cleared(&self, place: Place<'_>, iova: u64) -> TableError {
         let at = Iova::new(iova);
-        if place.page.state().is_pinned() { TableError::Pinned { at } } else { TableError::NotMapped { at } }
+        if place.page.state().is_pinned() {
+            TableError::Pinned { at }
+        } else {
+            TableError::NotMapped { at }
+        }
     }
 
     /// Returns the next run of mapped leaves of a range, confirmed, and the state of its page.
@@ -161,7 +168,12 @@ impl<F: Format> Tree<F> {
 
     /// Returns the leaves at `place` from `done` bytes into a range, up to its end.
     #[inline]
-    fn leaf_run<'t>(&self, place: Place<'t>, range: IovaRange, done: u64) -> Result<Run<'t>, TableError> {
+    fn leaf_run<'t>(
+        &self,
+        place: Place<'t>,
+        range: IovaRange,
+        done: u64,
+    ) -> Result<Run<'t>, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
         let level = place.level;
         let mut run = Run::longest(place, iova, left);

@@ -1,16 +1,19 @@
-//! Which table pages are free, linked or retired: everything that only changes under the table's lock.
+//! Which table pages are free, linked or retired: everything that only changes under the table's
+//! lock.
 //!
-//! A page is *free*, or has a *home*: the one entry that may link it. There it is *linked*, or *retired* (the entry
-//! records that it was linked). A retired page is on exactly one list, waiting for a flush; until
-//! it is reclaimed it can be relinked, **at its home only**: a walker that still holds the old link
-//! is then correct. That is why mapping next to a pending flush needs no flush of its own.
+//! A page is *free*, or has a *home*: the one entry that may link it. There it is *linked*, or
+//! *retired* (the entry records that it was linked). A retired page is on exactly one list, waiting
+//! for a flush; until it is reclaimed it can be relinked, **at its home only**: a walker that still
+//! holds the old link is then correct. That is why mapping next to a pending flush needs no flush
+//! of its own.
 
 use super::page_index::PageIndex;
 use crate::sync::count_steps;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// How many pages of a list are handled under one hold of the table's lock, which other threads need to link a page.
+/// How many pages of a list are handled under one hold of the table's lock, which other threads
+/// need to link a page.
 pub(super) const PAGES_A_HOLD: u32 = 64;
 
 /// A list of pages, threaded through [`Meta::next`].
@@ -110,7 +113,8 @@ impl PageDirectory {
         }
     }
 
-    /// Allocates the metadata of a chunk of `count` pages and a place for it; `None` if there is no memory.
+    /// Allocates the metadata of a chunk of `count` pages and a place for it; `None` if there is no
+    /// memory.
     pub(super) fn prepare(&mut self, count: u32) -> Option<MetaChunk> {
         let mut metas = Vec::new();
         metas.try_reserve_exact(count as usize).ok()?;
@@ -127,7 +131,8 @@ impl PageDirectory {
         self.chunks.push(chunk);
     }
 
-    /// Whether a page was ever used. A link in damaged memory may lead to any of the table's memory.
+    /// Whether a page was ever used. A link in damaged memory may lead to any of the table's
+    /// memory.
     pub(super) fn has(&self, page: PageIndex) -> bool {
         self.chunks.get(page.chunk()).is_some_and(|chunk| page.offset() < chunk.metas.len())
     }
@@ -171,7 +176,8 @@ impl PageDirectory {
         self.capacity - self.available - self.retired
     }
 
-    /// Returns how many pages may be kept: at most a sixteenth of them, so that a small table keeps none.
+    /// Returns how many pages may be kept: at most a sixteenth of them, so that a small table keeps
+    /// none.
     fn may_keep(&self) -> u32 {
         self.most_kept.min(self.capacity / 16)
     }
@@ -181,12 +187,14 @@ impl PageDirectory {
         self.may_keep() > 0
     }
 
-    /// Returns how many of the pages that are kept make room for another one: none, or half of them if no more may be kept.
+    /// Returns how many of the pages that are kept make room for another one: none, or half of them
+    /// if no more may be kept.
     pub(super) fn to_evict(&self) -> u32 {
         if self.kept() < self.may_keep() { 0 } else { self.kept().div_ceil(2) }
     }
 
-    /// Adds a page to those that are kept, after [`to_evict`](Self::to_evict) of them were removed. O(1).
+    /// Adds a page to those that are kept, after [`to_evict`](Self::to_evict) of them were removed.
+    /// O(1).
     pub(super) fn keep(&mut self, page: PageIndex) {
         // Its memory was reserved with the chunks.
         self.kept.push_back(page);

@@ -9,7 +9,8 @@ use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use core::iter::FusedIterator;
 
-/// Entries that are read while the lock is held once: two table pages. Meanwhile no table page can be linked or retired.
+/// Entries that are read while the lock is held once: two table pages. Meanwhile no table page can
+/// be linked or retired.
 const READS: u32 = 1024;
 
 /// Adjacent leaves of one size that give one access to memory that lies together.
@@ -26,7 +27,8 @@ pub struct MappedRun {
 }
 
 impl MappedRun {
-    /// Returns the two as one, if `next` continues this one in both address spaces and differs in nothing else.
+    /// Returns the two as one, if `next` continues this one in both address spaces and differs in
+    /// nothing else.
     fn joined(&self, next: &Self) -> Option<Self> {
         let adjacent = self.iova.end() == next.iova.start()
             && self.phys.checked_add(self.iova.len()) == Some(next.phys)
@@ -58,17 +60,21 @@ enum Stop {
 }
 
 impl<F: Format> Table<F> {
-    /// Returns the runs that are mapped, by ascending address, neighbours merged. For tests and diagnostics.
+    /// Returns the runs that are mapped, by ascending address, neighbours merged. For tests and
+    /// diagnostics.
     ///
-    /// O(512 × table pages that hold an entry) for all of them, however large the address space is: what no page translates is
-    /// skipped at the highest level that shows it. The lock is taken for at most 1,024 entries at a time and is not held between
-    /// two calls of `next`, so maps, clears and reclaims go on meanwhile; allocates nothing.
+    /// O(512 × table pages that hold an entry) for all of them, however large the address space is:
+    /// what no page translates is skipped at the highest level that shows it. The lock is taken for
+    /// at most 1,024 entries at a time and is not held between two calls of `next`, so maps, clears
+    /// and reclaims go on meanwhile; allocates nothing.
     ///
-    /// The result is exact if nothing changes meanwhile. Otherwise it may be *torn*: each leaf was in the table at the moment
-    /// when it was read, but not all at one moment; a mapping may appear in part, and one that was moved twice or not at
-    /// all. What is mapped throughout always appears, what is not mapped throughout never does, and no address appears twice. A
-    /// superpage that replaces smaller leaves which have been read in part appears from there on, so that its run does not begin
-    /// at a multiple of its size. Entries that are damaged are left out, as [`translate`](Self::translate) finds nothing there.
+    /// The result is exact if nothing changes meanwhile. Otherwise it may be *torn*: each leaf was
+    /// in the table at the moment when it was read, but not all at one moment; a mapping may appear
+    /// in part, and one that was moved twice or not at all. What is mapped throughout always
+    /// appears, what is not mapped throughout never does, and no address appears twice. A superpage
+    /// that replaces smaller leaves which have been read in part appears from there on, so that its
+    /// run does not begin at a multiple of its size. Entries that are damaged are left out, as
+    /// [`translate`](Self::translate) finds nothing there.
     pub fn mapped(&self) -> MappedRuns<'_, F> {
         MappedRuns { tree: &self.0, at: 0, run: None }
     }
@@ -109,17 +115,20 @@ impl<'t, F: Format> MappedRuns<'t, F> {
         Stop::Paused
     }
 
-    /// Returns the page that a link on the path to `at` names, if it holds something. Its entries are counted before they are
-    /// written and counted out after they were cleared, so a page that counts none maps nothing.
+    /// Returns the page that a link on the path to `at` names, if it holds something. Its entries
+    /// are counted before they are written and counted out after they were cleared, so a page that
+    /// counts none maps nothing.
     fn child(&self, above: Place<'t>, phys: PhysAddr) -> Option<Place<'t>> {
         let level = above.level - 1;
         let page = self.tree.store.page_at(above.page, phys)?;
-        // A damaged link could name a page that is elsewhere in the tree, and a few of them would multiply its entries.
+        // A damaged link could name a page that is elsewhere in the tree, and a few of them would
+        // multiply its entries.
         let holds = page.is_home_of(self.at, level) && page.state().count() > 0;
         holds.then_some(Place { page, level })
     }
 
-    /// Adds the leaf at `at` to the run; if it belongs to another one, begins that and returns the run.
+    /// Adds the leaf at `at` to the run; if it belongs to another one, begins that and returns the
+    /// run.
     fn add(&mut self, level: u8, phys: PhysAddr, access: Access) -> Option<MappedRun> {
         // More than 0 only if the leaf has replaced smaller ones.
         let read = self.at & (span(level) - 1);

@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 /// Entries that a loop handles in one step: one cache line.
 const BLOCK: usize = 8;
 
-/// Returns how many entries from the first on are `wanted`, which is true of any entry that has all bits of a wanted one.
+/// Returns how many entries from the first on are `wanted`, which is true of any entry that has all
+/// bits of a wanted one.
 #[inline(always)]
 pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
     match entries {
@@ -17,7 +18,8 @@ pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> us
 #[inline(never)]
 fn leading_many(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
     let one = |entry: &AtomicU64| wanted(entry.load(Ordering::Acquire));
-    // What is true of the bits that all have is true of each: one test, where they are leaves of one mapping.
+    // What is true of the bits that all have is true of each: one test, where they are leaves of
+    // one mapping.
     let common = |block: &[AtomicU64; BLOCK]| {
         block.iter().fold(u64::MAX, |bits, entry| bits & entry.load(Ordering::Acquire))
     };
@@ -28,11 +30,13 @@ fn leading_many(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
 #[inline]
 pub(super) fn leading_zeros(entries: &[AtomicU64]) -> usize {
     let load = |entry: &AtomicU64| entry.load(Ordering::Acquire);
-    let empty = |block: &[AtomicU64; BLOCK]| block.iter().fold(0, |any, entry| any | load(entry)) == 0;
+    let empty =
+        |block: &[AtomicU64; BLOCK]| block.iter().fold(0, |any, entry| any | load(entry)) == 0;
     count(entries, empty, |entry| load(entry) == 0)
 }
 
-/// Returns how many entries from the first on are wanted, by whole blocks as long as all of one are.
+/// Returns how many entries from the first on are wanted, by whole blocks as long as all of one
+/// are.
 #[inline]
 fn count(
     entries: &[AtomicU64],
@@ -47,7 +51,8 @@ fn count(
     counted + entries.iter().skip(counted).take_while(|entry| one(entry)).count()
 }
 
-/// Writes `first`, `first + step`, ... What was written before is visible to a walker that finds one of them.
+/// Writes `first`, `first + step`, ... What was written before is visible to a walker that finds
+/// one of them.
 #[inline(always)]
 pub(super) fn write(entries: &[AtomicU64], first: u64, step: u64) {
     match entries {
@@ -56,7 +61,8 @@ pub(super) fn write(entries: &[AtomicU64], first: u64, step: u64) {
     }
 }
 
-// Plain loops: a closure that both share is not inlined in every build, and a call per entry takes longer than all the rest.
+// Plain loops: a closure that both share is not inlined in every build, and a call per entry takes
+// longer than all the rest.
 #[inline(never)]
 fn write_many(entries: &[AtomicU64], first: u64, step: u64) {
     let (blocks, rest) = entries.as_chunks::<BLOCK>();

@@ -2,7 +2,8 @@
 
 use crate::addr::{Iova, IovaRange, PhysAddr};
 
-/// Why a table refused. Nothing has changed when one is returned, and no device has seen an entry of it.
+/// Why a table refused. Nothing has changed when one is returned, and no device has seen an entry
+/// of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {

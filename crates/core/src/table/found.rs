@@ -1,6 +1,8 @@
-//! What the first pass of a map or clear over several table pages has found, so that the second does not walk again.
+//! What the first pass of a map or clear over several table pages has found, so that the second
+//! does not walk again.
 
-/// Table pages whose runs are remembered; the runs of more are found again by a walk. 8 pages of leaves of 4 KiB are 16 MiB.
+/// Table pages whose runs are remembered; the runs of more are found again by a walk. 8 pages of
+/// leaves of 4 KiB are 16 MiB.
 const REMEMBERED: usize = 8;
 
 /// The first few of a sequence of values.

@@ -1,9 +1,11 @@
-//! Where the table pages of level 1 were that walks found last, so that most maps and clears need no walk.
+//! Where the table pages of level 1 were that walks found last, so that most maps and clears need
+//! no walk.
 //!
-//! A hint may be wrong: the page that it names may be free, retired, or used elsewhere by now. Whether it is the one wanted is
-//! decided by its record alone, which says so of a page that a walk found as well
-//! ([`Store::descend_unlocked`](super::store::Store::descend_unlocked)). So hints are ordered with nothing but the addition of
-//! the memory that they point into, and loom need not see them.
+//! A hint may be wrong: the page that it names may be free, retired, or used elsewhere by now.
+//! Whether it is the one wanted is decided by its record alone, which says so of a page that a walk
+//! found as well ([`Store::descend_unlocked`](super::store::Store::descend_unlocked)). So hints are
+//! ordered with nothing but the addition of the memory that they point into, and loom need not see
+//! them.
 
 use super::levels::span;
 use super::page_index::PageIndex;
@@ -11,8 +13,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 const HINTS: usize = 64;
 
-/// One hint for each of the windows of 2 MiB whose numbers agree in the lowest bits: the rest of the window's number in the
-/// upper half, the page in the lower one. All zero is the root, which is no page of level 1.
+/// One hint for each of the windows of 2 MiB whose numbers agree in the lowest bits: the rest of
+/// the window's number in the upper half, the page in the lower one. All zero is the root, which is
+/// no page of level 1.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Hints([AtomicU64; HINTS]);
@@ -41,7 +44,8 @@ impl Hints {
         }
     }
 
-    /// Returns the hint of a window, and what tells the window from the others that share it: 30 bits, if addresses have 57.
+    /// Returns the hint of a window, and what tells the window from the others that share it: 30
+    /// bits, if addresses have 57.
     #[inline]
     fn place(&self, iova: u64) -> Option<(&AtomicU64, u64)> {
         let window = iova / span(2);

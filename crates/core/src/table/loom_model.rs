@@ -1,7 +1,9 @@
-//! Every interleaving (up to three preemptions, or two) of owners whose pages share a table page that becomes empty.
+//! Every interleaving (up to three preemptions, or two) of owners whose pages share a table page
+//! that becomes empty.
 //!
-//! The entries are in memory that a device shares, so they are real atomics, which loom does not track: each access to one
-//! is shown to it as an access to the word beside its page (`Store::raw`, `Store::set`), so that it switches there.
+//! The entries are in memory that a device shares, so they are real atomics, which loom does not
+//! track: each access to one is shown to it as an access to the word beside its page (`Store::raw`,
+//! `Store::set`), so that it switches there.
 
 use super::*;
 use crate::access::Access;
@@ -72,7 +74,8 @@ fn explore_up_to(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// One owner maps beside a page whose table page the other one empties, reclaims and reuses elsewhere.
+/// One owner maps beside a page whose table page the other one empties, reclaims and reuses
+/// elsewhere.
 #[test]
 fn a_map_beside_a_page_that_moves_lands_where_it_belongs() {
     explore(|| {
@@ -111,8 +114,9 @@ fn a_page_is_retired_once_however_many_empty_it() {
     });
 }
 
-/// Two threads clear the same page at once, against the contract: one of them clears it, the other gets the error that
-/// nothing is mapped there, and a neighbour in the same table page stays mapped and counted.
+/// Two threads clear the same page at once, against the contract: one of them clears it, the other
+/// gets the error that nothing is mapped there, and a neighbour in the same table page stays mapped
+/// and counted.
 #[test]
 fn loom_two_clears_of_one_range_count_it_once() {
     explore(|| {
@@ -131,8 +135,8 @@ fn loom_two_clears_of_one_range_count_it_once() {
     });
 }
 
-/// A second clear of a range, against the contract, while the first one's table page is used again elsewhere: what is mapped
-/// through it there stays.
+/// A second clear of a range, against the contract, while the first one's table page is used again
+/// elsewhere: what is mapped through it there stays.
 #[test]
 fn loom_a_second_clear_leaves_what_its_page_maps_elsewhere() {
     explore(|| {
@@ -148,8 +152,8 @@ fn loom_a_second_clear_leaves_what_its_page_maps_elsewhere() {
     });
 }
 
-/// The page of one window is pinned, used and unpinned, beside an owner whose page in the next window is emptied, retired
-/// and reclaimed. There are pages for both and no more.
+/// The page of one window is pinned, used and unpinned, beside an owner whose page in the next
+/// window is emptied, retired and reclaimed. There are pages for both and no more.
 #[test]
 fn loom_a_pin_keeps_its_page_beside_retire_and_reclaim() {
     explore(|| {
@@ -173,8 +177,8 @@ fn loom_a_pin_keeps_its_page_beside_retire_and_reclaim() {
     });
 }
 
-/// A page that waits for its flush is pinned while another thread reclaims it: it is the pinned one, or a fresh one, and
-/// neither is reclaimed while it is pinned.
+/// A page that waits for its flush is pinned while another thread reclaims it: it is the pinned
+/// one, or a fresh one, and neither is reclaimed while it is pinned.
 #[test]
 fn loom_a_retired_page_is_pinned_or_reclaimed() {
     explore(|| {
@@ -186,7 +190,10 @@ fn loom_a_retired_page_is_pinned_or_reclaimed() {
         let reclaimer = thread::spawn(move || {
             other.table.reclaim(retired).unwrap();
             let refused = other.table.clear(range(K4), &mut Retired::new());
-            assert!(matches!(refused, Err(TableError::Pinned { .. } | TableError::NotMapped { .. })));
+            assert!(matches!(
+                refused,
+                Err(TableError::Pinned { .. } | TableError::NotMapped { .. })
+            ));
         });
         let pin = b.table.pin(Iova::new(0)).unwrap();
         b.table.map_pinned(&pin, range(K4), PhysAddr::new(18 * K4), Access::all()).unwrap();
@@ -214,8 +221,8 @@ fn loom_a_pinned_clear_runs_beside_a_pinned_map() {
     });
 }
 
-/// A table that keeps one empty page: a map in it, which counts from 0 without the lock, meets the clear elsewhere that evicts
-/// and retires it.
+/// A table that keeps one empty page: a map in it, which counts from 0 without the lock, meets the
+/// clear elsewhere that evicts and retires it.
 #[test]
 fn loom_a_kept_page_is_counted_up_or_retired() {
     explore(|| {
@@ -237,8 +244,8 @@ fn loom_a_kept_page_is_counted_up_or_retired() {
     });
 }
 
-/// A clear of what is not mapped, against the contract, in a kept page that is retired and used again elsewhere: it changes
-/// nothing there.
+/// A clear of what is not mapped, against the contract, in a kept page that is retired and used
+/// again elsewhere: it changes nothing there.
 #[test]
 fn loom_a_clear_of_nothing_leaves_what_its_page_maps_elsewhere() {
     explore(|| {
@@ -286,8 +293,9 @@ fn loom_a_kept_page_is_cleared_beside_its_eviction() {
     });
 }
 
-/// A page that a hint names is freed and linked again in the same place, while another thread maps there by the hint. What that has
-/// mapped is reachable when its map returns: nothing is counted in a page before it is linked, nor is the page kept.
+/// A page that a hint names is freed and linked again in the same place, while another thread maps
+/// there by the hint. What that has mapped is reachable when its map returns: nothing is counted in
+/// a page before it is linked, nor is the page kept.
 #[test]
 fn loom_a_page_found_by_a_hint_is_linked() {
     explore_up_to(2, || {

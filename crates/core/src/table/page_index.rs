@@ -1,9 +1,11 @@
 //! The number of a table page.
 
-/// The most pieces of memory that one table consists of. Pieces that double in size reach 2^27 pages, 512 GiB, long before.
+/// The most pieces of memory that one table consists of. Pieces that double in size reach 2^27
+/// pages, 512 GiB, long before.
 pub const MAX_CHUNKS: usize = 32;
 
-/// The number of a page among those donated to a table: its chunk in the upper 5 bits, its place there in the lower 27.
+/// The number of a page among those donated to a table: its chunk in the upper 5 bits, its place
+/// there in the lower 27.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PageIndex(u32);
 

@@ -7,8 +7,9 @@ use core::sync::atomic::AtomicU64;
 
 /// One table page: 512 entries.
 ///
-/// It is reached as words of 8 bytes and in no other way: an entry is written whole, and a walker reads it whole. So it
-/// is not [`DmaMemory`](crate::mem::DmaMemory), whose accesses are atomics of one byte.
+/// It is reached as words of 8 bytes and in no other way: an entry is written whole, and a walker
+/// reads it whole. So it is not [`DmaMemory`](crate::mem::DmaMemory), whose accesses are atomics of
+/// one byte.
 #[derive(Debug)]
 #[repr(C, align(4096))]
 pub struct TablePage([AtomicU64; 512]);
@@ -41,16 +42,21 @@ impl TablePages {
 
     /// The table pages `pages`, which the hardware finds at `phys`. They need not be zero.
     ///
-    /// They are a table's from here on: nothing else may write them, and they must not be mapped for any device.
+    /// They are a table's from here on: nothing else may write them, and they must not be mapped
+    /// for any device.
     ///
     /// # Errors
-    /// [`TableError::BadPages`] where there is not one page, or more than 2^27 - 1, or where `phys` is no multiple of 4096, or
-    /// the end is beyond 2^52.
+    /// [`TableError::BadPages`] where there is not one page, or more than 2^27 - 1, or where `phys`
+    /// is no multiple of 4096, or the end is beyond 2^52.
     pub fn new(pages: &'static [TablePage], phys: PhysAddr) -> Result<Self, TableError> {
         let bad = TableError::BadPages { phys, len: size_of_val(pages) };
         let count = u32::try_from(pages.len()).map_err(|_| bad)?;
         let end = phys.checked_add(u64::from(count) * 4096).ok_or(bad)?;
-        if count == 0 || count > PageIndex::MAX_OFFSET || !phys.is_aligned(4096) || end.raw() > 1 << 52 {
+        if count == 0
+            || count > PageIndex::MAX_OFFSET
+            || !phys.is_aligned(4096)
+            || end.raw() > 1 << 52
+        {
             return Err(bad);
         }
         Ok(Self { pages, phys, count })

@@ -14,11 +14,13 @@ use crate::mem::prefetch;
 use core::fmt;
 use core::sync::atomic::AtomicU64;
 
-/// A table page of level 1 that stays linked until it is unpinned: the leaves of one window of 2 MiB.
+/// A table page of level 1 that stays linked until it is unpinned: the leaves of one window of 2
+/// MiB.
 ///
-/// Its owner maps and clears 4 KiB leaves in the window by plain stores ([`Table::map_pinned`], [`Table::clear_pinned`]); every
-/// other map or clear of an address in it fails with [`TableError::Pinned`]. Dropping it leaves the page pinned for good:
-/// nothing is unmapped, and nothing else is ever mapped there.
+/// Its owner maps and clears 4 KiB leaves in the window by plain stores ([`Table::map_pinned`],
+/// [`Table::clear_pinned`]); every other map or clear of an address in it fails with
+/// [`TableError::Pinned`]. Dropping it leaves the page pinned for good: nothing is unmapped, and
+/// nothing else is ever mapped there.
 #[derive(Debug)]
 #[must_use = "the page stays pinned until `Table::unpin`"]
 pub struct PinnedLeaf {
@@ -38,7 +40,8 @@ impl PinnedLeaf {
         IovaRange::clamped(self.window, WINDOW_BYTES)
     }
 
-    /// Has the processor load the entry of `iova`, which is cleared soon. Nothing, if that is not in the window.
+    /// Has the processor load the entry of `iova`, which is cleared soon. Nothing, if that is not
+    /// in the window.
     #[inline(always)]
     pub(crate) fn prefetch(&self, iova: Iova) {
         let at = usize::try_from(iova.raw().wrapping_sub(self.window.raw()) / span(1));
@@ -54,7 +57,8 @@ const WINDOW_BYTES: u64 = PageSize::Size2M.bytes();
 /// A pin that could not be removed, and why. Nothing has changed.
 #[derive(Debug)]
 pub struct UnpinError {
-    /// [`TableError::AlreadyMapped`] at the first address that is still mapped, or [`TableError::OtherTable`].
+    /// [`TableError::AlreadyMapped`] at the first address that is still mapped, or
+    /// [`TableError::OtherTable`].
     pub error: TableError,
     /// The pin.
     pub leaf: PinnedLeaf,
@@ -69,13 +73,15 @@ impl fmt::Display for UnpinError {
 impl core::error::Error for UnpinError {}
 
 impl<F: Format> Table<F> {
-    /// Links and pins the table page of level 1 that translates the 2 MiB from `window` on, which the caller owns as a whole:
-    /// until [`unpin`](Self::unpin) the page is neither retired nor reclaimed, whatever it holds. O(levels); takes the lock.
+    /// Links and pins the table page of level 1 that translates the 2 MiB from `window` on, which
+    /// the caller owns as a whole: until [`unpin`](Self::unpin) the page is neither retired nor
+    /// reclaimed, whatever it holds. O(levels); takes the lock.
     ///
     /// # Errors
-    /// [`TableError::NoWindow`], [`TableError::Outside`]; [`TableError::AlreadyMapped`] if something is mapped in the
-    /// window, [`TableError::Pinned`] if it is pinned already; [`TableError::NoPages`]. Table pages linked on the way
-    /// are retired ([`collect_retired`](Self::collect_retired)).
+    /// [`TableError::NoWindow`], [`TableError::Outside`]; [`TableError::AlreadyMapped`] if
+    /// something is mapped in the window, [`TableError::Pinned`] if it is pinned already;
+    /// [`TableError::NoPages`]. Table pages linked on the way are retired
+    /// ([`collect_retired`](Self::collect_retired)).
     pub fn pin(&self, window: Iova) -> Result<PinnedLeaf, TableError> {
         let no_window = TableError::NoWindow { at: window };
         let range = IovaRange::new(window, WINDOW_BYTES).map_err(|_| no_window)?;
@@ -88,15 +94,16 @@ impl<F: Format> Table<F> {
         Ok(PinnedLeaf { memory, page, window, table: self.0.number, root: self.root() })
     }
 
-    /// Maps `iova`, inside the window of `leaf`, to the memory from `phys`, with leaves of 4 KiB. O(leaves): one check and
-    /// one release store each; no walk, no lock, no read-modify-write.
+    /// Maps `iova`, inside the window of `leaf`, to the memory from `phys`, with leaves of 4 KiB.
+    /// O(leaves): one check and one release store each; no walk, no lock, no read-modify-write.
     ///
-    /// The caller owns `iova`; owners of other parts of the window may map and clear theirs at the same time. No flush is
-    /// needed, as for [`map`](Self::map).
+    /// The caller owns `iova`; owners of other parts of the window may map and clear theirs at the
+    /// same time. No flush is needed, as for [`map`](Self::map).
     ///
     /// # Errors
-    /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`], [`TableError::NoAccess`],
-    /// [`TableError::PhysOutside`], [`TableError::AlreadyMapped`]. Nothing has changed.
+    /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`],
+    /// [`TableError::NoAccess`], [`TableError::PhysOutside`], [`TableError::AlreadyMapped`].
+    /// Nothing has changed.
     #[inline]
     pub fn map_pinned(
         &self,
@@ -117,16 +124,17 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Clears `iova`, inside the window of `leaf`, all of which must be mapped. O(leaves): one check and one release store
-    /// each; no walk, no lock, no read-modify-write.
+    /// Clears `iova`, inside the window of `leaf`, all of which must be mapped. O(leaves): one
+    /// check and one release store each; no walk, no lock, no read-modify-write.
     ///
-    /// It may run on another thread than [`map_pinned`](Self::map_pinned) for other parts of the window at the same time. The
-    /// device can reach the memory until a flush of the leaves of `iova`, requested next, has completed. No table
-    /// page is retired. Two clears of one range at once break the contract; both may then succeed.
+    /// It may run on another thread than [`map_pinned`](Self::map_pinned) for other parts of the
+    /// window at the same time. The device can reach the memory until a flush of the leaves of
+    /// `iova`, requested next, has completed. No table page is retired. Two clears of one range at
+    /// once break the contract; both may then succeed.
     ///
     /// # Errors
-    /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`], [`TableError::NotMapped`].
-    /// Nothing has changed.
+    /// [`TableError::OtherTable`], [`TableError::OutsideWindow`], [`TableError::Misaligned`],
+    /// [`TableError::NotMapped`]. Nothing has changed.
     #[inline]
     pub fn clear_pinned(&self, leaf: &PinnedLeaf, iova: IovaRange) -> Result<(), TableError> {
         let run = self.pinned_run(leaf, iova, PhysAddr::new(0))?;
@@ -140,11 +148,13 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Removes the pin. The page holds nothing, so it is retired and added to `retired`. O(512); takes the lock.
+    /// Removes the pin. The page holds nothing, so it is retired and added to `retired`. O(512);
+    /// takes the lock.
     ///
     /// # Errors
-    /// [`TableError::AlreadyMapped`] at the first address of the window that is still mapped; [`TableError::OtherTable`] if
-    /// the pin or `retired` belongs to another table. The pin is returned.
+    /// [`TableError::AlreadyMapped`] at the first address of the window that is still mapped;
+    /// [`TableError::OtherTable`] if the pin or `retired` belongs to another table. The pin is
+    /// returned.
     pub fn unpin(&self, leaf: PinnedLeaf, retired: &mut Retired) -> Result<(), UnpinError> {
         let window = leaf.window();
         let checked = self.pinned_run(&leaf, window, PhysAddr::new(0)).and_then(|run| {

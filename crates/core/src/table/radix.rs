@@ -30,11 +30,12 @@ pub struct Translation {
 pub struct Table<F: Format>(pub(super) Tree<F>);
 
 impl<F: Format> Table<F> {
-    /// Creates an empty table of `levels` levels (VT-d: 3 for 39 bits, 4 for 48, 5 for 57). One page becomes its root.
+    /// Creates an empty table of `levels` levels (VT-d: 3 for 39 bits, 4 for 48, 5 for 57). One
+    /// page becomes its root.
     ///
     /// # Errors
-    /// [`TableError::Levels`] if the format has no such table; [`TableError::NoMemory`] if the metadata of the pages
-    /// (28 bytes each) cannot be allocated.
+    /// [`TableError::Levels`] if the format has no such table; [`TableError::NoMemory`] if the
+    /// metadata of the pages (28 bytes each) cannot be allocated.
     pub fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
         let (format, min, max) = (F::NAME, F::MIN_LEVELS, F::MAX_LEVELS);
         if !(min..=max).contains(&levels) {
@@ -43,19 +44,21 @@ impl<F: Format> Table<F> {
         Ok(Self(Tree::new(pages, levels)?))
     }
 
-    /// Returns the table with no leaf larger than `size`, for hardware without larger ones (VT-d: capability
-    /// register, "Second Stage Large Page Support").
+    /// Returns the table with no leaf larger than `size`, for hardware without larger ones (VT-d:
+    /// capability register, "Second Stage Large Page Support").
     #[must_use]
     pub fn with_max_leaf(mut self, size: PageSize) -> Self {
         self.0.max_leaf = size;
         self
     }
 
-    /// Returns the table for a machine whose physical addresses have `bits` bits: fewer than an entry holds, and the others are
-    /// reserved (VT-d: the host address width; x86: `MAXPHYADDR`). No more than an entry holds.
+    /// Returns the table for a machine whose physical addresses have `bits` bits: fewer than an
+    /// entry holds, and the others are reserved (VT-d: the host address width; x86: `MAXPHYADDR`).
+    /// No more than an entry holds.
     ///
     /// # Errors
-    /// [`TableError::PhysOutside`] if pages of the table lie beyond. A map for which it grows by such pages fails likewise.
+    /// [`TableError::PhysOutside`] if pages of the table lie beyond. A map for which it grows by
+    /// such pages fails likewise.
     pub fn with_phys_bits(mut self, bits: u32) -> Result<Self, TableError> {
         let bits = bits.min(F::PHYS_BITS);
         self.0.store.limit_phys(bits)?;
@@ -69,10 +72,11 @@ impl<F: Format> Table<F> {
         self
     }
 
-    /// Returns the table with at most `pages` empty pages of level 1 that stay linked (64 unless this is called, and
-    /// never more than a sixteenth of all pages): those that were linked or became empty last. A mapping that is alone in such a
-    /// page is mapped and cleared without linking, retiring or locking. When no more may be kept, the older half of them is retired
-    /// at once if it is empty.
+    /// Returns the table with at most `pages` empty pages of level 1 that stay linked (64 unless
+    /// this is called, and never more than a sixteenth of all pages): those that were linked or
+    /// became empty last. A mapping that is alone in such a page is mapped and cleared without
+    /// linking, retiring or locking. When no more may be kept, the older half of them is retired at
+    /// once if it is empty.
     #[must_use]
     pub fn with_kept_pages(self, pages: u32) -> Self {
         self.0.directory.lock().most_kept = pages.min(MOST_KEPT);
@@ -94,35 +98,41 @@ impl<F: Format> Table<F> {
         self.0.store.bits()
     }
 
-    /// Maps `iova` to the memory from `phys`, with the largest leaves that fit. O(leaves + table pages touched).
+    /// Maps `iova` to the memory from `phys`, with the largest leaves that fit. O(leaves + table
+    /// pages touched).
     ///
-    /// A leaf of 2 MiB or 1 GiB is used where both addresses are multiples of it, unless a table page that holds
-    /// no mapping still waits there to be reclaimed.
+    /// A leaf of 2 MiB or 1 GiB is used where both addresses are multiples of it, unless a table
+    /// page that holds no mapping still waits there to be reclaimed.
     ///
-    /// The caller owns `iova` and needs no flush (unless the hardware caches entries that are not present: VT-d
-    /// caching mode).
+    /// The caller owns `iova` and needs no flush (unless the hardware caches entries that are not
+    /// present: VT-d caching mode).
     ///
     /// # Errors
-    /// [`TableError::Misaligned`], [`TableError::Outside`], [`TableError::PhysOutside`], [`TableError::NoAccess`],
-    /// [`TableError::AlreadyMapped`], [`TableError::Pinned`], [`TableError::NoPages`]. No mapping has changed, and the device
-    /// has seen nothing; table pages linked on the way are retired ([`collect_retired`](Self::collect_retired)).
+    /// [`TableError::Misaligned`], [`TableError::Outside`], [`TableError::PhysOutside`],
+    /// [`TableError::NoAccess`], [`TableError::AlreadyMapped`], [`TableError::Pinned`],
+    /// [`TableError::NoPages`]. No mapping has changed, and the device has seen nothing; table
+    /// pages linked on the way are retired ([`collect_retired`](Self::collect_retired)).
     pub fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
         self.check(iova, phys)?;
         self.check_memory(iova, phys, access)?;
         self.0.map(iova, phys, access)
     }
 
-    /// Clears `iova`, all of which must be mapped, in whole leaves. O(leaves + table pages touched); allocates nothing.
+    /// Clears `iova`, all of which must be mapped, in whole leaves. O(leaves + table pages
+    /// touched); allocates nothing.
     ///
-    /// Pages that became empty are added to `retired`. The device can reach the memory until the flush that the caller
-    /// requests next has completed: of the leaves of `iova` alone if `retired` is empty, else of leaves and links of
-    /// `iova` and of [`retired_ranges`](Self::retired_ranges).
+    /// Pages that became empty are added to `retired`. The device can reach the memory until the
+    /// flush that the caller requests next has completed: of the leaves of `iova` alone if
+    /// `retired` is empty, else of leaves and links of `iova` and of
+    /// [`retired_ranges`](Self::retired_ranges).
     ///
     /// # Errors
-    /// [`TableError::Misaligned`], [`TableError::Outside`]; [`TableError::NotMapped`] if part of it is not mapped;
-    /// [`TableError::PartOfLeaf`] if it covers only part of a larger leaf; [`TableError::Pinned`] if part of it is in a pinned
-    /// page; [`TableError::OtherTable`] if `retired` holds another table's pages. Nothing has changed (unless another thread clears part of a range
-    /// of several table pages at the same time, against the contract: then some of it may have been cleared).
+    /// [`TableError::Misaligned`], [`TableError::Outside`]; [`TableError::NotMapped`] if part of it
+    /// is not mapped; [`TableError::PartOfLeaf`] if it covers only part of a larger leaf;
+    /// [`TableError::Pinned`] if part of it is in a pinned page; [`TableError::OtherTable`] if
+    /// `retired` holds another table's pages. Nothing has changed (unless another thread clears
+    /// part of a range of several table pages at the same time, against the contract: then some of
+    /// it may have been cleared).
     pub fn clear(&self, iova: IovaRange, retired: &mut Retired) -> Result<(), TableError> {
         self.check(iova, PhysAddr::new(0))?;
         self.adopt(retired)?;
@@ -131,9 +141,10 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Retires the empty pages that are in the place of 2 MiB leaves of a mapping of `iova` from `phys`. Returns whether there
-    /// are any, retired by this or an earlier call: once they have been flushed and reclaimed, the mapping gets these leaves.
-    /// O(2 MiB pieces); takes the lock if the mapping can have any.
+    /// Retires the empty pages that are in the place of 2 MiB leaves of a mapping of `iova` from
+    /// `phys`. Returns whether there are any, retired by this or an earlier call: once they have
+    /// been flushed and reclaimed, the mapping gets these leaves. O(2 MiB pieces); takes the lock
+    /// if the mapping can have any.
     ///
     /// # Errors
     /// [`TableError::Misaligned`], [`TableError::Outside`], [`TableError::OtherTable`].
@@ -165,7 +176,8 @@ impl<F: Format> Table<F> {
 
     /// Adds to `retired` what failed maps and reclaims have retired, without clearing anything.
     ///
-    /// For the owner of a table that ran out of pages, or that recovers the last of them at the end.
+    /// For the owner of a table that ran out of pages, or that recovers the last of them at the
+    /// end.
     ///
     /// # Errors
     /// [`TableError::OtherTable`] if `retired` holds another table's pages.
@@ -175,7 +187,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Puts back pages that were collected and could not be flushed: they are collected again with the next.
+    /// Puts back pages that were collected and could not be flushed: they are collected again with
+    /// the next.
     ///
     /// # Errors
     /// [`TableError::OtherTable`] if they belong to another table.
@@ -186,20 +199,26 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links both (VT-d: invalidation hint
-    /// 0): the addresses that each of the retired pages translated, neighbours on the list merged. O(pages).
+    /// Returns what the flush must cover *besides* the ranges that were cleared, leaves and links
+    /// both (VT-d: invalidation hint 0): the addresses that each of the retired pages translated,
+    /// neighbours on the list merged. O(pages).
     ///
-    /// Each is the whole range that the page translated, aligned: what a unit has cached of a link may serve any address in it, and
-    /// only a flush with hint 0 that names the address drops it (VT-d, "IOTLB Invalidate": leaf and non-leaf entries that
-    /// correspond to the addresses given by ADDR and AM).
+    /// Each is the whole range that the page translated, aligned: what a unit has cached of a link
+    /// may serve any address in it, and only a flush with hint 0 that names the address drops it
+    /// (VT-d, "IOTLB Invalidate": leaf and non-leaf entries that correspond to the addresses given
+    /// by ADDR and AM).
     ///
-    /// They need not be near what was cleared: pages of a failed map, or of higher levels that became empty by a
-    /// [`reclaim`](Self::reclaim), are added to the next `clear`.
+    /// They need not be near what was cleared: pages of a failed map, or of higher levels that
+    /// became empty by a [`reclaim`](Self::reclaim), are added to the next `clear`.
     ///
     /// # Errors
     /// [`TableError::OtherTable`] if the pages belong to another table.
-    pub fn retired_ranges<'a>(&'a self, retired: &'a Retired) -> Result<RetiredRanges<'a, F>, TableError> {
-        let other = retired.owner.filter(|(number, _)| *number != self.0.number && !retired.is_empty());
+    pub fn retired_ranges<'a>(
+        &'a self,
+        retired: &'a Retired,
+    ) -> Result<RetiredRanges<'a, F>, TableError> {
+        let other =
+            retired.owner.filter(|(number, _)| *number != self.0.number && !retired.is_empty());
         if let Some((_, owner)) = other {
             return Err(TableError::OtherTable { owner, this: self.root() });
         }
@@ -209,7 +228,8 @@ impl<F: Format> Table<F> {
     /// Adds the pages of `from` to `into`. O(1); allocates nothing.
     ///
     /// # Errors
-    /// [`TableError::OtherTable`] if either holds another table's pages; then those of `from` stay retired for good.
+    /// [`TableError::OtherTable`] if either holds another table's pages; then those of `from` stay
+    /// retired for good.
     pub fn append(&self, into: &mut Retired, mut from: Retired) -> Result<(), TableError> {
         self.adopt(into)?;
         self.adopt(&mut from)?;
@@ -217,8 +237,8 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Frees retired pages after the flush that followed their `clear` has completed. Returns how many.
-    /// O(pages), of which the lock is held for at most 64 at a time; allocates nothing.
+    /// Frees retired pages after the flush that followed their `clear` has completed. Returns how
+    /// many. O(pages), of which the lock is held for at most 64 at a time; allocates nothing.
     ///
     /// Pages that a map has relinked meanwhile stay in the table.
     ///
@@ -242,7 +262,8 @@ impl<F: Format> Table<F> {
         // The lock keeps the shape, so that no page changes its meaning under the walk.
         let _shape = self.0.directory.lock();
         let place = self.0.store.descend(iova.raw(), 1).ok()?;
-        let Entry::Leaf { phys, access } = self.0.store.load(place, slot(iova.raw(), place.level)) else {
+        let Entry::Leaf { phys, access } = self.0.store.load(place, slot(iova.raw(), place.level))
+        else {
             return None;
         };
         let size = PageSize::from_bytes(span(place.level))?;

@@ -10,10 +10,12 @@ use core::marker::PhantomData;
 
 /// Table pages that have been unlinked and that a walker may still hold.
 ///
-/// Flush first, then [`Table::reclaim`](super::Table::reclaim). Dropping it leaves the pages retired for good: the right end
-/// if a flush never completes. Those that a map has linked again meanwhile then stay linked for good.
+/// Flush first, then [`Table::reclaim`](super::Table::reclaim). Dropping it leaves the pages
+/// retired for good: the right end if a flush never completes. Those that a map has linked again
+/// meanwhile then stay linked for good.
 ///
-/// The pages are a list threaded through the table's directory, so that collecting them allocates nothing.
+/// The pages are a list threaded through the table's directory, so that collecting them allocates
+/// nothing.
 #[derive(Debug, Default)]
 #[must_use = "flush, then free the pages with `Table::reclaim`"]
 pub struct Retired {
@@ -39,8 +41,8 @@ impl Retired {
     }
 }
 
-/// The addresses that retired pages translated, neighbours merged: at most 64 pages into one range. See
-/// [`Table::retired_ranges`](super::Table::retired_ranges).
+/// The addresses that retired pages translated, neighbours merged: at most 64 pages into one range.
+/// See [`Table::retired_ranges`](super::Table::retired_ranges).
 ///
 /// It takes the table's lock once for each range, and holds it for none.
 #[derive(Debug)]

@@ -1,25 +1,29 @@
 //! The state word of a page: what it holds, and who may change it.
 //!
-//! Each page has one state word beside it: a generation and a count. The count is of entries that are not zero (or are
-//! about to be written): leaves, links, links retired. It rises from 0 only under the table's lock, and only under the
-//! lock is a page whose count is 0 retired. Otherwise it rises by a compare-and-swap that proves, by the generation, that
-//! the page has not changed its home meanwhile.
+//! Each page has one state word beside it: a generation and a count. The count is of entries that
+//! are not zero (or are about to be written): leaves, links, links retired. It rises from 0 only
+//! under the table's lock, and only under the lock is a page whose count is 0 retired. Otherwise it
+//! rises by a compare-and-swap that proves, by the generation, that the page has not changed its
+//! home meanwhile.
 //!
-//! Between the two is a bit that is set while a thread clears leaves of the page. Others that clear there wait for a
-//! few stores; those that map do not. So a leaf is found and cleared by one thread, and counted out once, even if two
-//! clear the same range against the contract; and the page keeps its home until the bit is cleared.
+//! Between the two is a bit that is set while a thread clears leaves of the page. Others that clear
+//! there wait for a few stores; those that map do not. So a leaf is found and cleared by one
+//! thread, and counted out once, even if two clear the same range against the contract; and the
+//! page keeps its home until the bit is cleared.
 //!
-//! Another bit marks a page that is kept: it stays linked when it is empty, and its count may rise from 0 without the lock. A page
-//! is retired only after the bit has been cleared, under the lock, and found empty then: from there on no count succeeds.
+//! Another bit marks a page that is kept: it stays linked when it is empty, and its count may rise
+//! from 0 without the lock. A page is retired only after the bit has been cleared, under the lock,
+//! and found empty then: from there on no count succeeds.
 //!
-//! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so it keeps its home, and its
-//! leaves are neither counted nor cleared but through the pin.
+//! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so
+//! it keeps its home, and its leaves are neither counted nor cleared but through the pin.
 
 use super::chunks::Page;
 use super::levels::span;
 use crate::sync::{Ordering, relax};
 
-/// A page's generation, whether it is pinned, whether a thread is clearing leaves of it, and its count.
+/// A page's generation, whether it is pinned, whether a thread is clearing leaves of it, and its
+/// count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PageState(u64);
 
@@ -80,13 +84,16 @@ impl Page<'_> {
         PageState(self.record().state.load(Ordering::Acquire))
     }
 
-    /// Begins the page's next generation, with nothing in it, at level `level` of the path to `iova`. Under the lock.
+    /// Begins the page's next generation, with nothing in it, at level `level` of the path to
+    /// `iova`. Under the lock.
     ///
-    /// It must be linked before anything is counted in it, or it is kept: from there on it may be found by a hint.
+    /// It must be linked before anything is counted in it, or it is kept: from there on it may be
+    /// found by a hint.
     pub(super) fn renew(self, iova: u64, level: u8) {
         let generation = self.state().generation().wrapping_add(1);
         self.record().state.store(generation << 32, Ordering::Release);
-        // After the state, which no longer is of the previous generation for a thread that finds this home.
+        // After the state, which no longer is of the previous generation for a thread that finds
+        // this home.
         self.record().home.store(home(iova, level), Ordering::Release);
     }
 
@@ -107,7 +114,8 @@ impl Page<'_> {
         (self.record().home.load(Ordering::Relaxed) & LEVEL) as u8
     }
 
-    /// Counts `n` more entries. Under the lock, or while the caller's own entries keep the count above 0.
+    /// Counts `n` more entries. Under the lock, or while the caller's own entries keep the count
+    /// above 0.
     pub(super) fn count(self, n: u16) {
         self.record().state.fetch_add(u64::from(n), Ordering::AcqRel);
     }
@@ -159,8 +167,8 @@ impl Page<'_> {
         PageState(self.record().state.fetch_sub(u64::from(n), Ordering::AcqRel)).ends_with(n)
     }
 
-    /// Excludes other clears from the page if it is still in the generation of `seen` and not empty. From
-    /// here to [`end_clear`](Self::end_clear) it keeps its home.
+    /// Excludes other clears from the page if it is still in the generation of `seen` and not
+    /// empty. From here to [`end_clear`](Self::end_clear) it keeps its home.
     #[inline]
     pub(super) fn begin_clear(self, seen: PageState) -> bool {
         let mut now = seen;
@@ -180,7 +188,8 @@ impl Page<'_> {
         false
     }
 
-    /// Admits other clears and counts `n` entries less; returns whether none is left and the page is not kept.
+    /// Admits other clears and counts `n` entries less; returns whether none is left and the page
+    /// is not kept.
     #[inline]
     pub(super) fn end_clear(self, n: u16) -> bool {
         let before = self.record().state.fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel);

@@ -20,6 +20,9 @@ pub struct TableStats {
 impl fmt::Display for TableStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { capacity, in_use, high_water, retired, kept: _ } = self;
-        write!(f, "{in_use} of {capacity} table pages in use (peak {high_water}), {retired} retired")
+        write!(
+            f,
+            "{in_use} of {capacity} table pages in use (peak {high_water}), {retired} retired"
+        )
     }
 }

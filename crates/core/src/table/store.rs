@@ -137,7 +137,8 @@ impl<F: Format> Store<F> {
         u16::try_from(entries::leading_zeros(run.entries())).unwrap_or(run.len)
     }
 
-    /// Writes the leaves of a run: `first`, and what differs from it by the memory of one leaf, and so on.
+    /// Writes the leaves of a run: `first`, and what differs from it by the memory of one leaf, and
+    /// so on.
     #[inline]
     pub(super) fn write_run(&self, run: Run<'_>, first: u64) {
         note_write(run.place.page);
@@ -176,7 +177,8 @@ impl<F: Format> Store<F> {
         let link = F::link(child.phys());
         note_write(page);
         let entry = entry(page, slot);
-        let installed = entry.compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        let installed =
+            entry.compare_exchange(0, link, Ordering::AcqRel, Ordering::Acquire).is_ok();
         F::write_back(core::slice::from_ref(entry));
         installed
     }
@@ -190,8 +192,8 @@ impl<F: Format> Store<F> {
 
     /// Returns the last page on the path to `iova` that is at level `down_to` or above.
     ///
-    /// Exact under the lock, or if the caller has entries below, which keep the path. Otherwise the path may
-    /// change meanwhile, and the result must be confirmed.
+    /// Exact under the lock, or if the caller has entries below, which keep the path. Otherwise the
+    /// path may change meanwhile, and the result must be confirmed.
     #[inline]
     pub(super) fn descend(&self, iova: u64, down_to: u8) -> Result<Place<'_>, TableError> {
         let mut at = self.root();
@@ -204,14 +206,20 @@ impl<F: Format> Store<F> {
         Ok(at)
     }
 
-    /// Returns the same without the lock, confirmed: the page, and a state in which it may be counted in.
+    /// Returns the same without the lock, confirmed: the page, and a state in which it may be
+    /// counted in.
     ///
-    /// The acquire load of the state makes the home that is read next at least as new as the page's present generation. If it
-    /// is newer, a later look at the state finds a newer generation. A page that may be counted in is linked at
-    /// its home, where it is itself counted in its parent, and so on to the root. Hence: if the generation is still the same
-    /// *later*, the page was on the path to `iova` all the while, however it was found: mostly by a hint, else by a walk.
+    /// The acquire load of the state makes the home that is read next at least as new as the page's
+    /// present generation. If it is newer, a later look at the state finds a newer generation. A
+    /// page that may be counted in is linked at its home, where it is itself counted in its parent,
+    /// and so on to the root. Hence: if the generation is still the same *later*, the page was on
+    /// the path to `iova` all the while, however it was found: mostly by a hint, else by a walk.
     #[inline]
-    pub(super) fn descend_unlocked(&self, iova: u64, down_to: u8) -> Option<(Place<'_>, PageState)> {
+    pub(super) fn descend_unlocked(
+        &self,
+        iova: u64,
+        down_to: u8,
+    ) -> Option<(Place<'_>, PageState)> {
         if down_to == 1
             && let Some(hinted) = self.hinted(iova)
         {
@@ -225,7 +233,8 @@ impl<F: Format> Store<F> {
         Some((place, state))
     }
 
-    /// Returns what `descend_unlocked` returns for level 1, if a hint names the page: without a walk.
+    /// Returns what `descend_unlocked` returns for level 1, if a hint names the page: without a
+    /// walk.
     #[inline(always)]
     pub(super) fn hinted(&self, iova: u64) -> Option<(Place<'_>, PageState)> {
         let place = Place { page: self.page(self.hints.get(iova)?), level: 1 };
@@ -250,7 +259,8 @@ fn entry(page: Page<'_>, slot: u16) -> &'static core::sync::atomic::AtomicU64 {
     &page.memory().entries()[usize::from(slot % ENTRIES)]
 }
 
-/// Entries are real atomics, which loom does not see: it sees the state word, which this "writes" with the entry.
+/// Entries are real atomics, which loom does not see: it sees the state word, which this "writes"
+/// with the entry.
 #[inline]
 fn note_write(page: Page<'_>) {
     let _ = page;

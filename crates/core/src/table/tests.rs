@@ -20,7 +20,8 @@ const G1: u64 = 1 << 30;
 const TABLES: PhysAddr = PhysAddr::new(0x7_0000_0000);
 const RW: Access = Access::all();
 
-/// A table, its memory (full of rubbish at first), and a walker of its own that knows the format and not this module.
+/// A table, its memory (full of rubbish at first), and a walker of its own that knows the format
+/// and not this module.
 struct Bench<F: Format = VtdSecondStage> {
     table: Table<F>,
     pages: &'static [TablePage],
@@ -56,7 +57,8 @@ impl TableMemory for Pieces {
         let first = self.given.load(Ordering::SeqCst);
         let end = self.pages.len().min(first + pages as usize);
         self.given.store(end, Ordering::SeqCst);
-        TablePages::new(&self.pages[first..end], PhysAddr::new(TABLES.raw() + first as u64 * 4096)).ok()
+        TablePages::new(&self.pages[first..end], PhysAddr::new(TABLES.raw() + first as u64 * 4096))
+            .ok()
     }
     fn advice(&self) -> &'static str {
         ADVICE
@@ -143,7 +145,10 @@ fn bad_arguments_are_refused() {
     assert!(matches!(b.map(K4, K4 + 8, K4), Err(TableError::Misaligned { .. })));
     assert!(matches!(b.map(K4, K4, K4 + 1), Err(TableError::Misaligned { .. })));
     assert!(matches!(b.map((1 << 39) - K4, K4, 2 * K4), Err(TableError::Outside { bits: 39, .. })));
-    assert!(matches!(b.map(K4, (1 << 52) - K4, 2 * K4), Err(TableError::PhysOutside { bits: 52, .. })));
+    assert!(matches!(
+        b.map(K4, (1 << 52) - K4, 2 * K4),
+        Err(TableError::PhysOutside { bits: 52, .. })
+    ));
     assert!(matches!(b.map(K4, !0xfff, 2 * K4), Err(TableError::PhysOutside { .. })));
     assert_eq!(b.table.map(r, phys, Access::empty()), Err(TableError::NoAccess { range: r }));
     let pages = TablePages::new(b.pages, TABLES).unwrap();
@@ -226,7 +231,8 @@ fn a_table_of_tiny_chunks_stops_at_their_number() {
             ADVICE
         }
     }
-    let table = Table::<VtdSecondStage>::new(Ones.grow(1).unwrap(), 3).unwrap().with_memory(Box::new(Ones));
+    let table =
+        Table::<VtdSecondStage>::new(Ones.grow(1).unwrap(), 3).unwrap().with_memory(Box::new(Ones));
     let map = |window: u64| table.map(range(window * M2, K4), PhysAddr::new(window * K4), RW);
     (0..30).for_each(|window| map(window).unwrap());
     assert_eq!(map(30), Err(full(MAX_CHUNKS)));
@@ -250,7 +256,10 @@ fn a_part_of_a_superpage_is_not_cleared_and_the_rest_neither() {
         Err(TableError::PartOfLeaf { range: inner, leaf: range(M2, M2) })
     );
     let beyond = range(2 * M2, 2 * M2);
-    assert_eq!(b.table.clear(beyond, &mut retired), Err(TableError::NotMapped { at: Iova::new(3 * M2) }));
+    assert_eq!(
+        b.table.clear(beyond, &mut retired),
+        Err(TableError::NotMapped { at: Iova::new(3 * M2) })
+    );
     assert!(retired.is_empty());
     for at in [M2 - K4, M2, 2 * M2] {
         assert_eq!(b.at(at).unwrap().0, at + 3 * M2);
@@ -263,7 +272,11 @@ fn what_is_mapped_is_not_overwritten() {
     b.map(M2 + 5 * K4, K4, K4).unwrap();
     let at = Iova::new(M2 + 5 * K4);
     for (iova, len) in [(M2, M2), (0, G1), (M2, 6 * K4), (M2 + 5 * K4, K4), (0, 4 * M2)] {
-        assert_eq!(b.map(iova, 0, len), Err(TableError::AlreadyMapped { at }), "{iova:#x} {len:#x}");
+        assert_eq!(
+            b.map(iova, 0, len),
+            Err(TableError::AlreadyMapped { at }),
+            "{iova:#x} {len:#x}"
+        );
     }
     assert_eq!(b.at(M2 + 5 * K4), Some((K4, K4, 3)));
     assert_eq!(b.at(M2 + 4 * K4), None);
@@ -329,7 +342,8 @@ fn pages_of_another_table_are_returned() {
     assert_eq!(a.table.reclaim(retired).unwrap(), 1);
 }
 
-/// Runs out of table pages at every step: nothing of the range is mapped, and every page comes back.
+/// Runs out of table pages at every step: nothing of the range is mapped, and every page comes
+/// back.
 #[test]
 fn running_out_of_table_pages_rolls_back_exactly() {
     let (start, len) = (G1 - 2 * M2 - K4, 5 * M2 + 2 * K4);

@@ -1,5 +1,6 @@
-//! The tree behind a table, and how it maps: run by run, a run being as many entries of one table page as one step covers.
-//! They are found and counted without the lock if their page is linked already.
+//! The tree behind a table, and how it maps: run by run, a run being as many entries of one table
+//! page as one step covers. They are found and counted without the lock if their page is linked
+//! already.
 
 use super::change::Locked;
 use super::directory::{List, PageDirectory};
@@ -38,7 +39,8 @@ impl<F: Format> Tree<F> {
         let (store, mut directory) = (Store::<F>::new(pages, levels)?, PageDirectory::new());
         let metas = directory.prepare(count).ok_or(no_memory)?;
         directory.add(metas);
-        // The first page allocated is the root; it counts one more than it holds and is never empty.
+        // The first page allocated is the root; it counts one more than it holds and is never
+        // empty.
         directory.alloc(PageIndex::NONE, 0).ok_or(no_memory)?;
         let root = store.root();
         store.fill(root.page, 0);
@@ -55,7 +57,8 @@ impl<F: Format> Tree<F> {
         Locked { store: &self.store, memory: self.memory.as_deref(), directory }
     }
 
-    /// Frees the pages of a list whose flush has completed, and returns how many. Takes the lock for some of them at a time.
+    /// Frees the pages of a list whose flush has completed, and returns how many. Takes the lock
+    /// for some of them at a time.
     pub(super) fn reclaim(&self, mut list: List) -> u32 {
         let mut freed = 0;
         while !list.is_empty() {
@@ -69,7 +72,9 @@ impl<F: Format> Tree<F> {
     /// Returns the level of the largest leaf for the remaining bytes of a mapping.
     fn leaf_level(&self, iova: u64, phys: PhysAddr, remaining: u64) -> u8 {
         let fits = |size: PageSize| {
-            size <= self.max_leaf && (iova | phys.raw()) & size.mask() == 0 && size.bytes() <= remaining
+            size <= self.max_leaf
+                && (iova | phys.raw()) & size.mask() == 0
+                && size.bytes() <= remaining
         };
         if fits(PageSize::Size1G) {
             3
@@ -82,9 +87,14 @@ impl<F: Format> Tree<F> {
 
     /// Maps `iova` to the memory from `phys`: reserves all entries, then writes them.
     #[inline]
-    pub(super) fn map(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
-        // The usual case: leaves of 4 KiB in one table page, which is linked already and was found before. Without results that
-        // pass through memory, which would take as long as the rest.
+    pub(super) fn map(
+        &self,
+        iova: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), TableError> {
+        // The usual case: leaves of 4 KiB in one table page, which is linked already and was found
+        // before. Without results that pass through memory, which would take as long as the rest.
         let start = iova.start().raw();
         if iova.len() < PageSize::Size2M.bytes()
             && let Some((place, state)) = self.store.hinted(start)
@@ -142,7 +152,8 @@ impl<F: Format> Tree<F> {
         Ok(())
     }
 
-    /// Reserves the next run of a mapping by counting its entries, without the lock if its page is linked already.
+    /// Reserves the next run of a mapping by counting its entries, without the lock if its page is
+    /// linked already.
     fn reserve(&self, range: IovaRange, phys: PhysAddr, done: u64) -> Result<Run<'_>, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
         let target = self.leaf_level(iova, PhysAddr::new(phys.raw() + done), left);
@@ -167,8 +178,8 @@ impl<F: Format> Tree<F> {
         reserved
     }
 
-    /// Reserves the run up to the end of the page or of `left` bytes without the lock, if the page at level `target` is in use
-    /// and all of the run is empty.
+    /// Reserves the run up to the end of the page or of `left` bytes without the lock, if the page
+    /// at level `target` is in use and all of the run is empty.
     #[inline]
     fn reserve_linked(&self, iova: u64, left: u64, target: u8) -> Option<Run<'_>> {
         let (place, state) = self.store.descend_unlocked(iova, target)?;
@@ -176,13 +187,15 @@ impl<F: Format> Tree<F> {
         (place.level == target && self.reserve_run(run, state)).then_some(run)
     }
 
-    /// Counts the entries of a run if all of them are empty, and its page is still in the generation of `state`.
+    /// Counts the entries of a run if all of them are empty, and its page is still in the
+    /// generation of `state`.
     #[inline(always)]
     fn reserve_run(&self, run: Run<'_>, state: PageState) -> bool {
         self.store.leading_zeros(run) == run.len && run.place.page.count_if(state, run.len)
     }
 
-    /// Finds the run again that `reserve` found: the pages on its path are counted, so it has not changed.
+    /// Finds the run again that `reserve` found: the pages on its path are counted, so it has not
+    /// changed.
     fn reserved_run(&self, range: IovaRange, done: u64) -> Result<Run<'_>, TableError> {
         let (iova, left) = (range.start().raw() + done, range.len() - done);
         let mut run = Run::longest(self.store.descend(iova, 1)?, iova, left);
@@ -211,7 +224,8 @@ impl<F: Format> Tree<F> {
         self.store.write_run(run, F::leaf(phys, access, run.place.level));
     }
 
-    /// Releases the reserved entries of a run that were not written; if its page is then empty, retires it.
+    /// Releases the reserved entries of a run that were not written; if its page is then empty,
+    /// retires it.
     fn release(&self, run: Run<'_>, iova: u64) {
         if run.place.page.uncount(run.len) {
             let mut directory = self.directory.lock();
@@ -252,7 +266,8 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Retires empty pages in the place of larger leaves of a mapping. Returns whether a retired page is in the place of one.
+    /// Retires empty pages in the place of larger leaves of a mapping. Returns whether a retired
+    /// page is in the place of one.
     pub(super) fn make_room(&self, range: IovaRange, phys: PhysAddr, retired: &mut List) -> bool {
         let large = PageSize::Size2M;
         if self.max_leaf < large

@@ -23,7 +23,8 @@ proptest! {
         parts in prop::collection::vec((0.0..1.0, 0.0..1.0), 1..20),
         longest in 1u64..20_000, boundary in 0u32..17,
     ) {
-        // Pages anywhere, some of them beside the one before; the buffer begins and ends within its first and last.
+        // Pages anywhere, some of them beside the one before; the buffer begins and ends within its
+        // first and last.
         let mut pages: Vec<u64> = Vec::new();
         for (place, beside) in places {
             let next = pages.last().map(|last| last + 4096).filter(|_| beside);

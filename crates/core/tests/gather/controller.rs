@@ -7,7 +7,8 @@ pub(crate) fn seg(iova: u64, len: u64) -> Segment {
     Segment { iova: Iova::new(iova), len }
 }
 
-/// PRP1, PRP2 and a length: the pieces, and how many list pages it read. Base Specification 2.0, section 4.1.1.
+/// PRP1, PRP2 and a length: the pieces, and how many list pages it read. Base Specification 2.0,
+/// section 4.1.1.
 pub(crate) fn walk_prps(
     page: u64,
     prp1: u64,
@@ -48,7 +49,8 @@ pub(crate) fn walk_prps(
     (pieces, lists)
 }
 
-/// An SGL descriptor: the pieces, and how many segments of descriptors it read. Base Specification 2.0, section 4.1.2.
+/// An SGL descriptor: the pieces, and how many segments of descriptors it read. Base Specification
+/// 2.0, section 4.1.2.
 pub(crate) fn walk_sgl(sgl1: [u64; 2], read: impl Fn(u64) -> u64) -> (Vec<Segment>, usize) {
     let mut pieces = Vec::new();
     let (mut lists, mut descriptor) = (0, sgl1);
@@ -65,7 +67,10 @@ pub(crate) fn walk_sgl(sgl1: [u64; 2], read: impl Fn(u64) -> u64) -> (Vec<Segmen
             other => panic!("type {other:#x}"),
         }
         let start = descriptor[0];
-        assert!(start.is_multiple_of(8) && len > 0 && len.is_multiple_of(16), "an array of descriptors");
+        assert!(
+            start.is_multiple_of(8) && len > 0 && len.is_multiple_of(16),
+            "an array of descriptors"
+        );
         lists += 1;
         let mut next = None;
         for at in (start..start + len).step_by(16) {
@@ -92,7 +97,8 @@ fn decode([_, rest]: [u64; 2]) -> (u64, u64, u64) {
     (rest & 0xffff_ffff, rest >> 32 & 0x0fff_ffff, rest >> 60)
 }
 
-/// The least number of list pages of `room` places for so many entries: all but the last page give one to the chain.
+/// The least number of list pages of `room` places for so many entries: all but the last page give
+/// one to the chain.
 pub(crate) fn least_lists(entries: u64, room: u64) -> usize {
     let mut pages = 1;
     while (pages - 1) * (room - 1) + room < entries {

@@ -1,5 +1,5 @@
-//! The body of the fuzz target: for any buffer, part and profile, PRPs, SGLs and segments cover exactly the input within the
-//! profile, and every refusal is justified.
+//! The body of the fuzz target: for any buffer, part and profile, PRPs, SGLs and segments cover
+//! exactly the input within the profile, and every refusal is justified.
 
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
@@ -39,7 +39,8 @@ impl Input<'_> {
         let mut segments: Vec<Segment> = Vec::new();
         for _ in 0..self.byte() % 40 {
             let beside = self.byte().is_multiple_of(2);
-            let next = segments.last().and_then(|last| last.iova.checked_add(last.len)).filter(|_| beside);
+            let next =
+                segments.last().and_then(|last| last.iova.checked_add(last.len)).filter(|_| beside);
             let start = next.map_or_else(|| self.number(), |iova| iova.raw());
             segments.push(seg(start, self.number()));
         }
@@ -70,8 +71,11 @@ fn u32_of(number: u64) -> u32 {
 /// Returns the segments of a part of a registered buffer, after checking them.
 fn part(addr: u64, segments: &[Segment], offset: u64, len: u64) -> Option<Vec<Segment>> {
     // Longer buffers are possible, but their tables are large and test nothing more.
-    segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.len).filter(|sum| *sum <= 1 << 30))?;
-    let buffer = Registered::from_segments(usize::try_from(addr).ok()?, segments.iter().copied()).ok()?;
+    segments
+        .iter()
+        .try_fold(0u64, |sum, s| sum.checked_add(s.len).filter(|sum| *sum <= 1 << 30))?;
+    let buffer =
+        Registered::from_segments(usize::try_from(addr).ok()?, segments.iter().copied()).ok()?;
     let part: Vec<Segment> = buffer.segments(offset, len).ok()?.collect();
     let mut at = offset;
     for segment in &part {
@@ -128,7 +132,10 @@ fn obeys(profile: Profile, segment: &Segment) {
     let range = IovaRange::new(segment.iova, segment.len).expect("a range");
     assert!(range.len() <= profile.max_segment_bytes() && range.is_aligned(profile.align()));
     if profile.boundary() != 0 {
-        assert_eq!(range.start().raw() / profile.boundary(), range.last().raw() / profile.boundary());
+        assert_eq!(
+            range.start().raw() / profile.boundary(),
+            range.last().raw() / profile.boundary()
+        );
     }
 }
 
@@ -169,13 +176,16 @@ fn prps(mps: u8, segments: &[Segment]) {
     match prps {
         Ok(prps) => {
             let len = segments.iter().map(|s| s.len).sum();
-            let (pieces, read) = walk_prps(page.bytes(), prps.prp1(), prps.prp2(), len, |at| pages.read(at));
+            let (pieces, read) =
+                walk_prps(page.bytes(), prps.prp1(), prps.prp2(), len, |at| pages.read(at));
             assert_eq!((pieces.len() as u64, read), (prps.entries(), prps.list_pages()));
             assert_eq!(joined(&pieces), joined(segments));
             prps.release(&mut &pages);
         }
         Err(PrpError::Empty) => assert!(segments.is_empty()),
-        Err(PrpError::Range(_)) => assert!(segments.iter().any(|s| IovaRange::new(s.iova, s.len).is_err())),
+        Err(PrpError::Range(_)) => {
+            assert!(segments.iter().any(|s| IovaRange::new(s.iova, s.len).is_err()))
+        }
         Err(PrpError::Offset { iova }) => assert!(iova == segments[0].iova && !iova.is_aligned(4)),
         Err(PrpError::Ragged { iova, .. }) => assert!(!iova.is_aligned(page.bytes())),
         Err(PrpError::TooLong { limit: 4 }) => {}
@@ -189,7 +199,9 @@ fn joined(segments: &[Segment]) -> Vec<Segment> {
     let mut runs: Vec<Segment> = Vec::new();
     for segment in segments {
         match runs.last_mut() {
-            Some(last) if last.iova.checked_add(last.len) == Some(segment.iova) => last.len += segment.len,
+            Some(last) if last.iova.checked_add(last.len) == Some(segment.iova) => {
+                last.len += segment.len
+            }
             _ => runs.push(*segment),
         }
     }

@@ -1,4 +1,5 @@
-//! Gather from outside: lists against a controller's walk, and the body of the fuzz target as a property.
+//! Gather from outside: lists against a controller's walk, and the body of the fuzz target as a
+//! property.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -14,7 +15,8 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// What `cargo +nightly fuzz run gather` does for hours, with less cunning, where there is no cargo-fuzz.
+    /// What `cargo +nightly fuzz run gather` does for hours, with less cunning, where there is no
+    /// cargo-fuzz.
     #[test]
     fn whatever_is_gathered_is_what_went_in(input in prop::collection::vec(any::<u8>(), 0..200)) {
         fuzzed::check(&input);

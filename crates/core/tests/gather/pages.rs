@@ -27,14 +27,16 @@ impl Pages {
 
     fn part(&self, offset: usize, len: usize) -> DmaMemory<'_> {
         let base = NonNull::from(self.memory.as_slice()).cast::<u8>();
-        // SAFETY: the vector is alive as long as `self`, never resized, and reached by nothing but this.
+        // SAFETY: the vector is alive as long as `self`, never resized, and reached by nothing but
+        // this.
         let whole = unsafe { DmaMemory::from_raw(base, self.memory.len() * 8) };
         whole.part(offset, len).expect("inside the pages")
     }
 
     /// What the controller reads there.
     pub(crate) fn read(&self, iova: u64) -> u64 {
-        let offset = usize::try_from(iova.checked_sub(LISTS).expect("a list page")).expect("a list page");
+        let offset =
+            usize::try_from(iova.checked_sub(LISTS).expect("a list page")).expect("a list page");
         u64::from_le(self.part(offset, 8).read_u64(0).expect("a list page"))
     }
 

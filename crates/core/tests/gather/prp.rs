@@ -10,7 +10,8 @@ use proptest::prelude::*;
 fn check(page: ControllerPage, segments: &[Segment], pages: &Pages) -> Result<(), TestCaseError> {
     let len = segments.iter().map(|s| s.len).sum();
     let prps: Prps<_, 16> = Prps::new(page, segments.iter().copied(), &mut { pages }).unwrap();
-    let (pieces, read) = walk_prps(page.bytes(), prps.prp1(), prps.prp2(), len, |at| pages.read(at));
+    let (pieces, read) =
+        walk_prps(page.bytes(), prps.prp1(), prps.prp2(), len, |at| pages.read(at));
     let profile = Profile::new(u32::MAX, page.bytes(), page.bytes(), 1).unwrap();
     let expected: Vec<_> = profile.gather(segments.iter().copied()).map(Result::unwrap).collect();
     prop_assert_eq!(pieces.len() as u64, prps.entries());

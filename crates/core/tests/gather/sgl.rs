@@ -23,7 +23,10 @@ fn one_piece_is_in_the_command_itself() {
     let hugepages = [seg(0x4000_0000, 2 << 20), seg(0x4020_0000, 2 << 20)];
     let sgl: Sgl<_> = Sgl::new(&any_profile(1), hugepages, &mut &pages).unwrap();
     let sgl1 = sgl.sgl1();
-    assert_eq!((sgl1.kind(), sgl1.iova().raw(), sgl1.len()), (Kind::DataBlock, 0x4000_0000, 4 << 20));
+    assert_eq!(
+        (sgl1.kind(), sgl1.iova().raw(), sgl1.len()),
+        (Kind::DataBlock, 0x4000_0000, 4 << 20)
+    );
     assert_eq!(sgl1.words(), [0x4000_0000, 4 << 20]);
     assert_eq!((sgl.data_blocks(), sgl.list_pages(), pages.out()), (1, 0, 0));
 }
@@ -63,7 +66,10 @@ fn a_piece_beyond_32_bits_is_cut_where_the_next_is_aligned() {
     assert!(pieces.iter().all(|piece| piece.iova.is_aligned(4) && piece.len % 4 == 0));
     assert_eq!(pieces.iter().map(|piece| piece.len).sum::<u64>(), 5 << 32);
     let huge = Profile::new(8, u64::MAX, 0, 1 << 33).unwrap();
-    assert!(matches!(Sgl::<_>::new(&huge, [seg(0, 1 << 33)], &mut &pages), Err(SglError::Profile(_))));
+    assert!(matches!(
+        Sgl::<_>::new(&huge, [seg(0, 1 << 33)], &mut &pages),
+        Err(SglError::Profile(_))
+    ));
 }
 
 #[test]

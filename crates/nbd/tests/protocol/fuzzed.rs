@@ -1,4 +1,5 @@
-//! The body of the fuzz target `nbd`, which the tests run with random bytes as well: any bytes as a connection, whole and in pieces.
+//! The body of the fuzz target `nbd`, which the tests run with random bytes as well: any bytes as a
+//! connection, whole and in pieces.
 
 use pinfold_nbd::{
     BlockSizes, Command, Export, Handshake, Operation, RequestHeader, RequestReader, Session, Step,
@@ -24,7 +25,8 @@ pub(crate) fn export() -> Export {
     Export::new("disk", 1 << 30, flags).description("a disk").block_sizes(blocks)
 }
 
-/// Runs a connection that receives `pieces` one after the other. If TLS is required, what follows STARTTLS came out of TLS.
+/// Runs a connection that receives `pieces` one after the other. If TLS is required, what follows
+/// STARTTLS came out of TLS.
 pub(crate) fn run<'b>(tls: bool, pieces: impl Iterator<Item = &'b [u8]>) -> Outcome {
     let export = export();
     let mut outcome = Outcome::default();
@@ -39,11 +41,18 @@ pub(crate) fn run<'b>(tls: bool, pieces: impl Iterator<Item = &'b [u8]>) -> Outc
                     match handshake.advance(&export, piece, &mut outcome.output) {
                         Ok((used, step)) => {
                             assert!(used > 0, "input is used");
-                            assert!(outcome.output.len() - before <= 20 << 10, "the output is bounded");
+                            assert!(
+                                outcome.output.len() - before <= 20 << 10,
+                                "the output is bounded"
+                            );
                             match step {
                                 Step::Continue => {}
                                 Step::Transmission(session) => {
-                                    assert_eq!(outcome.secured.is_some(), tls, "TLS where it is required");
+                                    assert_eq!(
+                                        outcome.secured.is_some(),
+                                        tls,
+                                        "TLS where it is required"
+                                    );
                                     outcome.session = Some(session);
                                 }
                                 Step::StartTls => {
@@ -61,7 +70,8 @@ pub(crate) fn run<'b>(tls: bool, pieces: impl Iterator<Item = &'b [u8]>) -> Outc
                         }
                     }
                 }
-                Some(session) => match transmit(&export, session, &mut reader, piece, &mut outcome) {
+                Some(session) => match transmit(&export, session, &mut reader, piece, &mut outcome)
+                {
                     Some(used) => used,
                     None => return outcome,
                 },

@@ -90,14 +90,18 @@ fn a_client_like_libnbd_gets_what_it_asks_for() {
     let (ack, server, information, context) =
         (option_reply::ACK, option_reply::SERVER, option_reply::INFO, option_reply::META_CONTEXT);
     let kinds = kinds(&outcome);
-    let expected = [ack, server, ack, context, ack, information, information, information, information, ack];
+    let expected =
+        [ack, server, ack, context, ack, information, information, information, information, ack];
     assert_eq!(kinds[..10], expected);
     assert_eq!(kinds[10..], [information, information, ack]);
     let replies = replies(&outcome);
     assert_eq!(replies[1].2, b"\0\0\0\x04diska disk");
     assert_eq!(replies[3].2, b"\0\0\0\x01base:allocation");
     // Size, and flags: all but READ_ONLY, DF among them.
-    assert_eq!(replies[5].2, [&[0, 0][..], &(1u64 << 30).to_be_bytes(), &0x01edu16.to_be_bytes()].concat());
+    assert_eq!(
+        replies[5].2,
+        [&[0, 0][..], &(1u64 << 30).to_be_bytes(), &0x01edu16.to_be_bytes()].concat()
+    );
     assert_eq!(replies[6].2, b"\0\x01disk");
     assert_eq!(replies[7].2, b"\0\x02a disk");
     assert_eq!(replies[8].2, [0, 3, 0, 0, 2, 0, 0, 0, 0x10, 0, 0, 0x10, 0, 0]);
@@ -190,7 +194,10 @@ fn conversation() -> impl Strategy<Value = Vec<u8>> {
     let option = prop_oneof![
         Just(opt(option::STRUCTURED_REPLY, &[])),
         Just(opt(option::LIST, &[])),
-        (name.clone(), prop_oneof![Just(option::SET_META_CONTEXT), Just(option::LIST_META_CONTEXT)])
+        (
+            name.clone(),
+            prop_oneof![Just(option::SET_META_CONTEXT), Just(option::LIST_META_CONTEXT)]
+        )
             .prop_map(|(name, number)| opt(number, &contexts(name, &["base:allocation"]))),
         (name, prop_oneof![Just(option::GO), Just(option::INFO)])
             .prop_map(|(name, number)| opt(number, &info(name, &[1, 2, 3]))),

@@ -58,7 +58,8 @@ fn follow(
             runs.push(entry, piece)?;
             left -= piece;
         }
-        // The next list begins a page, so each further turn yields 511 entries, and no chain is endless.
+        // The next list begins a page, so each further turn yields 511 entries, and no chain is
+        // endless.
         match link {
             None => return Ok(()),
             Some(next) if !next.is_multiple_of(PAGE) => return Err(Status::PRP_OFFSET_INVALID),
@@ -109,14 +110,18 @@ mod tests {
         assert_eq!(runs(&bus, 0x1000, 0x2000, 8192), Ok(vec![(0x1000, 8192)]));
         assert_eq!(runs(&bus, 0x1002, 0, 16), Err(Status::PRP_OFFSET_INVALID));
         assert_eq!(runs(&bus, 0x1000, 0x2004, 8192), Err(Status::PRP_OFFSET_INVALID));
-        assert_eq!(runs(&bus, u64::MAX - 4095, u64::MAX - 4095, 4097), Err(Status::DATA_TRANSFER_ERROR));
+        assert_eq!(
+            runs(&bus, u64::MAX - 4095, u64::MAX - 4095, 4097),
+            Err(Status::DATA_TRANSFER_ERROR)
+        );
     }
 
     #[test]
     fn lists_are_followed_to_their_end() {
         let bus = Pages::default();
         let set = |at: u64, value: u64| bus.0.lock().unwrap().insert(at, value);
-        // A list that begins three entries before the end of its page: two pages of data, then a link.
+        // A list that begins three entries before the end of its page: two pages of data, then a
+        // link.
         let list = 0x8000 - 24;
         set(list, 0x2000);
         set(list + 8, 0x4000);

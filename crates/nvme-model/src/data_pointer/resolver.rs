@@ -42,7 +42,9 @@ impl Resolver {
                 let prps = [command.prp1.get(), command.prp2.get()];
                 prp::resolve(bus, prps, len, page, runs)?;
             }
-            (Command::PSDT_SGL, Some(align)) => sgl::resolve(bus, command.sgl1(), len, align, page, runs)?,
+            (Command::PSDT_SGL, Some(align)) => {
+                sgl::resolve(bus, command.sgl1(), len, align, page, runs)?
+            }
             _ => return Err(Status::INVALID_FIELD.do_not_retry()),
         }
         Ok(&self.runs)

@@ -9,8 +9,9 @@ use zerocopy::FromBytes;
 /// Most descriptors of one command, which also bounds a chain of segments without end.
 const MAX_DESCRIPTORS: u64 = 1 << 16;
 
-/// Appends the runs of exactly `len` bytes that the descriptor `first` describes, directly or by segments. Addresses and
-/// lengths of data blocks are multiples of `align`. `page` is scratch space.
+/// Appends the runs of exactly `len` bytes that the descriptor `first` describes, directly or by
+/// segments. Addresses and lengths of data blocks are multiples of `align`. `page` is scratch
+/// space.
 pub(super) fn resolve(
     bus: &impl Bus,
     first: SglDescriptor,
@@ -62,11 +63,13 @@ pub(super) fn resolve(
             bus.read(Iova::new(from), part).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
             for bytes_of_one in part.chunks_exact(SglDescriptor::BYTES) {
                 at += SglDescriptor::BYTES as u64;
-                let descriptor =
-                    SglDescriptor::read_from_bytes(bytes_of_one).map_err(|_| Status::INTERNAL_ERROR)?;
+                let descriptor = SglDescriptor::read_from_bytes(bytes_of_one)
+                    .map_err(|_| Status::INTERNAL_ERROR)?;
                 match descriptor.kind {
                     SglDescriptor::DATA_BLOCK => data_block(&descriptor)?,
-                    SglDescriptor::SEGMENT | SglDescriptor::LAST_SEGMENT if !is_last && at == bytes => {
+                    SglDescriptor::SEGMENT | SglDescriptor::LAST_SEGMENT
+                        if !is_last && at == bytes =>
+                    {
                         segment = Some(descriptor);
                     }
                     SglDescriptor::SEGMENT | SglDescriptor::LAST_SEGMENT => {
@@ -112,7 +115,12 @@ mod tests {
     }
 
     fn descriptor(kind: u8, address: u64, length: u32) -> SglDescriptor {
-        SglDescriptor { address: U64::new(address), length: U32::new(length), reserved: [0; 3], kind }
+        SglDescriptor {
+            address: U64::new(address),
+            length: U32::new(length),
+            reserved: [0; 3],
+            kind,
+        }
     }
     const DATA: u8 = SglDescriptor::DATA_BLOCK;
     const SEGMENT: u8 = SglDescriptor::SEGMENT;
@@ -125,7 +133,14 @@ mod tests {
         align: u64,
     ) -> Result<Vec<(u64, usize)>, Status> {
         let mut runs = Runs::default();
-        resolve(&Memory(memory.as_bytes().to_vec()), first, len, align, &mut [0; PAGE_BYTES], &mut runs)?;
+        resolve(
+            &Memory(memory.as_bytes().to_vec()),
+            first,
+            len,
+            align,
+            &mut [0; PAGE_BYTES],
+            &mut runs,
+        )?;
         Ok(runs.iter().map(|run| (run.iova.raw(), run.len)).collect())
     }
 
@@ -141,8 +156,14 @@ mod tests {
         let misaligned = Err(Status::SGL_DATA_BLOCK_GRANULARITY_INVALID);
         assert_eq!(runs(&[], descriptor(DATA, 0x1232, 700), 700, 4), misaligned);
         assert_eq!(runs(&[], descriptor(DATA, 0x1234, 702), 702, 4), misaligned);
-        assert_eq!(runs(&[], descriptor(DATA, u64::MAX, 2), 2, 1), Err(Status::DATA_TRANSFER_ERROR));
-        assert_eq!(runs(&[], descriptor(0x10, 0, 2), 2, 1), Err(Status::SGL_DESCRIPTOR_TYPE_INVALID));
+        assert_eq!(
+            runs(&[], descriptor(DATA, u64::MAX, 2), 2, 1),
+            Err(Status::DATA_TRANSFER_ERROR)
+        );
+        assert_eq!(
+            runs(&[], descriptor(0x10, 0, 2), 2, 1),
+            Err(Status::SGL_DESCRIPTOR_TYPE_INVALID)
+        );
     }
 
     #[test]
@@ -159,7 +180,8 @@ mod tests {
         assert_eq!(runs(&memory, first, 200, 1), Ok(vec![(0x1000, 100), (0x2000, 100)]));
         assert_eq!(runs(&memory, first, 201, 1), Err(Status::DATA_SGL_LENGTH_INVALID));
         let wrong = Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
-        // A link in the middle, a link in the last segment, a segment without a link, odd and empty lengths.
+        // A link in the middle, a link in the last segment, a segment without a link, odd and empty
+        // lengths.
         assert_eq!(runs(&memory, descriptor(SEGMENT, 16, 32), 200, 1), wrong);
         assert_eq!(runs(&memory, descriptor(LAST, 0, 32), 200, 1), wrong);
         assert_eq!(runs(&memory, descriptor(SEGMENT, 64, 32), 100, 1), wrong);
@@ -179,10 +201,13 @@ mod tests {
     }
 
     fn any_descriptor() -> impl Strategy<Value = SglDescriptor> {
-        let kind = prop_oneof![4 => Just(DATA), 2 => Just(SEGMENT), 2 => Just(LAST), 1 => any::<u8>()];
+        let kind =
+            prop_oneof![4 => Just(DATA), 2 => Just(SEGMENT), 2 => Just(LAST), 1 => any::<u8>()];
         let address = prop_oneof![3 => (0u64..32).prop_map(|i| i * 16), 1 => any::<u64>()];
-        let length = prop_oneof![3 => (0u32..8).prop_map(|i| i * 16), 1 => 0u32..5000, 1 => any::<u32>()];
-        (kind, address, length).prop_map(|(kind, address, length)| descriptor(kind, address, length))
+        let length =
+            prop_oneof![3 => (0u32..8).prop_map(|i| i * 16), 1 => 0u32..5000, 1 => any::<u32>()];
+        (kind, address, length)
+            .prop_map(|(kind, address, length)| descriptor(kind, address, length))
     }
 
     proptest! {

@@ -6,8 +6,8 @@ use crate::identify;
 use crate::queues::{CommandId, CommandResult, CompletionQueue, SubmissionQueue};
 use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{
-    Command, Cqe, Doorbell, NamespaceList, PAGE, SmartData, Status, VERSION_1_1, VERSION_1_3, admin, cns,
-    create_cq, feature, log_page,
+    Command, Cqe, Doorbell, NamespaceList, PAGE, SmartData, Status, VERSION_1_1, VERSION_1_3,
+    admin, cns, create_cq, feature, log_page,
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
@@ -74,8 +74,10 @@ impl<B: Bus> Engine<B> {
         match u8::try_from(command.cdw10.get() & 0xff).unwrap_or(u8::MAX) {
             // Version 1.0 has one bit of CNS.
             cns if version < VERSION_1_1 && cns & 1 != cns => {
-                let command =
-                    Command { cdw10: U32::new(command.cdw10.get() & !0xff | u32::from(cns & 1)), ..*command };
+                let command = Command {
+                    cdw10: U32::new(command.cdw10.get() & !0xff | u32::from(cns & 1)),
+                    ..*command
+                };
                 self.identify(&command)
             }
             cns::DESCRIPTORS if version < VERSION_1_3 => Err(Status::INVALID_FIELD),
@@ -90,8 +92,9 @@ impl<B: Bus> Engine<B> {
             }
             cns::NAMESPACE => {
                 let index = nsid.checked_sub(1).and_then(|i| usize::try_from(i).ok());
-                let namespace =
-                    index.and_then(|i| self.namespaces().get(i)).ok_or(Status::INVALID_NAMESPACE)?;
+                let namespace = index
+                    .and_then(|i| self.namespaces().get(i))
+                    .ok_or(Status::INVALID_NAMESPACE)?;
                 let data = identify::namespace(namespace);
                 self.transfer(command, data.as_bytes())
             }
@@ -138,7 +141,11 @@ impl<B: Bus> Engine<B> {
     }
 
     /// Checks QID, size and address of a new queue.
-    fn new_queue(&self, command: &Command, in_use: impl Fn(usize) -> bool) -> Result<NewQueue, Status> {
+    fn new_queue(
+        &self,
+        command: &Command,
+        in_use: impl Fn(usize) -> bool,
+    ) -> Result<NewQueue, Status> {
         let Halves { low: id, high: size } = command.cdw10.into();
         if id == 0 || id > self.config.queues || in_use(usize::from(id)) {
             return Err(Status::INVALID_QUEUE_ID);
@@ -157,8 +164,8 @@ impl<B: Bus> Engine<B> {
     }
 
     fn create_cq(&mut self, command: &Command) -> AdminResult {
-        let NewQueue { id, size, base } =
-            self.new_queue(command, |id| self.queues.completion.get(id).is_none_or(Option::is_some))?;
+        let NewQueue { id, size, base } = self
+            .new_queue(command, |id| self.queues.completion.get(id).is_none_or(Option::is_some))?;
         if self.registers.cc().completion_entry_bytes() as usize != Cqe::BYTES {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
@@ -175,8 +182,8 @@ impl<B: Bus> Engine<B> {
     }
 
     fn create_sq(&mut self, command: &Command) -> AdminResult {
-        let NewQueue { id, size, base } =
-            self.new_queue(command, |id| self.queues.submission.get(id).is_none_or(Option::is_some))?;
+        let NewQueue { id, size, base } = self
+            .new_queue(command, |id| self.queues.submission.get(id).is_none_or(Option::is_some))?;
         if self.registers.cc().submission_entry_bytes() as usize != Command::BYTES {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
@@ -258,7 +265,8 @@ impl<B: Bus> Engine<B> {
     /// Aborts a held command; bit 0 of the result: not aborted (Base 5.1).
     fn abort(&mut self, command: &Command) -> AdminResult {
         let Halves { low: queue, high: cid } = command.cdw10.into();
-        let found = self.held.iter().position(|held| held.queue == queue && held.command.cid.get() == cid);
+        let found =
+            self.held.iter().position(|held| held.queue == queue && held.command.cid.get() == cid);
         let Some(found) = found else { return Ok(1) };
         self.held.swap_remove(found);
         self.complete(CommandId { queue, cid }, Status::ABORT_REQUESTED.into())

@@ -111,7 +111,9 @@ impl<B: Bus> Engine<B> {
     fn write_zeroes(&mut self, command: &Command) -> Result<(), Status> {
         let (extent, _) = self.extent(command)?;
         let media = &find(&self.config.namespaces, command.nsid.get())?.media;
-        media.discard(extent.at, extent.len).map_err(|error| status_of(&error, Status::WRITE_FAULT))?;
+        media
+            .discard(extent.at, extent.len)
+            .map_err(|error| status_of(&error, Status::WRITE_FAULT))?;
         Counters::add(&self.counters.writes, 1);
         Ok(())
     }
@@ -128,7 +130,9 @@ impl<B: Bus> Engine<B> {
             self.bus.read(run.iova, part).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
             at += run.len;
         }
-        for (range, from) in ranges.iter_mut().zip(bytes.chunks_exact(size_of::<DsmRange>())).take(count) {
+        for (range, from) in
+            ranges.iter_mut().zip(bytes.chunks_exact(size_of::<DsmRange>())).take(count)
+        {
             *range = DsmRange::read_from_bytes(from).unwrap_or_default();
             within(namespace, range.slba.get(), range.blocks.get())?;
         }

@@ -17,7 +17,8 @@ const LARGE_BLOCKS: u32 = 16;
 impl<B: Bus> Engine<B> {
     /// Executes commands until the controller is dropped.
     ///
-    /// Idle, it spins for a moment, since the next doorbell is often near, then yields, then sleeps.
+    /// Idle, it spins for a moment, since the next doorbell is often near, then yields, then
+    /// sleeps.
     pub(crate) fn run(mut self) {
         const SPINS: u32 = 200;
         const YIELDS: u32 = 400;
@@ -54,10 +55,14 @@ impl<B: Bus> Engine<B> {
         if !self.enabled || csts.contains(Csts::FATAL) {
             return false;
         }
-        if cc.shutdown() && !csts.contains(Csts::SHUTDOWN_COMPLETE) && !self.faults.is_shutdown_stuck() {
+        if cc.shutdown()
+            && !csts.contains(Csts::SHUTDOWN_COMPLETE)
+            && !self.faults.is_shutdown_stuck()
+        {
             let flushed = self.namespaces().iter().all(|namespace| namespace.media.flush().is_ok());
             Counters::add(&self.counters.shutdowns, u64::from(flushed));
-            self.registers.set_csts(csts | if flushed { Csts::SHUTDOWN_COMPLETE } else { Csts::FATAL });
+            self.registers
+                .set_csts(csts | if flushed { Csts::SHUTDOWN_COMPLETE } else { Csts::FATAL });
             return true;
         }
         self.work().unwrap_or_else(|_fault| {
@@ -92,7 +97,9 @@ impl<B: Bus> Engine<B> {
     }
 
     fn drain(&mut self, id: u16) -> Result<bool, BusFault> {
-        let Some(Some(cq)) = self.queues.completion.get_mut(usize::from(id)) else { return Ok(false) };
+        let Some(Some(cq)) = self.queues.completion.get_mut(usize::from(id)) else {
+            return Ok(false);
+        };
         if !cq.is_blocked() {
             return Ok(false);
         }
@@ -101,7 +108,9 @@ impl<B: Bus> Engine<B> {
 
     /// Fetches and executes a batch of one submission queue; returns whether there was one.
     fn serve(&mut self, id: u16) -> Result<bool, BusFault> {
-        let Some(Some(sq)) = self.queues.submission.get_mut(usize::from(id)) else { return Ok(false) };
+        let Some(Some(sq)) = self.queues.submission.get_mut(usize::from(id)) else {
+            return Ok(false);
+        };
         let tail = self.registers.doorbell(id, Doorbell::SubmissionTail);
         let cq = self.queues.completion.get(usize::from(sq.cq)).and_then(Option::as_ref);
         if tail == sq.head || cq.is_none_or(CompletionQueue::is_blocked) {
@@ -113,7 +122,8 @@ impl<B: Bus> Engine<B> {
             if let Some(result) = self.start(id, command) {
                 self.complete(CommandId { queue: id, cid: command.cid.get() }, result)?;
             }
-            // One interrupt per batch, except that a host should not wait for others' large transfers.
+            // One interrupt per batch, except that a host should not wait for others' large
+            // transfers.
             if command.blocks() >= LARGE_BLOCKS {
                 self.interrupt();
             }
@@ -125,7 +135,8 @@ impl<B: Bus> Engine<B> {
         Ok(true)
     }
 
-    /// Executes a command, unless a fault applies; returns `None` for one that completes later or never.
+    /// Executes a command, unless a fault applies; returns `None` for one that completes later or
+    /// never.
     fn start(&mut self, id: u16, command: &Command) -> Option<CommandResult> {
         let index = self.index.saturating_sub(1);
         let fault = self.faults.pick(|| CommandInfo {
@@ -179,14 +190,16 @@ impl<B: Bus> Engine<B> {
         match id {
             0 => self.execute_admin(command),
             _ if self.is_not_ready() => {
-                let crd = u8::from(self.config.retry_delays.first().is_some_and(|delay| *delay > 0));
+                let crd =
+                    u8::from(self.config.retry_delays.first().is_some_and(|delay| *delay > 0));
                 Some(Status::NAMESPACE_NOT_READY.with_retry_delay(crd).into())
             }
             _ => Some(self.execute_io(command).into()),
         }
     }
 
-    /// Whether the namespaces are not ready yet ([`ModelConfig::not_ready`](crate::ModelConfig::not_ready)).
+    /// Whether the namespaces are not ready yet
+    /// ([`ModelConfig::not_ready`](crate::ModelConfig::not_ready)).
     fn is_not_ready(&mut self) -> bool {
         self.not_ready_until = self.not_ready_until.filter(|until| Instant::now() < *until);
         self.not_ready_until.is_some()
@@ -268,7 +281,8 @@ impl<B: Bus> Engine<B> {
             self.masked.push(page);
             event
         } else if let Some(error) = self.doorbell_error.take() {
-            // Type 0 (error status) in bits 2:0, information in bits 15:8, log page 1 in bits 23:16.
+            // Type 0 (error status) in bits 2:0, information in bits 15:8, log page 1 in bits
+            // 23:16.
             error << 8 | 1 << 16
         } else {
             return Ok(false);

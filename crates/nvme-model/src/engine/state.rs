@@ -102,7 +102,11 @@ impl<B: Bus> Engine<B> {
     }
 
     /// Completes a command and counts it.
-    pub(super) fn complete(&mut self, command: CommandId, mut result: CommandResult) -> Result<(), BusFault> {
+    pub(super) fn complete(
+        &mut self,
+        command: CommandId,
+        mut result: CommandResult,
+    ) -> Result<(), BusFault> {
         if !self.advanced_retry {
             result.status = result.status.with_retry_delay(0);
         }

@@ -22,13 +22,15 @@ pub struct FileMedia {
 }
 
 impl FileMedia {
-    /// Opens the image at `path`. With a size, creates it if necessary and grows it (with a hole) to `bytes`; never shortens it.
+    /// Opens the image at `path`. With a size, creates it if necessary and grows it (with a hole)
+    /// to `bytes`; never shortens it.
     ///
     /// # Errors
     /// The system error.
     pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
         let create = bytes.is_some();
-        let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
         let has = file.metadata()?.len();
         let bytes = match bytes {
             Some(want) if want > has => {
@@ -40,14 +42,16 @@ impl FileMedia {
         Ok(Self::from_file(file, bytes))
     }
 
-    /// Uses the first `bytes` bytes of an open file. Commands fail where it is shorter, or not open for what they do.
+    /// Uses the first `bytes` bytes of an open file. Commands fail where it is shorter, or not open
+    /// for what they do.
     pub fn from_file(file: File, bytes: u64) -> Self {
         let bounce = Mutex::new(vec![0; BOUNCE].into_boxed_slice());
         Self { file, bytes, bounce, lost: Mutex::new(None) }
     }
 
-    /// Flushes by `sync`, unless an earlier flush has failed: the kernel reports once that it could not write back, and drops
-    /// what that was. The lock is held meanwhile, so that no other flush succeeds beside the failing one.
+    /// Flushes by `sync`, unless an earlier flush has failed: the kernel reports once that it could
+    /// not write back, and drops what that was. The lock is held meanwhile, so that no other flush
+    /// succeeds beside the failing one.
     fn flush_by(&self, sync: impl FnOnce() -> io::Result<()>) -> Result<(), MediaError> {
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(errno) = *lost {
@@ -168,7 +172,10 @@ mod tests {
         assert!(matches!(media.flush_by(full), Err(MediaError::Full)));
         assert!(matches!(media.flush(), Err(MediaError::Full)), "the data may be lost");
         let media = FileMedia::from_file(tempfile::tempfile().unwrap(), 4096);
-        assert!(matches!(media.flush_by(|| Err(io::Error::other("no code"))), Err(MediaError::Io(_))));
+        assert!(matches!(
+            media.flush_by(|| Err(io::Error::other("no code"))),
+            Err(MediaError::Io(_))
+        ));
         assert!(matches!(media.flush(), Err(MediaError::Io(_))));
     }
 }

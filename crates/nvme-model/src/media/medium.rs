@@ -33,8 +33,8 @@ impl From<io::Error> for MediaError {
 
 /// A medium: bytes from 0 to [`bytes`](Self::bytes).
 ///
-/// Data is passed in place, in pieces of the medium's choice, so that media in memory need no bounce buffer. Accesses beyond
-/// [`bytes`](Self::bytes) are errors.
+/// Data is passed in place, in pieces of the medium's choice, so that media in memory need no
+/// bounce buffer. Accesses beyond [`bytes`](Self::bytes) are errors.
 pub trait Media: Send + Sync + 'static {
     /// Returns the size, which does not change.
     fn bytes(&self) -> u64;
@@ -53,7 +53,8 @@ pub trait Media: Send + Sync + 'static {
     /// # Errors
     /// [`MediaError`]; a part may have been discarded.
     fn discard(&self, at: u64, len: u64) -> Result<(), MediaError>;
-    /// Makes completed writes durable. Once it has failed, it fails: what was written before may be lost.
+    /// Makes completed writes durable. Once it has failed, it fails: what was written before may be
+    /// lost.
     ///
     /// # Errors
     /// [`MediaError`] of the first failure.

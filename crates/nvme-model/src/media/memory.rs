@@ -10,7 +10,8 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 type Chunk = Mutex<Option<Box<[u8]>>>;
 
-/// Memory in chunks of 2 MiB, each allocated when it is first written. Unwritten blocks read as zeroes.
+/// Memory in chunks of 2 MiB, each allocated when it is first written. Unwritten blocks read as
+/// zeroes.
 pub struct MemoryMedia {
     chunks: Box<[Chunk]>,
     bytes: u64,
@@ -107,7 +108,9 @@ impl Media for MemoryMedia {
             let mut chunk = lock(chunk);
             if piece == CHUNK_BYTES {
                 *chunk = None;
-            } else if let Some(bytes) = chunk.as_mut().and_then(|bytes| bytes.get_mut(from..from + piece)) {
+            } else if let Some(bytes) =
+                chunk.as_mut().and_then(|bytes| bytes.get_mut(from..from + piece))
+            {
                 bytes.fill(0);
             }
             Ok(())

@@ -1,4 +1,5 @@
-//! The admin queue: one command at a time that is waited for, beside aborts and asynchronous event requests (Base 5).
+//! The admin queue: one command at a time that is waited for, beside aborts and asynchronous event
+//! requests (Base 5).
 
 use super::clock::Backoff;
 use super::command_id::next_sequential;
@@ -18,14 +19,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Interval between reads of CSTS while waiting: a register read of a device takes about a microsecond.
+/// Interval between reads of CSTS while waiting: a register read of a device takes about a
+/// microsecond.
 pub(super) const STATUS_INTERVAL_NS: u64 = 1_000_000;
 
-/// Entries of both admin rings: more than the command, the aborts and the event requests that can be outstanding.
+/// Entries of both admin rings: more than the command, the aborts and the event requests that can
+/// be outstanding.
 const ENTRIES: u16 = 32;
 /// Most aborts outstanding, whatever ACL allows.
 const MAX_ABORTS: usize = 8;
-/// The owner of aborts of admin commands. No queue has this serial number before there have been 2^32 queues.
+/// The owner of aborts of admin commands. No queue has this serial number before there have been
+/// 2^32 queues.
 const ADMIN_SERIAL: u32 = u32::MAX;
 
 /// The command that an abort is for.
@@ -169,8 +173,8 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         self.cid
     }
 
-    /// Processes completions, at most one ring of them, which bounds the loop against endless garbage. Returns whether
-    /// there were any; never waits.
+    /// Processes completions, at most one ring of them, which bounds the loop against endless
+    /// garbage. Returns whether there were any; never waits.
     pub(super) fn poll<R: Registers>(&mut self, registers: &ControllerRegisters<R>) -> bool {
         let mut any = false;
         for _ in 0..ENTRIES {
@@ -222,7 +226,8 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         registers: &ControllerRegisters<R>,
         target: AbortTarget,
     ) -> bool {
-        let aborts = self.outstanding.iter().filter(|(_, pending)| matches!(pending, Pending::Abort(_)));
+        let aborts =
+            self.outstanding.iter().filter(|(_, pending)| matches!(pending, Pending::Abort(_)));
         if !self.usable || aborts.count() >= self.abort_limit {
             return false;
         }
@@ -251,8 +256,8 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         self.retry_delays = delays;
     }
 
-    /// Sends a command and returns DW0 of its completion, as [`execute_once`](Self::execute_once) does; again while the
-    /// controller is not ready for it, up to [`Config::retry_limit`].
+    /// Sends a command and returns DW0 of its completion, as [`execute_once`](Self::execute_once)
+    /// does; again while the controller is not ready for it, up to [`Config::retry_limit`].
     pub(super) fn execute<R: Registers>(
         &mut self,
         registers: &ControllerRegisters<R>,
@@ -266,7 +271,8 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
             let result = self.execute_once(registers, config, what, command);
             let Err(Error::Admin { status, .. }) = result else { return result };
             let now_ns = config.clock.now_ns();
-            let left_ns = nanoseconds(config.retry_limit).saturating_sub(now_ns.saturating_sub(start_ns));
+            let left_ns =
+                nanoseconds(config.retry_limit).saturating_sub(now_ns.saturating_sub(start_ns));
             let delay_ns = self.retry_delays.delay_ns(status, attempts, left_ns);
             let Some(delay_ns) = delay_ns.filter(|_| status.is_not_ready()) else { return result };
             let due_ns = now_ns.saturating_add(delay_ns);
@@ -281,8 +287,9 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         }
     }
 
-    /// Sends a command, waits for its completion and returns DW0 of it. A command that does not complete in time is
-    /// aborted; if that does not end it, nothing is sent until the next reset, since it may still write to the buffer.
+    /// Sends a command, waits for its completion and returns DW0 of it. A command that does not
+    /// complete in time is aborted; if that does not end it, nothing is sent until the next reset,
+    /// since it may still write to the buffer.
     fn execute_once<R: Registers>(
         &mut self,
         registers: &ControllerRegisters<R>,
@@ -322,7 +329,8 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
             let not_aborted = |answer: &AbortAnswer| answer.target.cid == cid && !answer.aborted;
             let refused = aborting && self.take_abort_answers(ADMIN_SERIAL).iter().any(not_aborted);
             if overdue && !aborting && !config.abort_timeout.is_zero() {
-                aborting = self.abort(registers, AbortTarget { serial: ADMIN_SERIAL, queue: 0, cid });
+                aborting =
+                    self.abort(registers, AbortTarget { serial: ADMIN_SERIAL, queue: 0, cid });
                 (start_ns, limit_ns) = (now_ns, nanoseconds(config.abort_timeout));
                 if aborting {
                     continue;

@@ -32,17 +32,20 @@ impl<F: Fn() -> u64 + Send + Sync> Clock for F {
     }
 }
 
-/// A clock that stands still while the process does: what passes between two looks at it, of all threads, counts as at most a
-/// second. The driver looks ten times a second or more while requests are in flight.
+/// A clock that stands still while the process does: what passes between two looks at it, of all
+/// threads, counts as at most a second. The driver looks ten times a second or more while requests
+/// are in flight.
 ///
-/// A process that was stopped (SIGSTOP, a debugger, the freezer of a control group, a paused virtual machine) finds every deadline
-/// passed, whatever the device has done, and a device of the same machine has stood still too. A program that polls more rarely
-/// than every second finds timeouts later, at most by as much.
+/// A process that was stopped (SIGSTOP, a debugger, the freezer of a control group, a paused
+/// virtual machine) finds every deadline passed, whatever the device has done, and a device of the
+/// same machine has stood still too. A program that polls more rarely than every second finds
+/// timeouts later, at most by as much.
 #[derive(Debug)]
 pub struct Unpaused<C> {
     clock: C,
-    /// When it was last looked at, in the upper half, and how much is left out, in the lower one. In ticks, so that one word holds
-    /// both: otherwise a thread could subtract a pause from a time before it.
+    /// When it was last looked at, in the upper half, and how much is left out, in the lower one.
+    /// In ticks, so that one word holds both: otherwise a thread could subtract a pause from a time
+    /// before it.
     state: AtomicU64,
 }
 
@@ -75,7 +78,10 @@ impl<C: Clock> Clock for Unpaused<C> {
             let seen = (seen + gap) << 32 | left_out;
             // Written once a tick: the threads of all queues share the line.
             if gap == 0
-                || self.state.compare_exchange(state, seen, Ordering::AcqRel, Ordering::Acquire).is_ok()
+                || self
+                    .state
+                    .compare_exchange(state, seen, Ordering::AcqRel, Ordering::Acquire)
+                    .is_ok()
             {
                 return now_ns.saturating_sub(left_out << Self::TICK_BITS);
             }

@@ -1,7 +1,8 @@
 //! Command identifiers.
 
-/// How a queue makes command identifiers: the slot of the command in the low bits, and above it as many bits of the
-/// slot's use count as fit. FFFFh is not used: it means "no command" in the error log (Base 3.3.3.1).
+/// How a queue makes command identifiers: the slot of the command in the low bits, and above it as
+/// many bits of the slot's use count as fit. FFFFh is not used: it means "no command" in the error
+/// log (Base 3.3.3.1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CommandIds {
     slot_bits: u32,
@@ -10,7 +11,8 @@ pub(super) struct CommandIds {
 impl CommandIds {
     const RESERVED: u16 = 0xffff;
 
-    /// Creates the scheme for `slots` slots: at least 1, and at most 65,535, as a ring of 65,536 entries has.
+    /// Creates the scheme for `slots` slots: at least 1, and at most 65,535, as a ring of 65,536
+    /// entries has.
     pub(super) fn new(slots: usize) -> Self {
         Self { slot_bits: (usize::BITS - (slots - 1).leading_zeros()).min(16) }
     }
@@ -56,7 +58,8 @@ mod tests {
                     let cid = ids.encode(uses, slot);
                     assert_ne!(cid, 0xffff, "{slots} slots");
                     assert_eq!(ids.slot(cid), slot);
-                    // With 15 or 16 bits for the slot, none are left for the use count of the last slot.
+                    // With 15 or 16 bits for the slot, none are left for the use count of the last
+                    // slot.
                     assert!(cid != before || slots >= 32_768);
                 }
             }

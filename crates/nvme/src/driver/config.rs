@@ -8,13 +8,16 @@ use std::time::Duration;
 /// Configures the driver; [`Config::default`] suits most programs.
 #[derive(Clone)]
 pub struct Config {
-    /// How long a request may take before it is aborted; a retry may take as long again. Default: 30 s.
+    /// How long a request may take before it is aborted; a retry may take as long again. Default:
+    /// 30 s.
     pub timeout: Duration,
-    /// How long an abort may take before its request is quarantined; 0 quarantines at once, without an abort. Default: 5 s.
+    /// How long an abort may take before its request is quarantined; 0 quarantines at once, without
+    /// an abort. Default: 5 s.
     pub abort_timeout: Duration,
-    /// For how long a command whose status permits a retry (DNR clear) is sent again, from its first failure: after the delay
-    /// that the controller asks for (CRD), otherwise after 1 ms, 2 ms, and so on up to a second; a media error at most 4 times.
-    /// Commands that the controller wants to have later than that fail at once. 0 retries nothing. Default: 10 s.
+    /// For how long a command whose status permits a retry (DNR clear) is sent again, from its
+    /// first failure: after the delay that the controller asks for (CRD), otherwise after 1 ms, 2
+    /// ms, and so on up to a second; a media error at most 4 times. Commands that the controller
+    /// wants to have later than that fail at once. 0 retries nothing. Default: 10 s.
     pub retry_limit: Duration,
     /// How long an admin command may take. Default: 60 s.
     pub admin_timeout: Duration,
@@ -22,9 +25,11 @@ pub struct Config {
     pub queues: u16,
     /// The largest transfer of one command, further limited by MDTS and by 8 MiB. Default: 1 MiB.
     pub max_transfer_bytes: u32,
-    /// Whether to use SGLs where the controller supports them and a command would need a PRP list. Default: true.
+    /// Whether to use SGLs where the controller supports them and a command would need a PRP list.
+    /// Default: true.
     pub use_sgls: bool,
-    /// The clock. Default: the system's monotonic clock without the pauses of the process ([`Unpaused`]).
+    /// The clock. Default: the system's monotonic clock without the pauses of the process
+    /// ([`Unpaused`]).
     pub clock: Arc<dyn Clock>,
 }
 

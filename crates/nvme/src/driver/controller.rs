@@ -15,9 +15,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An enabled NVMe controller. A handle: a clone is the same controller. When the last one and all queues are dropped, the
-/// controller is shut down as by [`disable`](Self::disable); where it cannot be disabled, its memory is quarantined
-/// ([`quarantined_bytes`](super::quarantined_bytes)).
+/// An enabled NVMe controller. A handle: a clone is the same controller. When the last one and all
+/// queues are dropped, the controller is shut down as by [`disable`](Self::disable); where it
+/// cannot be disabled, its memory is quarantined ([`quarantined_bytes`](super::quarantined_bytes)).
 pub struct Controller<R: Registers, S: ChunkSource + Clone> {
     inner: Arc<Inner<R, S>>,
 }
@@ -35,8 +35,9 @@ impl<R: Registers, S: ChunkSource + Clone> fmt::Debug for Controller<R, S> {
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
-    /// Resets, enables and identifies the controller behind `registers`. Rings, buffers and list pages are allocated from
-    /// `source`, which the controller must be able to access. Blocks until the controller answers.
+    /// Resets, enables and identifies the controller behind `registers`. Rings, buffers and list
+    /// pages are allocated from `source`, which the controller must be able to access. Blocks until
+    /// the controller answers.
     ///
     /// # Errors
     /// [`Error`]; the controller is disabled, or, where that failed too, its memory is quarantined.
@@ -49,20 +50,22 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         Ok(Self { inner })
     }
 
-    /// Disables and enables the controller. Once it has been seen disabled, quarantined payloads can be recovered; existing
-    /// queues report what was in flight as [`CommandError::Reset`](super::CommandError::Reset) and accept nothing more:
-    /// create new ones.
+    /// Disables and enables the controller. Once it has been seen disabled, quarantined payloads
+    /// can be recovered; existing queues report what was in flight as
+    /// [`CommandError::Reset`](super::CommandError::Reset) and accept nothing more: create new
+    /// ones.
     ///
     /// # Errors
-    /// [`Error`]. Where the controller could not be disabled ([`Error::NotReady`], [`Error::Gone`]), nothing is
-    /// recoverable. It may be called again.
+    /// [`Error`]. Where the controller could not be disabled ([`Error::NotReady`],
+    /// [`Error::Gone`]), nothing is recoverable. It may be called again.
     pub fn reset(&self) -> Result<(), Error> {
         self.inner.start()
     }
 
-    /// Shuts the controller down and disables it. It is notified (CC.SHN) and has RTD3E (10 s where that is not reported, at
-    /// most 60 s) to write back volatile data; then it is disabled in any case. After success it makes no more accesses
-    /// to memory: everything in flight completes as with [`reset`](Self::reset), which also enables it again.
+    /// Shuts the controller down and disables it. It is notified (CC.SHN) and has RTD3E (10 s where
+    /// that is not reported, at most 60 s) to write back volatile data; then it is disabled in any
+    /// case. After success it makes no more accesses to memory: everything in flight completes as
+    /// with [`reset`](Self::reset), which also enables it again.
     ///
     /// # Errors
     /// [`Error::NotReady`], [`Error::Gone`]: nothing is recoverable.
@@ -97,17 +100,18 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// Identifies all active namespaces again and returns them; unsupported ones with the reason.
     ///
     /// # Errors
-    /// [`Error::AdminTimeout`], [`Error::Gone`], [`Error::Fatal`], [`Error::NeedsReset`]. A namespace that cannot be
-    /// identified is not an error.
+    /// [`Error::AdminTimeout`], [`Error::Gone`], [`Error::Fatal`], [`Error::NeedsReset`]. A
+    /// namespace that cannot be identified is not an error.
     pub fn scan_namespaces(&self) -> Result<Vec<NamespaceInfo>, Error> {
         let mut control = self.inner.control();
         let highest = control.info.identity.namespaces;
         self.inner.scan_namespaces(&mut control, highest)
     }
 
-    /// Returns the asynchronous events since the last call, at most 64; [`stats`](Self::stats) counts all. Reads the log
-    /// pages that they name, and identifies the namespaces again if one changed. Events also arrive while a queue is used:
-    /// its next submission then identifies the namespaces.
+    /// Returns the asynchronous events since the last call, at most 64; [`stats`](Self::stats)
+    /// counts all. Reads the log pages that they name, and identifies the namespaces again if one
+    /// changed. Events also arrive while a queue is used: its next submission then identifies the
+    /// namespaces.
     ///
     /// # Errors
     /// As [`scan_namespaces`](Self::scan_namespaces).
@@ -131,17 +135,18 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// Creates a queue pair for `depth` requests in flight, which is polled.
     ///
     /// # Errors
-    /// [`Error::Depth`] naming the limit, [`Error::NoQueueLeft`], [`Error::Source`], [`Error::Admin`],
-    /// [`Error::AdminTimeout`], [`Error::NeedsReset`].
+    /// [`Error::Depth`] naming the limit, [`Error::NoQueueLeft`], [`Error::Source`],
+    /// [`Error::Admin`], [`Error::AdminTimeout`], [`Error::NeedsReset`].
     pub fn create_queue(&self, depth: usize) -> Result<Queue<R, S>, Error> {
         Queue::create(self.inner.clone(), depth, None)
     }
 
-    /// Creates a queue pair with an interrupt, so that waiting for it sleeps. The controller must have the vector, and the
-    /// queue must be its only user.
+    /// Creates a queue pair with an interrupt, so that waiting for it sleeps. The controller must
+    /// have the vector, and the queue must be its only user.
     ///
     /// # Errors
-    /// As [`create_queue`](Self::create_queue); a vector that the controller does not have is an [`Error::Admin`].
+    /// As [`create_queue`](Self::create_queue); a vector that the controller does not have is an
+    /// [`Error::Admin`].
     pub fn create_queue_with(&self, depth: usize, vector: Vector) -> Result<Queue<R, S>, Error> {
         Queue::create(self.inner.clone(), depth, Some(vector))
     }

@@ -1,4 +1,5 @@
-//! The data pointer of a command (Base 3.3.3.1, DPTR): PRP entries or an SGL, with the list pages behind it.
+//! The data pointer of a command (Base 3.3.3.1, DPTR): PRP entries or an SGL, with the list pages
+//! behind it.
 
 use super::error::LayoutError;
 use super::stats::QueueStats;
@@ -11,22 +12,25 @@ use pinfold_core::gather::sgl::{Sgl, SglError};
 use std::mem::ManuallyDrop;
 use zerocopy::little_endian::U64;
 
-/// List pages of one command. As PRP lists, 4 chained and a full one reach 2,556 pages, more than 8 MiB; as SGL segments
-/// they hold 1,276 data blocks.
+/// List pages of one command. As PRP lists, 4 chained and a full one reach 2,556 pages, more than 8
+/// MiB; as SGL segments they hold 1,276 data blocks.
 const LIST_PAGES: usize = 5;
 
-/// The data pointer of a command: how it describes its memory. Its pages belong to the pool `nvme lists`.
+/// The data pointer of a command: how it describes its memory. Its pages belong to the pool
+/// `nvme lists`.
 #[derive(Debug)]
 pub(super) enum DataPointer {
     Prp(Prps<Block, LIST_PAGES>),
     Sgl(Sgl<Block, LIST_PAGES>),
-    /// A page with the ranges of a dataset management command. Like the others it is quarantined, not freed, if it is dropped.
+    /// A page with the ranges of a dataset management command. Like the others it is quarantined,
+    /// not freed, if it is dropped.
     Page(ManuallyDrop<Block>),
 }
 
 impl DataPointer {
-    /// Describes `segments`, of `bytes` bytes in all: by PRP entries where the command itself holds them, by an SGL where
-    /// the controller supports `sgl`, else by a PRP list. Linear in the pages or segments.
+    /// Describes `segments`, of `bytes` bytes in all: by PRP entries where the command itself holds
+    /// them, by an SGL where the controller supports `sgl`, else by a PRP list. Linear in the pages
+    /// or segments.
     ///
     /// # Errors
     /// [`LayoutError`]; no list page is held.
@@ -36,8 +40,9 @@ impl DataPointer {
         sgl: Option<&Profile>,
         lists: &mut L,
     ) -> Result<Self, LayoutError> {
-        let prps =
-            |segments, lists: &mut L| Prps::new(ControllerPage::SIZE_4K, segments, lists).map(Self::Prp);
+        let prps = |segments, lists: &mut L| {
+            Prps::new(ControllerPage::SIZE_4K, segments, lists).map(Self::Prp)
+        };
         let Some(profile) = sgl else { return Ok(prps(segments, lists)?) };
         let first = segments.clone().next().map_or(0, |segment| segment.iova.raw() % PAGE);
         if first + bytes <= 2 * PAGE
@@ -92,7 +97,9 @@ impl DataPointer {
     /// Sets DPTR and PSDT of `command`.
     pub(super) fn set(&self, command: &mut Command) {
         match self {
-            Self::Prp(prps) => (command.prp1, command.prp2) = (U64::new(prps.prp1()), U64::new(prps.prp2())),
+            Self::Prp(prps) => {
+                (command.prp1, command.prp2) = (U64::new(prps.prp1()), U64::new(prps.prp2()))
+            }
             Self::Sgl(sgl) => command.set_sgl1(sgl.sgl1().words()),
             Self::Page(page) => command.prp1 = U64::new(page.iova().raw()),
         }

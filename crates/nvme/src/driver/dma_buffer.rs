@@ -7,8 +7,9 @@ use pinfold_core::mem::{AccessError, DmaMemory};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Frames that the controller can access. They are released by their last owner: the ring, or the queue or
-/// [`PendingRelease`](super::inner::PendingRelease) that waits until the controller no longer uses them.
+/// Frames that the controller can access. They are released by their last owner: the ring, or the
+/// queue or [`PendingRelease`](super::inner::PendingRelease) that waits until the controller no
+/// longer uses them.
 pub(super) type DmaBuffer<S> = Arc<Coherent<S>>;
 
 /// Allocates at least `bytes` zeroed bytes.
@@ -17,7 +18,8 @@ pub(super) fn allocate<S: ChunkSource + Clone>(
     bytes: usize,
     what: &'static str,
 ) -> Result<DmaBuffer<S>, Error> {
-    let run = Coherent::new(source.clone(), bytes as u64).map_err(|error| Error::Source { what, error })?;
+    let run = Coherent::new(source.clone(), bytes as u64)
+        .map_err(|error| Error::Source { what, error })?;
     if !run.iova().is_aligned(Frame::BYTES) {
         return Err(Error::BadSource { what });
     }
@@ -27,7 +29,10 @@ pub(super) fn allocate<S: ChunkSource + Clone>(
 
 /// Copies a `T` out of memory that the controller can write; the copy no longer changes.
 #[inline]
-pub(super) fn read<T: FromBytes + IntoBytes>(memory: DmaMemory<'_>, offset: usize) -> Result<T, AccessError> {
+pub(super) fn read<T: FromBytes + IntoBytes>(
+    memory: DmaMemory<'_>,
+    offset: usize,
+) -> Result<T, AccessError> {
     let mut value = T::new_zeroed();
     memory.copy_to_slice(offset, value.as_mut_bytes())?;
     Ok(value)

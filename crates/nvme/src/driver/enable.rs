@@ -1,5 +1,5 @@
-//! Enabling, disabling and shutting down: CC.EN, CC.SHN and CSTS (Base 3.5.1 initialization, 3.6.1 shutdown, 3.7.2
-//! reset).
+//! Enabling, disabling and shutting down: CC.EN, CC.SHN and CSTS (Base 3.5.1 initialization, 3.6.1
+//! shutdown, 3.7.2 reset).
 
 use super::clock::{Backoff, Clock, SystemClock, Unpaused};
 use super::error::Error;
@@ -47,8 +47,8 @@ impl<'a, R: Registers> EnableControl<'a, R> {
 
     /// Disables the controller. After success it makes no more accesses to memory.
     ///
-    /// Clearing CC.EN while CSTS.RDY is 0 has undefined results (Base 3.1.3.5), so this first waits for an enable in
-    /// progress, and leaves CC.EN set where that does not end.
+    /// Clearing CC.EN while CSTS.RDY is 0 has undefined results (Base 3.1.3.5), so this first waits
+    /// for an enable in progress, and leaves CC.EN set where that does not end.
     pub(super) fn disable(&self, wait: ReadyWait) -> Result<(), Error> {
         let mut csts = self.registers.csts()?;
         let cc = Cc(self.registers.read32(offset::CC));
@@ -74,8 +74,9 @@ impl<'a, R: Registers> EnableControl<'a, R> {
         stopped.map(drop).ok_or(not_ready("disabled", self.disable_limit_ns()))
     }
 
-    /// Notifies the controller of a normal shutdown and waits until it has written back volatile data (Base 3.6.1). It
-    /// stays enabled. Returns whether it completed in time; a controller that has failed is not notified.
+    /// Notifies the controller of a normal shutdown and waits until it has written back volatile
+    /// data (Base 3.6.1). It stays enabled. Returns whether it completed in time; a controller that
+    /// has failed is not notified.
     pub(super) fn shut_down(&self, rtd3_entry_us: u32) -> bool {
         let working = |csts: Csts| csts.contains(Csts::READY) && !csts.contains(Csts::FATAL);
         if !self.registers.csts().is_ok_and(working) {
@@ -134,5 +135,6 @@ fn shutdown_limit_ns(rtd3_entry_us: u32) -> u64 {
 /// Disables the controller behind `registers`, which an earlier program may have left enabled.
 pub(crate) fn disable_controller(registers: impl Registers) -> Result<(), Error> {
     let registers = ControllerRegisters::new(registers)?;
-    EnableControl::new(&registers, &Unpaused::new(SystemClock::default())).disable(ReadyWait::Reported)
+    EnableControl::new(&registers, &Unpaused::new(SystemClock::default()))
+        .disable(ReadyWait::Reported)
 }

@@ -11,13 +11,18 @@ use std::fmt;
 #[non_exhaustive]
 pub enum Error {
     /// Its registers read as all ones.
-    #[error("the controller is gone: its registers read as all ones; check that the device is present")]
+    #[error(
+        "the controller is gone: its registers read as all ones; check that the device is present"
+    )]
     Gone,
     /// CSTS.CFS is set.
     #[error("the controller reports a fatal status (CSTS.CFS): reset it")]
     Fatal,
-    /// CSTS.RDY did not follow CC.EN within CAP.TO or CRTO. Memory that it may access is quarantined.
-    #[error("the controller did not become {wanted} within {limit_ms} ms (CAP.TO, CRTO): reset the device")]
+    /// CSTS.RDY did not follow CC.EN within CAP.TO or CRTO. Memory that it may access is
+    /// quarantined.
+    #[error(
+        "the controller did not become {wanted} within {limit_ms} ms (CAP.TO, CRTO): reset the device"
+    )]
     NotReady {
         /// "ready" or "disabled".
         wanted: &'static str,
@@ -28,7 +33,9 @@ pub enum Error {
     #[error("the controller does not support the NVM command set (CAP.CSS bit 37)")]
     NoNvmCommandSet,
     /// The smallest page is larger than 4096 bytes (CAP.MPSMIN).
-    #[error("the controller's smallest page has {min_bytes} bytes (CAP.MPSMIN): this driver uses 4096")]
+    #[error(
+        "the controller's smallest page has {min_bytes} bytes (CAP.MPSMIN): this driver uses 4096"
+    )]
     PageSize {
         /// The smallest page.
         min_bytes: u64,
@@ -85,7 +92,9 @@ pub enum Error {
     #[error("the controller is not usable since a command or a reset failed: reset it")]
     NeedsReset,
     /// The queue depth is out of range.
-    #[error("a queue depth of {depth}: this controller supports 1 to {limit} (CAP.MQES, at most 1023)")]
+    #[error(
+        "a queue depth of {depth}: this controller supports 1 to {limit} (CAP.MQES, at most 1023)"
+    )]
     Depth {
         /// The requested depth.
         depth: usize,
@@ -105,7 +114,9 @@ pub enum Error {
 #[non_exhaustive]
 pub enum Reject {
     /// The payload is mapped in another domain than the controller's rings.
-    #[error("the payload is mapped in another domain than the controller: map it in the domain of its rings")]
+    #[error(
+        "the payload is mapped in another domain than the controller: map it in the domain of its rings"
+    )]
     OtherDomain,
     /// The queue is full.
     #[error("{depth} requests are in flight, the depth of the queue: poll for completions first")]
@@ -128,7 +139,9 @@ pub enum Reject {
         nsid: u32,
     },
     /// The range is empty or not inside the namespace.
-    #[error("{blocks} blocks at {slba}: namespace {nsid} has {size} blocks, and a request at least 1")]
+    #[error(
+        "{blocks} blocks at {slba}: namespace {nsid} has {size} blocks, and a request at least 1"
+    )]
     OutOfRange {
         /// The namespace.
         nsid: u32,
@@ -156,8 +169,11 @@ pub enum Reject {
     /// The payload cannot be described to the controller, or no list page was free.
     #[error("the payload cannot be described to the controller: {0}")]
     Layout(#[from] LayoutError),
-    /// CSTS.CFS was set, too many commands timed out, or the controller was reset: the queue accepts nothing more.
-    #[error("the queue accepts no more requests until the controller is reset and a new queue created")]
+    /// CSTS.CFS was set, too many commands timed out, or the controller was reset: the queue
+    /// accepts nothing more.
+    #[error(
+        "the queue accepts no more requests until the controller is reset and a new queue created"
+    )]
     NeedsReset,
 }
 
@@ -185,7 +201,8 @@ impl LayoutError {
 
 /// A request that was not accepted, with its payload.
 ///
-/// `?` converts it to its [`Reject`] or to a boxed error and drops the payload, which no device can access.
+/// `?` converts it to its [`Reject`] or to a boxed error and drops the payload, which no device can
+/// access.
 pub struct Rejected<P> {
     /// The payload of the request.
     pub payload: P,
@@ -240,8 +257,8 @@ pub enum CommandError {
     /// A later part of the request could not be described to the controller.
     #[error("a part of the request cannot be described to the controller: {0}")]
     Layout(LayoutError),
-    /// A part of the request was still to be sent, or sent again, when its namespace was found to have another block size, or to
-    /// be gone. What was sent before may have been carried out.
+    /// A part of the request was still to be sent, or sent again, when its namespace was found to
+    /// have another block size, or to be gone. What was sent before may have been carried out.
     #[error(
         "namespace {nsid} was detached or formatted before all of the request was carried out: identify it again, create a \
          new queue"
@@ -270,7 +287,8 @@ pub enum PollError {
         "the controller has stopped (CSTS.RDY is 0): another program reset it, or it lost power; reset it"
     )]
     Stopped,
-    /// The system requests the device ([`Registers::is_removal_requested`](crate::Registers::is_removal_requested)).
+    /// The system requests the device
+    /// ([`Registers::is_removal_requested`](crate::Registers::is_removal_requested)).
     #[error("the controller is being removed: the system requests the device")]
     RemovalRequested,
 }

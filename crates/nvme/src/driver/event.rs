@@ -40,7 +40,8 @@ pub struct Event {
 }
 
 impl Event {
-    /// Decodes DW0 of the completion of an event request: type in bits 2:0, information in 15:8, log page in 23:16.
+    /// Decodes DW0 of the completion of an event request: type in bits 2:0, information in 15:8,
+    /// log page in 23:16.
     fn new(dword: u32) -> Self {
         let [kind, information, log_page, _] = dword.to_le_bytes();
         let kind = match kind & 7 {
@@ -90,7 +91,8 @@ impl EventLog {
         more
     }
 
-    /// Records the completion of a request; returns the event, and whether an older one was dropped for it.
+    /// Records the completion of a request; returns the event, and whether an older one was dropped
+    /// for it.
     pub(super) fn accept(&mut self, cqe: &Cqe) -> Option<(Event, bool)> {
         self.requested = self.requested.saturating_sub(1);
         if !cqe.status().is_success() {

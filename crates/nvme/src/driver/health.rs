@@ -7,8 +7,8 @@ use zerocopy::little_endian::U128;
 /// SMART / health information of a controller. Counts beyond 64 bits saturate.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Health {
-    /// Bit 0: spare is low; 1: too hot or too cold; 2: reliability is degraded; 3: read-only; 4: the volatile backup
-    /// failed; 5: a persistent memory region is read-only. 0: no warning.
+    /// Bit 0: spare is low; 1: too hot or too cold; 2: reliability is degraded; 3: read-only; 4:
+    /// the volatile backup failed; 5: a persistent memory region is read-only. 0: no warning.
     pub critical_warning: u8,
     /// The composite temperature in kelvin.
     pub temperature_kelvin: u16,
@@ -68,7 +68,12 @@ impl From<&SmartData> for Health {
             error_entries: count(data.error_entries),
             warning_minutes: data.warning_minutes.get(),
             critical_minutes: data.critical_minutes.get(),
-            sensors_kelvin: data.sensors.iter().map(|kelvin| kelvin.get()).filter(|k| *k != 0).collect(),
+            sensors_kelvin: data
+                .sensors
+                .iter()
+                .map(|kelvin| kelvin.get())
+                .filter(|k| *k != 0)
+                .collect(),
         }
     }
 }

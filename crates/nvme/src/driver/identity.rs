@@ -43,14 +43,17 @@ pub struct Identity {
 /// Decodes everything but the number of queues, which is negotiated.
 pub(super) fn decode(data: &ControllerData, cap: Cap, max_transfer: u32, version: u32) -> Identity {
     let text = |bytes: &[u8]| {
-        let printable = |b: &u8| if b.is_ascii_graphic() || *b == b' ' { char::from(*b) } else { '?' };
+        let printable =
+            |b: &u8| if b.is_ascii_graphic() || *b == b' ' { char::from(*b) } else { '?' };
         bytes.iter().map(printable).collect::<String>().trim_end().to_owned()
     };
     let [tertiary, minor, major_low, major_high] = version.to_le_bytes();
     let mdts = match data.mdts {
         0 => None,
         // In units of the smallest page, which is the one in use.
-        shift => Some(cap.min_page_bytes().checked_shl(shift.into()).filter(|b| *b > 0).unwrap_or(u64::MAX)),
+        shift => Some(
+            cap.min_page_bytes().checked_shl(shift.into()).filter(|b| *b > 0).unwrap_or(u64::MAX),
+        ),
     };
     let most = u32::try_from(mdts.unwrap_or(u64::MAX)).unwrap_or(u32::MAX);
     let subsystem: Vec<u8> = data.subnqn.iter().copied().take_while(|byte| *byte != 0).collect();

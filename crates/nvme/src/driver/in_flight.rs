@@ -43,8 +43,8 @@ pub(super) enum RequestResult {
 
 /// A request in flight, with its payload.
 ///
-/// Dropping it before its completion quarantines the payload for the life of the process (and counts it), unless the
-/// controller has been reset since.
+/// Dropping it before its completion quarantines the payload for the life of the process (and
+/// counts it), unless the controller has been reset since.
 #[must_use = "dropping a request in flight quarantines its payload"]
 pub struct InFlight<P> {
     payload: Option<P>,
@@ -76,7 +76,12 @@ pub enum Outcome<P> {
 }
 
 impl<P> InFlight<P> {
-    pub(super) fn new(payload: P, id: RequestId, generation: u64, shared: Arc<SharedState>) -> Self {
+    pub(super) fn new(
+        payload: P,
+        id: RequestId,
+        generation: u64,
+        shared: Arc<SharedState>,
+    ) -> Self {
         Self { payload: Some(payload), id, generation, shared }
     }
 
@@ -115,7 +120,8 @@ impl<P> Drop for InFlight<P> {
 
 /// A payload that the controller may still access.
 ///
-/// Dropping it before the controller has been reset quarantines the payload for the life of the process, and counts it.
+/// Dropping it before the controller has been reset quarantines the payload for the life of the
+/// process, and counts it.
 #[must_use = "dropping it quarantines the payload for the life of the process"]
 pub struct Quarantined<P> {
     payload: Option<P>,
@@ -125,7 +131,9 @@ pub struct Quarantined<P> {
 
 impl<P> fmt::Debug for Quarantined<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Quarantined").field("recoverable", &self.is_recoverable()).finish_non_exhaustive()
+        f.debug_struct("Quarantined")
+            .field("recoverable", &self.is_recoverable())
+            .finish_non_exhaustive()
     }
 }
 

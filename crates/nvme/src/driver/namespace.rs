@@ -3,7 +3,8 @@
 use crate::spec::{NamespaceData, Status, csi};
 use zerocopy::IntoBytes;
 
-/// A namespace that this driver supports: NVM command set, blocks of 512 or 4096 bytes, no metadata.
+/// A namespace that this driver supports: NVM command set, blocks of 512 or 4096 bytes, no
+/// metadata.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Namespace {
     /// The namespace identifier.
@@ -77,7 +78,9 @@ pub enum Unusable {
         interleaved: bool,
     },
     /// It has no blocks, or more bytes than 64 bits count.
-    #[error("unsupported size of {blocks} blocks (NSZE): this driver supports 1 block to 2^64 bytes")]
+    #[error(
+        "unsupported size of {blocks} blocks (NSZE): this driver supports 1 block to 2^64 bytes"
+    )]
     Size {
         /// NSZE.
         blocks: u64,
@@ -92,8 +95,8 @@ fn command_set_name(csi: u8) -> &'static str {
     }
 }
 
-/// An active namespace, supported or not (NVM, "Identify Namespace Data Structure"). Where the controller cannot identify
-/// it, its numbers are 0.
+/// An active namespace, supported or not (NVM, "Identify Namespace Data Structure"). Where the
+/// controller cannot identify it, its numbers are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NamespaceInfo {
     /// The namespace identifier.
@@ -150,13 +153,18 @@ fn unsupported(data: &NamespaceData, csi: u8) -> Option<Unusable> {
         return Some(Unusable::Inactive);
     }
     let Some(format) = data.current_format() else {
-        return Some(Unusable::Format { index: data.format_index(), count: u16::from(data.formats) + 1 });
+        return Some(Unusable::Format {
+            index: data.format_index(),
+            count: u16::from(data.formats) + 1,
+        });
     };
     let blocks = data.size.get();
     match (format.data_shift, format.metadata.get(), data.protection()) {
         (shift, ..) if shift != 9 && shift != 12 => Some(Unusable::BlockSize { shift }),
         (.., kind @ 1..) => Some(Unusable::Protection { kind }),
-        (_, bytes @ 1.., _) => Some(Unusable::Metadata { bytes, interleaved: data.is_interleaved() }),
+        (_, bytes @ 1.., _) => {
+            Some(Unusable::Metadata { bytes, interleaved: data.is_interleaved() })
+        }
         (shift, ..) if blocks == 0 || blocks > u64::MAX >> shift => Some(Unusable::Size { blocks }),
         _ => None,
     }

@@ -33,7 +33,8 @@ impl<R: Registers> ControllerRegisters<R> {
         }
     }
 
-    /// Returns the highest queue identifier whose doorbells are below 4 GiB: CAP.DSTRD may put them 128 KiB apart.
+    /// Returns the highest queue identifier whose doorbells are below 4 GiB: CAP.DSTRD may put them
+    /// 128 KiB apart.
     pub(super) fn max_queue_id(&self) -> u16 {
         let stride = self.cap.doorbell_stride_shift();
         let fits = |id: u16| doorbell_offset(id, Doorbell::CompletionHead, stride).is_some();
@@ -89,7 +90,9 @@ mod tests {
     #[test]
     fn a_wide_stride_limits_the_queues() {
         let max = |stride| {
-            ControllerRegisters::new(Capabilities(Cap::new(1023, 1, stride))).unwrap().max_queue_id()
+            ControllerRegisters::new(Capabilities(Cap::new(1023, 1, stride)))
+                .unwrap()
+                .max_queue_id()
         };
         assert_eq!((max(0), max(12), max(15)), (u16::MAX, u16::MAX, 16_383));
     }

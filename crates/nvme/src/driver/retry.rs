@@ -1,5 +1,5 @@
-//! How long to wait before a command is retried: CRDT1 to CRDT3 of the identify data, as the status selects by CRD (Base
-//! 3.3.3.2.1); without one, a back-off that doubles.
+//! How long to wait before a command is retried: CRDT1 to CRDT3 of the identify data, as the status
+//! selects by CRD (Base 3.3.3.2.1); without one, a back-off that doubles.
 
 use crate::spec::{ControllerData, Status};
 
@@ -13,7 +13,10 @@ pub(super) struct RetryDelays([u64; 3]);
 
 impl RetryDelays {
     pub(super) fn new(data: &ControllerData) -> Self {
-        Self(data.retry_delays.map(|units| u64::from(units.get()) * ControllerData::RETRY_DELAY_UNIT_NS))
+        Self(
+            data.retry_delays
+                .map(|units| u64::from(units.get()) * ControllerData::RETRY_DELAY_UNIT_NS),
+        )
     }
 
     /// Whether the controller reports any delay.
@@ -21,10 +24,12 @@ impl RetryDelays {
         self.0.iter().any(|ns| *ns > 0)
     }
 
-    /// Returns how long to wait after `status`, when the command has been retried `attempts` times and `left_ns` are left; `None`
-    /// if that is too short. A back-off ends with a last attempt at the limit.
+    /// Returns how long to wait after `status`, when the command has been retried `attempts` times
+    /// and `left_ns` are left; `None` if that is too short. A back-off ends with a last attempt at
+    /// the limit.
     pub(super) fn delay_ns(self, status: Status, attempts: u32, left_ns: u64) -> Option<u64> {
-        let reported = usize::from(status.retry_delay()).checked_sub(1).and_then(|index| self.0.get(index));
+        let reported =
+            usize::from(status.retry_delay()).checked_sub(1).and_then(|index| self.0.get(index));
         match reported {
             Some(&ns @ 1..) => (ns <= left_ns).then_some(ns),
             _ if left_ns == 0 => None,

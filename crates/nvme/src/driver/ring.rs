@@ -21,10 +21,14 @@ impl<S: ChunkSource> SubmissionRing<S> {
         Self { buffer, entries, tail: 0, unpublished: 0 }
     }
 
-    /// Writes a command. The caller keeps fewer than `entries` commands in flight, so that no unread one is overwritten.
+    /// Writes a command. The caller keeps fewer than `entries` commands in flight, so that no
+    /// unread one is overwritten.
     pub(super) fn push(&mut self, command: &Command) {
         // In bounds: the tail is below `entries`.
-        let _ = self.buffer.memory().copy_from_slice(self.tail as usize * Command::BYTES, command.as_bytes());
+        let _ = self
+            .buffer
+            .memory()
+            .copy_from_slice(self.tail as usize * Command::BYTES, command.as_bytes());
         self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
         self.unpublished += 1;
     }
@@ -62,7 +66,8 @@ impl<S: ChunkSource> CompletionRing<S> {
     /// Whether the controller has written the next entry.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
-        // In bounds, as for the other ring. The acquire load orders reads of the entry behind its phase tag.
+        // In bounds, as for the other ring. The acquire load orders reads of the entry behind its
+        // phase tag.
         let at = self.head as usize * Cqe::BYTES + offset_of!(Cqe, cid);
         let last = self.buffer.memory().load_acquire_u32(at).map(u32::from_le);
         last.is_ok_and(|last| (last >> 16 & 1 != 0) == self.phase)
@@ -89,7 +94,8 @@ impl<S: ChunkSource> CompletionRing<S> {
         (std::mem::take(&mut self.unpublished) > 0).then_some(self.head)
     }
 
-    /// As [`take_head`](Self::take_head), but only where the controller may lack entries for `in_flight` commands.
+    /// As [`take_head`](Self::take_head), but only where the controller may lack entries for
+    /// `in_flight` commands.
     #[inline]
     pub(super) fn take_head_if_full(&mut self, in_flight: usize) -> Option<u32> {
         // The controller leaves one entry empty and treats unacknowledged entries as occupied.

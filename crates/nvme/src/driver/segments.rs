@@ -2,8 +2,8 @@
 
 use pinfold_core::addr::Segment;
 
-/// A copy of a payload's segments and the position up to which commands have been built. The allocation is kept from one
-/// request to the next.
+/// A copy of a payload's segments and the position up to which commands have been built. The
+/// allocation is kept from one request to the next.
 #[derive(Debug, Default)]
 pub(super) struct SegmentCursor {
     segments: Vec<Segment>,

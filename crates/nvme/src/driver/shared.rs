@@ -1,11 +1,12 @@
-//! State that a controller shares with its queues and everything in flight: its generation, and counters.
+//! State that a controller shares with its queues and everything in flight: its generation, and
+//! counters.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many bytes of rings, buffers and PRP lists of this process are quarantined because their controller could
-/// not be disabled. Payloads are counted by
+/// Returns how many bytes of rings, buffers and PRP lists of this process are quarantined because
+/// their controller could not be disabled. Payloads are counted by
 /// [`ControllerStats::quarantined_permanently`](super::ControllerStats::quarantined_permanently).
 pub fn quarantined_bytes() -> u64 {
     QUARANTINED_BYTES.load(Ordering::Relaxed)
@@ -17,7 +18,8 @@ pub(super) fn count_quarantined_bytes(bytes: u64) {
 
 #[derive(Debug, Default)]
 pub(super) struct SharedState {
-    /// Advances whenever the controller has been seen disabled: commands of a lower generation access no memory.
+    /// Advances whenever the controller has been seen disabled: commands of a lower generation
+    /// access no memory.
     generation: AtomicU64,
     queues: AtomicU32,
     /// Threads that are disabling or enabling the controller.
@@ -56,7 +58,8 @@ impl SharedState {
         self.transitions.load(Ordering::Acquire) > 0
     }
 
-    /// Returns the version of the namespaces: it changes when they do, and is odd until they are scanned again.
+    /// Returns the version of the namespaces: it changes when they do, and is odd until they are
+    /// scanned again.
     pub(super) fn namespace_version(&self) -> u64 {
         self.namespaces.load(Ordering::Acquire)
     }
@@ -66,7 +69,8 @@ impl SharedState {
         self.namespaces.fetch_or(1, Ordering::AcqRel);
     }
 
-    /// Records a namespace scan. Called under the control lock, as is [`namespaces_changed`](Self::namespaces_changed).
+    /// Records a namespace scan. Called under the control lock, as is
+    /// [`namespaces_changed`](Self::namespaces_changed).
     pub(super) fn namespaces_scanned(&self) {
         self.namespaces.store((self.namespace_version() | 1).wrapping_add(1), Ordering::Release);
     }
@@ -76,7 +80,8 @@ impl SharedState {
         self.queues.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Drops what was submitted in `generation`, or quarantines it where the controller may still access it.
+    /// Drops what was submitted in `generation`, or quarantines it where the controller may still
+    /// access it.
     pub(super) fn drop_or_quarantine<P>(&self, payload: P, generation: u64) {
         if self.generation() > generation {
             drop(payload);

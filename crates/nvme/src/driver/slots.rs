@@ -1,12 +1,13 @@
-//! The driver's own record of each command and request in flight. Nothing in it can be written by the controller.
+//! The driver's own record of each command and request in flight. Nothing in it can be written by
+//! the controller.
 
 use super::data_pointer::DataPointer;
 use super::error::CommandError;
 use super::segments::SegmentCursor;
 use crate::spec::{Command, Status};
 
-/// A command. Its identifier is the slot and the slot's use count, so that a second completion of an earlier command in
-/// the same slot is recognised.
+/// A command. Its identifier is the slot and the slot's use count, so that a second completion of
+/// an earlier command in the same slot is recognised.
 #[derive(Debug, Default)]
 pub(super) struct CommandSlot {
     pub(super) state: CommandState,
@@ -46,8 +47,8 @@ pub(super) enum CommandState {
     InFlight,
     /// Its request was quarantined. A late completion or a reset frees it.
     Quarantined,
-    /// Completed while an abort of it is outstanding: the identifier is not reused before the abort is answered, since the
-    /// abort would hit the later command.
+    /// Completed while an abort of it is outstanding: the identifier is not reused before the abort
+    /// is answered, since the abort would hit the later command.
     AwaitingAbort,
     /// Completed with a status that permits a retry: it is sent again when it is due.
     AwaitingRetry,
@@ -112,7 +113,13 @@ pub(super) struct RequestSlot {
 }
 
 impl RequestSlot {
-    pub(super) fn start(&mut self, request: Request, block_shift: u32, unsent: u64, deadline_ns: u64) {
+    pub(super) fn start(
+        &mut self,
+        request: Request,
+        block_shift: u32,
+        unsent: u64,
+        deadline_ns: u64,
+    ) {
         (self.request, self.block_shift, self.next_slba) = (request, block_shift, request.slba);
         (self.unsent, self.commands, self.deadline_ns) = (unsent, 0, deadline_ns);
         (self.error, self.aborting, self.retried) = (None, false, false);

@@ -17,7 +17,8 @@ pub struct QueueStats {
     pub retried_requests: u64,
     /// Commands sent again because their status permits a retry.
     pub retries: u64,
-    /// Nanoseconds for which commands waited for their retry; commands that wait together count once.
+    /// Nanoseconds for which commands waited for their retry; commands that wait together count
+    /// once.
     pub retry_wait_ns: u64,
     /// Segments of all payloads; divided by `requests`, segments per request.
     pub segments: u64,
@@ -127,7 +128,8 @@ pub struct ControllerStats {
     pub quarantined: u64,
     /// Queue pairs whose memory is quarantined now: the controller did not confirm their deletion.
     pub quarantined_queues: u64,
-    /// Payloads dropped while the controller might access them, and quarantined for the life of the process.
+    /// Payloads dropped while the controller might access them, and quarantined for the life of the
+    /// process.
     pub quarantined_permanently: u64,
     /// Asynchronous events reported by the controller.
     pub events: u64,

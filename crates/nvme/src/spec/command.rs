@@ -10,7 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct Command {
     /// CDW0 bits 7:0: the opcode; see [`admin`] and [`nvm`].
     pub opcode: u8,
-    /// CDW0 bits 15:8: FUSE (1:0) and PSDT (7:6); 0 means not fused, with PRPs; [`PSDT_SGL`](Self::PSDT_SGL) with an SGL.
+    /// CDW0 bits 15:8: FUSE (1:0) and PSDT (7:6); 0 means not fused, with PRPs;
+    /// [`PSDT_SGL`](Self::PSDT_SGL) with an SGL.
     pub flags: u8,
     /// CDW0 bits 31:16: the command identifier.
     pub cid: U16,
@@ -22,10 +23,11 @@ pub struct Command {
     pub cdw3: U32,
     /// MPTR: the metadata pointer; not used.
     pub metadata: U64,
-    /// DPTR, PRP entry 1: the first page of the data, with an offset that is a multiple of 4. Of an SGL descriptor: the
-    /// address.
+    /// DPTR, PRP entry 1: the first page of the data, with an offset that is a multiple of 4. Of an
+    /// SGL descriptor: the address.
     pub prp1: U64,
-    /// DPTR, PRP entry 2: the second page, or a list of all further ones. Of an SGL descriptor: length and type.
+    /// DPTR, PRP entry 2: the second page, or a list of all further ones. Of an SGL descriptor:
+    /// length and type.
     pub prp2: U64,
     /// CDW10.
     pub cdw10: U32,
@@ -60,7 +62,12 @@ impl Command {
 
     /// Creates an identify command (Base 5.17). The sender sets the data pointer.
     pub fn identify(nsid: u32, cns: u8) -> Self {
-        Self { opcode: admin::IDENTIFY, nsid: U32::new(nsid), cdw10: U32::new(cns.into()), ..Self::default() }
+        Self {
+            opcode: admin::IDENTIFY,
+            nsid: U32::new(nsid),
+            cdw10: U32::new(cns.into()),
+            ..Self::default()
+        }
     }
 
     /// Returns DPTR as an SGL descriptor.
@@ -126,7 +133,8 @@ pub mod nvm {
     pub const READ: u8 = 0x02;
     /// Write zeroes.
     pub const WRITE_ZEROES: u8 = 0x08;
-    /// Write zeroes CDW12 bit 25: DEAC, the controller may deallocate the blocks, if they then read as zeroes (NVM 3.2.8).
+    /// Write zeroes CDW12 bit 25: DEAC, the controller may deallocate the blocks, if they then read
+    /// as zeroes (NVM 3.2.8).
     pub const ZERO_DEALLOCATE: u32 = 1 << 25;
     /// Dataset management.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
@@ -152,7 +160,8 @@ pub mod feature {
     pub const HOST_BEHAVIOR: u8 = 0x16;
     /// Host behavior support, byte 0 of the data: ACRE, the host waits as CRD says.
     pub const ADVANCED_RETRY: u8 = 1;
-    /// Asynchronous event configuration CDW11 bits 7:0: all critical warnings of the health log page.
+    /// Asynchronous event configuration CDW11 bits 7:0: all critical warnings of the health log
+    /// page.
     pub const HEALTH_EVENTS: u32 = 0xff;
 }
 

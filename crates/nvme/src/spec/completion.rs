@@ -1,4 +1,5 @@
-//! Completion queue entries and status codes (Base 3.3.3.2, figures "Completion Queue Entry" and "Status Code").
+//! Completion queue entries and status codes (Base 3.3.3.2, figures "Completion Queue Entry" and
+//! "Status Code").
 
 use core::fmt;
 use core::mem::offset_of;
@@ -55,7 +56,8 @@ macro_rules! statuses {
         impl Status {
             $($(#[$doc])* pub const $name: Self = Self($sct << 8 | $sc);)*
 
-            /// Returns the specification's name of the code, or `None` for one that is not in this list.
+            /// Returns the specification's name of the code, or `None` for one that is not in this
+            /// list.
             pub fn name(self) -> Option<&'static str> {
                 match self.code() {
                     $(Self::$name => Some($text),)*
@@ -136,7 +138,8 @@ impl Status {
         Self(bits & 0x7fff)
     }
 
-    /// Returns CRD, bits 12:11: which of the controller's delays to wait for before a retry; 0 is none.
+    /// Returns CRD, bits 12:11: which of the controller's delays to wait for before a retry; 0 is
+    /// none.
     pub const fn retry_delay(self) -> u8 {
         (self.0 >> 11 & 3) as u8
     }
@@ -152,15 +155,15 @@ impl Status {
         self.0 >> 8 & 7 == 2
     }
 
-    /// Whether the code says that the controller did not get to the command: the namespace was not ready, or the command was
-    /// interrupted. Any other error may be that of an attempt.
+    /// Whether the code says that the controller did not get to the command: the namespace was not
+    /// ready, or the command was interrupted. Any other error may be that of an attempt.
     pub const fn is_not_executed(self) -> bool {
         let code = self.code().0;
         code == Self::NAMESPACE_NOT_READY.0 || code == Self::COMMAND_INTERRUPTED.0
     }
 
-    /// Whether the controller was not ready for the command and may be later: DNR is clear, and it asks for a delay (CRD) or
-    /// says so by the code.
+    /// Whether the controller was not ready for the command and may be later: DNR is clear, and it
+    /// asks for a delay (CRD) or says so by the code.
     pub const fn is_not_ready(self) -> bool {
         self.may_retry() && (self.retry_delay() > 0 || self.is_not_executed())
     }

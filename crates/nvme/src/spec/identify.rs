@@ -46,7 +46,8 @@ pub struct ControllerData {
     pub ieee: [u8; 3],
     /// CMIC.
     pub cmic: u8,
-    /// MDTS: largest transfer, as a power of two of the smallest page (CAP.MPSMIN); 0 means no limit.
+    /// MDTS: largest transfer, as a power of two of the smallest page (CAP.MPSMIN); 0 means no
+    /// limit.
     pub mdts: u8,
     /// CNTLID.
     pub controller_id: U16,
@@ -60,7 +61,8 @@ pub struct ControllerData {
     pub oaes: U32,
     /// CTRATT to FGUID.
     pub reserved_96: [u8; 32],
-    /// CRDT1 to CRDT3: how long to wait before a command is retried, in units of 100 ms; the status selects one by CRD.
+    /// CRDT1 to CRDT3: how long to wait before a command is retried, in units of 100 ms; the status
+    /// selects one by CRD.
     pub retry_delays: [U16; 3],
     /// To the end of the first 256 bytes.
     pub reserved_134: [u8; 122],
@@ -273,8 +275,8 @@ pub struct NamespaceList {
 
 const _: () = assert!(size_of::<NamespaceList>() == 4096);
 
-/// Namespace identification descriptors (Base 5.17.2.4): NIDT, NIDL, two reserved bytes, and NIDL bytes each; ended by
-/// NIDL 0.
+/// Namespace identification descriptors (Base 5.17.2.4): NIDT, NIDL, two reserved bytes, and NIDL
+/// bytes each; ended by NIDL 0.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NamespaceDescriptors {
@@ -286,7 +288,8 @@ impl NamespaceDescriptors {
     /// NIDT 04h: the I/O command set.
     pub const COMMAND_SET: u8 = 4;
 
-    /// Returns CSI, the I/O command set of the namespace, if a descriptor names it. Linear in the bytes.
+    /// Returns CSI, the I/O command set of the namespace, if a descriptor names it. Linear in the
+    /// bytes.
     pub fn command_set(&self) -> Option<u8> {
         let mut rest = self.bytes.as_slice();
         while let [kind, len, _, _, after @ ..] = rest {

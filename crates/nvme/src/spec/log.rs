@@ -4,7 +4,8 @@ use core::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Log page identifiers (Base, figure "Get Log Page - Log Page Identifiers"), and the fields of the command.
+/// Log page identifiers (Base, figure "Get Log Page - Log Page Identifiers"), and the fields of the
+/// command.
 pub mod log_page {
     /// SMART / health information.
     pub const SMART: u8 = 0x02;
@@ -12,7 +13,8 @@ pub mod log_page {
     /// Changed namespace list.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
 
-    /// Returns CDW10 of a command for the first `bytes` bytes of a page: LID in 7:0, NUMDL (dwords, 0-based) in 31:16.
+    /// Returns CDW10 of a command for the first `bytes` bytes of a page: LID in 7:0, NUMDL (dwords,
+    /// 0-based) in 31:16.
     pub const fn cdw10(page: u8, bytes: u32) -> u32 {
         // At most 256 KiB: NUMDU, in CDW11, stays 0.
         page as u32 | ((bytes / 4).wrapping_sub(1) & 0xffff) << 16
@@ -28,7 +30,8 @@ pub mod log_page {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SmartData {
-    /// Critical warning: bit 0 spare, 1 temperature, 2 reliability, 3 read-only, 4 volatile backup, 5 persistent memory.
+    /// Critical warning: bit 0 spare, 1 temperature, 2 reliability, 3 read-only, 4 volatile backup,
+    /// 5 persistent memory.
     pub critical_warning: u8,
     /// Composite temperature, kelvin.
     pub temperature: U16,

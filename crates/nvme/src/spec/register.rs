@@ -35,8 +35,9 @@ pub enum Doorbell {
     CompletionHead,
 }
 
-/// Returns the offset of a doorbell, `0x1000 + (2 * queue + is_cq) * (4 << CAP.DSTRD)` (PCIe 3.1.2); `None` where a large
-/// stride puts it above 4 GiB. Of `stride_shift` (DSTRD) only 4 bits are used.
+/// Returns the offset of a doorbell, `0x1000 + (2 * queue + is_cq) * (4 << CAP.DSTRD)` (PCIe
+/// 3.1.2); `None` where a large stride puts it above 4 GiB. Of `stride_shift` (DSTRD) only 4 bits
+/// are used.
 pub const fn doorbell_offset(queue: u16, which: Doorbell, stride_shift: u8) -> Option<u32> {
     let index = 2 * queue as u64 + matches!(which, Doorbell::CompletionHead) as u64;
     let offset = offset::DOORBELLS as u64 + (index << (2 + (stride_shift & 0xf)));
@@ -97,7 +98,8 @@ impl Cap {
 pub struct Cc(pub u32);
 
 impl Cc {
-    /// EN set: NVM command set, 4096-byte pages, round robin, entries of 64 (IOSQES 6) and 16 bytes (IOCQES 4).
+    /// EN set: NVM command set, 4096-byte pages, round robin, entries of 64 (IOSQES 6) and 16 bytes
+    /// (IOCQES 4).
     pub const ENABLED: Self = Self(1 | 6 << 16 | 4 << 20);
     /// SHN 01b: normal shutdown notification.
     const SHUTDOWN_NORMAL: u32 = 1 << 14;
@@ -195,8 +197,14 @@ mod tests {
 
     #[test]
     fn the_widest_stride_does_not_overflow() {
-        assert_eq!(doorbell_offset(16_382, Doorbell::CompletionHead, 15), Some(0x1000 + 32_765 * 0x2_0000));
-        assert_eq!(doorbell_offset(16_383, Doorbell::CompletionHead, 15), Some(0x1000 + 32_767 * 0x2_0000));
+        assert_eq!(
+            doorbell_offset(16_382, Doorbell::CompletionHead, 15),
+            Some(0x1000 + 32_765 * 0x2_0000)
+        );
+        assert_eq!(
+            doorbell_offset(16_383, Doorbell::CompletionHead, 15),
+            Some(0x1000 + 32_767 * 0x2_0000)
+        );
         assert_eq!(doorbell_offset(16_384, Doorbell::SubmissionTail, 15), None);
         assert_eq!(doorbell_offset(u16::MAX, Doorbell::CompletionHead, 15), None);
     }

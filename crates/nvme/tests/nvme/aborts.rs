@@ -1,16 +1,20 @@
-//! Requests and admin commands that do not complete in time are aborted; only what that does not end is quarantined.
+//! Requests and admin commands that do not complete in time are aborted; only what that does not
+//! end is quarantined.
 
 use crate::common::*;
 use crate::faults::{SECOND, settle};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{CommandError, Config, Controller, Error, Outcome, Unpaused, Unusable};
 use pinfold_nvme::spec::{Doorbell, Status, admin, doorbell_offset, offset};
-use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, ModelRegisters, Trigger};
+use pinfold_nvme_model::{
+    CommandInfo, Fault, ModelConfig, ModelController, ModelRegisters, Trigger,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A bench whose clock stops until the test advances it; requests and aborts time out after one second.
+/// A bench whose clock stops until the test advances it; requests and aborts time out after one
+/// second.
 fn with_test_clock(acl: u8) -> (Bench, TestClock) {
     let clock = TestClock::default();
     let second = Duration::from_secs(1);
@@ -44,13 +48,17 @@ fn an_aborted_request_returns_its_payload() {
     let stats = queue.stats();
     assert_eq!((stats.timeouts, stats.aborts, stats.aborted, stats.late_completions), (1, 1, 1, 0));
     let stats = bench.controller.stats();
-    assert_eq!((stats.quarantined, stats.quarantined_permanently, stats.list_pages_used), (0, 0, 0));
+    assert_eq!(
+        (stats.quarantined, stats.quarantined_permanently, stats.list_pages_used),
+        (0, 0, 0)
+    );
     // The queue continues.
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
 }
 
-/// SIGSTOP, a debugger, a paused virtual machine: when the process goes on, every deadline has passed.
+/// SIGSTOP, a debugger, a paused virtual machine: when the process goes on, every deadline has
+/// passed.
 #[test]
 fn a_pause_of_the_process_is_no_timeout() {
     let clock = TestClock::default();
@@ -121,8 +129,10 @@ fn an_answer_to_an_abort_reaches_the_queue_that_asked() {
     }
     settle(&bench);
     for (queue, lost) in queues.iter_mut().zip(lost) {
-        // The first poll sees the answer, the next one gives the request up. The clock is not advanced again.
-        let completion = (0..4).find_map(|_| queue.poll().unwrap()).expect("its answer went elsewhere");
+        // The first poll sees the answer, the next one gives the request up. The clock is not
+        // advanced again.
+        let completion =
+            (0..4).find_map(|_| queue.poll().unwrap()).expect("its answer went elsewhere");
         assert!(matches!(lost.finish(completion), Outcome::TimedOut(_)));
     }
 }
@@ -177,8 +187,10 @@ fn outstanding_aborts_are_limited_by_acl() {
 #[test]
 fn an_identify_without_completion_is_aborted_and_the_controller_continues() {
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let first = |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let first =
+        |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
     model.faults().inject(Trigger::Matches(Box::new(first)), Fault::Hold);
     let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
@@ -242,7 +254,8 @@ impl Registers for Flood {
 #[test]
 fn endless_garbage_in_the_admin_queue_is_a_timeout() {
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let registers = Flood {
         registers: model.registers(),
         arena: arena.clone(),

@@ -6,7 +6,9 @@ use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, FrameError, Order};
 use pinfold_core::mem::DmaMemory;
-use pinfold_nvme::driver::{Clock, CommandError, Config, Controller, InFlight, Outcome, Payload, Queue};
+use pinfold_nvme::driver::{
+    Clock, CommandError, Config, Controller, InFlight, Outcome, Payload, Queue,
+};
 use pinfold_nvme_model::{
     Bus, BusAccess, BusFault, MemoryMedia, ModelConfig, ModelController, ModelRegisters, Namespace,
 };
@@ -30,7 +32,8 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     pub(crate) fn new(frames: usize) -> Arc<Self> {
-        let words: Vec<std::cell::UnsafeCell<u64>> = (0..(frames + 1) * 512).map(|_| 0.into()).collect();
+        let words: Vec<std::cell::UnsafeCell<u64>> =
+            (0..(frames + 1) * 512).map(|_| 0.into()).collect();
         let first = (words.as_ptr().addr().wrapping_neg() & 4095) / 8;
         Arc::new(Self { words, first, frames: Mutex::new(vec![false; frames]) })
     }
@@ -48,7 +51,8 @@ impl Memory {
     pub(crate) fn whole(&self) -> DmaMemory<'_> {
         let len = self.frames.lock().unwrap().len() * 4096;
         let base = NonNull::from(&self.words[self.first..]).cast::<u8>();
-        // SAFETY: the vector has `frames + 1` pages, is never changed, and is reached through `DmaMemory` only.
+        // SAFETY: the vector has `frames + 1` pages, is never changed, and is reached through
+        // `DmaMemory` only.
         unsafe { DmaMemory::from_raw(base, len) }
     }
 
@@ -95,7 +99,8 @@ unsafe impl ChunkSource for Arena {
     }
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let frames = order.frames() as usize;
-        let first = self.0.alloc(frames, frames).ok_or(FrameError::Exhausted { order, frames: 0 })?;
+        let first =
+            self.0.alloc(frames, frames).ok_or(FrameError::Exhausted { order, frames: 0 })?;
         Ok(Frame::new(first as u32).unwrap())
     }
     unsafe fn release(&self, frame: Frame, order: Order) {
@@ -146,7 +151,11 @@ impl Buffer {
     }
 
     pub(crate) fn memory(&self) -> DmaMemory<'_> {
-        self.arena.0.whole().part(self.first * 4096 + self.skip, self.frames * 4096 - self.skip).unwrap()
+        self.arena
+            .0
+            .whole()
+            .part(self.first * 4096 + self.skip, self.frames * 4096 - self.skip)
+            .unwrap()
     }
 
     pub(crate) fn bytes(&self, len: usize) -> Vec<u8> {
@@ -166,7 +175,8 @@ impl Drop for Buffer {
     }
 }
 
-// SAFETY: the frames are the arena's and stay where they are until the buffer is dropped; the model reaches nothing else.
+// SAFETY: the frames are the arena's and stay where they are until the buffer is dropped; the model
+// reaches nothing else.
 unsafe impl Payload<Bidirectional> for Buffer {
     fn domain(&self) -> Option<DomainId> {
         None
@@ -174,7 +184,8 @@ unsafe impl Payload<Bidirectional> for Buffer {
     fn segment(&self, index: usize) -> Option<Segment> {
         let whole = self.frames * 4096 - self.skip;
         let piece = self.cut.saturating_mul(4096);
-        let start = if index == 0 { 0 } else { index.checked_mul(piece)?.checked_sub(self.skip)? };
+        let start =
+            if index == 0 { 0 } else { index.checked_mul(piece)?.checked_sub(self.skip)? };
         let end = (index + 1).saturating_mul(piece).saturating_sub(self.skip).min(whole);
         (start < whole).then(|| Segment {
             iova: self.iova().checked_add(start as u64).unwrap(),
@@ -210,7 +221,9 @@ pub(crate) struct Bench {
 }
 
 pub(crate) fn namespaces(bytes: u64) -> Vec<Namespace> {
-    [512, 4096].map(|size| Namespace::new(Arc::new(MemoryMedia::new(bytes)), size).unwrap()).to_vec()
+    [512, 4096]
+        .map(|size| Namespace::new(Arc::new(MemoryMedia::new(bytes)), size).unwrap())
+        .to_vec()
 }
 
 pub(crate) fn bench(frames: usize, model: ModelConfig, config: Config) -> Bench {
@@ -235,7 +248,10 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// Waits for one request.
-pub(crate) fn one<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> (P, Result<(), CommandError>) {
+pub(crate) fn one<P>(
+    queue: &mut TestQueue,
+    in_flight: InFlight<P>,
+) -> (P, Result<(), CommandError>) {
     let completion = queue.wait().unwrap().unwrap();
     match in_flight.finish(completion) {
         Outcome::Completed { payload, result } => (payload, result),

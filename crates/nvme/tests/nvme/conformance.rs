@@ -4,7 +4,8 @@ use crate::common::*;
 use pinfold_core::mem::DmaMemory;
 use pinfold_nvme::Registers;
 use pinfold_nvme::spec::{
-    Cc, Command, Cqe, Csts, Doorbell, DsmRange, Status, admin, cns, doorbell_offset, feature, nvm, offset,
+    Cc, Command, Cqe, Csts, Doorbell, DsmRange, Status, admin, cns, doorbell_offset, feature, nvm,
+    offset,
 };
 use pinfold_nvme_model::{ModelConfig, ModelController, ModelRegisters};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -43,7 +44,14 @@ fn wait_for(registers: &ModelRegisters, wanted: impl Fn(Csts) -> bool) {
 
 impl Pair {
     fn new(arena: &Arena, id: u16) -> Self {
-        Self { id, sq: Buffer::new(arena, 4096), cq: Buffer::new(arena, 4096), tail: 0, head: 0, phase: true }
+        Self {
+            id,
+            sq: Buffer::new(arena, 4096),
+            cq: Buffer::new(arena, 4096),
+            tail: 0,
+            head: 0,
+            phase: true,
+        }
     }
 }
 
@@ -117,7 +125,10 @@ impl Host {
         let pair = Pair::new(&host.arena, 1);
         let (sq, cq) = (pair.sq.iova().raw(), pair.cq.iova().raw());
         assert_eq!(host.admin(Self::queue(admin::CREATE_CQ, 1, 7, 1, cq)), Status::SUCCESS);
-        assert_eq!(host.admin(Self::queue(admin::CREATE_SQ, 1, 7, 1 | 1 << 16, sq)), Status::SUCCESS);
+        assert_eq!(
+            host.admin(Self::queue(admin::CREATE_SQ, 1, 7, 1 | 1 << 16, sq)),
+            Status::SUCCESS
+        );
         host.pairs.push(pair);
         host
     }
@@ -186,8 +197,12 @@ fn admin_commands_are_checked() {
     };
     assert_eq!(host.admin(features(0x7e, 0)), Status::INVALID_FIELD);
     assert_eq!(host.admin(features(feature::NUMBER_OF_QUEUES, u32::MAX)), Status::INVALID_FIELD);
-    assert_eq!(host.send(0, features(feature::NUMBER_OF_QUEUES, 9 | 9 << 16)).result.get(), 1 | 1 << 16);
-    let abort = Command { opcode: admin::ABORT, cdw10: U32::new(1 | 5 << 16), ..Command::default() };
+    assert_eq!(
+        host.send(0, features(feature::NUMBER_OF_QUEUES, 9 | 9 << 16)).result.get(),
+        1 | 1 << 16
+    );
+    let abort =
+        Command { opcode: admin::ABORT, cdw10: U32::new(1 | 5 << 16), ..Command::default() };
     assert_eq!(host.send(0, abort).result.get(), 1);
 }
 
@@ -207,7 +222,11 @@ fn transfers_are_checked() {
         (u64::MAX, 2, Status::LBA_OUT_OF_RANGE),
         (0, 17, Status::INVALID_FIELD),
     ] {
-        assert_eq!(host.io(host.transfer(nvm::WRITE, slba, blocks)), expected, "{blocks} at {slba}");
+        assert_eq!(
+            host.io(host.transfer(nvm::WRITE, slba, blocks)),
+            expected,
+            "{blocks} at {slba}"
+        );
     }
     // MDTS is 8 KiB: with an offset that is three pages, so a list.
     let list = at + 4 * 4096;
@@ -237,7 +256,8 @@ fn every_range_of_a_discard_is_checked_before_the_first_takes_effect() {
     assert_eq!(host.io(write), Status::SUCCESS);
     let discard = |host: &mut Host, last: u64| {
         for (i, slba) in [0, last].into_iter().enumerate() {
-            let range = DsmRange { blocks: U32::new(4), slba: U64::new(slba), ..DsmRange::default() };
+            let range =
+                DsmRange { blocks: U32::new(4), slba: U64::new(slba), ..DsmRange::default() };
             host.memory().copy_from_slice(i * 16, range.as_bytes()).unwrap();
         }
         host.io(Command {

@@ -6,7 +6,8 @@ use pinfold_nvme::driver::{Config, InFlight, Outcome};
 use pinfold_nvme_model::ModelConfig;
 use std::collections::VecDeque;
 
-/// A request has a PRP list of one page. The queue pair takes and frees it through its own handle of the pool.
+/// A request has a PRP list of one page. The queue pair takes and frees it through its own handle
+/// of the pool.
 #[test]
 fn counted_no_request_takes_a_lock_of_the_list_pool() {
     const REQUESTS: usize = 100_000;
@@ -14,7 +15,8 @@ fn counted_no_request_takes_a_lock_of_the_list_pool() {
     const BLOCKS: u32 = 24;
     let bench = bench(2000, ModelConfig::new(namespaces(8 << 20)), Config::default());
     let mut queue = bench.controller.create_queue(DEPTH).unwrap();
-    let mut free: Vec<_> = (0..DEPTH).map(|_| Buffer::new(&bench.arena, BLOCKS as usize * 512)).collect();
+    let mut free: Vec<_> =
+        (0..DEPTH).map(|_| Buffer::new(&bench.arena, BLOCKS as usize * 512)).collect();
     let mut in_flight = VecDeque::new();
     let mut completed = 0;
     let mut run = |requests: usize| {
@@ -26,7 +28,8 @@ fn counted_no_request_takes_a_lock_of_the_list_pool() {
                 sent += 1;
             }
             let completion = queue.wait().unwrap().unwrap();
-            let at = in_flight.iter().position(|one: &InFlight<Buffer>| one.tag() == completion.tag());
+            let at =
+                in_flight.iter().position(|one: &InFlight<Buffer>| one.tag() == completion.tag());
             let Outcome::Completed { payload, result } =
                 in_flight.remove(at.unwrap()).unwrap().finish(completion)
             else {

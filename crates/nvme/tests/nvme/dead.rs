@@ -1,5 +1,5 @@
-//! A controller that fails as a whole or is removed: a typed error within the limit, and nothing is released that the
-//! controller may reach.
+//! A controller that fails as a whole or is removed: a typed error within the limit, and nothing is
+//! released that the controller may reach.
 
 use crate::common::*;
 use crate::faults::{settle, with_test_clock};
@@ -15,18 +15,24 @@ use std::time::Duration;
 fn failed_and_lost_admin_commands_are_named() {
     let (bench, _) = with_test_clock();
     let faults = bench.model.faults();
-    let create = |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
+    let create =
+        |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::CREATE_SQ;
     faults.inject(Trigger::Matches(Box::new(create)), Fault::Fail(Status::INTERNAL_ERROR));
     let error = bench.controller.create_queue(1).unwrap_err();
-    assert_eq!(error, Error::Admin { what: "create submission queue", status: Status::INTERNAL_ERROR });
+    assert_eq!(
+        error,
+        Error::Admin { what: "create submission queue", status: Status::INTERNAL_ERROR }
+    );
     faults.clear();
     let mut queue = bench.controller.create_queue(1).unwrap();
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
 
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
-    let identify = |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let identify =
+        |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY;
     model.faults().inject(Trigger::Matches(Box::new(identify)), Fault::NeverComplete);
     let config = Config { admin_timeout: Duration::from_millis(20), ..Config::default() };
     let error = Controller::start(model.registers(), arena.clone(), config).unwrap_err();
@@ -41,7 +47,8 @@ fn a_queue_dropped_with_commands_in_flight_keeps_what_they_reach() {
     let mut queue = bench.controller.create_queue(2).unwrap();
     let late = |seen: &pinfold_nvme_model::CommandInfo| seen.opcode == nvm::READ;
     faults.inject(Trigger::Matches(Box::new(late)), Fault::Hold);
-    let delete = |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
+    let delete =
+        |seen: &pinfold_nvme_model::CommandInfo| seen.queue == 0 && seen.opcode == admin::DELETE_SQ;
     faults.inject(Trigger::Matches(Box::new(delete)), Fault::Fail(Status::INTERNAL_ERROR));
     let read = queue.read(1, 0, 64, Buffer::new(&bench.arena, 32 << 10)).unwrap();
     queue.ring_doorbell();
@@ -88,7 +95,8 @@ impl Registers for Lent {
 #[test]
 fn a_controller_whose_removal_is_requested_is_disabled_and_everything_is_released() {
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let lent = Lent { registers: model.registers(), removal_requested: Arc::default() };
     let controller = Controller::start(lent.clone(), arena.clone(), Config::default()).unwrap();
     let mut queue = controller.create_queue(2).unwrap();

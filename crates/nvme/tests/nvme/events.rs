@@ -1,4 +1,5 @@
-//! Asynchronous events: reported to the caller and counted; a namespace that changed is identified again.
+//! Asynchronous events: reported to the caller and counted; a namespace that changed is identified
+//! again.
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Event, EventKind, Reject};
@@ -107,7 +108,10 @@ fn a_namespace_that_changed_is_identified_again_before_the_next_request() {
     assert_eq!(last(&mut queue), Ok(()), "it has 2048 blocks");
     bench.model.faults().raise_event(NAMESPACE);
     notice(&bench, &mut queue);
-    assert_eq!(last(&mut queue), Err(Reject::OutOfRange { nsid: 1, slba: 1999, blocks: 1, size: 1000 }));
+    assert_eq!(
+        last(&mut queue),
+        Err(Reject::OutOfRange { nsid: 1, slba: 1999, blocks: 1, size: 1000 })
+    );
     assert_eq!(bench.controller.namespace(1).unwrap().blocks, 1000);
     blocks.store(2000, Ordering::SeqCst);
     bench.model.faults().raise_event(NAMESPACE);

@@ -1,7 +1,9 @@
 //! A faulty controller: a typed error or a retry, never a hang or a wrong byte.
 
 use crate::common::*;
-use pinfold_nvme::driver::{CommandError, Config, InFlight, Outcome, PollError, Quarantined, Reject};
+use pinfold_nvme::driver::{
+    CommandError, Config, InFlight, Outcome, PollError, Quarantined, Reject,
+};
 use pinfold_nvme::spec::Status;
 use pinfold_nvme_model::{BusAccess, Fault, InjectionOutcome, ModelConfig, ROGUE_BYTE, Trigger};
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use std::time::Duration;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// A bench whose clock stops until the test advances it; requests time out after one second, without an abort.
+/// A bench whose clock stops until the test advances it; requests time out after one second,
+/// without an abort.
 pub(crate) fn with_test_clock() -> (Bench, TestClock) {
     let clock = TestClock::default();
     let config = Config {
@@ -21,7 +24,8 @@ pub(crate) fn with_test_clock() -> (Bench, TestClock) {
     (bench(2048, ModelConfig::new(namespaces(4 << 20)), config), clock)
 }
 
-/// Waits until the model has slept without progress for 30 ms: its threads may have to wait for a processor.
+/// Waits until the model has slept without progress for 30 ms: its threads may have to wait for a
+/// processor.
 pub(crate) fn settle(bench: &Bench) {
     let mut before = bench.model.stats();
     let mut unchanged = 0;
@@ -46,9 +50,14 @@ pub(crate) fn quarantined<P>(queue: &mut TestQueue, in_flight: InFlight<P>) -> Q
 fn an_error_status_is_returned_and_a_retry_succeeds() {
     let (bench, _) = with_test_clock();
     let mut queue = bench.controller.create_queue(4).unwrap();
-    bench.model.faults().inject(Trigger::Nth(2), Fault::Fail(Status::INTERNAL_ERROR.do_not_retry()));
+    bench
+        .model
+        .faults()
+        .inject(Trigger::Nth(2), Fault::Fail(Status::INTERNAL_ERROR.do_not_retry()));
     let bytes = pattern(1, 4096);
-    for expected in [Ok(()), Err(CommandError::Status(Status::INTERNAL_ERROR.do_not_retry())), Ok(())] {
+    for expected in
+        [Ok(()), Err(CommandError::Status(Status::INTERNAL_ERROR.do_not_retry())), Ok(())]
+    {
         let write = queue.write(1, 0, 8, Buffer::filled(&bench.arena, &bytes)).unwrap();
         let (payload, result) = one(&mut queue, write);
         assert_eq!(result, expected);
@@ -65,7 +74,10 @@ fn one_failing_part_fails_the_request_once() {
     let mut queue = bench.controller.create_queue(1).unwrap();
     bench.model.faults().inject(Trigger::Every(7), Fault::Fail(Status::WRITE_FAULT.do_not_retry()));
     let write = queue.write(1, 0, 4096, Buffer::new(&bench.arena, 2 << 20)).unwrap();
-    assert_eq!(one(&mut queue, write).1, Err(CommandError::Status(Status::WRITE_FAULT.do_not_retry())));
+    assert_eq!(
+        one(&mut queue, write).1,
+        Err(CommandError::Status(Status::WRITE_FAULT.do_not_retry()))
+    );
     assert!(queue.wait().unwrap().is_none());
     bench.model.faults().clear();
     let write = queue.write(1, 0, 4096, Buffer::new(&bench.arena, 2 << 20)).unwrap();
@@ -91,7 +103,10 @@ fn a_lost_completion_quarantines_until_reset() {
     let payload = payload.recover().unwrap_err();
     bench.controller.reset().unwrap();
     assert_eq!(payload.recover().unwrap().bytes(8), [0; 8]);
-    assert_eq!(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason, Reject::NeedsReset);
+    assert_eq!(
+        queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason,
+        Reject::NeedsReset
+    );
     assert!(queue.wait().unwrap().is_none());
     drop(queue);
     let stats = bench.controller.stats();
@@ -120,7 +135,8 @@ fn a_late_completion_is_recognised_and_discarded() {
     faults.release();
     settle(&bench);
     for seed in 5..80 {
-        let write = queue.write(1, 0, 8, Buffer::filled(&bench.arena, &pattern(seed, 4096))).unwrap();
+        let write =
+            queue.write(1, 0, 8, Buffer::filled(&bench.arena, &pattern(seed, 4096))).unwrap();
         assert_eq!(one(&mut queue, write).1, Ok(()));
     }
     let stats = queue.stats();
@@ -167,7 +183,10 @@ fn too_many_lost_commands_require_a_reset() {
     queue.ring_doorbell();
     clock.advance(2 * SECOND);
     let kept: Vec<_> = lost.into_iter().map(|lost| quarantined(&mut queue, lost)).collect();
-    assert_eq!(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason, Reject::NeedsReset);
+    assert_eq!(
+        queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap_err().reason,
+        Reject::NeedsReset
+    );
     bench.model.faults().clear();
     bench.controller.reset().unwrap();
     drop(kept);
@@ -219,7 +238,8 @@ fn a_fatal_status_is_reported_and_a_reset_recovers_from_it() {
         match queue.poll() {
             Ok(Some(completion)) => done.push(completion),
             Ok(None) => {
-                // A loaded machine may not have run the model yet, and the requests have one second.
+                // A loaded machine may not have run the model yet, and the requests have one
+                // second.
                 std::thread::sleep(Duration::from_millis(5));
                 clock.advance(1_000_000);
             }
@@ -236,7 +256,9 @@ fn a_fatal_status_is_reported_and_a_reset_recovers_from_it() {
     let mut results = Vec::new();
     for in_flight in flying {
         let at = done.iter().position(|completion| completion.tag() == in_flight.tag()).unwrap();
-        let Outcome::Completed { result, .. } = in_flight.finish(done.swap_remove(at)) else { panic!() };
+        let Outcome::Completed { result, .. } = in_flight.finish(done.swap_remove(at)) else {
+            panic!()
+        };
         results.push(result);
     }
     let reset = || Err(CommandError::Reset);
@@ -261,7 +283,9 @@ fn completions_out_of_order_find_their_requests() {
     while let Some(completion) = queue.wait().unwrap() {
         let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
         order.push(completion.tag());
-        let Outcome::Completed { result, .. } = flying.swap_remove(at).finish(completion) else { panic!() };
+        let Outcome::Completed { result, .. } = flying.swap_remove(at).finish(completion) else {
+            panic!()
+        };
         result.unwrap();
     }
     assert_eq!(order.len(), 32);
@@ -308,7 +332,10 @@ fn a_rogue_write_is_recorded_with_its_outcome() {
     assert_eq!((landed.len(), landed[0].outcome), (1, InjectionOutcome::Succeeded));
     assert_eq!(first.bytes(4096), [ROGUE_BYTE; 4096]);
     drop(first);
-    assert!(matches!(faults.access_remembered(BusAccess::Read)[0].outcome, InjectionOutcome::Fault(_)));
+    assert!(matches!(
+        faults.access_remembered(BusAccess::Read)[0].outcome,
+        InjectionOutcome::Fault(_)
+    ));
     drop(kept.remove(0));
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();

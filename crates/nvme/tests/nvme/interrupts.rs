@@ -1,4 +1,5 @@
-//! Queues whose owners sleep until an interrupt, and what a controller reports: health, namespaces, transfer limits.
+//! Queues whose owners sleep until an interrupt, and what a controller reports: health, namespaces,
+//! transfer limits.
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Error, NamespaceInfo, Outcome, PollError, Reject, Vector};
@@ -30,7 +31,8 @@ fn write_and_read_back(bench: &Bench, queue: &mut TestQueue, first: u64, count: 
             .collect();
         while let Some(completion) = queue.wait().unwrap() {
             let at = flying.iter().position(|f| f.tag() == completion.tag()).unwrap();
-            let Outcome::Completed { result, .. } = flying.swap_remove(at).finish(completion) else {
+            let Outcome::Completed { result, .. } = flying.swap_remove(at).finish(completion)
+            else {
                 panic!()
             };
             result.unwrap();
@@ -162,7 +164,10 @@ fn the_completion_doorbell_is_rung_only_when_entries_run_out() {
 fn health_and_all_namespaces_are_reported() {
     let bench = with_vectors(0);
     let before = bench.controller.health().unwrap();
-    assert_eq!((before.critical_warning, before.temperature_kelvin, before.host_writes), (0, 300, 0));
+    assert_eq!(
+        (before.critical_warning, before.temperature_kelvin, before.host_writes),
+        (0, 300, 0)
+    );
     let mut queue = bench.controller.create_queue(8).unwrap();
     write_and_read_back(&bench, &mut queue, 0, 400, 8);
     let health = bench.controller.health().unwrap();

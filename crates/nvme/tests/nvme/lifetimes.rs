@@ -6,7 +6,9 @@ use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::frame::{Frame, Order};
 use pinfold_nvme::driver::{Config, Controller, Error, Outcome};
 use pinfold_nvme::spec::{Status, admin};
-use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, ModelRegisters, Trigger};
+use pinfold_nvme_model::{
+    CommandInfo, Fault, ModelConfig, ModelController, ModelRegisters, Trigger,
+};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
@@ -40,7 +42,8 @@ unsafe impl ChunkSource for Hooked {
 #[test]
 fn a_reset_while_a_queue_is_created_does_not_make_it_stale() {
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let source = Hooked(arena.clone(), Hook::default());
     let controller: Controller<ModelRegisters, Hooked> =
         Controller::start(model.registers(), source.clone(), Config::default()).unwrap();
@@ -71,13 +74,19 @@ fn a_rejected_queue_leaves_nothing_and_a_partly_created_one_is_quarantined() {
     for opcode in [admin::CREATE_CQ, admin::CREATE_SQ] {
         faults.inject(on(opcode), Fault::Fail(status));
         assert!(matches!(bench.controller.create_queue(1), Err(Error::Admin { .. })));
-        assert_eq!((bench.arena.0.used(), bench.controller.stats().quarantined_queues), (before, 0));
+        assert_eq!(
+            (bench.arena.0.used(), bench.controller.stats().quarantined_queues),
+            (before, 0)
+        );
         faults.clear();
     }
     faults.inject(on(admin::CREATE_SQ), Fault::Fail(status));
     faults.inject(on(admin::DELETE_CQ), Fault::Fail(status));
     assert!(matches!(bench.controller.create_queue(1), Err(Error::Admin { .. })));
-    assert_eq!((bench.arena.0.used(), bench.controller.stats().quarantined_queues), (before + 2, 1));
+    assert_eq!(
+        (bench.arena.0.used(), bench.controller.stats().quarantined_queues),
+        (before + 2, 1)
+    );
     faults.clear();
     // The controller has a completion queue of this number.
     assert_eq!(bench.controller.create_queue(1).unwrap().id(), 2);

@@ -1,5 +1,6 @@
-//! A controller that replays, reorders, misdirects and invents completions, across queues and resets: it ends exactly the
-//! commands that it names by their queue and identifier, and no payload leaves by another queue's completion.
+//! A controller that replays, reorders, misdirects and invents completions, across queues and
+//! resets: it ends exactly the commands that it names by their queue and identifier, and no payload
+//! leaves by another queue's completion.
 
 use crate::common::*;
 use pinfold_core::mem::DmaMemory;
@@ -80,7 +81,9 @@ impl Liar {
         let at = self.completed % 256 * Cqe::BYTES;
         self.ring(self.cq).copy_from_slice(at, cqe.as_bytes()).unwrap();
         self.completed += 1;
-        if let Some(found) = self.in_flight.iter().position(|(claim, _)| *claim == Claim { sq_id, cid }) {
+        if let Some(found) =
+            self.in_flight.iter().position(|(claim, _)| *claim == Claim { sq_id, cid })
+        {
             self.done.push(self.in_flight.swap_remove(found).1);
         }
     }
@@ -164,7 +167,10 @@ fn another_queues_completion_releases_no_payload() {
     let Outcome::Foreign(other, completion) = other.finish(completion) else {
         panic!("the payload of a command in flight was released");
     };
-    assert!(matches!(first.done.remove(0).finish(completion), Outcome::Completed { result: Ok(()), .. }));
+    assert!(matches!(
+        first.done.remove(0).finish(completion),
+        Outcome::Completed { result: Ok(()), .. }
+    ));
 
     // A queue that is created after a reset counts anew, too.
     bench.controller.reset().unwrap();
@@ -201,8 +207,11 @@ fn a_completion_kept_for_later_releases_no_later_payload() {
 
 #[test]
 fn an_admin_completion_that_names_another_queue_ends_nothing() {
-    let config =
-        Config { admin_timeout: Duration::from_secs(2), abort_timeout: Duration::ZERO, ..Config::default() };
+    let config = Config {
+        admin_timeout: Duration::from_secs(2),
+        abort_timeout: Duration::ZERO,
+        ..Config::default()
+    };
     let bench = bench(64, ModelConfig::new(namespaces(1 << 20)), config);
     let seen_cid = Arc::new(AtomicUsize::new(usize::MAX));
     let identify = {
@@ -227,12 +236,17 @@ fn an_admin_completion_that_names_another_queue_ends_nothing() {
         let cid = u32::try_from(seen_cid.load(Ordering::SeqCst)).unwrap();
         // The ring has not wrapped: the next entry is the first without a phase.
         let next = (0..32).map(|entry| entry * Cqe::BYTES);
-        let next =
-            next.into_iter().find(|at| ring.load_acquire_u32(at + 12).unwrap() >> 16 & 1 == 0).unwrap();
+        let next = next
+            .into_iter()
+            .find(|at| ring.load_acquire_u32(at + 12).unwrap() >> 16 & 1 == 0)
+            .unwrap();
         ring.store_release_u32(next + 8, 1 << 16).unwrap();
         ring.store_release_u32(next + 12, cid | 1 << 16).unwrap();
         let error = scan.join().unwrap().unwrap_err();
-        assert_eq!(error, Error::AdminTimeout { what: "identify active namespaces", limit_ms: 2000 });
+        assert_eq!(
+            error,
+            Error::AdminTimeout { what: "identify active namespaces", limit_ms: 2000 }
+        );
     });
     assert_eq!(bench.controller.stats().spurious_admin_completions, before + 1);
 }
@@ -245,7 +259,10 @@ fn a_queue_dropped_after_a_reset_deletes_nothing() {
     bench.controller.reset().unwrap();
     let new = Liar::new(&bench);
     drop(stale);
-    assert_eq!((deletes.load(Ordering::SeqCst), bench.controller.stats().quarantined_queues), (0, 0));
+    assert_eq!(
+        (deletes.load(Ordering::SeqCst), bench.controller.stats().quarantined_queues),
+        (0, 0)
+    );
     assert_eq!(bench.arena.0.used(), before + 2, "its rings are released");
     drop(new);
     assert_eq!((deletes.load(Ordering::SeqCst), bench.arena.0.used()), (2, before));
@@ -333,8 +350,11 @@ fn settle(liar: &mut Liar, other: &mut Liar, expected: &Result<(), CommandError>
             }
         };
         let found = liar.done.iter().position(|in_flight| in_flight.tag() == tag);
-        let in_flight = liar.done.swap_remove(found.expect("a command that was not completed has ended"));
-        let Outcome::Completed { result, .. } = in_flight.finish(completion) else { panic!("not its own") };
+        let in_flight =
+            liar.done.swap_remove(found.expect("a command that was not completed has ended"));
+        let Outcome::Completed { result, .. } = in_flight.finish(completion) else {
+            panic!("not its own")
+        };
         assert_eq!(result, *expected);
     }
     assert!(liar.done.is_empty(), "a completed command has not ended");

@@ -1,4 +1,5 @@
-//! Namespaces that cannot be used, and minimal controllers: the reason is reported, the others work.
+//! Namespaces that cannot be used, and minimal controllers: the reason is reported, the others
+//! work.
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Controller, Error, Reject, Unusable};
@@ -94,10 +95,14 @@ fn another_command_set_is_named_even_if_it_looks_like_nvm() {
 fn a_namespace_that_cannot_be_identified_does_not_affect_the_others() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let status = Status::INTERNAL_ERROR;
-    let first = |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
+    let first =
+        |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::IDENTIFY && seen.nsid == 1;
     bench.model.faults().inject(Trigger::Matches(Box::new(first)), Fault::Fail(status));
     bench.controller.reset().unwrap();
-    assert_eq!(bench.controller.scan_namespaces().unwrap()[0].unusable, Some(Unusable::Identify(status)));
+    assert_eq!(
+        bench.controller.scan_namespaces().unwrap()[0].unusable,
+        Some(Unusable::Identify(status))
+    );
     assert_eq!(bench.controller.namespace(1), Err(Unusable::Identify(status)));
     assert_eq!(bench.controller.namespace(0), Err(Unusable::Invalid { highest: 2 }));
     assert_eq!(bench.controller.namespace(3), Err(Unusable::Invalid { highest: 2 }));
@@ -113,7 +118,11 @@ fn a_controller_is_sent_only_commands_of_its_version() {
         let found: Vec<_> = bench.controller.namespaces().iter().map(|n| n.nsid).collect();
         assert_eq!(found, [1, 2], "version {version:x}h");
         reads(&bench);
-        assert_eq!(bench.model.stats().errors, 0, "version {version:x}h was sent an unknown command");
+        assert_eq!(
+            bench.model.stats().errors,
+            0,
+            "version {version:x}h was sent an unknown command"
+        );
     }
 }
 
@@ -147,7 +156,9 @@ fn without_a_list_identifiers_are_tried_up_to_a_bound_whatever_nn_says() {
 fn a_namespace_list_that_does_not_ascend_terminates() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     bench.model.faults().tamper(|command, data| {
-        if command.opcode == admin::IDENTIFY && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES) {
+        if command.opcode == admin::IDENTIFY
+            && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES)
+        {
             for (i, nsid) in data.chunks_exact_mut(4).enumerate() {
                 nsid.copy_from_slice(&(2 - (i as u32 & 1)).to_le_bytes());
             }
@@ -161,10 +172,14 @@ fn a_namespace_list_that_does_not_ascend_terminates() {
 #[test]
 fn no_command_has_the_reserved_identifier() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
-    // 64 slots leave ten bits for the use count: the last slot would reach the reserved identifier within 1,024 uses.
+    // 64 slots leave ten bits for the use count: the last slot would reach the reserved identifier
+    // within 1,024 uses.
     let mut queue = bench.controller.create_queue(64).unwrap();
     let reserved = |seen: &CommandInfo| seen.opcode == nvm::FLUSH && seen.cid == 0xffff;
-    bench.model.faults().inject(Trigger::Matches(Box::new(reserved)), Fault::Fail(Status::CID_CONFLICT));
+    bench
+        .model
+        .faults()
+        .inject(Trigger::Matches(Box::new(reserved)), Fault::Fail(Status::CID_CONFLICT));
     for _ in 0..1030 {
         let mut in_flight: Vec<_> = (0..64).map(|_| queue.flush(1).unwrap()).collect();
         while let Some(completion) = queue.wait().unwrap() {
@@ -182,7 +197,9 @@ fn no_command_has_the_reserved_identifier() {
 /// Fills every list of active namespaces.
 fn endless(model: &ModelController) {
     model.faults().tamper(move |command, data| {
-        if command.opcode == admin::IDENTIFY && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES) {
+        if command.opcode == admin::IDENTIFY
+            && command.cdw10.get() == u32::from(cns::ACTIVE_NAMESPACES)
+        {
             for (nsid, entry) in (command.nsid.get() + 1..).zip(data.chunks_exact_mut(4)) {
                 entry.copy_from_slice(&nsid.to_le_bytes());
             }
@@ -193,10 +210,12 @@ fn endless(model: &ModelController) {
 #[test]
 fn endless_lists_and_slow_completions_delay_a_start_by_a_bounded_time() {
     let arena = Arena(Memory::new(256));
-    let spawn = || ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let spawn =
+        || ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let model = spawn();
     endless(&model);
-    let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    let controller =
+        Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
     assert_eq!(controller.scan_namespaces().unwrap().len(), 4096);
 
     let (model, clock) = (spawn(), TestClock::default());
@@ -216,7 +235,8 @@ fn endless_lists_and_slow_completions_delay_a_start_by_a_bounded_time() {
 #[test]
 fn a_controller_with_other_queue_entries_is_not_used() {
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     for (sqes, cqes) in [(0x77, 0x44), (0x66, 0x55), (0x55, 0x44), (0, 0)] {
         model.faults().tamper(move |command, data| {
             if command.cdw10.get() == u32::from(cns::CONTROLLER) && data.len() == 4096 {

@@ -1,4 +1,5 @@
-//! A program's own memory as the payload of commands: written to the controller and read back through the IOMMU.
+//! A program's own memory as the payload of commands: written to the controller and read back
+//! through the IOMMU.
 #![forbid(unsafe_code)]
 
 use crate::common::{namespaces, pattern};
@@ -35,7 +36,8 @@ fn a_programs_own_memory_is_written_and_read_back_scattered() {
         let domain = Domain::soft().unwrap();
         let control = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
         let model =
-            ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(32 << 20))).unwrap();
+            ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(32 << 20)))
+                .unwrap();
         let controller = Controller::start(model.registers(), control, Config::default()).unwrap();
         let mut queue = controller.create_queue(8).unwrap();
 
@@ -58,7 +60,8 @@ fn a_programs_own_memory_is_written_and_read_back_scattered() {
         let mut second = first.split_off(1 << 20).unwrap();
         drop(second.split_off(1 << 20).unwrap());
         let pieces = OwnedPieces::new(vec![second, first]).unwrap();
-        let mapping: Mapping<_, _, &pinfold_core::domain::Domain> = domain.map(pieces, FromDevice).unwrap();
+        let mapping: Mapping<_, _, &pinfold_core::domain::Domain> =
+            domain.map(pieces, FromDevice).unwrap();
         let read = queue.read(1, 8, 4096, mapping).unwrap();
         let pieces = finish(&mut queue, read).unmap().unwrap();
         let back: Vec<u8> =
@@ -77,7 +80,8 @@ fn memory_in_flight_is_not_reclaimed() {
     let domain = Domain::soft().unwrap();
     let control = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
     let model =
-        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20))).unwrap();
+        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20)))
+            .unwrap();
     let controller = Controller::start(model.registers(), control, Config::default()).unwrap();
     let mut queue = controller.create_queue(8).unwrap();
     let memory = OwnedMemory::from_vec(vec![0; 64 << 10]).unwrap();
@@ -85,7 +89,9 @@ fn memory_in_flight_is_not_reclaimed() {
     let mut piece = memory.take().unwrap();
     drop(piece.split_off(8192).unwrap());
     let read = queue.read(1, 0, 16, domain.map(piece, FromDevice).unwrap()).unwrap();
-    let Err(Reclaim::InUse(memory)) = memory.reclaim::<Vec<u8>>() else { panic!("it is in flight") };
+    let Err(Reclaim::InUse(memory)) = memory.reclaim::<Vec<u8>>() else {
+        panic!("it is in flight")
+    };
     drop(finish(&mut queue, read));
     assert_eq!(memory.reclaim::<Vec<u8>>().unwrap().len(), 64 << 10);
 }
@@ -109,8 +115,10 @@ fn a_driver_moves_between_threads_with_commands_in_flight() {
     let domain = Domain::soft().unwrap();
     let build = |size| Arena::builder().size(size).source(Source::Plain).build(&domain).unwrap();
     let model =
-        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20))).unwrap();
-    let controller = Controller::start(model.registers(), build(4 << 20), Config::default()).unwrap();
+        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20)))
+            .unwrap();
+    let controller =
+        Controller::start(model.registers(), build(4 << 20), Config::default()).unwrap();
     let memory = OwnedMemory::from_vec(pattern(3, 4 * PIECE + 4096)).unwrap();
     memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
     let mut rest = memory.take().unwrap();
@@ -138,7 +146,9 @@ fn a_driver_moves_between_threads_with_commands_in_flight() {
         while !in_flight.is_empty() {
             let completion = driver.queue.wait().unwrap().unwrap();
             let at = in_flight.iter().position(|one| one.tag() == completion.tag()).unwrap();
-            let Outcome::Completed { payload, result } = in_flight.swap_remove(at).finish(completion) else {
+            let Outcome::Completed { payload, result } =
+                in_flight.swap_remove(at).finish(completion)
+            else {
                 panic!("not completed")
             };
             result.unwrap();

@@ -1,4 +1,5 @@
-//! Commands whose status permits a retry: sent again when the controller wants them, up to a limit, without a sleep in a poll.
+//! Commands whose status permits a retry: sent again when the controller wants them, up to a limit,
+//! without a sleep in a poll.
 
 use crate::common::*;
 use crate::faults::settle;
@@ -83,7 +84,8 @@ fn without_a_delay_retries_back_off_up_to_the_limit() {
         if let Some(completion) = poll_all(&bench, &mut queue) {
             break completion;
         }
-        // The next retry is due after 1, 2, 4 ... 512, then 1000 ms, and the last after 10 s in all.
+        // The next retry is due after 1, 2, 4 ... 512, then 1000 ms, and the last after 10 s in
+        // all.
         let left = 10_000 - at_ms.iter().sum::<u64>();
         let delay = (1 << at_ms.len().min(10)).min(1000).min(left);
         clock.advance((delay - 1) * MS);
@@ -220,7 +222,11 @@ fn abandoned_retries_fail_with_their_last_status() {
     assert_eq!(one(&mut queue, flush).1, Err(CommandError::Status(status)));
     assert_eq!((queue.stats().retries, queue.in_flight()), (0, 0));
     let flush = queue.flush(1).unwrap();
-    assert_eq!(one(&mut queue, flush).1, Err(CommandError::Status(status)), "none is retried from now on");
+    assert_eq!(
+        one(&mut queue, flush).1,
+        Err(CommandError::Status(status)),
+        "none is retried from now on"
+    );
     fails.store(false, Ordering::SeqCst);
     let flush = queue.flush(1).unwrap();
     assert_eq!(one(&mut queue, flush).1, Ok(()));
@@ -287,9 +293,11 @@ fn a_namespace_that_is_not_ready_for_seconds_is_waited_for() {
 #[test]
 fn crd_is_used_only_after_the_host_has_declared_it() {
     let (bench, _) = rig();
-    // A driver that finds delays sets ACRE; this controller has none, so the model keeps CRD to itself.
+    // A driver that finds delays sets ACRE; this controller has none, so the model keeps CRD to
+    // itself.
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let config = Config { retry_limit: Duration::ZERO, ..Config::default() };
     let controller = Controller::start(model.registers(), arena, config).unwrap();
     let mut queue = controller.create_queue(1).unwrap();
@@ -305,12 +313,15 @@ fn crd_is_used_only_after_the_host_has_declared_it() {
 #[test]
 fn an_admin_command_waits_for_a_controller_that_is_not_ready() {
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     let until = Instant::now() + Duration::from_millis(500);
-    let identify =
-        move |seen: &CommandInfo| seen.opcode == admin::IDENTIFY && seen.queue == 0 && Instant::now() < until;
+    let identify = move |seen: &CommandInfo| {
+        seen.opcode == admin::IDENTIFY && seen.queue == 0 && Instant::now() < until
+    };
     model.faults().inject(Trigger::Matches(Box::new(identify)), Fault::Fail(NOT_READY));
-    let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    let controller =
+        Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
     assert!(controller.stats().admin_retries > 0);
     assert_eq!(controller.namespaces().len(), 2);
     drop(controller);
@@ -370,7 +381,11 @@ fn no_command_is_sent_again_to_a_reformatted_namespace() {
         fails.store(false, Ordering::SeqCst);
         let commands = queue.stats().commands;
         clock.advance(2_000 * MS);
-        assert_eq!(one(&mut queue, read).1, Err(CommandError::NamespaceChanged { nsid: 1 }), "{submit}");
+        assert_eq!(
+            one(&mut queue, read).1,
+            Err(CommandError::NamespaceChanged { nsid: 1 }),
+            "{submit}"
+        );
         assert_eq!((queue.stats().commands, queue.stats().retries), (commands, 0), "{submit}");
         assert_eq!((queue.in_flight(), bench.controller.stats().list_pages_used), (0, 0));
         let flush = queue.flush(2).unwrap();

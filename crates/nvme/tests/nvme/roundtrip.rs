@@ -24,7 +24,10 @@ fn the_controller_identifies_itself() {
     let seen: Vec<_> =
         namespaces.iter().map(|n| (n.nsid, n.blocks, n.block_bytes, n.discard_zeroes)).collect();
     assert_eq!(seen, [(1, 16384, 512, true), (2, 2048, 4096, true)]);
-    assert_eq!(bench.controller.create_queue(64).unwrap_err(), Error::Depth { depth: 64, limit: 63 });
+    assert_eq!(
+        bench.controller.create_queue(64).unwrap_err(),
+        Error::Depth { depth: 64, limit: 63 }
+    );
     assert_eq!(bench.controller.create_queue(0).unwrap_err(), Error::Depth { depth: 0, limit: 63 });
     let queues: Vec<_> = (0..3).map(|_| bench.controller.create_queue(63).unwrap()).collect();
     assert_eq!(bench.controller.create_queue(1).unwrap_err(), Error::NoQueueLeft { limit: 3 });
@@ -40,7 +43,9 @@ fn all_sizes_round_trip_at_any_transfer_limit() {
         let bench = bench(6000, model, Config { max_transfer_bytes: 8 << 20, ..Config::default() });
         let mut queue = bench.controller.create_queue(4).unwrap();
         for (nsid, block) in [(1, 512usize), (2, 4096)] {
-            for blocks in [1, 2, 3, 7, 8, 9, 64, 511, 512, 513, 2048].into_iter().chain([(8 << 20) / block]) {
+            for blocks in
+                [1, 2, 3, 7, 8, 9, 64, 511, 512, 513, 2048].into_iter().chain([(8 << 20) / block])
+            {
                 let bytes = pattern((blocks * block) as u64, blocks * block);
                 let mut source = Buffer::new(&bench.arena, bytes.len() + skip);
                 source.skip = skip;
@@ -54,7 +59,10 @@ fn all_sizes_round_trip_at_any_transfer_limit() {
                 let read = queue.read(nsid, 5, blocks as u32, target).unwrap();
                 let (target, result) = one(&mut queue, read);
                 result.unwrap();
-                assert!(target.bytes(bytes.len()) == bytes, "{blocks} blocks of {block}, mdts {mdts}");
+                assert!(
+                    target.bytes(bytes.len()) == bytes,
+                    "{blocks} blocks of {block}, mdts {mdts}"
+                );
             }
         }
         let stats = queue.stats();
@@ -114,13 +122,17 @@ fn every_depth_wraps_and_reports_when_it_is_full() {
             queue.ring_doorbell();
             let completion = queue.wait().unwrap().unwrap();
             let (number, in_flight) = flying.remove(&completion.tag()).unwrap();
-            let Outcome::Completed { payload, result } = in_flight.finish(completion) else { panic!() };
+            let Outcome::Completed { payload, result } = in_flight.finish(completion) else {
+                panic!()
+            };
             result.unwrap();
             assert_eq!(payload.bytes(512), pattern(number, 512));
             done += 1;
         }
         assert!(queue.wait().unwrap().is_none());
-        let read = queue.read(1, 0, total as u32, Buffer::new(&bench.arena, total as usize * 512)).unwrap();
+        let read = queue
+            .read(1, 0, total as u32, Buffer::new(&bench.arena, total as usize * 512))
+            .unwrap();
         let (back, result) = one(&mut queue, read);
         result.unwrap();
         for (number, block) in (0..).zip(back.bytes(total as usize * 512).chunks(512)) {
@@ -135,15 +147,19 @@ fn impossible_requests_are_rejected_with_reason_and_payload() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let mut queue = bench.controller.create_queue(4).unwrap();
     let buffer = || Buffer::new(&bench.arena, 8192);
-    let reason =
-        |result: Result<InFlight<Buffer>, pinfold_nvme::driver::Rejected<Buffer>>| result.unwrap_err().reason;
+    let reason = |result: Result<InFlight<Buffer>, pinfold_nvme::driver::Rejected<Buffer>>| {
+        result.unwrap_err().reason
+    };
     assert_eq!(reason(queue.read(3, 0, 1, buffer())), Reject::NoSuchNamespace { nsid: 3 });
     assert_eq!(reason(queue.read(0, 0, 1, buffer())), Reject::NoSuchNamespace { nsid: 0 });
     let outside = |slba, blocks| Reject::OutOfRange { nsid: 1, slba, blocks, size: 2048 };
     assert_eq!(reason(queue.write(1, 2048, 1, buffer())), outside(2048, 1));
     assert_eq!(reason(queue.write(1, u64::MAX, 2, buffer())), outside(u64::MAX, 2));
     assert_eq!(reason(queue.write(1, 0, 0, buffer())), outside(0, 0));
-    assert_eq!(reason(queue.write(1, 0, 17, buffer())), Reject::PayloadTooShort { needed: 8704, has: 8192 });
+    assert_eq!(
+        reason(queue.write(1, 0, 17, buffer())),
+        Reject::PayloadTooShort { needed: 8704, has: 8192 }
+    );
     let mut crooked = buffer();
     crooked.skip = 2;
     assert!(matches!(reason(queue.write(1, 0, 1, crooked)), Reject::Layout(_)));
@@ -207,7 +223,9 @@ fn zeroes_are_written_without_a_payload() {
 
     // A controller without the command is not sent it.
     let identify = |command: &Command, data: &mut [u8]| {
-        if command.opcode == admin::IDENTIFY && command.cdw10.get() & 0xff == u32::from(cns::CONTROLLER) {
+        if command.opcode == admin::IDENTIFY
+            && command.cdw10.get() & 0xff == u32::from(cns::CONTROLLER)
+        {
             data[520] &= !(1 << 3);
         }
     };
@@ -220,13 +238,18 @@ fn zeroes_are_written_without_a_payload() {
 #[test]
 fn everything_is_released() {
     let arena = Arena(Memory::new(512));
-    let model =
-        pinfold_nvme_model::ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20)))
-            .unwrap();
+    let model = pinfold_nvme_model::ModelController::spawn(
+        arena.clone(),
+        ModelConfig::new(namespaces(1 << 20)),
+    )
+    .unwrap();
     for _ in 0..3 {
-        let controller =
-            pinfold_nvme::driver::Controller::start(model.registers(), arena.clone(), Config::default())
-                .unwrap();
+        let controller = pinfold_nvme::driver::Controller::start(
+            model.registers(),
+            arena.clone(),
+            Config::default(),
+        )
+        .unwrap();
         let mut queue = controller.create_queue(8).unwrap();
         let write = queue.write(1, 0, 64, Buffer::new(&arena, 32768)).unwrap();
         one(&mut queue, write).1.unwrap();

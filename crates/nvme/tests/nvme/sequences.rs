@@ -89,7 +89,8 @@ impl Runner {
                 let data = pattern(seed, at.len());
                 let payload = Buffer::filled(&self.bench.arena, &data);
                 self.model[at].copy_from_slice(&data);
-                let write = self.queue.write(self.nsid, range.start, count(&range), payload).unwrap();
+                let write =
+                    self.queue.write(self.nsid, range.start, count(&range), payload).unwrap();
                 self.in_flight.push((Pending::Data(write, None), range));
             }
             Op::Read { slba, blocks } => {

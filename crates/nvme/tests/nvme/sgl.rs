@@ -126,10 +126,13 @@ fn many_whole_pages_use_a_prp_list_and_many_odd_segments_several_commands() {
 fn segments_that_the_controller_cannot_address_are_rejected() {
     let bench = start(SglSupport::DwordAligned, Config::default());
     let mut queue = bench.controller.create_queue(4).unwrap();
-    let rejected =
-        queue.write(1, 0, 2, Scattered::new(&bench, 8192, vec![(0, 510), (1000, 514)])).unwrap_err();
-    let Reject::Layout(LayoutError::Sgl(SglError::Gather(GatherError::Misaligned { align: 4, .. }))) =
-        rejected.reason
+    let rejected = queue
+        .write(1, 0, 2, Scattered::new(&bench, 8192, vec![(0, 510), (1000, 514)]))
+        .unwrap_err();
+    let Reject::Layout(LayoutError::Sgl(SglError::Gather(GatherError::Misaligned {
+        align: 4,
+        ..
+    }))) = rejected.reason
     else {
         panic!("{rejected}")
     };

@@ -1,4 +1,5 @@
-//! Payloads of one block from anywhere in the program: bounced, or in pages that their owner declares shareable.
+//! Payloads of one block from anywhere in the program: bounced, or in pages that their owner
+//! declares shareable.
 
 use crate::common::{namespaces, pattern};
 use pinfold::memory::{BouncePool, OwnedMemory};
@@ -21,7 +22,8 @@ fn rig(use_sgls: bool) -> Rig {
     let domain = Domain::soft().unwrap();
     let arena = Arena::builder().size(4 << 20).source(Source::Plain).build(&domain).unwrap();
     let model =
-        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20))).unwrap();
+        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(8 << 20)))
+            .unwrap();
     let config = Config { use_sgls, ..Config::default() };
     let controller = Controller::start(model.registers(), arena.clone(), config).unwrap();
     let queue = controller.create_queue(8).unwrap();
@@ -47,7 +49,12 @@ impl Rig {
     }
 }
 
-fn reaches<D: Direction>(domain: &Domain, payload: &impl Payload<D>, ahead: u64, write: bool) -> bool {
+fn reaches<D: Direction>(
+    domain: &Domain,
+    payload: &impl Payload<D>,
+    ahead: u64,
+    write: bool,
+) -> bool {
     let at = payload.segment(0).unwrap().iova.checked_add(ahead).unwrap();
     let port = domain.port().unwrap();
     if write { port.write(at, &[0xee]).is_ok() } else { port.read(at, &mut [0]).is_ok() }
@@ -64,7 +71,10 @@ fn an_unaligned_payload_is_bounced_there_and_back() {
             let len = blocks as usize * 512;
             let program = pattern(slba, len + 3);
             let payload = to.copy_of(&program[3..]).unwrap();
-            assert!(!reaches(&rig.domain, &payload, 0, true), "a device does not change what it is sent");
+            assert!(
+                !reaches(&rig.domain, &payload, 0, true),
+                "a device does not change what it is sent"
+            );
             let write = rig.queue.write(1, slba, blocks, payload).unwrap();
             drop(rig.finish(write));
 
@@ -116,7 +126,10 @@ fn a_slot_of_shared_pages_is_transferred_alone() {
     let mut page = vec![0; 4096];
     piece.memory().copy_to_slice(0, &mut page).unwrap();
     assert_eq!(page[512..1024], pattern(9, 512));
-    assert!(page[..512].iter().chain(&page[1024..]).all(|&byte| byte == 0x5a), "no neighbour was written");
+    assert!(
+        page[..512].iter().chain(&page[1024..]).all(|&byte| byte == 0x5a),
+        "no neighbour was written"
+    );
     drop((piece, memory, domain));
     rig.end(0);
 }

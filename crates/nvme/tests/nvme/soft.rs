@@ -6,9 +6,12 @@ use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::access::{Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::domain::{DomainId, Mapping};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{CommandError, Config, Controller, Error, InFlight, Outcome, Queue, Reject};
+use pinfold_nvme::driver::{
+    CommandError, Config, Controller, Error, InFlight, Outcome, Queue, Reject,
+};
 use pinfold_nvme_model::{
-    BusAccess, Fault, InjectionOutcome, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE, Trigger,
+    BusAccess, Fault, InjectionOutcome, ModelConfig, ModelController, ModelRegisters, ROGUE_BYTE,
+    Trigger,
 };
 use std::time::Duration;
 
@@ -36,9 +39,11 @@ fn stack(mapping_policy: MappingPolicy, config: Config) -> Stack {
     };
     let arena = build(mapping_policy, 24 << 20);
     let model =
-        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(32 << 20))).unwrap();
+        ModelController::spawn(domain.port().unwrap(), ModelConfig::new(namespaces(32 << 20)))
+            .unwrap();
     let controller =
-        Controller::start(model.registers(), build(MappingPolicy::PerUse, 4 << 20), config).unwrap();
+        Controller::start(model.registers(), build(MappingPolicy::PerUse, 4 << 20), config)
+            .unwrap();
     let queue = controller.create_queue(8).unwrap();
     Stack { queue, controller, model, arena, domain }
 }
@@ -72,7 +77,8 @@ fn data_round_trips_through_the_iommu() {
                 let bytes = pattern(blocks as u64, blocks * block);
                 let source = arena.alloc(bytes.len()).unwrap();
                 source.memory().copy_from_slice(0, &bytes).unwrap();
-                let write = queue.write(nsid, 3, blocks as u32, mapped(&domain, source, ToDevice)).unwrap();
+                let write =
+                    queue.write(nsid, 3, blocks as u32, mapped(&domain, source, ToDevice)).unwrap();
                 let (source, result) = finish(&mut queue, write);
                 result.unwrap();
                 source.unmap().unwrap();
@@ -152,9 +158,11 @@ fn a_controller_is_not_started_with_memory_of_another_domain() {
     let config = ModelConfig::new(namespaces(1 << 20));
     let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
     let start = |arena: Arena| {
-        Controller::start(Placed(model.registers(), domain.id()), arena, Config::default()).map(drop)
+        Controller::start(Placed(model.registers(), domain.id()), arena, Config::default())
+            .map(drop)
     };
-    let rings = |domain| Arena::builder().size(4 << 20).source(Source::Plain).build(domain).unwrap();
+    let rings =
+        |domain| Arena::builder().size(4 << 20).source(Source::Plain).build(domain).unwrap();
     assert_eq!(start(rings(&other)), Err(Error::OtherDomain));
     assert_eq!(start(rings(&domain)), Ok(()));
 }
@@ -163,7 +171,8 @@ fn a_controller_is_not_started_with_memory_of_another_domain() {
 fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
     // The types exclude it; the IOMMU stops a device that does it nevertheless.
     struct WrongDirection<'d>(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>);
-    // SAFETY: it is not so, on purpose: the mapping is for the other direction, which the IOMMU enforces.
+    // SAFETY: it is not so, on purpose: the mapping is for the other direction, which the IOMMU
+    // enforces.
     unsafe impl pinfold_nvme::driver::Payload<FromDevice> for WrongDirection<'_> {
         fn domain(&self) -> Option<DomainId> {
             Some(self.0.domain().id())
@@ -182,13 +191,18 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
 
 #[test]
 fn a_lost_command_keeps_its_mapping_until_reset() {
-    let config =
-        Config { timeout: Duration::from_millis(20), abort_timeout: Duration::ZERO, ..Config::default() };
-    let Stack { model, domain, arena, controller, mut queue } = stack(MappingPolicy::PerUse, config);
+    let config = Config {
+        timeout: Duration::from_millis(20),
+        abort_timeout: Duration::ZERO,
+        ..Config::default()
+    };
+    let Stack { model, domain, arena, controller, mut queue } =
+        stack(MappingPolicy::PerUse, config);
     let faults = model.faults();
     faults.inject(Trigger::Nth(1), Fault::Hold);
-    let read =
-        queue.read(1, 0, 64, mapped(&domain, arena.alloc_zeroed(32 << 10).unwrap(), FromDevice)).unwrap();
+    let read = queue
+        .read(1, 0, 64, mapped(&domain, arena.alloc_zeroed(32 << 10).unwrap(), FromDevice))
+        .unwrap();
     let completion = queue.wait().unwrap().unwrap();
     let Outcome::TimedOut(quarantined) = read.finish(completion) else { panic!("it was lost") };
     while queue.stats().late_completions == 0 {

@@ -45,7 +45,9 @@ fn owner(bench: &Bench, number: u64, stop: &AtomicBool, done: &AtomicU64) {
                     }
                 };
                 let completion = queue.wait().unwrap().unwrap();
-                let Outcome::Completed { payload, result } = in_flight.finish(completion) else { panic!() };
+                let Outcome::Completed { payload, result } = in_flight.finish(completion) else {
+                    panic!()
+                };
                 match result {
                     Ok(()) if write => {}
                     Ok(()) => assert!(payload.bytes(len) == bytes, "owner {number}"),
@@ -73,7 +75,8 @@ fn run(reset_every: Option<Duration>) {
         while start.elapsed() < Duration::from_millis(600) || idle() && start.elapsed() < LONGEST {
             // Less often on a machine where a round takes long.
             std::thread::sleep(
-                reset_every.map_or(Duration::from_millis(100), |every| every + start.elapsed() / 50),
+                reset_every
+                    .map_or(Duration::from_millis(100), |every| every + start.elapsed() / 50),
             );
             if reset_every.is_some() {
                 bench.controller.reset().unwrap();
@@ -83,7 +86,10 @@ fn run(reset_every: Option<Duration>) {
     });
     assert!(done.iter().all(|done| done.load(Ordering::Relaxed) > 0), "{done:?} rounds");
     let stats = bench.controller.stats();
-    assert_eq!((stats.quarantined_permanently, stats.quarantined, stats.list_pages_used), (0, 0, 0));
+    assert_eq!(
+        (stats.quarantined_permanently, stats.quarantined, stats.list_pages_used),
+        (0, 0, 0)
+    );
     drop(bench.controller);
     assert_eq!(bench.arena.0.used(), 0);
 }

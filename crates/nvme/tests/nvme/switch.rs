@@ -27,8 +27,8 @@ impl FastClock {
         self.ticks.fetch_add(self.step.load(Ordering::SeqCst), Ordering::SeqCst)
     }
 
-    /// Lets it run from now on, for `limit` ns at most: what has to happen in time and is not what a test is about must not
-    /// depend on how fast the model's threads are.
+    /// Lets it run from now on, for `limit` ns at most: what has to happen in time and is not what
+    /// a test is about must not depend on how fast the model's threads are.
     fn run(&self, step: u64, limit: u64) -> u64 {
         let now = self.ticks.load(Ordering::SeqCst);
         self.end.store(now.saturating_add(limit), Ordering::SeqCst);
@@ -52,7 +52,8 @@ fn fast_clock(step: u64) -> (Config, Arc<FastClock>) {
 
 fn spawn() -> (Arena, ModelController) {
     let arena = Arena(Memory::new(256));
-    let model = ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
+    let model =
+        ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();
     (arena, model)
 }
 
@@ -64,7 +65,8 @@ fn wait_for(registers: &impl Registers, wanted: Csts) {
 
 /// Starts, uses and drops a controller.
 fn works(model: &ModelController, arena: &Arena) {
-    let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    let controller =
+        Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
     let mut queue = controller.create_queue(2).unwrap();
     let flush = queue.flush(1).unwrap();
     one(&mut queue, flush).1.unwrap();
@@ -75,11 +77,16 @@ fn an_unfinished_enable_keeps_its_memory_and_cc_en_set() {
     let (arena, model) = spawn();
     model.faults().set_stuck(true);
     let leaked = quarantined_bytes();
-    let error = Controller::start(model.registers(), arena.clone(), fast_clock(SECOND / 10).0).unwrap_err();
+    let error =
+        Controller::start(model.registers(), arena.clone(), fast_clock(SECOND / 10).0).unwrap_err();
     assert_eq!(error, Error::NotReady { wanted: "ready", limit_ms: 10_000 });
     assert_eq!(model.stats().early_changes, 0, "CC.EN was cleared while CSTS.RDY was 0");
     // Two admin rings and the page for identify data.
-    assert_eq!(arena.0.used(), 3, "the enable is still in progress, so the rings are the controller's");
+    assert_eq!(
+        arena.0.used(),
+        3,
+        "the enable is still in progress, so the rings are the controller's"
+    );
     assert!(quarantined_bytes() - leaked >= 3 * 4096);
     model.faults().set_stuck(false);
     wait_for(&model.registers(), Csts::READY);
@@ -98,7 +105,8 @@ fn a_disable_waits_for_an_enable_in_progress() {
         std::thread::sleep(std::time::Duration::from_millis(20));
         faults.set_stuck(false);
     });
-    // Another program's admin queues at unmapped addresses: they are read only when a doorbell is written.
+    // Another program's admin queues at unmapped addresses: they are read only when a doorbell is
+    // written.
     registers.write32(offset::AQA, 1 | 1 << 16);
     works(&model, &arena);
     late.join().unwrap();
@@ -148,10 +156,14 @@ fn a_controller_that_cannot_be_disabled_keeps_its_memory() {
     model.faults().set_stuck(true);
     assert_eq!(controller.reset(), Err(Error::NotReady { wanted: "disabled", limit_ms: 10_000 }));
     assert!(matches!(controller.create_queue(1), Err(Error::NeedsReset)));
-    let (used, leaked, before) = (arena.0.used(), quarantined_bytes(), ticks.ticks.load(Ordering::SeqCst));
+    let (used, leaked, before) =
+        (arena.0.used(), quarantined_bytes(), ticks.ticks.load(Ordering::SeqCst));
     drop(lost);
     drop(queue);
-    assert_eq!((controller.stats().quarantined_permanently, controller.stats().quarantined_queues), (1, 1));
+    assert_eq!(
+        (controller.stats().quarantined_permanently, controller.stats().quarantined_queues),
+        (1, 1)
+    );
     drop(controller);
     assert_eq!(arena.0.used(), used, "nothing that it may still reach is released");
     // Admin: 3 pages, queue pair: 2, PRP lists: 1.
@@ -163,7 +175,8 @@ fn a_controller_that_cannot_be_disabled_keeps_its_memory() {
 
 #[test]
 fn a_failed_enable_is_a_fatal_error_and_releases_the_memory() {
-    /// Clears CC's entry sizes and sets a command set that the model does not have, so that enabling fails.
+    /// Clears CC's entry sizes and sets a command set that the model does not have, so that
+    /// enabling fails.
     #[derive(Clone)]
     struct Wrong(ModelRegisters, Arc<AtomicU32>);
     impl Registers for Wrong {
@@ -198,7 +211,8 @@ fn a_drop_notifies_the_controller_of_the_shutdown_and_a_reset_does_not() {
     let (arena, model) = spawn();
     works(&model, &arena);
     assert_eq!(model.stats().shutdowns, 1, "dropped");
-    let controller = Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
+    let controller =
+        Controller::start(model.registers(), arena.clone(), Config::default()).unwrap();
     controller.reset().unwrap();
     assert_eq!(model.stats().shutdowns, 1, "reset");
     controller.disable().unwrap();
@@ -223,7 +237,14 @@ fn a_shutdown_that_does_not_complete_delays_a_drop_by_its_limit_at_most() {
         let before = ticks.run(SECOND / 250, (wait + 1) * SECOND);
         drop(controller);
         let waited = ticks.ticks.load(Ordering::SeqCst) - before;
-        assert!((wait * SECOND..(wait + 2) * SECOND).contains(&waited), "RTD3E {rtd3_entry_us}: {waited} ns");
-        assert_eq!((model.stats().shutdowns, arena.0.used()), (0, 0), "it was disabled nevertheless");
+        assert!(
+            (wait * SECOND..(wait + 2) * SECOND).contains(&waited),
+            "RTD3E {rtd3_entry_us}: {waited} ns"
+        );
+        assert_eq!(
+            (model.stats().shutdowns, arena.0.used()),
+            (0, 0),
+            "it was disabled nevertheless"
+        );
     }
 }

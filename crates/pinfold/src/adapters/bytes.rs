@@ -40,11 +40,13 @@ impl fmt::Debug for NotFrozen {
 
 /// Converts the buffer into [`Bytes`], read-only and shareable, without a copy.
 ///
-/// A buffer leaves its mapping when no device can reach it, so the bytes no longer change. The memory is freed when the last
-/// clone and slice of the `Bytes` is dropped. `bytes.slice(..n)` takes a part. O(1).
+/// A buffer leaves its mapping when no device can reach it, so the bytes no longer change. The
+/// memory is freed when the last clone and slice of the `Bytes` is dropped. `bytes.slice(..n)`
+/// takes a part. O(1).
 ///
 /// # Errors
-/// [`NotFrozen`] if a device, or another process through the arena's memfd, could write the bytes at any time.
+/// [`NotFrozen`] if a device, or another process through the arena's memfd, could write the bytes
+/// at any time.
 ///
 /// ```
 /// # use pinfold::{Arena, Domain, adapters::bytes::freeze};
@@ -71,14 +73,15 @@ struct Frozen {
     _buffer: Buffer,
 }
 
-// SAFETY: the pointer is to the buffer's memory, which may be read from any thread; the rest is the buffer, which is
-// `Send` itself.
+// SAFETY: the pointer is to the buffer's memory, which may be read from any thread; the rest is the
+// buffer, which is `Send` itself.
 unsafe impl Send for Frozen {}
 
 impl AsRef<[u8]> for Frozen {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `Buffer::as_slice` gave it, so no device and no other process can write it while the buffer is
-        // not mapped; the buffer is owned by `self`, which never lends it, and keeps its memory where it is.
+        // SAFETY: `Buffer::as_slice` gave it, so no device and no other process can write it while
+        // the buffer is not mapped; the buffer is owned by `self`, which never lends it, and keeps
+        // its memory where it is.
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -90,7 +93,12 @@ mod tests {
     use pinfold_core::access::{FromDevice, ToDevice};
 
     fn arena(domain: &Domain, mapping_policy: MappingPolicy, source: Source) -> Arena {
-        Arena::builder().size(1 << 20).mapping_policy(mapping_policy).source(source).build(domain).unwrap()
+        Arena::builder()
+            .size(1 << 20)
+            .mapping_policy(mapping_policy)
+            .source(source)
+            .build(domain)
+            .unwrap()
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! Submission entries for a program's own ring, driven with the crate [`io_uring`], from the memory to transfer.
+//! Submission entries for a program's own ring, driven with the crate [`io_uring`], from the memory
+//! to transfer.
 //!
-//! [`RingBuffers`] registers memory with the ring; the functions here create a `READ_FIXED` or `WRITE_FIXED` entry for a
-//! part of it, with its index in the table. Pinfold owns memory and table; the program owns the ring, sets flags and user
-//! data of the entry, and pushes it.
+//! [`RingBuffers`] registers memory with the ring; the functions here create a `READ_FIXED` or
+//! `WRITE_FIXED` entry for a part of it, with its index in the table. Pinfold owns memory and
+//! table; the program owns the ring, sets flags and user data of the entry, and pushes it.
 //!
 //! ```
 //! use io_uring::{IoUring, types};
@@ -44,7 +45,8 @@ pub enum NotFixed {
         /// Its length in bytes.
         len: usize,
     },
-    /// It is longer than the 32 bits of an entry's length. (Never memory of a table, where a place has at most 1 GiB.)
+    /// It is longer than the 32 bits of an entry's length. (Never memory of a table, where a place
+    /// has at most 1 GiB.)
     #[error("{len} bytes in one entry: {limit} are possible", limit = u32::MAX)]
     TooLong {
         /// Its length in bytes.
@@ -82,14 +84,17 @@ pub fn write(
     Ok(opcode::WriteFixed::new(file, at, len, index))
 }
 
-/// Returns the address, the length and the table index of `memory`, for entries that have no function here, and for
-/// registered files ([`types::Fixed`]).
+/// Returns the address, the length and the table index of `memory`, for entries that have no
+/// function here, and for registered files ([`types::Fixed`]).
 ///
 /// Logarithmic in the places of the table; no system call.
 ///
 /// # Errors
 /// [`NotFixed`].
-pub fn place(table: &RingBuffers<'_>, memory: DmaMemory<'_>) -> Result<(*mut u8, u32, u16), NotFixed> {
+pub fn place(
+    table: &RingBuffers<'_>,
+    memory: DmaMemory<'_>,
+) -> Result<(*mut u8, u32, u16), NotFixed> {
     let (addr, len) = (memory.addr(), memory.len());
     let index = table.index_of(memory).ok_or(NotFixed::NotRegistered { addr, len })?;
     let short = u32::try_from(len).map_err(|_| NotFixed::TooLong { len })?;
@@ -125,7 +130,10 @@ mod tests {
         let fd = types::Fd(file.as_raw_fd());
         let part = from.memory().part(100, 5000).unwrap();
         assert_eq!(transfer(&mut ring, &write(&table, fd, part).unwrap().offset(3).build()), 5000);
-        assert_eq!(transfer(&mut ring, &read(&table, fd, to.memory()).unwrap().offset(3).build()), 5000);
+        assert_eq!(
+            transfer(&mut ring, &read(&table, fd, to.memory()).unwrap().offset(3).build()),
+            5000
+        );
         let mut back = [0; 5000];
         to.memory().copy_to_slice(0, &mut back).unwrap();
         assert_eq!(back, [0xc3; 5000]);
@@ -160,6 +168,9 @@ mod tests {
         let halves = [0, 4096].map(|at| buffer.memory().part(at, 4096).unwrap());
         let table = RingBuffers::register(&ring, &halves.map(Into::into)).unwrap();
         assert_eq!(halves.map(|half| place(&table, half).map(|(.., index)| index)), [Ok(0), Ok(1)]);
-        assert!(matches!(place(&table, buffer.memory()), Err(NotFixed::NotRegistered { len: 8192, .. })));
+        assert!(matches!(
+            place(&table, buffer.memory()),
+            Err(NotFixed::NotRegistered { len: 8192, .. })
+        ));
     }
 }

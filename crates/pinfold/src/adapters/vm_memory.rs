@@ -1,14 +1,16 @@
 //! Guest memory over an arena: [`vm_memory`]'s traits.
 //!
-//! A virtual machine monitor, or one of its device models, accesses the memory by [`VolatileSlice`]s and as
-//! [`Bytes`](::vm_memory::Bytes); no reference into it is ever made, so any arena is accepted. With
-//! [`MappingPolicy::Whole`](crate::MappingPolicy::Whole) a device of the arena's domain reaches all of it at
-//! [`GuestRegion::iova`], as a device that is passed through to the guest must.
+//! A virtual machine monitor, or one of its device models, accesses the memory by
+//! [`VolatileSlice`]s and as [`Bytes`](::vm_memory::Bytes); no reference into it is ever made, so
+//! any arena is accepted. With [`MappingPolicy::Whole`](crate::MappingPolicy::Whole) a device of
+//! the arena's domain reaches all of it at [`GuestRegion::iova`], as a device that is passed
+//! through to the guest must.
 //!
-//! vm-memory's accesses are volatile, or atomics of the width of an object, and those of a software IOMMU's
-//! [`Port`](crate::soft::Port) are atomics of one byte. Rust orders neither with the other: a model device that is a thread of
-//! this process must access bytes only while the monitor does not, as the indices of a virtio ring ensure when they are read
-//! with acquire and written with release ordering. A real device has no such condition.
+//! vm-memory's accesses are volatile, or atomics of the width of an object, and those of a software
+//! IOMMU's [`Port`](crate::soft::Port) are atomics of one byte. Rust orders neither with the other:
+//! a model device that is a thread of this process must access bytes only while the monitor does
+//! not, as the indices of a virtio ring ensure when they are read with acquire and written with
+//! release ordering. A real device has no such condition.
 //!
 //! ```
 //! use pinfold::adapters::vm_memory::{GuestArena, GuestRegion};
@@ -38,7 +40,8 @@ use std::fmt;
 /// [`GuestMemory`](::vm_memory::GuestMemory).
 pub type GuestArena = GuestRegionCollection<GuestRegion>;
 
-/// A buffer as a region of a guest's memory. The region includes what the buffer's length was rounded up by.
+/// A buffer as a region of a guest's memory. The region includes what the buffer's length was
+/// rounded up by.
 #[derive(Debug)]
 pub struct GuestRegion {
     buffer: Buffer,
@@ -62,8 +65,9 @@ impl fmt::Debug for PastEnd {
 }
 
 impl GuestRegion {
-    /// Creates the region of a buffer at guest address `start`. Its contents are kept: allocate it by
-    /// [`alloc_zeroed`](crate::ArenaMemory::alloc_zeroed) if the guest must not see earlier ones.
+    /// Creates the region of a buffer at guest address `start`. Its contents are kept: allocate it
+    /// by [`alloc_zeroed`](crate::ArenaMemory::alloc_zeroed) if the guest must not see earlier
+    /// ones.
     ///
     /// # Errors
     /// [`PastEnd`], with the buffer.
@@ -75,8 +79,8 @@ impl GuestRegion {
         }
     }
 
-    /// Returns the I/O virtual address of the first byte in the domain of `arena`, if the arena is mapped whole; the rest
-    /// follows linearly.
+    /// Returns the I/O virtual address of the first byte in the domain of `arena`, if the arena is
+    /// mapped whole; the rest follows linearly.
     pub fn iova(&self, arena: &Arena) -> Option<Iova> {
         arena.iova_of(&self.buffer)
     }
@@ -113,12 +117,14 @@ impl GuestMemoryRegion for GuestRegion {
         let offset = usize::try_from(offset.raw_value()).map_err(|_| outside)?;
         let outside = GuestMemoryError::InvalidBackendAddress;
         let memory = self.buffer.memory().part(offset, count).map_err(|_| outside)?;
-        // SAFETY: `part` proved that the bytes lie in the buffer's memory, which stays where it is while the buffer,
-        // that is, `self`, is borrowed. No reference into it exists: that takes an exclusive borrow of the buffer, and
-        // it is private here. Others reach it only where the domain maps it: a device, which is outside of the program, as
-        // volatile accesses expect; or the port of a software IOMMU, a thread of this process, whose accesses are relaxed
-        // atomics of one byte each (`DmaMemory`) and make no reference. That the two do not access the same bytes at the same
-        // time is the caller's part, stated at the module: the order of the rings' indices keeps it.
+        // SAFETY: `part` proved that the bytes lie in the buffer's memory, which stays where it is
+        // while the buffer, that is, `self`, is borrowed. No reference into it exists: that takes
+        // an exclusive borrow of the buffer, and it is private here. Others reach it only where the
+        // domain maps it: a device, which is outside of the program, as volatile accesses expect;
+        // or the port of a software IOMMU, a thread of this process, whose accesses are relaxed
+        // atomics of one byte each (`DmaMemory`) and make no reference. That the two do not access
+        // the same bytes at the same time is the caller's part, stated at the module: the order of
+        // the rings' indices keeps it.
         Ok(unsafe { VolatileSlice::new(memory.as_ptr().as_ptr(), memory.len()) })
     }
 
@@ -142,10 +148,12 @@ mod tests {
 
     fn guest(mapping_policy: MappingPolicy) -> (Arena, Domain, GuestArena) {
         let domain = Domain::soft().unwrap();
-        let arena = Arena::builder().size(4 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
+        let arena =
+            Arena::builder().size(4 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
         // As on a PC: one part low, the other above the hole at 4 GiB.
         let low = GuestRegion::new(arena.alloc_zeroed(1 << 20).unwrap(), GuestAddress(0)).unwrap();
-        let high = GuestRegion::new(arena.alloc_zeroed(2 << 20).unwrap(), GuestAddress(4 * GIB)).unwrap();
+        let high =
+            GuestRegion::new(arena.alloc_zeroed(2 << 20).unwrap(), GuestAddress(4 * GIB)).unwrap();
         (arena, domain, GuestArena::from_regions(vec![low, high]).unwrap())
     }
 
@@ -157,7 +165,10 @@ mod tests {
         let mut back = [0; 4];
         memory.read_slice(&mut back, GuestAddress(0x7c00)).unwrap();
         assert_eq!(&back, b"boot");
-        assert_eq!(memory.read_obj::<u32>(GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap(), 0x1234_5678);
+        assert_eq!(
+            memory.read_obj::<u32>(GuestAddress(4 * GIB + (2 << 20) - 4)).unwrap(),
+            0x1234_5678
+        );
         memory.store(7_u64, GuestAddress(4 * GIB), Ordering::Release).unwrap();
         assert_eq!(memory.load::<u64>(GuestAddress(4 * GIB), Ordering::Acquire).unwrap(), 7);
         // The hole, the last byte and what crosses it.
@@ -185,8 +196,8 @@ mod tests {
     fn a_region_past_the_last_address_returns_the_buffer() {
         let domain = Domain::soft().unwrap();
         let arena = Arena::builder().size(1 << 20).build(&domain).unwrap();
-        let refused =
-            GuestRegion::new(arena.alloc(8192).unwrap(), GuestAddress(u64::MAX - 4096)).unwrap_err();
+        let refused = GuestRegion::new(arena.alloc(8192).unwrap(), GuestAddress(u64::MAX - 4096))
+            .unwrap_err();
         assert_eq!(refused.buffer.len(), 8192);
         let last = GuestRegion::new(refused.buffer, GuestAddress(u64::MAX - 8191)).unwrap();
         assert_eq!(last.last_addr(), GuestAddress(u64::MAX));

@@ -59,12 +59,15 @@ impl Container {
         if !container::is_viable(fd.as_fd()).map_err(failed("VFIO_GROUP_GET_STATUS"))? {
             return Ok(None);
         }
-        container::set_container(fd.as_fd(), self.fd()).map_err(failed("VFIO_GROUP_SET_CONTAINER"))?;
-        // A failure from here on closes the group's descriptor, which removes the group from the container.
+        container::set_container(fd.as_fd(), self.fd())
+            .map_err(failed("VFIO_GROUP_SET_CONTAINER"))?;
+        // A failure from here on closes the group's descriptor, which removes the group from the
+        // container.
         if groups.is_empty() {
             self.set_iommu(kind, &path)?;
         }
-        let device = container::device(fd.as_fd(), &name).map_err(failed("VFIO_GROUP_GET_DEVICE_FD"))?;
+        let device =
+            container::device(fd.as_fd(), &name).map_err(failed("VFIO_GROUP_GET_DEVICE_FD"))?;
         groups.push((group.number, fd));
         Ok(Some(device))
     }
@@ -77,7 +80,8 @@ impl Container {
                 type1: true,
             });
         }
-        container::set_iommu(self.fd(), kind).map_err(|e| OpenError::of_call("VFIO_SET_IOMMU", path, e))
+        container::set_iommu(self.fd(), kind)
+            .map_err(|e| OpenError::of_call("VFIO_SET_IOMMU", path, e))
     }
 }
 

@@ -15,7 +15,8 @@ use std::ptr::NonNull;
 /// The addresses, page sizes and number of mappings that the kernel supports for a domain.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Limits {
-    /// The first and the last address of each usable range; `None` if the kernel does not report them (before 5.4).
+    /// The first and the last address of each usable range; `None` if the kernel does not report
+    /// them (before 5.4).
     pub ranges: Option<Vec<(u64, u64)>>,
     /// One bit for each page size of the IOMMU.
     pub page_sizes: u64,
@@ -23,7 +24,8 @@ pub struct Limits {
     pub entries_left: Option<u64>,
 }
 
-/// An I/O address space in the kernel, and the devices attached to it. `map` and `unmap` are one system call each.
+/// An I/O address space in the kernel, and the devices attached to it. `map` and `unmap` are one
+/// system call each.
 pub(crate) trait IommuContext: Send + Sync {
     /// Returns the kernel's interface; never [`IommuInterface::Best`].
     fn interface(&self) -> IommuInterface;
@@ -40,15 +42,16 @@ pub(crate) trait IommuContext: Send + Sync {
     /// Opens a device and attaches it. Returns `None` if its group is not viable.
     fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError>;
 
-    /// Pins the memory from `addr`, as long as `iova`, and gives the devices access to it: all or nothing.
+    /// Pins the memory from `addr`, as long as `iova`, and gives the devices access to it: all or
+    /// nothing.
     ///
     /// # Safety
-    /// Until [`unmap`](Self::unmap) of the range has returned, or the value and all its devices are gone, the memory is
-    /// mapped in this process and no reference into it exists.
+    /// Until [`unmap`](Self::unmap) of the range has returned, or the value and all its devices are
+    /// gone, the memory is mapped in this process and no reference into it exists.
     unsafe fn map(&self, iova: IovaRange, addr: NonNull<u8>, access: Access) -> Result<(), Errno>;
 
-    /// Unmaps any number of whole mappings in the range, and returns how many bytes were mapped there. No device reaches
-    /// them when it returns.
+    /// Unmaps any number of whole mappings in the range, and returns how many bytes were mapped
+    /// there. No device reaches them when it returns.
     fn unmap(&self, iova: IovaRange) -> Result<u64, Errno>;
 
     /// Returns the current limits.

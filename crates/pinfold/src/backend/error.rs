@@ -59,7 +59,9 @@ pub enum OpenError {
         path: String,
     },
     /// Another process has the node open.
-    #[error("{path} is open in another process, and can be open once: `sudo fuser -v {path}` names it")]
+    #[error(
+        "{path} is open in another process, and can be open once: `sudo fuser -v {path}` names it"
+    )]
     Busy {
         /// The device node.
         path: String,
@@ -142,7 +144,9 @@ fn noiommu_mode(path: &Path) -> String {
             "it was bound before that was allowed: unbind and bind it again".to_owned()
         }
         Ok(_) => format!("`echo Y | sudo tee {}`, then unbind and bind it again", path.display()),
-        Err(errno) => format!("{}: {errno} (a kernel with CONFIG_VFIO_NOIOMMU has it)", path.display()),
+        Err(errno) => {
+            format!("{}: {errno} (a kernel with CONFIG_VFIO_NOIOMMU has it)", path.display())
+        }
     }
 }
 
@@ -155,7 +159,9 @@ fn permitted(path: &str) -> String {
 }
 
 fn bound_to(driver: Option<&str>) -> String {
-    driver.map_or("has no driver".to_owned(), |driver| format!("is bound to the kernel driver {driver}"))
+    driver.map_or("has no driver".to_owned(), |driver| {
+        format!("is bound to the kernel driver {driver}")
+    })
 }
 
 fn list(others: &[GroupMember], with_driver: bool) -> String {

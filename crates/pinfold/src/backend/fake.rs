@@ -88,7 +88,8 @@ impl IommuContext for Fake {
     unsafe fn map(&self, iova: IovaRange, addr: NonNull<u8>, _: Access) -> Result<(), Errno> {
         let (start, len) = (iova.start().raw(), iova.len());
         let mut state = self.state.lock().unwrap();
-        let overlaps = state.table.range(..iova.end().raw()).next_back().is_some_and(|(s, l)| s + l > start);
+        let overlaps =
+            state.table.range(..iova.end().raw()).next_back().is_some_and(|(s, l)| s + l > start);
         let pinned: u64 = state.table.values().sum();
         let result = if overlaps {
             Err(Errno::new(libc::EEXIST))
@@ -100,7 +101,12 @@ impl IommuContext for Fake {
             state.table.insert(start, len);
             Ok(())
         };
-        state.calls.push(Call::Map { iova: start, addr: addr.as_ptr().addr(), len, ok: result.is_ok() });
+        state.calls.push(Call::Map {
+            iova: start,
+            addr: addr.as_ptr().addr(),
+            len,
+            ok: result.is_ok(),
+        });
         result
     }
 

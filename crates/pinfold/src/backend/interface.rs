@@ -16,9 +16,10 @@ pub enum IommuInterface {
     Iommufd,
     /// No IOMMU (Linux 4.5), where the kernel is configured to allow that.
     ///
-    /// **Nothing is protected.** The device reaches all memory of the machine at its physical address, whatever this
-    /// program maps, and a revocation revokes nothing: this library cannot promise anything about a faulty or hostile
-    /// device. Therefore only [`Options::without_iommu`](crate::vfio::Options::without_iommu), which is `unsafe`, opens a
+    /// **Nothing is protected.** The device reaches all memory of the machine at its physical
+    /// address, whatever this program maps, and a revocation revokes nothing: this library cannot
+    /// promise anything about a faulty or hostile device. Therefore only
+    /// [`Options::without_iommu`](crate::vfio::Options::without_iommu), which is `unsafe`, opens a
     /// device this way. Arenas must be mapped as a whole and consist of hugetlb pages.
     NoIommu,
 }
@@ -43,8 +44,8 @@ pub(crate) struct Selection {
     pub(super) node: Option<PathBuf>,
 }
 
-/// Returns iommufd if the kernel has it for the device with this character device and this user may open it, else type1,
-/// with the reason in a few words.
+/// Returns iommufd if the kernel has it for the device with this character device and this user may
+/// open it, else type1, with the reason in a few words.
 pub(crate) fn select(roots: &Roots, cdev: Option<&str>) -> Selection {
     let type1 = |reason: String| Selection { interface: IommuInterface::Type1, reason, node: None };
     let iommu = roots.dev.join("iommu");
@@ -58,15 +59,22 @@ pub(crate) fn select(roots: &Roots, cdev: Option<&str>) -> Selection {
             Err(rustix::io::Errno::NOENT) => {
                 return type1(format!("type1, because there is no {}", path.display()));
             }
-            Err(_) => return type1(format!("type1, because this user may not open {}", path.display())),
+            Err(_) => {
+                return type1(format!("type1, because this user may not open {}", path.display()));
+            }
         }
     }
     match node {
         None => type1(
-            "type1, because the kernel has no device nodes of VFIO (Linux 6.6, VFIO_DEVICE_CDEV)".to_owned(),
+            "type1, because the kernel has no device nodes of VFIO (Linux 6.6, VFIO_DEVICE_CDEV)"
+                .to_owned(),
         ),
         Some(node) => {
-            let reason = format!("iommufd, because {} and {} can be opened", iommu.display(), node.display());
+            let reason = format!(
+                "iommufd, because {} and {} can be opened",
+                iommu.display(),
+                node.display()
+            );
             Selection { interface: IommuInterface::Iommufd, reason, node: Some(node) }
         }
     }

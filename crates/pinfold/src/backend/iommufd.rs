@@ -1,4 +1,5 @@
-//! iommufd: an address space (IOAS) of `/dev/iommu`, to which devices are attached without groups. Linux 6.6.
+//! iommufd: an address space (IOAS) of `/dev/iommu`, to which devices are attached without groups.
+//! Linux 6.6.
 
 use super::container::open_node;
 use super::context::{IommuContext, Limits};
@@ -25,8 +26,8 @@ impl Iommufd {
     pub(crate) fn open(roots: &Roots) -> Result<Self, OpenError> {
         let path = roots.dev.join("iommu");
         let fd = open_node(&path)?;
-        let ioas =
-            iommufd::alloc(fd.as_fd()).map_err(|e| OpenError::of_call("IOMMU_IOAS_ALLOC", &path, e))?;
+        let ioas = iommufd::alloc(fd.as_fd())
+            .map_err(|e| OpenError::of_call("IOMMU_IOAS_ALLOC", &path, e))?;
         Ok(Self { fd, ioas })
     }
 }
@@ -52,7 +53,9 @@ impl IommuContext for Iommufd {
     fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError> {
         let path = match select(roots, device.cdev.as_deref()) {
             Selection { node: Some(node), .. } => node,
-            Selection { reason, .. } => return Err(OpenError::NoIommufd { bdf: device.bdf, reason }),
+            Selection { reason, .. } => {
+                return Err(OpenError::NoIommufd { bdf: device.bdf, reason });
+            }
         };
         let fd = open_node(&path)?;
         iommufd::bind(fd.as_fd(), self.fd.as_fd())
@@ -75,7 +78,11 @@ impl IommuContext for Iommufd {
     fn limits(&self) -> Result<Limits, Errno> {
         let (ranges, alignment) = iommufd::ranges(self.fd.as_fd(), self.ioas)?;
         // It reports an alignment instead of page sizes: from that one on all are possible.
-        Ok(Limits { ranges: Some(ranges), page_sizes: alignment.wrapping_neg(), entries_left: None })
+        Ok(Limits {
+            ranges: Some(ranges),
+            page_sizes: alignment.wrapping_neg(),
+            entries_left: None,
+        })
     }
 }
 

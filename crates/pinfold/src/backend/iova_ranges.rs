@@ -5,13 +5,15 @@ use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::BackendError;
 use pinfold_core::iova::IovaSpace;
 
-/// The usable ranges of a kernel that does not report them: the narrowest IOMMU of x86, without its interrupt window.
+/// The usable ranges of a kernel that does not report them: the narrowest IOMMU of x86, without its
+/// interrupt window.
 const DEFAULT_RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
 
-/// Returns the addresses that may be allocated: those that the kernel translates, within the `bits` that the device
-/// reaches.
+/// Returns the addresses that may be allocated: those that the kernel translates, within the `bits`
+/// that the device reaches.
 pub(crate) fn iova_space(limits: &Limits, bits: u32) -> Result<IovaSpace, BackendError> {
-    let reach = usable(limits).iter().map(|(_, last)| u64::BITS - last.leading_zeros()).max().unwrap_or(0);
+    let reach =
+        usable(limits).iter().map(|(_, last)| u64::BITS - last.leading_zeros()).max().unwrap_or(0);
     // A width below the minimum of `IovaSpace` is an error; one above its maximum is used in part.
     let space = IovaSpace::new(reach.min(bits).min(57))?;
     for gap in gaps(limits, bits) {
@@ -26,7 +28,8 @@ pub(crate) fn gaps(limits: &Limits, bits: u32) -> Vec<IovaRange> {
     let mut free_from = 0u64;
     let beyond = 1u64.checked_shl(bits).unwrap_or(u64::MAX);
     for (first, last) in usable(limits).into_iter().chain([(u64::MAX, u64::MAX)]) {
-        // A range need not begin or end at a page: the granules that it does not fill are reserved with the gap.
+        // A range need not begin or end at a page: the granules that it does not fill are reserved
+        // with the gap.
         let gap = first.saturating_sub(free_from);
         gaps.extend(IovaRange::new(Iova::new(free_from), gap));
         free_from = free_from.max(last.saturating_add(1));

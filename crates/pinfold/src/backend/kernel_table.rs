@@ -1,7 +1,8 @@
 //! A backend whose table the kernel keeps: records what is mapped, above an [`IommuContext`].
 //!
-//! The kernel's unmap is synchronous and strict: when the call returns, the entries are cleared, the IOMMU has been
-//! flushed, and the pages are unpinned. The ticket of a revocation is therefore completed from the start.
+//! The kernel's unmap is synchronous and strict: when the call returns, the entries are cleared,
+//! the IOMMU has been flushed, and the pages are unpinned. The ticket of a revocation is therefore
+//! completed from the start.
 
 use super::context::IommuContext;
 use crate::sys::Errno;
@@ -66,7 +67,10 @@ impl KernelTable {
         }
         let entries = ranges.mapped.len() as u64;
         if let Some(limit) = self.limit.filter(|limit| entries >= *limit) {
-            return Err(BackendError::NoEntries { limit, remedy: self.context.raise_entries(limit) });
+            return Err(BackendError::NoEntries {
+                limit,
+                remedy: self.context.raise_entries(limit),
+            });
         }
         if self.context.is_charged() {
             check_memlock(ranges.pinned, iova.len())?;
@@ -97,8 +101,8 @@ impl KernelTable {
                 if bytes == range.len() {
                     return Ok(());
                 }
-                // The caller revoked a range that was mapped only in part. The part is unmapped now, but a caller so
-                // wrong about what is mapped must not see a success.
+                // The caller revoked a range that was mapped only in part. The part is unmapped
+                // now, but a caller so wrong about what is mapped must not see a success.
                 tracing::error!(%range, bytes, "the kernel unmapped a different number of bytes than were revoked");
                 Err(BackendError::NotRevoked)
             }
@@ -125,8 +129,9 @@ impl KernelTable {
     }
 }
 
-/// Refuses early what the kernel would refuse only after pinning many pages: this table alone has pinned, and is about to
-/// pin, more than the limit. Two system calls of a fraction of a microsecond.
+/// Refuses early what the kernel would refuse only after pinning many pages: this table alone has
+/// pinned, and is about to pin, more than the limit. Two system calls of a fraction of a
+/// microsecond.
 fn check_memlock(pinned: u64, asked: u64) -> Result<(), BackendError> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     let over = limit.is_some_and(|limit| pinned.saturating_add(asked) > limit);
@@ -163,7 +168,9 @@ impl MappedRanges {
 
     /// Removes the entries that begin in `range`. Never allocates.
     fn forget(&mut self, range: IovaRange) {
-        while let Some((&start, entry)) = self.mapped.range(range.start().raw()..range.end().raw()).next() {
+        while let Some((&start, entry)) =
+            self.mapped.range(range.start().raw()..range.end().raw()).next()
+        {
             self.pinned = self.pinned.saturating_sub(entry.len);
             self.mapped.remove(&start);
         }
@@ -202,8 +209,9 @@ impl Backend for KernelTable {
 
     /// Unmaps what is still mapped of the memory (a leaked mapping).
     ///
-    /// If the kernel refuses even that, the device keeps pages that the kernel has pinned. They are not reused until the
-    /// device is closed, so the device cannot reach what the process maps at these addresses afterwards.
+    /// If the kernel refuses even that, the device keeps pages that the kernel has pinned. They are
+    /// not reused until the device is closed, so the device cannot reach what the process maps at
+    /// these addresses afterwards.
     fn unregister_memory(&self, memory: DmaMemory) {
         let (addr, len) = (memory.addr(), memory.len());
         let mut ranges = self.lock();
@@ -226,8 +234,9 @@ impl Backend for KernelTable {
             return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
         }
         self.record(iova, memory)?;
-        // SAFETY: the memory is registered, so its owner keeps it valid until `unregister_memory` has returned, which unmaps what
-        // is left; `Domain`'s callers promise that no reference into it exists meanwhile.
+        // SAFETY: the memory is registered, so its owner keeps it valid until `unregister_memory`
+        // has returned, which unmaps what is left; `Domain`'s callers promise that no reference
+        // into it exists meanwhile.
         let mapped = unsafe { self.context.map(iova, memory.as_ptr(), access) };
         mapped.map_err(|errno| {
             self.lock().forget(iova);

@@ -1,9 +1,9 @@
-//! VFIO without an IOMMU: nothing is translated and nothing is protected. The device reaches memory at its physical address,
-//! and all other memory too.
+//! VFIO without an IOMMU: nothing is translated and nothing is protected. The device reaches memory
+//! at its physical address, and all other memory too.
 //!
-//! The kernel provides the device and its interrupts and ignores memory. What a device is to reach must therefore not
-//! move: hugetlb pages do not as long as they are mapped. The kernel can move other pages even if they are locked, so they
-//! are refused.
+//! The kernel provides the device and its interrupts and ignores memory. What a device is to reach
+//! must therefore not move: hugetlb pages do not as long as they are mapped. The kernel can move
+//! other pages even if they are locked, so they are refused.
 
 use super::container::Container;
 use super::context::{IommuContext, Limits};
@@ -58,12 +58,17 @@ fn physical(pagemap: &Pagemap, memory: DmaMemory) -> Result<u64, BackendError> {
     let frame = first.filter(|_| known && read.is_ok());
     let frame = frame.ok_or(BackendError::PhysAddrUnknown { addr: start })?;
     if contiguous < memory.len() {
-        return Err(BackendError::NotContiguous { addr: start, len: memory.len(), run: contiguous });
+        return Err(BackendError::NotContiguous {
+            addr: start,
+            len: memory.len(),
+            run: contiguous,
+        });
     }
     frame.checked_mul(4096).ok_or(BackendError::PhysAddrUnknown { addr: start })
 }
 
-/// Returns the addresses at which the device reaches the memory, if it cannot move and is contiguous.
+/// Returns the addresses at which the device reaches the memory, if it cannot move and is
+/// contiguous.
 fn place(pagemap: &Pagemap, memory: DmaMemory) -> Result<IovaRange, BackendError> {
     let (addr, len) = (memory.addr(), memory.len());
     let page = smaps::of_range(addr, len).map_or(0, |vma| vma.page_bytes);
@@ -145,7 +150,9 @@ mod tests {
     fn a_hugepage_has_a_stable_address() {
         match place_of(Source::Hugetlb2M) {
             None => eprintln!("skipped: no hugepages are reserved here"),
-            Some(Ok(place)) => assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}"),
+            Some(Ok(place)) => {
+                assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}")
+            }
             Some(Err(error)) => {
                 assert!(matches!(error, BackendError::PhysAddrUnknown { .. }), "{error}");
                 assert!(crate::sys::query::pagemap().is_err(), "{error}");

@@ -1,7 +1,8 @@
-//! Domains behind the software IOMMU, for tests, device models and programs without a device: [`Domain::soft`].
+//! Domains behind the software IOMMU, for tests, device models and programs without a device:
+//! [`Domain::soft`].
 //!
-//! The IOMMU is a crate of its own, `pinfold-soft`, whose items are re-exported here. A driver's release build can leave it
-//! out: it comes with the default feature `soft`.
+//! The IOMMU is a crate of its own, `pinfold-soft`, whose items are re-exported here. A driver's
+//! release build can leave it out: it comes with the default feature `soft`.
 //!
 //! ```
 //! use pinfold::soft::{FaultKind, SoftConfig};
@@ -29,7 +30,8 @@ pub use pinfold_soft::*;
 impl DeviceSide for SoftBus {}
 
 impl Domain {
-    /// Creates a domain behind a software IOMMU with the [default configuration](SoftConfig::default).
+    /// Creates a domain behind a software IOMMU with the
+    /// [default configuration](SoftConfig::default).
     ///
     /// # Errors
     /// [`BackendError::NoMemory`] if the memory for its table cannot be allocated.
@@ -40,8 +42,8 @@ impl Domain {
     /// Creates a domain behind a software IOMMU.
     ///
     /// # Errors
-    /// [`BackendError::NoMemory`] as for [`soft`](Self::soft); [`BackendError::Table`] if the configuration asks for an
-    /// unsupported number of levels.
+    /// [`BackendError::NoMemory`] as for [`soft`](Self::soft); [`BackendError::Table`] if the
+    /// configuration asks for an unsupported number of levels.
     pub fn soft_with(config: SoftConfig) -> Result<Self, BackendError> {
         let (core, bus) = pinfold_soft::domain(config)?;
         Ok(Self::new(core, bus))
@@ -52,7 +54,8 @@ impl Domain {
         self.soft_bus().map(SoftBus::port)
     }
 
-    /// Returns the bus of the device models, with its statistics and faults; `None` if the devices are real.
+    /// Returns the bus of the device models, with its statistics and faults; `None` if the devices
+    /// are real.
     pub fn soft_bus(&self) -> Option<&SoftBus> {
         self.device_side()
     }

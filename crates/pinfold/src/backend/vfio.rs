@@ -13,7 +13,8 @@ use pinfold_core::addr::IovaRange;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-/// The limit of entries of a kernel that does not report it (since Linux 5.1; before, there was no limit).
+/// The limit of entries of a kernel that does not report it (since Linux 5.1; before, there was no
+/// limit).
 const DEFAULT_ENTRIES: u64 = 65_535;
 
 /// A container with type1.

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The operations of a domain that the memory's owner needs. A trait, so that a test can make each of them fail.
+/// The operations of a domain that the memory's owner needs. A trait, so that a test can make each
+/// of them fail.
 pub(in crate::memory) trait DomainOps: Send + Sync {
     /// Registers the memory.
     ///
@@ -22,8 +23,8 @@ pub(in crate::memory) trait DomainOps: Send + Sync {
     /// Maps memory for its lifetime.
     ///
     /// # Safety
-    /// Until `unmap` has returned `Ok`, or `unregister_memory` has returned, it stays valid and no reference into it
-    /// is made.
+    /// Until `unmap` has returned `Ok`, or `unregister_memory` has returned, it stays valid and no
+    /// reference into it is made.
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError>;
     fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError>;
     fn release(&self, reservation: Reservation) {
@@ -78,11 +79,13 @@ impl Attachment {
         memory: DmaMemory,
         policy: MappingPolicy,
     ) -> Result<Self, BackendError> {
-        // SAFETY: the owner frees the memory only after `unregister_memory` has returned (`Attachments::detach_all`),
-        // and never if the error says that it stays reachable; on every other error path it is unregistered below.
+        // SAFETY: the owner frees the memory only after `unregister_memory` has returned
+        // (`Attachments::detach_all`), and never if the error says that it stays reachable; on
+        // every other error path it is unregistered below.
         unsafe { domain.register_memory(memory) }?;
         let placed = match policy {
-            // SAFETY: the memory outlives the mapping, as above; memory that is mapped whole lends no reference.
+            // SAFETY: the memory outlives the mapping, as above; memory that is mapped whole lends
+            // no reference.
             MappingPolicy::Whole => unsafe { domain.map_static(memory) }.map(Place::Whole),
             MappingPolicy::PerUse => {
                 domain.reserve(memory.len() as u64, alignment(memory)).map(Place::PerUse)
@@ -102,7 +105,8 @@ impl Attachment {
         Ok(Self { domain, place, iova, chunks: Mutex::default() })
     }
 
-    /// Unmaps and unregisters the memory, of which nothing is in use; returns whether no device reaches it.
+    /// Unmaps and unregisters the memory, of which nothing is in use; returns whether no device
+    /// reaches it.
     fn detach(self, memory: DmaMemory) -> bool {
         match self.place {
             Place::Whole(mapping) => {
@@ -141,10 +145,12 @@ impl Attachment {
         self.domain.count_quarantined(bytes);
     }
 
-    /// Maps a chunk at `offset` for `access`; does nothing if the memory is mapped as a whole, for any access.
+    /// Maps a chunk at `offset` for `access`; does nothing if the memory is mapped as a whole, for
+    /// any access.
     ///
     /// # Safety
-    /// Until `unmap_chunk` has returned `Ok` for `offset`, the memory stays valid and no reference into it is made.
+    /// Until `unmap_chunk` has returned `Ok` for `offset`, the memory stays valid and no reference
+    /// into it is made.
     pub(in crate::memory) unsafe fn map_chunk(
         &self,
         offset: u64,
@@ -160,7 +166,8 @@ impl Attachment {
         Ok(())
     }
 
-    /// Unmaps the chunk at `offset`. Fails if it is not mapped, also because an earlier call has failed.
+    /// Unmaps the chunk at `offset`. Fails if it is not mapped, also because an earlier call has
+    /// failed.
     pub(in crate::memory) fn unmap_chunk(&self, offset: u64) -> Result<(), BackendError> {
         match self.place {
             Place::Whole(_) => Ok(()),
@@ -203,8 +210,9 @@ impl Attachments {
         None
     }
 
-    /// Maps the memory into a domain; returns the existing attachment if it is mapped there already. After an error that
-    /// leaves the memory [reachable](BackendError::stays_reachable), `detach_all` never succeeds.
+    /// Maps the memory into a domain; returns the existing attachment if it is mapped there
+    /// already. After an error that leaves the memory [reachable](BackendError::stays_reachable),
+    /// `detach_all` never succeeds.
     pub(in crate::memory) fn add(
         &self,
         domain: Box<dyn DomainOps>,
@@ -226,26 +234,31 @@ impl Attachments {
             end = &link.next;
         }
         // This thread alone adds, so the end is empty.
-        end.get_or_init(|| Box::new(Link { attachment: Arc::clone(&attachment), next: OnceLock::new() }));
+        end.get_or_init(|| {
+            Box::new(Link { attachment: Arc::clone(&attachment), next: OnceLock::new() })
+        });
         Ok(attachment)
     }
 
-    /// Detaches the memory from all domains, also after a failure; returns whether no device reaches it.
+    /// Detaches the memory from all domains, also after a failure; returns whether no device
+    /// reaches it.
     pub(in crate::memory) fn detach_all(&mut self, memory: DmaMemory) -> bool {
         let mut detached = !*self.reachable.get_mut();
         let mut link = self.first.take();
         while let Some(current) = link {
             let Link { attachment, mut next } = *current;
             link = next.take();
-            // The handles are gone: each of them holds the memory. (If one were left, it could still map chunks.)
-            detached &= Arc::into_inner(attachment).is_some_and(|attachment| attachment.detach(memory));
+            // The handles are gone: each of them holds the memory. (If one were left, it could
+            // still map chunks.)
+            detached &=
+                Arc::into_inner(attachment).is_some_and(|attachment| attachment.detach(memory));
         }
         detached
     }
 }
 
-/// The alignment of the address range: 2 MiB, so that a pool's chunks of any order are aligned to their size,
-/// or 1 GiB where that allows larger leaves.
+/// The alignment of the address range: 2 MiB, so that a pool's chunks of any order are aligned to
+/// their size, or 1 GiB where that allows larger leaves.
 fn alignment(memory: DmaMemory) -> u64 {
     let huge = PageSize::Size1G.bytes();
     let fits = memory.len() as u64 >= huge && (memory.addr() as u64).is_multiple_of(huge);

@@ -1,9 +1,11 @@
 //! Payloads smaller than a page, or not made of whole pages: copies in pages that stay mapped.
 //!
-//! A mapping is whole pages, so a device that is given 512 bytes of a page reaches the other 3,584 too. A payload whose
-//! owner does not declare them shareable ([`OwnedMemory::sharing_pages`](super::OwnedMemory::sharing_pages)) is *bounced*: the
-//! device is given a copy in a [`BouncePool`]. Up to [`BouncePool::MAX_BYTES`] a copy also costs less than a mapping that is unmapped
-//! with a flush of its own; where many mappings share a flush, they cost less from some 2 KiB on (`pinfold bench iommu`: `bounce-*`).
+//! A mapping is whole pages, so a device that is given 512 bytes of a page reaches the other 3,584
+//! too. A payload whose owner does not declare them shareable
+//! ([`OwnedMemory::sharing_pages`](super::OwnedMemory::sharing_pages)) is *bounced*: the device is
+//! given a copy in a [`BouncePool`]. Up to [`BouncePool::MAX_BYTES`] a copy also costs less than a
+//! mapping that is unmapped with a flush of its own; where many mappings share a flush, they cost
+//! less from some 2 KiB on (`pinfold bench iommu`: `bounce-*`).
 //!
 //! ```
 //! use pinfold::access::{FromDevice, ToDevice};
@@ -32,23 +34,28 @@
 //!
 //! # What a device can see
 //!
-//! The pages of a pool hold bounced payloads and nothing else, and are mapped for the pool's direction only. They stay mapped as
-//! long as the pool, its payloads, or clones of it live, so **every device of the domain can reach all payloads of its pools at
-//! all times**: pages of their own would not separate payloads that are all mapped at once. What separates them is the domain: give
-//! devices that must not see each other's payloads a domain each, as they need for everything else that stays mapped.
+//! The pages of a pool hold bounced payloads and nothing else, and are mapped for the pool's
+//! direction only. They stay mapped as long as the pool, its payloads, or clones of it live, so
+//! **every device of the domain can reach all payloads of its pools at all times**: pages of their
+//! own would not separate payloads that are all mapped at once. What separates them is the domain:
+//! give devices that must not see each other's payloads a domain each, as they need for everything
+//! else that stays mapped.
 //!
-//! Every byte of a pool that is not part of a payload that exists is 0, unless a device has written it: a page is zeroed before
-//! it is mapped, and a payload before its block is used again. So no device reads a byte of an earlier payload, of the arena's
-//! earlier buffers, or of the program. What a device writes beside its payload, or after it has reported completion, changes free bytes of
-//! the pool or payloads of devices of the same domain, never the program's memory.
+//! Every byte of a pool that is not part of a payload that exists is 0, unless a device has written
+//! it: a page is zeroed before it is mapped, and a payload before its block is used again. So no
+//! device reads a byte of an earlier payload, of the arena's earlier buffers, or of the program.
+//! What a device writes beside its payload, or after it has reported completion, changes free bytes
+//! of the pool or payloads of devices of the same domain, never the program's memory.
 //!
-//! In an arena with [`MappingPolicy::Whole`](super::MappingPolicy::Whole) a device reaches the rest of the arena anyway, in
-//! both directions.
+//! In an arena with [`MappingPolicy::Whole`](super::MappingPolicy::Whole) a device reaches the rest
+//! of the arena anyway, in both directions.
 
 use super::arena::Arena;
 use pinfold_core::access::{Access, Direction};
 use pinfold_core::addr::{Iova, Segment};
-use pinfold_core::dma_pool::{AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError};
+use pinfold_core::dma_pool::{
+    AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError,
+};
 use pinfold_core::domain::{DomainId, Payload};
 use pinfold_core::frame::{Frame, Order};
 use pinfold_core::mem::DmaMemory;
@@ -58,23 +65,24 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The sizes of blocks; a payload takes the least that is long enough. Aligned to their size (at most to a page: PRP
-/// entries, NVM Express Base Specification 2.0, section 4.1.1).
+/// The sizes of blocks; a payload takes the least that is long enough. Aligned to their size (at
+/// most to a page: PRP entries, NVM Express Base Specification 2.0, section 4.1.1).
 const CLASSES: [usize; 4] = [256, 1 << 10, 4 << 10, 16 << 10];
 
 const PAGE: usize = 4096;
 
-/// Pages of an arena that stay mapped for direction `D`, and hold copies of payloads. See the [module](self).
+/// Pages of an arena that stay mapped for direction `D`, and hold copies of payloads. See the
+/// [module](self).
 ///
-/// A handle: a clone is the same pool. A call takes a lock and makes a constant number of atomic read-modify-writes; those of
-/// an owner's [`BounceLocal`] do neither.
+/// A handle: a clone is the same pool. A call takes a lock and makes a constant number of atomic
+/// read-modify-writes; those of an owner's [`BounceLocal`] do neither.
 pub struct BouncePool<D: Direction> {
     classes: [DmaPool; CLASSES.len()],
     direction: PhantomData<fn() -> D>,
 }
 
-/// One owner's handle to a [`BouncePool`]: for the thread that does a queue's work. Its calls take no lock, except once for
-/// many.
+/// One owner's handle to a [`BouncePool`]: for the thread that does a queue's work. Its calls take
+/// no lock, except once for many.
 pub struct BounceLocal<D: Direction> {
     classes: [Local; CLASSES.len()],
     domain: Option<DomainId>,
@@ -86,14 +94,17 @@ pub struct BounceLocal<D: Direction> {
 #[non_exhaustive]
 pub enum BounceError {
     /// A payload has a length that is not supported.
-    #[error("cannot bounce {bytes} bytes: a payload has 1 to {limit} bytes; map a longer one by whole pages")]
+    #[error(
+        "cannot bounce {bytes} bytes: a payload has 1 to {limit} bytes; map a longer one by whole pages"
+    )]
     Length {
         /// The requested value.
         bytes: usize,
         /// The largest one.
         limit: usize,
     },
-    /// The arena has no pages left for the pool, or its limit is reached, or the domain does not map them.
+    /// The arena has no pages left for the pool, or its limit is reached, or the domain does not
+    /// map them.
     #[error("cannot bounce {bytes} bytes: no block of {block} bytes: {error}")]
     Exhausted {
         /// The requested value.
@@ -109,8 +120,9 @@ impl<D: Direction> BouncePool<D> {
     /// The length of the longest payload.
     pub const MAX_BYTES: usize = CLASSES[CLASSES.len() - 1];
 
-    /// Creates a pool of pages of `arena`, for the devices of its domain. Takes no page yet, and returns none before the last
-    /// clone and the last payload are dropped: it can come to have all of the arena.
+    /// Creates a pool of pages of `arena`, for the devices of its domain. Takes no page yet, and
+    /// returns none before the last clone and the last payload are dropped: it can come to have all
+    /// of the arena.
     ///
     /// # Errors
     /// [`CreateError`] if the arena is too large or too little aligned for a pool.
@@ -118,15 +130,17 @@ impl<D: Direction> BouncePool<D> {
         Self::with_limit(arena, u64::MAX)
     }
 
-    /// Creates a pool as [`new`](Self::new) does that takes at most `limit` bytes of the arena. Payloads whose block is longer
-    /// than that are always refused.
+    /// Creates a pool as [`new`](Self::new) does that takes at most `limit` bytes of the arena.
+    /// Payloads whose block is longer than that are always refused.
     ///
     /// # Errors
     /// As there.
     pub fn with_limit(arena: &Arena, limit: u64) -> Result<Self, CreateError> {
         let room = Arc::new(Room { left: AtomicU64::new(limit), limit });
         let pages = Pages { arena: arena.clone(), access: D::ACCESS, room };
-        let class = |size: usize| DmaPool::builder("bounce").block(size).align(size.min(PAGE)).build(&pages);
+        let class = |size: usize| {
+            DmaPool::builder("bounce").block(size).align(size.min(PAGE)).build(&pages)
+        };
         let [a, b, c, d] = CLASSES.map(class);
         Ok(Self { classes: [a?, b?, c?, d?], direction: PhantomData })
     }
@@ -134,7 +148,11 @@ impl<D: Direction> BouncePool<D> {
     /// Returns a new owner's handle.
     pub fn local(&self) -> BounceLocal<D> {
         let domain = self.classes.first().and_then(DmaPool::domain);
-        BounceLocal { classes: self.classes.each_ref().map(DmaPool::local), domain, direction: PhantomData }
+        BounceLocal {
+            classes: self.classes.each_ref().map(DmaPool::local),
+            domain,
+            direction: PhantomData,
+        }
     }
 
     /// Returns a payload of `len` bytes, all 0 unless a device writes them.
@@ -177,7 +195,8 @@ impl<D: Direction> BounceLocal<D> {
         self.alloc(bytes.len()).map(|bounced| bounced.with(bytes))
     }
 
-    /// Zeroes a payload and frees its block, whichever handle it came from. Dropping it instead takes a lock.
+    /// Zeroes a payload and frees its block, whichever handle it came from. Dropping it instead
+    /// takes a lock.
     pub fn free(&mut self, mut bounced: Bounced<D>) {
         bounced.zero();
         let class = class_of::<D>(bounced.len).ok();
@@ -221,9 +240,11 @@ impl<D: Direction> fmt::Debug for BouncePool<D> {
     }
 }
 
-/// A payload in a [`BouncePool`], owned by this value: a queue takes it, and returns it when the device has finished.
+/// A payload in a [`BouncePool`], owned by this value: a queue takes it, and returns it when the
+/// device has finished.
 ///
-/// Dropping it, from any thread, zeroes the payload and frees its block, under a lock; [`BounceLocal::free`] takes none.
+/// Dropping it, from any thread, zeroes the payload and frees its block, under a lock;
+/// [`BounceLocal::free`] takes none.
 pub struct Bounced<D: Direction> {
     /// `None` only while it is freed.
     block: Option<Block>,
@@ -239,8 +260,8 @@ impl<D: Direction> Bounced<D> {
         self.len
     }
 
-    /// Returns the payload for access by copies: its bytes, and no others of their page. What the device wrote is complete when
-    /// the queue has returned the value.
+    /// Returns the payload for access by copies: its bytes, and no others of their page. What the
+    /// device wrote is complete when the queue has returned the value.
     pub fn memory(&self) -> DmaMemory<'_> {
         // A block is at least as long as its payload.
         let memory = self.block.as_ref().map_or(DmaMemory::EMPTY, Block::memory);
@@ -256,15 +277,17 @@ impl<D: Direction> Bounced<D> {
     }
 
     fn zero(&self) {
-        // The next payload of the block may be shorter, and another device may read then. All of it, so this does not fail.
+        // The next payload of the block may be shorter, and another device may read then. All of
+        // it, so this does not fail.
         let memory = self.memory();
         let zeroed = memory.fill(0, memory.len(), 0);
         debug_assert_eq!(zeroed, Ok(()));
     }
 }
 
-// SAFETY: the segment lies in a block that is this value's until it is dropped, in a chunk that is mapped for `D` in the domain
-// for as long as the pool lives, of which the block holds a share. Neither changes, wherever the value is moved.
+// SAFETY: the segment lies in a block that is this value's until it is dropped, in a chunk that is
+// mapped for `D` in the domain for as long as the pool lives, of which the block holds a share.
+// Neither changes, wherever the value is moved.
 unsafe impl<D: Direction> Payload<D> for Bounced<D> {
     fn segment(&self, index: usize) -> Option<Segment> {
         let block = self.block.as_ref().filter(|_| index == 0)?;
@@ -300,8 +323,9 @@ struct Room {
 impl Room {
     fn take(&self, bytes: u64) -> Result<(), SourceError> {
         // Relaxed: it orders nothing, the arena does.
-        let taken =
-            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+        let taken = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         taken.map(drop).map_err(|left| SourceError::Limit { bytes, left, limit: self.limit })
     }
 
@@ -319,7 +343,8 @@ struct Pages {
     room: Arc<Room>,
 }
 
-// SAFETY: every call is forwarded to an arena, which gives these guarantees and lives as long as this value.
+// SAFETY: every call is forwarded to an arena, which gives these guarantees and lives as long as
+// this value.
 unsafe impl ChunkSource for Pages {
     fn span(&self) -> NonNull<[u8]> {
         ChunkSource::span(&self.arena)
@@ -338,7 +363,8 @@ unsafe impl ChunkSource for Pages {
     unsafe fn release(&self, frame: Frame, order: Order) {
         // SAFETY: the caller upholds the contract of the same method.
         unsafe { ChunkSource::release(&self.arena, frame, order) };
-        // The room is not given back: pages return with the last handle, when nobody is left who could take them again.
+        // The room is not given back: pages return with the last handle, when nobody is left who
+        // could take them again.
     }
 }
 

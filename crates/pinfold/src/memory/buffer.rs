@@ -9,8 +9,8 @@ use std::mem::ManuallyDrop;
 
 /// Memory of an arena, owned by the value and freed when it is dropped.
 ///
-/// It moves into a mapping ([`Domain::map`](pinfold_core::domain::Domain::map)) and out of it again, so that the
-/// program cannot access it while a device can.
+/// It moves into a mapping ([`Domain::map`](pinfold_core::domain::Domain::map)) and out of it
+/// again, so that the program cannot access it while a device can.
 pub struct Buffer {
     arena: ArenaMemory,
     run: Run,
@@ -21,8 +21,9 @@ pub struct Buffer {
 impl Buffer {
     /// Returns the buffer that owns `run`, which was just allocated from `arena`.
     pub(crate) fn new(arena: ArenaMemory, run: Run) -> Self {
-        // SAFETY: the arena, which the value holds, keeps the run mapped and allocates it to no other owner until the
-        // value's drop. It is lent out by shared borrows of the value, references by exclusive ones.
+        // SAFETY: the arena, which the value holds, keeps the run mapped and allocates it to no
+        // other owner until the value's drop. It is lent out by shared borrows of the value,
+        // references by exclusive ones.
         let memory = unsafe { arena.state().memory_of(run).extend() };
         Self { arena, run, memory }
     }
@@ -30,7 +31,8 @@ impl Buffer {
     /// Takes the buffer apart without freeing the run.
     pub(crate) fn into_parts(self) -> (ArenaMemory, Run) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither used afterwards nor dropped, so the handle is moved out of it once.
+        // SAFETY: `this` is neither used afterwards nor dropped, so the handle is moved out of it
+        // once.
         (unsafe { std::ptr::read(&this.arena) }, this.run)
     }
 
@@ -65,15 +67,18 @@ impl Buffer {
         &self.arena
     }
 
-    /// Returns the bytes. Borrows the buffer exclusively, because [`memory`](Self::memory) allows writes.
+    /// Returns the bytes. Borrows the buffer exclusively, because [`memory`](Self::memory) allows
+    /// writes.
     ///
     /// # Errors
-    /// [`NotExclusive`] if the arena is mapped whole, or has a memfd: the bytes could change meanwhile.
+    /// [`NotExclusive`] if the arena is mapped whole, or has a memfd: the bytes could change
+    /// meanwhile.
     pub fn as_slice(&mut self) -> Result<&[u8], NotExclusive> {
         self.check_private()?;
-        // SAFETY: the run is mapped, initialized (the kernel zeroes fresh pages) and owned by this value until it is
-        // dropped. The arena is mapped per use, so a device reaches it only while it is mapped, and then the mapping
-        // owns the buffer and it cannot be borrowed; `&mut self` excludes writes through `memory`.
+        // SAFETY: the run is mapped, initialized (the kernel zeroes fresh pages) and owned by this
+        // value until it is dropped. The arena is mapped per use, so a device reaches it only while
+        // it is mapped, and then the mapping owns the buffer and it cannot be borrowed; `&mut self`
+        // excludes writes through `memory`.
         Ok(unsafe { std::slice::from_raw_parts(self.memory.as_ptr().as_ptr(), self.memory.len()) })
     }
 
@@ -84,7 +89,9 @@ impl Buffer {
     pub fn as_mut_slice(&mut self) -> Result<&mut [u8], NotExclusive> {
         self.check_private()?;
         // SAFETY: as in `as_slice`; `&mut self` excludes every other borrow of the buffer.
-        Ok(unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().as_ptr(), self.memory.len()) })
+        Ok(unsafe {
+            std::slice::from_raw_parts_mut(self.memory.as_ptr().as_ptr(), self.memory.len())
+        })
     }
 
     /// Sets all bytes to 0. O(bytes).
@@ -101,9 +108,10 @@ impl Buffer {
     }
 }
 
-// SAFETY: the run was allocated from the arena's zone for this value alone and is freed only in its drop; it lies in a
-// region that the arena, which the value holds, keeps mapped, and does not move. `fixed_iova` is the run's place in a
-// range that stays mapped while the arena lives. References into it are lent only by borrows of the value.
+// SAFETY: the run was allocated from the arena's zone for this value alone and is freed only in its
+// drop; it lies in a region that the arena, which the value holds, keeps mapped, and does not move.
+// `fixed_iova` is the run's place in a range that stays mapped while the arena lives. References
+// into it are lent only by borrows of the value.
 unsafe impl Pinned for Buffer {
     fn memory(&self) -> DmaMemory<'_> {
         self.memory

@@ -3,7 +3,8 @@
 use pinfold_core::mem::DmaMemory;
 use std::marker::PhantomData;
 
-/// The address range of memory that is to be registered with a ring. It gives no access to the memory.
+/// The address range of memory that is to be registered with a ring. It gives no access to the
+/// memory.
 ///
 /// Of an arena it is [`ArenaMemory::fixed`](crate::arena::ArenaMemory::fixed).
 #[derive(Clone, Copy, Debug)]

@@ -79,12 +79,18 @@ fn of_caller(request: &Request, base: NonNull<u8>, len: usize) -> Result<Obtaine
     if !start.is_multiple_of(4096) || !len.is_multiple_of(4096) {
         return Err(BuildError::CallerAlignment { base: start, len });
     }
-    // SAFETY: the contract of `ArenaBuilder::caller`: mapped, readable and writable until the arena is gone; the
-    // alignment was just checked.
+    // SAFETY: the contract of `ArenaBuilder::caller`: mapped, readable and writable until the arena
+    // is gone; the alignment was just checked.
     let region = unsafe { Region::lent(base, len) };
     prepare(&region, request.node).inspect_err(|_| restore(&region, None, request.node))?;
     let source = Source::Caller;
-    Ok(Obtained { region, memfd: None, source, page_size: source.page_size(), unavailable: Vec::new() })
+    Ok(Obtained {
+        region,
+        memfd: None,
+        source,
+        page_size: source.page_size(),
+        unavailable: Vec::new(),
+    })
 }
 
 /// Undoes what was done to the caller's memory, as far as possible.
@@ -102,24 +108,29 @@ pub(super) fn restore(region: &Region, residency: Option<&Residency>, node: Opti
 fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>), Failure> {
     let page = source.page_size();
     let rounded = match (page, request.bytes) {
-        (PageSize::Size2M | PageSize::Size1G, bytes) => bytes.checked_next_multiple_of(page.bytes()),
-        // Runs of less than 2 MiB are allocated as powers of two: this lets a small arena be one buffer.
+        (PageSize::Size2M | PageSize::Size1G, bytes) => {
+            bytes.checked_next_multiple_of(page.bytes())
+        }
+        // Runs of less than 2 MiB are allocated as powers of two: this lets a small arena be one
+        // buffer.
         (PageSize::Size4K, ..SMALL) => Some(request.bytes.next_power_of_two().max(page.bytes())),
         (PageSize::Size4K, bytes) => bytes.checked_next_multiple_of(page.bytes()),
     };
-    let no_space = UnavailableReason::NoAddressSpace { requested: rounded.unwrap_or(request.bytes) };
+    let no_space =
+        UnavailableReason::NoAddressSpace { requested: rounded.unwrap_or(request.bytes) };
     let Some(len) = rounded.and_then(|bytes| usize::try_from(bytes).ok()) else {
         return Err(no_space.into());
     };
     let (region, fd) = match source {
-        Source::Hugetlb1G | Source::Hugetlb2M => {
-            (Region::hugetlb(len, page).map_err(|errno| explain("mmap", errno, page, len, None))?, None)
-        }
+        Source::Hugetlb1G | Source::Hugetlb2M => (
+            Region::hugetlb(len, page).map_err(|errno| explain("mmap", errno, page, len, None))?,
+            None,
+        ),
         Source::Memfd | Source::Memfd2M | Source::Memfd1G => {
-            let fd =
-                memfd::create(len as u64, page).map_err(|errno| explain("memfd", errno, page, len, None))?;
-            let region =
-                Region::shared(fd.as_fd(), len).map_err(|errno| explain("mmap", errno, page, len, None))?;
+            let fd = memfd::create(len as u64, page)
+                .map_err(|errno| explain("memfd", errno, page, len, None))?;
+            let region = Region::shared(fd.as_fd(), len)
+                .map_err(|errno| explain("mmap", errno, page, len, None))?;
             (region, Some(fd))
         }
         Source::Transparent => (transparent(len, no_space)?, None),
@@ -128,9 +139,12 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
     prepare(&region, request.node).map_err(Failure::Fatal)?;
     if source.is_hugetlb() {
         if let Err(errno) = populate(&region, request.node) {
-            // What is free, and what the control groups have in use, is read without the pages of this attempt.
+            // What is free, and what the control groups have in use, is read without the pages of
+            // this attempt.
             drop((region, fd));
-            return Err(explain("madvise(MADV_POPULATE_WRITE)", errno, page, len, request.node).into());
+            return Err(
+                explain("madvise(MADV_POPULATE_WRITE)", errno, page, len, request.node).into()
+            );
         }
     } else if source == Source::Transparent {
         touch_transparent(&region)?;
@@ -149,8 +163,8 @@ fn prepare(region: &Region, node: Option<u32>) -> Result<(), BuildError> {
     })
 }
 
-/// Maps memory aligned to 2 MiB, so that large leaves and transparent hugepages fit it, and a pool's chunks of any order
-/// are aligned to their size. It costs addresses, and no memory.
+/// Maps memory aligned to 2 MiB, so that large leaves and transparent hugepages fit it, and a
+/// pool's chunks of any order are aligned to their size. It costs addresses, and no memory.
 fn aligned(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableReason> {
     // Aligning it takes up to 2 MiB of addresses, and the guards two pages.
     let requested = (len as u64).saturating_add((2 << 20) + 8192);
@@ -166,8 +180,8 @@ fn aligned(len: usize, no_space: UnavailableReason) -> Result<Region, Unavailabl
 
 fn plain(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableReason> {
     let region = aligned(len, no_space)?;
-    // In mode `always` the pages would be hugepages, and the report wrong. A kernel without transparent hugepages
-    // refuses the advice (EINVAL) and allocates plain pages anyway.
+    // In mode `always` the pages would be hugepages, and the report wrong. A kernel without
+    // transparent hugepages refuses the advice (EINVAL) and allocates plain pages anyway.
     let _ = region.ask_for_plain_pages();
     Ok(region)
 }
@@ -175,7 +189,9 @@ fn plain(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableR
 fn transparent(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableReason> {
     match hugepages::thp(Path::new(SYS)) {
         Some(Thp::Never) => return Err(UnavailableReason::TransparentOff),
-        None if is_mounted(SYS) => return Err(UnavailableReason::NoSuchPages { page: PageSize::Size2M }),
+        None if is_mounted(SYS) => {
+            return Err(UnavailableReason::NoSuchPages { page: PageSize::Size2M });
+        }
         // Without sysfs the kernel's answer to the advice decides.
         None | Some(Thp::Always | Thp::Madvise) => {}
     }
@@ -210,8 +226,9 @@ fn touch_transparent(region: &Region) -> Result<(), UnavailableReason> {
 
 /// Allocates all of a hugetlb region's pages now: a page that is missing later raises a `SIGBUS`.
 ///
-/// The reservation that `mmap` made does not suffice. It disregards nodes; a control group may limit the pages in use; and
-/// shrinking the pool at that moment, or building 1 GiB pages from it, can take a reserved page.
+/// The reservation that `mmap` made does not suffice. It disregards nodes; a control group may
+/// limit the pages in use; and shrinking the pool at that moment, or building 1 GiB pages from it,
+/// can take a reserved page.
 fn populate(region: &Region, node: Option<u32>) -> Result<(), Errno> {
     match region.populate(region.len()) {
         // Before Linux 5.14 there is only the reservation, which holds for no particular node.
@@ -220,8 +237,8 @@ fn populate(region: &Region, node: Option<u32>) -> Result<(), Errno> {
     }
 }
 
-/// Finds the limit that refused `len` bytes on pages of this size, of a node if one is named, by comparing each with what is
-/// used now. Otherwise it is the kernel's error.
+/// Finds the limit that refused `len` bytes on pages of this size, of a node if one is named, by
+/// comparing each with what is used now. Otherwise it is the kernel's error.
 fn explain(
     call: &'static str,
     errno: Errno,
@@ -234,7 +251,9 @@ fn explain(
     let kernel = UnavailableReason::Kernel { call, errno };
     // A page fault that finds no page is `EFAULT` (or `EHWPOISON`) here, and never `EINVAL`.
     let refused = matches!(errno.raw(), libc::ENOMEM | libc::ENOSPC) || call.starts_with("madvise");
-    if refused && let Some((left, limit)) = limits::address_space().filter(|(left, _)| *left < bytes) {
+    if refused
+        && let Some((left, limit)) = limits::address_space().filter(|(left, _)| *left < bytes)
+    {
         return UnavailableReason::AddressSpaceLimit { requested: bytes, left, limit };
     }
     if page == PageSize::Size4K {
@@ -245,7 +264,8 @@ fn explain(
     }
     let sys = Path::new(SYS);
     let Some(pool) = hugepages::pool(sys, page) else {
-        let unsupported = matches!(errno.raw(), libc::EINVAL | libc::ENODEV) || refused && is_mounted(SYS);
+        let unsupported =
+            matches!(errno.raw(), libc::EINVAL | libc::ENODEV) || refused && is_mounted(SYS);
         return if unsupported { UnavailableReason::NoSuchPages { page } } else { kernel };
     };
     if !refused || errno.raw() == libc::EINVAL {
@@ -260,7 +280,10 @@ fn explain(
         return UnavailableReason::ControlGroup { page, needed: bytes, limits };
     }
     match node {
-        Some(node) if hugepages::node_pool(sys, node, page).is_none_or(|pool| pool.available() < needed) => {
+        Some(node)
+            if hugepages::node_pool(sys, node, page)
+                .is_none_or(|pool| pool.available() < needed) =>
+        {
             UnavailableReason::FewOnNode { node, page, pages: needed }
         }
         _ => kernel,
@@ -272,8 +295,8 @@ fn is_mounted(sys: &str) -> bool {
     Path::new(sys).join("kernel/mm").is_dir()
 }
 
-/// Tries to obtain one page of the source, and releases it: for [`probe`](crate::probe). A page of 1 GiB, which takes long to
-/// zero, is reserved only.
+/// Tries to obtain one page of the source, and releases it: for [`probe`](crate::probe). A page of
+/// 1 GiB, which takes long to zero, is reserved only.
 pub(crate) fn try_one_page(source: Source) -> Result<(), SourceUnavailable> {
     let page = source.page_size();
     let request = Request { bytes: page.bytes(), sources: vec![source], node: None, caller: None };
@@ -290,8 +313,9 @@ pub(crate) fn try_one_page(source: Source) -> Result<(), SourceUnavailable> {
         };
     }
     let len = crate::sys::bytes(page.bytes());
-    let reserved =
-        Region::hugetlb(len, page).map(drop).map_err(|errno| explain("mmap", errno, page, len, None));
+    let reserved = Region::hugetlb(len, page)
+        .map(drop)
+        .map_err(|errno| explain("mmap", errno, page, len, None));
     let limits = control_group::hugetlb(Path::new(PROC), page).refusing(page.bytes());
     let in_use = match limits.is_empty() {
         true => Ok(()),

@@ -19,14 +19,15 @@ const PAGE: usize = 4096;
 
 /// Memory of the program, of any origin, that devices may reach: the whole pages of it.
 ///
-/// The program passes the memory by value, and [`reclaim`](Self::reclaim) returns it when no device can reach it: meanwhile
-/// it can be neither freed nor sliced. [`map_into`](Self::map_into) registers it with a domain;
-/// [`take`](Self::take) returns all of it as an [`OwnedPiece`], which can be split, mapped, and passed to queues.
-/// What is not whole pages is given by [`sharing_pages`](Self::sharing_pages), or [bounced](super::bounce).
+/// The program passes the memory by value, and [`reclaim`](Self::reclaim) returns it when no device
+/// can reach it: meanwhile it can be neither freed nor sliced. [`map_into`](Self::map_into)
+/// registers it with a domain; [`take`](Self::take) returns all of it as an [`OwnedPiece`], which
+/// can be split, mapped, and passed to queues. What is not whole pages is given by
+/// [`sharing_pages`](Self::sharing_pages), or [bounced](super::bounce).
 /// [`Buffers::register_owned`](crate::registered::Buffers::register_owned) pins it, for rings.
 ///
-/// A handle: a clone is the same memory. If it cannot be unmapped when the last handle and piece are dropped, it is
-/// quarantined: leaked, and [counted](super::quarantined_bytes).
+/// A handle: a clone is the same memory. If it cannot be unmapped when the last handle and piece
+/// are dropped, it is quarantined: leaked, and [counted](super::quarantined_bytes).
 ///
 /// ```
 /// use pinfold::{Domain, FromDevice, MappingPolicy, OwnedMemory};
@@ -94,7 +95,8 @@ struct State {
     taken: AtomicBool,
 }
 
-// SAFETY: the owner is not reached through a shared reference except for its type; the rest is `Sync` itself.
+// SAFETY: the owner is not reached through a shared reference except for its type; the rest is
+// `Sync` itself.
 unsafe impl Sync for State {}
 
 impl OwnedMemory {
@@ -103,8 +105,10 @@ impl OwnedMemory {
     /// # Errors
     /// [`OwnedMemoryError`] if it contains no whole page. Memory that begins at a page loses none.
     pub fn from_vec(mut bytes: Vec<u8>) -> Result<Self, OwnedMemoryError> {
-        let memory = NonNull::slice_from_raw_parts(NonNull::from(bytes.as_mut_slice()).cast(), bytes.len());
-        // SAFETY: the bytes are initialized, belong to the vector, and stay where they are while it is moved.
+        let memory =
+            NonNull::slice_from_raw_parts(NonNull::from(bytes.as_mut_slice()).cast(), bytes.len());
+        // SAFETY: the bytes are initialized, belong to the vector, and stay where they are while it
+        // is moved.
         unsafe { Self::new(memory, bytes) }
     }
 
@@ -117,14 +121,15 @@ impl OwnedMemory {
         unsafe { Self::new(NonNull::from(bytes), ()) }
     }
 
-    /// Takes memory of any origin (`mmap`, another library), and drops `owner` when it is no longer used.
+    /// Takes memory of any origin (`mmap`, another library), and drops `owner` when it is no longer
+    /// used.
     ///
     /// # Errors
     /// As [`from_vec`](Self::from_vec).
     ///
     /// # Safety
-    /// Until `owner` is dropped, wherever it is moved, the memory stays mapped at these addresses, initialized, readable
-    /// and writable, and is accessed only through this value.
+    /// Until `owner` is dropped, wherever it is moved, the memory stays mapped at these addresses,
+    /// initialized, readable and writable, and is accessed only through this value.
     pub unsafe fn new<K: Send + 'static>(
         memory: NonNull<[u8]>,
         owner: K,
@@ -142,10 +147,12 @@ impl OwnedMemory {
         Ok(unsafe { Self::of_pages(base, bytes, start, 0..bytes, owner) })
     }
 
-    /// Takes `len` bytes of whole pages, at offset `start` of the original memory, of which `exact` is to be transferred.
+    /// Takes `len` bytes of whole pages, at offset `start` of the original memory, of which `exact`
+    /// is to be transferred.
     ///
     /// # Safety
-    /// As for [`new`](Self::new), of the pages; what is not in `exact` others may access as with `DmaMemory`.
+    /// As for [`new`](Self::new), of the pages; what is not in `exact` others may access as with
+    /// `DmaMemory`.
     unsafe fn of_pages<K: Send + 'static>(
         base: NonNull<u8>,
         len: usize,
@@ -153,8 +160,8 @@ impl OwnedMemory {
         exact: Range<usize>,
         owner: K,
     ) -> Self {
-        // SAFETY: the caller keeps the memory valid, and unreached by others, until `owner` is dropped, which happens
-        // last, in the drop of `State`, or never.
+        // SAFETY: the caller keeps the memory valid, and unreached by others, until `owner` is
+        // dropped, which happens last, in the drop of `State`, or never.
         let memory = unsafe { DmaMemory::from_raw(base, len) };
         Self(Arc::new(State {
             start,
@@ -166,9 +173,11 @@ impl OwnedMemory {
         }))
     }
 
-    /// Registers the memory with a domain, until it is reclaimed or dropped. With [`MappingPolicy::Whole`] all of it is
-    /// mapped there once, and [`Domain::map`](pinfold_core::domain::Domain::map) of a piece needs no table work; with [`MappingPolicy::PerUse`] a piece is
-    /// mapped while it is in a mapping. Does nothing if it is registered there already.
+    /// Registers the memory with a domain, until it is reclaimed or dropped. With
+    /// [`MappingPolicy::Whole`] all of it is mapped there once, and
+    /// [`Domain::map`](pinfold_core::domain::Domain::map) of a piece needs no table work; with
+    /// [`MappingPolicy::PerUse`] a piece is mapped while it is in a mapping. Does nothing if it is
+    /// registered there already.
     ///
     /// # Errors
     /// [`BackendError`]; the memory is not in the domain then. If it
@@ -177,7 +186,11 @@ impl OwnedMemory {
         self.attach(Box::new(domain.clone()), policy)
     }
 
-    fn attach(&self, domain: Box<dyn DomainOps>, policy: MappingPolicy) -> Result<(), BackendError> {
+    fn attach(
+        &self,
+        domain: Box<dyn DomainOps>,
+        policy: MappingPolicy,
+    ) -> Result<(), BackendError> {
         self.0.attachments.add(domain, self.0.memory, policy).map(drop)
     }
 
@@ -208,8 +221,8 @@ impl OwnedMemory {
             return Err(Reclaim::Quarantined);
         }
         let mut state = ManuallyDrop::new(state);
-        // SAFETY: no device reaches the memory; `state` is neither used nor dropped afterwards (`detach` has emptied the
-        // list of attachments, the only other field with a drop).
+        // SAFETY: no device reaches the memory; `state` is neither used nor dropped afterwards
+        // (`detach` has emptied the list of attachments, the only other field with a drop).
         let owner = unsafe { ManuallyDrop::take(&mut state.owner) };
         owner.downcast().map(|owner| *owner).map_err(|_| Reclaim::Quarantined)
     }
@@ -238,8 +251,8 @@ impl Drop for State {
             self.quarantine();
             return;
         }
-        // SAFETY: it is dropped here only (`reclaim` forgets the rest), in the drop of what holds it; no device and no
-        // piece reaches the memory any more.
+        // SAFETY: it is dropped here only (`reclaim` forgets the rest), in the drop of what holds
+        // it; no device and no piece reaches the memory any more.
         unsafe { ManuallyDrop::drop(&mut self.owner) };
     }
 }
@@ -253,8 +266,8 @@ impl fmt::Debug for OwnedMemory {
     }
 }
 
-/// Whole pages of [`OwnedMemory`], owned by this value alone: a payload that can be mapped for a device or moved into a
-/// queue. It keeps the memory.
+/// Whole pages of [`OwnedMemory`], owned by this value alone: a payload that can be mapped for a
+/// device or moved into a queue. It keeps the memory.
 pub struct OwnedPiece {
     state: Arc<State>,
     /// Within the whole pages.
@@ -266,7 +279,9 @@ pub struct OwnedPiece {
 
 /// Why a piece was not split, or its extent not set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("position {at} is not inside the bytes of a piece of {len} bytes, or not a multiple of {unit}")]
+#[error(
+    "position {at} is not inside the bytes of a piece of {len} bytes, or not a multiple of {unit}"
+)]
 pub struct CutError {
     /// The position.
     pub at: usize,
@@ -322,30 +337,34 @@ impl OwnedPiece {
         Ok(rest)
     }
 
-    /// Sets which bytes are transferred; by default all (of [pages that are shared](OwnedMemory::sharing_pages) the bytes that are
-    /// not). The device can reach the whole pages around them.
+    /// Sets which bytes are transferred; by default all (of
+    /// [pages that are shared](OwnedMemory::sharing_pages) the bytes that are not). The device can
+    /// reach the whole pages around them.
     ///
     /// # Errors
     /// [`CutError`] if they are none, or not among those.
     pub fn set_extent(&mut self, offset: usize, len: usize) -> Result<(), CutError> {
         let (first, bytes) = self.exact();
-        let end = offset.checked_add(len).filter(|&end| len > 0 && first <= offset && end <= first + bytes);
+        let end = offset
+            .checked_add(len)
+            .filter(|&end| len > 0 && first <= offset && end <= first + bytes);
         end.ok_or(CutError { at: offset.saturating_add(len), len: self.len, unit: 1 })?;
         self.extent = (offset, len);
         Ok(())
     }
 }
 
-// SAFETY: the pages are this piece's alone (`take` returns all of them once, `split_off` divides them), in memory that
-// its owner, which the value keeps, leaves where it is. No reference into it is lent. A whole mapping lasts until the
-// last piece is dropped (`State::drop`). `split_off` and `set_extent` need an exclusive borrow, which a value that is
-// mapped does not give.
+// SAFETY: the pages are this piece's alone (`take` returns all of them once, `split_off` divides
+// them), in memory that its owner, which the value keeps, leaves where it is. No reference into it
+// is lent. A whole mapping lasts until the last piece is dropped (`State::drop`). `split_off` and
+// `set_extent` need an exclusive borrow, which a value that is mapped does not give.
 unsafe impl Pinned for OwnedPiece {
     fn memory(&self) -> DmaMemory<'_> {
         Self::memory(self)
     }
     fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
-        let attachment = self.state.attachments.find(domain).filter(|attachment| attachment.is_whole())?;
+        let attachment =
+            self.state.attachments.find(domain).filter(|attachment| attachment.is_whole())?;
         Some(attachment.iova_of(self.offset as u64, self.len as u64)?.start())
     }
     fn extent(&self, index: usize) -> Option<(u64, u64)> {

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many bytes of arenas and of [`OwnedMemory`](super::OwnedMemory) this process has quarantined: memory that
-/// was in use when its arena was dropped, or that a device may still reach.
+/// Returns how many bytes of arenas and of [`OwnedMemory`](super::OwnedMemory) this process has
+/// quarantined: memory that was in use when its arena was dropped, or that a device may still
+/// reach.
 pub fn quarantined_bytes() -> u64 {
     QUARANTINED_BYTES.load(Ordering::Relaxed)
 }
@@ -22,7 +23,8 @@ thread_local! {
     static QUARANTINED_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// What this thread has quarantined: the count of the process moves while other tests quarantine memory, too.
+/// What this thread has quarantined: the count of the process moves while other tests quarantine
+/// memory, too.
 #[cfg(test)]
 pub(super) fn quarantined_here() -> u64 {
     let (all, here) = (quarantined_bytes(), QUARANTINED_HERE.get());

@@ -16,27 +16,30 @@ pub enum Source {
     Hugetlb1G,
     /// 2 MiB pages of the hugetlb pool. The size is rounded up to them.
     Hugetlb2M,
-    /// Transparent hugepages of 2 MiB (`MADV_HUGEPAGE`), where the kernel can allocate them when memory is touched. The size is
-    /// rounded up to them.
+    /// Transparent hugepages of 2 MiB (`MADV_HUGEPAGE`), where the kernel can allocate them when
+    /// memory is touched. The size is rounded up to them.
     Transparent,
     /// 4 KiB pages.
     Plain,
-    /// 4 KiB pages with a file descriptor, to be shared with another process ([`ArenaMemory::memfd`](crate::arena::ArenaMemory::memfd)).
+    /// 4 KiB pages with a file descriptor, to be shared with another process
+    /// ([`ArenaMemory::memfd`](crate::arena::ArenaMemory::memfd)).
     Memfd,
     /// As `Memfd`, on 2 MiB pages of the hugetlb pool.
     Memfd2M,
     /// As `Memfd`, on 1 GiB pages of the hugetlb pool.
     Memfd1G,
-    /// Memory that the caller owns ([`ArenaBuilder::caller`](crate::arena::ArenaBuilder::caller)); never tried by default.
+    /// Memory that the caller owns ([`ArenaBuilder::caller`](crate::arena::ArenaBuilder::caller));
+    /// never tried by default.
     Caller,
 }
 
 impl Source {
     /// The sources that are tried by default, in this order.
     ///
-    /// 1 GiB pages only where rounding the size up to them adds no more than an eighth of it, 2 MiB pages only for
-    /// 2 MiB or more; otherwise they are neither tried nor reported as unavailable.
-    pub const PREFERENCE: [Self; 4] = [Self::Hugetlb1G, Self::Hugetlb2M, Self::Transparent, Self::Plain];
+    /// 1 GiB pages only where rounding the size up to them adds no more than an eighth of it, 2 MiB
+    /// pages only for 2 MiB or more; otherwise they are neither tried nor reported as unavailable.
+    pub const PREFERENCE: [Self; 4] =
+        [Self::Hugetlb1G, Self::Hugetlb2M, Self::Transparent, Self::Plain];
 
     /// All sources.
     pub const ALL: [Self; 8] = [
@@ -73,7 +76,8 @@ impl Source {
         }
     }
 
-    /// Returns whether its pages come from the hugetlb pool: always resident, and not counted against `RLIMIT_MEMLOCK`.
+    /// Returns whether its pages come from the hugetlb pool: always resident, and not counted
+    /// against `RLIMIT_MEMLOCK`.
     pub const fn is_hugetlb(self) -> bool {
         matches!(self, Self::Hugetlb1G | Self::Hugetlb2M | Self::Memfd1G | Self::Memfd2M)
     }
@@ -100,13 +104,16 @@ impl fmt::Display for Source {
 
 /// The error of parsing an unknown source name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("unknown memory source {0:?}: hugetlb-1g, hugetlb-2m, transparent, plain, memfd, memfd-2m, memfd-1g")]
+#[error(
+    "unknown memory source {0:?}: hugetlb-1g, hugetlb-2m, transparent, plain, memfd, memfd-2m, memfd-1g"
+)]
 pub struct UnknownSource(pub String);
 
 impl FromStr for Source {
     type Err = UnknownSource;
     fn from_str(name: &str) -> Result<Self, UnknownSource> {
-        let named = Self::ALL.into_iter().find(|source| source.name() == name && *source != Self::Caller);
+        let named =
+            Self::ALL.into_iter().find(|source| source.name() == name && *source != Self::Caller);
         named.ok_or_else(|| UnknownSource(name.to_owned()))
     }
 }
@@ -167,7 +174,8 @@ pub enum UnavailableReason {
     /// Transparent hugepages are switched off.
     #[error("transparent hugepages are switched off (never)")]
     TransparentOff,
-    /// Transparent hugepages are switched off for this process, by itself or by a program that started it.
+    /// Transparent hugepages are switched off for this process, by itself or by a program that
+    /// started it.
     #[error(
         "transparent hugepages are switched off for this process (PR_SET_THP_DISABLE): start it by a program that does not"
     )]
@@ -175,7 +183,8 @@ pub enum UnavailableReason {
     /// No 2 MiB of memory are free in one piece.
     #[error("no 2 MiB of memory are free in one piece (/proc/buddyinfo): memory is fragmented")]
     Fragmented,
-    /// Transparent hugepages are on and memory is not fragmented, but the first page is a plain one.
+    /// Transparent hugepages are on and memory is not fragmented, but the first page is a plain
+    /// one.
     #[error("the kernel allocated plain pages instead")]
     PlainInstead,
     /// The requested NUMA node has too few such pages.
@@ -189,7 +198,9 @@ pub enum UnavailableReason {
         pages: u64,
     },
     /// Rounded up to the page size, the size does not fit in 64 bits or in the address space.
-    #[error("{requested} bytes do not fit in this process's address space or the system's commit limit")]
+    #[error(
+        "{requested} bytes do not fit in this process's address space or the system's commit limit"
+    )]
     NoAddressSpace {
         /// The requested size in bytes, after rounding.
         requested: u64,
@@ -222,14 +233,16 @@ fn list(limits: &[GroupLimit]) -> String {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Residency {
-    /// They are hugetlb pages, which are never swapped out and not counted against `RLIMIT_MEMLOCK`.
+    /// They are hugetlb pages, which are never swapped out and not counted against
+    /// `RLIMIT_MEMLOCK`.
     Hugetlb,
     /// They are locked (`mlock2`, each when it is first touched).
     Locked,
-    /// Each mapping pins what it maps (`vfio`, `iommufd`): all of an arena that is mapped whole, else what is mapped.
+    /// Each mapping pins what it maps (`vfio`, `iommufd`): all of an arena that is mapped whole,
+    /// else what is mapped.
     ByMapping,
-    /// Nothing: they could not be locked, and the kernel may swap them out. That is harmless behind the software IOMMU,
-    /// and where mappings pin.
+    /// Nothing: they could not be locked, and the kernel may swap them out. That is harmless behind
+    /// the software IOMMU, and where mappings pin.
     NotLocked(NotLocked),
 }
 
@@ -305,8 +318,12 @@ mod tests {
 
     #[test]
     fn not_locked_names_the_request_the_limit_and_the_command() {
-        let limit =
-            MemlockLimit { soft: Some(8 << 20), hard: Some(64 << 20), used: Some(4096), lifted: false };
+        let limit = MemlockLimit {
+            soft: Some(8 << 20),
+            hard: Some(64 << 20),
+            used: Some(4096),
+            lifted: false,
+        };
         let refused = NotLocked::Limit { requested: 16 << 20, used: 4096, allowed: 8 << 20, limit };
         assert_eq!(
             refused.to_string(),

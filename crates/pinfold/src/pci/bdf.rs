@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The address of a PCI function: domain, bus, device, function. `0000:01:00.0`; `01:00.0` means domain 0.
+/// The address of a PCI function: domain, bus, device, function. `0000:01:00.0`; `01:00.0` means
+/// domain 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bdf {
     domain: u32,
@@ -40,7 +41,8 @@ fn parse(text: &str) -> Option<Bdf> {
 
 /// Parses a number of `least` to `most` hexadecimal digits.
 fn hex(digits: &str, least: usize, most: usize) -> Option<u32> {
-    let valid = (least..=most).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    let valid =
+        (least..=most).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit());
     if valid { u32::from_str_radix(digits, 16).ok() } else { None }
 }
 

@@ -1,8 +1,9 @@
 //! Binding a device to VFIO and back: [`Binder`].
 //!
-//! `driver_override` (Linux 3.16) names the one driver that may have a device; the old driver is unbound, and the kernel is
-//! asked to find one again. The previous state is recorded before anything changes, so that a later process can
-//! restore it. Both directions are complete or rolled back.
+//! `driver_override` (Linux 3.16) names the one driver that may have a device; the old driver is
+//! unbound, and the kernel is asked to find one again. The previous state is recorded before
+//! anything changes, so that a later process can restore it. Both directions are complete or rolled
+//! back.
 
 use super::bdf::Bdf;
 use super::check::uses;
@@ -38,7 +39,8 @@ pub struct DriverChange {
 
 impl fmt::Display for DriverChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".to_owned());
+        let name =
+            |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".to_owned());
         if self.from == self.to {
             write!(f, "{}: {} has it already", self.bdf, name(&self.to))?;
         } else {
@@ -49,8 +51,11 @@ impl fmt::Display for DriverChange {
             None => write!(f, ", in no IOMMU group")?,
         }
         if self.to.as_deref() == Some(VFIO_PCI) && !self.others.is_empty() {
-            let others: Vec<String> =
-                self.others.iter().map(|other| format!("{} ({})", other.address, other.driver)).collect();
+            let others: Vec<String> = self
+                .others
+                .iter()
+                .map(|other| format!("{} ({})", other.address, other.driver))
+                .collect();
             let others = others.join(", ");
             write!(
                 f,
@@ -65,7 +70,8 @@ impl fmt::Display for DriverChange {
 #[derive(Debug)]
 pub struct Binder<W = Sysfs> {
     roots: Roots,
-    /// Where the previous driver is recorded: a directory that does not survive a reboot, as the binding does not.
+    /// Where the previous driver is recorded: a directory that does not survive a reboot, as the
+    /// binding does not.
     records: PathBuf,
     sysfs: W,
 }
@@ -100,17 +106,20 @@ impl SysfsWrite for Sysfs {
     fn write(&self, path: &Path, text: &str) -> Result<(), Errno> {
         use std::io::Write;
         let written = std::fs::OpenOptions::new().write(true).open(path);
-        written.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| (&error).into())
+        written
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(|error| (&error).into())
     }
 }
 
 impl<W: SysfsWrite> Binder<W> {
     /// Binds the device to VFIO. Changes nothing if it already is.
     ///
-    /// Each of its disks is claimed exclusively first, until its driver is unbound, so that no use can begin meanwhile. A
-    /// disk that is in use or open in a program, a node that cannot be opened, and a network interface that is up are
-    /// [`BindError::InUse`]. `force` binds it regardless: a mounted file system then loses its disk, with everything that
-    /// was not yet written to it.
+    /// Each of its disks is claimed exclusively first, until its driver is unbound, so that no use
+    /// can begin meanwhile. A disk that is in use or open in a program, a node that cannot be
+    /// opened, and a network interface that is up are [`BindError::InUse`]. `force` binds it
+    /// regardless: a mounted file system then loses its disk, with everything that was not yet
+    /// written to it.
     ///
     /// Needs root.
     ///
@@ -125,7 +134,8 @@ impl<W: SysfsWrite> Binder<W> {
         if !self.roots.sys.join("bus/pci/drivers").join(VFIO_PCI).is_dir() {
             return Err(BindError::NoDriver);
         }
-        let noiommu = text::word(&self.roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode"));
+        let noiommu =
+            text::word(&self.roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode"));
         if device.group.is_none() && noiommu.as_deref() != Some("Y") {
             return Err(BindError::NoIommu(bdf));
         }
@@ -145,8 +155,8 @@ impl<W: SysfsWrite> Binder<W> {
         Ok(self.change(find(&self.roots, bdf)?, before))
     }
 
-    /// Returns the device to the driver that it had before [`bind`](Self::bind), or to the one that the kernel chooses if
-    /// that is not recorded.
+    /// Returns the device to the driver that it had before [`bind`](Self::bind), or to the one that
+    /// the kernel chooses if that is not recorded.
     ///
     /// Needs root.
     ///
@@ -175,13 +185,14 @@ impl<W: SysfsWrite> Binder<W> {
 
     fn change(&self, device: PciDevice, from: Option<String>) -> DriverChange {
         let group = device.group.map(|group| group.number);
-        let mut others = group.map(|number| blocking_members(&self.roots, number)).unwrap_or_default();
+        let mut others =
+            group.map(|number| blocking_members(&self.roots, number)).unwrap_or_default();
         others.retain(|other| other.address != device.bdf.to_string());
         DriverChange { bdf: device.bdf, from, to: device.driver, group, others }
     }
 
-    /// Moves the device to the driver that `forced` names (any, if empty). With `wanted` it must be that one in the end. Its
-    /// disks stay claimed until the current driver is unbound.
+    /// Moves the device to the driver that `forced` names (any, if empty). With `wanted` it must be
+    /// that one in the end. Its disks stay claimed until the current driver is unbound.
     fn rebind(
         &self,
         device: &PciDevice,
@@ -242,7 +253,9 @@ impl<W: SysfsWrite> Binder<W> {
             rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
             rustix::fs::Mode::empty(),
         );
-        opened.is_err_and(|errno| errno == rustix::io::Errno::BUSY).then(|| path.display().to_string())
+        opened
+            .is_err_and(|errno| errno == rustix::io::Errno::BUSY)
+            .then(|| path.display().to_string())
     }
 }
 
@@ -261,12 +274,15 @@ impl Step {
     fn into_error(self, bdf: Bdf, wanted: &str, rollback: Rollback) -> BindError {
         match self {
             Self::Write(path, errno)
-                if matches!(errno.raw(), libc::EACCES | libc::EPERM) && rollback == Rollback::Complete =>
+                if matches!(errno.raw(), libc::EACCES | libc::EPERM)
+                    && rollback == Rollback::Complete =>
             {
                 BindError::Denied { path }
             }
             Self::Write(path, errno) => BindError::Write { path, errno, rollback },
-            Self::DriverRefused => BindError::DriverRefused { bdf, wanted: wanted.to_owned(), rollback },
+            Self::DriverRefused => {
+                BindError::DriverRefused { bdf, wanted: wanted.to_owned(), rollback }
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Checks what uses a device. Unbinding the disk of a mounted file system is the most expensive mistake here.
+//! Checks what uses a device. Unbinding the disk of a mounted file system is the most expensive
+//! mistake here.
 
 use super::claim::Claims;
 use super::in_use::InUse;
@@ -32,7 +33,8 @@ pub(super) fn uses(roots: &Roots, device: &PciDevice) -> (Vec<InUse>, Claims) {
             uses.push(InUse::Swap { disk });
         }
     }
-    // Without the list of disks, or of interfaces, there is none to be checked: that is not permission to take the device.
+    // Without the list of disks, or of interfaces, there is none to be checked: that is not
+    // permission to take the device.
     for class in ["class/block", "class/net"] {
         let folder = roots.sys.join(class);
         match std::fs::read_dir(&folder) {
@@ -48,7 +50,8 @@ pub(super) fn uses(roots: &Roots, device: &PciDevice) -> (Vec<InUse>, Claims) {
     (uses, claims)
 }
 
-/// Returns the loop device backed by `node`: it has the node open without a claim, and in no process.
+/// Returns the loop device backed by `node`: it has the node open without a claim, and in no
+/// process.
 fn loop_device(roots: &Roots, node: &str) -> Option<String> {
     let class = roots.sys.join("class/block");
     let backed = |name: &String| {
@@ -59,8 +62,8 @@ fn loop_device(roots: &Roots, node: &str) -> Option<String> {
 
 /// Returns the disks and partitions of the device.
 ///
-/// With multipath, a namespace of an NVMe controller is a child of its subsystem instead of the controller; the subsystem
-/// then has a link to the controller.
+/// With multipath, a namespace of an NVMe controller is a child of its subsystem instead of the
+/// controller; the subsystem then has a link to the controller.
 fn disks(roots: &Roots, device: &PciDevice) -> BTreeSet<String> {
     let class = roots.sys.join("class/block");
     let belongs = |name: &String| {
@@ -68,7 +71,9 @@ fn disks(roots: &Roots, device: &PciDevice) -> BTreeSet<String> {
         let below = |folder: &Path| folder.ancestors().any(|part| named(part, device));
         let through_subsystem = place
             .ancestors()
-            .filter(|part| part.file_name().is_some_and(|n| n.to_string_lossy().starts_with("nvme-subsys")))
+            .filter(|part| {
+                part.file_name().is_some_and(|n| n.to_string_lossy().starts_with("nvme-subsys"))
+            })
             .flat_map(|subsystem| text::names(subsystem).into_iter().map(|n| subsystem.join(n)))
             .filter_map(|link| real(&link))
             .any(|controller| below(&controller));
@@ -81,8 +86,10 @@ fn interfaces(roots: &Roots, device: &PciDevice) -> Vec<String> {
     let class = roots.sys.join("class/net");
     let up = |name: &String| {
         let flags = text::word(&class.join(name).join("flags"));
-        let flags = flags.and_then(|word| u32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
-        let belongs = real(&class.join(name)).is_some_and(|p| p.ancestors().any(|part| named(part, device)));
+        let flags =
+            flags.and_then(|word| u32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+        let belongs =
+            real(&class.join(name)).is_some_and(|p| p.ancestors().any(|part| named(part, device)));
         belongs && flags.is_some_and(|flags| flags & 1 != 0)
     };
     text::names(&class).into_iter().filter(up).collect()
@@ -96,9 +103,9 @@ fn real(link: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(link).ok()
 }
 
-/// Returns where the block device with this number (`8:1`) and node (`/dev/sda1`) is mounted. A line of `mountinfo` has the
-/// number in field 3 and the mount point in field 5; btrfs has an anonymous number there, so the last but one, the
-/// source, is compared too.
+/// Returns where the block device with this number (`8:1`) and node (`/dev/sda1`) is mounted. A
+/// line of `mountinfo` has the number in field 3 and the mount point in field 5; btrfs has an
+/// anonymous number there, so the last but one, the source, is compared too.
 fn mounted(mounts: &[u8], number: &str, node: &str) -> Option<String> {
     text::lines(mounts).find_map(|line| {
         let (fields, source) = line.split_once(" - ")?;

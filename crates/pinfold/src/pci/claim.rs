@@ -1,7 +1,8 @@
-//! Exclusive claims on disks. The kernel gives a block device to one exclusive holder at a time: each mounted file system
-//! (also one that mountinfo shows with an anonymous number, as btrfs and ZFS, or in another mount namespace), swap, RAID, the
-//! device mapper, and each program that opened it with O_EXCL. A refused claim therefore means that the disk is in use,
-//! and a claim on a whole disk keeps all others from it and from its partitions.
+//! Exclusive claims on disks. The kernel gives a block device to one exclusive holder at a time:
+//! each mounted file system (also one that mountinfo shows with an anonymous number, as btrfs and
+//! ZFS, or in another mount namespace), swap, RAID, the device mapper, and each program that opened
+//! it with O_EXCL. A refused claim therefore means that the disk is in use, and a claim on a whole
+//! disk keeps all others from it and from its partitions.
 
 use super::in_use::InUse;
 use crate::sys::Errno;
@@ -12,8 +13,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often, and how long apart, an unclaimed opener is checked: udev and blkid only inspect a new disk, and have closed
-/// it by then.
+/// How often, and how long apart, an unclaimed opener is checked: udev and blkid only inspect a new
+/// disk, and have closed it by then.
 const CHECKS: u32 = 20;
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -43,7 +44,8 @@ impl Claims {
         for whole in &wholes {
             let mut all = vec![whole];
             all.extend(parts.iter().filter(|part| is_part(roots, &part.disk, &whole.disk)));
-            let known = uses.iter().any(|used| all.iter().any(|node| used.disk() == Some(&node.disk)));
+            let known =
+                uses.iter().any(|used| all.iter().any(|node| used.disk() == Some(&node.disk)));
             match whole.claim() {
                 Ok(held) => {
                     claims.held.push(held);
@@ -78,23 +80,30 @@ fn is_part(roots: &Roots, part: &str, disk: &str) -> bool {
 }
 
 impl Node {
-    /// Returns `None` for a disk without a number: a path of a multipath disk, which nothing can open.
+    /// Returns `None` for a disk without a number: a path of a multipath disk, which nothing can
+    /// open.
     fn find(roots: &Roots, disk: &str) -> Option<Self> {
         let folder = roots.sys.join("class/block").join(disk);
         let number = text::word(&folder.join("dev"))?;
         let uevent = std::fs::read(folder.join("uevent")).unwrap_or_default();
-        let name = text::lines(&uevent).find_map(|line| line.strip_prefix("DEVNAME=").map(str::to_owned));
+        let name =
+            text::lines(&uevent).find_map(|line| line.strip_prefix("DEVNAME=").map(str::to_owned));
         let path = roots.dev.join(name.unwrap_or_else(|| disk.replace('!', "/")));
         Some(Self { disk: disk.to_owned(), path, number })
     }
 
-    /// Opens it exclusively: `O_EXCL` without `O_CREAT`, supported for block devices since Linux 2.6.
+    /// Opens it exclusively: `O_EXCL` without `O_CREAT`, supported for block devices since Linux
+    /// 2.6.
     fn claim(&self) -> Result<OwnedFd, Errno> {
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::open(&self.path, flags, Mode::empty())?;
         let found = block_number(&rustix::fs::fstat(&file)?);
         // The node may be stale and belong to another device.
-        if found.as_deref() == Some(&*self.number) { Ok(file) } else { Err(Errno::new(libc::ENODEV)) }
+        if found.as_deref() == Some(&*self.number) {
+            Ok(file)
+        } else {
+            Err(Errno::new(libc::ENODEV))
+        }
     }
 
     /// Returns the programs that keep it open without a claim, beyond a short inspection.
@@ -110,7 +119,8 @@ impl Node {
         Some(InUse::Open { disk: self.disk.clone(), by })
     }
 
-    /// Returns the programs that have it open, as far as this process may see them: `qemu (pid 123)`.
+    /// Returns the programs that have it open, as far as this process may see them:
+    /// `qemu (pid 123)`.
     fn openers(&self, roots: &Roots) -> Vec<String> {
         let own = std::process::id().to_string();
         let pids = text::names(&roots.proc)
@@ -130,12 +140,15 @@ impl Node {
     fn is_target_of(&self, fd: &Path) -> bool {
         // Restricted to `/dev`: a stat on a file system that hangs would block.
         let device = std::fs::read_link(fd).is_ok_and(|path| path.starts_with("/dev"));
-        device && rustix::fs::stat(fd).is_ok_and(|stat| block_number(&stat).as_deref() == Some(&*self.number))
+        device
+            && rustix::fs::stat(fd)
+                .is_ok_and(|stat| block_number(&stat).as_deref() == Some(&*self.number))
     }
 }
 
 /// Returns the number of a block device: `259:0`.
 fn block_number(stat: &rustix::fs::Stat) -> Option<String> {
-    let number = || format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    let number =
+        || format!("{}:{}", rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
     FileType::from_raw_mode(stat.st_mode).is_block_device().then(number)
 }

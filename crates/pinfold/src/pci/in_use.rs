@@ -26,8 +26,8 @@ pub enum InUse {
         /// The first holder.
         by: String,
     },
-    /// It is claimed exclusively: by a file system (in another mount namespace, or under an anonymous number), swap, RAID,
-    /// the device mapper, or a program.
+    /// It is claimed exclusively: by a file system (in another mount namespace, or under an
+    /// anonymous number), swap, RAID, the device mapper, or a program.
     Claimed {
         /// The block device.
         disk: String,
@@ -62,7 +62,10 @@ impl fmt::Display for InUse {
             Self::Swap { disk } => write!(f, "{disk} is swap space"),
             Self::Held { disk, by } => write!(f, "{disk} is part of {by}"),
             Self::Claimed { disk, by } if by.is_empty() => {
-                write!(f, "{disk} is claimed exclusively (a file system, swap, RAID, the device mapper)")
+                write!(
+                    f,
+                    "{disk} is claimed exclusively (a file system, swap, RAID, the device mapper)"
+                )
             }
             Self::Claimed { disk, by } => {
                 write!(f, "{disk} is claimed exclusively, open in {}", by.join(", "))

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 /// The driver that gives a device to a program.
 pub(crate) const VFIO_PCI: &str = "vfio-pci";
 
-/// Drivers that do no DMA of their own: the kernel allows a group to be used although they have devices in it.
+/// Drivers that do no DMA of their own: the kernel allows a group to be used although they have
+/// devices in it.
 const HARMLESS: [&str; 3] = [VFIO_PCI, "pci-stub", "pcieport"];
 
 /// There is no PCI device at this address.
@@ -76,7 +77,8 @@ pub(crate) fn find(roots: &Roots, bdf: Bdf) -> Result<PciDevice, NoDevice> {
         let name = text::word(&roots.sys.join(format!("kernel/iommu_groups/{number}/name")));
         Group { number, unprotected: name.is_some_and(|name| name == "vfio-noiommu") }
     });
-    let cdev = text::names(&folder.join("vfio-dev")).into_iter().find(|name| name.starts_with("vfio"));
+    let cdev =
+        text::names(&folder.join("vfio-dev")).into_iter().find(|name| name.starts_with("vfio"));
     Ok(PciDevice { bdf, driver: link_name(&folder.join("driver")), group, cdev, folder })
 }
 
@@ -105,6 +107,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(where_from(folder.path()), ": `lspci -D` lists the devices");
         let hidden = where_from(&folder.path().join("none"));
-        assert!(hidden.starts_with(" to be seen here: ") && hidden.contains("No such file"), "{hidden}");
+        assert!(
+            hidden.starts_with(" to be seen here: ") && hidden.contains("No such file"),
+            "{hidden}"
+        );
     }
 }

@@ -34,8 +34,9 @@ pub struct Node {
 }
 
 impl Node {
-    /// Opens the node and closes it again: a node without a user of its own, for which that has no effect once its module is
-    /// loaded. Before, opening it would load the module, so the mode is checked instead.
+    /// Opens the node and closes it again: a node without a user of its own, for which that has no
+    /// effect once its module is loaded. Before, opening it would load the module, so the mode is
+    /// checked instead.
     fn open(path: &Path, roots: &Roots, module: &str) -> Self {
         if !roots.sys.join("module").join(module).is_dir() {
             return Self::check(path);
@@ -44,7 +45,8 @@ impl Node {
         Self::of(path, opened.map(drop))
     }
 
-    /// Checks the mode: opening the node of a group or a device would keep another program from opening it meanwhile.
+    /// Checks the mode: opening the node of a group or a device would keep another program from
+    /// opening it meanwhile.
     fn check(path: &Path) -> Self {
         let wanted = fs::Access::READ_OK | fs::Access::WRITE_OK;
         Self::of(path, fs::accessat(fs::CWD, path, wanted, AtFlags::EACCESS))
@@ -104,7 +106,8 @@ pub struct Vfio {
     pub load_iommufd: Result<String, String>,
     /// Whether use without an IOMMU is allowed.
     pub noiommu: bool,
-    /// The limit of type1 mappings per address space; `None` if it is not loaded or does not report it.
+    /// The limit of type1 mappings per address space; `None` if it is not loaded or does not report
+    /// it.
     pub entries: Option<u64>,
     /// The devices bound to it.
     pub bound: Vec<Bound>,
@@ -137,7 +140,9 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
         load: load("vfio-pci"),
         load_iommufd: load("iommufd"),
         noiommu: text::word(&noiommu).is_some_and(|word| word == "Y" || word == "1"),
-        entries: text::number(&roots.sys.join("module/vfio_iommu_type1/parameters/dma_entry_limit")),
+        entries: text::number(
+            &roots.sys.join("module/vfio_iommu_type1/parameters/dma_entry_limit"),
+        ),
         bound: bound(roots),
     }
 }
@@ -151,7 +156,11 @@ fn bound(roots: &Roots) -> Vec<Bound> {
             true => (IommuInterface::NoIommu, "name only, because it has no IOMMU".to_owned()),
             false => (selection.interface, selection.reason),
         };
-        (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound { address, interface, reason })
+        (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound {
+            address,
+            interface,
+            reason,
+        })
     };
     text::names(&lookup::devices(roots)).into_iter().filter_map(select).collect()
 }
@@ -178,8 +187,8 @@ pub struct Unreadable {
     pub errno: Errno,
 }
 
-/// Returns which of the folders that the probe lists cannot be listed. One that does not exist is listed only if the whole file
-/// system is missing.
+/// Returns which of the folders that the probe lists cannot be listed. One that does not exist is
+/// listed only if the whole file system is missing.
 pub(super) fn unreadable(roots: &Roots) -> Vec<Unreadable> {
     let sys = [
         "kernel/mm/hugepages",
@@ -190,7 +199,8 @@ pub(super) fn unreadable(roots: &Roots) -> Vec<Unreadable> {
         "devices/system/node",
     ];
     let in_sys = sys.iter().map(|folder| (roots.sys.join(folder), roots.sys.join("kernel")));
-    let dev = ["vfio", "vfio/devices"].iter().map(|folder| (roots.dev.join(folder), roots.dev.clone()));
+    let dev =
+        ["vfio", "vfio/devices"].iter().map(|folder| (roots.dev.join(folder), roots.dev.clone()));
     let check = |(path, mounted): (PathBuf, PathBuf)| match std::fs::read_dir(&path) {
         Ok(_) => None,
         Err(error) => {
@@ -210,7 +220,10 @@ pub(super) fn groups(sys: &Path) -> Vec<IommuGroup> {
             kind: text::word(&group.join("type")),
             devices: text::names(&group.join("devices"))
                 .into_iter()
-                .map(|address| Device { driver: driver(&group.join("devices").join(&address)), address })
+                .map(|address| Device {
+                    driver: driver(&group.join("devices").join(&address)),
+                    address,
+                })
                 .collect(),
         })
     };

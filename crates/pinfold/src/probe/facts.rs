@@ -85,14 +85,19 @@ impl Facts {
             thp: hugepages::thp(&roots.sys),
             thp_switch: hugepages::thp_switch(&roots.sys),
             memlock,
-            nodes: hugepages::nodes(&roots.sys).into_iter().map(|node| numa_node(&roots.sys, node)).collect(),
+            nodes: hugepages::nodes(&roots.sys)
+                .into_iter()
+                .map(|node| numa_node(&roots.sys, node))
+                .collect(),
             iommus: text::names(&roots.sys.join("class/iommu")),
             firmware_iommu: firmware_iommu(&roots.sys),
             groups: devices::groups(&roots.sys),
             vfio: devices::vfio(roots),
             iommufd: devices::iommufd(roots),
             io_uring_disabled: text::number(&roots.proc.join("sys/kernel/io_uring_disabled")),
-            unprivileged_userfaultfd: text::number(&roots.proc.join("sys/vm/unprivileged_userfaultfd")),
+            unprivileged_userfaultfd: text::number(
+                &roots.proc.join("sys/vm/unprivileged_userfaultfd"),
+            ),
             command_line: text::word(&roots.proc.join("cmdline")),
             unreadable: devices::unreadable(roots),
             live,
@@ -108,7 +113,8 @@ impl Facts {
 
 /// Parses lines such as `Node 0 MemTotal:  24684092 kB`.
 fn numa_node(sys: &Path, node: u32) -> NumaNode {
-    let file = std::fs::read(sys.join(format!("devices/system/node/node{node}/meminfo"))).unwrap_or_default();
+    let file = std::fs::read(sys.join(format!("devices/system/node/node{node}/meminfo")))
+        .unwrap_or_default();
     let field = |key: &str| text::field_kib(&file, &format!("Node {node} {key}"));
     NumaNode { node, total_bytes: field("MemTotal"), free_bytes: field("MemFree") }
 }

@@ -19,12 +19,15 @@ impl Facts {
         all.into_iter().map(|finding| self.where_it_works(finding)).collect()
     }
 
-    /// Leaves a command as the remedy only where it can work: not in a user namespace, whose root may not change the machine,
-    /// and not on a file system that is read-only here. Then the detail says where.
+    /// Leaves a command as the remedy only where it can work: not in a user namespace, whose root
+    /// may not change the machine, and not on a file system that is read-only here. Then the detail
+    /// says where.
     fn where_it_works(&self, finding: Finding) -> Finding {
         let Some(remedy) = &finding.remedy else { return finding };
         let initial = self.live.privileges.initial_user_namespace;
-        let Some(place) = namespace::place_of(remedy, initial, &self.live.read_only) else { return finding };
+        let Some(place) = namespace::place_of(remedy, initial, &self.live.read_only) else {
+            return finding;
+        };
         let detail = format!("{}; {place}: {remedy}", finding.detail);
         Finding { detail, remedy: None, ..finding }
     }

@@ -39,7 +39,8 @@ pub struct Refused {
 /// What io_uring supports here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoUring {
-    /// Reads and writes with registered buffers (`READ_FIXED`, `WRITE_FIXED`; Linux 5.1, reported since 5.6).
+    /// Reads and writes with registered buffers (`READ_FIXED`, `WRITE_FIXED`; Linux 5.1, reported
+    /// since 5.6).
     pub fixed: bool,
     /// `fsync` (Linux 5.1).
     pub fsync: bool,
@@ -60,20 +61,23 @@ pub struct Live {
     pub transparent: Result<(), SourceUnavailable>,
     /// io_uring, or why a ring cannot be created.
     pub io_uring: Result<IoUring, RingRefusal>,
-    /// Whether the calls that reception through AF_XDP makes (Linux 4.18) succeed, up to those that need an interface.
+    /// Whether the calls that reception through AF_XDP makes (Linux 4.18) succeed, up to those that
+    /// need an interface.
     pub af_xdp: Result<(), Refused>,
     /// Whether a userfaultfd can be created (Linux 4.3).
     pub userfaultfd: Answer,
-    /// Whether `/proc/self/pagemap` shows a page's frame number (needs `CAP_SYS_ADMIN` since Linux 4.2).
+    /// Whether `/proc/self/pagemap` shows a page's frame number (needs `CAP_SYS_ADMIN` since Linux
+    /// 4.2).
     pub pagemap: Answer,
     /// What the process may do.
     pub privileges: Privileges,
     /// The limit of open files.
     pub open_files: OpenFiles,
-    /// Those of `/proc/sys`, `/sys` and `/sys/fs/cgroup` that are mounted read-only, as in a container: nothing there can be
-    /// changed from here.
+    /// Those of `/proc/sys`, `/sys` and `/sys/fs/cgroup` that are mounted read-only, as in a
+    /// container: nothing there can be changed from here.
     pub read_only: Vec<&'static str>,
-    /// Whether the kernel's command line is set in `/etc/default/grub`, and applied by `update-grub`.
+    /// Whether the kernel's command line is set in `/etc/default/grub`, and applied by
+    /// `update-grub`.
     pub grub: bool,
     /// How many more bytes `RLIMIT_AS` allows to be mapped, and the limit; `None` without one.
     pub address_space: Option<(u64, u64)>,
@@ -105,13 +109,16 @@ impl Live {
 fn grub() -> bool {
     let set = text::all(Path::new("/etc/default/grub")).unwrap_or_default();
     set.lines().any(|line| line.starts_with("GRUB_CMDLINE_LINUX=\""))
-        && ["/usr/sbin/update-grub", "/sbin/update-grub"].iter().any(|path| Path::new(path).exists())
+        && ["/usr/sbin/update-grub", "/sbin/update-grub"]
+            .iter()
+            .any(|path| Path::new(path).exists())
 }
 
 fn io_uring() -> std::io::Result<IoUring> {
     let ring = Ring::new(2)?;
     let mut probe = Probe::new();
-    // A queue of files asks, too, and makes system calls if the kernel before 5.6, or a filter, has no answer.
+    // A queue of files asks, too, and makes system calls if the kernel before 5.6, or a filter, has
+    // no answer.
     ring.submitter().register_probe(&mut probe)?;
     let has = |code: u8| probe.is_supported(code);
     let answer = |result: std::io::Result<()>| match result {

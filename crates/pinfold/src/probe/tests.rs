@@ -20,7 +20,11 @@ fn root() -> Privileges {
 }
 
 /// A source that the kernel refuses for this reason.
-fn refused(source: Source, reason: UnavailableReason, fix: Option<&str>) -> Result<(), SourceUnavailable> {
+fn refused(
+    source: Source,
+    reason: UnavailableReason,
+    fix: Option<&str>,
+) -> Result<(), SourceUnavailable> {
     Err(SourceUnavailable { source, reason, fix: fix.map(str::to_owned) })
 }
 
@@ -30,7 +34,10 @@ fn locked_down() -> Live {
         hugetlb_2m: refused(Source::Hugetlb2M, none(PageSize::Size2M), None),
         hugetlb_1g: refused(Source::Hugetlb1G, none(PageSize::Size1G), None),
         transparent: refused(Source::Transparent, none(PageSize::Size2M), None),
-        io_uring: Err(RingRefusal { errno: Errno::new(libc::EPERM), cause: RingRefusalCause::Sysctl(2) }),
+        io_uring: Err(RingRefusal {
+            errno: Errno::new(libc::EPERM),
+            cause: RingRefusalCause::Sysctl(2),
+        }),
         af_xdp: Err(Refused { call: "socket (AF_XDP)", errno: Errno::new(libc::EAFNOSUPPORT) }),
         userfaultfd: Answer::No(Errno::new(libc::ENOSYS)),
         pagemap: Answer::No(Errno::new(libc::EPERM)),
@@ -76,7 +83,11 @@ const EVERYTHING: &[(&str, &str, &[u8])] = &[
     ("sys", "kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", b"0\n"),
     ("sys", "kernel/mm/transparent_hugepage/enabled", b"always [madvise] never\n"),
     ("sys", "devices/system/node/online", b"0-1\n"),
-    ("sys", "devices/system/node/node0/meminfo", b"Node 0 MemTotal: 8388608 kB\nNode 0 MemFree: 1024 kB\n"),
+    (
+        "sys",
+        "devices/system/node/node0/meminfo",
+        b"Node 0 MemTotal: 8388608 kB\nNode 0 MemFree: 1024 kB\n",
+    ),
     ("sys", "devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", b"512\n"),
     ("sys", "devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages", b"500\n"),
     ("sys", "devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", b"0\n"),
@@ -95,7 +106,8 @@ const EVERYTHING: &[(&str, &str, &[u8])] = &[
 
 fn machine(files: &[(&str, &str, &[u8])]) -> (tempfile::TempDir, Roots) {
     let top = tempfile::tempdir().unwrap();
-    let [proc, sys, dev, modules] = ["proc", "sys", "dev", "modules"].map(|name| top.path().join(name));
+    let [proc, sys, dev, modules] =
+        ["proc", "sys", "dev", "modules"].map(|name| top.path().join(name));
     let installed = modules.join(crate::sys::kernel::release());
     std::fs::create_dir_all(&installed).unwrap();
     std::fs::write(installed.join("modules.dep"), "a/vfio-pci.ko:\nb/iommufd.ko.xz:\n").unwrap();
@@ -112,23 +124,35 @@ fn machine(files: &[(&str, &str, &[u8])]) -> (tempfile::TempDir, Roots) {
 }
 
 fn find<'f>(findings: &'f [Finding], what: &str) -> &'f Finding {
-    findings.iter().find(|finding| finding.what == what).unwrap_or_else(|| panic!("nothing about {what}"))
+    findings
+        .iter()
+        .find(|finding| finding.what == what)
+        .unwrap_or_else(|| panic!("nothing about {what}"))
 }
 
 #[test]
 fn a_machine_with_nothing_lacks_everything_and_names_the_fixes() {
     let (_top, roots) = machine(&[]);
     let findings = Facts::gather(&roots, SMALL, locked_down()).findings();
-    for what in
-        ["hugepages 2 MiB", "transparent hugepages", "IOMMU groups", "VFIO", "iommufd", "io_uring", "AF_XDP"]
-    {
+    for what in [
+        "hugepages 2 MiB",
+        "transparent hugepages",
+        "IOMMU groups",
+        "VFIO",
+        "iommufd",
+        "io_uring",
+        "AF_XDP",
+    ] {
         assert_eq!(find(&findings, what).state, State::Missing, "{what}");
     }
     assert_eq!(find(&findings, "VFIO").remedy.as_deref(), Some("sudo modprobe vfio-pci"));
     assert_eq!(find(&findings, "iommufd").remedy.as_deref(), Some("sudo modprobe iommufd"));
     let memlock = find(&findings, "MEMLOCK");
     assert_eq!(
-        (memlock.state, memlock.detail.starts_with("soft 8 MiB, hard 8 MiB, 0 B used by this process")),
+        (
+            memlock.state,
+            memlock.detail.starts_with("soft 8 MiB, hard 8 MiB, 0 B used by this process")
+        ),
         (State::Limited, true)
     );
     let command = SMALL.raise_for_user(1 << 30);
@@ -161,7 +185,11 @@ fn bound_devices_report_their_interface_and_reason() {
         let findings = facts.findings();
         let found = find(&findings, "0000:01:00.0");
         assert!(found.detail.starts_with("by type1, because there is no "), "{}", found.detail);
-        assert!(found.detail.ends_with(&format!("{missing}; at most 65535 mappings")), "{}", found.detail);
+        assert!(
+            found.detail.ends_with(&format!("{missing}; at most 65535 mappings")),
+            "{}",
+            found.detail
+        );
     }
 }
 
@@ -183,7 +211,12 @@ fn a_machine_with_every_facility_is_good() {
     let all_used = Live {
         hugetlb_1g: refused(
             Source::Hugetlb1G,
-            UnavailableReason::FewHugepages { page: PageSize::Size1G, needed: 1, free: 0, total: 2 },
+            UnavailableReason::FewHugepages {
+                page: PageSize::Size1G,
+                needed: 1,
+                free: 0,
+                total: 2,
+            },
             None,
         ),
         ..open()
@@ -223,7 +256,10 @@ fn each_disabled_facility_names_its_switch() {
     assert_eq!(remedy("hugepages 2 MiB"), "sudo sysctl vm.nr_hugepages=512");
     assert!(remedy("transparent hugepages").contains("echo madvise"));
     assert!(remedy("IOMMU groups").contains("intel_iommu=on"));
-    assert!(remedy("AF_XDP").starts_with("sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /"));
+    assert!(
+        remedy("AF_XDP")
+            .starts_with("sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /")
+    );
     assert!(find(&findings, "AF_XDP").detail.ends_with("AF_XDP needs cap_bpf"));
     assert_eq!(remedy("iommufd"), "", "no command fixes a kernel that is too old");
     assert_eq!(find(&findings, "kernel").state, State::Limited);
@@ -274,7 +310,10 @@ fn what_cannot_be_listed_is_unknown_and_has_no_fix() {
         for what in ["hugepages 2 MiB", "IOMMU groups", "NUMA"] {
             let found = find(&findings, what);
             assert_eq!((found.state, &found.remedy), (State::Limited, &None), "{found}");
-            assert!(!found.detail.contains("switch on") && !found.detail.contains("has no pages"), "{found}");
+            assert!(
+                !found.detail.contains("switch on") && !found.detail.contains("has no pages"),
+                "{found}"
+            );
         }
         // What was tried works, whatever can be read about it.
         assert_eq!(find(&findings, "transparent hugepages").state, State::Good);
@@ -329,7 +368,10 @@ fn a_fix_that_cannot_work_here_says_where() {
     let remedy = |live| find(&findings_with(none, live), "hugepages 1 GiB").clone();
     assert!(remedy(used()).remedy.is_some());
     for (live, place) in [
-        (Live { read_only: vec!["/sys"], ..used() }, "on the host (/sys is read-only here): sudo sh -c"),
+        (
+            Live { read_only: vec!["/sys"], ..used() },
+            "on the host (/sys is read-only here): sudo sh -c",
+        ),
         (
             Live { privileges: Privileges { initial_user_namespace: false, ..root() }, ..used() },
             "outside of this user namespace: sudo sh -c",

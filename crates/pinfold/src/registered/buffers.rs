@@ -24,16 +24,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many bytes this process has quarantined: they stay pinned, since a table was dropped while I/O on them was
-/// in flight.
+/// Returns how many bytes this process has quarantined: they stay pinned, since a table was dropped
+/// while I/O on them was in flight.
 pub fn quarantined_bytes() -> u64 {
     QUARANTINED_BYTES.load(Ordering::Relaxed)
 }
 
-/// A table of registered buffers: memory that the program already has, pinned while it is in the table.
+/// A table of registered buffers: memory that the program already has, pinned while it is in the
+/// table.
 ///
-/// It belongs to one thread of control at a time. Dropping it unpins everything; if I/O on some of it is in flight, all of it
-/// is quarantined instead, and [counted](quarantined_bytes).
+/// It belongs to one thread of control at a time. Dropping it unpins everything; if I/O on some of
+/// it is in flight, all of it is quarantined instead, and [counted](quarantined_bytes).
 #[derive(Debug)]
 pub struct Buffers<'m> {
     /// Not dropped while I/O is in flight: registrations keep owned memory.
@@ -63,8 +64,9 @@ impl<'m> Buffers<'m> {
     pub fn new(capacity: usize, view: View) -> Result<Self, RegistrationError> {
         let table = Registry::new(capacity)?;
         let lifted = crate::sys::limits::has_ipc_lock();
-        let rings = PinRings::new(capacity)
-            .map_err(|errno| RegistrationError::NoRing(RingRefusal::of(errno, (5, 19), ring_bytes(1))))?;
+        let rings = PinRings::new(capacity).map_err(|errno| {
+            RegistrationError::NoRing(RingRefusal::of(errno, (5, 19), ring_bytes(1)))
+        })?;
         Ok(Self {
             table: ManuallyDrop::new(table),
             rings: ManuallyDrop::new(rings),
@@ -81,8 +83,8 @@ impl<'m> Buffers<'m> {
 
     /// Registers the memory in the first vacant place.
     ///
-    /// Faults its pages in and pins them. O(pages of 4 KiB) if the frames are visible to the process, else O(mappings and
-    /// hugepages).
+    /// Faults its pages in and pins them. O(pages of 4 KiB) if the frames are visible to the
+    /// process, else O(mappings and hugepages).
     ///
     /// # Errors
     /// [`RegistrationError`]; nothing is pinned then.
@@ -91,11 +93,13 @@ impl<'m> Buffers<'m> {
         memory: DmaMemory<'m>,
         access: Access,
     ) -> Result<BufferIndex, RegistrationError> {
-        // SAFETY: the memory is lent for `'m`, which this table does not outlive, for access beside devices.
+        // SAFETY: the memory is lent for `'m`, which this table does not outlive, for access beside
+        // devices.
         unsafe { self.enter(None, memory.into(), access) }.map(|(index, _)| index)
     }
 
-    /// Registers a slice in the first vacant place; [`memory`](Self::memory) gives access to it meanwhile.
+    /// Registers a slice in the first vacant place; [`memory`](Self::memory) gives access to it
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`register`](Self::register).
@@ -105,7 +109,8 @@ impl<'m> Buffers<'m> {
         access: Access,
     ) -> Result<BufferIndex, RegistrationError> {
         let len = memory.len();
-        // SAFETY: the slice is borrowed exclusively for `'m`, so no reference to it is alive; it is one allocation.
+        // SAFETY: the slice is borrowed exclusively for `'m`, so no reference to it is alive; it is
+        // one allocation.
         let memory = unsafe { DmaMemory::from_raw(NonNull::from(memory).cast(), len) };
         self.register(memory, access)
     }
@@ -126,8 +131,8 @@ impl<'m> Buffers<'m> {
         unsafe { self.enter(None, extent, access) }.map(|(index, _)| index)
     }
 
-    /// Registers the memory in place `index`, and unregisters the buffer that is there: it stays pinned until its I/O in
-    /// flight has completed.
+    /// Registers the memory in place `index`, and unregisters the buffer that is there: it stays
+    /// pinned until its I/O in flight has completed.
     ///
     /// # Errors
     /// As [`register`](Self::register); the place is unchanged then.
@@ -141,14 +146,15 @@ impl<'m> Buffers<'m> {
         unsafe { self.enter(Some(index), memory.into(), access) }.map(|(_, released)| released)
     }
 
-    /// Registers memory by its addresses: in place `index` as [`update`](Self::update) does, or in the first vacant one.
+    /// Registers memory by its addresses: in place `index` as [`update`](Self::update) does, or in
+    /// the first vacant one.
     ///
     /// # Errors
     /// As there.
     ///
     /// # Safety
-    /// While the memory is registered, device accesses to it must be valid: no reference to it is alive during them (no
-    /// mutable one, if they only read), and its owner permits them.
+    /// While the memory is registered, device accesses to it must be valid: no reference to it is
+    /// alive during them (no mutable one, if they only read), and its owner permits them.
     pub unsafe fn register_addresses(
         &mut self,
         index: Option<BufferIndex>,
@@ -172,8 +178,8 @@ impl<'m> Buffers<'m> {
         Ok(self.finish(unregistered))
     }
 
-    /// Marks the begin of I/O on the buffer: it stays pinned until the hold is released, even if it is unregistered.
-    /// Constant time; no read-modify-write of shared memory.
+    /// Marks the begin of I/O on the buffer: it stays pinned until the hold is released, even if it
+    /// is unregistered. Constant time; no read-modify-write of shared memory.
     ///
     /// # Errors
     /// [`RegistrationError::Index`], [`RegistrationError::Gone`].
@@ -200,7 +206,8 @@ impl<'m> Buffers<'m> {
     /// Returns the buffer in a place.
     ///
     /// # Errors
-    /// [`RegistrationError::Index`] if there is none, [`RegistrationError::Gone`] if its memory was unmapped.
+    /// [`RegistrationError::Index`] if there is none, [`RegistrationError::Gone`] if its memory was
+    /// unmapped.
     #[inline]
     pub fn get(&self, index: BufferIndex) -> Result<&Registration, RegistrationError> {
         let registration = self.table.get(index)?;
@@ -212,12 +219,14 @@ impl<'m> Buffers<'m> {
         Ok(registration)
     }
 
-    /// Returns the memory of a buffer for access beside devices; `None` if it was registered by its addresses.
+    /// Returns the memory of a buffer for access beside devices; `None` if it was registered by its
+    /// addresses.
     ///
     /// # Errors
     /// As [`get`](Self::get).
     pub fn memory(&self, index: BufferIndex) -> Result<Option<DmaMemory<'_>>, RegistrationError> {
-        // SAFETY: it was lent to this table for `'m`, which the borrow of `self` that is returned does not outlive.
+        // SAFETY: it was lent to this table for `'m`, which the borrow of `self` that is returned
+        // does not outlive.
         Ok(self.get(index)?.lent.map(|memory| unsafe { memory.extend() }))
     }
 
@@ -244,7 +253,8 @@ impl<'m> Buffers<'m> {
         Ok(self.get(index)?.table().segments(offset, len).map_err(IndexError::from)?)
     }
 
-    /// Returns the buffer that contains an address of this process, and the offset in it. Logarithmic.
+    /// Returns the buffer that contains an address of this process, and the offset in it.
+    /// Logarithmic.
     pub fn find(&self, addr: usize) -> Option<(BufferIndex, u64)> {
         self.table.find(addr)
     }
@@ -286,9 +296,10 @@ impl<'m> Buffers<'m> {
         }
     }
 
-    /// Returns the ring whose table has the buffer, and its places there: what the caller's ring may clone
-    /// (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12), so that the memory is pinned and charged once. A buffer has a
-    /// place for each GiB of addresses that it touches. `None` if it is only locked.
+    /// Returns the ring whose table has the buffer, and its places there: what the caller's ring
+    /// may clone (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12), so that the memory is pinned and
+    /// charged once. A buffer has a place for each GiB of addresses that it touches. `None` if it
+    /// is only locked.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -307,9 +318,15 @@ impl Drop for Buffers<'_> {
         if self.check_process().is_err() {
             return;
         }
-        let held = self.table.iter().any(|(index, _)| self.table.holds(index).is_ok_and(|holds| holds > 0));
+        let held = self
+            .table
+            .iter()
+            .any(|(index, _)| self.table.holds(index).is_ok_and(|holds| holds > 0));
         if held || self.table.leaving() > 0 {
-            tracing::warn!(bytes = self.pinned.bytes(), "buffers with I/O in flight are quarantined");
+            tracing::warn!(
+                bytes = self.pinned.bytes(),
+                "buffers with I/O in flight are quarantined"
+            );
             QUARANTINED_BYTES.fetch_add(self.pinned.bytes(), Ordering::Relaxed);
             return;
         }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Ranges that may overlap, each added and removed as a whole, and the number of bytes that they cover together.
+/// Ranges that may overlap, each added and removed as a whole, and the number of bytes that they
+/// cover together.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Coverage {
     /// By start: the end, and how many of the ranges cover it. They do not overlap.
@@ -16,7 +17,8 @@ impl Coverage {
         self.bytes
     }
 
-    /// Returns the number of bytes of the range that are not covered. Logarithmic, and linear in the runs that it touches.
+    /// Returns the number of bytes of the range that are not covered. Logarithmic, and linear in
+    /// the runs that it touches.
     pub(super) fn missing(&self, start: u64, end: u64) -> u64 {
         let before = self.runs.range(..start).next_back().map(|(_, &(end, _))| (start, end));
         let inside = self.runs.range(start..end).map(|(&start, &(end, _))| (start, end));

@@ -38,8 +38,11 @@ impl Buffers<'_> {
             }
         };
         let footprint = Footprint::of(&self.inspector, &survey);
-        let registration =
-            Registration { lent, owned, ..self.account_for(described, survey, footprint, pin, access) };
+        let registration = Registration {
+            lent,
+            owned,
+            ..self.account_for(described, survey, footprint, pin, access)
+        };
         // Prepared above, so it succeeds.
         let unregistered = self.table.update(index, registration)?;
         Ok((index, unregistered.map_or(Released::Now, |buffer| self.finish(buffer))))
@@ -57,7 +60,8 @@ impl Buffers<'_> {
         }
         let requested = self.charge(survey);
         let (limit, used) = stats::limit_for_rings();
-        // Not everything that the process has pinned is charged, so only this table's own charges are certain.
+        // Not everything that the process has pinned is charged, so only this table's own charges
+        // are certain.
         let certain = self.rings.charged().saturating_add(requested);
         match limit.soft.filter(|allowed| certain > *allowed) {
             Some(_) => Err(stats::memlock_error(limit, requested, used)),
@@ -84,9 +88,14 @@ impl Buffers<'_> {
                 let limit = MemlockLimit::here();
                 stats::memlock_error(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
             }
-            libc::ENOMEM if !survey.is_read_only() && !self.lifted && MemlockLimit::here().soft.is_some() => {
+            libc::ENOMEM
+                if !survey.is_read_only()
+                    && !self.lifted
+                    && MemlockLimit::here().soft.is_some() =>
+            {
                 let (limit, used) = stats::limit_for_rings();
-                // The attempt has faulted the pages in, so their sizes are known better than before.
+                // The attempt has faulted the pages in, so their sizes are known better than
+                // before.
                 let again = Survey::of_mappings(&mut self.inspector, addr, len, Access::empty());
                 stats::memlock_error(limit, again.map_or(len, |survey| self.charge(&survey)), used)
             }

@@ -71,7 +71,8 @@ pub enum RegistrationError {
     Memlock {
         /// Bytes that the kernel would charge, as far as known.
         requested: u64,
-        /// Bytes that it has charged to this process. Those of the user's other processes count, too, but are unknown.
+        /// Bytes that it has charged to this process. Those of the user's other processes count,
+        /// too, but are unknown.
         used: u64,
         /// `RLIMIT_MEMLOCK`.
         allowed: u64,
@@ -128,7 +129,8 @@ pub enum Gone {
     Unmapped,
     /// It was moved to other addresses (`mremap`).
     Moved,
-    /// Its content was discarded (`MADV_DONTNEED`, `MADV_REMOVE`, a hole in its file): other pages are there now.
+    /// Its content was discarded (`MADV_DONTNEED`, `MADV_REMOVE`, a hole in its file): other pages
+    /// are there now.
     Discarded,
 }
 

@@ -3,8 +3,8 @@
 use super::survey::{FrameRun, Inspector, Piece, Survey};
 use pinfold_core::addr::PageSize;
 
-/// Pages that are not shared, and those of unknown frame, are identified by their address in this process, in a range of
-/// numbers without frames.
+/// Pages that are not shared, and those of unknown frame, are identified by their address in this
+/// process, in a range of numbers without frames.
 const BY_ADDRESS: u64 = 1 << 63;
 
 /// The pages that memory touches, as ranges.
@@ -12,12 +12,14 @@ const BY_ADDRESS: u64 = 1 << 63;
 pub(super) struct Footprint {
     /// Plain pages: the kernel charges each to every registration.
     pub(super) plain: Vec<(u64, u64)>,
-    /// Pages of several frames: the kernel charges each whole, to the first registration that touches it.
+    /// Pages of several frames: the kernel charges each whole, to the first registration that
+    /// touches it.
     pub(super) larger: Vec<(u64, u64)>,
 }
 
 impl Footprint {
-    /// O(mappings and hugepages), and O(pages of 4 KiB) where their frames are visible to the process.
+    /// O(mappings and hugepages), and O(pages of 4 KiB) where their frames are visible to the
+    /// process.
     pub(super) fn of(inspector: &Inspector, survey: &Survey) -> Self {
         let mut footprint = Self::default();
         for piece in survey.pieces() {
@@ -40,7 +42,8 @@ impl Footprint {
     /// Adds a piece by its addresses.
     fn by_address(&mut self, piece: &Piece) {
         let (start, mask) = (piece.addr as u64, piece.page.mask());
-        let (first, last) = (start & !mask | BY_ADDRESS, (start + piece.len + mask) & !mask | BY_ADDRESS);
+        let (first, last) =
+            (start & !mask | BY_ADDRESS, (start + piece.len + mask) & !mask | BY_ADDRESS);
         match piece.page {
             PageSize::Size4K => self.add_plain(first, last),
             _ => self.larger.push((first, last)),
@@ -74,7 +77,8 @@ impl Footprint {
             at = at.max((frame + frames) * 4096);
         }
         plain(at.min(first + length), first + length);
-        let ranges = folios.into_iter().map(|(frame, frames)| (frame * 4096, (frame + frames) * 4096));
+        let ranges =
+            folios.into_iter().map(|(frame, frames)| (frame * 4096, (frame + frames) * 4096));
         self.larger.extend(ranges);
     }
 

@@ -1,7 +1,7 @@
 //! Pinning by io_uring: tables of registered buffers in private rings.
 //!
-//! The kernel pins each page of such a buffer (`FOLL_LONGTERM`): it keeps its frame until it leaves the table, whatever the
-//! process does to its addresses.
+//! The kernel pins each page of such a buffer (`FOLL_LONGTERM`): it keeps its frame until it leaves
+//! the table, whatever the process does to its addresses.
 
 use super::coverage::Coverage;
 use super::footprint::Footprint;
@@ -9,7 +9,8 @@ use crate::sys::Errno;
 use io_uring::IoUring;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The most that one place of a ring's table holds. Pieces end at multiples of it, so that no page is in two.
+/// The most that one place of a ring's table holds. Pieces end at multiples of it, so that no page
+/// is in two.
 const PIECE: usize = 1 << 30;
 /// The most places of a ring: enough for 15 buffers of the largest size.
 const MAX_PLACES: u32 = 16_384;
@@ -79,15 +80,21 @@ impl PinRing {
     fn new(places: u32) -> Result<Self, Errno> {
         let ring = IoUring::builder().dontfork().build(1).map_err(|error| errno_of(&error))?;
         ring.submitter().register_buffers_sparse(places).map_err(|error| errno_of(&error))?;
-        Ok(Self { ring, vacant: (0..places).rev().collect(), larger: Coverage::default(), charged: 0 })
+        Ok(Self {
+            ring,
+            vacant: (0..places).rev().collect(),
+            larger: Coverage::default(),
+            charged: 0,
+        })
     }
 
     /// Sets the memory of a place, or vacates it (`len` 0).
     fn set(&self, place: u32, addr: usize, len: usize) -> Result<(), Errno> {
         let iov_base = std::ptr::with_exposed_provenance_mut(if len == 0 { 0 } else { addr });
         let vector = libc::iovec { iov_base, iov_len: len };
-        // SAFETY: the kernel pins the pages, and accesses them only for requests, of which this ring has none. A program
-        // that clones the ring's buffers is responsible for the requests there.
+        // SAFETY: the kernel pins the pages, and accesses them only for requests, of which this
+        // ring has none. A program that clones the ring's buffers is responsible for the requests
+        // there.
         let set = unsafe { self.ring.submitter().register_buffers_update(place, &[vector], None) };
         set.map_err(|error| errno_of(&error))
     }
@@ -96,7 +103,8 @@ impl PinRing {
 impl PinRings {
     /// Creates a ring for `buffers` small buffers and a large one. Sparse tables: since Linux 5.19.
     pub(super) fn new(buffers: usize) -> Result<Self, Errno> {
-        let capacity = u32::try_from(buffers).unwrap_or(MAX_PLACES).saturating_add(LARGEST).min(MAX_PLACES);
+        let capacity =
+            u32::try_from(buffers).unwrap_or(MAX_PLACES).saturating_add(LARGEST).min(MAX_PLACES);
         Ok(Self { rings: vec![PinRing::new(capacity)?], capacity })
     }
 
@@ -109,7 +117,9 @@ impl PinRings {
 
     /// Returns whether the rings are still open.
     pub(super) fn alive(&self) -> bool {
-        self.rings.iter().all(|ring| ring.vacant.last().is_none_or(|&place| ring.set(place, 0, 0).is_ok()))
+        self.rings
+            .iter()
+            .all(|ring| ring.vacant.last().is_none_or(|&place| ring.set(place, 0, 0).is_ok()))
     }
 
     /// Returns what the kernel charges in total.
@@ -181,7 +191,8 @@ impl PinRings {
     }
 }
 
-/// Returns what the kernel charges: every plain page, and each larger one that is not in the table yet.
+/// Returns what the kernel charges: every plain page, and each larger one that is not in the table
+/// yet.
 fn charge(larger: &Coverage, footprint: &Footprint) -> u64 {
     let mut seen = Coverage::default();
     let new = footprint.larger.iter().map(|&(start, end)| {

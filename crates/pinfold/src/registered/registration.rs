@@ -15,7 +15,8 @@ use pinfold_core::registered::Registered;
 /// How a device sees the memory: which addresses a table contains.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum View {
-    /// The process's own addresses, contiguous: for rings, and for domains where an IOVA equals the address.
+    /// The process's own addresses, contiguous: for rings, and for domains where an IOVA equals the
+    /// address.
     Process,
     /// Physical addresses: for devices without an IOMMU. Needs `CAP_SYS_ADMIN`, to know the frames.
     Physical,
@@ -40,10 +41,9 @@ impl View {
                 if let Some(piece) = unknown {
                     return Err(RegistrationError::FramesUnknown { addr: piece.addr });
                 }
-                let segments = survey
-                    .pieces()
-                    .iter()
-                    .filter_map(|piece| Some(Segment { iova: Iova::new(piece.phys?.raw()), len: piece.len }));
+                let segments = survey.pieces().iter().filter_map(|piece| {
+                    Some(Segment { iova: Iova::new(piece.phys?.raw()), len: piece.len })
+                });
                 Ok(Registered::from_segments(addr, segments)?)
             }
         }
@@ -82,7 +82,8 @@ pub(super) struct Extent {
 
 impl From<DmaMemory<'_>> for Extent {
     fn from(memory: DmaMemory<'_>) -> Self {
-        // SAFETY: it is used by `Buffers::memory` only, which lends it for no longer than the table has it.
+        // SAFETY: it is used by `Buffers::memory` only, which lends it for no longer than the table
+        // has it.
         let lent = unsafe { memory.extend() };
         Self { addr: memory.addr(), len: memory.len() as u64, lent: Some(lent), owned: None }
     }
@@ -113,7 +114,8 @@ impl Registration {
         &self.table
     }
 
-    /// Returns what the memory consisted of when it was pinned, without the frames: a new [`Survey`] has them.
+    /// Returns what the memory consisted of when it was pinned, without the frames: a new
+    /// [`Survey`] has them.
     pub fn survey(&self) -> &Survey {
         &self.survey
     }
@@ -128,7 +130,8 @@ impl Registration {
         matches!(self.pin, PinKind::Pinned(_))
     }
 
-    /// Returns the bytes that the kernel charges to `RLIMIT_MEMLOCK` for it (or would without `CAP_IPC_LOCK`).
+    /// Returns the bytes that the kernel charges to `RLIMIT_MEMLOCK` for it (or would without
+    /// `CAP_IPC_LOCK`).
     pub fn charged_bytes(&self) -> u64 {
         match &self.pin {
             PinKind::Pinned(pins) => pins.charged,
@@ -139,15 +142,16 @@ impl Registration {
     /// Returns whether it is revoked as soon as its memory is unmapped.
     ///
     /// # Errors
-    /// The reason why not: `ENOSYS`, `EPERM` or `EINVAL` if there is no userfaultfd, or none for such memory, `EBUSY` if
-    /// another userfaultfd watches it.
+    /// The reason why not: `ENOSYS`, `EPERM` or `EINVAL` if there is no userfaultfd, or none for
+    /// such memory, `EBUSY` if another userfaultfd watches it.
     pub fn watched(&self) -> Result<(), Errno> {
         self.watched.map(|_| ())
     }
 }
 
 impl Survey {
-    /// The bounds of the pages that it touches; hugepages whole, since advice about a part of one splits it.
+    /// The bounds of the pages that it touches; hugepages whole, since advice about a part of one
+    /// splits it.
     pub(super) fn page_bounds(&self) -> (usize, usize) {
         let mask = |piece: &super::survey::Piece| bytes(piece.page.mask());
         let first = self.pieces().first().map_or(4095, mask);

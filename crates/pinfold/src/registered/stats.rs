@@ -16,14 +16,16 @@ pub struct PinnedStats {
     pub bytes: u64,
     /// Bytes of their folio tables.
     pub table_bytes: u64,
-    /// Bytes of the pages that are pinned or locked for them: each page whole, and once. If the frames are not visible to
-    /// the process, shared memory that is mapped twice counts twice.
+    /// Bytes of the pages that are pinned or locked for them: each page whole, and once. If the
+    /// frames are not visible to the process, shared memory that is mapped twice counts twice.
     pub pinned_bytes: u64,
     /// Bytes that the kernel charges: plain pages to each registration, larger ones once per table.
     pub charged_bytes: u64,
-    /// Bytes that the whole process has pinned according to the kernel (`VmPin`), if it reports them.
+    /// Bytes that the whole process has pinned according to the kernel (`VmPin`), if it reports
+    /// them.
     pub kernel_bytes: Option<u64>,
-    /// `RLIMIT_MEMLOCK`; `used` is what is locked (`mlock`), which is charged separately from what is pinned.
+    /// `RLIMIT_MEMLOCK`; `used` is what is locked (`mlock`), which is charged separately from what
+    /// is pinned.
     pub limit: MemlockLimit,
     /// Whether nothing is charged, because `CAP_IPC_LOCK` was effective when the table was created.
     pub lifted: bool,

@@ -62,10 +62,11 @@ pub enum Backing {
 /// How the facts of a survey were obtained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Means {
-    /// Whether mappings were queried (`PROCMAP_QUERY`, Linux 6.11); otherwise `/proc/self/smaps` was read.
+    /// Whether mappings were queried (`PROCMAP_QUERY`, Linux 6.11); otherwise `/proc/self/smaps`
+    /// was read.
     pub mappings_queried: bool,
-    /// Whether transparent hugepages were found by `PAGEMAP_SCAN` (Linux 6.7), or why not. Without it they are reported
-    /// as plain pages, unless their frames are known.
+    /// Whether transparent hugepages were found by `PAGEMAP_SCAN` (Linux 6.7), or why not. Without
+    /// it they are reported as plain pages, unless their frames are known.
     pub transparent: Result<(), Errno>,
     /// Whether `/proc/self/pagemap` showed the frames, which needs `CAP_SYS_ADMIN`.
     pub frames: bool,
@@ -81,7 +82,10 @@ pub(super) struct Inspector {
 impl Inspector {
     pub(super) fn open() -> Result<Self, MemoryError> {
         let unknown = |errno| MemoryError::Unknown { addr: 0, errno };
-        Ok(Self { mappings: Mappings::open().map_err(unknown)?, pagemap: Pagemap::open().map_err(unknown)? })
+        Ok(Self {
+            mappings: Mappings::open().map_err(unknown)?,
+            pagemap: Pagemap::open().map_err(unknown)?,
+        })
     }
 }
 
@@ -94,8 +98,9 @@ pub(super) struct FrameRun {
 }
 
 impl FrameRun {
-    /// Calls `each` with the frames of the piece's pages, run by run. Returns whether the frames are visible to the
-    /// process; if not, the calls are incomplete, or report resident pages as not resident.
+    /// Calls `each` with the frames of the piece's pages, run by run. Returns whether the frames
+    /// are visible to the process; if not, the calls are incomplete, or report resident pages as
+    /// not resident.
     pub(super) fn each(inspector: &Inspector, piece: &Piece, mut each: impl FnMut(Self)) -> bool {
         let (page, mask) = (bytes(piece.page.bytes()), bytes(piece.page.mask()));
         let (first, last) = (piece.addr & !mask, (piece.addr + bytes(piece.len) + mask) & !mask);
@@ -118,7 +123,9 @@ impl FrameRun {
             inspector.pagemap.each(first, last, enter)
         } else {
             // What one entry maps is contiguous, so its first page suffices.
-            (first..last).step_by(page).try_for_each(|at| inspector.pagemap.each(at, at + 4096, &mut enter))
+            (first..last)
+                .step_by(page)
+                .try_for_each(|at| inspector.pagemap.each(at, at + 4096, &mut enter))
         };
         if run.start < run.end {
             each(run);
@@ -149,9 +156,10 @@ impl fmt::Display for Means {
         })?;
         match self.transparent {
             Ok(()) => f.write_str(", transparent hugepages by PAGEMAP_SCAN")?,
-            Err(errno) => {
-                write!(f, ", transparent hugepages reported as plain pages (PAGEMAP_SCAN: {errno})")?
-            }
+            Err(errno) => write!(
+                f,
+                ", transparent hugepages reported as plain pages (PAGEMAP_SCAN: {errno})"
+            )?,
         }
         f.write_str(if self.frames {
             ", frames by /proc/self/pagemap"
@@ -162,13 +170,14 @@ impl fmt::Display for Means {
 }
 
 impl Survey {
-    /// Examines `len` bytes at `addr`, for `access` by a device. Pages that are not resident are not faulted in.
+    /// Examines `len` bytes at `addr`, for `access` by a device. Pages that are not resident are
+    /// not faulted in.
     ///
     /// O(mappings touched), or O(pages of 4 KiB touched) if frames are visible to the process.
     ///
     /// # Errors
-    /// [`MemoryError`] if the range is empty, wraps, is longer than a registered buffer may be, is partly unmapped or no
-    /// ordinary memory, or does not permit the access; or without `/proc`.
+    /// [`MemoryError`] if the range is empty, wraps, is longer than a registered buffer may be, is
+    /// partly unmapped or no ordinary memory, or does not permit the access; or without `/proc`.
     pub fn new(addr: usize, len: u64, access: Access) -> Result<Self, MemoryError> {
         let mut inspector = Inspector::open()?;
         let mut survey = Self::of_mappings(&mut inspector, addr, len, access)?;
@@ -194,8 +203,11 @@ impl Survey {
         let mut at = addr;
         while at < end {
             let failed = |errno| MemoryError::Unknown { addr: at, errno };
-            let mapping =
-                inspector.mappings.at(at).map_err(failed)?.ok_or(MemoryError::Unmapped { addr: at })?;
+            let mapping = inspector
+                .mappings
+                .at(at)
+                .map_err(failed)?
+                .ok_or(MemoryError::Unmapped { addr: at })?;
             check_rights(&mapping, at, access)?;
             survey.read_only |= !mapping.writable;
             let upto = mapping.end.min(end);
@@ -217,18 +229,21 @@ impl Survey {
         }
         let huge = bytes(PageSize::Size2M.bytes());
         // Whole hugepages around the part, which may begin and end within them.
-        let around = (at & !(huge - 1)).max(mapping.start)..end.next_multiple_of(huge).min(mapping.end);
-        let found = match inspector.pagemap.huge(around.start & !4095, around.end.next_multiple_of(4096)) {
-            Ok(found) => found,
-            Err(errno) => {
-                self.means.transparent = Err(errno);
-                Vec::new()
-            }
-        };
+        let around =
+            (at & !(huge - 1)).max(mapping.start)..end.next_multiple_of(huge).min(mapping.end);
+        let found =
+            match inspector.pagemap.huge(around.start & !4095, around.end.next_multiple_of(4096)) {
+                Ok(found) => found,
+                Err(errno) => {
+                    self.means.transparent = Err(errno);
+                    Vec::new()
+                }
+            };
         let mut from = at;
         for (start, stop) in found {
             // Only what is on whole hugepages.
-            let (start, stop) = (start.next_multiple_of(huge).max(from), (stop & !(huge - 1)).min(end));
+            let (start, stop) =
+                (start.next_multiple_of(huge).max(from), (stop & !(huge - 1)).min(end));
             if start < stop {
                 self.push(from, start, PageSize::Size4K, Backing::Plain, shared);
                 self.push(start, stop, PageSize::Size2M, Backing::Transparent, shared);
@@ -240,11 +255,19 @@ impl Survey {
 
     fn push(&mut self, addr: usize, end: usize, page: PageSize, backing: Backing, shared: bool) {
         if addr < end {
-            self.pieces.push(Piece { addr, len: (end - addr) as u64, page, backing, shared, phys: None });
+            self.pieces.push(Piece {
+                addr,
+                len: (end - addr) as u64,
+                page,
+                backing,
+                shared,
+                phys: None,
+            });
         }
     }
 
-    /// Splits the pieces where their frames are not consecutive, if the frames are visible to the process.
+    /// Splits the pieces where their frames are not consecutive, if the frames are visible to the
+    /// process.
     ///
     /// O(pages), of their real size.
     pub(super) fn find_frames(&mut self, inspector: &Inspector) {
@@ -255,7 +278,8 @@ impl Survey {
             let visible = FrameRun::each(inspector, piece, |run| {
                 known |= run.frame.is_some();
                 let (from, to) = (run.start.max(piece.addr), run.end.min(stop));
-                let phys = run.frame.map(|frame| PhysAddr::new(frame * 4096 + (from - run.start) as u64));
+                let phys =
+                    run.frame.map(|frame| PhysAddr::new(frame * 4096 + (from - run.start) as u64));
                 divided.push(Piece { addr: from, len: (to - from) as u64, phys, ..*piece });
             });
             if !visible {
@@ -345,7 +369,9 @@ mod tests {
             });
             assert_eq!(one.pieces(), other.pieces());
             assert!(
-                one.pieces().iter().all(|piece| piece.shared == is_shared && piece.page == PageSize::Size4K)
+                one.pieces()
+                    .iter()
+                    .all(|piece| piece.shared == is_shared && piece.page == PageSize::Size4K)
             );
             assert_eq!((one.pages(PageSize::Size4K), one.touched_bytes()), (13, 13 * 4096));
             assert!(!other.means().mappings_queried);

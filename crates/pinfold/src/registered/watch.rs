@@ -1,10 +1,12 @@
 //! Detects that registered memory is unmapped, moved or discarded, with a userfaultfd.
 //!
-//! The call that does so waits in the kernel until the event has been read. The watching thread sets `busy` *before* it
-//! reads, and clears it when the registrations are marked. A query after the call has returned therefore either sees the
-//! mark, or sees `busy` and waits for the mark: no use of reused addresses goes undetected.
+//! The call that does so waits in the kernel until the event has been read. The watching thread
+//! sets `busy` *before* it reads, and clears it when the registrations are marked. A query after
+//! the call has returned therefore either sees the mark, or sees `busy` and waits for the mark: no
+//! use of reused addresses goes undetected.
 //!
-//! The watching thread allocates nothing and takes no lock, since the thread that waits for it may hold any.
+//! The watching thread allocates nothing and takes no lock, since the thread that waits for it may
+//! hold any.
 
 use super::coverage::Coverage;
 use super::error::Gone;
@@ -67,7 +69,8 @@ impl Watch {
         let (seen, halt) = (shared.clone(), stop.clone());
         let named = std::thread::Builder::new().name("pinfold-watch".to_owned());
         let thread = named.spawn(move || seen.run(&halt));
-        let thread = thread.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
+        let thread =
+            thread.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         let vacant = (0..places).rev().collect();
         Ok(Self {
             shared,
@@ -163,7 +166,9 @@ impl Shared {
             ];
             let polled = rustix::event::poll(&mut fds, None);
             let [_, halt] = fds;
-            if !halt.revents().is_empty() || polled.is_err_and(|errno| errno != rustix::io::Errno::INTR) {
+            if !halt.revents().is_empty()
+                || polled.is_err_and(|errno| errno != rustix::io::Errno::INTR)
+            {
                 return;
             }
             self.busy.store(true, Ordering::SeqCst);
@@ -181,7 +186,8 @@ impl Shared {
             What::Removed => 3,
         };
         for place in &self.places {
-            let (end, start) = (place.end.load(Ordering::Acquire), place.start.load(Ordering::Relaxed));
+            let (end, start) =
+                (place.end.load(Ordering::Acquire), place.start.load(Ordering::Relaxed));
             if start < event.end && event.start < end && place.gone.load(Ordering::Relaxed) == 0 {
                 place.gone_at.store(event.start.max(start), Ordering::Relaxed);
                 place.gone.store(code, Ordering::Release);

@@ -1,7 +1,8 @@
-//! `bpf`: a socket map, a program that redirects to it, and the link that attaches the program to an interface.
+//! `bpf`: a socket map, a program that redirects to it, and the link that attaches the program to
+//! an interface.
 //!
-//! The program ends with its link's descriptor, so nothing stays attached when the process is killed (Linux 5.9). A second
-//! program sends: the kernel runs it on copies of a packet.
+//! The program ends with its link's descriptor, so nothing stays attached when the process is
+//! killed (Linux 5.9). A second program sends: the kernel runs it on copies of a packet.
 
 use super::errno::{Errno, last_errno};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -124,7 +125,8 @@ const fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) ->
     Instruction { code, registers, offset, immediate }
 }
 
-/// Returns the program: a packet goes to the socket of its queue if there is one, else to the kernel's stack (`XDP_PASS`).
+/// Returns the program: a packet goes to the socket of its queue if there is one, else to the
+/// kernel's stack (`XDP_PASS`).
 fn redirect(map: BorrowedFd<'_>) -> [Instruction; 6] {
     [
         // r2 = context.rx_queue_index
@@ -152,7 +154,8 @@ fn send(interface: u32) -> [Instruction; 4] {
     ]
 }
 
-/// Creates a map from queue numbers below `queues` to sockets. Requires `CAP_BPF` and `CAP_NET_ADMIN`.
+/// Creates a map from queue numbers below `queues` to sockets. Requires `CAP_BPF` and
+/// `CAP_NET_ADMIN`.
 pub(crate) fn create_socket_map(queues: u32) -> Result<OwnedFd, Errno> {
     let create = MapCreate {
         kind: SOCKET_MAP,
@@ -167,7 +170,11 @@ pub(crate) fn create_socket_map(queues: u32) -> Result<OwnedFd, Errno> {
 }
 
 /// Enters a socket for a queue. The kernel removes it when the socket is closed.
-pub(crate) fn enter_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(crate) fn enter_socket(
+    map: BorrowedFd<'_>,
+    queue: u32,
+    socket: BorrowedFd<'_>,
+) -> Result<(), Errno> {
     let value = descriptor_number(socket);
     let update = MapUpdate {
         map: descriptor_number(map),
@@ -176,8 +183,8 @@ pub(crate) fn enter_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'
         value: std::ptr::from_ref(&value).expose_provenance() as u64,
         flags: 0,
     };
-    // SAFETY: the structure that `BPF_MAP_UPDATE_ELEM` takes; key and value have the 4 bytes that the map was created with,
-    // and outlive the call.
+    // SAFETY: the structure that `BPF_MAP_UPDATE_ELEM` takes; key and value have the 4 bytes that
+    // the map was created with, and outlive the call.
     unsafe { call(MAP_UPDATE, &update) }.map(drop)
 }
 
@@ -191,8 +198,8 @@ pub(crate) fn load_send(interface: u32) -> Result<OwnedFd, Errno> {
     load(&send(interface))
 }
 
-/// How often a load is tried again. The kernel's check of a program ends with `EAGAIN` when the thread has work to do for a signal
-/// or a descriptor that was just closed; libbpf tries as often.
+/// How often a load is tried again. The kernel's check of a program ends with `EAGAIN` when the
+/// thread has work to do for a signal or a descriptor that was just closed; libbpf tries as often.
 const LOAD_RETRIES: u32 = 5;
 
 fn load(program: &[Instruction]) -> Result<OwnedFd, Errno> {
@@ -209,8 +216,8 @@ fn load(program: &[Instruction]) -> Result<OwnedFd, Errno> {
     };
     let mut tries = 0;
     loop {
-        // SAFETY: the structure that `BPF_PROG_LOAD` takes; it refers to as many instructions as it says and to a string, which
-        // outlive the call.
+        // SAFETY: the structure that `BPF_PROG_LOAD` takes; it refers to as many instructions as it
+        // says and to a string, which outlive the call.
         match unsafe { descriptor(PROGRAM_LOAD, &load) } {
             Err(errno) if errno.raw() == libc::EAGAIN && tries < LOAD_RETRIES => tries += 1,
             result => return result,
@@ -218,8 +225,13 @@ fn load(program: &[Instruction]) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Runs a program on `count` packets with these bytes, which go where it redirects them. Linux 5.18.
-pub(crate) fn run_on_copies(program: BorrowedFd<'_>, packet: &[u8], count: u32) -> Result<(), Errno> {
+/// Runs a program on `count` packets with these bytes, which go where it redirects them. Linux
+/// 5.18.
+pub(crate) fn run_on_copies(
+    program: BorrowedFd<'_>,
+    packet: &[u8],
+    count: u32,
+) -> Result<(), Errno> {
     let mut run = TestRun {
         program: descriptor_number(program),
         // The kernel refuses what does not fit into a page.
@@ -229,13 +241,18 @@ pub(crate) fn run_on_copies(program: BorrowedFd<'_>, packet: &[u8], count: u32) 
         flags: LIVE_FRAMES,
         ..TestRun::default()
     };
-    // SAFETY: the structure that `BPF_PROG_TEST_RUN` takes, which the kernel writes results to; it refers to the packet's bytes,
-    // which are only read and outlive the call.
+    // SAFETY: the structure that `BPF_PROG_TEST_RUN` takes, which the kernel writes results to; it
+    // refers to the packet's bytes, which are only read and outlive the call.
     unsafe { call_at(TEST_RUN, &raw mut run) }.map(drop)
 }
 
-/// Attaches a program to an interface, in the driver or in the network stack, until the descriptor is closed.
-pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, native: bool) -> Result<OwnedFd, Errno> {
+/// Attaches a program to an interface, in the driver or in the network stack, until the descriptor
+/// is closed.
+pub(crate) fn attach(
+    program: BorrowedFd<'_>,
+    interface: u32,
+    native: bool,
+) -> Result<OwnedFd, Errno> {
     let create = LinkCreate {
         program: descriptor_number(program),
         interface,
@@ -246,7 +263,8 @@ pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, native: bool) -> R
     unsafe { descriptor(LINK_CREATE, &create) }
 }
 
-/// Detaches the program before the descriptor is closed: the kernel does so some time after the close. Linux 5.9.
+/// Detaches the program before the descriptor is closed: the kernel does so some time after the
+/// close. Linux 5.9.
 pub(crate) fn detach(link: BorrowedFd<'_>) -> Result<(), Errno> {
     let detach = LinkDetach { link: descriptor_number(link) };
     // SAFETY: the structure that `BPF_LINK_DETACH` takes; it refers to no other memory.
@@ -273,7 +291,8 @@ unsafe fn descriptor<T>(command: i32, argument: &T) -> Result<OwnedFd, Errno> {
 /// # Safety
 /// `T` is what the command takes, without padding, and what it refers to is valid.
 unsafe fn call<T>(command: i32, argument: &T) -> Result<i32, Errno> {
-    // SAFETY: passed on from this function's contract; only `BPF_PROG_TEST_RUN` writes to its structure.
+    // SAFETY: passed on from this function's contract; only `BPF_PROG_TEST_RUN` writes to its
+    // structure.
     unsafe { call_at(command, std::ptr::from_ref(argument).cast_mut()) }
 }
 
@@ -282,7 +301,8 @@ unsafe fn call<T>(command: i32, argument: &T) -> Result<i32, Errno> {
 /// # Safety
 /// As for [`call`], and nothing else refers to the structure if the command writes to it.
 unsafe fn call_at<T>(command: i32, argument: *mut T) -> Result<i32, Errno> {
-    // SAFETY: the kernel accesses `size_of::<T>()` bytes of the structure, and what the caller vouches for.
+    // SAFETY: the kernel accesses `size_of::<T>()` bytes of the structure, and what the caller
+    // vouches for.
     let answer = unsafe { libc::syscall(libc::SYS_bpf, command, argument, size_of::<T>()) };
     if answer < 0 { Err(last_errno()) } else { Ok(i32::try_from(answer).unwrap_or(-1)) }
 }

@@ -1,6 +1,8 @@
-//! The limits of this process's control groups (cgroups v1 and v2), each with the file that states it.
+//! The limits of this process's control groups (cgroups v1 and v2), each with the file that states
+//! it.
 //!
-//! A limit that cannot be read is reported as such, and never taken for a limit that does not exist.
+//! A limit that cannot be read is reported as such, and never taken for a limit that does not
+//! exist.
 
 use super::errno::Errno;
 use super::{namespace, text};
@@ -56,8 +58,9 @@ impl GroupLimits {
 
 /// Returns the shell command that raises each of `limits` so that `bytes` more fit.
 pub fn raise_command(limits: &[GroupLimit], bytes: u64) -> String {
-    let raise =
-        |limit: &GroupLimit| format!("echo {} > {}", limit.used.saturating_add(bytes), limit.file.display());
+    let raise = |limit: &GroupLimit| {
+        format!("echo {} > {}", limit.used.saturating_add(bytes), limit.file.display())
+    };
     format!("sudo sh -c '{}'", limits.iter().map(raise).collect::<Vec<_>>().join(" && "))
 }
 
@@ -95,7 +98,8 @@ impl Resource {
 
     /// The files of limits, with those of what is used.
     fn files(self, v2: bool) -> Vec<(String, String)> {
-        let (limit, usage) = if v2 { ("max", "current") } else { ("limit_in_bytes", "usage_in_bytes") };
+        let (limit, usage) =
+            if v2 { ("max", "current") } else { ("limit_in_bytes", "usage_in_bytes") };
         let pair = |prefix: &str| (format!("{prefix}.{limit}"), format!("{prefix}.{usage}"));
         match self {
             Self::Memory => vec![pair("memory")],
@@ -112,7 +116,8 @@ impl Resource {
 fn read(proc: &Path, resource: Resource) -> GroupLimits {
     let own = match text::all(&proc.join("self/cgroup")) {
         Ok(own) => own,
-        // A kernel without control groups has no such file; without procfs there is not even the folder.
+        // A kernel without control groups has no such file; without procfs there is not even the
+        // folder.
         Err(errno) if errno.raw() == libc::ENOENT && proc.join("self").exists() => {
             return GroupLimits::default();
         }
@@ -130,11 +135,14 @@ fn read(proc: &Path, resource: Resource) -> GroupLimits {
     let initial = namespace::is_initial(proc, "cgroup") == Some(true);
     let mounts = match text::all(&proc.join("self/mountinfo")) {
         Ok(mounts) => mounts,
-        Err(errno) => return unknown(format!("{}: {errno}", proc.join("self/mountinfo").display())),
+        Err(errno) => {
+            return unknown(format!("{}: {errno}", proc.join("self/mountinfo").display()));
+        }
     };
     let mut found = GroupLimits::default();
     let (mut read_any, mut all_visible) = (false, initial && path == "/");
-    for (root, mount) in mounts.lines().filter_map(|line| mount(line, name, controllers.is_empty())) {
+    for (root, mount) in mounts.lines().filter_map(|line| mount(line, name, controllers.is_empty()))
+    {
         all_visible |= initial && root == "/";
         let inside = match Path::new(path).strip_prefix(&root) {
             Ok(inside) => inside,
@@ -155,13 +163,16 @@ fn read(proc: &Path, resource: Resource) -> GroupLimits {
                         found.limits.extend(limit);
                     }
                     Err((_, errno)) if errno.raw() == libc::ENOENT => {}
-                    Err((file, errno)) => found.unknown = Some(format!("{}: {errno}", file.display())),
+                    Err((file, errno)) => {
+                        found.unknown = Some(format!("{}: {errno}", file.display()))
+                    }
                 }
             }
         }
     }
     if !read_any && !all_visible && found.unknown.is_none() {
-        found.unknown = Some(format!("no file system shows the limits of the control group {path}"));
+        found.unknown =
+            Some(format!("no file system shows the limits of the control group {path}"));
     }
     found
 }
@@ -170,7 +181,8 @@ fn unknown(why: String) -> GroupLimits {
     GroupLimits { limits: Vec::new(), unknown: Some(why) }
 }
 
-/// Parses a line of `mountinfo`: the group that is mounted, and where, if it is a hierarchy of the controller.
+/// Parses a line of `mountinfo`: the group that is mounted, and where, if it is a hierarchy of the
+/// controller.
 fn mount(line: &str, controller: &str, v2: bool) -> Option<(String, PathBuf)> {
     let (fields, kind) = line.split_once(" - ")?;
     let mut fields = fields.split(' ').skip(3);
@@ -204,7 +216,9 @@ fn read_limit(
     let (most, file) = number(limit)?;
     // Without a limit, v2 has `max`, and v1 the largest number of whole pages.
     let Some(most) = most.filter(|most| *most < 1 << 62) else { return Ok(None) };
-    let (Some(used), _) = number(usage)? else { return Err((group.join(usage), Errno::new(libc::EINVAL))) };
+    let (Some(used), _) = number(usage)? else {
+        return Err((group.join(usage), Errno::new(libc::EINVAL)));
+    };
     let cached = if limit.starts_with("memory.") { page_cache(group, v2) } else { 0 };
     Ok(Some(GroupLimit { file, limit: most, used: used.saturating_sub(cached) }))
 }
@@ -248,7 +262,11 @@ mod tests {
         ]
     }
 
-    fn memory_of(namespace: &str, place: &[(&'static str, String)], files: &[(&str, &str)]) -> GroupLimits {
+    fn memory_of(
+        namespace: &str,
+        place: &[(&'static str, String)],
+        files: &[(&str, &str)],
+    ) -> GroupLimits {
         let place = place.iter().map(|(name, text)| (*name, &**text));
         let files: Vec<_> = place.chain(files.iter().copied()).collect();
         let (_root, proc) = machine(namespace, &files);
@@ -272,7 +290,10 @@ mod tests {
         assert_eq!((tightest.left(), &found.unknown), (500_000, &None));
         assert!(tightest.file.ends_with("cg/a/memory.max"), "{tightest}");
         let place = [
-            ("proc/self/mountinfo", "30 1 0:9 /a AT/c\\040g rw - cgroup none rw,memory\n".to_owned()),
+            (
+                "proc/self/mountinfo",
+                "30 1 0:9 /a AT/c\\040g rw - cgroup none rw,memory\n".to_owned(),
+            ),
             ("proc/self/cgroup", "3:cpu:/x\n4:memory:/a/b\n0::/\n".to_owned()),
         ];
         let found = memory_of(
@@ -299,10 +320,16 @@ mod tests {
         assert_eq!(memory_of(container, &v2("/", "/"), &unlimited), GroupLimits::default());
         // All groups are visible, and the controller is off: there is no limit.
         assert_eq!(memory_of(INITIAL, &v2("/", "/a"), &[]), GroupLimits::default());
-        assert_eq!(memory_of(INITIAL, &v2("/", "/a")[1..], &[("proc/self/mountinfo", "")]).limits, []);
+        assert_eq!(
+            memory_of(INITIAL, &v2("/", "/a")[1..], &[("proc/self/mountinfo", "")]).limits,
+            []
+        );
         for (why, found) in [
             ("no file system shows", memory_of(container, &v2("/", "/"), &[])),
-            ("no file system shows", memory_of(INITIAL, &v2("/", "/a")[1..], &[("proc/self/mountinfo", "")])),
+            (
+                "no file system shows",
+                memory_of(INITIAL, &v2("/", "/a")[1..], &[("proc/self/mountinfo", "")]),
+            ),
             ("is not visible at", memory_of(container, &v2("/../..", "/"), &unlimited)),
             ("mountinfo: No such file", memory_of(INITIAL, &v2("/", "/a")[1..], &[])),
             (
@@ -314,7 +341,10 @@ mod tests {
                 ),
             ),
         ] {
-            assert!(found.unknown.as_ref().is_some_and(|said| said.contains(why)), "{why}: {found:?}");
+            assert!(
+                found.unknown.as_ref().is_some_and(|said| said.contains(why)),
+                "{why}: {found:?}"
+            );
         }
         let nowhere = memory(Path::new("/does/not/exist"));
         assert!(nowhere.unknown.unwrap().contains("/does/not/exist/self/cgroup: No such file"));

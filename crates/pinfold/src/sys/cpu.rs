@@ -21,7 +21,8 @@ impl CpuTime {
         unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
         let time = |time: libc::timeval| {
             let micros = u64::try_from(time.tv_usec).unwrap_or(0);
-            Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0)) + Duration::from_micros(micros)
+            Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0))
+                + Duration::from_micros(micros)
         };
         Self { user: time(usage.ru_utime), system: time(usage.ru_stime) }
     }
@@ -37,7 +38,12 @@ impl CpuTime {
 
 impl fmt::Display for CpuTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.2} s user, {:.2} s system", self.user.as_secs_f64(), self.system.as_secs_f64())
+        write!(
+            f,
+            "{:.2} s user, {:.2} s system",
+            self.user.as_secs_f64(),
+            self.system.as_secs_f64()
+        )
     }
 }
 

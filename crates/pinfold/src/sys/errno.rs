@@ -50,8 +50,8 @@ pub(crate) fn last_errno() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-/// Converts a byte count or an address of this process from the 64 bits in which the kernel and the core pass it.
-/// Saturates on 32-bit targets.
+/// Converts a byte count or an address of this process from the 64 bits in which the kernel and the
+/// core pass it. Saturates on 32-bit targets.
 pub(crate) fn bytes(raw: u64) -> usize {
     usize::try_from(raw).unwrap_or(usize::MAX)
 }

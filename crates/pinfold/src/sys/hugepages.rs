@@ -16,8 +16,8 @@ pub struct HugetlbPool {
     pub total: u64,
     /// Free pages.
     pub free: u64,
-    /// Free pages that are reserved for mappings that have not touched them yet. The kernel counts this for the machine only:
-    /// 0 for a node.
+    /// Free pages that are reserved for mappings that have not touched them yet. The kernel counts
+    /// this for the machine only: 0 for a node.
     pub reserved: u64,
     /// Pages that the kernel may add when the pool is empty (`nr_overcommit_hugepages`).
     pub overcommit: u64,
@@ -49,7 +49,8 @@ pub enum Thp {
     Never,
 }
 
-/// Returns every hugetlb pool, by page size: the machine's, then each node's. `sys` is where sysfs is mounted.
+/// Returns every hugetlb pool, by page size: the machine's, then each node's. `sys` is where sysfs
+/// is mounted.
 pub fn pools(sys: &Path) -> Vec<HugetlbPool> {
     let mut all = pools_in(&sys.join("kernel/mm/hugepages"), None);
     for node in nodes(sys) {
@@ -80,13 +81,17 @@ pub fn thp(sys: &Path) -> Option<Thp> {
     }
 }
 
-/// Returns the file with the mode of transparent hugepages of 2 MiB: that of this size (Linux 6.8), or the common one where
-/// that says `inherit`.
+/// Returns the file with the mode of transparent hugepages of 2 MiB: that of this size (Linux 6.8),
+/// or the common one where that says `inherit`.
 pub fn thp_switch(sys: &Path) -> PathBuf {
     let folder = sys.join("kernel/mm/transparent_hugepage");
     let own = folder.join("hugepages-2048kB/enabled");
     let line = text::word(&own).unwrap_or_default();
-    if text::bracketed(&line).is_some_and(|word| word != "inherit") { own } else { folder.join("enabled") }
+    if text::bracketed(&line).is_some_and(|word| word != "inherit") {
+        own
+    } else {
+        folder.join("enabled")
+    }
 }
 
 /// Returns the command that lets programs request transparent hugepages of 2 MiB.
@@ -94,15 +99,17 @@ pub fn thp_command(sys: &Path) -> String {
     format!("sudo sh -c 'echo madvise > {}'", thp_switch(sys).display())
 }
 
-/// Returns whether transparent hugepages are switched off for this process, for advised memory too (`PR_GET_THP_DISABLE`,
-/// Linux 3.15; `PR_THP_DISABLE_EXCEPT_ADVISED`, 6.18, leaves them to advised memory).
+/// Returns whether transparent hugepages are switched off for this process, for advised memory too
+/// (`PR_GET_THP_DISABLE`, Linux 3.15; `PR_THP_DISABLE_EXCEPT_ADVISED`, 6.18, leaves them to advised
+/// memory).
 pub(crate) fn thp_disabled_for_process() -> bool {
     // SAFETY: the call takes numbers only and changes nothing.
     let answer = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
     answer == 1
 }
 
-/// Returns whether no block of 2 MiB or more is free in any zone; `None` if `/proc/buddyinfo` does not tell.
+/// Returns whether no block of 2 MiB or more is free in any zone; `None` if `/proc/buddyinfo` does
+/// not tell.
 pub(crate) fn is_fragmented(proc: &Path) -> Option<bool> {
     const ORDER: usize = 9;
     let file = text::all(&proc.join("buddyinfo")).ok()?;
@@ -130,14 +137,18 @@ pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String 
     let folder = folder_name(page.bytes());
     match (page, node) {
         (_, Some(node)) => {
-            let pool = format!("/sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages");
+            let pool =
+                format!("/sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages");
             format!("sudo sh -c 'echo {pages} > {pool}'")
         }
-        // `vm.nr_hugepages` counts pages of the default size, which `default_hugepagesz=1G` changes.
+        // `vm.nr_hugepages` counts pages of the default size, which `default_hugepagesz=1G`
+        // changes.
         (PageSize::Size2M, None) if default_is(PageSize::Size2M) => {
             format!("sudo sysctl vm.nr_hugepages={pages}")
         }
-        (_, None) => format!("sudo sh -c 'echo {pages} > /sys/kernel/mm/hugepages/{folder}/nr_hugepages'"),
+        (_, None) => {
+            format!("sudo sh -c 'echo {pages} > /sys/kernel/mm/hugepages/{folder}/nr_hugepages'")
+        }
     }
 }
 
@@ -213,7 +224,11 @@ mod tests {
         ] {
             std::fs::write(folder.join("enabled"), common).unwrap();
             std::fs::write(folder.join("hugepages-2048kB/enabled"), own).unwrap();
-            assert_eq!((thp(sys.path()), thp_switch(sys.path())), (Some(mode), folder.join(switch)), "{own}");
+            assert_eq!(
+                (thp(sys.path()), thp_switch(sys.path())),
+                (Some(mode), folder.join(switch)),
+                "{own}"
+            );
         }
     }
 

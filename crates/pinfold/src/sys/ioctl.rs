@@ -3,14 +3,19 @@
 use super::errno::{Errno, last_errno};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Makes an `ioctl` whose argument is a structure that the kernel reads and, for some requests, fills in. A call that a
-/// signal interrupted has changed nothing, and is repeated.
+/// Makes an `ioctl` whose argument is a structure that the kernel reads and, for some requests,
+/// fills in. A call that a signal interrupted has changed nothing, and is repeated.
 ///
 /// # Safety
-/// `T` is the structure that `request` takes, `repr(C)` and made of plain integers; what it says about its own length
-/// (`argsz`) and about memory elsewhere is true.
-pub(crate) unsafe fn with_struct<T>(fd: BorrowedFd<'_>, request: u32, arg: &mut T) -> Result<i32, Errno> {
-    // SAFETY: a structure is a pointer to memory for the duration of the call; the rest is the caller's promise.
+/// `T` is the structure that `request` takes, `repr(C)` and made of plain integers; what it says
+/// about its own length (`argsz`) and about memory elsewhere is true.
+pub(crate) unsafe fn with_struct<T>(
+    fd: BorrowedFd<'_>,
+    request: u32,
+    arg: &mut T,
+) -> Result<i32, Errno> {
+    // SAFETY: a structure is a pointer to memory for the duration of the call; the rest is the
+    // caller's promise.
     unsafe { with_pointer(fd, request, std::ptr::from_mut(arg).cast()) }
 }
 

@@ -1,4 +1,5 @@
-//! iommufd's system calls (`linux/iommufd.h`), and VFIO's for devices without groups. Linux 6.2; devices since 6.6.
+//! iommufd's system calls (`linux/iommufd.h`), and VFIO's for devices without groups. Linux 6.2;
+//! devices since 6.6.
 
 use super::errno::Errno;
 use super::ioctl::{argsz, with_struct};
@@ -95,7 +96,8 @@ struct Attach {
     pt_id: u32,
 }
 
-// The sizes that the kernel takes for the first version of each (`MIN_SIZE` in drivers/iommu/iommufd/main.c).
+// The sizes that the kernel takes for the first version of each (`MIN_SIZE` in
+// drivers/iommu/iommufd/main.c).
 const _: () = {
     assert!(size_of::<Destroy>() == 8 && size_of::<Alloc>() == 12 && size_of::<Ranges>() == 32);
     assert!(size_of::<Map>() == 40 && size_of::<Unmap>() == 24);
@@ -121,8 +123,8 @@ pub(crate) fn destroy(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(), Errno> 
     unsafe { with_struct(iommufd, DESTROY, &mut destroy) }.map(drop)
 }
 
-/// Returns the first and the last address of each usable range, and the alignment of mappings. Attaching a device may
-/// shrink the ranges.
+/// Returns the first and the last address of each usable range, and the alignment of mappings.
+/// Attaching a device may shrink the ranges.
 pub(crate) fn ranges(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(Vec<(u64, u64)>, u64), Errno> {
     /// `iommu_iova_range`.
     #[derive(Clone, Copy, Default)]
@@ -141,8 +143,8 @@ pub(crate) fn ranges(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(Vec<(u64, u
             allowed_iovas: list.as_mut_ptr().expose_provenance() as u64,
             ..Ranges::default()
         };
-        // SAFETY: the structure is the one that the call fills in; `allowed_iovas` points to `num_iovas` ranges,
-        // which nothing else accesses during the call.
+        // SAFETY: the structure is the one that the call fills in; `allowed_iovas` points to
+        // `num_iovas` ranges, which nothing else accesses during the call.
         let answer = unsafe { with_struct(iommufd, IOAS_IOVA_RANGES, &mut query) };
         match answer {
             Ok(_) => {
@@ -152,7 +154,9 @@ pub(crate) fn ranges(iommufd: BorrowedFd<'_>, ioas: Ioas) -> Result<(Vec<(u64, u
             }
             // The kernel reports how many there are.
             Err(errno)
-                if errno.raw() == libc::EMSGSIZE && query.num_iovas > capacity && capacity < 1 << 16 =>
+                if errno.raw() == libc::EMSGSIZE
+                    && query.num_iovas > capacity
+                    && capacity < 1 << 16 =>
             {
                 capacity = query.num_iovas.min(1 << 16);
             }
@@ -175,8 +179,9 @@ fn flags(access: Access) -> u32 {
 /// Pins the memory and maps it, all or nothing.
 ///
 /// # Safety
-/// Until [`unmap`] of the range has returned, or the iommufd and all devices bound to it are closed, the memory from `addr`
-/// (`iova.len()` bytes of this process) is mapped, owned by the caller, and no reference into it exists.
+/// Until [`unmap`] of the range has returned, or the iommufd and all devices bound to it are
+/// closed, the memory from `addr` (`iova.len()` bytes of this process) is mapped, owned by the
+/// caller, and no reference into it exists.
 pub(crate) unsafe fn map(
     iommufd: BorrowedFd<'_>,
     ioas: Ioas,
@@ -193,20 +198,28 @@ pub(crate) unsafe fn map(
         iova: iova.start().raw(),
         ..Map::default()
     };
-    // SAFETY: the structure is the one that the call reads; that a device may access the memory is the caller's promise.
+    // SAFETY: the structure is the one that the call reads; that a device may access the memory is
+    // the caller's promise.
     unsafe { with_struct(iommufd, IOAS_MAP, &mut map) }.map(drop)
 }
 
-/// Unmaps and unpins the range, and returns how many bytes were mapped there. No device reaches it when this returns.
+/// Unmaps and unpins the range, and returns how many bytes were mapped there. No device reaches it
+/// when this returns.
 pub(crate) fn unmap(iommufd: BorrowedFd<'_>, ioas: Ioas, iova: IovaRange) -> Result<u64, Errno> {
-    let mut unmap =
-        Unmap { size: argsz::<Unmap>(), ioas_id: ioas.0, iova: iova.start().raw(), length: iova.len() };
-    // SAFETY: the structure is the one that the call reads and fills in; removing access is always sound.
+    let mut unmap = Unmap {
+        size: argsz::<Unmap>(),
+        ioas_id: ioas.0,
+        iova: iova.start().raw(),
+        length: iova.len(),
+    };
+    // SAFETY: the structure is the one that the call reads and fills in; removing access is always
+    // sound.
     unsafe { with_struct(iommufd, IOAS_UNMAP, &mut unmap) }?;
     Ok(unmap.length)
 }
 
-/// Binds a VFIO device, opened by its own node, to the iommufd. `VFIO_DEVICE_BIND_IOMMUFD`: Linux 6.6.
+/// Binds a VFIO device, opened by its own node, to the iommufd. `VFIO_DEVICE_BIND_IOMMUFD`: Linux
+/// 6.6.
 pub(crate) fn bind(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut bind = Bind { argsz: argsz::<Bind>(), iommufd: iommufd.as_raw_fd(), ..Bind::default() };
     // SAFETY: the structure is the one that the call reads and fills in.

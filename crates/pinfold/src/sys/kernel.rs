@@ -44,7 +44,9 @@ pub(crate) fn module(sys: &Path, folder: &Path, name: &str) -> Module {
     }
     // `kernel/drivers/vfio/pci/vfio-pci.ko.zst: ...`
     match text::all(&folder.join(release()).join("modules.dep")) {
-        Ok(list) if list.lines().any(|line| line.contains(&format!("/{name}.ko"))) => Module::Installed,
+        Ok(list) if list.lines().any(|line| line.contains(&format!("/{name}.ko"))) => {
+            Module::Installed
+        }
         Ok(_) => Module::NotInstalled,
         Err(_) => Module::Unknown,
     }
@@ -58,7 +60,9 @@ impl Module {
             Self::Loaded => {
                 Err(format!("the module {name} is loaded: a container needs its nodes (--device)"))
             }
-            Self::NotInstalled => Err(format!("the module {name} is not installed for this kernel")),
+            Self::NotInstalled => {
+                Err(format!("the module {name} is not installed for this kernel"))
+            }
             Self::Unknown => Err(format!(
                 "/lib/modules has nothing for this kernel: in a container, load {name} on the host"
             )),
@@ -89,7 +93,8 @@ pub struct RingRefusal {
 pub enum RingRefusalCause {
     /// `kernel.io_uring_disabled` has this value, 1 or 2.
     Sysctl(u64),
-    /// The kernel allows it, so a filter refuses it: `seccomp` if the process has such a filter, else a security module.
+    /// The kernel allows it, so a filter refuses it: `seccomp` if the process has such a filter,
+    /// else a security module.
     Filter {
         /// Whether the process has a seccomp filter.
         seccomp: bool,
@@ -115,10 +120,12 @@ pub enum RingRefusalCause {
 }
 
 impl RingRefusal {
-    /// Establishes why the kernel answered `errno` to a call that it has since Linux `needed`, and that would have charged
-    /// `charge` bytes of locked memory, with what follows it.
+    /// Establishes why the kernel answered `errno` to a call that it has since Linux `needed`, and
+    /// that would have charged `charge` bytes of locked memory, with what follows it.
     pub(crate) fn of(errno: Errno, needed: (u32, u32), charge: u64) -> Self {
-        if let Some(refused) = MemlockRefusal::of(errno, charge).filter(|_| charges_rings(&release())) {
+        if let Some(refused) =
+            MemlockRefusal::of(errno, charge).filter(|_| charges_rings(&release()))
+        {
             return Self { errno, cause: RingRefusalCause::LockedMemory(refused) };
         }
         let capable = rustix::thread::capabilities(None)
@@ -137,7 +144,9 @@ impl RingRefusal {
     /// Returns the command, or what to do in words.
     pub(crate) fn advice(&self) -> Option<Result<String, String>> {
         match self.cause {
-            RingRefusalCause::Sysctl(_) => Some(Ok("sudo sysctl kernel.io_uring_disabled=0".to_owned())),
+            RingRefusalCause::Sysctl(_) => {
+                Some(Ok("sudo sysctl kernel.io_uring_disabled=0".to_owned()))
+            }
             RingRefusalCause::LockedMemory(refused) => {
                 Some(MemlockLimit::here().raise_for_user(refused.requested))
             }
@@ -152,14 +161,15 @@ impl RingRefusal {
         self.placed_fix().map_or_else(|| self.to_string(), |fix| format!("{self}; fix: {fix}"))
     }
 
-    /// Returns the command, with the place where it works if that is not here, or what to do in words.
+    /// Returns the command, with the place where it works if that is not here, or what to do in
+    /// words.
     pub(crate) fn placed_fix(&self) -> Option<String> {
         Some(self.advice()?.map_or_else(|words| words, |command| namespace::placed(&command)))
     }
 }
 
-/// Returns whether a kernel charges the memory of rings to `RLIMIT_MEMLOCK`: before Linux 5.12, and again since 6.14. Between
-/// them it is charged to the control group.
+/// Returns whether a kernel charges the memory of rings to `RLIMIT_MEMLOCK`: before Linux 5.12, and
+/// again since 6.14. Between them it is charged to the control group.
 fn charges_rings(release: &str) -> bool {
     parse_release(release).is_some_and(|release| !((5, 12)..(6, 14)).contains(&release))
 }
@@ -168,7 +178,8 @@ fn charges_rings(release: &str) -> bool {
 pub(crate) fn ring_bytes(depth: u32) -> u64 {
     let page = rustix::param::page_size() as u64;
     let entries = u64::from(depth).next_power_of_two();
-    // Submissions are 64 bytes and an index of 4; completions are twice as many of 16 bytes, after a header of some 320.
+    // Submissions are 64 bytes and an index of 4; completions are twice as many of 16 bytes, after
+    // a header of some 320.
     (entries * 64).next_multiple_of(page) + (entries * 36 + 512).next_multiple_of(page)
 }
 
@@ -193,13 +204,19 @@ fn cause(
             RingRefusalCause::Sysctl(1)
         }
         // The switch is as old as Linux 6.6; a kernel that has it has io_uring.
-        (libc::EPERM | libc::EACCES | libc::ENOSYS, Some(_)) => RingRefusalCause::Filter { seccomp },
-        (libc::ENOSYS, None) if folder.is_dir() && version >= Some((6, 6)) => RingRefusalCause::NotBuilt,
+        (libc::EPERM | libc::EACCES | libc::ENOSYS, Some(_)) => {
+            RingRefusalCause::Filter { seccomp }
+        }
+        (libc::ENOSYS, None) if folder.is_dir() && version >= Some((6, 6)) => {
+            RingRefusalCause::NotBuilt
+        }
         (libc::ENOSYS, None) if folder.is_dir() && !seccomp => RingRefusalCause::NotBuilt,
         (libc::EPERM | libc::EACCES, None) if folder.is_dir() && version < Some((6, 6)) => {
             RingRefusalCause::Filter { seccomp }
         }
-        (libc::EPERM | libc::EACCES | libc::ENOSYS, None) => RingRefusalCause::Unreadable { seccomp },
+        (libc::EPERM | libc::EACCES | libc::ENOSYS, None) => {
+            RingRefusalCause::Unreadable { seccomp }
+        }
         _ => RingRefusalCause::Other,
     }
 }
@@ -220,7 +237,9 @@ impl fmt::Display for RingRefusal {
             false => "a filter or a security module",
         };
         match cause {
-            RingRefusalCause::Sysctl(value) => write!(f, "kernel.io_uring_disabled is {value} ({errno})"),
+            RingRefusalCause::Sysctl(value) => {
+                write!(f, "kernel.io_uring_disabled is {value} ({errno})")
+            }
             RingRefusalCause::Filter { seccomp } => {
                 write!(f, "the kernel allows it, and {} refuses it ({errno})", profile(seccomp))
             }
@@ -264,15 +283,25 @@ mod tests {
         std::fs::create_dir_all(list.parent().unwrap()).unwrap();
         std::fs::write(&list, "kernel/drivers/vfio/vfio.ko:\n").unwrap();
         assert!(advice().unwrap_err().contains("not installed"));
-        std::fs::write(&list, "kernel/drivers/vfio/pci/vfio-pci.ko.zst: kernel/drivers/vfio/vfio.ko\n")
-            .unwrap();
+        std::fs::write(
+            &list,
+            "kernel/drivers/vfio/pci/vfio-pci.ko.zst: kernel/drivers/vfio/vfio.ko\n",
+        )
+        .unwrap();
         assert_eq!(advice().unwrap(), "sudo modprobe vfio-pci");
         std::fs::create_dir_all(sys.join("module/vfio_pci")).unwrap();
         assert!(advice().unwrap_err().contains("--device"));
     }
 
-    /// What refused, with `kernel.io_uring_disabled` of this value; `None`: the file does not exist.
-    fn with(value: Option<&str>, errno: i32, release: &str, capable: bool, seccomp: bool) -> RingRefusal {
+    /// What refused, with `kernel.io_uring_disabled` of this value; `None`: the file does not
+    /// exist.
+    fn with(
+        value: Option<&str>,
+        errno: i32,
+        release: &str,
+        capable: bool,
+        seccomp: bool,
+    ) -> RingRefusal {
         let proc = tempfile::tempdir().unwrap();
         let folder = proc.path().join("sys/kernel");
         std::fs::create_dir_all(&folder).unwrap();

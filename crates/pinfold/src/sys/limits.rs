@@ -16,8 +16,8 @@ pub struct MemlockLimit {
     pub hard: Option<u64>,
     /// Bytes that the process has locked (`VmLck`), if `/proc` is readable.
     pub used: Option<u64>,
-    /// Whether the limit does not bind because the process has `CAP_IPC_LOCK` in the initial user namespace; that of a user
-    /// namespace's own root lifts nothing.
+    /// Whether the limit does not bind because the process has `CAP_IPC_LOCK` in the initial user
+    /// namespace; that of a user namespace's own root lifts nothing.
     pub lifted: bool,
 }
 
@@ -25,7 +25,12 @@ impl MemlockLimit {
     /// Reads the limit of this process (`getrlimit`, `capget`).
     pub(crate) fn here() -> Self {
         let limit = rustix::process::getrlimit(Resource::Memlock);
-        Self { soft: limit.current, hard: limit.maximum, used: locked_bytes(), lifted: has_ipc_lock() }
+        Self {
+            soft: limit.current,
+            hard: limit.maximum,
+            used: locked_bytes(),
+            lifted: has_ipc_lock(),
+        }
     }
 
     /// Returns how many more bytes may be locked; `None`: no limit.
@@ -41,16 +46,18 @@ impl MemlockLimit {
         self.soft.filter(|_| !self.lifted)
     }
 
-    /// Returns the shell command that raises the limit by `more` bytes of this process, to be run before the program: up to the
-    /// hard limit as this user, beyond it as root. Where no program may raise the hard limit, it is what to do instead, in words.
+    /// Returns the shell command that raises the limit by `more` bytes of this process, to be run
+    /// before the program: up to the hard limit as this user, beyond it as root. Where no program
+    /// may raise the hard limit, it is what to do instead, in words.
     ///
     /// For memory that the kernel counts by process, as `mlock` and VFIO's type 1 do.
     pub fn raise_command(&self, more: u64) -> String {
         self.raise(more).unwrap_or_else(|words| words)
     }
 
-    /// As [`raise_command`](Self::raise_command), where the limit refused `more` bytes of memory that the kernel counts by user,
-    /// as io_uring and AF_XDP do: what the user's other processes have is not known, and at most the limit.
+    /// As [`raise_command`](Self::raise_command), where the limit refused `more` bytes of memory
+    /// that the kernel counts by user, as io_uring and AF_XDP do: what the user's other processes
+    /// have is not known, and at most the limit.
     pub fn raise_command_for_user(&self, more: u64) -> String {
         self.raise_for_user(more).unwrap_or_else(|words| words)
     }
@@ -68,9 +75,13 @@ impl MemlockLimit {
     }
 }
 
-/// Returns the command that raises a limit, by its option of `ulimit`, the unit of that, and its name: up to the hard limit as this
-/// user, beyond it as root, or else what to do in words.
-fn raise((option, unit, name): (&str, u64, &str), needed: u64, hard: Option<u64>) -> Result<String, String> {
+/// Returns the command that raises a limit, by its option of `ulimit`, the unit of that, and its
+/// name: up to the hard limit as this user, beyond it as root, or else what to do in words.
+fn raise(
+    (option, unit, name): (&str, u64, &str),
+    needed: u64,
+    hard: Option<u64>,
+) -> Result<String, String> {
     match hard.is_none_or(|hard| needed <= hard) {
         true => Ok(format!("ulimit -{option} {}", needed.div_ceil(unit))),
         false => raise_hard(name, needed, may_raise_hard()),
@@ -86,8 +97,8 @@ fn raise_hard(name: &str, needed: u64, may: bool) -> Result<String, String> {
     }
 }
 
-/// Returns whether root can raise a hard limit from here: `CAP_SYS_RESOURCE` is in the bounding set, and not that of a user
-/// namespace of its own.
+/// Returns whether root can raise a hard limit from here: `CAP_SYS_RESOURCE` is in the bounding
+/// set, and not that of a user namespace of its own.
 fn may_raise_hard() -> bool {
     rustix::thread::capability_is_in_bounding_set(CapabilitySet::SYS_RESOURCE) != Ok(false)
         && namespace::in_initial_user()
@@ -95,8 +106,9 @@ fn may_raise_hard() -> bool {
 
 impl fmt::Display for MemlockLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes =
-            |bytes: Option<u64>| bytes.map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"));
+        let bytes = |bytes: Option<u64>| {
+            bytes.map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"))
+        };
         write!(f, "RLIMIT_MEMLOCK: soft {}, hard {}", bytes(self.soft), bytes(self.hard))?;
         if let Some(used) = self.used {
             write!(f, ", {used} used by this process")?;
@@ -105,7 +117,8 @@ impl fmt::Display for MemlockLimit {
     }
 }
 
-/// `RLIMIT_MEMLOCK` refused memory that the kernel counts by user: all processes of the user share the limit.
+/// `RLIMIT_MEMLOCK` refused memory that the kernel counts by user: all processes of the user share
+/// the limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemlockRefusal {
     /// Bytes that were refused.
@@ -115,7 +128,8 @@ pub struct MemlockRefusal {
 }
 
 impl MemlockRefusal {
-    /// Returns it if `errno` of a call that would lock `requested` bytes is that of a limit, and one binds.
+    /// Returns it if `errno` of a call that would lock `requested` bytes is that of a limit, and
+    /// one binds.
     pub(crate) fn of(errno: Errno, requested: u64) -> Option<Self> {
         let limit = MemlockLimit::here().binding().filter(|_| errno.raw() == libc::ENOMEM)?;
         Some(Self { requested, limit })
@@ -132,16 +146,19 @@ impl fmt::Display for MemlockRefusal {
     }
 }
 
-/// Returns the limit that allows `more` bytes beside `used`. Where `limit` seems to suffice and refused them, memory of the
-/// user's other processes counts, which is not known and at most `limit`.
+/// Returns the limit that allows `more` bytes beside `used`. Where `limit` seems to suffice and
+/// refused them, memory of the user's other processes counts, which is not known and at most
+/// `limit`.
 fn raised(limit: u64, used: u64, more: u64) -> u64 {
     let needed = used.saturating_add(more);
     if needed > limit { needed } else { limit.saturating_add(more) }
 }
 
-/// Returns whether the thread has `CAP_IPC_LOCK` where the kernel looks for it: in the initial user namespace.
+/// Returns whether the thread has `CAP_IPC_LOCK` where the kernel looks for it: in the initial user
+/// namespace.
 pub(crate) fn has_ipc_lock() -> bool {
-    let has = |sets: rustix::thread::CapabilitySets| sets.effective.contains(CapabilitySet::IPC_LOCK);
+    let has =
+        |sets: rustix::thread::CapabilitySets| sets.effective.contains(CapabilitySet::IPC_LOCK);
     rustix::thread::capabilities(None).is_ok_and(has) && namespace::in_initial_user()
 }
 
@@ -161,7 +178,9 @@ impl OpenFiles {
     pub(crate) fn here() -> Self {
         let limit = rustix::process::getrlimit(Resource::Nofile);
         // The listing itself has one open.
-        let open = std::fs::read_dir("/proc/self/fd").ok().map(|all| (all.count() as u64).saturating_sub(1));
+        let open = std::fs::read_dir("/proc/self/fd")
+            .ok()
+            .map(|all| (all.count() as u64).saturating_sub(1));
         Self { soft: limit.current, hard: limit.maximum, open }
     }
 
@@ -170,7 +189,8 @@ impl OpenFiles {
         self.soft.map(|soft| soft.saturating_sub(self.open.unwrap_or(0)))
     }
 
-    /// Returns the shell command that raises the limit to `files`, to be run before the program, or what to do in words.
+    /// Returns the shell command that raises the limit to `files`, to be run before the program, or
+    /// what to do in words.
     pub(crate) fn raise(&self, files: u64) -> Result<String, String> {
         raise(("n", 1, "nofile"), files, self.hard)
     }
@@ -183,7 +203,8 @@ pub struct SystemMemory {
     pub total: u64,
     /// Bytes that can be allocated without swapping.
     pub available: u64,
-    /// Why `available` does not count page cache, which the kernel would reclaim: `/proc/meminfo` cannot be read.
+    /// Why `available` does not count page cache, which the kernel would reclaim: `/proc/meminfo`
+    /// cannot be read.
     pub without_cache: Option<String>,
 }
 
@@ -192,7 +213,8 @@ impl SystemMemory {
     pub fn read(proc: &Path) -> Self {
         let path = proc.join("meminfo");
         let file = text::all(&path);
-        let field = |key: &str| text::field_kib(file.as_deref().unwrap_or_default().as_bytes(), key);
+        let field =
+            |key: &str| text::field_kib(file.as_deref().unwrap_or_default().as_bytes(), key);
         if let (Some(total), Some(available)) = (field("MemTotal"), field("MemAvailable")) {
             return Self { total, available, without_cache: None };
         }
@@ -215,7 +237,8 @@ pub(crate) fn address_space() -> Option<(u64, u64)> {
     Some((limit.saturating_sub(used), limit))
 }
 
-/// Returns the shell command that raises `RLIMIT_AS` to `bytes`, to be run before the program, or what to do in words.
+/// Returns the shell command that raises `RLIMIT_AS` to `bytes`, to be run before the program, or
+/// what to do in words.
 pub(crate) fn raise_address_space(bytes: u64) -> Result<String, String> {
     raise(("v", 1024, "as"), bytes, rustix::process::getrlimit(Resource::As).maximum)
 }
@@ -232,7 +255,8 @@ mod tests {
 
     #[test]
     fn a_limit_is_raised_by_who_may() {
-        let limit = |hard| MemlockLimit { soft: Some(8 << 20), hard, used: Some(4096), lifted: false };
+        let limit =
+            |hard| MemlockLimit { soft: Some(8 << 20), hard, used: Some(4096), lifted: false };
         assert_eq!(limit(Some(64 << 20)).raise(16 << 20).unwrap(), "ulimit -l 16388");
         assert_eq!(limit(None).raise(64 << 20).unwrap(), "ulimit -l 65540");
         assert_eq!(limit(Some(64 << 20)).raise(64 << 20).is_ok(), may_raise_hard());

@@ -20,7 +20,8 @@ pub(crate) struct MmapRegion {
 }
 
 impl MmapRegion {
-    /// Returns whether it consists of a device's registers or of the kernel's own pages instead of memory.
+    /// Returns whether it consists of a device's registers or of the kernel's own pages instead of
+    /// memory.
     ///
     /// O(mappings of the process) if its name permits that, else constant.
     pub(crate) fn is_special(&self) -> bool {
@@ -87,7 +88,8 @@ impl Mappings {
         self.read.is_none()
     }
 
-    /// Returns the mapping that contains `addr`. `PROCMAP_QUERY`: since Linux 6.11; before, all of `/proc/self/smaps`.
+    /// Returns the mapping that contains `addr`. `PROCMAP_QUERY`: since Linux 6.11; before, all of
+    /// `/proc/self/smaps`.
     pub(crate) fn at(&mut self, addr: usize) -> Result<Option<MmapRegion>, Errno> {
         if self.read.is_none() {
             match self.query(addr) {
@@ -119,9 +121,11 @@ impl Mappings {
             name_addr: name.as_mut_ptr().expose_provenance() as u64,
             ..Query::default()
         };
-        // SAFETY: the opcode is `PROCMAP_QUERY`, whose argument is this structure (its size is asserted above).
+        // SAFETY: the opcode is `PROCMAP_QUERY`, whose argument is this structure (its size is
+        // asserted above).
         let ioctl = unsafe { Updater::<QUERY, Query>::new(&mut query) };
-        // SAFETY: the kernel writes to `query`, and at most `name_size` bytes to `name`, which outlives the call.
+        // SAFETY: the kernel writes to `query`, and at most `name_size` bytes to `name`, which
+        // outlives the call.
         unsafe { rustix::ioctl::ioctl(&self.maps, ioctl) }?;
         let bytes = name.get(..query.name_size.saturating_sub(1) as usize).unwrap_or(&[]);
         Ok(MmapRegion {
@@ -148,11 +152,14 @@ mod tests {
         let here = std::ptr::from_ref(&queried).addr();
         for addr in [region.addr(), region.addr() + 8191, region.addr() - 1, here, 1, usize::MAX] {
             let by_smaps = || Mappings::by_smaps().unwrap().at(addr).unwrap();
-            // The guard of another thread's region joins the guard of this one whenever the kernel puts them side by side, so
-            // the two may see different moments: once in many tries they see the same.
+            // The guard of another thread's region joins the guard of this one whenever the kernel
+            // puts them side by side, so the two may see different moments: once in many tries they
+            // see the same.
             let tries = (0..1000).map(|_| (queried.at(addr).unwrap(), by_smaps()));
-            let (answer, _) =
-                tries.into_iter().find(|(one, other)| one == other).unwrap_or_else(|| panic!("{addr:#x}"));
+            let (answer, _) = tries
+                .into_iter()
+                .find(|(one, other)| one == other)
+                .unwrap_or_else(|| panic!("{addr:#x}"));
             assert_eq!(answer.is_none(), addr == 1 || addr == usize::MAX);
         }
         let mapping = queried.at(region.addr()).unwrap().unwrap();

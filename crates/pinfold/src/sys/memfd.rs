@@ -5,8 +5,8 @@ use pinfold_core::addr::PageSize;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
 
-/// Creates a memory file of `len` bytes (a multiple of `page`), sealed against changes of its length: if the other process
-/// could shorten it, the next access here would be a `SIGBUS`.
+/// Creates a memory file of `len` bytes (a multiple of `page`), sealed against changes of its
+/// length: if the other process could shorten it, the next access here would be a `SIGBUS`.
 ///
 /// `memfd_create` since Linux 3.17, hugepages in it since 4.14, sealing those since 4.16.
 pub(crate) fn create(len: u64, page: PageSize) -> Result<OwnedFd, Errno> {

@@ -1,13 +1,16 @@
-//! Whether this process is in the namespaces that the kernel started with: elsewhere, root has no power over the machine, and
-//! the root of a tree is not the whole tree. And where a command works instead.
+//! Whether this process is in the namespaces that the kernel started with: elsewhere, root has no
+//! power over the machine, and the root of a tree is not the whole tree. And where a command works
+//! instead.
 
 use std::path::Path;
 
-/// The inode numbers of the initial namespaces (`PROC_USER_INIT_INO`, `PROC_CGROUP_INIT_INO` of `linux/nsfs.h`).
+/// The inode numbers of the initial namespaces (`PROC_USER_INIT_INO`, `PROC_CGROUP_INIT_INO` of
+/// `linux/nsfs.h`).
 const USER: u64 = 0xeffffffd;
 const CGROUP: u64 = 0xeffffffb;
 
-/// Returns whether the process is in the initial namespace of this kind, `user` or `cgroup`; `None` if `/proc` does not tell.
+/// Returns whether the process is in the initial namespace of this kind, `user` or `cgroup`; `None`
+/// if `/proc` does not tell.
 pub(crate) fn is_initial(proc: &Path, kind: &str) -> Option<bool> {
     let folder = proc.join("self/ns");
     let number = if kind == "user" { USER } else { CGROUP };
@@ -19,14 +22,16 @@ pub(crate) fn is_initial(proc: &Path, kind: &str) -> Option<bool> {
     }
 }
 
-/// Returns whether the process is in the initial user namespace, where the kernel checks capabilities over the whole machine;
-/// true if `/proc` does not tell. It cannot change while the process has several threads, so it is read once.
+/// Returns whether the process is in the initial user namespace, where the kernel checks
+/// capabilities over the whole machine; true if `/proc` does not tell. It cannot change while the
+/// process has several threads, so it is read once.
 pub(crate) fn in_initial_user() -> bool {
     static INITIAL: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *INITIAL.get_or_init(|| is_initial(Path::new("/proc"), "user").unwrap_or(true))
 }
 
-/// Returns those of `/proc/sys`, `/sys` and `/sys/fs/cgroup` that are mounted read-only, as in a container.
+/// Returns those of `/proc/sys`, `/sys` and `/sys/fs/cgroup` that are mounted read-only, as in a
+/// container.
 pub(crate) fn read_only() -> Vec<&'static str> {
     let is_read_only = |path: &&str| {
         let mount = rustix::fs::statvfs(*path);
@@ -35,8 +40,8 @@ pub(crate) fn read_only() -> Vec<&'static str> {
     ["/proc/sys", "/sys", "/sys/fs/cgroup"].into_iter().filter(is_read_only).collect()
 }
 
-/// Returns where a command works if it is not here: root of a user namespace may not change the machine, nor is a read-only file
-/// system changed from here.
+/// Returns where a command works if it is not here: root of a user namespace may not change the
+/// machine, nor is a read-only file system changed from here.
 pub(crate) fn place_of(command: &str, initial_user: bool, read_only: &[&str]) -> Option<String> {
     let file = match command.strip_prefix("sudo sysctl ") {
         Some(_) => Some("/proc/sys"),

@@ -71,8 +71,8 @@ fn queues(socket: &OwnedFd, name: &str) -> (Option<u32>, Option<u32>) {
     let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
     let mut request = request(name);
     request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut channels).cast();
-    // SAFETY: `SIOCETHTOOL` reads the name and the pointer; the command reads and writes the 36 bytes of `channels`, which
-    // outlives the call.
+    // SAFETY: `SIOCETHTOOL` reads the name and the pointer; the command reads and writes the 36
+    // bytes of `channels`, which outlives the call.
     if unsafe { call(socket, ETHTOOL, &mut request) }.is_err() {
         return (None, None);
     }
@@ -88,7 +88,8 @@ fn queues(socket: &OwnedFd, name: &str) -> (Option<u32>, Option<u32>) {
 pub(crate) struct Offloads {
     /// A VLAN tag is inserted by the driver, from beside the packet, when it is sent (`txvlan`).
     pub(crate) transmit_tags: bool,
-    /// A VLAN tag is taken out by the driver, and kept beside the packet, when it is received (`rxvlan`).
+    /// A VLAN tag is taken out by the driver, and kept beside the packet, when it is received
+    /// (`rxvlan`).
     pub(crate) receive_tags: bool,
 }
 
@@ -101,8 +102,8 @@ pub(crate) fn offloads(name: &str) -> Offloads {
     let mut request = request(name);
     request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut flags).cast();
     let Ok(socket) = socket() else { return Offloads::default() };
-    // SAFETY: `SIOCETHTOOL` reads the name and the pointer; the command reads and writes the 8 bytes of `flags`, which
-    // outlives the call.
+    // SAFETY: `SIOCETHTOOL` reads the name and the pointer; the command reads and writes the 8
+    // bytes of `flags`, which outlives the call.
     if unsafe { call(&socket, ETHTOOL, &mut request) }.is_err() {
         return Offloads::default();
     }
@@ -111,7 +112,12 @@ pub(crate) fn offloads(name: &str) -> Offloads {
 }
 
 fn socket() -> Result<OwnedFd, Errno> {
-    Ok(rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+    Ok(rustix::net::socket_with(
+        AddressFamily::INET,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
 }
 
 /// Returns a request with the name, cut to the 15 bytes that names have.
@@ -127,8 +133,13 @@ fn request(name: &str) -> libc::ifreq {
 
 /// # Safety
 /// `number` is a request that takes an `ifreq`, and what that points to is what the request takes.
-unsafe fn call(socket: &OwnedFd, number: libc::c_ulong, request: &mut libc::ifreq) -> Result<(), Errno> {
-    // SAFETY: the kernel reads and writes the structure during the call; the rest is the caller's promise.
+unsafe fn call(
+    socket: &OwnedFd,
+    number: libc::c_ulong,
+    request: &mut libc::ifreq,
+) -> Result<(), Errno> {
+    // SAFETY: the kernel reads and writes the structure during the call; the rest is the caller's
+    // promise.
     let answer = unsafe { libc::ioctl(socket.as_raw_fd(), number, std::ptr::from_mut(request)) };
     if answer < 0 { Err(last_errno()) } else { Ok(()) }
 }

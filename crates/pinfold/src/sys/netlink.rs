@@ -1,8 +1,8 @@
-//! Route netlink (`rtnetlink(7)`): requests, and the messages that answer them. In the calling thread's network namespace,
-//! and without `/proc`.
+//! Route netlink (`rtnetlink(7)`): requests, and the messages that answer them. In the calling
+//! thread's network namespace, and without `/proc`.
 //!
-//! The answers are read by hand: three kinds of message and a dozen attributes are needed, which a library for all of
-//! netlink would read with 20,000 lines.
+//! The answers are read by hand: three kinds of message and a dozen attributes are needed, which a
+//! library for all of netlink would read with 20,000 lines.
 
 use super::errno::{Errno, last_errno};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -20,7 +20,8 @@ const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 /// The tables changed during the dump (`NLM_F_DUMP_INTR`).
 const INTERRUPTED: u16 = 0x10;
-/// The answer to a request has attributes behind it (`NLM_F_ACK_TLVS`), and leaves the request out (`NLM_F_CAPPED`).
+/// The answer to a request has attributes behind it (`NLM_F_ACK_TLVS`), and leaves the request out
+/// (`NLM_F_CAPPED`).
 const HAS_ATTRIBUTES: u16 = 0x200;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
@@ -56,11 +57,14 @@ impl Netlink {
     /// Opens a socket. Requires no capability.
     pub(crate) fn open() -> Result<Self, NetlinkError> {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
-        Ok(Self { fd: rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?, sequence: 0 })
+        Ok(Self {
+            fd: rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?,
+            sequence: 0,
+        })
     }
 
-    /// Passes the kind and the body of each message of a dump to `each`, and returns the values it returned. A dump during
-    /// which the kernel's tables changed is repeated.
+    /// Passes the kind and the body of each message of a dump to `each`, and returns the values it
+    /// returned. A dump during which the kernel's tables changed is repeated.
     pub(crate) fn dump<T>(
         &mut self,
         kind: u16,
@@ -97,8 +101,13 @@ impl Netlink {
         Err(NetlinkError::Changing)
     }
 
-    /// Sends a request and waits for its acknowledgement; returns what the kernel says about a refusal, if it says so.
-    pub(crate) fn request(&mut self, kind: u16, body: &[u8]) -> Result<(), (NetlinkError, Option<String>)> {
+    /// Sends a request and waits for its acknowledgement; returns what the kernel says about a
+    /// refusal, if it says so.
+    pub(crate) fn request(
+        &mut self,
+        kind: u16,
+        body: &[u8],
+    ) -> Result<(), (NetlinkError, Option<String>)> {
         let without_text = |error| (error, None);
         self.explain().map_err(|errno| without_text(NetlinkError::Refused(errno)))?;
         self.send(kind, REQUEST | ACK, body).map_err(without_text)?;
@@ -113,7 +122,8 @@ impl Netlink {
         }
     }
 
-    /// Asks for words with refusals (`NETLINK_EXT_ACK`, Linux 4.12), without a copy of the request (`NETLINK_CAP_ACK`).
+    /// Asks for words with refusals (`NETLINK_EXT_ACK`, Linux 4.12), without a copy of the request
+    /// (`NETLINK_CAP_ACK`).
     fn explain(&self) -> Result<(), Errno> {
         for option in [libc::NETLINK_CAP_ACK, libc::NETLINK_EXT_ACK] {
             let on: libc::c_int = 1;
@@ -178,7 +188,10 @@ fn explanation(flags: u16, body: &[u8]) -> Option<String> {
         return None;
     }
     // The number, and the header of the request.
-    let text = Attributes(body.get(4 + HEADER..)?).filter_map(Result::ok).find(|(kind, _)| *kind == TEXT)?.1;
+    let text = Attributes(body.get(4 + HEADER..)?)
+        .filter_map(Result::ok)
+        .find(|(kind, _)| *kind == TEXT)?
+        .1;
     let printable = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ';
     let text: String = text.iter().copied().take_while(printable).map(char::from).collect();
     (!text.is_empty()).then_some(text)
@@ -268,7 +281,8 @@ mod tests {
     fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
         let len = u32::try_from(HEADER + body.len()).unwrap();
         let mut message =
-            [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes(), &[7; 8], body].concat();
+            [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), &flags.to_ne_bytes(), &[7; 8], body]
+                .concat();
         message.resize(message.len().next_multiple_of(4), 0);
         message
     }
@@ -276,8 +290,9 @@ mod tests {
     #[test]
     fn messages_that_are_cut_are_errors_and_end_the_list() {
         let both = [message(24, 0, b"first"), message(24, 0, b"second, longer")].concat();
-        let bodies =
-            |bytes: &[u8]| Messages(bytes).map(|read| read.map(|read| read.body.len())).collect::<Vec<_>>();
+        let bodies = |bytes: &[u8]| {
+            Messages(bytes).map(|read| read.map(|read| read.body.len())).collect::<Vec<_>>()
+        };
         assert_eq!(bodies(&both), [Ok(5), Ok(14)]);
         // The padding of the last may be missing.
         let end = both.len() - 2;
@@ -292,7 +307,11 @@ mod tests {
             };
             assert_eq!(read.iter().filter(|read| read.is_ok()).count(), whole, "{cut} bytes");
             let is_exact = cut >= end || (21..=24).contains(&cut);
-            assert_eq!(read.last() == Some(&Err(NetlinkError::Malformed)), !is_exact, "{cut} bytes");
+            assert_eq!(
+                read.last() == Some(&Err(NetlinkError::Malformed)),
+                !is_exact,
+                "{cut} bytes"
+            );
         }
         // A length of less than a header would be read for ever.
         assert_eq!(bodies(&[0; 64]), [Err(NetlinkError::Malformed)]);
@@ -319,6 +338,9 @@ mod tests {
         assert_eq!(explanation(HAS_ATTRIBUTES, &body).as_deref(), Some("veth: Peer MTU"));
         assert_eq!(explanation(0, &body), None);
         assert_eq!((refusal(&[0; 4]), refusal(&[1; 3])), (Ok(()), Err(NetlinkError::Malformed)));
-        assert_eq!(refusal(&i32::MIN.to_ne_bytes()), Err(NetlinkError::Refused(Errno::new(i32::MAX))));
+        assert_eq!(
+            refusal(&i32::MIN.to_ne_bytes()),
+            Err(NetlinkError::Refused(Errno::new(i32::MAX)))
+        );
     }
 }

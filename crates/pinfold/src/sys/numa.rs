@@ -12,8 +12,8 @@ pub(crate) const MAX_NODES: u32 = 1024;
 /// `linux/mempolicy.h`: pages on other nodes are an error. Missing in libc.
 const MPOL_MF_STRICT: libc::c_int = 1;
 
-/// Binds the region's pages to `node`: a page fault fails rather than use another node's memory, and pages that are already
-/// elsewhere are an error (`EIO`).
+/// Binds the region's pages to `node`: a page fault fails rather than use another node's memory,
+/// and pages that are already elsewhere are an error (`EIO`).
 ///
 /// `mbind` with `MPOL_BIND` and `MPOL_MF_STRICT`: since Linux 2.6.7.
 pub(crate) fn bind(region: &Region, node: u32) -> Result<(), Errno> {
@@ -35,8 +35,9 @@ fn mbind(
     mask: &[libc::c_ulong; WORDS],
     flags: libc::c_int,
 ) -> Result<(), Errno> {
-    // SAFETY: the range is mapped while `region` lives; `mask` has the `MAX_NODES` bits that the call is given (it
-    // reads one less than it is given, hence the `+ 1`, and never past the array); a policy changes no content.
+    // SAFETY: the range is mapped while `region` lives; `mask` has the `MAX_NODES` bits that the
+    // call is given (it reads one less than it is given, hence the `+ 1`, and never past the
+    // array); a policy changes no content.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mbind,

@@ -1,4 +1,5 @@
-//! Finds the pages and frames of this process's addresses: `/proc/self/pagemap` and `/proc/kpageflags`.
+//! Finds the pages and frames of this process's addresses: `/proc/self/pagemap` and
+//! `/proc/kpageflags`.
 
 use super::errno::Errno;
 use rustix::ioctl::{IoctlOutput, Opcode, opcode};
@@ -67,8 +68,8 @@ const ZERO: u64 = 1 << 5;
 /// `PAGEMAP_SCAN` in the form of rustix; it returns how many regions it filled.
 struct ScanCall<'a>(&'a mut Scan);
 
-// SAFETY: the opcode is that of `PAGEMAP_SCAN`, whose argument is `Scan` (its size is asserted above), which the
-// kernel reads and writes.
+// SAFETY: the opcode is that of `PAGEMAP_SCAN`, whose argument is `Scan` (its size is asserted
+// above), which the kernel reads and writes.
 unsafe impl rustix::ioctl::Ioctl for ScanCall<'_> {
     type Output = usize;
     const IS_MUTATING: bool = true;
@@ -91,16 +92,16 @@ pub(crate) struct Pagemap {
 }
 
 impl Pagemap {
-    /// Opens both files. `/proc/self/pagemap`: since Linux 2.6.25, frame numbers for `CAP_SYS_ADMIN` only since 4.2. `/proc/kpageflags`:
-    /// since 2.6.25, for root.
+    /// Opens both files. `/proc/self/pagemap`: since Linux 2.6.25, frame numbers for
+    /// `CAP_SYS_ADMIN` only since 4.2. `/proc/kpageflags`: since 2.6.25, for root.
     pub(crate) fn open() -> Result<Self, Errno> {
         let errno = |error: std::io::Error| Errno::new(error.raw_os_error().unwrap_or(0));
         let pagemap = File::open("/proc/self/pagemap").map_err(errno)?;
         Ok(Self { pagemap, flags: File::open("/proc/kpageflags").ok() })
     }
 
-    /// Returns the ranges of `start..end` that are mapped by entries for 2 MiB or more, in order. Pages of zeroes are left
-    /// out: the first write replaces them by pages of unknown size.
+    /// Returns the ranges of `start..end` that are mapped by entries for 2 MiB or more, in order.
+    /// Pages of zeroes are left out: the first write replaces them by pages of unknown size.
     ///
     /// `PAGEMAP_SCAN`: since Linux 6.7; `ENOTTY` before.
     pub(crate) fn huge(&self, start: usize, end: usize) -> Result<Vec<(usize, usize)>, Errno> {
@@ -119,7 +120,8 @@ impl Pagemap {
                 return_mask: HUGE,
                 ..Scan::default()
             };
-            // SAFETY: the kernel writes to `scan`, and at most `vec_len` regions to `regions`; both outlive the call.
+            // SAFETY: the kernel writes to `scan`, and at most `vec_len` regions to `regions`; both
+            // outlive the call.
             let filled = unsafe { rustix::ioctl::ioctl(&self.pagemap, ScanCall(&mut scan)) }?;
             for region in regions.iter().take(filled) {
                 let (from, to) = (super::errno::bytes(region.start), super::bytes(region.end));
@@ -137,7 +139,8 @@ impl Pagemap {
         Ok(found)
     }
 
-    /// Calls `each` with the address and the entry of each 4 KiB page of `start..end` (multiples of 4096).
+    /// Calls `each` with the address and the entry of each 4 KiB page of `start..end` (multiples of
+    /// 4096).
     pub(crate) fn each(
         &self,
         start: usize,
@@ -152,8 +155,8 @@ impl Pagemap {
         })
     }
 
-    /// Returns the number of frames of the compound page around the frame, and its first frame: one frame if there is none.
-    /// `None` if that is hidden from this process.
+    /// Returns the number of frames of the compound page around the frame, and its first frame: one
+    /// frame if there is none. `None` if that is hidden from this process.
     fn folio_of(&self, frame: u64) -> Option<(u64, u64)> {
         let flags = self.flags.as_ref()?;
         let at = |frame: u64| {
@@ -165,7 +168,9 @@ impl Pagemap {
         // A compound page is aligned to its size, and has at most 1 GiB.
         if at(frame)? & COMPOUND_TAIL != 0 {
             let heads = (1..=18).map(|order| frame >> order << order);
-            first = heads.into_iter().find(|&head| at(head).is_some_and(|word| word & COMPOUND_HEAD != 0))?;
+            first = heads
+                .into_iter()
+                .find(|&head| at(head).is_some_and(|word| word & COMPOUND_HEAD != 0))?;
         }
         if at(first)? & COMPOUND_HEAD == 0 {
             return Some((frame, 1));
@@ -175,8 +180,9 @@ impl Pagemap {
         Some((first, 1 << order))
     }
 
-    /// Returns the compound pages of the `count` frames from `first`, each once: first frame and number of frames. Frames
-    /// outside of compound pages are left out. `None` if that is hidden from this process.
+    /// Returns the compound pages of the `count` frames from `first`, each once: first frame and
+    /// number of frames. Frames outside of compound pages are left out. `None` if that is hidden
+    /// from this process.
     pub(crate) fn folios(&self, first: u64, count: u64) -> Option<Vec<(u64, u64)>> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         let mut frame = first;

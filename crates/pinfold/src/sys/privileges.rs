@@ -1,4 +1,5 @@
-//! The capabilities that `AF_XDP` requires: which of them this process has, and whether it can get the others.
+//! The capabilities that `AF_XDP` requires: which of them this process has, and whether it can get
+//! the others.
 
 use super::namespace;
 use rustix::fs::{self, AtFlags};
@@ -17,10 +18,11 @@ const AF_XDP: [(&str, CapabilitySet); 3] = [
 pub struct Privileges {
     /// The effective user.
     pub user: u32,
-    /// Whether it is in the initial user namespace. Elsewhere capabilities apply to what the namespace owns, never to the
-    /// machine's memory, programs of `bpf` or limits.
+    /// Whether it is in the initial user namespace. Elsewhere capabilities apply to what the
+    /// namespace owns, never to the machine's memory, programs of `bpf` or limits.
     pub initial_user_namespace: bool,
-    /// The capabilities that `AF_XDP` requires and the thread lacks, by the names that `setcap` takes.
+    /// The capabilities that `AF_XDP` requires and the thread lacks, by the names that `setcap`
+    /// takes.
     pub missing: Vec<&'static str>,
     /// Those of them that no program started from here can get: they are not in the bounding set.
     pub out_of_reach: Vec<&'static str>,
@@ -33,21 +35,26 @@ pub struct Privileges {
 impl Privileges {
     /// Reads those of the calling thread.
     pub(crate) fn here() -> Self {
-        let effective =
-            rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
+        let effective = rustix::thread::capabilities(None)
+            .map_or(CapabilitySet::empty(), |sets| sets.effective);
         let missing = AF_XDP.iter().filter(|(_, flag)| !effective.contains(*flag));
-        let bounded = |capability| rustix::thread::capability_is_in_bounding_set(capability) != Ok(false);
+        let bounded =
+            |capability| rustix::thread::capability_is_in_bounding_set(capability) != Ok(false);
         Self {
             user: rustix::process::geteuid().as_raw(),
             initial_user_namespace: namespace::in_initial_user(),
             missing: missing.clone().map(|(name, _)| *name).collect(),
-            out_of_reach: missing.filter(|(_, flag)| !bounded(*flag)).map(|(name, _)| *name).collect(),
+            out_of_reach: missing
+                .filter(|(_, flag)| !bounded(*flag))
+                .map(|(name, _)| *name)
+                .collect(),
             no_new_privileges: rustix::thread::no_new_privs().unwrap_or(false),
             seccomp: has_seccomp_filter(),
         }
     }
 
-    /// Returns why a call of `AF_XDP` is not permitted, and the command that permits it to `program`, if one can.
+    /// Returns why a call of `AF_XDP` is not permitted, and the command that permits it to
+    /// `program`, if one can.
     pub fn af_xdp_advice(&self, program: &Path) -> (String, Option<String>) {
         let (missing, lost) = (self.missing.join(", "), self.out_of_reach.join(", "));
         if !self.initial_user_namespace {
@@ -81,21 +88,24 @@ impl Privileges {
     }
 }
 
-/// Returns whether a seccomp filter decides about the calling thread's system calls. `PR_GET_SECCOMP`: since Linux 2.6.23.
+/// Returns whether a seccomp filter decides about the calling thread's system calls.
+/// `PR_GET_SECCOMP`: since Linux 2.6.23.
 pub(crate) fn has_seccomp_filter() -> bool {
     // SAFETY: the call takes numbers only and changes nothing.
     unsafe { libc::prctl(libc::PR_GET_SECCOMP, 0, 0, 0, 0) == 2 }
 }
 
-/// Returns the command that changes the mode that keeps this user from the node; `None` if no mode does: a control group of
-/// devices or a security module denies it then.
+/// Returns the command that changes the mode that keeps this user from the node; `None` if no mode
+/// does: a control group of devices or a security module denies it then.
 pub(crate) fn permit(node: &Path) -> Option<String> {
     let may = |path: &Path, wanted| {
         fs::accessat(fs::CWD, path, wanted, AtFlags::EACCESS) != Err(rustix::io::Errno::ACCESS)
     };
     let folders: Vec<&Path> = node.ancestors().skip(1).collect();
-    if let Some(folder) =
-        folders.into_iter().rev().find(|folder| folder.is_dir() && !may(folder, fs::Access::EXEC_OK))
+    if let Some(folder) = folders
+        .into_iter()
+        .rev()
+        .find(|folder| folder.is_dir() && !may(folder, fs::Access::EXEC_OK))
     {
         return Some(format!("sudo chmod o+rx {}", folder.display()));
     }
@@ -120,7 +130,10 @@ mod tests {
         let advice = |privileges: &Privileges| privileges.af_xdp_advice(Path::new("/bin/p"));
         let (why, fix) = advice(&lacks);
         assert_eq!(why, "AF_XDP needs cap_bpf");
-        assert_eq!(fix.unwrap(), "sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /bin/p");
+        assert_eq!(
+            fix.unwrap(),
+            "sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /bin/p"
+        );
         for (privileges, part) in [
             (Privileges { initial_user_namespace: false, ..lacks.clone() }, "user namespace"),
             (Privileges { out_of_reach: vec!["cap_bpf"], ..lacks.clone() }, "bounding set"),

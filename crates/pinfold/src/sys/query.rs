@@ -8,8 +8,9 @@ use rustix::mm::UserfaultfdFlags;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 
-/// Makes the calls that reception makes, up to the ones that need an interface, and undoes them: a socket, 1 MiB of memory, its
-/// rings, the map, the program. Returns the first one that is refused. Since Linux 4.18.
+/// Makes the calls that reception makes, up to the ones that need an interface, and undoes them: a
+/// socket, 1 MiB of memory, its rings, the map, the program. Returns the first one that is refused.
+/// Since Linux 4.18.
 pub(crate) fn af_xdp() -> Result<(), (&'static str, Errno)> {
     const BYTES: usize = 1 << 20;
     let memory = Region::anonymous(BYTES, 4096).map_err(|errno| ("mmap", errno))?;
@@ -24,15 +25,17 @@ pub(crate) fn af_xdp() -> Result<(), (&'static str, Errno)> {
     Ok(())
 }
 
-/// Creates a userfaultfd, and closes it. Since Linux 4.3; without privileges for user-mode faults only since 5.11.
+/// Creates a userfaultfd, and closes it. Since Linux 4.3; without privileges for user-mode faults
+/// only since 5.11.
 pub(crate) fn userfaultfd() -> Result<(), Errno> {
-    // SAFETY: the descriptor is registered with no memory, and closed at once: no fault is ever delivered to it.
+    // SAFETY: the descriptor is registered with no memory, and closed at once: no fault is ever
+    // delivered to it.
     drop(unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }?);
     Ok(())
 }
 
-/// Reads the frame of a page that is certainly present from `/proc/self/pagemap`; `EPERM` if it is hidden. Since Linux 2.6.25; the
-/// frame number reads as 0 without `CAP_SYS_ADMIN` since 4.2.
+/// Reads the frame of a page that is certainly present from `/proc/self/pagemap`; `EPERM` if it is
+/// hidden. Since Linux 2.6.25; the frame number reads as 0 without `CAP_SYS_ADMIN` since 4.2.
 pub(crate) fn pagemap() -> Result<(), Errno> {
     let here = 1u8;
     let page = std::ptr::from_ref(&here).addr() as u64 / rustix::param::page_size() as u64;

@@ -10,8 +10,8 @@ use std::ptr::{self, NonNull};
 
 /// The page below and above anonymous memory that must not be accessed.
 ///
-/// It catches accesses past the end, and keeps the kernel from merging the range with a neighbour, so that its entry in
-/// `/proc/self/smaps` describes it alone.
+/// It catches accesses past the end, and keeps the kernel from merging the range with a neighbour,
+/// so that its entry in `/proc/self/smaps` describes it alone.
 const GUARD: usize = 4096;
 
 /// Memory that is mapped until the value is dropped, readable and writable.
@@ -29,38 +29,44 @@ struct Outer {
     len: usize,
 }
 
-// SAFETY: a `Region` is a range of the address space, which all threads share; it is reached only through raw
-// pointers, whose users answer for their accesses.
+// SAFETY: a `Region` is a range of the address space, which all threads share; it is reached only
+// through raw pointers, whose users answer for their accesses.
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`; its methods are system calls, which the kernel serializes.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `len` bytes of private memory at a multiple of `align`; zeroed pages are allocated when they are first touched.
+    /// Maps `len` bytes of private memory at a multiple of `align`; zeroed pages are allocated when
+    /// they are first touched.
     ///
-    /// Not charged against the system's commit limit (`MAP_NORESERVE`), unless `vm.overcommit_memory` is 2: an arena may be
-    /// larger than memory and be used in parts.
+    /// Not charged against the system's commit limit (`MAP_NORESERVE`), unless
+    /// `vm.overcommit_memory` is 2: an arena may be larger than memory and be used in parts.
     ///
     /// `mmap`, `mprotect`: since the first Linux.
     pub(crate) fn anonymous(len: usize, align: usize) -> Result<Self, Errno> {
         let too_much = Errno::from(rustix::io::Errno::NOMEM);
-        let outer_len = len.checked_add(align).and_then(|n| n.checked_add(2 * GUARD)).ok_or(too_much)?;
+        let outer_len =
+            len.checked_add(align).and_then(|n| n.checked_add(2 * GUARD)).ok_or(too_much)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
-        let base =
-            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), outer_len, ProtFlags::empty(), flags) }?;
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(ptr::null_mut(), outer_len, ProtFlags::empty(), flags)
+        }?;
         let outer = Outer { base: NonNull::new(base).ok_or(too_much)?, len: outer_len };
         let lead = (base.addr() + GUARD).next_multiple_of(align) - base.addr();
         // SAFETY: `lead <= GUARD + align`, so it lies inside the `outer_len` bytes just mapped.
         let inner = unsafe { base.cast::<u8>().add(lead) };
         let region = Self { base: NonNull::new(inner).ok_or(too_much)?, len, outer: Some(outer) };
-        // SAFETY: `inner..inner + len` lies in the range that was just mapped for this value alone: `lead + len +
-        // GUARD <= outer_len`. No pointer into it exists yet.
-        unsafe { rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE) }?;
+        // SAFETY: `inner..inner + len` lies in the range that was just mapped for this value alone:
+        // `lead + len + GUARD <= outer_len`. No pointer into it exists yet.
+        unsafe {
+            rustix::mm::mprotect(inner.cast(), len, MprotectFlags::READ | MprotectFlags::WRITE)
+        }?;
         Ok(region)
     }
 
-    /// Maps `len` bytes (a multiple of `page`) of the hugetlb pool: reserved now, zeroed when touched.
+    /// Maps `len` bytes (a multiple of `page`) of the hugetlb pool: reserved now, zeroed when
+    /// touched.
     ///
     /// `MAP_HUGETLB` since Linux 2.6.32, the choice of a page size since 3.8.
     pub(crate) fn hugetlb(len: usize, page: PageSize) -> Result<Self, Errno> {
@@ -81,9 +87,10 @@ impl Region {
     /// `mmap`: since the first Linux.
     pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range. That the file keeps
-        // its length, so that the pages stay there, is sealed by `memfd::create`.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range. That the
+        // file keeps its length, so that the pages stay there, is sealed by `memfd::create`.
+        let base =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
         Self::whole(base, len)
     }
 
@@ -95,22 +102,25 @@ impl Region {
     /// Wraps memory that another owner mapped, and unmaps after this value is dropped.
     ///
     /// # Safety
-    /// `base..base + len` stays mapped, readable and writable until the value is dropped; both are multiples of 4096.
+    /// `base..base + len` stays mapped, readable and writable until the value is dropped; both are
+    /// multiples of 4096.
     pub(crate) unsafe fn lent(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len, outer: None }
     }
 
     /// Returns the memory, for access beside devices.
     pub(crate) fn memory(&self) -> DmaMemory<'_> {
-        // SAFETY: the range is mapped, readable and writable while `self` lives (every constructor's result or
-        // contract) and is one mapping of less than isize::MAX bytes, since the kernel makes no larger ones. That no
-        // copy outlives it and that no reference is alive meanwhile is the arena's promise: it drops its region last,
-        // and lends references only into runs that no device can reach.
+        // SAFETY: the range is mapped, readable and writable while `self` lives (every
+        // constructor's result or contract) and is one mapping of less than isize::MAX bytes, since
+        // the kernel makes no larger ones. That no copy outlives it and that no reference is alive
+        // meanwhile is the arena's promise: it drops its region last, and lends references only
+        // into runs that no device can reach.
         unsafe { DmaMemory::from_raw(self.base, self.len) }
     }
 
-    /// Excludes the memory from children: `fork` would share the pages, and the first write on either side would move the
-    /// parent to another page than the one that the device uses. `MADV_DONTFORK`: since Linux 2.6.16.
+    /// Excludes the memory from children: `fork` would share the pages, and the first write on
+    /// either side would move the parent to another page than the one that the device uses.
+    /// `MADV_DONTFORK`: since Linux 2.6.16.
     pub(crate) fn keep_from_children(&self) -> Result<(), Errno> {
         self.advise(Advice::LinuxDontFork)
     }
@@ -131,7 +141,8 @@ impl Region {
     }
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: the range is mapped while `self` lives, and none of the advice used here changes what it holds.
+        // SAFETY: the range is mapped while `self` lives, and none of the advice used here changes
+        // what it holds.
         Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) }?)
     }
 
@@ -140,13 +151,18 @@ impl Region {
     pub(crate) fn populate(&self, len: usize) -> Result<(), Errno> {
         let len = len.min(self.len);
         // SAFETY: the range is mapped while `self` lives; populating does not change what it holds.
-        Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), len, Advice::LinuxPopulateWrite) }?)
+        Ok(unsafe {
+            rustix::mm::madvise(self.base.as_ptr().cast(), len, Advice::LinuxPopulateWrite)
+        }?)
     }
 
-    /// Locks each page in memory when it is first touched. `mlock2` with `MLOCK_ONFAULT`: since Linux 4.4.
+    /// Locks each page in memory when it is first touched. `mlock2` with `MLOCK_ONFAULT`: since
+    /// Linux 4.4.
     pub(crate) fn lock(&self) -> Result<(), Errno> {
         // SAFETY: the range is mapped while `self` lives; locking does not change what it holds.
-        Ok(unsafe { rustix::mm::mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT) }?)
+        Ok(unsafe {
+            rustix::mm::mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT)
+        }?)
     }
 
     /// Undoes [`lock`](Self::lock). `munlock`: since the first Linux.
@@ -179,8 +195,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         let Some(outer) = self.outer else { return };
-        // SAFETY: the range was mapped by this value's constructor for it alone, and is unmapped only here. The arena
-        // drops its region when nothing reaches into it any more.
+        // SAFETY: the range was mapped by this value's constructor for it alone, and is unmapped
+        // only here. The arena drops its region when nothing reaches into it any more.
         let done = unsafe { rustix::mm::munmap(outer.base.as_ptr(), outer.len) };
         if let Err(errno) = done {
             tracing::error!(base = ?outer.base, len = outer.len, %errno, "memory could not be unmapped and is leaked");

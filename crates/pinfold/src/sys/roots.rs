@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-/// Where `/proc`, `/sys` and `/dev` are. Tests, and a look at files copied from another machine, use other places.
+/// Where `/proc`, `/sys` and `/dev` are. Tests, and a look at files copied from another machine,
+/// use other places.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Roots {
     /// Usually `/proc`.
@@ -17,6 +18,11 @@ pub struct Roots {
 
 impl Default for Roots {
     fn default() -> Self {
-        Self { proc: "/proc".into(), sys: "/sys".into(), dev: "/dev".into(), modules: "/lib/modules".into() }
+        Self {
+            proc: "/proc".into(),
+            sys: "/sys".into(),
+            dev: "/dev".into(),
+            modules: "/lib/modules".into(),
+        }
     }
 }

@@ -21,14 +21,15 @@ pub(crate) struct Vma {
 }
 
 impl Vma {
-    /// Returns whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg` hugepages requested, `rd`
-    /// readable, `wr` writable, `io` and `pf` of a device.
+    /// Returns whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg`
+    /// hugepages requested, `rd` readable, `wr` writable, `io` and `pf` of a device.
     pub(crate) fn has_flag(&self, flag: &str) -> bool {
         self.flags.split_whitespace().any(|have| have == flag)
     }
 }
 
-/// Returns the mapping that contains all of the `len` bytes from `addr`. O(mappings of the process).
+/// Returns the mapping that contains all of the `len` bytes from `addr`. O(mappings of the
+/// process).
 pub(crate) fn of_range(addr: usize, len: usize) -> Option<Vma> {
     let end = addr.checked_add(len)?;
     all().into_iter().find(|vma| vma.start <= addr && end <= vma.end)
@@ -49,7 +50,9 @@ fn parse(smaps: &[u8]) -> Vec<Vma> {
             all.push(Vma { start, end, name, ..Vma::default() });
             continue;
         }
-        let (Some(vma), Some((key, value))) = (all.last_mut(), line.split_once(':')) else { continue };
+        let (Some(vma), Some((key, value))) = (all.last_mut(), line.split_once(':')) else {
+            continue;
+        };
         match key {
             "Rss" => vma.resident = text::kib(value).unwrap_or(0),
             "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => {
@@ -77,7 +80,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SAMPLE: &[u8] = b"7f0000000000-7f0000400000 rw-p 00000000 00:00 0 \nSize:               4096 kB\n\
+    const SAMPLE: &[u8] =
+        b"7f0000000000-7f0000400000 rw-p 00000000 00:00 0 \nSize:               4096 kB\n\
         Rss:                2052 kB\nAnonHugePages:      2048 kB\nShmemPmdMapped:        0 kB\n\
         Private_Hugetlb:       0 kB\nVmFlags: rd wr mr mw me dc ac lo hg \n";
 

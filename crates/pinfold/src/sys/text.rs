@@ -1,4 +1,5 @@
-//! Parsers for the small text files of `/proc` and `/sys`. Any content gives a result or `None`, never a panic.
+//! Parsers for the small text files of `/proc` and `/sys`. Any content gives a result or `None`,
+//! never a panic.
 
 use super::errno::Errno;
 use std::path::Path;
@@ -46,7 +47,8 @@ pub(crate) fn bracketed(line: &str) -> Option<&str> {
     Some(after.split_once(']')?.0.trim())
 }
 
-/// Returns the names in a directory, those with a number in numeric order; none if it is unreadable.
+/// Returns the names in a directory, those with a number in numeric order; none if it is
+/// unreadable.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let mut names: Vec<String> =
@@ -58,7 +60,8 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Parses a list such as `0-2,5`. Malformed parts are skipped, and a range is limited to 4096 numbers.
+/// Parses a list such as `0-2,5`. Malformed parts are skipped, and a range is limited to 4096
+/// numbers.
 pub(crate) fn list(text: &str) -> Vec<u32> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',') {

@@ -8,7 +8,8 @@ use std::path::Path;
 /// The stack that the standard library maps for a thread.
 const STACK: u64 = 2 << 20;
 
-/// What limits the number of threads: each with the number that are there, as far as that can be read.
+/// What limits the number of threads: each with the number that are there, as far as that can be
+/// read.
 struct Limit {
     name: String,
     limit: u64,
@@ -22,12 +23,15 @@ impl Limit {
 
     fn text(&self) -> String {
         let Self { name, limit, used } = self;
-        used.map_or_else(|| format!("{name} is {limit}"), |used| format!("{name} is {limit}, {used} in use"))
+        used.map_or_else(
+            || format!("{name} is {limit}"),
+            |used| format!("{name} is {limit}, {used} in use"),
+        )
     }
 }
 
-/// Describes why a thread could not be started, to be called before others end: the error, and for that of a limit the one that
-/// refuses, or the values of all that may have if none does now.
+/// Describes why a thread could not be started, to be called before others end: the error, and for
+/// that of a limit the one that refuses, or the values of all that may have if none does now.
 pub fn refusal(error: &std::io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EAGAIN | libc::ENOMEM) => format!("{error}: {}", cause(Path::new("/proc"))),
@@ -67,7 +71,8 @@ fn all(proc: &Path) -> Vec<Limit> {
     });
     // `0.52 0.58 0.59 2/345 6789`: runnable threads, and all of them.
     let loads = text::word(&proc.join("loadavg")).unwrap_or_default();
-    let total = loads.split_whitespace().nth(3).and_then(|both| both.split_once('/')?.1.parse().ok());
+    let total =
+        loads.split_whitespace().nth(3).and_then(|both| both.split_once('/')?.1.parse().ok());
     let machine = text::number(&proc.join("sys/kernel/threads-max")).map(|limit| Limit {
         name: "kernel.threads-max".to_owned(),
         limit,
@@ -76,26 +81,31 @@ fn all(proc: &Path) -> Vec<Limit> {
     groups.chain(user).chain(machine).collect()
 }
 
-/// Returns `RLIMIT_NPROC`, if it binds: not root, and not with CAP_SYS_RESOURCE or CAP_SYS_ADMIN, all of the initial user namespace.
+/// Returns `RLIMIT_NPROC`, if it binds: not root, and not with CAP_SYS_RESOURCE or CAP_SYS_ADMIN,
+/// all of the initial user namespace.
 fn of_user() -> Option<u64> {
     let limit = rustix::process::getrlimit(Resource::Nproc).current?;
     let lifting = CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
-    let lifted = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.intersects(lifting));
+    let lifted =
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.intersects(lifting));
     let exempt = namespace::in_initial_user() && (rustix::process::getuid().is_root() || lifted);
     (!exempt).then_some(limit)
 }
 
-/// Returns how many threads of this process's user are visible in `proc`; there may be others, in other namespaces.
+/// Returns how many threads of this process's user are visible in `proc`; there may be others, in
+/// other namespaces.
 fn threads_of_user(proc: &Path) -> Option<u64> {
     let user = rustix::process::getuid().as_raw().to_string();
     let of_process = |name: String| {
         let status = text::all(&proc.join(name).join("status")).ok()?;
-        let field =
-            |key: &str| status.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next());
+        let field = |key: &str| {
+            status.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next())
+        };
         field("Uid:").filter(|real| *real == user)?;
         field("Threads:")?.parse::<u64>().ok()
     };
-    let processes = text::names(proc).into_iter().filter(|name| name.bytes().all(|c| c.is_ascii_digit()));
+    let processes =
+        text::names(proc).into_iter().filter(|name| name.bytes().all(|c| c.is_ascii_digit()));
     let threads: u64 = processes.filter_map(of_process).sum();
     (threads > 0).then_some(threads)
 }
@@ -119,7 +129,8 @@ mod tests {
         write("loadavg", "0.52 0.58 0.59 2/345 6789\n");
         let text = cause(machine.path());
         assert!(
-            text.starts_with("no limit is known") && text.contains("threads-max is 346, 345 in use"),
+            text.starts_with("no limit is known")
+                && text.contains("threads-max is 346, 345 in use"),
             "{text}"
         );
         write("sys/kernel/threads-max", "345\n");

@@ -1,4 +1,5 @@
-//! `io_uring_register` for buffers, on the descriptor of any ring: another library may own the ring.
+//! `io_uring_register` for buffers, on the descriptor of any ring: another library may own the
+//! ring.
 
 use super::errno::{Errno, last_errno};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -26,7 +27,8 @@ struct Update {
     reserved2: u32,
 }
 
-/// `struct io_uring_clone_buffers`; the fields after `flags` exist since Linux 6.13, where 0 means "all".
+/// `struct io_uring_clone_buffers`; the fields after `flags` exist since Linux 6.13, where 0 means
+/// "all".
 #[repr(C)]
 #[derive(Default)]
 struct Clone {
@@ -38,7 +40,8 @@ struct Clone {
     reserved: [u32; 3],
 }
 
-const _: () = assert!(size_of::<Table>() == 32 && size_of::<Update>() == 32 && size_of::<Clone>() == 32);
+const _: () =
+    assert!(size_of::<Table>() == 32 && size_of::<Update>() == 32 && size_of::<Clone>() == 32);
 
 const REGISTER_BUFFERS: u32 = 0;
 const UNREGISTER_BUFFERS: u32 = 1;
@@ -48,15 +51,16 @@ const REGISTER_CLONE_BUFFERS: u32 = 30;
 /// `IORING_RSRC_REGISTER_SPARSE`.
 const SPARSE: u32 = 1;
 
-/// Registers a whole table at once: `IORING_REGISTER_BUFFERS`, Linux 5.1. The kernel only pins the memory; the submitter of a
-/// transfer is responsible for its use.
+/// Registers a whole table at once: `IORING_REGISTER_BUFFERS`, Linux 5.1. The kernel only pins the
+/// memory; the submitter of a transfer is responsible for its use.
 pub(crate) fn register(ring: BorrowedFd<'_>, vectors: &[libc::iovec]) -> Result<(), Errno> {
     let count = u32::try_from(vectors.len()).unwrap_or(u32::MAX);
     // SAFETY: the kernel reads `count` vectors from there during the call.
     unsafe { call(ring, REGISTER_BUFFERS, vectors.as_ptr().cast(), count) }
 }
 
-/// As [`register`], with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13. `tags` is as long as `vectors`.
+/// As [`register`], with a tag for each, 0 for none: `IORING_REGISTER_BUFFERS2`, Linux 5.13. `tags`
+/// is as long as `vectors`.
 pub(crate) fn register_tagged(
     ring: BorrowedFd<'_>,
     vectors: &[libc::iovec],
@@ -65,11 +69,13 @@ pub(crate) fn register_tagged(
     let count = u32::try_from(vectors.len().min(tags.len())).unwrap_or(u32::MAX);
     let (vectors, tags) = (vectors.as_ptr().expose_provenance(), tags.as_ptr().expose_provenance());
     let table = Table { count, vectors: vectors as u64, tags: tags as u64, ..Table::default() };
-    // SAFETY: the kernel reads the table, which is 32 bytes, and `count` vectors and tags from where it says.
+    // SAFETY: the kernel reads the table, which is 32 bytes, and `count` vectors and tags from
+    // where it says.
     unsafe { call(ring, REGISTER_BUFFERS2, std::ptr::from_ref(&table).cast(), 32) }
 }
 
-/// Registers a table of empty slots: `IORING_RSRC_REGISTER_SPARSE`, Linux 5.19. Before that (5.13) empty vectors do the same.
+/// Registers a table of empty slots: `IORING_RSRC_REGISTER_SPARSE`, Linux 5.19. Before that (5.13)
+/// empty vectors do the same.
 pub(crate) fn register_sparse(ring: BorrowedFd<'_>, count: u32) -> Result<(), Errno> {
     let table = Table { count, flags: SPARSE, ..Table::default() };
     // SAFETY: the kernel reads the table, which is 32 bytes, and nothing else.
@@ -83,17 +89,30 @@ pub(crate) fn register_sparse(ring: BorrowedFd<'_>, count: u32) -> Result<(), Er
     }
 }
 
-/// Replaces the memory of one slot, or empties it: `IORING_REGISTER_BUFFERS_UPDATE`, Linux 5.13. The old memory stays pinned
-/// until the last transfer with it has completed.
-pub(crate) fn update(ring: BorrowedFd<'_>, place: u32, vector: libc::iovec, tag: u64) -> Result<(), Errno> {
+/// Replaces the memory of one slot, or empties it: `IORING_REGISTER_BUFFERS_UPDATE`, Linux 5.13.
+/// The old memory stays pinned until the last transfer with it has completed.
+pub(crate) fn update(
+    ring: BorrowedFd<'_>,
+    place: u32,
+    vector: libc::iovec,
+    tag: u64,
+) -> Result<(), Errno> {
     let at = |pointer: *const ()| pointer.expose_provenance() as u64;
     let (vectors, tags) = (std::ptr::from_ref(&vector).cast(), std::ptr::from_ref(&tag).cast());
-    let update = Update { first: place, vectors: at(vectors), tags: at(tags), count: 1, ..Update::default() };
-    // SAFETY: the kernel reads the update, which is 32 bytes, and a vector and a tag from where it says.
+    let update = Update {
+        first: place,
+        vectors: at(vectors),
+        tags: at(tags),
+        count: 1,
+        ..Update::default()
+    };
+    // SAFETY: the kernel reads the update, which is 32 bytes, and a vector and a tag from where it
+    // says.
     unsafe { call(ring, REGISTER_BUFFERS_UPDATE, std::ptr::from_ref(&update).cast(), 32) }
 }
 
-/// Clones the table of `source` to `ring`, without pinning again: `IORING_REGISTER_CLONE_BUFFERS`, Linux 6.12.
+/// Clones the table of `source` to `ring`, without pinning again: `IORING_REGISTER_CLONE_BUFFERS`,
+/// Linux 6.12.
 pub(crate) fn clone(ring: BorrowedFd<'_>, source: BorrowedFd<'_>) -> Result<(), Errno> {
     let source = u32::try_from(source.as_raw_fd()).unwrap_or(u32::MAX);
     let clone = Clone { source, ..Clone::default() };
@@ -101,8 +120,8 @@ pub(crate) fn clone(ring: BorrowedFd<'_>, source: BorrowedFd<'_>) -> Result<(), 
     unsafe { call(ring, REGISTER_CLONE_BUFFERS, std::ptr::from_ref(&clone).cast(), 1) }
 }
 
-/// Unregisters the table: `IORING_UNREGISTER_BUFFERS`, Linux 5.1. Memory in use stays pinned until its transfers have
-/// completed.
+/// Unregisters the table: `IORING_UNREGISTER_BUFFERS`, Linux 5.1. Memory in use stays pinned until
+/// its transfers have completed.
 pub(crate) fn unregister(ring: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the call takes no pointer.
     unsafe { call(ring, UNREGISTER_BUFFERS, std::ptr::null(), 0) }
@@ -118,6 +137,7 @@ unsafe fn call(
 ) -> Result<(), Errno> {
     let ring = ring.as_fd().as_raw_fd();
     // SAFETY: passed on from this function's contract.
-    let answer = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, argument, count) };
+    let answer =
+        unsafe { libc::syscall(libc::SYS_io_uring_register, ring, operation, argument, count) };
     if answer < 0 { Err(last_errno()) } else { Ok(()) }
 }

@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const API: u64 = 0xaa;
 const GROUP: u8 = 0xaa;
 const USER_MODE_ONLY: u32 = 1;
-/// Write-protection, events for memory that is moved, discarded and unmapped, write-protection of shared memory.
+/// Write-protection, events for memory that is moved, discarded and unmapped, write-protection of
+/// shared memory.
 const FEATURES: u64 = 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 12;
 const MODE_WRITE_PROTECT: u64 = 1 << 1;
 
@@ -65,12 +66,13 @@ pub(crate) enum What {
 pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
-    /// Creates one that does not block. Events since Linux 4.11, without privileges since 5.11, for shared memory since 5.19.
+    /// Creates one that does not block. Events since Linux 4.11, without privileges since 5.11, for
+    /// shared memory since 5.19.
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         let flags = flags | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
-        // SAFETY: memory is only ever registered for write-protection, and none is ever protected, so that no fault
-        // is delivered to it and no thread waits for its resolution.
+        // SAFETY: memory is only ever registered for write-protection, and none is ever protected,
+        // so that no fault is delivered to it and no thread waits for its resolution.
         let fd = unsafe { rustix::mm::userfaultfd(flags) }?;
         let mut api = Api { api: API, features: FEATURES, ioctls: 0 };
         // SAFETY: the opcode is `UFFDIO_API`, whose argument is this structure.
@@ -80,27 +82,30 @@ impl Userfault {
         Ok(Self(fd))
     }
 
-    /// Watches the range: a thread that unmaps, moves or discards a part of it blocks until [`next`](Self::next) has returned
-    /// the event.
+    /// Watches the range: a thread that unmaps, moves or discards a part of it blocks until
+    /// [`next`](Self::next) has returned the event.
     pub(crate) fn watch(&self, start: usize, end: usize) -> Result<(), Errno> {
         let range = Range { start: start as u64, len: (end - start) as u64 };
         let mut register = Register { range, mode: MODE_WRITE_PROTECT, ioctls: 0 };
         // SAFETY: the opcode is `UFFDIO_REGISTER`, whose argument is this structure.
         let ioctl = unsafe { Updater::<CALL_REGISTER, Register>::new(&mut register) };
-        // SAFETY: the kernel reads and writes `register`, which outlives the call; it changes no memory.
+        // SAFETY: the kernel reads and writes `register`, which outlives the call; it changes no
+        // memory.
         Ok(unsafe { rustix::ioctl::ioctl(&self.0, ioctl) }?)
     }
 
     /// Undoes [`watch`](Self::watch).
     pub(crate) fn forget(&self, start: usize, end: usize) -> Result<(), Errno> {
         let range = Range { start: start as u64, len: (end - start) as u64 };
-        // SAFETY: the opcode is `UFFDIO_UNREGISTER`, whose argument is this structure, which the kernel reads.
+        // SAFETY: the opcode is `UFFDIO_UNREGISTER`, whose argument is this structure, which the
+        // kernel reads.
         let ioctl = unsafe { Setter::<CALL_UNREGISTER, Range>::new(range) };
         // SAFETY: as above; it changes no memory.
         Ok(unsafe { rustix::ioctl::ioctl(&self.0, ioctl) }?)
     }
 
-    /// Returns the next event, if there is one, and unblocks the thread that caused it. Does not allocate.
+    /// Returns the next event, if there is one, and unblocks the thread that caused it. Does not
+    /// allocate.
     pub(crate) fn next(&self) -> Option<Event> {
         loop {
             let mut bytes = [0u8; MESSAGE];

@@ -1,4 +1,5 @@
-//! `AF_XDP` sockets: creation, memory, rings, binding, waking the kernel. Linux 4.18; need-wakeup flags since 5.4.
+//! `AF_XDP` sockets: creation, memory, rings, binding, waking the kernel. Linux 4.18; need-wakeup
+//! flags since 5.4.
 
 use super::errno::{Errno, last_errno};
 use pinfold_core::mem::DmaMemory;
@@ -6,8 +7,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::mm::{MapFlags, ProtFlags};
 pub(crate) use rustix::net::xdp::XdpStatistics;
 use rustix::net::xdp::{
-    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING,
-    XDP_UMEM_PGOFF_FILL_RING, XdpOptionsFlags, XdpRingOffset, XdpUmemReg, XdpUmemRegFlags,
+    SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
+    XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpOptionsFlags, XdpRingOffset,
+    XdpUmemReg, XdpUmemRegFlags,
 };
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 use std::ffi::c_void;
@@ -29,7 +31,8 @@ pub(crate) fn socket() -> Result<OwnedFd, Errno> {
     Ok(rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Registers the socket's memory, which the kernel pins and charges to `RLIMIT_MEMLOCK`: `XDP_UMEM_REG`.
+/// Registers the socket's memory, which the kernel pins and charges to `RLIMIT_MEMLOCK`:
+/// `XDP_UMEM_REG`.
 pub(crate) fn register_umem(
     fd: BorrowedFd<'_>,
     memory: DmaMemory<'_>,
@@ -47,7 +50,11 @@ pub(crate) fn register_umem(
 }
 
 /// Creates a ring of `entries` entries, a power of two, and maps it.
-pub(crate) fn make_ring(fd: BorrowedFd<'_>, kind: RingKind, entries: u32) -> Result<RingMemory, Errno> {
+pub(crate) fn make_ring(
+    fd: BorrowedFd<'_>,
+    kind: RingKind,
+    entries: u32,
+) -> Result<RingMemory, Errno> {
     match kind {
         RingKind::Fill => sockopt::set_xdp_umem_fill_ring_size(fd, entries),
         RingKind::Completion => sockopt::set_xdp_umem_completion_ring_size(fd, entries),
@@ -83,7 +90,8 @@ pub(crate) fn bind(
 
 /// Returns whether the driver and the socket share pages. `XDP_OPTIONS`: Linux 5.3; false before.
 pub(crate) fn is_zero_copy(fd: BorrowedFd<'_>) -> bool {
-    sockopt::xdp_options(fd).is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
+    sockopt::xdp_options(fd)
+        .is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
 }
 
 /// Returns the kernel's counters of the socket: `XDP_STATISTICS`.
@@ -91,9 +99,13 @@ pub(crate) fn statistics(fd: BorrowedFd<'_>) -> Result<XdpStatistics, Errno> {
     Ok(sockopt::xdp_statistics(fd)?)
 }
 
-/// Has the kernel poll the driver on the caller's behalf instead of waiting for interrupts: `SO_PREFER_BUSY_POLL`,
-/// Linux 5.11.
-pub(crate) fn prefer_busy_poll(fd: BorrowedFd<'_>, microseconds: u32, budget: u32) -> Result<(), Errno> {
+/// Has the kernel poll the driver on the caller's behalf instead of waiting for interrupts:
+/// `SO_PREFER_BUSY_POLL`, Linux 5.11.
+pub(crate) fn prefer_busy_poll(
+    fd: BorrowedFd<'_>,
+    microseconds: u32,
+    budget: u32,
+) -> Result<(), Errno> {
     for (option, value) in [
         (libc::SO_PREFER_BUSY_POLL, 1),
         (libc::SO_BUSY_POLL, microseconds),
@@ -110,7 +122,8 @@ pub(crate) fn prefer_busy_poll(fd: BorrowedFd<'_>, microseconds: u32, budget: u3
     Ok(())
 }
 
-/// Waits until something was received or, with `writable`, can be sent; returns false after `limit`.
+/// Waits until something was received or, with `writable`, can be sent; returns false after
+/// `limit`.
 pub(crate) fn wait(fd: BorrowedFd<'_>, writable: bool, limit: Timespec) -> Result<bool, Errno> {
     let mut interest = PollFlags::IN;
     interest.set(PollFlags::OUT, writable);
@@ -139,11 +152,12 @@ pub(crate) fn kick_receive(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::net::recv(fd, &mut [0u8; 0], RecvFlags::DONTWAIT).map(drop).map_err(Errno::from)
 }
 
-/// The memory of a ring, shared with the kernel: two indices, flags, and entries of one or two words.
+/// The memory of a ring, shared with the kernel: two indices, flags, and entries of one or two
+/// words.
 ///
-/// The producer stores its index with release ordering after it has written the entries, and the consumer loads it with
-/// acquire ordering before it reads them; in the other direction the consumer's index does the same for their reuse
-/// (`net/xdp/xsk_queue.h` documents it).
+/// The producer stores its index with release ordering after it has written the entries, and the
+/// consumer loads it with acquire ordering before it reads them; in the other direction the
+/// consumer's index does the same for their reuse (`net/xdp/xsk_queue.h` documents it).
 #[derive(Debug)]
 pub struct RingMemory {
     base: NonNull<c_void>,
@@ -162,13 +176,19 @@ unsafe impl Send for RingMemory {}
 unsafe impl Sync for RingMemory {}
 
 impl RingMemory {
-    fn map(fd: BorrowedFd<'_>, at: XdpRingOffset, page_offset: u64, words: usize) -> Result<Self, Errno> {
+    fn map(
+        fd: BorrowedFd<'_>,
+        at: XdpRingOffset,
+        page_offset: u64,
+        words: usize,
+    ) -> Result<Self, Errno> {
         let bytes = super::errno::bytes;
         let invalid = Errno::from(rustix::io::Errno::INVAL);
         let (producer, consumer) = (bytes(at.producer), bytes(at.consumer));
         let (flags, entries) = (at.flags.map(bytes), bytes(at.desc));
         let len = words.checked_mul(8).and_then(|n| n.checked_add(entries)).ok_or(invalid)?;
-        let index_fits = |offset: usize| offset.is_multiple_of(4) && offset < len && len - offset >= 4;
+        let index_fits =
+            |offset: usize| offset.is_multiple_of(4) && offset < len && len - offset >= 4;
         let all_fit = [Some(producer), Some(consumer), flags].into_iter().flatten().all(index_fits);
         if !all_fit || !entries.is_multiple_of(8) {
             return Err(invalid);
@@ -176,8 +196,9 @@ impl RingMemory {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let map_flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
-        let base =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, map_flags, fd.as_fd(), page_offset) }?;
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, prot, map_flags, fd.as_fd(), page_offset)
+        }?;
         let base = NonNull::new(base).ok_or(invalid)?;
         Ok(Self { base, len, producer, consumer, flags, entries, words })
     }
@@ -185,8 +206,9 @@ impl RingMemory {
     fn index_at(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: `map` checked that 4 bytes at `offset` lie in the mapping, which has `len` bytes.
         let at = unsafe { self.base.byte_add(offset) };
-        // SAFETY: mapped, readable and writable while `self` lives; aligned, since mappings start at pages and `map`
-        // checked the offset; accessed in this process through these atomics only.
+        // SAFETY: mapped, readable and writable while `self` lives; aligned, since mappings start
+        // at pages and `map` checked the offset; accessed in this process through these atomics
+        // only.
         unsafe { AtomicU32::from_ptr(at.cast().as_ptr()) }
     }
 
@@ -208,14 +230,15 @@ impl RingMemory {
         self.flags.map(|offset| self.index_at(offset))
     }
 
-    /// Returns the entries: one word each in the fill and completion rings (an address), two in the others (an address;
-    /// the length in the lower half of the second word in memory order, then options).
+    /// Returns the entries: one word each in the fill and completion rings (an address), two in the
+    /// others (an address; the length in the lower half of the second word in memory order, then
+    /// options).
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: `len = entries + 8 * words`, so the entries start inside the mapping.
         let first = unsafe { self.base.byte_add(self.entries) };
-        // SAFETY: `words` words from there are mapped while `self` lives, aligned to 8, initialised by the kernel, and
-        // accessed in this process as these atomics only.
+        // SAFETY: `words` words from there are mapped while `self` lives, aligned to 8, initialised
+        // by the kernel, and accessed in this process as these atomics only.
         unsafe { std::slice::from_raw_parts(first.cast().as_ptr(), self.words) }
     }
 }

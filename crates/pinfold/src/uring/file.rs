@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// `STATX_DIOALIGN`: Linux 6.1. rustix has the fields but no name for the flag.
 const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
 
-/// The block that is assumed for O_DIRECT if the kernel does not report it (before Linux 6.1): a page, which suffices for
-/// every file system.
+/// The block that is assumed for O_DIRECT if the kernel does not report it (before Linux 6.1): a
+/// page, which suffices for every file system.
 const UNKNOWN_BLOCK: u32 = 4096;
 
 #[derive(Debug)]
@@ -110,9 +110,10 @@ impl Target {
     }
 }
 
-/// Returns the block of O_DIRECT on a file or block device, of which offsets and lengths must be multiples: what the kernel reports
-/// (`STATX_DIOALIGN`, Linux 6.1), before that the logical block of a device (`BLKSSZGET`), and a page for a file, which suffices for every file
-/// system. `None` if it does not support O_DIRECT.
+/// Returns the block of O_DIRECT on a file or block device, of which offsets and lengths must be
+/// multiples: what the kernel reports (`STATX_DIOALIGN`, Linux 6.1), before that the logical block
+/// of a device (`BLKSSZGET`), and a page for a file, which suffices for every file system. `None`
+/// if it does not support O_DIRECT.
 pub fn direct_alignment(file: &File) -> Option<u32> {
     let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, DIOALIGN).ok();
     let said = stat.filter(|stat| stat.stx_mask & DIOALIGN.bits() != 0);

@@ -56,17 +56,19 @@ pub enum BufferedReason {
     },
 }
 
-/// What a ring or a first transfer answers where the file, its file system or its device does not poll: `NODATA` stands for an
-/// empty file.
+/// What a ring or a first transfer answers where the file, its file system or its device does not
+/// poll: `NODATA` stands for an empty file.
 const UNPOLLED: [Errno; 3] = [Errno::OPNOTSUPP, Errno::INVAL, Errno::NODATA];
 
 impl Note {
-    /// Returns what the limit of locked memory refused. The limit must rise by the sum of what it refused to all queues, since
-    /// all processes of the user share it.
+    /// Returns what the limit of locked memory refused. The limit must rise by the sum of what it
+    /// refused to all queues, since all processes of the user share it.
     pub fn memlock(&self) -> Option<MemlockRefusal> {
         match *self {
             Self::NotFixed { memlock, .. } | Self::NotPolled { memlock, .. } => memlock,
-            Self::NoRing(RingRefusal { cause: RingRefusalCause::LockedMemory(refused), .. }) => Some(refused),
+            Self::NoRing(RingRefusal {
+                cause: RingRefusalCause::LockedMemory(refused), ..
+            }) => Some(refused),
             _ => None,
         }
     }
@@ -115,18 +117,29 @@ impl fmt::Display for WithoutFix<'_> {
                 "no O_DIRECT: blocks of {requested} bytes, but the file needs multiples of {needed}; data goes through \
                  the page cache; use blocks of {needed} bytes or more"
             ),
-            Note::NotFixed { memlock: Some(refused), .. } => write!(f, "no fixed buffers: {refused}"),
+            Note::NotFixed { memlock: Some(refused), .. } => {
+                write!(f, "no fixed buffers: {refused}")
+            }
             Note::NotFixed { requested, errno, .. } => {
-                write!(f, "no fixed buffers: the kernel refuses to register {requested} bytes ({errno})")
+                write!(
+                    f,
+                    "no fixed buffers: the kernel refuses to register {requested} bytes ({errno})"
+                )
             }
             Note::FileNotRegistered { errno } => {
                 write!(f, "the file is not registered with the ring ({errno})")
             }
             Note::NotDeferred { errno } if *errno != Errno::INVAL || kernel::at_least((6, 1)) => {
-                write!(f, "completions interrupt their thread: the kernel refuses to defer them ({errno})")
+                write!(
+                    f,
+                    "completions interrupt their thread: the kernel refuses to defer them ({errno})"
+                )
             }
             Note::NotDeferred { errno } => {
-                write!(f, "completions interrupt their thread ({errno}); Linux 6.1 or later defers them")
+                write!(
+                    f,
+                    "completions interrupt their thread ({errno}); Linux 6.1 or later defers them"
+                )
             }
             Note::NotPolled { memlock: Some(refused), .. } => write!(f, "no polling: {refused}"),
             Note::NotPolled { errno, .. } if !UNPOLLED.contains(errno) => {

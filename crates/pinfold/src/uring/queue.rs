@@ -22,16 +22,18 @@ pub(super) const LAST_WAIT: Duration = Duration::from_secs(30);
 
 static QUARANTINED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many buffers of dropped queues this process has quarantined, because their transfers never completed.
+/// Returns how many buffers of dropped queues this process has quarantined, because their transfers
+/// never completed.
 pub fn quarantined_buffers() -> u64 {
     QUARANTINED.load(Ordering::Relaxed)
 }
 
 /// A file with a queue of transfers. See the [module](super).
 ///
-/// Dropping it waits for the transfers in flight, at most 30 s (before Linux 5.11: without limit); the buffers of those that
-/// have not completed then are quarantined and [counted](quarantined_buffers). Queued transfers that were not submitted
-/// are discarded. A drop on the queue's own thread releases file and registered memory before it returns.
+/// Dropping it waits for the transfers in flight, at most 30 s (before Linux 5.11: without limit);
+/// the buffers of those that have not completed then are quarantined and
+/// [counted](quarantined_buffers). Queued transfers that were not submitted are discarded. A drop
+/// on the queue's own thread releases file and registered memory before it returns.
 pub struct FileQueue<'m, B: Pinned> {
     target: Target,
     ring: Ring,
@@ -67,7 +69,11 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     ///
     /// # Errors
     /// [`FileError`].
-    pub fn open(path: &Path, how: &OpenOptions, options: &Options<'_, 'm>) -> Result<Self, FileError> {
+    pub fn open(
+        path: &Path,
+        how: &OpenOptions,
+        options: &Options<'_, 'm>,
+    ) -> Result<Self, FileError> {
         let file = how.open(path).map_err(|error| FileError::System {
             call: "open",
             path: path.into(),
@@ -76,11 +82,12 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Self::new(file, path, options)
     }
 
-    /// Creates a queue for an open file, called `path` in messages. Sets or clears O_DIRECT on it, and so on all duplicates of
-    /// the descriptor.
+    /// Creates a queue for an open file, called `path` in messages. Sets or clears O_DIRECT on it,
+    /// and so on all duplicates of the descriptor.
     ///
     /// # Errors
-    /// [`FileError::Depth`], [`FileError::Block`]; [`FileError::System`] if it is a directory or cannot be examined.
+    /// [`FileError::Depth`], [`FileError::Block`]; [`FileError::System`] if it is a directory or
+    /// cannot be examined.
     pub fn new(file: File, path: &Path, options: &Options<'_, 'm>) -> Result<Self, FileError> {
         let depth = options.depth;
         if depth == 0 || depth > Self::MAX_DEPTH {
@@ -97,7 +104,18 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         let queued = Vec::with_capacity(depth as usize);
         let vacant = (0..depth).rev().collect();
         let (created, last_wait) = (Instant::now(), LAST_WAIT);
-        Ok(Self { target, ring, home, slots, vacant, queued, notes, created, last_wait, fixed: PhantomData })
+        Ok(Self {
+            target,
+            ring,
+            home,
+            slots,
+            vacant,
+            queued,
+            notes,
+            created,
+            last_wait,
+            fixed: PhantomData,
+        })
     }
 
     /// Returns what the queue does without, and why.
@@ -130,8 +148,9 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         self.slots.len() - self.vacant.len()
     }
 
-    /// Returns the ring's descriptor, which is readable while completions can be [polled](Self::poll), for `epoll`; `None` without a
-    /// ring, where [`submit`](Self::submit) executes the transfers.
+    /// Returns the ring's descriptor, which is readable while completions can be
+    /// [polled](Self::poll), for `epoll`; `None` without a ring, where [`submit`](Self::submit)
+    /// executes the transfers.
     pub fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         self.ring.fd()
     }
@@ -167,39 +186,65 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         synced.map_err(|errno| self.target.failed(call, errno))
     }
 
-    /// Queues a read of `len` bytes from `offset` of the file to the start of the buffer, for the next
-    /// [`submit`](Self::submit).
+    /// Queues a read of `len` bytes from `offset` of the file to the start of the buffer, for the
+    /// next [`submit`](Self::submit).
     ///
     /// With O_DIRECT, the buffer is also overwritten behind `len`, up to the end of the block.
     ///
     /// # Errors
-    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
-    pub fn read(&mut self, buffer: B, offset: u64, len: usize, tag: u64) -> Result<(), Rejected<B>> {
+    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`],
+    /// [`FileError::Misaligned`] or [`FileError::Beyond`].
+    pub fn read(
+        &mut self,
+        buffer: B,
+        offset: u64,
+        len: usize,
+        tag: u64,
+    ) -> Result<(), Rejected<B>> {
         self.enqueue(Op::Read, buffer, offset, len, tag)
     }
 
-    /// Queues a write of `len` bytes from the start of the buffer to `offset` of the file, for the next
-    /// [`submit`](Self::submit).
+    /// Queues a write of `len` bytes from the start of the buffer to `offset` of the file, for the
+    /// next [`submit`](Self::submit).
     ///
-    /// With O_DIRECT and a `len` that ends within a block, the rest of the block is zeroed in the buffer and written, too:
-    /// this is possible only at the end of the file, and [`set_len`](Self::set_len) must follow.
+    /// With O_DIRECT and a `len` that ends within a block, the rest of the block is zeroed in the
+    /// buffer and written, too: this is possible only at the end of the file, and
+    /// [`set_len`](Self::set_len) must follow.
     ///
     /// # Errors
-    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
-    pub fn write(&mut self, buffer: B, offset: u64, len: usize, tag: u64) -> Result<(), Rejected<B>> {
+    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`],
+    /// [`FileError::Misaligned`] or [`FileError::Beyond`].
+    pub fn write(
+        &mut self,
+        buffer: B,
+        offset: u64,
+        len: usize,
+        tag: u64,
+    ) -> Result<(), Rejected<B>> {
         self.enqueue(Op::Write, buffer, offset, len, tag)
     }
 
-    fn enqueue(&mut self, op: Op, buffer: B, offset: u64, len: usize, tag: u64) -> Result<(), Rejected<B>> {
+    fn enqueue(
+        &mut self,
+        op: Op,
+        buffer: B,
+        offset: u64,
+        len: usize,
+        tag: u64,
+    ) -> Result<(), Rejected<B>> {
         let padded = match self.check_transfer(op, buffer.memory(), offset, len) {
             Ok(padded) => padded,
             Err(error) => return Err(Rejected { buffer, error }),
         };
         let (done, retries, since) = (0, 0, self.created);
         let slot = Slot { buffer, tag, op, offset, len, padded, done, retries, since };
-        let place = self.vacant.pop().and_then(|index| Some((index, self.slots.get_mut(index as usize)?)));
+        let place =
+            self.vacant.pop().and_then(|index| Some((index, self.slots.get_mut(index as usize)?)));
         let Some((index, place)) = place else {
-            return Err(Rejected { buffer: slot.buffer, error: FileError::Full { depth: self.depth() } });
+            return Err(Rejected {
+                buffer: slot.buffer,
+                error: FileError::Full { depth: self.depth() },
+            });
         };
         *place = Some(slot);
         self.queued.push(index);
@@ -209,7 +254,13 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Ok(())
     }
 
-    fn check_transfer(&self, op: Op, memory: DmaMemory, offset: u64, len: usize) -> Result<usize, FileError> {
+    fn check_transfer(
+        &self,
+        op: Op,
+        memory: DmaMemory,
+        offset: u64,
+        len: usize,
+    ) -> Result<usize, FileError> {
         if self.vacant.is_empty() {
             return Err(FileError::Full { depth: self.depth() });
         }
@@ -232,12 +283,13 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         self.enter(0)
     }
 
-    /// Appends completed transfers to `done` without waiting, and returns their number. Makes no system call, except where
-    /// completions need one ([`Options::one_thread`], [`Options::poll`]), or the rest of a short transfer is submitted
-    /// (with all that is queued).
+    /// Appends completed transfers to `done` without waiting, and returns their number. Makes no
+    /// system call, except where completions need one ([`Options::one_thread`], [`Options::poll`]),
+    /// or the rest of a short transfer is submitted (with all that is queued).
     ///
     /// # Errors
-    /// [`FileError::Ring`], from submitting the rest of a transfer; completed ones are in `done` nevertheless.
+    /// [`FileError::Ring`], from submitting the rest of a transfer; completed ones are in `done`
+    /// nevertheless.
     pub fn poll(&mut self, done: &mut Vec<Completion<B>>) -> Result<usize, FileError> {
         let before = done.len();
         let mut unfinished = self.reap(done);
@@ -252,8 +304,9 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Ok(done.len() - before)
     }
 
-    /// Submits what is queued, waits for `min` completions (or all, if there are fewer transfers), appends them to `done` and
-    /// returns their number. One system call, unless a transfer is short.
+    /// Submits what is queued, waits for `min` completions (or all, if there are fewer transfers),
+    /// appends them to `done` and returns their number. One system call, unless a transfer is
+    /// short.
     ///
     /// # Errors
     /// [`FileError::Ring`]; completed transfers are in `done` nevertheless.
@@ -303,10 +356,16 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
             let slot = slots.get(index as usize)?.as_ref()?;
             let memory = slot.buffer.memory();
             let part = memory.part(slot.done, slot.padded - slot.done).unwrap_or(memory);
-            Some(Transfer { index, op: slot.op, memory: part, offset: slot.offset + slot.done as u64 })
+            Some(Transfer {
+                index,
+                op: slot.op,
+                memory: part,
+                offset: slot.offset + slot.done as u64,
+            })
         };
-        // SAFETY: a buffer stays in its slot until its transfer has completed, or is leaked with it; `Pinned` promises
-        // that the memory stays where it is meanwhile, and is accessed by no other owner.
+        // SAFETY: a buffer stays in its slot until its transfer has completed, or is leaked with
+        // it; `Pinned` promises that the memory stays where it is meanwhile, and is accessed by no
+        // other owner.
         unsafe { self.ring.push(&self.target.file, self.queued.drain(..).filter_map(transfer)) };
         self.ask(want, None)?;
         Ok(Submitted { transfers, elapsed: start.elapsed() })
@@ -329,7 +388,9 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
                 unfinished = true;
                 return;
             };
-            let Some(Slot { buffer, tag, op, offset, len, since, .. }) = place.take() else { return };
+            let Some(Slot { buffer, tag, op, offset, len, since, .. }) = place.take() else {
+                return;
+            };
             vacant.push(index);
             let latency = now.get_or_insert_with(Instant::now).saturating_duration_since(since);
             done.push(Completion { tag, op, offset, len, buffer, latency, result });

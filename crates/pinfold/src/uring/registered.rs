@@ -1,7 +1,9 @@
-//! Buffers registered with a program's own ring: Pinfold owns the memory and the table, the program the ring.
+//! Buffers registered with a program's own ring: Pinfold owns the memory and the table, the program
+//! the ring.
 //!
-//! A [`RingBuffers`] registers memory with any ring, by its descriptor and whatever library drives it, and finds the index
-//! of memory in the ring's table ([`RingBuffers::index_of`]), which `READ_FIXED` and `WRITE_FIXED` need.
+//! A [`RingBuffers`] registers memory with any ring, by its descriptor and whatever library drives
+//! it, and finds the index of memory in the ring's table ([`RingBuffers::index_of`]), which
+//! `READ_FIXED` and `WRITE_FIXED` need.
 //!
 //! ```
 //! use io_uring::{IoUring, opcode, types};
@@ -50,9 +52,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 /// Memory that is registered with a ring until this is dropped.
 ///
-/// It borrows the memory, which the ring's users know by its addresses, and keeps a duplicate of the ring's descriptor to
-/// unregister it. A transfer in flight keeps memory that is unregistered, replaced or cleared: the kernel pins the pages
-/// until its completion.
+/// It borrows the memory, which the ring's users know by its addresses, and keeps a duplicate of
+/// the ring's descriptor to unregister it. A transfer in flight keeps memory that is unregistered,
+/// replaced or cleared: the kernel pins the pages until its completion.
 #[derive(Debug)]
 pub struct RingBuffers<'m> {
     ring: OwnedFd,
@@ -72,7 +74,8 @@ pub enum Sharing {
 }
 
 impl<'m> RingBuffers<'m> {
-    /// Registers the memory with a ring that has no table yet. Memory of more than 1 GiB takes several places.
+    /// Registers the memory with a ring that has no table yet. Memory of more than 1 GiB takes
+    /// several places.
     ///
     /// Linear in the pages; Linux 5.1.
     ///
@@ -86,7 +89,8 @@ impl<'m> RingBuffers<'m> {
         Ok(Self { ring, places, registered: true, lent: PhantomData })
     }
 
-    /// Registers a table of `capacity` vacant places, to be filled by [`set`](Self::set). Linux 5.13.
+    /// Registers a table of `capacity` vacant places, to be filled by [`set`](Self::set). Linux
+    /// 5.13.
     ///
     /// # Errors
     /// [`RegisterError`]; the ring has no table then, as before.
@@ -95,7 +99,9 @@ impl<'m> RingBuffers<'m> {
         let ring = duplicate(&ring)?;
         let count = u32::try_from(capacity).unwrap_or(u32::MAX);
         uring::register_sparse(ring.as_fd(), count).map_err(|errno| match errno.raw() {
-            libc::EINVAL | libc::ENOSYS => RegisterError::unsupported(errno, "vacant places", "5.13"),
+            libc::EINVAL | libc::ENOSYS => {
+                RegisterError::unsupported(errno, "vacant places", "5.13")
+            }
             _ => RegisterError::at_first(&ring, errno, 0),
         })?;
         Ok(Self { ring, places, registered: true, lent: PhantomData })
@@ -103,12 +109,17 @@ impl<'m> RingBuffers<'m> {
 
     /// Sets the memory of a place, at most 1 GiB, and replaces what was there. Linux 5.13.
     ///
-    /// If `tag` is not 0, the ring receives a completion with this user data when the memory has left the table and the last
-    /// transfer with it has completed.
+    /// If `tag` is not 0, the ring receives a completion with this user data when the memory has
+    /// left the table and the last transfer with it has completed.
     ///
     /// # Errors
     /// [`RegisterError`]; the place is unchanged then.
-    pub fn set(&mut self, index: BufferIndex, memory: Fixed<'m>, tag: u64) -> Result<(), RegisterError> {
+    pub fn set(
+        &mut self,
+        index: BufferIndex,
+        memory: Fixed<'m>,
+        tag: u64,
+    ) -> Result<(), RegisterError> {
         let range = (memory.addr, memory.len);
         self.places.check(index, range)?;
         self.update(index, Some(range), tag)?;
@@ -116,7 +127,8 @@ impl<'m> RingBuffers<'m> {
         Ok(())
     }
 
-    /// Sets the memory of the first vacant place, and returns its index: see [`set`](Self::set). Linear in the places.
+    /// Sets the memory of the first vacant place, and returns its index: see [`set`](Self::set).
+    /// Linear in the places.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -148,22 +160,26 @@ impl<'m> RingBuffers<'m> {
         tag: u64,
     ) -> Result<(), RegisterError> {
         let asked = range.map_or(0, |(_, len)| len as u64);
-        uring::update(self.ring.as_fd(), index.get().into(), places::vector(range), tag).map_err(|errno| {
-            match errno.raw() {
+        uring::update(self.ring.as_fd(), index.get().into(), places::vector(range), tag).map_err(
+            |errno| match errno.raw() {
                 libc::EINVAL | libc::ENOSYS => {
                     RegisterError::unsupported(errno, "places that change", "5.13")
                 }
                 _ => RegisterError::of(errno, asked),
-            }
-        })
+            },
+        )
     }
 
-    /// Registers the same buffers, with the same indices, with another ring that has no table yet; later changes affect one
-    /// ring only. Shared by the kernel since Linux 6.12, else registered again.
+    /// Registers the same buffers, with the same indices, with another ring that has no table yet;
+    /// later changes affect one ring only. Shared by the kernel since Linux 6.12, else registered
+    /// again.
     ///
     /// # Errors
     /// [`RegisterError`]; the other ring has no table then, as before.
-    pub fn share_with(&self, other: impl AsFd) -> Result<(RingBuffers<'m>, Sharing), RegisterError> {
+    pub fn share_with(
+        &self,
+        other: impl AsFd,
+    ) -> Result<(RingBuffers<'m>, Sharing), RegisterError> {
         let places = self.places.clone();
         let ring = duplicate(&other)?;
         let sharing = match uring::clone(ring.as_fd(), self.ring.as_fd()) {
@@ -175,7 +191,9 @@ impl<'m> RingBuffers<'m> {
                 let vectors = places.vectors();
                 let again = match places.in_use() == places.capacity() {
                     true => uring::register(ring.as_fd(), &vectors),
-                    false => uring::register_tagged(ring.as_fd(), &vectors, &vec![0; vectors.len()]),
+                    false => {
+                        uring::register_tagged(ring.as_fd(), &vectors, &vec![0; vectors.len()])
+                    }
                 };
                 again.map_err(|errno| RegisterError::at_first(&ring, errno, places.bytes()))?;
                 Sharing::Again(why)
@@ -184,8 +202,8 @@ impl<'m> RingBuffers<'m> {
         Ok((RingBuffers { ring, places, registered: true, lent: PhantomData }, sharing))
     }
 
-    /// Returns the place that contains all of this memory; `None` if it is not registered, or crosses two places.
-    /// Logarithmic in the number of places; no system call.
+    /// Returns the place that contains all of this memory; `None` if it is not registered, or
+    /// crosses two places. Logarithmic in the number of places; no system call.
     #[inline]
     pub fn index_of(&self, memory: DmaMemory<'_>) -> Option<BufferIndex> {
         self.places.of_memory(memory.addr(), memory.len())
@@ -221,7 +239,9 @@ impl<'m> RingBuffers<'m> {
 
     fn unregister_now(&mut self) -> Result<(), RegisterError> {
         match std::mem::replace(&mut self.registered, false) {
-            true => uring::unregister(self.ring.as_fd()).map_err(|errno| RegisterError::of(errno, 0)),
+            true => {
+                uring::unregister(self.ring.as_fd()).map_err(|errno| RegisterError::of(errno, 0))
+            }
             false => Ok(()),
         }
     }

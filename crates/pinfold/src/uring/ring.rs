@@ -93,17 +93,22 @@ impl Ring {
     /// Pushes transfers; [`enter`](Self::enter) submits them.
     ///
     /// # Safety
-    /// The memory must stay where it is, and not be accessed otherwise, until [`take`](Self::take) returns the outcome.
-    pub(super) unsafe fn push<'t>(&mut self, file: &File, transfers: impl Iterator<Item = Transfer<'t>>) {
+    /// The memory must stay where it is, and not be accessed otherwise, until [`take`](Self::take)
+    /// returns the outcome.
+    pub(super) unsafe fn push<'t>(
+        &mut self,
+        file: &File,
+        transfers: impl Iterator<Item = Transfer<'t>>,
+    ) {
         match self {
             Self::Uring(ring) => {
                 let Made { ring: io_uring, file_registered, fixed, .. } = &mut ring.made;
                 let mut queue = io_uring.submission();
                 for transfer in transfers {
                     let entry = entry(file, *file_registered, fixed.as_ref(), &transfer);
-                    // SAFETY: passed on from this function's contract; the file is open as long as the queue lives.
-                    // The submission queue has an entry for each slot of the queue above and each slot is pushed once
-                    // until it is answered, so it is never full.
+                    // SAFETY: passed on from this function's contract; the file is open as long as
+                    // the queue lives. The submission queue has an entry for each slot of the queue
+                    // above and each slot is pushed once until it is answered, so it is never full.
                     let pushed = unsafe { queue.push(&entry) };
                     debug_assert!(pushed.is_ok(), "an entry for each slot");
                     ring.in_kernel += 1;
@@ -146,8 +151,9 @@ impl Ring {
         }
     }
 
-    /// Unregisters file and memory now: a ring that is only closed keeps both for some 30 ms, in which the next run could find
-    /// the file busy or the memory still charged. If the kernel refuses (another thread's ring), closing must do.
+    /// Unregisters file and memory now: a ring that is only closed keeps both for some 30 ms, in
+    /// which the next run could find the file busy or the memory still charged. If the kernel
+    /// refuses (another thread's ring), closing must do.
     pub(super) fn unregister(&mut self) {
         let Self::Uring(ring) = self else { return };
         let submitter = ring.made.ring.submitter();
@@ -220,9 +226,13 @@ fn entry(
     let (fd, offset) = (types::Fd(fd), transfer.offset);
     let index = fixed.and_then(|places| places.of_memory(memory.addr(), memory.len()));
     let entry = match (transfer.op, index.map(BufferIndex::get)) {
-        (Op::Read, Some(index)) => opcode::ReadFixed::new(fd, at, len, index).offset(offset).build(),
+        (Op::Read, Some(index)) => {
+            opcode::ReadFixed::new(fd, at, len, index).offset(offset).build()
+        }
         (Op::Read, None) => opcode::Read::new(fd, at, len).offset(offset).build(),
-        (Op::Write, Some(index)) => opcode::WriteFixed::new(fd, at, len, index).offset(offset).build(),
+        (Op::Write, Some(index)) => {
+            opcode::WriteFixed::new(fd, at, len, index).offset(offset).build()
+        }
         (Op::Write, None) => opcode::Write::new(fd, at, len).offset(offset).build(),
     };
     entry.flags(flags).user_data(u64::from(transfer.index))
@@ -235,8 +245,8 @@ unsafe fn transfer_now(file: &File, transfer: &Transfer<'_>) -> Result<usize, Er
     let (fd, at) = (file.as_raw_fd(), transfer.memory.as_ptr().as_ptr());
     let offset = libc::off_t::try_from(transfer.offset).map_err(|_| Errno::OVERFLOW)?;
     let moved = match transfer.op {
-        // SAFETY: `len` bytes from `at` are writable memory by the contract of `DmaMemory`, and exclusive during
-        // the call by this function's.
+        // SAFETY: `len` bytes from `at` are writable memory by the contract of `DmaMemory`, and
+        // exclusive during the call by this function's.
         Op::Read => unsafe { libc::pread(fd, at.cast(), len, offset) },
         // SAFETY: likewise, readable.
         Op::Write => unsafe { libc::pwrite(fd, at.cast_const().cast(), len, offset) },

@@ -14,26 +14,37 @@ pub struct Options<'o, 'm> {
     pub depth: u32,
     /// Bypasses the page cache (O_DIRECT), where the file system supports it.
     pub direct: bool,
-    /// A power of two of which all offsets will be multiples. O_DIRECT is used only if this is a multiple of the file's
-    /// block.
+    /// A power of two of which all offsets will be multiples. O_DIRECT is used only if this is a
+    /// multiple of the file's block.
     pub block: u32,
-    /// Memory to register with the ring: whole arenas. Transfers with buffers in it use fixed buffers, except those that
-    /// cross a multiple of 1 GiB from an arena's start. The queue knows the memory by its addresses, so it borrows it.
+    /// Memory to register with the ring: whole arenas. Transfers with buffers in it use fixed
+    /// buffers, except those that cross a multiple of 1 GiB from an arena's start. The queue knows
+    /// the memory by its addresses, so it borrows it.
     pub fixed: &'o [Fixed<'m>],
     /// Uses io_uring; `false` makes synchronous transfers, as without io_uring.
     pub ring: bool,
-    /// Binds the queue to the thread that creates it, which then receives completions in batches when it waits instead of
-    /// being interrupted (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). Calls from another thread fail with
-    /// [`FileError::OtherThread`], and a drop there quarantines the buffers in flight.
+    /// Binds the queue to the thread that creates it, which then receives completions in batches
+    /// when it waits instead of being interrupted (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). Calls
+    /// from another thread fail with [`FileError::OtherThread`], and a drop there quarantines the
+    /// buffers in flight.
     pub one_thread: bool,
-    /// Polls the device for completions instead of waiting for its interrupt (`IORING_SETUP_IOPOLL`, Linux 5.1), if the
-    /// file supports it: with O_DIRECT, on a device with poll queues. Waiting keeps a core busy.
+    /// Polls the device for completions instead of waiting for its interrupt
+    /// (`IORING_SETUP_IOPOLL`, Linux 5.1), if the file supports it: with O_DIRECT, on a device with
+    /// poll queues. Waiting keeps a core busy.
     pub poll: bool,
 }
 
 impl Default for Options<'_, '_> {
     fn default() -> Self {
-        Self { depth: 32, direct: true, block: 4096, fixed: &[], ring: true, one_thread: false, poll: false }
+        Self {
+            depth: 32,
+            direct: true,
+            block: 4096,
+            fixed: &[],
+            ring: true,
+            one_thread: false,
+            poll: false,
+        }
     }
 }
 
@@ -56,7 +67,8 @@ pub struct Completion<B> {
     pub result: Result<(), FileError>,
 }
 
-/// A transfer that was not queued, and its buffer. `?` converts it to a [`FileError`] where the buffer is not needed.
+/// A transfer that was not queued, and its buffer. `?` converts it to a [`FileError`] where the
+/// buffer is not needed.
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Rejected<B> {
@@ -108,7 +120,8 @@ pub(super) struct Slot<B> {
 pub(super) const RETRIES: u32 = 1000;
 
 impl<B> Slot<B> {
-    /// Returns the result of the transfer after a completion of the kernel; `None` if it has to be continued.
+    /// Returns the result of the transfer after a completion of the kernel; `None` if it has to be
+    /// continued.
     pub(super) fn result_of(
         &mut self,
         target: &Target,

@@ -8,15 +8,17 @@ use std::ptr::NonNull;
 
 /// The registers of a BAR.
 ///
-/// They are mapped into this process if the kernel allows it, and an access is then one load or store. Parts that cannot be
-/// mapped (the page of an interrupt table, in old kernels) are accessed by `pread` and `pwrite`.
+/// They are mapped into this process if the kernel allows it, and an access is then one load or
+/// store. Parts that cannot be mapped (the page of an interrupt table, in old kernels) are accessed
+/// by `pread` and `pwrite`.
 ///
-/// Registers are little-endian on the bus; values here are the host's. An access is volatile, has exactly the width of the
-/// call, and is ordered with other accesses of the same thread; a write is ordered after all earlier stores of the thread
-/// to memory.
+/// Registers are little-endian on the bus; values here are the host's. An access is volatile, has
+/// exactly the width of the call, and is ordered with other accesses of the same thread; a write is
+/// ordered after all earlier stores of the thread to memory.
 ///
-/// A device that is unplugged reads as all ones. If a device stops decoding its registers (memory decoding is switched off
-/// in configuration space), a mapped access is a `SIGBUS`: [`Device::set_bus_master`] leaves decoding on.
+/// A device that is unplugged reads as all ones. If a device stops decoding its registers (memory
+/// decoding is switched off in configuration space), a mapped access is a `SIGBUS`:
+/// [`Device::set_bus_master`] leaves decoding on.
 pub struct Bar {
     device: Device,
     region: Region,
@@ -47,11 +49,13 @@ impl Bar {
             let position = region.region.offset.checked_add(offset);
             // A part outside the region, or an empty one, is not mapped; `pread` serves it.
             let inside = offset.checked_add(size).is_some_and(|end| end <= region.region.size);
-            let (Some(position), Ok(len), true) = (position, usize::try_from(size), inside && size > 0)
+            let (Some(position), Ok(len), true) =
+                (position, usize::try_from(size), inside && size > 0)
             else {
                 continue;
             };
-            let window = Window::new(device.0.fd(), position, len).map_err(|e| device.0.failed("mmap", e))?;
+            let window = Window::new(device.0.fd(), position, len)
+                .map_err(|e| device.0.failed("mmap", e))?;
             windows.push((offset, window));
         }
         Ok(Self { device, region, windows })
@@ -68,8 +72,8 @@ impl Bar {
         self.windows.iter().map(|(_, window)| window.len() as u64).sum()
     }
 
-    /// Returns the address of the `len` bytes at `offset` in this process, if they are mapped contiguously: for drivers with
-    /// their own register access. Valid as long as `self`.
+    /// Returns the address of the `len` bytes at `offset` in this process, if they are mapped
+    /// contiguously: for drivers with their own register access. Valid as long as `self`.
     pub fn as_ptr(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         let (window, at) = self.mapped(offset)?;
         window.part(at, len)
@@ -83,7 +87,8 @@ impl Bar {
     /// Reads the 32 bits at `offset` bytes.
     ///
     /// # Errors
-    /// [`DeviceError::Outside`] if they are not inside or not aligned; [`DeviceError::Kernel`] from `pread`.
+    /// [`DeviceError::Outside`] if they are not inside or not aligned; [`DeviceError::Kernel`] from
+    /// `pread`.
     #[inline]
     pub fn read32(&self, offset: u64) -> Result<u32, DeviceError> {
         if let Some(value) = self.mapped(offset).and_then(|(window, at)| window.read::<u32>(at)) {

@@ -11,15 +11,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-/// The command register in PCI configuration space (PCI Local Bus 3.0, 6.2.2), and its bits used here.
+/// The command register in PCI configuration space (PCI Local Bus 3.0, 6.2.2), and its bits used
+/// here.
 const COMMAND: u64 = 4;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
 /// A PCI device opened through VFIO, in a domain. A handle: a clone is the same device.
 ///
-/// Dropping the last handle, register window and interrupt of the device switches its bus mastering off and closes it; the
-/// kernel then resets it if it can. Its [domain](Self::domain) may outlive it.
+/// Dropping the last handle, register window and interrupt of the device switches its bus mastering
+/// off and closes it; the kernel then resets it if it can. Its [domain](Self::domain) may outlive
+/// it.
 #[derive(Clone)]
 pub struct Device(pub(super) Arc<Inner>);
 
@@ -91,7 +93,8 @@ impl Device {
         self.0.region(layout::CONFIG_REGION)?.read(&self.0, offset, to)
     }
 
-    /// Writes configuration space at `offset` bytes. The kernel filters writes that would endanger other devices.
+    /// Writes configuration space at `offset` bytes. The kernel filters writes that would endanger
+    /// other devices.
     ///
     /// # Errors
     /// [`DeviceError::Outside`], [`DeviceError::Kernel`].
@@ -99,7 +102,8 @@ impl Device {
         self.0.region(layout::CONFIG_REGION)?.write(&self.0, offset, from)
     }
 
-    /// Switches bus mastering (the device's access to memory) on or off. Decoding of its registers is switched on with it.
+    /// Switches bus mastering (the device's access to memory) on or off. Decoding of its registers
+    /// is switched on with it.
     ///
     /// # Errors
     /// [`DeviceError::Kernel`].
@@ -131,8 +135,8 @@ impl Inner {
     }
 
     pub(super) fn region(&self, index: u32) -> Result<Region, DeviceError> {
-        let region =
-            device::region(self.fd(), index).map_err(|e| self.failed("VFIO_DEVICE_GET_REGION_INFO", e))?;
+        let region = device::region(self.fd(), index)
+            .map_err(|e| self.failed("VFIO_DEVICE_GET_REGION_INFO", e))?;
         if region.size == 0 {
             return Err(DeviceError::NoRegion { bdf: self.bdf, index });
         }
@@ -144,7 +148,8 @@ impl Inner {
         let mut bytes = [0; 2];
         config.read(self, COMMAND, &mut bytes)?;
         let old = u16::from_le_bytes(bytes);
-        let new = if on { old | COMMAND_MEMORY | COMMAND_BUS_MASTER } else { old & !COMMAND_BUS_MASTER };
+        let new =
+            if on { old | COMMAND_MEMORY | COMMAND_BUS_MASTER } else { old & !COMMAND_BUS_MASTER };
         if new == old { Ok(()) } else { config.write(self, COMMAND, &new.to_le_bytes()) }
     }
 }
@@ -159,7 +164,8 @@ pub(super) struct Region {
 impl Region {
     /// Returns where the access is in the device's file, if it is inside the region.
     fn position(&self, offset: u64, len: usize) -> Result<u64, DeviceError> {
-        let outside = DeviceError::Outside { index: self.index, offset, len, size: self.region.size };
+        let outside =
+            DeviceError::Outside { index: self.index, offset, len, size: self.region.size };
         let end = offset.checked_add(len as u64);
         let inside = end.is_some_and(|end| end <= self.region.size);
         self.region.offset.checked_add(offset).filter(|_| inside).ok_or(outside)
@@ -175,7 +181,8 @@ impl Region {
     /// Writes, as [`read`](Self::read) does.
     pub(super) fn write(&self, of: &Inner, offset: u64, from: &[u8]) -> Result<(), DeviceError> {
         let at = self.position(offset, from.len())?;
-        let put = rustix::io::pwrite(of.fd(), from, at).map_err(|e| of.failed("pwrite", e.into()))?;
+        let put =
+            rustix::io::pwrite(of.fd(), from, at).map_err(|e| of.failed("pwrite", e.into()))?;
         if put == from.len() { Ok(()) } else { Err(of.failed("pwrite", Errno::new(libc::EIO))) }
     }
 }

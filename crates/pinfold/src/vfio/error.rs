@@ -40,7 +40,9 @@ pub enum DeviceError {
         has: u32,
     },
     /// Interrupts cannot be enabled in several steps.
-    #[error("interrupts of {0} are enabled already: enable all of them at once, or drop those first")]
+    #[error(
+        "interrupts of {0} are enabled already: enable all of them at once, or drop those first"
+    )]
     InterruptsOn(Bdf),
     /// The device cannot be reset alone.
     #[error("{0} cannot be reset alone")]

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// One interrupt vector of a device, as an eventfd. Any thread may wait for it.
 ///
-/// [`AsFd`] gives its descriptor to an event loop: readable means raised, and [`take`](Self::take) resets it. See
-/// `examples/wait_epoll.rs`.
+/// [`AsFd`] gives its descriptor to an event loop: readable means raised, and [`take`](Self::take)
+/// resets it. See `examples/wait_epoll.rs`.
 #[derive(Debug)]
 pub struct Irq {
     event: OwnedFd,
@@ -30,7 +30,10 @@ struct Enabled {
 
 impl std::fmt::Debug for Enabled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Enabled").field("device", &self.device.bdf).field("kind", &self.kind).finish()
+        f.debug_struct("Enabled")
+            .field("device", &self.device.bdf)
+            .field("kind", &self.kind)
+            .finish()
     }
 }
 
@@ -52,19 +55,21 @@ impl Device {
         message_interrupts(&self.0).map(|(_, count)| count)
     }
 
-    /// Enables the first `count` message-signalled interrupts (MSI-X, else MSI), each with an eventfd. All that will be used
-    /// must be enabled at once. Dropping the last of them disables them.
+    /// Enables the first `count` message-signalled interrupts (MSI-X, else MSI), each with an
+    /// eventfd. All that will be used must be enabled at once. Dropping the last of them disables
+    /// them.
     ///
     /// # Errors
-    /// [`DeviceError::Interrupts`] if there are fewer; [`DeviceError::InterruptsOn`] if some of them are enabled;
-    /// [`DeviceError::Kernel`].
+    /// [`DeviceError::Interrupts`] if there are fewer; [`DeviceError::InterruptsOn`] if some of
+    /// them are enabled; [`DeviceError::Kernel`].
     pub fn interrupts(&self, count: u32) -> Result<Vec<Irq>, DeviceError> {
         let (kind, has) = message_interrupts(&self.0)?;
         enable(&self.0, kind, count, has)
     }
 
-    /// Returns the interrupt by which the kernel requests the device back, to unplug or unbind it. The kernel blocks, and
-    /// repeats the request from time to time, until the device is closed. Linux 4.0.
+    /// Returns the interrupt by which the kernel requests the device back, to unplug or unbind it.
+    /// The kernel blocks, and repeats the request from time to time, until the device is closed.
+    /// Linux 4.0.
     ///
     /// # Errors
     /// [`DeviceError::Interrupts`] if the kernel does not support it; [`DeviceError::Kernel`].
@@ -132,7 +137,8 @@ impl Irq {
         }
     }
 
-    /// Waits up to `timeout` until it is raised, and returns how often it was; 0 on timeout or when a signal arrives.
+    /// Waits up to `timeout` until it is raised, and returns how often it was; 0 on timeout or when
+    /// a signal arrives.
     ///
     /// # Errors
     /// That of `poll` or `read`.

@@ -22,8 +22,8 @@ use std::sync::atomic::AtomicU32;
 impl Device {
     /// Opens the device at `address` (`0000:01:00.0`) in a domain of its own.
     ///
-    /// It must be bound to `vfio-pci` (`pinfold bind`). Opening does not reset it; bus mastering stays as it was (off, after
-    /// a bind).
+    /// It must be bound to `vfio-pci` (`pinfold bind`). Opening does not reset it; bus mastering
+    /// stays as it was (off, after a bind).
     ///
     /// # Errors
     /// [`OpenError`], which names the command that fixes it.
@@ -54,13 +54,14 @@ impl Device {
         Ok(Self(Arc::new(Inner { bdf, fd, domain, attachment, irqs_on: AtomicU32::new(0) })))
     }
 
-    /// Opens the device at `address` in the domain of another device: both reach the same memory at the same addresses, with
-    /// one entry and one pin. The interface is the domain's; for [`IommuInterface::NoIommu`], `options` must be those of
-    /// [`Options::without_iommu`].
+    /// Opens the device at `address` in the domain of another device: both reach the same memory at
+    /// the same addresses, with one entry and one pin. The interface is the domain's; for
+    /// [`IommuInterface::NoIommu`], `options` must be those of [`Options::without_iommu`].
     ///
     /// # Errors
-    /// [`OpenError`]; [`OpenError::OtherDomain`] if the kernel does not keep the domain's table, and [`OpenError::Domain`] if
-    /// something is mapped at an address that this device cannot reach.
+    /// [`OpenError`]; [`OpenError::OtherDomain`] if the kernel does not keep the domain's table,
+    /// and [`OpenError::Domain`] if something is mapped at an address that this device cannot
+    /// reach.
     pub fn open_in(address: &str, domain: &Domain, options: &Options) -> Result<Self, OpenError> {
         let bdf = Bdf::from_str(address)?;
         let KernelContext(context) = domain.device_side().ok_or(OpenError::OtherDomain(bdf))?;
@@ -74,12 +75,22 @@ impl Device {
             domain.reserve_range(gap)?;
         }
         let attachment = Attachment { interface, reason: "that of its domain".to_owned(), limits };
-        Ok(Self(Arc::new(Inner { bdf, fd, domain: domain.clone(), attachment, irqs_on: AtomicU32::new(0) })))
+        Ok(Self(Arc::new(Inner {
+            bdf,
+            fd,
+            domain: domain.clone(),
+            attachment,
+            irqs_on: AtomicU32::new(0),
+        })))
     }
 }
 
 /// Refuses a device without an IOMMU unless the caller has taken responsibility for it.
-fn check_acknowledged(bdf: Bdf, interface: IommuInterface, options: &Options) -> Result<(), OpenError> {
+fn check_acknowledged(
+    bdf: Bdf,
+    interface: IommuInterface,
+    options: &Options,
+) -> Result<(), OpenError> {
     let refused = interface == IommuInterface::NoIommu && !options.acknowledged;
     if refused { Err(OpenError::NotAcknowledged(bdf)) } else { Ok(()) }
 }
@@ -117,7 +128,10 @@ struct KernelContext(Arc<dyn IommuContext>);
 
 impl DeviceSide for KernelContext {}
 
-fn open_context(interface: IommuInterface, roots: &Roots) -> Result<Arc<dyn IommuContext>, OpenError> {
+fn open_context(
+    interface: IommuInterface,
+    roots: &Roots,
+) -> Result<Arc<dyn IommuContext>, OpenError> {
     Ok(match interface {
         IommuInterface::Best | IommuInterface::Type1 => Arc::new(Type1::open(roots)?),
         IommuInterface::Iommufd => Arc::new(Iommufd::open(roots)?),
@@ -126,11 +140,16 @@ fn open_context(interface: IommuInterface, roots: &Roots) -> Result<Arc<dyn Iomm
 }
 
 /// Opens the device, attached to `context`.
-fn open_device(context: &dyn IommuContext, roots: &Roots, device: &PciDevice) -> Result<OwnedFd, OpenError> {
+fn open_device(
+    context: &dyn IommuContext,
+    roots: &Roots,
+    device: &PciDevice,
+) -> Result<OwnedFd, OpenError> {
     let group = device.group.as_ref().ok_or(OpenError::NoIommu(device.bdf))?.number;
     let opened = context.open_device(roots, device);
     // Some calls report no more than that the group has another owner.
-    let unclear = matches!(opened, Ok(None) | Err(OpenError::Busy { .. } | OpenError::Kernel { .. }));
+    let unclear =
+        matches!(opened, Ok(None) | Err(OpenError::Busy { .. } | OpenError::Kernel { .. }));
     let others = if unclear { lookup::blocking_members(roots, group) } else { Vec::new() };
     match opened {
         Ok(Some(fd)) => Ok(fd),

@@ -27,28 +27,33 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the default: [`IommuInterface::Best`], and a device that issues addresses of 64 bits.
+    /// Returns the default: [`IommuInterface::Best`], and a device that issues addresses of 64
+    /// bits.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Opens by this interface only. [`IommuInterface::NoIommu`] is refused: see [`without_iommu`](Self::without_iommu).
+    /// Opens by this interface only. [`IommuInterface::NoIommu`] is refused: see
+    /// [`without_iommu`](Self::without_iommu).
     #[must_use]
     pub fn interface(mut self, interface: IommuInterface) -> Self {
         self.interface = interface;
         self
     }
 
-    /// Opens by [`IommuInterface::NoIommu`]: nothing translates the device's accesses, and nothing protects against them.
+    /// Opens by [`IommuInterface::NoIommu`]: nothing translates the device's accesses, and nothing
+    /// protects against them.
     ///
     /// # Safety
-    /// A device opened with these options, or with a clone of them, reaches all memory of the machine at its physical
-    /// address. For each such device the caller guarantees, until its bus mastering is off for good, that
+    /// A device opened with these options, or with a clone of them, reaches all memory of the
+    /// machine at its physical address. For each such device the caller guarantees, until its bus
+    /// mastering is off for good, that
     /// - it makes only the accesses that its driver requested;
-    /// - all code with a handle to the device, its registers or its domain is trusted with all physical memory, and passes
-    ///   to the device only addresses of live mappings of that domain, or of live arenas in it;
-    /// - no mapping ends and no arena is dropped while the device may still use the addresses: a revocation, an unmap and a
-    ///   quarantine do not stop it.
+    /// - all code with a handle to the device, its registers or its domain is trusted with all
+    ///   physical memory, and passes to the device only addresses of live mappings of that domain,
+    ///   or of live arenas in it;
+    /// - no mapping ends and no arena is dropped while the device may still use the addresses: a
+    ///   revocation, an unmap and a quarantine do not stop it.
     #[must_use]
     pub unsafe fn without_iommu(mut self) -> Self {
         (self.interface, self.acknowledged) = (IommuInterface::NoIommu, true);

@@ -7,7 +7,8 @@ use crate::sys::netdev;
 use crate::sys::privileges::Privileges;
 use std::fmt;
 
-/// What the packets of an interface begin with, by the type of its link-layer addresses (`ARPHRD_*`, `if_arp.h`).
+/// What the packets of an interface begin with, by the type of its link-layer addresses
+/// (`ARPHRD_*`, `if_arp.h`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkType {
     /// A header of Ethernet: cards, veth, bridges, tap.
@@ -97,18 +98,20 @@ impl Interface {
         LinkType::of(self.facts.hardware)
     }
 
-    /// Returns how many queues receive; `None` if the driver does not say (`ethtool --show-channels`).
+    /// Returns how many queues receive; `None` if the driver does not say
+    /// (`ethtool --show-channels`).
     pub fn queues(&self) -> Option<u32> {
         self.facts.queues
     }
 
-    /// Returns how many queues transmit, which may be fewer than receive; `None` if the driver does not say.
+    /// Returns how many queues transmit, which may be fewer than receive; `None` if the driver does
+    /// not say.
     pub fn transmit_queues(&self) -> Option<u32> {
         self.facts.transmit_queues
     }
 
-    /// Returns whether a queue can send: the kernel accepts packets on one without a transmit queue of its number, and never
-    /// sends them. True if the driver does not say.
+    /// Returns whether a queue can send: the kernel accepts packets on one without a transmit queue
+    /// of its number, and never sends them. True if the driver does not say.
     pub fn can_transmit(&self, queue: u32) -> bool {
         self.facts.transmit_queues.is_none_or(|queues| queue < queues)
     }
@@ -122,7 +125,9 @@ impl Interface {
             }
             Ok(Through::Pair(Some(_))) => VlanTags::InPacket,
             Ok(Through::Others) => VlanTags::BesideBelow,
-            Ok(Through::Driver) | Err(_) if netdev::offloads(&self.name).receive_tags => VlanTags::Beside,
+            Ok(Through::Driver) | Err(_) if netdev::offloads(&self.name).receive_tags => {
+                VlanTags::Beside
+            }
             Ok(Through::Driver) | Err(_) => VlanTags::InPacket,
         }
     }
@@ -135,19 +140,22 @@ pub enum VlanTags {
     InPacket,
     /// Taken out by the driver (`rxvlan`).
     Beside,
-    /// Taken out by the network stack, or by the interfaces that the packets come through: of a bridge, a bond, a macvlan.
+    /// Taken out by the network stack, or by the interfaces that the packets come through: of a
+    /// bridge, a bond, a macvlan.
     BesideBelow,
-    /// Left out by the other end of a veth pair (`txvlan`), of this name; one in another namespace, of which neither the name nor
-    /// the setting is known, is `None`.
+    /// Left out by the other end of a veth pair (`txvlan`), of this name; one in another namespace,
+    /// of which neither the name nor the setting is known, is `None`.
     BesideByPeer(Option<String>),
 }
 
-/// Returns the interface of a default route that depends on `interface`: itself, or for instance a bridge that it is a port of.
+/// Returns the interface of a default route that depends on `interface`: itself, or for instance a
+/// bridge that it is a port of.
 ///
-/// The kernel is asked for the routes of both protocols in all tables, whatever rules select them. A route to at least half
-/// of the addresses of IPv4, or an eighth of those of IPv6, counts (those of a VPN, `2000::/3`). From its interface it is
-/// followed to the ports of a bridge, a bond or a VRF, to the interface below a VLAN, a macvlan or a tunnel that is bound to one,
-/// and to the other end of a veth pair in the same namespace.
+/// The kernel is asked for the routes of both protocols in all tables, whatever rules select them.
+/// A route to at least half of the addresses of IPv4, or an eighth of those of IPv6, counts (those
+/// of a VPN, `2000::/3`). From its interface it is followed to the ports of a bridge, a bond or a
+/// VRF, to the interface below a VLAN, a macvlan or a tunnel that is bound to one, and to the other
+/// end of a veth pair in the same namespace.
 ///
 /// # Errors
 /// [`RouteError`]: it is not known.
@@ -155,12 +163,14 @@ pub fn default_route_over(interface: &Interface) -> Result<Option<String>, Route
     routes::default_route_over(interface.index())
 }
 
-/// Returns the capabilities that `AF_XDP` requires and the calling thread lacks, by the names that `setcap` takes.
+/// Returns the capabilities that `AF_XDP` requires and the calling thread lacks, by the names that
+/// `setcap` takes.
 pub fn missing_capabilities() -> Vec<&'static str> {
     Privileges::here().missing
 }
 
-/// Returns what the calling thread may do, and why a call is not permitted to it ([`Privileges::af_xdp_advice`]).
+/// Returns what the calling thread may do, and why a call is not permitted to it
+/// ([`Privileges::af_xdp_advice`]).
 pub fn privileges() -> Privileges {
     Privileges::here()
 }

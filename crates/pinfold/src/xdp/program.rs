@@ -23,8 +23,9 @@ pub enum Attached {
     Generic,
 }
 
-/// The program on an interface that passes the packets of each queue to its socket, and to the kernel's own stack where
-/// there is none. It is detached when the value is dropped or the process ends, however it ends.
+/// The program on an interface that passes the packets of each queue to its socket, and to the
+/// kernel's own stack where there is none. It is detached when the value is dropped or the process
+/// ends, however it ends.
 #[derive(Debug)]
 pub struct Program {
     map: OwnedFd,
@@ -33,12 +34,17 @@ pub struct Program {
 }
 
 impl Program {
-    /// Loads the program for queues below `queues` and attaches it. It cannot replace another program.
+    /// Loads the program for queues below `queues` and attaches it. It cannot replace another
+    /// program.
     ///
     /// # Errors
     /// [`CallError`]: `EBUSY` or `EEXIST` if the interface has a program, `EPERM` without the [capabilities](super::missing_capabilities); any other if
     /// the driver does not run one: `EOPNOTSUPP`, `ERANGE` for a veth pair with a large MTU.
-    pub fn attach(interface: &Interface, queues: u32, attached: Attached) -> Result<Self, CallError> {
+    pub fn attach(
+        interface: &Interface,
+        queues: u32,
+        attached: Attached,
+    ) -> Result<Self, CallError> {
         let map = bpf::create_socket_map(queues).map_err(at("bpf (the socket map)"))?;
         let program = bpf::load_redirect(map.as_fd()).map_err(at("bpf (the program)"))?;
         let native = attached == Attached::Native;
@@ -46,10 +52,11 @@ impl Program {
         Ok(Self { map, link: link.map_err(at("bpf (attaching the program)"))?, attached })
     }
 
-    /// Asks a driver that has refused the program once more, by netlink, which unlike a link answers in words: `veth: Peer MTU is
-    /// too large to set XDP`. `None` if it says nothing, or accepts the program now; that is then detached at once. Its map is
-    /// empty, so all packets go to the network stack. It is the only program that can outlive its process, if that is
-    /// killed between the two calls.
+    /// Asks a driver that has refused the program once more, by netlink, which unlike a link
+    /// answers in words: `veth: Peer MTU is too large to set XDP`. `None` if it says nothing, or
+    /// accepts the program now; that is then detached at once. Its map is empty, so all packets go
+    /// to the network stack. It is the only program that can outlive its process, if that is killed
+    /// between the two calls.
     pub fn reason_of_refusal(interface: &Interface) -> Option<String> {
         let map = bpf::create_socket_map(1).ok()?;
         let program = bpf::load_redirect(map.as_fd()).ok()?;
@@ -72,12 +79,14 @@ impl Program {
         }
     }
 
-    /// Passes the packets of a queue to the socket, which is bound to it, until the socket is dropped.
+    /// Passes the packets of a queue to the socket, which is bound to it, until the socket is
+    /// dropped.
     ///
     /// # Errors
     /// [`CallError`], with `E2BIG` for a queue that the program was not attached for.
     pub fn redirect(&self, queue: u32, socket: &RawSocket) -> Result<(), CallError> {
-        bpf::enter_socket(self.map.as_fd(), queue, socket.fd()).map_err(at("bpf (entering the socket)"))
+        bpf::enter_socket(self.map.as_fd(), queue, socket.fd())
+            .map_err(at("bpf (entering the socket)"))
     }
 
     /// Returns where it runs.
@@ -88,7 +97,8 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It fails if the interface is gone. The descriptor's close detaches, too, but only some time later.
+        // It fails if the interface is gone. The descriptor's close detaches, too, but only some
+        // time later.
         if let Err(errno) = bpf::detach(self.link.as_fd()) {
             tracing::debug!(%errno, "the program is detached by the close of its link");
         }

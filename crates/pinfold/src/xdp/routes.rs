@@ -1,4 +1,5 @@
-//! Which interfaces the default route depends on: without their packets the machine may be unreachable.
+//! Which interfaces the default route depends on: without their packets the machine may be
+//! unreachable.
 
 use crate::sys::netlink::{Attributes, Netlink, NetlinkError, u16_at, u32_at};
 use std::collections::HashMap;
@@ -16,8 +17,11 @@ pub enum RouteError {
     /// The kernel could not be asked.
     #[error("{0}")]
     Netlink(#[from] NetlinkError),
-    /// The route leads to a tunnel, for instance, of which the kernel does not say what its packets leave by.
-    #[error("it leads to {interface}, of the kind {kind}, and what that sends may leave by any interface")]
+    /// The route leads to a tunnel, for instance, of which the kernel does not say what its packets
+    /// leave by.
+    #[error(
+        "it leads to {interface}, of the kind {kind}, and what that sends may leave by any interface"
+    )]
     Beneath {
         /// The name of the tunnel.
         interface: String,
@@ -64,11 +68,14 @@ fn over(links: &[Link], first: &[u32], index: u32) -> Result<Option<u32>, RouteE
     }
     match unknown {
         None => Ok(None),
-        Some(link) => Err(RouteError::Beneath { interface: link.name.clone(), kind: link.kind.clone() }),
+        Some(link) => {
+            Err(RouteError::Beneath { interface: link.name.clone(), kind: link.kind.clone() })
+        }
     }
 }
 
-/// Returns whether it is known what the packets of an interface leave by. A kind that this program does not know counts as a tunnel.
+/// Returns whether it is known what the packets of an interface leave by. A kind that this program
+/// does not know counts as a tunnel.
 fn is_followed(links: &[Link], link: &Link) -> bool {
     // By its driver, its ports or its other end, or not at all.
     let is_end = matches!(
@@ -106,7 +113,8 @@ fn default_routes(netlink: &mut Netlink, family: i32) -> Result<Vec<Hop>, Netlin
     match found {
         // A kernel without the protocol has no route of it.
         Err(NetlinkError::Refused(errno))
-            if family == libc::AF_INET6 && [libc::EAFNOSUPPORT, libc::EOPNOTSUPP].contains(&errno.raw()) =>
+            if family == libc::AF_INET6
+                && [libc::EAFNOSUPPORT, libc::EOPNOTSUPP].contains(&errno.raw()) =>
         {
             Ok(Vec::new())
         }
@@ -123,7 +131,8 @@ enum Hop {
     Object(u32),
 }
 
-/// Reads a route: where it leads if it is a default route; nothing if it is another one. `None` if it cannot be read.
+/// Reads a route: where it leads if it is a default route; nothing if it is another one. `None` if
+/// it cannot be read.
 fn route(body: &[u8], family: i32) -> Option<Vec<Hop>> {
     // `struct rtmsg`, and attributes.
     const DESTINATION_BITS: usize = 1;
@@ -294,8 +303,11 @@ fn link(body: &[u8]) -> Option<Link> {
     let index = u32_at(header, 4)?;
     let (mut name, mut master, mut lower, mut is_elsewhere) = (String::new(), None, None, false);
     let (mut kind, mut data) = (String::new(), &[][..]);
-    let text = |value: &[u8]| String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned();
-    let other = |value: &[u8]| Some(Some(u32_at(value, 0)?).filter(|lower| ![0, index].contains(lower)));
+    let text = |value: &[u8]| {
+        String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
+    };
+    let other =
+        |value: &[u8]| Some(Some(u32_at(value, 0)?).filter(|lower| ![0, index].contains(lower)));
     for attribute in Attributes(attributes) {
         match attribute.ok()? {
             (NAME, value) => name = text(value),
@@ -376,7 +388,9 @@ mod tests {
     fn a_default_route_leads_to_all_of_its_hops() {
         let several = [hop(4), hop(9)].concat();
         let interface = 7u32.to_ne_bytes();
-        let of = |bits, kind, attributes: &[(u16, &[u8])]| route(&route_of(V4, bits, kind, attributes), V4);
+        let of = |bits, kind, attributes: &[(u16, &[u8])]| {
+            route(&route_of(V4, bits, kind, attributes), V4)
+        };
         assert_eq!(of(0, 1, &[(4, &interface)]), Some(vec![Hop::Interface(7)]));
         assert_eq!(of(1, 1, &[(4, &interface)]), Some(vec![Hop::Interface(7)]), "half of all");
         assert_eq!(of(0, 1, &[(9, &several)]), Some(vec![Hop::Interface(4), Hop::Interface(9)]));
@@ -384,15 +398,23 @@ mod tests {
         assert_eq!(of(0, 1, &[]), None, "it leads nowhere");
         assert_eq!(of(0, 7, &[(4, &interface)]), Some(vec![]), "unreachable");
         assert_eq!(of(8, 1, &[(4, &interface)]), Some(vec![]));
-        assert_eq!(route(&route_of(V6, 3, 1, &[(4, &interface)]), V6), Some(vec![Hop::Interface(7)]));
-        assert_eq!(route(&route_of(V6, 3, 1, &[(4, &interface)]), V4), Some(vec![]), "another protocol");
+        assert_eq!(
+            route(&route_of(V6, 3, 1, &[(4, &interface)]), V6),
+            Some(vec![Hop::Interface(7)])
+        );
+        assert_eq!(
+            route(&route_of(V6, 3, 1, &[(4, &interface)]), V4),
+            Some(vec![]),
+            "another protocol"
+        );
     }
 
     #[test]
     fn what_is_cut_is_not_taken_for_no_route() {
         let several = [hop(4), hop(9)].concat();
         let whole = route_of(V4, 0, 1, &[(1, &[0; 4]), (9, &several)]);
-        // Behind a whole attribute a cut cannot be seen in the body alone, but the message's length says it.
+        // Behind a whole attribute a cut cannot be seen in the body alone, but the message's length
+        // says it.
         for cut in (0..whole.len()).filter(|cut| *cut != 12 && *cut != 20) {
             assert_eq!(route(&whole[..cut], V4), None, "{cut} bytes");
         }
@@ -405,7 +427,11 @@ mod tests {
     fn objects_are_followed_to_their_interfaces() {
         let mut group = vec![0; 8];
         push_attribute(&mut group, 1, &5u32.to_ne_bytes());
-        push_attribute(&mut group, 2, &[2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0].map(u8::to_le));
+        push_attribute(
+            &mut group,
+            2,
+            &[2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0].map(u8::to_le),
+        );
         if cfg!(target_endian = "little") {
             assert_eq!(next_hop(&group), Some((5, Object::Group(vec![2, 3]))));
         }
@@ -419,7 +445,11 @@ mod tests {
         let objects = objects.into_iter().collect();
         let of = |number| resolve(&[Hop::Interface(1), Hop::Object(number)], &objects);
         assert_eq!((of(2), of(5), of(4)), (Ok(vec![1, 20]), Ok(vec![1, 20, 30]), Ok(vec![1])));
-        assert_eq!((of(6), of(9)), (Err(NetlinkError::Malformed), Err(NetlinkError::Malformed)), "unknown");
+        assert_eq!(
+            (of(6), of(9)),
+            (Err(NetlinkError::Malformed), Err(NetlinkError::Malformed)),
+            "unknown"
+        );
     }
 
     fn interface(index: u32, master: u32, lower: u32, is_pair: bool) -> Link {
@@ -440,9 +470,12 @@ mod tests {
     fn link_of(kind: &str, attributes: &[(u16, u32)], data: &[(u16, u32)]) -> Option<Link> {
         let mut body = [[0; 4], 9u32.to_ne_bytes(), [0; 4], [0; 4]].concat();
         push_attribute(&mut body, 3, b"t0\0");
-        attributes.iter().for_each(|(name, value)| push_attribute(&mut body, *name, &value.to_ne_bytes()));
+        attributes
+            .iter()
+            .for_each(|(name, value)| push_attribute(&mut body, *name, &value.to_ne_bytes()));
         let (mut info, mut of_kind) = (Vec::new(), Vec::new());
-        data.iter().for_each(|(name, value)| push_attribute(&mut of_kind, *name, &value.to_ne_bytes()));
+        data.iter()
+            .for_each(|(name, value)| push_attribute(&mut of_kind, *name, &value.to_ne_bytes()));
         push_attribute(&mut info, 1, format!("{kind}\0").as_bytes());
         push_attribute(&mut info, 2, &of_kind);
         push_attribute(&mut body, 18, &info);
@@ -459,8 +492,10 @@ mod tests {
             assert_eq!(over(&links, &[9], 9), Ok(Some(9)), "{kind}: the route's own");
             over(&links, &[9], 2)
         };
-        let refused = |kind: &str| Err(RouteError::Beneath { interface: "t0".into(), kind: kind.into() });
-        // The lower interface is an attribute of the VXLAN alone; those of other kinds mean something else.
+        let refused =
+            |kind: &str| Err(RouteError::Beneath { interface: "t0".into(), kind: kind.into() });
+        // The lower interface is an attribute of the VXLAN alone; those of other kinds mean
+        // something else.
         assert_eq!(of("vxlan", &[], &[(1, 5), (3, 2)]), Ok(Some(9)));
         assert_eq!(of("vxlan", &[], &[(1, 5), (3, 4)]), Ok(None), "on another interface");
         assert_eq!(of("vxlan", &[], &[(1, 2)]), refused("vxlan"));
@@ -491,7 +526,11 @@ mod tests {
             );
         }
         assert_eq!(of("xfrm", &[(LOWER, 2)], &[]), Ok(Some(9)));
-        assert_eq!(of("xfrm", &[(LOWER, 4)], &[]), refused("xfrm"), "its packets may leave by another");
+        assert_eq!(
+            of("xfrm", &[(LOWER, 4)], &[]),
+            refused("xfrm"),
+            "its packets may leave by another"
+        );
         for kind in ["", "dummy", "bridge", "veth", "vrf"] {
             assert_eq!(of(kind, &[], &[]), Ok(None), "{kind}");
         }
@@ -509,7 +548,8 @@ mod tests {
     fn packets_come_through_pairs_ports_and_what_is_below() {
         let above = Link { is_above: true, ..interface(4, 0, 3, false) };
         let pair = [interface(5, 0, 6, true), interface(6, 7, 5, true), interface(8, 0, 0, true)];
-        let links = [&pair[..], &[interface(7, 0, 0, false), above, interface(9, 0, 3, false)]].concat();
+        let links =
+            [&pair[..], &[interface(7, 0, 0, false), above, interface(9, 0, 3, false)]].concat();
         let pair = |name: Option<&str>| Through::Pair(name.map(str::to_owned));
         for (index, through) in [
             (5, pair(Some("6"))),
@@ -526,7 +566,8 @@ mod tests {
 
     #[test]
     fn interfaces_are_followed_down_and_across_a_pair() {
-        // 1, 2: ports of the bond 3. 4: a VLAN of the bond. 5 and 6: a pair, of which 6 is a port of the bridge 7, as 8 is.
+        // 1, 2: ports of the bond 3. 4: a VLAN of the bond. 5 and 6: a pair, of which 6 is a port
+        // of the bridge 7, as 8 is.
         let links = [
             interface(1, 3, 0, false),
             interface(2, 3, 0, false),

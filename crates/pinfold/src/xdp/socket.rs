@@ -37,11 +37,13 @@ pub struct RingMemories {
 /// The kernel's counters of a socket (`XDP_STATISTICS`), in packets.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SocketStats {
-    /// Dropped, but not because the receive ring was full: without a chunk to receive into, or larger than one.
+    /// Dropped, but not because the receive ring was full: without a chunk to receive into, or
+    /// larger than one.
     pub dropped: u64,
     /// Dropped because the receive ring was full.
     pub receive_ring_full: u64,
-    /// How often the fill ring was empty when the kernel needed a chunk. In copy mode such a packet is dropped.
+    /// How often the fill ring was empty when the kernel needed a chunk. In copy mode such a packet
+    /// is dropped.
     pub fill_ring_empty: u64,
     /// Entries of the fill ring that the kernel refused.
     pub fill_invalid: u64,
@@ -49,9 +51,9 @@ pub struct SocketStats {
     pub transmit_invalid: u64,
 }
 
-/// A socket bound to no queue yet or to one, with its memory registered. It is closed when it and its [`RingMemories`],
-/// whose mappings refer to it, have been dropped: the kernel reads and writes none of its memory afterwards, except what it
-/// has not finished sending.
+/// A socket bound to no queue yet or to one, with its memory registered. It is closed when it and
+/// its [`RingMemories`], whose mappings refer to it, have been dropped: the kernel reads and writes
+/// none of its memory afterwards, except what it has not finished sending.
 #[derive(Debug)]
 pub struct RawSocket {
     fd: OwnedFd,
@@ -67,19 +69,21 @@ impl RawSocket {
     /// does not accept.
     ///
     /// # Safety
-    /// The caller makes each address that it enters in the fill or transmit ring, and the bytes up to the end of its chunk,
-    /// memory of the UMEM that the caller owns (a page of a pool over the UMEM, for instance) until the entry has come back in
-    /// the receive or completion ring, or the socket and its ring memories have been dropped. No reference points there
-    /// meanwhile.
+    /// The caller makes each address that it enters in the fill or transmit ring, and the bytes up
+    /// to the end of its chunk, memory of the UMEM that the caller owns (a page of a pool over the
+    /// UMEM, for instance) until the entry has come back in the receive or completion ring, or the
+    /// socket and its ring memories have been dropped. No reference points there meanwhile.
     pub unsafe fn open(
         umem: Umem,
         chunk_bytes: u32,
         sizes: RingSizes,
     ) -> Result<(Self, RingMemories), CallError> {
         let fd = xdp::socket().map_err(at("socket (AF_XDP)"))?;
-        let registered = xdp::register_umem(fd.as_fd(), umem.memory().state().region_memory(), chunk_bytes);
+        let registered =
+            xdp::register_umem(fd.as_fd(), umem.memory().state().region_memory(), chunk_bytes);
         registered.map_err(at("setsockopt (XDP_UMEM_REG)"))?;
-        let ring = |kind, entries, call| xdp::make_ring(fd.as_fd(), kind, entries).map_err(at(call));
+        let ring =
+            |kind, entries, call| xdp::make_ring(fd.as_fd(), kind, entries).map_err(at(call));
         let rings = RingMemories {
             fill: ring(RingKind::Fill, sizes.fill, "the fill ring")?,
             completion: ring(RingKind::Completion, sizes.completion, "the completion ring")?,
@@ -104,7 +108,8 @@ impl RawSocket {
         xdp::bind(self.fd(), interface.index(), queue, zero_copy, need_wakeup).map_err(at("bind"))
     }
 
-    /// Has the kernel poll the driver for up to `time` and `budget` packets in each call, instead of waiting for interrupts.
+    /// Has the kernel poll the driver for up to `time` and `budget` packets in each call, instead
+    /// of waiting for interrupts.
     ///
     /// # Errors
     /// [`CallError`]: `ENOPROTOOPT` before Linux 5.11.
@@ -134,8 +139,8 @@ impl RawSocket {
         })
     }
 
-    /// Waits until a packet has been received or, with `writable`, one can be sent; returns false if none was within
-    /// `limit`, or a signal arrived.
+    /// Waits until a packet has been received or, with `writable`, one can be sent; returns false
+    /// if none was within `limit`, or a signal arrived.
     ///
     /// # Errors
     /// [`CallError`], with `ENETDOWN` if the interface has been removed.

@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 
 /// The memory that packets are received into: an arena, addressed from 0.
 ///
-/// A handle: a clone is the same memory. As a [`ChunkSource`] it feeds page pools, in which a page's device address is its
-/// address in the UMEM.
+/// A handle: a clone is the same memory. As a [`ChunkSource`] it feeds page pools, in which a
+/// page's device address is its address in the UMEM.
 #[derive(Clone, Debug)]
 pub struct Umem {
     memory: ArenaMemory,
@@ -34,9 +34,10 @@ impl From<Arena> for Umem {
     }
 }
 
-// SAFETY: the region stays while the handle does, and its addresses from 0 end within 64 bits. A run comes from the
-// arena's zone, which allocates it to no other caller before `release` frees it, and lies in the region. References into
-// an arena are lent by a `Buffer` only, into the run that it owns. The kernel reaches only what a socket's rings name.
+// SAFETY: the region stays while the handle does, and its addresses from 0 end within 64 bits. A
+// run comes from the arena's zone, which allocates it to no other caller before `release` frees it,
+// and lies in the region. References into an arena are lent by a `Buffer` only, into the run that
+// it owns. The kernel reaches only what a socket's rings name.
 unsafe impl ChunkSource for Umem {
     fn span(&self) -> NonNull<[u8]> {
         let memory = self.memory.state().region_memory();

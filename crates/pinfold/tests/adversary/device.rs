@@ -1,5 +1,5 @@
-//! A device that does DMA at random: to what is mapped, to what was mapped recently, to where it landed before, to
-//! anywhere near. It judges every access by what it finds.
+//! A device that does DMA at random: to what is mapped, to what was mapped recently, to where it
+//! landed before, to anywhere near. It judges every access by what it finds.
 
 use super::tag::{Kind, PAGE, STEP, Tag, WORDS, is_older};
 use super::world::{Live, World};
@@ -30,7 +30,12 @@ pub(crate) struct Device<'w> {
 }
 
 impl<'w> Device<'w> {
-    pub(crate) fn new(world: &'w World, iommu: &'w SoftBus, regions: &'w [(u64, u64)], seed: u64) -> Self {
+    pub(crate) fn new(
+        world: &'w World,
+        iommu: &'w SoftBus,
+        regions: &'w [(u64, u64)],
+        seed: u64,
+    ) -> Self {
         let mut random = Random::new(seed);
         // One of two has a TLB of its own.
         let port = match seed >> 32 & 1 {
@@ -59,7 +64,8 @@ impl<'w> Device<'w> {
             3..=5 => self.probe_landed(),
             6 => {
                 let (base, pages) = self.world.recent(self.random.index(64));
-                // Or behind it, where a window goes on: what is mapped there may be taken back before anyone knows of it.
+                // Or behind it, where a window goes on: what is mapped there may be taken back
+                // before anyone knows of it.
                 let behind = if self.random.one_in(2) { pages * PAGE } else { 0 };
                 self.probe_page(base + behind, pages);
             }
@@ -154,12 +160,14 @@ impl<'w> Device<'w> {
             },
         };
         if wrong {
-            self.world
-                .catch(|| format!("an access to {at} landed: found {read:?}, live {live:?}, floor {floor}"));
+            self.world.catch(|| {
+                format!("an access to {at} landed: found {read:?}, live {live:?}, floor {floor}")
+            });
         }
     }
 
-    /// What the unit has recorded of any device's faults: permissions that are missing, and nothing else.
+    /// What the unit has recorded of any device's faults: permissions that are missing, and nothing
+    /// else.
     fn judge_records(&self) {
         for record in self.iommu.take_faults().records {
             let denied = if record.is_read() { FaultReason::NoRead } else { FaultReason::NoWrite };
@@ -173,7 +181,9 @@ impl<'w> Device<'w> {
         let need = if write { Access::WRITE } else { Access::READ };
         let right = match fault.kind {
             FaultKind::NotMapped => live.is_none(),
-            FaultKind::NoRead | FaultKind::NoWrite => live.is_none_or(|live| !live.access.contains(need)),
+            FaultKind::NoRead | FaultKind::NoWrite => {
+                live.is_none_or(|live| !live.access.contains(need))
+            }
             _ => false,
         };
         if !right {

@@ -48,7 +48,8 @@ impl Through {
     }
 }
 
-/// What owners have handed to whichever takes it: mappings that no device may rely on any more, and revoked ones.
+/// What owners have handed to whichever takes it: mappings that no device may rely on any more, and
+/// revoked ones.
 #[derive(Default)]
 pub(crate) struct Mail<'d> {
     mapped: Mutex<Vec<(Live, Held<'d>)>>,

@@ -1,17 +1,24 @@
-//! A random adversary on the real stack: after `Quiesced` no access lands, and a stack with any one known mistake is
-//! caught.
+//! A random adversary on the real stack: after `Quiesced` no access lands, and a stack with any one
+//! known mistake is caught.
 //!
-//! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, one by one and in batches,
-//! through the domain and through handles with windows of their own; they hand mappings to each other and give up their
-//! handles. Meanwhile devices do DMA at random. Every page carries tags that say whose it is ([`tag`]), so that the reader of a page knows at once whether it
-//! should have. Table pages are so few that they are constantly retired and used again; free ones are poisoned. The
-//! addresses lie around multiples of 1 GiB. What the IOMMU does when is drawn from the seed of each [`round`].
+//! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, one by
+//! one and in batches, through the domain and through handles with windows of their own; they hand
+//! mappings to each other and give up their handles. Meanwhile devices do DMA at random. Every page
+//! carries tags that say whose it is ([`tag`]), so that the reader of a page knows at once whether
+//! it should have. Table pages are so few that they are constantly retired and used again; free
+//! ones are poisoned. The addresses lie around multiples of 1 GiB. What the IOMMU does when is
+//! drawn from the seed of each [`round`].
 //!
-//! Choices follow from the seed; what threads do to each other does not, so a seed repeats a round in kind and not to the
-//! instruction. `PINFOLD_ADVERSARY_ACCESSES` makes the run without a mistake as long as that many accesses of devices need
-//! (`make adversary`: 10^9), `PINFOLD_ADVERSARY_SECONDS` as long as asked, and `PINFOLD_ADVERSARY_SEED` sets the seed that
+//! Choices follow from the seed; what threads do to each other does not, so a seed repeats a round
+//! in kind and not to the instruction. `PINFOLD_ADVERSARY_ACCESSES` makes the run without a mistake
+//! as long as that many accesses of devices need (`make adversary`: 10^9),
+//! `PINFOLD_ADVERSARY_SECONDS` as long as asked, and `PINFOLD_ADVERSARY_SEED` sets the seed that
 //! all runs begin from.
-#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test, of small numbers")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test, of small numbers"
+)]
 
 use held::Through;
 use pinfold_core::known_bad::Mistake;
@@ -26,11 +33,14 @@ mod round;
 mod tag;
 mod world;
 
-const ROUND: Size = Size { owners: 3, devices: 2, arena_bytes: 32 << 20, length: Duration::from_millis(300) };
-/// The soak: more owners than any machine has processors, so that each is descheduled at every place.
-const SOAK: Size = Size { owners: 196, devices: 4, arena_bytes: 256 << 20, length: Duration::from_secs(5) };
-/// In how long a mistake must be caught; most are in the first round. On a machine that is busy with other things it
-/// also has that many accesses, in twenty times as long at most.
+const ROUND: Size =
+    Size { owners: 3, devices: 2, arena_bytes: 32 << 20, length: Duration::from_millis(300) };
+/// The soak: more owners than any machine has processors, so that each is descheduled at every
+/// place.
+const SOAK: Size =
+    Size { owners: 196, devices: 4, arena_bytes: 256 << 20, length: Duration::from_secs(5) };
+/// In how long a mistake must be caught; most are in the first round. On a machine that is busy
+/// with other things it also has that many accesses, in twenty times as long at most.
 const BUDGET: Duration = Duration::from_secs(30);
 const BUDGET_ACCESSES: u64 = 50_000_000;
 /// How many accesses the run without a mistake makes at least, and how long it takes at most.
@@ -75,9 +85,17 @@ fn the_stack_without_mistakes_is_clean() {
         sum.remote += outcome.remote;
         by_handle += if outcome.through == Some(Through::Handles) { outcome.maps } else { 0 };
         peak = peak.max(stats.backend.invalidations.in_flight_peak);
-        let kinds = sum.maps > 500 && sum.no_pages > 10 && sum.large > 10 && sum.late > 10 && sum.remote > 10;
-        let enough =
-            sum.accesses >= least && rounds >= 24 && kinds && caching > 1 && peak > 2 && by_handle > 100;
+        let kinds = sum.maps > 500
+            && sum.no_pages > 10
+            && sum.large > 10
+            && sum.late > 10
+            && sum.remote > 10;
+        let enough = sum.accesses >= least
+            && rounds >= 24
+            && kinds
+            && caching > 1
+            && peak > 2
+            && by_handle > 100;
         let longest = if accesses.is_some() { Duration::MAX } else { LONGEST };
         if start.elapsed() >= seconds.unwrap_or(if enough { Duration::ZERO } else { longest }) {
             break;
@@ -96,13 +114,19 @@ fn the_stack_without_mistakes_is_clean() {
     // It was an adversary: it landed, and found table pages, superpages, and rounds of all kinds.
     assert!(sum.accesses >= least && sum.landed > least / 20, "{sum:?}");
     assert!(
-        sum.maps > 500 && sum.no_pages > 10 && sum.large > 10 && caching > 1 && sum.late > 10 && peak > 2,
+        sum.maps > 500
+            && sum.no_pages > 10
+            && sum.large > 10
+            && caching > 1
+            && sum.late > 10
+            && peak > 2,
         "{sum:?}, {peak}"
     );
     assert!(by_handle > 100 && sum.remote > 10, "{by_handle}, {sum:?}");
 }
 
-/// 196 owners and four devices in one domain, for as long as `PINFOLD_ADVERSARY_SOAK_SECONDS` says (`make soak`: 60 s).
+/// 196 owners and four devices in one domain, for as long as `PINFOLD_ADVERSARY_SOAK_SECONDS` says
+/// (`make soak`: 60 s).
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
 fn a_soak_of_200_threads_is_clean() {
@@ -127,7 +151,10 @@ fn a_soak_of_200_threads_is_clean() {
         if maps > 1000 && remote > 10 && landed > 1000 {
             break;
         }
-        assert!(start.elapsed() < 2 * LONGEST, "{maps} maps, {remote} ended elsewhere, {landed} landed");
+        assert!(
+            start.elapsed() < 2 * LONGEST,
+            "{maps} maps, {remote} ended elsewhere, {landed} landed"
+        );
     }
 }
 
@@ -146,14 +173,14 @@ fn caught(mistake: Mistake, through: Option<Through>) {
             );
             return;
         }
-        let spent =
-            start.elapsed() >= BUDGET && accesses >= BUDGET_ACCESSES || start.elapsed() >= 20 * BUDGET;
+        let spent = start.elapsed() >= BUDGET && accesses >= BUDGET_ACCESSES
+            || start.elapsed() >= 20 * BUDGET;
         assert!(!spent, "{mistake:?} was not caught by {accesses} accesses, {maps} maps");
     }
 }
 
-/// Two tests of each mistake: through whatever the seed of a round says, and through the windows of owners alone. Without
-/// optimisation those that take some seconds are left out.
+/// Two tests of each mistake: through whatever the seed of a round says, and through the windows of
+/// owners alone. Without optimisation those that take some seconds are left out.
 macro_rules! caught {
     ($($(#[$attribute:meta])* $test:ident $mistake:ident $(($level:literal))?,)*) => {
         $(#[test]

@@ -1,4 +1,5 @@
-//! An owner of buffers: maps, revokes and unmaps them at random, and checks every page when it owns it again.
+//! An owner of buffers: maps, revokes and unmaps them at random, and checks every page when it owns
+//! it again.
 
 use super::held::{Handle, Held, Mail, Revoked, Through};
 use super::tag::{self, Kind, PAGE, Tag};
@@ -7,7 +8,9 @@ use pinfold::soft::Random;
 use pinfold::{Arena, Buffer};
 use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::{BackendError, Domain, MapError, MapManyError, Mapping, NotQuiesced, Unrevoked};
+use pinfold_core::domain::{
+    BackendError, Domain, MapError, MapManyError, Mapping, NotQuiesced, Unrevoked,
+};
 use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::table::TableError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -71,7 +74,9 @@ impl<'w, 'd> Owner<'w, 'd> {
         while let Some(held) = self.shared.mail.take() {
             self.unmap(held);
         }
-        while let Some((live, revoked)) = self.revoked.pop().or_else(|| self.shared.mail.take_revoked()) {
+        while let Some((live, revoked)) =
+            self.revoked.pop().or_else(|| self.shared.mail.take_revoked())
+        {
             self.wait(live, revoked);
         }
         self.kept.iter().for_each(|buffer| self.check_owned(buffer));
@@ -89,7 +94,8 @@ impl<'w, 'd> Owner<'w, 'd> {
             8 if !self.grows => self.revoke_all(),
             9 if self.revoked.len() > REVOKED / 3 && self.is_by_handle() => self.wait_all(),
             9 if self.revoked.len() > REVOKED / 2 => {
-                let (live, revoked) = self.revoked.swap_remove(self.random.index(self.revoked.len()));
+                let (live, revoked) =
+                    self.revoked.swap_remove(self.random.index(self.revoked.len()));
                 self.wait(live, revoked);
             }
             10 => self.exchange(),
@@ -114,8 +120,8 @@ impl<'w, 'd> Owner<'w, 'd> {
         self.shared.through.is_by_handle(&mut self.random)
     }
 
-    /// Takes what other owners have handed on, hands something on, or gives up the handle: its windows are then closed by the
-    /// last of their mappings, wherever that ends.
+    /// Takes what other owners have handed on, hands something on, or gives up the handle: its
+    /// windows are then closed by the last of their mappings, wherever that ends.
     fn exchange(&mut self) {
         let mail = self.shared.mail;
         match self.random.below(8) {
@@ -178,7 +184,9 @@ impl<'w, 'd> Owner<'w, 'd> {
         }
         let many = self.random.one_in(4) && self.is_by_handle();
         let buffers: Vec<Buffer> = match many {
-            true => (0..LIVE - self.mapped.len()).map_while(|_| self.obtain(PAGE as usize)).collect(),
+            true => {
+                (0..LIVE - self.mapped.len()).map_while(|_| self.obtain(PAGE as usize)).collect()
+            }
             false => {
                 let bytes = self.bytes();
                 self.obtain(bytes).into_iter().collect()
@@ -310,7 +318,8 @@ impl<'w, 'd> Owner<'w, 'd> {
     /// Waits for all that is revoked, with one deadline.
     fn wait_all(&mut self) {
         let limit = WaitLimit { time_ns: 1 + self.random.below(100_000), polls: u64::MAX };
-        let (lives, revoked): (Vec<_>, Vec<_>) = std::mem::take(&mut self.revoked).into_iter().unzip();
+        let (lives, revoked): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.revoked).into_iter().unzip();
         let outcomes: Vec<_> = self.handle.wait_many_for(revoked, limit).collect();
         lives.into_iter().zip(outcomes).for_each(|(live, outcome)| self.waited(live, outcome));
     }
@@ -356,7 +365,8 @@ impl<'w, 'd> Owner<'w, 'd> {
 
     fn check_owned(&self, buffer: &Buffer) {
         if let Some(wrong) = Self::changed(buffer) {
-            self.world.catch(|| format!("an owner's buffer was changed: (page, found) = {wrong:?}"));
+            self.world
+                .catch(|| format!("an owner's buffer was changed: (page, found) = {wrong:?}"));
         }
     }
 }

@@ -42,9 +42,9 @@ pub(crate) struct Outcome {
     pub(crate) stats: DomainStats,
 }
 
-/// Where mappings may be: around multiples of 1 GiB, and of 512 GiB where the table has that many levels. The regions
-/// are small, so that what is mapped spreads over several of them and goes away from them again; some have room for an
-/// owner's window.
+/// Where mappings may be: around multiples of 1 GiB, and of 512 GiB where the table has that many
+/// levels. The regions are small, so that what is mapped spreads over several of them and goes away
+/// from them again; some have room for an owner's window.
 fn regions(random: &mut Random, levels: u8, owners: usize) -> Vec<(u64, u64)> {
     let mut borders: Vec<u64> = (5..9).map(|gib| gib * GIB).collect();
     if levels > 3 {
@@ -73,8 +73,8 @@ fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> So
     if seed % 4 == 1 {
         config.timeout = Duration::from_micros(random.pick(&[20, 200, 1000]));
     }
-    // In a window with a table page of its own a map fails halfway only in caching mode, when its flush is late: for long
-    // enough that a device finds it.
+    // In a window with a table page of its own a map fails halfway only in caching mode, when its
+    // flush is late: for long enough that a device finds it.
     if seed % 6 == 3 && through != Through::Domain {
         (config.timeout, config.late_by) = (Duration::from_micros(500), Duration::from_millis(4));
     }
@@ -84,7 +84,8 @@ fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> So
     config.queue_depth = random.pick(&[1, 2, 4, 16]);
     // In turns, so that a dozen rounds have had all of it.
     config.caching_mode = seed.is_multiple_of(3);
-    config.contiguous_bytes = seed.is_multiple_of(2).then(|| random.pick(&[4 << 10, 4 << 10, 16 << 10]));
+    config.contiguous_bytes =
+        seed.is_multiple_of(2).then(|| random.pick(&[4 << 10, 4 << 10, 16 << 10]));
     config.units = random.pick(&[1, 2]);
     config.levels = 3 + random.below(3) as u8;
     // A mapping across a border needs two pages of each level and the root: there is little more.
@@ -112,7 +113,8 @@ fn fence(domain: &Domain, regions: &[(u64, u64)], bits: u32) {
     reserve_range(from, end);
 }
 
-/// Returns what the owners of a round map through. In turns, and not in step with the rest of the configuration.
+/// Returns what the owners of a round map through. In turns, and not in step with the rest of the
+/// configuration.
 fn through(seed: u64) -> Through {
     match seed % 5 {
         0 => Through::Both,
@@ -122,7 +124,12 @@ fn through(seed: u64) -> Through {
 }
 
 /// Plays one round with `mistake`, through what is asked for, or what the seed says.
-pub(crate) fn play(seed: u64, mistake: Option<Mistake>, asked: Option<Through>, size: Size) -> Outcome {
+pub(crate) fn play(
+    seed: u64,
+    mistake: Option<Mistake>,
+    asked: Option<Through>,
+    size: Size,
+) -> Outcome {
     let mut random = Random::new(seed);
     let through = asked.unwrap_or_else(|| through(seed));
     let config = config(&mut random, seed, through, size.owners);
@@ -131,7 +138,8 @@ pub(crate) fn play(seed: u64, mistake: Option<Mistake>, asked: Option<Through>, 
     let what = format!("seed {seed}, {through:?}, {config:?}");
     let domain = Domain::soft_with(config).unwrap();
     fence(&domain, &regions, 12 + 9 * u32::from(levels));
-    let arena = Arena::builder().size(size.arena_bytes).source(Source::Plain).build(&domain).unwrap();
+    let arena =
+        Arena::builder().size(size.arena_bytes).source(Source::Plain).build(&domain).unwrap();
     // Too small for the regions, so it has its range below 4 GiB; the rest of that is closed.
     let end = arena.iova().raw() + size.arena_bytes;
     fence_below(&domain, arena.iova().raw(), end);

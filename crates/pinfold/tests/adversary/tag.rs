@@ -20,7 +20,8 @@ pub(crate) enum Kind {
     Blank = 0,
     /// The owner's: no device may read or write it. The number is that of the page in this process.
     Owned = 1,
-    /// About to be mapped, at an address not yet known. The number is that of the page in this process.
+    /// About to be mapped, at an address not yet known. The number is that of the page in this
+    /// process.
     Leaving = 2,
     /// Mapping. The number is that of the page in the address space of the device.
     Mapping = 3,
@@ -42,7 +43,9 @@ pub(crate) struct Tag {
 
 impl Tag {
     pub(crate) fn word(self) -> u64 {
-        (self.kind as u64) << KIND | (self.generation & GENERATIONS) << GENERATION | (self.number & NUMBER)
+        (self.kind as u64) << KIND
+            | (self.generation & GENERATIONS) << GENERATION
+            | (self.number & NUMBER)
     }
 
     pub(crate) fn of(word: u64) -> Self {

@@ -1,4 +1,5 @@
-//! What owners and devices share: what is mapped now, what was mapped recently, and what was caught.
+//! What owners and devices share: what is mapped now, what was mapped recently, and what was
+//! caught.
 
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
@@ -80,7 +81,8 @@ impl World {
         self.live.len()
     }
 
-    /// Notes that an owner begins or ends a call that maps, after which it has said whether one of its buffers was lost.
+    /// Notes that an owner begins or ends a call that maps, after which it has said whether one of
+    /// its buffers was lost.
     pub(crate) fn begin_or_end_call(&self, owner: usize) {
         self.calls[owner].fetch_add(1, Ordering::SeqCst);
     }

@@ -14,7 +14,8 @@ fn memory(error: MemoryError) -> RegistrationError {
 fn memory_that_cannot_be_registered_is_an_error_and_changes_nothing() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
-    let parts = [(Kind::Plain, 4 * PAGE), (Kind::Hole, PAGE), (Kind::Plain, PAGE), (Kind::ReadOnly, PAGE)];
+    let parts =
+        [(Kind::Plain, 4 * PAGE), (Kind::Hole, PAGE), (Kind::Plain, PAGE), (Kind::ReadOnly, PAGE)];
     let area = Area::new(0, &parts).unwrap();
     let first = register(&mut buffers, area.addr, PAGE).unwrap().into_index();
     let before = pinned_by_kernel();
@@ -41,7 +42,8 @@ fn memory_that_cannot_be_registered_is_an_error_and_changes_nothing() {
     }
     let none = register_for(&mut buffers, fence, 1, Access::READ);
     assert_eq!(none, Err(memory(MemoryError::NoAccess { addr: fence })));
-    let overlap = |addr, len| RegistrationError::Table(RegisterError::Overlaps { addr, len, with: first });
+    let overlap =
+        |addr, len| RegistrationError::Table(RegisterError::Overlaps { addr, len, with: first });
     for (addr, len) in [(area.addr, PAGE), (area.addr + PAGE - 1, 2), (area.addr + 5, 1)] {
         assert_eq!(register(&mut buffers, addr, len), Err(overlap(addr, len as u64)));
     }
@@ -62,11 +64,13 @@ fn device_registers_and_kernel_pages_are_refused() {
         assert_eq!(error, Err(memory(MemoryError::Special { addr })), "{line}");
     }
     let zero = Area::new(0, &[(Kind::ReadOnly, 2 * PAGE)]).unwrap();
-    let index = register_for(&mut buffers, zero.addr + 5, PAGE as u64, Access::READ).unwrap().into_index();
+    let index =
+        register_for(&mut buffers, zero.addr + 5, PAGE as u64, Access::READ).unwrap().into_index();
     let registration = buffers.get(index).unwrap();
     assert!(!registration.is_pinned(), "what is read-only is locked, not pinned");
     assert_eq!((registration.charged_bytes(), buffers.stats().charged_bytes), (2 * PAGE as u64, 0));
-    let next = register_for(&mut buffers, zero.addr + 5 + PAGE, 5, Access::READ).unwrap().into_index();
+    let next =
+        register_for(&mut buffers, zero.addr + 5 + PAGE, 5, Access::READ).unwrap().into_index();
     let locked = || {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         status.lines().any(|line| line.starts_with("VmLck:") && !line.contains(" 0 kB"))
@@ -90,8 +94,8 @@ fn invalid_indices_and_offsets_are_errors() {
         Err(error) => return skipped(&error.to_string()),
     };
     let area = Area::new(0, &[(Kind::Plain, 8 * PAGE)]).unwrap();
-    let [one, two] =
-        [0, 1].map(|i| register(&mut buffers, area.addr + 2 * i * PAGE, PAGE).unwrap().into_index());
+    let [one, two] = [0, 1]
+        .map(|i| register(&mut buffers, area.addr + 2 * i * PAGE, PAGE).unwrap().into_index());
     let full = table(RegisterError::Full { capacity: 2 });
     assert_eq!(register(&mut buffers, area.addr + 5 * PAGE, PAGE), Err(full));
     let three = BufferIndex::new(2);

@@ -14,8 +14,8 @@ pub(crate) fn skipped(why: &str) {
     eprintln!("SKIPPED: {why}");
 }
 
-/// One test at a time in this process, each after the kernel has unpinned what the previous one had pinned: it closes
-/// rings in its own time.
+/// One test at a time in this process, each after the kernel has unpinned what the previous one had
+/// pinned: it closes rings in its own time.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -28,7 +28,8 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     guard
 }
 
-/// Hugepages in the machine's pool beside those that are there, released when dropped. One at a time on the machine.
+/// Hugepages in the machine's pool beside those that are there, released when dropped. One at a
+/// time on the machine.
 pub(crate) struct Hugepages {
     before: u64,
     pool: &'static str,
@@ -88,7 +89,8 @@ pub(crate) enum Kind {
     Hole,
 }
 
-/// Addresses of our own, on a multiple of 1 GiB plus `lead`, with parts of all kinds one after the other.
+/// Addresses of our own, on a multiple of 1 GiB plus `lead`, with parts of all kinds one after the
+/// other.
 pub(crate) struct Area {
     base: usize,
     len: usize,
@@ -119,15 +121,20 @@ impl Area {
         match kind {
             Kind::Hole => return unmap(at, len),
             Kind::Hugetlb => map(at, len, rw, anonymous | huge, None)?,
-            Kind::HugetlbShared => map(at, len, rw, libc::MAP_ANONYMOUS | libc::MAP_SHARED | huge, None)?,
-            Kind::HugetlbMemfd => map(at, len, rw, libc::MAP_SHARED, Some(memfd(len, libc::MFD_HUGETLB)?))?,
+            Kind::HugetlbShared => {
+                map(at, len, rw, libc::MAP_ANONYMOUS | libc::MAP_SHARED | huge, None)?
+            }
+            Kind::HugetlbMemfd => {
+                map(at, len, rw, libc::MAP_SHARED, Some(memfd(len, libc::MFD_HUGETLB)?))?
+            }
             Kind::Memfd => map(at, len, rw, libc::MAP_SHARED, Some(memfd(len, 0)?))?,
             Kind::PrivateFile => map(at, len, rw, libc::MAP_PRIVATE, Some(memfd(len, 0)?))?,
             Kind::Disk => map(at, len, rw, libc::MAP_PRIVATE, Some(disk(len)?))?,
             Kind::ReadOnly => map(at, len, libc::PROT_READ, anonymous, None)?,
             Kind::Plain | Kind::Untouched | Kind::Transparent => map(at, len, rw, anonymous, None)?,
         };
-        let advice = if kind == Kind::Transparent { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        let advice =
+            if kind == Kind::Transparent { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
         if matches!(kind, Kind::Plain | Kind::Untouched | Kind::Transparent) {
             advise(at, len, advice);
         }
@@ -149,13 +156,19 @@ impl Drop for Area {
 }
 
 /// # Safety of what follows
-/// The addresses are those of an `Area` private to the test; it is reached by these functions and by
-/// the kernel only.
+/// The addresses are those of an `Area` private to the test; it is reached by these functions and
+/// by the kernel only.
 fn ptr<T>(addr: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(addr)
 }
 
-pub(crate) fn map(addr: usize, len: usize, prot: i32, flags: i32, fd: Option<OwnedFd>) -> Option<usize> {
+pub(crate) fn map(
+    addr: usize,
+    len: usize,
+    prot: i32,
+    flags: i32,
+    fd: Option<OwnedFd>,
+) -> Option<usize> {
     use std::os::fd::AsRawFd;
     let fixed = if addr == 0 { 0 } else { libc::MAP_FIXED };
     let raw = fd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
@@ -202,7 +215,11 @@ pub(crate) fn peek(addr: usize) -> u8 {
     unsafe { ptr::<u8>(addr).read_volatile() }
 }
 
-pub(crate) fn register(buffers: &mut Buffers<'_>, addr: usize, len: usize) -> Result<u16, RegistrationError> {
+pub(crate) fn register(
+    buffers: &mut Buffers<'_>,
+    addr: usize,
+    len: usize,
+) -> Result<u16, RegistrationError> {
     register_for(buffers, addr, len as u64, BOTH)
 }
 
@@ -234,7 +251,10 @@ pub(crate) fn buffers(view: View) -> Option<Buffers<'static>> {
 }
 
 /// Runs in a thread without these capabilities.
-pub(crate) fn without<R: Send>(gone: rustix::thread::CapabilitySet, body: impl FnOnce() -> R + Send) -> R {
+pub(crate) fn without<R: Send>(
+    gone: rustix::thread::CapabilitySet,
+    body: impl FnOnce() -> R + Send,
+) -> R {
     use rustix::thread::{capabilities, set_capabilities};
     let run = || {
         let mut sets = capabilities(None).unwrap();

@@ -1,5 +1,5 @@
-//! Registered memory that goes away: the pages stay pinned and are not reused, and where userfaultfd is available the
-//! registration is revoked before the call returns.
+//! Registered memory that goes away: the pages stay pinned and are not reused, and where
+//! userfaultfd is available the registration is revoked before the call returns.
 
 use crate::common::*;
 use crate::kernel::{cloned, transfer};
@@ -29,8 +29,11 @@ fn gone(buffers: &mut Buffers<'_>, index: BufferIndex, why: Gone, addr: usize) {
 fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_returns() {
     let _alone = alone();
     let _pages = Hugepages::reserve(2);
-    let kinds =
-        [(Kind::Plain, 4 * PAGE, PAGE), (Kind::Memfd, 4 * PAGE, PAGE), (Kind::Hugetlb, 2 * HUGE, HUGE)];
+    let kinds = [
+        (Kind::Plain, 4 * PAGE, PAGE),
+        (Kind::Memfd, 4 * PAGE, PAGE),
+        (Kind::Hugetlb, 2 * HUGE, HUGE),
+    ];
     for (kind, len, page) in kinds {
         for round in 0..4 {
             let Some((mut buffers, area, index)) = registered(kind, len) else {
@@ -55,9 +58,15 @@ fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_retu
                 }
                 _ => {
                     let from = std::ptr::with_exposed_provenance_mut(at);
-                    // SAFETY: the memory is the test's; where it goes is, too, and is unmapped below.
+                    // SAFETY: the memory is the test's; where it goes is, too, and is unmapped
+                    // below.
                     let to = unsafe {
-                        libc::mremap(from, page, page, libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP)
+                        libc::mremap(
+                            from,
+                            page,
+                            page,
+                            libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP,
+                        )
                     };
                     if to == libc::MAP_FAILED {
                         continue; // Not of hugetlb pages, nor of shared memory before Linux 5.13.
@@ -132,13 +141,15 @@ fn a_page_that_is_unmapped_while_pinned_is_not_reused() {
         .output();
     drop(other);
     (0..area.bytes).for_each(|at| poke(area.addr + at, 0x11));
-    // What the kernel writes to the file is the old content: the pages are still the registration's.
+    // What the kernel writes to the file is the old content: the pages are still the
+    // registration's.
     let file = tempfile::tempfile().unwrap();
     assert_eq!(transfer(&mut ring, &file, true, place, 0), done);
     let mut written = vec![0; len];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut written, 0).unwrap();
     assert!(written.iter().all(|byte| *byte == 0x5a));
-    // And what it reads from the file goes to those pages, not to what is at the addresses now, nor to anybody.
+    // And what it reads from the file goes to those pages, not to what is at the addresses now, nor
+    // to anybody.
     std::os::unix::fs::FileExt::write_all_at(&file, &vec![0x77; len], 0).unwrap();
     assert_eq!(transfer(&mut ring, &file, false, place, 0), done);
     assert!((0..area.bytes).all(|at| peek(area.addr + at) == 0x11));
@@ -154,8 +165,8 @@ fn after_a_fork_the_parent_keeps_the_pages_and_the_child_cannot_unpin_them() {
     let before = pinned_by_kernel();
     let Some((mut ring, places)) = cloned(&buffers, index) else { return };
     poke(area.addr, 1);
-    // SAFETY: the child writes to its own copy, frees what it has of the table, and ends; glibc's allocator may be used
-    // after a fork.
+    // SAFETY: the child writes to its own copy, frees what it has of the table, and ends; glibc's
+    // allocator may be used after a fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
         poke(area.addr, 2);
@@ -204,7 +215,10 @@ fn stress_a_registration_is_never_used_after_its_memory_was_unmapped() {
                 let _ = buffers.get(index);
             }
         });
-        assert!(matches!(buffers.hold(index), Err(RegistrationError::Gone { .. })), "round {rounds}");
+        assert!(
+            matches!(buffers.hold(index), Err(RegistrationError::Gone { .. })),
+            "round {rounds}"
+        );
         buffers.unregister(index).unwrap();
         rounds += 1;
     }

@@ -9,7 +9,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 /// A ring of the caller's, which has a buffer's places from ours without pinning again.
-pub(crate) fn cloned(buffers: &Buffers<'_>, index: BufferIndex) -> Option<(IoUring, Vec<RingPlace>)> {
+pub(crate) fn cloned(
+    buffers: &Buffers<'_>,
+    index: BufferIndex,
+) -> Option<(IoUring, Vec<RingPlace>)> {
     let (fd, places) = buffers.ring(index).unwrap().unwrap();
     let ring = IoUring::new(8).unwrap();
     let before = pinned_by_kernel();
@@ -72,7 +75,10 @@ fn data_goes_both_ways_through_fixed_buffers_of_a_mixture() {
     (0..len).for_each(|at| poke(addr + at, byte(at, 1)));
     let mut offset = 0;
     for &place in &places {
-        assert_eq!(transfer(&mut ring, &file, true, place, offset), i32::try_from(place.len).unwrap());
+        assert_eq!(
+            transfer(&mut ring, &file, true, place, offset),
+            i32::try_from(place.len).unwrap()
+        );
         offset += place.len as u64;
     }
     let mut written = vec![0; len];
@@ -82,7 +88,10 @@ fn data_goes_both_ways_through_fixed_buffers_of_a_mixture() {
     file.write_all_at(&other, 0).unwrap();
     offset = 0;
     for &place in &places {
-        assert_eq!(transfer(&mut ring, &file, false, place, offset), i32::try_from(place.len).unwrap());
+        assert_eq!(
+            transfer(&mut ring, &file, false, place, offset),
+            i32::try_from(place.len).unwrap()
+        );
         offset += place.len as u64;
     }
     assert!((0..len).all(|at| peek(addr + at) == byte(at, 2)), "what the memory has");
@@ -124,7 +133,8 @@ fn an_update_in_place_releases_the_previous_buffer() {
     let before = pinned_by_kernel();
     let at = BufferIndex::new(40);
     // SAFETY: the memory is the test's.
-    let mut put = |addr, len: usize| unsafe { buffers.register_addresses(Some(at), addr, len as u64, BOTH) };
+    let mut put =
+        |addr, len: usize| unsafe { buffers.register_addresses(Some(at), addr, len as u64, BOTH) };
     assert_eq!(put(area.addr, PAGE), Ok(at), "sparse");
     assert_eq!(put(area.addr, 3 * PAGE), Ok(at));
     assert!(put(area.addr, 0).is_err());

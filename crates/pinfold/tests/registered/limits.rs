@@ -29,8 +29,14 @@ fn exceeding_memlock_is_refused_with_figures_and_command_and_pins_nothing() {
         };
         assert_eq!((*said, *used, *allowed), ((asked - PAGE) as u64, before + PAGE as u64, limit));
         assert!(command.contains("memlock") || command.contains("ulimit -l"), "{command}");
-        assert!(error.to_string().contains(&format!("{said} bytes")) && error.to_string().contains(command));
-        assert_eq!((pinned_by_kernel() - before, buffers.stats().pinned_bytes), (PAGE as u64, PAGE as u64));
+        assert!(
+            error.to_string().contains(&format!("{said} bytes"))
+                && error.to_string().contains(command)
+        );
+        assert_eq!(
+            (pinned_by_kernel() - before, buffers.stats().pinned_bytes),
+            (PAGE as u64, PAGE as u64)
+        );
         assert!(buffers.get(small).is_ok());
     });
 }
@@ -42,7 +48,9 @@ fn a_hugepage_is_counted_whole_for_any_part_of_it() {
         return skipped("RLIMIT_MEMLOCK is small or large, or there is none");
     };
     let pages = limit / HUGE as u64 + 1;
-    let Some(_pages) = Hugepages::reserve(pages) else { return skipped("may not reserve hugepages") };
+    let Some(_pages) = Hugepages::reserve(pages) else {
+        return skipped("may not reserve hugepages");
+    };
     let area = Area::new(0, &[(Kind::Hugetlb, HUGE * usize::try_from(pages).unwrap())]).unwrap();
     without(CapabilitySet::IPC_LOCK, || {
         let Some(mut buffers) = buffers(View::Process) else { return };
@@ -53,7 +61,9 @@ fn a_hugepage_is_counted_whole_for_any_part_of_it() {
             fit += u64::from(registered.is_ok());
             registered.err()
         });
-        let Some(RegistrationError::Memlock { requested, .. }) = refused else { panic!("{refused:?}") };
+        let Some(RegistrationError::Memlock { requested, .. }) = refused else {
+            panic!("{refused:?}")
+        };
         assert_eq!(requested, HUGE as u64, "for 10 bytes");
         assert_eq!(buffers.stats().charged_bytes, fit * HUGE as u64);
         assert_eq!(pinned_by_kernel() - before, fit * HUGE as u64, "as was predicted");
@@ -73,7 +83,8 @@ fn memory_with_larger_pages_than_surveyed_is_refused_with_the_true_charge() {
     without(CapabilitySet::IPC_LOCK, || {
         let Some(mut buffers) = buffers(View::Process) else { return };
         let before = pinned_by_kernel();
-        let refused = (0..pages).find_map(|page| register(&mut buffers, area.addr + page * HUGE, PAGE).err());
+        let refused =
+            (0..pages).find_map(|page| register(&mut buffers, area.addr + page * HUGE, PAGE).err());
         match refused {
             Some(RegistrationError::Memlock { requested, used, .. }) => {
                 assert_eq!((requested, used), (HUGE as u64, pinned_by_kernel()));

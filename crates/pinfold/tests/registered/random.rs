@@ -1,4 +1,5 @@
-//! Random registrations over a mixture, checked after each step against what the kernel reports and against a set of pages.
+//! Random registrations over a mixture, checked after each step against what the kernel reports and
+//! against a set of pages.
 
 use crate::common::*;
 use crate::shapes::IntoIndex;
@@ -69,7 +70,9 @@ fn random_registrations_are_charged_and_pinned_as_reported() {
                         let (start, bytes) = live[&with];
                         assert!(start < addr + len && addr < start + bytes);
                     }
-                    Err(RegistrationError::Table(RegisterError::Full { .. })) => assert_eq!(live.len(), 64),
+                    Err(RegistrationError::Table(RegisterError::Full { .. })) => {
+                        assert_eq!(live.len(), 64)
+                    }
                     Err(error) => assert!(error.to_string().is_empty(), "{error}"),
                 }
             }
@@ -127,7 +130,9 @@ fn a_table_holds_at_most_16384_buffers() {
     let before = pinned_by_kernel();
     for i in 0..16_384 {
         match register(&mut buffers, area.addr + i * PAGE / 2 + 1, PAGE / 2) {
-            Err(RegistrationError::Memlock { .. }) => return skipped("this user may not pin 100 MiB"),
+            Err(RegistrationError::Memlock { .. }) => {
+                return skipped("this user may not pin 100 MiB");
+            }
             index => assert_eq!(usize::from(index.unwrap()), i),
         }
     }

@@ -1,11 +1,13 @@
-//! Page sizes of memory and what the kernel charges for it: alone, in mixtures, at any offset and length.
+//! Page sizes of memory and what the kernel charges for it: alone, in mixtures, at any offset and
+//! length.
 
 use crate::common::*;
 use pinfold::registered::{Backing, Survey, View};
 use pinfold_core::addr::PageSize;
 use rustix::thread::CapabilitySet;
 
-/// Registers `len` bytes at `addr`, and checks that the kernel charges what is said, and takes it back.
+/// Registers `len` bytes at `addr`, and checks that the kernel charges what is said, and takes it
+/// back.
 fn charged(addr: usize, len: usize) -> u64 {
     let mut buffers = buffers(View::Process).unwrap();
     let before = pinned_by_kernel();
@@ -38,7 +40,8 @@ fn hugepages_aligned_or_beginning_and_ending_anywhere() {
     }
     for kind in [Kind::Hugetlb, Kind::HugetlbShared, Kind::HugetlbMemfd] {
         let area = Area::new(0, &[(kind, 4 * HUGE)]).unwrap();
-        // One, several, with an unaligned start, an unaligned end, both; within one page; across two.
+        // One, several, with an unaligned start, an unaligned end, both; within one page; across
+        // two.
         for (from, len, pages) in [
             (0, HUGE, 1),
             (0, 4 * HUGE, 4),
@@ -52,7 +55,11 @@ fn hugepages_aligned_or_beginning_and_ending_anywhere() {
             assert_eq!(survey.pages(PageSize::Size2M), pages, "{kind:?} {from} {len}: {survey:?}");
             assert_eq!(survey.pages(PageSize::Size4K), 0);
             assert!(survey.pieces().iter().all(|piece| piece.backing == Backing::Hugetlb));
-            assert_eq!(charged(area.addr + from, len), pages * HUGE as u64, "{kind:?} {from} {len}");
+            assert_eq!(
+                charged(area.addr + from, len),
+                pages * HUGE as u64,
+                "{kind:?} {from} {len}"
+            );
         }
     }
 }
@@ -84,8 +91,14 @@ fn each_plain_page_is_charged() {
             skipped(&format!("no {kind:?} memory"));
             continue;
         };
-        for (from, len, pages) in [(0, 100 * PAGE, 100), (1, 1, 1), (PAGE - 1, 2, 2), (5, 99 * PAGE, 100)] {
-            assert_eq!(charged(area.addr + from, len), pages * PAGE as u64, "{kind:?} {from} {len}");
+        for (from, len, pages) in
+            [(0, 100 * PAGE, 100), (1, 1, 1), (PAGE - 1, 2, 2), (5, 99 * PAGE, 100)]
+        {
+            assert_eq!(
+                charged(area.addr + from, len),
+                pages * PAGE as u64,
+                "{kind:?} {from} {len}"
+            );
         }
     }
 }
@@ -143,7 +156,10 @@ fn a_mixture_keeps_its_hugepages_whole() {
             assert_eq!(survey.pages(PageSize::Size2M), if thp { 4 } else { 3 }, "{survey:?}");
             let plain = 3 + 512 + 5 + if thp { 0 } else { 512 };
             assert_eq!(survey.pages(PageSize::Size4K), plain);
-            assert_eq!(survey.pieces().iter().map(|piece| piece.len).sum::<u64>(), area.bytes as u64);
+            assert_eq!(
+                survey.pieces().iter().map(|piece| piece.len).sum::<u64>(),
+                area.bytes as u64
+            );
             if buffers(View::Process).is_none() {
                 return;
             }
@@ -165,14 +181,20 @@ fn the_physical_view_has_a_segment_for_each_hugepage_at_most() {
         Ok(index) => index.into_index(),
         Err(error) => {
             let unknown = pinfold::registered::RegistrationError::FramesUnknown { addr: area.addr };
-            assert_eq!((error, buffers.stats().pinned_bytes), (unknown, 0), "and nothing stays pinned");
+            assert_eq!(
+                (error, buffers.stats().pinned_bytes),
+                (unknown, 0),
+                "and nothing stays pinned"
+            );
             return skipped("frame numbers are unavailable");
         }
     };
     let table = buffers.get(index).unwrap().table();
     assert!(table.segment_count() <= 4, "8 MiB on 2 MiB pages: {}", table.segment_count());
     assert!(table.table_bytes() <= 32);
-    assert!(!table.locate(HUGE as u64).unwrap().iova.is_aligned(2 * HUGE as u64) || table.folios() <= 4);
+    assert!(
+        !table.locate(HUGE as u64).unwrap().iova.is_aligned(2 * HUGE as u64) || table.folios() <= 4
+    );
     let mixed = mixture().unwrap();
     let index = mixed.register(&mut buffers).unwrap().into_index();
     let registration = buffers.get(index).unwrap();
@@ -182,7 +204,10 @@ fn the_physical_view_has_a_segment_for_each_hugepage_at_most() {
     for piece in survey.pieces() {
         let offset = (piece.addr - mixed.addr) as u64;
         for at in [0, piece.len / 2, piece.len - 1] {
-            assert_eq!(table.locate(offset + at).unwrap().iova.raw(), piece.phys.unwrap().raw() + at);
+            assert_eq!(
+                table.locate(offset + at).unwrap().iova.raw(),
+                piece.phys.unwrap().raw() + at
+            );
         }
     }
     assert!(table.table_bytes() as u64 <= 16 * (3 + 4 + 512 + 5));
@@ -201,7 +226,8 @@ fn two_buffers_on_one_hugepage_are_pinned_and_charged_once() {
     let stats = buffers.stats();
     assert_eq!((stats.pinned_bytes, stats.charged_bytes), (2 * huge, 2 * huge), "not three");
     assert_eq!(pinned_by_kernel() - before, 2 * huge);
-    // The kernel takes back what it charged with the one that it charged it to, though the page stays pinned.
+    // The kernel takes back what it charged with the one that it charged it to, though the page
+    // stays pinned.
     buffers.unregister(one).unwrap();
     let stats = buffers.stats();
     assert_eq!((stats.pinned_bytes, stats.charged_bytes), (2 * huge, huge));
@@ -233,8 +259,8 @@ fn shared_memory_that_is_mapped_twice_is_pinned_once() {
         let Some(mut buffers) = buffers(View::Process) else { return };
         let fd = memfd(len, flags).unwrap();
         let rw = libc::PROT_READ | libc::PROT_WRITE;
-        let [one, two] =
-            [(); 2].map(|()| map(0, len, rw, libc::MAP_SHARED, Some(fd.try_clone().unwrap())).unwrap());
+        let [one, two] = [(); 2]
+            .map(|()| map(0, len, rw, libc::MAP_SHARED, Some(fd.try_clone().unwrap())).unwrap());
         poke(one, 77);
         assert_eq!(peek(two), 77);
         let before = pinned_by_kernel();
@@ -243,7 +269,10 @@ fn shared_memory_that_is_mapped_twice_is_pinned_once() {
         let stats = buffers.stats();
         assert_eq!(pinned_by_kernel() - before, charges * len as u64, "{flags}");
         if Survey::new(two, 1, BOTH).unwrap().means().frames {
-            assert_eq!((stats.pinned_bytes, stats.charged_bytes), (len as u64, charges * len as u64));
+            assert_eq!(
+                (stats.pinned_bytes, stats.charged_bytes),
+                (len as u64, charges * len as u64)
+            );
         }
         drop(buffers);
         [one, two].into_iter().for_each(|at| unmap(at, len).unwrap());

@@ -1,5 +1,6 @@
-//! Use at the limits: configurations of any numbers, handles dropped in any order and forgotten, many owners. What is asked
-//! for is refused or works; nothing panics, and what was returned is there again.
+//! Use at the limits: configurations of any numbers, handles dropped in any order and forgotten,
+//! many owners. What is asked for is refused or works; nothing panics, and what was returned is
+//! there again.
 
 use super::harness::{Arena, PAGE, Page};
 use crate::{Effect, Random, SoftConfig, SoftIommu, Stage, domain};
@@ -35,7 +36,8 @@ fn try_out(config: SoftConfig) -> Result<(), BackendError> {
         domain.release_late();
         let late = ends.iter().filter(|end| !**end).count() as u64;
         let kept = domain.stats().deferred + domain.stats().quarantined;
-        // Ten polls may take less than a flush, which then completes before the domain looks for what is late.
+        // Ten polls may take less than a flush, which then completes before the domain looks for
+        // what is late.
         assert!(kept <= late, "{late} waits ended early, and the domain keeps {kept}");
         Ok(())
     })
@@ -93,7 +95,8 @@ fn any_numbers_in_a_configuration_are_refused_or_work() {
 #[test]
 fn thousands_of_owners_leave_nothing_behind() {
     const OWNERS: usize = 2000;
-    let (domain, _bus) = domain(SoftConfig { flush_cost: Duration::ZERO, ..SoftConfig::default() }).unwrap();
+    let (domain, _bus) =
+        domain(SoftConfig { flush_cost: Duration::ZERO, ..SoftConfig::default() }).unwrap();
     let arena = Arena::new(OWNERS);
     let before = domain.stats();
     with_memory(&domain, &arena, || {
@@ -156,18 +159,21 @@ fn forgotten_handles_mappings_and_revocations_disturb_nothing_else() {
         std::mem::forget(owner.revoke(revoked));
         std::mem::forget(owner);
         let mut other = domain.local();
-        let live: Vec<_> = (3..8).map(|page| other.map(arena.page(page), FromDevice).unwrap()).collect();
+        let live: Vec<_> =
+            (3..8).map(|page| other.map(arena.page(page), FromDevice).unwrap()).collect();
         assert!(
             live.iter()
-                .all(|mapping| !mapping.iova().overlaps(&at) && !mapping.iova().overlaps(&kept.iova()))
+                .all(|mapping| !mapping.iova().overlaps(&at)
+                    && !mapping.iova().overlaps(&kept.iova()))
         );
         // Waits are of a ticket, so those of others complete what was forgotten too.
         drop(other.unmap(kept).unwrap());
         assert!(bus.port().read_u32_acquire(at.start()).is_err());
         let mut revoked = Vec::new();
         other.revoke_many(live, &mut revoked);
-        let ended =
-            other.wait_many_for(revoked, WaitLimit::within(Duration::from_secs(9))).filter(Result::is_ok);
+        let ended = other
+            .wait_many_for(revoked, WaitLimit::within(Duration::from_secs(9)))
+            .filter(Result::is_ok);
         assert_eq!(ended.count(), 5);
         let stats = domain.stats();
         assert_eq!((stats.live, stats.held_bytes, stats.quarantined), (1, PAGE as u64, 0));
@@ -177,7 +183,8 @@ fn forgotten_handles_mappings_and_revocations_disturb_nothing_else() {
 /// A batch of which any one is refused leaves no address, window or table page behind.
 #[test]
 fn a_refused_batch_leaves_nothing_wherever_it_is_refused() {
-    let (domain, _bus) = domain(SoftConfig { flush_cost: Duration::ZERO, ..SoftConfig::default() }).unwrap();
+    let (domain, _bus) =
+        domain(SoftConfig { flush_cost: Duration::ZERO, ..SoftConfig::default() }).unwrap();
     let (arena, missing) = (Arena::new(600), Arena::new(1));
     let mut refused = 0;
     with_memory(&domain, &arena, || {
@@ -188,7 +195,10 @@ fn a_refused_batch_leaves_nothing_wherever_it_is_refused() {
                 let failed = owner.map_many((0..count).map(page), FromDevice).unwrap_err();
                 assert_eq!((failed.index, failed.payloads.len()), (at, count));
                 let stats = domain.stats();
-                assert_eq!((stats.live, stats.held_bytes, stats.deferred, stats.quarantined), (0, 0, 0, 0));
+                assert_eq!(
+                    (stats.live, stats.held_bytes, stats.deferred, stats.quarantined),
+                    (0, 0, 0, 0)
+                );
                 refused += 1;
                 assert_eq!(stats.refused, refused);
                 let again = owner.map_many((0..count).map(|n| arena.page(n)), FromDevice).unwrap();
@@ -200,7 +210,8 @@ fn a_refused_batch_leaves_nothing_wherever_it_is_refused() {
     });
 }
 
-/// Table memory or addresses run out in the middle of a batch: nothing of it stays mapped, and what fits is mapped afterwards.
+/// Table memory or addresses run out in the middle of a batch: nothing of it stays mapped, and what
+/// fits is mapped afterwards.
 #[test]
 fn a_batch_that_exhausts_tables_or_addresses_leaves_nothing() {
     const MANY: usize = 4 * 512;
@@ -217,16 +228,21 @@ fn a_batch_that_exhausts_tables_or_addresses_leaves_nothing() {
         with_memory(&domain, &arena, || {
             let mut owner = domain.local();
             for refused in 1..=3 {
-                let failed = owner.map_many((0..MANY).map(|n| arena.page(n)), FromDevice).err().unwrap();
+                let failed =
+                    owner.map_many((0..MANY).map(|n| arena.page(n)), FromDevice).err().unwrap();
                 assert!((1..MANY).contains(&failed.index), "{failed}");
                 assert_eq!(failed.payloads.len(), MANY);
                 let stats = domain.stats();
-                assert_eq!((stats.live, stats.held_bytes, stats.deferred, stats.quarantined), (0, 0, 0, 0));
+                assert_eq!(
+                    (stats.live, stats.held_bytes, stats.deferred, stats.quarantined),
+                    (0, 0, 0, 0)
+                );
                 assert_eq!(stats.refused, refused);
             }
             let fits = owner.map_many((0..256).map(|n| arena.page(n)), FromDevice).unwrap();
             assert!(
-                fits.iter().all(|mapping| bus.port().write_u32_release(mapping.iova().start(), 1).is_ok())
+                fits.iter()
+                    .all(|mapping| bus.port().write_u32_release(mapping.iova().start(), 1).is_ok())
             );
             assert!(fits.windows(2).all(|pair| pair[0].iova().end() == pair[1].iova().start()));
         });
@@ -237,7 +253,8 @@ fn a_batch_that_exhausts_tables_or_addresses_leaves_nothing() {
 #[test]
 fn with_a_limit_of_zero_every_revocation_is_strict() {
     let (domain, bus) =
-        domain(SoftConfig { flush_cost: Duration::from_micros(50), ..SoftConfig::default() }).unwrap();
+        domain(SoftConfig { flush_cost: Duration::from_micros(50), ..SoftConfig::default() })
+            .unwrap();
     domain.set_held_limit(0);
     let arena = Arena::new(4);
     let port = bus.port();

@@ -40,7 +40,8 @@ pub(super) struct Page {
     pages: usize,
 }
 
-// SAFETY: the arena lives as long as the page; the tests use each page once; no reference into it is made.
+// SAFETY: the arena lives as long as the page; the tests use each page once; no reference into it
+// is made.
 unsafe impl Pinned for Page {
     fn memory(&self) -> DmaMemory<'_> {
         self.arena.memory().part(self.first * PAGE, self.pages * PAGE).unwrap()

@@ -88,15 +88,16 @@ fn what_the_card_cannot_reach_is_a_descriptor_with_a_fault() {
     for (ring, entry) in [(0, 0), (0, 1), (0, 2), (TRANSMIT, 0), (TRANSMIT, 1)] {
         assert_eq!(driver.done(ring, entry), (0, Nic::FAULTED), "{ring}, {entry}");
     }
-    // The write without permission, the address that wraps, and the page behind the buffer: the rest the card refuses itself.
+    // The write without permission, the address that wraps, and the page behind the buffer: the
+    // rest the card refuses itself.
     assert_eq!(bus.take_faults().records.len(), 3);
     // Without its ring the card cannot say anything.
     drop(driver.rings);
     assert!(card.receive(b"frame").is_err() && card.transmit().is_err());
 }
 
-/// Drivers on threads of their own, with flushes that are late: what the card moves is what was mapped for it, and once a
-/// buffer has been returned, its descriptor leads nowhere.
+/// Drivers on threads of their own, with flushes that are late: what the card moves is what was
+/// mapped for it, and once a buffer has been returned, its descriptor leads nowhere.
 #[test]
 fn stress_cards_beside_drivers_that_revoke() {
     let (late_by, effect) = (Duration::from_micros(200), Effect::AtRandom);
@@ -123,7 +124,8 @@ fn stress_cards_beside_drivers_that_revoke() {
                     let mut found = [0; 64];
                     receive.memory().copy_to_slice(0, &mut found).unwrap();
                     assert_eq!(found, frame);
-                    // The device keeps the address. Nothing else is mapped there yet: this driver's window goes on behind it.
+                    // The device keeps the address. Nothing else is mapped there yet: this driver's
+                    // window goes on behind it.
                     assert!(is_blocked(&mut driver, &mut card, entry, stale));
                     receive.memory().copy_to_slice(0, &mut found).unwrap();
                     assert_eq!(found, frame, "a device wrote after the buffer was returned");
@@ -132,10 +134,14 @@ fn stress_cards_beside_drivers_that_revoke() {
             });
         }
     });
-    assert_eq!((domain.stats().live, domain.stats().windows, domain.stats().quarantined), (0, 0, 0));
+    assert_eq!(
+        (domain.stats().live, domain.stats().windows, domain.stats().quarantined),
+        (0, 0, 0)
+    );
 }
 
-/// Posts the stale address again, and returns whether the card faults on it. The rings go on by a full round.
+/// Posts the stale address again, and returns whether the card faults on it. The rings go on by a
+/// full round.
 fn is_blocked(driver: &mut Driver<'_>, card: &mut Nic, entry: u32, stale: Iova) -> bool {
     let mut blocked = true;
     for further in 1..=ENTRIES {

@@ -45,7 +45,11 @@ fn directions_are_checked_and_faults_are_logged() {
     assert_eq!(kind(port.read(Iova::new(1 << 60), &mut [0])), Some(FaultKind::TooWide));
     assert_eq!(kind(port.read(Iova::new(u64::MAX), &mut [0; 2])), Some(FaultKind::TooWide));
     let faults = bus.take_faults().records;
-    assert_eq!((faults.len(), faults[0].reason()), (5, Some(FaultReason::NoWrite)), "two were misaligned");
+    assert_eq!(
+        (faults.len(), faults[0].reason()),
+        (5, Some(FaultReason::NoWrite)),
+        "two were misaligned"
+    );
     drop((read, write));
     assert_eq!(kind(port.read(r, &mut [0])), Some(FaultKind::NotMapped));
     drop(port);
@@ -72,10 +76,15 @@ fn memory_is_registered_once_and_as_a_whole() {
     let (domain, _bus, arena) = with_arena(2);
     let part = arena.memory().part(PAGE, PAGE).unwrap();
     // SAFETY: it is refused.
-    assert!(matches!(unsafe { domain.register_memory(part) }, Err(BackendError::AlreadyRegistered { .. })));
+    assert!(matches!(
+        unsafe { domain.register_memory(part) },
+        Err(BackendError::AlreadyRegistered { .. })
+    ));
     let stranger = Arena::new(1);
     let refused = domain.map(stranger.page(0), Bidirectional).unwrap_err();
-    assert!(matches!(refused.error, BackendError::NotRegistered { .. }) && refused.payload.is_some());
+    assert!(
+        matches!(refused.error, BackendError::NotRegistered { .. }) && refused.payload.is_some()
+    );
     domain.unregister_memory(arena.memory());
     assert!(domain.map(arena.page(0), Bidirectional).is_err());
 }
@@ -114,7 +123,11 @@ fn hugepages_take_one_walk_and_one_entry() {
     let mut all = vec![0; 1024 * PAGE];
     port.read(mapped.iova().start(), &mut all).unwrap();
     let stats = port.stats();
-    assert_eq!((stats.misses, stats.walk_reads), (2, 3 + 1), "the second leaf is in a cached table page");
+    assert_eq!(
+        (stats.misses, stats.walk_reads),
+        (2, 3 + 1),
+        "the second leaf is in a cached table page"
+    );
     assert_eq!(stats.bytes_read, 4 << 20);
     drop(mapped);
     domain.unregister_memory(arena.memory());
@@ -136,15 +149,16 @@ fn caching_mode_caches_an_absent_entry_until_the_map_flushes() {
     assert_eq!(port.stats().walk_reads, 1, "the second time from the cache");
     // SAFETY: as above.
     let mapping =
-        unsafe { domain.map_at(&place, range, arena.memory(), pinfold_core::access::Access::READ) }.unwrap();
+        unsafe { domain.map_at(&place, range, arena.memory(), pinfold_core::access::Access::READ) }
+            .unwrap();
     assert_eq!(port.read(range.start(), &mut [0; 8]), Ok(()));
     assert_eq!(domain.stats().backend.invalidations.waits, 1);
     domain.unmap_static(mapping).unwrap();
     domain.unregister_memory(arena.memory());
 }
 
-/// Mappings that share no table page: the table grows through many chunks, and the device finds all of them. At the limit the
-/// error names the option.
+/// Mappings that share no table page: the table grows through many chunks, and the device finds all
+/// of them. At the limit the error names the option.
 #[test]
 fn table_memory_grows_as_it_is_used_up_to_a_limit() {
     const WINDOWS: u64 = 1500;
@@ -159,9 +173,12 @@ fn table_memory_grows_as_it_is_used_up_to_a_limit() {
     page.write_u32(0, 42).unwrap();
     let port = bus.port();
     let place = domain.reserve_iova(2 << 30 << 2, 1 << 30).unwrap();
-    let at = |window: u64| IovaRange::new(after(place.range().start(), window << 21), 4096).unwrap();
+    let at =
+        |window: u64| IovaRange::new(after(place.range().start(), window << 21), 4096).unwrap();
     // SAFETY: as above.
-    let map = |window| unsafe { domain.map_at(&place, at(window), page, pinfold_core::access::Access::READ) };
+    let map = |window| unsafe {
+        domain.map_at(&place, at(window), page, pinfold_core::access::Access::READ)
+    };
     let mappings: Vec<_> = (0..WINDOWS).map(|window| map(window).unwrap()).collect();
     for window in 0..WINDOWS {
         assert_eq!(port.read_u32_acquire(at(window).start()), Ok(42), "window {window}");
@@ -174,7 +191,8 @@ fn table_memory_grows_as_it_is_used_up_to_a_limit() {
     domain.unregister_memory(arena.memory());
 }
 
-/// Writes a table one level at a time, with explicit flushes, so that what is cached at each level shows.
+/// Writes a table one level at a time, with explicit flushes, so that what is cached at each level
+/// shows.
 #[test]
 fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() {
     let config = SoftConfig { caching_mode: true, effect: Effect::AtOnce, ..SoftConfig::default() };
@@ -198,7 +216,8 @@ fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() 
         (found, port.stats().walk_reads - before)
     };
     let absent = Some(FaultKind::NotMapped);
-    // From the root down: the entry of each level is absent, is cached as absent, and is then written.
+    // From the root down: the entry of each level is absent, is cached as absent, and is then
+    // written.
     for (page, level) in [4u64, 3, 2, 1].into_iter().enumerate() {
         assert_eq!(look(), (absent, page as u64 + 1), "level {level}");
         let next = iommu.table_phys().raw() + (page as u64 + 1) * 4096;
@@ -273,7 +292,10 @@ fn extents_end_at_pieces_and_registrations() {
 #[test]
 fn a_device_tlb_is_flushed_by_its_own_descriptor() {
     use pinfold_core::invalidate::{Descriptor, InvalidationQueue, Scope, Ticket};
-    let iommu = SoftIommu::new(SoftConfig { flush_cost: std::time::Duration::ZERO, ..SoftConfig::default() });
+    let iommu = SoftIommu::new(SoftConfig {
+        flush_cost: std::time::Duration::ZERO,
+        ..SoftConfig::default()
+    });
     let iommu = iommu.unwrap();
     let queue = iommu.queue();
     assert!(!queue.has_device_tlbs());
@@ -292,7 +314,10 @@ fn a_device_tlb_is_flushed_by_its_own_descriptor() {
     let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: true };
     queue.submit(&[flush], Some(Ticket(1))).unwrap();
     assert_eq!(queue.completed(), Ticket(1), "a flush that costs nothing completes at once");
-    assert_eq!((kind(plain.read_u64(at)), device.read_u64(at)), (Some(FaultKind::NotMapped), Ok(0)));
+    assert_eq!(
+        (kind(plain.read_u64(at)), device.read_u64(at)),
+        (Some(FaultKind::NotMapped), Ok(0))
+    );
     queue.submit(&[Descriptor::DeviceTlb(Scope::Domain)], Some(Ticket(2))).unwrap();
     assert_eq!(kind(device.read_u64(at)), Some(FaultKind::NotMapped));
     drop(device);
@@ -300,7 +325,8 @@ fn a_device_tlb_is_flushed_by_its_own_descriptor() {
     queue.unregister_memory(arena.memory());
 }
 
-/// A batch larger than the queue goes in parts, although nothing else is in flight that a waiter would poll for.
+/// A batch larger than the queue goes in parts, although nothing else is in flight that a waiter
+/// would poll for.
 #[test]
 fn a_batch_larger_than_the_queue_completes() {
     let config = SoftConfig { queue_entries: 4, ..SoftConfig::default() };
@@ -314,7 +340,8 @@ fn a_batch_larger_than_the_queue_completes() {
     assert!(stats.parts >= 13, "{stats}");
 }
 
-/// The unit records what it has blocked: who asked for what, and why. What the device itself refuses is not recorded.
+/// The unit records what it has blocked: who asked for what, and why. What the device itself
+/// refuses is not recorded.
 #[test]
 fn blocked_requests_are_recorded_until_they_are_handled() {
     let (domain, bus) = domain(SoftConfig::default()).unwrap();
@@ -326,8 +353,11 @@ fn blocked_requests_are_recorded_until_they_are_handled() {
     assert!(first.read_u64(Iova::new(1 << 60)).is_err() && first.read_u64(Iova::new(3)).is_err());
     assert!(second.write_u64(at, 1).is_ok());
     let report = bus.take_faults();
-    let found: Vec<_> =
-        report.records.iter().map(|r| (r.source_id(), r.is_read(), r.page(), r.reason().unwrap())).collect();
+    let found: Vec<_> = report
+        .records
+        .iter()
+        .map(|r| (r.source_id(), r.is_read(), r.page(), r.reason().unwrap()))
+        .collect();
     let expected = [
         (first.source_id(), true, at, FaultReason::NoRead),
         (second.source_id(), false, beyond, FaultReason::NoWrite),

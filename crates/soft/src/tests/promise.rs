@@ -28,7 +28,8 @@ fn word(port: &Port, at: Iova) -> Result<u32, FaultKind> {
 /// How long a flush is in flight.
 const IN_FLIGHT: Duration = Duration::from_millis(20);
 
-/// Repeats what has to happen while a flush is in flight until it did, on a machine where a thread may have to wait for longer.
+/// Repeats what has to happen while a flush is in flight until it did, on a machine where a thread
+/// may have to wait for longer.
 fn in_flight<R>(mut attempt: impl FnMut() -> Option<R>) -> R {
     (0..1000).find_map(|_| attempt()).unwrap()
 }
@@ -37,10 +38,11 @@ fn at(start: u64, pages: u64) -> IovaRange {
     IovaRange::new(Iova::new(start), pages * PAGE as u64).unwrap()
 }
 
-/// Windows of 2 MiB have a table page each, and there are just enough pages for two of them. The device walks into the first
-/// and caches its table page; the first is revoked, and the second is mapped, which needs that page. Returns what the device
-/// then reads in the first, at an address that it has not accessed before, and whether the flush may have been in flight then:
-/// without a mistake the second map waits for it.
+/// Windows of 2 MiB have a table page each, and there are just enough pages for two of them. The
+/// device walks into the first and caches its table page; the first is revoked, and the second is
+/// mapped, which needs that page. Returns what the device then reads in the first, at an address
+/// that it has not accessed before, and whether the flush may have been in flight then: without a
+/// mistake the second map waits for it.
 fn walk_through_a_retired_table_page() -> (Result<u32, FaultKind>, bool) {
     let (effect, flush_cost) = (Effect::AtLast, IN_FLIGHT);
     let config = SoftConfig { effect, flush_cost, table_bytes: 5 * PAGE, ..SoftConfig::default() };
@@ -93,8 +95,8 @@ fn a_table_page_is_not_reused_before_its_flush() {
     assert_eq!(early, Ok(103), "the device reads a page that was never mapped there");
 }
 
-/// Maps a second buffer while the flush of a first is in flight. Returns whether they had the same addresses, and what a
-/// device reads there; `None` if it may have been too late to be in flight.
+/// Maps a second buffer while the flush of a first is in flight. Returns whether they had the same
+/// addresses, and what a device reads there; `None` if it may have been too late to be in flight.
 fn map_while_a_flush_is_in_flight() -> Option<(bool, Result<u32, FaultKind>)> {
     let (effect, flush_cost) = (Effect::AtLast, IN_FLIGHT);
     let config = SoftConfig { effect, flush_cost, ..SoftConfig::default() };
@@ -148,7 +150,8 @@ fn a_flush_that_hangs_is_an_error_and_its_buffer_is_not_reused() {
     assert_eq!(word(&bus.port(), iova.start()), Err(FaultKind::NotMapped));
 }
 
-/// A queue that never answers costs a waiter its own limit: it gets the buffer's `Revoked` back, and the domain goes on.
+/// A queue that never answers costs a waiter its own limit: it gets the buffer's `Revoked` back,
+/// and the domain goes on.
 #[test]
 fn a_wait_with_a_limit_returns_what_is_late_and_the_domain_goes_on() {
     let (domain, bus) = domain(SoftConfig { hang_from: Some(1), ..SoftConfig::default() }).unwrap();
@@ -166,7 +169,10 @@ fn a_wait_with_a_limit_returns_what_is_late_and_the_domain_goes_on() {
     let late = owner.wait_many_for(revoked, WaitLimit::within(2000 * US));
     let late: Vec<_> = late.filter_map(|outcome| outcome.unwrap_err().revoked).collect();
     let waited = start.elapsed();
-    assert!(late.len() == 4 && waited >= 4000 * US && waited < Duration::from_secs(60), "{waited:?}");
+    assert!(
+        late.len() == 4 && waited >= 4000 * US && waited < Duration::from_secs(60),
+        "{waited:?}"
+    );
     // Others map, and their devices read.
     let other = domain.map(pages(1).next().unwrap(), Bidirectional).unwrap();
     assert_eq!(word(&bus.port(), other.iova().start()), Ok(0));
@@ -174,15 +180,20 @@ fn a_wait_with_a_limit_returns_what_is_late_and_the_domain_goes_on() {
     assert_eq!((stats.live, stats.deferred, stats.quarantined), (1, 0, 0));
 }
 
-/// A unit that dies ends all waits at once, also that for what was in flight, and once for each: what cannot be quiesced is
-/// quarantined, and a wait that begins later ends too.
+/// A unit that dies ends all waits at once, also that for what was in flight, and once for each:
+/// what cannot be quiesced is quarantined, and a wait that begins later ends too.
 #[test]
 fn a_queue_that_dies_is_reported_to_every_waiter_at_once() {
     const WAITERS: usize = 4;
     let (flush_cost, timeout) = (Duration::from_secs(120), Duration::from_secs(240));
     // The second batch is refused while the first is in flight.
-    let config =
-        SoftConfig { fail_from: Some(2), flush_cost, timeout, queue_depth: 4, ..SoftConfig::default() };
+    let config = SoftConfig {
+        fail_from: Some(2),
+        flush_cost,
+        timeout,
+        queue_depth: 4,
+        ..SoftConfig::default()
+    };
     let (domain, bus) = domain(config).unwrap();
     let (start, ready) = (Instant::now(), Barrier::new(WAITERS));
     let errors: Vec<_> = std::thread::scope(|scope| {

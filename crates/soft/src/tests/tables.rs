@@ -16,7 +16,11 @@ fn at(place: &Reservation, offset: u64, len: u64) -> IovaRange {
 }
 
 /// A domain with registered memory, and a place for mappings.
-fn with_place(config: SoftConfig, arena: &Arc<Arena>, bytes: u64) -> (Domain, SoftBus, Reservation) {
+fn with_place(
+    config: SoftConfig,
+    arena: &Arc<Arena>,
+    bytes: u64,
+) -> (Domain, SoftBus, Reservation) {
     let (domain, bus) = domain(config).unwrap();
     // SAFETY: the tests keep the arena until they have unregistered it.
     unsafe { domain.register_memory(arena.memory()) }.unwrap();
@@ -24,7 +28,8 @@ fn with_place(config: SoftConfig, arena: &Arc<Arena>, bytes: u64) -> (Domain, So
     (domain, bus, place)
 }
 
-/// What a device without any cached entry needs to read all pages of a range: entries of its IOTLB, and entries of tables.
+/// What a device without any cached entry needs to read all pages of a range: entries of its IOTLB,
+/// and entries of tables.
 fn cost_of_reading(bus: &SoftBus, range: IovaRange) -> (u64, u64) {
     let (before, port) = (bus.stats(), bus.port());
     for page in 0..range.len() / PAGE as u64 {
@@ -35,7 +40,8 @@ fn cost_of_reading(bus: &SoftBus, range: IovaRange) -> (u64, u64) {
     (after.misses - before.misses, after.walk_reads - before.walk_reads)
 }
 
-/// A range that was used with 4 KiB pages gets one leaf of 2 MiB, as soon as it is mapped as a whole.
+/// A range that was used with 4 KiB pages gets one leaf of 2 MiB, as soon as it is mapped as a
+/// whole.
 #[test]
 fn superpages_return_after_4_kib_use() {
     let arena = Arena::aligned(512, 2 << 20);
@@ -46,7 +52,8 @@ fn superpages_return_after_4_kib_use() {
         let part = |page: usize| arena.memory().part(page * PAGE, PAGE).unwrap();
         let map = |page: u64| {
             // SAFETY: the arena is registered until all of it is unmapped.
-            unsafe { domain.map_at(&place, small(page), part(usize::try_from(page).unwrap()), RW) }.unwrap()
+            unsafe { domain.map_at(&place, small(page), part(usize::try_from(page).unwrap()), RW) }
+                .unwrap()
         };
         let mappings: Vec<_> = (0..512).map(map).collect();
         assert_eq!(cost_of_reading(&bus, whole), (512, 512 + 3));
@@ -59,7 +66,8 @@ fn superpages_return_after_4_kib_use() {
     domain.unregister_memory(arena.memory());
 }
 
-/// Mappings that share no table page of level 1: 20,000, or 10^6 with `PINFOLD_BIG` (4 GiB of tables), with the default limit.
+/// Mappings that share no table page of level 1: 20,000, or 10^6 with `PINFOLD_BIG` (4 GiB of
+/// tables), with the default limit.
 #[test]
 fn a_million_windows_have_a_table_page_each() {
     let windows: u64 = if std::env::var_os("PINFOLD_BIG").is_some() { 1_000_000 } else { 20_000 };
@@ -67,7 +75,8 @@ fn a_million_windows_have_a_table_page_each() {
     let (domain, bus, place) = with_place(SoftConfig::default(), &arena, windows * WINDOW);
     let place_of = |window: u64| at(&place, window * WINDOW, PAGE as u64);
     // SAFETY: the arena is registered until all mappings are removed.
-    let map = |window| unsafe { domain.map_at(&place, place_of(window), arena.memory(), RW) }.unwrap();
+    let map =
+        |window| unsafe { domain.map_at(&place, place_of(window), arena.memory(), RW) }.unwrap();
     let mappings: Vec<_> = (0..windows).map(map).collect();
     assert!(domain.stats().backend.table_pages > windows);
     arena.memory().write_u32(0, 42).unwrap();
@@ -88,12 +97,14 @@ fn a_limit_beyond_all_memory_costs_nothing() {
     let config = SoftConfig { table_bytes: usize::MAX, ..SoftConfig::default() };
     let (domain, _bus, place) = with_place(config, &arena, WINDOW);
     // SAFETY: the arena is registered until the mapping is removed.
-    let mapping = unsafe { domain.map_at(&place, at(&place, 0, PAGE as u64), arena.memory(), RW) }.unwrap();
+    let mapping =
+        unsafe { domain.map_at(&place, at(&place, 0, PAGE as u64), arena.memory(), RW) }.unwrap();
     domain.unmap_static(mapping).unwrap();
     domain.unregister_memory(arena.memory());
 }
 
-/// What is reserved is in memory before the first map, in one piece; what is not is touched by the maps, as before.
+/// What is reserved is in memory before the first map, in one piece; what is not is touched by the
+/// maps, as before.
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel which pages are in memory")]
 fn reserved_table_pages_are_in_memory_from_the_start() {
@@ -108,10 +119,17 @@ fn reserved_table_pages_are_in_memory_from_the_start() {
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
         (pages.len(), flags.iter().filter(|flag| **flag & 1 == 1).count(), start.addr())
     };
-    let reserving =
-        |table_reserved, table_bytes| SoftConfig { table_reserved, table_bytes, ..SoftConfig::default() };
+    let reserving = |table_reserved, table_bytes| SoftConfig {
+        table_reserved,
+        table_bytes,
+        ..SoftConfig::default()
+    };
     let (pages, in_memory, start) = resident(reserving(5 << 20, 1 << 30));
-    assert_eq!((pages, in_memory, start % (2 << 20)), (1280, 1280, 0), "hugepages need the alignment");
+    assert_eq!(
+        (pages, in_memory, start % (2 << 20)),
+        (1280, 1280, 0),
+        "hugepages need the alignment"
+    );
     // Less than the first piece, and more than the limit.
     assert_eq!(resident(reserving(1, 1 << 30)).0, 64);
     let (pages, in_memory, _) = resident(reserving(1 << 20, 3 * PAGE));
@@ -120,7 +138,8 @@ fn reserved_table_pages_are_in_memory_from_the_start() {
     assert_eq!((pages, in_memory), (64, 0));
 }
 
-/// The same domain over a first-stage table: leaves of both sizes, every direction, the end of its addresses.
+/// The same domain over a first-stage table: leaves of both sizes, every direction, the end of its
+/// addresses.
 #[test]
 fn a_first_stage_table_translates_and_grants_reads_with_writes() {
     let config = SoftConfig { stage: Stage::First, ..SoftConfig::default() };
@@ -128,7 +147,12 @@ fn a_first_stage_table_translates_and_grants_reads_with_writes() {
     let (domain, bus, place) = with_place(config, &arena, WINDOW);
     // SAFETY: the arena is registered until it is unmapped.
     let large = unsafe {
-        domain.map_at(&place, at(&place, 0, WINDOW), arena.memory().part(0, 512 * PAGE).unwrap(), RW)
+        domain.map_at(
+            &place,
+            at(&place, 0, WINDOW),
+            arena.memory().part(0, 512 * PAGE).unwrap(),
+            RW,
+        )
     };
     let large = large.unwrap();
     assert_eq!(cost_of_reading(&bus, at(&place, 0, WINDOW)), (1, 3));
@@ -161,5 +185,8 @@ fn a_first_stage_table_translates_and_grants_reads_with_writes() {
 fn physical_addresses_have_the_width_of_the_unit() {
     let narrow = SoftConfig { phys_bits: 24, ..SoftConfig::default() };
     let error = domain(narrow).map(drop).unwrap_err();
-    assert!(matches!(error, BackendError::Table(TableError::PhysOutside { bits: 24, .. })), "{error}");
+    assert!(
+        matches!(error, BackendError::Table(TableError::PhysOutside { bits: 24, .. })),
+        "{error}"
+    );
 }

@@ -33,20 +33,28 @@ fn an_unmap_reaches_the_devices_of_every_unit() {
     known_bad::make(Some(Mistake::FirstUnitOnly));
     let found = read_after_unmap();
     known_bad::make(None);
-    assert_eq!(found, [Err(FaultKind::NotMapped), Ok(0), Err(FaultKind::NotMapped), Ok(0)], "in turns");
+    assert_eq!(
+        found,
+        [Err(FaultKind::NotMapped), Ok(0), Err(FaultKind::NotMapped), Ok(0)],
+        "in turns"
+    );
 }
 
 #[test]
 fn a_device_that_is_gone_is_not_flushed_and_the_others_are() {
     let (domain, bus) = domain(SoftConfig { units: 3, ..SoftConfig::default() }).unwrap();
-    let (gone, with_tlb, other) = (bus.port_with_device_tlb(16), bus.port_with_device_tlb(16), bus.port());
+    let (gone, with_tlb, other) =
+        (bus.port_with_device_tlb(16), bus.port_with_device_tlb(16), bus.port());
     drop(gone);
     for _ in 0..50 {
         let mapping = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
         let iova = mapping.iova().start();
         assert_eq!((word(&with_tlb, iova), word(&other, iova)), (Ok(0), Ok(0)));
         drop(mapping.unmap().unwrap());
-        assert_eq!([&with_tlb, &other].map(|port| word(port, iova)), [Err(FaultKind::NotMapped); 2]);
+        assert_eq!(
+            [&with_tlb, &other].map(|port| word(port, iova)),
+            [Err(FaultKind::NotMapped); 2]
+        );
     }
 }
 

@@ -34,7 +34,11 @@ fn a_walk_costs_its_entries_and_a_cached_translation_nothing() {
             assert_eq!(port.stats().walk_ns, steps * STEP, "the second time from the IOTLB");
         }
         port.read(iova.checked_add(PAGE as u64).unwrap(), &mut [0; 8]).unwrap();
-        assert_eq!(port.stats().walk_ns, (steps + 1) * STEP, "from the cached table page of level 1");
+        assert_eq!(
+            port.stats().walk_ns,
+            (steps + 1) * STEP,
+            "from the cached table page of level 1"
+        );
         drop(port);
         assert_eq!(bus.stats().walk_ns, (steps + 1) * STEP);
         drop(mapped.unmap().unwrap());
@@ -58,7 +62,8 @@ fn a_walk_to_a_superpage_costs_one_entry_less() {
 fn a_device_tlb_saves_the_walk_and_a_fault_pays_for_it() {
     let arena = Arena::new(1);
     let (domain, bus) = with_memory(costly(4), &arena);
-    let (port, mapped) = (bus.port_with_device_tlb(16), domain.map(arena.page(0), Bidirectional).unwrap());
+    let (port, mapped) =
+        (bus.port_with_device_tlb(16), domain.map(arena.page(0), Bidirectional).unwrap());
     for _ in 0..2 {
         port.write(mapped.iova().start(), &[1; 8]).unwrap();
         assert_eq!(port.stats().walk_ns, 4 * STEP);
@@ -90,7 +95,8 @@ fn the_walks_of_a_device_follow_one_another_on_the_timeline() {
 fn only_a_program_that_waits_spends_the_time() {
     let arena = Arena::new(1);
     let cost = Duration::from_millis(50);
-    let (domain, bus) = with_memory(SoftConfig { walk_cost: cost, ..SoftConfig::default() }, &arena);
+    let (domain, bus) =
+        with_memory(SoftConfig { walk_cost: cost, ..SoftConfig::default() }, &arena);
     let (port, mapped) = (bus.port(), domain.map(arena.page(0), Bidirectional).unwrap());
     let start = Instant::now();
     port.read(mapped.iova().start(), &mut [0; 8]).unwrap();

@@ -53,12 +53,20 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(size: u16, [descriptors, driver, device]: [Iova; 3]) -> Option<Self> {
-        size.is_power_of_two().then_some(Self { size, descriptors, driver, device, seen: 0, used: 0 })
+        size.is_power_of_two().then_some(Self {
+            size,
+            descriptors,
+            driver,
+            device,
+            seen: 0,
+            used: 0,
+        })
     }
 
     /// Returns the head of the next available chain.
     pub(super) fn next(&mut self, port: &Port) -> Result<Option<u16>, Fault> {
-        // Flags and index are one word; the acquire makes what was written before the index visible.
+        // Flags and index are one word; the acquire makes what was written before the index
+        // visible.
         let [_, _, low, high] = port.read_u32_acquire(self.driver)?.to_le_bytes();
         if u16::from_le_bytes([low, high]) == self.seen {
             return Ok(None);

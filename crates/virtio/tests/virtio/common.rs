@@ -51,7 +51,11 @@ impl<P: Place> Rig<P> {
         drop((arena, disk));
         assert_eq!(pinfold::quarantined_bytes(), leaked);
         let after = domain.stats();
-        assert_eq!((after.live, after.quarantined, after.iova_extents), (0, 0, 2), "below and above 4 GiB");
+        assert_eq!(
+            (after.live, after.quarantined, after.iova_extents),
+            (0, 0, 2),
+            "below and above 4 GiB"
+        );
         stats
     }
 }

@@ -21,7 +21,10 @@ fn a_place_has_one_stack() {
     assert!(matches!(refused, InstallError::Occupied { .. }), "{refused}");
     assert!(first.finish().unwrap().is_clean());
     // An arena that cannot be built leaves the slot free.
-    assert!(matches!(install::<Here>(&domain, Arena::builder()).unwrap_err(), InstallError::Arena(_)));
+    assert!(matches!(
+        install::<Here>(&domain, Arena::builder()).unwrap_err(),
+        InstallError::Arena(_)
+    ));
     drop(install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap());
     install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap().finish().unwrap();
 }
@@ -50,7 +53,9 @@ fn a_stack_dropped_before_its_driver_stays_until_the_driver_has_freed_everything
     let Rig { driver, disk, stack, domain } = Rig::<Here>::new(4 << 20);
     drop(stack);
     let again = || install::<Here>(&domain, Arena::builder().size(1 << 20));
-    assert!(matches!(again().unwrap_err(), InstallError::Occupied { stats } if stats.dma_pages_live == 2));
+    assert!(
+        matches!(again().unwrap_err(), InstallError::Occupied { stats } if stats.dma_pages_live == 2)
+    );
     assert_eq!(
         Driver::<Here>::new(Translated::new(disk.clone())).err(),
         Some(Error::DmaError),
@@ -72,7 +77,8 @@ fn a_disk_behind_an_iommu_refuses_a_driver_without_access_platform() {
     place!(Here);
     let Rig { driver, disk, stack, domain: _domain } = Rig::<Here>::new(4 << 20);
     drop(driver);
-    // Without `Translated` the driver does not notice the refusal and would hang at its first request.
+    // Without `Translated` the driver does not notice the refusal and would hang at its first
+    // request.
     drop(VirtIOBlk::<PinfoldHal<Here>, _>::new(disk.clone()).unwrap());
     assert!(!disk.get_status().contains(DeviceStatus::FEATURES_OK));
     drop(VirtIOBlk::<PinfoldHal<Here>, _>::new(Translated::new(disk.clone())).unwrap());
@@ -96,7 +102,9 @@ fn missing_memory_is_an_error_for_rings_and_a_panic_with_the_reason_for_payloads
     // Through the `Hal`, because a driver is not usable after a panic.
     let shared = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the payload is valid and exclusive.
-        unsafe { PinfoldHal::<Here>::share(data.as_slice().into(), BufferDirection::DriverToDevice) }
+        unsafe {
+            PinfoldHal::<Here>::share(data.as_slice().into(), BufferDirection::DriverToDevice)
+        }
     }));
     let panic = shared.unwrap_err();
     let message = panic.downcast_ref::<String>().unwrap();
@@ -113,7 +121,8 @@ fn invalid_frees_are_counted_and_change_nothing() {
     let (iova, base) = PinfoldHal::<Here>::dma_alloc(2, BufferDirection::Both);
     let mut data = [0; 16];
     let dealloc = |iova, pages| {
-        // SAFETY: mostly not what was allocated, on purpose: the address is looked up, and no memory is accessed.
+        // SAFETY: mostly not what was allocated, on purpose: the address is looked up, and no
+        // memory is accessed.
         unsafe { PinfoldHal::<Here>::dma_dealloc(iova, base, pages) }
     };
     assert_eq!((dealloc(iova, 1), dealloc(iova + 4096, 2)), (-1, -1));
@@ -156,11 +165,15 @@ fn frames_that_a_hanging_iommu_does_not_release_are_quarantined_and_counted() {
     let stack = install::<Here>(&domain, Arena::builder().size(1 << 20)).unwrap();
     let hal = |payload: &mut [u8]| {
         // SAFETY: the payload is valid and exclusive.
-        let iova = unsafe { PinfoldHal::<Here>::share(payload.into(), BufferDirection::DeviceToDriver) };
+        let iova =
+            unsafe { PinfoldHal::<Here>::share(payload.into(), BufferDirection::DeviceToDriver) };
         // SAFETY: the same one.
-        unsafe { PinfoldHal::<Here>::unshare(iova, payload.into(), BufferDirection::DeviceToDriver) };
+        unsafe {
+            PinfoldHal::<Here>::unshare(iova, payload.into(), BufferDirection::DeviceToDriver)
+        };
     };
-    // A copy that is not bounced: the program owns its payload again, and the copy's frames are quarantined.
+    // A copy that is not bounced: the program owns its payload again, and the copy's frames are
+    // quarantined.
     hal(&mut [0; BOUNCED_BYTES + 1]);
     let stats = stack.stats();
     let lost = BOUNCED_BYTES as u64 + 4096;
@@ -176,7 +189,11 @@ fn frames_that_a_hanging_iommu_does_not_release_are_quarantined_and_counted() {
     }
     let stats = stack.finish().unwrap();
     assert!(!stats.is_clean(), "{stats}");
-    assert_eq!(domain.stats().quarantined_bytes, lost + 4096, "and the page of the bounced payload");
+    assert_eq!(
+        domain.stats().quarantined_bytes,
+        lost + 4096,
+        "and the page of the bounced payload"
+    );
 }
 
 /// Set in the process that shares a payload in place although the IOMMU hangs.
@@ -190,12 +207,17 @@ fn a_payload_that_stays_reachable_in_place_aborts_the_process() {
         .env(IN_PLACE, "1")
         .output()
         .unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended.status), Some(6), "SIGABRT: {ended:?}");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&ended.status),
+        Some(6),
+        "SIGABRT: {ended:?}"
+    );
     let stderr = String::from_utf8_lossy(&ended.stderr);
     assert!(stderr.contains("may still access 4096 bytes"), "{stderr}");
 }
 
-/// What was bounced once stays with its pool: it must not leave nothing for rings and longer copies.
+/// What was bounced once stays with its pool: it must not leave nothing for rings and longer
+/// copies.
 #[test]
 fn copies_and_rings_have_memory_after_a_burst_of_bounced_payloads() {
     place!(Here);
@@ -206,7 +228,10 @@ fn copies_and_rings_have_memory_after_a_burst_of_bounced_payloads() {
         .map(|payload| {
             let payload = NonNull::from(payload as &mut [u8]);
             // SAFETY: valid, and not accessed until it is unshared below.
-            (unsafe { PinfoldHal::<Here>::share(payload, BufferDirection::DeviceToDriver) }, payload)
+            (
+                unsafe { PinfoldHal::<Here>::share(payload, BufferDirection::DeviceToDriver) },
+                payload,
+            )
         })
         .collect();
     assert_eq!(stack.stats().shares_bounced, 16, "an eighth of the arena; the others have frames");

@@ -1,4 +1,5 @@
-//! The drivers of `virtio-drivers`, on Pinfold's memory, against a model disk behind the software IOMMU.
+//! The drivers of `virtio-drivers`, on Pinfold's memory, against a model disk behind the software
+//! IOMMU.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod common;

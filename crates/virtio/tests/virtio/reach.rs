@@ -50,7 +50,8 @@ fn a_copy_has_nothing_of_the_program_behind_it() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     let frames = rig.stack.arena().stats().frames - rig.stack.arena().stats().frames_in_use;
-    let mut secrets: Vec<_> = (0..frames).filter_map(|_| rig.stack.arena().alloc(4096).ok()).collect();
+    let mut secrets: Vec<_> =
+        (0..frames).filter_map(|_| rig.stack.arena().alloc(4096).ok()).collect();
     secrets.iter_mut().for_each(|secret| secret.as_mut_slice().unwrap().fill(0xa5));
     drop(secrets);
     rig.disk.hold();

@@ -103,7 +103,11 @@ enum Location {
 }
 
 fn locations() -> impl Strategy<Value = Location> {
-    prop_oneof![Just(Location::Heap), Just(Location::Pages), (1_usize..4096).prop_map(Location::Unaligned)]
+    prop_oneof![
+        Just(Location::Heap),
+        Just(Location::Pages),
+        (1_usize..4096).prop_map(Location::Unaligned)
+    ]
 }
 
 #[test]

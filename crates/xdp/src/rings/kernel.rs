@@ -1,11 +1,14 @@
 //! A socket's rings with the chunks in them: each chunk that the kernel may access is owned here.
 //!
-//! A chunk is kept as the packet that it becomes: a packet composed of its parts on the way from the slot to its receiver is
-//! written in parts and read back whole, which a processor cannot do before the parts have left its store buffer.
+//! A chunk is kept as the packet that it becomes: a packet composed of its parts on the way from
+//! the slot to its receiver is written in parts and read back whole, which a processor cannot do
+//! before the parts have left its store buffer.
 //!
-//! An entry of a ring is an address in the UMEM. What it stands for is in `slots`, by the number of its chunk: the kernel's
-//! entries are looked up there, never trusted. So a chunk has one owner at any time: the pool, the rings, or a packet.
-// The one unsafe call of the crate (the one `unsafe impl` is in `page.rs`): opening a socket, whose contract is what this file keeps.
+//! An entry of a ring is an address in the UMEM. What it stands for is in `slots`, by the number of
+//! its chunk: the kernel's entries are looked up there, never trusted. So a chunk has one owner at
+//! any time: the pool, the rings, or a packet.
+// The one unsafe call of the crate (the one `unsafe impl` is in `page.rs`): opening a socket, whose
+// contract is what this file keeps.
 #![allow(unsafe_code)]
 
 use super::chunk::Piece;
@@ -34,8 +37,8 @@ enum Slot {
     Sending(Packet),
 }
 
-/// A socket, its rings, and the chunks that the kernel has. Dropped in this order: the kernel lets go of the chunks when the
-/// socket and the mappings of its rings are gone.
+/// A socket, its rings, and the chunks that the kernel has. Dropped in this order: the kernel lets
+/// go of the chunks when the socket and the mappings of its rings are gone.
 #[derive(Debug)]
 pub(crate) struct Rings {
     socket: RawSocket,
@@ -66,10 +69,11 @@ impl Rings {
         let span = umem.span();
         let (base, bytes) = (span.cast::<u8>().addr().get(), span.len());
         let slots = bytes >> shift;
-        // SAFETY: an address is entered in a ring only together with the `Chunk` it belongs to, which moves into `slots` and
-        // stays there until the address comes back (`take`) or this value is dropped: `slots` after the socket and the
-        // rings, and what is still being sent never. A chunk is a page or fragment of a pool over this UMEM (`place_of`
-        // checks that), which owns its memory and lends no reference into it.
+        // SAFETY: an address is entered in a ring only together with the `Chunk` it belongs to,
+        // which moves into `slots` and stays there until the address comes back (`take`) or this
+        // value is dropped: `slots` after the socket and the rings, and what is still being sent
+        // never. A chunk is a page or fragment of a pool over this UMEM (`place_of` checks that),
+        // which owns its memory and lends no reference into it.
         let (socket, memories) = unsafe { RawSocket::open(umem, 1 << shift, sizes) }?;
         let RingMemories { fill, completion, receive, transmit } = memories;
         Ok(Self {
@@ -108,7 +112,8 @@ impl Rings {
         self.unknown
     }
 
-    /// Returns the address of a chunk's memory and the number of its slot, if it is a whole chunk of this UMEM that is not in a ring.
+    /// Returns the address of a chunk's memory and the number of its slot, if it is a whole chunk
+    /// of this UMEM that is not in a ring.
     #[inline]
     fn place_of(&self, memory: DmaMemory<'_>) -> Option<(u64, usize)> {
         // Below the UMEM it wraps, to beyond the end.
@@ -120,17 +125,21 @@ impl Rings {
         free.then_some((address as u64, at))
     }
 
-    /// Returns how many places of the fill ring are empty; reads the kernel's index only if fewer than `wanted` are known to be.
+    /// Returns how many places of the fill ring are empty; reads the kernel's index only if fewer
+    /// than `wanted` are known to be.
     #[inline]
     pub(crate) fn fill_room(&mut self, wanted: u32) -> u32 {
         self.fill.room(wanted)
     }
 
-    /// Passes chunks to the kernel, which receives into them; returns how many. What has no place in the fill ring stays.
+    /// Passes chunks to the kernel, which receives into them; returns how many. What has no place
+    /// in the fill ring stays.
     #[inline]
     pub(crate) fn fill<P: Piece>(&mut self, pieces: &mut [Option<P>]) -> u32 {
         for piece in pieces {
-            let Some((address, at)) = piece.as_ref().and_then(|piece| self.place_of(piece.memory())) else {
+            let Some((address, at)) =
+                piece.as_ref().and_then(|piece| self.place_of(piece.memory()))
+            else {
                 continue;
             };
             let Some(slot) = self.slots.get_mut(at) else { continue };
@@ -153,11 +162,13 @@ impl Rings {
         }
     }
 
-    /// Polls the driver until packets have been received, at least once; returns false after `limit`.
+    /// Polls the driver until packets have been received, at least once; returns false after
+    /// `limit`.
     pub(crate) fn poll_driver(&mut self, limit: Duration) -> bool {
         let began = Instant::now();
         loop {
-            // The kernel's wait does not poll a driver that copies, this call does. Where it fails, that wait says why.
+            // The kernel's wait does not poll a driver that copies, this call does. Where it fails,
+            // that wait says why.
             let polled = self.socket.kick_receive();
             if self.receive.has_next() {
                 return true;
@@ -191,7 +202,8 @@ impl Rings {
         (count, bytes)
     }
 
-    /// Returns how many packets can be queued for sending; reads the kernel's index only if fewer than `wanted` are known to.
+    /// Returns how many packets can be queued for sending; reads the kernel's index only if fewer
+    /// than `wanted` are known to.
     pub(crate) fn transmit_room(&mut self, wanted: u32) -> u32 {
         self.transmit.room(wanted)
     }
@@ -222,7 +234,8 @@ impl Rings {
         self.transmit.publish();
         // The kernel sends some 32 packets in a call and asks to be called again.
         for _ in 0..1024 {
-            // The flag is read after the entries are visible, or a kernel that just went to sleep would be missed.
+            // The flag is read after the entries are visible, or a kernel that just went to sleep
+            // would be missed.
             fence(Ordering::SeqCst);
             if self.sending == 0 || (self.need_wakeup && !is_set(&self.transmit)) {
                 return Ok(());
@@ -251,8 +264,8 @@ impl Rings {
         count
     }
 
-    /// Has the kernel send what is queued, and takes what has been sent, until nothing is being sent or `limit` has passed;
-    /// returns how many packets are still being sent.
+    /// Has the kernel send what is queued, and takes what has been sent, until nothing is being
+    /// sent or `limit` has passed; returns how many packets are still being sent.
     pub(crate) fn drain(&mut self, limit: Duration, mut each: impl FnMut(Packet)) -> u32 {
         let end = Instant::now() + limit;
         while self.sending > 0 {
@@ -267,8 +280,9 @@ impl Rings {
         self.sending
     }
 
-    /// Makes the chunks that the kernel has not taken from the transmit ring ordinary ones, which are freed when the socket is
-    /// closed: without zero-copy it takes them in calls of this process alone, of which there is none any more.
+    /// Makes the chunks that the kernel has not taken from the transmit ring ordinary ones, which
+    /// are freed when the socket is closed: without zero-copy it takes them in calls of this
+    /// process alone, of which there is none any more.
     fn give_up_untaken(&mut self) {
         if self.socket.is_zero_copy() {
             return;
@@ -296,10 +310,13 @@ impl Rings {
     /// Takes the packet at an address that the kernel returned.
     #[inline]
     fn take(&mut self, address: u64, sent: bool) -> Option<Packet> {
-        let slot = usize::try_from(address >> self.shift).ok().and_then(|at| self.slots.get_mut(at));
+        let slot =
+            usize::try_from(address >> self.shift).ok().and_then(|at| self.slots.get_mut(at));
         if let Some(slot) = slot {
             match (std::mem::take(slot), sent) {
-                (Slot::Filled(packet), false) | (Slot::Sending(packet), true) => return Some(packet),
+                (Slot::Filled(packet), false) | (Slot::Sending(packet), true) => {
+                    return Some(packet);
+                }
                 (other, _) => *slot = other,
             }
         }
@@ -318,8 +335,8 @@ fn is_set<const N: usize>(ring: &Producer<RingMemory, N>) -> bool {
 }
 
 impl Drop for Rings {
-    /// Waits for what is being sent. What the kernel has taken and not sent then is quarantined: the network stack may read it
-    /// after the socket is closed.
+    /// Waits for what is being sent. What the kernel has taken and not sent then is quarantined:
+    /// the network stack may read it after the socket is closed.
     fn drop(&mut self) {
         if self.drain(DRAIN, drop) > 0 {
             self.give_up_untaken();
@@ -327,7 +344,10 @@ impl Drop for Rings {
         if self.sending == 0 {
             return;
         }
-        tracing::error!(packets = self.sending, "the pages of packets that were not sent are quarantined");
+        tracing::error!(
+            packets = self.sending,
+            "the pages of packets that were not sent are quarantined"
+        );
         for slot in &mut self.slots {
             // What is filled stays until the socket is closed.
             if matches!(slot, Slot::Sending(_)) {

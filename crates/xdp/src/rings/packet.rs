@@ -6,8 +6,9 @@ use pinfold::DmaMemory;
 use pinfold::page_pool::Tag;
 use std::fmt;
 
-/// A packet, from the header of the link layer on. Its memory returns to the pool when it is dropped, on any thread;
-/// [`Socket::recycle`](crate::Socket::recycle) is faster on the socket's own.
+/// A packet, from the header of the link layer on. Its memory returns to the pool when it is
+/// dropped, on any thread; [`Socket::recycle`](crate::Socket::recycle) is faster on the socket's
+/// own.
 pub struct Packet {
     chunk: Chunk,
     /// Where it starts in its chunk, and its length: inside the chunk.
@@ -60,7 +61,10 @@ impl Packet {
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
         // `place` has checked the range.
-        self.chunk.memory().part(self.offset as usize, self.len as usize).unwrap_or(DmaMemory::EMPTY)
+        self.chunk
+            .memory()
+            .part(self.offset as usize, self.len as usize)
+            .unwrap_or(DmaMemory::EMPTY)
     }
 
     /// Copies as many of its first bytes as fit into `to`, and returns them.
@@ -83,8 +87,8 @@ impl Packet {
     /// Turns it into the payload of a device.
     ///
     /// # Errors
-    /// The packet, if its memory is only a part of a page ([`ChunkSize::HalfPage`](crate::ChunkSize::HalfPage)): a device
-    /// would reach the other parts.
+    /// The packet, if its memory is only a part of a page
+    /// ([`ChunkSize::HalfPage`](crate::ChunkSize::HalfPage)): a device would reach the other parts.
     pub fn into_page(self) -> Result<PacketPage, Self> {
         match self.chunk {
             Chunk::Page(page) => Ok(PacketPage::new(page, self.offset, self.len)),
@@ -92,8 +96,8 @@ impl Packet {
         }
     }
 
-    /// Names the holder of its page for [`SocketReport::holders`](crate::SocketReport). Parts of pages have no holder of
-    /// their own, so this has no effect in chunks smaller than a page.
+    /// Names the holder of its page for [`SocketReport::holders`](crate::SocketReport). Parts of
+    /// pages have no holder of their own, so this has no effect in chunks smaller than a page.
     pub fn hold_for(&self, holder: Tag) {
         if let Chunk::Page(page) = &self.chunk {
             page.tag(holder);

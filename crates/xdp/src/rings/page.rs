@@ -9,8 +9,9 @@ use pinfold_core::addr::Iova;
 use pinfold_core::domain::{DomainId, Pinned};
 use std::fmt;
 
-/// The page of a packet, as memory that can be mapped into a domain or given to a queue: a disk reads the packet from where
-/// the network wrote it. See [`Packet::into_page`](crate::Packet::into_page).
+/// The page of a packet, as memory that can be mapped into a domain or given to a queue: a disk
+/// reads the packet from where the network wrote it. See
+/// [`Packet::into_page`](crate::Packet::into_page).
 ///
 /// Dropping it returns the page to its pool, on any thread.
 pub struct PacketPage {
@@ -29,7 +30,8 @@ impl PacketPage {
         (self.page, self.offset, self.len)
     }
 
-    /// Returns where in the page the packet starts, in bytes. What precedes it is free for the program's own header.
+    /// Returns where in the page the packet starts, in bytes. What precedes it is free for the
+    /// program's own header.
     pub fn offset(&self) -> usize {
         self.offset as usize
     }
@@ -50,9 +52,10 @@ impl PacketPage {
     }
 }
 
-// SAFETY: the page is its owner's alone until it is dropped, and never reused if it is leaked; it lies in the UMEM's arena,
-// which its pool keeps mapped, and does not move. It is not in a ring: `Rings` gave it away with the packet, and takes chunks
-// by value. It lends no reference, only `DmaMemory`. A page of a pool is one frame, so start and length are multiples of 4096.
+// SAFETY: the page is its owner's alone until it is dropped, and never reused if it is leaked; it
+// lies in the UMEM's arena, which its pool keeps mapped, and does not move. It is not in a ring:
+// `Rings` gave it away with the packet, and takes chunks by value. It lends no reference, only
+// `DmaMemory`. A page of a pool is one frame, so start and length are multiples of 4096.
 unsafe impl Pinned for PacketPage {
     fn memory(&self) -> DmaMemory<'_> {
         self.page.memory()

@@ -1,8 +1,8 @@
 //! One ring: a bounded queue with one producer and one consumer, of which one is the kernel.
 //!
-//! Both indices only ever increase, modulo 2^32; an entry's place is its index modulo the number of entries, a power of two.
-//! The owner of a side keeps its own index, and the last index that it has seen of the other side, so that the other's cache
-//! line is read once for many entries.
+//! Both indices only ever increase, modulo 2^32; an entry's place is its index modulo the number of
+//! entries, a power of two. The owner of a side keeps its own index, and the last index that it has
+//! seen of the other side, so that the other's cache line is read once for many entries.
 
 use pinfold::xdp::RingMemory;
 use std::sync::atomic::Ordering;
@@ -87,7 +87,8 @@ impl<M: Shared, const N: usize> Producer<M, N> {
         &self.memory
     }
 
-    /// Returns how many entries fit now; reads the consumer's index only if fewer than `wanted` are known to.
+    /// Returns how many entries fit now; reads the consumer's index only if fewer than `wanted` are
+    /// known to.
     #[inline]
     pub(super) fn room(&mut self, wanted: u32) -> u32 {
         let known = self.entries.saturating_sub(self.next.wrapping_sub(self.consumed));
@@ -98,7 +99,8 @@ impl<M: Shared, const N: usize> Producer<M, N> {
         self.entries.saturating_sub(self.next.wrapping_sub(self.consumed))
     }
 
-    /// Enters an entry, which [`publish`](Self::publish) makes visible; returns false if there is no room.
+    /// Enters an entry, which [`publish`](Self::publish) makes visible; returns false if there is
+    /// no room.
     #[inline]
     pub(super) fn push(&mut self, entry: [u64; N]) -> bool {
         if self.room(1) == 0 {
@@ -116,7 +118,8 @@ impl<M: Shared, const N: usize> Producer<M, N> {
     pub(super) fn untaken(&self) -> impl Iterator<Item = [u64; N]> + '_ {
         let first = self.memory.load_consumer();
         // Of a consumer that is ahead of the entries, none.
-        let count = Some(self.next.wrapping_sub(first)).filter(|count| *count <= self.entries).unwrap_or(0);
+        let count =
+            Some(self.next.wrapping_sub(first)).filter(|count| *count <= self.entries).unwrap_or(0);
         (0..count).map(move |offset| {
             let at = (first.wrapping_add(offset) & (self.entries - 1)) as usize * N;
             std::array::from_fn(|word| self.memory.word(at + word))

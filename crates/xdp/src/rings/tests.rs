@@ -1,5 +1,5 @@
-//! The arithmetic of a ring against a model, and its ordering under the model checker, with the kernel's side played by the
-//! same code.
+//! The arithmetic of a ring against a model, and its ordering under the model checker, with the
+//! kernel's side played by the same code.
 
 use super::ring::{Consumer, Producer, Shared};
 use proptest::prelude::*;
@@ -74,14 +74,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Every entry arrives once and in order, none is overwritten, and both sides see what the other has published.
+    /// Every entry arrives once and in order, none is overwritten, and both sides see what the
+    /// other has published.
     #[test]
     fn a_ring_is_a_bounded_queue(steps in steps(), log in 0u32..4, start in any::<u32>()) {
         let entries = 1u32 << log;
         let memory = Plain::new(2 * entries as usize, start);
         let mut producer = Producer::<_, 2>::new(memory.clone());
         let mut consumer = Consumer::<_, 2>::new(memory);
-        // What was pushed and is not published, what is published and was not taken, and what was taken and not released.
+        // What was pushed and is not published, what is published and was not taken, and what was
+        // taken and not released.
         let (mut pending, mut published, mut taken) = (VecDeque::new(), VecDeque::new(), 0);
         let mut next = 0u64;
         for step in steps {
@@ -111,7 +113,8 @@ proptest! {
                 Step::Room(wanted) => {
                     let room = producer.room(wanted) as usize;
                     let free = entries as usize - used;
-                    // What is known may be old, but never more than there is, nor less than what was wanted and is there.
+                    // What is known may be old, but never more than there is, nor less than what
+                    // was wanted and is there.
                     prop_assert!(room <= free && room >= free.min(wanted as usize), "{} of {}", room, free);
                 }
             }
@@ -119,8 +122,8 @@ proptest! {
     }
 }
 
-/// A ring of two entries, with the words written relaxed: the consumer sees each entry whole, once and in order, and the
-/// producer reuses a place only after it was read.
+/// A ring of two entries, with the words written relaxed: the consumer sees each entry whole, once
+/// and in order, and the producer reuses a place only after it was read.
 #[cfg(ring_model)]
 #[test]
 fn loom_entries_are_ordered_by_the_indices_alone() {

@@ -16,7 +16,8 @@ pub(crate) fn mtu_limit(chunk_bytes: u32) -> u32 {
 /// How much memory a packet gets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ChunkSize {
-    /// 2048 bytes, two in a page: for an MTU of up to 1774. Half the memory; the holders of parts of a page have no names.
+    /// 2048 bytes, two in a page: for an MTU of up to 1774. Half the memory; the holders of parts
+    /// of a page have no names.
     HalfPage,
     /// 4096 bytes: for an MTU of up to 3822.
     #[default]
@@ -62,7 +63,8 @@ impl Copying {
 /// How the kernel polls the driver on the caller's behalf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BusyPoll {
-    /// How long [`wait`](super::Socket::wait) polls before it sleeps, and a call of the kernel polls.
+    /// How long [`wait`](super::Socket::wait) polls before it sleeps, and a call of the kernel
+    /// polls.
     pub time: Duration,
     /// How many packets a call handles at most.
     pub budget: u32,
@@ -125,8 +127,8 @@ impl Options {
         self
     }
 
-    /// Sets the size of the memory for packets in bytes; the default is 32 MiB. What the rings do not hold is what the program
-    /// may hold at a time.
+    /// Sets the size of the memory for packets in bytes; the default is 32 MiB. What the rings do
+    /// not hold is what the program may hold at a time.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
@@ -147,14 +149,16 @@ impl Options {
         self
     }
 
-    /// Sets whether the kernel says when it must be called (`XDP_USE_NEED_WAKEUP`); the default is that it does.
+    /// Sets whether the kernel says when it must be called (`XDP_USE_NEED_WAKEUP`); the default is
+    /// that it does.
     #[must_use]
     pub fn need_wakeup(mut self, need_wakeup: bool) -> Self {
         self.need_wakeup = need_wakeup;
         self
     }
 
-    /// Has the kernel poll the driver in [`wait`](super::Socket::wait), instead of waiting for interrupts.
+    /// Has the kernel poll the driver in [`wait`](super::Socket::wait), instead of waiting for
+    /// interrupts.
     #[must_use]
     pub fn busy_poll(mut self, busy_poll: BusyPoll) -> Self {
         self.busy_poll = Some(busy_poll);

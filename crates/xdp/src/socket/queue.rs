@@ -6,7 +6,9 @@ use crate::packet::Packet;
 use crate::redirect::Redirect;
 use crate::rings::{Chunk, DRAIN, Rings};
 use crate::stats::{SocketReport, Traffic};
-use pinfold::page_pool::{AllocError, Config, Destroyed, Fragment, Holder, Page, PagePool, Tag, TooManyTags};
+use pinfold::page_pool::{
+    AllocError, Config, Destroyed, Fragment, Holder, Page, PagePool, Tag, TooManyTags,
+};
 use pinfold::xdp::{Interface, LinkType, RingSizes, Umem};
 use pinfold::{Arena, ArenaMemory};
 use std::time::Duration;
@@ -16,8 +18,8 @@ const BATCH: u32 = 64;
 /// The holder of the pages that are in the fill ring, or were received and not passed on.
 const HOLDER: &str = "socket";
 
-/// A socket on one queue of an interface, with its own memory. It belongs to one thread at a time; the packets that it
-/// received may go to others.
+/// A socket on one queue of an interface, with its own memory. It belongs to one thread at a time;
+/// the packets that it received may go to others.
 #[derive(Debug)]
 pub struct Socket {
     /// Dropped first: then the kernel has no more chunks.
@@ -38,7 +40,8 @@ pub struct Socket {
     gone: bool,
 }
 
-/// What enters the fill ring next, between two refills nothing: allocated together, and entered together.
+/// What enters the fill ring next, between two refills nothing: allocated together, and entered
+/// together.
 #[derive(Debug)]
 enum Next {
     Pages(Box<[Option<Page<Umem>>; BATCH as usize]>),
@@ -55,8 +58,8 @@ impl Next {
 }
 
 impl Options {
-    /// Opens a socket on the queue and fills its fill ring. It receives when a program passes it packets
-    /// ([`Socket::redirect`]).
+    /// Opens a socket on the queue and fills its fill ring. It receives when a program passes it
+    /// packets ([`Socket::redirect`]).
     ///
     /// # Errors
     /// [`OpenError`].
@@ -65,8 +68,8 @@ impl Options {
         self.open_in(interface, Arena::builder().size(self.memory).build_unmapped()?)
     }
 
-    /// Opens a socket that receives into `memory`, which may be mapped into domains and shared with other sockets; its size
-    /// replaces [`memory`](Self::memory).
+    /// Opens a socket that receives into `memory`, which may be mapped into domains and shared with
+    /// other sockets; its size replaces [`memory`](Self::memory).
     ///
     /// # Errors
     /// [`OpenError`].
@@ -75,10 +78,12 @@ impl Options {
         self.memory(memory.len() as u64).check(interface)?;
         let umem = Umem::new(memory);
         let bytes = umem.memory().len() as u64;
-        // Twice what the rings hold: pages that the program returned and the consumer has not collected.
+        // Twice what the rings hold: pages that the program returned and the consumer has not
+        // collected.
         let returned = (rings.fill * 2).min(1 << 20);
         let name = format!("{}-{queue}", interface.name());
-        let pool = PagePool::new(umem.clone(), &name, Config { ring: returned, ..Config::default() })?;
+        let pool =
+            PagePool::new(umem.clone(), &name, Config { ring: returned, ..Config::default() })?;
         let holder = pool.tag(HOLDER).unwrap_or(Tag::NONE);
         let opened = Rings::open(umem, chunk.shift(), rings, self.need_wakeup);
         let opened = opened.map_err(|error| error::of_memory(interface, bytes, error))?;
@@ -86,8 +91,10 @@ impl Options {
             let set = opened.socket().prefer_busy_poll(busy.time, busy.budget);
             set.map_err(|error| error::of_memory(interface, bytes, error))?;
         }
-        let bind = || opened.socket().bind(interface, queue, self.copying.zero_copy(), self.need_wakeup);
-        error::while_busy(interface, bind).map_err(|error| error::of_bind(interface, queue, error))?;
+        let bind =
+            || opened.socket().bind(interface, queue, self.copying.zero_copy(), self.need_wakeup);
+        error::while_busy(interface, bind)
+            .map_err(|error| error::of_bind(interface, queue, error))?;
         let mut socket = Socket {
             rings: opened,
             next: Next::of(chunk),
@@ -114,7 +121,11 @@ impl Options {
             return Err(OpenError::LinkType { interface: name(), link: interface.link_type() });
         }
         if interface.queues().is_some_and(|queues| queue >= queues) {
-            return Err(OpenError::NoQueue { interface: name(), queue, queues: interface.queues() });
+            return Err(OpenError::NoQueue {
+                interface: name(),
+                queue,
+                queues: interface.queues(),
+            });
         }
         if !interface.is_up() {
             return Err(OpenError::Down { interface: name() });
@@ -122,12 +133,19 @@ impl Options {
         let (mtu, limit) = (interface.mtu(), mtu_limit(chunk.bytes()));
         if mtu > limit {
             let is_loopback = interface.link_type() == LinkType::Loopback;
-            return Err(OpenError::Mtu { interface: name(), mtu, limit, chunk: chunk.bytes(), is_loopback });
+            return Err(OpenError::Mtu {
+                interface: name(),
+                mtu,
+                limit,
+                chunk: chunk.bytes(),
+                is_loopback,
+            });
         }
         let RingSizes { fill, completion, receive, transmit } = rings;
         let chunks = memory >> chunk.shift();
         let valid = |size: u32| size.is_power_of_two() && (64..=Self::MAX_RING).contains(&size);
-        if ![fill, completion, receive, transmit].into_iter().all(valid) || u64::from(fill) > chunks {
+        if ![fill, completion, receive, transmit].into_iter().all(valid) || u64::from(fill) > chunks
+        {
             let limit = Self::MAX_RING;
             return Err(OpenError::Sizes { fill, completion, receive, transmit, chunks, limit });
         }
@@ -171,8 +189,8 @@ impl Socket {
         self.rings.socket().is_zero_copy()
     }
 
-    /// Appends up to `most` packets that have been received, and refills the fill ring; returns how many. Makes no system call
-    /// unless the driver asks for one. O(packets).
+    /// Appends up to `most` packets that have been received, and refills the fill ring; returns how
+    /// many. Makes no system call unless the driver asks for one. O(packets).
     #[inline]
     pub fn receive(&mut self, packets: &mut Vec<Packet>, most: usize) -> usize {
         let (count, bytes) = self.rings.receive(packets, most);
@@ -216,7 +234,9 @@ impl Socket {
                 let parts = parts.get_mut(..wanted).unwrap_or_default();
                 // Not after the first that there is not: each attempt asks the source.
                 for part in parts.iter_mut().filter(|part| part.is_none()) {
-                    let Ok(fragment) = pool.alloc_fragment(self.chunk.bytes() as usize) else { break };
+                    let Ok(fragment) = pool.alloc_fragment(self.chunk.bytes() as usize) else {
+                        break;
+                    };
                     *part = Some(fragment);
                 }
                 self.rings.fill(parts)
@@ -229,11 +249,15 @@ impl Socket {
     /// # Errors
     /// [`SocketError::Gone`] if the interface has been removed.
     pub fn wait(&mut self, limit: Duration) -> Result<bool, SocketError> {
-        // Pages that came back since the last packet: without them the kernel might never receive another one.
+        // Pages that came back since the last packet: without them the kernel might never receive
+        // another one.
         self.refill(1);
         self.collect();
         if self.gone {
-            return Err(SocketError::Gone { interface: self.interface.name().to_owned(), queue: self.queue });
+            return Err(SocketError::Gone {
+                interface: self.interface.name().to_owned(),
+                queue: self.queue,
+            });
         }
         if let Some(time) = self.busy_poll
             && self.rings.poll_driver(time.min(limit))
@@ -248,13 +272,15 @@ impl Socket {
         })
     }
 
-    /// Returns a packet's page to the pool. One of another socket is dropped, which returns it to its own.
+    /// Returns a packet's page to the pool. One of another socket is dropped, which returns it to
+    /// its own.
     #[inline]
     pub fn recycle(&mut self, packet: Packet) {
         packet.into_chunk().recycle(&mut self.pool);
     }
 
-    /// Returns the pages of all packets to the pool, as [`recycle`](Self::recycle) does, and empties the list. O(packets).
+    /// Returns the pages of all packets to the pool, as [`recycle`](Self::recycle) does, and
+    /// empties the list. O(packets).
     #[inline]
     pub fn recycle_all(&mut self, packets: &mut Vec<Packet>) {
         for packet in packets.drain(..) {
@@ -279,11 +305,13 @@ impl Socket {
         Ok(packet)
     }
 
-    /// Queues a packet for sending by the next [`flush`](Self::flush). Its page returns to the pool when it has been sent.
+    /// Queues a packet for sending by the next [`flush`](Self::flush). Its page returns to the pool
+    /// when it has been sent.
     ///
     /// # Errors
-    /// [`TransmitError`] with the packet: the interface has no transmit queue of the socket's number, or the packet lies in another
-    /// socket's memory, has a length that the interface does not send, or the ring is full.
+    /// [`TransmitError`] with the packet: the interface has no transmit queue of the socket's
+    /// number, or the packet lies in another socket's memory, has a length that the interface does
+    /// not send, or the ring is full.
     pub fn transmit(&mut self, packet: Packet) -> Result<(), TransmitError> {
         let refuse = |packet, why| Err(TransmitError { packet, why });
         // A header of Ethernet, with a tag or without; or one of IPv4.
@@ -318,15 +346,18 @@ impl Socket {
         flushed.map_err(|error| SocketError::new(&self.interface, self.queue, error))
     }
 
-    /// Returns the pages of what has been sent to the pool; returns how many packets are still being sent.
+    /// Returns the pages of what has been sent to the pool; returns how many packets are still
+    /// being sent.
     pub fn collect(&mut self) -> u32 {
         let pool = &mut self.pool;
-        self.traffic.sent += u64::from(self.rings.complete(|packet| packet.into_chunk().recycle(pool)));
+        self.traffic.sent +=
+            u64::from(self.rings.complete(|packet| packet.into_chunk().recycle(pool)));
         self.rings.sending()
     }
 
-    /// Waits until all that is queued has been sent, for a fifth of a second at most, and returns its pages to the pool; returns how
-    /// many packets have not been sent. Those that the kernel has not taken by the time the socket is closed are never sent.
+    /// Waits until all that is queued has been sent, for a fifth of a second at most, and returns
+    /// its pages to the pool; returns how many packets have not been sent. Those that the kernel
+    /// has not taken by the time the socket is closed are never sent.
     pub fn drain(&mut self) -> u32 {
         let (pool, sent) = (&mut self.pool, &mut self.traffic.sent);
         self.rings.drain(DRAIN, |packet| {
@@ -365,7 +396,8 @@ impl Socket {
         })
     }
 
-    /// Closes the socket: the kernel gives up its chunks, and what packets still hold can be observed.
+    /// Closes the socket: the kernel gives up its chunks, and what packets still hold can be
+    /// observed.
     pub fn close(self) -> Closed {
         let Self { rings, next, pool, redirect, .. } = self;
         drop(rings);

@@ -5,8 +5,8 @@
 mod fuzzed;
 
 use etherparse::{
-    IpFragOffset, IpHeaders, IpNumber, Ipv4Extensions, Ipv4Header, Ipv6Extensions, Ipv6FragmentHeader,
-    Ipv6Header, Ipv6RawExtHeader, NetSlice, PacketBuilder, SlicedPacket,
+    IpFragOffset, IpHeaders, IpNumber, Ipv4Extensions, Ipv4Header, Ipv6Extensions,
+    Ipv6FragmentHeader, Ipv6Header, Ipv6RawExtHeader, NetSlice, PacketBuilder, SlicedPacket,
 };
 use pinfold_xdp::mirror::reflect_bytes;
 use pinfold_xdp::{LinkType, Protocol};
@@ -24,19 +24,25 @@ macro_rules! built {
     }};
 }
 
-/// Returns the packet with the checksum that a sender writes who leaves the rest to its card: the sum of the pseudo header.
+/// Returns the packet with the checksum that a sender writes who leaves the rest to its card: the
+/// sum of the pseudo header.
 fn partial(packet: &[u8], link: LinkType) -> Vec<u8> {
     let sliced = sliced(packet, link);
     let pseudo = |addresses: &[u8], number: u8, len: usize| {
         let len = u32::try_from(len).unwrap().to_be_bytes();
         let words = [addresses, &[0, number], &len].concat();
-        let sum: u32 = words.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+        let sum: u32 =
+            words.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
         let folded = (sum >> 16) + (sum & 0xffff);
         u16::try_from((folded >> 16) + (folded & 0xffff)).unwrap()
     };
     let (addresses, number, payload) = match sliced.net.as_ref().unwrap() {
-        NetSlice::Ipv4(ip) => (&ip.header().slice()[12..20], ip.payload().ip_number, ip.payload().payload),
-        NetSlice::Ipv6(ip) => (&ip.header().slice()[8..40], ip.payload().ip_number, ip.payload().payload),
+        NetSlice::Ipv4(ip) => {
+            (&ip.header().slice()[12..20], ip.payload().ip_number, ip.payload().payload)
+        }
+        NetSlice::Ipv6(ip) => {
+            (&ip.header().slice()[8..40], ip.payload().ip_number, ip.payload().payload)
+        }
         other => panic!("{other:?}"),
     };
     let field = match number {
@@ -71,13 +77,15 @@ enum Kind {
     Echo,
 }
 
-/// Extension headers of IPv6: options for each hop and for the destination, and a fragment header of a whole packet.
+/// Extension headers of IPv6: options for each hop and for the destination, and a fragment header
+/// of a whole packet.
 fn extended(header: Ipv6Header, with: [bool; 3]) -> IpHeaders {
     let raw = || Ipv6RawExtHeader::new_raw(IpNumber::UDP, &[1, 4, 0, 0, 0, 0]).unwrap();
     let extensions = Ipv6Extensions {
         hop_by_hop_options: with[0].then(raw),
         destination_options: with[1].then(raw),
-        fragment: with[2].then(|| Ipv6FragmentHeader::new(IpNumber::UDP, IpFragOffset::ZERO, false, 7)),
+        fragment: with[2]
+            .then(|| Ipv6FragmentHeader::new(IpNumber::UDP, IpFragOffset::ZERO, false, 7)),
         ..Ipv6Extensions::default()
     };
     IpHeaders::Ipv6(header, extensions)
@@ -95,12 +103,20 @@ fn packet(
     let (from, to) = if back { (TWO, ONE) } else { (ONE, TWO) };
     let (a, b) = (u16::from(one) * 1000, u16::from(two) * 1000);
     let ip = if is_v6 {
-        let header =
-            Ipv6Header { hop_limit: 9, source: [one; 16], destination: [two; 16], ..Ipv6Header::default() };
+        let header = Ipv6Header {
+            hop_limit: 9,
+            source: [one; 16],
+            destination: [two; 16],
+            ..Ipv6Header::default()
+        };
         extended(header, extensions)
     } else {
-        let header =
-            Ipv4Header { time_to_live: 9, source: [one; 4], destination: [two; 4], ..Ipv4Header::default() };
+        let header = Ipv4Header {
+            time_to_live: 9,
+            source: [one; 4],
+            destination: [two; 4],
+            ..Ipv4Header::default()
+        };
         IpHeaders::Ipv4(header, Ipv4Extensions::default())
     };
     let step = match link {
@@ -188,7 +204,11 @@ fn what_has_no_correct_reply_is_left_alone() {
     // A payload that is a group address would answer from it.
     let group = built!(PacketBuilder::ipv4([1; 4], [224, 0, 0, 251], 9).udp(1, 2), &[]);
     assert_eq!(reflected(&group, LinkType::RawIp), None);
-    assert_eq!(reflected(&of(Kind::Udp, false), LinkType::Other(32)), None, "a link that is not known");
+    assert_eq!(
+        reflected(&of(Kind::Udp, false), LinkType::Other(32)),
+        None,
+        "a link that is not known"
+    );
     assert_eq!(reflected(&[0x45; 3], LinkType::RawIp), None);
 }
 
@@ -201,13 +221,15 @@ fn a_frame_that_is_not_ip_has_its_addresses_swapped() {
     );
 }
 
-/// A header of options that is cut within its length; a parser that takes it for a whole one reads past its end.
+/// A header of options that is cut within its length; a parser that takes it for a whole one reads
+/// past its end.
 #[test]
 fn a_cut_extension_header_has_no_reply() {
     let packet = [
-        0x62, 0x43, 0xd8, 0xdb, 0x02, 0x00, 0x00, 0xd6, 0x00, 0x43, 0xd8, 0x00, 0x0f, 0x00, 0xfd, 0xfd, 0xfd,
-        0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0x2e, 0xfd, 0xfd, 0xbf, 0xfd,
-        0xfd, 0xfd, 0xfd, 0xfd, 0x00, 0x00, 0x00, 0x00, 0x81, 0x00, 0xfd, 0x00, 0x00, 0x28,
+        0x62, 0x43, 0xd8, 0xdb, 0x02, 0x00, 0x00, 0xd6, 0x00, 0x43, 0xd8, 0x00, 0x0f, 0x00, 0xfd,
+        0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0x2e,
+        0xfd, 0xfd, 0xbf, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0x00, 0x00, 0x00, 0x00, 0x81, 0x00, 0xfd,
+        0x00, 0x00, 0x28,
     ];
     fuzzed::check(&packet);
     assert!(!reflect_bytes(&mut packet.to_vec(), LinkType::RawIp));

@@ -1,7 +1,9 @@
 //! What cannot be opened, and what the errors say.
 
 use crate::common::{Wire, run};
-use pinfold_xdp::{Attached, ChunkSize, Copying, LinkType, OpenError, Redirect, RingSizes, Socket, redirect};
+use pinfold_xdp::{
+    Attached, ChunkSize, Copying, LinkType, OpenError, Redirect, RingSizes, Socket, redirect,
+};
 
 #[test]
 fn what_does_not_exist_is_named() {
@@ -24,8 +26,14 @@ fn a_queue_in_use_is_named() {
         let attached = Redirect::attach(&far).unwrap_err();
         (opened.join().unwrap().unwrap_err(), attached)
     });
-    assert!(matches!(&error, OpenError::QueueBusy { interface, queue: 0 } if interface == "v1"), "{error}");
-    assert!(matches!(&attached, OpenError::ProgramPresent { interface } if interface == "v1"), "{attached}");
+    assert!(
+        matches!(&error, OpenError::QueueBusy { interface, queue: 0 } if interface == "v1"),
+        "{error}"
+    );
+    assert!(
+        matches!(&attached, OpenError::ProgramPresent { interface } if interface == "v1"),
+        "{attached}"
+    );
     drop(sockets);
     // Both are free again, at once and as often as it is done.
     for _ in 0..20 {
@@ -51,16 +59,23 @@ fn packets_larger_than_a_chunk_are_refused_before_they_would_be_dropped() {
     assert!(!error.to_string().contains("ip link set"), "{error}");
 }
 
-/// The driver's reasons: packets of the other end that are too large, and more queues there than here.
+/// The driver's reasons: packets of the other end that are too large, and more queues there than
+/// here.
 #[test]
 fn any_refusal_of_the_driver_leads_to_the_generic_mode() {
     let Some(wire) = Wire::new(1, 3520) else { return };
     let check = |errno, reason: &str| {
         let far = wire.far();
         let native = Redirect::attach_as(&far, Attached::Native).unwrap_err();
-        assert!(matches!(&native, OpenError::Refused { attached: Attached::Native, .. }), "{native}");
+        assert!(
+            matches!(&native, OpenError::Refused { attached: Attached::Native, .. }),
+            "{native}"
+        );
         let text = native.to_string();
-        assert!(["v1", "native XDP", errno, reason].iter().all(|part| text.contains(part)), "{text}");
+        assert!(
+            ["v1", "native XDP", errno, reason].iter().all(|part| text.contains(part)),
+            "{text}"
+        );
         let redirect = Redirect::attach(&far).unwrap();
         assert_eq!(redirect.attached(), Attached::Generic);
         drop(redirect);
@@ -69,7 +84,9 @@ fn any_refusal_of_the_driver_leads_to_the_generic_mode() {
     };
     check("os error 34", "MTU is too large");
     run("ip link del v0");
-    run("ip link add v0 numtxqueues 2 numrxqueues 2 type veth peer name v1 numtxqueues 1 numrxqueues 1");
+    run(
+        "ip link add v0 numtxqueues 2 numrxqueues 2 type veth peer name v1 numtxqueues 1 numrxqueues 1",
+    );
     run("ip link set dev v0 up");
     run("ip link set dev v1 up");
     check("os error 28", "queues");

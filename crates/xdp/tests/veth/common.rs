@@ -1,4 +1,5 @@
-//! A network namespace for the calling thread, with two interfaces that are connected to each other.
+//! A network namespace for the calling thread, with two interfaces that are connected to each
+//! other.
 
 use pinfold_xdp::{Interface, Options, Packet, Redirect, Socket, redirect};
 use rustix::thread::UnshareFlags;
@@ -17,7 +18,8 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Moves the calling thread into a new namespace and creates the pair; `None`, with a message, where that is not allowed.
+    /// Moves the calling thread into a new namespace and creates the pair; `None`, with a message,
+    /// where that is not allowed.
     pub(crate) fn new(queues: u32, mtu: u32) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED: needs root, for a network namespace");
@@ -27,13 +29,15 @@ impl Wire {
             eprintln!("SKIPPED: needs ip (sudo apt-get install iproute2)");
             return None;
         }
-        // SAFETY: a new network namespace concerns sockets that are created later, and nothing in memory.
+        // SAFETY: a new network namespace concerns sockets that are created later, and nothing in
+        // memory.
         let unshared = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) };
         if let Err(errno) = unshared {
             eprintln!("SKIPPED: no network namespace: {errno}");
             return None;
         }
-        let queues_of = |name: &str| format!("{name} mtu {mtu} numrxqueues {queues} numtxqueues {queues}");
+        let queues_of =
+            |name: &str| format!("{name} mtu {mtu} numrxqueues {queues} numtxqueues {queues}");
         run(&format!("ip link add {} type veth peer name {}", queues_of("v0"), queues_of("v1")));
         for name in ["v0", "v1"] {
             // No address of IPv6, whose own packets would be counted.
@@ -80,8 +84,9 @@ impl Wire {
         socket
     }
 
-    /// Returns what the near end's driver has dropped, because the far end did not keep up. (What the far end's driver counts
-    /// are the packets that the socket refused, which counts them itself.)
+    /// Returns what the near end's driver has dropped, because the far end did not keep up. (What
+    /// the far end's driver counts are the packets that the socket refused, which counts them
+    /// itself.)
     pub(crate) fn driver_drops(&self) -> u64 {
         let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
         let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
@@ -112,13 +117,14 @@ pub(crate) fn number_of(packet: &Packet) -> Option<u64> {
 /// Returns the number that a datagram begins with, from the bytes of its packet.
 pub(crate) fn number_of_bytes(bytes: &[u8]) -> Option<u64> {
     // Ethernet, IPv4, UDP to the port.
-    let is_numbered = bytes.len() >= 50 && bytes[12..14] == [8, 0] && bytes[36..38] == PORT.to_be_bytes();
+    let is_numbered =
+        bytes.len() >= 50 && bytes[12..14] == [8, 0] && bytes[36..38] == PORT.to_be_bytes();
     is_numbered.then(|| u64::from_be_bytes(bytes[42..50].try_into().unwrap()))
 }
 
-/// Receives on all sockets until `each` returns false, or nothing is being sent and nothing has arrived for 300 ms; `each`
-/// is called with each packet. The last look at the sockets begins after that time: a thread that was stopped for longer
-/// leaves nothing in a ring.
+/// Receives on all sockets until `each` returns false, or nothing is being sent and nothing has
+/// arrived for 300 ms; `each` is called with each packet. The last look at the sockets begins after
+/// that time: a thread that was stopped for longer leaves nothing in a ring.
 pub(crate) fn receive_until(
     sockets: &mut [Socket],
     is_sending: impl Fn() -> bool,

@@ -32,7 +32,10 @@ fn pages_that_are_never_returned_are_named_after_the_socket_is_closed() {
     assert_eq!(held.len(), 10);
     let closed = sockets.remove(0).close();
     let holders = closed.holders();
-    assert_eq!((holders.len(), holders[0].name.as_deref(), holders[0].pages), (1, Some("leak"), 10));
+    assert_eq!(
+        (holders.len(), holders[0].name.as_deref(), holders[0].pages),
+        (1, Some("leak"), 10)
+    );
     // They are still what was received, and other packets do not change them.
     for (number, packet) in held.iter().enumerate() {
         assert_eq!(number_of(packet), Some(number as u64));
@@ -57,7 +60,12 @@ fn reception_goes_on_when_pages_come_back_from_another_thread() {
         let mut receive = |socket: &mut Socket, packets: &mut Vec<Packet>, all: usize| {
             let end = Instant::now() + Duration::from_secs(60);
             while packets.len() < all {
-                assert!(Instant::now() < end, "{} of {all}: {}", packets.len(), socket.stats().unwrap());
+                assert!(
+                    Instant::now() < end,
+                    "{} of {all}: {}",
+                    packets.len(),
+                    socket.stats().unwrap()
+                );
                 sender.send(&[&number.to_be_bytes()[..], &[0; 14]].concat()).unwrap();
                 number += 1;
                 std::thread::sleep(Duration::from_micros(200));
@@ -70,7 +78,10 @@ fn reception_goes_on_when_pages_come_back_from_another_thread() {
             assert_eq!(socket.receive(&mut held, 64), 0, "all chunks are held");
         }
         let asked = socket.stats().unwrap().counts.empty - before;
-        assert!((1..=100).contains(&asked), "{chunk:?}: the source was asked {asked} times by 100 calls");
+        assert!(
+            (1..=100).contains(&asked),
+            "{chunk:?}: the source was asked {asked} times by 100 calls"
+        );
         std::thread::spawn(move || drop(held)).join().unwrap();
         let mut packets = Vec::new();
         receive(socket, &mut packets, 50);
@@ -149,6 +160,7 @@ fn nothing_stays_attached_when_a_process_is_killed() {
 
 /// Returns whether a program is on the interface.
 fn has_program() -> bool {
-    let shown = Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
+    let shown =
+        Command::new("ip").args(["-details", "link", "show", "dev", "v1"]).output().unwrap();
     String::from_utf8_lossy(&shown.stdout).contains("prog/xdp")
 }

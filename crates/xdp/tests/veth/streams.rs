@@ -1,4 +1,5 @@
-//! Numbered streams of the kernel's own datagrams: every packet arrives once, or is counted as dropped with its cause.
+//! Numbered streams of the kernel's own datagrams: every packet arrives once, or is counted as
+//! dropped with its cause.
 
 use crate::common::{Wire, number_of, receive_until};
 use pinfold::xdp::Generator;
@@ -21,7 +22,9 @@ fn send(sender: &std::net::UdpSocket, count: u64, bytes: usize) {
 #[test]
 fn every_packet_of_a_stream_is_received_or_counted() {
     let Some(wire) = Wire::new(1, 1500) else { return };
-    for (chunk, bytes) in [(ChunkSize::Page, 22), (ChunkSize::HalfPage, 22), (ChunkSize::HalfPage, 1472)] {
+    for (chunk, bytes) in
+        [(ChunkSize::Page, 22), (ChunkSize::HalfPage, 22), (ChunkSize::HalfPage, 1472)]
+    {
         let before = wire.driver_drops();
         let mut sockets = wire.receive(Socket::options().chunk(chunk));
         let sender = wire.sender();
@@ -46,7 +49,12 @@ fn every_packet_of_a_stream_is_received_or_counted() {
         sending.join().unwrap();
         let report = sockets[0].stats().unwrap();
         let dropped = report.kernel_drops() + wire.driver_drops() - before;
-        assert_eq!(seen.len() as u64 + dropped, SENT, "{report}, drivers {}", wire.driver_drops() - before);
+        assert_eq!(
+            seen.len() as u64 + dropped,
+            SENT,
+            "{report}, drivers {}",
+            wire.driver_drops() - before
+        );
         assert!(seen.len() > 1000, "{report}");
         assert_eq!(report.unknown_entries, 0);
     }
@@ -61,7 +69,8 @@ fn packets_that_the_program_holds_are_held_and_the_rest_is_counted() {
     let before = wire.driver_drops();
     let archive = sockets[0].holder("archive").unwrap();
     let sender = wire.sender();
-    // Until all chunks are held, and a hundred that find none. Slowly, so that the driver drops nothing.
+    // Until all chunks are held, and a hundred that find none. Slowly, so that the driver drops
+    // nothing.
     let all_held = Arc::new(AtomicBool::new(false));
     let is_all_held = Arc::clone(&all_held);
     let sending = std::thread::spawn(move || {
@@ -94,11 +103,13 @@ fn packets_that_the_program_holds_are_held_and_the_rest_is_counted() {
     let dropped = report.kernel_drops() + wire.driver_drops() - before;
     assert!(numbered + dropped >= sent && numbered + dropped <= sent + others + 8, "{report}");
     assert!(report.kernel.fill_ring_empty > 0, "{report}");
-    let named = report.holders.iter().find(|holder| holder.name.as_deref() == Some("archive")).unwrap();
+    let named =
+        report.holders.iter().find(|holder| holder.name.as_deref() == Some("archive")).unwrap();
     assert_eq!(named.pages, 128);
     // Returned on another thread: the socket receives again.
     let (to_other, at_other) = mpsc::channel();
-    let other = std::thread::spawn(move || at_other.into_iter().for_each(|packets: Vec<_>| drop(packets)));
+    let other =
+        std::thread::spawn(move || at_other.into_iter().for_each(|packets: Vec<_>| drop(packets)));
     to_other.send(held).unwrap();
     drop(to_other);
     other.join().unwrap();

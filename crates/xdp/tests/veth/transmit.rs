@@ -1,4 +1,5 @@
-//! Sending: what a mirror returns reaches the kernel's own sockets, and pages come back from the completion ring.
+//! Sending: what a mirror returns reaches the kernel's own sockets, and pages come back from the
+//! completion ring.
 
 use crate::common::{Wire, number_of, receive_until, run};
 use pinfold_xdp::error::TransmitRefused;
@@ -68,7 +69,9 @@ fn packets_that_the_kernel_has_not_taken_are_freed_with_the_socket() {
 fn a_queue_that_does_not_transmit_refuses_packets() {
     let Some(_wire) = Wire::new(1, 1500) else { return };
     run("ip link del v0");
-    run("ip link add v0 numtxqueues 4 numrxqueues 1 type veth peer name v1 numtxqueues 1 numrxqueues 4");
+    run(
+        "ip link add v0 numtxqueues 4 numrxqueues 1 type veth peer name v1 numtxqueues 1 numrxqueues 4",
+    );
     run("ip link set dev v0 up");
     run("ip link set dev v1 up");
     let interface = redirect::interface("v1").unwrap();

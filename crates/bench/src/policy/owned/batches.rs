@@ -15,7 +15,8 @@ const HELD: usize = 5;
 /// One of this many batches is timed.
 const SAMPLE: u64 = 4;
 
-/// Mappings that were revoked by one call, and when the first of them was unmapped, if that was noted.
+/// Mappings that were revoked by one call, and when the first of them was unmapped, if that was
+/// noted.
 #[derive(Default)]
 struct Batch {
     revoked: Vec<Revoked<Payload>>,
@@ -96,7 +97,8 @@ impl PolicyThread for Batches<'_> {
         }
         self.gathered.push(dma.into_mapping()?);
         if self.gathered.len() == BATCH {
-            // What earlier calls revoked, which has completed meanwhile: a thread then uses the same few buffers again.
+            // What earlier calls revoked, which has completed meanwhile: a thread then uses the
+            // same few buffers again.
             self.poll(freed)?;
             self.revoke_gathered();
             while self.held.len() >= HELD {

@@ -42,7 +42,11 @@ impl<'p> Single<'p> {
     }
 
     #[inline]
-    fn release(&mut self, payload: &Payload, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
+    fn release(
+        &mut self,
+        payload: &Payload,
+        freed: &mut Vec<PhysRange>,
+    ) -> Result<(), PolicyError> {
         let mut since = None;
         match &mut self.timed {
             Some((_, before @ 1..)) => *before -= 1,
@@ -68,11 +72,13 @@ impl PolicyThread for Single<'_> {
             freed.push(self.owner.unmap(mapping)?.range()?);
             return Ok(());
         }
-        // What earlier calls revoked, which has completed meanwhile: a thread then uses the same few buffers again.
+        // What earlier calls revoked, which has completed meanwhile: a thread then uses the same
+        // few buffers again.
         self.poll(freed)?;
         self.figures.hold(bytes);
         if self.timed.is_none() {
-            // The last one that was timed has been returned: so this is the first behind each flush, or one next to it.
+            // The last one that was timed has been returned: so this is the first behind each
+            // flush, or one next to it.
             self.timed = Some((Instant::now(), self.held.len()));
         }
         self.held.push_back(self.owner.revoke(mapping));

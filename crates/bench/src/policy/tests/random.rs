@@ -13,7 +13,11 @@ impl Live {
     fn add(&mut self, dma: &Dma) {
         let (start, end) = (dma.iova().start().raw(), dma.iova().end().raw());
         let below = self.0.range(..end).next_back();
-        assert!(below.is_none_or(|(_, other)| *other <= start), "{} overlaps a live mapping", dma.iova());
+        assert!(
+            below.is_none_or(|(_, other)| *other <= start),
+            "{} overlaps a live mapping",
+            dma.iova()
+        );
         self.0.insert(start, end);
     }
 
@@ -22,8 +26,8 @@ impl Live {
     }
 }
 
-/// What one thread does in its part of the memory: no two mappings of the same memory, so that addresses are unique under
-/// `identity` too.
+/// What one thread does in its part of the memory: no two mappings of the same memory, so that
+/// addresses are unique under `identity` too.
 fn run(
     policy: &dyn Policy,
     memory: &Memory,
@@ -42,7 +46,8 @@ fn run(
             live.lock().unwrap().add(&dma);
             assert_eq!(dma.iova().len(), range.len());
             assert!(
-                reaches(&port, dma.iova().start()) && reaches(&port, Iova::new(dma.iova().end().raw() - 8))
+                reaches(&port, dma.iova().start())
+                    && reaches(&port, Iova::new(dma.iova().end().raw() - 8))
             );
             mapped.push(dma);
         } else if !mapped.is_empty() {

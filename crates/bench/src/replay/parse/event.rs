@@ -38,8 +38,8 @@ pub struct Event<'l> {
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Action<'l> {
-    /// One range was mapped or allocated: `dma_map_page`, `dma_map_phys`, `dma_map_resource`, `dma_alloc`,
-    /// `dma_alloc_pages`, `dma_alloc_sgt`.
+    /// One range was mapped or allocated: `dma_map_page`, `dma_map_phys`, `dma_map_resource`,
+    /// `dma_alloc`, `dma_alloc_pages`, `dma_alloc_sgt`.
     Map {
         /// The device.
         device: &'l str,
@@ -69,8 +69,8 @@ pub enum Action<'l> {
         /// Whether the lists were longer than the kernel records.
         truncated: bool,
     },
-    /// One range was unmapped or freed: `dma_unmap_page`, `dma_unmap_phys`, `dma_unmap_resource`, `dma_free`,
-    /// `dma_free_pages`, `dma_free_sgt`.
+    /// One range was unmapped or freed: `dma_unmap_page`, `dma_unmap_phys`, `dma_unmap_resource`,
+    /// `dma_free`, `dma_free_pages`, `dma_free_sgt`.
     Unmap {
         /// The device.
         device: &'l str,

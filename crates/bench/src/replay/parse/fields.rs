@@ -1,4 +1,5 @@
-//! The fields of an event: `name=value` in any order, because kernels differ in which they print and where.
+//! The fields of an event: `name=value` in any order, because kernels differ in which they print
+//! and where.
 
 use std::fmt;
 
@@ -22,8 +23,8 @@ pub enum Damage {
     NotDecoded,
 }
 
-/// The most bytes of one mapping: an I/O address and its size are 32 bits in the segments of a scatter list, and no driver
-/// maps more at once.
+/// The most bytes of one mapping: an I/O address and its size are 32 bits in the segments of a
+/// scatter list, and no driver maps more at once.
 pub const MAX_BYTES: u64 = 4 << 30;
 /// The longest name of a device; the kernel's are shorter.
 const MAX_NAME: usize = 128;
@@ -39,7 +40,9 @@ impl fmt::Display for Damage {
             Self::BadField => "a field cannot be read",
             Self::BadRange => "the size is 0 or more than 4 GiB, or the range ends beyond 2^60",
             Self::BadList => "the lists of the scatter list contradict each other",
-            Self::NotDecoded => "not decoded by trace-cmd (FAILED TO PARSE): use the text of tracefs",
+            Self::NotDecoded => {
+                "not decoded by trace-cmd (FAILED TO PARSE): use the text of tracefs"
+            }
         })
     }
 }
@@ -87,10 +90,15 @@ impl<'l> Fields<'l> {
         let mut rest = self.0;
         loop {
             let at = rest.find(name)?;
-            let starts = rest.get(..at).is_none_or(|before| before.is_empty() || before.ends_with(' '));
+            let starts =
+                rest.get(..at).is_none_or(|before| before.is_empty() || before.ends_with(' '));
             rest = rest.get(at + name.len()..)?;
             let Some(value) = rest.strip_prefix('=').filter(|_| starts) else { continue };
-            let end = if value.starts_with('{') { value.find('}').map(|at| at + 1) } else { value.find(' ') };
+            let end = if value.starts_with('{') {
+                value.find('}').map(|at| at + 1)
+            } else {
+                value.find(' ')
+            };
             return value.get(..end.unwrap_or(value.len()));
         }
     }
@@ -153,7 +161,8 @@ mod tests {
 
     #[test]
     fn a_field_is_found_by_its_whole_name_wherever_it_is() {
-        let fields = Fields("0000:00:02.0 dma_addr=fff0 size=12 unmapped_size=8 list={0x1, 0x2,0x3} last=");
+        let fields =
+            Fields("0000:00:02.0 dma_addr=fff0 size=12 unmapped_size=8 list={0x1, 0x2,0x3} last=");
         assert_eq!(fields.first(), Ok("0000:00:02.0"));
         assert_eq!((fields.hex("dma_addr"), fields.decimal("size")), (Ok(0xfff0), Ok(12)));
         assert_eq!(fields.decimal("unmapped_size"), Ok(8));

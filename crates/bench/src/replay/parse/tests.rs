@@ -45,8 +45,14 @@ fn events_of_all_kernels_are_known() {
     let head = "t-1 [2] ..... 0.5: ";
     let list = |text: &'static str| Fields(text).list("l").unwrap();
     let all = Access::all();
-    let alloc =
-        |memory| Action::Map { device: "d", allocated: true, access: all, address: 0x7000, size: 24, memory };
+    let alloc = |memory| Action::Map {
+        device: "d",
+        allocated: true,
+        access: all,
+        address: 0x7000,
+        size: 24,
+        memory,
+    };
     let unmap = |allocated| Action::Unmap { device: "d", allocated, address: 0x7000 };
     for (text, action) in [
         (
@@ -78,13 +84,19 @@ fn events_of_all_kernels_are_known() {
         ("dma_unmap_phys: d dir=FROM_DEVICE dma_addr=7000 size=8 attrs=", unmap(false)),
         ("dma_unmap_resource: d dir=FROM_DEVICE dma_addr=7000 size=8 attrs=", unmap(false)),
         ("dma_free: d dma_addr=7000 size=24 virt_addr=00000000d40eed8d attrs=", unmap(true)),
-        ("dma_free_pages: d dir=NONE dma_addr=7000 size=24 virt_addr=00000000d40eed8d attrs=", unmap(true)),
+        (
+            "dma_free_pages: d dir=NONE dma_addr=7000 size=24 virt_addr=00000000d40eed8d attrs=",
+            unmap(true),
+        ),
         ("dma_free_sgt: d dir=NONE dma_addr=7000 size=24 phys_addrs={0x1000,0x3000}", unmap(true)),
         (
             "dma_unmap_sg: d dir=NONE phys_addrs={0x1000,0x3000} attrs=",
             Action::UnmapList { device: "d", memory: list("l={0x1000,0x3000}") },
         ),
-        ("dma_map_sg_err: d dir=NONE dma_addrs={0x1000} err=-12 attrs=", Action::Failed { device: "d" }),
+        (
+            "dma_map_sg_err: d dir=NONE dma_addrs={0x1000} err=-12 attrs=",
+            Action::Failed { device: "d" },
+        ),
         (
             "dma_alloc_sgt_err: d dir=NONE dma_addr=0 size=24 virt_addr=0000000000000000 flags= attrs=",
             Action::Failed { device: "d" },
@@ -110,7 +122,10 @@ fn events_of_all_kernels_are_known() {
             Action::IommuUnmap { iova: 0x7000, size: 8192, unmapped: 4096 },
         ),
         ("attach_device_to_domain: IOMMU: device=d", Action::Attach { device: "d" }),
-        ("io_page_fault: IOMMU:e1000e d iova=0x0000000000007000 flags=0x0001", Action::Fault { device: "d" }),
+        (
+            "io_page_fault: IOMMU:e1000e d iova=0x0000000000007000 flags=0x0001",
+            Action::Fault { device: "d" },
+        ),
     ] {
         let line = format!("{head}{text}");
         assert_eq!(event(&line).action, action, "{text}");
@@ -119,13 +134,13 @@ fn events_of_all_kernels_are_known() {
 
 #[test]
 fn a_scatter_list_of_two_kernels() {
-    let lists =
-        "dma_addrs={0xfff30000,0xfff31000} sizes={0x4,0x4000} phys_addrs={0x12fabf000,0x10bcf0000} attrs=";
+    let lists = "dma_addrs={0xfff30000,0xfff31000} sizes={0x4,0x4000} phys_addrs={0x12fabf000,0x10bcf0000} attrs=";
     for extra in ["", "nents=2/2 ents=2/2 ", "nents=128/300 ents=2/2 [TRUNCATED] "] {
         let line = format!(
             "scsi_eh_2-179 [001] d..1. 13.793170: dma_map_sg: 0000:00:1f.2 dir=FROM_DEVICE {extra}{lists}"
         );
-        let Action::MapList { device, access, addresses, sizes, memory, truncated } = event(&line).action
+        let Action::MapList { device, access, addresses, sizes, memory, truncated } =
+            event(&line).action
         else {
             panic!("{line}");
         };
@@ -141,7 +156,9 @@ fn a_scatter_list_of_two_kernels() {
 
 #[test]
 fn what_is_no_event_is_told_apart() {
-    for header in ["", "  ", "# tracer: nop", "##### CPU 1 buffer started ####", "cpus=2", "CPU 1 is empty"] {
+    for header in
+        ["", "  ", "# tracer: nop", "##### CPU 1 buffer started ####", "cpus=2", "CPU 1 is empty"]
+    {
         assert_eq!(Line::parse(header), Line::Header, "{header}");
     }
     for (line, events) in [
@@ -170,8 +187,14 @@ fn damaged_lines_are_told_why() {
         ("dma_map_page: d dir=TO_DEVICE dma_addr=7000 si", Damage::MissingField),
         ("dma_map_page:", Damage::MissingField),
         ("dma_map_page: d dir=SIDEWAYS dma_addr=7000 size=8 phys_addr=90 attrs=", Damage::BadField),
-        ("dma_map_page: d dir=TO_DEVICE dma_addr=7000 size=0 phys_addr=90 attrs=", Damage::BadRange),
-        ("dma_map_page: d dir=TO_DEVICE dma_addr=7000 size=4294967297 phys_addr=90 attrs=", Damage::BadRange),
+        (
+            "dma_map_page: d dir=TO_DEVICE dma_addr=7000 size=0 phys_addr=90 attrs=",
+            Damage::BadRange,
+        ),
+        (
+            "dma_map_page: d dir=TO_DEVICE dma_addr=7000 size=4294967297 phys_addr=90 attrs=",
+            Damage::BadRange,
+        ),
         (
             "dma_map_page: d dir=TO_DEVICE dma_addr=fffffffffffffff0 size=32 phys_addr=90 attrs=",
             Damage::BadRange,
@@ -264,8 +287,9 @@ struct Head {
 
 fn heads() -> impl Strategy<Value = Head> {
     let flags = "[dDbB.][nNpP.][hHsS.][0-9.]([0-9.])?";
-    ("[ -~]{1,15}", any::<u32>(), 0..4096u32, flags, 0..10_000_000u64, 0..1_000_000u64)
-        .prop_map(|(task, pid, cpu, flags, seconds, micros)| Head { task, pid, cpu, flags, seconds, micros })
+    ("[ -~]{1,15}", any::<u32>(), 0..4096u32, flags, 0..10_000_000u64, 0..1_000_000u64).prop_map(
+        |(task, pid, cpu, flags, seconds, micros)| Head { task, pid, cpu, flags, seconds, micros },
+    )
 }
 
 fn actions() -> impl Strategy<Value = Action<'static>> {
@@ -273,23 +297,15 @@ fn actions() -> impl Strategy<Value = Action<'static>> {
     let address = 0..1u64 << 52;
     let size = 1..=MAX_BYTES;
     prop_oneof![
-        (access, address.clone(), size.clone(), address.clone()).prop_map(|(access, at, size, memory)| map(
-            "0000:00:02.0",
-            access,
-            at,
-            size,
-            memory
-        )),
+        (access, address.clone(), size.clone(), address.clone())
+            .prop_map(|(access, at, size, memory)| map("0000:00:02.0", access, at, size, memory)),
         address.clone().prop_map(|address| Action::Unmap {
             device: "serial8250.0",
             allocated: false,
             address
         }),
-        (address.clone(), address.clone(), size.clone()).prop_map(|(iova, memory, size)| Action::IommuMap {
-            iova,
-            memory,
-            size
-        }),
+        (address.clone(), address.clone(), size.clone())
+            .prop_map(|(iova, memory, size)| Action::IommuMap { iova, memory, size }),
         (address, size.clone(), size).prop_map(|(iova, size, unmapped)| Action::IommuUnmap {
             iova,
             size,
@@ -315,7 +331,8 @@ proptest! {
         let line = line_of(&head, &action);
         let part = &line[..cut.index(line.len())];
         if let Line::Event(event) = Line::parse(part) {
-            // Only the last number of an unmap can be cut without a trace, and the empty value behind `attrs=`.
+            // Only the last number of an unmap can be cut without a trace, and the empty value
+            // behind `attrs=`.
             match (event.action, action) {
                 (Action::IommuUnmap { iova, size, .. }, Action::IommuUnmap { iova: i, size: s, .. }) => {
                     prop_assert_eq!((iova, size), (i, s));
@@ -333,7 +350,8 @@ proptest! {
     }
 }
 
-/// Lines as long as any, of what a header could begin with: each was looked through once for each of its brackets.
+/// Lines as long as any, of what a header could begin with: each was looked through once for each
+/// of its brackets.
 #[test]
 fn long_lines_of_brackets_take_no_longer_than_others() {
     for part in ["[0]", "[", "[0] ", "a-1 [0]", "[0] 1.5: ", "a-1 [000] ..... 1.5: x "] {
@@ -348,7 +366,8 @@ fn long_lines_of_brackets_take_no_longer_than_others() {
     let line = format!(
         "t-1 [0] ..... 1.5: dma_map_sg: d dir=NONE dma_addrs={{{list}}} sizes={{{sizes}}} phys_addrs={{{list}}} attrs="
     );
-    let Line::Event(Event { action: Action::MapList { addresses, .. }, .. }) = Line::parse(&line) else {
+    let Line::Event(Event { action: Action::MapList { addresses, .. }, .. }) = Line::parse(&line)
+    else {
         panic!("a scatter list");
     };
     assert_eq!(addresses.count(), 5000);

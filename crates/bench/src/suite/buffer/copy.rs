@@ -25,7 +25,8 @@ const MAX_COPIES: usize = 1 << 20;
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(3 * LARGEST as u64).build(&domain)?;
-    // Both subjects copy from and to the same host memory, and their own memory is from the same arena, touched before.
+    // Both subjects copy from and to the same host memory, and their own memory is from the same
+    // arena, touched before.
     let dma = arena.alloc_zeroed(LARGEST)?;
     let (mut plain, mut host) = (arena.alloc_zeroed(LARGEST)?, arena.alloc_zeroed(LARGEST)?);
     let (plain, host) = (plain.as_mut_slice()?, RefCell::new(host.as_mut_slice()?));
@@ -44,8 +45,10 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
             }),
             Subject::new("memcpy", |out: &mut Samples| {
                 let mut host = host.borrow_mut();
-                let (host, plain) =
-                    (host.get_mut(..len).unwrap_or_default(), plain.get_mut(..len).unwrap_or_default());
+                let (host, plain) = (
+                    host.get_mut(..len).unwrap_or_default(),
+                    plain.get_mut(..len).unwrap_or_default(),
+                );
                 copies(out, case, times, || {
                     black_box(&mut *plain).copy_from_slice(black_box(&*host));
                     black_box(&mut *host).copy_from_slice(black_box(&*plain));

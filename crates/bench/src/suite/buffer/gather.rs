@@ -21,7 +21,8 @@ const SEGMENTS: usize = 2048;
 /// The cases.
 pub(super) const CASES: [&str; 2] = ["gather-8m", "gather-8m-prp"];
 
-/// Measures the program's own memory, registered, and the same memory with a segment for every page.
+/// Measures the program's own memory, registered, and the same memory with a segment for every
+/// page.
 pub(super) fn run(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
     let mut table = own.table()?;
     let index = own.register(&mut table)?;
@@ -51,8 +52,10 @@ fn segments(
             let mut slots = vec![none; SEGMENTS];
             let (cost, segments) = Cost::of(|| {
                 offsets(many).try_fold(0, |_, offset| {
-                    let full = profile
-                        .gather_into(buffers.segments(index, offset, BYTES)?, black_box(&mut slots))?;
+                    let full = profile.gather_into(
+                        buffers.segments(index, offset, BYTES)?,
+                        black_box(&mut slots),
+                    )?;
                     Ok::<_, BenchError>(full.len())
                 })
             });
@@ -62,8 +65,9 @@ fn segments(
         Subject::new("pages-4k", move |out: &mut Samples| {
             let mut slots = vec![none; SEGMENTS];
             let (cost, segments) = Cost::of(|| {
-                offsets(few)
-                    .try_fold(0, |_, offset| list.gather((offset, BYTES), &profile, black_box(&mut slots)))
+                offsets(few).try_fold(0, |_, offset| {
+                    list.gather((offset, BYTES), &profile, black_box(&mut slots))
+                })
             });
             record(out, CASE, cost, few, segments?);
             Ok(())
@@ -79,7 +83,8 @@ fn prps(
     const CASE: &str = CASES[1];
     let times = harness.scale(10_000);
     let domain = Domain::soft()?;
-    let arena = Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
+    let arena =
+        Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain)?;
     let pool = DmaPool::builder("prp lists").block(4096).align(4096).build(&arena)?;
     let local = &RefCell::new(pool.local());
     let build = |parts: &mut dyn Iterator<Item = Segment>| -> Result<usize, BenchError> {
@@ -92,14 +97,16 @@ fn prps(
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
             let (cost, entries) = Cost::of(|| {
-                offsets(times).try_fold(0, |_, offset| build(&mut buffers.segments(index, offset, BYTES)?))
+                offsets(times)
+                    .try_fold(0, |_, offset| build(&mut buffers.segments(index, offset, BYTES)?))
             });
             record(out, CASE, cost, times, entries?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
-            let (cost, entries) =
-                Cost::of(|| offsets(times).try_fold(0, |_, offset| build(&mut list.part(offset, BYTES))));
+            let (cost, entries) = Cost::of(|| {
+                offsets(times).try_fold(0, |_, offset| build(&mut list.part(offset, BYTES)))
+            });
             record(out, CASE, cost, times, entries?);
             Ok(())
         }),

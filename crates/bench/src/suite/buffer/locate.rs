@@ -25,8 +25,10 @@ fn page(i: u64) -> Iova {
 }
 
 fn case(harness: &Harness<'_>, case: &'static str, pages: u64) -> Result<Vec<Record>, BenchError> {
-    let (times, walks) = (harness.scale(8_000_000), harness.scale(if pages == 1 { 8_000_000 } else { 4096 }));
-    let buffer = Registered::from_pages(ADDR, pages * PAGE, PageSize::Size4K, (0..pages).map(page))?;
+    let (times, walks) =
+        (harness.scale(8_000_000), harness.scale(if pages == 1 { 8_000_000 } else { 4096 }));
+    let buffer =
+        Registered::from_pages(ADDR, pages * PAGE, PageSize::Size4K, (0..pages).map(page))?;
     let list = PageSegments::register(usize::try_from(pages).unwrap_or(0), (0..pages).map(page));
     let (mut rng, bytes) = (Rng::new(), usize::try_from(pages * PAGE).unwrap_or(usize::MAX));
     let offsets: Vec<u64> = (0..OFFSETS).map(|_| rng.below(bytes) as u64).collect();

@@ -4,7 +4,9 @@
 use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
 use crate::suite::machine::available_bytes;
-use pinfold::registered::{Backing, BufferIndex, Buffers, Registration, RegistrationError, Survey, View};
+use pinfold::registered::{
+    Backing, BufferIndex, Buffers, Registration, RegistrationError, Survey, View,
+};
 use pinfold::{Access, OwnedMemory};
 use pinfold_core::addr::{Iova, PageSize};
 use rustix::io::Errno;
@@ -43,7 +45,8 @@ unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's, and nothing uses it any more. It cannot fail: the range is what was mapped.
+        // SAFETY: the mapping is this value's, and nothing uses it any more. It cannot fail: the
+        // range is what was mapped.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr(), self.len) };
     }
 }
@@ -66,15 +69,16 @@ impl Mapping {
         // Plain pages where the kernel has no transparent hugepages: the note says so.
         // SAFETY: the advice changes no content, and the range is inside the mapping.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), LEN, Advice::LinuxHugepage) };
-        // SAFETY: zeroed memory of the mapping, which is unmapped only when it is dropped, and is not used otherwise.
+        // SAFETY: zeroed memory of the mapping, which is unmapped only when it is dropped, and is
+        // not used otherwise.
         let memory = unsafe { OwnedMemory::new(NonNull::slice_from_raw_parts(base, LEN), self) };
         memory.map_err(|error| BenchError::Own(error.to_string()))
     }
 }
 
 impl Memory {
-    /// Allocates the memory: reserved hugepages of 2 MiB, else transparent ones, else plain pages. Registers it once,
-    /// which faults it in.
+    /// Allocates the memory: reserved hugepages of 2 MiB, else transparent ones, else plain pages.
+    /// Registers it once, which faults it in.
     pub(super) fn prepare() -> Result<Self, BenchError> {
         let reserved = Mapping::new(LEN, MapFlags::HUGETLB | MapFlags::HUGE_2MB);
         let mapping = match reserved {
@@ -92,7 +96,8 @@ impl Memory {
                 },
             },
         };
-        let mut own = Own { memory: mapping.into_memory()?, view: View::Physical, note: String::new() };
+        let mut own =
+            Own { memory: mapping.into_memory()?, view: View::Physical, note: String::new() };
         let described = match own.describe() {
             Err(BenchError::Registration(RegistrationError::FramesUnknown { .. })) => {
                 own.view = View::Process;
@@ -129,10 +134,15 @@ impl Own {
         let registration = table.get(index)?;
         let addresses = match self.view {
             View::Physical => "physical addresses",
-            View::Process => "addresses of the process, since frames are shown to CAP_SYS_ADMIN only",
+            View::Process => {
+                "addresses of the process, since frames are shown to CAP_SYS_ADMIN only"
+            }
         };
         let segments = registration.table().segments(0, BYTES)?.count();
-        Ok(format!("1 GiB, {}; {addresses}; segments in the table: {segments}", pages(registration.survey())))
+        Ok(format!(
+            "1 GiB, {}; {addresses}; segments in the table: {segments}",
+            pages(registration.survey())
+        ))
     }
 }
 
@@ -155,7 +165,8 @@ fn pages(survey: &Survey) -> String {
         (Backing::Plain, PageSize::Size4K, "plain pages of 4 KiB"),
     ];
     let parts = kinds.iter().filter_map(|&(backing, page, name)| {
-        let same = survey.pieces().iter().filter(|piece| (piece.backing, piece.page) == (backing, page));
+        let same =
+            survey.pieces().iter().filter(|piece| (piece.backing, piece.page) == (backing, page));
         let count = same.map(|piece| piece.len / page.bytes()).sum::<u64>();
         (count > 0).then(|| format!("{count} {name}"))
     });

@@ -12,21 +12,24 @@ use std::hint::black_box;
 pub(super) const CASE: &str = "register-1g";
 const MODEL: &str = "register-1g-model";
 
-/// Measures registering the program's own memory: both subjects pin and unpin all of it by the same calls, and
-/// `pages-4k` describes each page afterwards.
+/// Measures registering the program's own memory: both subjects pin and unpin all of it by the same
+/// calls, and `pages-4k` describes each page afterwards.
 pub(super) fn run(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
     let times = harness.scale(16);
     let (mut ours, mut theirs) = (own.table()?, own.table()?);
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
             let whole = |registration: &Registration| Ok(registration.table().table_bytes());
-            let (cost, table) = Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut ours, whole)));
+            let (cost, table) =
+                Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut ours, whole)));
             record(out, CASE, cost, times, table?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
-            let each = |registration: &Registration| Ok(black_box(each_page(registration)?).table_bytes());
-            let (cost, table) = Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut theirs, each)));
+            let each =
+                |registration: &Registration| Ok(black_box(each_page(registration)?).table_bytes());
+            let (cost, table) =
+                Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut theirs, each)));
             record(out, CASE, cost, times, table?);
             Ok(())
         }),
@@ -45,8 +48,8 @@ fn once(
     Ok(bytes)
 }
 
-/// Measures describing hugepages none of which are adjacent: what the pinning hides, of a layout that real memory has
-/// only by chance.
+/// Measures describing hugepages none of which are adjacent: what the pinning hides, of a layout
+/// that real memory has only by chance.
 pub(super) fn model(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let (many, few) = (harness.scale(1000), harness.scale(32));
     let count = usize::try_from(HUGEPAGES).unwrap_or(0) * 512;

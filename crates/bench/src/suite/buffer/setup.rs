@@ -17,12 +17,18 @@ fn hugepage(i: u64) -> u64 {
 /// Returns the device address of each 4 KiB page of the same memory.
 pub(super) fn pages() -> impl Iterator<Item = Iova> {
     let in_each = PageSize::Size2M.bytes() / PageSize::Size4K.bytes();
-    (0..HUGEPAGES * in_each)
-        .map(move |page| Iova::new(hugepage(page / in_each) + page % in_each * PageSize::Size4K.bytes()))
+    (0..HUGEPAGES * in_each).map(move |page| {
+        Iova::new(hugepage(page / in_each) + page % in_each * PageSize::Size4K.bytes())
+    })
 }
 
 /// Returns the buffer as Pinfold describes it.
 pub(super) fn large() -> Result<Registered, BenchError> {
     let device = (0..HUGEPAGES).map(|i| Iova::new(hugepage(i)));
-    Ok(Registered::from_pages(ADDR, HUGEPAGES * PageSize::Size2M.bytes(), PageSize::Size2M, device)?)
+    Ok(Registered::from_pages(
+        ADDR,
+        HUGEPAGES * PageSize::Size2M.bytes(),
+        PageSize::Size2M,
+        device,
+    )?)
 }

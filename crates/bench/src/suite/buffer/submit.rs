@@ -14,12 +14,15 @@ const BYTES: usize = 8 << 20;
 const BLOCKS: u64 = 8;
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    // In the current folder first, which is usually on a disk: temporary files may be in memory, which is read by copying.
-    let Some(file) = Scratch::create(Path::new(".")).or_else(|| Scratch::create(&std::env::temp_dir()))
+    // In the current folder first, which is usually on a disk: temporary files may be in memory,
+    // which is read by copying.
+    let Some(file) =
+        Scratch::create(Path::new(".")).or_else(|| Scratch::create(&std::env::temp_dir()))
     else {
         return Ok(Vec::new());
     };
-    // The published queue depth; and one at a time, so that no submission waits for the queue of the device.
+    // The published queue depth; and one at a time, so that no submission waits for the queue of
+    // the device.
     let mut records = case(harness, "io-submit", harness.scale(64).max(8), &file)?;
     records.extend(case(harness, "io-submit-1", 1, &file)?);
     Ok(records)
@@ -35,7 +38,8 @@ fn case(
     let domain = Domain::soft()?;
     // Each arena has the buffers of two subjects.
     let builder = || Arena::builder().size((2 * depth * BYTES) as u64);
-    let (hugepages, plain) = (builder().build(&domain)?, builder().source(Source::Plain).build(&domain)?);
+    let (hugepages, plain) =
+        (builder().build(&domain)?, builder().source(Source::Plain).build(&domain)?);
     let (huge, small) = ([hugepages.fixed()], [plain.fixed()]);
     let subjects: [(&'static str, &Arena, &[Fixed<'_>]); 4] = [
         ("pinfold", &hugepages, &huge),
@@ -53,7 +57,8 @@ fn case(
         };
         let queue: FileQueue<'_, Buffer> = FileQueue::new(file.open()?, &file.path, &options)?;
         if queue.notes().iter().any(|note| !matches!(note, Note::NotDeferred { .. })) {
-            // Without O_DIRECT, a ring or the right to pin there is nothing to compare; `pinfold doctor` shows the reason.
+            // Without O_DIRECT, a ring or the right to pin there is nothing to compare;
+            // `pinfold doctor` shows the reason.
             return Ok(Vec::new());
         }
         let idle = (0..depth).map(|_| arena.alloc_zeroed(BYTES)).collect::<Result<_, _>>()?;
@@ -84,7 +89,8 @@ struct Reader<'m> {
 }
 
 impl Reader<'_> {
-    /// Returns what it costs to submit `times` reads, one per call, with as many in flight as there are buffers.
+    /// Returns what it costs to submit `times` reads, one per call, with as many in flight as there
+    /// are buffers.
     fn reads(&mut self, times: usize) -> Result<Cost, BenchError> {
         let mut cost = Cost::default();
         for i in 0..times as u64 {
@@ -122,7 +128,8 @@ impl Scratch {
     /// Creates the file, or returns `None` where that fails.
     fn create(folder: &Path) -> Option<Self> {
         let path = folder.join(format!(".pinfold-bench-{}", std::process::id()));
-        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).ok()?;
+        let mut file =
+            OpenOptions::new().read(true).write(true).create_new(true).open(&path).ok()?;
         std::fs::remove_file(&path).ok()?;
         let content: Vec<u8> = (0..BYTES).map(|i| (i % 251).to_le_bytes()[0]).collect();
         for _ in 0..BLOCKS {

@@ -66,7 +66,9 @@ fn fill(
         Subject::new("single", move |out: &mut Samples| {
             let mut slots = vec![0; OUTSTANDING];
             let mut pass = || {
-                slots.iter_mut().try_for_each(|slot| owner.alloc_page().map(|page| *slot = page))?;
+                slots
+                    .iter_mut()
+                    .try_for_each(|slot| owner.alloc_page().map(|page| *slot = page))?;
                 black_box(&slots).iter().for_each(|page| owner.free_page(*page));
                 Ok(())
             };
@@ -111,7 +113,8 @@ fn expect_all(got: usize) -> Result<(), BenchError> {
 /// A case, its number of passes, and how many frames one call allocates.
 type BulkCase = (&'static str, usize, usize);
 
-/// Runs one pass that does not count and then the counted ones; each allocates and frees all frames once.
+/// Runs one pass that does not count and then the counted ones; each allocates and frees all frames
+/// once.
 #[inline(always)]
 fn timed(
     out: &mut Samples,
@@ -135,12 +138,18 @@ fn waves<L>(
 ) -> Result<(), BenchError> {
     let mut slots = vec![None; OUTSTANDING];
     timed(out, of, &mut || {
-        expect_all(slots.chunks_exact_mut(of.2).map(|some| fill(&mut local, black_box(some))).sum())?;
+        expect_all(
+            slots.chunks_exact_mut(of.2).map(|some| fill(&mut local, black_box(some))).sum(),
+        )?;
         slots.chunks_exact_mut(of.2).rev().try_for_each(|some| free(&mut local, some))
     })
 }
 
-pub(super) fn huge(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
+pub(super) fn huge(
+    harness: &Harness<'_>,
+    zone: &Zone,
+    buddy: &Buddy,
+) -> Result<Vec<Record>, BenchError> {
     let passes = harness.scale(256);
     let (mut local, mut owner) = (zone.local(), buddy.owner());
     let case = "alloc-2m";

@@ -11,7 +11,8 @@ use pinfold_core::frame::{Order, Zone};
 /// How many frames are freed at a time and allocated again.
 const BURST: usize = 8192;
 
-/// Counts the free runs of 2 MiB after many random frees and allocations of frames, with 70 % allocated.
+/// Counts the free runs of 2 MiB after many random frees and allocations of frames, with 70 %
+/// allocated.
 pub(super) fn churn(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
@@ -41,8 +42,9 @@ fn record(out: &mut Samples, runs: usize) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Allocates all frames and frees 30 % at random, so that no large run is whole; then repeatedly frees some of the others at
-/// random and allocates as many. The frames held at the end stay allocated.
+/// Allocates all frames and frees 30 % at random, so that no large run is whole; then repeatedly
+/// frees some of the others at random and allocates as many. The frames held at the end stay
+/// allocated.
 fn churn_frames<H: Handle>(handle: &mut H, steps: usize) -> Result<(), BenchError> {
     let mut held: Vec<H::Object> = Vec::with_capacity(FRAMES as usize);
     for _ in 0..FRAMES {

@@ -47,7 +47,9 @@ impl Refusals {
                 let run = zone.alloc(order);
                 longest.note();
                 match run {
-                    Err(FrameError::Exhausted { .. }) => self.longest = self.longest.max(longest.us()),
+                    Err(FrameError::Exhausted { .. }) => {
+                        self.longest = self.longest.max(longest.us())
+                    }
                     Err(error) => return Err(error.into()),
                     Ok(run) => {
                         zone.free(run, order)?;
@@ -63,8 +65,9 @@ impl Refusals {
     }
 }
 
-/// Records the longest refusal of a full zone, then with 1 % of the frames free at random, and of another with every second
-/// frame free, and of one that has only given out single frames, and was never asked for a run.
+/// Records the longest refusal of a full zone, then with 1 % of the frames free at random, and of
+/// another with every second frame free, and of one that has only given out single frames, and was
+/// never asked for a run.
 fn occupancies(out: &mut Samples, frames: u32) -> Result<(), BenchError> {
     let mut all = Refusals::default();
     let mut at = |zone: &Zone, unit: &'static str| -> Result<(), BenchError> {

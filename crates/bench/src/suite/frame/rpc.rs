@@ -1,9 +1,10 @@
-//! `rpc-259`: the receive loop of an RPC server. A request needs 259 pages; serving it consumes some of them, and they are
-//! refilled before the next one.
+//! `rpc-259`: the receive loop of an RPC server. A request needs 259 pages; serving it consumes
+//! some of them, and they are refilled before the next one.
 //!
-//! What is timed is the refill, one call at a time as in the published figures. Sixteen requests take turns, so the clock
-//! is read once in sixteen calls. How many pages each consumed, from 1 to all, and which, is the same for every subject.
-//! Consumed pages are freed outside the timed part, to the zone, as the network side would.
+//! What is timed is the refill, one call at a time as in the published figures. Sixteen requests
+//! take turns, so the clock is read once in sixteen calls. How many pages each consumed, from 1 to
+//! all, and which, is the same for every subject. Consumed pages are freed outside the timed part,
+//! to the zone, as the network side would.
 
 use crate::baseline::buddy::{Buddy, Offset};
 use crate::error::BenchError;
@@ -33,7 +34,8 @@ pub(in crate::suite) fn refill_singly<T>(
     })
 }
 
-/// Fills the empty slots from a list, which one call allocates. Slots stay empty if there are too few frames.
+/// Fills the empty slots from a list, which one call allocates. Slots stay empty if there are too
+/// few frames.
 #[inline(always)]
 pub(in crate::suite) fn refill_from_list(slots: &mut Slots<Frame>, local: &mut Local<&Zone>) {
     let holes = slots.iter().filter(|slot| slot.is_none()).count();
@@ -53,13 +55,18 @@ pub(in crate::suite) fn refill_at_once<T>(
     }
 }
 
-pub(super) fn run(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
+pub(super) fn run(
+    harness: &Harness<'_>,
+    zone: &Zone,
+    buddy: &Buddy,
+) -> Result<Vec<Record>, BenchError> {
     let rounds = harness.scale(1_000);
     let free = |slot: &mut Option<Frame>| match slot.take() {
         Some(frame) => Ok(zone.free(frame, Order::PAGE)?),
         None => Ok(()),
     };
-    // Consumed pages return to the owner's own list, which saves it refills: the most favourable case for it.
+    // Consumed pages return to the owner's own list, which saves it refills: the most favourable
+    // case for it.
     let owner = RefCell::new(buddy.owner());
     let owner = &owner;
     let free_page = |slot: &mut Option<Offset>| {
@@ -84,7 +91,9 @@ pub(super) fn run(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<V
             serve(out, rounds, free, |slots| refill_at_once(slots, |slots| array.fill(slots)))
         }),
         Subject::countable("pinfold-single", move |out: &mut Samples| {
-            serve(out, rounds, free, |slots| refill_singly(slots, || Ok(single.alloc(Order::PAGE)?)))
+            serve(out, rounds, free, |slots| {
+                refill_singly(slots, || Ok(single.alloc(Order::PAGE)?))
+            })
         }),
         Subject::countable("pinfold-shared", move |out: &mut Samples| {
             serve(out, rounds, free, |slots| refill_at_once(slots, |slots| zone.fill(slots)))
@@ -107,7 +116,8 @@ fn serve<T: Copy>(
         result?;
         total = total + cost;
         for slots in &mut requests {
-            // The pages of a request are consumed in ring order from a random one, as a stream of data fills them.
+            // The pages of a request are consumed in ring order from a random one, as a stream of
+            // data fills them.
             let (first, consumed) = (rng.below(PAGES), 1 + rng.below(PAGES));
             let (after, before) = slots.split_at_mut(first);
             before.iter_mut().chain(after).take(consumed).try_for_each(&mut free)?;

@@ -7,8 +7,8 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AtOffset, Baseline, Handle, Huge, OUTSTANDING, PAIRS_2T, Rng, Written, alloc_all, free_all, owners_run,
-    pairs_2t_run, pairs_run, random_run, slots,
+    AtOffset, Baseline, Handle, Huge, OUTSTANDING, PAIRS_2T, Rng, Written, alloc_all, free_all,
+    owners_run, pairs_2t_run, pairs_run, random_run, slots,
 };
 use pinfold_core::frame::Frame;
 
@@ -26,9 +26,18 @@ pub(super) fn pairs(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Reco
     let (one, bare, two) = ("pair-4k", "pair-4k-nowrite", "pair-4k-2t");
     // One thread and two are interleaved, so that their ratio holds.
     harness.interleave(vec![
-        Subject::countable("pinfold", pairs_run(one, times, || Written(AtOffset(zone.local(), memory)))),
-        Subject::countable("pinfold-shared", pairs_run(one, times, || Written(AtOffset(zone, memory)))),
-        Subject::new("single", pairs_run(one, times, || Written(AtOffset(Baseline(buddy.owner()), memory)))),
+        Subject::countable(
+            "pinfold",
+            pairs_run(one, times, || Written(AtOffset(zone.local(), memory))),
+        ),
+        Subject::countable(
+            "pinfold-shared",
+            pairs_run(one, times, || Written(AtOffset(zone, memory))),
+        ),
+        Subject::new(
+            "single",
+            pairs_run(one, times, || Written(AtOffset(Baseline(buddy.owner()), memory))),
+        ),
         Subject::new("lifo", pairs_run(one, times, || Written(AtOffset(Baseline(stack), memory)))),
         Subject::new("thread-list", pairs_run(one, times, || Written(AtOffset(list(), memory)))),
         Subject::countable("pinfold", pairs_run(bare, times, || zone.local())),
@@ -40,13 +49,22 @@ pub(super) fn pairs(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Reco
             "pinfold",
             pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(zone.local(), memory))),
         ),
-        Subject::countable("pinfold-shared", pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(zone, memory)))),
+        Subject::countable(
+            "pinfold-shared",
+            pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(zone, memory))),
+        ),
         Subject::new(
             "single",
             pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(Baseline(buddy.owner()), memory))),
         ),
-        Subject::new("lifo", pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(Baseline(stack), memory)))),
-        Subject::new("thread-list", pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(list(), memory)))),
+        Subject::new(
+            "lifo",
+            pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(Baseline(stack), memory))),
+        ),
+        Subject::new(
+            "thread-list",
+            pairs_2t_run(two, PAIRS_2T, || Written(AtOffset(list(), memory))),
+        ),
     ])
 }
 
@@ -62,7 +80,10 @@ pub(super) fn owners(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Rec
 }
 
 /// Allocates and frees one run of 2 MiB.
-pub(super) fn huge_pairs(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Record>, BenchError> {
+pub(super) fn huge_pairs(
+    harness: &Harness<'_>,
+    parts: &Parts<'_>,
+) -> Result<Vec<Record>, BenchError> {
     let Parts { zone, buddy, memory } = *parts;
     let times = harness.scale(250_000);
     let stack = Lifo::new(frames(WRITTEN / 512, 512 * Frame::BYTES));
@@ -93,7 +114,8 @@ pub(super) fn huge_pairs(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec
 /// Whether frames are freed in random order, or as they were allocated.
 type AtRandom = bool;
 
-/// Allocates all frames of the zone, or a quarter of them, and frees them in order, or in random order.
+/// Allocates all frames of the zone, or a quarter of them, and frees them in order, or in random
+/// order.
 pub(super) fn frees(harness: &Harness<'_>, parts: &Parts<'_>) -> Result<Vec<Record>, BenchError> {
     let mut records = free(harness, parts, ("free-all", false), FRAMES)?;
     records.extend(free(harness, parts, ("random-free-all", true), FRAMES)?);
@@ -109,14 +131,18 @@ fn free(
 ) -> Result<Vec<Record>, BenchError> {
     let Parts { zone, buddy, .. } = *parts;
     let count = harness.scale(count as usize);
-    let (stack, lists) = (Lifo::new(frames(FRAMES, Frame::BYTES)), Lifo::new(frames(FRAMES, Frame::BYTES)));
+    let (stack, lists) =
+        (Lifo::new(frames(FRAMES, Frame::BYTES)), Lifo::new(frames(FRAMES, Frame::BYTES)));
     let (stack, lists) = (&stack, &lists);
     harness.interleave(vec![
         Subject::countable("pinfold", freed(case, count, || zone.local())),
         Subject::countable("pinfold-shared", freed(case, count, || zone)),
         Subject::new("single", freed(case, count, || Baseline(buddy.owner()))),
         Subject::new("lifo", freed(case, count, || Baseline(stack))),
-        Subject::new("thread-list", freed(case, count, || Baseline(ThreadList::new(lists, FRAMES as usize)))),
+        Subject::new(
+            "thread-list",
+            freed(case, count, || Baseline(ThreadList::new(lists, FRAMES as usize))),
+        ),
     ])
 }
 

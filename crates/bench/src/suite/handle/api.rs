@@ -44,7 +44,8 @@ pub(in crate::suite) trait AllocWritten: Handle {
     fn alloc_written(&mut self) -> Result<Self::Object, BenchError>;
 }
 
-/// Implements [`Handle`], and [`AllocWritten`] where `write` is given, each call inlined into its loop.
+/// Implements [`Handle`], and [`AllocWritten`] where `write` is given, each call inlined into its
+/// loop.
 macro_rules! handle {
     (
         [$($lifetime:lifetime),*] $handle:ty, $object:ty,
@@ -86,8 +87,8 @@ macro_rules! handle {
 }
 pub(in crate::suite) use handle;
 
-/// Writes one word of each object when it is allocated. Without the write, an allocator that keeps its state elsewhere
-/// leaves the cache miss on the block to its user and looks faster than it is.
+/// Writes one word of each object when it is allocated. Without the write, an allocator that keeps
+/// its state elsewhere leaves the cache miss on the block to its user and looks faster than it is.
 pub(in crate::suite) struct Written<H>(pub(in crate::suite) H);
 
 impl<H: AllocWritten> Handle for Written<H> {
@@ -107,7 +108,10 @@ impl<H: AllocWritten> Handle for Written<H> {
 }
 
 /// A handle whose objects are offsets, and the memory at which they are written.
-pub(in crate::suite) struct AtOffset<'m, H>(pub(in crate::suite) H, pub(in crate::suite) DmaMemory<'m>);
+pub(in crate::suite) struct AtOffset<'m, H>(
+    pub(in crate::suite) H,
+    pub(in crate::suite) DmaMemory<'m>,
+);
 
 impl<H: Handle> Handle for AtOffset<'_, H> {
     type Object = H::Object;
@@ -126,8 +130,12 @@ impl<H: Handle> AllocWritten for AtOffset<'_, H> {
     fn alloc_written(&mut self) -> Result<H::Object, BenchError> {
         let object = self.0.alloc()?;
         let offset = object.address();
-        // The size of the memory is a power of two and may be smaller than the range of the offsets.
-        self.1.write_u64(usize::try_from(offset).unwrap_or(usize::MAX) & (self.1.len() - 1), offset)?;
+        // The size of the memory is a power of two and may be smaller than the range of the
+        // offsets.
+        self.1.write_u64(
+            usize::try_from(offset).unwrap_or(usize::MAX) & (self.1.len() - 1),
+            offset,
+        )?;
         Ok(object)
     }
 }

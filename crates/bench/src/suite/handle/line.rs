@@ -1,4 +1,5 @@
-//! Blocks of which 64 bytes are written when they are allocated: a cache line, as a driver that fills a request does.
+//! Blocks of which 64 bytes are written when they are allocated: a cache line, as a driver that
+//! fills a request does.
 #![expect(unsafe_code, reason = "the memory of a block is reached through its pointer")]
 
 use super::api::{Handle, Object};
@@ -26,7 +27,8 @@ impl AllocLine for OwnedBlocks {
     #[inline(always)]
     unsafe fn alloc_line(&mut self) -> Result<Self::Object, BenchError> {
         let block = self.alloc()?;
-        // SAFETY: the block has as many bytes (contract) and was allocated just now; no other code has its address yet.
+        // SAFETY: the block has as many bytes (contract) and was allocated just now; no other code
+        // has its address yet.
         unsafe { block.as_raw().as_ptr().cast::<[u64; 8]>().write_unaligned(words(&block)) };
         Ok(block)
     }

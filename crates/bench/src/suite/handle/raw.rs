@@ -45,7 +45,8 @@ macro_rules! raw_blocks {
             #[inline(always)]
             fn alloc_written(&mut self) -> Result<RawBlock, BenchError> {
                 let block = self.0.alloc_raw()?;
-                // SAFETY: the block has at least 16 bytes and was allocated just now; no other code has its address yet.
+                // SAFETY: the block has at least 16 bytes and was allocated just now; no other code
+                // has its address yet.
                 unsafe { block.as_ptr().cast::<u64>().write_unaligned(block.address()) };
                 Ok(block)
             }
@@ -63,7 +64,10 @@ impl Bulk for RawBlocks {
     }
     #[inline(always)]
     fn free_all(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BenchError> {
-        slots.iter_mut().filter_map(Option::take).try_for_each(|block| Ok(self.0.free_raw(block)?))
+        slots
+            .iter_mut()
+            .filter_map(Option::take)
+            .try_for_each(|block| Ok(self.0.free_raw(block)?))
     }
     #[inline(always)]
     fn raw(block: &RawBlock) -> RawBlock {
@@ -88,7 +92,8 @@ impl Bulk for OwnedBlocks {
     }
 }
 
-/// Returns a run that, `rounds` times, allocates `each` blocks by one call, writes each, and frees them by one call.
+/// Returns a run that, `rounds` times, allocates `each` blocks by one call, writes each, and frees
+/// them by one call.
 pub(in crate::suite) fn bulk_run<B: Bulk>(
     case: &'static str,
     each: usize,
@@ -105,8 +110,9 @@ pub(in crate::suite) fn bulk_run<B: Bulk>(
                     return Err(BenchError::Short { asked: each, got });
                 }
                 for block in black_box(&slots).iter().flatten().map(B::raw) {
-                    // SAFETY: every slot was empty before `fill`: at first, and after each `free_all` that succeeded.
-                    // So the block is allocated, has at least 16 bytes, and only this loop has its address.
+                    // SAFETY: every slot was empty before `fill`: at first, and after each
+                    // `free_all` that succeeded. So the block is allocated, has at least 16 bytes,
+                    // and only this loop has its address.
                     unsafe { block.as_ptr().cast::<u64>().write_unaligned(block.address()) };
                 }
                 handle.free_all(&mut slots)?;

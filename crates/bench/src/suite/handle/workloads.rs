@@ -92,7 +92,8 @@ impl Rng {
 /// Starts a second thread.
 ///
 /// # Errors
-/// [`BenchError::NoThread`] where `Scope::spawn` would panic: a limit of the user or of a control group.
+/// [`BenchError::NoThread`] where `Scope::spawn` would panic: a limit of the user or of a control
+/// group.
 pub(in crate::suite) fn spawn_second<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
@@ -100,8 +101,12 @@ pub(in crate::suite) fn spawn_second<'scope, T: Send + 'scope>(
     Builder::new().spawn_scoped(scope, work).map_err(BenchError::NoThread)
 }
 
-/// Runs [`pairs`] on two threads at once, each with a handle of its own. The time is from the first start to the last end.
-fn pairs_2t<H: Handle>(handle: impl Fn() -> H + Sync, times_each: usize) -> Result<Cost, BenchError> {
+/// Runs [`pairs`] on two threads at once, each with a handle of its own. The time is from the first
+/// start to the last end.
+fn pairs_2t<H: Handle>(
+    handle: impl Fn() -> H + Sync,
+    times_each: usize,
+) -> Result<Cost, BenchError> {
     // The threads spin here instead of sleeping: waking up may take longer than a run.
     let ready = AtomicUsize::new(0);
     let work = || -> Result<(Instant, Instant, Counts), BenchError> {
@@ -143,8 +148,9 @@ pub(in crate::suite) fn pairs_run<H: Handle>(
 /// How many owners take turns, how many objects each allocates in one, and how many turns each has.
 const OWNERS: (usize, usize, usize) = (64, 32, 200);
 
-/// Returns a run in which one thread has many handles, which take turns: each frees what it allocated in its last turn, at random,
-/// and allocates as many again. What a handle shares with the others is counted the same as if each had a processor.
+/// Returns a run in which one thread has many handles, which take turns: each frees what it
+/// allocated in its last turn, at random, and allocates as many again. What a handle shares with
+/// the others is counted the same as if each had a processor.
 pub(in crate::suite) fn owners_run<H: Handle>(
     case: &'static str,
     handle: impl Fn() -> H,
@@ -163,7 +169,8 @@ pub(in crate::suite) fn owners_run<H: Handle>(
         };
         all.iter_mut().try_for_each(|(handle, held)| turn(handle, held))?;
         let (cost, result) = Cost::of(|| {
-            (0..turns).try_for_each(|_| all.iter_mut().try_for_each(|(handle, held)| turn(handle, held)))
+            (0..turns)
+                .try_for_each(|_| all.iter_mut().try_for_each(|(handle, held)| turn(handle, held)))
         });
         out.cost(case, cost, owners * each * turns);
         all.iter_mut().try_for_each(|(handle, held)| handle.free_many(held))?;
@@ -208,7 +215,8 @@ fn random<H: Handle>(
     result.map(|()| cost)
 }
 
-/// Returns a run that frees [`OUTSTANDING`] objects in random order, the same order for every subject.
+/// Returns a run that frees [`OUTSTANDING`] objects in random order, the same order for every
+/// subject.
 pub(in crate::suite) fn random_run<H: Handle>(
     case: &'static str,
     rounds: usize,
@@ -224,7 +232,8 @@ pub(in crate::suite) fn random_run<H: Handle>(
     }
 }
 
-/// Returns a run that, with [`OUTSTANDING`] objects allocated, frees one at random and allocates another, `times` times.
+/// Returns a run that, with [`OUTSTANDING`] objects allocated, frees one at random and allocates
+/// another, `times` times.
 pub(in crate::suite) fn replace_run<H: Handle>(
     case: &'static str,
     times: usize,
@@ -237,7 +246,8 @@ pub(in crate::suite) fn replace_run<H: Handle>(
     }
 }
 
-/// Returns a run that, with `outstanding` objects allocated, frees the oldest and allocates another, `times` times.
+/// Returns a run that, with `outstanding` objects allocated, frees the oldest and allocates
+/// another, `times` times.
 pub(in crate::suite) fn queue_run<H: Handle>(
     case: &'static str,
     outstanding: usize,

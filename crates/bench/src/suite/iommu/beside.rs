@@ -1,4 +1,5 @@
-//! What another thread waits for while very many mappings are revoked by one call: `revoke-many-1m`.
+//! What another thread waits for while very many mappings are revoked by one call:
+//! `revoke-many-1m`.
 
 use super::life::Setup;
 use super::payload::Nothing;
@@ -14,9 +15,10 @@ use std::time::{Duration, Instant};
 
 const CASE: &str = "revoke-many-1m";
 
-/// The unit of the longest call in the pass in which that is shortest. The time is that of the clock, because a thread that waits for
-/// a lock may sleep: so it bounds every hold of a lock that a call met, and contains what the thread was not running. A pass may
-/// have met few holds: `calls meanwhile` is how many calls the pass with the fewest made.
+/// The unit of the longest call in the pass in which that is shortest. The time is that of the
+/// clock, because a thread that waits for a lock may sleep: so it bounds every hold of a lock that
+/// a call met, and contains what the thread was not running. A pass may have met few holds:
+/// `calls meanwhile` is how many calls the pass with the fewest made.
 const LONGEST: &str = "us, longest call";
 /// The unit of the longest call of any pass, which the limit is for.
 const ONCE: &str = "us, longest once";
@@ -25,8 +27,8 @@ const PASSES: usize = 3;
 
 type Outcome = Result<(), BenchError>;
 
-/// Measures the longest map or revoke of a thread without an owner, which takes the locks of the domain, while the owner of 10^6
-/// mappings revokes them by one call.
+/// Measures the longest map or revoke of a thread without an owner, which takes the locks of the
+/// domain, while the owner of 10^6 mappings revokes them by one call.
 pub(super) fn revoke_many(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
@@ -54,7 +56,8 @@ impl Calls {
     }
 }
 
-/// Maps and revokes a page. The wait for its flush is not timed: it waits for the device's side, not for a lock.
+/// Maps and revokes a page. The wait for its flush is not timed: it waits for the device's side,
+/// not for a lock.
 fn map_and_revoke(domain: &Domain, calls: &mut Calls) -> Outcome {
     let payload = Nothing::new(1)?;
     let started = Instant::now();
@@ -74,7 +77,8 @@ fn nothing(_: &Domain, calls: &mut Calls) -> Outcome {
     Ok(())
 }
 
-/// Calls `call` from another thread while one call revokes `live` mappings, in several passes, and records the longest.
+/// Calls `call` from another thread while one call revokes `live` mappings, in several passes, and
+/// records the longest.
 fn during(out: &mut Samples, live: usize, call: fn(&Domain, &mut Calls) -> Outcome) -> Outcome {
     let passes = (0..PASSES).map(|_| pass(live, call)).collect::<Result<Vec<_>, _>>()?;
     let us = |calls: &Calls| calls.longest.as_secs_f64() * 1e6;

@@ -23,15 +23,16 @@ const CASES: [(&str, usize); 6] = [
     ("bounce-8k", 8 << 10),
     ("bounce-16k", 16 << 10),
 ];
-/// The program's memory that the payloads are taken from in turn, which the nearer caches hold in part.
+/// The program's memory that the payloads are taken from in turn, which the nearer caches hold in
+/// part.
 const PROGRAM: usize = 4 << 20;
 /// How many mappings are revoked by one call.
 const BATCH: usize = 16;
 /// The time of a flush, as `pinfold io` models it.
 const FLUSH: Duration = Duration::from_micros(1);
 
-/// Measures a payload to the device and one from it: bounced, mapped with flushes that take no time, and mapped with
-/// flushes on the model's timeline, each awaited or 16 mappings at a time.
+/// Measures a payload to the device and one from it: bounced, mapped with flushes that take no
+/// time, and mapped with flushes on the model's timeline, each awaited or 16 mappings at a time.
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = pinfold::Domain::soft()?;
     let arena = Arena::builder().size(4 << 20).build(&domain)?;

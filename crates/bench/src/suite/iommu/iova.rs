@@ -39,7 +39,11 @@ pub(super) fn pairs(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
 }
 
 /// Returns a run that allocates and frees a range of `pages` pages.
-fn pair<A: Addresses>(case: &'static str, pages: u64, times: usize) -> impl FnMut(&mut Samples) -> Outcome {
+fn pair<A: Addresses>(
+    case: &'static str,
+    pages: u64,
+    times: usize,
+) -> impl FnMut(&mut Samples) -> Outcome {
     move |out| {
         let mut addresses = A::new()?;
         repeat(&mut addresses, pages, 1000)?;
@@ -53,7 +57,8 @@ fn repeat<A: Addresses>(addresses: &mut A, pages: u64, times: usize) -> Result<C
     let (cost, result) = Cost::of(|| {
         for _ in 0..times {
             let range = addresses.alloc(pages)?;
-            // The address alone is used: a whole range, which some subjects keep in registers, would pass through memory.
+            // The address alone is used: a whole range, which some subjects keep in registers,
+            // would pass through memory.
             black_box(A::start(&range));
             addresses.free(range)?;
         }
@@ -62,11 +67,13 @@ fn repeat<A: Addresses>(addresses: &mut A, pages: u64, times: usize) -> Result<C
     result.map(|()| cost)
 }
 
-/// Returns a run that allocates and frees 128 pages beside `live` ranges of 8 pages with as many holes between them.
+/// Returns a run that allocates and frees 128 pages beside `live` ranges of 8 pages with as many
+/// holes between them.
 fn among<A: Addresses>(live: usize, times: usize) -> impl FnMut(&mut Samples) -> Outcome {
     move |out| {
         let mut addresses = A::new()?;
-        let all: Vec<A::Range> = (0..2 * live).map(|_| addresses.alloc(8)).collect::<Result<_, _>>()?;
+        let all: Vec<A::Range> =
+            (0..2 * live).map(|_| addresses.alloc(8)).collect::<Result<_, _>>()?;
         let mut kept = Vec::with_capacity(live);
         for (i, range) in all.into_iter().enumerate() {
             if i % 2 == 0 {
@@ -81,8 +88,8 @@ fn among<A: Addresses>(live: usize, times: usize) -> impl FnMut(&mut Samples) ->
     }
 }
 
-/// Measures single allocations below 4 GiB among a million ranges: the 99.9th percentile of those of one page, which
-/// succeed, and of those of two, which seldom do and search everything.
+/// Measures single allocations below 4 GiB among a million ranges: the 99.9th percentile of those
+/// of one page, which succeed, and of those of two, which seldom do and search everything.
 pub(super) fn worst(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());

@@ -16,7 +16,8 @@ const BATCH: usize = 256;
 
 type Outcome = Result<(), BenchError>;
 
-/// A software IOMMU whose flushes take no time: what is left is the cost of the domain and of the model's bookkeeping.
+/// A software IOMMU whose flushes take no time: what is left is the cost of the domain and of the
+/// model's bookkeeping.
 pub(super) fn free_flushes() -> SoftConfig {
     SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() }
 }
@@ -46,8 +47,12 @@ pub(super) fn domain(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let times = harness.scale(160_000);
     let (small, large) = (1, 256);
     harness.interleave(vec![
-        Subject::countable("pinfold", move |out| single(out, "domain-4k", &mut domain.local(), small, times)),
-        Subject::countable("pinfold-shared", move |out| shared(out, "domain-4k", domain, small, times)),
+        Subject::countable("pinfold", move |out| {
+            single(out, "domain-4k", &mut domain.local(), small, times)
+        }),
+        Subject::countable("pinfold-shared", move |out| {
+            shared(out, "domain-4k", domain, small, times)
+        }),
         Subject::countable("pinfold", move |out| {
             batches(out, "domain-4k-batch", &mut domain.local(), times / BATCH)
         }),
@@ -57,15 +62,24 @@ pub(super) fn domain(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         Subject::countable("pinfold", move |out| {
             single(out, "domain-1m", &mut domain.local(), large, times / 8)
         }),
-        Subject::countable("pinfold-shared", move |out| shared(out, "domain-1m", domain, large, times / 8)),
+        Subject::countable("pinfold-shared", move |out| {
+            shared(out, "domain-1m", domain, large, times / 8)
+        }),
     ])
 }
 
 /// Maps, revokes and waits for one payload at a time.
-fn single(out: &mut Samples, case: &'static str, owner: &mut Local, pages: u64, times: usize) -> Outcome {
+fn single(
+    out: &mut Samples,
+    case: &'static str,
+    owner: &mut Local,
+    pages: u64,
+    times: usize,
+) -> Outcome {
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..times {
-            let mapping = owner.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
+            let mapping =
+                owner.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
             owner.unmap(mapping)?;
         }
         Ok(())
@@ -76,10 +90,17 @@ fn single(out: &mut Samples, case: &'static str, owner: &mut Local, pages: u64, 
 }
 
 /// The same through the domain, without an owner.
-fn shared(out: &mut Samples, case: &'static str, domain: &Domain, pages: u64, times: usize) -> Outcome {
+fn shared(
+    out: &mut Samples,
+    case: &'static str,
+    domain: &Domain,
+    pages: u64,
+    times: usize,
+) -> Outcome {
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..times {
-            let mapping = domain.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
+            let mapping =
+                domain.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
             mapping.unmap()?;
         }
         Ok(())
@@ -95,7 +116,8 @@ fn batches(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usi
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..rounds {
             for _ in 0..BATCH {
-                mapped.push(owner.map(Nothing::new(1)?, FromDevice).map_err(|failed| failed.error)?);
+                mapped
+                    .push(owner.map(Nothing::new(1)?, FromDevice).map_err(|failed| failed.error)?);
             }
             owner.revoke_many(mapped.drain(..), &mut revoked);
             for one in revoked.drain(..) {
@@ -110,11 +132,17 @@ fn batches(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usi
 }
 
 /// The same, mapped by one call too.
-fn batches_by_one_call(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usize) -> Outcome {
+fn batches_by_one_call(
+    out: &mut Samples,
+    case: &'static str,
+    owner: &mut Local,
+    rounds: usize,
+) -> Outcome {
     let mut revoked = Vec::with_capacity(BATCH);
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..rounds {
-            let payloads: Vec<Nothing> = (0..BATCH).map(|_| Nothing::new(1)).collect::<Result<_, _>>()?;
+            let payloads: Vec<Nothing> =
+                (0..BATCH).map(|_| Nothing::new(1)).collect::<Result<_, _>>()?;
             let mapped = owner.map_many(payloads, FromDevice).map_err(|failed| failed.error)?;
             owner.revoke_many(mapped, &mut revoked);
             for one in revoked.drain(..) {

@@ -1,8 +1,9 @@
 //! Unmapping and mapping at random among many mappings: `live-1k`, `live-1m`.
 //!
-//! Every exchange executes the same instructions at both sizes, so what differs is the memory that is in no cache: the handle
-//! in the list of the caller, whose part `handles-only` shows, and what the policy knows of that mapping. A program that knows
-//! which mapping it unmaps next, as from a list of completions, has the processor load both meanwhile
+//! Every exchange executes the same instructions at both sizes, so what differs is the memory that
+//! is in no cache: the handle in the list of the caller, whose part `handles-only` shows, and what
+//! the policy knows of that mapping. A program that knows which mapping it unmaps next, as from a
+//! list of completions, has the processor load both meanwhile
 //! ([`Mapping::prefetch`](pinfold_core::domain::Mapping::prefetch)): the subjects called `-ahead`.
 
 use super::life::free_flushes;
@@ -31,14 +32,16 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     }
     let memory = Memory::new(4096)?;
     let memory = &memory;
-    let (cases, times) = ([("live-1k", 1000), ("live-1m", harness.scale(1_000_000))], harness.scale(100_000));
+    let (cases, times) =
+        ([("live-1k", 1000), ("live-1m", harness.scale(1_000_000))], harness.scale(100_000));
     // A search of the tree takes milliseconds once addresses have been freed at random.
     let kinds = [
         (PolicyKind::PinfoldRevoke, times),
         (PolicyKind::Magazines, times),
         (PolicyKind::Tree2015, times / 500),
     ];
-    let ahead = [("pinfold-ahead", PolicyKind::PinfoldRevoke), ("magazines-ahead", PolicyKind::Magazines)];
+    let ahead =
+        [("pinfold-ahead", PolicyKind::PinfoldRevoke), ("magazines-ahead", PolicyKind::Magazines)];
     let mut subjects = Vec::new();
     for case in cases {
         for (kind, times) in kinds {
@@ -51,7 +54,8 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
                 among_ahead(out, case, kind, memory, times)
             }));
         }
-        subjects.push(Subject::new("handles-only", move |out: &mut Samples| handles(out, case, times)));
+        subjects
+            .push(Subject::new("handles-only", move |out: &mut Samples| handles(out, case, times)));
         subjects.push(Subject::new("empty-loop", move |out: &mut Samples| {
             empty_passes(out, case.0, case.1 + times);
             Ok(())
@@ -105,13 +109,15 @@ impl Live<'_> {
     }
 }
 
-/// What a policy is created with: the table pages for all mappings that a pass makes are there before it, with room for those that
-/// address space with holes needs. Their first touch is a fault, which takes the kernel up to half a millisecond.
+/// What a policy is created with: the table pages for all mappings that a pass makes are there
+/// before it, with room for those that address space with holes needs. Their first touch is a
+/// fault, which takes the kernel up to half a millisecond.
 fn config(live: usize, times: usize) -> SoftConfig {
     SoftConfig { table_reserved: (1 << 20) + 2 * 8 * (live + 3 * times), ..free_flushes() }
 }
 
-/// Returns an empty list for `live` handles, whose memory has been touched: it is the caller's, and no call is to be interrupted for it.
+/// Returns an empty list for `live` handles, whose memory has been touched: it is the caller's, and
+/// no call is to be interrupted for it.
 fn touched_list(live: usize, memory: &Arc<Memory>) -> Result<Vec<Dma>, BenchError> {
     let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
     let policy = PolicyKind::None.create(memory, &SoftConfig::default())?;
@@ -136,7 +142,8 @@ fn among(
     for pass in 0..PASSES {
         let policy = kind.create(memory, &config(live, times))?;
         let mapped = touched_list(live, memory)?;
-        let mut all = Live { thread: policy.thread(), page, mapped, freed: Vec::new(), rng: Rng::new() };
+        let mut all =
+            Live { thread: policy.thread(), page, mapped, freed: Vec::new(), rng: Rng::new() };
         longest.begin_pass();
         for _ in 0..live {
             all.mapped.push(all.thread.map(page, Access::WRITE)?);
@@ -171,7 +178,8 @@ fn among_ahead(
     let policy = kind.create(memory, &config(live, times))?;
     let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
     let mapped = touched_list(live, memory)?;
-    let mut all = Live { thread: policy.thread(), page, mapped, freed: Vec::new(), rng: Rng::new() };
+    let mut all =
+        Live { thread: policy.thread(), page, mapped, freed: Vec::new(), rng: Rng::new() };
     for _ in 0..live {
         all.mapped.push(all.thread.map(page, Access::WRITE)?);
     }
@@ -182,7 +190,8 @@ fn among_ahead(
     all.end()
 }
 
-/// Takes handles out of the list of a caller at random and puts them back, and does nothing else: what no policy with handles of this size could avoid.
+/// Takes handles out of the list of a caller at random and puts them back, and does nothing else:
+/// what no policy with handles of this size could avoid.
 fn handles(out: &mut Samples, (case, live): Case, times: usize) -> Outcome {
     const WORDS: usize = size_of::<Dma>() / 8;
     let mut list: Vec<[usize; WORDS]> = (0..live).map(|number| [number; WORDS]).collect();

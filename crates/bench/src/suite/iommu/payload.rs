@@ -1,4 +1,5 @@
-//! Payloads that no device accesses, and a backend that keeps no table: for what a domain itself costs.
+//! Payloads that no device accesses, and a backend that keeps no table: for what a domain itself
+//! costs.
 #![expect(unsafe_code, reason = "a payload names its memory by address")]
 
 use crate::error::BenchError;
@@ -38,13 +39,14 @@ impl Nothing {
     #[inline(always)]
     fn memory() -> DmaMemory<'static> {
         let base = NonNull::from(&MEMORY).cast();
-        // SAFETY: a static lives for good, and consists of atomics, which may be written through a shared reference; nothing
-        // else refers to it.
+        // SAFETY: a static lives for good, and consists of atomics, which may be written through a
+        // shared reference; nothing else refers to it.
         unsafe { DmaMemory::from_raw(base, BYTES) }
     }
 }
 
-// SAFETY: the memory is a static of atomics, to which no other reference is made; so payloads may share it.
+// SAFETY: the memory is a static of atomics, to which no other reference is made; so payloads may
+// share it.
 unsafe impl Pinned for Nothing {
     #[inline(always)]
     fn memory(&self) -> DmaMemory<'_> {

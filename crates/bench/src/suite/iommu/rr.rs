@@ -1,15 +1,18 @@
 //! `rr-1`, `rr-2`, `rr-16`, `rr-200`: request/response loops through every policy.
 //!
-//! The workload of the study of 2015: many threads that each map a receive and a transmit buffer for one small packet, and
-//! unmap both. Between the two a thread gives up the processor, because a request/response loop always waits for the other
-//! side; the device then writes 64 bytes and reads 64 bytes through the IOMMU. The drivers' static mappings are present.
+//! The workload of the study of 2015: many threads that each map a receive and a transmit buffer
+//! for one small packet, and unmap both. Between the two a thread gives up the processor, because a
+//! request/response loop always waits for the other side; the device then writes 64 bytes and reads
+//! 64 bytes through the IOMMU. The drivers' static mappings are present.
 //!
-//! The device's table walks take time of the device (`us walking`), not of the threads: the rate would otherwise depend on how a
-//! thread spends it. In `rr-200`, where other threads run meanwhile, a second rate is that of threads that wait for it.
+//! The device's table walks take time of the device (`us walking`), not of the threads: the rate
+//! would otherwise depend on how a thread spends it. In `rr-200`, where other threads run
+//! meanwhile, a second rate is that of threads that wait for it.
 //!
-//! The software IOMMU translates and copies on the processor of the thread, which hardware does beside it: a policy whose
-//! addresses are new to the device pays for their walks, and `none` hardly for any. So in `rr-200` a third rate is that of the same
-//! transactions without their packets: a bound on what a processor beside an IOMMU could do, without doorbells and payloads.
+//! The software IOMMU translates and copies on the processor of the thread, which hardware does
+//! beside it: a policy whose addresses are new to the device pays for their walks, and `none`
+//! hardly for any. So in `rr-200` a third rate is that of the same transactions without their
+//! packets: a bound on what a processor beside an IOMMU could do, without doorbells and payloads.
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Samples, Subject};
@@ -37,7 +40,8 @@ const STACK: usize = 64 << 10;
 /// The cases and their numbers of threads.
 const CASES: [(&str, usize); 4] = [("rr-1", 1), ("rr-2", 2), ("rr-16", 16), ("rr-200", 200)];
 
-/// The case that is also measured with the other [`Packets`]: with fewer threads the wait would be all that is measured.
+/// The case that is also measured with the other [`Packets`]: with fewer threads the wait would be
+/// all that is measured.
 const WAITING: &str = "rr-200";
 
 /// What a thread does about the device.
@@ -47,7 +51,8 @@ enum Packets {
     Moved,
     /// It waits for the walks before it unmaps, too, and leaves the processor to others.
     Awaited,
-    /// Nothing: the device accesses nothing, and what is mapped is all the same unmapped and flushed.
+    /// Nothing: the device accesses nothing, and what is mapped is all the same unmapped and
+    /// flushed.
     Absent,
 }
 
@@ -93,8 +98,11 @@ fn loops(
     memory: &Arc<Memory>,
 ) -> Result<(), BenchError> {
     let Workload { case, threads, statics, time } = *workload;
-    let config =
-        SoftConfig { effect: Effect::AtLast, walk_cost: SoftConfig::WALK_COST, ..SoftConfig::default() };
+    let config = SoftConfig {
+        effect: Effect::AtLast,
+        walk_cost: SoftConfig::WALK_COST,
+        ..SoftConfig::default()
+    };
     let policy = kind.create(memory, &config)?;
     let mut drivers = policy.thread();
     let (kept, next) = map_static(&mut *drivers, memory, statics)?;
@@ -102,7 +110,8 @@ fn loops(
     let stats = policy.stats();
     let mut others = Vec::new();
     if case == WAITING {
-        let rates = [("per s, walks awaited", Packets::Awaited), ("per s, no packets", Packets::Absent)];
+        let rates =
+            [("per s, walks awaited", Packets::Awaited), ("per s, no packets", Packets::Absent)];
         for (unit, packets) in rates {
             others.push((unit, serve_all(&*policy, threads, memory, next, time, packets)?));
         }
@@ -114,7 +123,12 @@ fn loops(
     #[expect(clippy::cast_precision_loss, reason = "counts of a short run")]
     let figure = |count: u64| count as f64;
     let each = |count: u64| figure(count) / figure(transactions.max(1));
-    out.modelled(case, Metric::Rate, "transactions/s", figure(transactions) / elapsed.as_secs_f64());
+    out.modelled(
+        case,
+        Metric::Rate,
+        "transactions/s",
+        figure(transactions) / elapsed.as_secs_f64(),
+    );
     out.modelled(case, Metric::Count, "invalidations/op", each(stats.invalidations));
     out.modelled(case, Metric::Count, "waits/op", each(stats.waits));
     let flushed = figure(stats.pages_flushed) / figure(stats.pages_requested.max(1));
@@ -197,8 +211,8 @@ fn serve_all(
     })
 }
 
-/// Copies the packets of transactions, and does nothing else: what all policies have in common and none could avoid. One thread
-/// per processor: more would share it.
+/// Copies the packets of transactions, and does nothing else: what all policies have in common and
+/// none could avoid. One thread per processor: more would share it.
 fn copies(out: &mut Samples, workload: &Workload) -> Result<(), BenchError> {
     let threads = workload.threads.min(available_parallelism().map_or(1, usize::from));
     let phase = AtomicU8::new(GO);
@@ -217,8 +231,9 @@ fn copies(out: &mut Samples, workload: &Workload) -> Result<(), BenchError> {
     };
     let (transactions, elapsed) = std::thread::scope(|scope| {
         let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
-        let spawn =
-            |_| Builder::new().stack_size(STACK).spawn_scoped(scope, copy).map_err(BenchError::NoThread);
+        let spawn = |_| {
+            Builder::new().stack_size(STACK).spawn_scoped(scope, copy).map_err(BenchError::NoThread)
+        };
         let running: Result<Vec<_>, BenchError> = (0..threads).map(spawn).collect();
         let start = Instant::now();
         drop(closed);
@@ -227,7 +242,8 @@ fn copies(out: &mut Samples, workload: &Workload) -> Result<(), BenchError> {
         }
         phase.store(STOP, Ordering::Release);
         let elapsed = start.elapsed();
-        let transactions = running?.into_iter().map(|thread| thread.join().unwrap_or(0)).sum::<u64>();
+        let transactions =
+            running?.into_iter().map(|thread| thread.join().unwrap_or(0)).sum::<u64>();
         Ok::<_, BenchError>((transactions, elapsed))
     })?;
     #[expect(clippy::cast_precision_loss, reason = "a count of a short run")]
@@ -268,7 +284,11 @@ fn serve(
         transactions += 1;
     }
     thread.settle(&mut free)?;
-    if free.len() == all { Ok(transactions) } else { Err(BenchError::Short { asked: all, got: free.len() }) }
+    if free.len() == all {
+        Ok(transactions)
+    } else {
+        Err(BenchError::Short { asked: all, got: free.len() })
+    }
 }
 
 /// Returns a free buffer; waits if the policy holds all of them.

@@ -20,7 +20,8 @@ const KEPT: u64 = 1 << 30;
 
 type Outcome = Result<(), BenchError>;
 
-/// Creates a table of four levels with `pages` pages, which stay allocated for good: a table's pages outlive it.
+/// Creates a table of four levels with `pages` pages, which stay allocated for good: a table's
+/// pages outlive it.
 fn table(pages: usize) -> Result<Table<VtdSecondStage>, BenchError> {
     let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
     let phys = PhysAddr::new(1 << 32);
@@ -47,9 +48,13 @@ pub(super) fn small(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let (rounds, calls) = (harness.scale(3_200), harness.scale(51_200));
     harness.interleave(vec![
         Subject::countable("pinfold", move |out| one_by_one(out, map, clear, rounds)),
-        Subject::countable("pinfold-pinned", move |out| one_by_one(out, map_pinned, clear_pinned, rounds)),
+        Subject::countable("pinfold-pinned", move |out| {
+            one_by_one(out, map_pinned, clear_pinned, rounds)
+        }),
         Subject::countable("pinfold", move |out| by_one_call(out, map, clear, calls)),
-        Subject::countable("pinfold-pinned", move |out| by_one_call(out, map_pinned, clear_pinned, calls)),
+        Subject::countable("pinfold-pinned", move |out| {
+            by_one_call(out, map_pinned, clear_pinned, calls)
+        }),
     ])
 }
 
@@ -63,8 +68,9 @@ fn one_by_one(
         (0..MANY).map(|page| range(WINDOW + page * PAGE, PAGE)).collect::<Result<_, _>>()?;
     let (mut mapped, mut cleared) = (Cost::default(), Cost::default());
     for _ in 0..rounds {
-        let (cost, result) =
-            Cost::of(|| ranges.iter().try_for_each(|iova| map(*iova, PhysAddr::new(iova.start().raw()))));
+        let (cost, result) = Cost::of(|| {
+            ranges.iter().try_for_each(|iova| map(*iova, PhysAddr::new(iova.start().raw())))
+        });
         result?;
         mapped = mapped + cost;
         let (cost, result) = Cost::of(|| ranges.iter().try_for_each(|iova| clear(*iova)));
@@ -98,9 +104,10 @@ fn by_one_call(
     Ok(())
 }
 
-/// Maps 16 TiB of addresses once, 1 MiB at a time with all but 4 KiB of each 2 MiB in use, and records the time per 2 MiB and
-/// the bytes of table pages left. `never-freed` uses 1 GiB of addresses again and again, because its table pages for
-/// 16 TiB would take 32 GiB; so it never links or zeroes a page. A sixteenth of the work shows its time.
+/// Maps 16 TiB of addresses once, 1 MiB at a time with all but 4 KiB of each 2 MiB in use, and
+/// records the time per 2 MiB and the bytes of table pages left. `never-freed` uses 1 GiB of
+/// addresses again and again, because its table pages for 16 TiB would take 32 GiB; so it never
+/// links or zeroes a page. A sixteenth of the work shows its time.
 pub(super) fn cycle(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
@@ -110,11 +117,21 @@ pub(super) fn cycle(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     harness.once().interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
             let table = table(1024)?;
-            out.figure("tables-16t", Metric::Time, "ns/2 MiB", cycle_through(&table, windows, u64::MAX)?);
+            out.figure(
+                "tables-16t",
+                Metric::Time,
+                "ns/2 MiB",
+                cycle_through(&table, windows, u64::MAX)?,
+            );
             let mut retired = Retired::new();
             table.collect_retired(&mut retired)?;
             let _ = table.reclaim(retired);
-            out.figure("tables-16t", Metric::Bytes, "bytes left", f64::from(table.stats().in_use) * 4096.0);
+            out.figure(
+                "tables-16t",
+                Metric::Bytes,
+                "bytes left",
+                f64::from(table.stats().in_use) * 4096.0,
+            );
             Ok(())
         }),
         Subject::new("never-freed", move |out: &mut Samples| {
@@ -125,14 +142,24 @@ pub(super) fn cycle(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
             }
             let ns = cycle_through(&table, windows / 16, KEPT / WINDOW)?;
             out.figure("tables-16t", Metric::Time, "ns/2 MiB", ns);
-            out.figure("tables-16t", Metric::Bytes, "bytes left", f64::from(table.stats().in_use) * 4096.0);
+            out.figure(
+                "tables-16t",
+                Metric::Bytes,
+                "bytes left",
+                f64::from(table.stats().in_use) * 4096.0,
+            );
             Ok(())
         }),
     ])
 }
 
-/// Maps and clears `windows` times 2 MiB, at addresses that repeat after `again` of them, and returns the nanoseconds each.
-fn cycle_through(table: &Table<VtdSecondStage>, windows: u64, again: u64) -> Result<f64, BenchError> {
+/// Maps and clears `windows` times 2 MiB, at addresses that repeat after `again` of them, and
+/// returns the nanoseconds each.
+fn cycle_through(
+    table: &Table<VtdSecondStage>,
+    windows: u64,
+    again: u64,
+) -> Result<f64, BenchError> {
     let half = WINDOW / 2;
     let (cost, result) = Cost::of(|| -> Outcome {
         for window in 0..windows {

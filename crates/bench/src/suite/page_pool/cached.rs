@@ -55,7 +55,10 @@ pub(super) fn local(
             "single",
             repeated_pairs(case, Written(AtOffset(Baseline(buddy.owner()), memory)), times),
         ),
-        Subject::new("lifo", repeated_pairs(case, Written(AtOffset(Baseline(&stack), memory)), times)),
+        Subject::new(
+            "lifo",
+            repeated_pairs(case, Written(AtOffset(Baseline(&stack), memory)), times),
+        ),
         Subject::new("thread-list", repeated_pairs(case, Written(AtOffset(list(), memory)), times)),
         Subject::countable("pinfold", repeated_pairs(bare, Recycled(pool()?), times)),
         Subject::countable("pinfold-raw", repeated_pairs(bare, RawPages(pool()?), times)),
@@ -104,12 +107,16 @@ where
     }
 }
 
-/// Measures what the counters cost. Pairs would not show it: without counters, the optimiser removes almost all of a pair.
+/// Measures what the counters cost. Pairs would not show it: without counters, the optimiser
+/// removes almost all of a pair.
 pub(super) fn counters(harness: &Harness<'_>, arena: &Arena) -> Result<Vec<Record>, BenchError> {
     let rounds = harness.scale(16_000);
     let case = "local-64";
     harness.interleave(vec![
-        Subject::countable("pinfold", repeated_waves(case, 64, Recycled(pool(arena, RING)?), rounds)),
+        Subject::countable(
+            "pinfold",
+            repeated_waves(case, 64, Recycled(pool(arena, RING)?), rounds),
+        ),
         Subject::countable(
             "pinfold-uncounted",
             repeated_waves(case, 64, Uncounted(pool(arena, RING)?), rounds),
@@ -157,8 +164,14 @@ pub(super) fn ring(
             "single",
             repeated_waves(case, WAVE, Written(AtOffset(Baseline(buddy.owner()), memory)), rounds),
         ),
-        Subject::new("lifo", repeated_waves(case, WAVE, Written(AtOffset(Baseline(&stack), memory)), rounds)),
-        Subject::new("thread-list", repeated_waves(case, WAVE, Written(AtOffset(list, memory)), rounds)),
+        Subject::new(
+            "lifo",
+            repeated_waves(case, WAVE, Written(AtOffset(Baseline(&stack), memory)), rounds),
+        ),
+        Subject::new(
+            "thread-list",
+            repeated_waves(case, WAVE, Written(AtOffset(list, memory)), rounds),
+        ),
     ])
 }
 

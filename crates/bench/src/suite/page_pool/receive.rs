@@ -1,8 +1,9 @@
 //! `rx-512`: a network card's receive path.
 //!
-//! The first thread is the device and its driver: 64 packets arrive in the pages of a ring of 512 descriptors, are passed to the
-//! second thread, and their descriptors are refilled. The second thread reads each packet and frees its page.
-//! What is timed is all of it, from the first packet to the last free.
+//! The first thread is the device and its driver: 64 packets arrive in the pages of a ring of 512
+//! descriptors, are passed to the second thread, and their descriptors are refilled. The second
+//! thread reads each packet and frees its page. What is timed is all of it, from the first packet
+//! to the last free.
 
 use super::setup::{FRAMES, pool};
 use crate::baseline::buddy::{Buddy, Offset};
@@ -133,7 +134,9 @@ pub(super) fn run<'a>(
                     refill: move |ring: &mut [Option<Frame>]| {
                         let holes = ring.iter().filter(|slot| slot.is_none()).count();
                         let mut pages = for_list.take_list(holes);
-                        ring.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = pages.next());
+                        ring.iter_mut()
+                            .filter(|slot| slot.is_none())
+                            .for_each(|slot| *slot = pages.next());
                         Ok(())
                     },
                     write: write_frame,
@@ -157,7 +160,8 @@ pub(super) fn run<'a>(
     ])
 }
 
-/// Returns a run that receives `batches` batches of packets. The ring stays full from one run to the next.
+/// Returns a run that receives `batches` batches of packets. The ring stays full from one run to
+/// the next.
 fn receive<'s, P, Free>(
     batches: usize,
     mut path: Path<

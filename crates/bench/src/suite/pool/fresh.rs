@@ -12,8 +12,8 @@ use crate::error::BenchError;
 use crate::harness::{Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AllocLine, Baseline, Handle, Line, Malloc, OwnedBlocks, RawBlocks, SharedRawBlocks, alloc_all, free_all,
-    slots,
+    AllocLine, Baseline, Handle, Line, Malloc, OwnedBlocks, RawBlocks, SharedRawBlocks, alloc_all,
+    free_all, slots,
 };
 use pinfold::Arena;
 use std::cell::RefCell;
@@ -42,7 +42,12 @@ pub(super) fn run(
         }),
         Subject::new("rbtree", move |out| {
             let memory = &mut memory.borrow_mut();
-            pass(UNWRITTEN, n, Baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE))), out)
+            pass(
+                UNWRITTEN,
+                n,
+                Baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE))),
+                out,
+            )
         }),
         Subject::countable("pinfold-shared", move |out| {
             let pool = pool(arena, SIZE)?;
@@ -60,7 +65,9 @@ pub(super) fn run(
             let memory = &mut memory.borrow_mut();
             line(n, Baseline(&InBlock::new(Pages::new(memory), SIZE)), out)
         }),
-        Subject::countable("pinfold", move |out| line(n, OwnedBlocks(pool(arena, SIZE)?.local()), out)),
+        Subject::countable("pinfold", move |out| {
+            line(n, OwnedBlocks(pool(arena, SIZE)?.local()), out)
+        }),
         Subject::new("rbtree", move |out| {
             let memory = &mut memory.borrow_mut();
             line(n, Baseline(KernelLock::new(RbTree::new(Pages::new(memory), SIZE))), out)

@@ -1,4 +1,5 @@
-//! `held-2t-*`: the memory that a pool holds, beside the memory that was in use at its peak, in long runs of two threads.
+//! `held-2t-*`: the memory that a pool holds, beside the memory that was in use at its peak, in
+//! long runs of two threads.
 
 use super::scale::as_f64;
 use crate::error::BenchError;
@@ -17,8 +18,8 @@ type Outcome = Result<(), BenchError>;
 const SIZE: usize = 64;
 /// How many blocks are allocated, freed or passed by one step.
 const BATCH: usize = 64;
-/// What the pool may hold beside the blocks in use: what each of three owners may cache (the two threads', and the pool's front),
-/// and a chunk.
+/// What the pool may hold beside the blocks in use: what each of three owners may cache (the two
+/// threads', and the pool's front), and a chunk.
 const CONSTANT: u64 = 3 * (512 << 10) + (2 << 20);
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
@@ -38,8 +39,8 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     ])
 }
 
-/// Blocks in use. They are counted after they are allocated, and no longer before they are freed: so the peak is not above
-/// the true one, and the ratio to it not below.
+/// Blocks in use. They are counted after they are allocated, and no longer before they are freed:
+/// so the peak is not above the true one, and the ratio to it not below.
 #[derive(Default)]
 struct Live {
     now: AtomicU64,
@@ -57,8 +58,13 @@ impl Live {
     }
 }
 
-/// Runs a pattern on a new pool. A pool releases no chunk by itself, so what it holds at the end is what it held at most.
-fn held(out: &mut Samples, case: &'static str, pattern: impl FnOnce(&DmaPool, &Live) -> Outcome) -> Outcome {
+/// Runs a pattern on a new pool. A pool releases no chunk by itself, so what it holds at the end is
+/// what it held at most.
+fn held(
+    out: &mut Samples,
+    case: &'static str,
+    pattern: impl FnOnce(&DmaPool, &Live) -> Outcome,
+) -> Outcome {
     let (source, live) = (Arc::new(Reserved::new(1 << 30)?), Live::default());
     let pool = DmaPool::builder("bench").block(SIZE).build(&source)?;
     pattern(&pool, &live)?;
@@ -86,7 +92,8 @@ fn give(owner: &mut Local, live: &Live, from: &mut Vec<RawBlock>, count: usize) 
     Ok(owner.free_bulk(&from.split_off(from.len() - count))?)
 }
 
-/// One thread allocates and the other frees, in the same order, `batches` batches. An eighth of them is in flight at first.
+/// One thread allocates and the other frees, in the same order, `batches` batches. An eighth of
+/// them is in flight at first.
 fn pipe(pool: &DmaPool, live: &Live, batches: usize) -> Outcome {
     let (send, receive) = sync_channel::<Vec<RawBlock>>(batches / 8 + 1);
     let full = &AtomicBool::new(false);
@@ -114,8 +121,8 @@ fn pipe(pool: &DmaPool, live: &Live, batches: usize) -> Outcome {
 /// How many sets of blocks the threads of `random` share, and the largest size of one in batches.
 const SETS: (usize, usize) = (4, 2048);
 
-/// Both threads, `steps` times, choose one of four sets and a size for it, up to 131,072 blocks: they allocate what it lacks, or
-/// free blocks of it at random.
+/// Both threads, `steps` times, choose one of four sets and a size for it, up to 131,072 blocks:
+/// they allocate what it lacks, or free blocks of it at random.
 fn random(pool: &DmaPool, live: &Live, steps: usize) -> Outcome {
     let sets: &[Mutex<Vec<RawBlock>>] = &[const { Mutex::new(Vec::new()) }; SETS.0];
     let work = move |mut rng: Rng| -> Outcome {
@@ -148,7 +155,8 @@ fn random(pool: &DmaPool, live: &Live, steps: usize) -> Outcome {
     })
 }
 
-/// One thread allocates all blocks of a wave, up to 262,144, and the other frees them at random before the next.
+/// One thread allocates all blocks of a wave, up to 262,144, and the other frees them at random
+/// before the next.
 fn waves(pool: &DmaPool, live: &Live, waves: usize) -> Outcome {
     let (to_freer, full) = sync_channel::<Vec<RawBlock>>(0);
     let (to_allocator, empty) = sync_channel(1);

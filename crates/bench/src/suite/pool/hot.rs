@@ -9,8 +9,9 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    AllocWritten, Baseline, Malloc, OUTSTANDING, OwnedBlocks, PAIRS_2T, Pool, RawBlocks, SharedRawBlocks,
-    WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, queue_run, random_run, replace_run,
+    AllocWritten, Baseline, Malloc, OUTSTANDING, OwnedBlocks, PAIRS_2T, Pool, RawBlocks,
+    SharedRawBlocks, WARM_UP, Written, bulk_run, pairs_2t_run, pairs_run, queue_run, random_run,
+    replace_run,
 };
 use pinfold::Arena;
 use std::hint::black_box;
@@ -18,7 +19,8 @@ use std::hint::black_box;
 /// How many blocks the stacks have.
 const STACK: usize = 2 * OUTSTANDING;
 
-/// The names of the cases of a block size: written or not, by one thread, and by two where that is measured.
+/// The names of the cases of a block size: written or not, by one thread, and by two where that is
+/// measured.
 struct PairCases {
     written: &'static str,
     unwritten: &'static str,
@@ -79,9 +81,18 @@ fn pair<const N: usize>(
     let list = || Baseline(ThreadList::new(lists, STACK / 2));
     let (with, without) = (names.written, names.unwritten);
     let mut subjects = vec![
-        Subject::countable("pinfold", pairs_run(with, times, || Written(OwnedBlocks(pool.local())))),
-        Subject::countable("pinfold-raw", pairs_run(with, times, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-shared", pairs_run(with, times, || Written(SharedRawBlocks(pool)))),
+        Subject::countable(
+            "pinfold",
+            pairs_run(with, times, || Written(OwnedBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-raw",
+            pairs_run(with, times, || Written(RawBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-shared",
+            pairs_run(with, times, || Written(SharedRawBlocks(pool))),
+        ),
         Subject::new("inblock", pairs_run(with, times, || Written(Baseline(inblock)))),
         Subject::new("malloc", pairs_run(with, times, || Written(Malloc::<N>))),
         Subject::new("lifo", pairs_run(with, times, || Written(Baseline(stack)))),
@@ -117,7 +128,8 @@ fn pair<const N: usize>(
     harness.interleave(subjects)
 }
 
-/// Allocates many blocks by one call, writes each, and frees them by one call; one by one where a subject has no such call.
+/// Allocates many blocks by one call, writes each, and frees them by one call; one by one where a
+/// subject has no such call.
 fn bulk(
     harness: &Harness<'_>,
     arena: &Arena,
@@ -156,7 +168,8 @@ fn bulk(
     ])
 }
 
-/// Measures `rounds` calls of `work`, which allocates and frees `each` blocks and returns how many it got.
+/// Measures `rounds` calls of `work`, which allocates and frees `each` blocks and returns how many
+/// it got.
 #[inline(always)]
 fn bulk_rounds(
     out: &mut Samples,
@@ -196,14 +209,27 @@ fn one_by_one<H: AllocWritten>(
 }
 
 /// Frees 4,096 blocks at random.
-fn random(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+fn random(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    memory: &mut [u8],
+) -> Result<Vec<Record>, BenchError> {
     const SIZE: usize = 128;
     let (case, rounds) = ("random-4096", harness.scale(256));
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
     harness.interleave(vec![
-        Subject::countable("pinfold", random_run(case, rounds, || Written(OwnedBlocks(pool.local())))),
-        Subject::countable("pinfold-raw", random_run(case, rounds, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-shared", random_run(case, rounds, || Written(SharedRawBlocks(pool)))),
+        Subject::countable(
+            "pinfold",
+            random_run(case, rounds, || Written(OwnedBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-raw",
+            random_run(case, rounds, || Written(RawBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-shared",
+            random_run(case, rounds, || Written(SharedRawBlocks(pool))),
+        ),
         Subject::new("inblock", random_run(case, rounds, || Written(Baseline(inblock)))),
         Subject::new("malloc", random_run(case, rounds, || Written(Malloc::<SIZE>))),
         Subject::new("lifo", random_run(case, rounds, || Written(Baseline(stack)))),
@@ -220,9 +246,18 @@ fn out(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Re
     let (case, times) = ("out-4096", harness.scale(1_000_000));
     let Allocators { pool, inblock, stack, lists } = &Allocators::new(arena, memory, SIZE)?;
     harness.interleave(vec![
-        Subject::countable("pinfold", replace_run(case, times, || Written(OwnedBlocks(pool.local())))),
-        Subject::countable("pinfold-raw", replace_run(case, times, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-shared", replace_run(case, times, || Written(SharedRawBlocks(pool)))),
+        Subject::countable(
+            "pinfold",
+            replace_run(case, times, || Written(OwnedBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-raw",
+            replace_run(case, times, || Written(RawBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-shared",
+            replace_run(case, times, || Written(SharedRawBlocks(pool))),
+        ),
         Subject::new("inblock", replace_run(case, times, || Written(Baseline(inblock)))),
         Subject::new("malloc", replace_run(case, times, || Written(Malloc::<SIZE>))),
         Subject::new("lifo", replace_run(case, times, || Written(Baseline(stack)))),
@@ -262,7 +297,9 @@ fn queue(
         Subject::new("lifo", queue_run(case, outstanding, times, || Written(Baseline(stack)))),
         Subject::new(
             "thread-list",
-            queue_run(case, outstanding, times, || Written(Baseline(ThreadList::new(lists, STACK)))),
+            queue_run(case, outstanding, times, || {
+                Written(Baseline(ThreadList::new(lists, STACK)))
+            }),
         ),
     ])
 }

@@ -1,5 +1,6 @@
-//! What must not grow with the zone, the owners or the blocks: growing in a zone that is nearly full (`grow-full-*`), very many
-//! owners (`locals-1024`), the metadata of a block (`metadata`), frees among very many blocks (`free-random-*`).
+//! What must not grow with the zone, the owners or the blocks: growing in a zone that is nearly
+//! full (`grow-full-*`), very many owners (`locals-1024`), the metadata of a block (`metadata`),
+//! frees among very many blocks (`free-random-*`).
 
 use super::setup::pool;
 use crate::baseline::inblock::InBlock;
@@ -35,7 +36,8 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     Ok(records)
 }
 
-/// Records a case as skipped where its address space cannot be reserved: under `ulimit -v`, or strict overcommit.
+/// Records a case as skipped where its address space cannot be reserved: under `ulimit -v`, or
+/// strict overcommit.
 fn or_skipped(
     harness: &Harness<'_>,
     case: &'static str,
@@ -54,8 +56,8 @@ const GROWN: usize = 65_536;
 /// Bytes of such a block.
 const GROWN_SIZE: usize = 128;
 
-/// Measures a pool that grows in a zone of 1 GiB, and in one of 256 GiB, by as much. 99 % of the frames are allocated, the free
-/// ones are at random. The memory does not exist.
+/// Measures a pool that grows in a zone of 1 GiB, and in one of 256 GiB, by as much. 99 % of the
+/// frames are allocated, the free ones are at random. The memory does not exist.
 fn grow(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let blocks = harness.scale(GROWN);
     let cases = [("grow-full-1g", 1 << 30), ("grow-full-256g", 256 << 30)];
@@ -69,11 +71,13 @@ fn grow(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
             Ok(())
         })
     });
-    harness.with_runs(harness.options().runs.min(5)).interleave(measured.into_iter().chain(empty).collect())
+    harness
+        .with_runs(harness.options().runs.min(5))
+        .interleave(measured.into_iter().chain(empty).collect())
 }
 
-/// Grows a pool twice, each time in a new zone, whose first search for a run is the longest: the time of all allocations, and
-/// that of the longest.
+/// Grows a pool twice, each time in a new zone, whose first search for a run is the longest: the
+/// time of all allocations, and that of the longest.
 fn grown(out: &mut Samples, case: &'static str, bytes: usize, blocks: usize) -> Outcome {
     let source = Arc::new(nearly_full(bytes)?);
     let pool = DmaPool::builder("bench").block(GROWN_SIZE).build(&source)?;
@@ -106,8 +110,9 @@ fn nearly_full(bytes: usize) -> Result<Reserved, BenchError> {
     Ok(source)
 }
 
-/// Counts how many owners get a block of 4 KiB from 1 MiB for each, and what the pool holds for a block in use. Of two orders,
-/// all owners before all blocks or each with its block, the worse counts.
+/// Counts how many owners get a block of 4 KiB from 1 MiB for each, and what the pool holds for a
+/// block in use. Of two orders, all owners before all blocks or each with its block, the worse
+/// counts.
 fn locals(out: &mut Samples, owners: usize) -> Outcome {
     let (mut fewest, mut most_held) = (usize::MAX, 0.0_f64);
     for in_turn in [true, false] {
@@ -131,10 +136,12 @@ fn locals(out: &mut Samples, owners: usize) -> Outcome {
     Ok(())
 }
 
-/// The blocks of `metadata`, in quick runs too: of fewer the directory, which does not grow with them, would be most of it.
+/// The blocks of `metadata`, in quick runs too: of fewer the directory, which does not grow with
+/// them, would be most of it.
 const METADATA_BLOCKS: usize = 1_000_000;
 
-/// Measures what a pool of blocks of 64 bytes needs for itself, by the sizes of what it has allocated.
+/// Measures what a pool of blocks of 64 bytes needs for itself, by the sizes of what it has
+/// allocated.
 fn metadata(out: &mut Samples) -> Outcome {
     let source = Arc::new(Reserved::new(METADATA_BLOCKS * 64 + (8 << 20))?);
     let pool = DmaPool::builder("bench").block(64).build(&source)?;
@@ -162,7 +169,11 @@ const SIZE: usize = 64;
 const FREES: usize = 1_000_000;
 
 /// Frees blocks at random while `live` are allocated.
-fn free_random(harness: &Harness<'_>, case: &'static str, live: usize) -> Result<Vec<Record>, BenchError> {
+fn free_random(
+    harness: &Harness<'_>,
+    case: &'static str,
+    live: usize,
+) -> Result<Vec<Record>, BenchError> {
     let (live, frees) = (harness.scale(live), harness.scale(FREES));
     let bytes = (live * SIZE).next_multiple_of(2 << 20) + (8 << 20);
     // The pool's memory, that of the baselines, and the lists of all blocks.
@@ -199,8 +210,8 @@ fn free_random(harness: &Harness<'_>, case: &'static str, live: usize) -> Result
     ])
 }
 
-/// Allocates `live` blocks; then frees 1 % of them at random, timed, and allocates as many, until there were `frees` frees. The first
-/// round does not count.
+/// Allocates `live` blocks; then frees 1 % of them at random, timed, and allocates as many, until
+/// there were `frees` frees. The first round does not count.
 fn frees_among<H: AllocWritten>(
     out: &mut Samples,
     case: &'static str,
@@ -219,7 +230,8 @@ fn frees_among<H: AllocWritten>(
         for at in live - each..live {
             held.swap(at, rng.below(live));
         }
-        let (cost, result) = Cost::of(|| held.drain(live - each..).try_for_each(|block| handle.free(block)));
+        let (cost, result) =
+            Cost::of(|| held.drain(live - each..).try_for_each(|block| handle.free(block)));
         result?;
         if round > 0 {
             total = total + cost;

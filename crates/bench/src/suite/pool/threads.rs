@@ -1,4 +1,5 @@
-//! `remote-free`: one thread allocates blocks, another frees them. `owners-64`: many owners of one pool.
+//! `remote-free`: one thread allocates blocks, another frees them. `owners-64`: many owners of one
+//! pool.
 
 use super::setup::pool;
 use crate::baseline::inblock::InBlock;
@@ -15,7 +16,8 @@ use pinfold::Arena;
 use std::hint::black_box;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// A case: its name, and how many blocks are passed at a time, enough that passing them costs little per block.
+/// A case: its name, and how many blocks are passed at a time, enough that passing them costs
+/// little per block.
 type Case = (&'static str, usize);
 const REMOTE_FREE: Case = ("remote-free", 256);
 /// How many bytes a block has.
@@ -34,7 +36,11 @@ pub(super) fn run(
 }
 
 /// `owners-64`.
-fn owners(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+fn owners(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    memory: &mut [u8],
+) -> Result<Vec<Record>, BenchError> {
     const CASE: &str = "owners-64";
     let pool = pool(arena, SIZE)?;
     let (behind, rest) = memory.split_at_mut(8192 * SIZE);
@@ -49,7 +55,11 @@ fn owners(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec
 }
 
 /// `remote-free`.
-fn relayed(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Vec<Record>, BenchError> {
+fn relayed(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    memory: &mut [u8],
+) -> Result<Vec<Record>, BenchError> {
     let case = REMOTE_FREE;
     let batches = harness.scale(2_000);
     let pool = pool(arena, SIZE)?;
@@ -62,9 +72,18 @@ fn relayed(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Ve
     let (pool, inblock, stack, behind) = (&pool, &inblock, &stack, &behind);
     harness.interleave(vec![
         Subject::countable("pinfold", relay(case, batches, || Written(OwnedBlocks(pool.local())))),
-        Subject::countable("pinfold-alone", alone(case, batches, || Written(OwnedBlocks(pool.local())))),
-        Subject::countable("pinfold-raw", relay(case, batches, || Written(RawBlocks(pool.local())))),
-        Subject::countable("pinfold-shared", relay(case, batches, || Written(SharedRawBlocks(pool)))),
+        Subject::countable(
+            "pinfold-alone",
+            alone(case, batches, || Written(OwnedBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-raw",
+            relay(case, batches, || Written(RawBlocks(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-shared",
+            relay(case, batches, || Written(SharedRawBlocks(pool))),
+        ),
         Subject::new("inblock", relay(case, batches, || Written(Baseline(inblock)))),
         Subject::new("malloc", relay(case, batches, || Written(Malloc::<SIZE>))),
         Subject::new("lifo", relay(case, batches, || Written(Baseline(stack)))),
@@ -72,7 +91,8 @@ fn relayed(harness: &Harness<'_>, arena: &Arena, memory: &mut [u8]) -> Result<Ve
     ])
 }
 
-/// Returns a run in which this thread allocates `batches` batches and another frees them, each by its own handle.
+/// Returns a run in which this thread allocates `batches` batches and another frees them, each by
+/// its own handle.
 fn relay<H: Handle<Object: Send>>(
     (case, batch): Case,
     batches: usize,
@@ -88,7 +108,8 @@ fn relay<H: Handle<Object: Send>>(
         let (cost, freed) = Cost::of(|| {
             std::thread::scope(|scope| {
                 let freer = spawn_second(scope, move || {
-                    let (cost, result) = Cost::of(|| free_batches(&mut handle(), &full, &to_allocator));
+                    let (cost, result) =
+                        Cost::of(|| free_batches(&mut handle(), &full, &to_allocator));
                     result.map(|()| cost.counts)
                 })?;
                 let allocated = alloc_batches(&mut handle(), (batches, batch), &empty, to_freer);

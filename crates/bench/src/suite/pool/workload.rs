@@ -13,8 +13,8 @@ use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use crate::suite::handle::{
-    Baseline, Handle, Malloc, OwnedBlocks, RawBlocks, Rng, SharedRawBlocks, Written, alloc_all, free_all,
-    slots,
+    Baseline, Handle, Malloc, OwnedBlocks, RawBlocks, Rng, SharedRawBlocks, Written, alloc_all,
+    free_all, slots,
 };
 use pinfold::Arena;
 use std::cell::RefCell;
@@ -51,8 +51,9 @@ pub(super) fn run(
     Ok(records)
 }
 
-/// The subjects of a case, pools and baselines in turn: none follows one that used the same memory, which would leave half of it in the
-/// caches. One to three passes in other memory lie between two in the same; those before `pinfold` are three.
+/// The subjects of a case, pools and baselines in turn: none follows one that used the same memory,
+/// which would leave half of it in the caches. One to three passes in other memory lie between two
+/// in the same; those before `pinfold` are three.
 fn subjects<'s>(
     case: Case,
     n: usize,
@@ -91,7 +92,8 @@ pub(super) fn memory_of(memory: &mut [u8], blocks: usize) -> &mut [u8] {
 /// A case, and whether its frees are in random order.
 type Case = (&'static str, bool);
 
-/// Allocates all blocks and frees them in the order of the case, which ends with `retire`. Returns the cost of both.
+/// Allocates all blocks and frees them in the order of the case, which ends with `retire`. Returns
+/// the cost of both.
 fn pass<H: Handle>(
     (_, random): Case,
     blocks: usize,
@@ -119,7 +121,12 @@ fn record(out: &mut Samples, (case, random): Case, blocks: usize, alloc: Cost, f
 /// A pass by a pool of Pinfold's; its destruction counts as part of the frees.
 macro_rules! pinfold {
     ($name:ident, |$pool:ident| $handle:expr) => {
-        fn $name(arena: &Arena, case: Case, blocks: usize, out: &mut Samples) -> Result<(), BenchError> {
+        fn $name(
+            arena: &Arena,
+            case: Case,
+            blocks: usize,
+            out: &mut Samples,
+        ) -> Result<(), BenchError> {
             let $pool = pool(arena, SIZE)?;
             let (alloc, free) = pass(case, blocks, Written($handle), drop)?;
             let (destroy, ()) = Cost::of(|| drop($pool));
@@ -138,7 +145,8 @@ fn baseline<'m, B: Blocks<Block = Block<'m>>>(
     blocks: usize,
     out: &mut Samples,
 ) -> Result<(), BenchError> {
-    let (alloc, free) = pass(case, blocks, Written(Baseline(pool)), |mut handle| handle.0.0.destroy())?;
+    let (alloc, free) =
+        pass(case, blocks, Written(Baseline(pool)), |mut handle| handle.0.0.destroy())?;
     record(out, case, blocks, alloc, free);
     Ok(())
 }

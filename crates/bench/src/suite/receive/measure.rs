@@ -16,7 +16,8 @@ pub(super) const BATCH: usize = BATCH_ENTRIES as usize;
 pub(super) const BATCH_ENTRIES: u32 = 64;
 /// How many pages each socket has, and how long its rings are: the defaults of `pinfold receive`.
 pub(super) const PAGES: u32 = 1 << 13;
-pub(super) const RINGS: RingSizes = RingSizes { fill: 2048, completion: 2048, receive: 2048, transmit: 2048 };
+pub(super) const RINGS: RingSizes =
+    RingSizes { fill: 2048, completion: 2048, receive: 2048, transmit: 2048 };
 /// How many packets a call of the generator sends.
 const BURST: u32 = 8192;
 /// How long a run may take.
@@ -40,7 +41,8 @@ pub(super) fn memory_bytes() -> u64 {
 
 /// How a subject receives.
 pub(super) trait Receiver: Send {
-    /// Receives up to [`BATCH`] packets, reads a word of each, returns their pages, and refills the fill ring.
+    /// Receives up to [`BATCH`] packets, reads a word of each, returns their pages, and refills the
+    /// fill ring.
     fn receive(&mut self) -> Result<u64, BenchError>;
     /// Has the kernel poll the driver.
     fn poll(&mut self) -> Result<(), BenchError>;
@@ -57,7 +59,8 @@ struct Took {
     dropped: u64,
 }
 
-/// Makes a run: opens a receiver for each queue, sends more than they can receive, and records rate, processor time and what was dropped.
+/// Makes a run: opens a receiver for each queue, sends more than they can receive, and records
+/// rate, processor time and what was dropped.
 #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets a run")]
 pub(super) fn measure_at_once<R: Receiver>(
     case: &'static str,
@@ -71,20 +74,27 @@ pub(super) fn measure_at_once<R: Receiver>(
     let processors = processors()?;
     let stop = &AtomicBool::new(false);
     let took = std::thread::scope(|scope| {
-        // The driver chooses the queue by the sender's processor, so generators are on the first ones; receivers on the last.
+        // The driver chooses the queue by the sender's processor, so generators are on the first
+        // ones; receivers on the last.
         let generators = processors.iter().take(threads).map(|processor| {
             let near = &near;
-            spawn_second(scope, move || run_on(*processor).and_then(|()| generate(near, load.bytes, stop)))
-        });
-        let generators = generators.collect::<Result<Vec<_>, _>>();
-        let started = receivers.into_iter().zip(processors.iter().rev()).map(|(mut receiver, processor)| {
             spawn_second(scope, move || {
-                run_on(*processor).and_then(|()| receive(&mut receiver, load.packets))
+                run_on(*processor).and_then(|()| generate(near, load.bytes, stop))
             })
         });
+        let generators = generators.collect::<Result<Vec<_>, _>>();
+        let started =
+            receivers.into_iter().zip(processors.iter().rev()).map(|(mut receiver, processor)| {
+                spawn_second(scope, move || {
+                    run_on(*processor).and_then(|()| receive(&mut receiver, load.packets))
+                })
+            });
         let started = started.collect::<Result<Vec<_>, _>>();
         let joined = started.map(|threads| {
-            threads.into_iter().map(|one| one.join().unwrap_or(Err(BenchError::Thread))).collect::<Vec<_>>()
+            threads
+                .into_iter()
+                .map(|one| one.join().unwrap_or(Err(BenchError::Thread)))
+                .collect::<Vec<_>>()
         });
         stop.store(true, Ordering::Relaxed);
         for generator in generators? {
@@ -94,8 +104,8 @@ pub(super) fn measure_at_once<R: Receiver>(
     })?;
     let packets = load.packets as f64;
     let rate = took.iter().map(|one| packets / one.wall.as_secs_f64()).sum();
-    let processor =
-        took.iter().map(|one| one.processor.as_secs_f64()).sum::<f64>() / (packets * threads as f64);
+    let processor = took.iter().map(|one| one.processor.as_secs_f64()).sum::<f64>()
+        / (packets * threads as f64);
     let dropped = took.iter().map(|one| one.dropped).sum::<u64>() as f64;
     out.figure(case, Metric::Rate, "packets/s", rate);
     out.figure(case, Metric::Time, "ns CPU/packet", processor * 1e9);
@@ -156,5 +166,9 @@ fn until(receiver: &mut impl Receiver, packets: u64) -> Result<Took, BenchError>
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets")]
     let share = packets as f64 / got as f64;
     // The last batch may be more than was asked for.
-    Ok(Took { wall: began.elapsed().mul_f64(share), processor: processor.mul_f64(share), dropped: 0 })
+    Ok(Took {
+        wall: began.elapsed().mul_f64(share),
+        processor: processor.mul_f64(share),
+        dropped: 0,
+    })
 }

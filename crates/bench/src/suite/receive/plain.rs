@@ -1,4 +1,5 @@
-//! The rings of a socket, used bare: addresses go in and come out, and nothing records who owns them.
+//! The rings of a socket, used bare: addresses go in and come out, and nothing records who owns
+//! them.
 #![expect(unsafe_code, reason = "a socket whose memory nothing but the baseline uses")]
 
 use super::measure::{BATCH, BATCH_ENTRIES, RINGS, Receiver, memory_bytes};
@@ -39,10 +40,15 @@ impl<S: Source> Plain<S> {
         (0..queues).zip(sources).map(open).collect()
     }
 
-    fn on_queue(far: &Interface, queue: u32, source: S, program: &Arc<Program>) -> Result<Self, BenchError> {
+    fn on_queue(
+        far: &Interface,
+        queue: u32,
+        source: S,
+        program: &Arc<Program>,
+    ) -> Result<Self, BenchError> {
         let umem = Umem::new(Arena::builder().size(memory_bytes()).build_unmapped()?);
-        // SAFETY: every address comes from `source`, whose pages lie in the UMEM. Nothing else allocates from this arena, and no
-        // reference into it is ever made.
+        // SAFETY: every address comes from `source`, whose pages lie in the UMEM. Nothing else
+        // allocates from this arena, and no reference into it is ever made.
         let (socket, rings) = unsafe { RawSocket::open(umem, 4096, RINGS) }?;
         let busy = BusyPoll::default();
         socket.prefer_busy_poll(busy.time, busy.budget)?;
@@ -109,7 +115,9 @@ impl<S: Source> Receiver for Plain<S> {
         for _ in 0..count {
             let at = (self.taken % RINGS.receive) as usize * 2;
             let address = ring.words().get(at).map_or(0, |word| word.load(Ordering::Relaxed));
-            black_box(memory(&self.socket).read_u64(usize::try_from(address).unwrap_or(usize::MAX))?);
+            black_box(
+                memory(&self.socket).read_u64(usize::try_from(address).unwrap_or(usize::MAX))?,
+            );
             self.source.free(address & !(Frame::BYTES - 1))?;
             self.taken = self.taken.wrapping_add(1);
         }
@@ -142,6 +150,7 @@ impl<S: Source> Receiver for Plain<S> {
 #[inline(always)]
 fn memory(socket: &RawSocket) -> DmaMemory<'_> {
     let span = socket.umem().span();
-    // SAFETY: the span of the socket's UMEM, which lives as long as the socket, and which nothing has a reference into.
+    // SAFETY: the span of the socket's UMEM, which lives as long as the socket, and which nothing
+    // has a reference into.
     unsafe { DmaMemory::from_raw(span.cast(), span.len()) }
 }

@@ -22,7 +22,8 @@ impl Product {
     /// Opens a socket for each queue.
     pub(super) fn open(far: &Interface, queues: usize) -> Result<Vec<Self>, BenchError> {
         let redirect = Redirect::attach(far)?;
-        let options = Socket::options().memory(memory_bytes()).rings(RINGS).busy_poll(BusyPoll::default());
+        let options =
+            Socket::options().memory(memory_bytes()).rings(RINGS).busy_poll(BusyPoll::default());
         let open = |queue| {
             let mut socket = options.queue(queue).open(far)?;
             socket.redirect(&redirect)?;
@@ -54,11 +55,16 @@ impl Receiver for Product {
     }
 }
 
-/// Makes the calls of the pool that `rx-64` makes, in its pattern: 64 pages are allocated into a full fill ring, and the 64 that
-/// have been there longest come back.
-pub(super) fn calls(case: &'static str, rounds: usize, out: &mut Samples) -> Result<(), BenchError> {
+/// Makes the calls of the pool that `rx-64` makes, in its pattern: 64 pages are allocated into a
+/// full fill ring, and the 64 that have been there longest come back.
+pub(super) fn calls(
+    case: &'static str,
+    rounds: usize,
+    out: &mut Samples,
+) -> Result<(), BenchError> {
     let umem = Umem::new(Arena::builder().size(memory_bytes()).build_unmapped()?);
-    let mut pool = PagePool::new(umem, "bench", Config { ring: RINGS.fill * 2, ..Config::default() })?;
+    let mut pool =
+        PagePool::new(umem, "bench", Config { ring: RINGS.fill * 2, ..Config::default() })?;
     let holder = pool.tag("socket").unwrap_or_default();
     let mut ring: Vec<Option<Page<Umem>>> = (0..RINGS.fill).map(|_| None).collect();
     let mut full = pool.fill_for(&mut ring, holder);

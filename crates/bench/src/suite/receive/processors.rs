@@ -10,8 +10,8 @@ pub(super) fn processors() -> Result<Vec<usize>, BenchError> {
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect())
 }
 
-/// Keeps the calling thread on a processor, before all others there: 256 packets wait between the two ends at most, so sender
-/// and receiver must run at the same time.
+/// Keeps the calling thread on a processor, before all others there: 256 packets wait between the
+/// two ends at most, so sender and receiver must run at the same time.
 pub(super) fn run_on(processor: usize) -> Result<(), BenchError> {
     let mut set = CpuSet::new();
     set.set(processor);

@@ -1,8 +1,9 @@
 //! A run in which one thread sends and receives in turns: the program's own part of a packet.
 //!
-//! Sender and receiver on two processors wait for each other, and how long differs from run to run by more than the subjects
-//! do. Here nothing runs at the same time, and no packet is dropped for want of time. The driver passes the packets to the socket as
-//! they are sent, so its time is the sender's, which is not measured. In each turn's time are one poll of the driver that finds
+//! Sender and receiver on two processors wait for each other, and how long differs from run to run
+//! by more than the subjects do. Here nothing runs at the same time, and no packet is dropped for
+//! want of time. The driver passes the packets to the socket as they are sent, so its time is the
+//! sender's, which is not measured. In each turn's time are one poll of the driver that finds
 //! nothing more, and a reading of the clock: for all subjects the same few ns of a packet.
 
 use super::measure::{LIMIT, Load, Receiver, drain, packet};
@@ -39,7 +40,10 @@ pub(super) fn measure_turns<R: Receiver>(
             })
         });
         let threads = threads.collect::<Result<Vec<_>, _>>()?;
-        threads.into_iter().map(|one| one.join().unwrap_or(Err(BenchError::Thread))).sum::<Result<f64, _>>()
+        threads
+            .into_iter()
+            .map(|one| one.join().unwrap_or(Err(BenchError::Thread)))
+            .sum::<Result<f64, _>>()
     })?;
     out.figure(case, Metric::Time, "ns CPU/packet", took * 1e9 / load.wire.queues as f64);
     Ok(())

@@ -12,8 +12,8 @@ use std::process::Command;
 const NEAR: &str = "v0";
 const FAR: &str = "v1";
 
-/// A new namespace with a pair of interfaces, for the calling thread and those that it starts. The thread returns to its own
-/// when this is dropped, and the namespace ends with what refers to it.
+/// A new namespace with a pair of interfaces, for the calling thread and those that it starts. The
+/// thread returns to its own when this is dropped, and the namespace ends with what refers to it.
 #[derive(Debug)]
 pub(super) struct Wire {
     before: File,
@@ -23,8 +23,9 @@ pub(super) struct Wire {
 impl Wire {
     /// Creates the pair with this number of queues.
     pub(super) fn new(queues: usize) -> Result<Self, BenchError> {
-        let unable =
-            |what: &str, error: &dyn std::fmt::Display| BenchError::NoNetwork(format!("{what}: {error}"));
+        let unable = |what: &str, error: &dyn std::fmt::Display| {
+            BenchError::NoNetwork(format!("{what}: {error}"))
+        };
         if !rustix::process::geteuid().is_root() {
             return Err(BenchError::NoNetwork(
                 "it needs root, for a network namespace: sudo pinfold bench receive".into(),
@@ -35,7 +36,8 @@ impl Wire {
         }
         let before = File::open("/proc/thread-self/ns/net")
             .map_err(|error| unable("/proc/thread-self/ns/net", &error))?;
-        // SAFETY: a new network namespace concerns sockets that are created later, and nothing in memory.
+        // SAFETY: a new network namespace concerns sockets that are created later, and nothing in
+        // memory.
         unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
             .map_err(|error| unable("no network namespace", &error))?;
         // From here on the drop returns to the namespace of before.
@@ -47,12 +49,16 @@ impl Wire {
             run("ip", &format!("link set dev {name} addrgenmode none"))?;
             run("ip", &format!("link set dev {name} arp off up"))?;
         }
-        // The receiving thread polls the driver; the interrupt is only for what it leaves for longer than 200 us.
+        // The receiving thread polls the driver; the interrupt is only for what it leaves for
+        // longer than 200 us.
         let settings = format!(
             "mount -t sysfs sysfs /sys && cd /sys/class/net/{FAR} && echo 100 > napi_defer_hard_irqs && \
              echo 200000 > gro_flush_timeout"
         );
-        command(Command::new("unshare").args(["--mount", "sh", "-c", &settings]), "unshare --mount")?;
+        command(
+            Command::new("unshare").args(["--mount", "sh", "-c", &settings]),
+            "unshare --mount",
+        )?;
         Ok(wire)
     }
 
@@ -69,7 +75,8 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        // It cannot fail for a namespace that the thread was in. The interfaces end some time after the namespace's last use.
+        // It cannot fail for a namespace that the thread was in. The interfaces end some time after
+        // the namespace's last use.
         let _ = Command::new("ip").args(["link", "del", NEAR]).output();
         let _ = move_into_link_name_space(self.before.as_fd(), Some(LinkNameSpaceType::Network));
     }
@@ -82,5 +89,9 @@ fn run(program: &str, words: &str) -> Result<(), BenchError> {
 fn command(command: &mut Command, what: &str) -> Result<(), BenchError> {
     let unable = |why: &str| BenchError::NoNetwork(format!("{what}: {}", why.trim()));
     let output = command.output().map_err(|error| unable(&error.to_string()))?;
-    if output.status.success() { Ok(()) } else { Err(unable(&String::from_utf8_lossy(&output.stderr))) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(unable(&String::from_utf8_lossy(&output.stderr)))
+    }
 }

@@ -43,17 +43,23 @@ impl Fio {
             format!("--bs={}", self.block),
             format!("--iodepth={}", self.depth),
         ]);
-        command
-            .args([format!("--runtime={}ms", self.duration.as_millis()), format!("--uri={}", server.uri())]);
+        command.args([
+            format!("--runtime={}ms", self.duration.as_millis()),
+            format!("--uri={}", server.uri()),
+        ]);
         let out = output(command)?;
         parse(&out, self.direction).ok_or_else(|| BenchError::Client {
             client: "fio",
-            reason: format!("its answer has no figures: {}", out.lines().next().unwrap_or_default()),
+            reason: format!(
+                "its answer has no figures: {}",
+                out.lines().next().unwrap_or_default()
+            ),
         })
     }
 }
 
-/// Copies as much as there is data with nbdcopy: from the server to nowhere, or `source` to the server.
+/// Copies as much as there is data with nbdcopy: from the server to nowhere, or `source` to the
+/// server.
 pub(super) fn copy(direction: Direction, source: &Data, server: &Server) -> Result<(), BenchError> {
     let uri = server.uri();
     let mut command = Command::new("nbdcopy");
@@ -81,7 +87,8 @@ fn parse(out: &str, direction: Direction) -> Option<Outcome> {
     let object: serde_json::Value = serde_json::from_str(out.get(out.find('{')?..)?).ok()?;
     let side = if direction == Direction::Read { "read" } else { "write" };
     let job = object.pointer("/jobs/0")?.get(side)?;
-    let figure = |name| job.pointer(name)?.as_f64().filter(|figure| figure.is_finite() && *figure > 0.0);
+    let figure =
+        |name| job.pointer(name)?.as_f64().filter(|figure| figure.is_finite() && *figure > 0.0);
     Some(Outcome {
         requests: figure("/total_ios")?,
         requests_per_s: figure("/iops")?,
@@ -106,7 +113,9 @@ mod tests {
         };
         assert_eq!(parse(&out, Direction::Read), Some(expected));
         assert_eq!(parse(&out, Direction::Write), None);
-        for wrong in ["", "{}", "{\"jobs\": []}", &out.replace("5.5", "0"), &out.replace("2000", "-1")] {
+        for wrong in
+            ["", "{}", "{\"jobs\": []}", &out.replace("5.5", "0"), &out.replace("2000", "-1")]
+        {
             assert_eq!(parse(wrong, Direction::Read), None, "{wrong}");
         }
     }

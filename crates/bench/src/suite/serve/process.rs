@@ -22,8 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) fn missing() -> Option<BenchError> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let is_there = |name: &str| {
-        std::env::split_paths(&folders)
-            .any(|folder| rustix::fs::access(folder.join(name), rustix::fs::Access::EXEC_OK).is_ok())
+        std::env::split_paths(&folders).any(|folder| {
+            rustix::fs::access(folder.join(name), rustix::fs::Access::EXEC_OK).is_ok()
+        })
     };
     let lacking: Vec<_> = PROGRAMS.iter().filter(|(name, _)| !is_there(name)).collect();
     if !lacking.is_empty() {
@@ -50,8 +51,9 @@ fn own() -> Result<PathBuf, BenchError> {
     }
 }
 
-/// The data: a file in memory where there is `/dev/shm`, removed when this is dropped. It has a name, because nbdkit resolves the links of
-/// `/proc/pid/fd` and opens the file again for each client.
+/// The data: a file in memory where there is `/dev/shm`, removed when this is dropped. It has a
+/// name, because nbdkit resolves the links of `/proc/pid/fd` and opens the file again for each
+/// client.
 #[derive(Debug)]
 pub(super) struct Data {
     path: PathBuf,
@@ -134,12 +136,20 @@ impl Server {
                 Path::new("qemu-nbd"),
                 &["-t", "-f", "raw", "-e", "64", "--aio=io_uring", "-k", "SOCKET", file],
             )?,
-            command("nbdkit-memory", Path::new("nbdkit"), &["-f", "-U", "SOCKET", "memory", &memory])?,
+            command(
+                "nbdkit-memory",
+                Path::new("nbdkit"),
+                &["-f", "-U", "SOCKET", "memory", &memory],
+            )?,
             command("pinfold-soft", &own, &["serve", &soft, "--nbd", "unix:SOCKET"])?,
         ])
     }
 
-    fn start(name: &'static str, mut command: Command, socket: PathBuf) -> Result<Self, BenchError> {
+    fn start(
+        name: &'static str,
+        mut command: Command,
+        socket: PathBuf,
+    ) -> Result<Self, BenchError> {
         let line = format!("{command:?}");
         let failed = |reason: String| BenchError::Server { command: line.clone(), reason };
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -147,11 +157,16 @@ impl Server {
         let mut server = Self { name, child, socket };
         let until = Instant::now() + PATIENCE;
         while UnixStream::connect(&server.socket).is_err() {
-            if let Some(status) = server.child.try_wait().map_err(|error| failed(error.to_string()))? {
+            if let Some(status) =
+                server.child.try_wait().map_err(|error| failed(error.to_string()))?
+            {
                 return Err(failed(format!("it ends at once: {status}")));
             }
             if Instant::now() > until {
-                return Err(failed(format!("no client can connect within {} s", PATIENCE.as_secs())));
+                return Err(failed(format!(
+                    "no client can connect within {} s",
+                    PATIENCE.as_secs()
+                )));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -177,7 +192,8 @@ impl Server {
         format!("nbd+unix:///?socket={}", self.socket.display())
     }
 
-    /// Returns the processor time of all its threads, those that have ended included (proc(5), `/proc/pid/stat`).
+    /// Returns the processor time of all its threads, those that have ended included (proc(5),
+    /// `/proc/pid/stat`).
     pub(super) fn cpu_time(&self) -> Result<Duration, BenchError> {
         let path = format!("/proc/{}/stat", self.child.id());
         let stat = std::fs::read_to_string(&path).map_err(BenchError::Scratch)?;
@@ -190,7 +206,8 @@ impl Server {
     }
 }
 
-/// Returns utime and stime together: fields 14 and 15, counted behind the name, which may contain blanks.
+/// Returns utime and stime together: fields 14 and 15, counted behind the name, which may contain
+/// blanks.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     let mut next = || fields.next()?.parse::<u64>().ok();
@@ -206,7 +223,8 @@ fn socket() -> PathBuf {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What it serves is gone with this process in any case. An error means that it has ended already.
+        // What it serves is gone with this process in any case. An error means that it has ended
+        // already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_file(&self.socket);

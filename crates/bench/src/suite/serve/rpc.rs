@@ -1,9 +1,12 @@
-//! `rpc-259`: the receive loop of an RPC server at a real socket, as in the published figures of its refill.
+//! `rpc-259`: the receive loop of an RPC server at a real socket, as in the published figures of
+//! its refill.
 //!
-//! A client writes requests of 1 MiB into a Unix socket. For each, the server completes its array of 259 pages: one for the header,
-//! 256 for the payload, one for the reply, and one that this request does not need. It receives header and payload into them, passes
-//! the pages of the payload on, and replies from the page of the reply. The other three stay in the array. Passed pages are freed once
-//! [`PASSED`] more requests have arrived, as storage would. A word of each page is compared with what was sent.
+//! A client writes requests of 1 MiB into a Unix socket. For each, the server completes its array
+//! of 259 pages: one for the header, 256 for the payload, one for the reply, and one that this
+//! request does not need. It receives header and payload into them, passes the pages of the payload
+//! on, and replies from the page of the reply. The other three stay in the array. Passed pages are
+//! freed once [`PASSED`] more requests have arrived, as storage would. A word of each page is
+//! compared with what was sent.
 
 use crate::baseline::buddy::{Buddy, Offset};
 use crate::error::BenchError;
@@ -34,7 +37,8 @@ const REPLY_BYTES: usize = 16;
 const PASSED: usize = 4;
 /// How many requests a client sends before it waits for the reply to the first of them.
 const AHEAD: usize = 4;
-/// The frames of each allocator: far more than are in use, as in a server that does other things as well.
+/// The frames of each allocator: far more than are in use, as in a server that does other things as
+/// well.
 const FRAMES: u32 = 1 << 13;
 
 /// How many requests a run has, at full size.
@@ -74,7 +78,8 @@ impl<'m, A> Numbered<'m, A> {
         work: impl FnOnce(&mut [&mut [u8]]) -> R,
     ) -> R {
         let index = |offset: Offset| usize::try_from(offset / Frame::BYTES).unwrap_or(usize::MAX);
-        let take = |offset| self.memory.get_mut(index(offset)).map(std::mem::take).unwrap_or_default();
+        let take =
+            |offset| self.memory.get_mut(index(offset)).map(std::mem::take).unwrap_or_default();
         let mut pages: Vec<&mut [u8]> = offsets.clone().map(take).collect();
         let result = work(&mut pages);
         for (offset, page) in offsets.zip(pages) {
@@ -124,7 +129,11 @@ impl Pages for Numbered<'_, (Local<&Zone>, Fill)> {
         Ok(self.allocator.0.free_bulk(&mut pages).map(drop)?)
     }
 
-    fn with_memory<R>(&mut self, pages: &mut [Option<Frame>], work: impl FnOnce(&mut [&mut [u8]]) -> R) -> R {
+    fn with_memory<R>(
+        &mut self,
+        pages: &mut [Option<Frame>],
+        work: impl FnOnce(&mut [&mut [u8]]) -> R,
+    ) -> R {
         Numbered::with_memory(self, pages.iter().flatten().map(|page| page.offset()), work)
     }
 }
@@ -176,14 +185,20 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     harness.interleave(vec![
         Subject::new("single", move |out: &mut Samples| {
             let mut memory = memory.borrow_mut();
-            measure(out, requests, Numbered::new(buddy.owner(), memory.as_mut_slice().unwrap_or_default()))
+            measure(
+                out,
+                requests,
+                Numbered::new(buddy.owner(), memory.as_mut_slice().unwrap_or_default()),
+            )
         }),
         of_zone("list", |slots, local| {
             refill_from_list(slots, local);
             Ok(())
         }),
         of_zone("array", |slots, local| refill_at_once(slots, |slots| local.fill(slots))),
-        Subject::new("pinfold-arena", move |out: &mut Samples| measure(out, requests, buffers.local())),
+        Subject::new("pinfold-arena", move |out: &mut Samples| {
+            measure(out, requests, buffers.local())
+        }),
     ])
 }
 
@@ -197,7 +212,8 @@ struct Took {
     pages: usize,
 }
 
-/// Makes a run: a client on another thread, the server on this one. What the first requests cost does not count.
+/// Makes a run: a client on another thread, the server on this one. What the first requests cost
+/// does not count.
 #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 pages a run")]
 fn measure<P: Pages>(out: &mut Samples, requests: usize, pages: P) -> Result<(), BenchError> {
     let warm_up = requests / 8 + 2 * PASSED;
@@ -218,7 +234,12 @@ fn measure<P: Pages>(out: &mut Samples, requests: usize, pages: P) -> Result<(),
     let each = 1.0 / requests as f64;
     let nanoseconds = took.refills.as_secs_f64() * 1e9;
     out.figure("rpc-259", Metric::Rate, "MiB/s", requests as f64 / took.wall.as_secs_f64());
-    out.figure("rpc-259", Metric::Time, "us CPU/request", took.processor.as_secs_f64() * 1e6 * each);
+    out.figure(
+        "rpc-259",
+        Metric::Time,
+        "us CPU/request",
+        took.processor.as_secs_f64() * 1e6 * each,
+    );
     out.figure("rpc-259", Metric::Time, REFILL, nanoseconds / took.pages as f64);
     Ok(())
 }
@@ -270,7 +291,11 @@ impl<P: Pages> Server<P> {
                 self.passed.pop_front().map_or(Ok(()), |oldest| self.pages.free(oldest))?;
             }
         }
-        Ok(Took { wall: began.elapsed(), processor: thread_time().saturating_sub(processor), ..took })
+        Ok(Took {
+            wall: began.elapsed(),
+            processor: thread_time().saturating_sub(processor),
+            ..took
+        })
     }
 
     /// Receives a request, and passes its payload on.
@@ -288,7 +313,8 @@ impl<P: Pages> Server<P> {
         let page = self.slots.get_mut(REPLY..=REPLY).unwrap_or_default();
         let stream = &mut self.stream;
         self.pages.with_memory(page, |memory| {
-            let reply = memory.first_mut().and_then(|page| page.get_mut(..REPLY_BYTES)).unwrap_or_default();
+            let reply =
+                memory.first_mut().and_then(|page| page.get_mut(..REPLY_BYTES)).unwrap_or_default();
             reply.fill(0);
             stream.write_all(reply).map_err(BenchError::Stream)
         })
@@ -301,7 +327,8 @@ impl<P: Pages> Server<P> {
     }
 }
 
-/// Receives a header into the first page and a payload into the others, and looks at the first word of each of these.
+/// Receives a header into the first page and a payload into the others, and looks at the first word
+/// of each of these.
 fn receive_into(stream: &mut UnixStream, memory: &mut [&mut [u8]]) -> Result<(), BenchError> {
     let mut parts = [const { None }; REPLY];
     let lengths = std::iter::once(HEADER).chain([PAGE; PAYLOAD]);
@@ -331,7 +358,8 @@ mod tests {
 
     #[test]
     fn every_subject_receives_all_pages_and_returns_them() {
-        let records = run(&Harness::new("serve", Options { runs: 1, quick: true }, &|_| ())).unwrap();
+        let records =
+            run(&Harness::new("serve", Options { runs: 1, quick: true }, &|_| ())).unwrap();
         for unit in ["MiB/s", "us CPU/request", REFILL] {
             let of: Vec<_> = records.iter().filter(|record| record.unit == unit).collect();
             let subjects: Vec<_> = of.iter().map(|record| record.subject).collect();

@@ -1,8 +1,9 @@
-//! `send-1m`: what a zero-copy send would gain a server that sends 1 MiB from memory that a device has written.
+//! `send-1m`: what a zero-copy send would gain a server that sends 1 MiB from memory that a device
+//! has written.
 //!
-//! A TCP connection over the loopback device, which any client on this machine has; a thread reads what arrives. `send-zc` is
-//! `IORING_OP_SEND_ZC`, whose notification says whether the kernel has copied after all: it does wherever what is sent could be
-//! held by a receiver on the same machine.
+//! A TCP connection over the loopback device, which any client on this machine has; a thread reads
+//! what arrives. `send-zc` is `IORING_OP_SEND_ZC`, whose notification says whether the kernel has
+//! copied after all: it does wherever what is sent could be held by a receiver on the same machine.
 #![expect(unsafe_code, reason = "entries of io_uring that refer to memory")]
 
 use crate::error::BenchError;
@@ -19,9 +20,11 @@ const CASE: &str = "send-1m";
 const MIB: u32 = 1 << 20;
 /// How many MiB a run sends, at full size.
 const SENDS: usize = 2048;
-/// How many buffers are used in turn: a zero-copy send needs its own until the receiver has what is in it.
+/// How many buffers are used in turn: a zero-copy send needs its own until the receiver has what is
+/// in it.
 const BUFFERS: usize = 8;
-/// `MSG_WAITALL`: one completion when all of it is sent. The same on every architecture that Linux has.
+/// `MSG_WAITALL`: one completion when all of it is sent. The same on every architecture that Linux
+/// has.
 const WAIT_ALL: i32 = 0x100;
 /// `IORING_SEND_ZC_REPORT_USAGE`, `IORING_NOTIF_USAGE_ZC_COPIED`.
 const REPORT_USAGE: u16 = 1 << 3;
@@ -31,12 +34,16 @@ const COPIED: u32 = 1 << 31;
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let sends = harness.scale(SENDS);
     let of = |zero_copy| move |out: &mut Samples| measure(zero_copy, sends, out);
-    match harness.interleave(vec![Subject::new("send", of(false)), Subject::new("send-zc", of(true))]) {
+    match harness
+        .interleave(vec![Subject::new("send", of(false)), Subject::new("send-zc", of(true))])
+    {
         // Linux before 6.0.
-        Err(BenchError::Stream(error)) if error.kind() == ErrorKind::InvalidInput => Ok(vec![Record {
-            subject: "send-zc",
-            ..harness.skipped(CASE, "the kernel has no zero-copy send")
-        }]),
+        Err(BenchError::Stream(error)) if error.kind() == ErrorKind::InvalidInput => {
+            Ok(vec![Record {
+                subject: "send-zc",
+                ..harness.skipped(CASE, "the kernel has no zero-copy send")
+            }])
+        }
         result => result,
     }
 }
@@ -69,7 +76,8 @@ fn measure(zero_copy: bool, sends: usize, out: &mut Samples) -> Result<(), Bench
 struct Sender {
     stream: TcpStream,
     zero_copy: bool,
-    /// How many sends are complete, how many no longer need their buffer, and how many of those the kernel has copied.
+    /// How many sends are complete, how many no longer need their buffer, and how many of those the
+    /// kernel has copied.
     sent: usize,
     released: usize,
     copied: usize,
@@ -110,11 +118,14 @@ impl Sender {
         let Some(buffer) = self.buffers.get(number % BUFFERS) else { return Ok(()) };
         let (fd, start) = (Fd(self.stream.as_raw_fd()), buffer.as_ptr());
         let entry = match self.zero_copy {
-            true => opcode::SendZc::new(fd, start, MIB).flags(WAIT_ALL).zc_flags(REPORT_USAGE).build(),
+            true => {
+                opcode::SendZc::new(fd, start, MIB).flags(WAIT_ALL).zc_flags(REPORT_USAGE).build()
+            }
             false => opcode::Send::new(fd, start, MIB).flags(WAIT_ALL).build(),
         };
-        // SAFETY: the buffer is neither written nor freed before the send is complete and, without a copy, the notification has
-        // arrived: `send_all` waits for both. The stream is open as long.
+        // SAFETY: the buffer is neither written nor freed before the send is complete and, without
+        // a copy, the notification has arrived: `send_all` waits for both. The stream is open as
+        // long.
         unsafe { self.ring.submission().push(&entry) }.map_err(Error::other)?;
         self.ring.submit().map(drop)
     }
@@ -150,7 +161,8 @@ mod tests {
 
     #[test]
     fn a_send_is_counted_as_copied_or_not() {
-        let records = run(&Harness::new("serve", Options { runs: 1, quick: true }, &|_| ())).unwrap();
+        let records =
+            run(&Harness::new("serve", Options { runs: 1, quick: true }, &|_| ())).unwrap();
         let copied = |subject| {
             let of = |record: &&Record| record.subject == subject && record.unit == "% copied";
             records.iter().find(of).map(|record| record.median)

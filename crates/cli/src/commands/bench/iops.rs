@@ -1,7 +1,8 @@
-//! I/Os per second: Pinfold's driver beside the kernel's with fio, on one controller, which changes its driver in turn.
+//! I/Os per second: Pinfold's driver beside the kernel's with fio, on one controller, which changes
+//! its driver in turn.
 //!
-//! Random 4 KiB reads of the first namespace, 64 in flight; it is never written. Every run opens the device again and
-//! measures from the first request to the last completion.
+//! Random 4 KiB reads of the first namespace, 64 in flight; it is never written. Every run opens
+//! the device again and measures from the first request to the last completion.
 
 use crate::args::{IoArgs, Protect, Rw, StackArgs, TargetSpec};
 use crate::commands::io;
@@ -81,7 +82,10 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         if let Err(error) = self.bind_vfio() {
-            output::error(format_args!("{} could not be bound to vfio-pci again: {error}", self.bdf));
+            output::error(format_args!(
+                "{} could not be bound to vfio-pci again: {error}",
+                self.bdf
+            ));
         }
     }
 }
@@ -104,14 +108,16 @@ const SUBJECTS: [(&str, Driver); 6] = [
     ("pinfold-strict", Driver::Pinfold { protect: Protect::Strict, poll: false }),
 ];
 
-/// Measures; `watch` is called before each run. From here on the signals that end a program are caught.
+/// Measures; `watch` is called before each run. From here on the signals that end a program are
+/// caught.
 pub(super) fn run(
     requirements: &Requirements,
     options: Options,
     watch: &dyn Fn(Turn),
 ) -> Result<Vec<Record>, Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
-    let controller = Controller { bdf: requirements.bdf, binder: Binder::new(), nsid: Cell::new(None) };
+    let controller =
+        Controller { bdf: requirements.bdf, binder: Binder::new(), nsid: Cell::new(None) };
     let runtime = if options.quick { QUICK_RUN } else { RUN };
     let subjects = SUBJECTS.iter().map(|(name, driver)| {
         let (controller, interrupt) = (&controller, &interrupt);
@@ -130,7 +136,12 @@ pub(super) fn run(
                 }
                 Driver::Pinfold { protect, poll } => {
                     controller.bind_vfio()?;
-                    let args = io_args((requirements.bdf, controller.nsid.get()), runtime, *protect, *poll);
+                    let args = io_args(
+                        (requirements.bdf, controller.nsid.get()),
+                        runtime,
+                        *protect,
+                        *poll,
+                    );
                     io::measure(&args, interrupt)?.read.map_or(0.0, |read| read.iops)
                 }
             };
@@ -142,7 +153,12 @@ pub(super) fn run(
 }
 
 /// Returns the arguments of `io`.
-fn io_args((bdf, nsid): (Bdf, Option<u32>), runtime: Duration, protect: Protect, poll: bool) -> IoArgs {
+fn io_args(
+    (bdf, nsid): (Bdf, Option<u32>),
+    runtime: Duration,
+    protect: Protect,
+    poll: bool,
+) -> IoArgs {
     IoArgs {
         rw: Rw::Randread,
         bs: ByteSize(BLOCK),

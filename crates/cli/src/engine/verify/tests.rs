@@ -1,4 +1,5 @@
-//! Targets that are correct, faulty, failing, larger than memory or slow, under a verified workload.
+//! Targets that are correct, faulty, failing, larger than memory or slow, under a verified
+//! workload.
 
 use super::*;
 use crate::args::Rw;
@@ -53,7 +54,10 @@ fn a_correct_target_passes_at_every_block_and_depth() {
                 assert_eq!(verified.compared_bytes, stats.requests.reads.bytes + read_back);
                 let held = Hash::from(Sha256::new().chain_update(&target.data[..97 * block]));
                 assert_eq!(verified.sha256, Some(held));
-                assert!(target.data[97 * block..].iter().all(|&byte| byte == 0xee), "past the region");
+                assert!(
+                    target.data[97 * block..].iter().all(|&byte| byte == 0xee),
+                    "past the region"
+                );
                 assert_eq!(depth > 1, target.peak > 1);
             }
         }
@@ -65,7 +69,9 @@ fn requests_have_all_lengths() {
     let mut ledger = Ledger::new(0, 4096, 512, u64::MAX);
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..20_000 {
-        seen.insert(ledger.random_extent(IoDirection::Read, Lengths { min: 1, max: 2048 }).unwrap().blocks);
+        seen.insert(
+            ledger.random_extent(IoDirection::Read, Lengths { min: 1, max: 2048 }).unwrap().blocks,
+        );
     }
     assert!((1..=64).all(|blocks| seen.contains(&blocks)));
     assert!(seen.last().is_some_and(|&most| most > 2000 && most <= 2048));
@@ -140,9 +146,12 @@ impl Target<Vec<u8>> for Faulty {
 
 #[test]
 fn every_fault_is_detected() {
-    for corruption in
-        [Corruption::LostWrite, Corruption::LostRead, Corruption::MisplacedWrite, Corruption::FlippedBit]
-    {
+    for corruption in [
+        Corruption::LostWrite,
+        Corruption::LostRead,
+        Corruption::MisplacedWrite,
+        Corruption::FlippedBit,
+    ] {
         for at in [0, 3, 40, 200] {
             for depth in [1, 8] {
                 let inner = Fake::new(vec![0; 200 * 512], 512);
@@ -150,7 +159,10 @@ fn every_fault_is_detected() {
                 // Few writes, since one that covers the fault before it is read repairs it.
                 let few = Workload { rwmixread: 95, ..workload(Rw::Randrw, 200, 300) };
                 let (result, left) = execute(&mut target, few, depth);
-                assert!(matches!(result, Err(EngineError::Mismatch { .. })), "{corruption:?} {at} {depth}");
+                assert!(
+                    matches!(result, Err(EngineError::Mismatch { .. })),
+                    "{corruption:?} {at} {depth}"
+                );
                 assert_eq!((target.at, left), (usize::MAX, depth));
             }
         }
@@ -280,7 +292,9 @@ fn requests_in_flight_do_not_conflict() {
         {
             ledger.acquire(direction, extent);
             in_flight.push((direction, extent));
-            for user in users.iter_mut().skip(usize::try_from(extent.first).unwrap()).take(extent.blocks) {
+            for user in
+                users.iter_mut().skip(usize::try_from(extent.first).unwrap()).take(extent.blocks)
+            {
                 if direction == IoDirection::Write {
                     user.1 += 1
                 } else {
@@ -292,7 +306,9 @@ fn requests_in_flight_do_not_conflict() {
             let at = usize::try_from(ledger.random(in_flight.len() as u64)).unwrap();
             let (direction, extent) = in_flight.swap_remove(at);
             ledger.release(extent);
-            for user in users.iter_mut().skip(usize::try_from(extent.first).unwrap()).take(extent.blocks) {
+            for user in
+                users.iter_mut().skip(usize::try_from(extent.first).unwrap()).take(extent.blocks)
+            {
                 if direction == IoDirection::Write { user.1 -= 1 } else { user.0 -= 1 }
             }
         }

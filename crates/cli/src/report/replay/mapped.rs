@@ -54,7 +54,11 @@ pub(super) fn append(out: &mut String, rows: &[Row<'_>]) {
         if runs.is_empty() {
             continue;
         }
-        let _ = writeln!(out, "  {:>18}{:>12}{:>20}{:>10}  access", "iova", "bytes", "physical", "page");
+        let _ = writeln!(
+            out,
+            "  {:>18}{:>12}{:>20}{:>10}  access",
+            "iova", "bytes", "physical", "page"
+        );
         for run in runs {
             let _ = writeln!(
                 out,

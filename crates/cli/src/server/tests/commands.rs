@@ -6,7 +6,8 @@ use pinfold::Source;
 use pinfold_nbd::CommandFlags;
 use std::fs::File;
 
-/// Deallocation is advice: a controller may complete it without any effect, whatever DLFEAT says of what it deallocates.
+/// Deallocation is advice: a controller may complete it without any effect, whatever DLFEAT says of
+/// what it deallocates.
 #[test]
 fn zeroes_are_read_after_a_controller_has_ignored_a_deallocation() {
     let ignored = Trigger::Matches(Box::new(|command| command.queue != 0 && command.opcode == 9));
@@ -37,7 +38,10 @@ fn a_write_with_fua_is_flushed_once() {
                 assert_eq!(request(&mut a, command, flags), None);
             }
         });
-        assert_eq!((target.flushes.requests, target.writes.requests, target.trims.requests), (flushes, 2, 1));
+        assert_eq!(
+            (target.flushes.requests, target.writes.requests, target.trims.requests),
+            (flushes, 2, 1)
+        );
     }
 }
 
@@ -48,9 +52,11 @@ fn zeroes_without_holes_are_written() {
     let path = folder.path().join("disk");
     let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
     for (flags, writes) in [(CommandFlags::NO_HOLE, 2), (CommandFlags::empty(), 1)] {
-        let file = File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
+        let file =
+            File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
         file.set_len(BASE + SIZE).unwrap();
-        let options = FileOptions { alignment: 512, depth: 8, direct: false, poll: false, one_thread: false };
+        let options =
+            FileOptions { alignment: 512, depth: 8, direct: false, poll: false, one_thread: false };
         let mut target = FileTarget::new(file, &path, options, data.fixed()).unwrap();
         let (_, target) = run(&mut target, &data, 4 << 20, |[mut a, _b], _| {
             assert_eq!(request(&mut a, Command::WRITE, CommandFlags::empty()), None);

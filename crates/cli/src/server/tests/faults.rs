@@ -1,8 +1,10 @@
-//! What happens at the target's limits: interrupts that nobody waits for, buffers that do not come back, clients that leave.
+//! What happens at the target's limits: interrupts that nobody waits for, buffers that do not come
+//! back, clients that leave.
 
 use super::*;
 
-/// The controller's interrupt stays signalled after the last completion, and must not end every wait.
+/// The controller's interrupt stays signalled after the last completion, and must not end every
+/// wait.
 #[test]
 fn an_idle_loop_sleeps() {
     let (clients, _) = serve(4 << 20, |[mut a, _b], _| {
@@ -18,7 +20,8 @@ fn a_last_flush_that_fails_is_counted() {
         let (stats, _) = serve(4 << 20, |[mut a, _b], faults| {
             assert_eq!(a.write(0, 1, 4096), None);
             if fails {
-                let flush = |command: &CommandInfo| command.opcode == pinfold_nvme::spec::nvm::FLUSH;
+                let flush =
+                    |command: &CommandInfo| command.opcode == pinfold_nvme::spec::nvm::FLUSH;
                 let failure = Fault::Fail(Status::WRITE_FAULT.do_not_retry());
                 faults.inject(Trigger::Matches(Box::new(flush)), failure);
             }

@@ -1,4 +1,5 @@
-//! A target that does not give buffers back, since a device may still reach them, and clients that leave.
+//! A target that does not give buffers back, since a device may still reach them, and clients that
+//! leave.
 
 use super::*;
 use crate::server::address::NbdAddress;
@@ -31,7 +32,10 @@ impl Target<Buffer> for Ends {
     fn info(&self) -> &TargetInfo {
         &self.info
     }
-    fn submit(&mut self, Request { io, buffer }: Request<Buffer>) -> Result<(), SubmitError<Buffer>> {
+    fn submit(
+        &mut self,
+        Request { io, buffer }: Request<Buffer>,
+    ) -> Result<(), SubmitError<Buffer>> {
         let error = TargetError::Timeout { target: "ends".into(), io: Box::new(io) };
         Err(SubmitError { buffer: Some(buffer), error })
     }
@@ -97,7 +101,10 @@ impl Target<Buffer> for Losing<'_> {
         &self.info
     }
 
-    fn submit(&mut self, Request { io, buffer }: Request<Buffer>) -> Result<(), SubmitError<Buffer>> {
+    fn submit(
+        &mut self,
+        Request { io, buffer }: Request<Buffer>,
+    ) -> Result<(), SubmitError<Buffer>> {
         let completion = if self.loses.load(Ordering::Relaxed) {
             self.lost.push(buffer);
             let error = TargetError::Timeout { target: "losing".into(), io: Box::new(io) };
@@ -127,9 +134,11 @@ impl Target<Buffer> for Losing<'_> {
 fn losing(test: impl FnOnce([Client; 2], &AtomicBool)) -> ServeStats {
     let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
     let loses = AtomicBool::new(false);
-    let mut target = Losing { info: info("losing"), loses: &loses, lost: Vec::new(), completed: Vec::new() };
+    let mut target =
+        Losing { info: info("losing"), loses: &loses, lost: Vec::new(), completed: Vec::new() };
     let (stats, _) = run(&mut target, &data, 1 << 20, |clients, _| test(clients, &loses));
-    let lost = std::mem::take(&mut target.lost).iter().map(|buffer| buffer.len() as u64).sum::<u64>();
+    let lost =
+        std::mem::take(&mut target.lost).iter().map(|buffer| buffer.len() as u64).sum::<u64>();
     assert_eq!(stats.lost, lost);
     assert_eq!(data.stats().frames_in_use, 0, "all other memory is returned");
     stats
@@ -176,7 +185,8 @@ fn without_memory_every_request_is_refused() {
     });
 }
 
-/// Of a large read four pieces are at the controller at a time, and no more follow for a client that is gone.
+/// Of a large read four pieces are at the controller at a time, and no more follow for a client
+/// that is gone.
 #[test]
 fn a_read_ends_with_its_client_and_a_write_does_not() {
     let (clients, target) = serve_at(8 << 20, |[mut a, mut b], faults, door| {
@@ -184,12 +194,15 @@ fn a_read_ends_with_its_client_and_a_write_does_not() {
         let (seen, taken) = channel();
         faults.inject(Trigger::Matches(Box::new(move |_| seen.send(()).is_ok())), Fault::Hold);
         c.send_payload(Command::WRITE, 1, 0, 4096, &[7; 4096]);
-        c.0.write_all(&RequestHeader { command: Command::DISCONNECT, ..Default::default() }.to_bytes())
-            .unwrap();
+        c.0.write_all(
+            &RequestHeader { command: Command::DISCONNECT, ..Default::default() }.to_bytes(),
+        )
+        .unwrap();
         a.send(Command::READ, 1, 0, 4 << 20);
         (0..5).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());
         drop((a, c));
-        // An answer to another client shows that the loop has seen it: they come in one event at the latest.
+        // An answer to another client shows that the loop has seen it: they come in one event at
+        // the latest.
         faults.clear();
         assert_eq!(b.read(0, 0), Ok(Vec::new()));
         faults.release();
@@ -199,7 +212,8 @@ fn a_read_ends_with_its_client_and_a_write_does_not() {
     assert!((4..16).contains(&read), "{read} of 16 pieces; {clients:?}");
 }
 
-/// Nothing of the read is at the controller, whose queue is full: no completion passes on the rest of its parts.
+/// Nothing of the read is at the controller, whose queue is full: no completion passes on the rest
+/// of its parts.
 #[test]
 fn a_read_that_has_not_begun_ends_with_its_client() {
     let (stats, _) = serve_at(4 << 20, |[mut a, mut b], faults, door| {
@@ -212,8 +226,9 @@ fn a_read_that_has_not_begun_ends_with_its_client() {
         (0..8).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());
         a.send(Command::READ, 1, 0, 2 << 20);
         // Each answer is that of a later turn.
-        let turn =
-            |client: &mut Client| assert_eq!(client.simple(Command(77), 0, 0), Some(ErrorNumber::Invalid));
+        let turn = |client: &mut Client| {
+            assert_eq!(client.simple(Command(77), 0, 0), Some(ErrorNumber::Invalid))
+        };
         turn(&mut c);
         turn(&mut c);
         drop(a);
@@ -229,7 +244,8 @@ fn a_read_that_has_not_begun_ends_with_its_client() {
     assert_eq!(stats.cut, 0, "nothing is left of it");
 }
 
-/// Replies wait for it, so that no further request of its is received, and it leaves. Whole, in parts, and over TCP, which is reset.
+/// Replies wait for it, so that no further request of its is received, and it leaves. Whole, in
+/// parts, and over TCP, which is reset.
 #[test]
 fn what_came_behind_replies_that_nobody_takes_is_done() {
     for budget in [8 << 20, PIECE] {
@@ -251,14 +267,16 @@ fn what_came_behind_replies_that_nobody_takes_is_done() {
     }
 }
 
-/// Has `client` leave without its replies, and waits until `other` reads what it has written behind them.
+/// Has `client` leave without its replies, and waits until `other` reads what it has written behind
+/// them.
 fn leave_behind_replies(mut client: Client<impl Read + Write>, byte: u8, other: &mut Client) {
     client.send(Command::READ, 1, 0, 4 << 20);
     client.send_payload(Command::WRITE, 2, 8192, 8192, &[byte; 8192]);
     // Its reply has begun: the request is at the target, or its data is.
     assert_eq!(client.reply(), (1, None));
     // More requests than replies may wait, which are refused at once, and one more write.
-    let refused = RequestHeader { command: Command(77), ..Default::default() }.to_bytes().repeat(1100);
+    let refused =
+        RequestHeader { command: Command(77), ..Default::default() }.to_bytes().repeat(1100);
     client.0.write_all(&refused).unwrap();
     client.send_payload(Command::WRITE, 3, 65536, 512, &[byte; 512]);
     drop(client);

@@ -1,11 +1,13 @@
-//! Requests with a payload that are refused: answered once the payload has been received, wherever the stream is cut.
+//! Requests with a payload that are refused: answered once the payload has been received, wherever
+//! the stream is cut.
 
 use super::*;
 
 /// The payload of a refused write: short, so that every boundary can be tried.
 const PAYLOAD: usize = 64;
 
-/// Returns a read of one block, a refused write, and a read again, as one stream; and where the write's payload ends.
+/// Returns a read of one block, a refused write, and a read again, as one stream; and where the
+/// write's payload ends.
 fn stream(refused: RequestHeader) -> (Vec<u8>, usize) {
     let read = |cookie, offset| RequestHeader {
         command: Command::READ,
@@ -32,7 +34,8 @@ fn arrived(client: &mut Client) -> Vec<u8> {
     bytes
 }
 
-/// Each answer shows that another turn of the loop is over: what was sent before has been handled in the second at the latest.
+/// Each answer shows that another turn of the loop is over: what was sent before has been handled
+/// in the second at the latest.
 fn let_the_loop_turn(client: &mut Client) {
     for _ in 0..2 {
         assert_eq!(client.simple(Command(77), 0, 0), Some(ErrorNumber::Invalid));
@@ -42,11 +45,17 @@ fn let_the_loop_turn(client: &mut Client) {
 #[test]
 fn a_refusal_follows_its_payload_wherever_it_is_cut() {
     let length = u32::try_from(PAYLOAD).unwrap();
-    let beyond =
-        RequestHeader { command: Command::WRITE, cookie: 2, offset: SIZE, length, ..Default::default() };
+    let beyond = RequestHeader {
+        command: Command::WRITE,
+        cookie: 2,
+        offset: SIZE,
+        length,
+        ..Default::default()
+    };
     // The replies are told apart by their cookies, since a read may be answered behind the refusal.
-    let has =
-        |bytes: &[u8], cookie: u8| bytes.windows(8).any(|window| window == [0, 0, 0, 0, 0, 0, 0, cookie]);
+    let has = |bytes: &[u8], cookie: u8| {
+        bytes.windows(8).any(|window| window == [0, 0, 0, 0, 0, 0, 0, cookie])
+    };
     serve(4 << 20, |[mut a, mut b], _| {
         assert_eq!(a.write(0, 0xaa, 1024), None);
         let (bytes, end) = stream(beyond);
@@ -54,7 +63,11 @@ fn a_refusal_follows_its_payload_wherever_it_is_cut() {
             a.0.write_all(&bytes[..cut]).unwrap();
             let_the_loop_turn(&mut b);
             let early = arrived(&mut a);
-            assert!(cut >= end || !has(&early, 2), "answered {} bytes before its payload's end", end - cut);
+            assert!(
+                cut >= end || !has(&early, 2),
+                "answered {} bytes before its payload's end",
+                end - cut
+            );
             a.0.write_all(&bytes[cut..]).unwrap();
             let mut rest = vec![0; 16 + 512 + 16 + 16 + 512 - early.len()];
             a.0.read_exact(&mut rest).unwrap();
@@ -65,7 +78,8 @@ fn a_refusal_follows_its_payload_wherever_it_is_cut() {
     });
 }
 
-/// Nothing can be said to a client while it sends its payload, and to receive without end is no answer either.
+/// Nothing can be said to a client while it sends its payload, and to receive without end is no
+/// answer either.
 #[test]
 fn a_payload_beyond_the_limit_ends_the_connection() {
     let (clients, _) = serve(4 << 20, |[mut a, mut b], _| {

@@ -1,4 +1,5 @@
-//! What a client gets while others keep what they have: memory, places in the queue, and reads that are larger than both.
+//! What a client gets while others keep what they have: memory, places in the queue, and reads that
+//! are larger than both.
 
 use super::*;
 use crate::targets::durability::Durability;
@@ -9,8 +10,8 @@ use pinfold_nbd::reply::{CHUNK_BYTES, ReplyHeader, chunk};
 use std::collections::BTreeMap;
 use std::fs::File;
 
-/// Of three clients that read no reply, with flushes that do not end, and one that waits for 64 KiB. A queue of 8 has a place for no more
-/// that come one after the other: 4, 2 and 1 are taken.
+/// Of three clients that read no reply, with flushes that do not end, and one that waits for 64
+/// KiB. A queue of 8 has a place for no more that come one after the other: 4, 2 and 1 are taken.
 #[test]
 fn who_reads_no_reply_delays_nobody() {
     let (stats, _) = serve_at(4 << 20, |[hog, mut victim], faults, door| {
@@ -39,7 +40,8 @@ fn who_reads_no_reply_delays_nobody() {
     assert_eq!(stats.errors, 0, "{stats:?}");
 }
 
-/// A flush of a file that does not end keeps its own client waiting, and what comes meanwhile shares the next one.
+/// A flush of a file that does not end keeps its own client waiting, and what comes meanwhile
+/// shares the next one.
 #[test]
 fn a_slow_flush_of_a_file_delays_no_other_client() {
     let folder = tempfile::tempdir().unwrap();
@@ -47,7 +49,8 @@ fn a_slow_flush_of_a_file_delays_no_other_client() {
     let data = Arena::builder().size(8 << 20).source(Source::Plain).build_unmapped().unwrap();
     let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
     file.set_len(BASE + SIZE).unwrap();
-    let options = FileOptions { alignment: 512, depth: 8, direct: false, poll: false, one_thread: false };
+    let options =
+        FileOptions { alignment: 512, depth: 8, direct: false, poll: false, one_thread: false };
     let durability = Durability::default();
     let target = FileTarget::new(file, &path, options, data.fixed()).unwrap();
     let mut target = target.sharing(&durability);
@@ -75,7 +78,8 @@ fn a_slow_flush_of_a_file_delays_no_other_client() {
     assert_eq!(target.flushes.requests, 4);
 }
 
-/// A read of all of the target, by clients with and without chunks, with memory for a page, a piece, or half of it.
+/// A read of all of the target, by clients with and without chunks, with memory for a page, a
+/// piece, or half of it.
 #[test]
 fn a_read_larger_than_the_memory_is_answered_in_parts() {
     for budget in [PAGE, 3 * PAGE, PIECE, 2 << 20] {
@@ -121,7 +125,9 @@ fn read_chunks(
         let mut header = [0; CHUNK_BYTES];
         stream.read_exact(&mut header).unwrap();
         let (header, _) = ReplyHeader::parse(&header).unwrap().unwrap();
-        let ReplyHeader::Chunk { done, kind, cookie: 7, length } = header else { panic!("{header:?}") };
+        let ReplyHeader::Chunk { done, kind, cookie: 7, length } = header else {
+            panic!("{header:?}")
+        };
         let mut payload = vec![0; length as usize];
         stream.read_exact(&mut payload).unwrap();
         match kind {
@@ -143,7 +149,8 @@ fn read_chunks(
     }
 }
 
-/// With chunks an error is reported behind the data; without, the end of the connection says that data is missing.
+/// With chunks an error is reported behind the data; without, the end of the connection says that
+/// data is missing.
 #[test]
 fn an_error_within_a_read_in_parts_is_no_data() {
     let fail = || Fault::Fail(Status::WRITE_FAULT.do_not_retry());
@@ -151,7 +158,10 @@ fn an_error_within_a_read_in_parts_is_no_data() {
         let length = u32::try_from(SIZE).unwrap();
         let mut chunks = structured(door.connect());
         faults.inject(Trigger::Nth(9), fail());
-        assert_eq!(read_chunks(&mut chunks, CommandFlags::empty(), length).1, Some(ErrorNumber::Io));
+        assert_eq!(
+            read_chunks(&mut chunks, CommandFlags::empty(), length).1,
+            Some(ErrorNumber::Io)
+        );
         assert_eq!(read_chunks(&mut chunks, CommandFlags::empty(), length).1, None);
         faults.inject(Trigger::Nth(1), fail());
         assert_eq!(a.read(0, length), Err(ErrorNumber::Io), "its reply had not begun");
@@ -174,7 +184,8 @@ fn a_client_that_leaves_within_a_read_in_parts_leaves_nothing() {
         let length = u32::try_from(SIZE).unwrap();
         for chunks in [false, true] {
             let mut c = if chunks { structured(door.connect()) } else { door.client().0 };
-            let header = RequestHeader { command: Command::READ, cookie: 7, length, ..Default::default() };
+            let header =
+                RequestHeader { command: Command::READ, cookie: 7, length, ..Default::default() };
             c.write_all(&header.to_bytes()).unwrap();
             c.read_exact(&mut [0; 16 + 8192]).unwrap();
         }

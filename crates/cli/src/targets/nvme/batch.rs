@@ -11,14 +11,18 @@ use pinfold_nvme::Registers;
 use pinfold_nvme::driver::Rejected;
 
 impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
-    /// Queues reads in their order. All of their buffers are mapped, at contiguous addresses up to 1 MiB, or none.
+    /// Queues reads in their order. All of their buffers are mapped, at contiguous addresses up to
+    /// 1 MiB, or none.
     pub(super) fn read_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
         let (ios, buffers): (Vec<Io>, Vec<B>) =
             requests.into_iter().map(|Request { io, buffer }| (io, buffer)).unzip();
         let mapped = self.domain.map_many(buffers, FromDevice).map_err(|failed| RejectedBatch {
             queued: 0,
             buffers: failed.payloads,
-            error: Box::new(TargetError::Domain { target: self.info.name.clone(), error: failed.error }),
+            error: Box::new(TargetError::Domain {
+                target: self.info.name.clone(),
+                error: failed.error,
+            }),
         })?;
         let mut reads = ios.into_iter().zip(mapped);
         let mut queued = 0;

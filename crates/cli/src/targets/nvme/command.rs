@@ -1,4 +1,5 @@
-//! A request at the controller. The direction of a mapping is part of its type, so there is a variant for each.
+//! A request at the controller. The direction of a mapping is part of its type, so there is a
+//! variant for each.
 
 use crate::targets::target::Io;
 use pinfold_core::access::{FromDevice, ToDevice};
@@ -74,18 +75,24 @@ impl<'d, B: Pinned> Attempt<'d, B> {
                 driver::Outcome::Completed { payload, result } => {
                     Outcome::Completed(Mapped::Read(payload), result)
                 }
-                driver::Outcome::TimedOut(payload) => Outcome::TimedOut(Err(Quarantine::Read(payload))),
+                driver::Outcome::TimedOut(payload) => {
+                    Outcome::TimedOut(Err(Quarantine::Read(payload)))
+                }
                 driver::Outcome::Foreign(in_flight, _) => Outcome::Foreign(Self::Read(in_flight)),
             },
             Self::Write(in_flight) => match in_flight.finish(completion) {
                 driver::Outcome::Completed { payload, result } => {
                     Outcome::Completed(Mapped::Write(payload), result)
                 }
-                driver::Outcome::TimedOut(payload) => Outcome::TimedOut(Err(Quarantine::Write(payload))),
+                driver::Outcome::TimedOut(payload) => {
+                    Outcome::TimedOut(Err(Quarantine::Write(payload)))
+                }
                 driver::Outcome::Foreign(in_flight, _) => Outcome::Foreign(Self::Write(in_flight)),
             },
             Self::WithoutData(in_flight, buffer) => match in_flight.finish(completion) {
-                driver::Outcome::Completed { result, .. } => Outcome::Completed(Mapped::Not(buffer), result),
+                driver::Outcome::Completed { result, .. } => {
+                    Outcome::Completed(Mapped::Not(buffer), result)
+                }
                 driver::Outcome::TimedOut(_) => Outcome::TimedOut(Ok(buffer)),
                 driver::Outcome::Foreign(in_flight, _) => {
                     Outcome::Foreign(Self::WithoutData(in_flight, buffer))

@@ -20,8 +20,9 @@ pub(super) struct Held<'d, B: Pinned> {
 }
 
 impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
-    /// Revokes the device's access to the buffers of all completed commands, with one flush. `strict` waits for it before this
-    /// job does anything else, for at most 50 ms: buffers whose flush takes longer are held, as with `revoke`.
+    /// Revokes the device's access to the buffers of all completed commands, with one flush.
+    /// `strict` waits for it before this job does anything else, for at most 50 ms: buffers whose
+    /// flush takes longer are held, as with `revoke`.
     pub(super) fn revoke(&mut self, completed: &mut Vec<Completion<B>>) {
         if self.completed.is_empty() {
             return;
@@ -49,12 +50,13 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
         }
     }
 
-    /// Returns the buffers whose flush has completed. Flushes complete in the order of their requests, so one look is enough
-    /// where the first has not.
+    /// Returns the buffers whose flush has completed. Flushes complete in the order of their
+    /// requests, so one look is enough where the first has not.
     pub(super) fn release(&mut self, completed: &mut Vec<Completion<B>>) {
         // What could not be revoked has no flush to wait for.
-        let ended =
-            |revoked: &Revoked<B, &Domain>| revoked.is_quiesced() || revoked.ticket() == Ticket::NEVER;
+        let ended = |revoked: &Revoked<B, &Domain>| {
+            revoked.is_quiesced() || revoked.ticket() == Ticket::NEVER
+        };
         while let Some(held) = self.held.pop_front_if(|held| ended(&held.revoked)) {
             let Held { io, revoked, result, .. } = held;
             let buffer = self.domain.wait(revoked).map_err(Into::into);
@@ -62,8 +64,8 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
         }
     }
 
-    /// Waits for the flushes of the buffers held, and gives up those that are held for too long: the domain keeps such a buffer
-    /// until its flush has completed.
+    /// Waits for the flushes of the buffers held, and gives up those that are held for too long:
+    /// the domain keeps such a buffer until its flush has completed.
     pub(super) fn quiesce(&mut self, completed: &mut Vec<Completion<B>>) {
         let (revoked, requests): (Vec<_>, Vec<_>) = self
             .held
@@ -73,7 +75,9 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
         let outcomes = self.domain.wait_many_for(revoked, WaitLimit::within(WAIT_LIMIT));
         for (outcome, (io, since, result)) in outcomes.zip(requests) {
             match outcome {
-                Err(NotQuiesced { revoked: Some(revoked), .. }) if since.elapsed() < self.flush_limit => {
+                Err(NotQuiesced { revoked: Some(revoked), .. })
+                    if since.elapsed() < self.flush_limit =>
+                {
                     self.held.push_back(Held { io, since, revoked, result });
                 }
                 outcome => {
@@ -85,7 +89,8 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
     }
 }
 
-/// The completion of a request whose mapping has ended; an error of the domain means that its buffer is quarantined.
+/// The completion of a request whose mapping has ended; an error of the domain means that its
+/// buffer is quarantined.
 fn returned<B>(
     name: &str,
     io: Io,

@@ -1,4 +1,5 @@
-//! The model controller with injected faults: a typed error or a retry, never a hang, never a wrong byte.
+//! The model controller with injected faults: a typed error or a retry, never a hang, never a wrong
+//! byte.
 
 use super::*;
 use crate::engine::error::EngineError;
@@ -13,8 +14,8 @@ use pinfold_core::domain::BackendError;
 use pinfold_nvme::driver::{CommandError, Config};
 use pinfold_nvme::spec::Status;
 use pinfold_nvme_model::{
-    BusAccess, Fault, Injection, InjectionOutcome, MemoryMedia, ModelConfig, ModelController, ModelRegisters,
-    Trigger,
+    BusAccess, Fault, Injection, InjectionOutcome, MemoryMedia, ModelConfig, ModelController,
+    ModelRegisters, Trigger,
 };
 use std::sync::Arc;
 
@@ -39,9 +40,13 @@ impl Setup {
     fn on(domain: pinfold::Domain, protect: Protect) -> Self {
         let mapping_policy =
             if protect == Protect::Static { MappingPolicy::Whole } else { MappingPolicy::PerUse };
-        let data = Arena::builder().size(1 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
-        let control =
-            Arena::builder().size(2 << 20).mapping_policy(MappingPolicy::Whole).build(&domain).unwrap();
+        let data =
+            Arena::builder().size(1 << 20).mapping_policy(mapping_policy).build(&domain).unwrap();
+        let control = Arena::builder()
+            .size(2 << 20)
+            .mapping_policy(MappingPolicy::Whole)
+            .build(&domain)
+            .unwrap();
         let media = Arc::new(MemoryMedia::new(1 << 20));
         let namespace = pinfold_nvme_model::Namespace::new(media, 512).unwrap();
         let port = domain.port().unwrap();
@@ -60,12 +65,21 @@ impl Setup {
 
     /// A target whose commands time out, and whose flushes do.
     fn target_within(&self, timeout: Duration, flush_limit: Duration) -> Soft<'_> {
-        let config = Config { timeout, retry_limit: Duration::from_millis(100), ..Config::default() };
-        let controller = Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
+        let config =
+            Config { timeout, retry_limit: Duration::from_millis(100), ..Config::default() };
+        let controller =
+            Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
         let namespace = controller.namespaces()[0];
         let (domain, protect) = (&*self.domain, self.protect);
-        let options =
-            NvmeOptions { domain, protect, controller, namespace, depth: 8, vector: None, flush_limit };
+        let options = NvmeOptions {
+            domain,
+            protect,
+            controller,
+            namespace,
+            depth: 8,
+            vector: None,
+            flush_limit,
+        };
         NvmeTarget::new("soft".into(), options).unwrap()
     }
 
@@ -82,7 +96,8 @@ fn execute(
     buffers: &mut Vec<Buffer>,
 ) -> Result<PumpStats, EngineError> {
     let transfer = Transfer { ranges: &Ranges::whole(BYTES), block: BLOCK, write_holes: false };
-    let (stats, result) = pump(from, to, transfer, buffers, &Progress::hidden(), &Interrupt::default());
+    let (stats, result) =
+        pump(from, to, transfer, buffers, &Progress::hidden(), &Interrupt::default());
     result.map(|()| stats)
 }
 
@@ -127,7 +142,9 @@ fn a_final_error_ends_the_run_and_returns_all_buffers() {
         let status = Status::WRITE_FAULT.do_not_retry();
         setup.model.faults().inject(Trigger::Nth(20), Fault::Fail(status));
         let error = write(&mut target, &mut buffers).unwrap_err();
-        let EngineError::Target(TargetError::Command { error, .. }) = error else { panic!("{error:?}") };
+        let EngineError::Target(TargetError::Command { error, .. }) = error else {
+            panic!("{error:?}")
+        };
         assert_eq!(error, CommandError::Status(status));
         assert_eq!(buffers.len(), 8);
         assert_eq!(target.stats().queue.retries, 0);
@@ -135,8 +152,8 @@ fn a_final_error_ends_the_run_and_returns_all_buffers() {
     }
 }
 
-/// An IOMMU that no longer answers, or has failed: the requests end with a typed error within their limit, and the buffers
-/// that the controller may still reach stay with the domain.
+/// An IOMMU that no longer answers, or has failed: the requests end with a typed error within their
+/// limit, and the buffers that the controller may still reach stay with the domain.
 #[test]
 fn a_flush_that_never_completes_ends_the_run_and_keeps_the_buffers() {
     let hangs = SoftConfig { hang_from: Some(4), ..SoftConfig::default() };
@@ -148,7 +165,9 @@ fn a_flush_that_never_completes_ends_the_run_and_keeps_the_buffers() {
             let mut target = setup.target();
             let mut buffers = setup.buffers();
             let error = write(&mut target, &mut buffers).unwrap_err();
-            let EngineError::Target(TargetError::Domain { error, .. }) = error else { panic!("{error:?}") };
+            let EngineError::Target(TargetError::Domain { error, .. }) = error else {
+                panic!("{error:?}")
+            };
             assert_eq!(error.late_ticket().is_some(), is_hang, "{protect:?}: {error}");
             assert!(buffers.len() < 8, "{protect:?}");
             drop(target);
@@ -231,7 +250,9 @@ fn a_failed_controller_is_disabled_and_all_buffers_return() {
         let mut buffers = setup.buffers();
         setup.model.faults().inject(Trigger::Nth(20), Fault::Fatal);
         let error = write(&mut target, &mut buffers).unwrap_err();
-        let EngineError::Target(TargetError::Poll { error, .. }) = error else { panic!("{error:?}") };
+        let EngineError::Target(TargetError::Poll { error, .. }) = error else {
+            panic!("{error:?}")
+        };
         assert_eq!(error, PollError::Fatal);
         assert_eq!(buffers.len(), 8, "{protect:?}");
         // It is not used again: requests are rejected, and do not hang.
@@ -251,7 +272,8 @@ fn reads(buffers: Vec<Buffer>) -> Vec<Request<Buffer>> {
 fn a_batch_with_a_buffer_that_cannot_be_mapped_is_returned_whole() {
     for protect in [Protect::Revoke, Protect::Strict] {
         let setup = Setup::new(protect);
-        let elsewhere = Arena::builder().size(1 << 20).build(&pinfold::Domain::soft().unwrap()).unwrap();
+        let elsewhere =
+            Arena::builder().size(1 << 20).build(&pinfold::Domain::soft().unwrap()).unwrap();
         let mut target = setup.target();
         let mut buffers = setup.buffers();
         buffers.insert(5, elsewhere.alloc(BLOCK).unwrap());
@@ -265,7 +287,8 @@ fn a_batch_with_a_buffer_that_cannot_be_mapped_is_returned_whole() {
     }
 }
 
-/// A batch longer than the queue: the first requests are queued, the buffers of the others are unmapped and returned.
+/// A batch longer than the queue: the first requests are queued, the buffers of the others are
+/// unmapped and returned.
 #[test]
 fn a_batch_that_does_not_fit_is_queued_in_part() {
     for protect in PROTECTIONS {
@@ -279,13 +302,16 @@ fn a_batch_that_does_not_fit_is_queued_in_part() {
         while completed.len() < 8 {
             target.wait(&mut completed).unwrap();
         }
-        assert!(completed.iter().all(|read| matches!(read.result, Ok(BLOCK)) && read.buffer.is_some()));
+        assert!(
+            completed.iter().all(|read| matches!(read.result, Ok(BLOCK)) && read.buffer.is_some())
+        );
         drop(target);
         assert_eq!(setup.domain.stats().live, 0, "{protect:?}");
     }
 }
 
-/// Accesses of a device to what it was once given, on an IOMMU that drops what it has cached as late as it may.
+/// Accesses of a device to what it was once given, on an IOMMU that drops what it has cached as
+/// late as it may.
 #[test]
 fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
     for protect in [Protect::Revoke, Protect::Strict] {
@@ -304,7 +330,11 @@ fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
         let (before, mut completed) = (waits(), Vec::new());
         target.poll(&mut completed).unwrap();
         if protect == Protect::Strict {
-            assert_eq!((completed.len(), target.held.len()), (8, 0), "strict returns with its buffers");
+            assert_eq!(
+                (completed.len(), target.held.len()),
+                (8, 0),
+                "strict returns with its buffers"
+            );
         }
         while completed.len() < 8 {
             target.wait(&mut completed).unwrap();
@@ -318,7 +348,8 @@ fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
     }
 }
 
-/// Waits until the controller has written the completions of all reads of `setup`'s buffers, without a look at them.
+/// Waits until the controller has written the completions of all reads of `setup`'s buffers,
+/// without a look at them.
 fn reads_are_written(setup: &Setup, target: &Soft<'_>, bytes: u64) {
     while setup.model.stats().bytes_read < bytes {
         std::thread::yield_now();
@@ -327,8 +358,9 @@ fn reads_are_written(setup: &Setup, target: &Soft<'_>, bytes: u64) {
     target.controller.scan_namespaces().unwrap();
 }
 
-/// The flush takes far longer than the 50 ms for which a poll waits for it, and less than the limit: the poll returns without a buffer,
-/// another batch is read and held meanwhile, and all buffers return when their flushes have completed, in order.
+/// The flush takes far longer than the 50 ms for which a poll waits for it, and less than the
+/// limit: the poll returns without a buffer, another batch is read and held meanwhile, and all
+/// buffers return when their flushes have completed, in order.
 #[test]
 fn strict_holds_the_buffers_of_a_flush_that_takes_longer_than_a_poll_waits() {
     let flush_cost = Duration::from_secs(1);
@@ -361,7 +393,10 @@ fn strict_holds_the_buffers_of_a_flush_that_takes_longer_than_a_poll_waits() {
     for access in [BusAccess::Write, BusAccess::Read] {
         let outcomes = faults.access_remembered(access);
         assert_eq!(outcomes.len(), 8);
-        assert!(!outcomes.iter().any(|one| one.outcome == InjectionOutcome::Succeeded), "{access:?}");
+        assert!(
+            !outcomes.iter().any(|one| one.outcome == InjectionOutcome::Succeeded),
+            "{access:?}"
+        );
     }
     assert_eq!(target.held.len(), 0);
     drop((target, completed));
@@ -369,12 +404,15 @@ fn strict_holds_the_buffers_of_a_flush_that_takes_longer_than_a_poll_waits() {
     assert_eq!((stats.live, stats.deferred, stats.quarantined, stats.held_bytes), (0, 0, 0, 0));
 }
 
-/// The flush never completes, so that the outcome depends on no clock: the poll returns all the same, and holds the buffers; so do polls
-/// that find nothing more.
+/// The flush never completes, so that the outcome depends on no clock: the poll returns all the
+/// same, and holds the buffers; so do polls that find nothing more.
 #[test]
 fn strict_does_not_wait_longer_than_a_poll_may() {
-    let config =
-        SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(100), ..SoftConfig::default() };
+    let config = SoftConfig {
+        hang_from: Some(1),
+        timeout: Duration::from_millis(100),
+        ..SoftConfig::default()
+    };
     let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Strict);
     let mut target = setup.target_within(Duration::from_secs(60), Duration::from_secs(3600));
     let mut completed = Vec::new();
@@ -391,8 +429,8 @@ fn strict_does_not_wait_longer_than_a_poll_may() {
     assert_eq!((setup.domain.stats().deferred, setup.domain.stats().quarantined), (8, 0));
 }
 
-/// The flush takes longer than the limit too: the requests end with an error that names the flush, and the domain keeps the buffers
-/// until it has completed.
+/// The flush takes longer than the limit too: the requests end with an error that names the flush,
+/// and the domain keeps the buffers until it has completed.
 #[test]
 fn strict_gives_up_the_buffers_of_a_flush_that_exceeds_the_limit() {
     let flush_cost = Duration::from_secs(2);
@@ -420,7 +458,8 @@ fn strict_gives_up_the_buffers_of_a_flush_that_exceeds_the_limit() {
     assert_eq!((setup.domain.stats().live, setup.domain.stats().held_bytes), (0, 0));
 }
 
-/// With `revoke` a wait ends when the controller has room, though the buffers are still held: others can be used meanwhile.
+/// With `revoke` a wait ends when the controller has room, though the buffers are still held:
+/// others can be used meanwhile.
 #[test]
 fn a_wait_ends_when_the_controller_has_room_again() {
     let config = SoftConfig { flush_cost: Duration::from_millis(50), ..SoftConfig::default() };
@@ -467,7 +506,9 @@ fn after_a_failed_flush_no_queue_reports_a_good_one() {
     drop(target);
     let mut other = setup.target().sharing(&lost);
     let error = CommandError::Status(Status::INTERNAL_ERROR);
-    let Err(TargetError::Command { error: found, .. }) = flush(&mut other) else { panic!("flushed") };
+    let Err(TargetError::Command { error: found, .. }) = flush(&mut other) else {
+        panic!("flushed")
+    };
     assert_eq!(found, error);
     let Err(TargetError::Flush { error: found, .. }) = other.sync(&Interrupt::default()) else {
         panic!("flushed")

@@ -59,7 +59,10 @@ fn contents(sector: u64, version: u64) -> [u8; BYTES] {
 /// Returns the version of a sector, all of which must be that one.
 fn version(sector: u64, bytes: &[u8]) -> u64 {
     let version = u64::from_le_bytes(bytes[..8].try_into().unwrap());
-    assert!(bytes == contents(sector, version), "sector {sector} is not version {version} as a whole");
+    assert!(
+        bytes == contents(sector, version),
+        "sector {sector} is not version {version} as a whole"
+    );
     version
 }
 
@@ -82,7 +85,8 @@ impl Region {
         self.random % limit
     }
 
-    /// Reads all sectors after the server has ended, however it did, and was started again: everything flushed is there.
+    /// Reads all sectors after the server has ended, however it did, and was started again:
+    /// everything flushed is there.
     pub(crate) fn verify_after_end(&mut self, stream: &mut UnixStream) {
         let len = self.sectors.len();
         for at in (0..len).step_by(MOST) {
@@ -96,20 +100,24 @@ impl Region {
                     || sector.between.contains(&found)
                     || sector.unanswered.contains(&found)
                     || sector.late.contains(&found);
-                assert!(is_possible, "sector {number} has version {found}, flushed was {}", sector.flushed);
+                assert!(
+                    is_possible,
+                    "sector {number} has version {found}, flushed was {}",
+                    sector.flushed
+                );
                 let late = std::mem::take(&mut sector.unanswered);
                 *sector = Sector { flushed: found, answered: found, late, ..Sector::default() };
             }
         }
     }
 
-    /// Writes and reads until `stop` is set, or until the server is gone, which it may be if `may_end`. Returns the number of
-    /// answers.
+    /// Writes and reads until `stop` is set, or until the server is gone, which it may be if
+    /// `may_end`. Returns the number of answers.
     pub(crate) fn work(&mut self, socket: &str, stop: &AtomicBool, may_end: bool) -> u64 {
         let mut answers = 0;
         while !stop.load(Ordering::SeqCst) {
-            let worked =
-                connect(socket).and_then(|mut stream| self.requests(&mut stream, stop, &mut answers));
+            let worked = connect(socket)
+                .and_then(|mut stream| self.requests(&mut stream, stop, &mut answers));
             if let Err(error) = worked {
                 assert!(may_end, "{error}");
                 // The server ends; it is not started again meanwhile.
@@ -120,7 +128,12 @@ impl Region {
     }
 
     /// Works over one connection, and leaves it sooner or later, mostly in the middle of a request.
-    fn requests(&mut self, stream: &mut UnixStream, stop: &AtomicBool, answers: &mut u64) -> io::Result<()> {
+    fn requests(
+        &mut self,
+        stream: &mut UnixStream,
+        stop: &AtomicBool,
+        answers: &mut u64,
+    ) -> io::Result<()> {
         while !stop.load(Ordering::SeqCst) {
             let at = self.below(self.sectors.len() as u64);
             let count = 1 + self.below((MOST as u64).min(self.sectors.len() as u64 - at));
@@ -184,7 +197,9 @@ impl Region {
     fn read(&mut self, stream: &mut UnixStream, at: u64, count: u64) -> io::Result<()> {
         let first = self.first + at;
         let bytes = read(stream, first, count)?;
-        for ((number, bytes), sector) in (first..).zip(bytes.chunks_exact(BYTES)).zip(self.range(at, count)) {
+        for ((number, bytes), sector) in
+            (first..).zip(bytes.chunks_exact(BYTES)).zip(self.range(at, count))
+        {
             let (found, expected) = (version(number, bytes), sector.answered);
             let others = sector.unanswered.iter().chain(&sector.late);
             let is_possible = found == expected || others.into_iter().any(|other| *other == found);

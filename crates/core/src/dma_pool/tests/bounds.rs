@@ -106,7 +106,8 @@ fn an_owner_caches_at_most_what_the_builder_says() {
         (1 << 20, 512 << 10, 1),
     ] {
         let heap = heap(64);
-        let pool = Pool::builder("cap").block(size).minimum(60).cached_bytes(bytes).build(&heap).unwrap();
+        let pool =
+            Pool::builder("cap").block(size).minimum(60).cached_bytes(bytes).build(&heap).unwrap();
         let mut local = pool.local();
         let blocks: Vec<_> = (0..most + 10).map(|_| local.alloc_raw().unwrap()).collect();
         blocks.into_iter().for_each(|block| local.free_raw(block).unwrap());
@@ -136,7 +137,11 @@ fn an_active_owner_returns_what_it_caches_when_another_is_refused() {
     free(&mut active, 1);
     assert_eq!(pool.stats().cached, 1, "the other one was refused");
     free(&mut new, 600);
-    assert_eq!(pool.stats().cached, 89, "the new one has been there when the other one was refused");
+    assert_eq!(
+        pool.stats().cached,
+        89,
+        "the new one has been there when the other one was refused"
+    );
     let mut newest = pool.local();
     free(&mut newest, 600);
     assert_eq!(pool.stats().cached, 689, "the newest one has not");

@@ -32,7 +32,10 @@ fn a_write_after_free_is_reported_with_both_owners() {
     // The block is the first that its last owner allocates again.
     assert_eq!(b.alloc_raw(), Ok(raw));
     let [damage] = pool.damages()[..] else { panic!("{:?}", pool.damages()) };
-    assert_eq!((damage.block, damage.offset, damage.expected, damage.found), (raw, 77, FREE_PATTERN, 1));
+    assert_eq!(
+        (damage.block, damage.offset, damage.expected, damage.found),
+        (raw, 77, FREE_PATTERN, 1)
+    );
     assert_eq!(damage.wrong_bytes, 1);
     let last = damage.last_use.unwrap();
     assert_eq!((last.allocated_by.tag, last.freed_by.tag), ("reader", "writer"));
@@ -109,7 +112,10 @@ fn a_new_chunk_has_no_history() {
         heap.memory(next, 64).write_u8(0, 1).unwrap();
         assert_eq!(local.alloc_raw(), Ok(next));
         let damages = pool.damages();
-        assert_eq!((damages.len(), damages[round].block, damages[round].last_use), (round + 1, next, None));
+        assert_eq!(
+            (damages.len(), damages[round].block, damages[round].last_use),
+            (round + 1, next, None)
+        );
         local.free_raw(first).unwrap();
         local.free_raw(next).unwrap();
         drop(local);

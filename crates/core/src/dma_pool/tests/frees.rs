@@ -1,4 +1,5 @@
-//! Frees are checked in every build, by whichever handle they are made, and a refused one changes nothing.
+//! Frees are checked in every build, by whichever handle they are made, and a refused one changes
+//! nothing.
 
 use super::subject::{Local, Pool};
 use super::{heap, pool};
@@ -187,7 +188,8 @@ fn fill_blocks_fills_empty_slots_with_blocks_that_free_themselves() {
     for block in slots.iter().flatten() {
         assert!(matches!(local.free_raw(block.as_raw()), Err(FreeError::Owned { .. })));
     }
-    let places: std::collections::HashSet<_> = slots.iter().flatten().map(|block| block.as_raw()).collect();
+    let places: std::collections::HashSet<_> =
+        slots.iter().flatten().map(|block| block.as_raw()).collect();
     assert_eq!((places.len(), pool.stats().in_use), (1_500, 1_500));
     local.free_many(slots.into_iter().flatten());
     assert_eq!(pool.stats().in_use, 0);

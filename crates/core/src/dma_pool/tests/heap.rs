@@ -31,7 +31,8 @@ unsafe impl Send for Heap {}
 unsafe impl Sync for Heap {}
 
 impl Heap {
-    /// `bytes` is a multiple of a page. The span is aligned to 2 MiB, and its pages are not touched.
+    /// `bytes` is a multiple of a page. The span is aligned to 2 MiB, and its pages are not
+    /// touched.
     pub(in crate::dma_pool) fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes, 2 << 20).unwrap();
         // SAFETY: the layout is not empty.
@@ -73,7 +74,8 @@ impl Drop for Heap {
     }
 }
 
-// SAFETY: the span is one allocation; whole, aligned runs of it are allocated, and none twice before it is released.
+// SAFETY: the span is one allocation; whole, aligned runs of it are allocated, and none twice
+// before it is released.
 unsafe impl ChunkSource for Heap {
     fn span(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.base, self.layout.size())
@@ -84,7 +86,8 @@ unsafe impl ChunkSource for Heap {
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
         let mut taken = self.taken.lock();
         let frames = order.frames() as usize;
-        let exhausted = FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
+        let exhausted =
+            FrameError::Exhausted { order, frames: u32::try_from(taken.len()).unwrap() };
         let left = self.left.load(Ordering::Relaxed);
         if left == 0 || usize::from(order.get()) > self.largest.load(Ordering::Relaxed) {
             return Err(exhausted.into());

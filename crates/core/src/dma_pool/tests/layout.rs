@@ -38,13 +38,19 @@ fn blocks_are_aligned_apart_and_cross_no_boundary() {
             let at = block.as_ptr().as_ptr().addr() - heap.start();
             assert_eq!(block.iova().raw() - IOVA, at as u64);
             assert!(at.is_multiple_of(align.max(1)) && at + rounded <= heap.bytes());
-            assert!(at as u64 >= before.offset() + 4096, "the block at {at} of {size} bytes is in no chunk");
+            assert!(
+                at as u64 >= before.offset() + 4096,
+                "the block at {at} of {size} bytes is in no chunk"
+            );
             let window = |at: usize| at.checked_div(boundary);
             assert_eq!(window(at), window(at + rounded - 1), "{size} {align} {boundary}");
             assert!(seen.insert(at));
         }
         let starts: Vec<_> = seen.into_iter().collect();
-        assert!(starts.windows(2).all(|two| two[0] + rounded <= two[1]), "{size} {align} {boundary}");
+        assert!(
+            starts.windows(2).all(|two| two[0] + rounded <= two[1]),
+            "{size} {align} {boundary}"
+        );
     }
 }
 
@@ -131,7 +137,10 @@ fn minimum_and_maximum_hold() {
     }
     let heap = heap(2);
     assert!(limited(&heap, 64, 2, 1).is_err());
-    assert!(matches!(limited(&heap, 64, 0, 0), Err(CreateError::Limits { minimum: 0, maximum: 0 })));
+    assert!(matches!(
+        limited(&heap, 64, 0, 0),
+        Err(CreateError::Limits { minimum: 0, maximum: 0 })
+    ));
     assert!(limited(&heap, 4096, 513, 1000).is_err());
     assert_eq!(heap.frames_taken(), 0, "what was acquired for it is released");
 }

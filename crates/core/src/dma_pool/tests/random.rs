@@ -1,4 +1,5 @@
-//! All kinds of calls in random order by several owners, wrong frees among them, beside a simple model.
+//! All kinds of calls in random order by several owners, wrong frees among them, beside a simple
+//! model.
 
 use super::heap;
 use super::subject::{Block, Local, Pool, build};
@@ -22,7 +23,10 @@ impl Model {
 
     fn check_new(&self, block: RawBlock) {
         assert!(!self.raw.contains_key(&block.iova().raw()), "allocated twice: {block:?}");
-        assert!(!self.owned.iter().any(|owned| owned.as_raw() == block), "allocated twice: {block:?}");
+        assert!(
+            !self.owned.iter().any(|owned| owned.as_raw() == block),
+            "allocated twice: {block:?}"
+        );
     }
 
     fn some_raw(&self, at: usize) -> Option<RawBlock> {
@@ -85,7 +89,8 @@ fn step(pool: &Pool, locals: &mut [Local], model: &mut Model, call: (u8, u8, u16
                 let block = model.freed[at];
                 if !model.is_allocated(block) {
                     let error = local.free_raw(block).unwrap_err();
-                    let wrong = matches!(error, FreeError::Owned { .. } | FreeError::WrongIova { .. });
+                    let wrong =
+                        matches!(error, FreeError::Owned { .. } | FreeError::WrongIova { .. });
                     assert!(!wrong, "{error}");
                 }
             }

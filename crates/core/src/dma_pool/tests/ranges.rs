@@ -2,7 +2,9 @@
 
 use super::heap::Heap;
 use crate::addr::Iova;
-use crate::dma_pool::{AllocError, ChunkSource, CreateError, DmaPool, FreeError, RangeError, RawBlock};
+use crate::dma_pool::{
+    AllocError, ChunkSource, CreateError, DmaPool, FreeError, RangeError, RawBlock,
+};
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 
@@ -16,8 +18,13 @@ fn part(heap: &Heap, offset: usize, bytes: usize) -> NonNull<[u8]> {
 #[test]
 fn ranges_are_added_in_pieces_with_addresses_of_their_own() {
     let heap = Heap::new(16 << 20);
-    let pool =
-        DmaPool::builder("ranges").block(192).align(64).boundary(4096).maximum(60_000).build_empty().unwrap();
+    let pool = DmaPool::builder("ranges")
+        .block(192)
+        .align(64)
+        .boundary(4096)
+        .maximum(60_000)
+        .build_empty()
+        .unwrap();
     assert!(matches!(pool.alloc(), Err(AllocError::Ranges { blocks: 0 })));
     let mut expected = 0;
     // One of less than a unit, one of several, one that ends within a group.
@@ -50,15 +57,24 @@ fn ranges_are_added_in_pieces_with_addresses_of_their_own() {
     let foreign = RawBlock::from_parts(beside, Iova::new(1 << 33));
     assert!(matches!(local.free_raw(foreign), Err(FreeError::Foreign { .. })));
     drop(local);
-    assert_eq!((pool.shrink(), pool.stats().in_use), (0, 0), "a range is never given back before the end");
+    assert_eq!(
+        (pool.shrink(), pool.stats().in_use),
+        (0, 0),
+        "a range is never given back before the end"
+    );
     pool.destroy().unwrap();
 }
 
 #[test]
 fn ranges_that_do_not_fit_are_refused_by_name() {
     let heap = Heap::new(2 << 20);
-    let pool =
-        DmaPool::builder("ranges").block(64).align(64).boundary(8192).maximum(100).build_empty().unwrap();
+    let pool = DmaPool::builder("ranges")
+        .block(64)
+        .align(64)
+        .boundary(8192)
+        .maximum(100)
+        .build_empty()
+        .unwrap();
     let add = |offset, bytes, iova| {
         // SAFETY: the heap outlives the pool, and nothing else uses the part.
         unsafe { pool.add_range(part(&heap, offset, bytes), Iova::new(iova)) }
@@ -67,7 +83,10 @@ fn ranges_that_do_not_fit_are_refused_by_name() {
     assert!(matches!(add(0, 4096, 64), Err(RangeError::Align { .. })));
     assert!(matches!(add(0, 63, 0), Err(RangeError::Size { len: 63, size: 64, .. })));
     assert!(matches!(add(0, 8192, u64::MAX - 8191), Err(RangeError::Size { .. })));
-    assert!(matches!(add(0, 8192, 0), Err(RangeError::Maximum { blocks: 128, have: 0, maximum: 100 })));
+    assert!(matches!(
+        add(0, 8192, 0),
+        Err(RangeError::Maximum { blocks: 128, have: 0, maximum: 100 })
+    ));
     assert_eq!(add(0, 4096, 0), Ok(64));
     assert_eq!(pool.stats().blocks, 64);
     let refused = DmaPool::builder("ranges").block(64).minimum(1).build_empty();

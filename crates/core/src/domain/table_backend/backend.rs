@@ -9,7 +9,8 @@ use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{
-    Flush, FlushList, InvalidationQueue, Invalidator, Next, Point, RequestRing, Ticket, WaitError, WaitLimit,
+    Flush, FlushList, InvalidationQueue, Invalidator, Next, Point, RequestRing, Ticket, WaitError,
+    WaitLimit,
 };
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
@@ -18,7 +19,8 @@ use alloc::boxed::Box;
 use core::fmt;
 use core::task::Poll;
 
-/// How often a map is attempted while table pages are reclaimed: other owners may take them first each time.
+/// How often a map is attempted while table pages are reclaimed: other owners may take them first
+/// each time.
 const MAP_ATTEMPTS: u32 = 64;
 /// How often a map that needs table pages polls for those that another thread is retiring.
 const RETIRING_POLLS: u64 = 10_000;
@@ -26,7 +28,8 @@ const RETIRING_POLLS: u64 = 10_000;
 /// A range to be cleared, with the pin of its window if there is one.
 type Cleared<'r> = (IovaRange, Option<&'r PinnedLeaf>);
 
-/// Retired pages whose flush is being requested. If the queue panics, they are flushed with the next that are retired.
+/// Retired pages whose flush is being requested. If the queue panics, they are flushed with the
+/// next that are retired.
 struct Unflushed<'t, F: Format> {
     table: &'t Table<F>,
     retired: Retired,
@@ -34,7 +37,8 @@ struct Unflushed<'t, F: Format> {
 
 impl<F: Format> CleanUp for Unflushed<'_, F> {
     fn clean_up(self) {
-        // Refused only if the pages belong to another table, which does not happen; they would stay retired.
+        // Refused only if the pages belong to another table, which does not happen; they would stay
+        // retired.
         let _ = self.table.put_back_retired(self.retired);
     }
 }
@@ -50,7 +54,12 @@ pub struct TableBackend<F: Format, Q: InvalidationQueue + PhysTranslator> {
 impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     /// Creates a backend over an empty `table`, which is flushed through `queue`.
     pub fn new(name: &'static str, queue: Q, table: Table<F>) -> Self {
-        Self { name, table, invalidator: Invalidator::new(queue), deferred: DeferredReclaim::default() }
+        Self {
+            name,
+            table,
+            invalidator: Invalidator::new(queue),
+            deferred: DeferredReclaim::default(),
+        }
     }
 
     /// Returns where the hardware begins to walk.
@@ -68,11 +77,17 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         self.invalidator.queue()
     }
 
-    /// Maps one physical run. If no table page is free but some are retired, waits for these and tries again.
+    /// Maps one physical run. If no table page is free but some are retired, waits for these and
+    /// tries again.
     ///
-    /// Another owner may take the reclaimed pages first, and a parent is retired only after its last child has been
-    /// reclaimed, so one attempt is not enough.
-    pub(super) fn map_run(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
+    /// Another owner may take the reclaimed pages first, and a parent is retired only after its
+    /// last child has been reclaimed, so one attempt is not enough.
+    pub(super) fn map_run(
+        &self,
+        iova: IovaRange,
+        phys: PhysAddr,
+        access: Access,
+    ) -> Result<(), TableError> {
         self.with_pages(|| self.table.map(iova, phys, access))
     }
 
@@ -90,8 +105,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// Waits until retired table pages have been reclaimed, by any thread, since `reclaimed` was read. Returns false if
-    /// none are retired, or their flush fails.
+    /// Waits until retired table pages have been reclaimed, by any thread, since `reclaimed` was
+    /// read. Returns false if none are retired, or their flush fails.
     pub(super) fn wait_for_retired(&self, reclaimed: u64) -> bool {
         for polls in 0..RETIRING_POLLS {
             // What failed maps and earlier reclaims have retired has no ticket yet.
@@ -119,8 +134,9 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         false
     }
 
-    /// Retires the empty table pages in the place of superpages of a mapping, and waits for their flush: once for a range that
-    /// was used with 4 KiB leaves before. If the flush does not complete, the mapping gets these leaves again.
+    /// Retires the empty table pages in the place of superpages of a mapping, and waits for their
+    /// flush: once for a range that was used with 4 KiB leaves before. If the flush does not
+    /// complete, the mapping gets these leaves again.
     pub(super) fn make_room(&self, iova: IovaRange, phys: PhysAddr) {
         let mut retired = Retired::new();
         // An error is found by the map, too.
@@ -133,7 +149,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// Requests the flushes of retired table pages, of links as well as leaves, and defers their reclaim until then.
+    /// Requests the flushes of retired table pages, of links as well as leaves, and defers their
+    /// reclaim until then.
     fn flush_retired(&self, retired: Retired) -> Ticket {
         if retired.is_empty() {
             return Ticket::COMPLETED;
@@ -141,7 +158,9 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
         let retired = DropGuard::new(Unflushed { table: &self.table, retired });
         let ticket = match self.table.retired_ranges(&retired.retired) {
-            Ok(ranges) => self.invalidator.request_and_submit(ranges.map(|range| Flush { range, leaf_only })),
+            Ok(ranges) => {
+                self.invalidator.request_and_submit(ranges.map(|range| Flush { range, leaf_only }))
+            }
             // Pages of another table, which does not happen; they would stay retired.
             Err(_) => return Ticket::COMPLETED,
         };
@@ -151,20 +170,25 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
 
     /// Reclaims retired table pages whose flush has completed: no walker can hold them.
     fn reclaim(&self) {
-        let is_completed =
-            |ticket| known_bad::makes(Mistake::TablePageEarly) || self.invalidator.completed() >= ticket;
+        let is_completed = |ticket| {
+            known_bad::makes(Mistake::TablePageEarly) || self.invalidator.completed() >= ticket
+        };
         self.deferred.reclaim(&self.table, is_completed);
     }
 
-    /// Reclaims all retired table pages whose flush has completed: those that waited for it, and then those gathered meanwhile.
+    /// Reclaims all retired table pages whose flush has completed: those that waited for it, and
+    /// then those gathered meanwhile.
     fn reclaim_all(&self) {
         self.reclaim();
         self.reclaim();
     }
 
-    /// Clears, then requests the flush and submits it if the queue is not full: in this order, or a walk between the two
-    /// would stay cached. Takes no lock while it clears.
-    fn clear<'r>(&self, ranges: &mut dyn Iterator<Item = Cleared<'r>>) -> Result<Ticket, TableError> {
+    /// Clears, then requests the flush and submits it if the queue is not full: in this order, or a
+    /// walk between the two would stay cached. Takes no lock while it clears.
+    fn clear<'r>(
+        &self,
+        ranges: &mut dyn Iterator<Item = Cleared<'r>>,
+    ) -> Result<Ticket, TableError> {
         #[cfg(any(test, feature = "known-bad"))]
         if known_bad::makes(Mistake::FlushBeforeClear) {
             return self.flush_then_clear(ranges);
@@ -201,8 +225,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// Clears one range, as [`clear`](Self::clear) does many: without a list. `request` requests its flush, unless table pages
-    /// are flushed with it.
+    /// Clears one range, as [`clear`](Self::clear) does many: without a list. `request` requests
+    /// its flush, unless table pages are flushed with it.
     fn clear_single(
         &self,
         range: IovaRange,
@@ -226,7 +250,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         ticket.map(|leaves| leaves.max(tables))
     }
 
-    /// Clears a range of the owner of `ring`, whose request is appended to that: nothing that threads share is changed.
+    /// Clears a range of the owner of `ring`, whose request is appended to that: nothing that
+    /// threads share is changed.
     fn clear_gathered(
         &self,
         range: IovaRange,
@@ -236,7 +261,9 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     ) -> Result<Point, TableError> {
         #[cfg(any(test, feature = "known-bad"))]
         if known_bad::makes(Mistake::FlushBeforeClear) {
-            return self.flush_then_clear(&mut core::iter::once((range, Some(pin)))).map(Point::Ticket);
+            return self
+                .flush_then_clear(&mut core::iter::once((range, Some(pin))))
+                .map(Point::Ticket);
         }
         self.reclaim();
         self.table.clear_pinned(pin, range)?;
@@ -297,7 +324,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// Maps `memory` run by run: `run` translates the start of what is left, in the window of `pin` if there is one.
+    /// Maps `memory` run by run: `run` translates the start of what is left, in the window of `pin`
+    /// if there is one.
     fn map_runs(
         &self,
         iova: IovaRange,
@@ -307,7 +335,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         mut run: impl FnMut(DmaMemory) -> Result<PhysRange, BackendError>,
     ) -> Result<(), BackendError> {
         let len = memory.len() as u64;
-        let not_registered = || BackendError::NotRegistered { addr: memory.addr(), len: memory.len() };
+        let not_registered =
+            || BackendError::NotRegistered { addr: memory.addr(), len: memory.len() };
         if iova.len() != len {
             return Err(BackendError::LengthsDiffer { iova, memory_bytes: memory.len() });
         }
@@ -394,11 +423,19 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         Ok(self.clear(ranges)?)
     }
 
-    fn revoke_one(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+    fn revoke_one(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+    ) -> Result<Ticket, BackendError> {
         Ok(self.clear_single(range, pin, Invalidator::request_one)?)
     }
 
-    fn revoke_awaited(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+    fn revoke_awaited(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+    ) -> Result<Ticket, BackendError> {
         Ok(self.clear_single(range, pin, Invalidator::request_awaited)?)
     }
 
@@ -418,7 +455,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
 
     fn unpin(&self, pin: PinnedLeaf) {
         let mut retired = Retired::new();
-        // Refused only if something is mapped there: then the page stays pinned, and the pin is leaked.
+        // Refused only if something is mapped there: then the page stays pinned, and the pin is
+        // leaked.
         if self.table.unpin(pin, &mut retired).is_ok() {
             self.flush_retired(retired);
         }

@@ -1,7 +1,9 @@
-//! Every interleaving (up to a few preemptions) of owners that map and revoke in a table with too few pages, beside a device
-//! whose walker holds on to a table page: retired pages are relinked, reclaimed and reused elsewhere meanwhile.
+//! Every interleaving (up to a few preemptions) of owners that map and revoke in a table with too
+//! few pages, beside a device whose walker holds on to a table page: retired pages are relinked,
+//! reclaimed and reused elsewhere meanwhile.
 //!
-//! As in the model of the table, an access to an entry is shown to loom as one to the word beside its page.
+//! As in the model of the table, an access to an entry is shown to loom as one to the word beside
+//! its page.
 
 use super::walker::{Walker, page};
 use super::*;
@@ -44,8 +46,9 @@ fn found(unit: &Unit, iova: u64) -> Option<u64> {
     unit.queue().walk(iova).map(|phys| (phys - page(0).addr() as u64) / 4096)
 }
 
-/// The last mapping of a window is revoked while the device walks there; the window's table page is reused for another
-/// window as soon as it may be. What the device finds in the first window was mapped there, or is nothing.
+/// The last mapping of a window is revoked while the device walks there; the window's table page is
+/// reused for another window as soon as it may be. What the device finds in the first window was
+/// mapped there, or is nothing.
 #[test]
 fn loom_a_walker_never_finds_what_another_window_maps() {
     explore(4, 2, |unit| {
@@ -88,7 +91,8 @@ fn loom_a_page_that_is_brought_back_is_not_reclaimed() {
     });
 }
 
-/// Whatever another owner submits meanwhile, a flush takes effect after the entries it covers have been cleared.
+/// Whatever another owner submits meanwhile, a flush takes effect after the entries it covers have
+/// been cleared.
 #[test]
 fn loom_a_flush_covers_cleared_entries_only() {
     explore(6, 3, |unit| {
@@ -104,8 +108,8 @@ fn loom_a_flush_covers_cleared_entries_only() {
     });
 }
 
-/// A map needs the one table page that is on its way back, while another thread is reclaiming it: it waits for that thread, and
-/// does not take the page for one that never comes back.
+/// A map needs the one table page that is on its way back, while another thread is reclaiming it:
+/// it waits for that thread, and does not take the page for one that never comes back.
 #[test]
 fn loom_a_map_gets_the_page_that_another_thread_is_reclaiming() {
     explore(4, 3, |unit| {

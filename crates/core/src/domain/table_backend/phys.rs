@@ -12,25 +12,27 @@ pub trait PhysTranslator: Send + Sync {
     /// As for [`Backend::register_memory`](crate::domain::Backend::register_memory).
     ///
     /// # Safety
-    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has returned.
+    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has
+    /// returned.
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
-    /// Forgets the memory: after this returns, no device reaches it, whatever the table contains, and
-    /// [`generation`](Self::generation) has changed.
+    /// Forgets the memory: after this returns, no device reaches it, whatever the table contains,
+    /// and [`generation`](Self::generation) has changed.
     fn unregister_memory(&self, memory: DmaMemory);
 
-    /// Returns the largest registered, physically contiguous extent that contains the start of `memory`. It may begin
-    /// before `memory`, and end before or after it.
+    /// Returns the largest registered, physically contiguous extent that contains the start of
+    /// `memory`. It may begin before `memory`, and end before or after it.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`] if any part of `memory` is not registered.
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError>;
 
-    /// Returns a number that changes when memory is unregistered. An extent that was found after it was read is valid
-    /// for as long as it stays the same: [`ExtentCache`] relies on that.
+    /// Returns a number that changes when memory is unregistered. An extent that was found after it
+    /// was read is valid for as long as it stays the same: [`ExtentCache`] relies on that.
     fn generation(&self) -> u64;
 
-    /// Returns the physically contiguous run at the start of `memory`: a multiple of 4096 bytes, at most its length.
+    /// Returns the physically contiguous run at the start of `memory`: a multiple of 4096 bytes, at
+    /// most its length.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`].
@@ -47,7 +49,8 @@ pub struct PhysExtent {
 }
 
 impl PhysExtent {
-    /// Creates the extent of the process addresses `addr..addr + phys.len()`, whose physical addresses are `phys`.
+    /// Creates the extent of the process addresses `addr..addr + phys.len()`, whose physical
+    /// addresses are `phys`.
     pub const fn new(addr: usize, phys: PhysRange) -> Self {
         Self { addr, phys }
     }
@@ -62,8 +65,8 @@ impl PhysExtent {
         self.phys
     }
 
-    /// Returns the part of the extent at the start of `memory`, at most its length; `None` if the extent does not contain
-    /// that address.
+    /// Returns the part of the extent at the start of `memory`, at most its length; `None` if the
+    /// extent does not contain that address.
     #[inline]
     pub fn run(&self, memory: DmaMemory) -> Option<PhysRange> {
         let offset = memory.addr().checked_sub(self.addr)? as u64;
@@ -72,7 +75,8 @@ impl PhysExtent {
     }
 }
 
-/// One owner's copy of the extent that it found last: translates memory in it by one load, without a lock.
+/// One owner's copy of the extent that it found last: translates memory in it by one load, without
+/// a lock.
 ///
 /// ```
 /// use pinfold_core::domain::{BackendError, ExtentCache, PhysTranslator};
@@ -98,11 +102,11 @@ impl ExtentCache {
         Self { last: None }
     }
 
-    /// Returns what [`PhysTranslator::run`] returns for `memory`, from the extent found last if that contains it and nothing
-    /// has been unregistered since.
+    /// Returns what [`PhysTranslator::run`] returns for `memory`, from the extent found last if
+    /// that contains it and nothing has been unregistered since.
     ///
-    /// The caller keeps `memory` registered during the call: if it is unregistered meanwhile, this may return the physical
-    /// addresses that it had.
+    /// The caller keeps `memory` registered during the call: if it is unregistered meanwhile, this
+    /// may return the physical addresses that it had.
     ///
     /// # Errors
     /// [`BackendError::NotRegistered`].
@@ -112,7 +116,8 @@ impl ExtentCache {
         translator: &(impl PhysTranslator + ?Sized),
         memory: DmaMemory,
     ) -> Result<PhysRange, BackendError> {
-        // Read before the extent is looked up: one that is unregistered in between is then not used again.
+        // Read before the extent is looked up: one that is unregistered in between is then not used
+        // again.
         let generation = translator.generation();
         let cached = self.last.filter(|(then, _)| *then == generation);
         if let Some(run) = cached.and_then(|(_, extent)| extent.run(memory)) {

@@ -4,12 +4,13 @@ use crate::invalidate::Ticket;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::table::{Format, Retired, Table};
 
-/// Retired table pages that wait for their flush. Its lock is held for list operations only, each of one step: not while entries
-/// are cleared, not while a flush is waited for, and not while pages are reclaimed.
+/// Retired table pages that wait for their flush. Its lock is held for list operations only, each
+/// of one step: not while entries are cleared, not while a flush is waited for, and not while pages
+/// are reclaimed.
 pub(super) struct DeferredReclaim {
     lists: Mutex<Lists>,
-    /// The ticket that the next pages to be reclaimed wait for, `u64::MAX` if there are none: so that a map or clear that
-    /// finds none due takes no lock.
+    /// The ticket that the next pages to be reclaimed wait for, `u64::MAX` if there are none: so
+    /// that a map or clear that finds none due takes no lock.
     due: AtomicU64,
     /// Pages reclaimed so far. Written with the lock held.
     reclaimed: AtomicU64,
@@ -22,7 +23,8 @@ type Pending = (Retired, Ticket);
 struct Lists {
     /// Pages being gathered, with the ticket of the last request.
     open: Pending,
-    /// Pages waiting for their ticket. No page is added, so that a steady stream of revocations cannot delay it.
+    /// Pages waiting for their ticket. No page is added, so that a steady stream of revocations
+    /// cannot delay it.
     waiting: Pending,
     /// How many threads are reclaiming pages that they took out of here.
     reclaiming: u32,
@@ -37,7 +39,8 @@ pub(super) struct Progress {
 }
 
 impl Lists {
-    /// If no pages are waiting, lets those gathered wait. Returns the ticket that the waiting ones are due with.
+    /// If no pages are waiting, lets those gathered wait. Returns the ticket that the waiting ones
+    /// are due with.
     fn advance(&mut self) -> u64 {
         if self.waiting.0.is_empty() {
             self.waiting = core::mem::take(&mut self.open);
@@ -57,16 +60,22 @@ impl DeferredReclaim {
     /// Adds pages whose flush has been requested and completes with `ticket`.
     pub(super) fn add<F: Format>(&self, table: &Table<F>, retired: Retired, ticket: Ticket) {
         let mut lists = self.lists.lock();
-        // Fails only if the pages belong to another table, which does not happen; they would stay retired.
+        // Fails only if the pages belong to another table, which does not happen; they would stay
+        // retired.
         let _ = table.append(&mut lists.open.0, retired);
         lists.open.1 = lists.open.1.max(ticket);
         let due = lists.advance();
         self.due.store(due, Ordering::Release);
     }
 
-    /// Reclaims the pages whose ticket `is_completed`, and then lets those gathered meanwhile wait for theirs.
+    /// Reclaims the pages whose ticket `is_completed`, and then lets those gathered meanwhile wait
+    /// for theirs.
     #[inline(always)]
-    pub(super) fn reclaim<F: Format>(&self, table: &Table<F>, is_completed: impl Fn(Ticket) -> bool) {
+    pub(super) fn reclaim<F: Format>(
+        &self,
+        table: &Table<F>,
+        is_completed: impl Fn(Ticket) -> bool,
+    ) {
         let due = self.due.load(Ordering::Acquire);
         if due != u64::MAX && is_completed(Ticket(due)) {
             self.reclaim_due(table, is_completed);
@@ -78,7 +87,8 @@ impl DeferredReclaim {
     fn reclaim_due<F: Format>(&self, table: &Table<F>, is_completed: impl Fn(Ticket) -> bool) {
         let mut lists = self.lists.lock();
         let due = !lists.waiting.0.is_empty() && is_completed(lists.waiting.1);
-        let (retired, _) = if due { core::mem::take(&mut lists.waiting) } else { Pending::default() };
+        let (retired, _) =
+            if due { core::mem::take(&mut lists.waiting) } else { Pending::default() };
         let next = lists.advance();
         self.due.store(next, Ordering::Release);
         if retired.is_empty() {

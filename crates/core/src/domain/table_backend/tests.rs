@@ -23,7 +23,8 @@ mod table_pages;
 const PAGE: u64 = 4096;
 const RW: Access = Access::READ.union(Access::WRITE);
 
-/// Physical memory in which no two pages lie together, and some are missing; flushes complete at once, or never.
+/// Physical memory in which no two pages lie together, and some are missing; flushes complete at
+/// once, or never.
 #[derive(Default)]
 struct Scattered {
     missing: std::sync::Mutex<BTreeSet<usize>>,
@@ -48,7 +49,9 @@ struct Scattered {
 
 impl Scattered {
     fn call(&self) {
-        if self.panics_in.load(Ordering::SeqCst) > 0 && self.panics_in.fetch_sub(1, Ordering::SeqCst) == 1 {
+        if self.panics_in.load(Ordering::SeqCst) > 0
+            && self.panics_in.fetch_sub(1, Ordering::SeqCst) == 1
+        {
             std::panic::resume_unwind(Box::new("a queue"));
         }
     }
@@ -122,7 +125,12 @@ impl PhysTranslator for Scattered {
 /// Memory of which only the addresses are used.
 fn nowhere(pages: usize) -> DmaMemory<'static> {
     // SAFETY: nothing in these tests touches it.
-    unsafe { DmaMemory::from_raw(NonNull::without_provenance(0x1000_0000.try_into().unwrap()), pages * 4096) }
+    unsafe {
+        DmaMemory::from_raw(
+            NonNull::without_provenance(0x1000_0000.try_into().unwrap()),
+            pages * 4096,
+        )
+    }
 }
 
 fn at(page: u64, pages: u64) -> IovaRange {
@@ -154,13 +162,16 @@ fn scattered_memory_is_contiguous_for_the_device() {
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
 }
 
-/// A handle that maps memory next to what it mapped last asks the IOMMU nothing, until memory is unregistered.
+/// A handle that maps memory next to what it mapped last asks the IOMMU nothing, until memory is
+/// unregistered.
 #[test]
 fn an_extent_is_looked_up_once_per_generation() {
     let translator = Scattered::default();
     let (memory, mut cache) = (nowhere(3), ExtentCache::new());
     let page = |n: usize| memory.part(n * 4096, 4096).unwrap();
-    let phys = |n: u64| PhysRange::new(PhysAddr::new((memory.addr() as u64 + n * PAGE) << 1), PAGE).unwrap();
+    let phys = |n: u64| {
+        PhysRange::new(PhysAddr::new((memory.addr() as u64 + n * PAGE) << 1), PAGE).unwrap()
+    };
     for (n, lookups) in [(0, 1), (0, 1), (1, 2), (1, 2), (0, 3)] {
         assert_eq!(cache.run(&translator, page(n)), Ok(phys(n as u64)));
         assert_eq!(translator.looked_up.load(Ordering::SeqCst), lookups);
@@ -177,7 +188,8 @@ fn an_extent_is_looked_up_once_per_generation() {
 fn a_run_begins_inside_its_extent() {
     let phys = PhysRange::new(PhysAddr::new(0x20_0000), 3 * PAGE).unwrap();
     let (memory, at) = (nowhere(2), nowhere(2).addr());
-    let run = |addr| PhysExtent::new(addr, phys).run(memory).map(|run| (run.start().raw(), run.len()));
+    let run =
+        |addr| PhysExtent::new(addr, phys).run(memory).map(|run| (run.start().raw(), run.len()));
     assert_eq!(run(at), Some((0x20_0000, 2 * PAGE)), "no longer than the memory");
     assert_eq!(run(at - 4096), Some((0x20_1000, 2 * PAGE)));
     assert_eq!(run(at - 2 * 4096), Some((0x20_2000, PAGE)), "no longer than the extent");
@@ -190,7 +202,10 @@ fn a_map_that_fails_in_the_middle_is_taken_back_and_flushed() {
     let memory = nowhere(4);
     paged.queue().missing.lock().unwrap().insert(memory.addr() + 2 * 4096);
     let error = paged.map(at(16, 4), memory, RW).unwrap_err();
-    assert!(matches!(error, BackendError::NotRegistered { .. }) && !error.stays_reachable(), "{error}");
+    assert!(
+        matches!(error, BackendError::NotRegistered { .. }) && !error.stays_reachable(),
+        "{error}"
+    );
     assert!((16..20).all(|page| paged.table.translate(Iova::new(page * PAGE)).is_none()));
     assert!(paged.stats().invalidations.waits > 0, "a device may have looked in between");
     paged.queue().missing.lock().unwrap().clear();
@@ -246,11 +261,16 @@ fn a_map_in_a_pinned_window_is_checked_and_flushed() {
     // The first of its pages is as long as the range by itself.
     let longer = plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(2), RW);
     assert!(matches!(longer, Err(BackendError::LengthsDiffer { .. })));
-    assert_eq!((plain.table.translate(at(0, 1).start()), plain.stats().invalidations.waits), (None, 0));
+    assert_eq!(
+        (plain.table.translate(at(0, 1).start()), plain.stats().invalidations.waits),
+        (None, 0)
+    );
     plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(1), RW).unwrap();
     let again = plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(1), RW).unwrap_err();
     assert!(matches!(again, BackendError::Table(TableError::AlreadyMapped { .. })), "{again}");
-    assert!(plain.table.translate(at(0, 1).start()).is_some() && plain.stats().invalidations.waits == 0);
+    assert!(
+        plain.table.translate(at(0, 1).start()).is_some() && plain.stats().invalidations.waits == 0
+    );
 
     let caching = paged(16, Scattered { caches_not_present: true, ..Scattered::default() });
     let pin = caching.pin(at(0, 512)).unwrap().unwrap();
@@ -258,7 +278,10 @@ fn a_map_in_a_pinned_window_is_checked_and_flushed() {
     assert_eq!(caching.stats().invalidations.waits, 1);
     caching.queue().hangs.store(true, Ordering::SeqCst);
     let error = caching.map_pinned(&pin, &mut extents, at(1, 1), nowhere(1), RW).unwrap_err();
-    assert!(error.stays_reachable() && caching.table.translate(at(1, 1).start()).is_none(), "{error}");
+    assert!(
+        error.stays_reachable() && caching.table.translate(at(1, 1).start()).is_none(),
+        "{error}"
+    );
 }
 
 fn walked(pages: usize) -> TableBackend<VtdSecondStage, walker::Walker> {
@@ -278,7 +301,10 @@ fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
         let ticket = paged.revoke(&mut (0..count).map(|page| at(page, 1))).unwrap();
         assert_eq!((ticket, paged.is_completed(ticket)), (Ticket(1), false), "{count} ranges");
         paged.wait(ticket).unwrap();
-        assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(0, count), leaf_only: true }]);
+        assert_eq!(
+            *paged.queue().batches.lock().unwrap(),
+            [Flush { range: at(0, count), leaf_only: true }]
+        );
     }
 }
 
@@ -294,19 +320,25 @@ fn a_rollback_waits_for_its_flush() {
     assert_eq!(paged.stats().invalidations.waited, 1);
 }
 
-/// In caching mode a map is complete only when its flush is; so are links, as an absent entry is cached at any level.
+/// In caching mode a map is complete only when its flush is; so are links, as an absent entry is
+/// cached at any level.
 #[test]
 fn a_map_waits_for_its_flush_in_caching_mode() {
-    let paged = paged(8, Scattered { caches_not_present: true, takes_polls: 3, ..Scattered::default() });
+    let paged =
+        paged(8, Scattered { caches_not_present: true, takes_polls: 3, ..Scattered::default() });
     paged.map(at(16, 1), nowhere(1), RW).unwrap();
     assert_eq!(paged.invalidator.completed(), Ticket(1));
-    assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(16, 1), leaf_only: false }]);
+    assert_eq!(
+        *paged.queue().batches.lock().unwrap(),
+        [Flush { range: at(16, 1), leaf_only: false }]
+    );
 }
 
 /// A map whose flush misses its deadline is undone; if the undo completes, nothing stays reachable.
 #[test]
 fn a_map_that_is_not_announced_in_time_is_taken_back() {
-    let paged = paged(8, Scattered { caches_not_present: true, takes_polls: 15, ..Scattered::default() });
+    let paged =
+        paged(8, Scattered { caches_not_present: true, takes_polls: 15, ..Scattered::default() });
     let error = paged.map(at(16, 1), nowhere(1), RW).unwrap_err();
     assert!(error.stays_reachable() && error.late_ticket() == Some(Ticket(2)), "{error}");
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
@@ -328,9 +360,15 @@ fn what_is_revoked_is_cleared_before_its_flush() {
 #[test]
 fn each_mistake_fails_its_test() {
     let tests: [(Mistake, fn()); 5] = [
-        (Mistake::TablePageEarly, table_pages::table_pages_are_reclaimed_after_their_flush_and_not_before),
+        (
+            Mistake::TablePageEarly,
+            table_pages::table_pages_are_reclaimed_after_their_flush_and_not_before,
+        ),
         (Mistake::FlushBeforeClear, what_is_revoked_is_cleared_before_its_flush),
-        (Mistake::LeafFlushForTablePage, table_pages::links_are_flushed_where_a_table_page_was_retired),
+        (
+            Mistake::LeafFlushForTablePage,
+            table_pages::links_are_flushed_where_a_table_page_was_retired,
+        ),
         (Mistake::RollbackNotAwaited, a_rollback_waits_for_its_flush),
         (Mistake::MapNotFlushed, a_map_waits_for_its_flush_in_caching_mode),
     ];
@@ -343,8 +381,9 @@ fn each_mistake_fails_its_test() {
     }
 }
 
-/// Two owners use one window after the other and there are three table pages for all of them, while a device walks and
-/// holds on to a table page: it finds what is mapped in a window, or nothing, and no owner lacks a page.
+/// Two owners use one window after the other and there are three table pages for all of them, while
+/// a device walks and holds on to a table page: it finds what is mapped in a window, or nothing,
+/// and no owner lacks a page.
 #[test]
 fn stress_few_table_pages_are_reused_beside_a_walker() {
     let paged = walked(5);
@@ -371,7 +410,8 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
     });
 }
 
-/// Whatever is submitted by other owners meanwhile, a flush takes effect after the entries it covers have been cleared.
+/// Whatever is submitted by other owners meanwhile, a flush takes effect after the entries it
+/// covers have been cleared.
 #[test]
 fn stress_a_flush_covers_cleared_entries_only() {
     let paged = walked(64);

@@ -1,4 +1,5 @@
-//! An IOMMU for tests and models: it walks the table by itself and keeps the last table page that it walked through.
+//! An IOMMU for tests and models: it walks the table by itself and keeps the last table page that
+//! it walked through.
 
 use super::phys::{PhysExtent, PhysTranslator};
 use crate::addr::{PhysAddr, PhysRange};
@@ -10,29 +11,38 @@ use crate::table::{TablePage, TablePages};
 use alloc::boxed::Box;
 use core::ptr::NonNull;
 
-/// Three levels, and leaves of 4 KiB alone. A flush takes effect and completes when it is submitted.
+/// Three levels, and leaves of 4 KiB alone. A flush takes effect and completes when it is
+/// submitted.
 pub(super) struct Walker {
     pages: &'static [TablePage],
     /// The window of 2 MiB and the page of level 1 that it was walked through.
     held: Mutex<Option<(u64, usize)>>,
-    /// What the flushes of leaves alone found still present in their ranges, when they took effect: always nothing.
+    /// What the flushes of leaves alone found still present in their ranges, when they took effect:
+    /// always nothing.
     pub(super) found_present: AtomicU64,
-    /// The same of flushes of any kind. (That of a table page may cover what has been mapped there since.)
+    /// The same of flushes of any kind. (That of a table page may cover what has been mapped there
+    /// since.)
     pub(super) found_present_by_any: AtomicU64,
     submitted: AtomicU64,
 }
 
 impl Walker {
-    /// One that walks a table in `pages` pages, which are leaked (a table may outlive every test), and the pages.
+    /// One that walks a table in `pages` pages, which are leaked (a table may outlive every test),
+    /// and the pages.
     pub(super) fn new(pages: usize) -> (Self, TablePages) {
-        let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
+        let pages: &'static [TablePage] =
+            Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
         let table = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
         let zero = || AtomicU64::new(0);
         let (found_present, found_present_by_any, submitted) = (zero(), zero(), zero());
-        (Self { pages, held: Mutex::new(None), found_present, found_present_by_any, submitted }, table)
+        (
+            Self { pages, held: Mutex::new(None), found_present, found_present_by_any, submitted },
+            table,
+        )
     }
 
-    /// Where the device gets to from `iova`, through the page that it holds if that is of the same window.
+    /// Where the device gets to from `iova`, through the page that it holds if that is of the same
+    /// window.
     pub(super) fn walk(&self, iova: u64) -> Option<u64> {
         let mut held = self.held.lock();
         let page = match *held {
@@ -127,7 +137,8 @@ impl PhysTranslator for Walker {
 
 /// Memory of which only the address is used: a page for each number.
 pub(super) fn page(number: u64) -> DmaMemory<'static> {
-    let addr = core::num::NonZero::new(0x10_0000 + usize::try_from(number).unwrap() * 4096).unwrap();
+    let addr =
+        core::num::NonZero::new(0x10_0000 + usize::try_from(number).unwrap() * 4096).unwrap();
     // SAFETY: nothing in these tests touches it.
     unsafe { DmaMemory::from_raw(NonNull::without_provenance(addr), 4096) }
 }

@@ -14,7 +14,10 @@ impl Wake for Woken {
 }
 
 /// Polls all futures in turn until each is ready; `idle` runs after each round.
-fn run_all<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>, mut idle: impl FnMut()) -> Vec<T> {
+fn run_all<T>(
+    mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>,
+    mut idle: impl FnMut(),
+) -> Vec<T> {
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     let mut results = Vec::new();
@@ -31,7 +34,11 @@ fn run_all<T>(mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>, mut idle:
                 true
             }
         });
-        assert_eq!(woken.0.load(Ordering::SeqCst) - before, pending, "what is pending has woken its task");
+        assert_eq!(
+            woken.0.load(Ordering::SeqCst) - before,
+            pending,
+            "what is pending has woken its task"
+        );
         idle();
     }
     results
@@ -69,7 +76,8 @@ fn a_future_ends_with_the_error_of_a_wait() {
     let mut poll = || future.as_mut().poll(&mut Context::from_waker(waker));
     let Poll::Ready(Err(failed)) = poll() else { panic!("the unit has failed") };
     assert!(
-        failed.revoked.is_none() && matches!(failed.error, BackendError::Flush(WaitError::UnitFailed { .. }))
+        failed.revoked.is_none()
+            && matches!(failed.error, BackendError::Flush(WaitError::UnitFailed { .. }))
     );
     assert!(poll().is_pending(), "after completion");
     assert_eq!((domain.stats().quarantined, drops.load(Ordering::SeqCst)), (1, 0));
@@ -81,5 +89,8 @@ fn a_future_of_what_cannot_be_revoked_ends() {
     set(&mock.refuse_revoke);
     let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
     let results = run_all(vec![Box::pin(revoked.quiesced())], || ());
-    assert!(matches!(results[..], [Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked })]));
+    assert!(matches!(
+        results[..],
+        [Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked })]
+    ));
 }

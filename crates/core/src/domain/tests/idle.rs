@@ -1,4 +1,5 @@
-//! An owner's windows in which nothing is live: which of them it gives up, and what it remembers of those that it has closed.
+//! An owner's windows in which nothing is live: which of them it gives up, and what it remembers of
+//! those that it has closed.
 
 use super::*;
 use crate::domain::addresses::{Addresses, Origin};
@@ -70,7 +71,8 @@ fn windows_that_were_closed_do_not_count_as_held() {
     assert_eq!(domain.stats().windows, 0);
 }
 
-/// An owner of few windows looks for what others have returned before it opens another one, however many it has closed.
+/// An owner of few windows looks for what others have returned before it opens another one, however
+/// many it has closed.
 #[test]
 fn the_places_of_windows_that_were_closed_are_used_again() {
     let (_mock, domain, _) = domain();

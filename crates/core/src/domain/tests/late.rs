@@ -26,7 +26,8 @@ impl Drop for Reentrant {
     }
 }
 
-/// Each drop finds the next payload; they are dropped one after the other, not one inside the other.
+/// Each drop finds the next payload; they are dropped one after the other, not one inside the
+/// other.
 #[test]
 fn payloads_that_use_their_domain_when_dropped_do_not_pile_up_on_the_stack() {
     const COUNT: usize = 20_000;
@@ -50,7 +51,8 @@ fn payloads_that_use_their_domain_when_dropped_do_not_pile_up_on_the_stack() {
     assert_eq!((stats.deferred, stats.unmaps, stats.iova_extents), (0, COUNT as u64, extents));
 }
 
-/// Those that are due are dropped in the order of their tickets, however they came; the others stay.
+/// Those that are due are dropped in the order of their tickets, however they came; the others
+/// stay.
 #[test]
 fn what_is_due_is_released_and_the_rest_is_not() {
     let (mock, domain, drops) = domain();

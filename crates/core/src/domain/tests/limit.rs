@@ -9,7 +9,8 @@ fn limit(bits: u32) -> Iova {
 }
 
 proptest! {
-    /// Devices of 13 to 47 bits in one domain, with owners and without: each reaches what is mapped for it, and nothing else is.
+    /// Devices of 13 to 47 bits in one domain, with owners and without: each reaches what is mapped
+    /// for it, and nothing else is.
     #[test]
     fn a_map_is_within_its_limit(maps in prop::collection::vec((1usize..9, 13u32..48, any::<bool>(), any::<bool>()), 1..40)) {
         let (mock, domain, drops) = domain();
@@ -78,7 +79,8 @@ fn idle_windows_are_reclaimed_for_a_limit() {
     let domain = Domain::new(Box::new(Arc::clone(&mock)), IovaSpace::new(32).unwrap());
     set(&mock.obliging);
     let (mut idle, drops) = (domain.local(), Arc::default());
-    let held: Vec<_> = (0..512).map(|_| idle.map(Buf::new(8, &drops), FromDevice).unwrap()).collect();
+    let held: Vec<_> =
+        (0..512).map(|_| idle.map(Buf::new(8, &drops), FromDevice).unwrap()).collect();
     let last = held.iter().map(|mapping| mapping.iova().last()).max().unwrap();
     held.into_iter().for_each(|mapping| drop(idle.unmap(mapping).unwrap()));
     // Below the window of the next map, which stays.
@@ -117,7 +119,10 @@ impl Backend for Untranslated {
     fn translates(&self) -> bool {
         false
     }
-    fn required_iova(&self, memory: crate::mem::DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+    fn required_iova(
+        &self,
+        memory: crate::mem::DmaMemory,
+    ) -> Result<Option<IovaRange>, BackendError> {
         Ok(Some(IovaRange::clamped(Iova::new(5 << 30), memory.len() as u64)))
     }
 }

@@ -19,7 +19,11 @@ fn many_are_mapped_side_by_side_and_revoked_as_one_range() {
     let mut revoked = Vec::new();
     mock.ranges.store(0, Ordering::SeqCst);
     local.revoke_many(mappings, &mut revoked);
-    assert_eq!((mock.ranges.load(Ordering::SeqCst), revoked.len()), (1, 4), "neighbours are one range");
+    assert_eq!(
+        (mock.ranges.load(Ordering::SeqCst), revoked.len()),
+        (1, 4),
+        "neighbours are one range"
+    );
     revoked.into_iter().for_each(|one| drop(local.wait(one).unwrap()));
     assert!(local.map_many::<Buf, _>([], FromDevice).unwrap().is_empty());
 }
@@ -30,10 +34,12 @@ fn a_batch_that_fails_in_the_middle_leaves_nothing_mapped() {
     set(&mock.obliging);
     let mut local = domain.local();
     let sizes = [2, 1, 9, 1, 3]; // the backend refuses 9 pages
-    let failed = local.map_many(sizes.map(|pages| Buf::new(pages, &drops)), Bidirectional).unwrap_err();
+    let failed =
+        local.map_many(sizes.map(|pages| Buf::new(pages, &drops)), Bidirectional).unwrap_err();
     assert_eq!(failed.index, 2);
     assert!(matches!(failed.error, BackendError::NotRegistered { .. }));
-    let back: Vec<_> = failed.payloads.iter().map(|payload| payload.memory().len() / PAGE).collect();
+    let back: Vec<_> =
+        failed.payloads.iter().map(|payload| payload.memory().len() / PAGE).collect();
     assert_eq!(back, sizes);
     assert_eq!((pages(&mock), mock.flushes.load(Ordering::SeqCst)), (vec![], 1));
     let stats = domain.stats();
@@ -50,20 +56,27 @@ fn what_a_refused_batch_has_not_used_of_its_range_returns() {
     let drops = Arc::default();
     let mut local = domain.local();
     let sizes = [2, 1, 9, 1, 3]; // the backend refuses 9 pages
-    let failed = local.map_many(sizes.map(|pages| Buf::new(pages, &drops)), Bidirectional).unwrap_err();
-    assert_eq!((failed.index, domain.iovas.stats().bytes_in_use, domain.stats().windows), (2, 0, 0));
-    let mappings = local.map_many([2, 1, 8].map(|pages| Buf::new(pages, &drops)), FromDevice).unwrap();
+    let failed =
+        local.map_many(sizes.map(|pages| Buf::new(pages, &drops)), Bidirectional).unwrap_err();
+    assert_eq!(
+        (failed.index, domain.iovas.stats().bytes_in_use, domain.stats().windows),
+        (2, 0, 0)
+    );
+    let mappings =
+        local.map_many([2, 1, 8].map(|pages| Buf::new(pages, &drops)), FromDevice).unwrap();
     assert!(mappings.windows(2).all(|pair| pair[0].iova().end() == pair[1].iova().start()));
     drop(mappings);
     assert_eq!(domain.iovas.stats().bytes_in_use, 0);
 }
 
-/// A rollback whose flush is late returns the others, and the domain holds those until it completes.
+/// A rollback whose flush is late returns the others, and the domain holds those until it
+/// completes.
 #[test]
 fn a_batch_whose_rollback_is_late_holds_what_was_mapped() {
     let (mock, domain, drops) = domain();
     let mut local = domain.local();
-    let failed = local.map_many([2, 9, 3].map(|pages| Buf::new(pages, &drops)), FromDevice).unwrap_err();
+    let failed =
+        local.map_many([2, 9, 3].map(|pages| Buf::new(pages, &drops)), FromDevice).unwrap_err();
     assert_eq!(failed.payloads.len(), 2);
     assert_eq!((domain.stats().deferred, domain.stats().deferred_bytes), (1, 2 * 4096));
     complete(&mock, Ticket(1));
@@ -90,7 +103,8 @@ fn a_revocation_beyond_the_limit_waits() {
     assert_eq!((domain.stats().held_bytes, domain.stats().limited), (4 * 4096, 1));
     drop((first, third));
     assert_eq!(domain.stats().held_bytes, 0);
-    let mappings: Vec<_> = (0..4).map(|_| local.map(Buf::new(1, &drops), FromDevice).unwrap()).collect();
+    let mappings: Vec<_> =
+        (0..4).map(|_| local.map(Buf::new(1, &drops), FromDevice).unwrap()).collect();
     let mut revoked = Vec::new();
     local.revoke_many(mappings, &mut revoked);
     assert!(revoked.iter().all(Revoked::is_quiesced));
@@ -141,18 +155,26 @@ fn counts_of_owners_are_those_of_the_domain_also_when_they_are_gone() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
     let (mut first, mut second) = (domain.local(), domain.local());
-    let (a, b) = (first.map(Buf::new(1, &drops), ToDevice), second.map(Buf::new(2, &drops), ToDevice));
+    let (a, b) =
+        (first.map(Buf::new(1, &drops), ToDevice), second.map(Buf::new(2, &drops), ToDevice));
     let revoked = second.revoke(a.unwrap()); // of another owner
     let stats = domain.stats();
     assert_eq!((stats.maps, stats.revokes, stats.live, stats.owners), (2, 1, 1, 2));
     assert_eq!((stats.windows, stats.held_bytes), (2, 4096));
     drop(first);
-    assert_eq!((domain.stats().windows, domain.stats().maps), (2, 2), "its window is that of its mapping");
+    assert_eq!(
+        (domain.stats().windows, domain.stats().maps),
+        (2, 2),
+        "its window is that of its mapping"
+    );
     drop(second.wait(revoked).unwrap());
     assert_eq!((domain.stats().windows, domain.stats().unmaps), (1, 1));
     drop((b, second));
     let stats = domain.stats();
-    assert_eq!((stats.maps, stats.unmaps, stats.owners, stats.windows, stats.held_bytes), (2, 2, 0, 0, 0));
+    assert_eq!(
+        (stats.maps, stats.unmaps, stats.owners, stats.windows, stats.held_bytes),
+        (2, 2, 0, 0, 0)
+    );
 }
 
 /// A window with a mapping that a device may reach for good is never returned.
@@ -198,15 +220,18 @@ fn a_static_mapping_is_not_found_after_it_was_unmapped() {
     assert_eq!((domain.stats().maps_fixed, domain.stats().held_bytes), (2, 0));
 }
 
-/// A backend that panics while it maps or revokes: what a device may reach by then is neither dropped nor reused.
+/// A backend that panics while it maps or revokes: what a device may reach by then is neither
+/// dropped nor reused.
 #[test]
 fn a_backend_that_panics_quarantines_what_it_was_given() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
-    let panics =
-        |call: &mut dyn FnMut()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err();
+    let panics = |call: &mut dyn FnMut()| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err()
+    };
     let mut local = domain.local();
-    let mapped: Vec<_> = (0..3).map(|_| local.map(Buf::new(1, &drops), FromDevice).unwrap()).collect();
+    let mapped: Vec<_> =
+        (0..3).map(|_| local.map(Buf::new(1, &drops), FromDevice).unwrap()).collect();
     let one = local.map(Buf::new(1, &drops), FromDevice).unwrap();
     set(&mock.panics);
     assert!(panics(&mut || drop(local.map(Buf::new(1, &drops), FromDevice))));

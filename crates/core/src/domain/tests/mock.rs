@@ -49,7 +49,10 @@ impl Backend for Arc<Mock> {
         }
         let mut pages = self.pages.lock();
         for (i, page) in numbers(iova).enumerate() {
-            assert!(pages.insert(page, (memory.addr() + i * PAGE, access)).is_none(), "mapped twice");
+            assert!(
+                pages.insert(page, (memory.addr() + i * PAGE, access)).is_none(),
+                "mapped twice"
+            );
         }
         Ok(())
     }
@@ -59,12 +62,18 @@ impl Backend for Arc<Mock> {
         }
         assert!(!self.panics.load(Ordering::SeqCst), "a backend");
         let mut any = false;
-        for page in ranges.inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst)).flat_map(numbers) {
+        for page in
+            ranges.inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst)).flat_map(numbers)
+        {
             any = true;
             assert!(self.pages.lock().remove(&page).is_some(), "not mapped");
         }
         self.flushes.fetch_add(u64::from(any), Ordering::SeqCst);
-        Ok(if any { Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1) } else { Ticket::COMPLETED })
+        Ok(if any {
+            Ticket(self.last.fetch_add(1, Ordering::SeqCst) + 1)
+        } else {
+            Ticket::COMPLETED
+        })
     }
     fn is_completed(&self, ticket: Ticket) -> bool {
         self.done.load(Ordering::SeqCst) >= ticket.0

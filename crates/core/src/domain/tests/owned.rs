@@ -67,7 +67,8 @@ fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
     let mut owner = domain.local();
     let mapping = owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
     drop(owner.unmap(mapping).unwrap());
-    let mappings: Vec<_> = (0..3).map(|_| owner.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
+    let mappings: Vec<_> =
+        (0..3).map(|_| owner.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
     let mut revoked = Vec::new();
     owner.revoke_many(mappings, &mut revoked);
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 2);
@@ -83,8 +84,8 @@ fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
     assert!(!is_domain_alive(&mock));
 }
 
-/// One wait for a batch: what is quiesced is returned, what is late is returned to be waited for again, and what never
-/// completes is quarantined. Each says so for its own ticket.
+/// One wait for a batch: what is quiesced is returned, what is late is returned to be waited for
+/// again, and what never completes is quarantined. Each says so for its own ticket.
 #[test]
 fn a_batch_is_waited_for_with_one_deadline() {
     let (mock, domain, drops) = shared();
@@ -105,7 +106,10 @@ fn a_batch_is_waited_for_with_one_deadline() {
         match outcome {
             Ok(_) => assert!(n < 2),
             Err(NotQuiesced { revoked: Some(one), error }) => {
-                assert_eq!((one.ticket().0, error.late_ticket()), (n as u64 + 1, Some(one.ticket())));
+                assert_eq!(
+                    (one.ticket().0, error.late_ticket()),
+                    (n as u64 + 1, Some(one.ticket()))
+                );
                 late.push(one);
             }
             Err(NotQuiesced { revoked: None, error }) => {
@@ -113,7 +117,10 @@ fn a_batch_is_waited_for_with_one_deadline() {
             }
         }
     }
-    assert_eq!((late.len(), mock.waits.load(Ordering::SeqCst), drops.load(Ordering::SeqCst)), (2, 1, 2));
+    assert_eq!(
+        (late.len(), mock.waits.load(Ordering::SeqCst), drops.load(Ordering::SeqCst)),
+        (2, 1, 2)
+    );
     mock.done.store(3, Ordering::SeqCst);
     mock.failed.store(true, Ordering::SeqCst);
     let mut outcomes = owner.wait_many_for(late, limit);
@@ -136,7 +143,10 @@ fn what_belongs_to_another_domain_is_revoked_there() {
     owner.revoke_many([revoked_alone], &mut revoked);
     assert_eq!(revoked[0].ticket(), Ticket(2), "of its own domain");
     drop(owner.wait(revoked.remove(0)).unwrap());
-    assert_eq!((mock.flushes.load(Ordering::SeqCst), other_mock.flushes.load(Ordering::SeqCst)), (0, 2));
+    assert_eq!(
+        (mock.flushes.load(Ordering::SeqCst), other_mock.flushes.load(Ordering::SeqCst)),
+        (0, 2)
+    );
     drop((owner, other_owner, domain, other));
     assert!(!is_domain_alive(&mock) && !is_domain_alive(&other_mock));
 }
@@ -169,8 +179,16 @@ fn errors_with_a_payload_convert() {
     }
     let (_mock, domain, drops) = shared();
     let mut owner = domain.local();
-    assert!(matches!(one(&mut owner, Buf::new(9, &drops)), Err(BackendError::NotRegistered { .. })));
-    assert!(boxed(&mut owner, Buf::new(9, &drops)).unwrap_err().downcast_ref::<MapError<Buf>>().is_some());
+    assert!(matches!(
+        one(&mut owner, Buf::new(9, &drops)),
+        Err(BackendError::NotRegistered { .. })
+    ));
+    assert!(
+        boxed(&mut owner, Buf::new(9, &drops))
+            .unwrap_err()
+            .downcast_ref::<MapError<Buf>>()
+            .is_some()
+    );
     drop(one(&mut owner, Buf::new(1, &drops)).unwrap());
     drop(boxed(&mut owner, Buf::new(1, &drops)).unwrap());
 }
@@ -225,7 +243,10 @@ fn a_payload_whose_drop_panics_releases_no_other_that_is_mapped() {
     assert_eq!((stats.quarantined, stats.deferred, stats.live), (0, 1, 1));
     assert_eq!((domain.release_late(), mock.pages.lock().len()), (1, 0));
     complete(&mock, Ticket(mock.last.load(Ordering::SeqCst)));
-    assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst), domain.stats().live), (0, 2, 0));
+    assert_eq!(
+        (domain.release_late(), drops.load(Ordering::SeqCst), domain.stats().live),
+        (0, 2, 0)
+    );
     drop((owner, domain));
     assert!(!is_domain_alive(&mock));
 }
@@ -233,7 +254,8 @@ fn a_payload_whose_drop_panics_releases_no_other_that_is_mapped() {
 #[test]
 fn mappings_of_a_batch_whose_iterator_panics_are_revoked_and_dropped() {
     let (mock, domain, drops) = shared();
-    let mapped: Vec<_> = (0..3).map(|_| domain.map(Buf::new(1, &drops), FromDevice).unwrap()).collect();
+    let mapped: Vec<_> =
+        (0..3).map(|_| domain.map(Buf::new(1, &drops), FromDevice).unwrap()).collect();
     let mut revoked = vec![domain.map(Buf::new(1, &drops), FromDevice).unwrap().revoke()];
     let mut left = 2;
     let failing = mapped.into_iter().inspect(|_| {
@@ -246,8 +268,8 @@ fn mappings_of_a_batch_whose_iterator_panics_are_revoked_and_dropped() {
     assert_eq!(domain.stats().quarantined, 0);
 }
 
-/// Mappings of two domains, revoked and waited for together: each has the ticket of its own, and what was never revoked
-/// is no ticket to wait for.
+/// Mappings of two domains, revoked and waited for together: each has the ticket of its own, and
+/// what was never revoked is no ticket to wait for.
 #[test]
 fn mappings_of_another_domain_have_its_tickets() {
     let ((here_mock, here, drops), (there_mock, there, _)) = (shared(), shared());
@@ -262,7 +284,8 @@ fn mappings_of_another_domain_have_its_tickets() {
     let refused = owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
     revoked.push(owner.revoke(refused));
     let limit = WaitLimit::within(Duration::from_secs(1));
-    let outcomes: Vec<bool> = owner.wait_many_for(revoked, limit).map(|outcome| outcome.is_ok()).collect();
+    let outcomes: Vec<bool> =
+        owner.wait_many_for(revoked, limit).map(|outcome| outcome.is_ok()).collect();
     assert_eq!(outcomes, [true, true, false]);
     let done = [&here_mock, &there_mock].map(|mock| mock.done.load(Ordering::SeqCst));
     assert_eq!((done, drops.load(Ordering::SeqCst)), ([1, 51], 2));

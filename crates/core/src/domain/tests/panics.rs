@@ -1,5 +1,5 @@
-//! A backend that panics at each of its calls: no payload is lost, none is dropped that a device may reach, and no clean-up calls
-//! it again while the thread unwinds.
+//! A backend that panics at each of its calls: no payload is lost, none is dropped that a device
+//! may reach, and no clean-up calls it again while the thread unwinds.
 
 use super::*;
 use crate::invalidate::{Next, RequestRing};
@@ -9,7 +9,8 @@ use crate::table::PinnedLeaf;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
-/// Panics at the `at`th call, and with `always` at all later ones; does what a [`Mock`] does otherwise.
+/// Panics at the `at`th call, and with `always` at all later ones; does what a [`Mock`] does
+/// otherwise.
 struct Fragile {
     mock: Arc<Mock>,
     calls: AtomicUsize,
@@ -26,7 +27,8 @@ impl Fragile {
         if std::thread::panicking() {
             return self.while_unwinding.lock().unwrap().push(method);
         }
-        let (call, at) = (self.calls.fetch_add(1, Ordering::Relaxed), self.at.load(Ordering::Relaxed));
+        let (call, at) =
+            (self.calls.fetch_add(1, Ordering::Relaxed), self.at.load(Ordering::Relaxed));
         if call == at || self.always && call > at {
             self.panicked.lock().unwrap().push(method);
             resume_unwind(Box::new(method));
@@ -82,7 +84,8 @@ fn step<R>(run: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(run)).ok()
 }
 
-/// Every way in which a mapping ends, by owners and by anyone. Returns how many payloads there were.
+/// Every way in which a mapping ends, by owners and by anyone. Returns how many payloads there
+/// were.
 fn use_all(domain: &Shared<Domain>, drops: &Arc<AtomicUsize>) -> usize {
     let made = AtomicUsize::new(0);
     let new = || {
@@ -150,7 +153,8 @@ fn a_backend_that_panics_loses_no_payload() {
         let lost = made - drops.load(Ordering::SeqCst);
         assert_eq!(lost as u64, stats.quarantined, "{at}: {panicked:?} {stats:?}");
         // Only what may have been mapped or revoked in part.
-        let in_part = panicked.iter().filter(|method| ["map", "pin", "revoke"].contains(method)).count();
+        let in_part =
+            panicked.iter().filter(|method| ["map", "pin", "revoke"].contains(method)).count();
         assert!(lost <= 3 * in_part, "{at}: {panicked:?} {stats:?}");
         assert_eq!((stats.owners, stats.live), (0, 0), "{at}: {panicked:?} {stats:?}");
         assert!(mock.pages.lock().len() <= lost, "{at}: {panicked:?}");

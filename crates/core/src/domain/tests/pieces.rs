@@ -36,7 +36,8 @@ fn scattered_memory_is_contiguous_for_the_device() {
     let found: Vec<_> = mock.pages.lock().iter().map(|(page, (addr, _))| (*page, *addr)).collect();
     let first = iova.start().raw() / 4096;
     assert_eq!(found, [(first, of(0, 0)), (first + 1, of(1, 0)), (first + 2, of(1, 1))]);
-    let segments: Vec<_> = mapping.segments().map(|s| (s.iova.raw() - iova.start().raw(), s.len)).collect();
+    let segments: Vec<_> =
+        mapping.segments().map(|s| (s.iova.raw() - iova.start().raw(), s.len)).collect();
     assert_eq!(segments, [(100, 4096), (5000, 1000)]);
     assert_eq!(Payload::<FromDevice>::segment(&mapping, 1).map(|s| s.len), Some(1000));
     assert_eq!(Payload::<FromDevice>::segment(&mapping, 2), None);

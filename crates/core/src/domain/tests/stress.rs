@@ -22,7 +22,8 @@ fn stress_mappings_wander_between_owners_that_come_and_go() {
                 let mut local = domain.local();
                 let mut random = Random::new(me as u64 + 1);
                 for round in 0..rounds {
-                    let sizes: Vec<usize> = (0..1 + random.below(8)).map(|_| 1 + random.below(3)).collect();
+                    let sizes: Vec<usize> =
+                        (0..1 + random.below(8)).map(|_| 1 + random.below(3)).collect();
                     made.fetch_add(sizes.len(), Ordering::Relaxed);
                     let buffers = sizes.into_iter().map(|pages| Buf::new(pages, drops));
                     let mut mappings = local.map_many(buffers, Bidirectional).unwrap();

@@ -111,7 +111,8 @@ proptest! {
     }
 }
 
-/// Returned at random, and partly by others, no window is ever entirely free: parts of them are used again.
+/// Returned at random, and partly by others, no window is ever entirely free: parts of them are
+/// used again.
 #[test]
 fn what_an_owner_holds_is_bounded_however_it_returns() {
     for elsewhere in [0, 2, 9] {
@@ -123,14 +124,22 @@ fn what_an_owner_holds_is_bounded_however_it_returns() {
             live += if grows { 1 } else { -1 };
             Some(match grows {
                 true => Change::Alloc(1 + random.below(2) as u64),
-                false if random.below(10) < elsewhere => Change::FreeElsewhere(random.below(usize::MAX >> 1)),
+                false if random.below(10) < elsewhere => {
+                    Change::FreeElsewhere(random.below(usize::MAX >> 1))
+                }
                 false => Change::Free(random.below(usize::MAX >> 1)),
             })
         });
-        assert!(run(&domain, &mut owner, changes.take(150_000)), "{elsewhere} of 10 returned elsewhere");
+        assert!(
+            run(&domain, &mut owner, changes.take(150_000)),
+            "{elsewhere} of 10 returned elsewhere"
+        );
         // What others returned is collected when the owner needs addresses.
         let kept = domain.stats().windows;
-        assert!(elsewhere > 0 || kept == 16 + 1, "{kept} windows are kept without anything in them");
+        assert!(
+            elsewhere > 0 || kept == 16 + 1,
+            "{kept} windows are kept without anything in them"
+        );
         domain.retire_owner(&mut owner);
         assert_eq!(domain.stats().windows, 0);
     }
@@ -156,10 +165,14 @@ fn addresses_are_in_order_and_a_window_is_recycled_as_a_whole() {
     let large: Vec<_> = (0..2).map(|_| alloc(&mut owner, MAX_BYTES)).collect();
     assert_eq!(large[1].iova.start(), start, "recycled, once what others returned is collected");
     assert_eq!(domain.stats().windows, 2);
-    assert!(!is_in_window(&alloc(&mut owner, MAX_BYTES + 4096)), "longer than what comes from windows");
+    assert!(
+        !is_in_window(&alloc(&mut owner, MAX_BYTES + 4096)),
+        "longer than what comes from windows"
+    );
 }
 
-/// Where the address space has no window left, single pages come from what the owner has, and from the space.
+/// Where the address space has no window left, single pages come from what the owner has, and from
+/// the space.
 #[test]
 fn a_space_without_windows_still_serves_its_owners() {
     let mock = Arc::new(Mock::default());
@@ -168,7 +181,8 @@ fn a_space_without_windows_still_serves_its_owners() {
     let all: Vec<_> = (0..2047).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
     assert_eq!(all.iter().filter(|addresses| is_in_window(addresses)).count(), 3 * 512);
     assert!(owner.alloc(&domain, 4096, || 4096).is_err());
-    let odd = all.into_iter().enumerate().filter(|(i, _)| i % 2 == 1).map(|(_, addresses)| addresses);
+    let odd =
+        all.into_iter().enumerate().filter(|(i, _)| i % 2 == 1).map(|(_, addresses)| addresses);
     odd.for_each(|addresses| Anyone.release(&domain, addresses));
     for _ in 0..1023 {
         drop(owner.alloc(&domain, 4096, || 4096).unwrap());
@@ -176,7 +190,8 @@ fn a_space_without_windows_still_serves_its_owners() {
     assert!(owner.alloc(&domain, 4096, || 4096).is_err());
 }
 
-/// What is left of a window that the next allocation does not fit in is used again with the rest of it.
+/// What is left of a window that the next allocation does not fit in is used again with the rest of
+/// it.
 #[test]
 fn the_rest_of_a_window_is_not_lost() {
     let (_mock, domain, _) = domain();
@@ -188,7 +203,8 @@ fn the_rest_of_a_window_is_not_lost() {
     assert!(domain.stats().windows <= 3, "{}", domain.stats().windows);
 }
 
-/// A power of two, so that what was mapped in order is one aligned block, and fewer the more owners there are.
+/// A power of two, so that what was mapped in order is one aligned block, and fewer the more owners
+/// there are.
 #[test]
 fn how_much_an_owner_gathers_follows_the_number_of_owners() {
     let (_mock, domain, _) = domain();
@@ -205,25 +221,30 @@ fn how_much_an_owner_gathers_follows_the_number_of_owners() {
     assert_eq!(domain.gather_limit(), 64);
 }
 
-/// The address space rounds it up. A window, which counts whole granules, would hand out the rest of one again.
+/// The address space rounds it up. A window, which counts whole granules, would hand out the rest
+/// of one again.
 #[test]
 fn a_length_that_is_not_whole_granules_never_comes_from_a_window() {
     let (_mock, domain, _) = domain();
     let mut owner = domain.register_owner();
     let before = owner.alloc(&domain, 4096, || 4096).unwrap();
     for bytes in [1, 4095, 4097, 6144] {
-        assert!(!owner.alloc(&domain, bytes, || 4096).is_ok_and(|addresses| is_in_window(&addresses)));
+        assert!(
+            !owner.alloc(&domain, bytes, || 4096).is_ok_and(|addresses| is_in_window(&addresses))
+        );
     }
     let after = owner.alloc(&domain, 4096, || 4096).unwrap();
     assert_eq!(after.iova.start(), before.iova.end());
 }
 
-/// An owner that may hold no more windows, and has no hole of that size: the range comes from the address space, whole.
+/// An owner that may hold no more windows, and has no hole of that size: the range comes from the
+/// address space, whole.
 #[test]
 fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
     let (_mock, domain, _) = domain();
     let mut owner = domain.register_owner();
-    let all: Vec<_> = (0..400 * 512).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
+    let all: Vec<_> =
+        (0..400 * 512).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
     let (mut kept, mut rest) = (Vec::new(), Vec::new());
     for (n, addresses) in all.into_iter().enumerate() {
         if n % 128 == 5 { kept.push(addresses) } else { rest.push(addresses) }
@@ -233,7 +254,8 @@ fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
     let in_use = domain.iovas.stats().bytes_in_use;
     for pages in [256, 200, 130] {
         owner.prepare(&domain, pages * 4096);
-        let batch: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
+        let batch: Vec<_> =
+            (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
         owner.end_batch(&domain);
         let contiguous = batch.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start());
         assert!(contiguous, "{pages} pages in the windows' holes");
@@ -243,7 +265,10 @@ fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
         owner.end_batch(&domain);
         let next = owner.alloc(&domain, 4096, || 4096).unwrap();
         assert!(is_in_window(&next) && !is_in_window(&one));
-        batch.into_iter().chain([one, next]).for_each(|addresses| owner.release(&domain, addresses));
+        batch
+            .into_iter()
+            .chain([one, next])
+            .for_each(|addresses| owner.release(&domain, addresses));
         assert_eq!(domain.stats().windows, held);
     }
     assert_eq!(domain.iovas.stats().bytes_in_use, in_use);
@@ -254,8 +279,8 @@ fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
     assert_eq!(domain.iovas.stats().bytes_in_use, 0);
 }
 
-/// What an owner keeps for later is given up, also the window of the current run and what others have returned; but not what
-/// goes on behind a mapping.
+/// What an owner keeps for later is given up, also the window of the current run and what others
+/// have returned; but not what goes on behind a mapping.
 #[test]
 fn idle_windows_are_given_up_and_a_run_goes_on() {
     let (_mock, domain, _) = domain();
@@ -263,7 +288,8 @@ fn idle_windows_are_given_up_and_a_run_goes_on() {
     assert!(!owner.give_up_idle(&domain), "there is none");
     for elsewhere in [false, true] {
         for pages in [1, 3 * 512] {
-            let all: Vec<_> = (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
+            let all: Vec<_> =
+                (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
             for addresses in all {
                 if elsewhere {
                     Anyone.release(&domain, addresses);
@@ -275,7 +301,8 @@ fn idle_windows_are_given_up_and_a_run_goes_on() {
             assert_eq!((domain.stats().windows, domain.iovas.stats().bytes_in_use), (0, 0));
         }
     }
-    let (first, idle) = (owner.alloc(&domain, MAX_BYTES, || 4096), owner.alloc(&domain, MAX_BYTES, || 4096));
+    let (first, idle) =
+        (owner.alloc(&domain, MAX_BYTES, || 4096), owner.alloc(&domain, MAX_BYTES, || 4096));
     let behind = owner.alloc(&domain, 4096, || 4096).unwrap();
     [first, idle].into_iter().for_each(|addresses| owner.release(&domain, addresses.unwrap()));
     assert!(owner.give_up_idle(&domain));

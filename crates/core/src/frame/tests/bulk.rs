@@ -12,7 +12,13 @@ fn filled(zone: &Zone, count: usize) -> Vec<Option<Frame>> {
 }
 
 /// Frees `slots`, of which that at `wrong` cannot be freed, and compares what is left.
-fn frees_up_to(zone: &Zone, owner: bool, slots: &[Option<Frame>], wrong: usize, expected: FrameError) {
+fn frees_up_to(
+    zone: &Zone,
+    owner: bool,
+    slots: &[Option<Frame>],
+    wrong: usize,
+    expected: FrameError,
+) {
     let mut rest = slots.to_vec();
     let mut local = zone.local();
     let freed = if owner { local.free_bulk(&mut rest) } else { zone.free_bulk(&mut rest) };
@@ -65,7 +71,8 @@ fn a_word_that_ends_behind_the_zone_is_foreign() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: crate::testing::cases(340), ..ProptestConfig::default() })]
 
-    /// Arrays of which some slots are full, filled from a zone with holes, and freed after slots were swapped.
+    /// Arrays of which some slots are full, filled from a zone with holes, and freed after slots
+    /// were swapped.
     #[test]
     fn arrays_are_filled_and_freed(
         owner in any::<bool>(),

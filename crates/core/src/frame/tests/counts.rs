@@ -18,14 +18,26 @@ fn frees_into_a_magazine_and_allocs_from_it_are_counted_in_time() {
         for index in covered(run, used) {
             local.free(frame(index), Order::PAGE).unwrap();
             in_use -= 1;
-            let off = (zone.stats().in_use.abs_diff(in_use), zone.stats().held.abs_diff(local.held().into()));
-            assert!(off.0.max(off.1) <= lag(&zone), "{frames} frames, {in_use} in use: off by {off:?}");
+            let off = (
+                zone.stats().in_use.abs_diff(in_use),
+                zone.stats().held.abs_diff(local.held().into()),
+            );
+            assert!(
+                off.0.max(off.1) <= lag(&zone),
+                "{frames} frames, {in_use} in use: off by {off:?}"
+            );
         }
         for _ in 0..2 * used {
             local.alloc(Order::PAGE).unwrap();
             in_use += 1;
-            let off = (zone.stats().in_use.abs_diff(in_use), zone.stats().held.abs_diff(local.held().into()));
-            assert!(off.0.max(off.1) <= lag(&zone), "{frames} frames, {in_use} in use: off by {off:?}");
+            let off = (
+                zone.stats().in_use.abs_diff(in_use),
+                zone.stats().held.abs_diff(local.held().into()),
+            );
+            assert!(
+                off.0.max(off.1) <= lag(&zone),
+                "{frames} frames, {in_use} in use: off by {off:?}"
+            );
         }
     }
 }
@@ -55,7 +67,11 @@ fn runs_through_an_owner_are_counted_in_time() {
         let check = |local: &Local<&Zone>, in_use: u64| {
             let (stats, held) = (zone.stats(), u64::from(local.held()));
             let off = (stats.in_use.abs_diff(in_use), stats.held.abs_diff(held));
-            assert!(off.0.max(off.1) <= most, "order {}, {in_use} in use: off by {off:?}", order.get());
+            assert!(
+                off.0.max(off.1) <= most,
+                "order {}, {in_use} in use: off by {off:?}",
+                order.get()
+            );
         };
         while in_use < 1 << 16 {
             runs.push(local.alloc(order).unwrap());

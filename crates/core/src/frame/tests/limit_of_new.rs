@@ -46,7 +46,10 @@ fn a_new_owner_holds_no_more_than_its_limit_after_a_claim() {
             }
             let limit = limit(&zone).into();
             assert!(most <= limit, "{regions} regions, way {way}: {most} of {limit}");
-            assert!(most + 1 >= limit, "{regions} regions, way {way}: {most} of {limit} are of use");
+            assert!(
+                most + 1 >= limit,
+                "{regions} regions, way {way}: {most} of {limit} are of use"
+            );
         }
     }
 }

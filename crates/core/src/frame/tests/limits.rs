@@ -109,7 +109,8 @@ fn a_zone_that_gave_out_runs_of_2_mib_knows_its_limits() {
     assert_eq!(zone.alloc(pair), Ok(first));
 }
 
-/// Frees every second frame of a full zone, and returns how many regions a search for two neighbours looks at.
+/// Frees every second frame of a full zone, and returns how many regions a search for two
+/// neighbours looks at.
 fn looks_for_a_pair(zone: &Zone) -> usize {
     let mut local = zone.local();
     let odd = (1..zone.frames()).step_by(2);
@@ -139,7 +140,9 @@ fn a_zone_that_gave_out_single_frames_knows_its_limits() {
         // Owners that fill their regions side by side, each at its own pace.
         &|zone| {
             let mut owners: Vec<_> = (1..=60).map(|pace| (zone.local(), pace)).collect();
-            while owners.iter_mut().any(|(local, pace)| (0..*pace).any(|_| local.alloc(Order::PAGE).is_ok()))
+            while owners
+                .iter_mut()
+                .any(|(local, pace)| (0..*pace).any(|_| local.alloc(Order::PAGE).is_ok()))
             {
             }
         },
@@ -162,7 +165,8 @@ fn a_zone_that_gave_out_single_frames_knows_its_limits() {
     }
 }
 
-/// A look at all of its regions takes no longer than a refusal may, and single frames pay for limits.
+/// A look at all of its regions takes no longer than a refusal may, and single frames pay for
+/// limits.
 #[test]
 fn a_small_zone_lowers_no_limit_before_it_is_asked_for_a_run() {
     let zone = Zone::new(512 * 512).unwrap();

@@ -12,7 +12,8 @@ pub(super) fn limit(zone: &Zone) -> u32 {
     }
 }
 
-/// The documented room of a magazine that is full enough to be trimmed: less than a quarter or 256 frames, or 1/16.
+/// The documented room of a magazine that is full enough to be trimmed: less than a quarter or 256
+/// frames, or 1/16.
 fn slack(limit: u32) -> u32 {
     (limit / 4).min(256).max(limit / 16)
 }
@@ -24,9 +25,11 @@ struct Fills {
     trims: Vec<(u32, u32)>,
 }
 
-/// Frees all frames of a zone in order, one at a time or several, and looks at what the owner holds after each call.
+/// Frees all frames of a zone in order, one at a time or several, and looks at what the owner holds
+/// after each call.
 fn fills(zone: &Zone, at_once: usize) -> Fills {
-    let mut all: Vec<_> = (0..zone.frames()).map(|_| Some(zone.alloc(Order::PAGE).unwrap())).collect();
+    let mut all: Vec<_> =
+        (0..zone.frames()).map(|_| Some(zone.alloc(Order::PAGE).unwrap())).collect();
     let mut local = zone.local();
     let (mut most, mut trims, mut before) = (0, vec![], 0);
     for some in all.chunks_mut(at_once) {
@@ -74,13 +77,16 @@ fn small_zones_have_small_magazines() {
     for regions in 1..=16 {
         let zone = Zone::new(regions * 512).unwrap();
         let (limit, most) = (limit(&zone), fills(&zone, 1).most);
-        assert!(limit * 8 <= zone.frames() && most <= limit, "{regions} regions: {most} of {limit}");
+        assert!(
+            limit * 8 <= zone.frames() && most <= limit,
+            "{regions} regions: {most} of {limit}"
+        );
         assert_eq!(most, limit - 1, "{regions} regions: trimmed when it is full");
     }
 }
 
-/// A run that the owner keeps is the last of an exhausted zone: an alloc of one frame moves it to the magazine. Returns the most
-/// that the magazine holds while `more` frames are freed.
+/// A run that the owner keeps is the last of an exhausted zone: an alloc of one frame moves it to
+/// the magazine. Returns the most that the magazine holds while `more` frames are freed.
 fn most_with_a_broken_run(zone: &Zone, local: &mut Local<&Zone>, more: usize) -> u32 {
     let run = local.alloc(Order::HUGE).unwrap();
     local.free(run, Order::HUGE).unwrap();
@@ -110,7 +116,8 @@ fn a_magazine_with_a_broken_run_holds_no_more_than_its_limit() {
     }
 }
 
-/// As above, of an owner that has checked its magazine before: from then on it expects `slack` more frames at most.
+/// As above, of an owner that has checked its magazine before: from then on it expects `slack` more
+/// frames at most.
 #[test]
 fn a_run_that_is_broken_later_is_counted_too() {
     for regions in [33, 40, 100] {
@@ -125,12 +132,15 @@ fn a_run_that_is_broken_later_is_counted_too() {
         }
         let most = most_with_a_broken_run(&zone, &mut local, 3000);
         let limit = limit(&zone);
-        assert!((limit - slack(limit)..=limit).contains(&most), "{regions} regions: {most} of {limit}");
+        assert!(
+            (limit - slack(limit)..=limit).contains(&most),
+            "{regions} regions: {most} of {limit}"
+        );
     }
 }
 
-/// It is used: frees in order fill it to within the documented sixteenth (in small zones a quarter) before it is trimmed, and a
-/// trim makes room for a quarter more, to a word.
+/// It is used: frees in order fill it to within the documented sixteenth (in small zones a quarter)
+/// before it is trimmed, and a trim makes room for a quarter more, to a word.
 #[test]
 fn a_magazine_is_nearly_full_before_it_is_trimmed() {
     // In zones of up to 512 regions no two words share a way.
@@ -143,13 +153,20 @@ fn a_magazine_is_nearly_full_before_it_is_trimmed() {
         assert!(trims.len() > 30);
         let keep = limit - slack - limit / 4;
         for (before, after) in trims {
-            assert!(before + 1 > limit - slack, "{regions} regions: trimmed with {before} of {limit}");
-            assert!((keep - 63..=keep).contains(&after), "{regions} regions: {after} of {keep} left");
+            assert!(
+                before + 1 > limit - slack,
+                "{regions} regions: trimmed with {before} of {limit}"
+            );
+            assert!(
+                (keep - 63..=keep).contains(&after),
+                "{regions} regions: {after} of {keep} left"
+            );
         }
     }
 }
 
-/// An owner whose magazine stays nearly full checks it, and the pressure, after so many frees, and not after each.
+/// An owner whose magazine stays nearly full checks it, and the pressure, after so many frees, and
+/// not after each.
 #[test]
 fn a_full_magazine_is_seldom_checked() {
     for regions in [17_u32, 100, 600] {
@@ -171,12 +188,16 @@ fn a_full_magazine_is_seldom_checked() {
             }
             // The fill after `slack` frees, the pressure after 256 since the last check.
             let expected = 20_000 * slack(limit).div_ceil(256) / slack(limit);
-            assert!((expected - 1..=expected + 2).contains(&checks), "{regions}, {missing}: {checks} checks");
+            assert!(
+                (expected - 1..=expected + 2).contains(&checks),
+                "{regions}, {missing}: {checks} checks"
+            );
         }
     }
 }
 
-/// A region that an owner has reserved is in no set of hints: dropping the handle puts it back, if it has free frames.
+/// A region that an owner has reserved is in no set of hints: dropping the handle puts it back, if
+/// it has free frames.
 #[test]
 fn the_region_of_a_dropped_owner_is_found_again() {
     for regions in [1, 2, 16, 40] {

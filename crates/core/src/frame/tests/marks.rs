@@ -40,7 +40,11 @@ fn bulk_calls_stop_at_low_and_take_one_more() {
         zone.alloc(Order::PAGE).unwrap();
     }
     assert_eq!(zone.fill_by(&mut [None; 3], Urgency::Urgent), 0);
-    assert_eq!((zone.taken(), zone.stats().exhausted), (1000, 2), "the failed fill_all counts as one");
+    assert_eq!(
+        (zone.taken(), zone.stats().exhausted),
+        (1000, 2),
+        "the failed fill_all counts as one"
+    );
     assert_eq!(zone.free_bulk(&mut more), Ok(50));
     assert!(zone.under_pressure(), "50 is not 150");
     assert_eq!(zone.free_bulk(&mut slots), Ok(901));
@@ -72,7 +76,8 @@ fn an_owner_respects_the_watermarks_and_frees_under_pressure() {
     assert_eq!(zone.taken(), 0);
 }
 
-/// An owner whose frees and allocs all stay in its magazine detects that the zone has run short, and frees its frames.
+/// An owner whose frees and allocs all stay in its magazine detects that the zone has run short,
+/// and frees its frames.
 #[test]
 fn an_owner_that_uses_only_its_magazine_frees_it_under_pressure() {
     let frees = |hoarder: &mut Local<&Zone>| {
@@ -87,7 +92,8 @@ fn an_owner_that_uses_only_its_magazine_frees_it_under_pressure() {
         }
     };
     type Works<'a> = &'a dyn Fn(&mut Local<&Zone>);
-    for (works, frames) in [(&frees as Works<'_>, 1 << 18), (&allocs, 1 << 18), (&frees, 512 * 20)] {
+    for (works, frames) in [(&frees as Works<'_>, 1 << 18), (&allocs, 1 << 18), (&frees, 512 * 20)]
+    {
         let zone = zone_with(frames, 200, 300, 400);
         let mut hoarder = zone.local();
         let mut slots = vec![None; 500];
@@ -169,7 +175,8 @@ fn an_owner_flushes_its_magazine_before_a_run_fails() {
     assert_eq!(local.alloc(order(2)).ok(), None);
 }
 
-/// Eight owners fill and empty arrays of slots down to the watermarks, each freeing in a different order.
+/// Eight owners fill and empty arrays of slots down to the watermarks, each freeing in a different
+/// order.
 #[test]
 fn stress_bulk_down_to_the_watermarks() {
     use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -201,7 +208,8 @@ fn stress_bulk_down_to_the_watermarks() {
                         }
                     }
                     assert!(old.next().is_none(), "full slots are unchanged");
-                    // 3000 = 2^3 * 3 * 5^3: some steps reach all slots, others leave holes between full ones.
+                    // 3000 = 2^3 * 3 * 5^3: some steps reach all slots, others leave holes between
+                    // full ones.
                     for i in 0..3000 {
                         if let Some(frame) = slots[i * step % 3000].take() {
                             mark(frame, me, 0);

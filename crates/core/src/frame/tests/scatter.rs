@@ -4,7 +4,12 @@ use super::*;
 use crate::testing::Random;
 
 /// Allocates `count` frames and frees them in random order; calls `step` after each free.
-fn free_at_random(zone: &Zone, local: &mut Local<&Zone>, count: usize, mut step: impl FnMut(&Local<&Zone>)) {
+fn free_at_random(
+    zone: &Zone,
+    local: &mut Local<&Zone>,
+    count: usize,
+    mut step: impl FnMut(&Local<&Zone>),
+) {
     let mut frames: Vec<_> = (0..count).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
     let mut random = Random::new(1);
     while !frames.is_empty() {
@@ -22,7 +27,9 @@ fn a_random_order_bypasses_the_magazine_and_an_ordered_one_returns_to_it() {
     let zone = Zone::new(64 * 512).unwrap();
     let mut local = zone.local();
     let mut held = 0;
-    free_at_random(&zone, &mut local, zone.frames() as usize, |local| held = held.max(local.held()));
+    free_at_random(&zone, &mut local, zone.frames() as usize, |local| {
+        held = held.max(local.held())
+    });
     assert!(local.held() < held / 4, "{} of {held}", local.held());
     // An ordered free of a word is cached from its third frame on.
     let frames: Vec<_> = (0..640).map(|_| local.alloc(Order::PAGE).unwrap()).collect();
@@ -49,8 +56,9 @@ fn words_that_share_a_way_end_in_the_zone_too() {
     assert_eq!(zone.taken(), frames.len() as u64 + u64::from(local.held()));
 }
 
-/// Frees three frames of each of `words` words, one word after another, into the empty magazine of a new owner with a limit of
-/// 1,600 frames. Returns the owner and the first frame behind the words, which are all allocated.
+/// Frees three frames of each of `words` words, one word after another, into the empty magazine of
+/// a new owner with a limit of 1,600 frames. Returns the owner and the first frame behind the
+/// words, which are all allocated.
 fn owner_after_scattered_frees(zone: &Zone, words: u32) -> (Local<&Zone>, u32) {
     assert_eq!(zone.frames() / 32, 1600);
     let first = zone.alloc_run(200 * 64, 64).unwrap().index();

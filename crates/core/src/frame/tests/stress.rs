@@ -3,7 +3,8 @@
 use super::*;
 use crate::testing::Random;
 
-/// Each frame carries who owns it; an owner that finds another's mark has been given what was not free.
+/// Each frame carries who owns it; an owner that finds another's mark has been given what was not
+/// free.
 #[test]
 fn stress_no_frame_has_two_owners() {
     use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -33,7 +34,8 @@ fn stress_no_frame_has_two_owners() {
                     } else if !mine.is_empty() {
                         let (frame, order) = mine.swap_remove(random.below(mine.len()));
                         mark(frame, order, me, 0);
-                        let freed = if shared { zone.free(frame, order) } else { local.free(frame, order) };
+                        let freed =
+                            if shared { zone.free(frame, order) } else { local.free(frame, order) };
                         freed.unwrap();
                     }
                 }

@@ -31,9 +31,13 @@ impl InvalidationQueue for Busy {
     }
 }
 
-/// An invalidator whose queue completes at once, and in whose pauses another thread requests something if `busy`.
+/// An invalidator whose queue completes at once, and in whose pauses another thread requests
+/// something if `busy`.
 fn invalidator(busy: bool) -> Arc<Invalidator<Busy>> {
-    let inv = Arc::new(Invalidator::new(Busy { unit: Hand::default(), other: std::sync::OnceLock::new() }));
+    let inv = Arc::new(Invalidator::new(Busy {
+        unit: Hand::default(),
+        other: std::sync::OnceLock::new(),
+    }));
     if busy {
         inv.queue().other.set(Arc::downgrade(&inv)).unwrap();
     }

@@ -28,7 +28,10 @@ fn a_check_ends_as_a_wait_would() {
     let ticket = inv.request([flush(1, 1)]);
     let pending = (0..100).take_while(|_| inv.check(ticket).is_pending()).count();
     assert_eq!(pending, 10, "the limit");
-    assert_eq!(inv.check(ticket), Poll::Ready(Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 10 })));
+    assert_eq!(
+        inv.check(ticket),
+        Poll::Ready(Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 10 }))
+    );
     complete(&inv, 1);
     assert_eq!(inv.check(ticket), Poll::Ready(Ok(())));
 }
@@ -41,7 +44,11 @@ fn deadlines_count_from_the_submission_and_not_from_each_wait() {
         assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
         assert!(matches!(inv.wait(ticket), Err(WaitError::TimedOut { .. })));
     }
-    assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 10, "one limit of 10 polls for all of them");
+    assert_eq!(
+        inv.queue().relaxed.load(Ordering::SeqCst),
+        10,
+        "one limit of 10 polls for all of them"
+    );
     // A late completion is found by a later look, and the next batch has its own time.
     complete(&inv, 1);
     assert!(inv.is_completed(Ticket(1)) && !inv.is_completed(Ticket(2)));
@@ -58,7 +65,10 @@ fn a_wait_for_longer_counts_from_now() {
     assert!(inv.wait(ticket).is_err());
     let before = inv.queue().relaxed.load(Ordering::SeqCst);
     let longer = WaitLimit { time_ns: u64::MAX, polls: 7 };
-    assert_eq!(inv.wait_for(ticket, longer), Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 7 }));
+    assert_eq!(
+        inv.wait_for(ticket, longer),
+        Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 7 })
+    );
     assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst) - before, 7);
     complete(&inv, 1);
     assert_eq!(inv.wait_for(ticket, longer), Ok(()));
@@ -109,7 +119,8 @@ fn each_batch_has_its_own_deadline() {
     assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst) - before, 10);
 }
 
-/// A queue whose flush completes between two looks at it: while its clock is read, or before its unit is found to have failed.
+/// A queue whose flush completes between two looks at it: while its clock is read, or before its
+/// unit is found to have failed.
 struct Meanwhile {
     unit: Hand,
     fails: bool,

@@ -3,8 +3,9 @@
 use super::*;
 use crate::sync::{longest_hold, rmw_reset};
 
-/// The most work for it: 255 requests far apart and one that abuts the first, and then a list of requests of which each abuts one.
-/// Whenever the batch is full, a merge makes room for as many as were appended since the last merge, which is one.
+/// The most work for it: 255 requests far apart and one that abuts the first, and then a list of
+/// requests of which each abuts one. Whenever the batch is full, a merge makes room for as many as
+/// were appended since the last merge, which is one.
 #[test]
 fn a_full_batch_is_merged_once_for_a_list() {
     const CAPACITY: u64 = batch::Batch::CAPACITY as u64;

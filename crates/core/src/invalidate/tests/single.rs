@@ -1,8 +1,10 @@
-//! Requests that are submitted by themselves, and what an owner hands over, beside batches on their way.
+//! Requests that are submitted by themselves, and what an owner hands over, beside batches on their
+//! way.
 
 use super::*;
 
-/// The queue had no room for the batch before: it stays whole, and the next single request gathers behind it.
+/// The queue had no room for the batch before: it stays whole, and the next single request gathers
+/// behind it.
 #[test]
 fn a_single_request_gathers_behind_a_batch_on_its_way() {
     let inv = Invalidator::new(Hand { accepts: 0.into(), depth: 2, ..Hand::default() });
@@ -14,7 +16,8 @@ fn a_single_request_gathers_behind_a_batch_on_its_way() {
     assert_eq!(*inv.queue().batches.lock().unwrap(), expected);
 }
 
-/// What an owner hands over is submitted although the batch before was in flight when the owner looked last.
+/// What an owner hands over is submitted although the batch before was in flight when the owner
+/// looked last.
 #[test]
 fn a_full_ring_finds_that_the_queue_has_room_again() {
     let (inv, ring) = (Invalidator::new(Hand::default()), RequestRing::new());

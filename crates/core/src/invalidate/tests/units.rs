@@ -115,7 +115,8 @@ fn a_restart_that_a_unit_refuses_is_repeated_by_a_poll() {
     assert_eq!(play(&[Step::Request(0), Step::Refuse(1), Step::Abort(1)], [4, 4, 4]), None);
 }
 
-/// Threads submit in turns to units of which one aborts once, and the other aborts once and refuses every third submission.
+/// Threads submit in turns to units of which one aborts once, and the other aborts once and refuses
+/// every third submission.
 #[test]
 fn stress_every_unit_has_flushed_what_completed() {
     let first = Snapshot::<4>::with(usize::MAX, Some(500));
@@ -148,9 +149,11 @@ fn stress_every_unit_has_flushed_what_completed() {
 fn a_dead_unit_ends_all_waits_at_once() {
     let refuses = || Hand { gone: true.into(), ..Hand::default() };
     let dies = || Hand { fails_after: Some(0), ..Hand::default() };
-    for inv in
-        [two(refuses(), Hand::default()), two(Hand::default(), refuses()), two(Hand::default(), dies())]
-    {
+    for inv in [
+        two(refuses(), Hand::default()),
+        two(Hand::default(), refuses()),
+        two(Hand::default(), dies()),
+    ] {
         let ticket = inv.request([flush(1, 1)]);
         inv.submit();
         inv.queue().first().completed.store(ticket.0, Ordering::SeqCst);
@@ -162,7 +165,8 @@ fn a_dead_unit_ends_all_waits_at_once() {
     }
 }
 
-/// A unit that carries out what it was given when it is told to, and has cached every page that is ever requested.
+/// A unit that carries out what it was given when it is told to, and has cached every page that is
+/// ever requested.
 #[derive(Default)]
 struct Scripted {
     entries: usize,
@@ -184,8 +188,9 @@ impl State {
         for step in self.queue.drain(..steps.min(self.queue.len())) {
             match step {
                 Ok(Descriptor::Iotlb { scope, .. }) => {
-                    let hit =
-                        |page: u64| scope.range().is_none_or(|range| range.contains(Iova::new(page << 12)));
+                    let hit = |page: u64| {
+                        scope.range().is_none_or(|range| range.contains(Iova::new(page << 12)))
+                    };
                     self.stale.retain(|(page, _)| !hit(*page));
                 }
                 Ok(_) => {}
@@ -265,7 +270,8 @@ fn play(steps: &[Step], entries: [usize; 3]) -> Option<Ticket> {
             Step::Request(page) => {
                 // A request submits nothing, so it is early enough to cache the page behind it.
                 last = inv.request([flush(page, 1)]);
-                all.iter().for_each(|unit| unit.state.lock().unwrap().stale.extend([(page, last.0)]));
+                all.iter()
+                    .for_each(|unit| unit.state.lock().unwrap().stale.extend([(page, last.0)]));
             }
             Step::Submit => inv.submit(),
             Step::Run(unit, steps) => all[unit].state.lock().unwrap().run(steps),
@@ -278,8 +284,9 @@ fn play(steps: &[Step], entries: [usize; 3]) -> Option<Ticket> {
         }
         while done < last && inv.is_completed(Ticket(done.0 + 1)) {
             done = Ticket(done.0 + 1);
-            let is_stale =
-                |unit: &&Scripted| unit.state.lock().unwrap().stale.iter().any(|(_, of)| *of == done.0);
+            let is_stale = |unit: &&Scripted| {
+                unit.state.lock().unwrap().stale.iter().any(|(_, of)| *of == done.0)
+            };
             if all.iter().any(is_stale) {
                 return Some(done);
             }
@@ -290,7 +297,8 @@ fn play(steps: &[Step], entries: [usize; 3]) -> Option<Ticket> {
 }
 
 proptest! {
-    /// Units with queues of different lengths, at different paces, of which each refuses and aborts when it likes.
+    /// Units with queues of different lengths, at different paces, of which each refuses and aborts
+    /// when it likes.
     #[test]
     fn no_ticket_completes_while_a_unit_has_cached_what_it_covers(
         steps in steps(), entries in [2usize..9, 2usize..9, 2usize..9],

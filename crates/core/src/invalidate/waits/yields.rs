@@ -1,18 +1,21 @@
 //! Whether a waiter gives up the processor before it polls.
 //!
-//! Where many threads wait for flushes of their own, each that spins until its flush has completed keeps the others from
-//! requesting theirs: the queue carries out one after another. If a waiter yields first, they request meanwhile, and share the
-//! next flush. Where no other thread requests, a yield may give the processor to one that keeps it for a time slice, so a
-//! waiter yields only if the last one that did was followed by a request, and otherwise tries that again ever more rarely.
+//! Where many threads wait for flushes of their own, each that spins until its flush has completed
+//! keeps the others from requesting theirs: the queue carries out one after another. If a waiter
+//! yields first, they request meanwhile, and share the next flush. Where no other thread requests,
+//! a yield may give the processor to one that keeps it for a time slice, so a waiter yields only if
+//! the last one that did was followed by a request, and otherwise tries that again ever more
+//! rarely.
 
 // Not those of `sync`: what is counted here is a guess, and orders nothing.
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// How many waits in a row spin at most before one tries again whether a yield is worth it. At 1 to 2 us a flush that is a
-/// time slice (3 to 6 ms).
+/// How many waits in a row spin at most before one tries again whether a yield is worth it. At 1 to
+/// 2 us a flush that is a time slice (3 to 6 ms).
 const LONGEST: u32 = 4096;
 
-/// What the last yields were worth. Threads may overwrite each other's counts: then one more or one less of them yields.
+/// What the last yields were worth. Threads may overwrite each other's counts: then one more or one
+/// less of them yields.
 #[derive(Debug)]
 pub(in crate::invalidate) struct Yields {
     /// How many waits spin before the next one yields.
@@ -28,7 +31,8 @@ impl Yields {
         Self { spins: AtomicU32::new(0), backoff: AtomicU32::new(0), requests: AtomicU64::new(0) }
     }
 
-    /// Counts a request of a thread that waits for it next. Others would be no reason to yield: nobody waits for them.
+    /// Counts a request of a thread that waits for it next. Others would be no reason to yield:
+    /// nobody waits for them.
     pub(in crate::invalidate) fn count_request(&self) {
         self.requests.store(self.requests.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
@@ -37,7 +41,8 @@ impl Yields {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Whether other threads requested what they wait for while the last waiter that yielded had done so.
+    /// Whether other threads requested what they wait for while the last waiter that yielded had
+    /// done so.
     pub(in crate::invalidate) fn are_worth_it(&self) -> bool {
         self.backoff.load(Ordering::Relaxed) == 0
     }
@@ -51,7 +56,8 @@ impl Yields {
         spins == 0
     }
 
-    /// Notes whether other threads requested what they wait for while a waiter had yielded, within less than a time slice.
+    /// Notes whether other threads requested what they wait for while a waiter had yielded, within
+    /// less than a time slice.
     pub(in crate::invalidate) fn note(&self, was_worth_it: bool) {
         let before = self.backoff.load(Ordering::Relaxed);
         let backoff = if was_worth_it { 0 } else { (2 * before).clamp(1, LONGEST) };

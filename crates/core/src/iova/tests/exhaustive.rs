@@ -18,8 +18,8 @@ impl Place {
         self.border - UNITS / 2 * self.unit + unit * self.unit
     }
 
-    /// A space in which exactly the units whose bit is set are allocated, and all else is reserved. The `order` is that of
-    /// the allocations: it decides which regions have maps.
+    /// A space in which exactly the units whose bit is set are allocated, and all else is reserved.
+    /// The `order` is that of the allocations: it decides which regions have maps.
     fn space(self, allocated: u64, whole_first: bool) -> IovaSpace {
         let space = IovaSpace::new(45).unwrap();
         let (start, end) = (self.granule(0), self.granule(UNITS));
@@ -70,7 +70,10 @@ fn check(place: Place, allocated: u64, whole_first: bool) {
             let limit = Iova::new(place.granule(before) * G - 1);
             let want = place.first_fit(allocated, len, before);
             let got = space.alloc(len * place.unit * G, 1, Some(limit));
-            assert_eq!(got.as_ref().ok().map(|r| r.start().raw() / G), want.map(|at| place.granule(at)));
+            assert_eq!(
+                got.as_ref().ok().map(|r| r.start().raw() / G),
+                want.map(|at| place.granule(at))
+            );
             if let (Ok(r), Some(at)) = (got, want) {
                 expect(&space, allocated | bits(at, len));
                 space.free(r).unwrap();
@@ -97,7 +100,8 @@ fn check(place: Place, allocated: u64, whole_first: bool) {
 
 #[test]
 fn every_operation_in_every_state_of_a_small_space() {
-    // Within a region; between regions; between nodes of each level; at 4 GiB; and beyond the first root.
+    // Within a region; between regions; between nodes of each level; at 4 GiB; and beyond the first
+    // root.
     let borders = [100, 512, 4096, 1 << 15, 1 << 18, HIGH, 1 << 21, 1 << 30];
     for border in borders {
         for unit in [1, 171, 512, 700, 4096].into_iter().filter(|unit| unit * UNITS / 2 < border) {

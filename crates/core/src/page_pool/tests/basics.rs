@@ -1,11 +1,24 @@
-//! Each operation by itself: allocation order, counters, checks of frees, fragments, sync, and taking down.
+//! Each operation by itself: allocation order, counters, checks of frees, fragments, sync, and
+//! taking down.
 
 use super::*;
 
 fn fields(counts: Counts) -> [u64; 11] {
     let Counts { fast, slow, slow_high_order, empty, refill, waive, .. } = counts;
     let Counts { cached, cache_full, ring, ring_full, released_refcnt, .. } = counts;
-    [fast, slow, slow_high_order, empty, refill, waive, cached, cache_full, ring, ring_full, released_refcnt]
+    [
+        fast,
+        slow,
+        slow_high_order,
+        empty,
+        refill,
+        waive,
+        cached,
+        cache_full,
+        ring,
+        ring_full,
+        released_refcnt,
+    ]
 }
 
 #[test]
@@ -78,7 +91,10 @@ fn invalid_parameters_are_refused_and_named() {
     let heap = Heap::new(2 << 20);
     let error = |config| PagePool::new(heap.clone(), "", config).unwrap_err();
     let good = Config::default();
-    assert_eq!(error(Config { order: Order::GIANT, ..good }), CreateError::Order { order: Order::GIANT });
+    assert_eq!(
+        error(Config { order: Order::GIANT, ..good }),
+        CreateError::Order { order: Order::GIANT }
+    );
     for ring in [0, 3, 1 << 21] {
         assert_eq!(error(Config { ring, ..good }), CreateError::Ring { ring, limit: 1 << 20 });
     }
@@ -183,8 +199,9 @@ fn a_late_double_free_is_counted_and_frees_nothing() {
         let (frame, record) = pool.shared.find(raw).unwrap();
         let stale = ring::Entry::raw(frame, record.generation());
         // SAFETY: a raw free, and `pool` holds a reference.
-        let put =
-            |pool: &PagePool<Heap>| unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 3]) };
+        let put = |pool: &PagePool<Heap>| unsafe {
+            recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 3])
+        };
         pool.free_raw(raw).unwrap();
         put(&pool);
         let page = pool.alloc().unwrap();
@@ -219,7 +236,8 @@ fn a_raw_free_is_not_refused_after_2_32_allocations_of_a_page() {
         at_generation(&pool, raw, freed_at.wrapping_sub(1));
         assert_eq!(pool.alloc_raw(), Ok(raw));
         remote.free_raw(raw).unwrap();
-        // All others return it through the consumer, so that no free by another thread replaces that one.
+        // All others return it through the consumer, so that no free by another thread replaces
+        // that one.
         for _ in 0..3 {
             let raw = pool.alloc_raw().unwrap();
             pool.free_raw(raw).unwrap();
@@ -261,8 +279,8 @@ fn a_remote_can_be_cloned_whatever_its_source<S: ChunkSource>(remote: &Remote<S>
     remote.clone()
 }
 
-/// Frees of one raw page at the same instant are alike: of those that meet a full ring one stays, so that the list, which has room for
-/// each page once, never grows.
+/// Frees of one raw page at the same instant are alike: of those that meet a full ring one stays,
+/// so that the list, which has room for each page once, never grows.
 #[test]
 fn equal_frees_do_not_make_the_spill_list_grow() {
     let heap = Heap::new(2 << 20);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The n-th chunk is unavailable at first, for all n up to 10^3: the call fails and changes nothing; once the chunk is
-/// available, the next call succeeds.
+/// The n-th chunk is unavailable at first, for all n up to 10^3: the call fails and changes
+/// nothing; once the chunk is available, the next call succeeds.
 #[test]
 fn a_source_that_fails_is_rolled_back_at_every_step() {
     let heap = Heap::new(5 << 20);
@@ -40,7 +40,11 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
             "{n}"
         );
         assert_eq!((pool.stats(), pool.holders()), before, "{n}");
-        assert_eq!(Counts { empty: counts.empty, ..pool.counts() }, counts, "only the attempt is counted");
+        assert_eq!(
+            Counts { empty: counts.empty, ..pool.counts() },
+            counts,
+            "only the attempt is counted"
+        );
         heap.0.left.store(1, Ordering::Relaxed);
         attempt(&mut pool).unwrap();
         assert_eq!(pool.stats().pages, n as u64);
@@ -74,8 +78,8 @@ fn a_large_chunk_that_is_unavailable_is_replaced_by_a_smaller_one() {
     assert_eq!(heap.count(Use::Free), 2048);
 }
 
-/// The n-th chunk cannot be hidden: the others are, the reachable bytes are reported, and each chunk is released by the
-/// right call.
+/// The n-th chunk cannot be hidden: the others are, the reachable bytes are reported, and each
+/// chunk is released by the right call.
 #[test]
 fn a_chunk_that_cannot_be_hidden_is_counted_and_the_others_are_hidden() {
     for quarantines in [false, true] {
@@ -105,7 +109,10 @@ fn a_misaligned_run_is_released_and_reported() {
     heap.0.shift.store(1, Ordering::Relaxed);
     let mut pool = heap.pool(Config::default());
     let error = pool.alloc().unwrap_err();
-    assert_eq!(error, AllocError::Misplaced { frame: Frame::new(1).unwrap(), order: Order::new(6).unwrap() });
+    assert_eq!(
+        error,
+        AllocError::Misplaced { frame: Frame::new(1).unwrap(), order: Order::new(6).unwrap() }
+    );
     assert_eq!((pool.stats().pages, heap.count(Use::Free)), (0, 1024));
     heap.0.shift.store(0, Ordering::Relaxed);
     pool.alloc().unwrap();

@@ -1,4 +1,5 @@
-//! The pool against a list of the pages in use, and expected counters. `harness` runs each step on both.
+//! The pool against a list of the pages in use, and expected counters. `harness` runs each step on
+//! both.
 
 use super::*;
 use harness::{Harness, Held};
@@ -46,8 +47,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (index(), -9000isize..9000, by()).prop_map(|(at, offset, by)| Step::WrongFree(at, offset, by)),
         1 => (index(), 0u8..3).prop_map(|(at, tag)| Step::Tag(at, tag)),
     ];
-    prop::collection::vec((step, 1usize..60), 50)
-        .prop_map(|runs| runs.into_iter().flat_map(|(step, n)| std::iter::repeat_n(step, n)).collect())
+    prop::collection::vec((step, 1usize..60), 50).prop_map(|runs| {
+        runs.into_iter().flat_map(|(step, n)| std::iter::repeat_n(step, n)).collect()
+    })
 }
 
 fn by_name(holders: Vec<Holder>) -> BTreeMap<Option<String>, u64> {

@@ -1,4 +1,5 @@
-//! A `SyncOps`, or the `hide` of a source, that panics at each of its calls: no page is lost or allocated twice.
+//! A `SyncOps`, or the `hide` of a source, that panics at each of its calls: no page is lost or
+//! allocated twice.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,7 +21,8 @@ impl Ops {
             self.0.while_unwinding.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let (call, at) = (self.0.calls.fetch_add(1, Ordering::Relaxed), self.0.at.load(Ordering::Relaxed));
+        let (call, at) =
+            (self.0.calls.fetch_add(1, Ordering::Relaxed), self.0.at.load(Ordering::Relaxed));
         if call == at || self.0.always && call > at {
             resume_unwind(Box::new("a sync"));
         }
@@ -63,7 +65,8 @@ fn use_all(pool: &mut PagePool<Heap>, raw: &mut Vec<RawPage>) {
         });
         raw.extend(step(|| pool.alloc_raw().unwrap()));
         raw.retain(|&raw| {
-            let freed = step(|| if other_thread { remote.free_raw(raw) } else { pool.free_raw(raw) });
+            let freed =
+                step(|| if other_thread { remote.free_raw(raw) } else { pool.free_raw(raw) });
             freed.inspect(|freed| assert_eq!(*freed, Ok(()))).is_none()
         });
     }
@@ -104,7 +107,11 @@ fn a_sync_that_panics_loses_no_page() {
         assert_eq!((held.len(), distinct.len()), (256, 256), "call {at}, always {always}");
         drop(held);
         let end = pool.destroy();
-        assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 256), "call {at}, always {always}");
+        assert_eq!(
+            (end.pages_out(), heap.count(Use::Free)),
+            (0, 256),
+            "call {at}, always {always}"
+        );
     }
 }
 
@@ -152,6 +159,10 @@ fn a_chunk_whose_hide_panics_is_quarantined() {
     let held: Vec<_> = (0..192).map(|_| pool.alloc().unwrap()).collect();
     assert!(step(|| pool.destroy()).is_none());
     drop(held);
-    // The first was hidden, the second may be reachable, the third was not asked for: it is released mapped.
-    assert_eq!((heap.count(Use::Free), heap.count(Use::Mapped), heap.count(Use::Hidden)), (192, 64, 0));
+    // The first was hidden, the second may be reachable, the third was not asked for: it is
+    // released mapped.
+    assert_eq!(
+        (heap.count(Use::Free), heap.count(Use::Mapped), heap.count(Use::Hidden)),
+        (192, 64, 0)
+    );
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A consumer passes pages, raw pages and fragments to seven threads, which free them in every way; then the pool is
-/// destroyed while they still hold some.
+/// A consumer passes pages, raw pages and fragments to seven threads, which free them in every way;
+/// then the pool is destroyed while they still hold some.
 #[test]
 fn stress_seven_threads_free_pages() {
     for ring in [1, 64, 1024] {
@@ -61,7 +61,11 @@ fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
             std::thread::yield_now();
         }
         let last = pool.destroy();
-        assert_eq!((heap.count(Use::Mapped), last.reachable()), (0, None), "the device reaches nothing");
+        assert_eq!(
+            (heap.count(Use::Mapped), last.reachable()),
+            (0, None),
+            "the device reaches nothing"
+        );
         over.store(true, Ordering::Release);
         end = Some(last);
     });
@@ -70,7 +74,8 @@ fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
     assert_eq!(end.counts().waive, 0, "there was no second free");
 }
 
-/// Allocates a page, a raw page or a fragment, and writes its address into it. `None`: the other threads hold all pages.
+/// Allocates a page, a raw page or a fragment, and writes its address into it. `None`: the other
+/// threads hold all pages.
 fn alloc_any(pool: &mut PagePool<Heap>, random: usize) -> Option<Held> {
     let held = match random % 4 {
         0 => Held::Raw(pool.alloc_raw().ok()?),
@@ -109,8 +114,8 @@ fn receive(remote: &Remote<Heap>, mine: Vec<Held>, me: usize) {
     }
 }
 
-/// Two threads free the same raw pages at the same time: of each page one free is valid, and the other is an error or is
-/// detected late.
+/// Two threads free the same raw pages at the same time: of each page one free is valid, and the
+/// other is an error or is detected late.
 #[test]
 fn stress_page_pool_of_two_raw_frees_one_is_valid() {
     let heap = Heap::new(2 << 20);
@@ -121,14 +126,16 @@ fn stress_page_pool_of_two_raw_frees_one_is_valid() {
     let freed = AtomicUsize::new(0);
     crate::testing::scope(|scope| {
         for _ in 0..2 {
-            let (remote, turn, done, shared, freed) = (pool.remote(), &turn, &done, &shared, &freed);
+            let (remote, turn, done, shared, freed) =
+                (pool.remote(), &turn, &done, &shared, &freed);
             scope.spawn(move || {
                 for round in 1..=rounds {
                     while turn.load(Ordering::Acquire) < round {
                         std::thread::yield_now();
                     }
                     let pages = shared.lock().clone();
-                    let ok = pages.into_iter().filter(|&page| remote.free_raw(page).is_ok()).count();
+                    let ok =
+                        pages.into_iter().filter(|&page| remote.free_raw(page).is_ok()).count();
                     freed.fetch_add(ok, Ordering::Relaxed);
                     done.fetch_add(1, Ordering::Release);
                 }
@@ -150,7 +157,8 @@ fn stress_page_pool_of_two_raw_frees_one_is_valid() {
     assert_eq!((end.pages_out(), heap.count(Use::Free)), (0, 512));
 }
 
-/// Read-modify-writes per operation: none on the consumer's path, one for 64 pages that are returned together.
+/// Read-modify-writes per operation: none on the consumer's path, one for 64 pages that are
+/// returned together.
 #[cfg(feature = "count-rmw")]
 #[test]
 fn hot_paths_share_nothing() {

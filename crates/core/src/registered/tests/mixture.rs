@@ -65,7 +65,8 @@ fn a_first_and_a_last_folio_are_divided_where_the_buffer_begins_and_ends_in_them
 
 #[test]
 fn all_three_page_sizes_at_once() {
-    let sizes = [GIB, GIB].into_iter().chain([HUGE; 512]).chain([4 * KIB; 700]).chain([64 * KIB; 20]);
+    let sizes =
+        [GIB, GIB].into_iter().chain([HUGE; 512]).chain([4 * KIB; 700]).chain([64 * KIB; 20]);
     let buffer = check(0x7f00_0000_0000 >> 30 << 30, &scattered(sizes));
     assert!(buffer.folios() < 4 * 1024, "{}", buffer.folios());
     assert!(buffer.table_bytes() <= 16 * buffer.folios());
@@ -76,14 +77,18 @@ fn a_tebibyte_of_hugepages_with_one_plain_page_has_a_table_of_four_mebibytes() {
     let pages = (1 << 40) / HUGE - 1;
     let first = scattered([4 * KIB]);
     let rest = (0..pages).map(|i| seg((i + 2) * 2 * HUGE, HUGE));
-    let buffer = Registered::from_segments(0x7000_0000_0000 - 4096, first.into_iter().chain(rest)).unwrap();
+    let buffer =
+        Registered::from_segments(0x7000_0000_0000 - 4096, first.into_iter().chain(rest)).unwrap();
     assert_eq!(buffer.folios() as u64, pages + 1);
     assert_eq!(buffer.table_bytes() as u64, 8 * (pages + 1));
-    assert_eq!(buffer.locate(4096 + HUGE * (pages - 1) + 7), Ok(seg((pages + 1) * 2 * HUGE + 7, HUGE - 7)));
+    assert_eq!(
+        buffer.locate(4096 + HUGE * (pages - 1) + 7),
+        Ok(seg((pages + 1) * 2 * HUGE + 7, HUGE - 7))
+    );
 }
 
-/// Runs of pieces of all sizes, each at a multiple of its size in the process, some adjacent for the device. The first and
-/// the last piece may be partial.
+/// Runs of pieces of all sizes, each at a multiple of its size in the process, some adjacent for
+/// the device. The first and the last piece may be partial.
 fn mixtures() -> impl Strategy<Value = (usize, Vec<Segment>)> {
     let sizes = prop_oneof![
         4 => (Just(4 * KIB), 1usize..40),
@@ -111,7 +116,11 @@ fn mixtures() -> impl Strategy<Value = (usize, Vec<Segment>)> {
             let pieces: Vec<_> = fill.chain(core::iter::repeat_n(size, count)).collect();
             for (i, len) in pieces.into_iter().enumerate() {
                 let jump = (seed >> (i % 64)) & 3;
-                iova = if near && jump != 0 { iova } else { (iova + (jump + 1) * GIB).next_multiple_of(len) };
+                iova = if near && jump != 0 {
+                    iova
+                } else {
+                    (iova + (jump + 1) * GIB).next_multiple_of(len)
+                };
                 segments.push(seg(iova, len));
                 iova += len;
                 at += len;

@@ -9,12 +9,18 @@ fn plain(addr: usize, len: u64) -> Registered {
 #[test]
 fn wrong_registrations_are_refused_and_change_nothing() {
     assert_eq!(Registry::<Registered>::new(0).unwrap_err(), RegisterError::Capacity { asked: 0 });
-    assert_eq!(Registry::<Registered>::new(16_385).unwrap_err(), RegisterError::Capacity { asked: 16_385 });
+    assert_eq!(
+        Registry::<Registered>::new(16_385).unwrap_err(),
+        RegisterError::Capacity { asked: 16_385 }
+    );
     let mut table = Registry::new(2).unwrap();
     let first = table.register(plain(0x1000, 0x1000)).unwrap();
     let overlap = RegisterError::Overlaps { addr: 0x1fff, len: 1, with: first };
     assert_eq!(table.register(plain(0x1fff, 1)), Err(overlap));
-    assert_eq!(table.register_at(first, plain(0x9000, 1)), Err(RegisterError::Taken { index: first }));
+    assert_eq!(
+        table.register_at(first, plain(0x9000, 1)),
+        Err(RegisterError::Taken { index: first })
+    );
     let beyond = IndexError::Beyond { index: BufferIndex::new(2), capacity: 2 };
     assert_eq!(table.register_at(BufferIndex::new(2), plain(0x9000, 1)), Err(beyond.into()));
     let second = table.register(plain(0x2000, 0x1000)).unwrap();
@@ -102,7 +108,9 @@ fn an_update_replaces_in_place_and_may_overlap_what_it_replaces() {
     assert_eq!(listed, [(a, 0x1800), (c, 0x5000)]);
     assert_eq!(table.prepare(None, 0x9000, 1), Ok(b));
     assert_eq!(table.prepare(Some(c), 0x5800, 0x1000), Ok(c));
-    assert!(matches!(table.prepare(None, 0x5800, 1), Err(RegisterError::Overlaps { with, .. }) if with == c));
+    assert!(
+        matches!(table.prepare(None, 0x5800, 1), Err(RegisterError::Overlaps { with, .. }) if with == c)
+    );
 }
 
 #[test]
@@ -135,7 +143,10 @@ fn a_hold_unpins_no_equal_buffer_of_another_table() {
     assert_eq!(tables[1].unregister(index), Ok(Unregistered::Held { holds: 1 }));
     let mine = tables[0].hold(index).unwrap();
     assert_eq!(tables[1].release(mine), not_held);
-    assert_eq!((tables[1].leaving(), tables[1].release(other)), (1, Ok(Some(plain(0x1000, 0x1000)))));
+    assert_eq!(
+        (tables[1].leaving(), tables[1].release(other)),
+        (1, Ok(Some(plain(0x1000, 0x1000))))
+    );
 }
 
 #[test]
@@ -154,6 +165,12 @@ fn the_largest_table_is_full_at_its_last_place() {
     assert_eq!(table.register(plain((127 << 40) + (16_384 << 13), 1)), Err(full));
     assert_eq!(table.find((126 << 40) + 5), Some((BufferIndex::new(126), 5)));
     let beyond = plain(usize::try_from(64 * tib).unwrap(), tib);
-    assert!(matches!(table.update(BufferIndex::new(63), beyond), Err(RegisterError::Overlaps { .. })));
-    assert!(matches!(Registered::from_segments(0, [seg(0, tib + 1)]), Err(BufferError::TooLong { .. })));
+    assert!(matches!(
+        table.update(BufferIndex::new(63), beyond),
+        Err(RegisterError::Overlaps { .. })
+    ));
+    assert!(matches!(
+        Registered::from_segments(0, [seg(0, tib + 1)]),
+        Err(BufferError::TooLong { .. })
+    ));
 }

@@ -4,8 +4,9 @@ use super::{Entry, Format};
 use crate::access::Access;
 use crate::addr::PhysAddr;
 
-/// Intel VT-d first-stage tables, which are those of x86 processors (VT-d specification, "First-Stage Translation" and
-/// "First-Stage Paging Entries"; Intel SDM volume 3, 4.5, "4-Level Paging and 5-Level Paging").
+/// Intel VT-d first-stage tables, which are those of x86 processors (VT-d specification,
+/// "First-Stage Translation" and "First-Stage Paging Entries"; Intel SDM volume 3, 4.5, "4-Level
+/// Paging and 5-Level Paging").
 ///
 /// | bits | meaning |
 /// | --- | --- |
@@ -17,13 +18,15 @@ use crate::addr::PhysAddr;
 /// | 9 | software: with P = 0, a retired table page was here |
 /// | 12..=51 | the address of the memory or of the table page |
 ///
-/// **There is no write-only access: a present entry can be read.** A mapping for [`FromDevice`](crate::access::FromDevice)
-/// therefore lets the device read the memory as well, with what it held before. Give it memory without secrets (zeroed, or used for
-/// input only), or use [`VtdSecondStage`](super::VtdSecondStage).
+/// **There is no write-only access: a present entry can be read.** A mapping for
+/// [`FromDevice`](crate::access::FromDevice) therefore lets the device read the memory as well,
+/// with what it held before. Give it memory without secrets (zeroed, or used for input only), or
+/// use [`VtdSecondStage`](super::VtdSecondStage).
 ///
-/// Addresses must be canonical: the bits from the highest that is translated up are all equal. A table of 4 levels translates
-/// 48 bits, and the upper half of them is at the end of the 64-bit address space; only the lower half is used here, 47 bits
-/// (5 levels: 56). There are no tables of 3 levels.
+/// Addresses must be canonical: the bits from the highest that is translated up are all equal. A
+/// table of 4 levels translates 48 bits, and the upper half of them is at the end of the 64-bit
+/// address space; only the lower half is used here, 47 bits (5 levels: 56). There are no tables of
+/// 3 levels.
 #[derive(Clone, Copy, Debug)]
 pub struct VtdFirstStage;
 
@@ -67,7 +70,11 @@ impl Format for VtdFirstStage {
     fn parse(entry: u64, level: u8) -> Entry {
         let phys = PhysAddr::new(entry & ADDRESS);
         if entry & PRESENT == 0 {
-            return if level == 1 || entry & WAS_LINK == 0 { Entry::Empty } else { Entry::Retired(phys) };
+            return if level == 1 || entry & WAS_LINK == 0 {
+                Entry::Empty
+            } else {
+                Entry::Retired(phys)
+            };
         }
         if level > 1 && entry & LARGE == 0 {
             return Entry::Link(phys);

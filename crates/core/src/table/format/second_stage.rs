@@ -4,7 +4,8 @@ use super::{Entry, Format};
 use crate::access::Access;
 use crate::addr::PhysAddr;
 
-/// Intel VT-d second-stage tables (VT-d specification, "Second-Stage Translation" and "Second-Stage Paging Entries").
+/// Intel VT-d second-stage tables (VT-d specification, "Second-Stage Translation" and "Second-Stage
+/// Paging Entries").
 ///
 /// | bits | meaning |
 /// | --- | --- |
@@ -14,8 +15,9 @@ use crate::addr::PhysAddr;
 /// | 12..=51 | the address of the memory or of the table page |
 /// | 52 | software: with R = W = 0, a retired table page was here |
 ///
-/// There is no present bit: **R = W = 0 is not present, whatever the other bits say**. A link gives R and W both, so that
-/// the leaf decides. 3 levels translate 39 bits, 4 levels 48, 5 levels 57 (the adjusted guest address widths).
+/// There is no present bit: **R = W = 0 is not present, whatever the other bits say**. A link gives
+/// R and W both, so that the leaf decides. 3 levels translate 39 bits, 4 levels 48, 5 levels 57
+/// (the adjusted guest address widths).
 #[derive(Clone, Copy, Debug)]
 pub struct VtdSecondStage;
 
@@ -53,7 +55,11 @@ impl Format for VtdSecondStage {
     fn parse(entry: u64, level: u8) -> Entry {
         let phys = PhysAddr::new(entry & ADDRESS);
         if entry & (READ | WRITE) == 0 {
-            return if level == 1 || entry & WAS_LINK == 0 { Entry::Empty } else { Entry::Retired(phys) };
+            return if level == 1 || entry & WAS_LINK == 0 {
+                Entry::Empty
+            } else {
+                Entry::Retired(phys)
+            };
         }
         if level > 1 && entry & LARGE == 0 {
             return Entry::Link(phys);

@@ -1,4 +1,5 @@
-//! Table memory that something else writes, and lists of another table in the same memory: errors, never a panic.
+//! Table memory that something else writes, and lists of another table in the same memory: errors,
+//! never a panic.
 
 use super::*;
 use proptest::prelude::*;

@@ -19,11 +19,17 @@ fn one_leaf_of_each_size<F: Decode>(levels: u8) {
     assert_eq!(runs(&b.table), []);
     // The first address and the last one, and one of each size between.
     let last = (1 << b.table.bits()) - K4;
-    for (iova, phys, len) in [(0, 5 * K4, K4), (M2, 8 * M2, M2), (G1, 3 * G1, G1), (last, 7 * K4, K4)] {
+    for (iova, phys, len) in
+        [(0, 5 * K4, K4), (M2, 8 * M2, M2), (G1, 3 * G1, G1), (last, 7 * K4, K4)]
+    {
         b.map(iova, phys, len).unwrap();
     }
-    let expected =
-        [(0, K4, 5 * K4, 3, K4), (M2, M2, 8 * M2, 3, M2), (G1, G1, 3 * G1, 3, G1), (last, K4, 7 * K4, 3, K4)];
+    let expected = [
+        (0, K4, 5 * K4, 3, K4),
+        (M2, M2, 8 * M2, 3, M2),
+        (G1, G1, 3 * G1, 3, G1),
+        (last, K4, 7 * K4, 3, K4),
+    ];
     assert_eq!(runs(&b.table), expected, "{levels} levels");
     let mut retired = Retired::new();
     b.table.clear(range(M2, M2), &mut retired).unwrap();
@@ -120,8 +126,8 @@ fn a_damaged_link_hides_what_is_below_and_nothing_else() {
     b.pages[0].entries()[7].store(0, Ordering::SeqCst);
 }
 
-/// Mappings that stay are found by each of many dumps, while others around them in the same table pages come and go, and
-/// table pages with them.
+/// Mappings that stay are found by each of many dumps, while others around them in the same table
+/// pages come and go, and table pages with them.
 #[test]
 fn stress_dumps_beside_maps_clears_and_reclaims() {
     let b: Bench = bench(40, 3);
@@ -143,7 +149,8 @@ fn stress_dumps_beside_maps_clears_and_reclaims() {
                     assert_eq!((run.phys.raw(), run.access), (phys_of(start), RW));
                     assert_eq!(run.page_size, PageSize::Size4K);
                     end = run.iova.end().raw();
-                    found += stays.iter().filter(|iova| run.iova.contains(Iova::new(**iova))).count();
+                    found +=
+                        stays.iter().filter(|iova| run.iova.contains(Iova::new(**iova))).count();
                 }
                 assert_eq!(found, stays.len(), "what is mapped throughout");
                 dumps.fetch_add(1, Ordering::SeqCst);

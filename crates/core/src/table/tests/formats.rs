@@ -29,8 +29,10 @@ impl Decode for VtdSecondStage {
 
 impl Decode for VtdFirstStage {
     fn access(entry: u64) -> Option<u64> {
-        // Present; of user mode; accessed, and dirty if it can be written, so that no unit writes it.
-        let valid = entry & 0x24 == 0x24 && (entry & 2 == 0 || entry & 0x80 == 0 || entry & 0x40 != 0);
+        // Present; of user mode; accessed, and dirty if it can be written, so that no unit writes
+        // it.
+        let valid =
+            entry & 0x24 == 0x24 && (entry & 2 == 0 || entry & 0x80 == 0 || entry & 0x40 != 0);
         (entry & 1 != 0).then(|| {
             assert!(valid, "{entry:#x}");
             1 | entry & 2
@@ -42,7 +44,8 @@ impl Decode for VtdFirstStage {
 }
 
 std::thread_local! {
-    /// Memory as a walker sees it that does not look into the processor's caches: entries by their addresses.
+    /// Memory as a walker sees it that does not look into the processor's caches: entries by their
+    /// addresses.
     static WRITTEN_BACK: RefCell<HashMap<usize, u64>> = RefCell::default();
 }
 
@@ -91,8 +94,9 @@ impl Decode for NonCoherent {
     }
     fn read(entry: &AtomicU64) -> u64 {
         // What was never written back is what the memory held before: rubbish that leads nowhere.
-        WRITTEN_BACK
-            .with_borrow(|memory| memory.get(&core::ptr::from_ref(entry).addr()).copied().unwrap_or(u64::MAX))
+        WRITTEN_BACK.with_borrow(|memory| {
+            memory.get(&core::ptr::from_ref(entry).addr()).copied().unwrap_or(u64::MAX)
+        })
     }
 }
 
@@ -107,7 +111,9 @@ fn the_first_stage_translates_the_lower_half_and_grants_reads() {
         b.table.clear(last, &mut Retired::new()).unwrap();
     }
     // Not canonical, and the upper half, at its two ends.
-    for start in [(1 << 47) - K4, 1 << 47, (1 << 48) - 2 * K4, 0xffff_8000_0000_0000, u64::MAX - 2 * K4 + 1] {
+    for start in
+        [(1 << 47) - K4, 1 << 47, (1 << 48) - 2 * K4, 0xffff_8000_0000_0000, u64::MAX - 2 * K4 + 1]
+    {
         let beyond = range(start, if start < 1 << 47 { 2 * K4 } else { K4 });
         assert_eq!(
             b.table.map(beyond, PhysAddr::new(0), RW),
@@ -124,7 +130,8 @@ fn physical_addresses_end_where_the_machine_says() {
     let b: Bench = bench(8, 3);
     let table = b.table.with_phys_bits(36).unwrap();
     let top = 1 << 36;
-    let beyond = |phys, len, bits| Err(TableError::PhysOutside { phys: PhysAddr::new(phys), len, bits });
+    let beyond =
+        |phys, len, bits| Err(TableError::PhysOutside { phys: PhysAddr::new(phys), len, bits });
     for (phys, len) in
         [(top, K4), (top - K4, 2 * K4), (0, 2 * top), (1 << 63, K4), (u64::MAX - 2 * K4 + 1, K4)]
     {

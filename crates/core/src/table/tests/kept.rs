@@ -11,7 +11,8 @@ fn grown(pages: usize) -> Bench {
     let windows = pages as u64 - 2; // beside the root and a page of level 2
     (0..windows).for_each(|window| b.map(100 * G1 + window % 512 * M2, 0, K4).unwrap());
     let mut retired = Retired::new();
-    (1..windows).for_each(|window| b.table.clear(range(100 * G1 + window * M2, K4), &mut retired).unwrap());
+    (1..windows)
+        .for_each(|window| b.table.clear(range(100 * G1 + window * M2, K4), &mut retired).unwrap());
     b.table.retire_kept(&mut retired).unwrap();
     b.table.reclaim(retired).unwrap();
     assert_eq!((b.table.stats().in_use, b.table.stats().kept), (3, 0));
@@ -42,7 +43,8 @@ fn the_page_of_a_lone_mapping_stays_linked() {
     b.is_pristine();
 }
 
-/// A sixteenth of the pages, at most 64, are kept: a page beyond them retires the half that was kept longest, with the next clear.
+/// A sixteenth of the pages, at most 64, are kept: a page beyond them retires the half that was
+/// kept longest, with the next clear.
 #[test]
 fn no_more_than_the_limit_are_kept() {
     for (pages, most) in [(64, 4_u64), (80, 5)] {
@@ -83,12 +85,20 @@ fn a_superpage_takes_the_place_of_a_kept_page_after_its_flush() {
     assert!(clear(&b, M2 + K4).is_empty());
     let (iova, phys) = (range(0, 3 * M2), PhysAddr::new(8 * M2));
     let mut retired = Retired::new();
-    assert_eq!(b.table.make_room(iova, PhysAddr::new(K4), &mut retired), Ok(false), "it gets no superpages");
+    assert_eq!(
+        b.table.make_room(iova, PhysAddr::new(K4), &mut retired),
+        Ok(false),
+        "it gets no superpages"
+    );
     assert_eq!(b.table.make_room(range(K4, M2), PhysAddr::new(K4), &mut retired), Ok(false));
     assert!(retired.is_empty());
     assert_eq!(b.table.make_room(iova, phys, &mut retired), Ok(true));
     assert!(b.table.retired_ranges(&retired).unwrap().eq([range(M2, M2)]));
-    assert_eq!(b.table.make_room(iova, phys, &mut Retired::new()), Ok(true), "it still waits for the flush");
+    assert_eq!(
+        b.table.make_room(iova, phys, &mut Retired::new()),
+        Ok(true),
+        "it still waits for the flush"
+    );
     b.table.reclaim(retired).unwrap();
     assert_eq!(b.table.make_room(iova, phys, &mut Retired::new()), Ok(false));
     b.table.map(iova, phys, RW).unwrap();
@@ -117,7 +127,8 @@ fn a_shortage_retires_what_is_kept() {
     b.map(10 * M2, 0, K4).unwrap();
 }
 
-/// Of the kept pages, those in the place of a whole 2 MiB piece are retired, and are no longer among those that are kept.
+/// Of the kept pages, those in the place of a whole 2 MiB piece are retired, and are no longer
+/// among those that are kept.
 #[test]
 fn room_is_made_for_whole_pieces_alone() {
     let b = grown(64);
@@ -224,8 +235,8 @@ fn what_a_map_has_evicted_makes_room_after_its_flush() {
     assert_eq!([0, M2].map(|at| b.at(at).unwrap().1), [M2; 2]);
 }
 
-/// The ranges of many neighbours that were retired together are those of 64 pages each, and together all of them; lists of them are
-/// joined as they are.
+/// The ranges of many neighbours that were retired together are those of 64 pages each, and
+/// together all of them; lists of them are joined as they are.
 #[test]
 fn retired_neighbours_are_flushed_in_ranges_of_64_pages() {
     const WINDOWS: u64 = 150;
@@ -257,14 +268,17 @@ fn retired_neighbours_are_flushed_in_ranges_of_64_pages() {
     b.is_pristine();
 }
 
-/// A clear that finds nothing mapped looks at a page whose entries a failed map takes away meanwhile.
+/// A clear that finds nothing mapped looks at a page whose entries a failed map takes away
+/// meanwhile.
 #[test]
 fn a_page_is_not_retired_while_a_thread_clears_there() {
     let b: Bench = bench(4, 3);
     b.map(0, 0, K4).unwrap();
     let (tree, mut at) = (&b.table.0, b.table.0.store.root());
     while at.level > 1 {
-        let Entry::Link(phys) = VtdSecondStage::parse(tree.store.raw(at.page, 0), at.level) else { panic!() };
+        let Entry::Link(phys) = VtdSecondStage::parse(tree.store.raw(at.page, 0), at.level) else {
+            panic!()
+        };
         at = Place { page: tree.store.page_at(at.page, phys).unwrap(), level: at.level - 1 };
     }
     let page = at.page;

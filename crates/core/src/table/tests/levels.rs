@@ -3,8 +3,8 @@
 use super::*;
 use crate::known_bad::{self, Mistake};
 
-/// The last mapping goes: its pages are retired from the lowest level up, one level per flush, and each is recorded in its
-/// parent until then.
+/// The last mapping goes: its pages are retired from the lowest level up, one level per flush, and
+/// each is recorded in its parent until then.
 fn pages_retire_one_level_per_flush() {
     let b: Bench = bench(8, 5);
     b.map(0, 0, K4).unwrap();
@@ -12,7 +12,11 @@ fn pages_retire_one_level_per_flush() {
     b.table.clear(range(0, K4), &mut retired).unwrap();
     for level in 1..=4 {
         let stats = b.table.stats();
-        assert_eq!((retired.len(), stats.retired, stats.in_use), (1, 1, 5 - level), "level {level}");
+        assert_eq!(
+            (retired.len(), stats.retired, stats.in_use),
+            (1, 1, 5 - level),
+            "level {level}"
+        );
         assert!(b.table.retired_ranges(&retired).unwrap().eq([range(0, K4 << (9 * level))]));
         assert_eq!(b.table.reclaim(retired).unwrap(), 1);
         retired = Retired::new();

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 type Model = BTreeMap<u64, (u64, u64, u64)>;
 
 fn first_in(model: &Model, start: u64, len: u64) -> Option<u64> {
-    let before = model.range(..=start).next_back().filter(|(s, l)| **s + l.0 > start).map(|_| start);
+    let before =
+        model.range(..=start).next_back().filter(|(s, l)| **s + l.0 > start).map(|_| start);
     before.or_else(|| model.range(start..start + len).next().map(|(s, _)| *s))
 }
 
@@ -16,7 +17,9 @@ fn expected_clear(model: &Model, asked: IovaRange) -> Result<(), TableError> {
     let (mut at, end) = (asked.start().raw(), asked.end().raw());
     while at < end {
         let leaf = model.range(..=at).next_back().filter(|(s, l)| **s + l.0 > at);
-        let Some((&s, &(len, ..))) = leaf else { return Err(TableError::NotMapped { at: Iova::new(at) }) };
+        let Some((&s, &(len, ..))) = leaf else {
+            return Err(TableError::NotMapped { at: Iova::new(at) });
+        };
         if s < at || s + len > end {
             return Err(TableError::PartOfLeaf { range: asked, leaf: range(s, len) });
         }
@@ -29,12 +32,15 @@ fn largest(at: u64, phys: u64, left: u64) -> u64 {
     [G1, M2].into_iter().find(|s| (at | phys).is_multiple_of(*s) && *s <= left).unwrap_or(K4)
 }
 
-/// The runs of the model: leaves that continue each other in both address spaces, of one size and access.
+/// The runs of the model: leaves that continue each other in both address spaces, of one size and
+/// access.
 fn joined(model: &Model) -> dump::Runs {
     let mut runs = dump::Runs::new();
     for (&at, &(size, phys, access)) in model {
         match runs.last_mut() {
-            Some(run) if (run.0 + run.1, run.2 + run.1, run.3, run.4) == (at, phys, access, size) => {
+            Some(run)
+                if (run.0 + run.1, run.2 + run.1, run.3, run.4) == (at, phys, access, size) =>
+            {
                 run.1 += size
             }
             _ => runs.push((at, size, phys, access, size)),
@@ -82,7 +88,12 @@ proptest! {
     }
 }
 
-fn agrees<F: Decode>(capacity: usize, keeps: bool, levels: u8, ops: Vec<Op>) -> Result<(), TestCaseError> {
+fn agrees<F: Decode>(
+    capacity: usize,
+    keeps: bool,
+    levels: u8,
+    ops: Vec<Op>,
+) -> Result<(), TestCaseError> {
     let b: Bench<F> = if keeps { keeping(capacity, levels) } else { bench(capacity, levels) };
     let mut model = Model::new();
     let mut ranges: Vec<IovaRange> = Vec::new();
@@ -103,7 +114,8 @@ fn agrees<F: Decode>(capacity: usize, keeps: bool, levels: u8, ops: Vec<Op>) -> 
             0..4 => {
                 let r = anywhere(a, c);
                 let (start, len) = (r.start().raw(), r.len());
-                let phys = if d % 3 != 0 || len > 4 * M2 { start + 16 * G1 } else { start + 5 * K4 };
+                let phys =
+                    if d % 3 != 0 || len > 4 * M2 { start + 16 * G1 } else { start + 5 * K4 };
                 let access = [Access::READ, Access::WRITE, RW][(d % 3) as usize];
                 let given = F::given(access.bits().into());
                 let stats = b.table.stats();
@@ -117,9 +129,14 @@ fn agrees<F: Decode>(capacity: usize, keeps: bool, levels: u8, ops: Vec<Op>) -> 
                             let (found, size, bits) = b.at(at).unwrap();
                             prop_assert_eq!((found, bits), (p, given));
                             prop_assert!((at | p).is_multiple_of(size) && at + size <= start + len);
-                            // Only a page that is kept, or waits to be reclaimed, may stand in the way of a larger leaf. One
-                            // that was linked again meanwhile and has lost its mappings waits too, but is not retired.
-                            if stats.retired == 0 && stats.kept == 0 && flushing.is_empty() && listed == 0 {
+                            // Only a page that is kept, or waits to be reclaimed, may stand in the
+                            // way of a larger leaf. One that was linked again meanwhile and has
+                            // lost its mappings waits too, but is not retired.
+                            if stats.retired == 0
+                                && stats.kept == 0
+                                && flushing.is_empty()
+                                && listed == 0
+                            {
                                 prop_assert_eq!(size, largest(at, p, start + len - at));
                             }
                             model.insert(at, (size, p, given));
@@ -162,7 +179,9 @@ fn agrees<F: Decode>(capacity: usize, keeps: bool, levels: u8, ops: Vec<Op>) -> 
         }
         prop_assert_eq!(dump::runs(&b.table), joined(&model));
         let stats = b.table.stats();
-        prop_assert!(stats.in_use + stats.retired <= stats.high_water && stats.high_water <= stats.capacity);
+        prop_assert!(
+            stats.in_use + stats.retired <= stats.high_water && stats.high_water <= stats.capacity
+        );
     }
     let mut retired = Retired::new();
     for (&s, &(len, ..)) in &model {

@@ -33,7 +33,8 @@ fn a_pinned_page_is_changed_through_its_pin_alone() {
     );
     assert_eq!(b.at(M2 + 509 * K4), None);
     assert_eq!(b.table.clear_pinned(&pin, pages(1, 509, 2)), Err(not_mapped(M2 + 509 * K4)));
-    // Ordinary calls: beside a leaf, over it, over the whole, across a border; nothing of them remains.
+    // Ordinary calls: beside a leaf, over it, over the whole, across a border; nothing of them
+    // remains.
     let pinned = |at| Err(TableError::Pinned { at: Iova::new(at) });
     assert_eq!(b.map(M2, 0, K4), pinned(M2));
     assert_eq!(b.map(M2 - 2 * K4, 0, 4 * K4), pinned(M2));
@@ -66,7 +67,10 @@ fn a_clear_that_ends_in_a_pinned_page_clears_nothing() {
     b.table.map_pinned(&pin, pages(1, 0, 1), PhysAddr::new(K4), RW).unwrap();
     let mut retired = Retired::new();
     let refused = b.table.clear(range(M2 - K4, 2 * K4), &mut retired);
-    assert_eq!((refused, retired.is_empty()), (Err(TableError::Pinned { at: Iova::new(M2) }), true));
+    assert_eq!(
+        (refused, retired.is_empty()),
+        (Err(TableError::Pinned { at: Iova::new(M2) }), true)
+    );
     assert_eq!((b.at(M2 - K4), b.at(M2)), (Some((0, K4, 3)), Some((K4, K4, 3))));
     b.table.clear_pinned(&pin, pages(1, 0, 1)).unwrap();
     b.table.unpin(pin, &mut retired).unwrap();
@@ -75,7 +79,8 @@ fn a_clear_that_ends_in_a_pinned_page_clears_nothing() {
     b.is_pristine();
 }
 
-/// Of entries that are mapped, cleared, and never used, and of addresses before, behind and far from the window.
+/// Of entries that are mapped, cleared, and never used, and of addresses before, behind and far
+/// from the window.
 #[test]
 fn a_prefetch_changes_nothing_whatever_the_address() {
     let b: Bench = bench(8, 3);
@@ -83,11 +88,16 @@ fn a_prefetch_changes_nothing_whatever_the_address() {
     b.table.map_pinned(&pin, pages(1, 3, 1), PhysAddr::new(K4), RW).unwrap();
     b.table.map_pinned(&pin, pages(1, 4, 1), PhysAddr::new(K4), RW).unwrap();
     b.table.clear_pinned(&pin, pages(1, 4, 1)).unwrap();
-    let all_entries = || -> Vec<u64> { (0..8 * 512).map(|at| b.entry(at / 512, at % 512)).collect() };
+    let all_entries =
+        || -> Vec<u64> { (0..8 * 512).map(|at| b.entry(at / 512, at % 512)).collect() };
     let (before, stats) = (all_entries(), b.table.stats());
-    for at in
-        [3, 4, 5, 511].map(|page| M2 + page * K4).into_iter().chain([0, M2 - 1, 2 * M2, 1 << 39, u64::MAX])
-    {
+    for at in [3, 4, 5, 511].map(|page| M2 + page * K4).into_iter().chain([
+        0,
+        M2 - 1,
+        2 * M2,
+        1 << 39,
+        u64::MAX,
+    ]) {
         pin.prefetch(Iova::new(at));
     }
     assert_eq!((all_entries(), b.table.stats()), (before, stats));
@@ -103,7 +113,10 @@ fn a_prefetch_changes_nothing_whatever_the_address() {
 fn bad_pins_are_refused_and_change_nothing() {
     let b: Bench = bench(8, 3);
     for at in [K4, M2 + K4, 1, u64::MAX] {
-        assert_eq!(b.table.pin(Iova::new(at)).unwrap_err(), TableError::NoWindow { at: Iova::new(at) });
+        assert_eq!(
+            b.table.pin(Iova::new(at)).unwrap_err(),
+            TableError::NoWindow { at: Iova::new(at) }
+        );
     }
     assert!(matches!(b.table.pin(Iova::new(1 << 39)), Err(TableError::Outside { bits: 39, .. })));
     b.map(7 * K4, 0, K4).unwrap();
@@ -123,7 +136,10 @@ fn bad_pins_are_refused_and_change_nothing() {
     assert_eq!(b.table.clear_pinned(&pin, range(M2, K4)), outside(range(M2, K4)));
     assert!(matches!(map(range(1, K4), 0, RW), Err(TableError::Misaligned { .. })));
     assert!(matches!(map(range(0, K4), 1, RW), Err(TableError::Misaligned { .. })));
-    assert!(matches!(map(range(0, K4), 1 << 52, RW), Err(TableError::PhysOutside { bits: 52, .. })));
+    assert!(matches!(
+        map(range(0, K4), 1 << 52, RW),
+        Err(TableError::PhysOutside { bits: 52, .. })
+    ));
     assert!(matches!(map(range(0, K4), 0, Access::empty()), Err(TableError::NoAccess { .. })));
     assert_eq!(b.at(0), None);
     // An unpin of what is still mapped returns the pin.
@@ -139,7 +155,10 @@ fn bad_pins_are_refused_and_change_nothing() {
     let pin = refused.leaf;
     let foreign = other.table.map_pinned(&pin, range(0, K4), PhysAddr::new(0), RW);
     assert!(matches!(foreign, Err(TableError::OtherTable { .. })));
-    assert!(matches!(other.table.clear_pinned(&pin, range(0, K4)), Err(TableError::OtherTable { .. })));
+    assert!(matches!(
+        other.table.clear_pinned(&pin, range(0, K4)),
+        Err(TableError::OtherTable { .. })
+    ));
     b.table.unpin(pin, &mut Retired::new()).unwrap();
 }
 
@@ -179,7 +198,8 @@ proptest! {
     }
 }
 
-/// Windows that are pinned or not, and pages that are mapped: every call succeeds or fails as the page map says.
+/// Windows that are pinned or not, and pages that are mapped: every call succeeds or fails as the
+/// page map says.
 fn pins_agree<F: Decode>(capacity: usize, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let b: Bench<F> = bench(capacity, F::MIN_LEVELS);
     let mut pins: Vec<Option<PinnedLeaf>> = (0..WINDOWS).map(|_| None).collect();
@@ -249,8 +269,14 @@ fn pins_agree<F: Decode>(capacity: usize, ops: Vec<Op>) -> Result<(), TestCaseEr
             _ => {
                 if pinned.is_some() {
                     let at = Iova::new(start);
-                    prop_assert_eq!(b.table.map(there, PhysAddr::new(0), RW), Err(TableError::Pinned { at }));
-                    prop_assert_eq!(b.table.clear(there, &mut retired), Err(TableError::Pinned { at }));
+                    prop_assert_eq!(
+                        b.table.map(there, PhysAddr::new(0), RW),
+                        Err(TableError::Pinned { at })
+                    );
+                    prop_assert_eq!(
+                        b.table.clear(there, &mut retired),
+                        Err(TableError::Pinned { at })
+                    );
                 } else if let Some(retired) = flushing.pop() {
                     b.table.reclaim(retired).unwrap();
                 }

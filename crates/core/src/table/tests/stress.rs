@@ -3,8 +3,8 @@
 use super::*;
 use std::collections::VecDeque;
 
-/// Owners whose pages lie between each other's in the same table pages: each table page becomes empty while another
-/// owner installs into it, all the time.
+/// Owners whose pages lie between each other's in the same table pages: each table page becomes
+/// empty while another owner installs into it, all the time.
 #[test]
 fn stress_owners_share_table_pages() {
     share_table_pages(&bench(40, 3));
@@ -42,7 +42,10 @@ fn share_table_pages(b: &Bench) {
                         match b.map(iova, phys, len) {
                             Ok(()) => {
                                 held.push((iova, len));
-                                assert_eq!(b.walk(iova + len - 1).map(|w| w.0), Some(phys + len - 1));
+                                assert_eq!(
+                                    b.walk(iova + len - 1).map(|w| w.0),
+                                    Some(phys + len - 1)
+                                );
                             }
                             Err(e) => assert!(matches!(e, TableError::NoPages { .. }), "{e}"),
                         }
@@ -72,8 +75,8 @@ fn share_table_pages(b: &Bench) {
     b.is_pristine();
 }
 
-/// Two threads clear the same pages all the time, against the contract: each page is cleared by one of them, and a third
-/// page beside them stays where it is.
+/// Two threads clear the same pages all the time, against the contract: each page is cleared by one
+/// of them, and a third page beside them stays where it is.
 #[test]
 fn stress_two_clears_of_one_range_count_it_once() {
     const PAGES: u64 = 400;
@@ -103,7 +106,8 @@ fn stress_two_clears_of_one_range_count_it_once() {
                         round,
                         "by one of the two"
                     );
-                    let found = b.table.translate(Iova::new(500 * K4)).map(|found| found.phys.raw());
+                    let found =
+                        b.table.translate(Iova::new(500 * K4)).map(|found| found.phys.raw());
                     assert_eq!(found, Some(77 * K4));
                     turn.wait();
                 }
@@ -112,8 +116,9 @@ fn stress_two_clears_of_one_range_count_it_once() {
     });
 }
 
-/// Each owner pins windows in turn, beside owners that map in windows of the same table page of level 2. While a window is pinned
-/// a second thread clears what its owner maps. Table pages are few, so they are retired and reused all the time.
+/// Each owner pins windows in turn, beside owners that map in windows of the same table page of
+/// level 2. While a window is pinned a second thread clears what its owner maps. Table pages are
+/// few, so they are retired and reused all the time.
 #[test]
 fn stress_pins_beside_maps_and_reclaims() {
     let b: Bench = bench(9, 3);
@@ -131,13 +136,19 @@ fn stress_pins_beside_maps_and_reclaims() {
                         b.settle();
                     };
                     let page = |n: u64| range(window + n * K4, K4);
-                    let map = |n| b.table.map_pinned(&pin, page(n), PhysAddr::new((n + window) * K4), RW);
+                    let map =
+                        |n| b.table.map_pinned(&pin, page(n), PhysAddr::new((n + window) * K4), RW);
                     (0..8).for_each(|n| map(n).unwrap());
                     crate::testing::scope(|scope| {
-                        scope.spawn(|| (0..8).for_each(|n| b.table.clear_pinned(&pin, page(n)).unwrap()));
+                        scope.spawn(|| {
+                            (0..8).for_each(|n| b.table.clear_pinned(&pin, page(n)).unwrap())
+                        });
                         (8..16).for_each(|n| map(n).unwrap());
                         for n in 8..16 {
-                            assert_eq!(b.walk(window + n * K4).map(|w| w.0), Some((n + window) * K4));
+                            assert_eq!(
+                                b.walk(window + n * K4).map(|w| w.0),
+                                Some((n + window) * K4)
+                            );
                             b.table.clear_pinned(&pin, page(n)).unwrap();
                         }
                     });

@@ -11,10 +11,16 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
 impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
-    /// Enables the events that the driver handles: all of health, and of namespaces where the controller has them (Base
-    /// 5.27.1.8). A controller that rejects the feature chooses what it reports.
-    pub(super) fn enable_events(&self, control: &mut Control<S>, data: &ControllerData) -> Result<(), Error> {
-        let wanted = feature::HEALTH_EVENTS | data.oaes.get() & ControllerData::OAES_NAMESPACE_ATTRIBUTES;
+    /// Enables the events that the driver handles: all of health, and of namespaces where the
+    /// controller has them (Base 5.27.1.8). A controller that rejects the feature chooses what it
+    /// reports.
+    pub(super) fn enable_events(
+        &self,
+        control: &mut Control<S>,
+        data: &ControllerData,
+    ) -> Result<(), Error> {
+        let wanted =
+            feature::HEALTH_EVENTS | data.oaes.get() & ControllerData::OAES_NAMESPACE_ATTRIBUTES;
         let command = Command {
             opcode: admin::SET_FEATURES,
             cdw10: U32::new(feature::ASYNC_EVENTS.into()),
@@ -45,11 +51,12 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         Ok(control.usable_admin()?.events.take())
     }
 
-    /// Reads the log pages that events named, so that the controller reports such events again, and scans the namespaces if
-    /// one changed.
+    /// Reads the log pages that events named, so that the controller reports such events again, and
+    /// scans the namespaces if one changed.
     fn handle_events(&self, control: &mut Control<S>) -> Result<(), Error> {
         control.usable_admin()?.poll(&self.registers);
-        // There are 256 pages; this bounds the loop against a controller that names them again and again.
+        // There are 256 pages; this bounds the loop against a controller that names them again and
+        // again.
         for _ in 0..=u8::MAX {
             let Some(page) = control.usable_admin()?.events.take_unread() else { break };
             let read = if page == log_page::CHANGED_NAMESPACES {
@@ -90,7 +97,11 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
 
     /// Reads the SMART / health log page of the controller (Base 5.16.1.3).
     pub(in crate::driver) fn health(&self) -> Result<Health, Error> {
-        let data = self.log_page::<SmartData>(&mut self.control(), "get log page: SMART", log_page::SMART)?;
+        let data = self.log_page::<SmartData>(
+            &mut self.control(),
+            "get log page: SMART",
+            log_page::SMART,
+        )?;
         Ok(Health::from(&*data))
     }
 

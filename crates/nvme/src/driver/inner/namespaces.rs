@@ -6,8 +6,8 @@ use crate::driver::error::Error;
 use crate::driver::namespace::{NamespaceInfo, Unusable};
 use crate::registers::Registers;
 use crate::spec::{
-    Command, NamespaceData, NamespaceDescriptors, NamespaceList, Status, VERSION_1_1, VERSION_1_3, cns, csi,
-    offset,
+    Command, NamespaceData, NamespaceDescriptors, NamespaceList, Status, VERSION_1_1, VERSION_1_3,
+    cns, csi, offset,
 };
 use pinfold_core::dma_pool::ChunkSource;
 
@@ -15,12 +15,14 @@ use pinfold_core::dma_pool::ChunkSource;
 const MAX_NAMESPACES: usize = 4096;
 /// Most identifiers tried one by one where there is no list.
 const MAX_SEQUENTIAL: u32 = 1024;
-/// A scan ends after this many times [`Config::admin_timeout`](crate::driver::Config::admin_timeout).
+/// A scan ends after this many times
+/// [`Config::admin_timeout`](crate::driver::Config::admin_timeout).
 const SCAN_TIMEOUTS: u64 = 4;
 
 impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
-    /// Returns all active namespaces of a controller with NN = `highest`. One that cannot be identified is reported as such;
-    /// an error means that the controller no longer completes admin commands. Bounded in namespaces and in time.
+    /// Returns all active namespaces of a controller with NN = `highest`. One that cannot be
+    /// identified is reported as such; an error means that the controller no longer completes admin
+    /// commands. Bounded in namespaces and in time.
     pub(in crate::driver) fn scan_namespaces(
         &self,
         control: &mut Control<S>,
@@ -32,12 +34,19 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         let is_listed = listed.is_some();
         let nsids = listed.unwrap_or_else(|| (1..=highest.min(MAX_SEQUENTIAL)).collect());
         if !is_listed && highest > MAX_SEQUENTIAL {
-            tracing::warn!(highest, MAX_SEQUENTIAL, "no list of active namespaces: not all are tried");
+            tracing::warn!(
+                highest,
+                MAX_SEQUENTIAL,
+                "no list of active namespaces: not all are tried"
+            );
         }
         let mut found = Vec::new();
         for nsid in nsids {
             if self.config.clock.now_ns() > deadline_ns {
-                tracing::warn!(nsid, "the namespace scan took too long: the remaining ones are not used");
+                tracing::warn!(
+                    nsid,
+                    "the namespace scan took too long: the remaining ones are not used"
+                );
                 break;
             }
             let info = self.identify_namespace(control, nsid)?;
@@ -53,8 +62,9 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         Ok(found)
     }
 
-    /// Reads the lists of active namespaces, each of up to 1024 identifiers; `None` where the controller has none. Version
-    /// 1.0 has one bit of CNS and would read 02h as 00h, so it is not asked.
+    /// Reads the lists of active namespaces, each of up to 1024 identifiers; `None` where the
+    /// controller has none. Version 1.0 has one bit of CNS and would read 02h as 00h, so it is not
+    /// asked.
     fn active_namespaces(&self, control: &mut Control<S>) -> Result<Option<Vec<u32>>, Error> {
         if self.version() < VERSION_1_1 {
             return Ok(None);
@@ -63,10 +73,11 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         let mut after = 0;
         while all.len() < MAX_NAMESPACES {
             let command = Command::identify(after, cns::ACTIVE_NAMESPACES);
-            let list: Box<NamespaceList> = match self.fetch(control, "identify active namespaces", command) {
-                Err(Error::Admin { .. }) if after == 0 => return Ok(None),
-                other => other?,
-            };
+            let list: Box<NamespaceList> =
+                match self.fetch(control, "identify active namespaces", command) {
+                    Err(Error::Admin { .. }) if after == 0 => return Ok(None),
+                    other => other?,
+                };
             // Identifiers must ascend, or the scan would not end.
             let before = all.len();
             for nsid in list.nsids.iter().map(|nsid| nsid.get()) {
@@ -76,7 +87,8 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
                 all.push(nsid);
                 after = nsid;
             }
-            // A list that is not full is the last, and NSIDs from FFFFFFFEh on are not valid in the command.
+            // A list that is not full is the last, and NSIDs from FFFFFFFEh on are not valid in the
+            // command.
             if all.len() - before < list.nsids.len() || after >= 0xffff_fffe {
                 return Ok(Some(all));
             }
@@ -88,7 +100,11 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         Ok(Some(all))
     }
 
-    fn identify_namespace(&self, control: &mut Control<S>, nsid: u32) -> Result<NamespaceInfo, Error> {
+    fn identify_namespace(
+        &self,
+        control: &mut Control<S>,
+        nsid: u32,
+    ) -> Result<NamespaceInfo, Error> {
         let csi = match self.command_set(control, nsid) {
             Ok(csi) => csi,
             Err(error) => return unidentified(control, nsid, error),
@@ -103,13 +119,15 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         }
     }
 
-    /// Reads CSI. A controller without descriptors has only the NVM command set, unless CAP.CSS reports others.
+    /// Reads CSI. A controller without descriptors has only the NVM command set, unless CAP.CSS
+    /// reports others.
     fn command_set(&self, control: &mut Control<S>, nsid: u32) -> Result<u8, Error> {
         if self.version() < VERSION_1_3 {
             return Ok(csi::NVM);
         }
         let command = Command::identify(nsid, cns::DESCRIPTORS);
-        match self.fetch::<NamespaceDescriptors>(control, "identify namespace descriptors", command) {
+        match self.fetch::<NamespaceDescriptors>(control, "identify namespace descriptors", command)
+        {
             Ok(list) => Ok(list.command_set().unwrap_or(csi::NVM)),
             Err(Error::Admin { .. }) if !self.registers.cap().has_io_command_sets() => Ok(csi::NVM),
             Err(error) => Err(error),
@@ -121,7 +139,8 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     }
 }
 
-/// Reports a namespace for which an identify command failed, unless the controller no longer completes commands.
+/// Reports a namespace for which an identify command failed, unless the controller no longer
+/// completes commands.
 fn unidentified<S: ChunkSource + Clone>(
     control: &mut Control<S>,
     nsid: u32,

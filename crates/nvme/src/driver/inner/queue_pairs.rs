@@ -1,7 +1,8 @@
 //! Creating and deleting queue pairs (Base 5.3 to 5.6).
 //!
-//! Both hold the control lock throughout, as a reset does: a queue pair belongs to exactly one generation of the controller,
-//! and its rings are released only when the controller no longer has it.
+//! Both hold the control lock throughout, as a reset does: a queue pair belongs to exactly one
+//! generation of the controller, and its rings are released only when the controller no longer has
+//! it.
 
 use super::state::{Control, ControllerInfo, Inner, PendingRelease};
 use crate::driver::dma_buffer::{self, DmaBuffer};
@@ -23,9 +24,11 @@ pub(in crate::driver) struct RingSizes {
 }
 
 impl RingSizes {
-    /// Sizes the rings for `submission` entries and a controller limit of `limit`, which is at most 65,536.
+    /// Sizes the rings for `submission` entries and a controller limit of `limit`, which is at most
+    /// 65,536.
     pub(in crate::driver) fn new(submission: usize, limit: usize) -> Self {
-        let bytes = (submission * COMPLETIONS_PER_COMMAND * Cqe::BYTES).next_multiple_of(PAGE_BYTES);
+        let bytes =
+            (submission * COMPLETIONS_PER_COMMAND * Cqe::BYTES).next_multiple_of(PAGE_BYTES);
         let entries = |entries| u32::try_from(entries).unwrap_or(u32::MAX);
         let completion = (bytes / Cqe::BYTES).min(limit).max(submission);
         Self { submission: entries(submission), completion: entries(completion) }
@@ -71,24 +74,27 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         let create_cq = create(admin::CREATE_CQ, &cq, sizes.completion, interrupts);
         let create_sq = create(admin::CREATE_SQ, &sq, sizes.submission, u32::from(id) << 16);
         let mut has_cq = false;
-        let created = self.execute(&mut control, "create completion queue", create_cq).and_then(|_| {
-            has_cq = true;
-            self.execute(&mut control, "create submission queue", create_sq)
-        });
+        let created =
+            self.execute(&mut control, "create completion queue", create_cq).and_then(|_| {
+                has_cq = true;
+                self.execute(&mut control, "create submission queue", create_sq)
+            });
         let Err(error) = created else {
             let info = control.info.clone();
             let namespace_version = self.shared.namespace_version() & !1;
             return Ok(CreatedQueuePair { id, generation, info, namespace_version, sq, cq });
         };
-        // An error status means that the queue was not created, and `NeedsReset` that the command was not sent. After any
-        // other error it may exist.
+        // An error status means that the queue was not created, and `NeedsReset` that the command
+        // was not sent. After any other error it may exist.
         let not_created = matches!(error, Error::Admin { .. } | Error::NeedsReset);
-        let gone = not_created && (!has_cq || self.delete(&mut control, admin::DELETE_CQ, id).is_ok());
+        let gone =
+            not_created && (!has_cq || self.delete(&mut control, admin::DELETE_CQ, id).is_ok());
         self.release_queue_pair(&mut control, PendingRelease::new(vec![sq, cq]), id, gone);
         Err(error)
     }
 
-    /// Deletes the queue pair `id` of `generation` and releases `memory` when the controller no longer accesses it.
+    /// Deletes the queue pair `id` of `generation` and releases `memory` when the controller no
+    /// longer accesses it.
     pub(in crate::driver) fn delete_queue_pair(
         &self,
         id: u16,
@@ -108,7 +114,8 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         self.release_queue_pair(&mut control, memory, id, gone);
     }
 
-    /// Releases memory and identifier of a queue pair that is `gone`; otherwise when the controller is disabled.
+    /// Releases memory and identifier of a queue pair that is `gone`; otherwise when the controller
+    /// is disabled.
     fn release_queue_pair(
         &self,
         control: &mut Control<S>,
@@ -127,8 +134,11 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     }
 
     fn delete(&self, control: &mut Control<S>, opcode: u8, id: u16) -> Result<(), Error> {
-        let what =
-            if opcode == admin::DELETE_SQ { "delete submission queue" } else { "delete completion queue" };
+        let what = if opcode == admin::DELETE_SQ {
+            "delete submission queue"
+        } else {
+            "delete completion queue"
+        };
         let command = Command { opcode, cdw10: U32::new(id.into()), ..Command::default() };
         self.execute(control, what, command).map(drop)
     }

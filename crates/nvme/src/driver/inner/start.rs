@@ -1,4 +1,5 @@
-//! Enabling a controller and reading what it is (Base 3.5.1, "Memory-based Controller Initialization").
+//! Enabling a controller and reading what it is (Base 3.5.1, "Memory-based Controller
+//! Initialization").
 
 use super::state::{Control, Inner};
 use crate::driver::enable::{EnableControl, ReadyWait};
@@ -46,8 +47,8 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         }
     }
 
-    /// Disables the controller. After success it makes no more accesses to memory, and what waited for that has been
-    /// released.
+    /// Disables the controller. After success it makes no more accesses to memory, and what waited
+    /// for that has been released.
     pub(super) fn stop(&self, control: &mut Control<S>, wait: ReadyWait) -> Result<(), Error> {
         let _transition = self.shared.begin_transition();
         control.set_usable(false);
@@ -73,10 +74,12 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         self.enable_events(control, &data)?;
         let queues = self.request_queues(control)?;
         let found = self.scan_namespaces(control, data.namespaces.get())?;
-        let max = self.config.max_transfer_bytes.clamp(PAGE_BYTES_32, MAX_TRANSFER) & !(PAGE_BYTES_32 - 1);
+        let max = self.config.max_transfer_bytes.clamp(PAGE_BYTES_32, MAX_TRANSFER)
+            & !(PAGE_BYTES_32 - 1);
         let version = self.registers.read32(offset::VS);
         let info = &mut control.info;
-        info.identity = Identity { queues, ..identity::decode(&data, self.registers.cap(), max, version) };
+        info.identity =
+            Identity { queues, ..identity::decode(&data, self.registers.cap(), max, version) };
         info.set_namespaces(found);
         self.shared.namespaces_scanned();
         info.retry_delays = delays;
@@ -84,9 +87,13 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         Ok(())
     }
 
-    /// Tells a controller with retry delays that the driver waits for them (ACRE; Base, "Host Behavior Support"). One that
-    /// rejects the feature reports no CRD.
-    fn enable_retry_delays(&self, control: &mut Control<S>, delays: RetryDelays) -> Result<(), Error> {
+    /// Tells a controller with retry delays that the driver waits for them (ACRE; Base, "Host
+    /// Behavior Support"). One that rejects the feature reports no CRD.
+    fn enable_retry_delays(
+        &self,
+        control: &mut Control<S>,
+        delays: RetryDelays,
+    ) -> Result<(), Error> {
         control.usable_admin()?.set_retry_delays(delays);
         if !delays.any() {
             return Ok(());
@@ -96,13 +103,19 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
             cdw10: U32::new(feature::HOST_BEHAVIOR.into()),
             ..Command::default()
         };
-        match self.send_data(control, "set features: host behavior", command, &[feature::ADVANCED_RETRY]) {
+        match self.send_data(
+            control,
+            "set features: host behavior",
+            command,
+            &[feature::ADVANCED_RETRY],
+        ) {
             Ok(_) | Err(Error::Admin { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Requests I/O queue pairs; returns how many the controller granted (Base 5.27.1.5; all counts 0-based).
+    /// Requests I/O queue pairs; returns how many the controller granted (Base 5.27.1.5; all counts
+    /// 0-based).
     fn request_queues(&self, control: &mut Control<S>) -> Result<u16, Error> {
         let limit = self.registers.max_queue_id();
         let wanted = u32::from(self.config.queues.clamp(1, limit.max(1)) - 1).min(0xfffe);

@@ -48,7 +48,8 @@ impl ControllerInfo {
     }
 }
 
-/// Memory of a queue that the controller may still access. It is released when the controller is disabled.
+/// Memory of a queue that the controller may still access. It is released when the controller is
+/// disabled.
 pub(in crate::driver) struct PendingRelease<S: ChunkSource> {
     pub(in crate::driver) rings: Vec<DmaBuffer<S>>,
     pub(in crate::driver) data: Vec<DataPointer>,
@@ -68,12 +69,14 @@ pub(in crate::driver) struct Control<S: ChunkSource> {
     pub(in crate::driver) admin: Option<AdminQueue<S>>,
     pub(in crate::driver) info: ControllerInfo,
     pub(super) pending: Vec<PendingRelease<S>>,
-    /// Whether the controller has the addresses of the admin rings and has not been seen disabled since.
+    /// Whether the controller has the addresses of the admin rings and has not been seen disabled
+    /// since.
     pub(super) attached: bool,
     /// Whether the last change of CC.EN did not take effect in time.
     pub(super) unresponsive: bool,
-    /// Which queue identifiers a [`Queue`](crate::driver::Queue) has; number 1 is first. An identifier is reserved until
-    /// its queue is dropped, so that a doorbell of an old queue never reaches a new one.
+    /// Which queue identifiers a [`Queue`](crate::driver::Queue) has; number 1 is first. An
+    /// identifier is reserved until its queue is dropped, so that a doorbell of an old queue never
+    /// reaches a new one.
     pub(super) ids: Vec<bool>,
 }
 
@@ -141,12 +144,16 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         if cap.min_page_bytes() > PAGE {
             return Err(Error::PageSize { min_bytes: cap.min_page_bytes() });
         }
-        let lists = DmaPool::builder("nvme lists").block(PAGE_BYTES).align(PAGE_BYTES).build(&source)?;
+        let lists =
+            DmaPool::builder("nvme lists").block(PAGE_BYTES).align(PAGE_BYTES).build(&source)?;
         let shared = Arc::new(SharedState::default());
         let control = Control {
             admin: Some(AdminQueue::new(&source, shared.clone())?),
             info: ControllerInfo {
-                identity: Identity { max_queue_entries: u32::from(cap.mqes()) + 1, ..Identity::default() },
+                identity: Identity {
+                    max_queue_entries: u32::from(cap.mqes()) + 1,
+                    ..Identity::default()
+                },
                 found: Arc::from([]),
                 namespaces: Arc::from([]),
                 retry_delays: RetryDelays::default(),
@@ -161,7 +168,8 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     }
 
     pub(in crate::driver) fn control(&self) -> MutexGuard<'_, Control<S>> {
-        // Every step under the lock leaves `Control` consistent, or the admin queue marked as not usable.
+        // Every step under the lock leaves `Control` consistent, or the admin queue marked as not
+        // usable.
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,8 +245,8 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Drop for Inner<R, S> {
-    /// Waits for the shutdown (60 s at most) and for CSTS.RDY (as [`EnableControl`](crate::driver::enable::EnableControl)
-    /// bounds it).
+    /// Waits for the shutdown (60 s at most) and for CSTS.RDY (as
+    /// [`EnableControl`](crate::driver::enable::EnableControl) bounds it).
     fn drop(&mut self) {
         let mut control = self.control();
         if !control.attached {
@@ -249,7 +257,8 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Inner<R, S> {
         let Err(error) = self.stop(&mut control, wait) else { return };
         // The controller may still write to its rings, lists and buffers.
         let (admin, pending) = (control.admin.take(), std::mem::take(&mut control.pending));
-        let rings = pending.iter().flat_map(|pending| &pending.rings).map(|ring| ring.segment().len);
+        let rings =
+            pending.iter().flat_map(|pending| &pending.rings).map(|ring| ring.segment().len);
         let lists = self.lists.stats().in_use * PAGE;
         let bytes = admin.as_ref().map_or(0, AdminQueue::bytes) + rings.sum::<u64>() + lists;
         count_quarantined_bytes(bytes);

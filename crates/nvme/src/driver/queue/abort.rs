@@ -1,4 +1,5 @@
-//! Requests that do not complete in time: their commands are aborted, and what that does not end is quarantined.
+//! Requests that do not complete in time: their commands are aborted, and what that does not end is
+//! quarantined.
 
 use super::pair::Queue;
 use crate::driver::admin_queue::AbortTarget;
@@ -9,13 +10,15 @@ use crate::registers::Registers;
 use pinfold_core::dma_pool::ChunkSource;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Gives up overdue requests: aborts their commands first, then quarantines them. A timeout is not a completion: what
-    /// the controller may still access is not released.
+    /// Gives up overdue requests: aborts their commands first, then quarantines them. A timeout is
+    /// not a completion: what the controller may still access is not released.
     pub(super) fn expire_overdue(&mut self) {
         let now_ns = self.now_ns;
         let mut next_ns = u64::MAX;
         for tag in 0..self.requests.len() {
-            let Some(request) = self.requests.get_mut(tag).filter(|request| request.busy) else { continue };
+            let Some(request) = self.requests.get_mut(tag).filter(|request| request.busy) else {
+                continue;
+            };
             if request.deadline_ns > now_ns {
                 next_ns = next_ns.min(request.deadline_ns);
                 continue;
@@ -23,7 +26,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             let Ok(number) = u16::try_from(tag) else { continue };
             self.cancel_retries(number);
             let Some(request) = self.requests.get_mut(tag) else { continue };
-            let (sent, rest, aborting) = (request.commands > 0, request.unsent > 0, request.aborting);
+            let (sent, rest, aborting) =
+                (request.commands > 0, request.unsent > 0, request.aborting);
             let abort = sent && !aborting && self.abort_timeout_ns > 0;
             if abort {
                 request.aborting = true;
@@ -45,10 +49,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.next_deadline_ns = next_ns;
     }
 
-    /// Processes answers to aborts and sends aborts for overdue requests, as many as the controller allows at a time (ACL).
-    /// Never waits: while another thread holds the control lock, the next poll tries again.
+    /// Processes answers to aborts and sends aborts for overdue requests, as many as the controller
+    /// allows at a time (ACL). Never waits: while another thread holds the control lock, the next
+    /// poll tries again.
     pub(super) fn abort_overdue(&mut self) {
-        if self.aborts == 0 && !self.requests.iter().any(|request| request.busy && request.aborting) {
+        if self.aborts == 0 && !self.requests.iter().any(|request| request.busy && request.aborting)
+        {
             return;
         }
         let inner = self.inner.clone();
@@ -78,7 +84,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 && !answer.aborted
                 && let Some(request) = self.requests.get_mut(usize::from(slot.tag))
             {
-                // It may have completed meanwhile: the next poll reads the ring before it gives the request up.
+                // It may have completed meanwhile: the next poll reads the ring before it gives the
+                // request up.
                 (request.deadline_ns, expired) = (now_ns, true);
             }
         }
@@ -89,7 +96,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 continue;
             }
             let cid = self.ids.encode(slot.uses, index);
-            if admin.abort(&inner.registers, AbortTarget { serial: self.serial, queue: self.id, cid }) {
+            if admin
+                .abort(&inner.registers, AbortTarget { serial: self.serial, queue: self.id, cid })
+            {
                 slot.abort = AbortState::Outstanding;
                 self.aborts += 1;
                 self.stats.aborts += 1;

@@ -21,7 +21,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// Command slots of a shallow queue, if the controller allows them: a large request has many commands.
+/// Command slots of a shallow queue, if the controller allows them: a large request has many
+/// commands.
 const MIN_SLOTS: usize = 63;
 
 /// A queue pair of a controller, for one owner at a time. Dropping it deletes it at the controller.

@@ -10,13 +10,16 @@ use crate::spec::{Cqe, Csts, Status, offset};
 use pinfold_core::dma_pool::ChunkSource;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Returns the next request that has completed or has been given up. Never waits, never allocates; except after a change of a
-    /// namespace while commands are to be sent (again): it is then identified again first.
+    /// Returns the next request that has completed or has been given up. Never waits, never
+    /// allocates; except after a change of a namespace while commands are to be sent (again): it is
+    /// then identified again first.
     ///
-    /// After [`Controller::reset`](crate::driver::Controller::reset) it returns everything that was in flight.
+    /// After [`Controller::reset`](crate::driver::Controller::reset) it returns everything that was
+    /// in flight.
     ///
     /// # Errors
-    /// [`PollError`] where the controller has failed or is gone; requests stay in flight until it is reset.
+    /// [`PollError`] where the controller has failed or is gone; requests stay in flight until it
+    /// is reset.
     pub fn poll(&mut self) -> Result<Option<Completion>, PollError> {
         if let Some(completion) = self.pop_completion() {
             return Ok(Some(completion));
@@ -68,7 +71,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let cid = cqe.cid.get();
         let index = self.ids.slot(cid);
         let slot = self.commands.get(usize::from(index)).filter(|slot| {
-            let in_flight = matches!(slot.state, CommandState::InFlight | CommandState::Quarantined);
+            let in_flight =
+                matches!(slot.state, CommandState::InFlight | CommandState::Quarantined);
             in_flight && cqe.sq_id.get() == self.id && self.ids.encode(slot.uses, index) == cid
         });
         let Some(slot) = slot else {
@@ -89,7 +93,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             if self.schedule_retry(index, status) {
                 return;
             }
-            let aborting = self.requests.get(usize::from(tag)).is_some_and(|request| request.aborting);
+            let aborting =
+                self.requests.get(usize::from(tag)).is_some_and(|request| request.aborting);
             let error = match status.code() {
                 Status::ABORT_REQUESTED if aborting => CommandError::Aborted,
                 _ => CommandError::Status(status),
@@ -103,7 +108,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.complete_if_idle(tag);
     }
 
-    /// Releases the list pages of a completed command, and its slot unless an abort of it is outstanding.
+    /// Releases the list pages of a completed command, and its slot unless an abort of it is
+    /// outstanding.
     pub(super) fn free_command(&mut self, index: u16) {
         let Some(slot) = self.commands.get_mut(usize::from(index)) else { return };
         if let Some(data) = slot.data.take() {
@@ -165,7 +171,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             Csts::GONE => PollError::Gone,
             csts if Csts::from_bits_retain(csts).contains(Csts::FATAL) => PollError::Fatal,
             _ if self.inner.registers.is_removal_requested() => PollError::RemovalRequested,
-            csts if !expected && !Csts::from_bits_retain(csts).contains(Csts::READY) => PollError::Stopped,
+            csts if !expected && !Csts::from_bits_retain(csts).contains(Csts::READY) => {
+                PollError::Stopped
+            }
             _ => return Ok(()),
         };
         // A reset makes the queue stale, which is checked before `failed`.

@@ -1,12 +1,14 @@
-//! Commands whose status permits a retry (DNR clear) are sent again, after the delay that the controller asks for.
+//! Commands whose status permits a retry (DNR clear) are sent again, after the delay that the
+//! controller asks for.
 //!
-//! A flush is the exception: one that may have been carried out is not repeated, whatever its status says. What could not be
-//! written may be dropped with the error, and the next flush then succeeds without it. Only a controller that says that it did not
-//! get to it, by the code "namespace not ready" or "command interrupted", is asked again. Every other command carries what it needs
-//! to be repeated; none is sent with FUA.
+//! A flush is the exception: one that may have been carried out is not repeated, whatever its
+//! status says. What could not be written may be dropped with the error, and the next flush then
+//! succeeds without it. Only a controller that says that it did not get to it, by the code
+//! "namespace not ready" or "command interrupted", is asked again. Every other command carries what
+//! it needs to be repeated; none is sent with FUA.
 //!
-//! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing sleeps. If its namespace is
-//! formatted or detached meanwhile, it is not sent again.
+//! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing
+//! sleeps. If its namespace is formatted or detached meanwhile, it is not sent again.
 
 use super::pair::Queue;
 use crate::driver::error::CommandError;
@@ -20,7 +22,8 @@ use zerocopy::little_endian::U16;
 const MEDIA_RETRIES: u32 = 4;
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Schedules a completed command to be sent again, if its status and the time limit permit it; returns whether it did.
+    /// Schedules a completed command to be sent again, if its status and the time limit permit it;
+    /// returns whether it did.
     #[cold]
     pub(super) fn schedule_retry(&mut self, index: u16, status: Status) -> bool {
         let Some(slot) = self.commands.get_mut(usize::from(index)) else { return false };
@@ -35,7 +38,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let now_ns = self.inner.config.clock.now_ns();
         let since_ns = if attempts == 0 { now_ns } else { since_ns };
         let left_ns = self.retry_limit_ns.saturating_sub(now_ns.saturating_sub(since_ns));
-        let Some(delay_ns) = self.retry_delays.delay_ns(status, attempts, left_ns) else { return false };
+        let Some(delay_ns) = self.retry_delays.delay_ns(status, attempts, left_ns) else {
+            return false;
+        };
         let due_ns = now_ns.saturating_add(delay_ns);
         slot.state = CommandState::AwaitingRetry;
         slot.retry = RetryState { attempts: attempts.saturating_add(1), since_ns, due_ns, status };
@@ -73,7 +78,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.count_retry_wait();
     }
 
-    /// Sends a command again, under another identifier: a second completion of the earlier attempt is not taken for its own.
+    /// Sends a command again, under another identifier: a second completion of the earlier attempt
+    /// is not taken for its own.
     fn send_again(&mut self, index: u16) {
         let Some(slot) = self.commands.get_mut(usize::from(index)) else { return };
         (slot.state, slot.abort) = (CommandState::InFlight, AbortState::None);
@@ -83,12 +89,13 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.stats.commands += 1;
         self.stats.retries += 1;
         if let Some(request) = self.requests.get_mut(usize::from(slot.tag)) {
-            request.deadline_ns = request.deadline_ns.max(self.now_ns.saturating_add(self.timeout_ns));
+            request.deadline_ns =
+                request.deadline_ns.max(self.now_ns.saturating_add(self.timeout_ns));
         }
     }
 
-    /// Fails the requests that wait for a retry, with the status of their last attempt, and retries none from now on: for a
-    /// program that gives up.
+    /// Fails the requests that wait for a retry, with the status of their last attempt, and retries
+    /// none from now on: for a program that gives up.
     pub fn abandon_retries(&mut self) {
         self.retries_abandoned = true;
         while let Some(&index) = self.retrying.first() {

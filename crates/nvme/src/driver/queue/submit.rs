@@ -27,8 +27,9 @@ enum Sent {
 }
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Reads `blocks` blocks from `slba` into the payload's first bytes. The device writes the payload, so it is mapped for
-    /// a direction that allows this, in the domain of the controller's own memory:
+    /// Reads `blocks` blocks from `slba` into the payload's first bytes. The device writes the
+    /// payload, so it is mapped for a direction that allows this, in the domain of the controller's
+    /// own memory:
     ///
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::ToDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
@@ -38,13 +39,15 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// }
     /// ```
     ///
-    /// Where the controller has no SGLs, all segments but the first begin at a page (4096 bytes), all but the last end at
-    /// one, and the first begins at a multiple of 4. With SGLs they may be scattered as they like, at multiples of 4 where
-    /// the controller asks for that.
+    /// Where the controller has no SGLs, all segments but the first begin at a page (4096 bytes),
+    /// all but the last end at one, and the first begins at a multiple of 4. With SGLs they may be
+    /// scattered as they like, at multiples of 4 where the controller asks for that.
     ///
-    /// A request larger than [`Identity::max_transfer_bytes`](crate::driver::Identity::max_transfer_bytes) becomes several
-    /// commands, with one [`Completion`](crate::driver::Completion). Linear in the pages or segments that are sent at once.
-    /// The controller starts after [`ring_doorbell`](Self::ring_doorbell).
+    /// A request larger than
+    /// [`Identity::max_transfer_bytes`](crate::driver::Identity::max_transfer_bytes) becomes
+    /// several commands, with one [`Completion`](crate::driver::Completion). Linear in the pages or
+    /// segments that are sent at once. The controller starts after
+    /// [`ring_doorbell`](Self::ring_doorbell).
     ///
     /// # Errors
     /// [`Rejected`] with the payload and the reason; nothing has changed.
@@ -62,7 +65,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.transfer(Request { operation: Operation::Read, nsid, slba, blocks }, payload)
     }
 
-    /// Writes the payload's first bytes to `blocks` blocks from `slba`. The device reads the payload:
+    /// Writes the payload's first bytes to `blocks` blocks from `slba`. The device reads the
+    /// payload:
     ///
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::FromDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
@@ -90,8 +94,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.transfer(Request { operation: Operation::Write, nsid, slba, blocks }, payload)
     }
 
-    /// Makes completed writes durable. After an error other than "namespace not ready" and "command interrupted", what was written
-    /// before may be lost, and the success of a later flush does not prove otherwise.
+    /// Makes completed writes durable. After an error other than "namespace not ready" and "command
+    /// interrupted", what was written before may be lost, and the success of a later flush does not
+    /// prove otherwise.
     ///
     /// # Errors
     /// [`Rejected`] with the reason.
@@ -99,21 +104,34 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.without_payload(Request { operation: Operation::Flush, nsid, slba: 0, blocks: 0 })
     }
 
-    /// Discards `blocks` blocks from `slba` (dataset management, deallocate). The controller may succeed and keep them as they are;
-    /// [`Namespace::discard_zeroes`](crate::driver::Namespace::discard_zeroes) says whether those that it deallocates read as zeroes.
+    /// Discards `blocks` blocks from `slba` (dataset management, deallocate). The controller may
+    /// succeed and keep them as they are;
+    /// [`Namespace::discard_zeroes`](crate::driver::Namespace::discard_zeroes) says whether those
+    /// that it deallocates read as zeroes.
     ///
     /// # Errors
     /// [`Rejected`] with the reason.
-    pub fn discard(&mut self, nsid: u32, slba: u64, blocks: u32) -> Result<InFlight<()>, Rejected<()>> {
+    pub fn discard(
+        &mut self,
+        nsid: u32,
+        slba: u64,
+        blocks: u32,
+    ) -> Result<InFlight<()>, Rejected<()>> {
         self.without_payload(Request { operation: Operation::Discard, nsid, slba, blocks })
     }
 
-    /// Writes zeroes to `blocks` blocks from `slba`, without a payload. They read as zeroes afterwards; the controller may
-    /// deallocate them. Becomes several commands where it exceeds the largest transfer, which bounds the time of one.
+    /// Writes zeroes to `blocks` blocks from `slba`, without a payload. They read as zeroes
+    /// afterwards; the controller may deallocate them. Becomes several commands where it exceeds
+    /// the largest transfer, which bounds the time of one.
     ///
     /// # Errors
     /// [`Rejected`] with the reason; [`Reject::NoWriteZeroes`] where the controller cannot.
-    pub fn write_zeroes(&mut self, nsid: u32, slba: u64, blocks: u32) -> Result<InFlight<()>, Rejected<()>> {
+    pub fn write_zeroes(
+        &mut self,
+        nsid: u32,
+        slba: u64,
+        blocks: u32,
+    ) -> Result<InFlight<()>, Rejected<()>> {
         self.without_payload(Request { operation: Operation::WriteZeroes, nsid, slba, blocks })
     }
 
@@ -213,9 +231,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         Ok(())
     }
 
-    /// Fails the requests with commands to be sent, for the first time or again, whose namespace was formatted or detached: their
-    /// block numbers are those of the earlier format. Returns whether commands may be sent: none may while the namespaces
-    /// cannot be scanned. Waits for the controller after a change.
+    /// Fails the requests with commands to be sent, for the first time or again, whose namespace
+    /// was formatted or detached: their block numbers are those of the earlier format. Returns
+    /// whether commands may be sent: none may while the namespaces cannot be scanned. Waits for the
+    /// controller after a change.
     pub(super) fn fail_changed(&mut self) -> bool {
         let is_current = self.inner.shared.namespace_version() == self.namespace_version;
         if !is_current && self.update_namespaces().is_err() {
@@ -262,7 +281,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         Ok(namespace.block_bytes.trailing_zeros())
     }
 
-    /// Sends commands of a request while there are free slots. An error means that the request has none in flight.
+    /// Sends commands of a request while there are free slots. An error means that the request has
+    /// none in flight.
     fn send(&mut self, tag: u16) -> Result<Sent, LayoutError> {
         loop {
             let Some(request) = self.requests.get(usize::from(tag)) else { return Ok(Sent::All) };
@@ -273,8 +293,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             let limits = Limits { sgl: self.sgl.as_ref(), max_transfer: self.max_transfer };
             let (command, data, bytes) = match build(request, &limits, &mut self.lists) {
                 Ok(built) => built,
-                // Pages are freed by the completions of this request's other commands, or of other requests'.
-                Err(error) if error.is_out_of_pages() && (request.commands > 0 || self.commands_busy()) => {
+                // Pages are freed by the completions of this request's other commands, or of other
+                // requests'.
+                Err(error)
+                    if error.is_out_of_pages()
+                        && (request.commands > 0 || self.commands_busy()) =>
+                {
                     return Ok(Sent::Part);
                 }
                 Err(error) if request.commands > 0 => {
@@ -297,7 +321,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.commands.len() > self.free_commands.len() + self.quarantined
     }
 
-    /// Sends nothing more of the request; it fails with `error` when the commands in flight have completed.
+    /// Sends nothing more of the request; it fails with `error` when the commands in flight have
+    /// completed.
     pub(super) fn cancel_unsent(&mut self, tag: u16, error: CommandError) {
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.unsent = 0;
@@ -346,7 +371,8 @@ struct Limits<'q> {
     max_transfer: u32,
 }
 
-/// Builds the next command of a request, without its identifier; returns the bytes of the payload that it transfers.
+/// Builds the next command of a request, without its identifier; returns the bytes of the payload
+/// that it transfers.
 fn build(
     slot: &RequestSlot,
     limits: &Limits<'_>,
@@ -391,7 +417,8 @@ fn build(
     }
 }
 
-/// Describes the next `bytes` bytes of a payload, or fewer blocks of it where they have too many segments.
+/// Describes the next `bytes` bytes of a payload, or fewer blocks of it where they have too many
+/// segments.
 fn describe(
     slot: &RequestSlot,
     mut bytes: u64,

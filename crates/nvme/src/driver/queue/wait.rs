@@ -1,4 +1,5 @@
-//! Waiting for completions: polling, sleeping until an interrupt, or in the program's own event loop.
+//! Waiting for completions: polling, sleeping until an interrupt, or in the program's own event
+//! loop.
 
 use super::pair::Queue;
 use crate::driver::clock::Backoff;
@@ -9,14 +10,14 @@ use pinfold_core::dma_pool::ChunkSource;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The longest sleep. A device that is gone raises no interrupt, so this is how often its presence is checked, and what a
-/// lost interrupt costs.
+/// The longest sleep. A device that is gone raises no interrupt, so this is how often its presence
+/// is checked, and what a lost interrupt costs.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Waits for a completion; returns `None` where nothing is in flight. With an interrupt it sleeps; without one it spins,
-    /// yields, then sleeps for 50 µs at a time. It ends at the latest when a request times out, or 100 ms after the device
-    /// is gone.
+    /// Waits for a completion; returns `None` where nothing is in flight. With an interrupt it
+    /// sleeps; without one it spins, yields, then sleeps for 50 µs at a time. It ends at the latest
+    /// when a request times out, or 100 ms after the device is gone.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -37,15 +38,16 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.interrupt.is_some()
     }
 
-    /// Returns a descriptor that becomes readable on the queue's interrupt, for `epoll` and runtimes on it; `None` where the
-    /// queue is polled. Once nothing is left to poll, call [`arm_interrupt`](Self::arm_interrupt) and wait for at most the
-    /// time that it returns.
+    /// Returns a descriptor that becomes readable on the queue's interrupt, for `epoll` and
+    /// runtimes on it; `None` where the queue is polled. Once nothing is left to poll, call
+    /// [`arm_interrupt`](Self::arm_interrupt) and wait for at most the time that it returns.
     pub fn interrupt_fd(&self) -> Option<BorrowedFd<'_>> {
         self.interrupt.as_ref()?.interrupt_fd()
     }
 
-    /// Clears the interrupt and rings the doorbells, so that the next completion raises it. Returns how long to wait for it
-    /// before polling again: at most 100 ms, and zero where a poll may return something now.
+    /// Clears the interrupt and rings the doorbells, so that the next completion raises it. Returns
+    /// how long to wait for it before polling again: at most 100 ms, and zero where a poll may
+    /// return something now.
     pub fn arm_interrupt(&mut self) -> Duration {
         if let Some(interrupt) = &self.interrupt {
             interrupt.wait(Duration::ZERO);
@@ -53,8 +55,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.prepare_sleep()
     }
 
-    /// Sleeps until the queue's interrupt, for at most `limit`, 100 ms, or until the next request times out or is
-    /// retried; poll afterwards. Returns at once without an interrupt, or with nothing in flight. Rings the doorbell first.
+    /// Sleeps until the queue's interrupt, for at most `limit`, 100 ms, or until the next request
+    /// times out or is retried; poll afterwards. Returns at once without an interrupt, or with
+    /// nothing in flight. Rings the doorbell first.
     pub fn sleep(&mut self, limit: Duration) {
         let Some(interrupt) = self.interrupt.clone() else { return };
         if self.in_flight() == 0 {

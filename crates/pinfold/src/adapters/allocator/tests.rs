@@ -45,7 +45,11 @@ fn a_vector_grows_shrinks_and_is_freed() {
     vec.truncate(1025);
     let (addr, before) = (vec.as_ptr(), arena.stats().frames_in_use);
     vec.shrink_to_fit();
-    assert_eq!((vec.as_ptr(), arena.stats().frames_in_use), (addr, 2), "from {before} frames, in place");
+    assert_eq!(
+        (vec.as_ptr(), arena.stats().frames_in_use),
+        (addr, 2),
+        "from {before} frames, in place"
+    );
     assert!(holds(&vec));
     drop(vec);
     assert_eq!(arena.stats().frames_in_use, 0);
@@ -96,9 +100,15 @@ fn alignments_up_to_2_mib_are_supported_and_larger_ones_refused() {
         for size in [1, 4097, 3 << 20] {
             let layout = layout(size, 1 << shift);
             let ptr = alloc.allocate(layout).unwrap();
-            assert!(ptr.addr().get().is_multiple_of(layout.align()) && ptr.len() >= size, "{layout:?}");
+            assert!(
+                ptr.addr().get().is_multiple_of(layout.align()) && ptr.len() >= size,
+                "{layout:?}"
+            );
             // SAFETY: allocated with a layout that this one fits, up to all that it came to.
-            unsafe { alloc.deallocate(ptr.cast(), Layout::from_size_align(ptr.len(), 1 << shift).unwrap()) };
+            unsafe {
+                alloc
+                    .deallocate(ptr.cast(), Layout::from_size_align(ptr.len(), 1 << shift).unwrap())
+            };
         }
     }
     assert_eq!(arena.stats().frames_in_use, 22);
@@ -118,7 +128,8 @@ fn recycled_memory_is_zeroed_on_request() {
     // SAFETY: just allocated, of that many bytes, all written.
     assert!(unsafe { ptr.as_ref() }.iter().all(|byte| *byte == 0));
     // SAFETY: allocated with this layout.
-    let grown = unsafe { alloc.grow_zeroed(ptr.cast(), layout(100, 1), layout(50_000, 1)) }.unwrap();
+    let grown =
+        unsafe { alloc.grow_zeroed(ptr.cast(), layout(100, 1), layout(50_000, 1)) }.unwrap();
     // SAFETY: as above.
     assert!(unsafe { grown.as_ref() }.iter().all(|byte| *byte == 0));
     // SAFETY: allocated with this layout.
@@ -148,7 +159,8 @@ fn a_device_fills_a_mapped_vector_and_loses_access_on_unmap() {
 }
 
 proptest! {
-    /// Compares with `std`'s `Vec`: the same contents after any operations, and as many frames as the capacities need.
+    /// Compares with `std`'s `Vec`: the same contents after any operations, and as many frames as
+    /// the capacities need.
     #[test]
     fn vectors_agree_with_std(steps in proptest::collection::vec((0_usize..3, 0_u8..4, 0_u16..6000), 1..40)) {
         // One arena for all cases: each frees every frame at its end.

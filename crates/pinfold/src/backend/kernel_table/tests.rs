@@ -19,7 +19,12 @@ fn domain() -> (Arc<Fake>, Domain) {
 }
 
 fn arena(domain: &Domain, bytes: u64, mapping_policy: MappingPolicy) -> Arena {
-    Arena::builder().size(bytes).source(Source::Plain).mapping_policy(mapping_policy).build(domain).unwrap()
+    Arena::builder()
+        .size(bytes)
+        .source(Source::Plain)
+        .mapping_policy(mapping_policy)
+        .build(domain)
+        .unwrap()
 }
 
 #[test]
@@ -50,11 +55,15 @@ fn a_buffer_of_small_pages_is_one_entry() {
     let (kernel, domain) = domain();
     let arena = arena(&domain, 8 * GIB, MappingPolicy::PerUse);
     let buffers: Vec<_> = (0..8).map(|_| arena.alloc(1 << 30).unwrap()).collect();
-    let mapped: Vec<_> = buffers.into_iter().map(|b| domain.map(b, Bidirectional).unwrap()).collect();
+    let mapped: Vec<_> =
+        buffers.into_iter().map(|b| domain.map(b, Bidirectional).unwrap()).collect();
     assert_eq!(kernel.entries(), 8, "8 GiB in 8 buffers of 262,144 pages each");
     let mut revoked = Vec::new();
     domain.revoke_all(mapped, &mut revoked);
-    assert!(revoked.iter().all(|r| r.is_quiesced()), "the kernel's unmap has completed when it returns");
+    assert!(
+        revoked.iter().all(|r| r.is_quiesced()),
+        "the kernel's unmap has completed when it returns"
+    );
     assert_eq!(kernel.entries(), 0);
     let unmaps = kernel.calls().iter().filter(|call| matches!(call, Call::Unmap { .. })).count();
     assert_eq!(unmaps, 1, "adjacent mappings are unmapped by one call");
@@ -95,7 +104,10 @@ fn an_exhausted_entry_limit_is_reported_without_a_system_call() {
     let domain = domain_of(&kernel);
     let arena = arena(&domain, 4 * MIB, MappingPolicy::PerUse);
     let buffer = || arena.alloc(4096).unwrap();
-    let held = [domain.map(buffer(), Bidirectional).unwrap(), domain.map(buffer(), Bidirectional).unwrap()];
+    let held = [
+        domain.map(buffer(), Bidirectional).unwrap(),
+        domain.map(buffer(), Bidirectional).unwrap(),
+    ];
     let calls = kernel.calls().len();
     let refused = domain.map(buffer(), Bidirectional).unwrap_err();
     assert_eq!(refused.error, BackendError::NoEntries { limit: 2, remedy: "more".into() });
@@ -146,7 +158,11 @@ fn exceeding_the_limit_of_locked_memory_names_the_command() {
         text.contains("RLIMIT_MEMLOCK allows 8388608, of which 65536") && text.contains("memlock"),
         "{text}"
     );
-    assert_eq!(memlock_error(&limit(Some(8 * MIB), true), GIB, 0), None, "with CAP_IPC_LOCK there is none");
+    assert_eq!(
+        memlock_error(&limit(Some(8 * MIB), true), GIB, 0),
+        None,
+        "with CAP_IPC_LOCK there is none"
+    );
     assert_eq!(memlock_error(&limit(None, false), GIB, 0), None);
     assert_eq!(memlock_error(&limit(Some(8 * MIB), false), MIB, MIB), None);
 }
@@ -170,7 +186,8 @@ fn a_leaked_mapping_is_unmapped_with_its_memory() {
     let mut memory = vec![0u64; 1024];
     let base = NonNull::new(memory.as_mut_ptr()).unwrap().cast::<u8>();
     let base = base.map_addr(|at| (at.get().next_multiple_of(4096)).try_into().unwrap());
-    // SAFETY: the vector has 8192 bytes, of which the first whole page is used, by nothing else, until the end.
+    // SAFETY: the vector has 8192 bytes, of which the first whole page is used, by nothing else,
+    // until the end.
     let page = unsafe { DmaMemory::from_raw(base, 4096) };
     // SAFETY: as above; it is expelled below.
     unsafe { domain.register_memory(page) }.unwrap();
@@ -209,7 +226,8 @@ proptest! {
         let mut memory = vec![0u64; 40 * 512];
         let base = NonNull::new(memory.as_mut_ptr()).unwrap().cast::<u8>();
         let base = base.map_addr(|at| (at.get().next_multiple_of(4096)).try_into().unwrap());
-        // SAFETY: the vector has 40 pages, so 32 whole ones, and outlives the table; the fake touches none.
+        // SAFETY: the vector has 40 pages, so 32 whole ones, and outlives the table; the fake
+        // touches none.
         let memory = unsafe { DmaMemory::from_raw(base, 32 * 4096) };
         // SAFETY: as above.
         unsafe { table.register_memory(memory) }.unwrap();

@@ -51,8 +51,8 @@ impl ArenaBuilder {
     /// The largest arena in bytes: 1 TiB.
     pub const MAX_BYTES: u64 = 1 << 40;
 
-    /// Sets the size in bytes. It is rounded up to 4096, below 2 MiB to a power of two, and with a source of hugepages to
-    /// their size; [`ArenaReport::bytes`] is the result.
+    /// Sets the size in bytes. It is rounded up to 4096, below 2 MiB to a power of two, and with a
+    /// source of hugepages to their size; [`ArenaReport::bytes`] is the result.
     #[must_use]
     pub fn size(mut self, bytes: u64) -> Self {
         self.size = bytes;
@@ -65,8 +65,8 @@ impl ArenaBuilder {
         self.sources([source])
     }
 
-    /// Sets the sources that the memory may come from, best first. Named sources are tried whatever the size is; the
-    /// default is [`Source::PREFERENCE`], as far as the size warrants it.
+    /// Sets the sources that the memory may come from, best first. Named sources are tried whatever
+    /// the size is; the default is [`Source::PREFERENCE`], as far as the size warrants it.
     #[must_use]
     pub fn sources(mut self, sources: impl IntoIterator<Item = Source>) -> Self {
         self.sources = Some(sources.into_iter().collect());
@@ -75,14 +75,15 @@ impl ArenaBuilder {
 
     /// Uses the caller's own memory; size and sources are ignored.
     ///
-    /// The arena locks it, keeps it from children (`MADV_DONTFORK`) and binds it to a NUMA node if one is requested, and
-    /// undoes this when it is dropped. The contents are kept and count as recycled memory.
+    /// The arena locks it, keeps it from children (`MADV_DONTFORK`) and binds it to a NUMA node if
+    /// one is requested, and undoes this when it is dropped. The contents are kept and count as
+    /// recycled memory.
     ///
     /// # Safety
-    /// From [`build`](Self::build) until the arena is dropped, with every handle, buffer and pool of it,
-    /// `base..base + len` must stay mapped, readable and writable, and must be accessed only through the arena; what was
-    /// locked or bound before is not afterwards. If the arena is quarantined
-    /// ([`quarantined_bytes`](crate::quarantined_bytes) has grown), this is permanent.
+    /// From [`build`](Self::build) until the arena is dropped, with every handle, buffer and pool
+    /// of it, `base..base + len` must stay mapped, readable and writable, and must be accessed only
+    /// through the arena; what was locked or bound before is not afterwards. If the arena is
+    /// quarantined ([`quarantined_bytes`](crate::quarantined_bytes) has grown), this is permanent.
     #[must_use]
     pub unsafe fn caller(mut self, base: NonNull<u8>, len: usize) -> Self {
         self.caller = Some((base, len));
@@ -96,7 +97,8 @@ impl ArenaBuilder {
         self
     }
 
-    /// Sets the NUMA node of the memory. If that node has none, the build fails with [`BuildError::Node`].
+    /// Sets the NUMA node of the memory. If that node has none, the build fails with
+    /// [`BuildError::Node`].
     #[must_use]
     pub fn numa_node(mut self, node: u32) -> Self {
         self.node = Some(node);
@@ -110,9 +112,10 @@ impl ArenaBuilder {
         self
     }
 
-    /// Obtains the memory and maps it into `domain`. Pages are allocated, zeroed by the kernel, when they are first
-    /// touched; only those of a hugetlb source are allocated here (`MADV_POPULATE_WRITE`, since Linux 5.14; some 0.2 s a
-    /// GiB), since a page that is missing later would raise a signal.
+    /// Obtains the memory and maps it into `domain`. Pages are allocated, zeroed by the kernel,
+    /// when they are first touched; only those of a hugetlb source are allocated here
+    /// (`MADV_POPULATE_WRITE`, since Linux 5.14; some 0.2 s a GiB), since a page that is missing
+    /// later would raise a signal.
     ///
     /// # Errors
     /// [`BuildError`].
@@ -121,7 +124,8 @@ impl ArenaBuilder {
         Ok(memory.map_into(domain)?)
     }
 
-    /// Obtains the memory, for a program that needs no domain or creates it later: see [`ArenaMemory::map_into`].
+    /// Obtains the memory, for a program that needs no domain or creates it later: see
+    /// [`ArenaMemory::map_into`].
     ///
     /// # Errors
     /// [`BuildError`].
@@ -160,7 +164,9 @@ impl ArenaBuilder {
         }
         let sources: Vec<Source> = match &self.sources {
             Some(named) => named.clone(),
-            None => Source::PREFERENCE.into_iter().filter(|source| source.is_warranted(bytes)).collect(),
+            None => {
+                Source::PREFERENCE.into_iter().filter(|source| source.is_warranted(bytes)).collect()
+            }
         };
         if self.caller.is_none() && (sources.is_empty() || sources.contains(&Source::Caller)) {
             return Err(BuildError::NoSourceNamed);
@@ -169,7 +175,12 @@ impl ArenaBuilder {
     }
 
     /// Locks the memory where that is allowed.
-    fn residency(&self, region: &Region, source: Source, pins: bool) -> Result<Residency, BuildError> {
+    fn residency(
+        &self,
+        region: &Region,
+        source: Source,
+        pins: bool,
+    ) -> Result<Residency, BuildError> {
         if source.is_hugetlb() {
             return Ok(Residency::Hugetlb);
         }

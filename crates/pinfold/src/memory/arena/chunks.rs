@@ -13,7 +13,8 @@ use pinfold_core::page_pool::{RevocableSource, RevokeError};
 use std::ptr::NonNull;
 
 impl Arena {
-    /// Acquires a chunk whose bytes are 0 before a device can reach them, for `access` (any, in an arena that is mapped whole).
+    /// Acquires a chunk whose bytes are 0 before a device can reach them, for `access` (any, in an
+    /// arena that is mapped whole).
     pub(in crate::memory) fn acquire_zeroed(
         &self,
         order: Order,
@@ -30,9 +31,12 @@ impl Arena {
     /// Maps a run that was just allocated as a chunk, or frees it.
     fn acquire_run(&self, run: Run, access: Access) -> Result<Frame, SourceError> {
         let state = self.state();
-        // SAFETY: the run is in use until `release` has unmapped it, and the region stays while anything is in use
-        // (`State::drop`). The run is a chunk's and no buffer's, and references are lent into buffers only.
-        let mapped = unsafe { self.attachment().map_chunk(run.first.offset(), state.memory_of(run), access) };
+        // SAFETY: the run is in use until `release` has unmapped it, and the region stays while
+        // anything is in use (`State::drop`). The run is a chunk's and no buffer's, and references
+        // are lent into buffers only.
+        let mapped = unsafe {
+            self.attachment().map_chunk(run.first.offset(), state.memory_of(run), access)
+        };
         match mapped {
             Ok(()) => Ok(run.first),
             Err(error) => {
@@ -49,16 +53,18 @@ impl Arena {
     /// Unmaps a chunk, or quarantines it.
     fn unmap_chunk(&self, run: Run) -> Result<(), BackendError> {
         self.attachment().unmap_chunk(run.first.offset()).inspect_err(|error| {
-            // Not to be tried again: nothing would be left to clear, and the flush that failed may never complete.
+            // Not to be tried again: nothing would be left to clear, and the flush that failed may
+            // never complete.
             tracing::error!(first = %run.first, frames = run.frames, %error, "a chunk is quarantined");
             self.state().quarantine(run, self.attachment());
         })
     }
 }
 
-// SAFETY: the region and its address range are fixed when the arena is mapped and stay while a handle is held. A run
-// comes from the zone, which allocates it to no other caller before `release` frees it; it lies in the region, because
-// the zone has as many frames. References into an arena are lent by a `Buffer` only, into the run that it owns.
+// SAFETY: the region and its address range are fixed when the arena is mapped and stay while a
+// handle is held. A run comes from the zone, which allocates it to no other caller before `release`
+// frees it; it lies in the region, because the zone has as many frames. References into an arena
+// are lent by a `Buffer` only, into the run that it owns.
 unsafe impl ChunkSource for Arena {
     fn span(&self) -> NonNull<[u8]> {
         let memory = self.state().region().memory();
@@ -81,14 +87,16 @@ unsafe impl ChunkSource for Arena {
     }
 }
 
-// SAFETY: `unmap_chunk` is strict, and the run stays allocated until `release_hidden` frees it; while anything is
-// allocated the region stays (`State::drop`). A run that could not be unmapped is never freed.
+// SAFETY: `unmap_chunk` is strict, and the run stays allocated until `release_hidden` frees it;
+// while anything is allocated the region stays (`State::drop`). A run that could not be unmapped is
+// never freed.
 unsafe impl RevocableSource for Arena {
     unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
         if self.mapping_policy() == MappingPolicy::Whole {
             return Err(RevokeError::Permanent);
         }
-        self.unmap_chunk(Run::of_order(frame, order)).map_err(|error| RevokeError::Unmap(error.to_string()))
+        self.unmap_chunk(Run::of_order(frame, order))
+            .map_err(|error| RevokeError::Unmap(error.to_string()))
     }
     unsafe fn release_hidden(&self, frame: Frame, order: Order) {
         self.state().free(Run::of_order(frame, order));

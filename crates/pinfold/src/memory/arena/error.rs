@@ -20,7 +20,8 @@ pub enum BuildError {
         /// The largest size.
         limit: u64,
     },
-    /// The list of sources is empty, or names [`Source::Caller`](super::Source::Caller), which needs an address.
+    /// The list of sources is empty, or names [`Source::Caller`](super::Source::Caller), which
+    /// needs an address.
     #[error(
         "no memory source to try: name at least one, or give the caller's own memory with caller(base, len)"
     )]
@@ -46,7 +47,8 @@ pub enum BuildError {
     /// The memory cannot be locked, and [`Pinning::Required`](super::Pinning::Required) was set.
     #[error("cannot lock the memory: {0}")]
     NotLocked(NotLocked),
-    /// The pages cannot be kept from child processes, so a `fork` could move the parent to other pages than the device's.
+    /// The pages cannot be kept from child processes, so a `fork` could move the parent to other
+    /// pages than the device's.
     #[error("madvise(MADV_DONTFORK): {0}")]
     Fork(Errno),
     /// The caller's memory does not begin and end at multiples of 4096.
@@ -101,8 +103,8 @@ pub enum AllocError {
     Frames(#[from] FrameError),
 }
 
-/// Why a buffer lends no slice: its arena is mapped whole, or shared with other processes by its memfd, so the bytes may
-/// change at any time.
+/// Why a buffer lends no slice: its arena is mapped whole, or shared with other processes by its
+/// memfd, so the bytes may change at any time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "the bytes of this buffer may change at any time (its arena is mapped whole, or shared by a memfd): copy through memory(), or build the arena with MappingPolicy::PerUse and no memfd"

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 /// Pinned memory from the operating system, in any number of domains, including none.
 ///
-/// A handle: a clone is the same arena. It allocates buffers; I/O virtual addresses belong to the [`Arena`] that
-/// [`map_into`](Self::map_into) returns.
+/// A handle: a clone is the same arena. It allocates buffers; I/O virtual addresses belong to the
+/// [`Arena`] that [`map_into`](Self::map_into) returns.
 #[derive(Clone)]
 pub struct ArenaMemory(Shared<State>);
 
@@ -41,18 +41,21 @@ impl ArenaMemory {
         self.0
     }
 
-    /// Maps the memory into a domain, as its [mapping policy](Self::mapping_policy) says, and returns the handle that
-    /// is the [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) there. [`Domain::map`](pinfold_core::domain::Domain::map) works from then on for every
-    /// buffer of the arena. It stays mapped until the arena is dropped, with all its handles, buffers and pools.
+    /// Maps the memory into a domain, as its [mapping policy](Self::mapping_policy) says, and
+    /// returns the handle that is the [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) there.
+    /// [`Domain::map`](pinfold_core::domain::Domain::map) works from then on for every buffer of
+    /// the arena. It stays mapped until the arena is dropped, with all its handles, buffers and
+    /// pools.
     ///
     /// Returns another handle if it is mapped into this domain already.
     ///
-    /// Memory that is [locked](Residency::Locked) is unlocked if the domain's mappings pin memory themselves, since
-    /// `RLIMIT_MEMLOCK` would count it twice.
+    /// Memory that is [locked](Residency::Locked) is unlocked if the domain's mappings pin memory
+    /// themselves, since `RLIMIT_MEMLOCK` would count it twice.
     ///
     /// # Errors
     /// [`BackendError`]; the memory is not in the domain then. If it
-    /// [may be reached](BackendError::stays_reachable) nevertheless, it is quarantined when the arena is dropped.
+    /// [may be reached](BackendError::stays_reachable) nevertheless, it is quarantined when the
+    /// arena is dropped.
     ///
     /// ```
     /// use pinfold::{Arena, Domain, access::FromDevice};
@@ -75,7 +78,8 @@ impl ArenaMemory {
         Ok(Arena { attachment: self.0.attach(domain)?, memory: self.clone() })
     }
 
-    /// Returns all of the memory, to be registered with a ring ([`Options::fixed`](crate::uring::Options::fixed)).
+    /// Returns all of the memory, to be registered with a ring
+    /// ([`Options::fixed`](crate::uring::Options::fixed)).
     pub fn fixed(&self) -> Fixed<'_> {
         self.0.region().memory().into()
     }
@@ -100,14 +104,16 @@ impl ArenaMemory {
         self.0.report()
     }
 
-    /// Returns the descriptor by which another process can map the same memory, if the source is a memfd.
+    /// Returns the descriptor by which another process can map the same memory, if the source is a
+    /// memfd.
     pub fn memfd(&self) -> Option<BorrowedFd<'_>> {
         self.0.memfd().map(AsFd::as_fd)
     }
 
     /// Returns how much of the arena is in use. O(1).
     ///
-    /// While an owner's handle ([`local`](Self::local)) lives, the counts lag behind what it allocates and frees.
+    /// While an owner's handle ([`local`](Self::local)) lives, the counts lag behind what it
+    /// allocates and frees.
     pub fn stats(&self) -> ArenaStats {
         let bytes = self.0.bytes();
         let pinned = match &*self.0.residency() {
@@ -125,8 +131,9 @@ impl ArenaMemory {
         }
     }
 
-    /// Returns the pages that the kernel has allocated for the arena so far, from `/proc/self/smaps`; `None` if that is unreadable.
-    /// Of the caller's memory, the figures are those of the mappings around it. O(mappings of the process).
+    /// Returns the pages that the kernel has allocated for the arena so far, from
+    /// `/proc/self/smaps`; `None` if that is unreadable. Of the caller's memory, the figures are
+    /// those of the mappings around it. O(mappings of the process).
     pub fn backing(&self) -> Option<Backing> {
         let vma = smaps::of_range(self.0.region().addr(), self.0.region().len())?;
         Some(Backing {
@@ -172,8 +179,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Returns the I/O virtual address of the first byte in this domain; the rest follows linearly. With
-    /// [`MappingPolicy::PerUse`] a device reaches only what is mapped there.
+    /// Returns the I/O virtual address of the first byte in this domain; the rest follows linearly.
+    /// With [`MappingPolicy::PerUse`] a device reaches only what is mapped there.
     pub fn iova(&self) -> Iova {
         self.attachment.iova().start()
     }

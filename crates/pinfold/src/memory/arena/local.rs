@@ -12,10 +12,11 @@ use std::ops::Deref;
 /// The most frames that are moved at once.
 const BATCH: usize = 64;
 
-/// One owner's handle of an arena, for buffers of one frame (4096 bytes): bulk calls, and a cache of frames, so that
-/// allocating and freeing take no lock and no shared read-modify-write.
+/// One owner's handle of an arena, for buffers of one frame (4096 bytes): bulk calls, and a cache
+/// of frames, so that allocating and freeing take no lock and no shared read-modify-write.
 ///
-/// It keeps the arena. Cached frames are returned when it is dropped, and when the arena runs short.
+/// It keeps the arena. Cached frames are returned when it is dropped, and when the arena runs
+/// short.
 ///
 /// ```
 /// use pinfold::{Arena, Buffer};
@@ -47,9 +48,13 @@ impl Deref for ZoneOf {
 }
 
 impl ArenaMemory {
-    /// Returns an owner's handle, for one thread of control. O(owners), and allocates its cache of at most 64 KiB.
+    /// Returns an owner's handle, for one thread of control. O(owners), and allocates its cache of
+    /// at most 64 KiB.
     pub fn local(&self) -> ArenaLocal {
-        ArenaLocal { frames: frame::Local::new(ZoneOf(self.share().clone())), shares: self.share().stock() }
+        ArenaLocal {
+            frames: frame::Local::new(ZoneOf(self.share().clone())),
+            shares: self.share().stock(),
+        }
     }
 }
 
@@ -60,14 +65,16 @@ impl ArenaLocal {
     /// [`AllocError::Exhausted`]; the cache has been returned then.
     pub fn alloc(&mut self) -> Result<Buffer, AllocError> {
         let frame = self.frames.alloc(Order::PAGE);
-        frame.map(|frame| self.buffer(frame)).map_err(|error| self.shares.alloc_error(Frame::BYTES, error))
+        frame
+            .map(|frame| self.buffer(frame))
+            .map_err(|error| self.shares.alloc_error(Frame::BYTES, error))
     }
 
-    /// Fills the empty slots with buffers of one frame, and returns how many slots are full afterwards: fewer than all
-    /// if the arena runs short. Slots that are full stay as they are.
+    /// Fills the empty slots with buffers of one frame, and returns how many slots are full
+    /// afterwards: fewer than all if the arena runs short. Slots that are full stay as they are.
     ///
-    /// It stops at the zone's *low* watermark, and then tries one more frame, so that a small request does not fail
-    /// while memory remains.
+    /// It stops at the zone's *low* watermark, and then tries one more frame, so that a small
+    /// request does not fail while memory remains.
     pub fn fill(&mut self, slots: &mut [Option<Buffer>]) -> usize {
         let mut missing = slots.iter().filter(|slot| slot.is_none()).count();
         let mut empty = slots.iter_mut().filter(|slot| slot.is_none());

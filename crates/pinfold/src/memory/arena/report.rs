@@ -31,7 +31,9 @@ impl fmt::Display for ArenaReport {
         if let Some(node) = self.numa_node {
             write!(f, ", on NUMA node {node}")?;
         }
-        self.unavailable.iter().try_for_each(|unavailable| write!(f, "; unavailable: {unavailable}"))
+        self.unavailable
+            .iter()
+            .try_for_each(|unavailable| write!(f, "; unavailable: {unavailable}"))
     }
 }
 
@@ -54,7 +56,8 @@ pub struct ArenaStats {
 
 impl fmt::Display for ArenaStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, frames, frames_in_use, frames_peak, frames_quarantined, pinned_bytes } = self;
+        let Self { bytes, frames, frames_in_use, frames_peak, frames_quarantined, pinned_bytes } =
+            self;
         write!(
             f,
             "{bytes} bytes, {pinned_bytes} pinned; {frames_in_use} of {frames} frames in use (peak {frames_peak}, \

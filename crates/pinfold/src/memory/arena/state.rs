@@ -1,4 +1,5 @@
-//! What all handles of an arena share: the memory, its frames, and the domains that it is mapped into.
+//! What all handles of an arena share: the memory, its frames, and the domains that it is mapped
+//! into.
 
 use super::error::AllocError;
 use super::report::ArenaReport;
@@ -33,8 +34,8 @@ impl Run {
         u64::from(self.frames) * Frame::BYTES
     }
 
-    /// The order that the zone allocates it by; `None` if the zone allocates it by length. (A part of a run may have
-    /// the length of an order without its alignment.)
+    /// The order that the zone allocates it by; `None` if the zone allocates it by length. (A part
+    /// of a run may have the length of an order without its alignment.)
     fn order(self) -> Option<Order> {
         let order = u8::try_from(self.frames.trailing_zeros()).ok()?;
         let whole = self.frames.is_power_of_two() && self.first.index().is_multiple_of(self.frames);
@@ -119,11 +120,17 @@ impl State {
         self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps the memory into a domain; returns the existing attachment if it is mapped there already.
-    pub(super) fn attach(&self, domain: Box<dyn DomainOps>) -> Result<Arc<Attachment>, BackendError> {
+    /// Maps the memory into a domain; returns the existing attachment if it is mapped there
+    /// already.
+    pub(super) fn attach(
+        &self,
+        domain: Box<dyn DomainOps>,
+    ) -> Result<Arc<Attachment>, BackendError> {
         let mut residency = self.residency();
-        // A backend that pins charges RLIMIT_MEMLOCK itself: locked memory would count twice and fail at half of it.
-        let unlocked = domain.pins() && *residency == Residency::Locked && self.region.unlock().is_ok();
+        // A backend that pins charges RLIMIT_MEMLOCK itself: locked memory would count twice and
+        // fail at half of it.
+        let unlocked =
+            domain.pins() && *residency == Residency::Locked && self.region.unlock().is_ok();
         match self.attachments.add(domain, self.region.memory(), self.policy) {
             Ok(attachment) => {
                 if unlocked {
@@ -158,7 +165,9 @@ impl State {
         let first = match order {
             Some(order) => self.zone.alloc(order)?,
             None if frames < huge => self.zone.alloc_run(frames, 1)?,
-            None => self.zone.alloc_run(frames, huge).or_else(|_| self.zone.alloc_run(frames, 1))?,
+            None => {
+                self.zone.alloc_run(frames, huge).or_else(|_| self.zone.alloc_run(frames, 1))?
+            }
         };
         self.update_peak();
         Ok(Run { first, frames })
@@ -199,7 +208,8 @@ impl State {
             None => self.zone.free_run(run.first, run.frames),
         };
         if let Err(error) = freed {
-            // Only a caller that broke its contract gets here; the frames stay allocated, and so the arena stays.
+            // Only a caller that broke its contract gets here; the frames stay allocated, and so
+            // the arena stays.
             tracing::error!(first = %run.first, frames = run.frames, %error, "frames could not be freed");
         }
     }
@@ -212,9 +222,11 @@ impl State {
 
     pub(super) fn alloc_error(&self, requested: u64, error: FrameError) -> AllocError {
         match error {
-            FrameError::Exhausted { .. } | FrameError::NoRun { .. } => {
-                AllocError::Exhausted { requested, in_use: self.in_use() * Frame::BYTES, arena: self.bytes() }
-            }
+            FrameError::Exhausted { .. } | FrameError::NoRun { .. } => AllocError::Exhausted {
+                requested,
+                in_use: self.in_use() * Frame::BYTES,
+                arena: self.bytes(),
+            },
             other => AllocError::Frames(other),
         }
     }
@@ -227,18 +239,19 @@ impl State {
         self.region.memory().part(offset, len).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// The address at which a run is mapped in `domain` for as long as the arena lives. O(domains), with loads only.
+    /// The address at which a run is mapped in `domain` for as long as the arena lives. O(domains),
+    /// with loads only.
     pub(crate) fn fixed_iova_of(&self, run: Run, domain: DomainId) -> Option<Iova> {
         match self.policy {
-            MappingPolicy::Whole => {
-                Some(self.attachments.find(domain)?.iova_of(run.first.offset(), run.bytes())?.start())
-            }
+            MappingPolicy::Whole => Some(
+                self.attachments.find(domain)?.iova_of(run.first.offset(), run.bytes())?.start(),
+            ),
             MappingPolicy::PerUse => None,
         }
     }
 
-    /// Whether an unmapped buffer can be reached by its owner only: by no device, and by no other process (nor this
-    /// one through `write`, which is safe) as a file.
+    /// Whether an unmapped buffer can be reached by its owner only: by no device, and by no other
+    /// process (nor this one through `write`, which is safe) as a file.
     pub(crate) fn is_private(&self) -> bool {
         self.policy == MappingPolicy::PerUse && self.memfd.is_none()
     }
@@ -256,14 +269,14 @@ impl Drop for State {
         if !self.region.is_owned() {
             obtain::restore(&self.region, Some(&*self.residency()), self.report.numa_node);
         }
-        // SAFETY: the region is dropped here only, in the drop of its owner. Every frame is free and no device reaches
-        // the memory (`detach_all`), so no pointer into it is left.
+        // SAFETY: the region is dropped here only, in the drop of its owner. Every frame is free
+        // and no device reaches the memory (`detach_all`), so no pointer into it is left.
         unsafe { ManuallyDrop::drop(&mut self.region) };
     }
 }
 
-/// A zone of `frames` frames. It has at least 2 MiB: what a smaller arena lacks stays allocated, and is counted by the
-/// second value.
+/// A zone of `frames` frames. It has at least 2 MiB: what a smaller arena lacks stays allocated,
+/// and is counted by the second value.
 fn zone(frames: u32) -> Result<(Zone, u64), FrameError> {
     let all = frames.max(Zone::MIN_FRAMES);
     let zone = Zone::new(all)?;

@@ -37,8 +37,9 @@ fn is_mapped(addr: usize) -> bool {
     smaps::of_range(addr, 4096).is_some()
 }
 
-/// Returns whether the memory that `build_and_drop` built is unmapped afterwards. Concurrent tests may map the same
-/// addresses at once, so this is tried several times, with other memory each; memory that stays is found each time.
+/// Returns whether the memory that `build_and_drop` built is unmapped afterwards. Concurrent tests
+/// may map the same addresses at once, so this is tried several times, with other memory each;
+/// memory that stays is found each time.
 fn is_gone(build_and_drop: impl Fn() -> usize) -> bool {
     (0..20).any(|_| !is_mapped(build_and_drop()))
 }

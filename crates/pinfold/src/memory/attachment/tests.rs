@@ -18,13 +18,22 @@ fn a_chunk_is_unmapped_once() {
         // What failed once is not tried again: nothing would be left to clear.
         (FakeDomain::failing("unmap", REACHABLE), Err(REACHABLE)),
     ] {
-        let attachment = Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::PerUse).unwrap();
+        let attachment =
+            Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::PerUse).unwrap();
         assert_eq!(attachment.unmap_chunk(0), Err(BackendError::NotRevoked), "it was never mapped");
         // SAFETY: the memory is leaked, and no reference into it is made.
         unsafe { attachment.map_chunk(0, memory.part(0, 4096).unwrap(), READ_WRITE) }.unwrap();
-        assert_eq!(attachment.unmap_chunk(4096), Err(BackendError::NotRevoked), "another one is mapped");
+        assert_eq!(
+            attachment.unmap_chunk(4096),
+            Err(BackendError::NotRevoked),
+            "another one is mapped"
+        );
         assert_eq!(attachment.unmap_chunk(0), first);
-        assert_eq!(attachment.unmap_chunk(0), Err(BackendError::NotRevoked), "it is mapped no longer");
+        assert_eq!(
+            attachment.unmap_chunk(0),
+            Err(BackendError::NotRevoked),
+            "it is mapped no longer"
+        );
         assert_eq!(fake.steps().iter().filter(|&&step| step == "unmap").count(), 1);
     }
 }
@@ -32,7 +41,8 @@ fn a_chunk_is_unmapped_once() {
 #[test]
 fn chunks_of_memory_that_is_mapped_whole_need_no_unmap() {
     let fake = FakeDomain::failing("unmap", REACHABLE);
-    let attachment = Attachment::new(Box::new(fake.clone()), memory(), MappingPolicy::Whole).unwrap();
+    let attachment =
+        Attachment::new(Box::new(fake.clone()), memory(), MappingPolicy::Whole).unwrap();
     assert_eq!(attachment.unmap_chunk(0), Ok(()));
     assert_eq!(fake.steps(), ["register_memory", "map_static"]);
 }

@@ -70,8 +70,10 @@ fn a_device_that_probes_sees_bounced_payloads_and_zeroes_but_nothing_of_the_prog
     buffers.truncate(32);
 
     let pool = BouncePool::<ToDevice>::new(&arena).unwrap();
-    let payloads: Vec<_> =
-        [1, 256, 257, 1024, 4096, 16384].iter().map(|&len| pool.copy_of(&vec![7; len]).unwrap()).collect();
+    let payloads: Vec<_> = [1, 256, 257, 1024, 4096, 16384]
+        .iter()
+        .map(|&len| pool.copy_of(&vec![7; len]).unwrap())
+        .collect();
     let seen = visible(&port, &arena);
     let expected: usize = payloads.iter().map(Bounced::len).sum();
     assert_eq!(seen.iter().filter(|(_, byte)| *byte == 7).count(), expected);
@@ -85,7 +87,13 @@ fn a_device_that_probes_sees_bounced_payloads_and_zeroes_but_nothing_of_the_prog
     assert!(!seen.is_empty() && seen.iter().all(|(_, byte)| *byte == 0), "what was sent is gone");
     drop(pool);
     assert!(visible(&port, &arena).is_empty(), "the last handle is dropped");
-    assert!(buffers.iter_mut().all(|buffer| buffer.as_slice().unwrap().iter().all(|&byte| byte == SECRET)));
+    assert!(
+        buffers.iter_mut().all(|buffer| buffer
+            .as_slice()
+            .unwrap()
+            .iter()
+            .all(|&byte| byte == SECRET))
+    );
 }
 
 #[test]
@@ -141,7 +149,8 @@ fn impossible_lengths_and_exhaustion_are_errors_with_value_and_limit() {
 #[test]
 fn an_arena_that_is_mapped_whole_is_used_as_well() {
     let domain = Domain::soft().unwrap();
-    let arena = Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain).unwrap();
+    let arena =
+        Arena::builder().size(1 << 20).mapping_policy(MappingPolicy::Whole).build(&domain).unwrap();
     let payload = BouncePool::<FromDevice>::new(&arena).unwrap().alloc(64).unwrap();
     domain.port().unwrap().write(segment(&payload).iova, &[1; 64]).unwrap();
     assert_eq!(bytes_of(&payload), [1; 64]);
@@ -170,8 +179,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Against a model: each payload has the bytes that it was given or that the device wrote, no two overlap, and a device
-    /// reads nothing but the payloads and zeroes.
+    /// Against a model: each payload has the bytes that it was given or that the device wrote, no
+    /// two overlap, and a device reads nothing but the payloads and zeroes.
     #[test]
     fn payloads_hold_what_a_model_holds(steps in steps()) {
         let domain = Domain::soft().unwrap();
@@ -218,7 +227,9 @@ fn a_pool_leaves_the_rest_of_the_arena_to_others() {
     let pool = BouncePool::<ToDevice>::with_limit(&arena, 64 << 10).unwrap();
     let mut payloads: Vec<_> = std::iter::from_fn(|| pool.alloc(16 << 10).ok()).collect();
     assert_eq!(payloads.len(), 4);
-    let BounceError::Exhausted { error: AllocError::Source(error), .. } = pool.alloc(1).unwrap_err() else {
+    let BounceError::Exhausted { error: AllocError::Source(error), .. } =
+        pool.alloc(1).unwrap_err()
+    else {
         panic!("another error")
     };
     assert_eq!(error, SourceError::Limit { bytes: 4096, left: 0, limit: 64 << 10 });

@@ -30,12 +30,15 @@ impl<K> fmt::Debug for SharingError<K> {
 }
 
 impl OwnedMemory {
-    /// Takes `bytes` of `pages`, and declares the rest of the pages that they are in shareable: a device that the bytes are
-    /// mapped for can read and write all of these pages, but is told to transfer the bytes only (the extents of the pieces).
-    /// [Registered buffers](crate::registered::Buffers::register_owned), and copies through the memory of a piece, reach whole pages.
+    /// Takes `bytes` of `pages`, and declares the rest of the pages that they are in shareable: a
+    /// device that the bytes are mapped for can read and write all of these pages, but is told to
+    /// transfer the bytes only (the extents of the pieces).
+    /// [Registered buffers](crate::registered::Buffers::register_owned), and copies through the
+    /// memory of a piece, reach whole pages.
     ///
-    /// For a payload whose neighbours nobody needs. A page is registered with a domain once: of two payloads on one page, only
-    /// one can be mapped into a domain at a time. Without the declaration a payload is [bounced](crate::memory::bounce).
+    /// For a payload whose neighbours nobody needs. A page is registered with a domain once: of two
+    /// payloads on one page, only one can be mapped into a domain at a time. Without the
+    /// declaration a payload is [bounced](crate::memory::bounce).
     ///
     /// ```
     /// use pinfold::OwnedMemory;
@@ -59,9 +62,10 @@ impl OwnedMemory {
     /// [`SharingError`] if `bytes` is empty, not inside `pages`, or those are not whole pages.
     ///
     /// # Safety
-    /// As for [`new`](Self::new), of all pages that contain one of `bytes`, except that others may access the rest of these pages
-    /// meanwhile, where they do so as with [`DmaMemory`](pinfold_core::mem::DmaMemory) (by atomics of one byte, without references), and rely on none of its
-    /// contents: a device may change it at any time, and learn it.
+    /// As for [`new`](Self::new), of all pages that contain one of `bytes`, except that others may
+    /// access the rest of these pages meanwhile, where they do so as with
+    /// [`DmaMemory`](pinfold_core::mem::DmaMemory) (by atomics of one byte, without references),
+    /// and rely on none of its contents: a device may change it at any time, and learn it.
     pub unsafe fn sharing_pages<K: Send + 'static>(
         pages: NonNull<[u8]>,
         bytes: Range<usize>,
@@ -77,7 +81,8 @@ impl OwnedMemory {
         let (start, end) = (bytes.start & !(PAGE - 1), bytes.end.next_multiple_of(PAGE));
         // SAFETY: `start` is less than `len`.
         let first = unsafe { base.add(start) };
-        // SAFETY: the caller keeps these pages valid until `owner` is dropped, and has no reference into them.
+        // SAFETY: the caller keeps these pages valid until `owner` is dropped, and has no reference
+        // into them.
         Ok(unsafe {
             Self::of_pages(first, end - start, start, bytes.start - start..bytes.end - start, owner)
         })

@@ -29,9 +29,11 @@ fn mixed() -> (OwnedMemory, Arc<AtomicBool>) {
     region.populate(3 << 20).unwrap();
     let freed = Arc::new(AtomicBool::new(false));
     let memory = NonNull::slice_from_raw_parts(region.base(), 3 << 20);
-    // SAFETY: the region is the owner's, which unmaps it when it is dropped, and is not used otherwise.
+    // SAFETY: the region is the owner's, which unmaps it when it is dropped, and is not used
+    // otherwise.
     let memory =
-        unsafe { OwnedMemory::new(memory, Owner { _region: region, freed: Arc::clone(&freed) }) }.unwrap();
+        unsafe { OwnedMemory::new(memory, Owner { _region: region, freed: Arc::clone(&freed) }) }
+            .unwrap();
     (memory, freed)
 }
 
@@ -94,7 +96,9 @@ fn reclaimed_memory_is_the_original_and_unreachable_for_devices() {
     let iova = Pinned::fixed_iova(&piece, pinfold_core::domain::Domain::id(&domain)).unwrap();
     domain.port().unwrap().write(iova, b"device").unwrap();
     drop(piece);
-    let Err(Reclaim::InUse(memory)) = memory.reclaim::<String>() else { panic!("its owner is no String") };
+    let Err(Reclaim::InUse(memory)) = memory.reclaim::<String>() else {
+        panic!("its owner is no String")
+    };
     let bytes: Vec<u8> = memory.reclaim().unwrap();
     assert_eq!(
         (bytes.as_ptr().addr(), bytes.len(), &bytes[start..start + 6]),
@@ -209,8 +213,11 @@ fn memory_whose_unmap_fails_is_quarantined() {
     use crate::soft::SoftConfig;
     use std::time::Duration;
     let hanging = || {
-        let config =
-            SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(2), ..SoftConfig::default() };
+        let config = SoftConfig {
+            hang_from: Some(1),
+            timeout: Duration::from_millis(2),
+            ..SoftConfig::default()
+        };
         let (domain, (memory, freed)) = (Domain::soft_with(config).unwrap(), mixed());
         memory.map_into(&domain, MappingPolicy::Whole).unwrap();
         (memory, freed)
@@ -218,7 +225,10 @@ fn memory_whose_unmap_fails_is_quarantined() {
     let fails = || {
         let (memory, freed) = mixed();
         assert_eq!(
-            memory.attach(Box::new(FakeDomain::failing("map_static", REACHABLE)), MappingPolicy::Whole),
+            memory.attach(
+                Box::new(FakeDomain::failing("map_static", REACHABLE)),
+                MappingPolicy::Whole
+            ),
             Err(REACHABLE)
         );
         (memory, freed)
@@ -250,8 +260,11 @@ fn sharing(bytes: Range<usize>) -> Result<OwnedMemory, SharingError<()>> {
 fn pages_that_are_shared_transfer_their_own_bytes_only() {
     let domain = soft();
     // On one page; across three; whole pages.
-    let cases =
-        [(512..1024, vec![(512, 512)]), (4000..12289, vec![(4000, 8289)]), (4096..8192, vec![(0, 4096)])];
+    let cases = [
+        (512..1024, vec![(512, 512)]),
+        (4000..12289, vec![(4000, 8289)]),
+        (4096..8192, vec![(0, 4096)]),
+    ];
     for (bytes, extents) in cases {
         let memory = sharing(bytes.clone()).unwrap();
         memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
@@ -290,7 +303,10 @@ fn bytes_that_are_not_in_whole_pages_are_refused() {
     }
     let slots = Box::leak(Box::new(Slots([7; 16384])));
     // SAFETY: as in `sharing`.
-    assert!(unsafe { OwnedMemory::sharing_pages(NonNull::from(&mut slots.0[1..4097]), 0..1, ()) }.is_err());
+    assert!(
+        unsafe { OwnedMemory::sharing_pages(NonNull::from(&mut slots.0[1..4097]), 0..1, ()) }
+            .is_err()
+    );
 }
 
 #[test]

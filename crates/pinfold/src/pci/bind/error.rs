@@ -7,8 +7,8 @@ use crate::sys::{Errno, kernel};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a device was not bound to VFIO, or not returned to its driver. Nothing has changed, except where the error's
-/// [`Rollback`] says so.
+/// Why a device was not bound to VFIO, or not returned to its driver. Nothing has changed, except
+/// where the error's [`Rollback`] says so.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {

@@ -21,8 +21,11 @@ impl Record {
     /// Writes two lines: the driver and the override, each empty where there is none.
     pub(super) fn write(&self, folder: &Path, bdf: Bdf) -> Result<(), BindError> {
         let path = Self::path(folder, bdf);
-        let text =
-            format!("{}\n{}\n", self.driver.as_deref().unwrap_or(""), self.forced.as_deref().unwrap_or(""));
+        let text = format!(
+            "{}\n{}\n",
+            self.driver.as_deref().unwrap_or(""),
+            self.forced.as_deref().unwrap_or("")
+        );
         let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text));
         written.map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => BindError::Denied { path },

@@ -37,7 +37,8 @@ impl Kernel {
         std::fs::write(device.join("driver_override"), "(null)\n").unwrap();
         symlink(sys.join("kernel/iommu_groups/7"), device.join("iommu_group")).unwrap();
         symlink(&device, sys.join("kernel/iommu_groups/7/devices").join(BDF)).unwrap();
-        let kernel = Self { root, fails: Cell::new(None), writes: Cell::new(0), usual: "nvme", refuses: "" };
+        let kernel =
+            Self { root, fails: Cell::new(None), writes: Cell::new(0), usual: "nvme", refuses: "" };
         kernel.probe();
         kernel
     }
@@ -54,8 +55,11 @@ impl Kernel {
         let forced = std::fs::read_to_string(self.device().join("driver_override")).unwrap();
         let driver = if forced.trim() == "(null)" { self.usual } else { forced.trim() };
         if self.driver().is_none() && driver != self.refuses {
-            symlink(self.root.path().join("bus/pci/drivers").join(driver), self.device().join("driver"))
-                .unwrap();
+            symlink(
+                self.root.path().join("bus/pci/drivers").join(driver),
+                self.device().join("driver"),
+            )
+            .unwrap();
         }
     }
 
@@ -68,7 +72,12 @@ impl Kernel {
     fn binder(&self) -> Binder<&Self> {
         let sys = self.root.path().to_owned();
         Binder {
-            roots: Roots { proc: sys.join("proc"), dev: sys.join("dev"), modules: sys.join("modules"), sys },
+            roots: Roots {
+                proc: sys.join("proc"),
+                dev: sys.join("dev"),
+                modules: sys.join("modules"),
+                sys,
+            },
             records: self.root.path().join("records"),
             sysfs: self,
         }
@@ -166,8 +175,11 @@ fn a_failed_write_leaves_the_state_as_before() {
             let before = kernel.state();
             kernel.writes.set(0);
             kernel.fails.set(Some(number));
-            let done =
-                if unbind { kernel.binder().unbind(bdf()) } else { kernel.binder().bind(bdf(), false) };
+            let done = if unbind {
+                kernel.binder().unbind(bdf())
+            } else {
+                kernel.binder().bind(bdf(), false)
+            };
             if done.is_ok() {
                 assert_eq!(number, 3, "a write for each of: override, unbind, probe");
                 break;
@@ -200,7 +212,10 @@ fn a_driver_that_refuses_the_device_is_an_error() {
     let before = kernel.state();
     let refused = kernel.binder().bind(bdf(), false);
     let rollback = Rollback::Complete;
-    assert_eq!(refused, Err(BindError::DriverRefused { bdf: bdf(), wanted: VFIO_PCI.into(), rollback }));
+    assert_eq!(
+        refused,
+        Err(BindError::DriverRefused { bdf: bdf(), wanted: VFIO_PCI.into(), rollback })
+    );
     assert_eq!(kernel.state(), before);
 }
 
@@ -229,15 +244,22 @@ fn a_device_with_a_mounted_file_system_is_in_use() {
     .unwrap();
     std::fs::create_dir_all(own.join("holders/dm-0")).unwrap();
     std::fs::create_dir_all(sys.join("proc/self")).unwrap();
-    std::fs::write(sys.join("proc/self/mountinfo"), "36 35 259:1 / /home rw - ext4 /dev/nvme0n2p1 rw\n")
+    std::fs::write(
+        sys.join("proc/self/mountinfo"),
+        "36 35 259:1 / /home rw - ext4 /dev/nvme0n2p1 rw\n",
+    )
+    .unwrap();
+    std::fs::write(sys.join("proc/swaps"), "Filename Type Size\n/dev/nvme0n1 partition 1 0 -2\n")
         .unwrap();
-    std::fs::write(sys.join("proc/swaps"), "Filename Type Size\n/dev/nvme0n1 partition 1 0 -2\n").unwrap();
     let before = kernel.state();
     let Err(BindError::InUse { uses, .. }) = kernel.binder().bind(bdf(), false) else {
         panic!("it is in use")
     };
     let words: Vec<String> = uses.iter().map(ToString::to_string).collect();
-    assert_eq!(words, ["nvme0n1 is part of dm-0", "nvme0n1 is swap space", "nvme0n2p1 is mounted on /home"]);
+    assert_eq!(
+        words,
+        ["nvme0n1 is part of dm-0", "nvme0n1 is swap space", "nvme0n2p1 is mounted on /home"]
+    );
     assert_eq!(kernel.state(), before);
     kernel.binder().bind(bdf(), true).unwrap();
     assert_eq!(kernel.driver().as_deref(), Some(VFIO_PCI));
@@ -260,5 +282,7 @@ fn a_change_prints_as_one_line_and_a_warning() {
     assert!(text.contains("0000:01:00.1 (ahci)"), "{text}");
     change.to = None;
     change.group = None;
-    assert!(change.to_string().starts_with("0000:01:00.0: vfio-pci -> no driver, in no IOMMU group"));
+    assert!(
+        change.to_string().starts_with("0000:01:00.0: vfio-pci -> no driver, in no IOMMU group")
+    );
 }

@@ -10,7 +10,13 @@ use crate::sys::kernel::RingRefusalCause;
 const PACKETS: u64 = 32 << 20;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
-    vec![privileges(facts), io_uring(facts), af_xdp(facts), pagemap(facts.live.pagemap), userfaultfd(facts)]
+    vec![
+        privileges(facts),
+        io_uring(facts),
+        af_xdp(facts),
+        pagemap(facts.live.pagemap),
+        userfaultfd(facts),
+    ]
 }
 
 fn privileges(facts: &Facts) -> Finding {
@@ -34,10 +40,10 @@ fn io_uring(facts: &Facts) -> Finding {
         Err(refusal) => {
             let detail = format!("cannot create a ring: {refusal}");
             return match refusal.cause {
-                // The same command as for the limit itself, since a ring is not all that a run locks.
-                RingRefusalCause::LockedMemory(_) => {
-                    finding(what, State::Limited, detail).fixed_if(facts.memlock.raise_for_user(SUGGESTED))
-                }
+                // The same command as for the limit itself, since a ring is not all that a run
+                // locks.
+                RingRefusalCause::LockedMemory(_) => finding(what, State::Limited, detail)
+                    .fixed_if(facts.memlock.raise_for_user(SUGGESTED)),
                 _ => Finding { remedy: refusal.fix(), ..finding(what, State::Missing, detail) },
             };
         }
@@ -49,13 +55,15 @@ fn io_uring(facts: &Facts) -> Finding {
         ("tables shared between rings", ring.clone_buffers == Answer::Yes),
     ];
     let words = |wanted: bool| {
-        let names: Vec<&str> = has.iter().filter(|(_, has)| *has == wanted).map(|(name, _)| *name).collect();
+        let names: Vec<&str> =
+            has.iter().filter(|(_, has)| *has == wanted).map(|(name, _)| *name).collect();
         names.join(", ")
     };
     let lacks = words(false);
     // Sharing tables between rings is an optimisation only.
     let good = ring.fixed && ring.fsync && ring.sparse_buffers == Answer::Yes;
-    let detail = if lacks.is_empty() { words(true) } else { format!("{}; without {lacks}", words(true)) };
+    let detail =
+        if lacks.is_empty() { words(true) } else { format!("{}; without {lacks}", words(true)) };
     finding(what, if good { State::Good } else { State::Limited }, detail)
 }
 
@@ -70,14 +78,20 @@ fn af_xdp(facts: &Facts) -> Finding {
                     "works with {left} of locked memory, less what the user's other processes have; `pinfold receive` needs \
                      {needed} a queue by default"
                 );
-                finding(what, State::Limited, detail).fixed_if(facts.memlock.raise_for_user(SUGGESTED))
+                finding(what, State::Limited, detail)
+                    .fixed_if(facts.memlock.raise_for_user(SUGGESTED))
             }
-            None => finding(what, State::Good, "a socket, its memory and its program can be created"),
+            None => {
+                finding(what, State::Good, "a socket, its memory and its program can be created")
+            }
         },
         Err(Refused { call, errno }) if denied(errno) => {
             let program = std::env::current_exe().unwrap_or_else(|_| "PROGRAM".into());
             let (why, fix) = privileges.af_xdp_advice(&program);
-            Finding { remedy: fix, ..finding(what, State::Limited, format!("{call}: {errno}: {why}")) }
+            Finding {
+                remedy: fix,
+                ..finding(what, State::Limited, format!("{call}: {errno}: {why}"))
+            }
         }
         Err(Refused { call, errno }) if [libc::ENOBUFS, libc::ENOMEM].contains(&errno.raw()) => {
             match facts.memlock.binding() {
@@ -86,9 +100,14 @@ fn af_xdp(facts: &Facts) -> Finding {
                     let detail = format!(
                         "{call}: {errno}: 1 MiB more exceeds RLIMIT_MEMLOCK, which is {limit} for all processes of this user together"
                     );
-                    finding(what, State::Limited, detail).fixed_if(facts.memlock.raise_for_user(SUGGESTED))
+                    finding(what, State::Limited, detail)
+                        .fixed_if(facts.memlock.raise_for_user(SUGGESTED))
                 }
-                None => finding(what, State::Limited, format!("{call}: {errno}: 1 MiB cannot be locked")),
+                None => finding(
+                    what,
+                    State::Limited,
+                    format!("{call}: {errno}: 1 MiB cannot be locked"),
+                ),
             }
         }
         Err(Refused { call, errno }) => finding(what, State::Missing, format!("{call}: {errno}")),
@@ -98,13 +117,16 @@ fn af_xdp(facts: &Facts) -> Finding {
 fn pagemap(answer: Answer) -> Finding {
     let what = "pagemap";
     match answer {
-        Answer::Yes => finding(what, State::Good, "shows the physical frames of this process's pages"),
+        Answer::Yes => {
+            finding(what, State::Good, "shows the physical frames of this process's pages")
+        }
         Answer::No(errno) if denied(errno) => {
-            let detail =
-                "hides physical frames without CAP_SYS_ADMIN; only a device without an IOMMU needs them";
+            let detail = "hides physical frames without CAP_SYS_ADMIN; only a device without an IOMMU needs them";
             finding(what, State::Limited, detail)
         }
-        Answer::No(errno) => finding(what, State::Limited, format!("unknown: /proc/self/pagemap: {errno}")),
+        Answer::No(errno) => {
+            finding(what, State::Limited, format!("unknown: /proc/self/pagemap: {errno}"))
+        }
     }
 }
 

@@ -14,7 +14,11 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
 fn iommu(facts: &Facts) -> Finding {
     let what = "IOMMU groups";
     let devices: usize = facts.groups.iter().map(|group| group.devices.len()).sum();
-    let units = if facts.iommus.is_empty() { String::new() } else { format!(", {}", facts.iommus.join(" ")) };
+    let units = if facts.iommus.is_empty() {
+        String::new()
+    } else {
+        format!(", {}", facts.iommus.join(" "))
+    };
     if !facts.groups.is_empty() {
         let detail = format!("{} groups with {devices} devices{units}", facts.groups.len());
         return finding(what, State::Good, detail);
@@ -22,8 +26,10 @@ fn iommu(facts: &Facts) -> Finding {
     if let Some(why) = facts.why_unreadable("kernel/iommu_groups") {
         return finding(what, State::Limited, format!("unknown: {why}"));
     }
-    let words: Vec<&str> = facts.command_line.as_deref().unwrap_or_default().split_whitespace().collect();
-    let off = words.iter().find(|word| ["iommu=off", "intel_iommu=off", "amd_iommu=off"].contains(word));
+    let words: Vec<&str> =
+        facts.command_line.as_deref().unwrap_or_default().split_whitespace().collect();
+    let off =
+        words.iter().find(|word| ["iommu=off", "intel_iommu=off", "amd_iommu=off"].contains(word));
     match facts.firmware_iommu.as_deref() {
         Some(table) if let Some(word) = off => {
             let detail = format!(
@@ -42,7 +48,8 @@ fn iommu(facts: &Facts) -> Finding {
                 true => finding(what, State::Missing, format!("{detail}; then reboot"))
                     .fixed_by(on_the_command_line("intel_iommu=on")),
                 false => {
-                    let detail = format!("{detail}: add intel_iommu=on to its command line, then reboot");
+                    let detail =
+                        format!("{detail}: add intel_iommu=on to its command line, then reboot");
                     finding(what, State::Missing, detail)
                 }
             }
@@ -63,13 +70,16 @@ fn iommu(facts: &Facts) -> Finding {
 }
 
 fn on_the_command_line(word: &str) -> String {
-    format!("sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{word} /' /etc/default/grub && sudo update-grub")
+    format!(
+        "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{word} /' /etc/default/grub && sudo update-grub"
+    )
 }
 
 fn vfio(facts: &Facts) -> Finding {
     let what = "VFIO";
     let vfio = &facts.vfio;
-    let unprotected = if vfio.noiommu { "; it allows use without an IOMMU, unprotected" } else { "" };
+    let unprotected =
+        if vfio.noiommu { "; it allows use without an IOMMU, unprotected" } else { "" };
     match vfio.container.access {
         // A kernel without VFIO's groups has no container either: devices are opened for iommufd.
         Access::Absent if vfio.devices.is_empty() => {
@@ -115,7 +125,8 @@ fn bound_device(bound: &Bound, facts: &Facts) -> Finding {
         (IommuInterface::Type1, Some(entries)) => format!("; at most {entries} mappings"),
         _ => String::new(),
     };
-    let state = if bound.interface == IommuInterface::NoIommu { State::Limited } else { State::Good };
+    let state =
+        if bound.interface == IommuInterface::NoIommu { State::Limited } else { State::Good };
     finding(bound.address.clone(), state, format!("by {}{limit}", bound.reason))
 }
 

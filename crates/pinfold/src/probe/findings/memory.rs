@@ -31,7 +31,9 @@ fn memory(facts: &Facts) -> Finding {
     let SystemMemory { total, available, without_cache } = &facts.memory;
     let mut detail = match without_cache {
         None => format!("{} of {} available", bytes(*available), bytes(*total)),
-        Some(why) => format!("{} of {} free, without page cache ({why})", bytes(*available), bytes(*total)),
+        Some(why) => {
+            format!("{} of {} free, without page cache ({why})", bytes(*available), bytes(*total))
+        }
     };
     let mut state = if without_cache.is_some() { State::Limited } else { State::Good };
     let mut remedy = None;
@@ -40,7 +42,10 @@ fn memory(facts: &Facts) -> Finding {
         detail += &format!("; {} of {} left by {file}", bytes(group.left()), bytes(group.limit));
         if group.left() < ENOUGH {
             state = State::Limited;
-            remedy = Some(control_group::raise_command(&facts.memory_groups.refusing(ENOUGH), 2 * ENOUGH));
+            remedy = Some(control_group::raise_command(
+                &facts.memory_groups.refusing(ENOUGH),
+                2 * ENOUGH,
+            ));
         }
     }
     if let Some(why) = &facts.memory_groups.unknown {
@@ -63,15 +68,19 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
     };
     let Some(pool) = facts.hugetlb.iter().filter(of_size).find(|pool| pool.node.is_none()) else {
         return match (tried, facts.why_unreadable("kernel/mm/hugepages")) {
-            (Ok(()), Some(why)) => {
-                finding(what, State::Good, format!("one can be allocated; how many is unknown ({why})"))
-            }
+            (Ok(()), Some(why)) => finding(
+                what,
+                State::Good,
+                format!("one can be allocated; how many is unknown ({why})"),
+            ),
             (Err(refused), Some(why)) => finding(
                 what,
                 State::Limited,
                 format!("unknown ({why}); one cannot be allocated: {}", refused.reason),
             ),
-            (_, None) => finding(what, State::Missing, "this kernel or processor has no pages of this size"),
+            (_, None) => {
+                finding(what, State::Missing, "this kernel or processor has no pages of this size")
+            }
         };
     };
     let nodes: Vec<String> = facts
@@ -92,12 +101,14 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
         let all: Vec<String> = refusing.iter().map(ToString::to_string).collect();
         detail += &format!("; a control group allows fewer: {}", all.join(", "));
         let state = if tried.is_ok() { State::Limited } else { State::Missing };
-        return finding(what, state, detail).fixed_by(control_group::raise_command(&refusing, usable));
+        return finding(what, state, detail)
+            .fixed_by(control_group::raise_command(&refusing, usable));
     }
     match (pool.available(), pool.total) {
         (1.., _) => match tried {
             Ok(()) => finding(what, State::Good, detail),
-            // Another process may have taken the last ones meanwhile: then the reason is that, with its own command.
+            // Another process may have taken the last ones meanwhile: then the reason is that, with
+            // its own command.
             Err(refused) => Finding {
                 remedy: refused.fix.clone(),
                 ..finding(
@@ -137,7 +148,11 @@ fn transparent(facts: &Facts) -> Finding {
         Ok(()) => finding(what, State::Good, mode),
         Err(refused) => Finding {
             remedy: refused.fix.clone(),
-            ..finding(what, State::Missing, format!("{mode}; none can be allocated: {}", refused.reason))
+            ..finding(
+                what,
+                State::Missing,
+                format!("{mode}; none can be allocated: {}", refused.reason),
+            )
         },
     }
 }
@@ -146,7 +161,8 @@ fn memlock(facts: &Facts) -> Finding {
     let limit = &facts.memlock;
     let what = "MEMLOCK";
     let words = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), bytes);
-    let used = limit.used.map_or(String::new(), |used| format!(", {} used by this process", bytes(used)));
+    let used =
+        limit.used.map_or(String::new(), |used| format!(", {} used by this process", bytes(used)));
     let detail = format!("soft {}, hard {}{used}", words(limit.soft), words(limit.hard));
     if limit.lifted {
         return finding(what, State::Good, format!("{detail}; CAP_IPC_LOCK lifts it"));
@@ -162,7 +178,8 @@ fn memlock(facts: &Facts) -> Finding {
 
 fn open_files(facts: &Facts) -> Finding {
     let files = &facts.live.open_files;
-    let words = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
+    let words =
+        |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |limit| limit.to_string());
     let open = files.open.map_or(String::new(), |open| format!(", {open} open"));
     let detail = format!("soft {}, hard {}{open}", words(files.soft), words(files.hard));
     match files.left() {

@@ -1,6 +1,7 @@
 //! The chain of capabilities behind an INFO structure, parsed without trusting its contents.
 
-/// Returns the body of the capability with this number in `info`. `first` is the offset of the chain's head.
+/// Returns the body of the capability with this number in `info`. `first` is the offset of the
+/// chain's head.
 pub(crate) fn find(info: &[u8], first: u32, wanted: u16) -> Option<&[u8]> {
     let mut at = usize::try_from(first).ok()?;
     // Existing kernels only link forwards; the bound on the length covers loops.
@@ -19,14 +20,18 @@ pub(crate) fn find(info: &[u8], first: u32, wanted: u16) -> Option<&[u8]> {
     None
 }
 
-/// Parses a list of pairs of 64 bits behind a count of 32 bits and four bytes of padding: ranges of addresses (first and
-/// last), parts of a region (offset and size). A truncated pair ends the list.
+/// Parses a list of pairs of 64 bits behind a count of 32 bits and four bytes of padding: ranges of
+/// addresses (first and last), parts of a region (offset and size). A truncated pair ends the list.
 pub(crate) fn pairs(cap: &[u8]) -> Vec<(u64, u64)> {
     let Some(count) = bytes(cap, 0).map(u32::from_ne_bytes) else { return Vec::new() };
     let list = cap.get(8..).unwrap_or_default();
-    let pair =
-        |chunk: &[u8]| Some((u64::from_ne_bytes(bytes(chunk, 0)?), u64::from_ne_bytes(bytes(chunk, 8)?)));
-    list.chunks_exact(16).take(usize::try_from(count).unwrap_or(usize::MAX)).filter_map(pair).collect()
+    let pair = |chunk: &[u8]| {
+        Some((u64::from_ne_bytes(bytes(chunk, 0)?), u64::from_ne_bytes(bytes(chunk, 8)?)))
+    };
+    list.chunks_exact(16)
+        .take(usize::try_from(count).unwrap_or(usize::MAX))
+        .filter_map(pair)
+        .collect()
 }
 
 /// Parses 32 bits at the start.
@@ -54,7 +59,9 @@ mod tests {
         };
         cap(3, 40, &[7, 0, 0, 0, 0, 0, 0, 0]);
         let mut ranges: Vec<u8> = [2u32, 0].iter().flat_map(|n| n.to_ne_bytes()).collect();
-        ranges.extend([0u64, 0xfedf_ffff, 0xfef0_0000, 0x7f_ffff_ffff].iter().flat_map(|n| n.to_ne_bytes()));
+        ranges.extend(
+            [0u64, 0xfedf_ffff, 0xfef0_0000, 0x7f_ffff_ffff].iter().flat_map(|n| n.to_ne_bytes()),
+        );
         cap(1, 0, &ranges);
         info
     }

@@ -2,7 +2,8 @@
 
 use super::caps;
 use super::layout::{
-    self, CAP_DMA_AVAIL, CAP_IOVA_RANGE, DmaMap, DmaUnmap, GroupStatus, INFO_CAPS, INFO_PGSIZES, Type1Info,
+    self, CAP_DMA_AVAIL, CAP_IOVA_RANGE, DmaMap, DmaUnmap, GroupStatus, INFO_CAPS, INFO_PGSIZES,
+    Type1Info,
 };
 use crate::sys::errno::Errno;
 use crate::sys::ioctl::{argsz, with_number, with_pointer, with_struct};
@@ -17,7 +18,8 @@ use std::ptr::NonNull;
 pub(crate) struct Info {
     /// One bit for each page size.
     pub(crate) page_sizes: u64,
-    /// The first and the last address of each usable range; `None` if the kernel does not report it.
+    /// The first and the last address of each usable range; `None` if the kernel does not report
+    /// it.
     pub(crate) ranges: Option<Vec<(u64, u64)>>,
     /// How many more mappings are allowed; `None` if the kernel does not report it.
     pub(crate) entries_left: Option<u64>,
@@ -90,7 +92,8 @@ pub(crate) fn info(container: BorrowedFd<'_>) -> Result<Info, Errno> {
     Ok(found)
 }
 
-/// Repeats an INFO call with the buffer size that the first one asked for: the structure and the capabilities behind it.
+/// Repeats an INFO call with the buffer size that the first one asked for: the structure and the
+/// capabilities behind it.
 pub(super) fn grown<T: Copy>(
     fd: BorrowedFd<'_>,
     request: u32,
@@ -103,8 +106,8 @@ pub(super) fn grown<T: Copy>(
     let at = words.as_mut_ptr().cast::<T>();
     // SAFETY: `words` has `size` bytes or more, which is at least the size of a `T`, aligned to 8.
     unsafe { at.write(head) };
-    // SAFETY: `argsz` is `wanted`; if that is more than `size` (beyond 1 MiB, which no kernel has) the first word is
-    // made smaller here. The first field of each INFO structure is its `argsz`.
+    // SAFETY: `argsz` is `wanted`; if that is more than `size` (beyond 1 MiB, which no kernel has)
+    // the first word is made smaller here. The first field of each INFO structure is its `argsz`.
     unsafe { at.cast::<u32>().write(u32::try_from(size).unwrap_or(0)) };
     // SAFETY: the structure is what the call fills in, with the `argsz` bytes that it says.
     unsafe { with_pointer(fd, request, at.cast()) }?;
@@ -116,8 +119,9 @@ pub(super) fn grown<T: Copy>(
 /// Pins the memory and maps it, all or nothing.
 ///
 /// # Safety
-/// Until [`unmap`] of the range has returned, or all descriptors of the container, its groups and devices are closed, the
-/// memory from `addr` (`iova.len()` bytes of this process) is mapped, owned by the caller, and no reference into it exists.
+/// Until [`unmap`] of the range has returned, or all descriptors of the container, its groups and
+/// devices are closed, the memory from `addr` (`iova.len()` bytes of this process) is mapped, owned
+/// by the caller, and no reference into it exists.
 pub(crate) unsafe fn map(
     container: BorrowedFd<'_>,
     iova: IovaRange,
@@ -138,15 +142,22 @@ pub(crate) unsafe fn map(
         iova: iova.start().raw(),
         size: iova.len(),
     };
-    // SAFETY: the structure is the one that the call reads; that a device may access the memory is the caller's promise.
+    // SAFETY: the structure is the one that the call reads; that a device may access the memory is
+    // the caller's promise.
     unsafe { with_struct(container, layout::IOMMU_MAP_DMA, &mut map) }.map(drop)
 }
 
-/// Unmaps and unpins the range, and returns how many bytes were mapped there. No device reaches it when this returns.
+/// Unmaps and unpins the range, and returns how many bytes were mapped there. No device reaches it
+/// when this returns.
 pub(crate) fn unmap(container: BorrowedFd<'_>, iova: IovaRange) -> Result<u64, Errno> {
-    let mut unmap =
-        DmaUnmap { argsz: argsz::<DmaUnmap>(), flags: 0, iova: iova.start().raw(), size: iova.len() };
-    // SAFETY: the structure is the one that the call reads and fills in; removing access is always sound.
+    let mut unmap = DmaUnmap {
+        argsz: argsz::<DmaUnmap>(),
+        flags: 0,
+        iova: iova.start().raw(),
+        size: iova.len(),
+    };
+    // SAFETY: the structure is the one that the call reads and fills in; removing access is always
+    // sound.
     unsafe { with_struct(container, layout::IOMMU_UNMAP_DMA, &mut unmap) }?;
     Ok(unmap.size)
 }

@@ -45,7 +45,8 @@ pub(crate) fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, Errno
     if head.flags & layout::REGION_MMAP != 0 && head.size > 0 {
         mappable.push((0, head.size));
         if head.flags & layout::REGION_CAPS != 0 {
-            let (bytes, filled) = container::grown(device, layout::DEVICE_GET_REGION_INFO, head, head.argsz)?;
+            let (bytes, filled) =
+                container::grown(device, layout::DEVICE_GET_REGION_INFO, head, head.argsz)?;
             if let Some(cap) = caps::find(&bytes, filled.cap_offset, CAP_SPARSE_MMAP) {
                 mappable = caps::pairs(cap);
             }
@@ -69,7 +70,11 @@ pub(crate) fn irqs(device: BorrowedFd<'_>, index: u32) -> Result<u32, Errno> {
 }
 
 /// Connects the interrupts of this kind, from 0 on, to `events`; with none, disables them all.
-pub(crate) fn set_irqs(device: BorrowedFd<'_>, index: u32, events: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+pub(crate) fn set_irqs(
+    device: BorrowedFd<'_>,
+    index: u32,
+    events: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
     let count = u32::try_from(events.len()).map_err(|_| Errno::new(libc::EINVAL))?;
     let data = if events.is_empty() { layout::IRQ_DATA_NONE } else { layout::IRQ_DATA_EVENTFD };
     let words = size_of::<IrqSet>() / 4;
@@ -78,7 +83,8 @@ pub(crate) fn set_irqs(device: BorrowedFd<'_>, index: u32, events: &[BorrowedFd<
     // The five words of `IrqSet`, in order, and the descriptors behind them.
     set.extend([len, data | layout::IRQ_ACTION_TRIGGER, index, 0, count]);
     set.extend(events.iter().map(|event| event.as_raw_fd().cast_unsigned()));
-    // SAFETY: `set` is a `vfio_irq_set` with `count` descriptors behind it, `len` bytes in all; the call only reads.
+    // SAFETY: `set` is a `vfio_irq_set` with `count` descriptors behind it, `len` bytes in all; the
+    // call only reads.
     unsafe { with_pointer(device, layout::DEVICE_SET_IRQS, set.as_mut_ptr().cast()) }.map(drop)
 }
 
@@ -89,7 +95,8 @@ pub(crate) struct Window {
     len: usize,
 }
 
-// SAFETY: a range of the address space, which all threads share, accessed by volatile accesses of whole registers.
+// SAFETY: a range of the address space, which all threads share, accessed by volatile accesses of
+// whole registers.
 unsafe impl Send for Window {}
 // SAFETY: as for `Send`: its methods make single accesses, which the device serialises.
 unsafe impl Sync for Window {}
@@ -99,7 +106,9 @@ impl Window {
     pub(crate) fn new(device: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, device, offset) }?;
+        let base = unsafe {
+            rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, device, offset)
+        }?;
         let base = NonNull::new(base).ok_or(Errno::from(rustix::io::Errno::NOMEM))?;
         Ok(Self { base, len })
     }
@@ -125,12 +134,13 @@ impl Window {
     #[inline]
     pub(crate) fn read<T: Register>(&self, offset: usize) -> Option<T> {
         let at = self.at::<T>(offset)?;
-        // SAFETY: inside the mapping and aligned (it begins at a page); any bits are a `T`. Volatile: one access of this
-        // width, neither omitted nor repeated.
+        // SAFETY: inside the mapping and aligned (it begins at a page); any bits are a `T`.
+        // Volatile: one access of this width, neither omitted nor repeated.
         Some(unsafe { at.read_volatile() })
     }
 
-    /// Writes a register after all earlier stores of this thread; `None` if it is not inside or not aligned.
+    /// Writes a register after all earlier stores of this thread; `None` if it is not inside or not
+    /// aligned.
     #[inline]
     pub(crate) fn write<T: Register>(&self, offset: usize, value: T) -> Option<()> {
         let at = self.at::<T>(offset)?;

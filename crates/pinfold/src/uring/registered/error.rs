@@ -38,7 +38,9 @@ pub enum RegisterError {
         limit: MemlockLimit,
     },
     /// The memory cannot be pinned: unmapped, not readable and writable, or a device's.
-    #[error("the kernel cannot pin that memory ({errno}): it must be mapped, writable, and no device's")]
+    #[error(
+        "the kernel cannot pin that memory ({errno}): it must be mapped, writable, and no device's"
+    )]
     Memory {
         /// The error.
         errno: Errno,
@@ -112,7 +114,9 @@ fn unsupported(what: &str, since: &str, errno: Errno) -> String {
     let release = kernel::release();
     match (kernel::parse_release(since), kernel::parse_release(&release)) {
         (Some(since), Some(has)) if has >= since => {
-            format!("{what}: refused ({errno}), although Linux {release} has them: look for a seccomp filter")
+            format!(
+                "{what}: refused ({errno}), although Linux {release} has them: look for a seccomp filter"
+            )
         }
         _ => format!("{what} need Linux {since}, and this is {release} ({errno})"),
     }
@@ -136,8 +140,8 @@ impl RegisterError {
 
     /// Explains `errno` of the first registration with a descriptor, which may not be a ring.
     pub(super) fn at_first(ring: &OwnedFd, errno: Errno, requested: u64) -> Self {
-        // The kernel returns the same number for memory that cannot be pinned and for a descriptor that is no ring; for
-        // a ring without a table, unregistering returns another errno.
+        // The kernel returns the same number for memory that cannot be pinned and for a descriptor
+        // that is no ring; for a ring without a table, unregistering returns another errno.
         let not_a_ring = || uring::unregister(ring.as_fd()) == Err(Errno::new(libc::EOPNOTSUPP));
         match errno.raw() {
             libc::EOPNOTSUPP if not_a_ring() => Self::NoRing { errno },

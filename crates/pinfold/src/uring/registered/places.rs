@@ -28,8 +28,11 @@ impl Places {
         Ok(Self { places: vec![None; capacity], order: Vec::with_capacity(capacity) })
     }
 
-    /// Returns places for these pieces of memory, in order, each in as many places as its length needs.
-    pub(in crate::uring) fn of(memory: impl IntoIterator<Item = Range>) -> Result<Self, RegisterError> {
+    /// Returns places for these pieces of memory, in order, each in as many places as its length
+    /// needs.
+    pub(in crate::uring) fn of(
+        memory: impl IntoIterator<Item = Range>,
+    ) -> Result<Self, RegisterError> {
         let mut pieces: Vec<Range> = Vec::new();
         for (addr, len) in memory {
             let starts = (0..len).step_by(MOST_BYTES);
@@ -81,12 +84,16 @@ impl Places {
         }
         let end = addr.checked_add(len).ok_or(RegisterError::Length { len, limit: MOST_BYTES })?;
         let at = self.order.partition_point(|&((start, _), _)| start < end);
-        // The places do not overlap one another, so if one overlaps the memory, it is among the last two that begin before
-        // its end (one of which may be the place to be replaced).
+        // The places do not overlap one another, so if one overlaps the memory, it is among the
+        // last two that begin before its end (one of which may be the place to be replaced).
         let before = self.order.get(at.saturating_sub(2)..at).unwrap_or_default();
-        let hit = before.iter().find(|&&((start, size), other)| other != index.get() && start + size > addr);
+        let hit = before
+            .iter()
+            .find(|&&((start, size), other)| other != index.get() && start + size > addr);
         match hit {
-            Some(&(_, with)) => Err(RegisterError::Overlaps { addr, len, with: BufferIndex::new(with) }),
+            Some(&(_, with)) => {
+                Err(RegisterError::Overlaps { addr, len, with: BufferIndex::new(with) })
+            }
             None => Ok(()),
         }
     }
@@ -121,7 +128,8 @@ impl Places {
     }
 
     pub(in crate::uring) fn clear(&mut self, index: BufferIndex) {
-        if self.places.get_mut(usize::from(index.get())).is_some_and(|place| place.take().is_some()) {
+        if self.places.get_mut(usize::from(index.get())).is_some_and(|place| place.take().is_some())
+        {
             self.order.retain(|&(_, other)| other != index.get());
         }
     }
@@ -141,14 +149,20 @@ mod tests {
     #[test]
     fn memory_takes_as_many_places_as_its_length_asks_for() {
         let places = Places::of([(1 << 40, (2 << 30) + 5), (0x1000, 0x1000)]).unwrap();
-        assert_eq!((places.capacity(), places.in_use(), places.bytes()), (4, 4, (2 << 30) + 0x1005));
+        assert_eq!(
+            (places.capacity(), places.in_use(), places.bytes()),
+            (4, 4, (2 << 30) + 0x1005)
+        );
         let index = |addr, len| places.of_memory(addr, len).map(BufferIndex::get);
         assert_eq!(index(0x1fff, 1), Some(3));
         assert_eq!(index(0x1fff, 2), None);
         assert_eq!(index((1 << 40) + (1 << 30), 1 << 30), Some(1));
         assert_eq!(index((1 << 40) + (1 << 30) - 1, 2), None, "across two places");
         assert!(matches!(Places::of([]), Err(RegisterError::Capacity { requested: 0, .. })));
-        assert!(matches!(Places::of([(0, 8), (4, 8)]), Err(RegisterError::Overlaps { addr: 4, .. })));
+        assert!(matches!(
+            Places::of([(0, 8), (4, 8)]),
+            Err(RegisterError::Overlaps { addr: 4, .. })
+        ));
     }
 
     proptest! {

@@ -25,7 +25,11 @@ pub(super) struct Made {
 }
 
 /// Creates a ring with the file and the memory registered.
-pub(super) fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>) -> Result<Made, Errno> {
+pub(super) fn make(
+    file: &File,
+    options: &Options<'_, '_>,
+    notes: &mut Vec<Note>,
+) -> Result<Made, Errno> {
     let (mut ring, one_thread) = build(options, false, notes)?;
     let mut polled = false;
     if options.poll {
@@ -48,14 +52,19 @@ pub(super) fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>
     Ok(Made { ring, one_thread, polled, file_registered: registered.is_ok(), fixed })
 }
 
-/// Returns the bytes of locked memory that all of it is charged at most: a ring that polls is made beside the first one.
+/// Returns the bytes of locked memory that all of it is charged at most: a ring that polls is made
+/// beside the first one.
 pub(super) fn charge(options: &Options<'_, '_>) -> u64 {
     let buffers: u64 = options.fixed.iter().map(|memory| memory.len as u64).sum();
     ring_bytes(options.depth) * (1 + u64::from(options.poll)) + buffers
 }
 
 /// Creates a ring, bound to this thread if that is requested and supported.
-fn build(options: &Options<'_, '_>, poll: bool, notes: &mut Vec<Note>) -> Result<(IoUring, bool), Errno> {
+fn build(
+    options: &Options<'_, '_>,
+    poll: bool,
+    notes: &mut Vec<Note>,
+) -> Result<(IoUring, bool), Errno> {
     let mut one_thread = options.one_thread;
     let ring = if one_thread {
         match built(options.depth, poll, true) {
@@ -72,7 +81,12 @@ fn build(options: &Options<'_, '_>, poll: bool, notes: &mut Vec<Note>) -> Result
     };
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe).map_err(|error| errno_of(&error))?;
-    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+    ];
     if !needed.iter().all(|&code| probe.is_supported(code)) {
         return Err(Errno::NOSYS);
     }
@@ -101,14 +115,16 @@ fn polling(file: &File, options: &Options<'_, '_>) -> Result<IoUring, Errno> {
     let mut page = Box::new(Page([0; 4096]));
     let read = opcode::Read::new(types::Fd(file.as_raw_fd()), page.0.as_mut_ptr(), 4096).build();
     let mut queue = ring.submission();
-    // SAFETY: file and page live until the completion; a page whose completion is not seen is leaked. It is not accessed otherwise.
+    // SAFETY: file and page live until the completion; a page whose completion is not seen is
+    // leaked. It is not accessed otherwise.
     let pushed = unsafe { queue.push(&read) };
     drop(queue);
     let submitted = pushed.is_ok().then(|| ring.submit_and_wait(1));
     let answer = ring.completion().next();
     match (submitted, answer) {
         (_, Some(entry)) if entry.result() > 0 => Ok(ring),
-        // Reads of an empty file do not reach the device, which may refuse the first transfer that does.
+        // Reads of an empty file do not reach the device, which may refuse the first transfer that
+        // does.
         (_, Some(entry)) if entry.result() == 0 => Err(Errno::NODATA),
         (_, Some(entry)) => Err(Errno::from_raw_os_error(-entry.result())),
         (submitted, None) => {
@@ -127,6 +143,7 @@ fn register(ring: &IoUring, fixed: &[Fixed<'_>]) -> Result<Option<Places>, Note>
     let places = Places::of(fixed.iter().map(|memory| (memory.addr, memory.len)));
     let places = places.map_err(|_| Note::not_fixed(requested, Errno::TOOBIG))?;
     let registered = uring::register(ring.as_fd(), &places.vectors());
-    let refused = |errno: crate::Errno| Note::not_fixed(requested, Errno::from_raw_os_error(errno.raw()));
+    let refused =
+        |errno: crate::Errno| Note::not_fixed(requested, Errno::from_raw_os_error(errno.raw()));
     registered.map(|()| Some(places)).map_err(refused)
 }

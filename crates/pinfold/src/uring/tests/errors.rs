@@ -17,8 +17,13 @@ fn a_file_that_shrinks_is_a_typed_error() {
             queue.read(Pages::new(16384), 0, 16384, 9).unwrap();
             let mut over = Vec::new();
             queue.wait(1, &mut over).unwrap();
-            let short =
-                FileError::Short { op: Op::Read, path: path.as_path().into(), offset: 0, len: 16384, done };
+            let short = FileError::Short {
+                op: Op::Read,
+                path: path.as_path().into(),
+                offset: 0,
+                len: 16384,
+                done,
+            };
             assert_eq!(over[0].result, Err(short), "direct: {direct}");
             assert_eq!(over[0].buffer.bytes(done), pattern(16384, 0)[..done]);
         }
@@ -44,7 +49,10 @@ fn rejected_transfers_return_their_buffer() {
         assert!(matches!(crooked.error, FileError::Misaligned { offset: 100, .. }));
         // Padding would overwrite what lies behind.
         let inside = queue.write(crooked.buffer, 4096, 100, 0).unwrap_err().error;
-        assert!(matches!(inside, FileError::Misaligned { op: Op::Write, offset: 4096, len: 100, .. }));
+        assert!(matches!(
+            inside,
+            FileError::Misaligned { op: Op::Write, offset: 4096, len: 100, .. }
+        ));
     }
     queue.read(pages(), 0, 4096, 0).unwrap();
     queue.read(pages(), 4096, 4096, 1).unwrap();
@@ -61,7 +69,8 @@ fn impossible_queues_are_rejected_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     let open = |path: &Path, how: &OpenOptions, depth, block| {
-        FileQueue::<Pages>::open(path, how, &Options { depth, block, ..Options::default() }).unwrap_err()
+        FileQueue::<Pages>::open(path, how, &Options { depth, block, ..Options::default() })
+            .unwrap_err()
     };
     let limit = 32_768;
     assert_eq!(open(&path, &create(), 0, 512), FileError::Depth { requested: 0, limit });
@@ -75,7 +84,10 @@ fn impossible_queues_are_rejected_with_the_reason() {
     read.read(true);
     let missing = open(&folder.path().join("none"), &read, 1, 512);
     assert!(missing.to_string().ends_with("no such file or folder; check the path"), "{missing}");
-    assert!(matches!(open(folder.path(), &read, 1, 512), FileError::System { errno: Errno::ISDIR, .. }));
+    assert!(matches!(
+        open(folder.path(), &read, 1, 512),
+        FileError::System { errno: Errno::ISDIR, .. }
+    ));
 }
 
 #[test]
@@ -83,7 +95,9 @@ fn a_full_disk_is_named() {
     // A device that is always full, and refuses O_DIRECT.
     let mut how = OpenOptions::new();
     how.write(true);
-    let Ok(mut queue) = FileQueue::open(Path::new("/dev/full"), &how, &Options::default()) else { return };
+    let Ok(mut queue) = FileQueue::open(Path::new("/dev/full"), &how, &Options::default()) else {
+        return;
+    };
     queue.write(Pages::new(4096), 0, 4096, 0).unwrap();
     let mut done = Vec::new();
     queue.wait(1, &mut done).unwrap();

@@ -15,7 +15,8 @@ fn dropping_a_queue_frees_every_buffer_once() {
     for submit in [true, false] {
         let freed = Arc::new(AtomicUsize::new(0));
         let mut queue =
-            FileQueue::open(&path, &create(), &Options { depth: 64, ..Options::default() }).unwrap();
+            FileQueue::open(&path, &create(), &Options { depth: 64, ..Options::default() })
+                .unwrap();
         for i in 0..64u64 {
             let buffer = Counted(Pages::new(128 << 10), freed.clone());
             queue.read(buffer, i * (128 << 10), 128 << 10, i).unwrap();
@@ -57,8 +58,8 @@ fn a_drop_waits_for_the_kernel_and_quarantines_what_does_not_complete() {
     }
 }
 
-/// Whether anybody has the file open to write it: a read lease is refused then (`fcntl(2)`). `None` where the file system
-/// has no leases.
+/// Whether anybody has the file open to write it: a read lease is refused then (`fcntl(2)`). `None`
+/// where the file system has no leases.
 fn is_being_written(path: &Path) -> Option<bool> {
     let reader = std::fs::File::open(path).unwrap();
     // SAFETY: the call takes no memory, and the descriptor is open.

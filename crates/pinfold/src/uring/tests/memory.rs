@@ -32,12 +32,14 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the whole of what `new` mapped, which nothing reaches any more: the value had it alone.
+        // SAFETY: the whole of what `new` mapped, which nothing reaches any more: the value had it
+        // alone.
         unsafe { munmap(self.0.as_ptr().as_ptr().cast(), self.0.len()) }.unwrap();
     }
 }
 
-// SAFETY: an anonymous mapping stays where it is until `drop`; `Pages` gives out no reference into it.
+// SAFETY: an anonymous mapping stays where it is until `drop`; `Pages` gives out no reference into
+// it.
 unsafe impl Pinned for Pages {
     fn memory(&self) -> DmaMemory<'_> {
         self.0

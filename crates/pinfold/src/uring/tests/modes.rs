@@ -15,9 +15,12 @@ fn one_thread_and_polling_move_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let memory = arena(1 << 20);
     let fixed = [memory.into()];
-    for (one_thread, poll, fixed) in
-        [(true, false, &fixed[..]), (true, true, &fixed[..]), (false, true, &[]), (true, false, &[])]
-    {
+    for (one_thread, poll, fixed) in [
+        (true, false, &fixed[..]),
+        (true, true, &fixed[..]),
+        (false, true, &[]),
+        (true, false, &[]),
+    ] {
         let options = Options { one_thread, poll, fixed, depth: 16, ..Options::default() };
         let path = folder.path().join("modes");
         let notes = round_trip(&path, &pattern(777_777, 1), 16_384, memory, &options);
@@ -31,7 +34,8 @@ fn one_thread_and_polling_move_the_same_bytes() {
 fn polling_is_refused_with_a_note_where_there_is_nothing_to_poll() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let options = Options { poll: true, ..Options::default() };
-    let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("shm"), &create(), &options).unwrap();
+    let queue: FileQueue<Pages> =
+        FileQueue::open(&folder.path().join("shm"), &create(), &options).unwrap();
     let said = queue.notes().iter().any(|note| matches!(note, Note::NotPolled { .. }));
     assert!(said || without_ring(queue.notes()), "{:?}", queue.notes());
 }
@@ -41,7 +45,8 @@ fn a_queue_of_one_thread_is_refused_to_others() {
     let options = Options { direct: false, one_thread: true, ..Options::default() };
     let freed = Arc::new(AtomicUsize::new(0));
     let file = waiting();
-    let mut queue = FileQueue::new(file.try_clone().unwrap(), Path::new("eventfd"), &options).unwrap();
+    let mut queue =
+        FileQueue::new(file.try_clone().unwrap(), Path::new("eventfd"), &options).unwrap();
     if without_ring(queue.notes())
         || queue.notes().iter().any(|note| matches!(note, Note::NotDeferred { .. }))
     {
@@ -65,7 +70,8 @@ fn a_queue_of_one_thread_is_refused_to_others() {
     assert_eq!(queue.wait(1, &mut done).unwrap(), 1);
     assert!(done[0].result.is_ok() && done[0].buffer.0.bytes(8) == 7u64.to_ne_bytes());
 
-    // Dropped on another thread it cannot wait for the kernel: the buffer is quarantined at once, and counted.
+    // Dropped on another thread it cannot wait for the kernel: the buffer is quarantined at once,
+    // and counted.
     queue.read(Counted(Pages::new(4096), freed.clone()), 0, 8, 0).unwrap();
     queue.submit().unwrap();
     let (before, start) = (quarantined_buffers(), Instant::now());

@@ -19,7 +19,13 @@ fn an_insufficient_memlock_is_a_note_with_figures_and_the_command() {
     let memory = arena(usize::try_from(asked).unwrap());
     let fixed = [memory.into()];
     let notes = without_ipc_lock(|| {
-        round_trip(&path, &pattern(50_000, 4), 4096, memory, &Options { fixed: &fixed, ..Options::default() })
+        round_trip(
+            &path,
+            &pattern(50_000, 4),
+            4096,
+            memory,
+            &Options { fixed: &fixed, ..Options::default() },
+        )
     });
     let [.., Note::NotFixed { memlock: Some(refused), errno: Errno::NOMEM, .. }] = notes[..] else {
         // No ring at all, or none that counts.
@@ -54,11 +60,17 @@ fn a_short_transfer_continues_and_one_without_progress_ends() {
     assert_eq!(read.result_of(&target, Err(Errno::INTR)), None);
     assert_eq!(read.result_of(&target, Ok(488)), Some(Ok(())));
     let mut short = slot(Op::Read, 1000, 1024);
-    assert!(matches!(short.result_of(&target, Ok(999)), Some(Err(FileError::Short { done: 999, .. }))));
+    assert!(matches!(
+        short.result_of(&target, Ok(999)),
+        Some(Err(FileError::Short { done: 999, .. }))
+    ));
     // A padded write has completed when the padding is written.
     let mut write = slot(Op::Write, 600, 1024);
     assert_eq!(write.result_of(&target, Ok(512)), None);
-    assert!(matches!(write.result_of(&target, Ok(0)), Some(Err(FileError::Short { op: Op::Write, .. }))));
+    assert!(matches!(
+        write.result_of(&target, Ok(0)),
+        Some(Err(FileError::Short { op: Op::Write, .. }))
+    ));
     let mut busy = slot(Op::Write, 512, 512);
     for _ in 0..RETRIES {
         assert_eq!(busy.result_of(&target, Err(Errno::AGAIN)), None);
@@ -70,7 +82,8 @@ fn a_short_transfer_continues_and_one_without_progress_ends() {
 #[test]
 fn notes_name_the_command_that_fixes_them() {
     let text = |note: Note| note.to_string();
-    let refused = |errno: Errno, cause| text(Note::NoRing(RingRefusal { errno: errno.into(), cause }));
+    let refused =
+        |errno: Errno, cause| text(Note::NoRing(RingRefusal { errno: errno.into(), cause }));
     assert!(
         refused(Errno::PERM, RingRefusalCause::Sysctl(2))
             .contains("; fix: sudo sysctl kernel.io_uring_disabled=0")
@@ -85,14 +98,19 @@ fn notes_name_the_command_that_fixes_them() {
     ] {
         assert_eq!(note.memlock(), memlock);
         assert!(note.to_string().contains("8192 bytes for all processes of this user"), "{note}");
-        assert!(note.to_string().contains("; fix: ") && !note.without_fix().to_string().contains("fix:"));
+        assert!(
+            note.to_string().contains("; fix: ")
+                && !note.without_fix().to_string().contains("fix:")
+        );
     }
     assert!(
         text(Note::NotPolled { errno: Errno::OPNOTSUPP, memlock: None })
             .contains("the file does not support it")
     );
     assert!(!text(Note::NotPolled { errno: Errno::PERM, memlock: None }).contains("the file"));
-    assert!(!text(Note::Buffered(BufferedReason::Refused(Errno::PERM))).contains("does not support"));
+    assert!(
+        !text(Note::Buffered(BufferedReason::Refused(Errno::PERM))).contains("does not support")
+    );
     let why = BufferedReason::Block { requested: 512, needed: 4096 };
     assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
 }

@@ -23,12 +23,14 @@ fn push(ring: &mut IoUring, entry: &squeue::Entry) {
 
 fn read(file: &File, memory: DmaMemory<'_>, index: BufferIndex) -> squeue::Entry {
     let len = u32::try_from(memory.len()).unwrap();
-    opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), memory.as_ptr().as_ptr(), len, index.get()).build()
+    opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), memory.as_ptr().as_ptr(), len, index.get())
+        .build()
 }
 
 fn write(file: &File, memory: DmaMemory<'_>, index: BufferIndex) -> squeue::Entry {
     let len = u32::try_from(memory.len()).unwrap();
-    opcode::WriteFixed::new(types::Fd(file.as_raw_fd()), memory.as_ptr().as_ptr(), len, index.get()).build()
+    opcode::WriteFixed::new(types::Fd(file.as_raw_fd()), memory.as_ptr().as_ptr(), len, index.get())
+        .build()
 }
 
 /// No ring, no test.
@@ -128,7 +130,8 @@ fn a_transfer_keeps_its_memory_and_the_tag_arrives_after_it() {
     assert!(ring.completion().next().is_none());
     (&file).write_all(&0x1122_3344u64.to_ne_bytes()).unwrap();
     ring.submit_and_wait(2).unwrap();
-    let over: Vec<(u64, i32)> = ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+    let over: Vec<(u64, i32)> =
+        ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
     assert_eq!(over, [(1, 8), (0x7a6, 0)]);
     assert_eq!(first.read_u64(0).unwrap(), 0x1122_3344);
     (&file).write_all(&5u64.to_ne_bytes()).unwrap();
@@ -151,7 +154,8 @@ fn a_table_dropped_with_a_transfer_in_flight_keeps_its_memory_pinned() {
     let file = waiting();
     push(&mut ring, &read(&file, memory.part(0, 8).unwrap(), index(0)));
     ring.submit().unwrap();
-    // Before Linux 5.13 (and on some later ones) the kernel waits for the transfer here: it is ended from elsewhere.
+    // Before Linux 5.13 (and on some later ones) the kernel waits for the transfer here: it is
+    // ended from elsewhere.
     let mut other = file.try_clone().unwrap();
     let answer = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
@@ -169,7 +173,8 @@ fn a_second_ring_has_the_same_buffers_at_the_same_indices() {
     let folder = tempfile::tempdir().unwrap();
     let file = create().open(folder.path().join("shared")).unwrap();
     let memory = arena(16384);
-    let parts: Vec<DmaMemory<'static>> = (0..4).map(|i| memory.part(i * 4096, 4096).unwrap()).collect();
+    let parts: Vec<DmaMemory<'static>> =
+        (0..4).map(|i| memory.part(i * 4096, 4096).unwrap()).collect();
     let fixed: Vec<Fixed<'static>> = parts.iter().map(|&part| part.into()).collect();
     let table = RingBuffers::register(&one, &fixed).unwrap();
     let (shared, how) = table.share_with(&two).unwrap();
@@ -219,7 +224,8 @@ fn impossible_registrations_are_errors_and_change_nothing() {
     let Some([ring]) = rings() else { return };
     let memory = arena(16384);
     let part = |at, len| -> Fixed<'static> { memory.part(at, len).unwrap().into() };
-    let no_ring = RingBuffers::register(File::open("/dev/null").unwrap(), &[part(0, 4096)]).unwrap_err();
+    let no_ring =
+        RingBuffers::register(File::open("/dev/null").unwrap(), &[part(0, 4096)]).unwrap_err();
     assert!(matches!(no_ring, RegisterError::NoRing { .. }), "{no_ring}");
     let none = RingBuffers::register(&ring, &[]).unwrap_err();
     assert_eq!(none, RegisterError::Capacity { requested: 0, limit: 16_384 });
@@ -231,10 +237,16 @@ fn impossible_registrations_are_errors_and_change_nothing() {
     assert!(matches!(twice, RegisterError::Overlaps { len: 8192, .. }));
 
     let mut table = RingBuffers::sparse(&ring, 2).unwrap();
-    assert_eq!(RingBuffers::register(&ring, &[part(0, 4096)]).unwrap_err(), RegisterError::HasTable);
+    assert_eq!(
+        RingBuffers::register(&ring, &[part(0, 4096)]).unwrap_err(),
+        RegisterError::HasTable
+    );
     table.set(index(1), part(0, 4096), 0).unwrap();
     let beyond = RegisterError::Beyond { index: index(2), capacity: 2 };
-    assert_eq!((table.set(index(2), part(4096, 1), 0), table.clear(index(9)).is_err()), (Err(beyond), true));
+    assert_eq!(
+        (table.set(index(2), part(4096, 1), 0), table.clear(index(9)).is_err()),
+        (Err(beyond), true)
+    );
     let overlaps = table.set(index(0), part(4095, 2), 0).unwrap_err();
     assert!(matches!(overlaps, RegisterError::Overlaps { with, .. } if with == index(1)));
     let mut long = part(4096, 1);
@@ -285,8 +297,14 @@ fn the_memlock_error_has_the_figures_and_the_command() {
             Err(error) => error,
         };
         let text = error.to_string();
-        assert!(matches!(error, RegisterError::Memlock { requested: said, .. } if said == asked), "{error}");
-        assert!(text.contains(&format!("{asked} bytes more")) && text.contains("memlock"), "{text}");
+        assert!(
+            matches!(error, RegisterError::Memlock { requested: said, .. } if said == asked),
+            "{error}"
+        );
+        assert!(
+            text.contains(&format!("{asked} bytes more")) && text.contains("memlock"),
+            "{text}"
+        );
         // Nothing stays pinned: what fits still fits.
         drop(RingBuffers::register(&ring, &[small.into()]).unwrap());
     });

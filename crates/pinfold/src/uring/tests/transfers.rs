@@ -3,7 +3,8 @@
 use super::memory::{Pages, Piece, arena, create, pattern};
 use super::*;
 
-/// Writes `content` in pieces of `block` bytes, cuts the file, and reads it back, all at `options.depth`.
+/// Writes `content` in pieces of `block` bytes, cuts the file, and reads it back, all at
+/// `options.depth`.
 pub(super) fn round_trip(
     path: &Path,
     content: &[u8],
@@ -85,13 +86,16 @@ fn data_round_trips_at_odd_sizes_and_all_depths() {
 fn blocks_of_512_bytes_use_o_direct_only_if_the_device_has_them() {
     let folder = tempfile::tempdir().unwrap();
     let options = Options { block: 512, ..Options::default() };
-    let notes = round_trip(&folder.path().join("512"), &pattern(70_001, 1), 512, arena(64 << 20), &options);
-    let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("512"), &create(), &options).unwrap();
+    let notes =
+        round_trip(&folder.path().join("512"), &pattern(70_001, 1), 512, arena(64 << 20), &options);
+    let queue: FileQueue<Pages> =
+        FileQueue::open(&folder.path().join("512"), &create(), &options).unwrap();
     assert_eq!(queue.is_direct(), !notes.iter().any(|note| matches!(note, Note::Buffered(_))));
     assert!(!queue.is_direct() || queue.logical_block() <= 512);
     // A block that no O_DIRECT takes is taken, with a note.
     let options = Options { block: 1, ..Options::default() };
-    let notes = round_trip(&folder.path().join("1"), &pattern(1000, 2), 100, arena(8 << 20), &options);
+    let notes =
+        round_trip(&folder.path().join("1"), &pattern(1000, 2), 100, arena(8 << 20), &options);
     assert!(
         matches!(notes[..], [Note::Buffered(BufferedReason::Block { requested: 1, .. }), ..]),
         "{notes:?}"
@@ -108,13 +112,17 @@ fn tmpfs_works_with_and_without_o_direct() {
         arena(8 << 20),
         &Options::default(),
     );
-    assert!(notes.iter().all(|note| matches!(note, Note::Buffered(BufferedReason::Refused(_)))), "{notes:?}");
+    assert!(
+        notes.iter().all(|note| matches!(note, Note::Buffered(BufferedReason::Refused(_)))),
+        "{notes:?}"
+    );
 }
 
 #[test]
 fn polling_finds_completed_tickets_without_waiting() {
     let folder = tempfile::tempdir().unwrap();
-    let mut queue = FileQueue::open(&folder.path().join("poll"), &create(), &Options::default()).unwrap();
+    let mut queue =
+        FileQueue::open(&folder.path().join("poll"), &create(), &Options::default()).unwrap();
     let mut done = Vec::new();
     queue.write(Pages::new(4096), 0, 4096, 5).unwrap();
     assert_eq!(queue.poll(&mut done).unwrap(), 0, "nothing goes before it is submitted");
@@ -131,7 +139,8 @@ fn buffers_in_registered_memory_are_fixed_across_pieces() {
     let folder = tempfile::tempdir().unwrap();
     let memory = [arena(1 << 20).into(), arena(64 << 10).into()];
     let options = Options { fixed: &memory, ..Options::default() };
-    let queue: FileQueue<Pages> = FileQueue::open(&folder.path().join("fixed"), &create(), &options).unwrap();
+    let queue: FileQueue<Pages> =
+        FileQueue::open(&folder.path().join("fixed"), &create(), &options).unwrap();
     let refused = queue.notes().iter().any(|note| matches!(note, Note::NotFixed { .. }));
     assert_eq!(queue.fixed_bytes(), if refused { 0 } else { (1 << 20) + (64 << 10) });
 }

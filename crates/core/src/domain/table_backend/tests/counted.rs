@@ -6,15 +6,16 @@ use crate::access::FromDevice;
 use crate::domain::{Domain, Local, Mapping, Revoked};
 use crate::sync::{lock_count, longest_hold, rmw_count, rmw_reset};
 
-/// Read-modify-writes of a mapping through an owner, locks included: none of its own, and those of one request for each
-/// revocation, or batch of them.
+/// Read-modify-writes of a mapping through an owner, locks included: none of its own, and those of
+/// one request for each revocation, or batch of them.
 #[test]
 fn owners_share_next_to_nothing() {
     const ROUNDS: usize = 200;
     let (_unit, domain) = domain(64, Scattered::default());
     let mut local = domain.local();
     let batch = |local: &mut Local, many: usize| {
-        let mappings: Vec<_> = (0..many).map(|_| local.map(Nowhere(1), FromDevice).unwrap()).collect();
+        let mappings: Vec<_> =
+            (0..many).map(|_| local.map(Nowhere(1), FromDevice).unwrap()).collect();
         let mut revoked: Vec<Revoked<Nowhere>> = Vec::with_capacity(many);
         local.revoke_many(mappings, &mut revoked);
         assert!(revoked.into_iter().all(|one| local.wait(one).is_ok()));
@@ -50,8 +51,12 @@ fn owners_share_next_to_nothing() {
     }
 }
 
-/// Returns the read-modify-writes and locks for each of many rounds of a map and what `end` does with the mapping.
-fn each(queue: Scattered, mut end: impl FnMut(&mut Local, Mapping<Nowhere, FromDevice>)) -> (f64, f64) {
+/// Returns the read-modify-writes and locks for each of many rounds of a map and what `end` does
+/// with the mapping.
+fn each(
+    queue: Scattered,
+    mut end: impl FnMut(&mut Local, Mapping<Nowhere, FromDevice>),
+) -> (f64, f64) {
     const ROUNDS: u32 = 4096;
     let (_unit, domain) = domain(64, queue);
     let mut local = domain.local();
@@ -67,8 +72,9 @@ fn each(queue: Scattered, mut end: impl FnMut(&mut Local, Mapping<Nowhere, FromD
     (rmw_count() as f64 / f64::from(ROUNDS), lock_count() as f64 / f64::from(ROUNDS))
 }
 
-/// The one read-modify-write is that of the lock under which the request is appended and its flush submitted. Where the flush takes
-/// time, the waiter also publishes its completion, and counts its wait.
+/// The one read-modify-write is that of the lock under which the request is appended and its flush
+/// submitted. Where the flush takes time, the waiter also publishes its completion, and counts its
+/// wait.
 #[test]
 fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
     type Case = (&'static str, fn(&mut Local, Mapping<Nowhere, FromDevice>));
@@ -100,27 +106,39 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
     ];
     for takes_polls in [0, 1] {
         for (name, end) in cases {
-            let queue = Scattered { takes_polls, patient: true, forgets: true, ..Scattered::default() };
+            let queue =
+                Scattered { takes_polls, patient: true, forgets: true, ..Scattered::default() };
             let (rmws, locks) = each(queue, end);
-            println!("{name}, a flush of {takes_polls} polls: {rmws} read-modify-writes, {locks} locks");
+            println!(
+                "{name}, a flush of {takes_polls} polls: {rmws} read-modify-writes, {locks} locks"
+            );
             let limit = if takes_polls == 0 { 1.0 } else { 3.0 };
-            assert!(rmws <= limit && locks <= 1.0, "{name}, {takes_polls} polls: {rmws}, {locks} locks");
+            assert!(
+                rmws <= limit && locks <= 1.0,
+                "{name}, {takes_polls} polls: {rmws}, {locks} locks"
+            );
         }
     }
 }
 
-/// What a call that revokes very many mappings does under one hold of a lock does not grow with their number: 16 requests are
-/// appended and 256 merged once, or 64 table pages are handled, in some five steps each.
+/// What a call that revokes very many mappings does under one hold of a lock does not grow with
+/// their number: 16 requests are appended and 256 merged once, or 64 table pages are handled, in
+/// some five steps each.
 #[test]
 fn no_lock_is_held_for_longer_because_more_is_revoked() {
     const STEPS: u64 = 512;
     const PAGES: usize = 2048;
     let show = |what: &str, count: usize| {
-        println!("{count}, {what}: at most {} steps under one of {} holds", longest_hold(), lock_count());
+        println!(
+            "{count}, {what}: at most {} steps under one of {} holds",
+            longest_hold(),
+            lock_count()
+        );
         assert!(longest_hold() <= STEPS, "{count}, {what}: {}", longest_hold());
         rmw_reset();
     };
-    let slow = || Scattered { takes_polls: 1, patient: true, forgets: true, ..Scattered::default() };
+    let slow =
+        || Scattered { takes_polls: 1, patient: true, forgets: true, ..Scattered::default() };
     for (count, stride) in [(10_000, 1), (10_000, 7919), (1_000_000, 1), (1_000_000, 7919)] {
         let (_unit, domain) = domain(PAGES, slow());
         let mut local = domain.local();
@@ -138,7 +156,8 @@ fn no_lock_is_held_for_longer_because_more_is_revoked() {
     }
     // Without an owner the table pages are retired by the call, and reclaimed by one of the next.
     let (unit, domain) = domain(PAGES, slow());
-    let mapped: Vec<_> = (0..1_000_000).map(|_| domain.map(Nowhere(1), FromDevice).unwrap()).collect();
+    let mapped: Vec<_> =
+        (0..1_000_000).map(|_| domain.map(Nowhere(1), FromDevice).unwrap()).collect();
     let (mut revoked, before): (Vec<Revoked<Nowhere, &Domain>>, _) =
         (Vec::with_capacity(mapped.len()), unit.stats().table_pages);
     let count = mapped.len();

@@ -1,4 +1,5 @@
-//! Single revocations of an owner: their requests gather until they are many, or until any thread waits.
+//! Single revocations of an owner: their requests gather until they are many, or until any thread
+//! waits.
 
 use super::pinned::{Nowhere, Unit, domain, is_mapped};
 use super::*;
@@ -30,7 +31,8 @@ fn requested(unit: &Unit) -> (u64, u64) {
 #[test]
 fn as_many_as_a_ring_holds_are_one_flush() {
     let (unit, _domain, mut local) = setup();
-    let mut held: Vec<_> = (1..RequestRing::CAPACITY).map(|_| revoke_one(&unit, &mut local)).collect();
+    let mut held: Vec<_> =
+        (1..RequestRing::CAPACITY).map(|_| revoke_one(&unit, &mut local)).collect();
     assert_eq!(requested(&unit), (0, 0));
     held.push(revoke_one(&unit, &mut local));
     assert_eq!(requested(&unit), (RequestRing::CAPACITY, 1));
@@ -69,7 +71,8 @@ fn what_is_quiesced_stays_so_with_the_same_ticket() {
     drop((first, later));
 }
 
-/// A loop that polls ends, although its polls leave requests where they are at first; a look through the `Revoked` does not.
+/// A loop that polls ends, although its polls leave requests where they are at first; a look
+/// through the `Revoked` does not.
 #[test]
 fn polls_in_a_row_submit_in_the_end() {
     let (unit, _domain, mut local) = setup();
@@ -99,7 +102,8 @@ fn polls_in_a_row_submit_in_the_end() {
     assert!(ticket > looked_at.ticket() && ticket < Ticket::NEVER);
 }
 
-/// An owner that goes on revoking never polls twice in a row: it does not leave what another owner has gathered where it is.
+/// An owner that goes on revoking never polls twice in a row: it does not leave what another owner
+/// has gathered where it is.
 #[test]
 fn a_poll_of_what_another_owner_has_gathered_hands_it_over() {
     let (unit, domain, mut local) = setup();
@@ -110,7 +114,8 @@ fn a_poll_of_what_another_owner_has_gathered_hands_it_over() {
     drop(gathered);
 }
 
-/// What is to be waited for at once, what belongs to another owner, and what a limit holds back is not gathered.
+/// What is to be waited for at once, what belongs to another owner, and what a limit holds back is
+/// not gathered.
 #[test]
 fn what_cannot_wait_is_requested_at_once() {
     let (unit, domain, mut local) = setup();
@@ -136,7 +141,8 @@ fn what_cannot_wait_is_requested_at_once() {
 fn a_single_poll_finds_what_has_completed() {
     let (unit, domain) = domain(64, Scattered { takes_polls: 1, ..Scattered::default() });
     let mut local = domain.local();
-    let mut held: Vec<_> = (0..RequestRing::CAPACITY).map(|_| revoke_one(&unit, &mut local)).collect();
+    let mut held: Vec<_> =
+        (0..RequestRing::CAPACITY).map(|_| revoke_one(&unit, &mut local)).collect();
     let first = local.poll(held.remove(0)).unwrap_err();
     unit.queue().relax(0);
     assert!(local.poll(first).is_ok());

@@ -46,7 +46,8 @@ fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
     assert_eq!(translator.0.looked_up.load(Ordering::SeqCst), 2);
 }
 
-/// Room is made beside pages that wait for a flush that nobody has looked at since: these are reclaimed first.
+/// Room is made beside pages that wait for a flush that nobody has looked at since: these are
+/// reclaimed first.
 #[test]
 fn room_is_made_although_other_pages_wait_for_their_flush() {
     let paged = walked(64);
@@ -67,7 +68,8 @@ fn room_is_made_although_other_pages_wait_for_their_flush() {
     assert_eq!(paged.table.translate(Iova::new(0)).unwrap().size, crate::addr::PageSize::Size2M);
 }
 
-/// What was cleared before the range that is refused may be cached: nothing else requests its flush.
+/// What was cleared before the range that is refused may be cached: nothing else requests its
+/// flush.
 #[test]
 fn what_a_refused_revocation_has_cleared_is_flushed() {
     for many in [1, 100] {
@@ -75,7 +77,10 @@ fn what_a_refused_revocation_has_cleared_is_flushed() {
         let mapped: Vec<_> = (0..many).map(|at_page| at(2 * at_page, 1)).collect();
         mapped.iter().for_each(|range| paged.map(*range, nowhere(1), RW).unwrap());
         let refused = paged.revoke(&mut mapped.iter().copied().chain([at(9000, 1), at(0, 1)]));
-        assert!(matches!(refused, Err(BackendError::Table(TableError::NotMapped { .. }))), "{refused:?}");
+        assert!(
+            matches!(refused, Err(BackendError::Table(TableError::NotMapped { .. }))),
+            "{refused:?}"
+        );
         // Whoever comes next submits it.
         paged.map(at(5000, 1), nowhere(1), RW).unwrap();
         let ticket = revoke(&paged, at(5000, 1));

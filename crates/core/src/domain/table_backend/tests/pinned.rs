@@ -62,7 +62,11 @@ impl Backend for Seen {
     ) -> Result<Ticket, BackendError> {
         self.0.revoke_pinned(ranges)
     }
-    fn revoke_one(&self, range: IovaRange, pin: Option<&PinnedLeaf>) -> Result<Ticket, BackendError> {
+    fn revoke_one(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+    ) -> Result<Ticket, BackendError> {
         self.0.revoke_one(range, pin)
     }
     fn revoke_gathered(
@@ -99,7 +103,8 @@ impl Backend for Seen {
 
 pub(super) fn domain(pages: usize, queue: Scattered) -> (Unit, Shared<Domain>) {
     let unit = Arc::new(paged(pages, queue));
-    let domain = Domain::new(Box::new(Seen(Arc::clone(&unit))), IovaSpace::new(unit.bits()).unwrap());
+    let domain =
+        Domain::new(Box::new(Seen(Arc::clone(&unit))), IovaSpace::new(unit.bits()).unwrap());
     (unit, Shared::new(domain))
 }
 
@@ -125,7 +130,8 @@ fn a_window_is_pinned_until_its_owner_and_all_mappings_are_gone() {
     let mapping = local.map(Nowhere(3), FromDevice).unwrap();
     let window = window_of(&mapping);
     for page in 0..3 {
-        let found = unit.table.translate(Iova::new(mapping.iova().start().raw() + page * PAGE)).unwrap();
+        let found =
+            unit.table.translate(Iova::new(mapping.iova().start().raw() + page * PAGE)).unwrap();
         assert_eq!(found.phys.raw(), (nowhere(3).addr() as u64 + page * PAGE) << 1);
     }
     assert!(ordinary_map_is_refused(&unit, window));
@@ -133,7 +139,8 @@ fn a_window_is_pinned_until_its_owner_and_all_mappings_are_gone() {
     let Nowhere(3) = local.unmap(mapping).unwrap() else { panic!("another payload") };
     drop(local);
     assert!(is_mapped(&unit, other.iova()) && ordinary_map_is_refused(&unit, window));
-    // Cleared through the pin by another thread, which also unpins the window of the owner that has gone.
+    // Cleared through the pin by another thread, which also unpins the window of the owner that has
+    // gone.
     let at = other.iova();
     std::thread::spawn(move || drop(other)).join().unwrap();
     assert!(!is_mapped(&unit, at));
@@ -145,7 +152,8 @@ fn a_window_is_pinned_until_its_owner_and_all_mappings_are_gone() {
     assert_eq!((stats.windows, stats.quarantined, domain.iovas.stats().bytes_in_use), (0, 0, 0));
 }
 
-/// Of a mapping in its owner's window, of one beside others that are revoked, of one whose owner is gone, and of one in no window.
+/// Of a mapping in its owner's window, of one beside others that are revoked, of one whose owner is
+/// gone, and of one in no window.
 #[test]
 fn a_prefetch_of_a_mapping_changes_nothing() {
     let (unit, domain) = domain(16, Scattered::default());
@@ -154,7 +162,8 @@ fn a_prefetch_of_a_mapping_changes_nothing() {
     let revoked = local.revoke(in_window.swap_remove(1));
     let elsewhere = domain.map(Nowhere(2), FromDevice).unwrap();
     let state = || {
-        let listed: Vec<_> = domain.mapped().unwrap().map(|run| (run.iova, run.phys, run.access)).collect();
+        let listed: Vec<_> =
+            domain.mapped().unwrap().map(|run| (run.iova, run.phys, run.access)).collect();
         let flushes = unit.queue().batches.lock().unwrap().clone();
         (listed, flushes, domain.stats().to_string(), unit.stats().table_pages)
     };
@@ -215,7 +224,8 @@ fn a_map_that_fails_in_a_pinned_window_is_taken_back_and_flushed() {
     drop((one, first));
 }
 
-/// Too few table pages for a pin: the window serves as ordinary addresses, and maps fail where no page is left.
+/// Too few table pages for a pin: the window serves as ordinary addresses, and maps fail where no
+/// page is left.
 #[test]
 fn without_table_pages_an_owner_is_told_so() {
     let (unit, domain) = domain(3, Scattered::default());
@@ -241,8 +251,13 @@ fn a_map_through_a_pin_waits_in_caching_mode() {
 #[test]
 fn what_is_mapped_is_listed_until_it_is_revoked() {
     let (_unit, domain) = domain(16, Scattered::default());
-    let list =
-        || domain.mapped().unwrap().map(|run| (run.iova, run.phys.raw(), run.access)).collect::<Vec<_>>();
+    let list = || {
+        domain
+            .mapped()
+            .unwrap()
+            .map(|run| (run.iova, run.phys.raw(), run.access))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(list(), []);
     let mut local = domain.local();
     let owned = local.map(Nowhere(2), FromDevice).unwrap();
@@ -258,7 +273,11 @@ fn what_is_mapped_is_listed_until_it_is_revoked() {
     expected.sort_by_key(|run| run.0.start());
     assert_eq!(list(), expected);
     let revoked = local.revoke(owned);
-    assert_eq!(list(), [(shared.iova(), phys(0), RW)], "revoked, whether the flush has completed or not");
+    assert_eq!(
+        list(),
+        [(shared.iova(), phys(0), RW)],
+        "revoked, whether the flush has completed or not"
+    );
     local.wait(revoked).unwrap();
     shared.unmap().unwrap();
     assert_eq!(list(), []);

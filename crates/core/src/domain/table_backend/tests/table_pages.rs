@@ -4,7 +4,8 @@ use super::*;
 
 #[test]
 fn table_pages_come_back_however_many_windows_come_and_go() {
-    // Room for the root, one page of level 2, and two of level 1: each window of 2 MiB needs one of these.
+    // Room for the root, one page of level 2, and two of level 1: each window of 2 MiB needs one of
+    // these.
     let paged = paged(4, Scattered::default());
     for window in 1..1000 {
         let range = at(window % 512 * 512, 1);
@@ -17,9 +18,11 @@ fn table_pages_come_back_however_many_windows_come_and_go() {
 
 #[test]
 fn pages_that_a_failed_map_retired_come_back_to_the_next_map() {
-    // Room for the root, one page of level 2 and one of level 1; nothing is ever revoked, so no ticket is in flight.
+    // Room for the root, one page of level 2 and one of level 1; nothing is ever revoked, so no
+    // ticket is in flight.
     let paged = paged(3, Scattered::default());
-    // Two windows of 2 MiB need two pages of level 1: the map makes one, fails, and retires what it made.
+    // Two windows of 2 MiB need two pages of level 1: the map makes one, fails, and retires what it
+    // made.
     let error = paged.map(at(512 - 1, 2), nowhere(2), RW).unwrap_err();
     assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
     // Elsewhere, below another page of level 2: only what was retired can serve it.
@@ -49,7 +52,8 @@ fn without_a_flush_table_pages_run_out_and_say_so() {
     assert!(matches!(error, BackendError::Table(TableError::NoPages { .. })), "{error}");
 }
 
-/// A table page that was retired stays retired until its flush has completed, however many revocations come after.
+/// A table page that was retired stays retired until its flush has completed, however many
+/// revocations come after.
 #[test]
 pub(super) fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
     let paged = paged(5, Scattered { hangs: true.into(), ..Scattered::default() });
@@ -66,20 +70,25 @@ pub(super) fn table_pages_are_reclaimed_after_their_flush_and_not_before() {
     paged.map(at(4 * 512, 1), nowhere(1), RW).unwrap();
 }
 
-/// The flush of a retired table page drops links too, of all addresses that went through it; that of leaves does not.
+/// The flush of a retired table page drops links too, of all addresses that went through it; that
+/// of leaves does not.
 #[test]
 pub(super) fn links_are_flushed_where_a_table_page_was_retired() {
     let paged = paged(8, Scattered::default());
     paged.map(at(512, 2), nowhere(2), RW).unwrap();
     revoke(&paged, at(512, 1));
-    assert_eq!(*paged.queue().batches.lock().unwrap(), [Flush { range: at(512, 1), leaf_only: true }]);
+    assert_eq!(
+        *paged.queue().batches.lock().unwrap(),
+        [Flush { range: at(512, 1), leaf_only: true }]
+    );
     revoke(&paged, at(513, 1));
     let last = *paged.queue().batches.lock().unwrap().last().unwrap();
     assert_eq!(last, Flush { range: at(512, 512), leaf_only: false });
     assert_eq!(paged.stats().invalidations.requested_tables, 1);
 }
 
-/// Table pages far from each other are flushed each by itself, and not with everything between them; neighbours together.
+/// Table pages far from each other are flushed each by itself, and not with everything between
+/// them; neighbours together.
 #[test]
 fn retired_table_pages_are_flushed_one_by_one() {
     let paged = paged(15, Scattered::default()); // so few that none is kept
@@ -97,7 +106,8 @@ fn retired_table_pages_are_flushed_one_by_one() {
     assert_eq!(flushed, [window(0, 2), window(1000, 1), window(200_000, 2)]);
 }
 
-/// A mapping that is alone in its table page is flushed as leaves alone, however often it is mapped: its page is kept.
+/// A mapping that is alone in its table page is flushed as leaves alone, however often it is
+/// mapped: its page is kept.
 #[test]
 fn the_table_page_of_a_lone_mapping_is_not_flushed_each_time() {
     let paged = paged(64, Scattered::default());
@@ -139,8 +149,8 @@ fn superpages_return_after_4_kib_use_of_their_range() {
     }
 }
 
-/// A page that came back and was taken by another owner is progress: the map tries again instead of failing while pages
-/// are only on their way back.
+/// A page that came back and was taken by another owner is progress: the map tries again instead of
+/// failing while pages are only on their way back.
 #[test]
 fn a_reclaimed_page_counts_although_another_owner_took_it() {
     let paged = walked(4); // the root, one of level 2, two of level 1
@@ -158,8 +168,8 @@ fn a_reclaimed_page_counts_although_another_owner_took_it() {
     assert!(matches!(full, BackendError::Table(TableError::NoPages { capacity: 4, .. })), "{full}");
 }
 
-/// Between the check without the lock and the one under it, another thread reclaims what was due, and pages of a later flush take its
-/// place.
+/// Between the check without the lock and the one under it, another thread reclaims what was due,
+/// and pages of a later flush take its place.
 #[test]
 fn pages_are_reclaimed_by_what_is_due_under_the_lock() {
     let paged = paged(6, Scattered::default());
@@ -213,7 +223,8 @@ fn a_queue_that_panics_loses_no_table_page() {
         if panicked == 0 {
             break;
         }
-        // What a map that panicked had mapped stays so; all else is free again, so that two windows have room.
+        // What a map that panicked had mapped stays so; all else is free again, so that two windows
+        // have room.
         let mapped = paged.table.mapped().count() as u64;
         for window in 10..12 - mapped {
             paged

@@ -1,9 +1,11 @@
-//! The expected number of pages in each place, and the expected counters, computed from the documented rules alone.
+//! The expected number of pages in each place, and the expected counters, computed from the
+//! documented rules alone.
 
 use super::super::*;
 use super::FreeBy;
 
-/// How many pages are in the magazine, the ring, the spill list and the fresh rest of a chunk, and the counters.
+/// How many pages are in the magazine, the ring, the spill list and the fresh rest of a chunk, and
+/// the counters.
 pub(super) struct Expected {
     pub(super) magazine: u64,
     pub(super) ring: u64,
@@ -57,7 +59,8 @@ impl Expected {
     }
 
     fn slow(&mut self) {
-        *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) += 1;
+        *(if self.order > 0 { &mut self.counts.slow_high_order } else { &mut self.counts.slow }) +=
+            1;
     }
 
     fn put_in_ring(&mut self, pages: u64) {

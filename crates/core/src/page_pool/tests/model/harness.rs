@@ -85,7 +85,9 @@ impl Harness {
     }
 
     fn alloc(&mut self, tag: u8) -> Checked {
-        let Ok(page) = self.pool.alloc_for(self.tags[usize::from(tag)]) else { return self.none_left() };
+        let Ok(page) = self.pool.alloc_for(self.tags[usize::from(tag)]) else {
+            return self.none_left();
+        };
         self.new_page(page.iova())?;
         prop_assert_eq!(page.memory().len(), self.pool.page_bytes());
         self.in_use.push(Held::Page(page, tag));
@@ -93,7 +95,9 @@ impl Harness {
     }
 
     fn alloc_raw(&mut self, tag: u8) -> Checked {
-        let Ok(page) = self.pool.alloc_raw_for(self.tags[usize::from(tag)]) else { return self.none_left() };
+        let Ok(page) = self.pool.alloc_raw_for(self.tags[usize::from(tag)]) else {
+            return self.none_left();
+        };
         self.new_page(page.iova())?;
         self.freed.retain(|freed| freed.iova() != page.iova());
         self.in_use.push(Held::Raw(page, tag));
@@ -108,7 +112,10 @@ impl Harness {
         if expected.total - expected.fresh == expected.limit {
             expected.limited += 1;
         } else {
-            prop_assert_eq!((expected.fresh, expected.total << expected.order), (0, HEAP as u64 / 4096));
+            prop_assert_eq!(
+                (expected.fresh, expected.total << expected.order),
+                (0, HEAP as u64 / 4096)
+            );
         }
         let idle = self.open.is_some_and(|open| self.pages[&open] == 1);
         prop_assert!(!idle, "the open page has no fragments");
@@ -126,7 +133,8 @@ impl Harness {
         }
         let end = fragment.iova().raw() + fragment.memory().len() as u64;
         prop_assert!(
-            fragment.iova().raw().is_multiple_of(64) && end <= start + self.pool.page_bytes() as u64
+            fragment.iova().raw().is_multiple_of(64)
+                && end <= start + self.pool.page_bytes() as u64
         );
         let overlaps = self.in_use.iter().any(|held| match held {
             Held::Fragment(other) => {
@@ -240,7 +248,10 @@ impl Harness {
         }
         self.in_use = rest;
         let iovas = pages.iter().map(Page::iova).chain(raws.iter().map(RawPage::iova));
-        iovas.collect::<Vec<_>>().into_iter().for_each(|iova| self.page_freed(iova.raw(), FreeBy::Remote));
+        iovas
+            .collect::<Vec<_>>()
+            .into_iter()
+            .for_each(|iova| self.page_freed(iova.raw(), FreeBy::Remote));
         self.remote.recycle_all(pages);
         prop_assert_eq!(self.remote.free_bulk(&raws), Ok(()));
         self.freed.extend(raws);
@@ -248,7 +259,8 @@ impl Harness {
     }
 
     fn wrong_free(&mut self, page: RawPage, by: FreeBy) -> Checked {
-        let valid = self.in_use.iter().any(|held| matches!(held, Held::Raw(raw, _) if *raw == page));
+        let valid =
+            self.in_use.iter().any(|held| matches!(held, Held::Raw(raw, _) if *raw == page));
         if !valid {
             prop_assert!(self.free_raw(page, by).is_err());
         }
@@ -267,10 +279,15 @@ impl Harness {
                 self.wrong_free(self.freed[at.index(self.freed.len())], by)
             }
             Step::WrongFree(at, offset, by) if !self.in_use.is_empty() => {
-                let Held::Raw(page, _) = self.in_use[at.index(self.in_use.len())] else { return Ok(()) };
+                let Held::Raw(page, _) = self.in_use[at.index(self.in_use.len())] else {
+                    return Ok(());
+                };
                 let ptr = NonNull::new(page.as_ptr().as_ptr().wrapping_offset(offset)).unwrap();
                 self.wrong_free(
-                    RawPage::from_parts(ptr, Iova::new(page.iova().raw().wrapping_add_signed(offset as i64))),
+                    RawPage::from_parts(
+                        ptr,
+                        Iova::new(page.iova().raw().wrapping_add_signed(offset as i64)),
+                    ),
                     by,
                 )?;
                 self.wrong_free(RawPage::from_parts(ptr, page.iova()), by)

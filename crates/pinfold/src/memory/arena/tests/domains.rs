@@ -5,7 +5,12 @@ use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, DmaPool};
 
 fn unmapped(policy: MappingPolicy) -> ArenaMemory {
-    Arena::builder().size(2 << 20).source(Source::Plain).mapping_policy(policy).build_unmapped().unwrap()
+    Arena::builder()
+        .size(2 << 20)
+        .source(Source::Plain)
+        .mapping_policy(policy)
+        .build_unmapped()
+        .unwrap()
 }
 
 #[test]
@@ -16,7 +21,10 @@ fn an_arena_without_a_domain_allocates_and_unmaps() {
         let mut buffer = memory.alloc(8192).unwrap();
         buffer.as_mut_slice().unwrap().fill(7);
         drop(memory);
-        assert!(is_mapped(addr) && buffer.as_slice().unwrap()[8191] == 7, "a buffer keeps its arena");
+        assert!(
+            is_mapped(addr) && buffer.as_slice().unwrap()[8191] == 7,
+            "a buffer keeps its arena"
+        );
         drop(buffer);
         addr
     }));
@@ -88,7 +96,8 @@ fn mapping_twice_into_a_domain_returns_the_same_addresses() {
     assert!(first.is_same(&second));
 }
 
-/// Handles, buffers and domains are dropped in every order: the memory is unmapped from both domains and the process.
+/// Handles, buffers and domains are dropped in every order: the memory is unmapped from both
+/// domains and the process.
 #[test]
 fn every_drop_order_unmaps_everywhere() {
     for policy in [MappingPolicy::PerUse, MappingPolicy::Whole] {

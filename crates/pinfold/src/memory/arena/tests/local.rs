@@ -19,7 +19,10 @@ fn fill_fills_only_empty_slots_with_distinct_buffers() {
     ring[7] = Some(memory.alloc(8192).unwrap());
     let kept = ring[7].as_ref().unwrap().memory().addr();
     assert_eq!(local.fill(&mut ring), 200);
-    assert_eq!((ring[7].as_ref().unwrap().memory().addr(), ring[7].as_ref().unwrap().len()), (kept, 8192));
+    assert_eq!(
+        (ring[7].as_ref().unwrap().memory().addr(), ring[7].as_ref().unwrap().len()),
+        (kept, 8192)
+    );
     for (number, slot) in ring.iter_mut().enumerate() {
         slot.as_mut().unwrap().as_mut_slice().unwrap().fill(u8::try_from(number).unwrap());
     }

@@ -8,14 +8,21 @@ use pinfold_core::domain::Pinned;
 use proptest::prelude::*;
 
 fn plain(bytes: u64, mapping_policy: MappingPolicy) -> Arena {
-    Arena::builder().size(bytes).source(Source::Plain).mapping_policy(mapping_policy).build(&soft()).unwrap()
+    Arena::builder()
+        .size(bytes)
+        .source(Source::Plain)
+        .mapping_policy(mapping_policy)
+        .build(&soft())
+        .unwrap()
 }
 
 #[test]
 fn a_buffer_is_whole_frames_and_is_freed() {
     let arena = plain(8 << 20, MappingPolicy::PerUse);
     assert_eq!(arena.stats().frames, 2048);
-    for (asked, len) in [(1, 4096), (4096, 4096), (4097, 8192), (5 << 12, 5 << 12), (3 << 20, 3 << 20)] {
+    for (asked, len) in
+        [(1, 4096), (4096, 4096), (4097, 8192), (5 << 12, 5 << 12), (3 << 20, 3 << 20)]
+    {
         let buffer = arena.alloc(asked).unwrap();
         assert_eq!(buffer.len(), len);
         assert_eq!(Pinned::memory(&buffer).len(), len);
@@ -37,7 +44,8 @@ fn a_large_buffer_starts_at_a_large_page() {
 fn a_pool_keeps_its_boundary_even_in_a_small_arena() {
     let arena = plain(64 << 10, MappingPolicy::PerUse);
     let _first = arena.alloc(4096).unwrap();
-    let builder = pinfold_core::dma_pool::DmaPool::builder("small").block(3000).align(8).boundary(8192);
+    let builder =
+        pinfold_core::dma_pool::DmaPool::builder("small").block(3000).align(8).boundary(8192);
     let pool = builder.build(&arena).unwrap();
     for _ in 0..12 {
         let block = pool.alloc_raw().unwrap();

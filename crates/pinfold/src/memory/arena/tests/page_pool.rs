@@ -1,9 +1,11 @@
-//! Page pools on an arena: the mapping is kept while pages are recycled, and revoked at once at the end.
+//! Page pools on an arena: the mapping is kept while pages are recycled, and revoked at once at the
+//! end.
 
 use super::*;
 use crate::soft::{Effect, FaultKind, Port, SoftConfig};
 use pinfold_core::page_pool::{
-    AllocError as PoolAllocError, BulkFreeError, Config, FreeError, Page, PagePool, RawPage, RevokeError,
+    AllocError as PoolAllocError, BulkFreeError, Config, FreeError, Page, PagePool, RawPage,
+    RevokeError,
 };
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -12,7 +14,12 @@ const SECRET: u64 = 0x5ec3_e700_0000_0000;
 const ROGUE: u64 = 0xbad0_bad0_bad0_bad0;
 
 fn arena_in(domain: &Domain, bytes: u64, mapping_policy: MappingPolicy) -> Arena {
-    Arena::builder().size(bytes).source(Source::Plain).mapping_policy(mapping_policy).build(domain).unwrap()
+    Arena::builder()
+        .size(bytes)
+        .source(Source::Plain)
+        .mapping_policy(mapping_policy)
+        .build(domain)
+        .unwrap()
 }
 
 fn configs() -> [SoftConfig; 4] {
@@ -52,7 +59,8 @@ fn after_destroy_no_access_succeeds_although_pages_are_in_use() {
         let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
         let mut held: Vec<_> = (0..400).map(|_| pool.alloc().unwrap()).collect();
         let iovas: Vec<_> = held.iter().map(Page::iova).collect();
-        // When the pool is destroyed, some pages are free, some are being freed, and the rest is in use.
+        // When the pool is destroyed, some pages are free, some are being freed, and the rest is in
+        // use.
         held.drain(..100).for_each(|page| pool.recycle(page));
         held.truncate(200);
         for &iova in &iovas {
@@ -84,7 +92,8 @@ fn after_destroy_no_access_succeeds_although_pages_are_in_use() {
     }
 }
 
-/// Shows that the test above can fail: a pool that is only closed leaves its pages reachable, and reports it.
+/// Shows that the test above can fail: a pool that is only closed leaves its pages reachable, and
+/// reports it.
 #[test]
 fn a_closed_pool_leaves_its_pages_reachable() {
     let domain = soft();
@@ -202,8 +211,11 @@ fn an_arena_that_is_mapped_whole_keeps_its_pages_reachable_and_reports_it() {
 fn a_flush_that_hangs_quarantines_the_pages() {
     let _alone = alone();
     let before = quarantined_here();
-    let config =
-        SoftConfig { hang_from: Some(1), timeout: Duration::from_millis(2), ..SoftConfig::default() };
+    let config = SoftConfig {
+        hang_from: Some(1),
+        timeout: Duration::from_millis(2),
+        ..SoftConfig::default()
+    };
     let domain = Domain::soft_with(config).unwrap();
     let arena = arena_in(&domain, 2 << 20, MappingPolicy::PerUse);
     let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
@@ -215,7 +227,11 @@ fn a_flush_that_hangs_quarantines_the_pages() {
     let stats = arena.stats();
     assert_eq!((stats.frames_in_use, stats.frames_quarantined), (64, 64));
     drop((end, arena));
-    assert_eq!(quarantined_here() - before, 2 << 20, "a device may write there, so the memory stays");
+    assert_eq!(
+        quarantined_here() - before,
+        2 << 20,
+        "a device may write there, so the memory stays"
+    );
 }
 
 #[test]

@@ -13,7 +13,8 @@ fn build(bytes: u64, source: Source) -> Result<Arena, BuildError> {
 
 #[test]
 fn unavailable_hugepage_sources_are_all_listed() {
-    if hugepages::pool(Path::new("/sys"), PageSize::Size2M).is_some_and(|pool| pool.available() > 0) {
+    if hugepages::pool(Path::new("/sys"), PageSize::Size2M).is_some_and(|pool| pool.available() > 0)
+    {
         return skipped("hugepages are reserved on this machine");
     }
     let error = build(2 << 20, Source::Hugetlb2M).unwrap_err();
@@ -36,8 +37,11 @@ fn unavailable_hugepage_sources_are_all_listed() {
 
 #[test]
 fn transparent_hugepages_are_verified_by_touching_a_page() {
-    let arena =
-        Arena::builder().size(8 << 20).sources([Source::Transparent, Source::Plain]).build(&soft()).unwrap();
+    let arena = Arena::builder()
+        .size(8 << 20)
+        .sources([Source::Transparent, Source::Plain])
+        .build(&soft())
+        .unwrap();
     match hugepages::thp(Path::new("/sys")) {
         Some(hugepages::Thp::Always | hugepages::Thp::Madvise) => {}
         _ => {
@@ -63,8 +67,14 @@ fn a_size_on_transparent_hugepages_is_rounded_up_to_them() {
         Ok(first) => first,
         Err(refused) => return skipped(&refused.to_string()),
     };
-    assert_eq!((first.report().requested_bytes, first.report().bytes), (4096, 2 << 20), "rounding is stated");
-    for (bytes, rounded) in [(1, 2), ((2 << 20) - 1, 2), (2 << 20, 2), ((2 << 20) + 1, 4), (5 << 20, 6)] {
+    assert_eq!(
+        (first.report().requested_bytes, first.report().bytes),
+        (4096, 2 << 20),
+        "rounding is stated"
+    );
+    for (bytes, rounded) in
+        [(1, 2), ((2 << 20) - 1, 2), (2 << 20, 2), ((2 << 20) + 1, 4), (5 << 20, 6)]
+    {
         let Ok(arena) = build(bytes, Source::Transparent) else { continue };
         assert_eq!(arena.report().bytes, rounded << 20, "{bytes}");
     }
@@ -97,7 +107,8 @@ fn the_callers_memory_is_used_in_place_and_returned_unchanged() {
     let own = Region::anonymous(1 << 20, 4096).unwrap();
     own.memory().write_u8(0, 9).unwrap();
     let flag = |flag| smaps::of_range(own.addr(), own.len()).unwrap().has_flag(flag);
-    // SAFETY: `own` lives until the end of the test, longer than the arena, and is not touched meanwhile.
+    // SAFETY: `own` lives until the end of the test, longer than the arena, and is not touched
+    // meanwhile.
     let builder = unsafe { Arena::builder().caller(own.base(), own.len()) };
     let arena = builder.build(&soft()).unwrap();
     assert_eq!((arena.report().source, arena.len()), (Source::Caller, 1 << 20));
@@ -130,7 +141,8 @@ fn a_numa_node_is_honoured_or_refused() {
     assert!(matches!(missing, BuildError::Node { node: 1000, .. }), "{missing}");
     let online = hugepages::online_nodes(Path::new("/sys"));
     assert!(missing.to_string().contains(&format!("online: {online}")), "{missing}");
-    let Ok(arena) = Arena::builder().size(4096).source(Source::Plain).numa_node(0).build(&soft()) else {
+    let Ok(arena) = Arena::builder().size(4096).source(Source::Plain).numa_node(0).build(&soft())
+    else {
         return skipped("this kernel has no NUMA, or no node 0");
     };
     assert_eq!(arena.report().numa_node, Some(0));
@@ -159,15 +171,22 @@ fn memory_that_cannot_be_locked_is_reported_or_refused_as_configured() {
         assert_eq!(arena.report().residency, Residency::Locked);
         assert_eq!(arena.stats().pinned_bytes, 64 << 20);
         let vma = smaps::of_range(addr_of(&arena), arena.len()).unwrap();
-        assert!(vma.has_flag("lo") && vma.resident < 1 << 20, "locked, and only as it is touched: {vma:?}");
+        assert!(
+            vma.has_flag("lo") && vma.resident < 1 << 20,
+            "locked, and only as it is touched: {vma:?}"
+        );
         return skipped("this user may lock 64 MiB");
     }
-    let Residency::NotLocked(why @ NotLocked::Limit { requested, .. }) = arena.report().residency else {
+    let Residency::NotLocked(why @ NotLocked::Limit { requested, .. }) = arena.report().residency
+    else {
         panic!("{:?}", arena.report())
     };
     assert_eq!((requested, arena.stats().pinned_bytes), (64 << 20, 0));
     assert!(why.to_string().contains("67108864 bytes requested"), "{why}");
-    let required =
-        Arena::builder().size(64 << 20).source(Source::Plain).pinning(Pinning::Required).build(&soft());
+    let required = Arena::builder()
+        .size(64 << 20)
+        .source(Source::Plain)
+        .pinning(Pinning::Required)
+        .build(&soft());
     assert!(matches!(required, Err(BuildError::NotLocked(NotLocked::Limit { .. }))));
 }

@@ -1,4 +1,5 @@
-//! Each step of an arena's life fails once: nothing is left behind, or what a device may reach is quarantined.
+//! Each step of an arena's life fails once: nothing is left behind, or what a device may reach is
+//! quarantined.
 
 use super::*;
 use crate::memory::attachment::fake::{FakeDomain, REACHABLE, REFUSED};
@@ -20,7 +21,11 @@ fn a_build_that_fails_leaves_nothing() {
     let before = quarantined_here();
     for (fails, mapping_policy, steps) in [
         ("register_memory", MappingPolicy::Whole, vec!["register_memory"]),
-        ("map_static", MappingPolicy::Whole, vec!["register_memory", "map_static", "unregister_memory"]),
+        (
+            "map_static",
+            MappingPolicy::Whole,
+            vec!["register_memory", "map_static", "unregister_memory"],
+        ),
         ("reserve", MappingPolicy::PerUse, vec!["register_memory", "reserve", "unregister_memory"]),
     ] {
         let fake = FakeDomain::failing(fails, REFUSED);
@@ -36,7 +41,11 @@ fn a_failed_build_that_leaves_memory_reachable_quarantines_it() {
     let before = quarantined_here();
     let fake = FakeDomain::failing("map_static", REACHABLE);
     assert!(build(&fake, MappingPolicy::Whole).is_err());
-    assert_eq!(fake.steps(), ["register_memory", "map_static", "count_quarantined"], "it stays registered");
+    assert_eq!(
+        fake.steps(),
+        ["register_memory", "map_static", "count_quarantined"],
+        "it stays registered"
+    );
     assert_eq!(quarantined_here() - before, 2 << 20);
 }
 
@@ -63,7 +72,10 @@ fn a_chunk_that_cannot_be_mapped_is_freed() {
         assert_eq!((stats.frames_in_use, stats.frames_quarantined), (0, 0));
         let addr = addr_of(&arena);
         drop(arena);
-        assert_eq!(fake.steps(), ["register_memory", "reserve", "map_at", "release", "unregister_memory"]);
+        assert_eq!(
+            fake.steps(),
+            ["register_memory", "reserve", "map_at", "release", "unregister_memory"]
+        );
         addr
     }));
 }
@@ -86,8 +98,8 @@ fn a_chunk_that_a_device_may_reach_is_never_allocated_again() {
     }
 }
 
-/// A page pool's chunk cannot be revoked, or not verifiably: the pool reports it, the chunk is requested once,
-/// and is never used again.
+/// A page pool's chunk cannot be revoked, or not verifiably: the pool reports it, the chunk is
+/// requested once, and is never used again.
 #[test]
 fn a_chunk_that_cannot_be_hidden_is_quarantined_and_counted() {
     use pinfold_core::invalidate::{Ticket, WaitError};
@@ -172,7 +184,8 @@ fn a_domain_that_may_reach_the_memory_after_a_failed_map_quarantines_it() {
     assert_eq!(quarantined_here() - before, 2 << 20);
 }
 
-/// The mappings of a domain that pins are charged to RLIMIT_MEMLOCK: locked as well, the memory would count twice.
+/// The mappings of a domain that pins are charged to RLIMIT_MEMLOCK: locked as well, the memory
+/// would count twice.
 #[test]
 fn memory_is_unlocked_for_a_domain_that_pins_and_locked_again_if_that_domain_refuses() {
     let memory = plain(MappingPolicy::Whole).build_unmapped().unwrap();

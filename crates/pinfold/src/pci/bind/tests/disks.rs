@@ -1,12 +1,14 @@
-//! Disks of this machine behind a device of the fake kernel: what uses them is found by asking for them exclusively.
+//! Disks of this machine behind a device of the fake kernel: what uses them is found by asking for
+//! them exclusively.
 
 use super::*;
 use crate::pci::in_use::InUse;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A loop device on a file, gone with this. One at a time: between its start and its own program, a process that another test
-/// starts has the descriptors of this one, among them that of a disk that is claimed.
+/// A loop device on a file, gone with this. One at a time: between its start and its own program, a
+/// process that another test starts has the descriptors of this one, among them that of a disk that
+/// is claimed.
 struct Disk {
     folder: tempfile::TempDir,
     node: String,
@@ -132,15 +134,19 @@ fn a_mounted_disk_is_in_use_whatever_its_file_system() {
 fn a_partition_that_is_held_is_named() {
     let Some(disk) = Disk::new() else { return };
     let part = format!("{}p1", disk.node);
-    let table = format!("echo ,,L | sfdisk -q {0} && partx -u {0}; mkfs.ext4 -q -F {0}p1", disk.node);
-    let Some(mounted) = ran(Command::new("sh").args(["-c", &table])).and_then(|_| Mounted::new(&disk, &part))
+    let table =
+        format!("echo ,,L | sfdisk -q {0} && partx -u {0}; mkfs.ext4 -q -F {0}p1", disk.node);
+    let Some(mounted) =
+        ran(Command::new("sh").args(["-c", &table])).and_then(|_| Mounted::new(&disk, &part))
     else {
         return skipped("no partitions on loop devices");
     };
     let kernel = disk.kernel(true);
     let mut binder = kernel.of_this_machine();
     binder.roots.proc = kernel.root.path().join("proc");
-    let Err(BindError::InUse { uses, .. }) = binder.bind(bdf(), false) else { panic!("it is in use") };
+    let Err(BindError::InUse { uses, .. }) = binder.bind(bdf(), false) else {
+        panic!("it is in use")
+    };
     assert_eq!(uses, [InUse::Claimed { disk: format!("{}p1", disk.name()), by: vec![] }]);
     drop(mounted);
     binder.bind(bdf(), false).unwrap();
@@ -159,7 +165,10 @@ fn programs_that_have_a_disk_open_are_named() {
     let words = refused(&disk.kernel(false));
     program.kill().unwrap();
     program.wait().unwrap();
-    assert!(words.contains(&format!("{} is open in sleep (pid {})", disk.name(), program.id())), "{words}");
+    assert!(
+        words.contains(&format!("{} is open in sleep (pid {})", disk.name(), program.id())),
+        "{words}"
+    );
     let exclusive = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL;
     let held = rustix::fs::open(&disk.node, exclusive, rustix::fs::Mode::empty()).unwrap();
     assert!(refused(&disk.kernel(false)).contains("is claimed exclusively"));
@@ -184,7 +193,8 @@ fn a_disk_is_claimed_exactly_until_its_driver_releases_it() {
         }
     }
     let watch = |path: &Path| {
-        seen.borrow_mut().push((path.file_name().unwrap().to_str().unwrap().to_owned(), exclusive()));
+        seen.borrow_mut()
+            .push((path.file_name().unwrap().to_str().unwrap().to_owned(), exclusive()));
     };
     let Binder { roots, records, .. } = kernel.of_this_machine();
     let sysfs = Watched(&kernel, &watch);
