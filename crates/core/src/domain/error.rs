@@ -31,8 +31,8 @@ pub enum BackendError {
     },
     /// The memory is not registered with the domain.
     #[error(
-        "{len:#x} bytes at {addr:#x} are not registered with this domain: call register_memory, or allocate from an arena \
-         of this domain"
+        "{len:#x} bytes at {addr:#x} are not registered with this domain: call map_into of their memory with this domain \
+         (another domain's registration does not count), or allocate from an arena of this domain"
     )]
     NotRegistered {
         /// The start of the memory in this process.

@@ -89,7 +89,7 @@ fn memory_in_flight_is_not_reclaimed() {
     let mut piece = memory.take().unwrap();
     drop(piece.split_off(8192).unwrap());
     let read = queue.read(1, 0, 16, domain.map(piece, FromDevice).unwrap()).unwrap();
-    let Err(Reclaim::InUse(memory)) = memory.reclaim::<Vec<u8>>() else {
+    let Err(Reclaim::InUse { memory, .. }) = memory.reclaim::<Vec<u8>>() else {
         panic!("it is in flight")
     };
     drop(finish(&mut queue, read));

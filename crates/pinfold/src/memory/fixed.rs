@@ -6,7 +6,8 @@ use std::marker::PhantomData;
 /// The address range of memory that is to be registered with a ring. It gives no access to the
 /// memory.
 ///
-/// Of an arena it is [`ArenaMemory::fixed`](crate::arena::ArenaMemory::fixed).
+/// Of an arena it is [`ArenaMemory::fixed`](crate::arena::ArenaMemory::fixed), of the program's own
+/// memory [`OwnedMemory::fixed`](crate::OwnedMemory::fixed).
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed<'m> {
     pub(crate) addr: usize,

@@ -1,13 +1,14 @@
 //! Memory that the program already has, passed by value so that devices may reach it.
 
 use super::attachment::{Attachments, DomainOps};
+use super::fixed::Fixed;
 use super::policy::MappingPolicy;
 use super::quarantine::count_quarantined;
 use crate::domain::Domain;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
-use std::any::Any;
+use std::any::{Any, type_name};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -24,7 +25,11 @@ const PAGE: usize = 4096;
 /// registers it with a domain; [`take`](Self::take) returns all of it as an [`OwnedPiece`], which
 /// can be split, mapped, and passed to queues. What is not whole pages is given by
 /// [`sharing_pages`](Self::sharing_pages), or [bounced](super::bounce).
-/// [`Buffers::register_owned`](crate::registered::Buffers::register_owned) pins it, for rings.
+/// [`fixed`](Self::fixed) registers it with a ring, so that files are read into its pieces without
+/// the kernel pinning them each time; [`Buffers::register_owned`] pins it for the kernel's own
+/// devices.
+///
+/// [`Buffers::register_owned`]: crate::registered::Buffers::register_owned
 ///
 /// A handle: a clone is the same memory. If it cannot be unmapped when the last handle and piece
 /// are dropped, it is quarantined: leaked, and [counted](super::quarantined_bytes).
@@ -74,9 +79,30 @@ impl<K> fmt::Debug for OwnedMemoryError<K> {
 /// Why memory was not reclaimed.
 #[derive(Debug, thiserror::Error)]
 pub enum Reclaim {
-    /// A handle, a piece, a mapping or a registration still uses it, or its owner has another type.
-    #[error("the memory is still in use, or its owner has another type")]
-    InUse(OwnedMemory),
+    /// A handle, a piece, a mapping or a registration still uses it.
+    #[error(
+        "{} bytes at {:p} are still in use by {users} other handles or pieces: unmap and drop them, then reclaim again",
+        memory.len(), memory.0.memory.as_ptr()
+    )]
+    InUse {
+        /// The memory, to be reclaimed later.
+        memory: OwnedMemory,
+        /// The number of handles and pieces, also those in mappings and registrations.
+        users: usize,
+    },
+    /// The owner of the memory has another type than the requested one.
+    #[error(
+        "{} bytes at {:p} are owned by {owner}, not by {requested}: call reclaim::<{owner}>()",
+        memory.len(), memory.0.memory.as_ptr()
+    )]
+    WrongOwner {
+        /// The memory, to be reclaimed as what it is.
+        memory: OwnedMemory,
+        /// The type of the owner that was passed.
+        owner: &'static str,
+        /// The requested type.
+        requested: &'static str,
+    },
     /// A device may still reach it.
     #[error("the memory could not be unmapped from a domain: it is quarantined")]
     Quarantined,
@@ -91,6 +117,8 @@ struct State {
     exact: Range<usize>,
     /// Freed only after no device reaches the memory.
     owner: ManuallyDrop<Box<dyn Any + Send>>,
+    /// The type of the owner.
+    owner_type: &'static str,
     attachments: Attachments,
     taken: AtomicBool,
 }
@@ -168,6 +196,7 @@ impl OwnedMemory {
             memory,
             exact,
             owner: ManuallyDrop::new(Box::new(owner)),
+            owner_type: type_name::<K>(),
             attachments: Attachments::default(),
             taken: AtomicBool::new(false),
         }))
@@ -200,6 +229,13 @@ impl OwnedMemory {
         first.then(|| OwnedPiece::new(&self.0, 0, self.0.memory.len()))
     }
 
+    /// Returns all of the memory, to be registered with a ring
+    /// ([`Options::fixed`](crate::uring::Options::fixed)): transfers with its pieces then use
+    /// fixed buffers.
+    pub fn fixed(&self) -> Fixed<'_> {
+        self.0.memory.into()
+    }
+
     /// Returns the length in bytes of the whole pages.
     #[expect(clippy::len_without_is_empty, reason = "it has at least one page")]
     pub fn len(&self) -> usize {
@@ -212,9 +248,14 @@ impl OwnedMemory {
     /// [`Reclaim`].
     pub fn reclaim<K: 'static>(self) -> Result<K, Reclaim> {
         if !self.0.owner.is::<K>() {
-            return Err(Reclaim::InUse(self));
+            let (owner, requested) = (self.0.owner_type, type_name::<K>());
+            return Err(Reclaim::WrongOwner { memory: self, owner, requested });
         }
-        let mut state = Arc::try_unwrap(self.0).map_err(|state| Reclaim::InUse(Self(state)))?;
+        let mut state = Arc::try_unwrap(self.0).map_err(|state| {
+            // A concurrent drop may have left this handle alone since.
+            let users = Arc::strong_count(&state).saturating_sub(1);
+            Reclaim::InUse { memory: Self(state), users }
+        })?;
         if !state.detach() {
             state.quarantine();
             std::mem::forget(state);

@@ -133,6 +133,11 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         self.ring.fixed_bytes()
     }
 
+    #[cfg(test)]
+    pub(super) fn read_code(&self, memory: DmaMemory<'_>) -> Option<u32> {
+        self.ring.read_code(&self.target.file, memory)
+    }
+
     /// Returns the block size of O_DIRECT, of which offsets must be multiples; 1 without O_DIRECT.
     pub fn logical_block(&self) -> u32 {
         self.target.block

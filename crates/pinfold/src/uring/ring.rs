@@ -82,6 +82,14 @@ impl Ring {
         }
     }
 
+    /// The operation code of a read into the memory, if there is a ring.
+    #[cfg(test)]
+    pub(super) fn read_code(&self, file: &File, memory: DmaMemory<'_>) -> Option<u32> {
+        let Self::Uring(ring) = self else { return None };
+        let read = Transfer { op: Op::Read, index: 0, memory, offset: 0 };
+        Some(entry(file, false, ring.made.fixed.as_ref(), &read).get_opcode())
+    }
+
     /// The number of transfers in flight in the kernel.
     pub(super) fn in_kernel(&self) -> usize {
         match self {

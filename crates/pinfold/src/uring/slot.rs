@@ -17,9 +17,10 @@ pub struct Options<'o, 'm> {
     /// A power of two of which all offsets will be multiples. O_DIRECT is used only if this is a
     /// multiple of the file's block.
     pub block: u32,
-    /// Memory to register with the ring: whole arenas. Transfers with buffers in it use fixed
-    /// buffers, except those that cross a multiple of 1 GiB from an arena's start. The queue knows
-    /// the memory by its addresses, so it borrows it.
+    /// Memory to register with the ring: whole arenas, or the program's own
+    /// ([`OwnedMemory::fixed`](crate::OwnedMemory::fixed)). Transfers with buffers in it use fixed
+    /// buffers, except those that cross a multiple of 1 GiB from its start. The queue knows the
+    /// memory by its addresses, so it borrows it.
     pub fixed: &'o [Fixed<'m>],
     /// Uses io_uring; `false` makes synchronous transfers, as without io_uring.
     pub ring: bool,

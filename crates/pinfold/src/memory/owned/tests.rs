@@ -74,7 +74,9 @@ fn memory_is_neither_freed_nor_reclaimed_while_a_device_may_reach_it() {
     let (domain, (memory, freed)) = (soft(), mixed());
     memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
     let mapping = domain.map(memory.take().unwrap(), Bidirectional).unwrap();
-    let Err(Reclaim::InUse(memory)) = memory.reclaim::<Owner>() else { panic!("it is mapped") };
+    let Err(Reclaim::InUse { memory, users: 1 }) = memory.reclaim::<Owner>() else {
+        panic!("it is mapped")
+    };
     drop(memory);
     assert!(!freed.load(Ordering::SeqCst));
     domain.port().unwrap().write(mapping.iova().start(), b"still there").unwrap();
@@ -96,9 +98,10 @@ fn reclaimed_memory_is_the_original_and_unreachable_for_devices() {
     let iova = Pinned::fixed_iova(&piece, pinfold_core::domain::Domain::id(&domain)).unwrap();
     domain.port().unwrap().write(iova, b"device").unwrap();
     drop(piece);
-    let Err(Reclaim::InUse(memory)) = memory.reclaim::<String>() else {
-        panic!("its owner is no String")
-    };
+    let refused = memory.reclaim::<String>().unwrap_err();
+    let text = refused.to_string();
+    assert!(text.ends_with("call reclaim::<alloc::vec::Vec<u8>>()"), "{text}");
+    let Reclaim::WrongOwner { memory, .. } = refused else { panic!("its owner is no String") };
     let bytes: Vec<u8> = memory.reclaim().unwrap();
     assert_eq!(
         (bytes.as_ptr().addr(), bytes.len(), &bytes[start..start + 6]),
@@ -161,10 +164,22 @@ fn impossible_cuts_change_nothing() {
 }
 
 #[test]
+fn memory_of_another_domain_is_refused_until_it_is_mapped_into_this_one() {
+    let ((memory, _), here, other) = (mixed(), soft(), soft());
+    memory.map_into(&other, MappingPolicy::PerUse).unwrap();
+    let refused = here.map(memory.take().unwrap(), Bidirectional).unwrap_err();
+    assert!(refused.to_string().contains("call map_into"), "{refused}");
+    memory.map_into(&here, MappingPolicy::PerUse).unwrap();
+    let mapping = here.map(refused.payload.unwrap(), Bidirectional).unwrap();
+    here.port().unwrap().write(mapping.iova().start(), b"reached").unwrap();
+}
+
+#[test]
 fn memory_of_no_domain_is_refused_and_the_piece_is_returned() {
     let (memory, _) = mixed();
     let refused = soft().map(memory.take().unwrap(), Bidirectional).unwrap_err();
     assert!(matches!(refused.error, BackendError::NotRegistered { .. }));
+    assert!(refused.to_string().contains("call map_into"), "{refused}");
     assert_eq!(refused.payload.unwrap().len(), 3 << 20);
 }
 

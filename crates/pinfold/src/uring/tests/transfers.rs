@@ -2,6 +2,8 @@
 
 use super::memory::{Pages, Piece, arena, create, pattern};
 use super::*;
+use crate::memory::OwnedMemory;
+use io_uring::opcode;
 
 /// Writes `content` in pieces of `block` bytes, cuts the file, and reads it back, all at
 /// `options.depth`.
@@ -143,4 +145,30 @@ fn buffers_in_registered_memory_are_fixed_across_pieces() {
         FileQueue::open(&folder.path().join("fixed"), &create(), &options).unwrap();
     let refused = queue.notes().iter().any(|note| matches!(note, Note::NotFixed { .. }));
     assert_eq!(queue.fixed_bytes(), if refused { 0 } else { (1 << 20) + (64 << 10) });
+}
+
+#[test]
+fn files_are_read_into_the_programs_own_memory_as_fixed_buffers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, bytes) = (folder.path().join("owned"), pattern(64 << 10, 9));
+    std::fs::write(&path, &bytes).unwrap();
+    let memory = OwnedMemory::from_vec(vec![0; (1 << 20) + 4096]).unwrap();
+    let options = Options { fixed: &[memory.fixed()], ..Options::default() };
+    let mut queue = FileQueue::open(&path, &create(), &options).unwrap();
+    let mut piece = memory.take().unwrap();
+    drop(piece.split_off(64 << 10).unwrap());
+    let notes = queue.notes();
+    if !notes.iter().any(|note| matches!(note, Note::NoRing(_) | Note::NotFixed { .. })) {
+        assert_eq!(queue.fixed_bytes(), memory.len() as u64);
+        assert_eq!(queue.read_code(piece.memory()), Some(u32::from(opcode::ReadFixed::CODE)));
+        assert_eq!(queue.read_code(Pages::new(4096).0), Some(u32::from(opcode::Read::CODE)));
+    }
+    queue.read(piece, 0, 64 << 10, 0).unwrap();
+    let mut done = Vec::new();
+    queue.wait(1, &mut done).unwrap();
+    let read = done.pop().unwrap();
+    assert_eq!(read.result, Ok(()));
+    let mut back = vec![0; 64 << 10];
+    read.buffer.memory().copy_to_slice(0, &mut back).unwrap();
+    assert!(back == bytes);
 }
