@@ -80,6 +80,5 @@ pub use pinfold_core::mem::DmaMemory;
 pub use pinfold_core::page_pool::{self, PagePool};
 pub use pinfold_core::share;
 pub use sys::Errno;
-pub use sys::cpu::CpuTime;
 pub use sys::limits::MemlockLimit;
-pub use sys::signals::Signals;
+pub use sys::process::{CpuTime, Signals};

@@ -22,15 +22,12 @@ mod live;
 #[cfg(test)]
 mod tests;
 
-pub use crate::sys::control_group;
-pub use crate::sys::hugepages;
+pub use crate::sys::files::Roots;
 pub use crate::sys::hugepages::{HugetlbPool, Thp};
 pub use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 pub use crate::sys::limits::{MemlockRefusal, OpenFiles, SystemMemory};
-pub use crate::sys::namespace::placed;
-pub use crate::sys::privileges::Privileges;
-pub use crate::sys::roots::Roots;
-pub use crate::sys::threads;
+pub use crate::sys::process::{Privileges, placed};
+pub use crate::sys::{control_group, hugepages, threads};
 pub use devices::{Access, Bound, Device, IommuGroup, Node, Unreadable, Vfio};
 pub use facts::{Facts, NumaNode};
 pub use finding::{Finding, State};

@@ -37,7 +37,7 @@ mod socket;
 mod umem;
 
 pub use crate::sys::netlink::NetlinkError;
-pub use crate::sys::privileges::Privileges;
+pub use crate::sys::process::Privileges;
 pub use crate::sys::xdp::RingMemory;
 pub use error::CallError;
 pub use generator::Generator;

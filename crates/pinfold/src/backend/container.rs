@@ -2,7 +2,7 @@
 
 use super::error::OpenError;
 use crate::pci::lookup::PciDevice;
-use crate::sys::roots::Roots;
+use crate::sys::files::Roots;
 use crate::sys::vfio::{container, layout};
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

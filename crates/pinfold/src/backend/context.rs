@@ -4,7 +4,7 @@ use super::error::OpenError;
 use super::interface::IommuInterface;
 use crate::pci::lookup::PciDevice;
 use crate::sys::Errno;
-use crate::sys::roots::Roots;
+use crate::sys::files::Roots;
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::domain::BackendError;

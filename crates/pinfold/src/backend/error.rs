@@ -1,8 +1,8 @@
 //! Why a device could not be opened, and the command that fixes it.
 
 use crate::pci::{Bdf, GroupMember, InvalidBdf, NoDevice};
-use crate::sys::privileges::permit;
-use crate::sys::{Errno, kernel, text};
+use crate::sys::process::permit;
+use crate::sys::{Errno, files, kernel};
 use pinfold_core::domain::BackendError;
 use std::path::Path;
 
@@ -139,7 +139,7 @@ const NOIOMMU: &str = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
 
 /// Returns what allows the use of devices without an IOMMU, by the switch at `path`.
 fn noiommu_mode(path: &Path) -> String {
-    match text::all(path) {
+    match files::all(path) {
         Ok(mode) if mode.starts_with(['Y', '1']) => {
             "it was bound before that was allowed: unbind and bind it again".to_owned()
         }

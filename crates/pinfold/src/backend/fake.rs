@@ -9,7 +9,7 @@ use crate::domain::Domain;
 use crate::pci::NoDevice;
 use crate::pci::lookup::PciDevice;
 use crate::sys::Errno;
-use crate::sys::roots::Roots;
+use crate::sys::files::Roots;
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use std::collections::BTreeMap;

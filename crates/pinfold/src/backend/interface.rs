@@ -1,6 +1,6 @@
 //! Selects the kernel interface through which a device is opened.
 
-use crate::sys::roots::Roots;
+use crate::sys::files::Roots;
 use std::fmt;
 use std::path::PathBuf;
 

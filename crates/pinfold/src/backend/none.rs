@@ -10,10 +10,10 @@ use super::context::{IommuContext, Limits};
 use super::error::OpenError;
 use super::interface::IommuInterface;
 use crate::pci::lookup::PciDevice;
+use crate::sys::files::Roots;
 use crate::sys::pages::Pagemap;
-use crate::sys::roots::Roots;
 use crate::sys::vfio::layout;
-use crate::sys::{Errno, smaps};
+use crate::sys::{Errno, pages};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::BackendError;
@@ -71,7 +71,7 @@ fn physical(pagemap: &Pagemap, memory: DmaMemory) -> Result<u64, BackendError> {
 /// contiguous.
 fn place(pagemap: &Pagemap, memory: DmaMemory) -> Result<IovaRange, BackendError> {
     let (addr, len) = (memory.addr(), memory.len());
-    let page = smaps::of_range(addr, len).map_or(0, |vma| vma.page_bytes);
+    let page = pages::vma_of(addr, len).map_or(0, |vma| vma.page_bytes);
     if page < 2 << 20 {
         return Err(BackendError::Movable { addr, len });
     }

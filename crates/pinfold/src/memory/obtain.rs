@@ -4,7 +4,7 @@ use super::arena::BuildError;
 use super::source::{Residency, Source, SourceUnavailable, UnavailableReason};
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::region::Region;
-use crate::sys::{Errno, control_group, limits, memfd, numa, smaps};
+use crate::sys::{Errno, control_group, limits, pages, region};
 use pinfold_core::addr::PageSize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -97,7 +97,7 @@ fn of_caller(request: &Request, base: NonNull<u8>, len: usize) -> Result<Obtaine
 pub(super) fn restore(region: &Region, residency: Option<&Residency>, node: Option<u32>) {
     let undone = [
         if residency == Some(&Residency::Locked) { region.unlock() } else { Ok(()) },
-        if node.is_some() { numa::unbind(region) } else { Ok(()) },
+        if node.is_some() { region::unbind(region) } else { Ok(()) },
         region.give_to_children(),
     ];
     for errno in undone.into_iter().filter_map(Result::err) {
@@ -127,7 +127,7 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
             None,
         ),
         Source::Memfd | Source::Memfd2M | Source::Memfd1G => {
-            let fd = memfd::create(len as u64, page)
+            let fd = region::memory_file(len as u64, page)
                 .map_err(|errno| explain("memfd", errno, page, len, None))?;
             let region = Region::shared(fd.as_fd(), len)
                 .map_err(|errno| explain("mmap", errno, page, len, None))?;
@@ -156,7 +156,7 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
 fn prepare(region: &Region, node: Option<u32>) -> Result<(), BuildError> {
     region.keep_from_children().map_err(BuildError::Fork)?;
     let Some(node) = node else { return Ok(()) };
-    numa::bind(region, node).map_err(|errno| BuildError::Node {
+    region::bind_to_node(region, node).map_err(|errno| BuildError::Node {
         node,
         online: hugepages::online_nodes(Path::new(SYS)),
         errno,
@@ -205,7 +205,7 @@ fn transparent(len: usize, no_space: UnavailableReason) -> Result<Region, Unavai
 /// Touches the first page and checks its size: the advice guarantees nothing.
 fn touch_transparent(region: &Region) -> Result<(), UnavailableReason> {
     let touched = region.memory().write_u8(0, 0);
-    let Some(vma) = smaps::of_range(region.addr(), region.len()) else {
+    let Some(vma) = pages::vma_of(region.addr(), region.len()) else {
         let errno = Errno::new(libc::ENOENT);
         return Err(UnavailableReason::Kernel {
             call: "read(/proc/self/smaps), which shows the pages",

@@ -3,7 +3,7 @@
 use crate::sys::Errno;
 use crate::sys::control_group::GroupLimit;
 use crate::sys::limits::MemlockLimit;
-use crate::sys::namespace::placed;
+use crate::sys::process::placed;
 use pinfold_core::addr::PageSize;
 use std::fmt;
 use std::str::FromStr;

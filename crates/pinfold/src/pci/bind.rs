@@ -9,9 +9,8 @@ use super::bdf::Bdf;
 use super::check::uses;
 use super::claim::Claims;
 use super::lookup::{self, GroupMember, PciDevice, VFIO_PCI, blocking_members, find};
-use crate::sys::Errno;
-use crate::sys::roots::Roots;
-use crate::sys::text;
+use crate::sys::files::Roots;
+use crate::sys::{Errno, files};
 use error::{BindError, Rollback};
 use record::Record;
 use std::fmt;
@@ -135,7 +134,7 @@ impl<W: SysfsWrite> Binder<W> {
             return Err(BindError::NoDriver);
         }
         let noiommu =
-            text::word(&self.roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode"));
+            files::word(&self.roots.sys.join("module/vfio/parameters/enable_unsafe_noiommu_mode"));
         if device.group.is_none() && noiommu.as_deref() != Some("Y") {
             return Err(BindError::NoIommu(bdf));
         }
@@ -261,7 +260,7 @@ impl<W: SysfsWrite> Binder<W> {
 
 /// Returns the device's `driver_override`, if it has one.
 fn driver_override(device: &PciDevice) -> Option<String> {
-    text::word(&device.folder.join("driver_override")).filter(|word| word != "(null)")
+    files::word(&device.folder.join("driver_override")).filter(|word| word != "(null)")
 }
 
 /// Why a step failed.

@@ -4,9 +4,8 @@
 use super::claim::Claims;
 use super::in_use::InUse;
 use super::lookup::PciDevice;
-use crate::sys::Errno;
-use crate::sys::roots::Roots;
-use crate::sys::text;
+use crate::sys::files::Roots;
+use crate::sys::{Errno, files};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -19,17 +18,17 @@ pub(super) fn uses(roots: &Roots, device: &PciDevice) -> (Vec<InUse>, Claims) {
     for disk in disks.iter().cloned() {
         let folder = roots.sys.join("class/block").join(&disk);
         let node = format!("/dev/{disk}");
-        let number = text::word(&folder.join("dev"));
+        let number = files::word(&folder.join("dev"));
         if let Some(at) = number.and_then(|number| mounted(&mounts, &number, &node)) {
             uses.push(InUse::Mounted { disk: disk.clone(), at });
         }
-        if let Some(by) = text::names(&folder.join("holders")).into_iter().next() {
+        if let Some(by) = files::names(&folder.join("holders")).into_iter().next() {
             uses.push(InUse::Held { disk: disk.clone(), by });
         }
         if let Some(by) = loop_device(roots, &node) {
             uses.push(InUse::Held { disk: disk.clone(), by });
         }
-        if text::lines(&swaps).any(|line| line.split_whitespace().next() == Some(&node)) {
+        if files::lines(&swaps).any(|line| line.split_whitespace().next() == Some(&node)) {
             uses.push(InUse::Swap { disk });
         }
     }
@@ -55,9 +54,9 @@ pub(super) fn uses(roots: &Roots, device: &PciDevice) -> (Vec<InUse>, Claims) {
 fn loop_device(roots: &Roots, node: &str) -> Option<String> {
     let class = roots.sys.join("class/block");
     let backed = |name: &String| {
-        text::word(&class.join(name).join("loop/backing_file")).is_some_and(|path| path == node)
+        files::word(&class.join(name).join("loop/backing_file")).is_some_and(|path| path == node)
     };
-    text::names(&class).into_iter().filter(|name| name.starts_with("loop")).find(backed)
+    files::names(&class).into_iter().filter(|name| name.starts_with("loop")).find(backed)
 }
 
 /// Returns the disks and partitions of the device.
@@ -74,25 +73,25 @@ fn disks(roots: &Roots, device: &PciDevice) -> BTreeSet<String> {
             .filter(|part| {
                 part.file_name().is_some_and(|n| n.to_string_lossy().starts_with("nvme-subsys"))
             })
-            .flat_map(|subsystem| text::names(subsystem).into_iter().map(|n| subsystem.join(n)))
+            .flat_map(|subsystem| files::names(subsystem).into_iter().map(|n| subsystem.join(n)))
             .filter_map(|link| real(&link))
             .any(|controller| below(&controller));
         below(&place) || through_subsystem
     };
-    text::names(&class).into_iter().filter(belongs).collect()
+    files::names(&class).into_iter().filter(belongs).collect()
 }
 
 fn interfaces(roots: &Roots, device: &PciDevice) -> Vec<String> {
     let class = roots.sys.join("class/net");
     let up = |name: &String| {
-        let flags = text::word(&class.join(name).join("flags"));
+        let flags = files::word(&class.join(name).join("flags"));
         let flags =
             flags.and_then(|word| u32::from_str_radix(word.trim_start_matches("0x"), 16).ok());
         let belongs =
             real(&class.join(name)).is_some_and(|p| p.ancestors().any(|part| named(part, device)));
         belongs && flags.is_some_and(|flags| flags & 1 != 0)
     };
-    text::names(&class).into_iter().filter(up).collect()
+    files::names(&class).into_iter().filter(up).collect()
 }
 
 fn named(part: &Path, device: &PciDevice) -> bool {
@@ -107,7 +106,7 @@ fn real(link: &Path) -> Option<PathBuf> {
 /// line of `mountinfo` has the number in field 3 and the mount point in field 5; btrfs has an
 /// anonymous number there, so the last but one, the source, is compared too.
 fn mounted(mounts: &[u8], number: &str, node: &str) -> Option<String> {
-    text::lines(mounts).find_map(|line| {
+    files::lines(mounts).find_map(|line| {
         let (fields, source) = line.split_once(" - ")?;
         let mut fields = fields.split(' ').skip(2);
         let same = fields.next()? == number || source.split(' ').nth(1) == Some(node);

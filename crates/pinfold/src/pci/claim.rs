@@ -5,9 +5,8 @@
 //! disk keeps all others from it and from its partitions.
 
 use super::in_use::InUse;
-use crate::sys::Errno;
-use crate::sys::roots::Roots;
-use crate::sys::text;
+use crate::sys::files::Roots;
+use crate::sys::{Errno, files};
 use rustix::fs::{FileType, Mode, OFlags};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -84,10 +83,10 @@ impl Node {
     /// open.
     fn find(roots: &Roots, disk: &str) -> Option<Self> {
         let folder = roots.sys.join("class/block").join(disk);
-        let number = text::word(&folder.join("dev"))?;
+        let number = files::word(&folder.join("dev"))?;
         let uevent = std::fs::read(folder.join("uevent")).unwrap_or_default();
         let name =
-            text::lines(&uevent).find_map(|line| line.strip_prefix("DEVNAME=").map(str::to_owned));
+            files::lines(&uevent).find_map(|line| line.strip_prefix("DEVNAME=").map(str::to_owned));
         let path = roots.dev.join(name.unwrap_or_else(|| disk.replace('!', "/")));
         Some(Self { disk: disk.to_owned(), path, number })
     }
@@ -123,15 +122,15 @@ impl Node {
     /// `qemu (pid 123)`.
     fn openers(&self, roots: &Roots) -> Vec<String> {
         let own = std::process::id().to_string();
-        let pids = text::names(&roots.proc)
+        let pids = files::names(&roots.proc)
             .into_iter()
             .filter(|name| *name != own && name.bytes().all(|byte| byte.is_ascii_digit()));
         let open = |pid: &String| {
             let fds = roots.proc.join(pid).join("fd");
-            text::names(&fds).iter().any(|fd| self.is_target_of(&fds.join(fd)))
+            files::names(&fds).iter().any(|fd| self.is_target_of(&fds.join(fd)))
         };
         let named = |pid: String| {
-            let comm = text::word(&roots.proc.join(&pid).join("comm")).unwrap_or_default();
+            let comm = files::word(&roots.proc.join(&pid).join("comm")).unwrap_or_default();
             format!("{comm} (pid {pid})")
         };
         pids.filter(open).map(named).collect()

@@ -1,8 +1,8 @@
 //! What `/sys` says about a PCI device.
 
 use super::bdf::Bdf;
-use crate::sys::roots::Roots;
-use crate::sys::text;
+use crate::sys::files;
+use crate::sys::files::Roots;
 use std::path::{Path, PathBuf};
 
 /// The driver that gives a device to a program.
@@ -74,11 +74,11 @@ pub(crate) fn find(roots: &Roots, bdf: Bdf) -> Result<PciDevice, NoDevice> {
     }
     let group = link_name(&folder.join("iommu_group")).and_then(|name| name.parse().ok());
     let group = group.map(|number| {
-        let name = text::word(&roots.sys.join(format!("kernel/iommu_groups/{number}/name")));
+        let name = files::word(&roots.sys.join(format!("kernel/iommu_groups/{number}/name")));
         Group { number, unprotected: name.is_some_and(|name| name == "vfio-noiommu") }
     });
     let cdev =
-        text::names(&folder.join("vfio-dev")).into_iter().find(|name| name.starts_with("vfio"));
+        files::names(&folder.join("vfio-dev")).into_iter().find(|name| name.starts_with("vfio"));
     Ok(PciDevice { bdf, driver: link_name(&folder.join("driver")), group, cdev, folder })
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn blocking_members(roots: &Roots, group: u32) -> Vec<GroupMember> {
         let driver = link_name(&folder.join(&address).join("driver"))?;
         (!HARMLESS.contains(&driver.as_str())).then_some(GroupMember { address, driver })
     };
-    text::names(&folder).into_iter().filter_map(blocking).collect()
+    files::names(&folder).into_iter().filter_map(blocking).collect()
 }
 
 /// Returns the last component of a link's target.

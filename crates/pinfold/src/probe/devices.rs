@@ -2,10 +2,9 @@
 
 use crate::backend::interface::{self, IommuInterface};
 use crate::pci::lookup;
-use crate::sys::privileges::permit;
-use crate::sys::roots::Roots;
-use crate::sys::text;
-use crate::sys::{Errno, kernel};
+use crate::sys::files::Roots;
+use crate::sys::process::permit;
+use crate::sys::{Errno, files, kernel};
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 use std::path::{Path, PathBuf};
 
@@ -139,8 +138,8 @@ pub(super) fn vfio(roots: &Roots) -> Vfio {
         modules: MODULES.iter().filter(|name| module(name)).map(ToString::to_string).collect(),
         load: load("vfio-pci"),
         load_iommufd: load("iommufd"),
-        noiommu: text::word(&noiommu).is_some_and(|word| word == "Y" || word == "1"),
-        entries: text::number(
+        noiommu: files::word(&noiommu).is_some_and(|word| word == "Y" || word == "1"),
+        entries: files::number(
             &roots.sys.join("module/vfio_iommu_type1/parameters/dma_entry_limit"),
         ),
         bound: bound(roots),
@@ -162,11 +161,11 @@ fn bound(roots: &Roots) -> Vec<Bound> {
             reason,
         })
     };
-    text::names(&lookup::devices(roots)).into_iter().filter_map(select).collect()
+    files::names(&lookup::devices(roots)).into_iter().filter_map(select).collect()
 }
 
 fn nodes(folder: &Path, wanted: impl Fn(&String) -> bool) -> Vec<Node> {
-    text::names(folder)
+    files::names(folder)
         .iter()
         .filter(|name| wanted(name))
         .map(|name| Node::check(&folder.join(name)))
@@ -217,8 +216,8 @@ pub(super) fn groups(sys: &Path) -> Vec<IommuGroup> {
         let group = folder.join(name);
         Some(IommuGroup {
             number: name.parse().ok()?,
-            kind: text::word(&group.join("type")),
-            devices: text::names(&group.join("devices"))
+            kind: files::word(&group.join("type")),
+            devices: files::names(&group.join("devices"))
                 .into_iter()
                 .map(|address| Device {
                     driver: driver(&group.join("devices").join(&address)),
@@ -227,7 +226,7 @@ pub(super) fn groups(sys: &Path) -> Vec<IommuGroup> {
                 .collect(),
         })
     };
-    text::names(&folder).iter().filter_map(group).collect()
+    files::names(&folder).iter().filter_map(group).collect()
 }
 
 fn driver(device: &Path) -> Option<String> {

@@ -3,11 +3,10 @@
 use super::devices::{self, IommuGroup, Node, Unreadable, Vfio};
 use super::live::Live;
 use crate::sys::control_group::{self, GroupLimits};
+use crate::sys::files::Roots;
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
-use crate::sys::kernel;
 use crate::sys::limits::{MemlockLimit, SystemMemory};
-use crate::sys::roots::Roots;
-use crate::sys::text;
+use crate::sys::{files, kernel};
 use pinfold_core::addr::PageSize;
 use std::path::{Path, PathBuf};
 
@@ -76,7 +75,7 @@ impl Facts {
     /// Reads the files below `roots`, and adds what was found otherwise.
     pub fn gather(roots: &Roots, memlock: MemlockLimit, live: Live) -> Self {
         Self {
-            kernel: text::word(&roots.proc.join("sys/kernel/osrelease")),
+            kernel: files::word(&roots.proc.join("sys/kernel/osrelease")),
             memory: SystemMemory::read(&roots.proc),
             memory_groups: control_group::memory(&roots.proc),
             hugetlb_groups: [PageSize::Size2M, PageSize::Size1G]
@@ -89,16 +88,16 @@ impl Facts {
                 .into_iter()
                 .map(|node| numa_node(&roots.sys, node))
                 .collect(),
-            iommus: text::names(&roots.sys.join("class/iommu")),
+            iommus: files::names(&roots.sys.join("class/iommu")),
             firmware_iommu: firmware_iommu(&roots.sys),
             groups: devices::groups(&roots.sys),
             vfio: devices::vfio(roots),
             iommufd: devices::iommufd(roots),
-            io_uring_disabled: text::number(&roots.proc.join("sys/kernel/io_uring_disabled")),
-            unprivileged_userfaultfd: text::number(
+            io_uring_disabled: files::number(&roots.proc.join("sys/kernel/io_uring_disabled")),
+            unprivileged_userfaultfd: files::number(
                 &roots.proc.join("sys/vm/unprivileged_userfaultfd"),
             ),
-            command_line: text::word(&roots.proc.join("cmdline")),
+            command_line: files::word(&roots.proc.join("cmdline")),
             unreadable: devices::unreadable(roots),
             live,
         }
@@ -115,11 +114,11 @@ impl Facts {
 fn numa_node(sys: &Path, node: u32) -> NumaNode {
     let file = std::fs::read(sys.join(format!("devices/system/node/node{node}/meminfo")))
         .unwrap_or_default();
-    let field = |key: &str| text::field_kib(&file, &format!("Node {node} {key}"));
+    let field = |key: &str| files::field_kib(&file, &format!("Node {node} {key}"));
     NumaNode { node, total_bytes: field("MemTotal"), free_bytes: field("MemFree") }
 }
 
 fn firmware_iommu(sys: &Path) -> Option<String> {
-    let tables = text::names(&sys.join("firmware/acpi/tables"));
+    let tables = files::names(&sys.join("firmware/acpi/tables"));
     tables.into_iter().find(|name| ["DMAR", "IVRS", "IORT"].contains(&name.as_str()))
 }

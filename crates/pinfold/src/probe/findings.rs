@@ -7,7 +7,7 @@ mod memory;
 use super::facts::Facts;
 use super::finding::{Finding, State, finding};
 use crate::sys::kernel::parse_release;
-use crate::sys::namespace;
+use crate::sys::process;
 
 impl Facts {
     /// Returns one finding per facility, in the order in which memory reaches a device.
@@ -25,7 +25,7 @@ impl Facts {
     fn where_it_works(&self, finding: Finding) -> Finding {
         let Some(remedy) = &finding.remedy else { return finding };
         let initial = self.live.privileges.initial_user_namespace;
-        let Some(place) = namespace::place_of(remedy, initial, &self.live.read_only) else {
+        let Some(place) = process::place_of(remedy, initial, &self.live.read_only) else {
             return finding;
         };
         let detail = format!("{}; {place}: {remedy}", finding.detail);

@@ -3,9 +3,8 @@
 use crate::memory::{Source, SourceUnavailable, try_one_page};
 use crate::sys::kernel::{RingRefusal, ring_bytes};
 use crate::sys::limits::{self, OpenFiles};
-use crate::sys::namespace;
-use crate::sys::privileges::Privileges;
-use crate::sys::{Errno, query, text};
+use crate::sys::process::Privileges;
+use crate::sys::{Errno, files, process, query};
 use io_uring::{IoUring as Ring, Probe, opcode};
 use std::path::Path;
 
@@ -99,7 +98,7 @@ impl Live {
             pagemap: query::pagemap().into(),
             privileges: Privileges::here(),
             open_files: OpenFiles::here(),
-            read_only: namespace::read_only(),
+            read_only: process::read_only_mounts(),
             grub: grub(),
             address_space: limits::address_space(),
         }
@@ -107,7 +106,7 @@ impl Live {
 }
 
 fn grub() -> bool {
-    let set = text::all(Path::new("/etc/default/grub")).unwrap_or_default();
+    let set = files::all(Path::new("/etc/default/grub")).unwrap_or_default();
     set.lines().any(|line| line.starts_with("GRUB_CMDLINE_LINUX=\""))
         && ["/usr/sbin/update-grub", "/sbin/update-grub"]
             .iter()

@@ -1,8 +1,8 @@
 //! What is pinned, and how much of it counts against which limit.
 
 use super::error::RegistrationError;
+use crate::sys::files;
 use crate::sys::limits::MemlockLimit;
-use crate::sys::text;
 use std::fmt;
 
 /// What a table of buffers keeps pinned.
@@ -49,7 +49,7 @@ impl fmt::Display for PinnedStats {
 /// Returns the limit, and what this process has pinned according to the kernel.
 pub(super) fn limit_and_pinned() -> (MemlockLimit, Option<u64>) {
     let status = std::fs::read("/proc/self/status").unwrap_or_default();
-    (MemlockLimit::here(), text::field_kib(&status, "VmPin"))
+    (MemlockLimit::here(), files::field_kib(&status, "VmPin"))
 }
 
 /// Returns the limit for what rings pin: `used` is what they have pinned.

@@ -1,8 +1,7 @@
 //! What memory consists of: the size of its pages, and their frames.
 
 use super::error::MemoryError;
-use crate::sys::mapping::{Mappings, MmapRegion};
-use crate::sys::pages::{Entry, Pagemap};
+use crate::sys::pages::{Entry, Mappings, MmapRegion, Pagemap};
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PageSize, PhysAddr};
@@ -346,7 +345,7 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::memfd;
+    use crate::sys::region;
     use crate::sys::region::Region;
     use std::os::fd::AsFd;
 
@@ -355,7 +354,7 @@ mod tests {
         let region = Region::anonymous(64 << 10, 4096).unwrap();
         region.ask_for_plain_pages().unwrap();
         region.populate(32 << 10).unwrap();
-        let fd = memfd::create(64 << 10, PageSize::Size4K).unwrap();
+        let fd = region::memory_file(64 << 10, PageSize::Size4K).unwrap();
         let shared = Region::shared(fd.as_fd(), 64 << 10).unwrap();
         shared.populate(64 << 10).unwrap();
         for (addr, is_shared) in [(region.addr(), false), (shared.addr(), true)] {

@@ -5,7 +5,7 @@
 //! exist.
 
 use super::errno::Errno;
-use super::{namespace, text};
+use super::{files, process};
 use pinfold_core::addr::PageSize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ impl Resource {
 }
 
 fn read(proc: &Path, resource: Resource) -> GroupLimits {
-    let own = match text::all(&proc.join("self/cgroup")) {
+    let own = match files::all(&proc.join("self/cgroup")) {
         Ok(own) => own,
         // A kernel without control groups has no such file; without procfs there is not even the
         // folder.
@@ -132,8 +132,8 @@ fn read(proc: &Path, resource: Resource) -> GroupLimits {
     let v1 = groups.iter().find(|(controllers, _)| controllers.split(',').any(|one| one == name));
     let v2 = groups.iter().find(|(controllers, _)| controllers.is_empty());
     let Some((controllers, path)) = v1.or(v2) else { return GroupLimits::default() };
-    let initial = namespace::is_initial(proc, "cgroup") == Some(true);
-    let mounts = match text::all(&proc.join("self/mountinfo")) {
+    let initial = process::in_initial_namespace(proc, "cgroup") == Some(true);
+    let mounts = match files::all(&proc.join("self/mountinfo")) {
         Ok(mounts) => mounts,
         Err(errno) => {
             return unknown(format!("{}: {errno}", proc.join("self/mountinfo").display()));
@@ -210,7 +210,7 @@ fn read_limit(
 ) -> Result<Option<GroupLimit>, (PathBuf, Errno)> {
     let number = |name: &str| {
         let file = group.join(name);
-        let value = text::all(&file).map_err(|errno| (file.clone(), errno))?;
+        let value = files::all(&file).map_err(|errno| (file.clone(), errno))?;
         Ok((value.trim().parse::<u64>().ok(), file))
     };
     let (most, file) = number(limit)?;
@@ -226,7 +226,7 @@ fn read_limit(
 /// Returns the group's page cache in bytes: it is reclaimed before the limit refuses anything.
 fn page_cache(group: &Path, v2: bool) -> u64 {
     let prefix = if v2 { "" } else { "total_" };
-    let stat = text::all(&group.join("memory.stat")).unwrap_or_default();
+    let stat = files::all(&group.join("memory.stat")).unwrap_or_default();
     let value = |list: &str| {
         let line = stat.lines().find_map(|line| line.strip_prefix(&format!("{prefix}{list} ")));
         line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)

@@ -1,6 +1,6 @@
 //! Pages larger than 4 KiB: the hugetlb pools by size and node, and transparent hugepages.
 
-use super::text;
+use super::files;
 use pinfold_core::addr::PageSize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -72,8 +72,8 @@ pub fn node_pool(sys: &Path, node: u32, page: PageSize) -> Option<HugetlbPool> {
 
 /// Returns the mode of transparent hugepages of 2 MiB; `None` if the kernel has none.
 pub fn thp(sys: &Path) -> Option<Thp> {
-    let line = text::word(&thp_switch(sys))?;
-    match text::bracketed(&line)? {
+    let line = files::word(&thp_switch(sys))?;
+    match files::bracketed(&line)? {
         "always" => Some(Thp::Always),
         "madvise" => Some(Thp::Madvise),
         "never" => Some(Thp::Never),
@@ -86,8 +86,8 @@ pub fn thp(sys: &Path) -> Option<Thp> {
 pub fn thp_switch(sys: &Path) -> PathBuf {
     let folder = sys.join("kernel/mm/transparent_hugepage");
     let own = folder.join("hugepages-2048kB/enabled");
-    let line = text::word(&own).unwrap_or_default();
-    if text::bracketed(&line).is_some_and(|word| word != "inherit") {
+    let line = files::word(&own).unwrap_or_default();
+    if files::bracketed(&line).is_some_and(|word| word != "inherit") {
         own
     } else {
         folder.join("enabled")
@@ -112,7 +112,7 @@ pub(crate) fn thp_disabled_for_process() -> bool {
 /// not tell.
 pub(crate) fn is_fragmented(proc: &Path) -> Option<bool> {
     const ORDER: usize = 9;
-    let file = text::all(&proc.join("buddyinfo")).ok()?;
+    let file = files::all(&proc.join("buddyinfo")).ok()?;
     let mut zones = 0;
     for line in file.lines() {
         // `Node 0, zone   Normal   1 0 ...`: free blocks of each order.
@@ -129,7 +129,7 @@ pub(crate) fn is_fragmented(proc: &Path) -> Option<bool> {
 
 /// Returns the kernel's list of online nodes; `0` without NUMA.
 pub fn online_nodes(sys: &Path) -> String {
-    text::word(&sys.join("devices/system/node/online")).unwrap_or_else(|| "0".to_owned())
+    files::word(&sys.join("devices/system/node/online")).unwrap_or_else(|| "0".to_owned())
 }
 
 /// Returns the command that resizes the pool (of a node, if one is named) to `pages` pages.
@@ -155,11 +155,11 @@ pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String 
 /// Returns whether hugepages of the default size have this size.
 fn default_is(page: PageSize) -> bool {
     let meminfo = std::fs::read("/proc/meminfo").unwrap_or_default();
-    text::field_kib(&meminfo, "Hugepagesize").is_some_and(|bytes| bytes == page.bytes())
+    files::field_kib(&meminfo, "Hugepagesize").is_some_and(|bytes| bytes == page.bytes())
 }
 
 pub(crate) fn nodes(sys: &Path) -> Vec<u32> {
-    text::list(&online_nodes(sys))
+    files::list(&online_nodes(sys))
 }
 
 fn node_folder(sys: &Path, node: u32) -> PathBuf {
@@ -171,15 +171,15 @@ fn folder_name(page_bytes: u64) -> String {
 }
 
 fn pools_in(folder: &Path, node: Option<u32>) -> Vec<HugetlbPool> {
-    let size = |name: &str| text::kib(name.strip_prefix("hugepages-")?);
-    text::names(folder)
+    let size = |name: &str| files::kib(name.strip_prefix("hugepages-")?);
+    files::names(folder)
         .iter()
         .filter_map(|name| read(&folder.join(name), size(name).filter(|bytes| *bytes > 0)?, node))
         .collect()
 }
 
 fn read(folder: &Path, page_bytes: u64, node: Option<u32>) -> Option<HugetlbPool> {
-    let number = |file: &str| text::number(&folder.join(file));
+    let number = |file: &str| files::number(&folder.join(file));
     Some(HugetlbPool {
         page_bytes,
         node,

@@ -1,8 +1,7 @@
 //! iommufd's system calls (`linux/iommufd.h`), and VFIO's for devices without groups. Linux 6.2;
 //! devices since 6.6.
 
-use super::errno::Errno;
-use super::ioctl::{argsz, with_struct};
+use super::errno::{Errno, argsz, with_struct};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use std::os::fd::{AsRawFd, BorrowedFd};

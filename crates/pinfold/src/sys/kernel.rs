@@ -2,8 +2,8 @@
 
 use super::errno::Errno;
 use super::limits::{MemlockLimit, MemlockRefusal};
-use super::privileges::has_seccomp_filter;
-use super::{namespace, text};
+use super::process::has_seccomp_filter;
+use super::{files, process};
 use rustix::thread::CapabilitySet;
 use std::fmt;
 use std::path::Path;
@@ -43,7 +43,7 @@ pub(crate) fn module(sys: &Path, folder: &Path, name: &str) -> Module {
         return Module::Loaded;
     }
     // `kernel/drivers/vfio/pci/vfio-pci.ko.zst: ...`
-    match text::all(&folder.join(release()).join("modules.dep")) {
+    match files::all(&folder.join(release()).join("modules.dep")) {
         Ok(list) if list.lines().any(|line| line.contains(&format!("/{name}.ko"))) => {
             Module::Installed
         }
@@ -130,7 +130,7 @@ impl RingRefusal {
         }
         let capable = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
-            && namespace::in_initial_user();
+            && process::in_initial_user();
         let seccomp = has_seccomp_filter();
         let cause = cause(Path::new("/proc"), errno, needed, &release(), capable, seccomp);
         Self { errno, cause }
@@ -164,7 +164,7 @@ impl RingRefusal {
     /// Returns the command, with the place where it works if that is not here, or what to do in
     /// words.
     pub(crate) fn placed_fix(&self) -> Option<String> {
-        Some(self.advice()?.map_or_else(|words| words, |command| namespace::placed(&command)))
+        Some(self.advice()?.map_or_else(|words| words, |command| process::placed(&command)))
     }
 }
 
@@ -196,7 +196,7 @@ fn cause(
         return RingRefusalCause::Old { release: release.to_owned(), needed };
     }
     let folder = proc.join("sys/kernel");
-    let disabled = text::number(&folder.join("io_uring_disabled"));
+    let disabled = files::number(&folder.join("io_uring_disabled"));
     match (errno.raw(), disabled) {
         (libc::EPERM | libc::EACCES, Some(value @ 2..)) => RingRefusalCause::Sysctl(value),
         // 1: allowed with CAP_SYS_ADMIN, and to the members of a group.
@@ -223,7 +223,7 @@ fn cause(
 
 /// Returns whether the process is in the group of `kernel.io_uring_group`.
 fn in_group(folder: &Path) -> bool {
-    let Some(group) = text::number(&folder.join("io_uring_group")) else { return false };
+    let Some(group) = files::number(&folder.join("io_uring_group")) else { return false };
     let groups = rustix::process::getgroups().unwrap_or_default();
     let own = groups.into_iter().chain([rustix::process::getegid()]);
     own.into_iter().any(|own| u64::from(own.as_raw()) == group)

@@ -1,7 +1,7 @@
 //! The limit of locked memory.
 
 use super::errno::Errno;
-use super::{namespace, text};
+use super::{files, process};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 use std::fmt;
@@ -101,7 +101,7 @@ fn raise_hard(name: &str, needed: u64, may: bool) -> Result<String, String> {
 /// set, and not that of a user namespace of its own.
 fn may_raise_hard() -> bool {
     rustix::thread::capability_is_in_bounding_set(CapabilitySet::SYS_RESOURCE) != Ok(false)
-        && namespace::in_initial_user()
+        && process::in_initial_user()
 }
 
 impl fmt::Display for MemlockLimit {
@@ -159,7 +159,7 @@ fn raised(limit: u64, used: u64, more: u64) -> u64 {
 pub(crate) fn has_ipc_lock() -> bool {
     let has =
         |sets: rustix::thread::CapabilitySets| sets.effective.contains(CapabilitySet::IPC_LOCK);
-    rustix::thread::capabilities(None).is_ok_and(has) && namespace::in_initial_user()
+    rustix::thread::capabilities(None).is_ok_and(has) && process::in_initial_user()
 }
 
 /// `RLIMIT_NOFILE`, and how many descriptors are open.
@@ -212,9 +212,9 @@ impl SystemMemory {
     /// Reads `meminfo` below `proc`, or else `sysinfo(2)`, which knows free memory only.
     pub fn read(proc: &Path) -> Self {
         let path = proc.join("meminfo");
-        let file = text::all(&path);
+        let file = files::all(&path);
         let field =
-            |key: &str| text::field_kib(file.as_deref().unwrap_or_default().as_bytes(), key);
+            |key: &str| files::field_kib(file.as_deref().unwrap_or_default().as_bytes(), key);
         if let (Some(total), Some(available)) = (field("MemTotal"), field("MemAvailable")) {
             return Self { total, available, without_cache: None };
         }
@@ -233,7 +233,7 @@ impl SystemMemory {
 pub(crate) fn address_space() -> Option<(u64, u64)> {
     let limit = rustix::process::getrlimit(Resource::As).current?;
     let status = std::fs::read("/proc/self/status").unwrap_or_default();
-    let used = text::field_kib(&status, "VmSize").unwrap_or(0);
+    let used = files::field_kib(&status, "VmSize").unwrap_or(0);
     Some((limit.saturating_sub(used), limit))
 }
 
@@ -246,7 +246,7 @@ pub(crate) fn raise_address_space(bytes: u64) -> Result<String, String> {
 /// Reads `VmLck` of `/proc/self/status`, in bytes.
 fn locked_bytes() -> Option<u64> {
     let status = std::fs::read("/proc/self/status").ok()?;
-    text::field_kib(&status, "VmLck")
+    files::field_kib(&status, "VmLck")
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! Finds the pages and frames of this process's addresses: `/proc/self/pagemap` and
-//! `/proc/kpageflags`.
+//! Finds the pages, frames and mappings of this process's addresses: `/proc/self/pagemap`,
+//! `/proc/kpageflags`, `/proc/self/maps` and `/proc/self/smaps`.
 
 use super::errno::Errno;
-use rustix::ioctl::{IoctlOutput, Opcode, opcode};
+use super::files;
+use rustix::ioctl::{IoctlOutput, Opcode, Updater, opcode};
 use std::ffi::c_void;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -219,4 +220,288 @@ fn words(file: &File, first: u64, count: u64, mut each: impl FnMut(u64)) -> Resu
         left -= batch;
     }
     Ok(())
+}
+
+// Queries the mapping at an address: its bounds, access rights and page size.
+
+/// One mapping of this process.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct MmapRegion {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// The page size of its hugetlb pool, else 4096. Transparent hugepages are not visible here.
+    pub(crate) page_bytes: u64,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    /// Whether other mappings may share its pages.
+    pub(crate) shared: bool,
+    name: String,
+}
+
+impl MmapRegion {
+    /// Returns whether it consists of a device's registers or of the kernel's own pages instead of
+    /// memory.
+    ///
+    /// O(mappings of the process) if its name permits that, else constant.
+    pub(crate) fn is_special(&self) -> bool {
+        if self.name.starts_with("[v") {
+            return true;
+        }
+        let suspect = self.name.starts_with("/dev/") || self.name.starts_with("anon_inode:");
+        let flags = |vma: Vma| vma.has_flag("io") || vma.has_flag("pf");
+        suspect && vma_of(self.start, self.end - self.start).is_none_or(flags)
+    }
+}
+
+/// `struct procmap_query` of `linux/fs.h`.
+#[repr(C)]
+#[derive(Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    addr: u64,
+    start: u64,
+    end: u64,
+    vma_flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_size: u32,
+    build_id_size: u32,
+    name_addr: u64,
+    build_id_addr: u64,
+}
+
+const _: () = assert!(size_of::<Query>() == 104);
+
+const QUERY: rustix::ioctl::Opcode = opcode::read_write::<Query>(b'f', 17);
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+const SHARED: u64 = 8;
+/// The longest name that the kernel returns (`PATH_MAX`).
+const NAME: u32 = 4096;
+
+/// The mappings of this process, queried one by one if the kernel supports that.
+#[derive(Debug)]
+pub(crate) struct Mappings {
+    maps: File,
+    /// All of them, from `/proc/self/smaps`, if the kernel has no queries.
+    read: Option<Vec<Vma>>,
+}
+
+impl Mappings {
+    pub(crate) fn open() -> Result<Self, Errno> {
+        let maps = File::open("/proc/self/maps").map_err(|error| error.raw_os_error());
+        Ok(Self { maps: maps.map_err(|raw| Errno::new(raw.unwrap_or(0)))?, read: None })
+    }
+
+    /// Reads `/proc/self/smaps`, as on a kernel without queries.
+    #[cfg(test)]
+    pub(crate) fn by_smaps() -> Result<Self, Errno> {
+        Ok(Self { read: Some(vmas()), ..Self::open()? })
+    }
+
+    /// Returns whether mappings are queried; otherwise `/proc/self/smaps` was read once.
+    pub(crate) fn are_queried(&self) -> bool {
+        self.read.is_none()
+    }
+
+    /// Returns the mapping that contains `addr`. `PROCMAP_QUERY`: since Linux 6.11; before, all of
+    /// `/proc/self/smaps`.
+    pub(crate) fn at(&mut self, addr: usize) -> Result<Option<MmapRegion>, Errno> {
+        if self.read.is_none() {
+            match self.query(addr) {
+                Ok(mapping) => return Ok(Some(mapping)),
+                Err(errno) if errno.raw() == libc::ENOENT => return Ok(None),
+                Err(errno) if errno.raw() == libc::ENOTTY => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        let all = self.read.get_or_insert_with(vmas);
+        let vma = all.iter().find(|vma| vma.start <= addr && addr < vma.end);
+        Ok(vma.map(|vma| MmapRegion {
+            start: vma.start,
+            end: vma.end,
+            page_bytes: vma.page_bytes,
+            readable: vma.has_flag("rd"),
+            writable: vma.has_flag("wr"),
+            shared: vma.has_flag("sh"),
+            name: vma.name.clone(),
+        }))
+    }
+
+    fn query(&self, addr: usize) -> Result<MmapRegion, Errno> {
+        let mut name = vec![0u8; NAME as usize];
+        let mut query = Query {
+            size: size_of::<Query>() as u64,
+            addr: addr as u64,
+            name_size: NAME,
+            name_addr: name.as_mut_ptr().expose_provenance() as u64,
+            ..Query::default()
+        };
+        // SAFETY: the opcode is `PROCMAP_QUERY`, whose argument is this structure (its size is
+        // asserted above).
+        let ioctl = unsafe { Updater::<QUERY, Query>::new(&mut query) };
+        // SAFETY: the kernel writes to `query`, and at most `name_size` bytes to `name`, which
+        // outlives the call.
+        unsafe { rustix::ioctl::ioctl(&self.maps, ioctl) }?;
+        let bytes = name.get(..query.name_size.saturating_sub(1) as usize).unwrap_or(&[]);
+        Ok(MmapRegion {
+            start: super::errno::bytes(query.start),
+            end: super::errno::bytes(query.end),
+            page_bytes: query.page_size,
+            readable: query.vma_flags & READABLE != 0,
+            writable: query.vma_flags & WRITABLE != 0,
+            shared: query.vma_flags & SHARED != 0,
+            name: String::from_utf8_lossy(bytes).into_owned(),
+        })
+    }
+}
+
+// Parses `/proc/self/smaps`: the pages that a mapping really has.
+
+/// One mapping in `/proc/self/smaps`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Vma {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// Bytes backed by pages of memory, without those of `hugetlb`.
+    pub(crate) resident: u64,
+    /// Those on transparent hugepages.
+    pub(crate) transparent: u64,
+    /// Bytes on pages of the hugetlb pool.
+    pub(crate) hugetlb: u64,
+    /// `KernelPageSize`.
+    pub(crate) page_bytes: u64,
+    /// The mapped file, or the kernel's name for it; empty for anonymous memory.
+    pub(crate) name: String,
+    flags: String,
+}
+
+impl Vma {
+    /// Returns whether `VmFlags` has the two letters: `dc` not copied on fork, `lo` locked, `hg`
+    /// hugepages requested, `rd` readable, `wr` writable, `io` and `pf` of a device.
+    pub(crate) fn has_flag(&self, flag: &str) -> bool {
+        self.flags.split_whitespace().any(|have| have == flag)
+    }
+}
+
+/// Returns the mapping that contains all of the `len` bytes from `addr`. O(mappings of the
+/// process).
+pub(crate) fn vma_of(addr: usize, len: usize) -> Option<Vma> {
+    let end = addr.checked_add(len)?;
+    vmas().into_iter().find(|vma| vma.start <= addr && end <= vma.end)
+}
+
+/// Returns all mappings of the process, in order; none if the file cannot be read.
+pub(crate) fn vmas() -> Vec<Vma> {
+    std::fs::read("/proc/self/smaps").map(|smaps| parse(&smaps)).unwrap_or_default()
+}
+
+/// Parses the file; malformed lines are skipped.
+fn parse(smaps: &[u8]) -> Vec<Vma> {
+    let mut all: Vec<Vma> = Vec::new();
+    for line in files::lines(smaps) {
+        if let Some((start, end)) = header(&line) {
+            // `start-end rights offset device inode name`
+            let name = line.split_whitespace().skip(5).collect::<Vec<_>>().join(" ");
+            all.push(Vma { start, end, name, ..Vma::default() });
+            continue;
+        }
+        let (Some(vma), Some((key, value))) = (all.last_mut(), line.split_once(':')) else {
+            continue;
+        };
+        match key {
+            "Rss" => vma.resident = files::kib(value).unwrap_or(0),
+            "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => {
+                vma.transparent = vma.transparent.saturating_add(files::kib(value).unwrap_or(0));
+            }
+            "Shared_Hugetlb" | "Private_Hugetlb" => {
+                vma.hugetlb = vma.hugetlb.saturating_add(files::kib(value).unwrap_or(0));
+            }
+            "KernelPageSize" => vma.page_bytes = files::kib(value).unwrap_or(0),
+            "VmFlags" => value.clone_into(&mut vma.flags),
+            _ => {}
+        }
+    }
+    all
+}
+
+/// `7f00-7f01 rw-p ...`
+fn header(line: &str) -> Option<(usize, usize)> {
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::region::Region;
+
+    #[test]
+    fn queries_and_smaps_agree() {
+        let region = Region::anonymous(8192, 4096).unwrap();
+        let mut queried = Mappings::open().unwrap();
+        let here = std::ptr::from_ref(&queried).addr();
+        for addr in [region.addr(), region.addr() + 8191, region.addr() - 1, here, 1, usize::MAX] {
+            let by_smaps = || Mappings::by_smaps().unwrap().at(addr).unwrap();
+            // The guard of another thread's region joins the guard of this one whenever the kernel
+            // puts them side by side, so the two may see different moments: once in many tries they
+            // see the same.
+            let tries = (0..1000).map(|_| (queried.at(addr).unwrap(), by_smaps()));
+            let (answer, _) = tries
+                .into_iter()
+                .find(|(one, other)| one == other)
+                .unwrap_or_else(|| panic!("{addr:#x}"));
+            assert_eq!(answer.is_none(), addr == 1 || addr == usize::MAX);
+        }
+        let mapping = queried.at(region.addr()).unwrap().unwrap();
+        assert!(mapping.writable && !mapping.shared && !mapping.is_special());
+        assert_eq!((mapping.start, mapping.page_bytes), (region.addr(), 4096));
+        assert!(!queried.at(region.addr() - 1).unwrap().unwrap().readable, "the guard");
+    }
+
+    #[test]
+    fn pages_of_the_kernel_are_special() {
+        let vvar = vmas().into_iter().find(|vma| vma.name.starts_with("[vvar"));
+        let Some(vvar) = vvar else { return eprintln!("SKIPPED: no vvar page") };
+        assert!(Mappings::open().unwrap().at(vvar.start).unwrap().unwrap().is_special());
+        assert!(Mappings::by_smaps().unwrap().at(vvar.start).unwrap().unwrap().is_special());
+    }
+}
+
+#[cfg(test)]
+mod smaps_tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SAMPLE: &[u8] =
+        b"7f0000000000-7f0000400000 rw-p 00000000 00:00 0 \nSize:               4096 kB\n\
+        Rss:                2052 kB\nAnonHugePages:      2048 kB\nShmemPmdMapped:        0 kB\n\
+        Private_Hugetlb:       0 kB\nVmFlags: rd wr mr mw me dc ac lo hg \n";
+
+    #[test]
+    fn parses_the_fields_it_needs() {
+        let all = parse(SAMPLE);
+        assert_eq!(all.len(), 1);
+        assert_eq!((all[0].resident, all[0].transparent, all[0].hugetlb), (2052 << 10, 2 << 20, 0));
+        assert!(all[0].has_flag("dc") && all[0].has_flag("lo") && !all[0].has_flag("io"));
+    }
+
+    proptest! {
+        #[test]
+        fn tolerates_truncated_and_malformed_input(cut in 0usize..300, at in 0usize..300, byte in any::<u8>()) {
+            let mut bytes = SAMPLE[..cut.min(SAMPLE.len())].to_vec();
+            if let Some(changed) = bytes.get_mut(at) {
+                *changed = byte;
+            }
+            prop_assert!(parse(&bytes).len() <= 2);
+        }
+
+        #[test]
+        fn tolerates_anything(bytes in proptest::collection::vec(any::<u8>(), 0..500)) {
+            parse(&bytes);
+        }
+    }
 }

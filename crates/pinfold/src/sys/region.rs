@@ -1,11 +1,13 @@
-//! A range of this process's address space that one owner holds and unmaps.
+//! A range of this process's address space that one owner holds and unmaps, memory files for it,
+//! and the NUMA node that it is bound to.
 
 use super::errno::Errno;
 use pinfold_core::addr::PageSize;
 use pinfold_core::mem::DmaMemory;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 use std::ffi::c_void;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 
 /// The page below and above anonymous memory that must not be accessed.
@@ -88,7 +90,7 @@ impl Region {
     pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range. That the
-        // file keeps its length, so that the pages stay there, is sealed by `memfd::create`.
+        // file keeps its length, so that the pages stay there, is sealed by `region::memory_file`.
         let base =
             unsafe { rustix::mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
         Self::whole(base, len)
@@ -204,10 +206,80 @@ impl Drop for Region {
     }
 }
 
+// Memory with a file descriptor, for sharing with another process.
+
+/// Creates a memory file of `len` bytes (a multiple of `page`), sealed against changes of its
+/// length: if the other process could shorten it, the next access here would be a `SIGBUS`.
+///
+/// `memfd_create` since Linux 3.17, hugepages in it since 4.14, sealing those since 4.16.
+pub(crate) fn memory_file(len: u64, page: PageSize) -> Result<OwnedFd, Errno> {
+    let size = match page {
+        PageSize::Size4K => MemfdFlags::empty(),
+        PageSize::Size2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+        PageSize::Size1G => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+    };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | size;
+    let fd = rustix::fs::memfd_create("pinfold", flags)?;
+    rustix::fs::ftruncate(&fd, len)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+// Binding memory to a NUMA node.
+
+/// Words of the node mask, for the most nodes of Linux (`MAX_NUMNODES`, 1024).
+const WORDS: usize = 1024 / libc::c_ulong::BITS as usize;
+
+/// The number of node numbers.
+pub(crate) const MAX_NODES: u32 = 1024;
+
+/// `linux/mempolicy.h`: pages on other nodes are an error. Missing in libc.
+const MPOL_MF_STRICT: libc::c_int = 1;
+
+/// Binds the region's pages to `node`: a page fault fails rather than use another node's memory,
+/// and pages that are already elsewhere are an error (`EIO`).
+///
+/// `mbind` with `MPOL_BIND` and `MPOL_MF_STRICT`: since Linux 2.6.7.
+pub(crate) fn bind_to_node(region: &Region, node: u32) -> Result<(), Errno> {
+    let mut mask: [libc::c_ulong; WORDS] = [0; WORDS];
+    let word = usize::try_from(node / libc::c_ulong::BITS).unwrap_or(usize::MAX);
+    let Some(bits) = mask.get_mut(word) else { return Err(Errno::new(libc::EINVAL)) };
+    *bits = 1 << (node % libc::c_ulong::BITS);
+    mbind(region, libc::MPOL_BIND, &mask, MPOL_MF_STRICT)
+}
+
+/// Undoes [`bind`]: the process's own policy applies again.
+pub(crate) fn unbind(region: &Region) -> Result<(), Errno> {
+    mbind(region, libc::MPOL_DEFAULT, &[0; WORDS], 0)
+}
+
+fn mbind(
+    region: &Region,
+    mode: libc::c_int,
+    mask: &[libc::c_ulong; WORDS],
+    flags: libc::c_int,
+) -> Result<(), Errno> {
+    // SAFETY: the range is mapped while `region` lives; `mask` has the `MAX_NODES` bits that the
+    // call is given (it reads one less than it is given, hence the `+ 1`, and never past the
+    // array); a policy changes no content.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            region.base().as_ptr(),
+            region.len(),
+            mode,
+            mask.as_ptr(),
+            libc::c_ulong::from(MAX_NODES) + 1,
+            flags,
+        )
+    };
+    if done == 0 { Ok(()) } else { Err(super::errno::last_errno()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::smaps;
+    use crate::sys::pages;
 
     #[test]
     fn anonymous_memory_is_aligned_zero_and_between_guards() {
@@ -218,7 +290,7 @@ mod tests {
             assert_eq!(memory.read_u8(0).unwrap(), 0);
             memory.write_u8(len - 1, 7).unwrap();
             assert_eq!(memory.read_u8(len - 1).unwrap(), 7);
-            let vma = smaps::of_range(region.addr(), len).unwrap();
+            let vma = pages::vma_of(region.addr(), len).unwrap();
             assert_eq!(
                 (vma.start, vma.end),
                 (region.addr(), region.addr() + len),
@@ -238,9 +310,9 @@ mod tests {
             // SAFETY: `region` outlives `lent`.
             let lent = unsafe { Region::lent(region.base(), 8192) };
             drop(lent);
-            assert!(smaps::of_range(addr, 8192).is_some());
+            assert!(pages::vma_of(addr, 8192).is_some());
             drop(region);
-            smaps::of_range(addr, 8192).is_none()
+            pages::vma_of(addr, 8192).is_none()
         };
         // Another test may map something there meanwhile, but not every time.
         assert!((0..50).any(|_| unmapped()));
@@ -255,11 +327,40 @@ mod tests {
     #[test]
     fn children_get_no_copy_until_it_is_allowed() {
         let region = Region::anonymous(4096, 4096).unwrap();
-        let flagged = || smaps::of_range(region.addr(), 4096).unwrap().has_flag("dc");
+        let flagged = || pages::vma_of(region.addr(), 4096).unwrap().has_flag("dc");
         assert!(!flagged());
         region.keep_from_children().unwrap();
         assert!(flagged());
         region.give_to_children().unwrap();
         assert!(!flagged());
+    }
+}
+
+#[cfg(test)]
+mod memfd_tests {
+    use super::*;
+    use crate::sys::region::Region;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn a_memory_file_has_a_sealed_length_and_shared_pages() {
+        let fd = memory_file(8192, PageSize::Size4K).unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 4096).is_err());
+        let (one, two) =
+            (Region::shared(fd.as_fd(), 8192).unwrap(), Region::shared(fd.as_fd(), 8192).unwrap());
+        one.memory().write_u64(4096, 0x1234).unwrap();
+        assert_eq!(two.memory().read_u64(4096).unwrap(), 0x1234);
+    }
+}
+
+#[cfg(test)]
+mod numa_tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_node_is_refused() {
+        let region = Region::anonymous(4096, 4096).unwrap();
+        assert!(bind_to_node(&region, 1000).is_err());
+        assert!(bind_to_node(&region, u32::MAX).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! Which limit refuses another thread.
 
-use super::{control_group, limits, namespace, text};
+use super::{control_group, files, limits, process};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
 use std::path::Path;
@@ -70,10 +70,10 @@ fn all(proc: &Path) -> Vec<Limit> {
         used: threads_of_user(proc),
     });
     // `0.52 0.58 0.59 2/345 6789`: runnable threads, and all of them.
-    let loads = text::word(&proc.join("loadavg")).unwrap_or_default();
+    let loads = files::word(&proc.join("loadavg")).unwrap_or_default();
     let total =
         loads.split_whitespace().nth(3).and_then(|both| both.split_once('/')?.1.parse().ok());
-    let machine = text::number(&proc.join("sys/kernel/threads-max")).map(|limit| Limit {
+    let machine = files::number(&proc.join("sys/kernel/threads-max")).map(|limit| Limit {
         name: "kernel.threads-max".to_owned(),
         limit,
         used: total,
@@ -88,7 +88,7 @@ fn of_user() -> Option<u64> {
     let lifting = CapabilitySet::SYS_RESOURCE | CapabilitySet::SYS_ADMIN;
     let lifted =
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.intersects(lifting));
-    let exempt = namespace::in_initial_user() && (rustix::process::getuid().is_root() || lifted);
+    let exempt = process::in_initial_user() && (rustix::process::getuid().is_root() || lifted);
     (!exempt).then_some(limit)
 }
 
@@ -97,7 +97,7 @@ fn of_user() -> Option<u64> {
 fn threads_of_user(proc: &Path) -> Option<u64> {
     let user = rustix::process::getuid().as_raw().to_string();
     let of_process = |name: String| {
-        let status = text::all(&proc.join(name).join("status")).ok()?;
+        let status = files::all(&proc.join(name).join("status")).ok()?;
         let field = |key: &str| {
             status.lines().find_map(|line| line.strip_prefix(key)?.split_whitespace().next())
         };
@@ -105,7 +105,7 @@ fn threads_of_user(proc: &Path) -> Option<u64> {
         field("Threads:")?.parse::<u64>().ok()
     };
     let processes =
-        text::names(proc).into_iter().filter(|name| name.bytes().all(|c| c.is_ascii_digit()));
+        files::names(proc).into_iter().filter(|name| name.bytes().all(|c| c.is_ascii_digit()));
     let threads: u64 = processes.filter_map(of_process).sum();
     (threads > 0).then_some(threads)
 }

@@ -3,7 +3,6 @@
 //! Groups and type1 exist since Linux 3.6, type1 version 2 since 4.0; later calls state their
 //! version.
 
-pub(crate) mod caps;
 pub(crate) mod container;
 pub(crate) mod device;
 pub(crate) mod layout;

@@ -13,7 +13,7 @@ use crate::backend::vfio::Type1;
 use crate::domain::{DeviceSide, Domain};
 use crate::pci::Bdf;
 use crate::pci::lookup::{self, PciDevice, VFIO_PCI};
-use crate::sys::roots::Roots;
+use crate::sys::files::Roots;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use crate::backend::context::Limits;
 use crate::backend::interface::IommuInterface;
-use crate::sys::roots::Roots;
+use crate::sys::files::Roots;
 use std::fmt;
 
 /// How to open a device.

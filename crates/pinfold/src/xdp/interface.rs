@@ -4,7 +4,7 @@ use super::error::{CallError, at};
 use super::routes::{self, RouteError, Through};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::netdev;
-use crate::sys::privileges::Privileges;
+use crate::sys::process::Privileges;
 use std::fmt;
 
 /// What the packets of an interface begin with, by the type of its link-layer addresses

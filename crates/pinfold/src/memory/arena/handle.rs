@@ -7,7 +7,7 @@ use crate::memory::attachment::{Attachment, DomainOps};
 use crate::memory::fixed::Fixed;
 use crate::memory::policy::MappingPolicy;
 use crate::memory::source::Residency;
-use crate::sys::smaps;
+use crate::sys::pages;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::Frame;
@@ -135,7 +135,7 @@ impl ArenaMemory {
     /// `/proc/self/smaps`; `None` if that is unreadable. Of the caller's memory, the figures are
     /// those of the mappings around it. O(mappings of the process).
     pub fn backing(&self) -> Option<Backing> {
-        let vma = smaps::of_range(self.0.region().addr(), self.0.region().len())?;
+        let vma = pages::vma_of(self.0.region().addr(), self.0.region().len())?;
         Some(Backing {
             resident_bytes: vma.resident.saturating_add(vma.hugetlb),
             transparent_bytes: vma.transparent,

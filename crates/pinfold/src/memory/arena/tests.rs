@@ -11,8 +11,8 @@ use super::*;
 use crate::domain::Domain;
 use crate::memory::Buffer;
 use crate::memory::quarantine::quarantined_here;
+use crate::sys::pages;
 use crate::sys::region::Region;
-use crate::sys::smaps;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::Order;
@@ -34,7 +34,7 @@ fn skipped(why: &str) {
 }
 
 fn is_mapped(addr: usize) -> bool {
-    smaps::of_range(addr, 4096).is_some()
+    pages::vma_of(addr, 4096).is_some()
 }
 
 /// Returns whether the memory that `build_and_drop` built is unmapped afterwards. Concurrent tests

@@ -1,12 +1,11 @@
 //! The container, its groups, and the maps of type1.
 
-use super::caps;
+use super::layout;
 use super::layout::{
-    self, CAP_DMA_AVAIL, CAP_IOVA_RANGE, DmaMap, DmaUnmap, GroupStatus, INFO_CAPS, INFO_PGSIZES,
+    CAP_DMA_AVAIL, CAP_IOVA_RANGE, DmaMap, DmaUnmap, GroupStatus, INFO_CAPS, INFO_PGSIZES,
     Type1Info,
 };
-use crate::sys::errno::Errno;
-use crate::sys::ioctl::{argsz, with_number, with_pointer, with_struct};
+use crate::sys::errno::{Errno, argsz, with_number, with_pointer, with_struct};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use std::ffi::CStr;
@@ -86,9 +85,10 @@ pub(crate) fn info(container: BorrowedFd<'_>) -> Result<Info, Errno> {
         return Ok(found);
     }
     let (bytes, filled) = grown(container, layout::IOMMU_GET_INFO, head, head.argsz)?;
-    found.ranges = caps::find(&bytes, filled.cap_offset, CAP_IOVA_RANGE).map(caps::pairs);
-    found.entries_left =
-        caps::find(&bytes, filled.cap_offset, CAP_DMA_AVAIL).and_then(caps::number).map(u64::from);
+    found.ranges = layout::find(&bytes, filled.cap_offset, CAP_IOVA_RANGE).map(layout::pairs);
+    found.entries_left = layout::find(&bytes, filled.cap_offset, CAP_DMA_AVAIL)
+        .and_then(layout::number)
+        .map(u64::from);
     Ok(found)
 }
 

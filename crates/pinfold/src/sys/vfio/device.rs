@@ -1,9 +1,8 @@
 //! A device's descriptor: its regions, its interrupts, its reset.
 
+use super::container;
 use super::layout::{self, CAP_SPARSE_MMAP, DeviceInfo, IrqInfo, IrqSet, RegionInfo};
-use super::{caps, container};
-use crate::sys::errno::Errno;
-use crate::sys::ioctl::{argsz, with_number, with_pointer, with_struct};
+use crate::sys::errno::{Errno, argsz, with_number, with_pointer, with_struct};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -47,8 +46,8 @@ pub(crate) fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, Errno
         if head.flags & layout::REGION_CAPS != 0 {
             let (bytes, filled) =
                 container::grown(device, layout::DEVICE_GET_REGION_INFO, head, head.argsz)?;
-            if let Some(cap) = caps::find(&bytes, filled.cap_offset, CAP_SPARSE_MMAP) {
-                mappable = caps::pairs(cap);
+            if let Some(cap) = layout::find(&bytes, filled.cap_offset, CAP_SPARSE_MMAP) {
+                mappable = layout::pairs(cap);
             }
         }
     }

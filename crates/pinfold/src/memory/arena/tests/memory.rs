@@ -222,7 +222,7 @@ fn a_chunk_that_is_never_released_quarantines_the_arena_and_is_counted() {
 #[test]
 fn children_get_no_copy() {
     let arena = plain(2 << 20, MappingPolicy::PerUse);
-    let vma = smaps::of_range(addr_of(&arena), arena.len()).unwrap();
+    let vma = pages::vma_of(addr_of(&arena), arena.len()).unwrap();
     assert!(vma.has_flag("dc"), "{vma:?}");
 }
 

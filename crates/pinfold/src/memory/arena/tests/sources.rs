@@ -106,7 +106,7 @@ fn a_memfd_is_shared_through_its_descriptor() {
 fn the_callers_memory_is_used_in_place_and_returned_unchanged() {
     let own = Region::anonymous(1 << 20, 4096).unwrap();
     own.memory().write_u8(0, 9).unwrap();
-    let flag = |flag| smaps::of_range(own.addr(), own.len()).unwrap().has_flag(flag);
+    let flag = |flag| pages::vma_of(own.addr(), own.len()).unwrap().has_flag(flag);
     // SAFETY: `own` lives until the end of the test, longer than the arena, and is not touched
     // meanwhile.
     let builder = unsafe { Arena::builder().caller(own.base(), own.len()) };
@@ -170,7 +170,7 @@ fn memory_that_cannot_be_locked_is_reported_or_refused_as_configured() {
     if limit.left().is_none_or(|left| left >= 64 << 20) {
         assert_eq!(arena.report().residency, Residency::Locked);
         assert_eq!(arena.stats().pinned_bytes, 64 << 20);
-        let vma = smaps::of_range(addr_of(&arena), arena.len()).unwrap();
+        let vma = pages::vma_of(addr_of(&arena), arena.len()).unwrap();
         assert!(
             vma.has_flag("lo") && vma.resident < 1 << 20,
             "locked, and only as it is touched: {vma:?}"

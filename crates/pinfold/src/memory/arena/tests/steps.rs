@@ -192,14 +192,14 @@ fn memory_is_unlocked_for_a_domain_that_pins_and_locked_again_if_that_domain_ref
     if memory.report().residency != Residency::Locked {
         return skipped("RLIMIT_MEMLOCK does not allow to lock 2 MiB");
     }
-    let is_locked = || smaps::of_range(memory.addr(), memory.len()).unwrap().has_flag("lo");
+    let is_locked = || pages::vma_of(memory.addr(), memory.len()).unwrap().has_flag("lo");
     let attach = |fake: FakeDomain| memory.attach(Box::new(fake));
     assert!(is_locked());
     let seen = Arc::new(AtomicBool::new(true));
     let refuses = FakeDomain::failing("map_static", REFUSED).pinning();
     let observes = {
         let (seen, addr, len) = (Arc::clone(&seen), memory.addr(), memory.len());
-        move || seen.store(smaps::of_range(addr, len).unwrap().has_flag("lo"), Ordering::Relaxed)
+        move || seen.store(pages::vma_of(addr, len).unwrap().has_flag("lo"), Ordering::Relaxed)
     };
     assert_eq!(attach(refuses.observed(observes)).unwrap_err(), REFUSED);
     assert!(!seen.load(Ordering::Relaxed), "unlocked while it is mapped");

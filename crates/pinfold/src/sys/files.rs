@@ -1,8 +1,8 @@
-//! Parsers for the small text files of `/proc` and `/sys`. Any content gives a result or `None`,
+//! Where `/proc`, `/sys` and `/dev` are, and parsers for the small text files in them. Any content gives a result or `None`,
 //! never a panic.
 
 use super::errno::Errno;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Returns a whole file; invalid UTF-8 is replaced.
 pub(crate) fn all(path: &Path) -> Result<String, Errno> {
@@ -71,6 +71,33 @@ pub(crate) fn list(text: &str) -> Vec<u32> {
         }
     }
     numbers
+}
+
+// Where the kernel's file systems are mounted.
+
+/// Where `/proc`, `/sys` and `/dev` are. Tests, and a look at files copied from another machine,
+/// use other places.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Roots {
+    /// Usually `/proc`.
+    pub proc: PathBuf,
+    /// Usually `/sys`.
+    pub sys: PathBuf,
+    /// Usually `/dev`.
+    pub dev: PathBuf,
+    /// Usually `/lib/modules`: the installed modules, by the kernel's release.
+    pub modules: PathBuf,
+}
+
+impl Default for Roots {
+    fn default() -> Self {
+        Self {
+            proc: "/proc".into(),
+            sys: "/sys".into(),
+            dev: "/dev".into(),
+            modules: "/lib/modules".into(),
+        }
+    }
 }
 
 #[cfg(test)]
