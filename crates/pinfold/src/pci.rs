@@ -16,15 +16,10 @@
 //! # Ok::<(), pinfold::pci::InvalidBdf>(())
 //! ```
 
-mod bdf;
 mod bind;
-mod check;
 mod claim;
-mod in_use;
 pub(crate) mod lookup;
 
-pub use bdf::{Bdf, InvalidBdf};
-pub use bind::error::{BindError, Rollback};
-pub use bind::{Binder, DriverChange, Sysfs, SysfsWrite};
-pub use in_use::InUse;
-pub use lookup::{GroupMember, NoDevice};
+pub use bind::{BindError, Binder, DriverChange, Rollback, Sysfs, SysfsWrite};
+pub use claim::InUse;
+pub use lookup::{Bdf, GroupMember, InvalidBdf, NoDevice};

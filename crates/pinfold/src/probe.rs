@@ -16,9 +16,7 @@
 
 mod devices;
 mod facts;
-mod finding;
 mod findings;
-mod live;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +27,5 @@ pub use crate::sys::limits::{MemlockRefusal, OpenFiles, SystemMemory};
 pub use crate::sys::process::{Privileges, placed};
 pub use crate::sys::{control_group, hugepages, threads};
 pub use devices::{Access, Bound, Device, IommuGroup, Node, Unreadable, Vfio};
-pub use facts::{Facts, NumaNode};
-pub use finding::{Finding, State};
-pub use live::{Answer, IoUring, Live, Refused};
+pub use facts::{Answer, Facts, IoUring, Live, NumaNode, Refused};
+pub use findings::{Finding, State};

@@ -65,20 +65,16 @@
 //! ```
 
 mod buffers;
-mod coverage;
 mod enter;
-mod error;
 mod footprint;
 mod pin;
 mod registration;
-mod stats;
 mod survey;
 mod watch;
 
 pub use buffers::{Buffers, quarantined_bytes};
-pub use error::{Gone, MemoryError, RegistrationError};
+pub use footprint::PinnedStats;
 pub use pin::RingPlace;
 pub use pinfold_core::registered::{BufferIndex, Hold, Registered};
 pub use registration::{Registration, Released, View};
-pub use stats::PinnedStats;
-pub use survey::{Backing, Means, Piece, Survey};
+pub use survey::{Backing, Gone, Means, MemoryError, Piece, RegistrationError, Survey};

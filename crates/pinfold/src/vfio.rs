@@ -28,16 +28,12 @@
 
 mod bar;
 mod device;
-mod error;
 mod irq;
 mod open;
-mod options;
 
 pub use crate::backend::context::Limits;
 pub use crate::backend::error::OpenError;
 pub use crate::backend::interface::IommuInterface;
 pub use bar::Bar;
-pub use device::{Device, Ids};
-pub use error::DeviceError;
+pub use device::{Attachment, Device, DeviceError, Ids, Options};
 pub use irq::Irq;
-pub use options::{Attachment, Options};

@@ -28,24 +28,18 @@
 //! | preferred busy polling | 5.11 | an error where it is requested |
 //! | packets made by the kernel ([`Generator`]) | 5.18 | an error |
 
-mod error;
-mod generator;
 mod interface;
 mod program;
 mod routes;
 mod socket;
-mod umem;
 
 pub use crate::sys::netlink::NetlinkError;
 pub use crate::sys::process::Privileges;
 pub use crate::sys::xdp::RingMemory;
-pub use error::CallError;
-pub use generator::Generator;
 pub use interface::{
-    Interface, LinkType, VlanTags, default_route_over, memlock_limit, missing_capabilities,
-    privileges,
+    CallError, Interface, LinkType, VlanTags, default_route_over, memlock_limit,
+    missing_capabilities, privileges,
 };
-pub use program::{Attached, Program};
+pub use program::{Attached, Generator, Program};
 pub use routes::RouteError;
-pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats};
-pub use umem::Umem;
+pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats, Umem};

@@ -5,21 +5,17 @@
 //! anything changes, so that a later process can restore it. Both directions are complete or rolled
 //! back.
 
-use super::bdf::Bdf;
-use super::check::uses;
-use super::claim::Claims;
-use super::lookup::{self, GroupMember, PciDevice, VFIO_PCI, blocking_members, find};
-use crate::sys::files::Roots;
-use crate::sys::{Errno, files};
-use error::{BindError, Rollback};
-use record::Record;
-use std::fmt;
-use std::path::{Path, PathBuf};
-
-pub(super) mod error;
-mod record;
 #[cfg(test)]
 mod tests;
+
+use super::claim::{Claims, uses};
+use super::lookup::{self, Bdf, GroupMember, PciDevice, VFIO_PCI, blocking_members, find};
+use crate::pci::claim::InUse;
+use crate::pci::lookup::NoDevice;
+use crate::sys::files::Roots;
+use crate::sys::{Errno, files, kernel};
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 /// The result of a bind or an unbind.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -284,4 +280,166 @@ impl Step {
             }
         }
     }
+}
+
+// The driver a device had before it was bound to VFIO, recorded in a file.
+
+/// The driver settings of a device.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Record {
+    /// Its driver.
+    driver: Option<String>,
+    /// Its `driver_override`.
+    forced: Option<String>,
+}
+
+impl Record {
+    fn path(folder: &Path, bdf: Bdf) -> PathBuf {
+        folder.join(bdf.to_string())
+    }
+
+    /// Writes two lines: the driver and the override, each empty where there is none.
+    fn write(&self, folder: &Path, bdf: Bdf) -> Result<(), BindError> {
+        let path = Self::path(folder, bdf);
+        let text = format!(
+            "{}\n{}\n",
+            self.driver.as_deref().unwrap_or(""),
+            self.forced.as_deref().unwrap_or("")
+        );
+        let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, text));
+        written.map_err(|error| match error.kind() {
+            std::io::ErrorKind::PermissionDenied => BindError::Denied { path },
+            _ => BindError::Record { path, errno: (&error).into() },
+        })
+    }
+
+    fn read(folder: &Path, bdf: Bdf) -> Option<Self> {
+        let text = std::fs::read_to_string(Self::path(folder, bdf)).ok()?;
+        let mut lines = text.lines().map(|line| line.trim().to_owned());
+        let mut next = || lines.next().filter(|line| !line.is_empty());
+        Some(Self { driver: next(), forced: next() })
+    }
+
+    /// Removes the file. One that cannot be removed is overwritten by the next bind.
+    fn remove(folder: &Path, bdf: Bdf) {
+        let path = Self::path(folder, bdf);
+        if let Err(error) = std::fs::remove_file(&path)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "cannot remove the record of a device's driver");
+        }
+    }
+}
+
+// Errors of binding and unbinding.
+
+/// Why a device was not bound to VFIO, or not returned to its driver. Nothing has changed, except
+/// where the error's [`Rollback`] says so.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// There is no such device.
+    #[error(transparent)]
+    NoDevice(#[from] NoDevice),
+    /// The kernel module `vfio-pci` is not loaded.
+    #[error("the driver vfio-pci is not loaded: {}", kernel::load("vfio-pci"))]
+    NoDriver,
+    /// No IOMMU translates the device's accesses.
+    #[error(
+        "{0} is in no IOMMU group: switch the IOMMU on in the firmware and on the kernel's command line \
+         (`pinfold doctor` says what is missing)"
+    )]
+    NoIommu(Bdf),
+    /// The device is in use.
+    #[error("{bdf} is in use: {}; stop using it first, or pass --force", list(.uses))]
+    InUse {
+        /// The device.
+        bdf: Bdf,
+        /// What uses it.
+        uses: Vec<InUse>,
+    },
+    /// A program has the device open through VFIO; an unbind would block until it closes it.
+    #[error("{bdf} is open in a program ({node}): end it first; `sudo fuser -v {node}` names it")]
+    Busy {
+        /// The device.
+        bdf: Bdf,
+        /// The device node that is open.
+        node: String,
+    },
+    /// The caller is not root.
+    #[error("cannot write {}: permission denied; {}", path.display(), as_root())]
+    Denied {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A write to a file of the kernel failed.
+    #[error("cannot write {}: {errno}; {rollback}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's error.
+        errno: Errno,
+        /// The state it left.
+        rollback: Rollback,
+    },
+    /// The driver did not accept the device.
+    #[error("{wanted} did not accept {bdf} (`dmesg | tail` says why); {rollback}")]
+    DriverRefused {
+        /// The device.
+        bdf: Bdf,
+        /// The driver.
+        wanted: String,
+        /// The state it left.
+        rollback: Rollback,
+    },
+    /// The previous driver could not be recorded.
+    #[error("cannot record the previous driver in {}: {errno}; nothing was changed", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// The device is not bound to VFIO.
+    #[error("{bdf} is not bound to VFIO, but to {}", driver.as_deref().unwrap_or("no driver"))]
+    NotBound {
+        /// The device.
+        bdf: Bdf,
+        /// Its driver.
+        driver: Option<String>,
+    },
+}
+
+/// The state after a failed bind or unbind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rollback {
+    /// As before.
+    Complete,
+    /// The previous driver did not accept the device again: it has none, or another.
+    Incomplete(Bdf),
+}
+
+impl fmt::Display for Rollback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Complete => f.write_str("everything is as it was"),
+            Self::Incomplete(bdf) => write!(
+                f,
+                "and the previous driver did not accept the device again: `echo {bdf} | sudo tee \
+                 /sys/bus/pci/drivers_probe` offers it once more"
+            ),
+        }
+    }
+}
+
+fn as_root() -> &'static str {
+    if rustix::process::geteuid().is_root() {
+        "although this is root: look at a user namespace, or a security module"
+    } else {
+        "run it as root (sudo)"
+    }
+}
+
+fn list(uses: &[InUse]) -> String {
+    uses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

@@ -1,11 +1,9 @@
 //! The table of registered buffers.
 
-use super::coverage::Coverage;
-use super::error::RegistrationError;
+use super::footprint::{self, Coverage, PinnedStats};
 use super::pin::{PinRings, RingPlace};
 use super::registration::{self, Extent, PinKind, Registration, Released, View};
-use super::stats::{self, PinnedStats};
-use super::survey::Inspector;
+use super::survey::{Inspector, RegistrationError};
 use super::watch::Watch;
 use crate::memory::OwnedMemory;
 use crate::sys::Errno;
@@ -282,7 +280,7 @@ impl<'m> Buffers<'m> {
     /// Returns what is pinned, and how much of it counts against which limit. O(buffers).
     pub fn stats(&self) -> PinnedStats {
         let each = || self.table.iter().map(|(_, buffer)| buffer);
-        let (limit, kernel_bytes) = stats::limit_and_pinned();
+        let (limit, kernel_bytes) = footprint::limit_and_pinned();
         PinnedStats {
             buffers: self.table.len(),
             leaving: self.table.leaving(),

@@ -1,11 +1,10 @@
 //! Registers and unregisters buffers.
 
 use super::buffers::Buffers;
-use super::error::RegistrationError;
 use super::footprint::Footprint;
 use super::registration::{self, Extent, PinKind, Registration, Released};
-use super::survey::Survey;
-use super::{pin, stats};
+use super::survey::{RegistrationError, Survey};
+use super::{footprint, pin};
 use crate::sys::bytes;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::access::Access;
@@ -59,12 +58,12 @@ impl Buffers<'_> {
             return Ok(());
         }
         let requested = self.charge(survey);
-        let (limit, used) = stats::limit_for_rings();
+        let (limit, used) = footprint::limit_for_rings();
         // Not everything that the process has pinned is charged, so only this table's own charges
         // are certain.
         let certain = self.rings.charged().saturating_add(requested);
         match limit.soft.filter(|allowed| certain > *allowed) {
-            Some(_) => Err(stats::memlock_error(limit, requested, used)),
+            Some(_) => Err(footprint::memlock_error(limit, requested, used)),
             None => Ok(()),
         }
     }
@@ -86,18 +85,22 @@ impl Buffers<'_> {
         pinned.map_err(|errno| match errno.raw() {
             libc::ENOMEM if survey.is_read_only() && MemlockLimit::here().left().is_some() => {
                 let limit = MemlockLimit::here();
-                stats::memlock_error(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
+                footprint::memlock_error(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
             }
             libc::ENOMEM
                 if !survey.is_read_only()
                     && !self.lifted
                     && MemlockLimit::here().soft.is_some() =>
             {
-                let (limit, used) = stats::limit_for_rings();
+                let (limit, used) = footprint::limit_for_rings();
                 // The attempt has faulted the pages in, so their sizes are known better than
                 // before.
                 let again = Survey::of_mappings(&mut self.inspector, addr, len, Access::empty());
-                stats::memlock_error(limit, again.map_or(len, |survey| self.charge(&survey)), used)
+                footprint::memlock_error(
+                    limit,
+                    again.map_or(len, |survey| self.charge(&survey)),
+                    used,
+                )
             }
             libc::EBADF | libc::ENXIO | libc::EBADFD | libc::EOPNOTSUPP if !self.rings.alive() => {
                 RegistrationError::RingGone { errno }

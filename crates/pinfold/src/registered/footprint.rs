@@ -1,7 +1,11 @@
-//! The pages that memory touches: each whole, and each once.
+//! The pages that memory touches, each whole and each once, and the counters of pinned ones.
 
-use super::survey::{FrameRun, Inspector, Piece, Survey};
+use super::survey::{FrameRun, Inspector, Piece, RegistrationError, Survey};
+use crate::sys::files;
+use crate::sys::limits::MemlockLimit;
 use pinfold_core::addr::PageSize;
+use std::collections::BTreeMap;
+use std::fmt;
 
 /// Pages that are not shared, and those of unknown frame, are identified by their address in this
 /// process, in a range of numbers without frames.
@@ -97,5 +101,207 @@ impl Footprint {
 
     pub(super) fn plain_bytes(&self) -> u64 {
         self.plain.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+// The bytes that are covered by at least one of many ranges.
+
+/// Ranges that may overlap, each added and removed as a whole, and the number of bytes that they
+/// cover together.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Coverage {
+    /// By start: the end, and how many of the ranges cover it. They do not overlap.
+    runs: BTreeMap<u64, (u64, u64)>,
+    bytes: u64,
+}
+
+impl Coverage {
+    /// Returns the number of covered bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the number of bytes of the range that are not covered. Logarithmic, and linear in
+    /// the runs that it touches.
+    pub(super) fn missing(&self, start: u64, end: u64) -> u64 {
+        let before = self.runs.range(..start).next_back().map(|(_, &(end, _))| (start, end));
+        let inside = self.runs.range(start..end).map(|(&start, &(end, _))| (start, end));
+        let covered = |(from, to): (u64, u64)| to.min(end).saturating_sub(from);
+        (end - start) - before.into_iter().chain(inside).map(covered).sum::<u64>()
+    }
+
+    /// Adds a range, not empty.
+    pub(super) fn add(&mut self, start: u64, end: u64) {
+        self.cut(start);
+        self.cut(end);
+        let mut at = start;
+        let mut gaps = Vec::new();
+        for (&from, (to, count)) in self.runs.range_mut(start..end) {
+            if at < from {
+                gaps.push((at, from));
+            }
+            *count += 1;
+            at = *to;
+        }
+        if at < end {
+            gaps.push((at, end));
+        }
+        for (from, to) in gaps {
+            self.bytes += to - from;
+            self.runs.insert(from, (to, 1));
+        }
+        self.join(start, end);
+    }
+
+    /// Removes a range that was added; returns the parts of it that are no longer covered.
+    pub(super) fn remove(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        self.cut(start);
+        self.cut(end);
+        let mut uncovered = Vec::new();
+        for (&from, (to, count)) in self.runs.range_mut(start..end) {
+            *count -= 1;
+            if *count == 0 {
+                uncovered.push((from, *to));
+            }
+        }
+        for (from, to) in &uncovered {
+            self.bytes -= to - from;
+            self.runs.remove(from);
+        }
+        self.join(start, end);
+        uncovered
+    }
+
+    /// Splits a run that crosses `at`.
+    fn cut(&mut self, at: u64) {
+        if let Some((_, (end, count))) = self.runs.range_mut(..at).next_back()
+            && *end > at
+        {
+            let rest = (*end, *count);
+            *end = at;
+            self.runs.insert(at, rest);
+        }
+    }
+
+    /// Joins neighbours that are covered equally often.
+    fn join(&mut self, start: u64, end: u64) {
+        let first = self.runs.range(..start).next_back().map_or(start, |(&from, _)| from);
+        let mut keys: Vec<u64> = self.runs.range(first..=end).map(|(&from, _)| from).collect();
+        keys.reverse();
+        // From the last: each is joined with its successor, which is complete by then.
+        for pair in keys.windows(2) {
+            let [next, from] = *pair else { continue };
+            let Some(&(to, count)) = self.runs.get(&next) else { continue };
+            if let Some(run) = self.runs.get_mut(&from)
+                && *run == (next, count)
+            {
+                run.0 = to;
+                self.runs.remove(&next);
+            }
+        }
+    }
+}
+
+// The counters of pinned pages, and the limit that each counts against.
+
+/// What a table of buffers keeps pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PinnedStats {
+    /// The number of buffers.
+    pub buffers: usize,
+    /// Unregistered buffers whose I/O is in flight.
+    pub leaving: usize,
+    /// Bytes of the buffers in the table.
+    pub bytes: u64,
+    /// Bytes of their folio tables.
+    pub table_bytes: u64,
+    /// Bytes of the pages that are pinned or locked for them: each page whole, and once. If the
+    /// frames are not visible to the process, shared memory that is mapped twice counts twice.
+    pub pinned_bytes: u64,
+    /// Bytes that the kernel charges: plain pages to each registration, larger ones once per table.
+    pub charged_bytes: u64,
+    /// Bytes that the whole process has pinned according to the kernel (`VmPin`), if it reports
+    /// them.
+    pub kernel_bytes: Option<u64>,
+    /// `RLIMIT_MEMLOCK`; `used` is what is locked (`mlock`), which is charged separately from what
+    /// is pinned.
+    pub limit: MemlockLimit,
+    /// Whether nothing is charged, because `CAP_IPC_LOCK` was effective when the table was created.
+    pub lifted: bool,
+}
+
+impl fmt::Display for PinnedStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { buffers, bytes, pinned_bytes, charged_bytes, .. } = self;
+        write!(
+            f,
+            "{buffers} buffers of {bytes} bytes, {pinned_bytes} bytes pinned, {charged_bytes} charged"
+        )?;
+        match self.limit.soft {
+            _ if self.lifted => f.write_str(" to no limit (CAP_IPC_LOCK)"),
+            Some(limit) => write!(f, " of {limit} allowed"),
+            None => f.write_str(", unlimited"),
+        }
+    }
+}
+
+/// Returns the limit, and what this process has pinned according to the kernel.
+pub(super) fn limit_and_pinned() -> (MemlockLimit, Option<u64>) {
+    let status = std::fs::read("/proc/self/status").unwrap_or_default();
+    (MemlockLimit::here(), files::field_kib(&status, "VmPin"))
+}
+
+/// Returns the limit for what rings pin: `used` is what they have pinned.
+pub(super) fn limit_for_rings() -> (MemlockLimit, u64) {
+    let (limit, pinned) = limit_and_pinned();
+    (MemlockLimit { used: pinned, ..limit }, pinned.unwrap_or(0))
+}
+
+pub(super) fn memlock_error(limit: MemlockLimit, requested: u64, used: u64) -> RegistrationError {
+    RegistrationError::Memlock {
+        requested,
+        used,
+        allowed: limit.soft.unwrap_or(u64::MAX),
+        command: limit.raise_command_for_user(requested),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_count_for_each_byte(
+            steps in proptest::collection::vec((any::<bool>(), 0u64..60, 1u64..20), 1..120)
+        ) {
+            let mut coverage = Coverage::default();
+            let mut model = [0u32; 80];
+            let mut present: Vec<(u64, u64)> = Vec::new();
+            for (add, start, len) in steps {
+                if add || present.is_empty() {
+                    present.push((start, start + len));
+                    coverage.add(start, start + len);
+                } else {
+                    let (start, end) = present.swap_remove(usize::try_from(start).unwrap() % present.len());
+                    coverage.remove(start, end);
+                }
+                model.fill(0);
+                for &(start, end) in &present {
+                    (start..end).for_each(|byte| model[usize::try_from(byte).unwrap()] += 1);
+                }
+                let covered = model.iter().filter(|count| **count > 0).count() as u64;
+                prop_assert_eq!(coverage.bytes(), covered);
+                for start in (0..70).step_by(7) {
+                    let range = &model[start..start + 9];
+                    let missing = range.iter().filter(|count| **count == 0).count() as u64;
+                    prop_assert_eq!(coverage.missing(start as u64, start as u64 + 9), missing);
+                }
+                // As few runs as can be: neighbours differ.
+                let changes = model.windows(2).filter(|pair| pair[0] != pair[1] && pair[1] != 0).count();
+                prop_assert_eq!(coverage.runs.len(), changes + usize::from(model[0] != 0));
+            }
+        }
     }
 }

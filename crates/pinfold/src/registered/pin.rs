@@ -3,8 +3,7 @@
 //! The kernel pins each page of such a buffer (`FOLL_LONGTERM`): it keeps its frame until it leaves
 //! the table, whatever the process does to its addresses.
 
-use super::coverage::Coverage;
-use super::footprint::Footprint;
+use super::footprint::{Coverage, Footprint};
 use crate::sys::Errno;
 use io_uring::IoUring;
 use std::os::fd::{AsRawFd, BorrowedFd};

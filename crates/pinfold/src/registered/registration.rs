@@ -1,9 +1,8 @@
 //! One registered buffer: its table, what it consists of, and how it is pinned.
 
-use super::error::RegistrationError;
 use super::footprint::Footprint;
 use super::pin::Pins;
-use super::survey::{Inspector, Survey};
+use super::survey::{Inspector, RegistrationError, Survey};
 use super::watch::Watched;
 use crate::memory::OwnedMemory;
 use crate::sys::{Errno, bytes};

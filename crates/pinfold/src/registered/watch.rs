@@ -8,8 +8,8 @@
 //! The watching thread allocates nothing and takes no lock, since the thread that waits for it may
 //! hold any.
 
-use super::coverage::Coverage;
-use super::error::Gone;
+use super::footprint::Coverage;
+use super::survey::Gone;
 use crate::sys::userfault::{Event, Userfault, What};
 use crate::sys::{Errno, bytes};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};

@@ -1,7 +1,6 @@
 //! A device's registers.
 
-use super::device::{Device, Region};
-use super::error::DeviceError;
+use super::device::{Device, DeviceError, Region};
 use crate::sys::vfio::device::Window;
 use std::fmt;
 use std::ptr::NonNull;

@@ -1,7 +1,6 @@
 //! A device's interrupts, as eventfds.
 
-use super::device::{Device, Inner};
-use super::error::DeviceError;
+use super::device::{Device, DeviceError, Inner};
 use crate::sys::Errno;
 use crate::sys::vfio::{device, layout};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};

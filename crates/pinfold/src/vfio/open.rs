@@ -1,7 +1,6 @@
 //! Opens a device by its address, and checks the common omissions in the order in which they fail.
 
-use super::device::{Device, Inner};
-use super::options::{Attachment, Options};
+use super::device::{Attachment, Device, Inner, Options};
 use crate::backend::context::{IommuContext, Limits};
 use crate::backend::error::OpenError;
 use crate::backend::interface::{IommuInterface, select};

@@ -1,10 +1,9 @@
 //! Network interfaces, and what a process needs to receive from them.
 
-use super::error::{CallError, at};
 use super::routes::{self, RouteError, Through};
 use crate::sys::limits::MemlockLimit;
-use crate::sys::netdev;
 use crate::sys::process::Privileges;
+use crate::sys::{Errno, netdev};
 use std::fmt;
 
 /// What the packets of an interface begin with, by the type of its link-layer addresses
@@ -178,4 +177,21 @@ pub fn privileges() -> Privileges {
 /// Returns the limit that the registered memory counts against.
 pub fn memlock_limit() -> MemlockLimit {
     MemlockLimit::here()
+}
+
+// The error of a system call.
+
+/// A system call that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{call}: {errno}")]
+pub struct CallError {
+    /// The call, and what it was for.
+    pub call: &'static str,
+    /// The error.
+    pub errno: Errno,
+}
+
+/// Names the call that failed.
+pub(super) fn at(call: &'static str) -> impl Fn(Errno) -> CallError {
+    move |errno| CallError { call, errno }
 }

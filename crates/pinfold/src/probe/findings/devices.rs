@@ -3,7 +3,7 @@
 use crate::backend::interface::IommuInterface;
 use crate::probe::devices::{Access, Bound, Node};
 use crate::probe::facts::Facts;
-use crate::probe::finding::{Finding, State, finding};
+use crate::probe::findings::{Finding, State, finding};
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![iommu(facts), vfio(facts), iommufd(facts)];

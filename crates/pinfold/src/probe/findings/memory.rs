@@ -1,7 +1,7 @@
 //! Memory: pages, NUMA nodes, and the limit of locked memory.
 
 use crate::probe::facts::{Facts, NumaNode};
-use crate::probe::finding::{Finding, State, bytes, finding};
+use crate::probe::findings::{Finding, State, bytes, finding};
 use crate::sys::control_group;
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::limits::SystemMemory;

@@ -1,6 +1,6 @@
 //! A program's own ring, with Pinfold's memory and table.
 
-use super::super::registered::places::MOST_BYTES;
+use super::super::registered::MOST_BYTES;
 use super::memory::{arena, create, pattern, waiting, without_ipc_lock};
 use super::*;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};

@@ -2,7 +2,7 @@
 //! them exclusively.
 
 use super::*;
-use crate::pci::in_use::InUse;
+use crate::pci::claim::InUse;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
