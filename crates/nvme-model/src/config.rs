@@ -1,8 +1,11 @@
-//! Configuration of the model controller.
+//! The configuration of the model controller: namespaces, counters, errors.
 
-use crate::namespace::Namespace;
+use crate::media::Media;
 use pinfold_nvme::spec::SglSupport;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use std::{fmt, io};
 
 /// Configures a model controller.
 #[derive(Clone, Debug)]
@@ -62,5 +65,167 @@ impl ModelConfig {
             aerl: 0,
             sgls: SglSupport::Unsupported,
         }
+    }
+}
+
+// Errors of the model controller.
+
+/// Why the model controller could not be created.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// The block size is neither 512 nor 4096.
+    #[error("unsupported block size of {block_bytes} bytes: the model supports 512 and 4096")]
+    BlockSize {
+        /// The requested size.
+        block_bytes: u32,
+    },
+    /// The medium is smaller than one block.
+    #[error("a medium of {bytes} bytes is smaller than one block of {block_bytes} bytes")]
+    TooSmall {
+        /// The medium's size.
+        bytes: u64,
+        /// The size of a block.
+        block_bytes: u32,
+    },
+    /// A field of [`ModelConfig`](crate::ModelConfig) is out of range.
+    #[error("{name} is {value}: the model supports {min} to {max}")]
+    OutOfRange {
+        /// The name of the field.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// The smallest valid value.
+        min: u64,
+        /// The largest valid value.
+        max: u64,
+    },
+    /// The thread could not be started.
+    #[error("cannot start the thread of the model controller: {}", pinfold::probe::threads::refusal(.0))]
+    Thread(io::Error),
+    /// The eventfd of an interrupt vector could not be created.
+    #[error(
+        "cannot create an eventfd for interrupt vector {vector} of the model controller: {error}{}",
+        hint(error)
+    )]
+    Vector {
+        /// The vector.
+        vector: u16,
+        /// The system error.
+        error: io::Error,
+    },
+}
+
+/// Names the limit of open files only if that refused.
+fn hint(error: &io::Error) -> &'static str {
+    const EMFILE: i32 = 24;
+    if error.raw_os_error() == Some(EMFILE) { "; raise `ulimit -n`" } else { "" }
+}
+
+// Counters of the model controller.
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) commands: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_written: AtomicU64,
+    pub(crate) reads: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    pub(crate) interrupts: AtomicU64,
+    pub(crate) shutdowns: AtomicU64,
+}
+
+impl Counters {
+    /// Adds without a read-modify-write: only one thread writes.
+    pub(crate) fn add(counter: &AtomicU64, by: u64) {
+        counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    }
+}
+
+/// Counters of a model controller since it was started.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ModelStats {
+    /// Commands completed, admin and I/O.
+    pub commands: u64,
+    /// Commands completed with an error status.
+    pub errors: u64,
+    /// Bytes read from the media.
+    pub bytes_read: u64,
+    /// Bytes written to the media.
+    pub bytes_written: u64,
+    /// Interrupts raised.
+    pub interrupts: u64,
+    /// Valid doorbell writes.
+    pub doorbells: u64,
+    /// Doorbell writes with an invalid queue or value.
+    pub bad_doorbells: u64,
+    /// Shutdowns completed (CC.SHN).
+    pub shutdowns: u64,
+    /// Changes of CC.EN before CSTS.RDY had followed the last one: undefined results (Base
+    /// 3.1.3.5).
+    pub early_changes: u64,
+}
+
+impl fmt::Display for ModelStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} commands, {} errors; {} bytes read, {} bytes written; {} interrupts, {} doorbells ({} invalid); {} \
+             shutdowns, {} early changes of CC.EN",
+            self.commands,
+            self.errors,
+            self.bytes_read,
+            self.bytes_written,
+            self.interrupts,
+            self.doorbells,
+            self.bad_doorbells,
+            self.shutdowns,
+            self.early_changes
+        )
+    }
+}
+
+// Namespaces of the model controller.
+
+/// A namespace of the model: a medium and its block size.
+#[derive(Clone)]
+pub struct Namespace {
+    pub(crate) media: Arc<dyn Media>,
+    block_shift: u32,
+}
+
+impl fmt::Debug for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Namespace({} blocks of {} bytes)", self.blocks(), self.block_bytes())
+    }
+}
+
+impl Namespace {
+    /// Creates a namespace on `media` with blocks of `block_bytes` (512 or 4096). A remainder at
+    /// its end is not used.
+    ///
+    /// # Errors
+    /// [`ModelError::BlockSize`] for another size, [`ModelError::TooSmall`] where there is not one
+    /// block.
+    pub fn new(media: Arc<dyn Media>, block_bytes: u32) -> Result<Self, ModelError> {
+        if block_bytes != 512 && block_bytes != 4096 {
+            return Err(ModelError::BlockSize { block_bytes });
+        }
+        let namespace = Self { block_shift: block_bytes.trailing_zeros(), media };
+        match namespace.blocks() {
+            0 => Err(ModelError::TooSmall { bytes: namespace.media.bytes(), block_bytes }),
+            _ => Ok(namespace),
+        }
+    }
+
+    pub(crate) fn blocks(&self) -> u64 {
+        self.media.bytes() >> self.block_shift
+    }
+    pub(crate) fn block_shift(&self) -> u32 {
+        self.block_shift
+    }
+    pub(crate) fn block_bytes(&self) -> u64 {
+        1 << self.block_shift
     }
 }

@@ -1,12 +1,10 @@
 //! [`ModelController`]: starts the model, and gives access to its registers, interrupts, faults and counters.
 
 use crate::bus::Bus;
-use crate::config::ModelConfig;
+use crate::config::{Counters, ModelConfig, ModelError, ModelStats};
 use crate::engine::{Engine, EngineParts};
-use crate::error::ModelError;
 use crate::faults::Faults;
 use crate::registers::{ModelRegisters, RegisterFile};
-use crate::stats::{Counters, ModelStats};
 use pinfold_nvme::EventFd;
 use pinfold_nvme::spec::Cap;
 use std::fmt;

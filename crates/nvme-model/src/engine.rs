@@ -3,6 +3,5 @@
 mod admin;
 mod io;
 mod run;
-mod state;
 
-pub(crate) use state::{Engine, EngineParts};
+pub(crate) use run::{Engine, EngineParts};

@@ -1,8 +1,6 @@
 //! Identify data and log pages of the model controller.
 
-use crate::config::ModelConfig;
-use crate::namespace::Namespace;
-use crate::stats::Counters;
+use crate::config::{Counters, ModelConfig, Namespace};
 use pinfold_nvme::spec::{
     ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, SglSupport,
     SmartData,

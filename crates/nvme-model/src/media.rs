@@ -1,9 +1,419 @@
 //! Where the model controller stores its blocks: memory, or a file.
 
-mod file;
-mod medium;
-mod memory;
+use crate::bus::BusFault;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fmt, io};
 
-pub use file::FileMedia;
-pub use medium::{Media, MediaError, ReadSink, WriteSource};
-pub use memory::MemoryMedia;
+// The interface of a medium.
+
+/// Accepts the next piece of the data that is read, in order.
+pub type ReadSink<'a> = dyn FnMut(&[u8]) -> Result<(), BusFault> + 'a;
+/// Fills the next piece of the data that is written, in order.
+pub type WriteSource<'a> = dyn FnMut(&mut [u8]) -> Result<(), BusFault> + 'a;
+
+/// Why an access to the medium failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MediaError {
+    /// The access to memory faulted.
+    #[error(transparent)]
+    Bus(#[from] BusFault),
+    /// The medium is full.
+    #[error("the medium is full")]
+    Full,
+    /// A system call failed.
+    #[error("the medium failed: {0}")]
+    Io(io::Error),
+}
+
+impl From<io::Error> for MediaError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+/// A medium: bytes from 0 to [`bytes`](Self::bytes).
+///
+/// Data is passed in place, in pieces of the medium's choice, so that media in memory need no
+/// bounce buffer. Accesses beyond [`bytes`](Self::bytes) are errors.
+pub trait Media: Send + Sync + 'static {
+    /// Returns the size, which does not change.
+    fn bytes(&self) -> u64;
+    /// Passes `len` bytes from `at` to `sink`.
+    ///
+    /// # Errors
+    /// [`MediaError`]; `sink` may have received a part.
+    fn read(&self, at: u64, len: usize, sink: &mut ReadSink<'_>) -> Result<(), MediaError>;
+    /// Stores `len` bytes from `source` at `at`.
+    ///
+    /// # Errors
+    /// [`MediaError`]; a part may have been stored.
+    fn write(&self, at: u64, len: usize, source: &mut WriteSource<'_>) -> Result<(), MediaError>;
+    /// Discards `len` bytes from `at`, which then read as zeroes.
+    ///
+    /// # Errors
+    /// [`MediaError`]; a part may have been discarded.
+    fn discard(&self, at: u64, len: u64) -> Result<(), MediaError>;
+    /// Makes completed writes durable. Once it has failed, it fails: what was written before may be
+    /// lost.
+    ///
+    /// # Errors
+    /// [`MediaError`] of the first failure.
+    fn flush(&self) -> Result<(), MediaError>;
+}
+
+/// Returns the error of an access outside the medium.
+fn outside(at: u64, len: u64, bytes: u64) -> MediaError {
+    MediaError::Io(io::Error::new(
+        io::ErrorKind::InvalidInput,
+        format!("{len} bytes at {at} of a medium of {bytes} bytes"),
+    ))
+}
+
+/// Checks that `at..at + len` is inside.
+pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
+    match at.checked_add(len) {
+        Some(end) if end <= bytes => Ok(()),
+        _ => Err(outside(at, len, bytes)),
+    }
+}
+
+// Blocks in memory, which is allocated when it is first written.
+
+const CHUNK: u64 = 2 << 20;
+const CHUNK_BYTES: usize = 2 << 20;
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+type Chunk = Mutex<Option<Box<[u8]>>>;
+
+/// Memory in chunks of 2 MiB, each allocated when it is first written. Unwritten blocks read as
+/// zeroes.
+pub struct MemoryMedia {
+    chunks: Box<[Chunk]>,
+    bytes: u64,
+}
+
+impl fmt::Debug for MemoryMedia {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryMedia").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl MemoryMedia {
+    /// Creates a medium of `bytes` bytes without allocating them; the cost is 40 bytes per 2 MiB.
+    pub fn new(bytes: u64) -> Self {
+        let chunks = (0..bytes.div_ceil(CHUNK)).map(|_| Mutex::new(None)).collect();
+        Self { chunks, bytes }
+    }
+
+    /// Returns the number of bytes allocated.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.chunks.iter().filter(|chunk| lock(chunk).is_some()).count() as u64 * CHUNK
+    }
+
+    /// Calls `f` with each chunk of `at..at + len`, the offset in it, and the length.
+    fn each<E>(
+        &self,
+        at: u64,
+        len: u64,
+        mut f: impl FnMut(&Chunk, usize, usize) -> Result<(), E>,
+    ) -> Result<(), E>
+    where
+        E: From<MediaError>,
+    {
+        check(at, len, self.bytes)?;
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let from = at % CHUNK;
+            let piece = left.min(CHUNK - from);
+            // Inside by `check`; both numbers are at most 2 MiB.
+            if let (Some(chunk), Ok(from), Ok(piece)) = (
+                usize::try_from(at / CHUNK).ok().and_then(|i| self.chunks.get(i)),
+                usize::try_from(from),
+                usize::try_from(piece),
+            ) {
+                f(chunk, from, piece)?;
+            }
+            at += piece;
+            left -= piece;
+        }
+        Ok(())
+    }
+}
+
+/// Locks a chunk. After a panic it is partly written at worst, as by a torn write.
+fn lock(chunk: &Chunk) -> MutexGuard<'_, Option<Box<[u8]>>> {
+    chunk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Media for MemoryMedia {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, at: u64, len: usize, sink: &mut ReadSink<'_>) -> Result<(), MediaError> {
+        self.each(at, len as u64, |chunk, from, piece| {
+            match lock(chunk).as_deref().and_then(|bytes| bytes.get(from..from + piece)) {
+                Some(bytes) => Ok(sink(bytes)?),
+                None => {
+                    let mut left = piece;
+                    while left > 0 {
+                        let zeroes = ZEROES.get(..left).unwrap_or(&ZEROES);
+                        sink(zeroes)?;
+                        left -= zeroes.len();
+                    }
+                    Ok(())
+                }
+            }
+        })
+    }
+
+    fn write(&self, at: u64, len: usize, source: &mut WriteSource<'_>) -> Result<(), MediaError> {
+        self.each(at, len as u64, |chunk, from, piece| {
+            let mut chunk = lock(chunk);
+            let bytes = chunk.get_or_insert_with(|| vec![0; CHUNK_BYTES].into_boxed_slice());
+            match bytes.get_mut(from..from + piece) {
+                Some(bytes) => Ok(source(bytes)?),
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn discard(&self, at: u64, len: u64) -> Result<(), MediaError> {
+        self.each(at, len, |chunk, from, piece| {
+            let mut chunk = lock(chunk);
+            if piece == CHUNK_BYTES {
+                *chunk = None;
+            } else if let Some(bytes) =
+                chunk.as_mut().and_then(|bytes| bytes.get_mut(from..from + piece))
+            {
+                bytes.fill(0);
+            }
+            Ok(())
+        })
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        Ok(())
+    }
+}
+
+// Blocks in a file.
+
+const BOUNCE: usize = 256 << 10;
+
+/// A file image. Holes read as zeroes; discarding makes holes where the file system can.
+#[derive(Debug)]
+pub struct FileMedia {
+    file: File,
+    bytes: u64,
+    bounce: Mutex<Box<[u8]>>,
+    /// The system's error of the first flush that failed.
+    lost: Mutex<Option<i32>>,
+}
+
+impl FileMedia {
+    /// Opens the image at `path`. With a size, creates it if necessary and grows it (with a hole)
+    /// to `bytes`; never shortens it.
+    ///
+    /// # Errors
+    /// The system error.
+    pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
+        let create = bytes.is_some();
+        let file =
+            OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
+        let has = file.metadata()?.len();
+        let bytes = match bytes {
+            Some(want) if want > has => {
+                file.set_len(want)?;
+                want
+            }
+            _ => has,
+        };
+        Ok(Self::from_file(file, bytes))
+    }
+
+    /// Uses the first `bytes` bytes of an open file. Commands fail where it is shorter, or not open
+    /// for what they do.
+    pub fn from_file(file: File, bytes: u64) -> Self {
+        let bounce = Mutex::new(vec![0; BOUNCE].into_boxed_slice());
+        Self { file, bytes, bounce, lost: Mutex::new(None) }
+    }
+
+    /// Flushes by `sync`, unless an earlier flush has failed: the kernel reports once that it could
+    /// not write back, and drops what that was. The lock is held meanwhile, so that no other flush
+    /// succeeds beside the failing one.
+    fn flush_by(&self, sync: impl FnOnce() -> io::Result<()>) -> Result<(), MediaError> {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(errno) = *lost {
+            return Err(io::Error::from_raw_os_error(errno).into());
+        }
+        let flushed = sync();
+        if let Err(error) = &flushed {
+            *lost = Some(error.raw_os_error().unwrap_or(Errno::IO.raw_os_error()));
+        }
+        Ok(flushed?)
+    }
+
+    fn each(
+        &self,
+        at: u64,
+        len: usize,
+        mut f: impl FnMut(u64, &mut [u8]) -> Result<(), MediaError>,
+    ) -> Result<(), MediaError> {
+        check(at, len as u64, self.bytes)?;
+        // The buffer has no meaning between calls, so a poisoned lock is fine.
+        let mut bounce = self.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let piece = left.min(BOUNCE);
+            if let Some(bytes) = bounce.get_mut(..piece) {
+                f(at, bytes)?;
+            }
+            at += piece as u64;
+            left -= piece;
+        }
+        Ok(())
+    }
+}
+
+impl Media for FileMedia {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read(&self, at: u64, len: usize, sink: &mut ReadSink<'_>) -> Result<(), MediaError> {
+        self.each(at, len, |at, bytes| {
+            self.file.read_exact_at(bytes, at)?;
+            Ok(sink(bytes)?)
+        })
+    }
+
+    fn write(&self, at: u64, len: usize, source: &mut WriteSource<'_>) -> Result<(), MediaError> {
+        self.each(at, len, |at, bytes| {
+            source(bytes)?;
+            Ok(self.file.write_all_at(bytes, at)?)
+        })
+    }
+
+    fn discard(&self, at: u64, len: u64) -> Result<(), MediaError> {
+        check(at, len, self.bytes)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if len == 0 || rustix::fs::fallocate(&self.file, flags, at, len).is_ok() {
+            return Ok(());
+        }
+        // Some file systems cannot make holes (call since Linux 2.6.38): write zeroes.
+        let (mut at, mut left) = (at, len);
+        while left > 0 {
+            let piece = usize::try_from(left).unwrap_or(BOUNCE).min(BOUNCE);
+            self.write(at, piece, &mut |bytes| {
+                bytes.fill(0);
+                Ok(())
+            })?;
+            at += piece as u64;
+            left -= piece as u64;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), MediaError> {
+        self.flush_by(|| self.file.sync_data())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_chunks_are_allocated_and_others_read_as_zeroes() {
+        let media = MemoryMedia::new(5 << 20);
+        assert_eq!(media.allocated_bytes(), 0);
+        let at = CHUNK - 3;
+        media
+            .write(at, 6, &mut |to| {
+                let _: () = to.fill(7);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(media.allocated_bytes(), 2 * CHUNK);
+        let mut seen = Vec::new();
+        media
+            .read(at - 1, 8, &mut |from| {
+                let _: () = seen.extend_from_slice(from);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(seen, [0, 7, 7, 7, 7, 7, 7, 0]);
+        media.discard(0, CHUNK).unwrap();
+        assert_eq!(media.allocated_bytes(), CHUNK);
+        media.discard(CHUNK, 1).unwrap();
+        seen.clear();
+        media
+            .read(at, 6, &mut |from| {
+                let _: () = seen.extend_from_slice(from);
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(seen, [0, 0, 0, 0, 7, 7]);
+        assert!(media.read(5 << 20, 1, &mut |_| Ok(())).is_err());
+        assert!(media.discard(u64::MAX, 2).is_err());
+    }
+}
+
+#[cfg(test)]
+mod file_tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_created_grown_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        assert!(FileMedia::open(&path, None).is_err());
+        let media = FileMedia::open(&path, Some(1 << 20)).unwrap();
+        media
+            .write(4096, 600_000, &mut |to| {
+                let _: () = to.fill(9);
+                Ok(())
+            })
+            .unwrap();
+        media.discard(8192, 4096).unwrap();
+        media.flush().unwrap();
+        drop(media);
+        let media = FileMedia::open(&path, Some(4096)).unwrap();
+        assert_eq!(media.bytes(), 1 << 20);
+        let mut seen = Vec::new();
+        media
+            .read(0, 1 << 20, &mut |from| {
+                let _: () = seen.extend_from_slice(from);
+                Ok(())
+            })
+            .unwrap();
+        let nines = |range: std::ops::Range<usize>| seen[range].iter().all(|b| *b == 9);
+        assert!(nines(4096..8192) && nines(12288..604_096));
+        assert!(seen[..4096].iter().chain(&seen[8192..12288]).all(|b| *b == 0));
+        assert!(media.read(1 << 20, 1, &mut |_| Ok(())).is_err());
+    }
+
+    #[test]
+    fn after_a_failed_flush_none_succeeds() {
+        let media = FileMedia::from_file(tempfile::tempfile().unwrap(), 4096);
+        media.flush().unwrap();
+        let full = || Err(io::Error::from_raw_os_error(Errno::NOSPC.raw_os_error()));
+        assert!(matches!(media.flush_by(full), Err(MediaError::Full)));
+        assert!(matches!(media.flush(), Err(MediaError::Full)), "the data may be lost");
+        let media = FileMedia::from_file(tempfile::tempfile().unwrap(), 4096);
+        assert!(matches!(
+            media.flush_by(|| Err(io::Error::other("no code"))),
+            Err(MediaError::Io(_))
+        ));
+        assert!(matches!(media.flush(), Err(MediaError::Io(_))));
+    }
+}

@@ -1,6 +1,8 @@
-//! The configuration of a software IOMMU.
+//! The configuration of a software IOMMU, the counters of its ports, and faults.
 
-use pinfold_core::addr::PageSize;
+use pinfold_core::access::Access;
+use pinfold_core::addr::{Iova, PageSize};
+use std::fmt;
 use std::time::Duration;
 
 /// When, between the submission and the completion of their batch, requests take effect.
@@ -128,4 +130,98 @@ impl Default for SoftConfig {
             phys_bits: 52,
         }
     }
+}
+
+// Counters of ports.
+
+/// What a port, or all of them, has done so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct PortStats {
+    /// Translations found in the IOTLB.
+    pub hits: u64,
+    /// Translations that needed a table walk.
+    pub misses: u64,
+    /// Table entries read in these walks.
+    pub walk_reads: u64,
+    /// What these walks took, in nanoseconds: modelled
+    /// ([`SoftConfig::walk_cost`](crate::SoftConfig::walk_cost)).
+    pub walk_ns: u64,
+    /// Accesses that faulted.
+    pub faults: u64,
+    /// Bytes that the device read.
+    pub bytes_read: u64,
+    /// Bytes that the device wrote.
+    pub bytes_written: u64,
+}
+
+impl PortStats {
+    pub(super) fn count(&mut self, access: Access, bytes: usize) {
+        let count =
+            if access == Access::READ { &mut self.bytes_read } else { &mut self.bytes_written };
+        *count += bytes as u64;
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.hits += other.hits;
+        self.misses += other.misses;
+        self.walk_reads += other.walk_reads;
+        self.walk_ns = self.walk_ns.saturating_add(other.walk_ns);
+        self.faults += other.faults;
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+    }
+}
+
+impl fmt::Display for PortStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { hits, misses, walk_reads, faults, bytes_read, bytes_written, .. } = self;
+        write!(
+            f,
+            "IOTLB: {hits} hits, {misses} misses ({walk_reads} entries read); {bytes_read} bytes read, {bytes_written} \
+             written; {faults} faults"
+        )
+    }
+}
+
+// Accesses that faulted.
+
+/// Why a device's access faulted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// No entry is present.
+    #[error("no mapping")]
+    NotMapped,
+    /// The device may not read there.
+    #[error("the mapping does not allow reads")]
+    NoRead,
+    /// The device may not write there.
+    #[error("the mapping does not allow writes")]
+    NoWrite,
+    /// The access is not aligned to its size.
+    #[error("the access is not aligned to its size")]
+    Misaligned,
+    /// The address is wider than the table translates.
+    #[error("the address is beyond those that the table translates")]
+    TooWide,
+    /// An entry maps memory that is not registered.
+    #[error("the entry maps memory that is not registered with the domain")]
+    NotRegistered,
+    /// An entry links to a page outside the table's memory.
+    #[error("a table entry links to a page outside the table's memory")]
+    BadTable,
+    /// An entry has reserved bits set.
+    #[error("a table entry has reserved bits set")]
+    ReservedBits,
+}
+
+/// A device's access that faulted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("device access at {iova} faulted: {kind}")]
+pub struct Fault {
+    /// The first address that faulted.
+    pub iova: Iova,
+    /// Why.
+    pub kind: FaultKind,
 }

@@ -1,7 +1,7 @@
 //! The caches of a device.
 
+use crate::config::PortStats;
 use crate::memory::inside;
-use crate::stats::PortStats;
 use crate::tlb::{Iotlb, Leaf, WalkCache};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, PageSize};

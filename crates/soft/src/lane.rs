@@ -1,9 +1,8 @@
 //! One of the units that devices are behind: its invalidation queue, and the devices.
 
-use crate::clock::Clock;
 use crate::config::SoftConfig;
 use crate::device::Device;
-use crate::timeline::{Model, Timeline};
+use crate::timeline::{Clock, Model, Timeline};
 use pinfold_core::invalidate::{Descriptor, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

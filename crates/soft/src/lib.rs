@@ -47,34 +47,23 @@
 //! ```
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod bus;
-mod clock;
 mod config;
 mod device;
-mod fault;
-mod int;
 mod iommu;
 mod lane;
 mod memory;
 mod nic;
 mod port;
-mod random;
 mod record;
-mod stats;
-mod tables;
 #[cfg(test)]
 mod tests;
 mod timeline;
 mod tlb;
 mod unit;
-mod walk;
 
-pub use bus::{Pages, SoftBus, domain};
-pub use config::{Effect, SoftConfig, Stage};
-pub use fault::{Fault, FaultKind};
-pub use iommu::{SoftIommu, SoftQueue, SoftTableMemory};
+pub use config::{Effect, Fault, FaultKind, PortStats, SoftConfig, Stage};
+pub use iommu::{Pages, SoftBus, SoftIommu, SoftQueue, SoftTableMemory, domain};
 pub use nic::{Nic, NicEvent};
 pub use port::Port;
-pub use random::Random;
 pub use record::{FaultReason, FaultRecord, FaultReport};
-pub use stats::PortStats;
+pub use timeline::Random;

@@ -1,6 +1,6 @@
 //! A model of a network card with rings.
 
-use crate::fault::Fault;
+use crate::config::Fault;
 use crate::port::Port;
 use pinfold_core::addr::Iova;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! The fault recording registers (VT-d specification, "Fault Recording Registers" and "Primary
 //! Fault Logging").
 
-use crate::fault::FaultKind;
+use crate::config::FaultKind;
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
 use std::fmt;

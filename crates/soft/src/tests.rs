@@ -7,5 +7,3 @@ mod nic;
 mod ports;
 mod promise;
 mod tables;
-mod units;
-mod walks;

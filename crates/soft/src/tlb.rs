@@ -1,7 +1,6 @@
 //! The caches of a device: translations, and the table pages on the way to them.
 
-use crate::int::to_usize;
-use crate::tables::PageNumber;
+use crate::memory::{PageNumber, to_usize};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange, PageSize};
 use pinfold_core::mem::DmaMemory;

@@ -1,15 +1,11 @@
 //! The IOMMU that all ports share.
 
-use crate::clock::Clock;
-use crate::config::SoftConfig;
+use crate::config::{Fault, PortStats, SoftConfig};
 use crate::device::{Device, State};
-use crate::fault::Fault;
-use crate::int::to_usize;
 use crate::lane::{Lane, LaneQueue};
-use crate::memory::{Registry, inside};
+use crate::memory::{PageNumber, Registry, Tables, inside, to_usize};
 use crate::record::{FaultReason, FaultRecord, FaultRegisters, FaultReport};
-use crate::stats::PortStats;
-use crate::tables::{PageNumber, Tables};
+use crate::timeline::Clock;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::{BackendError, PhysExtent};

@@ -53,11 +53,7 @@ pub mod model;
 pub mod pci;
 mod slot;
 mod stack;
-mod stats;
-mod translated;
 
-pub use hal::PinfoldHal;
+pub use hal::{ACCESS_PLATFORM, PinfoldHal, Translated};
 pub use slot::{InstallError, Installed, Leak, Place, Process, Slot, install};
-pub use stack::{BOUNCED_BYTES, ShareError};
-pub use stats::Stats;
-pub use translated::{ACCESS_PLATFORM, Translated};
+pub use stack::{BOUNCED_BYTES, ShareError, Stats};

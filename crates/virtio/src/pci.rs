@@ -16,7 +16,7 @@
 //! # Ok(()) }
 //! ```
 
-use crate::translated::Translated;
+use crate::hal::Translated;
 use pinfold::vfio::{Bar, Device, DeviceError};
 use std::cell::RefCell;
 use std::ptr::NonNull;

@@ -1,8 +1,7 @@
 //! [`Slot`] and [`Place`]: where the functions of `Hal`, which have no receiver, find their stack;
 //! installing and removing one.
 
-use crate::stack::{Stack, StackError};
-use crate::stats::Stats;
+use crate::stack::{Stack, StackError, Stats};
 use pinfold::arena::{ArenaBuilder, BuildError};
 use pinfold::{Arena, Domain};
 use pinfold_core::dma_pool::CreateError;

@@ -1,7 +1,7 @@
 //! Scatter/gather lists (Base 4.1.2).
 
 use crate::bus::Bus;
-use crate::data_pointer::runs::Runs;
+use crate::data_pointer::Runs;
 use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{PAGE_BYTES, SglDescriptor, Status};
 use zerocopy::FromBytes;

@@ -1,6 +1,6 @@
 //! Admin commands (Base 5).
 
-use super::state::Engine;
+use super::run::Engine;
 use crate::bus::Bus;
 use crate::identify;
 use crate::queues::{CommandId, CommandResult, CompletionQueue, SubmissionQueue};

@@ -1,11 +1,10 @@
 //! I/O commands (NVM 3.2).
 
-use super::state::Engine;
+use super::run::Engine;
 use crate::bus::Bus;
+use crate::config::{Counters, Namespace};
 use crate::identify::DSM_RANGES;
 use crate::media::MediaError;
-use crate::namespace::Namespace;
-use crate::stats::Counters;
 use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{Command, DsmRange, PAGE_BYTES, Status, nvm};
 use zerocopy::FromBytes;

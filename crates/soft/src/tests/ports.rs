@@ -1,7 +1,7 @@
 //! A single port: accesses, faults, counters.
 
 use super::harness::{Arena, PAGE};
-use crate::int::to_usize;
+use crate::memory::to_usize;
 use crate::{Effect, Fault, FaultKind, FaultReason, SoftBus, SoftConfig, SoftIommu, domain};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};

@@ -1,12 +1,16 @@
-//! The domain's table: how it grows, and that superpages return.
+//! Tables, walks and units.
 
 use super::harness::{Arena, PAGE};
-use crate::{Fault, FaultKind, SoftBus, SoftConfig, SoftIommu, Stage, domain};
+use crate::device::Device;
+use crate::{Effect, Fault, FaultKind, Port, SoftBus, SoftConfig, SoftIommu, Stage, domain};
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::{BackendError, Domain, Reservation};
+use pinfold_core::invalidate::WaitError;
+use pinfold_core::known_bad::{self, Mistake};
 use pinfold_core::table::TableError;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const WINDOW: u64 = 2 << 20;
 const RW: Access = Access::READ.union(Access::WRITE);
@@ -189,4 +193,192 @@ fn physical_addresses_have_the_width_of_the_unit() {
         matches!(error, BackendError::Table(TableError::PhysOutside { bits: 24, .. })),
         "{error}"
     );
+}
+
+// What walks cost on the timeline.
+
+const STEP: u64 = 197;
+
+fn costly(levels: u8) -> SoftConfig {
+    SoftConfig { levels, walk_cost: SoftConfig::WALK_COST, ..SoftConfig::default() }
+}
+
+fn with_memory(config: SoftConfig, arena: &Arena) -> (Domain, SoftBus) {
+    let (domain, bus) = domain(config).unwrap();
+    // SAFETY: the tests unregister the arena before they drop it.
+    unsafe { domain.register_memory(arena.memory()) }.unwrap();
+    (domain, bus)
+}
+
+#[test]
+fn a_walk_costs_its_entries_and_a_cached_translation_nothing() {
+    for levels in [3, 4, 5] {
+        let arena = Arena::new(2);
+        let (domain, bus) = with_memory(costly(levels), &arena);
+        let (port, mapped) = (bus.port(), domain.map(arena.pages(0, 2), Bidirectional).unwrap());
+        let iova = mapped.iova().start();
+        let steps = u64::from(levels);
+        for _ in 0..3 {
+            port.read(iova, &mut [0; 8]).unwrap();
+            assert_eq!(port.stats().walk_ns, steps * STEP, "the second time from the IOTLB");
+        }
+        port.read(iova.checked_add(PAGE as u64).unwrap(), &mut [0; 8]).unwrap();
+        assert_eq!(
+            port.stats().walk_ns,
+            (steps + 1) * STEP,
+            "from the cached table page of level 1"
+        );
+        drop(port);
+        assert_eq!(bus.stats().walk_ns, (steps + 1) * STEP);
+        drop(mapped.unmap().unwrap());
+        domain.unregister_memory(arena.memory());
+    }
+}
+
+#[test]
+fn a_walk_to_a_superpage_costs_one_entry_less() {
+    let arena = Arena::aligned(512, 512 * PAGE);
+    let (domain, bus) = with_memory(costly(4), &arena);
+    let (port, mapped) = (bus.port(), domain.map(arena.pages(0, 512), Bidirectional).unwrap());
+    port.read(mapped.iova().start(), &mut vec![0; 512 * PAGE]).unwrap();
+    assert_eq!(port.stats().walk_ns, 3 * STEP);
+    drop(mapped.unmap().unwrap());
+    domain.unregister_memory(arena.memory());
+}
+
+/// An IOTLB is filled from a walk, a device's own TLB from the IOTLB: both save it.
+#[test]
+fn a_device_tlb_saves_the_walk_and_a_fault_pays_for_it() {
+    let arena = Arena::new(1);
+    let (domain, bus) = with_memory(costly(4), &arena);
+    let (port, mapped) =
+        (bus.port_with_device_tlb(16), domain.map(arena.page(0), Bidirectional).unwrap());
+    for _ in 0..2 {
+        port.write(mapped.iova().start(), &[1; 8]).unwrap();
+        assert_eq!(port.stats().walk_ns, 4 * STEP);
+    }
+    // Another entry of the root, which is not present.
+    assert!(port.read(Iova::new(1 << 46), &mut [0; 8]).is_err());
+    assert_eq!(port.stats().walk_ns, 5 * STEP);
+    drop(mapped.unmap().unwrap());
+    domain.unregister_memory(arena.memory());
+}
+
+#[test]
+fn the_walks_of_a_device_follow_one_another_on_the_timeline() {
+    let device = Device::new(8, 16, None);
+    let mut state = device.state();
+    assert_eq!(state.place_walks(500), 0, "nothing to wait for");
+    (0..4).for_each(|_| state.count_walk_read(STEP));
+    assert_eq!(state.place_walks(1000), 1000 + 4 * STEP);
+    assert_eq!(state.place_walks(1100), 1000 + 4 * STEP, "placed once");
+    state.count_walk_read(STEP);
+    assert_eq!(state.place_walks(1200), 1000 + 5 * STEP, "behind the one before");
+    state.count_walk_read(STEP);
+    assert_eq!(state.place_walks(5000), 5000 + STEP, "not before the program asks");
+    state.count_walk_read(u64::MAX);
+    assert_eq!(state.place_walks(6000), u64::MAX, "does not wrap");
+}
+
+#[test]
+fn only_a_program_that_waits_spends_the_time() {
+    let arena = Arena::new(1);
+    let cost = Duration::from_millis(50);
+    let (domain, bus) =
+        with_memory(SoftConfig { walk_cost: cost, ..SoftConfig::default() }, &arena);
+    let (port, mapped) = (bus.port(), domain.map(arena.page(0), Bidirectional).unwrap());
+    let start = Instant::now();
+    port.read(mapped.iova().start(), &mut [0; 8]).unwrap();
+    let accessed = start.elapsed();
+    port.wait_for_walks();
+    let waited = start.elapsed();
+    assert!(waited >= 4 * cost && waited - accessed >= 3 * cost, "{accessed:?}, {waited:?}");
+    drop(mapped.unmap().unwrap());
+    domain.unregister_memory(arena.memory());
+}
+
+// Devices behind several units.
+
+fn word(port: &Port, at: Iova) -> Result<u32, FaultKind> {
+    port.read_u32_acquire(at).map_err(|fault| fault.kind)
+}
+
+/// Returns what four devices, two behind each of two units, read where a page was unmapped.
+fn read_after_unmap() -> [Result<u32, FaultKind>; 4] {
+    let config = SoftConfig { units: 2, effect: Effect::AtLast, ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    let ports = [bus.port(), bus.port(), bus.port(), bus.port()];
+    let mapping = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
+    let iova = mapping.iova().start();
+    // Each caches the translation.
+    assert!(ports.iter().all(|port| word(port, iova) == Ok(0)));
+    let pages = mapping.unmap().unwrap();
+    let found = ports.each_ref().map(|port| word(port, iova));
+    drop(pages);
+    found
+}
+
+#[test]
+fn an_unmap_reaches_the_devices_of_every_unit() {
+    assert_eq!(read_after_unmap(), [Err(FaultKind::NotMapped); 4]);
+    known_bad::make(Some(Mistake::FirstUnitOnly));
+    let found = read_after_unmap();
+    known_bad::make(None);
+    assert_eq!(
+        found,
+        [Err(FaultKind::NotMapped), Ok(0), Err(FaultKind::NotMapped), Ok(0)],
+        "in turns"
+    );
+}
+
+#[test]
+fn a_device_that_is_gone_is_not_flushed_and_the_others_are() {
+    let (domain, bus) = domain(SoftConfig { units: 3, ..SoftConfig::default() }).unwrap();
+    let (gone, with_tlb, other) =
+        (bus.port_with_device_tlb(16), bus.port_with_device_tlb(16), bus.port());
+    drop(gone);
+    for _ in 0..50 {
+        let mapping = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
+        let iova = mapping.iova().start();
+        assert_eq!((word(&with_tlb, iova), word(&other, iova)), (Ok(0), Ok(0)));
+        drop(mapping.unmap().unwrap());
+        assert_eq!(
+            [&with_tlb, &other].map(|port| word(port, iova)),
+            [Err(FaultKind::NotMapped); 2]
+        );
+    }
+}
+
+#[test]
+fn no_units_are_one_and_all_of_them_can_fail() {
+    let fails = SoftConfig { units: 0, ..SoftConfig::default() };
+    let (one, bus) = domain(fails.clone()).unwrap();
+    drop(one.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap().unmap().unwrap());
+    let (domain, bus) = domain(SoftConfig { units: u8::MAX, fail_from: Some(1), ..fails }).unwrap();
+    let mapping = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
+    let error = mapping.unmap().err();
+    assert!(matches!(error, Some(BackendError::Flush(WaitError::UnitFailed { .. }))), "{error:?}");
+}
+
+/// With aborts and late completions that each unit draws for itself.
+#[test]
+fn units_that_abort_on_their_own_are_recovered() {
+    let config = SoftConfig {
+        units: 2,
+        abort_one_in: Some(3),
+        late_by: Duration::from_micros(50),
+        queue_depth: 4,
+        queue_entries: 4,
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let ports = [bus.port(), bus.port_with_device_tlb(16)];
+    for _ in 0..300 {
+        let mapping = domain.map(bus.alloc_pages(2).unwrap(), Bidirectional).unwrap();
+        let iova = mapping.iova().start();
+        assert!(ports.iter().all(|port| word(port, iova) == Ok(0)));
+        drop(mapping.unmap().unwrap());
+        assert_eq!(ports.each_ref().map(|port| word(port, iova)), [Err(FaultKind::NotMapped); 2]);
+    }
+    assert!(domain.stats().backend.invalidations.resubmitted > 50);
 }

@@ -7,13 +7,12 @@
 //! An entry of a ring is an address in the UMEM. What it stands for is in `slots`, by the number of
 //! its chunk: the kernel's entries are looked up there, never trusted. So a chunk has one owner at
 //! any time: the pool, the rings, or a packet.
-// The one unsafe call of the crate (the one `unsafe impl` is in `page.rs`): opening a socket, whose
+// The one unsafe call of the crate (the one `unsafe impl` is in `packet.rs`): opening a socket, whose
 // contract is what this file keeps.
 #![allow(unsafe_code)]
 
-use super::chunk::Piece;
 use super::packet::Packet;
-use super::ring::{Consumer, Producer};
+use super::ring::{Consumer, Piece, Producer};
 use pinfold::DmaMemory;
 use pinfold::xdp::{CallError, RawSocket, RingMemories, RingMemory, RingSizes, Umem};
 use pinfold_core::dma_pool::ChunkSource;
