@@ -1,7 +1,7 @@
 //! Which file of a crate uses which: `use` declarations and paths, resolved through re-exports to
 //! the file that defines the item.
 
-use crate::source::File;
+use pinfold_layers::source::File;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub type Files = BTreeMap<Vec<String>, File>;

@@ -12,9 +12,9 @@
 
 mod imports;
 mod named;
-mod source;
 
 use imports::{Files, graph};
+use pinfold_layers::source;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 

@@ -31,7 +31,7 @@
 //! | waiting with a time limit | 5.11 | a drop waits without a limit |
 //! | the alignment of O_DIRECT (`STATX_DIOALIGN`) | 6.1 | blocks of 4 KiB are assumed |
 //!
-//! O_DIRECT transfers whole blocks ([`FileQueue::logical_block`]). A read that ends within the last
+//! O_DIRECT transfers whole blocks ([`direct_alignment`]). A read that ends within the last
 //! block of a file is issued in whole blocks, and ends at the end of the file. A write that ends
 //! within a block is padded with zeroes if it is at the end of the file; the file is then too long
 //! until [`FileQueue::set_len`] truncates it.

@@ -139,7 +139,7 @@ impl<P> fmt::Debug for Quarantined<P> {
 
 impl<P> Quarantined<P> {
     /// Whether the controller has been reset since the request was submitted.
-    pub fn is_recoverable(&self) -> bool {
+    fn is_recoverable(&self) -> bool {
         self.shared.generation() > self.generation
     }
 

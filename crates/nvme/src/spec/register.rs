@@ -77,10 +77,6 @@ impl Cap {
     pub const fn min_page_bytes(self) -> u64 {
         1 << (12 + ((self.0 >> 48) & 0xf))
     }
-    /// Returns the largest page: `2^(12 + MPSMAX)` bytes, bits 55:52.
-    pub const fn max_page_bytes(self) -> u64 {
-        1 << (12 + ((self.0 >> 52) & 0xf))
-    }
     /// Creates the register of a controller with these limits, CQR set, and the NVM command set.
     pub const fn new(mqes: u16, timeout_500ms: u8, stride_shift: u8) -> Self {
         Self(
@@ -216,7 +212,7 @@ mod tests {
         assert_eq!(cap.timeout_ns(), 1_500_000_000);
         assert_eq!(cap.doorbell_stride_shift(), 2);
         assert!(cap.has_nvm_command_set());
-        assert_eq!((cap.min_page_bytes(), cap.max_page_bytes()), (4096, 4096));
+        assert_eq!(cap.min_page_bytes(), 4096);
         assert_eq!(Cc::ENABLED.submission_entry_bytes(), 64);
         assert_eq!(Cc::ENABLED.completion_entry_bytes(), 16);
         assert_eq!(Cc::ENABLED.page_shift(), 12);

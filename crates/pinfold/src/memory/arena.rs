@@ -60,5 +60,5 @@ pub use builder::{ArenaBuilder, Pinning};
 pub use error::{AllocError, BuildError, NotExclusive};
 pub use handle::{Arena, ArenaMemory};
 pub use local::ArenaLocal;
-pub use report::{ArenaReport, ArenaStats, Backing};
+pub use report::{ArenaReport, ArenaStats};
 pub(crate) use state::Run;

@@ -140,15 +140,6 @@ impl OwnedMemory {
         unsafe { Self::new(memory, bytes) }
     }
 
-    /// Takes memory that is borrowed for `'static`.
-    ///
-    /// # Errors
-    /// As [`from_vec`](Self::from_vec).
-    pub fn from_static(bytes: &'static mut [u8]) -> Result<Self, OwnedMemoryError<()>> {
-        // SAFETY: the exclusive borrow never ends, and is not used again.
-        unsafe { Self::new(NonNull::from(bytes), ()) }
-    }
-
     /// Takes memory of any origin (`mmap`, another library), and drops `owner` when it is no longer
     /// used.
     ///

@@ -34,7 +34,7 @@ impl Facts {
     }
 
     /// Returns whether the kernel is at least this one; `None` if its release is unknown.
-    pub fn kernel_at_least(&self, major: u32, minor: u32) -> Option<bool> {
+    pub(super) fn kernel_at_least(&self, major: u32, minor: u32) -> Option<bool> {
         Some(parse_release(self.kernel.as_deref()?)? >= (major, minor))
     }
 }

@@ -17,7 +17,6 @@ use pinfold_core::registered::{BufferIndex, Hold, IndexError, Registry, Segments
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
@@ -94,23 +93,6 @@ impl<'m> Buffers<'m> {
         // SAFETY: the memory is lent for `'m`, which this table does not outlive, for access beside
         // devices.
         unsafe { self.enter(None, memory.into(), access) }.map(|(index, _)| index)
-    }
-
-    /// Registers a slice in the first vacant place; [`memory`](Self::memory) gives access to it
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// As [`register`](Self::register).
-    pub fn register_slice(
-        &mut self,
-        memory: &'m mut [u8],
-        access: Access,
-    ) -> Result<BufferIndex, RegistrationError> {
-        let len = memory.len();
-        // SAFETY: the slice is borrowed exclusively for `'m`, so no reference to it is alive; it is
-        // one allocation.
-        let memory = unsafe { DmaMemory::from_raw(NonNull::from(memory).cast(), len) };
-        self.register(memory, access)
     }
 
     /// Registers owned memory in the first vacant place, and keeps it until it is unregistered.

@@ -320,7 +320,7 @@ impl Survey {
     }
 
     /// Returns whether some of it is read-only for the process.
-    pub fn is_read_only(&self) -> bool {
+    pub(super) fn is_read_only(&self) -> bool {
         self.read_only
     }
 

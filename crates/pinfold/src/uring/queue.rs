@@ -139,7 +139,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     }
 
     /// Returns the block size of O_DIRECT, of which offsets must be multiples; 1 without O_DIRECT.
-    pub fn logical_block(&self) -> u32 {
+    #[cfg(test)]
+    pub(super) fn logical_block(&self) -> u32 {
         self.target.block
     }
 

@@ -67,7 +67,7 @@ impl Bar {
     }
 
     /// Returns how many bytes of it are mapped.
-    pub fn mapped_len(&self) -> u64 {
+    fn mapped_len(&self) -> u64 {
         self.windows.iter().map(|(_, window)| window.len() as u64).sum()
     }
 

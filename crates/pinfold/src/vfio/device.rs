@@ -90,7 +90,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::Outside`], [`DeviceError::Kernel`].
-    pub fn config_read(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
+    fn config_read(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
         self.0.region(layout::CONFIG_REGION)?.read(&self.0, offset, to)
     }
 

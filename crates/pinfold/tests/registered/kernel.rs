@@ -3,10 +3,12 @@
 use crate::common::*;
 use crate::shapes::IntoIndex;
 use io_uring::{IoUring, opcode, types};
+use pinfold::DmaMemory;
 use pinfold::registered::{BufferIndex, Buffers, RingPlace, View};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
 
 /// A ring of the caller's, which has a buffer's places from ours without pinning again.
 pub(crate) fn cloned(
@@ -162,7 +164,9 @@ fn lent_memory_is_accessible_through_the_table() {
     let _alone = alone();
     let mut own = vec![7u8; 100_000];
     let Some(mut buffers) = buffers(View::Process) else { return };
-    let index = buffers.register_slice(&mut own, BOTH).unwrap();
+    // SAFETY: the vector stays where it is, and is not accessed until the table is dropped.
+    let lent = unsafe { DmaMemory::from_raw(NonNull::from(own.as_mut_slice()).cast(), 100_000) };
+    let index = buffers.register(lent, BOTH).unwrap();
     let memory = buffers.memory(index).unwrap().unwrap();
     memory.write_u8(99_999, 9).unwrap();
     assert_eq!(buffers.find(memory.addr() + 5), Some((index, 5)));

@@ -1,13 +1,12 @@
 //! The handles of an arena: its memory, and that memory in one domain.
 
-use super::report::{ArenaReport, ArenaStats, Backing};
+use super::report::{ArenaReport, ArenaStats};
 use super::state::State;
 use crate::domain::Domain;
 use crate::memory::attachment::{Attachment, DomainOps};
 use crate::memory::fixed::Fixed;
 use crate::memory::policy::MappingPolicy;
 use crate::memory::source::Residency;
-use crate::sys::pages;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::Frame;
@@ -129,18 +128,6 @@ impl ArenaMemory {
             frames_quarantined: self.0.quarantined(),
             pinned_bytes: if pinned { bytes } else { 0 },
         }
-    }
-
-    /// Returns the pages that the kernel has allocated for the arena so far, from
-    /// `/proc/self/smaps`; `None` if that is unreadable. Of the caller's memory, the figures are
-    /// those of the mappings around it. O(mappings of the process).
-    pub fn backing(&self) -> Option<Backing> {
-        let vma = pages::vma_of(self.0.region().addr(), self.0.region().len())?;
-        Some(Backing {
-            resident_bytes: vma.resident.saturating_add(vma.hugetlb),
-            transparent_bytes: vma.transparent,
-            hugetlb_bytes: vma.hugetlb,
-        })
     }
 
     /// Returns whether `other` is a handle of the same arena.

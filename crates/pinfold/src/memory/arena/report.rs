@@ -65,24 +65,3 @@ impl fmt::Display for ArenaStats {
         )
     }
 }
-
-/// The pages that the kernel has allocated for an arena so far.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Backing {
-    /// Bytes that have a page of memory.
-    pub resident_bytes: u64,
-    /// Of these, bytes on transparent hugepages.
-    pub transparent_bytes: u64,
-    /// Of these, bytes on pages of the hugetlb pool.
-    pub hugetlb_bytes: u64,
-}
-
-impl fmt::Display for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { resident_bytes, transparent_bytes, hugetlb_bytes } = self;
-        write!(
-            f,
-            "{resident_bytes} bytes resident, {transparent_bytes} on transparent hugepages, {hugetlb_bytes} on hugetlb"
-        )
-    }
-}

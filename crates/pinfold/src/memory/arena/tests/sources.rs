@@ -54,10 +54,10 @@ fn transparent_hugepages_are_verified_by_touching_a_page() {
         return skipped(&arena.report().unavailable[0].to_string());
     }
     assert_eq!(addr_of(&arena) % (2 << 20), 0);
-    let before = arena.backing().unwrap();
-    assert_eq!(before.transparent_bytes, 2 << 20, "one page was touched to see");
+    let transparent = || pages::vma_of(addr_of(&arena), arena.len()).unwrap().transparent;
+    assert_eq!(transparent(), 2 << 20, "one page was touched to see");
     let all = arena.alloc_zeroed(8 << 20).unwrap();
-    assert!(arena.backing().unwrap().transparent_bytes >= 4 << 20);
+    assert!(transparent() >= 4 << 20);
     drop(all);
 }
 
@@ -84,8 +84,8 @@ fn a_size_on_transparent_hugepages_is_rounded_up_to_them() {
 fn plain_memory_has_pages_of_4_kib() {
     let arena = build(4 << 20, Source::Plain).unwrap();
     let _all = arena.alloc_zeroed(4 << 20).unwrap();
-    let backing = arena.backing().unwrap();
-    assert_eq!((backing.resident_bytes, backing.transparent_bytes), (4 << 20, 0));
+    let vma = pages::vma_of(addr_of(&arena), arena.len()).unwrap();
+    assert_eq!((vma.resident, vma.transparent), (4 << 20, 0));
     assert_eq!(arena.report().page_size, PageSize::Size4K);
 }
 
