@@ -130,7 +130,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let kind = if hugepages { "a hugepage" } else { "plain pages" };
     println!(
-        "{len} bytes through {kind} of the program; fixed bytes {fixed}; {}",
+        "{len} bytes through {kind} of the program; fixed bytes {fixed}\n{}",
         commands.stats()
     );
 

@@ -51,6 +51,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); 4];
         epoll::wait(&poller, &mut events, Some(&limit))?;
     }
-    println!("{completed} reads; {}", queue.stats());
+    println!("{completed} reads\n{}", queue.stats());
     Ok(())
 }

@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // It only receives, so it needs no second ring.
     let ring = driver.descriptors.iova().start();
-    let mut card = Nic::new(port, ring, ring, u32::try_from(ENTRIES)?);
+    let mut card = Nic::new(port).receive_ring(ring, u32::try_from(ENTRIES)?);
     std::thread::scope(|scope| scope.spawn(|| receive_frames(&mut card)).join())
         .map_err(|_| "the device panicked")?
         .map_err(|error| error.to_string())?;

@@ -134,7 +134,7 @@ impl Default for SoftConfig {
 
 // Counters of ports.
 
-/// What a port, or all of them, has done so far.
+/// The counters of a port, or of all of them. They print as a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PortStats {
@@ -176,11 +176,12 @@ impl PortStats {
 impl fmt::Display for PortStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { hits, misses, walk_reads, faults, bytes_read, bytes_written, .. } = self;
-        write!(
-            f,
-            "IOTLB: {hits} hits, {misses} misses ({walk_reads} entries read); {bytes_read} bytes read, {bytes_written} \
-             written; {faults} faults"
-        )
+        writeln!(f, "IOTLB hits         {hits:>14}")?;
+        writeln!(f, "IOTLB misses       {misses:>14}")?;
+        writeln!(f, "  entries read     {walk_reads:>14}")?;
+        writeln!(f, "bytes read         {bytes_read:>14}")?;
+        writeln!(f, "bytes written      {bytes_written:>14}")?;
+        write!(f, "faults             {faults:>14}")
     }
 }
 

@@ -34,7 +34,7 @@ use std::fmt;
 /// ring.memory().write_u32(8, 4096u32.to_le())?;
 /// ring.memory().store_release_u32(12, Nic::OWNED.to_le())?;
 ///
-/// let mut card = Nic::new(bus.port(), receive, transmit, 1);
+/// let mut card = Nic::new(bus.port()).receive_ring(receive, 1).transmit_ring(transmit, 1);
 /// assert_eq!(card.receive(b"a frame")?, NicEvent::Moved(7));
 /// assert_eq!(card.receive(b"another")?, NicEvent::NoDescriptor);
 /// assert_eq!(ring.memory().load_acquire_u32(12)?, 0, "the driver's again");
@@ -46,8 +46,8 @@ use std::fmt;
 /// ```
 pub struct Nic {
     port: Port,
-    receive: Ring,
-    transmit: Ring,
+    receive: Option<Ring>,
+    transmit: Option<Ring>,
     frame: Vec<u8>,
 }
 
@@ -56,7 +56,7 @@ pub struct Nic {
 pub enum NicEvent {
     /// It moved so many bytes.
     Moved(usize),
-    /// The next descriptor is the driver's: a received frame is dropped.
+    /// The next descriptor is the driver's, or there is no ring: a received frame is dropped.
     NoDescriptor,
     /// It could not reach the buffer, or the frame does not fit: the descriptor says so, and the
     /// frame is dropped.
@@ -124,11 +124,23 @@ impl Nic {
     /// The longest frame that it sends, in bytes.
     pub const LONGEST: usize = 9216;
 
-    /// Creates a card whose rings of `entries` descriptors are at `receive` and at `transmit`,
-    /// multiples of 16.
-    pub fn new(port: Port, receive: Iova, transmit: Iova, entries: u32) -> Self {
-        let ring = |base| Ring { base, entries, next: 0 };
-        Self { port, receive: ring(receive), transmit: ring(transmit), frame: Vec::new() }
+    /// Creates a card without rings: it moves nothing.
+    pub fn new(port: Port) -> Self {
+        Self { port, receive: None, transmit: None, frame: Vec::new() }
+    }
+
+    /// Sets the receive ring: `entries` descriptors at `at`, a multiple of 16.
+    #[must_use]
+    pub fn receive_ring(mut self, at: Iova, entries: u32) -> Self {
+        self.receive = Some(Ring { base: at, entries, next: 0 });
+        self
+    }
+
+    /// Sets the transmit ring, as [`receive_ring`](Self::receive_ring).
+    #[must_use]
+    pub fn transmit_ring(mut self, at: Iova, entries: u32) -> Self {
+        self.transmit = Some(Ring { base: at, entries, next: 0 });
+        self
     }
 
     /// Receives a frame from the wire into the next receive buffer.
@@ -136,13 +148,14 @@ impl Nic {
     /// # Errors
     /// [`Fault`] if the card cannot reach its ring.
     pub fn receive(&mut self, frame: &[u8]) -> Result<NicEvent, Fault> {
-        let Some(descriptor) = self.receive.take(&self.port)? else {
+        let Some(ring) = &mut self.receive else { return Ok(NicEvent::NoDescriptor) };
+        let Some(descriptor) = ring.take(&self.port)? else {
             return Ok(NicEvent::NoDescriptor);
         };
         let fits = frame.len() <= descriptor.len;
         let moved =
             (fits && self.port.write(descriptor.buffer, frame).is_ok()).then_some(frame.len());
-        self.receive.finish(&self.port, descriptor, moved)?;
+        ring.finish(&self.port, descriptor, moved)?;
         Ok(moved.map_or(NicEvent::Faulted, NicEvent::Moved))
     }
 
@@ -152,7 +165,8 @@ impl Nic {
     /// [`Fault`] if the card cannot reach its ring.
     pub fn transmit(&mut self) -> Result<NicEvent, Fault> {
         self.frame.clear();
-        let Some(descriptor) = self.transmit.take(&self.port)? else {
+        let Some(ring) = &mut self.transmit else { return Ok(NicEvent::NoDescriptor) };
+        let Some(descriptor) = ring.take(&self.port)? else {
             return Ok(NicEvent::NoDescriptor);
         };
         let mut moved = None;
@@ -167,7 +181,7 @@ impl Nic {
         if moved.is_none() {
             self.frame.clear();
         }
-        self.transmit.finish(&self.port, descriptor, moved)?;
+        ring.finish(&self.port, descriptor, moved)?;
         Ok(moved.map_or(NicEvent::Faulted, NicEvent::Moved))
     }
 

@@ -347,7 +347,7 @@ impl Stack {
 
 // Counters of a stack.
 
-/// Counters of a stack, and what is outstanding.
+/// Counters of a stack, and of its outstanding memory. They print as a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Stats {
@@ -381,24 +381,15 @@ impl Stats {
 
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} rings allocated, {} payloads shared ({} in place, {} bounced), {} bytes copied; outstanding: {} pages, {} payloads",
-            self.dma_allocs,
-            self.shares,
-            self.shares_in_place,
-            self.shares_bounced,
-            self.copied_bytes,
-            self.dma_pages_live,
-            self.shares_live
-        )?;
-        if self.invalid_frees > 0 {
-            write!(f, "; {} invalid frees", self.invalid_frees)?;
-        }
-        if self.quarantined_bytes > 0 {
-            write!(f, "; {} bytes quarantined", self.quarantined_bytes)?;
-        }
-        Ok(())
+        writeln!(f, "rings allocated    {:>14}", self.dma_allocs)?;
+        writeln!(f, "pages outstanding  {:>14}", self.dma_pages_live)?;
+        writeln!(f, "payloads shared    {:>14}", self.shares)?;
+        writeln!(f, "  mapped in place  {:>14}", self.shares_in_place)?;
+        writeln!(f, "  bounced          {:>14}", self.shares_bounced)?;
+        writeln!(f, "  outstanding      {:>14}", self.shares_live)?;
+        writeln!(f, "bytes copied       {:>14}", self.copied_bytes)?;
+        writeln!(f, "invalid frees      {:>14}", self.invalid_frees)?;
+        write!(f, "bytes quarantined  {:>14}", self.quarantined_bytes)
     }
 }
 

@@ -58,24 +58,17 @@ impl SocketReport {
 impl fmt::Display for SocketReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { traffic, kernel, pool, .. } = self;
-        writeln!(
-            f,
-            "received {} packets, {} bytes; sent {}",
-            traffic.received, traffic.received_bytes, traffic.sent
-        )?;
-        writeln!(
-            f,
-            "dropped by the kernel: {} (receive ring full {}, fill ring empty {}, refused entries {})",
-            self.kernel_drops(),
-            kernel.receive_ring_full,
-            kernel.fill_ring_empty,
-            kernel.fill_invalid + kernel.transmit_invalid,
-        )?;
-        write!(
-            f,
-            "pages: {} in use of {}, {} chunks with the kernel",
-            pool.in_use, pool.pages, self.in_kernel
-        )?;
+        writeln!(f, "packets received       {:>14}", traffic.received)?;
+        writeln!(f, "bytes received         {:>14}", traffic.received_bytes)?;
+        writeln!(f, "packets sent           {:>14}", traffic.sent)?;
+        writeln!(f, "dropped by the kernel  {:>14}", self.kernel_drops())?;
+        writeln!(f, "  receive ring full    {:>14}", kernel.receive_ring_full)?;
+        writeln!(f, "  fill ring empty      {:>14}", kernel.fill_ring_empty)?;
+        let refused = kernel.fill_invalid + kernel.transmit_invalid;
+        writeln!(f, "  refused entries      {refused:>14}")?;
+        writeln!(f, "chunks with the kernel {:>14}", self.in_kernel)?;
+        writeln!(f, "pages                  {:>14}", pool.pages)?;
+        write!(f, "pages in use           {:>14}", pool.in_use)?;
         self.holders.iter().try_for_each(|holder| write!(f, "\n  {holder}"))
     }
 }

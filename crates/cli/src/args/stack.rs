@@ -86,7 +86,6 @@ pub(crate) enum Memory {
     #[value(name = "hugetlb-2m")]
     Hugetlb2m,
     /// Transparent hugepages; the size is rounded up to 2 MiB
-    #[value(alias = "transparent")]
     #[serde(rename = "thp")]
     Thp,
     /// Pages of 4 KiB
@@ -95,4 +94,12 @@ pub(crate) enum Memory {
     /// A memory file, which can be shared with another process
     #[serde(rename = "memfd")]
     Memfd,
+    /// A memory file on reserved pages of 2 MiB
+    #[serde(rename = "memfd-2m")]
+    #[value(name = "memfd-2m")]
+    Memfd2m,
+    /// A memory file on reserved pages of 1 GiB
+    #[serde(rename = "memfd-1g")]
+    #[value(name = "memfd-1g")]
+    Memfd1g,
 }

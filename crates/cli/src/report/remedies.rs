@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn other_commands_are_returned_once() {
         let off = || SourceUnavailable {
-            source: Source::Transparent,
+            source: Source::Thp,
             reason: UnavailableReason::TransparentOff,
             fix: Some("on".into()),
         };

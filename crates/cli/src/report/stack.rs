@@ -6,7 +6,7 @@ use crate::setup::open::OpenTarget;
 use crate::setup::stack::Stack;
 use crate::targets::nvme::NvmeStats;
 use pinfold::arena::{NotLocked, Residency, SourceUnavailable};
-use pinfold::{Arena, Domain, MappingPolicy, Source};
+use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::PageSize;
 use pinfold_core::dma_pool::PoolStats;
 use serde::Serialize;
@@ -101,12 +101,12 @@ impl MemoryReport {
         let small =
             report.page_size == PageSize::Size4K && report.bytes >= PageSize::Size2M.bytes();
         let refused = |unavailable: &SourceUnavailable| RefusedReport {
-            source: source_name(unavailable.source),
+            source: unavailable.source.name(),
             why: unavailable.reason.to_string(),
         };
         Self {
             name,
-            source: source_name(report.source),
+            source: report.source.name(),
             bytes: report.bytes,
             page_bytes: report.page_size.bytes(),
             always_mapped: arena.mapping_policy() == MappingPolicy::Whole,
@@ -301,13 +301,5 @@ impl DomainReport {
             waited: invalidations.waited,
             waited_ns: invalidations.wait_ns,
         }
-    }
-}
-
-/// Returns the source as an argument of `--memory`.
-fn source_name(source: Source) -> &'static str {
-    match source {
-        Source::Transparent => "thp",
-        other => other.name(),
     }
 }

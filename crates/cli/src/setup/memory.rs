@@ -76,7 +76,7 @@ pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError>
     let arenas = match memory {
         // The arena reports missing hugepages, and the hugetlb pool is not part of the available
         // memory.
-        Memory::Hugetlb1g | Memory::Hugetlb2m => 0,
+        Memory::Hugetlb1g | Memory::Hugetlb2m | Memory::Memfd2m | Memory::Memfd1g => 0,
         Memory::Auto if fits_hugepages(need.arenas) => 0,
         _ => need.arenas,
     };

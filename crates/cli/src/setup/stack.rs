@@ -169,15 +169,31 @@ fn source(memory: Memory) -> Option<Source> {
         Memory::Auto => None,
         Memory::Hugetlb1g => Some(Source::Hugetlb1G),
         Memory::Hugetlb2m => Some(Source::Hugetlb2M),
-        Memory::Thp => Some(Source::Transparent),
+        Memory::Thp => Some(Source::Thp),
         Memory::Plain => Some(Source::Plain),
         Memory::Memfd => Some(Source::Memfd),
+        Memory::Memfd2m => Some(Source::Memfd2M),
+        Memory::Memfd1g => Some(Source::Memfd1G),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::ValueEnum;
+
+    #[test]
+    fn the_words_of_memory_are_those_of_the_sources() {
+        let words: Vec<_> = Memory::value_variants()
+            .iter()
+            .filter_map(|kind| {
+                Some((kind.to_possible_value()?.get_name().to_owned(), source(*kind)?))
+            })
+            .collect();
+        assert!(words.iter().all(|(word, source)| word == source.name()), "{words:?}");
+        // All but the caller's memory, which a command line cannot name.
+        assert_eq!(words.len(), Source::ALL.len() - 1);
+    }
 
     #[test]
     fn buffers_fill_an_arena_without_gaps() {

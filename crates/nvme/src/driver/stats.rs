@@ -85,32 +85,30 @@ impl QueueStats {
 
 impl fmt::Display for QueueStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
+        rows(
             f,
-            "{} requests in {} commands, {} completions, {} errors; {} requests \
-             retried after {} ms in all; {} segments, {} PRP entries ({} list pages), {} SGL \
-             data blocks ({} pages); {} doorbells, {} of {} sleeps ended by an interrupt; {} timeouts, {} aborts, {} \
-             aborted; completions: {} late, {} spurious, {} with a bad head",
-            self.requests,
-            self.commands,
-            self.completions,
-            self.errors,
-            self.retried_requests,
-            self.retry_wait_ns / 1_000_000,
-            self.segments,
-            self.prp_entries,
-            self.prp_list_pages,
-            self.sgl_data_blocks,
-            self.sgl_segment_pages,
-            self.doorbells,
-            self.interrupts,
-            self.sleeps,
-            self.timeouts,
-            self.aborts,
-            self.aborted,
-            self.late_completions,
-            self.spurious_completions,
-            self.bad_heads
+            &[
+                ("requests", self.requests),
+                ("requests retried", self.retried_requests),
+                ("  waiting, ms", self.retry_wait_ns / 1_000_000),
+                ("commands", self.commands),
+                ("completions", self.completions),
+                ("  with an error", self.errors),
+                ("  late", self.late_completions),
+                ("  spurious", self.spurious_completions),
+                ("  with a bad head", self.bad_heads),
+                ("segments", self.segments),
+                ("PRP entries", self.prp_entries),
+                ("PRP list pages", self.prp_list_pages),
+                ("SGL data blocks", self.sgl_data_blocks),
+                ("SGL pages", self.sgl_segment_pages),
+                ("doorbells", self.doorbells),
+                ("sleeps", self.sleeps),
+                ("  interrupted", self.interrupts),
+                ("timeouts", self.timeouts),
+                ("aborts", self.aborts),
+                ("requests aborted", self.aborted),
+            ],
         )
     }
 }
@@ -147,22 +145,30 @@ pub struct ControllerStats {
 
 impl fmt::Display for ControllerStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
+        rows(
             f,
-            "{} resets; list pages: {} in use, at most {}; quarantined: {} payloads, {} queue pairs, {} payloads \
-             permanently; {} events ({} health, {} namespace, {} lost); admin commands: {} retried, {} spurious completions",
-            self.resets,
-            self.list_pages_used,
-            self.list_pages_max,
-            self.quarantined,
-            self.quarantined_queues,
-            self.quarantined_permanently,
-            self.events,
-            self.health_events,
-            self.namespace_events,
-            self.events_lost,
-            self.admin_retries,
-            self.spurious_admin_completions
+            &[
+                ("resets", self.resets),
+                ("list pages in use", self.list_pages_used),
+                ("  at the peak", self.list_pages_max),
+                ("payloads quarantined", self.quarantined),
+                ("  for ever", self.quarantined_permanently),
+                ("queues quarantined", self.quarantined_queues),
+                ("events", self.events),
+                ("  health", self.health_events),
+                ("  namespace", self.namespace_events),
+                ("  lost", self.events_lost),
+                ("admin retries", self.admin_retries),
+                ("admin spurious", self.spurious_admin_completions),
+            ],
         )
     }
+}
+
+/// Prints a line for each counter.
+fn rows(f: &mut fmt::Formatter<'_>, rows: &[(&str, u64)]) -> fmt::Result {
+    rows.iter().enumerate().try_for_each(|(at, (name, count))| {
+        let line_end = if at == 0 { "" } else { "\n" };
+        write!(f, "{line_end}{name:<20} {count:>14}")
+    })
 }

@@ -133,7 +133,7 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
                 .map_err(|errno| explain("mmap", errno, page, len, None))?;
             (region, Some(fd))
         }
-        Source::Transparent => (transparent(len, no_space)?, None),
+        Source::Thp => (transparent(len, no_space)?, None),
         Source::Plain | Source::Caller => (plain(len, no_space)?, None),
     };
     prepare(&region, request.node).map_err(Failure::Fatal)?;
@@ -146,7 +146,7 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
                 explain("madvise(MADV_POPULATE_WRITE)", errno, page, len, request.node).into()
             );
         }
-    } else if source == Source::Transparent {
+    } else if source == Source::Thp {
         touch_transparent(&region)?;
     }
     Ok((region, fd))

@@ -18,7 +18,7 @@ pub enum Source {
     Hugetlb2M,
     /// Transparent hugepages of 2 MiB (`MADV_HUGEPAGE`), where the kernel can allocate them when
     /// memory is touched. The size is rounded up to them.
-    Transparent,
+    Thp,
     /// 4 KiB pages.
     Plain,
     /// 4 KiB pages with a file descriptor, to be shared with another process
@@ -38,14 +38,13 @@ impl Source {
     ///
     /// 1 GiB pages only where rounding the size up to them adds no more than an eighth of it, 2 MiB
     /// pages only for 2 MiB or more; otherwise they are neither tried nor reported as unavailable.
-    pub const PREFERENCE: [Self; 4] =
-        [Self::Hugetlb1G, Self::Hugetlb2M, Self::Transparent, Self::Plain];
+    pub const PREFERENCE: [Self; 4] = [Self::Hugetlb1G, Self::Hugetlb2M, Self::Thp, Self::Plain];
 
     /// All sources.
     pub const ALL: [Self; 8] = [
         Self::Hugetlb1G,
         Self::Hugetlb2M,
-        Self::Transparent,
+        Self::Thp,
         Self::Plain,
         Self::Memfd,
         Self::Memfd2M,
@@ -58,7 +57,7 @@ impl Source {
         match self {
             Self::Hugetlb1G => "hugetlb-1g",
             Self::Hugetlb2M => "hugetlb-2m",
-            Self::Transparent => "transparent",
+            Self::Thp => "thp",
             Self::Plain => "plain",
             Self::Memfd => "memfd",
             Self::Memfd2M => "memfd-2m",
@@ -71,7 +70,7 @@ impl Source {
     pub const fn page_size(self) -> PageSize {
         match self {
             Self::Hugetlb1G | Self::Memfd1G => PageSize::Size1G,
-            Self::Hugetlb2M | Self::Memfd2M | Self::Transparent => PageSize::Size2M,
+            Self::Hugetlb2M | Self::Memfd2M | Self::Thp => PageSize::Size2M,
             Self::Plain | Self::Memfd | Self::Caller => PageSize::Size4K,
         }
     }
@@ -105,7 +104,7 @@ impl fmt::Display for Source {
 /// The error of parsing an unknown source name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "unknown memory source {0:?}: hugetlb-1g, hugetlb-2m, transparent, plain, memfd, memfd-2m, memfd-1g"
+    "unknown memory source {0:?}: hugetlb-1g, hugetlb-2m, thp, plain, memfd, memfd-2m, memfd-1g"
 )]
 pub struct UnknownSource(pub String);
 

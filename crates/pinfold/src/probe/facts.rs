@@ -208,7 +208,7 @@ impl Live {
         Self {
             hugetlb_2m: try_one_page(Source::Hugetlb2M),
             hugetlb_1g: try_one_page(Source::Hugetlb1G),
-            transparent: try_one_page(Source::Transparent),
+            transparent: try_one_page(Source::Thp),
             io_uring: io_uring().map_err(|error| {
                 // Linux 5.1 has rings; the transfers of files need 5.6.
                 RingRefusal::of(Errno::from(&error), (5, 6), ring_bytes(2))

@@ -33,7 +33,7 @@ fn locked_down() -> Live {
     Live {
         hugetlb_2m: refused(Source::Hugetlb2M, none(PageSize::Size2M), None),
         hugetlb_1g: refused(Source::Hugetlb1G, none(PageSize::Size1G), None),
-        transparent: refused(Source::Transparent, none(PageSize::Size2M), None),
+        transparent: refused(Source::Thp, none(PageSize::Size2M), None),
         io_uring: Err(RingRefusal {
             errno: Errno::new(libc::EPERM),
             cause: RingRefusalCause::Sysctl(2),

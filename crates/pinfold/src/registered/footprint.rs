@@ -204,7 +204,7 @@ impl Coverage {
 
 // The counters of pinned pages, and the limit that each counts against.
 
-/// What a table of buffers keeps pinned.
+/// The memory that a table of buffers keeps pinned. It prints as a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PinnedStats {
     /// The number of buffers.
@@ -232,15 +232,17 @@ pub struct PinnedStats {
 
 impl fmt::Display for PinnedStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { buffers, bytes, pinned_bytes, charged_bytes, .. } = self;
-        write!(
-            f,
-            "{buffers} buffers of {bytes} bytes, {pinned_bytes} bytes pinned, {charged_bytes} charged"
-        )?;
+        let Self { buffers, leaving, bytes, table_bytes, pinned_bytes, charged_bytes, .. } = self;
+        writeln!(f, "buffers            {buffers:>14}")?;
+        writeln!(f, "buffers leaving    {leaving:>14}")?;
+        writeln!(f, "bytes              {bytes:>14}")?;
+        writeln!(f, "bytes of tables    {table_bytes:>14}")?;
+        writeln!(f, "bytes pinned       {pinned_bytes:>14}")?;
+        writeln!(f, "bytes charged      {charged_bytes:>14}")?;
         match self.limit.soft {
-            _ if self.lifted => f.write_str(" to no limit (CAP_IPC_LOCK)"),
-            Some(limit) => write!(f, " of {limit} allowed"),
-            None => f.write_str(", unlimited"),
+            _ if self.lifted => write!(f, "limit of the charge  none (CAP_IPC_LOCK)"),
+            Some(limit) => write!(f, "limit of the charge{limit:>14}"),
+            None => write!(f, "limit of the charge          none"),
         }
     }
 }

@@ -21,7 +21,9 @@ impl<'d> Driver<'d> {
     fn new(domain: &'d Domain, bus: &'d SoftBus) -> (Self, Nic) {
         let rings = domain.map(bus.alloc_pages(1).unwrap(), Bidirectional).unwrap();
         let at = rings.iova().start();
-        let card = Nic::new(bus.port(), at, at.checked_add(TRANSMIT).unwrap(), ENTRIES);
+        let card = Nic::new(bus.port())
+            .receive_ring(at, ENTRIES)
+            .transmit_ring(at.checked_add(TRANSMIT).unwrap(), ENTRIES);
         (Self { bus, domain: domain.local(), rings }, card)
     }
 

@@ -37,7 +37,7 @@ impl fmt::Display for ArenaReport {
     }
 }
 
-/// How much of an arena is in use.
+/// How much of an arena is in use. It prints as a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ArenaStats {
     /// The size in bytes.
@@ -58,10 +58,11 @@ impl fmt::Display for ArenaStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { bytes, frames, frames_in_use, frames_peak, frames_quarantined, pinned_bytes } =
             self;
-        write!(
-            f,
-            "{bytes} bytes, {pinned_bytes} pinned; {frames_in_use} of {frames} frames in use (peak {frames_peak}, \
-             {frames_quarantined} quarantined)"
-        )
+        writeln!(f, "bytes              {bytes:>14}")?;
+        writeln!(f, "bytes pinned       {pinned_bytes:>14}")?;
+        writeln!(f, "frames             {frames:>14}")?;
+        writeln!(f, "frames in use      {frames_in_use:>14}")?;
+        writeln!(f, "frames at the peak {frames_peak:>14}")?;
+        write!(f, "frames quarantined {frames_quarantined:>14}")
     }
 }

@@ -264,3 +264,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn statistics_print_as_a_table_of_short_lines() {
+    let arena = plain(2 << 20, MappingPolicy::Whole);
+    let _buffer = arena.alloc(8192).unwrap();
+    let text = arena.stats().to_string();
+    assert!(text.lines().all(|line| line.len() <= 40), "{text}");
+    assert!(text.lines().any(|line| line.split_whitespace().eq(["frames", "in", "use", "2"])));
+}

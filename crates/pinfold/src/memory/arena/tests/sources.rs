@@ -39,14 +39,14 @@ fn unavailable_hugepage_sources_are_all_listed() {
 fn transparent_hugepages_are_verified_by_touching_a_page() {
     let arena = Arena::builder()
         .size(8 << 20)
-        .sources([Source::Transparent, Source::Plain])
+        .sources([Source::Thp, Source::Plain])
         .build(&soft())
         .unwrap();
     match hugepages::thp(Path::new("/sys")) {
         Some(hugepages::Thp::Always | hugepages::Thp::Madvise) => {}
         _ => {
             assert_eq!(arena.report().source, Source::Plain);
-            assert_eq!(arena.report().unavailable[0].source, Source::Transparent);
+            assert_eq!(arena.report().unavailable[0].source, Source::Thp);
             return skipped("no transparent hugepages on this machine");
         }
     }
@@ -63,7 +63,7 @@ fn transparent_hugepages_are_verified_by_touching_a_page() {
 
 #[test]
 fn a_size_on_transparent_hugepages_is_rounded_up_to_them() {
-    let first = match build(4096, Source::Transparent) {
+    let first = match build(4096, Source::Thp) {
         Ok(first) => first,
         Err(refused) => return skipped(&refused.to_string()),
     };
@@ -75,7 +75,7 @@ fn a_size_on_transparent_hugepages_is_rounded_up_to_them() {
     for (bytes, rounded) in
         [(1, 2), ((2 << 20) - 1, 2), (2 << 20, 2), ((2 << 20) + 1, 4), (5 << 20, 6)]
     {
-        let Ok(arena) = build(bytes, Source::Transparent) else { continue };
+        let Ok(arena) = build(bytes, Source::Thp) else { continue };
         assert_eq!(arena.report().bytes, rounded << 20, "{bytes}");
     }
 }
