@@ -15,16 +15,14 @@
 mod command;
 mod completion;
 mod identify;
-mod log;
 mod register;
 
 pub use command::{Command, DsmRange, SglDescriptor, admin, create_cq, feature, nvm};
 pub use completion::{Cqe, Status};
 pub use identify::{
     ControllerData, LbaFormat, NamespaceData, NamespaceDescriptors, NamespaceList, PowerState,
-    SglSupport, cns, csi,
+    SglSupport, SmartData, cns, csi, log_page,
 };
-pub use log::{SmartData, log_page};
 pub use register::{Cap, Cc, Crto, Csts, Doorbell, doorbell_offset, offset};
 
 /// The memory page size that the driver uses (CC.MPS = 0).

@@ -1,16 +1,14 @@
 //! The admin queue: one command at a time that is waited for, beside aborts and asynchronous event
 //! requests (Base 5).
 
-use super::clock::Backoff;
-use super::command_id::next_sequential;
+use super::clock::{Backoff, RetryDelays};
 use super::config::{Config, nanoseconds};
 use super::dma_buffer::{self, DmaBuffer};
+use super::enable::ControllerRegisters;
 use super::error::Error;
 use super::event::{EventKind, EventLog};
-use super::registers::ControllerRegisters;
-use super::retry::RetryDelays;
-use super::ring::{CompletionRing, SubmissionRing};
-use super::shared::SharedState;
+use super::in_flight::SharedState;
+use super::slots::{CompletionRing, SubmissionRing, next_sequential};
 use crate::registers::Registers;
 use crate::spec::{Command, ControllerData, Cqe, Doorbell, PAGE_BYTES, admin, offset};
 use pinfold_core::dma_pool::ChunkSource;

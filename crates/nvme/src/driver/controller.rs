@@ -1,14 +1,11 @@
 //! A controller as its users hold it.
 
-use super::config::Config;
+use super::config::{Config, ControllerStats};
 use super::error::Error;
-use super::event::Event;
-use super::health::Health;
-use super::identity::Identity;
+use super::event::{Event, Health};
 use super::inner::Inner;
-use super::namespace::{Namespace, NamespaceInfo, Unusable};
+use super::namespace::{Identity, Namespace, NamespaceInfo, Unusable};
 use super::queue::{Queue, Vector};
-use super::stats::ControllerStats;
 use crate::registers::Registers;
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
 use std::fmt;

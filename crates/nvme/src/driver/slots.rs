@@ -1,10 +1,13 @@
-//! The driver's own record of each command and request in flight. Nothing in it can be written by
-//! the controller.
+//! The queues in memory, and the driver's own record of each command and request in flight. Nothing
+//! in it can be written by the controller.
 
-use super::data_pointer::DataPointer;
+use super::data_pointer::{DataPointer, SegmentCursor};
+use super::dma_buffer::{self, DmaBuffer};
 use super::error::CommandError;
-use super::segments::SegmentCursor;
-use crate::spec::{Command, Status};
+use crate::spec::{Command, Cqe, Status};
+use core::mem::offset_of;
+use pinfold_core::dma_pool::ChunkSource;
+use zerocopy::IntoBytes;
 
 /// A command. Its identifier is the slot and the slot's use count, so that a second completion of
 /// an earlier command in the same slot is recognised.
@@ -141,6 +144,184 @@ impl Default for RequestSlot {
             retried: false,
             error: None,
             segments: SegmentCursor::default(),
+        }
+    }
+}
+
+// The host's side of submission and completion queues (Base 3.3.1).
+
+/// A submission queue: commands are written at the tail, and a doorbell publishes the tail.
+pub(super) struct SubmissionRing<S: ChunkSource> {
+    buffer: DmaBuffer<S>,
+    entries: u32,
+    tail: u32,
+    /// Commands written since the last doorbell.
+    unpublished: u32,
+}
+
+impl<S: ChunkSource> SubmissionRing<S> {
+    /// Creates an empty ring in `buffer`, which holds `entries` entries.
+    pub(super) fn new(buffer: DmaBuffer<S>, entries: u32) -> Self {
+        Self { buffer, entries, tail: 0, unpublished: 0 }
+    }
+
+    /// Writes a command. The caller keeps fewer than `entries` commands in flight, so that no
+    /// unread one is overwritten.
+    pub(super) fn push(&mut self, command: &Command) {
+        // In bounds: the tail is below `entries`.
+        let _ = self
+            .buffer
+            .memory()
+            .copy_from_slice(self.tail as usize * Command::BYTES, command.as_bytes());
+        self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
+        self.unpublished += 1;
+    }
+
+    /// Returns the value for the doorbell, if commands were written since the last one.
+    pub(super) fn take_tail(&mut self) -> Option<u32> {
+        (std::mem::take(&mut self.unpublished) > 0).then_some(self.tail)
+    }
+
+    pub(super) fn unpublished(&self) -> u32 {
+        self.unpublished
+    }
+
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
+}
+
+/// A completion queue: the controller writes entries, whose phase tag distinguishes new from old.
+pub(super) struct CompletionRing<S: ChunkSource> {
+    buffer: DmaBuffer<S>,
+    entries: u32,
+    head: u32,
+    phase: bool,
+    /// Entries read since the last doorbell.
+    unpublished: u32,
+}
+
+impl<S: ChunkSource> CompletionRing<S> {
+    /// Creates an empty ring in `buffer`, which is zeroed and holds `entries` entries.
+    pub(super) fn new(buffer: DmaBuffer<S>, entries: u32) -> Self {
+        Self { buffer, entries, head: 0, phase: true, unpublished: 0 }
+    }
+
+    /// Whether the controller has written the next entry.
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        // In bounds, as for the other ring. The acquire load orders reads of the entry behind its
+        // phase tag.
+        let at = self.head as usize * Cqe::BYTES + offset_of!(Cqe, cid);
+        let last = self.buffer.memory().load_acquire_u32(at).map(u32::from_le);
+        last.is_ok_and(|last| (last >> 16 & 1 != 0) == self.phase)
+    }
+
+    /// Reads the next entry, if the controller has written it. Its content is untrusted.
+    #[inline]
+    pub(super) fn next(&mut self) -> Option<Cqe> {
+        if !self.is_ready() {
+            return None;
+        }
+        let cqe = dma_buffer::read(self.buffer.memory(), self.head as usize * Cqe::BYTES).ok()?;
+        self.head += 1;
+        if self.head == self.entries {
+            self.head = 0;
+            self.phase = !self.phase;
+        }
+        self.unpublished += 1;
+        Some(cqe)
+    }
+
+    /// Returns the value for the doorbell, if entries were read since the last one.
+    pub(super) fn take_head(&mut self) -> Option<u32> {
+        (std::mem::take(&mut self.unpublished) > 0).then_some(self.head)
+    }
+
+    /// As [`take_head`](Self::take_head), but only where the controller may lack entries for
+    /// `in_flight` commands.
+    #[inline]
+    pub(super) fn take_head_if_full(&mut self, in_flight: usize) -> Option<u32> {
+        // The controller leaves one entry empty and treats unacknowledged entries as occupied.
+        let free = self.entries.saturating_sub(self.unpublished).saturating_sub(1);
+        if (free as usize) < in_flight { self.take_head() } else { None }
+    }
+
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
+}
+
+// Command identifiers.
+
+/// How a queue makes command identifiers: the slot of the command in the low bits, and above it as
+/// many bits of the slot's use count as fit. FFFFh is not used: it means "no command" in the error
+/// log (Base 3.3.3.1).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CommandIds {
+    slot_bits: u32,
+}
+
+impl CommandIds {
+    const RESERVED: u16 = 0xffff;
+
+    /// Creates the scheme for `slots` slots: at least 1, and at most 65,535, as a ring of 65,536
+    /// entries has.
+    pub(super) fn new(slots: usize) -> Self {
+        Self { slot_bits: (usize::BITS - (slots - 1).leading_zeros()).min(16) }
+    }
+
+    /// Returns the slot that an identifier names; it may be out of range.
+    pub(super) fn slot(self, cid: u16) -> u16 {
+        let [a, b, ..] = (u32::from(cid) & ((1 << self.slot_bits) - 1)).to_le_bytes();
+        u16::from_le_bytes([a, b])
+    }
+
+    pub(super) fn encode(self, uses: u16, slot: u16) -> u16 {
+        // The upper bits of the use count are cut off, on both sides of each comparison.
+        let [a, b, ..] = (u32::from(uses) << self.slot_bits | u32::from(slot)).to_le_bytes();
+        u16::from_le_bytes([a, b])
+    }
+
+    /// Returns the use count of the next command in `slot`.
+    pub(super) fn next(self, uses: u16, slot: u16) -> u16 {
+        let next = uses.wrapping_add(1);
+        if self.encode(next, slot) == Self::RESERVED { next.wrapping_add(1) } else { next }
+    }
+}
+
+/// Returns the identifier after `cid` for a queue that numbers its commands in order.
+pub(super) fn next_sequential(cid: u16) -> u16 {
+    if cid >= CommandIds::RESERVED - 1 { 0 } else { cid + 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_identifier_is_ffff_for_any_number_of_slots() {
+        for slots in [1, 2, 63, 64, 65, 1023, 1024, 4096, 32_768, 32_769, 65_535] {
+            let ids = CommandIds::new(slots);
+            let last = u16::try_from(slots - 1).unwrap();
+            for slot in [0, 1.min(last), last / 2, last] {
+                let mut uses = 0;
+                for _ in 0..70_000 {
+                    let before = ids.encode(uses, slot);
+                    uses = ids.next(uses, slot);
+                    let cid = ids.encode(uses, slot);
+                    assert_ne!(cid, 0xffff, "{slots} slots");
+                    assert_eq!(ids.slot(cid), slot);
+                    // With 15 or 16 bits for the slot, none are left for the use count of the last
+                    // slot.
+                    assert!(cid != before || slots >= 32_768);
+                }
+            }
+        }
+        let mut cid = 0;
+        for _ in 0..70_000 {
+            cid = next_sequential(cid);
+            assert_ne!(cid, 0xffff);
         }
     }
 }

@@ -1,17 +1,13 @@
-//! An I/O queue pair: one thread submits to it and polls it.
+//! An I/O queue pair, with its interrupt vector: one thread submits to it and polls it.
 
-use super::vector::Vector;
-use crate::driver::command_id::CommandIds;
-use crate::driver::config::nanoseconds;
+use crate::driver::clock::RetryDelays;
+use crate::driver::config::{QueueStats, nanoseconds};
 use crate::driver::dma_buffer::DmaBuffer;
 use crate::driver::error::{Error, PollError};
 use crate::driver::in_flight::Completion;
 use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
 use crate::driver::namespace::Namespace;
-use crate::driver::retry::RetryDelays;
-use crate::driver::ring::{CompletionRing, SubmissionRing};
-use crate::driver::slots::{CommandSlot, RequestSlot};
-use crate::driver::stats::QueueStats;
+use crate::driver::slots::{CommandIds, CommandSlot, CompletionRing, RequestSlot, SubmissionRing};
 use crate::interrupt::Interrupt;
 use crate::registers::Registers;
 use crate::spec::{Doorbell, SglSupport};
@@ -216,5 +212,22 @@ impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
         let mut memory = PendingRelease::new(std::mem::take(&mut self.rings));
         memory.data.extend(self.commands.iter_mut().filter_map(|slot| slot.data.take()));
         self.inner.delete_queue_pair(self.id, self.serial, self.generation, memory);
+    }
+}
+
+// The interrupt vector of a queue.
+
+/// An interrupt vector of the controller.
+#[derive(Clone)]
+pub struct Vector {
+    /// The index into the controller's MSI-X table.
+    pub number: u16,
+    /// Where the interrupt arrives.
+    pub interrupt: Arc<dyn Interrupt>,
+}
+
+impl fmt::Debug for Vector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vector").field("number", &self.number).finish_non_exhaustive()
     }
 }
