@@ -44,22 +44,17 @@ pub mod arena;
 mod attachment;
 pub mod bounce;
 mod buffer;
-mod fixed;
 mod obtain;
 mod owned;
-mod policy;
-mod quarantine;
 mod source;
 
+pub use attachment::{Fixed, MappingPolicy, quarantined_bytes};
 pub use bounce::{BounceError, BounceLocal, BouncePool, Bounced};
 pub use buffer::Buffer;
-pub use fixed::Fixed;
 pub(crate) use obtain::try_one_page;
 pub use owned::{
     CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim, SharingError,
 };
-pub use policy::MappingPolicy;
-pub use quarantine::quarantined_bytes;
 pub use source::{
     NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,
 };

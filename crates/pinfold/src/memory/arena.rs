@@ -41,24 +41,20 @@
 //!   quarantined, since a device may still write to it:
 //!   [`quarantined_bytes`](crate::quarantined_bytes).
 
-mod alloc;
 mod builder;
-mod chunks;
 mod error;
 mod handle;
 mod local;
-mod report;
 mod state;
 #[cfg(test)]
 mod tests;
 
-pub use crate::memory::policy::MappingPolicy;
+pub use crate::memory::attachment::MappingPolicy;
 pub use crate::memory::source::{
     NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,
 };
 pub use builder::{ArenaBuilder, Pinning};
-pub use error::{AllocError, BuildError, NotExclusive};
+pub use error::{AllocError, ArenaReport, ArenaStats, BuildError, NotExclusive};
 pub use handle::{Arena, ArenaMemory};
 pub use local::ArenaLocal;
-pub use report::{ArenaReport, ArenaStats};
 pub(crate) use state::Run;

@@ -1,18 +1,24 @@
-//! Memory in the domains that it is mapped into.
+//! Memory in the domains that it is mapped into, the policy by which it is mapped, and its count when
+//! it can never be returned; the range of it that a ring registers.
 
-use super::policy::MappingPolicy;
+#[cfg(test)]
+pub(in crate::memory) mod fake;
+#[cfg(test)]
+mod tests;
+
 use crate::domain::Domain;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PageSize};
 use pinfold_core::domain::{BackendError, DomainId, Reservation, StaticMapping};
 use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The operations of a domain that the memory's owner needs. A trait, so that a test can make each
 /// of them fail.
-pub(in crate::memory) trait DomainOps: Send + Sync {
+pub(super) trait DomainOps: Send + Sync {
     /// Registers the memory.
     ///
     /// # Safety
@@ -63,7 +69,7 @@ enum Place {
 }
 
 /// Memory in one domain: registered, and mapped as a whole or chunk by chunk.
-pub(in crate::memory) struct Attachment {
+pub(super) struct Attachment {
     domain: Box<dyn DomainOps>,
     place: Place,
     iova: IovaRange,
@@ -123,25 +129,25 @@ impl Attachment {
         true
     }
 
-    pub(in crate::memory) fn iova(&self) -> IovaRange {
+    pub(super) fn iova(&self) -> IovaRange {
         self.iova
     }
 
     /// The part of the address range at `offset`.
-    pub(in crate::memory) fn iova_of(&self, offset: u64, bytes: u64) -> Option<IovaRange> {
+    pub(super) fn iova_of(&self, offset: u64, bytes: u64) -> Option<IovaRange> {
         self.iova.part(offset, bytes)
     }
 
     /// Whether all of the memory is mapped.
-    pub(in crate::memory) fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         matches!(self.place, Place::Whole(_))
     }
 
-    pub(in crate::memory) fn domain_id(&self) -> Option<DomainId> {
+    pub(super) fn domain_id(&self) -> Option<DomainId> {
         self.domain.id()
     }
 
-    pub(in crate::memory) fn count_quarantined(&self, bytes: u64) {
+    pub(super) fn count_quarantined(&self, bytes: u64) {
         self.domain.count_quarantined(bytes);
     }
 
@@ -151,7 +157,7 @@ impl Attachment {
     /// # Safety
     /// Until `unmap_chunk` has returned `Ok` for `offset`, the memory stays valid and no reference
     /// into it is made.
-    pub(in crate::memory) unsafe fn map_chunk(
+    pub(super) unsafe fn map_chunk(
         &self,
         offset: u64,
         memory: DmaMemory,
@@ -168,7 +174,7 @@ impl Attachment {
 
     /// Unmaps the chunk at `offset`. Fails if it is not mapped, also because an earlier call has
     /// failed.
-    pub(in crate::memory) fn unmap_chunk(&self, offset: u64) -> Result<(), BackendError> {
+    pub(super) fn unmap_chunk(&self, offset: u64) -> Result<(), BackendError> {
         match self.place {
             Place::Whole(_) => Ok(()),
             Place::PerUse(_) => {
@@ -186,7 +192,7 @@ impl Attachment {
 
 /// The domains that memory is mapped into: a list that only grows, read without a lock.
 #[derive(Default)]
-pub(in crate::memory) struct Attachments {
+pub(super) struct Attachments {
     first: OnceLock<Box<Link>>,
     growing: Mutex<()>,
     /// A failed `add` has left the memory reachable for a device.
@@ -199,7 +205,7 @@ struct Link {
 }
 
 impl Attachments {
-    pub(in crate::memory) fn find(&self, id: DomainId) -> Option<&Arc<Attachment>> {
+    pub(super) fn find(&self, id: DomainId) -> Option<&Arc<Attachment>> {
         let mut link = self.first.get();
         while let Some(Link { attachment, next }) = link.map(|link| &**link) {
             if attachment.domain_id() == Some(id) {
@@ -213,7 +219,7 @@ impl Attachments {
     /// Maps the memory into a domain; returns the existing attachment if it is mapped there
     /// already. After an error that leaves the memory [reachable](BackendError::stays_reachable),
     /// `detach_all` never succeeds.
-    pub(in crate::memory) fn add(
+    pub(super) fn add(
         &self,
         domain: Box<dyn DomainOps>,
         memory: DmaMemory,
@@ -242,7 +248,7 @@ impl Attachments {
 
     /// Detaches the memory from all domains, also after a failure; returns whether no device
     /// reaches it.
-    pub(in crate::memory) fn detach_all(&mut self, memory: DmaMemory) -> bool {
+    pub(super) fn detach_all(&mut self, memory: DmaMemory) -> bool {
         let mut detached = !*self.reachable.get_mut();
         let mut link = self.first.take();
         while let Some(current) = link {
@@ -266,7 +272,7 @@ fn alignment(memory: DmaMemory) -> u64 {
 }
 
 /// The access of a device to memory that is mapped as a whole, and to a pool's chunks.
-pub(in crate::memory) const READ_WRITE: Access = Access::READ.union(Access::WRITE);
+pub(super) const READ_WRITE: Access = Access::READ.union(Access::WRITE);
 
 impl DomainOps for Domain {
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
@@ -307,7 +313,67 @@ impl DomainOps for Domain {
     }
 }
 
+// When memory is mapped.
+
+/// Which part of an arena, or of owned memory, the devices of its domains can reach.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum MappingPolicy {
+    /// All of it, for its lifetime: mapped once, without table work afterwards. A device may write
+    /// any byte at any time, so buffers lend no slices.
+    Whole,
+    /// Only what is in use: a pool's chunks while the pool has them, a buffer while it is mapped.
+    #[default]
+    PerUse,
+}
+
+// The count of quarantined memory, which is never returned, since a device may still reach it.
+
+static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Returns how many bytes of arenas and of [`OwnedMemory`](super::OwnedMemory) this process has
+/// quarantined: memory that was in use when its arena was dropped, or that a device may still
+/// reach.
+pub fn quarantined_bytes() -> u64 {
+    QUARANTINED_BYTES.load(Ordering::Relaxed)
+}
+
+/// Counts memory that is leaked from here on.
+pub(super) fn count_quarantined(bytes: u64) {
+    QUARANTINED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+    #[cfg(test)]
+    QUARANTINED_HERE.set(QUARANTINED_HERE.get() + bytes);
+}
+
 #[cfg(test)]
-pub(in crate::memory) mod fake;
+thread_local! {
+    static QUARANTINED_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// What this thread has quarantined: the count of the process moves while other tests quarantine
+/// memory, too.
 #[cfg(test)]
-mod tests;
+pub(super) fn quarantined_here() -> u64 {
+    let (all, here) = (quarantined_bytes(), QUARANTINED_HERE.get());
+    assert!(all >= here, "the count of the process includes this thread's: {all} {here}");
+    here
+}
+
+// Memory to be registered with a ring.
+
+/// The address range of memory that is to be registered with a ring. It gives no access to the
+/// memory.
+///
+/// Of an arena it is [`ArenaMemory::fixed`](crate::arena::ArenaMemory::fixed), of the program's own
+/// memory [`OwnedMemory::fixed`](crate::OwnedMemory::fixed).
+#[derive(Clone, Copy, Debug)]
+pub struct Fixed<'m> {
+    pub(crate) addr: usize,
+    pub(crate) len: usize,
+    lent: PhantomData<&'m ()>,
+}
+
+impl<'m> From<DmaMemory<'m>> for Fixed<'m> {
+    fn from(memory: DmaMemory<'m>) -> Self {
+        Self { addr: memory.addr(), len: memory.len(), lent: PhantomData }
+    }
+}

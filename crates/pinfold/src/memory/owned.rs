@@ -1,9 +1,9 @@
 //! Memory that the program already has, passed by value so that devices may reach it.
 
-use super::attachment::{Attachments, DomainOps};
-use super::fixed::Fixed;
-use super::policy::MappingPolicy;
-use super::quarantine::count_quarantined;
+#[cfg(test)]
+mod tests;
+
+use super::attachment::{Attachments, DomainOps, Fixed, MappingPolicy, count_quarantined};
 use crate::domain::Domain;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, DomainId, Pinned};
@@ -413,10 +413,130 @@ impl fmt::Debug for OwnedPiece {
     }
 }
 
-mod pieces;
-mod sharing;
-#[cfg(test)]
-mod tests;
+// Several pieces as one payload.
 
-pub use pieces::OwnedPieces;
-pub use sharing::SharingError;
+/// Several pieces, of the same memory or of different ones, as one payload: a scattered transfer.
+///
+/// They are mapped at consecutive addresses; their extents are transferred in order.
+#[derive(Debug)]
+pub struct OwnedPieces(Vec<OwnedPiece>);
+
+impl OwnedPieces {
+    /// Joins the pieces. Returns `None` if there is none.
+    pub fn new(pieces: Vec<OwnedPiece>) -> Option<Self> {
+        (!pieces.is_empty()).then_some(Self(pieces))
+    }
+
+    /// Returns the pieces.
+    pub fn into_pieces(self) -> Vec<OwnedPiece> {
+        self.0
+    }
+}
+
+// SAFETY: as for each of the pieces; they are not lent for changes.
+unsafe impl Pinned for OwnedPieces {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.0.first().map_or(DmaMemory::EMPTY, OwnedPiece::memory)
+    }
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        match &*self.0 {
+            [one] => one.fixed_iova(domain),
+            _ => None,
+        }
+    }
+    fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        self.0.get(index).map(OwnedPiece::memory)
+    }
+    fn extent(&self, index: usize) -> Option<(u64, u64)> {
+        let (before, rest) = self.0.split_at_checked(index)?;
+        let start: usize = before.iter().map(OwnedPiece::len).sum();
+        let (offset, len) = rest.first()?.extent;
+        Some(((start + offset) as u64, len as u64))
+    }
+}
+
+// Memory that is not whole pages, whose owner declares the rest of its pages shareable.
+
+/// Why pages with a payload in them were not accepted, with their owner.
+#[derive(thiserror::Error)]
+#[error("bytes {}..{} of {len} bytes at {addr:#x} are none, or are not in whole pages of 4096 bytes there", bytes.start, bytes.end)]
+pub struct SharingError<K> {
+    /// The address of the pages.
+    pub addr: usize,
+    /// Their length in bytes.
+    pub len: usize,
+    /// The bytes to be transferred.
+    pub bytes: Range<usize>,
+    /// The owner that was passed.
+    pub owner: K,
+}
+
+impl<K> fmt::Debug for SharingError<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharingError")
+            .field("addr", &self.addr)
+            .field("len", &self.len)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OwnedMemory {
+    /// Takes `bytes` of `pages`, and declares the rest of the pages that they are in shareable: a
+    /// device that the bytes are mapped for can read and write all of these pages, but is told to
+    /// transfer the bytes only (the extents of the pieces).
+    /// [Registered buffers](crate::registered::Buffers::register_owned), and copies through the
+    /// memory of a piece, reach whole pages.
+    ///
+    /// For a payload whose neighbours nobody needs. A page is registered with a domain once: of two
+    /// payloads on one page, only one can be mapped into a domain at a time. Without the
+    /// declaration a payload is [bounced](crate::memory::bounce).
+    ///
+    /// ```
+    /// use pinfold::OwnedMemory;
+    /// use pinfold::core::domain::Pinned;
+    /// use std::ptr::NonNull;
+    ///
+    /// #[repr(align(4096))]
+    /// struct Slots([u8; 8192]);
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let slots = Box::leak(Box::new(Slots([7; 8192])));
+    /// let pages = NonNull::from(&mut slots.0 as &mut [u8]);
+    /// // SAFETY: both pages are leaked, and not used otherwise.
+    /// let memory = unsafe { OwnedMemory::sharing_pages(pages, 4608..5120, ()) }?;
+    /// let piece = memory.take().ok_or("taken")?;
+    /// assert_eq!((piece.len(), piece.extent(0)), (4096, Some((512, 512))));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`SharingError`] if `bytes` is empty, not inside `pages`, or those are not whole pages.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new), of all pages that contain one of `bytes`, except that others may
+    /// access the rest of these pages meanwhile, where they do so as with
+    /// [`DmaMemory`](pinfold_core::mem::DmaMemory) (by atomics of one byte, without references),
+    /// and rely on none of its contents: a device may change it at any time, and learn it.
+    pub unsafe fn sharing_pages<K: Send + 'static>(
+        pages: NonNull<[u8]>,
+        bytes: Range<usize>,
+        owner: K,
+    ) -> Result<Self, SharingError<K>> {
+        let (base, len) = (pages.cast::<u8>(), pages.len());
+        let addr = base.addr().get();
+        let whole = (addr | len).is_multiple_of(PAGE);
+        if !whole || bytes.is_empty() || bytes.end > len {
+            return Err(SharingError { addr, len, bytes, owner });
+        }
+        // `len` is a multiple of a page and `bytes.end` at most that, so this does not overflow.
+        let (start, end) = (bytes.start & !(PAGE - 1), bytes.end.next_multiple_of(PAGE));
+        // SAFETY: `start` is less than `len`.
+        let first = unsafe { base.add(start) };
+        // SAFETY: the caller keeps these pages valid until `owner` is dropped, and has no reference
+        // into them.
+        Ok(unsafe {
+            Self::of_pages(first, end - start, start, bytes.start - start..bytes.end - start, owner)
+        })
+    }
+}

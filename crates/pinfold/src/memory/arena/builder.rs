@@ -1,12 +1,11 @@
 //! What is requested of an arena, and how it is built.
 
-use super::error::BuildError;
+use super::error::{ArenaReport, BuildError};
 use super::handle::{Arena, ArenaMemory};
-use super::report::ArenaReport;
 use super::state::State;
 use crate::domain::Domain;
+use crate::memory::attachment::MappingPolicy;
 use crate::memory::obtain::{self, Obtained, Request};
-use crate::memory::policy::MappingPolicy;
 use crate::memory::source::{NotLocked, Residency, Source};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::region::Region;

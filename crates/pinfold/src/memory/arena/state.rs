@@ -1,12 +1,11 @@
 //! What all handles of an arena share: the memory, its frames, and the domains that it is mapped
 //! into.
 
-use super::error::AllocError;
-use super::report::ArenaReport;
-use crate::memory::attachment::{Attachment, Attachments, DomainOps};
+use super::error::{AllocError, ArenaReport};
+use crate::memory::attachment::{
+    Attachment, Attachments, DomainOps, MappingPolicy, count_quarantined,
+};
 use crate::memory::obtain;
-use crate::memory::policy::MappingPolicy;
-use crate::memory::quarantine::count_quarantined;
 use crate::memory::source::{NotLocked, Residency};
 use crate::sys::region::Region;
 use pinfold_core::addr::Iova;
@@ -147,7 +146,7 @@ impl State {
         }
     }
 
-    pub(super) fn frames_for(&self, requested: u64) -> Result<u32, AllocError> {
+    pub(in crate::memory) fn frames_for(&self, requested: u64) -> Result<u32, AllocError> {
         if requested == 0 {
             return Err(AllocError::Empty);
         }
@@ -158,7 +157,7 @@ impl State {
         u32::try_from(requested.div_ceil(Frame::BYTES)).map_err(|_| too_large)
     }
 
-    pub(super) fn alloc(&self, frames: u32) -> Result<Run, FrameError> {
+    pub(in crate::memory) fn alloc(&self, frames: u32) -> Result<Run, FrameError> {
         let huge = Order::HUGE.frames();
         // `order` depends on the length alone for a run that starts at frame 0.
         let order = Frame::new(0).and_then(|first| Run { first, frames }.order());
@@ -220,7 +219,7 @@ impl State {
         attachment.count_quarantined(run.bytes());
     }
 
-    pub(super) fn alloc_error(&self, requested: u64, error: FrameError) -> AllocError {
+    pub(in crate::memory) fn alloc_error(&self, requested: u64, error: FrameError) -> AllocError {
         match error {
             FrameError::Exhausted { .. } | FrameError::NoRun { .. } => AllocError::Exhausted {
                 requested,

@@ -10,7 +10,7 @@ mod steps;
 use super::*;
 use crate::domain::Domain;
 use crate::memory::Buffer;
-use crate::memory::quarantine::quarantined_here;
+use crate::memory::attachment::quarantined_here;
 use crate::sys::pages;
 use crate::sys::region::Region;
 use pinfold_core::addr::Iova;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::memory::attachment::fake::{FakeDomain, REACHABLE};
-use crate::memory::quarantine::quarantined_here;
+use crate::memory::attachment::quarantined_here;
 use crate::registered::{Buffers, View};
 use crate::sys::region::Region;
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
