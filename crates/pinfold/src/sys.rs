@@ -15,7 +15,6 @@ pub(crate) mod netdev;
 pub(crate) mod netlink;
 pub(crate) mod pages;
 pub(crate) mod process;
-pub(crate) mod query;
 pub(crate) mod region;
 pub mod threads;
 pub(crate) mod uring;

@@ -396,6 +396,8 @@ pub enum TransmitRefused {
         queues: u32,
     },
     /// The transmit ring is full.
-    #[error("the transmit ring is full")]
+    #[error(
+        "the transmit ring is full: flush() and collect() what was sent, then transmit it again"
+    )]
     Full,
 }

@@ -125,7 +125,7 @@ pub enum Reject {
         depth: usize,
     },
     /// The namespace does not exist or is not supported.
-    #[error("no namespace {nsid} that this driver supports")]
+    #[error("no namespace {nsid} that this driver supports: Controller::namespaces() lists those")]
     NoSuchNamespace {
         /// The namespace.
         nsid: u32,
@@ -153,7 +153,9 @@ pub enum Reject {
         size: u64,
     },
     /// The payload is shorter than the blocks.
-    #[error("{needed} bytes of blocks, but a payload of {has} bytes")]
+    #[error(
+        "{needed} bytes of blocks, but a payload of {has} bytes: transfer fewer blocks, or set the extent of the payload"
+    )]
     PayloadTooShort {
         /// The bytes of the blocks.
         needed: u64,

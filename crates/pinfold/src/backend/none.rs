@@ -155,7 +155,7 @@ mod tests {
             }
             Some(Err(error)) => {
                 assert!(matches!(error, BackendError::PhysAddrUnknown { .. }), "{error}");
-                assert!(crate::sys::query::pagemap().is_err(), "{error}");
+                assert!(crate::sys::kernel::pagemap().is_err(), "{error}");
             }
         }
     }

@@ -57,7 +57,9 @@ pub struct OwnedMemory(Arc<State>);
 
 /// Why memory was not accepted, with its owner.
 #[derive(thiserror::Error)]
-#[error("{len} bytes at {addr:#x} contain no whole page of 4096 bytes")]
+#[error(
+    "{len} bytes at {addr:#x} contain no whole page of 4096 bytes: align the memory to pages, or bounce it (BouncePool)"
+)]
 pub struct OwnedMemoryError<K = Vec<u8>> {
     /// The address of the memory.
     pub addr: usize,
@@ -104,7 +106,9 @@ pub enum Reclaim {
         requested: &'static str,
     },
     /// A device may still reach it.
-    #[error("the memory could not be unmapped from a domain: it is quarantined")]
+    #[error(
+        "the memory could not be unmapped from a domain: it is quarantined until the process ends, and counted by quarantined_bytes()"
+    )]
     Quarantined,
 }
 
@@ -459,7 +463,7 @@ unsafe impl Pinned for OwnedPieces {
 
 /// Why pages with a payload in them were not accepted, with their owner.
 #[derive(thiserror::Error)]
-#[error("bytes {}..{} of {len} bytes at {addr:#x} are none, or are not in whole pages of 4096 bytes there", bytes.start, bytes.end)]
+#[error("bytes {}..{} of {len} bytes at {addr:#x} are none, or are not in whole pages of 4096 bytes there: pass the whole pages around them", bytes.start, bytes.end)]
 pub struct SharingError<K> {
     /// The address of the pages.
     pub addr: usize,

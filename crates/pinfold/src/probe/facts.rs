@@ -8,7 +8,7 @@ use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::kernel::{RingRefusal, ring_bytes};
 use crate::sys::limits::{self, MemlockLimit, OpenFiles, SystemMemory};
 use crate::sys::process::Privileges;
-use crate::sys::{Errno, files, kernel, process, query};
+use crate::sys::{Errno, files, kernel, process};
 use io_uring::{IoUring as Ring, Probe, opcode};
 use pinfold_core::addr::PageSize;
 use std::path::{Path, PathBuf};
@@ -213,9 +213,9 @@ impl Live {
                 // Linux 5.1 has rings; the transfers of files need 5.6.
                 RingRefusal::of(Errno::from(&error), (5, 6), ring_bytes(2))
             }),
-            af_xdp: query::af_xdp().map_err(|(call, errno)| Refused { call, errno }),
-            userfaultfd: query::userfaultfd().into(),
-            pagemap: query::pagemap().into(),
+            af_xdp: kernel::af_xdp().map_err(|(call, errno)| Refused { call, errno }),
+            userfaultfd: kernel::userfaultfd().into(),
+            pagemap: kernel::pagemap().into(),
             privileges: Privileges::here(),
             open_files: OpenFiles::here(),
             read_only: process::read_only_mounts(),

@@ -353,7 +353,7 @@ pub enum MemoryError {
     #[error(transparent)]
     Extent(BufferError),
     /// Part of it is unmapped.
-    #[error("nothing is mapped at {addr:#x}")]
+    #[error("nothing is mapped at {addr:#x}: register memory after it is mapped")]
     Unmapped {
         /// The first unmapped address.
         addr: usize,
@@ -365,7 +365,9 @@ pub enum MemoryError {
         addr: usize,
     },
     /// The process may not access it.
-    #[error("the memory at {addr:#x} may not be accessed (PROT_NONE)")]
+    #[error(
+        "the memory at {addr:#x} may not be accessed (PROT_NONE): allow it with mprotect first"
+    )]
     NoAccess {
         /// The first such address.
         addr: usize,

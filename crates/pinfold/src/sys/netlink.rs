@@ -36,7 +36,7 @@ pub enum NetlinkError {
     #[error("netlink: a message of the kernel cannot be read")]
     Malformed,
     /// The tables changed during each of several attempts.
-    #[error("netlink: the kernel's tables changed while they were read")]
+    #[error("netlink: the kernel's tables changed while they were read: try again")]
     Changing,
 }
 

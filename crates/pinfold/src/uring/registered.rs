@@ -459,7 +459,7 @@ pub enum RegisterError {
         capacity: usize,
     },
     /// The place is vacant.
-    #[error("{index} is vacant")]
+    #[error("{index} is vacant: set it first")]
     Vacant {
         /// The place.
         index: BufferIndex,
@@ -471,7 +471,9 @@ pub enum RegisterError {
         capacity: usize,
     },
     /// The memory overlaps another place: an address would have two indices.
-    #[error("{len:#x} bytes at {addr:#x} overlap {with}")]
+    #[error(
+        "{len:#x} bytes at {addr:#x} overlap {with}: clear that place first, or register the rest"
+    )]
     Overlaps {
         /// The address of the memory.
         addr: usize,

@@ -213,7 +213,7 @@ impl fmt::Debug for Device {
 #[non_exhaustive]
 pub enum DeviceError {
     /// The device has no such region.
-    #[error("{bdf} has no region {index}")]
+    #[error("{bdf} has no region {index}: its BARs are among 0 to 5")]
     NoRegion {
         /// The device.
         bdf: Bdf,

@@ -1,6 +1,6 @@
 //! [`Socket`]: the rings of one queue and the pool that feeds them.
 
-use super::options::{ChunkSize, LINK_HEADER, Options, mtu_limit};
+use super::{ChunkSize, LINK_HEADER, Options, mtu_limit};
 use crate::error::{self, OpenError, SocketError, TransmitError, TransmitRefused};
 use crate::packet::Packet;
 use crate::redirect::Redirect;

@@ -81,7 +81,7 @@ pub enum AllocError {
     #[error("a buffer of 0 bytes: a buffer has at least 1")]
     Empty,
     /// The buffer is larger than the arena.
-    #[error("a buffer of {requested} bytes from an arena of {arena} bytes")]
+    #[error("a buffer of {requested} bytes from an arena of {arena} bytes: build a larger arena")]
     TooLarge {
         /// The requested size in bytes.
         requested: u64,
