@@ -88,7 +88,7 @@ pub enum ModelError {
         /// The size of a block.
         block_bytes: u32,
     },
-    /// A field of [`ModelConfig`](crate::ModelConfig) is out of range.
+    /// A field of [`ModelConfig`] is out of range.
     #[error("{name} is {value}: the model supports {min} to {max}")]
     OutOfRange {
         /// The name of the field.

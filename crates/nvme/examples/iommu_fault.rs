@@ -1,3 +1,5 @@
+//! `cargo run -p pinfold-nvme --example iommu_fault BDF NSID`
+//!
 //! Shows that a real controller cannot access revoked memory: `iommu_fault BDF NSID`. Overwrites
 //! the first 64 KiB of the namespace. The controller must be bound to `vfio-pci`.
 //!
@@ -10,12 +12,12 @@
 
 use pinfold::vfio::Options;
 use pinfold::{Arena, Buffer, MappingPolicy};
-use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
-use pinfold_core::addr::Segment;
-use pinfold_core::dma_pool::{ChunkSource, SourceError};
-use pinfold_core::domain::DomainId;
-use pinfold_core::frame::{Frame, Order};
-use pinfold_core::page_pool::RevocableSource;
+use pinfold::core::access::{Bidirectional, FromDevice, ToDevice};
+use pinfold::core::addr::Segment;
+use pinfold::core::dma_pool::{ChunkSource, SourceError};
+use pinfold::core::domain::DomainId;
+use pinfold::core::frame::{Frame, Order};
+use pinfold::core::page_pool::RevocableSource;
 use pinfold_nvme::driver::{CommandError, Config, Controller, InFlight, Outcome, Payload, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;
@@ -37,7 +39,7 @@ unsafe impl ChunkSource for Rings {
     fn span(&self) -> NonNull<[u8]> {
         self.arena.span()
     }
-    fn iova(&self) -> pinfold_core::addr::Iova {
+    fn iova(&self) -> pinfold::core::addr::Iova {
         ChunkSource::iova(&self.arena)
     }
     fn domain(&self) -> Option<DomainId> {

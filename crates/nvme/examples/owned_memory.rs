@@ -1,10 +1,10 @@
+//! `cargo run -p pinfold-nvme --example owned_memory`
+//!
 //! Moves a file through the program's own hugepages to an NVMe controller and reads it back.
 //!
 //! One piece of memory is registered with the ring that reads the file (as a fixed buffer) and
 //! mapped once into the device's domain; no byte is copied in between. It runs on the model
 //! controller: no hardware, no privileges.
-//!
-//! `cargo run -p pinfold-nvme --example owned_memory [FILE]`
 
 use pinfold::uring::{FileQueue, Options};
 use pinfold::{Arena, DmaMemory, Domain, FromDevice, MappingPolicy, OwnedMemory, ToDevice};

@@ -1,3 +1,5 @@
+//! `cargo run -p pinfold-nvme --example unprotected BDF`
+//!
 //! A controller without an IOMMU: `unprotected BDF` writes over the first MiB of its first
 //! namespace and reads it back. The controller must be bound to `vfio-pci` by a kernel that allows
 //! this (`enable_unsafe_noiommu_mode`), and hugepages must be reserved: its addresses are physical
@@ -5,7 +7,7 @@
 
 use pinfold::vfio::Options;
 use pinfold::{Arena, MappingPolicy, Source};
-use pinfold_core::access::{FromDevice, ToDevice};
+use pinfold::core::access::{FromDevice, ToDevice};
 use pinfold_nvme::driver::{Config, Controller, InFlight, Outcome, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;

@@ -1,8 +1,10 @@
+//! `cargo run -p pinfold-nvme --example wait_epoll`
+//!
 //! Waits for completions in the program's own `epoll` loop. It runs on the model controller: no
 //! hardware, no privileges.
 
 use pinfold::{Arena, Domain};
-use pinfold_core::access::FromDevice;
+use pinfold::core::access::FromDevice;
 use pinfold_nvme::Interrupt;
 use pinfold_nvme::driver::{Config, Controller, Outcome, Vector};
 use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};

@@ -1,6 +1,6 @@
-//! A `Vec` in DMA memory: filled by the program, doubled by a device, read by the program.
-//!
 //! `cargo run -p pinfold --example allocator --features allocator-api2`
+//!
+//! A `Vec` in DMA memory: filled by the program, doubled by a device, read by the program.
 
 use allocator_api2::vec::Vec;
 use pinfold::adapters::allocator::{ArenaAlloc, DmaVec};

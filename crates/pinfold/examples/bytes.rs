@@ -1,6 +1,6 @@
-//! A message that a device wrote is handed on as `Bytes`, without a copy.
-//!
 //! `cargo run -p pinfold --example bytes --features bytes`
+//!
+//! A message that a device wrote is handed on as `Bytes`, without a copy.
 
 use bytes::Bytes;
 use pinfold::adapters::bytes::freeze;

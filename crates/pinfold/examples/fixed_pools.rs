@@ -1,8 +1,8 @@
+//! `cargo run -p pinfold --example fixed_pools`
+//!
 //! A driver whose memory is fixed when it starts: its descriptors are acquired at once, on the
 //! device's NUMA node, and registered with the device before the first request; a request gets all
 //! the descriptors that it needs or none; receivers hold at most as many pages as they may.
-//!
-//! `cargo run -p pinfold --example fixed_pools`
 
 use pinfold::arena::BuildError;
 use pinfold::core::dma_pool::{BulkAllocError, Local, RawBlock};

@@ -1,8 +1,8 @@
+//! `cargo run -p pinfold --example io_uring_ring --features io-uring`
+//!
 //! A program with its own io_uring, driven by the crate `io-uring`, and Pinfold's memory: it copies
 //! a file through registered hugepages, eight pieces at a time. No device and no domain is
 //! involved.
-//!
-//! `cargo run -p pinfold --example io_uring_ring --features io-uring`
 
 use io_uring::{IoUring, squeue, types};
 use pinfold::adapters::io_uring::{read, write};

@@ -1,10 +1,10 @@
+//! `cargo run -p pinfold --example owned_driver`
+//!
 //! A driver that owns all that it uses: domain, arena, descriptor ring and mapped buffers in one
 //! struct, which moves between threads and drops in any order.
 //!
 //! The device is the model of a network card: a thread that receives a frame into each buffer of
 //! its ring.
-//!
-//! `cargo run --example owned_driver`
 
 use pinfold::core::access::{Bidirectional, FromDevice};
 use pinfold::core::domain::Mapping;

@@ -1,3 +1,5 @@
+//! `cargo run -p pinfold --example vfio_check BDF`
+//!
 //! Checks the guarantees of the VFIO and iommufd backends on a real device:
 //! `vfio_check BDF [WHAT]`. The device must be an NVMe controller that is bound to `vfio-pci`; it
 //! is not written to.

@@ -1,7 +1,7 @@
+//! `cargo run -p pinfold --example vm_memory --features vm-memory`
+//!
 //! A guest's memory in an arena: the monitor loads it through `vm-memory`; a device that is passed
 //! through to the guest reaches it by the guest's addresses, translated once.
-//!
-//! `cargo run -p pinfold --example vm_memory --features vm-memory`
 
 use pinfold::adapters::vm_memory::{GuestArena, GuestRegion};
 use pinfold::{Arena, Domain, Iova, MappingPolicy};

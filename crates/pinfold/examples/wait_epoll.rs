@@ -1,3 +1,5 @@
+//! `cargo run -p pinfold --example wait_epoll`
+//!
 //! Waits for a device's interrupt with epoll, as an event loop (tokio's `AsyncFd` works alike)
 //! does:
 //!

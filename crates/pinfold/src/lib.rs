@@ -30,6 +30,46 @@
 //! The arena's [report](ArenaMemory::report) lists the sources that were unavailable, and the
 //! commands that fix them.
 //!
+//! # I want to ...
+//!
+//! | task | type or module | example |
+//! | --- | --- | --- |
+//! | have memory that a device can reach, on hugepages if there are any | [`Arena`], [`Source`] | `owned_driver` |
+//! | let a device read or write a buffer, and take the access away | [`Domain::map`](core::domain::Domain::map), [`Mapping`] | `owned_driver` |
+//! | revoke many mappings with one flush | [`DomainLocal`] | `owned_driver` |
+//! | revoke without waiting, and await the end | [`Revoked`], [`Ticket`] | `revoke_async` |
+//! | pass memory that my program already has to devices and rings | [`OwnedMemory`] | `owned_memory` |
+//! | pass memory that is not whole pages | [`memory::BouncePool`] | |
+//! | allocate descriptors of one size | [`DmaPool`] | `fixed_pools` |
+//! | receive into pages that stay mapped | [`PagePool`] | `fixed_pools` |
+//! | read and write a file with O_DIRECT and fixed buffers | [`uring::FileQueue`] | `owned_memory` |
+//! | use hugepages with a ring of my own | [`uring::RingBuffers`], [`adapters`] | `io_uring_ring` |
+//! | pin buffers and know the size of their pages | [`registered::Buffers`], [`registered::Survey`] | |
+//! | drive a PCI device | [`vfio::Device`], [`pci::Binder`] | `wait_epoll`, `vfio_check` |
+//! | drive an NVMe controller, a virtio disk, an `AF_XDP` socket | the crates `pinfold-nvme`, `pinfold-virtio`, `pinfold-xdp` | `owned_memory`, `virtio_blk_soft` |
+//! | test a driver without a device | [`Domain::soft`], [`soft`] | `owned_driver` |
+//! | put a `Vec`, `Bytes` or a guest's memory into an arena | [`adapters`] | `allocator`, `bytes`, `vm_memory` |
+//! | know what this machine offers, and the command that adds what is missing | [`probe`] | |
+//!
+//! # Examples
+//!
+//! `cargo run -p pinfold --example NAME` runs an example; the first line of each has its complete
+//! command.
+//!
+//! | example | shows |
+//! | --- | --- |
+//! | `owned_driver` | domain, arena, descriptors and mapped buffers in one struct that moves between threads |
+//! | `fixed_pools` | descriptors and pages whose number is fixed when the program starts |
+//! | `revoke_async` | revocations awaited in `async` functions |
+//! | `wait_epoll` | an interrupt in the program's own event loop |
+//! | `io_uring_ring` | a program's own ring with registered hugepages |
+//! | `allocator` | a `Vec` in DMA memory (`--features allocator-api2`) |
+//! | `bytes` | a received message as `Bytes`, without a copy (`--features bytes`) |
+//! | `vm_memory` | a guest's memory (`--features vm-memory`) |
+//! | `vfio_check` | the guarantees of the VFIO backends, on a real device |
+//! | `owned_memory` (`-p pinfold-nvme`) | a file through the program's own hugepages to an NVMe controller |
+//! | `virtio_blk_soft` (`-p pinfold-virtio`) | a driver of the crate `virtio-drivers` |
+//!
 //! # Terms
 //!
 //! | term | meaning |

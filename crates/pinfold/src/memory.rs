@@ -52,9 +52,7 @@ pub use attachment::{Fixed, MappingPolicy, quarantined_bytes};
 pub use bounce::{BounceError, BounceLocal, BouncePool, Bounced};
 pub use buffer::Buffer;
 pub(crate) use obtain::try_one_page;
-pub use owned::{
-    CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim, SharingError,
-};
+pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
 pub use source::{
     NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,
 };

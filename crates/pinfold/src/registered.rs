@@ -5,7 +5,7 @@
 //! beginning and ending anywhere. It determines the real size of the pages ([`Survey`]), pins them,
 //! accounts for what is pinned, and keeps a table of where every byte is ([`Registered`]).
 //!
-//! Memory can be lent ([`Buffers::register_slice`]), or given up by value
+//! Memory can be lent ([`Buffers::register`]), or given up by value
 //! ([`Buffers::register_owned`]); pieces of [`OwnedMemory`](crate::OwnedMemory) are payloads of any
 //! device whose domain knows it.
 //!

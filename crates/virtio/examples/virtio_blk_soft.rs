@@ -1,7 +1,7 @@
+//! `cargo run -p pinfold-virtio --example virtio_blk_soft`
+//!
 //! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, against a model disk behind the
 //! software IOMMU.
-//!
-//! `cargo run -p pinfold-virtio --example virtio_blk_soft`
 
 use pinfold::{Arena, Domain};
 use pinfold_virtio::model::Disk;

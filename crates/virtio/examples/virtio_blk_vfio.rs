@@ -1,3 +1,5 @@
+//! `cargo run -p pinfold-virtio --example virtio_blk_vfio BDF IN OUT`
+//!
 //! The virtio-blk driver of `virtio-drivers` on Pinfold's memory, with a PCI device behind an
 //! IOMMU, through VFIO. (`vm/run` provides such a device without hardware;
 //! `vm/guest/tests/virtio.sh` runs this there.)

@@ -316,7 +316,7 @@ pub(super) struct HeldCommand {
     pub(super) due: Due,
 }
 
-/// A write that [`Fault::RogueWrite`](crate::Fault::RogueWrite) has scheduled.
+/// A write that [`Fault::RogueWrite`] has scheduled.
 #[derive(Debug)]
 pub(super) struct RogueWrite {
     pub(super) index: u64,

@@ -55,16 +55,21 @@ const PAGE: usize = 4096;
 #[derive(Clone)]
 pub struct OwnedMemory(Arc<State>);
 
-/// Why memory was not accepted, with its owner.
+/// Memory that was not accepted, with its owner.
 #[derive(thiserror::Error)]
 #[error(
-    "{len} bytes at {addr:#x} contain no whole page of 4096 bytes: align the memory to pages, or bounce it (BouncePool)"
+    "bytes {}..{} of {len} bytes at {addr:#x} contain no whole page of 4096 bytes, or are not inside whole pages: \
+     align the memory to pages, or bounce it (BouncePool)",
+    bytes.start, bytes.end
 )]
 pub struct OwnedMemoryError<K = Vec<u8>> {
     /// The address of the memory.
     pub addr: usize,
     /// Its length in bytes.
     pub len: usize,
+    /// The bytes to be transferred: all of them, except with
+    /// [`sharing_pages`](OwnedMemory::sharing_pages).
+    pub bytes: Range<usize>,
     /// The owner that was passed.
     pub owner: K,
 }
@@ -74,6 +79,7 @@ impl<K> fmt::Debug for OwnedMemoryError<K> {
         f.debug_struct("OwnedMemoryError")
             .field("addr", &self.addr)
             .field("len", &self.len)
+            .field("bytes", &self.bytes)
             .finish_non_exhaustive()
     }
 }
@@ -162,7 +168,7 @@ impl OwnedMemory {
         let start = addr.next_multiple_of(PAGE) - addr;
         let bytes = len.saturating_sub(start) & !(PAGE - 1);
         if bytes == 0 {
-            return Err(OwnedMemoryError { addr, len, owner });
+            return Err(OwnedMemoryError { addr, len, bytes: 0..len, owner });
         }
         // SAFETY: `start` is less than `len`, so it is inside.
         let base = unsafe { base.add(start) };
@@ -461,30 +467,6 @@ unsafe impl Pinned for OwnedPieces {
 
 // Memory that is not whole pages, whose owner declares the rest of its pages shareable.
 
-/// Why pages with a payload in them were not accepted, with their owner.
-#[derive(thiserror::Error)]
-#[error("bytes {}..{} of {len} bytes at {addr:#x} are none, or are not in whole pages of 4096 bytes there: pass the whole pages around them", bytes.start, bytes.end)]
-pub struct SharingError<K> {
-    /// The address of the pages.
-    pub addr: usize,
-    /// Their length in bytes.
-    pub len: usize,
-    /// The bytes to be transferred.
-    pub bytes: Range<usize>,
-    /// The owner that was passed.
-    pub owner: K,
-}
-
-impl<K> fmt::Debug for SharingError<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharingError")
-            .field("addr", &self.addr)
-            .field("len", &self.len)
-            .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
-    }
-}
-
 impl OwnedMemory {
     /// Takes `bytes` of `pages`, and declares the rest of the pages that they are in shareable: a
     /// device that the bytes are mapped for can read and write all of these pages, but is told to
@@ -515,23 +497,23 @@ impl OwnedMemory {
     /// ```
     ///
     /// # Errors
-    /// [`SharingError`] if `bytes` is empty, not inside `pages`, or those are not whole pages.
+    /// [`OwnedMemoryError`] if `bytes` is empty, not inside `pages`, or those are not whole pages.
     ///
     /// # Safety
     /// As for [`new`](Self::new), of all pages that contain one of `bytes`, except that others may
     /// access the rest of these pages meanwhile, where they do so as with
-    /// [`DmaMemory`](pinfold_core::mem::DmaMemory) (by atomics of one byte, without references),
+    /// [`DmaMemory`] (by atomics of one byte, without references),
     /// and rely on none of its contents: a device may change it at any time, and learn it.
     pub unsafe fn sharing_pages<K: Send + 'static>(
         pages: NonNull<[u8]>,
         bytes: Range<usize>,
         owner: K,
-    ) -> Result<Self, SharingError<K>> {
+    ) -> Result<Self, OwnedMemoryError<K>> {
         let (base, len) = (pages.cast::<u8>(), pages.len());
         let addr = base.addr().get();
         let whole = (addr | len).is_multiple_of(PAGE);
         if !whole || bytes.is_empty() || bytes.end > len {
-            return Err(SharingError { addr, len, bytes, owner });
+            return Err(OwnedMemoryError { addr, len, bytes, owner });
         }
         // `len` is a multiple of a page and `bytes.end` at most that, so this does not overflow.
         let (start, end) = (bytes.start & !(PAGE - 1), bytes.end.next_multiple_of(PAGE));

@@ -248,7 +248,7 @@ pub(crate) fn bind_to_node(region: &Region, node: u32) -> Result<(), Errno> {
     mbind(region, libc::MPOL_BIND, &mask, MPOL_MF_STRICT)
 }
 
-/// Undoes [`bind`]: the process's own policy applies again.
+/// Undoes [`bind_to_node`]: the process's own policy applies again.
 pub(crate) fn unbind(region: &Region) -> Result<(), Errno> {
     mbind(region, libc::MPOL_DEFAULT, &[0; WORDS], 0)
 }

@@ -22,7 +22,7 @@ pub enum BuildError {
         /// The largest size.
         limit: u64,
     },
-    /// The list of sources is empty, or names [`Source::Caller`](super::Source::Caller), which
+    /// The list of sources is empty, or names [`Source::Caller`], which
     /// needs an address.
     #[error(
         "no memory source to try: name at least one, or give the caller's own memory with caller(base, len)"
@@ -124,8 +124,8 @@ pub struct ArenaReport {
     pub bytes: u64,
     /// The source of its memory.
     pub source: Source,
-    /// The page size of the source. With transparent hugepages: of the first page;
-    /// [`ArenaMemory::backing`](super::ArenaMemory::backing) reports all.
+    /// The page size of the source. With transparent hugepages: of the first page; a
+    /// [`Survey`](crate::registered::Survey) reports all.
     pub page_size: PageSize,
     /// The NUMA node that its pages are bound to.
     pub numa_node: Option<u32>,

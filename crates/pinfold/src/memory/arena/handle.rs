@@ -43,7 +43,7 @@ impl ArenaMemory {
     }
 
     /// Maps the memory into a domain, as its [mapping policy](Self::mapping_policy) says, and
-    /// returns the handle that is the [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) there.
+    /// returns the handle that is the [`ChunkSource`] there.
     /// [`Domain::map`](pinfold_core::domain::Domain::map) works from then on for every buffer of
     /// the arena. It stays mapped until the arena is dropped, with all its handles, buffers and
     /// pools.
@@ -159,7 +159,7 @@ impl fmt::Debug for ArenaMemory {
 /// An arena in one domain: [`ArenaMemory`] and its I/O virtual addresses there.
 ///
 /// A handle: a clone is the same arena in the same domain. It is the
-/// [`ChunkSource`](pinfold_core::dma_pool::ChunkSource) of the pools of that domain.
+/// [`ChunkSource`] of the pools of that domain.
 #[derive(Clone)]
 pub struct Arena {
     /// Dropped before `memory`, whose drop detaches the memory.

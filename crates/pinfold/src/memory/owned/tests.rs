@@ -263,7 +263,7 @@ fn memory_whose_unmap_fails_is_quarantined() {
 #[repr(align(4096))]
 struct Slots([u8; 16384]);
 
-fn sharing(bytes: Range<usize>) -> Result<OwnedMemory, SharingError<()>> {
+fn sharing(bytes: Range<usize>) -> Result<OwnedMemory, OwnedMemoryError<()>> {
     let slots = Box::leak(Box::new(Slots([7; 16384])));
     // SAFETY: the pages are leaked, and not used otherwise.
     unsafe { OwnedMemory::sharing_pages(NonNull::from(&mut slots.0 as &mut [u8]), bytes, ()) }
