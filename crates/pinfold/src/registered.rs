@@ -44,16 +44,16 @@
 //! buffer is unregistered.
 //!
 //! ```
-//! use pinfold::Access;
 //! use pinfold::registered::{Buffers, View};
+//! use pinfold::{Access, OwnedMemory};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let mut own = vec![0u8; 3 << 20]; // wherever it came from
+//! let own = OwnedMemory::from_vec(vec![0u8; 3 << 20])?; // wherever it came from
 //! let mut buffers = match Buffers::new(64, View::Process) {
 //!     Ok(buffers) => buffers,
 //!     Err(_no_io_uring) => return Ok(()),
 //! };
-//! let index = buffers.register_slice(&mut own, Access::READ | Access::WRITE)?;
+//! let index = buffers.register_owned(&own, Access::READ | Access::WRITE)?;
 //! let hold = buffers.hold(index)?; // I/O begins ...
 //! for segment in buffers.segments(index, 4096, 1 << 20)? {
 //!     println!("{} bytes at {}", segment.len, segment.iova);
