@@ -39,8 +39,8 @@
 //!
 //! *Revoked*: with userfaultfd (Linux 5.19, for anonymous memory, hugetlb and memfd), the call
 //! returns only after the registration is marked, and every later use of it fails with
-//! [`RegistrationError::Gone`]. Without it ([`Registration::watched`] returns the reason) the
-//! registration continues to describe the old pages. In both cases they are unpinned when the
+//! [`RegistrationError::Gone`]. Without it ([`Registration::revoked_on_unmap`] returns the reason)
+//! the registration continues to describe the old pages. In both cases they are unpinned when the
 //! buffer is unregistered.
 //!
 //! ```
@@ -70,7 +70,7 @@ mod footprint;
 mod pin;
 mod registration;
 mod survey;
-mod watch;
+mod unmap_monitor;
 
 pub use buffers::{Buffers, quarantined_bytes};
 pub use footprint::PinnedStats;

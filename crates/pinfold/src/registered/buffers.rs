@@ -4,7 +4,7 @@ use super::footprint::{self, Coverage, PinnedStats};
 use super::pin::{PinRings, RingPlace};
 use super::registration::{self, Extent, PinKind, Registration, Released, View};
 use super::survey::{Inspector, RegistrationError};
-use super::watch::Watch;
+use super::unmap_monitor::UnmapMonitor;
 use crate::memory::OwnedMemory;
 use crate::sys::Errno;
 use crate::sys::kernel::{RingRefusal, ring_bytes};
@@ -39,7 +39,7 @@ pub struct Buffers<'m> {
     pub(super) rings: ManuallyDrop<PinRings>,
     pub(super) inspector: Inspector,
     pub(super) view: View,
-    pub(super) watch: Result<Watch, Errno>,
+    pub(super) monitor: Result<UnmapMonitor, Errno>,
     /// The pages that are pinned or locked.
     pub(super) pinned: Coverage,
     /// The addresses of pages that are locked.
@@ -69,7 +69,7 @@ impl<'m> Buffers<'m> {
             rings: ManuallyDrop::new(rings),
             inspector: Inspector::open()?,
             view,
-            watch: Watch::new(capacity),
+            monitor: UnmapMonitor::new(capacity),
             pinned: Coverage::default(),
             locked: Coverage::default(),
             process: std::process::id(),
@@ -191,8 +191,8 @@ impl<'m> Buffers<'m> {
     #[inline]
     pub fn get(&self, index: BufferIndex) -> Result<&Registration, RegistrationError> {
         let registration = self.table.get(index)?;
-        if let (Ok(watch), Ok(watched)) = (&self.watch, registration.watched)
-            && let Some((why, addr)) = watch.gone(watched)
+        if let (Ok(monitor), Ok(monitored)) = (&self.monitor, registration.monitored)
+            && let Some((why, addr)) = monitor.gone(monitored)
         {
             return Err(RegistrationError::Gone { index, why, addr });
         }

@@ -123,11 +123,11 @@ impl Buffers<'_> {
         }
         footprint.ranges().for_each(|(start, end)| self.pinned.add(start, end));
         let range = (survey.addr(), survey.end());
-        let watched = match &mut self.watch {
-            Ok(watch) => watch.watch(range, survey.page_bounds()),
+        let monitored = match &mut self.monitor {
+            Ok(monitor) => monitor.monitor(range, survey.page_bounds()),
             Err(errno) => Err(*errno),
         };
-        Registration { table, survey, footprint, pin, access, watched, lent: None, owned: None }
+        Registration { table, survey, footprint, pin, access, monitored, lent: None, owned: None }
     }
 
     /// Undoes `pin` before anything was accounted for.
@@ -161,7 +161,7 @@ impl Buffers<'_> {
 
     /// Releases what a registration keeps.
     pub(super) fn end(&mut self, registration: Registration) {
-        let Registration { pin, footprint, watched, owned, .. } = registration;
+        let Registration { pin, footprint, monitored, owned, .. } = registration;
         for (start, end) in footprint.ranges() {
             self.pinned.remove(start, end);
         }
@@ -169,8 +169,8 @@ impl Buffers<'_> {
             PinKind::Pinned(pins) => self.rings.unpin(pins, &footprint),
             PinKind::Locked { first, last } => self.unlock(*first, *last),
         }
-        if let (Ok(watch), Ok(watched)) = (&mut self.watch, watched) {
-            watch.unwatch(watched);
+        if let (Ok(monitor), Ok(monitored)) = (&mut self.monitor, monitored) {
+            monitor.forget(monitored);
         }
         // Unpinned before it may be freed.
         drop(owned);

@@ -3,7 +3,7 @@
 use super::footprint::Footprint;
 use super::pin::Pins;
 use super::survey::{Inspector, RegistrationError, Survey};
-use super::watch::Watched;
+use super::unmap_monitor::Monitored;
 use crate::memory::OwnedMemory;
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
@@ -57,7 +57,7 @@ pub struct Registration {
     pub(super) footprint: Footprint,
     pub(super) pin: PinKind,
     pub(super) access: Access,
-    pub(super) watched: Result<Watched, Errno>,
+    pub(super) monitored: Result<Monitored, Errno>,
     /// The memory, if it was lent to the table.
     pub(super) lent: Option<DmaMemory<'static>>,
     /// What keeps the memory, if it was given up by value.
@@ -142,9 +142,9 @@ impl Registration {
     ///
     /// # Errors
     /// The reason why not: `ENOSYS`, `EPERM` or `EINVAL` if there is no userfaultfd, or none for
-    /// such memory, `EBUSY` if another userfaultfd watches it.
-    pub fn watched(&self) -> Result<(), Errno> {
-        self.watched.map(|_| ())
+    /// such memory, `EBUSY` if another userfaultfd monitors it.
+    pub fn revoked_on_unmap(&self) -> Result<(), Errno> {
+        self.monitored.map(|_| ())
     }
 }
 

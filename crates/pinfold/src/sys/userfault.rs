@@ -82,9 +82,9 @@ impl Userfault {
         Ok(Self(fd))
     }
 
-    /// Watches the range: a thread that unmaps, moves or discards a part of it blocks until
+    /// Monitors the range: a thread that unmaps, moves or discards a part of it blocks until
     /// [`next`](Self::next) has returned the event.
-    pub(crate) fn watch(&self, start: usize, end: usize) -> Result<(), Errno> {
+    pub(crate) fn monitor(&self, start: usize, end: usize) -> Result<(), Errno> {
         let range = Range { start: start as u64, len: (end - start) as u64 };
         let mut register = Register { range, mode: MODE_WRITE_PROTECT, ioctls: 0 };
         // SAFETY: the opcode is `UFFDIO_REGISTER`, whose argument is this structure.
@@ -94,7 +94,7 @@ impl Userfault {
         Ok(unsafe { rustix::ioctl::ioctl(&self.0, ioctl) }?)
     }
 
-    /// Undoes [`watch`](Self::watch).
+    /// Undoes [`monitor`](Self::monitor).
     pub(crate) fn forget(&self, start: usize, end: usize) -> Result<(), Errno> {
         let range = Range { start: start as u64, len: (end - start) as u64 };
         // SAFETY: the opcode is `UFFDIO_UNREGISTER`, whose argument is this structure, which the

@@ -15,7 +15,7 @@ fn registered(kind: Kind, len: usize) -> Option<(Buffers<'static>, Area, BufferI
 }
 
 fn gone(buffers: &mut Buffers<'_>, index: BufferIndex, why: Gone, addr: usize) {
-    if let Err(errno) = buffers.iter().find(|(at, _)| *at == index).unwrap().1.watched() {
+    if let Err(errno) = buffers.iter().find(|(at, _)| *at == index).unwrap().1.revoked_on_unmap() {
         return skipped(&format!("no userfaultfd for this memory: {errno}"));
     }
     let error = RegistrationError::Gone { index, why, addr };
@@ -88,13 +88,13 @@ fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_retu
 }
 
 #[test]
-fn memory_that_cannot_be_watched_is_reported_and_keeps_its_old_pages() {
+fn memory_that_cannot_be_monitored_is_reported_and_keeps_its_old_pages() {
     let _alone = alone();
     let Some((mut buffers, area, index)) = registered(Kind::Disk, 4 * PAGE) else { return };
     let registration = buffers.get(index).unwrap();
     assert!(registration.is_pinned() && registration.charged_bytes() == 4 * PAGE as u64);
-    if registration.watched().is_ok() {
-        return skipped("the file's memory can be watched");
+    if registration.revoked_on_unmap().is_ok() {
+        return skipped("the file's memory can be monitored");
     }
     let Some((mut ring, places)) = cloned(&buffers, index) else { return };
     poke(area.addr, 0x42);
@@ -109,7 +109,7 @@ fn memory_that_cannot_be_watched_is_reported_and_keeps_its_old_pages() {
 }
 
 #[test]
-fn a_neighbour_on_the_same_page_stays_watched() {
+fn a_neighbour_on_the_same_page_stays_monitored() {
     let _alone = alone();
     let Some((mut buffers, area, one)) = registered(Kind::Plain, 4 * PAGE) else { return };
     buffers.unregister(one).unwrap();
@@ -204,7 +204,7 @@ fn stress_a_registration_is_never_used_after_its_memory_was_unmapped() {
     while rounds <= 10 || std::time::Instant::now() < until {
         let area = Area::new(0, &[(Kind::Plain, 2 * PAGE)]).unwrap();
         let index = area.register(&mut buffers).unwrap().into_index();
-        if buffers.get(index).unwrap().watched().is_err() {
+        if buffers.get(index).unwrap().revoked_on_unmap().is_err() {
             return skipped("no userfaultfd");
         }
         let addr = area.addr;

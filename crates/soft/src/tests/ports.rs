@@ -76,10 +76,8 @@ fn memory_is_registered_once_and_as_a_whole() {
     let (domain, _bus, arena) = with_arena(2);
     let part = arena.memory().part(PAGE, PAGE).unwrap();
     // SAFETY: it is refused.
-    assert!(matches!(
-        unsafe { domain.register_memory(part) },
-        Err(BackendError::AlreadyRegistered { .. })
-    ));
+    let twice = unsafe { domain.register_memory(part) };
+    assert!(matches!(twice, Err(BackendError::AlreadyRegistered { .. })));
     let stranger = Arena::new(1);
     let refused = domain.map(stranger.page(0), Bidirectional).unwrap_err();
     assert!(

@@ -166,11 +166,11 @@ impl PacketPage {
     }
 }
 
+#[allow(unsafe_code)] // A page is memory that can be mapped.
 // SAFETY: the page is its owner's alone until it is dropped, and never reused if it is leaked; it
 // lies in the UMEM's arena, which its pool keeps mapped, and does not move. It is not in a ring:
 // `Rings` gave it away with the packet, and takes chunks by value. It lends no reference, only
 // `DmaMemory`. A page of a pool is one frame, so start and length are multiples of 4096.
-#[allow(unsafe_code)] // a page is memory that can be mapped
 unsafe impl Pinned for PacketPage {
     fn memory(&self) -> DmaMemory<'_> {
         self.page.memory()

@@ -1,12 +1,12 @@
 //! Detects that registered memory is unmapped, moved or discarded, with a userfaultfd.
 //!
-//! The call that does so waits in the kernel until the event has been read. The watching thread
+//! The call that does so waits in the kernel until the event has been read. The monitoring thread
 //! sets `busy` *before* it reads, and clears it when the registrations are marked. A query after
 //! the call has returned therefore either sees the mark, or sees `busy` and waits for the mark: no
 //! use of reused addresses goes undetected.
 //!
-//! The watching thread allocates nothing and takes no lock, since the thread that waits for it may
-//! hold any.
+//! The monitoring thread allocates nothing and takes no lock, since the thread that waits for it
+//! may hold any.
 
 use super::footprint::Coverage;
 use super::survey::Gone;
@@ -18,20 +18,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-/// A place in the watch.
+/// A place in the monitor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Watched {
+pub(super) struct Monitored {
     place: usize,
-    /// The watched pages.
+    /// The monitored pages.
     start: usize,
     end: usize,
 }
 
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct UnmapMonitor {
     shared: Arc<Shared>,
     vacant: Vec<usize>,
-    /// Pages may be watched for several registrations: they are unwatched with the last.
+    /// Pages may be monitored for several registrations: they are forgotten with the last.
     pages: Coverage,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
@@ -47,7 +47,7 @@ struct Shared {
     places: Box<[Place]>,
 }
 
-/// A watched range: empty if the place is vacant.
+/// A monitored range: empty if the place is vacant.
 #[derive(Debug, Default)]
 struct Place {
     start: AtomicUsize,
@@ -59,15 +59,15 @@ struct Place {
 
 const GONE: [(usize, Gone); 3] = [(1, Gone::Unmapped), (2, Gone::Moved), (3, Gone::Discarded)];
 
-impl Watch {
-    /// Creates a watch for at most `places` ranges.
+impl UnmapMonitor {
+    /// Creates a monitor for at most `places` ranges.
     pub(super) fn new(places: usize) -> Result<Self, Errno> {
         let userfault = Userfault::new()?;
         let table = std::iter::repeat_with(Place::default).take(places).collect();
         let shared = Arc::new(Shared { userfault, busy: AtomicBool::new(false), places: table });
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let (seen, halt) = (shared.clone(), stop.clone());
-        let named = std::thread::Builder::new().name("pinfold-watch".to_owned());
+        let named = std::thread::Builder::new().name("pinfold-unmap".to_owned());
         let thread = named.spawn(move || seen.run(&halt));
         let thread =
             thread.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
@@ -82,12 +82,12 @@ impl Watch {
         })
     }
 
-    /// Watches `addr..end`, which is on the pages `first..last`.
-    pub(super) fn watch(
+    /// Monitors `addr..end`, which is on the pages `first..last`.
+    pub(super) fn monitor(
         &mut self,
         (addr, end): (usize, usize),
         (first, last): (usize, usize),
-    ) -> Result<Watched, Errno> {
+    ) -> Result<Monitored, Errno> {
         let place = self.vacant.pop().ok_or(Errno::new(libc::ENOSPC))?;
         // Earlier events for these addresses do not concern this registration.
         self.shared.wait_for_marks();
@@ -97,22 +97,22 @@ impl Watch {
             entry.end.store(end, Ordering::Release);
         }
         // Entered before, so that no event from here on is missed.
-        if let Err(errno) = self.shared.userfault.watch(first, last) {
+        if let Err(errno) = self.shared.userfault.monitor(first, last) {
             self.vacate(place);
             return Err(errno);
         }
         self.pages.add(first as u64, last as u64);
-        Ok(Watched { place, start: first, end: last })
+        Ok(Monitored { place, start: first, end: last })
     }
 
-    /// Stops watching.
-    pub(super) fn unwatch(&mut self, watched: Watched) {
-        let gone = self.gone(watched).is_some();
-        self.vacate(watched.place);
-        for (start, end) in self.pages.remove(watched.start as u64, watched.end as u64) {
+    /// Forgets a range.
+    pub(super) fn forget(&mut self, monitored: Monitored) {
+        let gone = self.gone(monitored).is_some();
+        self.vacate(monitored.place);
+        for (start, end) in self.pages.remove(monitored.start as u64, monitored.end as u64) {
             // Addresses that were unmapped may have been reused.
             if !gone && let Err(errno) = self.shared.userfault.forget(bytes(start), bytes(end)) {
-                tracing::debug!(start, end, %errno, "memory could not be unwatched");
+                tracing::debug!(start, end, %errno, "memory is still monitored");
             }
         }
     }
@@ -126,16 +126,16 @@ impl Watch {
 
     /// Returns what happened to the range, and where.
     #[inline]
-    pub(super) fn gone(&self, watched: Watched) -> Option<(Gone, usize)> {
+    pub(super) fn gone(&self, monitored: Monitored) -> Option<(Gone, usize)> {
         self.shared.wait_for_marks();
-        let place = self.shared.places.get(watched.place)?;
+        let place = self.shared.places.get(monitored.place)?;
         let code = place.gone.load(Ordering::Acquire);
         let &(_, gone) = GONE.iter().find(|(have, _)| *have == code)?;
         Some((gone, place.gone_at.load(Ordering::Relaxed)))
     }
 }
 
-impl Drop for Watch {
+impl Drop for UnmapMonitor {
     fn drop(&mut self) {
         if self.process != std::process::id() {
             return;
