@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 
 FILE ?=
-PROTECT ?= revoke
+PROTECT ?= batch
 WORK ?= target/run
 ACCESSES ?= 1000000000
 SOAK_SECONDS ?= 60
@@ -13,7 +13,7 @@ help: ## Print this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make run FILE=/path/to/file    your own file instead of the 256 MiB sample"
-	@echo "  make run PROTECT=strict        static, revoke (the default) or strict"
+	@echo "  make run PROTECT=strict        strict, revoke, batch (the default) or static"
 
 .PHONY: setup
 setup:

@@ -11,7 +11,7 @@ program_doctor_sees_the_machine() {
 
 program_copies_through_the_model() {
     dd if=/dev/urandom of=/tmp/a bs=1M count=16 2>/dev/null
-    for protect in static revoke strict; do
+    for protect in strict revoke batch static; do
         pinfold copy /tmp/a /tmp/b --via soft:32M --protect $protect --force
         cmp /tmp/a /tmp/b
     done

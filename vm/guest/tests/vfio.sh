@@ -66,7 +66,7 @@ vfio_copies() {
     dd if=/dev/urandom of=/tmp/a bs=1000 count=20001 2>/dev/null
     for target in $namespaces; do
         bind_to_vfio "${target%/*}"
-        for protect in static revoke strict; do
+        for protect in strict revoke batch static; do
             pinfold copy /tmp/a /tmp/b --via "vfio:$target" --protect $protect --force
             cmp /tmp/a /tmp/b
         done

@@ -132,7 +132,7 @@ However the run ends, the report of what was done is printed; the exit code, and
 early (130 after Ctrl-C, where fio has 128).
 
 The text and --output-format json have fio's latencies: slat from preparing a request to the return of the system call, or the \
-doorbell, that submits it; clat from there until the program owns its buffer again, with --protect revoke or strict after the \
+doorbell, that submits it; clat from there until the program owns its buffer again, unless --protect static after the \
 flush; lat is both. bw and iops are samples of 500 ms, as fio takes them; a run that is shorter has none.
 
 --rw trim deallocates blocks: with Dataset Management on a controller, and by punching holes in a file or block device.
@@ -141,7 +141,7 @@ flush; lat is both. bw and iops are samples of 500 ms, as fio takes them; a run 
 the three passes. The first 67,108,864 blocks are rewritten (their counts take up to 256 MiB), the others are written \
 once.
 
-A run that needs more memory than is available (--iodepth times --bs times --numjobs, with --protect revoke, \
+A run that needs more memory than is available (--iodepth times --bs times --numjobs, with --protect batch or revoke, \
 --iodepth 16 or more and fewer jobs than processors up to 1 MiB more for each job, and what a soft:SIZE target will hold) is refused before any is allocated.
 
 ",

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct StackArgs {
     /// When a controller can reach the data buffers
-    #[arg(long, value_enum, default_value_t = Protect::Revoke)]
+    #[arg(long, value_enum, default_value_t = Protect::Batch)]
     pub(crate) protect: Protect,
 
     /// The most bytes of buffers that wait for their flush: a completion that exceeds it waits, as
@@ -37,7 +37,7 @@ impl Default for StackArgs {
     fn default() -> Self {
         let retry_limit = TimeSpan(Duration::from_secs(10));
         Self {
-            protect: Protect::Revoke,
+            protect: Protect::Batch,
             held_limit: None,
             iommu_units: None,
             retry_limit,
@@ -50,23 +50,28 @@ impl Default for StackArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protect {
-    /// Always: they are mapped once
-    Static,
-    /// From submission to completion; what completes together shares one flush, and its buffers are
-    /// held until that has completed
-    Revoke,
-    /// From submission to completion; what completes together shares one flush, and the job waits
-    /// for that, up to 50 ms, before it goes on
+    /// From submission to completion, with one flush for each request, which the job waits for, up
+    /// to 50 ms, before it goes on
     Strict,
+    /// From submission to completion, with one flush for each request (the queue merges those that
+    /// it gets while it is busy); the buffer is held until the flush has completed, and the job
+    /// goes on
+    Revoke,
+    /// From submission to completion, with one flush for all requests that complete together; the
+    /// buffers are held until the flush has completed, and the job goes on
+    Batch,
+    /// Always: they are mapped once, and never flushed
+    Static,
 }
 
 impl Protect {
     /// Returns the name as on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Static => "static",
-            Self::Revoke => "revoke",
             Self::Strict => "strict",
+            Self::Revoke => "revoke",
+            Self::Batch => "batch",
+            Self::Static => "static",
         }
     }
 }

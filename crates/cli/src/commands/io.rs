@@ -388,11 +388,11 @@ fn spare(protect: Protect, jobs: usize, depth: usize, block: usize) -> usize {
     let runs_alone =
         std::thread::available_parallelism().is_ok_and(|processors| jobs < processors.get());
     match protect {
-        Protect::Revoke if runs_alone && depth >= SPARE_DEPTH => {
+        Protect::Revoke | Protect::Batch if runs_alone && depth >= SPARE_DEPTH => {
             depth.min(SPARE_BYTES / block.max(1))
         }
         // Nothing is held, or nothing is done until it has returned.
-        Protect::Revoke | Protect::Static | Protect::Strict => 0,
+        Protect::Revoke | Protect::Batch | Protect::Static | Protect::Strict => 0,
     }
 }
 

@@ -211,7 +211,7 @@ fn resolve(args: &ServeArgs, threads: usize) -> Result<(ResolvedTarget, u64), Fa
     };
     if args.stack.protect == Protect::Static {
         let reason = "payloads are received and sent in place, which needs memory that is mapped for each request: leave the \
-            option out, or use revoke or strict";
+            option out, or use batch, revoke or strict";
         return Err(unsupported("protect", Protect::Static.name(), reason).into());
     }
     if args.cached && !matches!(spec, TargetSpec::File(_)) {

@@ -244,7 +244,7 @@ mod tests {
             }],
         };
         StackReport {
-            protect: Protect::Revoke,
+            protect: Protect::Batch,
             memory: vec![memory],
             fixes: vec!["sudo sysctl vm.nr_hugepages=8".into()],
             devices: vec![DeviceReport {
@@ -309,7 +309,7 @@ mod tests {
             "10 I/Os as 12 commands",
             "1.50 per I/O",
             "20 requested (3 of them with table pages), 0 merged, 0 submitted\n",
-            "domain soft, protect revoke",
+            "domain soft, protect batch",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

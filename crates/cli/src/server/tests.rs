@@ -111,7 +111,7 @@ fn serve_at(
     let vector = pinfold_nvme::driver::Vector { number: 1, interrupt: model.interrupt(1).unwrap() };
     let options = NvmeOptions {
         domain: &domain,
-        protect: Protect::Revoke,
+        protect: Protect::Batch,
         controller,
         namespace,
         depth: 8,

@@ -22,7 +22,7 @@ use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
     self, CommandError, Controller, Namespace, PollError, Queue, Rejected, Vector,
 };
-use release::Held;
+use release::{Finished, Held};
 pub(crate) use stats::NvmeStats;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -82,10 +82,12 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     namespace: Namespace,
     /// The requests at the controller; the index is the driver's tag.
     in_flight: Vec<Option<Command<'d, B>>>,
-    /// Requests whose command has completed, until their mappings are revoked as one batch.
-    completed: Vec<(Io, Mapped<'d, B>, Result<usize, TargetError>)>,
+    /// Requests whose command has completed, until their mappings are revoked.
+    completed: Vec<Finished<'d, B>>,
     held: VecDeque<Held<'d, B>>,
+    /// Both empty between two calls: the mappings and the requests that one flush ends.
     revoked: Vec<Revoked<B, &'d Domain>>,
+    requests_of_flush: Vec<(Io, Result<usize, TargetError>)>,
     /// Buffers of commands that did not complete: the controller may still reach them.
     quarantined: Vec<Quarantine<'d, B>>,
     /// Whether the controller writes zeroes without a payload.
@@ -132,6 +134,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             completed: Vec::with_capacity(depth),
             held: VecDeque::with_capacity(depth),
             revoked: Vec::with_capacity(depth),
+            requests_of_flush: Vec::with_capacity(depth),
             quarantined: Vec::new(),
             writes_zeroes: identity.can_write_zeroes,
             lost: LostData::default(),
@@ -282,7 +285,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
             io: Box::new(io),
             error,
         };
-        self.completed.push((io, buffer, result.map(|()| io.len).map_err(error)));
+        let result = result.map(|()| io.len).map_err(error);
+        self.completed.push(Finished { io, buffer, result });
     }
 
     /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
@@ -352,7 +356,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
             polls += 1;
             if polls == SPINS && self.in_flight.iter().all(Option::is_none) {
                 // Nothing but flushes can complete.
-                self.quiesce(completed);
+                self.quiesce(WAIT_LIMIT, completed);
             } else {
                 self.pause(polls);
             }
@@ -375,7 +379,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'
         let Some(held) = self.held.front() else { return wait };
         let held = held.since.elapsed();
         if held >= self.flush_limit {
-            self.quiesce(completed);
+            self.quiesce(WAIT_LIMIT, completed);
         }
         if held < FLUSH_POLLS || held >= self.flush_limit {
             Duration::ZERO

@@ -25,7 +25,7 @@ fn numbers_are_reported_with_their_limits() {
         ("--bs -1", &["--bs", "\"-1\" is not a size"]),
         ("--iodepth -1", &["--iodepth", "-1"]),
         ("--iodepth many", &["many", "--iodepth"]),
-        ("--protect none", &["none", "static, revoke, strict"]),
+        ("--protect none", &["none", "strict, revoke, batch, static"]),
         ("--memory gold", &["gold", "hugetlb-2m"]),
         ("--frobnicate", &["--frobnicate"]),
     ] {

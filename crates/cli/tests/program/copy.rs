@@ -20,7 +20,7 @@ fn every_size_under_every_protection() {
     let folder = Folder::new();
     for size in SIZES {
         let source = folder.file("in", &bytes(size));
-        for protect in ["static", "revoke", "strict"] {
+        for protect in ["strict", "revoke", "batch", "static"] {
             let options = format!("--via soft:8M --protect {protect} --bs 64k --iodepth 8");
             let report = round_trip(&folder, &source, &options);
             assert_eq!(report["bytes"], size);
@@ -56,7 +56,7 @@ fn every_block_size_and_depth() {
             round_trip(&folder, file, &format!("--via soft:32M --bs {bs} --iodepth {depth}"));
         }
     }
-    for protect in ["static", "revoke", "strict"] {
+    for protect in ["strict", "revoke", "batch", "static"] {
         for bs in ["512", "8M"] {
             round_trip(&folder, &small, &format!("--via soft:1M --bs {bs} --protect {protect}"));
         }
@@ -68,7 +68,7 @@ fn a_larger_file_with_its_report() {
     let folder = Folder::new();
     let size = (64 << 20) + 1;
     let source = folder.file("in", &bytes(size));
-    let report = round_trip(&folder, &source, "--via soft:65M --protect revoke --verify");
+    let report = round_trip(&folder, &source, "--via soft:65M --protect batch --verify");
     assert_eq!(report["sha256"]["source"], report["sha256"]["destination"]);
     let phases = report["phases"].as_array().unwrap();
     assert_eq!(phases.len(), 2);
@@ -490,7 +490,7 @@ fn a_size_that_is_no_multiple_of_the_block_round_trips() {
     }
     std::io::Write::write_all(&mut file, &piece[..513]).unwrap();
     drop(file);
-    for protect in ["static", "revoke", "strict"] {
+    for protect in ["strict", "revoke", "batch", "static"] {
         let options = format!("--via soft:1025M --protect {protect}");
         let report = round_trip(&folder, &source, &options);
         assert_eq!(report["bytes"], (1u64 << 30) + 513);

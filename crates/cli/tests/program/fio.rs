@@ -153,7 +153,7 @@ fn trims_deallocate() {
         after[..64 << 10] == bytes(256 << 10)[..64 << 10]
             && after[128 << 10..] == bytes(256 << 10)[128 << 10..]
     );
-    for protect in ["static", "revoke", "strict"] {
+    for protect in ["strict", "revoke", "batch", "static"] {
         let line = format!("io soft:1M --rw randtrim --iodepth 8 --protect {protect} --json");
         let report = pinfold(&words(&line)).json();
         assert_eq!(report["trim"]["requests"], 256);

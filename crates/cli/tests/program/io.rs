@@ -11,7 +11,7 @@ fn size_is_moved_once() {
     for (rw, read, write) in
         [("read", 256, 0), ("randread", 256, 0), ("write", 0, 256), ("randwrite", 0, 256)]
     {
-        for protect in ["static", "revoke", "strict"] {
+        for protect in ["strict", "revoke", "batch", "static"] {
             let result = json(&format!("soft:1M --rw {rw} --iodepth 8 --protect {protect}"));
             let count = |way: &str| result[way]["requests"].as_u64().unwrap_or(0);
             assert_eq!((count("read"), count("write")), (read, write), "{rw} {protect}");
@@ -29,6 +29,24 @@ fn size_is_moved_once() {
     let result = json("soft:4M --rw randrw --rwmixread 70 --iodepth 32");
     let read = result["read"]["requests"].as_u64().unwrap();
     assert!((600..835).contains(&read), "{read} of 1024 are reads");
+}
+
+/// One flush for each request, one for several, or none.
+#[test]
+fn each_word_of_protect_requests_the_flushes_it_promises() {
+    let requests = 16_384;
+    let flushes = |protect: &str| {
+        let line = format!("soft:64M --rw randread --iodepth 32 --protect {protect}");
+        let result = json(&line);
+        assert_eq!(result["read"]["requests"], requests, "{protect}");
+        result["stack"]["domain"]["waits_sent"].as_u64().unwrap()
+    };
+    assert_eq!(flushes("strict"), requests);
+    // The queue merges what it is asked for while a flush is in flight.
+    let (revoke, batch) = (flushes("revoke"), flushes("batch"));
+    assert!(revoke > 0 && revoke <= requests, "{revoke}");
+    assert!(batch > 0 && batch <= requests / 2, "{batch}");
+    assert_eq!(flushes("static"), 0);
 }
 
 /// A limit of 0 makes each batch wait; one that the buffers cannot reach makes none.

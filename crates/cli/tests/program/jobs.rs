@@ -53,7 +53,7 @@ fn interrupts_and_polling_transfer_the_same_bytes() {
     // With few requests on a busy machine each may be complete whenever the program looks, so that
     // it does not sleep.
     let mut slept = 0;
-    for protect in ["static", "revoke", "strict"] {
+    for protect in ["strict", "revoke", "batch", "static"] {
         for rest in ["--iodepth 1", "--iodepth 64", "--iodepth 1 --poll", "--iodepth 64 --poll"] {
             let line = "soft:4M --rw randrw --bsrange 512-128k --verify-requests 200 --verify";
             let result = json(&format!("{line} --protect {protect} {rest}"));

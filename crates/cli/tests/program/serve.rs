@@ -386,7 +386,11 @@ fn impossible_servers_are_refused() {
     let socket = folder.arg("socket");
     for (line, code, part) in [
         (format!("serve soft:1M --nbd {socket}"), 2, "unix:PATH"),
-        (format!("serve soft:1M --nbd unix:{socket} --protect static"), 2, "revoke or strict"),
+        (
+            format!("serve soft:1M --nbd unix:{socket} --protect static"),
+            2,
+            "batch, revoke or strict",
+        ),
         (format!("serve soft:1M --nbd unix:{socket} --cached"), 2, "page cache"),
         (format!("serve soft:1M --nbd unix:{socket} --buffers 1M --threads 2"), 2, "4194304"),
         (format!("serve soft:1M --nbd unix:{socket} --connections 0"), 2, "connections"),

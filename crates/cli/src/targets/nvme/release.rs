@@ -1,4 +1,4 @@
-//! From a completed command to its buffer: revoked as a batch, held until the flush, returned.
+//! From a completed command to its buffer: revoked, held until the flush, returned.
 
 use super::command::Mapped;
 use super::{NvmeTarget, WAIT_LIMIT};
@@ -9,7 +9,14 @@ use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::{BackendError, Domain, NotQuiesced, Pinned, Revoked, Unrevoked};
 use pinfold_core::invalidate::{Ticket, WaitLimit};
 use pinfold_nvme::Registers;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// A request whose command has completed, until its mapping is revoked.
+pub(super) struct Finished<'d, B: Pinned> {
+    pub(super) io: Io,
+    pub(super) buffer: Mapped<'d, B>,
+    pub(super) result: Result<usize, TargetError>,
+}
 
 /// A request whose mapping has been revoked, until the flush has completed.
 pub(super) struct Held<'d, B: Pinned> {
@@ -19,17 +26,35 @@ pub(super) struct Held<'d, B: Pinned> {
     pub(super) result: Result<usize, TargetError>,
 }
 
-impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
-    /// Revokes the device's access to the buffers of all completed commands, with one flush.
-    /// `strict` waits for it before this job does anything else, for at most 50 ms: buffers whose
-    /// flush takes longer are held, as with `revoke`.
+impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
+    /// Revokes the device's access to the buffers of all completed commands, with one flush for all
+    /// (`batch`) or for each. `strict` waits for each flush before this job does anything else, for
+    /// at most 50 ms altogether: buffers whose flush takes longer are held, as with `revoke`.
     pub(super) fn revoke(&mut self, completed: &mut Vec<Completion<B>>) {
-        if self.completed.is_empty() {
-            return;
+        let mut commands = std::mem::take(&mut self.completed);
+        if self.protect == Protect::Batch {
+            self.revoke_with_one_flush(commands.drain(..), completed);
+        } else {
+            let until = Instant::now() + WAIT_LIMIT;
+            for command in commands.drain(..) {
+                self.revoke_with_one_flush([command], completed);
+                let left = until.saturating_duration_since(Instant::now());
+                if self.protect == Protect::Strict && !left.is_zero() {
+                    self.quiesce(left, completed);
+                }
+            }
         }
-        // One flush for all reads and writes of this poll.
-        let mut requests = Vec::with_capacity(self.completed.len());
-        let mappings = self.completed.drain(..).filter_map(|(io, buffer, result)| {
+        self.completed = commands;
+    }
+
+    /// Revokes the access to the buffers of `commands`, and holds them until the flush completes.
+    fn revoke_with_one_flush(
+        &mut self,
+        commands: impl IntoIterator<Item = Finished<'d, B>>,
+        completed: &mut Vec<Completion<B>>,
+    ) {
+        let requests = &mut self.requests_of_flush;
+        let mappings = commands.into_iter().filter_map(|Finished { io, buffer, result }| {
             let mapping = match buffer {
                 Mapped::Read(buffer) => Unrevoked::from(buffer),
                 Mapped::Write(buffer) => Unrevoked::from(buffer),
@@ -43,11 +68,8 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
         });
         self.domain.revoke_many(mappings, &mut self.revoked);
         debug_assert_eq!(self.revoked.len(), requests.len());
-        let (held, since) = (self.revoked.drain(..).zip(requests), Instant::now());
+        let (held, since) = (self.revoked.drain(..).zip(requests.drain(..)), Instant::now());
         self.held.extend(held.map(|(revoked, (io, result))| Held { io, since, revoked, result }));
-        if self.protect == Protect::Strict {
-            self.quiesce(completed);
-        }
     }
 
     /// Returns the buffers whose flush has completed. Flushes complete in the order of their
@@ -64,15 +86,15 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'_, B, R, S> {
         }
     }
 
-    /// Waits for the flushes of the buffers held, and gives up those that are held for too long:
-    /// the domain keeps such a buffer until its flush has completed.
-    pub(super) fn quiesce(&mut self, completed: &mut Vec<Completion<B>>) {
+    /// Waits up to `limit` for the flushes of the buffers held, and gives up those that are held for
+    /// too long: the domain keeps such a buffer until its flush has completed.
+    pub(super) fn quiesce(&mut self, limit: Duration, completed: &mut Vec<Completion<B>>) {
         let (revoked, requests): (Vec<_>, Vec<_>) = self
             .held
             .drain(..)
             .map(|Held { io, since, revoked, result }| (revoked, (io, since, result)))
             .unzip();
-        let outcomes = self.domain.wait_many_for(revoked, WaitLimit::within(WAIT_LIMIT));
+        let outcomes = self.domain.wait_many_for(revoked, WaitLimit::within(limit));
         for (outcome, (io, since, result)) in outcomes.zip(requests) {
             match outcome {
                 Err(NotQuiesced { revoked: Some(revoked), .. })

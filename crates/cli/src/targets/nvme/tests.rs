@@ -88,7 +88,11 @@ impl Setup {
     }
 }
 
-const PROTECTIONS: [Protect; 3] = [Protect::Static, Protect::Revoke, Protect::Strict];
+const PROTECTIONS: [Protect; 4] =
+    [Protect::Strict, Protect::Revoke, Protect::Batch, Protect::Static];
+
+/// Those that end a mapping with its request.
+const PER_REQUEST: [Protect; 3] = [Protect::Strict, Protect::Revoke, Protect::Batch];
 
 fn execute(
     from: &mut dyn Target<Buffer>,
@@ -159,7 +163,7 @@ fn a_flush_that_never_completes_ends_the_run_and_keeps_the_buffers() {
     let hangs = SoftConfig { hang_from: Some(4), ..SoftConfig::default() };
     let fails = SoftConfig { fail_from: Some(4), ..SoftConfig::default() };
     for (config, is_hang) in [(hangs, true), (fails, false)] {
-        for protect in [Protect::Revoke, Protect::Strict] {
+        for protect in PER_REQUEST {
             let config = SoftConfig { timeout: Duration::from_millis(200), ..config.clone() };
             let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), protect);
             let mut target = setup.target();
@@ -187,7 +191,7 @@ fn holes_are_zeroed_with_and_without_write_zeroes() {
     file.write_all_at(&[9; BLOCK], 10 * BLOCK as u64).unwrap();
     let ranges = Ranges::of_file(&file, BYTES);
     for without in [false, true] {
-        let setup = Setup::new(Protect::Revoke);
+        let setup = Setup::new(Protect::Batch);
         if without {
             // ONCS bit 3 of Identify Controller.
             setup.model.faults().tamper(|command, data| {
@@ -218,7 +222,7 @@ fn holes_are_zeroed_with_and_without_write_zeroes() {
 
 #[test]
 fn retries_are_limited() {
-    let setup = Setup::new(Protect::Revoke);
+    let setup = Setup::new(Protect::Batch);
     let mut target = setup.target();
     let mut buffers = setup.buffers();
     setup.model.faults().inject(Trigger::Every(1), Fault::Fail(Status::INTERNAL_ERROR));
@@ -270,7 +274,7 @@ fn reads(buffers: Vec<Buffer>) -> Vec<Request<Buffer>> {
 /// All of a batch is mapped, or nothing of it.
 #[test]
 fn a_batch_with_a_buffer_that_cannot_be_mapped_is_returned_whole() {
-    for protect in [Protect::Revoke, Protect::Strict] {
+    for protect in PER_REQUEST {
         let setup = Setup::new(protect);
         let elsewhere =
             Arena::builder().size(1 << 20).build(&pinfold::Domain::soft().unwrap()).unwrap();
@@ -313,10 +317,15 @@ fn a_batch_that_does_not_fit_is_queued_in_part() {
 /// Accesses of a device to what it was once given, on an IOMMU that drops what it has cached as
 /// late as it may.
 #[test]
-fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
-    for protect in [Protect::Revoke, Protect::Strict] {
-        let flush_cost = Duration::from_millis(20);
-        let config = SoftConfig { flush_cost, effect: Effect::AtLast, ..SoftConfig::default() };
+fn flushes_are_as_protect_says_and_precede_each_return() {
+    for protect in PER_REQUEST {
+        let flush_cost = Duration::from_millis(2);
+        let config = SoftConfig {
+            flush_cost,
+            effect: Effect::AtLast,
+            queue_depth: 8,
+            ..SoftConfig::default()
+        };
         let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), protect);
         let mut target = setup.target();
         let faults = setup.model.faults();
@@ -344,7 +353,8 @@ fn one_flush_covers_all_completions_of_a_poll_before_any_buffer_returns() {
             assert_eq!(outcomes.len(), 8);
             assert!(!outcomes.iter().any(succeeded), "{protect:?}: {access:?}");
         }
-        assert_eq!(waits() - before, 1, "{protect:?}");
+        let flushes = if protect == Protect::Batch { 1 } else { 8 };
+        assert_eq!(waits() - before, flushes, "{protect:?}");
     }
 }
 
@@ -442,8 +452,11 @@ fn strict_gives_up_the_buffers_of_a_flush_that_exceeds_the_limit() {
     target.queue.ring_doorbell();
     reads_are_written(&setup, &target, 8 * BLOCK as u64);
     target.poll(&mut completed).unwrap();
+    // Each wait is for what the one before has not returned, as a caller's is.
     while completed.len() < 8 {
-        target.wait(&mut completed).unwrap();
+        let mut more = Vec::new();
+        target.wait(&mut more).unwrap();
+        completed.append(&mut more);
     }
     for Completion { buffer, result, .. } in completed {
         let Err(TargetError::Domain { error, .. }) = result else { panic!("{result:?}") };
@@ -458,12 +471,12 @@ fn strict_gives_up_the_buffers_of_a_flush_that_exceeds_the_limit() {
     assert_eq!((setup.domain.stats().live, setup.domain.stats().held_bytes), (0, 0));
 }
 
-/// With `revoke` a wait ends when the controller has room, though the buffers are still held:
+/// With `batch` a wait ends when the controller has room, though the buffers are still held:
 /// others can be used meanwhile.
 #[test]
 fn a_wait_ends_when_the_controller_has_room_again() {
     let config = SoftConfig { flush_cost: Duration::from_millis(50), ..SoftConfig::default() };
-    let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Revoke);
+    let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Batch);
     let mut target = setup.target();
     let mut completed = Vec::new();
     target.submit_many(reads(setup.buffers())).unwrap();
@@ -482,7 +495,7 @@ fn a_wait_ends_when_the_controller_has_room_again() {
 /// Once a flush may have lost data, the success of another proves nothing, of whichever queue.
 #[test]
 fn after_a_failed_flush_no_queue_reports_a_good_one() {
-    let setup = Setup::new(Protect::Revoke);
+    let setup = Setup::new(Protect::Batch);
     let lost = LostData::default();
     let flush = |target: &mut Soft<'_>| {
         let buffer = setup.data.alloc(BLOCK).unwrap();
