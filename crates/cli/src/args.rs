@@ -5,27 +5,29 @@ pub(crate) mod fio;
 mod help;
 pub(crate) mod io;
 pub(crate) mod job_file;
-mod parse;
-mod receive;
-mod replay;
-mod serve;
 pub(crate) mod stack;
 pub(crate) mod target;
 
 pub(crate) use fio::{Distribution, ThinkTime};
+pub(crate) use help::man_page;
 pub(crate) use io::{IoArgs, OutputFormat, Rw};
-pub(crate) use receive::ReceiveArgs;
-pub(crate) use replay::{ReplayArgs, TimingArg};
-pub(crate) use serve::ServeArgs;
 pub(crate) use stack::{Memory, Protect, StackArgs};
 pub(crate) use target::{SoftOptions, TargetSpec};
 
-use crate::units::ByteSize;
-use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
-use parse::{controller, depth, target};
+use crate::output;
+use crate::server::address::NbdAddress;
+use crate::units::{ByteSize, TimeSpan};
+use clap::builder::{
+    OsStringValueParser, PathBufValueParser, PossibleValue, PossibleValuesParser,
+    RangedU64ValueParser, TypedValueParser,
+};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use pinfold::pci::Bdf;
 use pinfold_bench::SUITES;
+use pinfold_bench::policy::PolicyKind;
+use pinfold_bench::replay::MAX_OPERATIONS;
+use pinfold_xdp::Attached;
+use stack::{controller, depth, target};
 use std::path::PathBuf;
 
 /// DMA memory for user space: copy files through it, measure it, check what this machine supports
@@ -242,6 +244,251 @@ pub(crate) struct BenchArgs {
     /// Explain all cases and subjects, and measure nothing
     #[arg(long)]
     pub(crate) list: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// What to serve: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]
+    #[arg(value_name = "TARGET", value_parser = target())]
+    pub(crate) target: TargetSpec,
+
+    /// Where clients connect: unix:PATH, or HOST:PORT (10809 is NBD's port, 0 any)
+    #[arg(long, value_name = "ADDRESS", value_parser = OsStringValueParser::new().try_map(NbdAddress::try_from))]
+    pub(crate) nbd: Option<NbdAddress>,
+
+    /// The same as --nbd unix:PATH; - for a socket in a temporary directory, as with --run and no
+    /// address
+    #[arg(short = 'U', long, value_name = "PATH", conflicts_with = "nbd")]
+    pub(crate) unix: Option<PathBuf>,
+
+    /// Serve while this command runs: a shell command with $uri, $nbd, $unixsocket and $port; its
+    /// exit code is the program's
+    #[arg(long, value_name = "COMMAND")]
+    pub(crate) run: Option<String>,
+
+    /// Write the process ID to a file as soon as clients can connect, and remove it at the end
+    #[arg(short = 'P', long, alias = "pid-file", value_name = "PATH")]
+    pub(crate) pidfile: Option<PathBuf>,
+
+    /// Refuse writes, and open the target for reading alone
+    #[arg(short = 'r', long, alias = "readonly")]
+    pub(crate) read_only: bool,
+
+    /// Serve the part of the target that begins here
+    #[arg(
+        short = 'o',
+        long,
+        value_name = "SIZE",
+        default_value = "0",
+        allow_negative_numbers = true
+    )]
+    pub(crate) offset: ByteSize,
+
+    /// Serve only so many bytes [default: all from --offset]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) length: Option<ByteSize>,
+
+    /// The name of the export; clients that ask for none get it, too
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(crate) name: String,
+
+    /// A description of the export, for clients that list it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) description: String,
+
+    /// The most clients at a time; more are refused
+    #[arg(long, value_name = "MAX", default_value_t = 1024, value_parser = count(1 << 20))]
+    pub(crate) connections: usize,
+
+    /// The memory that payloads use at a time (a quarter more is allocated); a larger request is
+    /// served in parts [default: 64M, at most an eighth of what is available]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) buffers: Option<ByteSize>,
+
+    /// The number of threads, each with its own queue
+    /// [default: one for each core, and for 4 MiB of --buffers]
+    #[arg(long, value_name = "N", value_parser = count(256))]
+    pub(crate) threads: Option<usize>,
+
+    /// The number of requests in flight of each thread
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = depth, allow_negative_numbers = true)]
+    pub(crate) iodepth: u64,
+
+    /// Serve only clients that use TLS, with server-cert.pem and server-key.pem in this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) tls_certificates: Option<PathBuf>,
+
+    /// Require a certificate of each client, signed by ca-cert.pem in the folder of
+    /// --tls-certificates
+    #[arg(long, requires = "tls_certificates")]
+    pub(crate) tls_verify_peer: bool,
+
+    /// Use the page cache of a file, instead of O_DIRECT
+    #[arg(long)]
+    pub(crate) cached: bool,
+
+    /// Poll controllers for completions instead of sleeping until an interrupt
+    #[arg(long)]
+    pub(crate) poll: bool,
+
+    #[command(flatten)]
+    pub(crate) stack: StackArgs,
+
+    /// Print one JSON object when clients can connect, and one at the end
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn count(most: u64) -> impl TypedValueParser<Value = usize> {
+    RangedU64ValueParser::<usize>::new().range(1..=most)
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReceiveArgs {
+    /// The network interface
+    #[arg(value_name = "IFACE")]
+    pub(crate) interface: String,
+
+    /// Receive from one queue [default: all queues, a thread for each]
+    #[arg(long, value_name = "N")]
+    pub(crate) queue: Option<u32>,
+
+    /// End after this many packets
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: Option<u64>,
+
+    /// End after this time: 10, 500ms, 2m [default: until SIGINT]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) seconds: Option<TimeSpan>,
+
+    /// Write the packets to a file that tcpdump and Wireshark read
+    #[arg(long, value_name = "FILE", conflicts_with = "reflect", value_parser = named_file())]
+    pub(crate) pcap: Option<PathBuf>,
+
+    /// Send each packet back, with its addresses swapped
+    #[arg(long)]
+    pub(crate) reflect: bool,
+
+    /// Store the packets, each from the page that it was received into: file:PATH or a bare path,
+    /// soft:SIZE, soft:IMAGE
+    #[arg(long, value_name = "TARGET", value_parser = target(), conflicts_with_all = ["pcap", "reflect", "small_chunks"])]
+    pub(crate) to: Option<TargetSpec>,
+
+    /// Memory for packets, for each queue
+    /// [default: 32M, or less where all queues together would take more than half of what is available]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    pub(crate) memory: Option<ByteSize>,
+
+    /// Use chunks of 2048 bytes instead of 4096: half the memory, for an MTU of up to 1774
+    #[arg(long)]
+    pub(crate) small_chunks: bool,
+
+    /// Receive in the driver (native) or in the network stack (generic) only
+    /// [default: native, or generic where the driver refuses it]
+    #[arg(long, value_name = "MODE", value_enum)]
+    pub(crate) xdp: Option<XdpMode>,
+
+    /// Have the kernel poll the card instead of waiting for its interrupts
+    #[arg(long)]
+    pub(crate) busy_poll: bool,
+
+    /// Receive from an interface that carries the default route, too; replace what --pcap or --to
+    /// names
+    #[arg(long)]
+    pub(crate) force: bool,
+
+    /// Print the report as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where the XDP program runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum XdpMode {
+    Native,
+    Generic,
+}
+
+impl From<XdpMode> for Attached {
+    fn from(mode: XdpMode) -> Self {
+        match mode {
+            XdpMode::Native => Self::Native,
+            XdpMode::Generic => Self::Generic,
+        }
+    }
+}
+
+/// Parses a path. `-` would be a file of that name, where users of tcpdump mean the standard
+/// output, as `/dev/stdout` is.
+fn named_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| {
+        if path.as_os_str() == "-" || output::is_stdout(&path) {
+            Err("the report goes to the standard output: name a file or a FIFO")
+        } else {
+            Ok(path)
+        }
+    })
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// The trace: text of tracefs or of `trace-cmd report`, plain, .gz or .zst; - for standard
+    /// input
+    #[arg(value_name = "TRACE", required_unless_present = "how")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// The policies, separated by commas [default: all]
+    #[arg(long = "policy", value_name = "POLICY", value_delimiter = ',', value_parser = policy())]
+    pub(crate) policies: Vec<PolicyKind>,
+
+    /// When the operations are made
+    #[arg(long, value_name = "TIMING", default_value = "fast")]
+    pub(crate) timing: TimingArg,
+
+    /// Draw the address space over time into a folder, as SVG: recorded, and of each policy
+    #[arg(long, value_name = "DIR")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// List what is still mapped at the end of the trace: of each device and each policy whose
+    /// table can be read
+    #[arg(long)]
+    pub(crate) mapped: bool,
+
+    /// The number of maps and unmaps to read
+    #[arg(long, value_name = "N", default_value_t = MAX_OPERATIONS, value_parser = clap::value_parser!(u64).range(1..=MAX_OPERATIONS))]
+    pub(crate) limit: u64,
+
+    /// What the maps and unmaps may take in memory, read and replayed by one policy at a time; more
+    /// is refused
+    #[arg(long, value_name = "SIZE", default_value = "4G", allow_negative_numbers = true)]
+    pub(crate) memory: ByteSize,
+
+    /// Memory for the I/O page table of each device
+    #[arg(long, value_name = "SIZE", default_value = "64M", allow_negative_numbers = true)]
+    pub(crate) table_bytes: ByteSize,
+
+    /// Print JSON: an object per line for the trace, for each device, and for each device and
+    /// policy
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Explain how to record a trace, and replay nothing
+    #[arg(long)]
+    pub(crate) how: bool,
+}
+
+/// When operations are made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum TimingArg {
+    /// One after the other
+    Fast,
+    /// At the times of the trace
+    Original,
+}
+
+fn policy() -> impl TypedValueParser<Value = PolicyKind> {
+    let names = PossibleValuesParser::new(PolicyKind::ALL.map(PolicyKind::name));
+    names.try_map(|name| PolicyKind::named(&name).ok_or("not a policy"))
 }
 
 fn suite() -> PossibleValuesParser {

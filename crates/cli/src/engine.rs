@@ -6,18 +6,15 @@
 //! | [`worker`] | one target, its requests in flight, their statistics |
 //! | [`pump`], [`ranges`] | all bytes of one target to another; which of them are data |
 //! | [`digest`] | the SHA-256 of what a target holds |
-//! | [`workload`], [`jobs`] | a workload in fio's terms, by one job and by several |
-//! | [`samples`], [`distribution`] | the rates of each interval; which blocks random requests use |
-//! | [`verify`], [`ledger`] | a workload that checks every byte it reads |
+//! | [`workload`], [`distribution`] | a workload in fio's terms; which blocks its random requests use |
+//! | [`jobs`] | a workload by several jobs, and the rates of each interval |
+//! | [`verify`] | a workload that checks every byte it reads |
 
 pub(crate) mod digest;
 mod distribution;
-pub(crate) mod error;
 pub(crate) mod jobs;
-pub(crate) mod ledger;
 pub(crate) mod pump;
 pub(crate) mod ranges;
-pub(crate) mod samples;
 pub(crate) mod verify;
 pub(crate) mod worker;
 pub(crate) mod workload;

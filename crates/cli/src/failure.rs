@@ -1,17 +1,17 @@
 //! Why the program failed, and its exit codes.
 
 use crate::args::job_file::JobFileError;
-use crate::engine::error::EngineError;
+use crate::engine::worker::EngineError;
 use crate::kernel::KernelError;
 use crate::output::OutputError;
 use crate::packets::capture::CaptureError;
 use crate::server::error::ServeError;
 use crate::setup::error::OpenError;
 use crate::setup::limits::LimitError;
-use crate::setup::memory::MemoryError;
+use crate::setup::stack::MemoryError;
 use crate::setup::stack::StackError;
 use crate::setup::staged::StagedError;
-use crate::targets::error::TargetError;
+use crate::targets::target::TargetError;
 use crate::units::ByteSize;
 use pinfold::uring::FileError;
 use pinfold_bench::replay::{ReplayError, TraceError};

@@ -8,7 +8,7 @@
 //! | [`server`] | the network block server, from sockets to targets |
 //! | [`packets`] | the threads that receive packets |
 //! | [`targets`] | what bytes are read from and written to |
-//! | [`args`], [`man`] | the command line and the man page |
+//! | [`args`] | the command line and the man page |
 //! | [`kernel`] | fio on the kernel's driver, for `bench` |
 //! | [`units`], [`histogram`], [`random`], [`output`], [`signal`], [`progress`] | the basis of all |
 #![forbid(unsafe_code)]
@@ -21,7 +21,6 @@ mod engine;
 mod failure;
 mod histogram;
 mod kernel;
-mod man;
 mod output;
 mod packets;
 mod progress;
@@ -36,7 +35,7 @@ mod units;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
-use commands::{bench, bind, copy, doctor, io, nvme, pools, receive, replay, serve};
+use commands::{bench, copy, io, machine, receive, replay, serve};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
@@ -68,21 +67,21 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
         Command::Copy(args) => copy::run(&args),
         Command::Io(args) => io::run(&args, given),
         Command::Serve(args) => serve::run(&args),
-        Command::Doctor(args) => doctor::run(args),
-        Command::Nvme(args) => nvme::run(&args),
-        Command::Pools(args) => pools::run(args),
+        Command::Doctor(args) => machine::doctor(args),
+        Command::Nvme(args) => machine::nvme(&args),
+        Command::Pools(args) => machine::pools(args),
         Command::Bench(args) => bench::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Receive(args) => receive::run(&args),
-        Command::Bind(args) => bind::bind(&args),
-        Command::Unbind(args) => bind::unbind(&args),
+        Command::Bind(args) => machine::bind(&args),
+        Command::Unbind(args) => machine::unbind(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);
             Ok(output::bytes(&script)?)
         }
         Command::Man => {
-            Ok(output::bytes(&man::page(Cli::command()).map_err(output::OutputError::Write)?)?)
+            Ok(output::bytes(&args::man_page(Cli::command()).map_err(output::OutputError::Write)?)?)
         }
     }
 }

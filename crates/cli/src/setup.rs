@@ -3,20 +3,14 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`resolve`], [`staged`], [`scratch`] | targets before they are opened; destinations and files created for a run |
-//! | [`limits`], [`memory`] | checks of `--bs`, `--iodepth`, `--size` and memory before any is allocated |
-//! | [`stack`] | the domain and the arenas of a run |
-//! | [`driver`], [`device`], [`open`] | controllers and their drivers; open targets with a queue for each job |
+//! | [`resolve`], [`staged`] | targets before they are opened; destinations and files created for a run |
+//! | [`limits`] | checks of `--bs`, `--iodepth` and `--size` |
+//! | [`stack`] | the memory that a run needs, whether it is available, and the arenas in their domain |
+//! | [`open`] | open targets: controllers, their drivers, and a queue for each job |
 
-pub(crate) mod device;
-pub(crate) mod driver;
 pub(crate) mod error;
-mod kernel_nvme;
 pub(crate) mod limits;
-pub(crate) mod memory;
 pub(crate) mod open;
-pub(crate) mod options;
 pub(crate) mod resolve;
-pub(crate) mod scratch;
 pub(crate) mod stack;
 pub(crate) mod staged;

@@ -3,15 +3,11 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`record`] | the record of one I/O |
-//! | [`target`] | the [`Target`](target::Target) trait, requests and completions |
+//! | [`target`] | the [`Target`](target::Target) trait, requests and completions, the record of one I/O, errors |
 //! | [`mod@file`], [`nvme`] | the two implementations |
 
-pub(crate) mod durability;
-pub(crate) mod error;
 pub(crate) mod file;
 pub(crate) mod nvme;
-pub(crate) mod record;
 pub(crate) mod target;
 
 #[cfg(test)]

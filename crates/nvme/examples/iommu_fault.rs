@@ -10,14 +10,14 @@
 //! - A PRP list: its memory is unmapped before the command that uses it is sent. The command must
 //!   end with an error status, and the namespace must be unchanged.
 
-use pinfold::vfio::Options;
-use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold::core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold::core::addr::Segment;
 use pinfold::core::dma_pool::{ChunkSource, SourceError};
 use pinfold::core::domain::DomainId;
 use pinfold::core::frame::{Frame, Order};
 use pinfold::core::page_pool::RevocableSource;
+use pinfold::vfio::Options;
+use pinfold::{Arena, Buffer, MappingPolicy};
 use pinfold_nvme::driver::{CommandError, Config, Controller, InFlight, Outcome, Payload, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;

@@ -5,9 +5,9 @@
 //! this (`enable_unsafe_noiommu_mode`), and hugepages must be reserved: its addresses are physical
 //! ones.
 
+use pinfold::core::access::{FromDevice, ToDevice};
 use pinfold::vfio::Options;
 use pinfold::{Arena, MappingPolicy, Source};
-use pinfold::core::access::{FromDevice, ToDevice};
 use pinfold_nvme::driver::{Config, Controller, InFlight, Outcome, Queue};
 use pinfold_nvme::vfio::{PciController, PciRegisters};
 use std::error::Error;

@@ -3,8 +3,8 @@
 //! Waits for completions in the program's own `epoll` loop. It runs on the model controller: no
 //! hardware, no privileges.
 
-use pinfold::{Arena, Domain};
 use pinfold::core::access::FromDevice;
+use pinfold::{Arena, Domain};
 use pinfold_nvme::Interrupt;
 use pinfold_nvme::driver::{Config, Controller, Outcome, Vector};
 use pinfold_nvme_model::{MemoryMedia, ModelConfig, ModelController, Namespace};

@@ -3,9 +3,9 @@
 
 use crate::args::{CopyArgs, Sparse, TargetSpec};
 use crate::engine::digest::digest;
-use crate::engine::error::EngineError;
 use crate::engine::pump::{Plan, Transfer, pump};
 use crate::engine::ranges::Ranges;
+use crate::engine::worker::EngineError;
 use crate::failure::Failure;
 use crate::output;
 use crate::progress::Progress;
@@ -13,13 +13,13 @@ use crate::report::copy::{CopyReport, Hashes, PhaseReport};
 use crate::report::stack::StackReport;
 use crate::setup::error::OpenError;
 use crate::setup::limits::{self, LimitError, RequestLimits};
-use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
-use crate::setup::options::TargetOptions;
+use crate::setup::open::TargetOptions;
 use crate::setup::resolve::{ResolvedTarget, check_units, domain_of};
-use crate::setup::scratch::{Place, check_folder, place, scratch};
 use crate::setup::stack::Stack;
+use crate::setup::stack::{self, BufferNeed};
 use crate::setup::staged::Staged;
+use crate::setup::staged::{Place, check_folder, place, scratch};
 use crate::signal::Interrupt;
 use crate::targets::file;
 use pinfold::Buffer;
@@ -279,7 +279,7 @@ pub(crate) fn copy(
     let controllers = targets.iter().filter(|target| target.has_controller()).count() as u64;
     let held = targets.iter().map(|target| target.held_bytes()).sum();
     let buffers = BufferNeed { count: depth, bytes: block, lower: "--bs or --iodepth" };
-    memory::check(Stack::need(buffers, controllers, held), args.stack.memory)?;
+    stack::check(Stack::need(buffers, controllers, held), args.stack.memory)?;
     let stack = Stack::build(args.stack, domain, buffers, controllers)?;
     let open = |target: ResolvedTarget| -> Result<OpenTarget<'_>, Failure> {
         // Only controllers are polled: whether a file can be polled is unknown while it is empty.

@@ -1,20 +1,19 @@
 //! `receive`: the packets of an interface, counted, written to a file, stored, or sent back.
 
 use crate::args::{Memory, ReceiveArgs};
-use crate::engine::error::EngineError;
+use crate::engine::worker::EngineError;
 use crate::failure::Failure;
 use crate::output;
-use crate::packets::budget::Budget;
 use crate::packets::capture::Capture;
-use crate::packets::destination::{self, DEPTH, Destination};
-use crate::packets::notes::{self, Merged};
+use crate::packets::store::{self, DEPTH, Destination};
 use crate::packets::store::{Slots, Store};
+use crate::packets::worker::Budget;
 use crate::packets::worker::{Action, Shared, Snapshot, Worker};
 use crate::progress::Line;
-use crate::report::receive::{ReceiveReport, Run};
+use crate::report::receive::{Merged, ReceiveReport, Run, notes_at_start};
 use crate::setup::error::OpenError as TargetOpenError;
-use crate::setup::memory::{self, BufferNeed, MemoryNeed};
 use crate::setup::open::OpenTarget;
+use crate::setup::stack::{self, BufferNeed, MemoryNeed};
 use crate::signal::Interrupt;
 use crate::targets::target::Target;
 use crate::units::{ByteSize, counted};
@@ -51,7 +50,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     check_transmit(args, &interface)?;
     let budget = budget(args, queues.len())?;
     let tags = interface.vlan_tags();
-    let notes = notes::at_start(args, &interface, queues.clone(), &tags);
+    let notes = notes_at_start(args, &interface, queues.clone(), &tags);
     let prepare = |spec| Destination::prepare(spec, budget.bytes, queues.len());
     let destination = args.to.as_ref().map(prepare).transpose()?;
     let mut sockets = open(args, &interface, queues, budget, destination.as_ref())?;
@@ -97,7 +96,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let mut result = result.and(captured.unwrap_or(Ok(())).map_err(Failure::from));
     if let (Some(file), Some(spec)) = (file.flatten(), &args.to) {
         result =
-            result.and(destination::complete(spec, &file, slots.bytes()).map_err(Failure::from));
+            result.and(store::complete_file(spec, &file, slots.bytes()).map_err(Failure::from));
     }
     let snapshots: Vec<_> = published.iter().filter_map(newest).collect();
     let run = Run {
@@ -166,10 +165,10 @@ fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
             (Budget::explicit(each), "--memory, or name one --queue")
         }
         None => (
-            if memory::fits_hugepages(Budget::MOST.saturating_mul(queues as u64)) {
+            if stack::fits_hugepages(Budget::MOST.saturating_mul(queues as u64)) {
                 Budget::explicit(Budget::MOST)
             } else {
-                Budget::shared(queues, chunk_bytes, memory::allowed())
+                Budget::shared(queues, chunk_bytes, stack::allowed())
             },
             "the number of queues (`ethtool --set-channels`), or name one --queue",
         ),
@@ -177,7 +176,7 @@ fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
     let bytes = usize::try_from(budget.bytes).unwrap_or(usize::MAX);
     let buffers = BufferNeed { count: queues, bytes, lower };
     let arenas = budget.bytes.saturating_mul(queues as u64);
-    memory::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)?;
+    stack::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)?;
     Ok(budget)
 }
 

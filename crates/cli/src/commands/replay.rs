@@ -1,7 +1,7 @@
 //! `replay`: a recorded trace through every policy.
 
 use crate::args::{ReplayArgs, TimingArg};
-use crate::engine::error::EngineError;
+use crate::engine::worker::EngineError;
 use crate::failure::Failure;
 use crate::output;
 use crate::report::replay::{Report, Row};

@@ -3,24 +3,24 @@
 use crate::args::{Protect, ServeArgs, TargetSpec};
 use crate::failure::Failure;
 use crate::output;
-use crate::report::cpu::CpuReport;
+use crate::report::CpuReport;
 use crate::report::serve::{Listening, ServeReport};
 use crate::report::stack::StackReport;
 use crate::server::address::NbdAddress;
-use crate::server::command::{Captive, PidFile, PrivateFolder};
 use crate::server::error::ServeError;
 use crate::server::listener::Listener;
 use crate::server::payload::PIECE;
-use crate::server::plan::{Asked, MAX_PAYLOAD, Machine, Plan};
+use crate::server::payload::{Asked, MAX_PAYLOAD, Machine, Plan};
 use crate::server::run::{self, ServeOptions};
-use crate::server::tls;
+use crate::server::run::{Captive, PidFile, PrivateFolder};
+use crate::server::stream;
 use crate::setup::error::OpenError;
 use crate::setup::limits;
-use crate::setup::memory::{self, BufferNeed};
 use crate::setup::open::OpenTarget;
-use crate::setup::options::TargetOptions;
+use crate::setup::open::TargetOptions;
 use crate::setup::resolve::{Medium, ResolvedTarget, check_units, domain_of};
 use crate::setup::stack::Stack;
+use crate::setup::stack::{self, BufferNeed};
 use crate::signal::Interrupt;
 use crate::targets::file;
 use crate::targets::target::TargetInfo;
@@ -68,7 +68,7 @@ fn serve(
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let tls = args.tls_certificates.as_deref();
-    let tls = tls.map(|folder| tls::configure(folder, args.tls_verify_peer)).transpose()?;
+    let tls = tls.map(|folder| stream::configure(folder, args.tls_verify_peer)).transpose()?;
     let (target, capacity) = resolve(args, threads)?;
     let length = range(args, &target.name, capacity)?;
     let requests = limits::check(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
@@ -76,7 +76,7 @@ fn serve(
     let count = (budget * threads).div_ceil(PIECE) * 5 / 4 + 2 * threads;
     let buffers = BufferNeed { count, bytes: PIECE, lower: "--buffers" };
     let controllers = u64::from(target.has_controller());
-    memory::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
+    stack::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
     let stack = Stack::build(
         args.stack,
         domain_of(&[&target], args.stack.iommu_units)?,

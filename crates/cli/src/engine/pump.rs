@@ -2,8 +2,8 @@
 //! buffer cycles through `idle → reading → writing → idle`; all buffers are used concurrently, and
 //! the targets complete in any order.
 
-use super::error::EngineError;
 use super::ranges::{Piece, Ranges};
+use super::worker::EngineError;
 use super::worker::{RequestStats, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;

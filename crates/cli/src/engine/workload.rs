@@ -1,8 +1,8 @@
 //! A workload on one target: requests issued as fast as they complete, or at a given rate.
 
 use super::distribution::Blocks;
-use super::error::EngineError;
-use super::samples::Sampler;
+use super::worker::EngineError;
+use super::worker::Sampler;
 use super::worker::{Worker, WorkerStats};
 use crate::args::{Distribution, Rw};
 use crate::progress::Progress;

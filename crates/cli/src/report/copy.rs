@@ -1,8 +1,8 @@
 //! The report of a copy.
 
-use super::requests::RequestReport;
+use super::RequestReport;
+use super::line;
 use super::stack::StackReport;
-use super::text::line;
 use crate::engine::digest::Hash;
 use crate::engine::pump::PumpStats;
 use crate::histogram::PERCENTILES;

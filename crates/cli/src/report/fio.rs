@@ -3,9 +3,9 @@
 //!
 //! Each field is measured as its name says in fio, or absent: docs/io.md lists them.
 
+use super::RequestReport;
 use super::io::{DirectionReport, IoReport};
-use super::requests::RequestReport;
-use crate::engine::samples::Rates;
+use crate::engine::worker::Rates;
 use crate::engine::worker::{Classes, RequestStats, WorkerStats};
 use crate::histogram::Latency;
 use serde_json::{Map, Value, json};

@@ -1,12 +1,12 @@
 //! The report of a workload, laid out as fio's.
 
-use super::cpu::CpuReport;
-use super::requests::RequestReport;
+use super::CpuReport;
+use super::RequestReport;
 use super::stack::StackReport;
 use crate::args::Rw;
 use crate::engine::jobs::JobsStats;
-use crate::engine::samples::Rates;
 use crate::engine::verify::Verified;
+use crate::engine::worker::Rates;
 use crate::engine::worker::{RequestStats, WorkerStats};
 use crate::engine::workload::Workload;
 use crate::histogram::Latency;

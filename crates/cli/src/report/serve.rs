@@ -1,12 +1,12 @@
 //! The reports of a server.
 
-use super::cpu::CpuReport;
-use super::requests::RequestReport;
+use super::CpuReport;
+use super::RequestReport;
+use super::line;
 use super::stack::StackReport;
-use super::text::line;
 use crate::histogram::PERCENTILES;
+use crate::server::operation::ServeStats;
 use crate::server::run::Served;
-use crate::server::stats::ServeStats;
 use crate::units::{ByteSize, counted, grouped, time};
 use pinfold_nbd::BlockSizes;
 use serde::Serialize;

@@ -1,9 +1,9 @@
 //! What is known of a client.
 
-use super::ended::Ended;
-use super::input::Input;
+use super::error::Ended;
 use super::outgoing::Outgoing;
-use super::slab::Key;
+use super::payload::Key;
+use super::stream::Input;
 use super::stream::Stream;
 use pinfold::Buffer;
 use pinfold_nbd::{Handshake, Request, RequestReader, Session};

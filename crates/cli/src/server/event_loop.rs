@@ -5,13 +5,13 @@
 //! target has nothing to report.
 
 use super::connection::Connection;
-use super::ended::{Ended, WARNINGS};
 use super::error::ServeError;
-use super::issues::Issues;
+use super::error::{Ended, WARNINGS};
+use super::operation::Issues;
+use super::operation::ServeStats;
 use super::operation::{Issue, Operation};
 use super::payload::Payloads;
-use super::slab::{Key, Slab};
-use super::stats::ServeStats;
+use super::payload::{Key, Slab};
 use super::stream::Stream;
 use crate::engine::worker::{Worker, WorkerStats};
 use crate::signal::Interrupt;

@@ -1,10 +1,14 @@
 //! A request at the target: the pieces that it consists of, and what becomes of them.
 
-use super::slab::Key;
-use crate::targets::record::{Io, IoDirection};
+use super::payload::{Key, PAGE};
+use crate::targets::target::{Io, IoDirection};
 use pinfold::Buffer;
+use pinfold_nbd::protocol::ExtentFlags;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request};
-use std::collections::VecDeque;
+use rustix::fs::{SeekFrom, seek};
+use serde::Serialize;
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 
 /// What the target does for a request at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,5 +116,221 @@ impl Issue {
         buffer: Buffer,
     ) -> Self {
         Self { io: Io::new(direction, offset, len).tagged(operation.to_word()), buffer }
+    }
+}
+
+// Requests that wait for room in the target's queue: the clients in turn, each with its share.
+
+/// The requests of one client.
+#[derive(Default)]
+struct Client {
+    waiting: VecDeque<Issue>,
+    at_target: usize,
+}
+
+/// The requests of all clients that wait for the target, and how many each has there.
+#[derive(Default)]
+pub(super) struct Issues {
+    clients: HashMap<Key, Client>,
+    /// Those with waiting requests: the next one first.
+    turns: VecDeque<Key>,
+}
+
+impl Issues {
+    /// Appends a request of `client`.
+    pub(super) fn push(&mut self, client: Key, issue: Issue) {
+        let entry = self.clients.entry(client).or_default();
+        if entry.waiting.is_empty() {
+            self.turns.push_back(client);
+        }
+        entry.waiting.push_back(issue);
+    }
+
+    /// Takes the next request that may be issued while the target's queue has room for `free` more;
+    /// it counts as at the target until [`note_returned`](Self::note_returned).
+    ///
+    /// A client may have as many there as the queue has room for: alone it gets half of the queue,
+    /// with others an equal share, and there is room for one that comes later, however long the
+    /// requests of the others take. Of clients that come one after the other, each gets half of
+    /// what is left: eight whose requests do not complete fill a queue of 128.
+    pub(super) fn pop(&mut self, free: usize) -> Option<(Key, Issue)> {
+        for _ in 0..self.turns.len() {
+            let client = self.turns.pop_front()?;
+            let Some(entry) = self.clients.get_mut(&client) else { continue };
+            if entry.at_target < free
+                && let Some(issue) = entry.waiting.pop_front()
+            {
+                entry.at_target += 1;
+                if !entry.waiting.is_empty() {
+                    self.turns.push_back(client);
+                }
+                return Some((client, issue));
+            }
+            self.turns.push_back(client);
+        }
+        None
+    }
+
+    /// Notes that a request of `client` has left the target, or did not get there.
+    pub(super) fn note_returned(&mut self, client: Key) {
+        if let Some(entry) = self.clients.get_mut(&client) {
+            entry.at_target = entry.at_target.saturating_sub(1);
+            if entry.at_target == 0 && entry.waiting.is_empty() {
+                self.clients.remove(&client);
+            }
+        }
+    }
+}
+
+// Which parts of a file are allocated.
+
+/// The most extents in a reply, which fits into a page: a header, the number of the context, and 8
+/// bytes for each.
+const MOST: usize = (PAGE - 24) / 8;
+
+/// Returns the extents of a range, its offset counted from `base`, in order: one at least, one
+/// alone if `one` is set, and possibly not up to the end. Without a file, or where the file system
+/// cannot tell, everything is allocated.
+pub(crate) fn extents(
+    file: Option<&File>,
+    base: u64,
+    (offset, length): (u64, u32),
+    one: bool,
+) -> Vec<(u32, ExtentFlags)> {
+    let offset = base + offset;
+    let end = offset + u64::from(length);
+    let mut extents = Vec::new();
+    let mut at = offset;
+    while at < end && extents.len() < if one { 1 } else { MOST } {
+        let (until, flags) =
+            file.and_then(|file| extent(file, at)).unwrap_or((end, ExtentFlags::empty()));
+        let until = until.clamp(at + 1, end);
+        // Both are inside of `length`.
+        extents.push((u32::try_from(until - at).unwrap_or(length), flags));
+        at = until;
+    }
+    extents
+}
+
+/// Returns the end of the extent that contains `at`, and its state.
+fn extent(file: &File, at: u64) -> Option<(u64, ExtentFlags)> {
+    let hole = ExtentFlags::HOLE | ExtentFlags::ZERO;
+    match seek(file, SeekFrom::Data(at)) {
+        // Nothing but a hole follows.
+        Err(rustix::io::Errno::NXIO) => Some((u64::MAX, hole)),
+        Err(_) => None,
+        Ok(data) if data > at => Some((data, hole)),
+        Ok(_) => Some((seek(file, SeekFrom::Hole(at)).ok()?, ExtentFlags::empty())),
+    }
+}
+
+// What a server has done.
+
+/// What a server has done, besides its requests at the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub(crate) struct ServeStats {
+    /// Connections that were accepted.
+    pub(crate) connections: u64,
+    /// Connections that ended for a violation of the protocol, or a client that stalled.
+    pub(crate) dropped: u64,
+    /// Connections that were closed before all of their replies were sent: at the end, or because
+    /// of a read that failed in the middle.
+    pub(crate) cut: u64,
+    /// Requests that were received.
+    pub(crate) requests: u64,
+    /// Requests that were answered with an error.
+    pub(crate) errors: u64,
+    /// Bytes of payload received.
+    pub(crate) received: u64,
+    /// Those of them that arrived with a header and were copied into their buffer.
+    pub(crate) copied: u64,
+    /// Bytes of payload sent, which include descriptions of extents.
+    pub(crate) sent: u64,
+    /// How often a connection waited for memory.
+    pub(crate) memory_waits: u64,
+    /// Bytes of payload memory that a controller which did not answer may still reach: they are not
+    /// used again.
+    pub(crate) lost: u64,
+    /// How often an event loop looked for events: ten times a second when idle.
+    pub(crate) turns: u64,
+    /// Event loops whose last flush failed.
+    pub(crate) unflushed: u64,
+}
+
+impl ServeStats {
+    /// Adds those of another event loop.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.connections += other.connections;
+        self.dropped += other.dropped;
+        self.cut += other.cut;
+        self.requests += other.requests;
+        self.errors += other.errors;
+        self.received += other.received;
+        self.copied += other.copied;
+        self.sent += other.sent;
+        self.memory_waits += other.memory_waits;
+        self.lost += other.lost;
+        self.turns += other.turns;
+        self.unflushed += other.unflushed;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::payload::Slab;
+    use super::*;
+    use crate::targets::target::IoDirection;
+    use pinfold::{Arena, Source};
+    use std::os::unix::fs::FileExt;
+
+    /// Four clients with more requests than the queue holds, none of which completes, and one that
+    /// comes last.
+    #[test]
+    fn who_comes_last_finds_room_in_the_queue() {
+        let arena = Arena::builder().size(4 << 20).source(Source::Plain).build_unmapped().unwrap();
+        let mut keys = Slab::default();
+        for (depth, hogs, alone) in [(1, 0, 1), (2, 1, 1), (8, 1, 4), (128, 1, 64), (128, 4, 26)] {
+            let mut issues = Issues::default();
+            let clients: Vec<_> = (0..=hogs).map(|_| keys.insert(())).collect();
+            let push = |issues: &mut Issues, client| {
+                let buffer = arena.alloc(4096).unwrap();
+                issues.push(client, Issue::new(client, IoDirection::Read, 0, 512, buffer));
+            };
+            let (last, hogs) = clients.split_last().unwrap();
+            for &hog in hogs {
+                (0..depth).for_each(|_| push(&mut issues, hog));
+            }
+            let mut taken = 0;
+            while let Some((client, _)) = issues.pop(depth - taken) {
+                assert_eq!(client, hogs[taken % hogs.len()], "in turn");
+                taken += 1;
+            }
+            assert!(hogs.is_empty() || taken.div_ceil(hogs.len()) == alone, "{taken} of {depth}");
+            push(&mut issues, *last);
+            assert!(issues.pop(depth - taken).is_some_and(|(client, _)| client == *last));
+            taken += 1;
+            (0..taken - 1).for_each(|number| issues.note_returned(hogs[number % hogs.len()]));
+            issues.note_returned(*last);
+            while issues.pop(depth).is_some() {}
+        }
+    }
+
+    #[test]
+    fn holes_and_data_alternate() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(dir.path().join("f"))
+            .unwrap();
+        file.set_len(4 << 20).unwrap();
+        file.write_all_at(&[1; 65_536], 1 << 20).unwrap();
+        let (hole, data) = (ExtentFlags::HOLE | ExtentFlags::ZERO, ExtentFlags::empty());
+        let found = extents(Some(&file), 0, (0, 4 << 20), false);
+        assert_eq!(found, [(1 << 20, hole), (65_536, data), ((3 << 20) - 65_536, hole)]);
+        assert_eq!(extents(Some(&file), 0, (0, 4 << 20), true), [(1 << 20, hole)]);
+        assert_eq!(extents(Some(&file), 1 << 20, (4096, 4096), false), [(4096, data)]);
+        assert_eq!(extents(None, 0, (5, 100), false), [(100, data)]);
     }
 }

@@ -1,6 +1,6 @@
 //! Replies that wait to be sent.
 
-use super::slab::Key;
+use super::payload::Key;
 use super::stream::Stream;
 use pinfold::Buffer;
 use std::collections::VecDeque;

@@ -1,6 +1,11 @@
 //! The memory of payloads: an event loop's share of the arena, never exceeded.
 
+use super::error::ServeError;
+use crate::setup::stack;
+use crate::units::ByteSize;
 use pinfold::{ArenaLocal, ArenaMemory, Buffer};
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::CapabilitySet;
 
 /// The largest buffer. Longer payloads take several, so that a write starts at the target before
 /// all of it has arrived.
@@ -126,6 +131,175 @@ impl Payloads {
     }
 }
 
+// How many threads a server has and how much memory: one budget for the whole server, from which
+// the rest follows.
+
+/// The budget of a machine with enough memory.
+const USUAL: u64 = 64 << 20;
+/// The part of the available memory that it is at most, unless the user asks for more.
+const PART: u64 = 8;
+/// The memory of a thread: fewer threads than processors are started where the budget does not have
+/// that for each.
+const THREAD: u64 = 4 << 20;
+/// The least memory of a thread.
+const LEAST: u64 = 2 << 20;
+/// What a driver needs of the memory that may be locked for its queues.
+const QUEUES: u64 = 6 << 20;
+
+/// The longest request on any machine, which is what a client assumes that is told nothing ("Block
+/// size constraints"). One for which there is less memory is served in parts.
+pub(crate) const MAX_PAYLOAD: u32 = 32 << 20;
+
+/// What a server may use of the machine that it runs on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// How many threads can run at the same time.
+    pub(crate) processors: usize,
+    /// The memory that is available to this process, bytes.
+    pub(crate) memory: u64,
+    /// How much of it may be locked, for a device that reaches it through an IOMMU; `None` without
+    /// a limit.
+    pub(crate) lockable: Option<u64>,
+}
+
+impl Machine {
+    /// Returns this machine.
+    pub(crate) fn here() -> Self {
+        let lifted = rustix::thread::capabilities(None)
+            .is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
+        let lockable = if lifted { None } else { getrlimit(Resource::Memlock).current };
+        let processors = std::thread::available_parallelism().map_or(1, Into::into);
+        Self { processors, memory: stack::allowed(), lockable }
+    }
+}
+
+/// What the user asks for, and the target.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asked {
+    /// `--buffers`.
+    pub(crate) buffers: Option<ByteSize>,
+    /// `--threads`.
+    pub(crate) threads: Option<usize>,
+    /// The most queues that the target has, if that is known.
+    pub(crate) queues: Option<usize>,
+    /// Whether a device of this machine has to reach the memory.
+    pub(crate) locks: bool,
+}
+
+/// The threads of a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Plan {
+    /// How many there are.
+    pub(crate) threads: usize,
+    /// The payload memory of each, bytes.
+    pub(crate) budget: usize,
+}
+
+impl Plan {
+    /// Plans a server on `machine`.
+    ///
+    /// # Errors
+    /// [`ServeError::Buffers`].
+    pub(crate) fn new(asked: Asked, machine: Machine) -> Result<Self, ServeError> {
+        let Asked { buffers, threads, queues, locks } = asked;
+        let lockable =
+            machine.lockable.filter(|_| locks).map_or(u64::MAX, |most| most.saturating_sub(QUEUES));
+        let usual = USUAL.min(machine.memory / PART).min(lockable);
+        let total = buffers.map_or_else(
+            || usual.max(LEAST.saturating_mul(threads.unwrap_or(1) as u64)),
+            |ByteSize(asked)| asked,
+        );
+        let fitting = usize::try_from(total / THREAD).unwrap_or(usize::MAX);
+        let most = machine.processors.min(fitting).min(queues.unwrap_or(usize::MAX));
+        let threads = threads.unwrap_or(most).max(1);
+        let needed = LEAST.saturating_mul(threads as u64);
+        let budget = usize::try_from(total / threads as u64).ok().filter(|_| total >= needed);
+        let budget = budget.ok_or(ServeError::Buffers { asked: total, threads, needed })?;
+        Ok(Self { threads, budget })
+    }
+}
+
+// Places that are reused, with a generation that tells the present occupant from earlier ones.
+
+/// The number of a place, and its generation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Key {
+    index: u32,
+    generation: u32,
+}
+
+impl Key {
+    /// Returns the key as one word, for interfaces that carry one.
+    pub(crate) fn to_word(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    /// Returns the key of a word from [`to_word`](Self::to_word).
+    pub(crate) fn from_word(word: u64) -> Self {
+        let [a, b, c, d, e, f, g, h] = word.to_le_bytes();
+        Self {
+            index: u32::from_le_bytes([a, b, c, d]),
+            generation: u32::from_le_bytes([e, f, g, h]),
+        }
+    }
+}
+
+/// Places for values. A key of a value that was removed finds nothing, even when its place has a
+/// new occupant.
+#[derive(Debug)]
+pub(crate) struct Slab<T> {
+    places: Vec<(u32, Option<T>)>,
+    vacant: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { places: Vec::new(), vacant: Vec::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Inserts a value. O(1) amortised.
+    pub(crate) fn insert(&mut self, value: T) -> Key {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX)
+        });
+        let mut generation = 0;
+        if let Some(place) = self.places.get_mut(index as usize) {
+            place.1 = Some(value);
+            generation = place.0;
+        }
+        Key { index, generation }
+    }
+
+    /// Returns the value of a key.
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        let (generation, value) = self.places.get_mut(key.index as usize)?;
+        value.as_mut().filter(|_| *generation == key.generation)
+    }
+
+    /// Removes the value of a key.
+    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+        let (generation, value) = self.places.get_mut(key.index as usize)?;
+        let value = value.take_if(|_| *generation == key.generation)?;
+        *generation = generation.wrapping_add(1);
+        self.vacant.push(key.index);
+        Some(value)
+    }
+
+    /// Returns how many values there are.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len() - self.vacant.len()
+    }
+
+    /// Returns the keys of all values. O(places).
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        let occupied = self.places.iter().zip(0u32..).filter(|((_, value), _)| value.is_some());
+        occupied.map(|((generation, _), index)| Key { index, generation: *generation }).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,5 +357,89 @@ mod tests {
             out.push(next);
             out.drain(..).for_each(|buffer| payloads.put(buffer));
         }
+    }
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    fn plan(
+        asked: Asked,
+        processors: usize,
+        memory: u64,
+        lockable: Option<u64>,
+    ) -> Result<(usize, u64), u64> {
+        match Plan::new(asked, Machine { processors, memory, lockable }) {
+            Ok(Plan { threads, budget }) => Ok((threads, budget as u64)),
+            Err(ServeError::Buffers { needed, .. }) => Err(needed),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_hold_on_every_machine() {
+        let (usual, device) = (Asked::default(), Asked { locks: true, ..Asked::default() });
+        for (processors, threads) in [(1, 1), (2, 2), (8, 8), (16, 16), (64, 16), (256, 16)] {
+            let each = 64 * MIB / threads as u64;
+            assert_eq!(plan(usual, processors, 8 * GIB, Some(8 * MIB)), Ok((threads, each)));
+            assert_eq!(plan(usual, processors, 512 * MIB, Some(8 * MIB)), Ok((threads, each)));
+            assert_eq!(plan(device, processors, 8 * GIB, None), Ok((threads, each)));
+            // 2 MiB of the 8 that may be locked, less than a thread usually has.
+            assert_eq!(plan(device, processors, 8 * GIB, Some(8 * MIB)), Ok((1, 2 * MIB)));
+            let queues = Some(3);
+            let (threads, each) =
+                plan(Asked { queues, ..usual }, processors, 8 * GIB, None).unwrap();
+            assert_eq!((threads, each), (processors.min(3), 64 * MIB / threads as u64));
+        }
+        for processors in [1, 2, 8, 16, 64, 256] {
+            for memory in [0, MIB, 32 * MIB, 100 * MIB, 512 * MIB, GIB, u64::MAX] {
+                for lockable in [None, Some(0), Some(64 << 10), Some(8 * MIB), Some(u64::MAX)] {
+                    for asked in [usual, device] {
+                        let (threads, each) = plan(asked, processors, memory, lockable).unwrap();
+                        assert!((1..=processors).contains(&threads) && each >= LEAST);
+                        let total = threads as u64 * each;
+                        assert!(
+                            total <= USUAL && (total <= memory / PART || total == LEAST),
+                            "{total}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_user_asks_for_is_used_or_refused() {
+        let asked = |buffers: Option<u64>, threads| Asked {
+            buffers: buffers.map(ByteSize),
+            threads,
+            ..Asked::default()
+        };
+        for processors in [1, 2, 64, 256] {
+            let plan = |buffers, threads| {
+                plan(asked(buffers, threads), processors, 512 * MIB, Some(8 * MIB))
+            };
+            assert_eq!(plan(None, Some(2)), Ok((2, 32 * MIB)));
+            assert_eq!(plan(None, Some(256)), Ok((256, 2 * MIB)));
+            assert_eq!(plan(Some(2 * MIB), None), Ok((1, 2 * MIB)));
+            assert_eq!(
+                plan(Some(8 * MIB), None),
+                Ok((processors.min(2), 8 * MIB / processors.min(2) as u64))
+            );
+            assert_eq!(plan(Some(2 * MIB - 1), None), Err(2 * MIB));
+            assert_eq!(plan(Some(4 * MIB - 1), Some(2)), Err(4 * MIB));
+            assert_eq!(plan(Some(4 * MIB), Some(2)), Ok((2, 2 * MIB)));
+        }
+    }
+
+    #[test]
+    fn a_stale_key_finds_nothing() {
+        let mut slab = Slab::default();
+        let (a, b) = (slab.insert('a'), slab.insert('b'));
+        assert_eq!((slab.remove(a), slab.remove(a), slab.len()), (Some('a'), None, 1));
+        let c = slab.insert('c');
+        assert_eq!((c.index, slab.get_mut(a)), (a.index, None));
+        assert_eq!(slab.get_mut(c), Some(&mut 'c'));
+        assert_eq!(slab.keys(), [c, b]);
+        assert_eq!(Key::from_word(c.to_word()), c);
     }
 }

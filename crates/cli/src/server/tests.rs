@@ -3,8 +3,8 @@
 
 use super::client::Client;
 use super::event_loop::{EventLoop, Inbox, Shared};
+use super::operation::ServeStats;
 use super::payload::{PAGE, PIECE, Payloads};
-use super::stats::ServeStats;
 use super::stream::Stream;
 use crate::args::Protect;
 use crate::engine::worker::WorkerStats;
@@ -27,9 +27,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 mod commands;
-mod faults;
 mod lost;
-mod refused;
 mod shares;
 
 const SIZE: u64 = 4 << 20;

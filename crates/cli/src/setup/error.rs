@@ -1,6 +1,6 @@
 //! Why a target could not be opened.
 
-use super::memory::MemoryError;
+use super::stack::MemoryError;
 use crate::args::target::SpecError;
 use pinfold::arena::BuildError;
 use pinfold::pci::Bdf;

@@ -1,22 +1,24 @@
 //! A target before it is opened: its file, checked, or the size of its memory.
 
-use super::driver;
 use super::error::OpenError;
-use super::kernel_nvme;
-use super::memory::{self, MemoryNeed};
+use super::stack::{self, MemoryNeed};
 use crate::args::{Memory, SoftOptions, TargetSpec};
 use crate::units::ByteSize;
-use pinfold::Domain;
 use pinfold::pci::Bdf;
 use pinfold::soft::SoftConfig;
 use pinfold::vfio::Options;
+use pinfold::{Arena, Domain, MappingPolicy, Source};
+use pinfold_nvme::Registers;
+use pinfold_nvme::driver::{Config, Controller, Namespace};
 use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The smallest block of a controller.
 pub(crate) const BLOCK: u64 = 512;
@@ -82,7 +84,7 @@ impl ResolvedTarget {
         }
         let held = used.min(size.0);
         // Checked alone: what else the run needs is known once all its targets are.
-        memory::check(MemoryNeed { targets: held, ..MemoryNeed::default() }, Memory::Auto)?;
+        stack::check(MemoryNeed { targets: held, ..MemoryNeed::default() }, Memory::Auto)?;
         Ok(Self {
             path: PathBuf::from(&name),
             name,
@@ -105,7 +107,7 @@ impl ResolvedTarget {
     ) -> Result<(Self, u64), OpenError> {
         let name = spec.to_string();
         let pci = open_pci(&name, bdf, interrupts)?;
-        let namespace = driver::find_namespace(&name, &driver::start_alone(&name, &pci)?, nsid)?;
+        let namespace = find_namespace(&name, &start_alone(&name, &pci)?, nsid)?;
         let medium = Medium::Controller(ControllerMedium::Pci { pci, nsid: namespace.nsid });
         Ok((Self { path: PathBuf::from(&name), name, medium }, namespace.bytes()))
     }
@@ -150,7 +152,7 @@ impl ResolvedTarget {
             TargetSpec::SoftImage(path, _) => {
                 Self::image(spec, path, false).map(|(target, _)| target)
             }
-            TargetSpec::File(path) => Err(kernel_nvme::refuse(spec.to_string(), path)),
+            TargetSpec::File(path) => Err(refuse_kernel_nvme(spec.to_string(), path)),
             TargetSpec::Vfio { bdf, nsid } => {
                 let name = spec.to_string();
                 let pci = open_pci(&name, *bdf, 0)?;
@@ -312,9 +314,125 @@ fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), O
     Ok((file, bytes))
 }
 
+// The PCI controller behind a device file of the kernel's NVMe driver: /dev/nvme0, /dev/nvme0n1,
+// /dev/ng0n1, a partition.
+
+/// Returns why a path does not name a controller, and what to do.
+pub(crate) fn refuse_kernel_nvme(name: String, path: &Path) -> OpenError {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if path.starts_with("/dev") => return OpenError::NoDeviceFile { name, error },
+        Err(_) => return OpenError::NoController(name),
+    };
+    let kind = match metadata.file_type() {
+        kind if kind.is_block_device() => "block",
+        kind if kind.is_char_device() => "char",
+        _ => return OpenError::NoController(name),
+    };
+    let rdev = metadata.rdev();
+    let number = format!("{}:{}", rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    match find(&Path::new("/sys/dev").join(kind).join(number)) {
+        Some(Found::Pci(bdf)) => OpenError::KernelController { name, bdf },
+        Some(Found::Other) => OpenError::NotPci(name),
+        None => OpenError::NoController(name),
+    }
+}
+
+/// What is behind an NVMe device.
+#[derive(PartialEq, Eq, Debug)]
+enum Found {
+    Pci(Bdf),
+    /// A controller over fabrics, or one that the kernel does not show.
+    Other,
+}
+
+/// Follows a link in /sys/dev; `None` where it is not an NVMe device's.
+fn find(link: &Path) -> Option<Found> {
+    let device = fs::canonicalize(link).ok()?;
+    // .../0000:01:00.0/nvme/nvme0/nvme0n1, or .../nvme-subsystem/nvme-subsys0/nvme0n1 where a
+    // namespace may have several paths.
+    let is_nvme = |folder: &Path| folder.file_name().is_some_and(|name| name == "nvme");
+    if let Some(class) = device.ancestors().find(|folder| is_nvme(folder)) {
+        return Some(class.parent().and_then(bdf_of).map_or(Found::Other, Found::Pci));
+    }
+    let starts = |folder: &Path, with| {
+        folder.file_name().is_some_and(|n| n.to_string_lossy().starts_with(with))
+    };
+    let Some(subsystem) = device.ancestors().find(|folder| starts(folder, "nvme-subsys")) else {
+        // The generic character devices of such namespaces are in a class of their own.
+        let is_generic = device.ancestors().any(|folder| starts(folder, "nvme-generic"));
+        return is_generic.then_some(Found::Other);
+    };
+    let mut controllers: Vec<PathBuf> = fs::read_dir(subsystem)
+        .ok()?
+        .filter_map(|entry| fs::canonicalize(entry.ok()?.path()).ok())
+        .collect();
+    controllers.sort();
+    let bdf = controllers
+        .iter()
+        .find_map(|path| bdf_of(path.parent().filter(|up| is_nvme(up))?.parent()?));
+    Some(bdf.map_or(Found::Other, Found::Pci))
+}
+
+fn bdf_of(folder: &Path) -> Option<Bdf> {
+    folder.file_name()?.to_str()?.parse().ok()
+}
+
+// Starts the NVMe driver on a controller, and finds its namespace.
+
+/// How long the driver waits for a completion.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A controller that has been started.
+pub(crate) type Driver = Controller<Arc<dyn Registers>, Arena>;
+
+/// Starts a controller with `queues` queues whose memory comes from `memory`.
+pub(super) fn start_driver(
+    name: &str,
+    registers: Arc<dyn Registers>,
+    memory: Arena,
+    queues: u16,
+    retry_limit: Duration,
+) -> Result<Driver, OpenError> {
+    let config = Config { timeout: TIMEOUT, queues, retry_limit, ..Config::default() };
+    Controller::start(registers, memory, config)
+        .map_err(|error| OpenError::Driver { name: name.to_owned(), error })
+}
+
+/// Starts a real controller with a little memory of its own, to identify it.
+pub(super) fn start_alone(name: &str, pci: &PciController) -> Result<Driver, OpenError> {
+    let rings =
+        Arena::builder().size(1 << 20).source(Source::Plain).mapping_policy(MappingPolicy::Whole);
+    let rings = rings.build(pci.domain());
+    let rings = rings.map_err(|error| OpenError::Rings { name: name.to_owned(), error })?;
+    let Config { queues, retry_limit, .. } = Config::default();
+    start_driver(name, pci.registers(), rings, queues, retry_limit)
+}
+
+/// Returns the named namespace, or the first usable one.
+pub(super) fn find_namespace(
+    name: &str,
+    controller: &Driver,
+    nsid: Option<u32>,
+) -> Result<Namespace, OpenError> {
+    match nsid {
+        None => controller
+            .namespaces()
+            .first()
+            .copied()
+            .ok_or_else(|| OpenError::NoNamespace(name.to_owned())),
+        Some(nsid) => controller.namespace(nsid).map_err(|reason| OpenError::NoSuchNamespace {
+            name: name.to_owned(),
+            nsid,
+            reason,
+        }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn a_file_without_blocks_holds_data_unless_it_is_a_hole() {
@@ -326,5 +444,47 @@ mod tests {
         // What a file system that does not count blocks says.
         assert!(may_hold_data(&file, 1 << 20, 0));
         assert!(may_hold_data(&file, 1 << 20, 8));
+    }
+
+    #[test]
+    fn the_controller_behind_a_device_file_is_found() {
+        let sys = tempfile::tempdir().unwrap();
+        let at = |path: &str| sys.path().join(path);
+        let controller = at("devices/pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme0");
+        fs::create_dir_all(controller.join("nvme0n1/nvme0n1p1")).unwrap();
+        let fabrics = at("devices/virtual/nvme-fabrics/ctl/nvme/nvme1");
+        fs::create_dir_all(&fabrics).unwrap();
+        let subsystem = at("devices/virtual/nvme-subsystem/nvme-subsys0");
+        fs::create_dir_all(subsystem.join("nvme2n1")).unwrap();
+        fs::create_dir_all(at("devices/virtual/block/loop0")).unwrap();
+        symlink(&controller, subsystem.join("nvme0")).unwrap();
+        let of = |target: PathBuf| {
+            let link = at("link");
+            let _ = fs::remove_file(&link);
+            symlink(target, &link).unwrap();
+            find(&link)
+        };
+        let pci = Some(Found::Pci("0000:01:00.0".parse().unwrap()));
+        for below in ["", "nvme0n1", "nvme0n1/nvme0n1p1"] {
+            assert_eq!(of(controller.join(below)), pci, "{below}");
+        }
+        assert_eq!(of(subsystem.join("nvme2n1")), pci);
+        assert_eq!(of(fabrics), Some(Found::Other));
+        fs::remove_file(subsystem.join("nvme0")).unwrap();
+        assert_eq!(of(subsystem.join("nvme2n1")), Some(Found::Other));
+        assert_eq!(of(at("devices/virtual/block/loop0")), None);
+        assert_eq!(of(at("nowhere")), None);
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let bdf = "0000:01:00.0".parse().unwrap();
+        let text = OpenError::KernelController { name: "/dev/nvme0".into(), bdf }.to_string();
+        assert!(text.contains("pinfold bind 0000:01:00.0"), "{text}");
+        assert!(text.contains("pinfold nvme 0000:01:00.0"), "{text}");
+        let text = refuse_kernel_nvme("/dev/null".into(), Path::new("/dev/null")).to_string();
+        assert!(text.contains("is not a controller"), "{text}");
+        let text = refuse_kernel_nvme("/dev/nvme99".into(), Path::new("/dev/nvme99")).to_string();
+        assert!(text.contains("lspci -d ::0108"), "{text}");
     }
 }

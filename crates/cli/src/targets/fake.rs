@@ -1,7 +1,7 @@
 //! A target in a vector, for tests: it completes in random order, ends early, injects failures, and
 //! checks its requests.
 
-use super::error::TargetError;
+use super::target::TargetError;
 use super::target::{
     Completion, DataBuffer, IoDirection, Request, SubmitError, Target, TargetInfo,
 };

@@ -1,10 +1,10 @@
 //! A file or block device, through io_uring.
 
-use super::durability::{Durability, Flusher};
-use super::error::TargetError;
+use super::target::TargetError;
 use super::target::{
     Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo,
 };
+use super::target::{Durability, Flusher};
 use crate::signal::Interrupt;
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};

@@ -2,28 +2,24 @@
 //! out of both again: when the command has completed, the mapping is revoked, and the buffer
 //! returns once no device can reach it.
 
-mod batch;
-mod command;
 mod release;
-mod stats;
 
-use super::error::TargetError;
 use super::target::{
-    Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetInfo,
-    submit_each,
+    Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetError,
+    TargetInfo, submit_each,
 };
 use crate::args::Protect;
 use crate::signal::Interrupt;
-use command::{Attempt, Command, Mapped, Outcome, Quarantine};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, PoolStats};
 use pinfold_core::domain::{Domain, Local, MapError, Pinned, Revoked};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
-    self, CommandError, Controller, Namespace, PollError, Queue, Rejected, Vector,
+    self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats,
+    Rejected, Vector,
 };
+use release::{Attempt, Command, Mapped, Outcome, Quarantine};
 use release::{Finished, Held};
-pub(crate) use stats::NvmeStats;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
@@ -70,6 +66,44 @@ pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
     pub(crate) vector: Option<Vector>,
     /// How long a buffer is held for its flush: normally [`FLUSH_LIMIT`].
     pub(crate) flush_limit: Duration,
+}
+
+/// The statistics of a namespace's queue.
+#[derive(Clone, Debug)]
+pub(crate) struct NvmeStats {
+    /// The target's name.
+    pub(crate) name: String,
+    /// How many queues are counted.
+    pub(crate) queues: u64,
+    /// Requests that the driver accepted.
+    pub(crate) requests: u64,
+    /// Whether a wait sleeps until an interrupt.
+    pub(crate) by_interrupt: bool,
+    /// The driver's figures for the queue.
+    pub(crate) queue: QueueStats,
+    /// The driver's figures for the controller.
+    pub(crate) controller: ControllerStats,
+}
+
+impl NvmeStats {
+    /// Adds another queue of the same controller.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.queues += other.queues;
+        self.requests += other.requests;
+        let (sum, queue) = (&mut self.queue, &other.queue);
+        sum.commands += queue.commands;
+        sum.errors += queue.errors;
+        sum.retried_requests += queue.retried_requests;
+        sum.retries += queue.retries;
+        sum.retry_wait_ns += queue.retry_wait_ns;
+        sum.timeouts += queue.timeouts;
+        sum.doorbells += queue.doorbells;
+        sum.sleeps += queue.sleeps;
+        sum.interrupts += queue.interrupts;
+        sum.segments += queue.segments;
+        sum.prp_entries += queue.prp_entries;
+        sum.prp_list_pages += queue.prp_list_pages;
+    }
 }
 
 /// A namespace as a target.
@@ -305,6 +339,48 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
         self.revoke(completed);
         self.release(completed);
         reaped
+    }
+}
+
+impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
+    /// Queues reads in their order. All of their buffers are mapped, at contiguous addresses up to
+    /// 1 MiB, or none.
+    fn read_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
+        let (ios, buffers): (Vec<Io>, Vec<B>) =
+            requests.into_iter().map(|Request { io, buffer }| (io, buffer)).unzip();
+        let mapped = self.domain.map_many(buffers, FromDevice).map_err(|failed| RejectedBatch {
+            queued: 0,
+            buffers: failed.payloads,
+            error: Box::new(TargetError::Domain {
+                target: self.info.name.clone(),
+                error: failed.error,
+            }),
+        })?;
+        let mut reads = ios.into_iter().zip(mapped);
+        let mut queued = 0;
+        while let Some((io, buffer)) = reads.next() {
+            if let Err(SubmitError { buffer, error }) = self.queue_up(io, Mapped::Read(buffer)) {
+                let unmapped = reads.filter_map(|(_, buffer)| self.domain.unmap(buffer).ok());
+                let buffers = buffer.into_iter().chain(unmapped).collect();
+                return Err(RejectedBatch { queued, buffers, error: Box::new(error) });
+            }
+            queued += 1;
+        }
+        Ok(())
+    }
+
+    /// Queues a request whose buffer is mapped.
+    fn queue_up(&mut self, io: Io, buffer: Mapped<'d, B>) -> Result<(), SubmitError<B>> {
+        self.start(io, buffer).map_err(|Rejected { payload, reason }| SubmitError {
+            buffer: payload.unmap(&mut self.domain).ok(),
+            error: TargetError::Rejected { target: self.info.name.clone(), reason },
+        })?;
+        self.requests += 1;
+        // One doorbell for many: the next poll or wait rings for the rest.
+        if self.unsubmitted.len() >= BATCH {
+            self.ring_doorbell();
+        }
+        Ok(())
     }
 }
 

@@ -1,11 +1,19 @@
 //! The interface of all targets: requests, completions, and the trait.
 
-use super::error::TargetError;
-pub(crate) use super::record::{Io, IoDirection};
-use crate::signal::Interrupt;
+use pinfold::uring::FileError;
+use pinfold_core::domain::BackendError;
+use pinfold_core::mem::AccessError;
 use pinfold_nvme::EventFd;
+use pinfold_nvme::driver::{CommandError, PollError, Reject};
+use rustix::io::{Errno, retry_on_intr};
+use std::fmt;
+use std::fs::File;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::signal::Interrupt;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A data buffer that the program owns at the moment.
@@ -142,4 +150,308 @@ pub(crate) trait Target<B> {
     /// Makes what was written durable, as far as the target has durable storage. Once `interrupt`
     /// is raised, it is not tried again.
     fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError>;
+}
+
+// The record of one I/O.
+
+/// What a request does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum IoDirection {
+    /// Reads from the target into the buffer.
+    Read,
+    /// Writes the buffer to the target.
+    Write,
+    /// Deallocates the range; the buffer is not used.
+    Trim,
+    /// Makes completed writes durable, as [`sync`](super::target::Target::sync) does, beside other
+    /// requests; neither the range nor the buffer is used.
+    Flush,
+}
+
+/// The record of one I/O. It passes from the engine through the target to the completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Io {
+    /// The operation.
+    pub(crate) direction: IoDirection,
+    /// The first byte of the target, a multiple of its block.
+    pub(crate) offset: u64,
+    /// The number of bytes. If it is not a multiple of the target's block, a write fills the last
+    /// block from the buffer (which the caller has zeroed there), and a read may overwrite more of
+    /// the buffer.
+    pub(crate) len: usize,
+    /// Whether a write writes zeroes, which the buffer holds: the target may write them without it.
+    pub(crate) zeroes: bool,
+    /// The number by which the engine knows it, if it needs one.
+    pub(crate) tag: u64,
+    /// When the engine issued it.
+    pub(crate) issued: Instant,
+    /// When it had been submitted: after the system call or doorbell that submits a whole batch. A
+    /// file that waits with the same call (see
+    /// [`measure_submission`](super::target::Target::measure_submission)) records when it was
+    /// queued.
+    pub(crate) queued: Instant,
+}
+
+impl Io {
+    /// Creates the record of an I/O that is issued now.
+    pub(crate) fn new(direction: IoDirection, offset: u64, len: usize) -> Self {
+        let now = Instant::now();
+        Self { direction, offset, len, zeroes: false, tag: 0, issued: now, queued: now }
+    }
+
+    /// Creates the record of a write of zeroes that is issued now.
+    pub(crate) fn zeroes(offset: u64, len: usize) -> Self {
+        Self { zeroes: true, ..Self::new(IoDirection::Write, offset, len) }
+    }
+
+    /// Sets the number by which the engine knows it.
+    pub(crate) fn tagged(self, tag: u64) -> Self {
+        Self { tag, ..self }
+    }
+
+    /// Notes that it has been submitted.
+    pub(crate) fn set_queued(&mut self) {
+        self.queued = Instant::now();
+    }
+}
+
+impl fmt::Display for Io {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.direction {
+            IoDirection::Read => "reading",
+            IoDirection::Write => "writing",
+            IoDirection::Trim => "deallocating",
+            IoDirection::Flush => "flushing after",
+        };
+        write!(f, "{verb} {} bytes at {}", self.len, self.offset)
+    }
+}
+
+// [`Durability`]: whether what was written to a file can still become durable; [`Flusher`]: a thread that makes it so.
+
+/// What all queues of a file know of its flushes.
+///
+/// The kernel reports that data could not be written back once for each open file (`errseq_t`), to
+/// whichever thread flushes next, and all queues share one. From then on no flush of this run may
+/// succeed: another queue's data may be what was lost.
+///
+/// The lock is held during a flush. Otherwise one that runs beside the failing one could succeed
+/// before the failure is known.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Durability(Arc<Mutex<Option<Errno>>>);
+
+impl Durability {
+    /// Flushes, unless an earlier flush has failed. One that a signal has interrupted is begun
+    /// again.
+    ///
+    /// # Errors
+    /// The error of the first flush that failed.
+    pub(crate) fn flush(
+        &self,
+        flush: impl FnMut() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        let mut failed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(errno) = *failed {
+            return Err(errno);
+        }
+        retry_on_intr(flush).inspect_err(|errno| *failed = Some(*errno))
+    }
+}
+
+/// A thread that flushes a file beside the requests of an event loop. Requests for a flush that
+/// arrive during one share the next.
+#[derive(Debug)]
+pub(crate) struct Flusher<R> {
+    start: Sender<()>,
+    results: Receiver<rustix::io::Result<()>>,
+    /// Those that the present flush completes.
+    running: Vec<R>,
+    /// Those that came later: it may have begun before what they have to make durable was written.
+    waiting: Vec<R>,
+}
+
+impl<R> Flusher<R> {
+    /// Starts the thread; it signals `wake` after each flush, and ends when this is dropped.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn new(
+        file: File,
+        durability: Durability,
+        wake: Arc<EventFd>,
+    ) -> std::io::Result<Self> {
+        let ((start, starts), (sender, results)) = (channel(), channel());
+        std::thread::Builder::new().name("flush".into()).spawn(move || {
+            for () in starts {
+                if sender.send(durability.flush(|| rustix::fs::fdatasync(&file))).is_err() {
+                    return;
+                }
+                wake.signal();
+            }
+        })?;
+        Ok(Self { start, results, running: Vec::new(), waiting: Vec::new() })
+    }
+
+    /// Has `request` completed by a flush that begins after this.
+    pub(crate) fn push(&mut self, request: R) {
+        self.waiting.push(request);
+        self.begin();
+    }
+
+    fn begin(&mut self) {
+        if self.running.is_empty() && !self.waiting.is_empty() {
+            std::mem::swap(&mut self.running, &mut self.waiting);
+            // It fails if the thread has panicked; then no result arrives either.
+            let _ = self.start.send(());
+        }
+    }
+
+    /// Passes each request whose flush has ended to `each`, with the outcome; waits for one if
+    /// `wait` is set.
+    pub(crate) fn take(&mut self, wait: bool, mut each: impl FnMut(R, rustix::io::Result<()>)) {
+        if self.running.is_empty() {
+            return;
+        }
+        let result = match wait {
+            true => self.results.recv().unwrap_or(Err(Errno::IO)),
+            false => match self.results.try_recv() {
+                Ok(result) => result,
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => Err(Errno::IO),
+            },
+        };
+        self.running.drain(..).for_each(|request| each(request, result));
+        self.begin();
+    }
+}
+
+// Why a target failed.
+
+/// Returns what to do about a controller that did not become ready, to be appended to the error.
+fn retried(error: &CommandError) -> &'static str {
+    match error {
+        CommandError::Status(status) if status.is_not_ready() => {
+            "; raise --retry-limit if the device becomes ready later"
+        }
+        _ => "",
+    }
+}
+
+/// Returns whether a file system that has no such operation answers a trim with `errno`.
+pub(crate) const fn is_no_operation(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS)
+}
+
+/// Returns what to do about a trim that has failed, to be appended to the error.
+const fn trim_advice(errno: Errno) -> &'static str {
+    match errno {
+        errno if is_no_operation(errno) => {
+            "; --rw trim needs a file system with holes, or a device that discards"
+        }
+        Errno::NOSPC | Errno::DQUOT => "; free some space there: a hole can need some",
+        _ => "",
+    }
+}
+
+/// Why a target failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum TargetError {
+    /// A file failed.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// A controller completed a request with an error.
+    #[error("{target}: {io}: {error}{}", retried(error))]
+    Command {
+        /// The target's name.
+        target: String,
+        /// The request.
+        io: Box<Io>,
+        /// The controller's error.
+        error: CommandError,
+    },
+    /// A controller did not complete a request in time.
+    #[error(
+        "{target}: {io}: no answer in time; the buffer is quarantined, since the controller may still reach it: \
+         check the device"
+    )]
+    Timeout {
+        /// The target's name.
+        target: String,
+        /// The request.
+        io: Box<Io>,
+    },
+    /// A controller did not make written data durable.
+    #[error("{target}: flushing: {}", error.as_ref().map_or("no answer in time".to_owned(), ToString::to_string))]
+    Flush {
+        /// The target's name.
+        target: String,
+        /// The controller's error; `None` if it did not respond.
+        error: Option<CommandError>,
+    },
+    /// The driver rejected a request.
+    #[error("{target}: {reason}")]
+    Rejected {
+        /// The target's name.
+        target: String,
+        /// The driver's reason.
+        reason: Reject,
+    },
+    /// A controller cannot be polled for completions.
+    #[error("{target}: {error}")]
+    Poll {
+        /// The target's name.
+        target: String,
+        /// The driver's error.
+        error: PollError,
+    },
+    /// The domain could not map a buffer, or could not revoke its mapping.
+    #[error("{target}: {error}")]
+    Domain {
+        /// The target's name.
+        target: String,
+        /// The domain's error.
+        error: BackendError,
+    },
+    /// A file system or block device cannot deallocate a range.
+    #[error("{target}: {io}: {errno}{}", trim_advice(*.errno))]
+    Trim {
+        /// The target's name.
+        target: String,
+        /// The request.
+        io: Box<Io>,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// An access outside of a buffer.
+    #[error(transparent)]
+    Memory(#[from] AccessError),
+    /// An injected failure.
+    #[cfg(test)]
+    #[error("the fake failed")]
+    Fake,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_failed_flush_none_of_any_queue_succeeds() {
+        let (one, other) = (Durability::default(), Durability::default());
+        let same = one.clone();
+        assert_eq!((one.flush(|| Ok(())), same.flush(|| Ok(()))), (Ok(()), Ok(())));
+        let mut interrupted = [Err(Errno::INTR), Err(Errno::INTR), Ok(())].into_iter();
+        assert_eq!(
+            one.flush(|| interrupted.next().unwrap()),
+            Ok(()),
+            "it is repeated, and poisons no other"
+        );
+        assert_eq!(one.flush(|| Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(
+            (same.flush(|| Ok(())), one.flush(|| Err(Errno::NOSPC))),
+            (Err(Errno::IO), Err(Errno::IO))
+        );
+        assert_eq!(other.flush(|| Ok(())), Ok(()), "another file");
+    }
 }

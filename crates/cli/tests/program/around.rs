@@ -1,6 +1,12 @@
-//! Help, completions, the man page, `doctor` and `pools`.
+//! Help, completions, the man page, `doctor` and `pools`; the keys of `--json` and the pages that
+//! describe them; streams that cannot be written, and threads that cannot be started.
 
-use crate::common::{Folder, bytes, finish, pinfold, start, words};
+use crate::common::{Ended, Folder, bytes, finish, finish_with, pinfold, skipped, start, words};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs::OpenOptions;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 
 #[test]
 fn help_names_every_command_the_targets_and_the_exit_codes() {
@@ -92,4 +98,194 @@ fn a_closed_pipe_is_not_a_failure() {
     child.stdout = Some(std::process::ChildStdout::from(std::os::fd::OwnedFd::from(empty)));
     let ended = finish(child);
     assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""));
+}
+
+// The keys that `--json` prints are those that the pages describe.
+
+type Keys = BTreeSet<String>;
+
+/// Adds the names of all keys, except those that are names of something else.
+fn collect(value: &Value, keys: &mut Keys) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                keys.insert(key.clone());
+                if !["protocols", "holders"].contains(&key.as_str()) {
+                    collect(value, keys);
+                }
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|value| collect(value, keys)),
+        _ => {}
+    }
+}
+
+/// Returns the keys of all lines.
+fn printed(lines: &str) -> Keys {
+    let mut keys = Keys::new();
+    lines.lines().for_each(|line| collect(&serde_json::from_str(line).unwrap(), &mut keys));
+    keys
+}
+
+/// Returns what is between backquotes.
+fn quoted(text: &str) -> impl Iterator<Item = String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned)
+}
+
+/// Asserts that the section of `page` names all of `keys`, and describes no others in the first
+/// column of its tables.
+#[track_caller]
+pub(crate) fn assert_documented(page: &str, keys: &Keys) {
+    let text = std::fs::read_to_string(format!("{}/../../docs/{page}", env!("CARGO_MANIFEST_DIR")))
+        .unwrap();
+    let (_, section) = text.split_once("# The keys of `--json`\n").unwrap();
+    let section = section.split("\n#").next().unwrap();
+    let rows: Vec<_> = section.lines().filter(|line| line.starts_with('|')).collect();
+    // Of a head, the command is named.
+    let bodies = rows.iter().filter(|row| !row.starts_with("| key"));
+    let named: Keys = bodies.clone().flat_map(|row| quoted(row)).collect();
+    let described: Keys = bodies.flat_map(|row| quoted(row.split('|').nth(1).unwrap())).collect();
+    assert_eq!(keys.difference(&named).collect::<Vec<_>>(), Vec::<&String>::new(), "not in {page}");
+    assert_eq!(
+        described.difference(keys).collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "not printed"
+    );
+}
+
+/// As [`assert_documented`], of a report.
+#[track_caller]
+pub(crate) fn assert_report_documented(page: &str, report: &Value) {
+    assert_documented(page, &printed(&report.to_string()));
+}
+
+#[test]
+fn the_keys_of_io_and_copy_are_documented() {
+    let folder = Folder::new();
+    let (source, copy) = (folder.file("data", &bytes(1 << 20)), folder.arg("copy"));
+    let lines: String = [
+        "io soft:1M --rw=randrw --runtime=1100ms --time_based --iodepth=2 --json".to_owned(),
+        "io soft:1M --rw=trim --json".to_owned(),
+        "io soft:1M --rw=randrw --verify --numjobs=2 --json".to_owned(),
+        format!("copy {source} {copy} --via soft:1M --verify --json"),
+    ]
+    .iter()
+    .map(|line| pinfold(&words(line)).ok())
+    .collect();
+    assert_documented("io.md", &printed(&lines));
+}
+
+#[test]
+fn the_keys_of_replay_and_doctor_are_documented() {
+    let sample =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/samples/linux-6.12-nvme-ahci-e1000e.txt");
+    let lines =
+        pinfold(&["replay", sample, "--mapped", "--json", "--policy", "magazines,pinfold-batch"])
+            .ok();
+    assert_documented("replay.md", &printed(&lines));
+    assert_documented("troubleshooting.md", &printed(&pinfold(&["doctor", "--json"]).ok()));
+}
+
+// Standard output and standard error that cannot be written, and threads that cannot be started:
+// an exit code, no panic.
+
+fn full() -> Stdio {
+    OpenOptions::new().write(true).open("/dev/full").unwrap().into()
+}
+
+fn with_streams(line: &str, out: Stdio, err: Stdio) -> Ended {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+    command.args(words(line)).stdin(Stdio::null()).stdout(out).stderr(err);
+    finish_with(command)
+}
+
+#[test]
+fn unwritable_standard_output_fails_every_command() {
+    let folder = Folder::new();
+    let (source, out) = (folder.file("in", b"x"), folder.arg("out"));
+    let bench = "bench page-pool --quick --runs 1";
+    for line in [
+        "--help",
+        "-h",
+        "--version",
+        "help",
+        "help copy",
+        "copy --help",
+        "io -h",
+        "bind --help",
+        "completions bash",
+        "man",
+        "doctor",
+        "doctor --json",
+        "pools",
+        "pools --json",
+        "nvme soft:1M",
+        "nvme soft:1M --json",
+        "io soft:1M",
+        "io soft:1M --json",
+        &format!("{bench} --json"),
+        bench,
+        &format!("copy {source} {out}"),
+        &format!("copy {source} {out} --force --json"),
+    ] {
+        let ended = with_streams(line, full(), Stdio::piped());
+        assert_eq!(ended.code, Some(1), "{line}: {ended:#?}");
+        assert!(
+            ended.err.contains("standard output could not be written: No space left"),
+            "{line}: {ended:#?}"
+        );
+    }
+    // A closed pipe is not a failure.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    assert_eq!(with_streams("--help", writer.into(), Stdio::piped()).code, Some(0));
+}
+
+#[test]
+fn with_unwritable_standard_error_the_exit_code_is_right() {
+    for (line, code) in [
+        ("io no-such-file", 2),
+        ("copy no-such-file out", 1),
+        ("frobnicate", 2),
+        ("", 2),
+        ("-vv doctor", 0),
+        ("-vv io soft:1M", 0),
+        ("bench page-pool --quick --runs 1", 0),
+        ("bind ffff:ff:1f.7", 1),
+    ] {
+        let ended = with_streams(line, Stdio::piped(), full());
+        assert_eq!(ended.code, Some(code), "{line}: {ended:#?}");
+    }
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_reported() {
+    let folder = Folder::new();
+    let file = folder.file("data", &[7; 65_536]);
+    std::fs::set_permissions(&file, PermissionsExt::from_mode(0o644)).unwrap();
+    // A user of its own, whose threads are counted alone; root has no limit.
+    let limited_user = |threads: u32, line: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=61234", "--clear-groups", "prlimit", &format!("--nproc={threads}")]);
+        command.arg(env!("CARGO_BIN_EXE_pinfold")).args(words(line));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        finish_with(command)
+    };
+    if !rustix::process::geteuid().is_root()
+        || limited_user(100, &format!("io {file}")).code != Some(0)
+    {
+        skipped("only root can run the program as a user with a limit of threads of its own");
+        return;
+    }
+    let jobs = format!("io {file} --numjobs 3");
+    limited_user(1, &jobs)
+        .failed(1, &["handlers for signals", "no thread", "Resource temporarily unavailable"]);
+    // Jobs that do not end before the last of them is started.
+    let long = format!("{jobs} --time-based --runtime 60");
+    limited_user(2, &long).failed(1, &["no thread for job 1 of 3", "--numjobs", "ulimit -u"]);
+    limited_user(3, &long).failed(1, &["no thread for job 2 of 3"]);
+    limited_user(2, "io soft:1M").failed(1, &["cannot start the thread of the model controller"]);
+    let bench = "bench page-pool --quick --runs 1 --json";
+    limited_user(1, bench).failed(1, &["cannot start a second thread for the measurement"]);
+    limited_user(4, &jobs).ok();
 }

@@ -15,15 +15,9 @@ mod common;
 #[cfg(test)]
 mod copy;
 #[cfg(test)]
-mod documented;
-#[cfg(test)]
 mod fio;
 #[cfg(test)]
-mod generators;
-#[cfg(test)]
 mod io;
-#[cfg(test)]
-mod jobs;
 #[cfg(test)]
 mod limits;
 #[cfg(test)]
@@ -43,17 +37,11 @@ mod replay;
 #[cfg(test)]
 mod serve;
 #[cfg(test)]
-mod serve_addresses;
-#[cfg(test)]
 mod serve_around;
 #[cfg(test)]
-mod serve_devices;
+mod serve_clients;
 #[cfg(test)]
 mod serve_faults;
-#[cfg(test)]
-mod serve_images;
-#[cfg(test)]
-mod serve_large;
 #[cfg(test)]
 mod serve_tls;
 #[cfg(test)]
@@ -62,8 +50,6 @@ mod signals;
 mod soak;
 #[cfg(test)]
 mod soak_serve;
-#[cfg(test)]
-mod streams;
 /// The wire that the tests of `pinfold-xdp` use, too.
 #[cfg(test)]
 #[path = "../../../xdp/tests/veth/common.rs"]

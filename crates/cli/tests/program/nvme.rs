@@ -156,7 +156,7 @@ for attempt in range(3):
     raise AssertionError('flush %d is reported as done' % attempt)
 h.shutdown()
 ";
-    let done = crate::serve_images::nbdsh(Some(&format!("nbd+unix:///?socket={socket}")), script);
+    let done = crate::serve_clients::nbdsh(Some(&format!("nbd+unix:///?socket={socket}")), script);
     server.kill().unwrap();
     server.wait().unwrap();
     if let Some(done) = done {

@@ -133,7 +133,7 @@ fn packets_are_counted_and_written_to_a_file() {
         report["pages"]["in_use"],
         holders.map(|pages| pages.as_u64().unwrap()).sum::<u64>()
     );
-    crate::documented::assert_report_documented("receive.md", &report);
+    crate::around::assert_report_documented("receive.md", &report);
     assert_eq!(std::fs::metadata(&file).unwrap().mode() & 0o077, 0, "readable by its owner only");
     // As another library reads the file.
     let mut reader = pcap_file::pcap::PcapReader::new(std::fs::File::open(&file).unwrap()).unwrap();

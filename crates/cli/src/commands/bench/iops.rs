@@ -6,7 +6,7 @@
 
 use crate::args::{IoArgs, Protect, Rw, StackArgs, TargetSpec};
 use crate::commands::io;
-use crate::engine::error::EngineError;
+use crate::engine::worker::EngineError;
 use crate::failure::Failure;
 use crate::kernel::{self, Fio};
 use crate::output;

@@ -3,12 +3,12 @@
 
 use super::*;
 use crate::args::Rw;
-use crate::engine::samples::Sampler;
+use crate::engine::worker::Sampler;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::targets::error::TargetError;
 use crate::targets::fake::{Fake, Fault};
 use crate::targets::file;
+use crate::targets::target::TargetError;
 use crate::targets::target::{Request, SubmitError, TargetInfo};
 use sha2::{Digest, Sha256};
 use std::time::Duration;

@@ -66,3 +66,185 @@ fn zeroes_without_holes_are_written() {
         assert_eq!(std::fs::read(&path).unwrap(), [0; 5 << 20]);
     }
 }
+
+// What happens at the target's limits: interrupts that nobody waits for, buffers that do not come
+// back, clients that leave.
+
+/// The controller's interrupt stays signalled after the last completion, and must not end every
+/// wait.
+#[test]
+fn an_idle_loop_sleeps() {
+    let (clients, _) = serve(4 << 20, |[mut a, _b], _| {
+        assert_eq!(a.simple(Command::FLUSH, 0, 0), None);
+        std::thread::sleep(Duration::from_millis(500));
+    });
+    assert!(clients.turns < 1000, "{clients:?}");
+}
+
+#[test]
+fn a_last_flush_that_fails_is_counted() {
+    for fails in [false, true] {
+        let (stats, _) = serve(4 << 20, |[mut a, _b], faults| {
+            assert_eq!(a.write(0, 1, 4096), None);
+            if fails {
+                let flush =
+                    |command: &CommandInfo| command.opcode == pinfold_nvme::spec::nvm::FLUSH;
+                let failure = Fault::Fail(Status::WRITE_FAULT.do_not_retry());
+                faults.inject(Trigger::Matches(Box::new(flush)), failure);
+            }
+        });
+        assert_eq!((stats.unflushed, stats.errors), (u64::from(fails), 0));
+    }
+}
+
+/// Each tries when another has failed to get some, and at times without an event.
+#[test]
+fn clients_that_wait_for_memory_do_not_wake_each_other() {
+    let (stats, _) = serve_at(2 * PAGE, |[mut a, mut b], faults, door| {
+        let [mut c, mut d] = [(); 2].map(|()| door.client());
+        let (seen, taken) = channel();
+        faults.inject(Trigger::Matches(Box::new(move |_| seen.send(()).is_ok())), Fault::Hold);
+        c.send(Command::READ, 1, 0, 4096);
+        d.send(Command::READ, 1, 0, 4096);
+        // Both pages are at the controller.
+        (0..2).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());
+        a.send(Command::READ, 1, 0, 4096);
+        b.send(Command::READ, 1, 0, 4096);
+        std::thread::sleep(Duration::from_millis(500));
+        faults.clear();
+        faults.release();
+        for client in [&mut a, &mut b, &mut c, &mut d] {
+            assert_eq!(client.reply(), (1, None));
+            client.0.read_exact(&mut [0; 4096]).unwrap();
+        }
+    });
+    assert!(stats.memory_waits > 0 && stats.memory_waits < 2000, "{stats:?}");
+}
+
+// Requests with a payload that are refused: answered once the payload has been received, wherever
+// the stream is cut.
+
+/// The payload of a refused write: short, so that every boundary can be tried.
+const PAYLOAD: usize = 64;
+
+/// Returns a read of one block, a refused write, and a read again, as one stream; and where the
+/// write's payload ends.
+fn stream(refused: RequestHeader) -> (Vec<u8>, usize) {
+    let read = |cookie, offset| RequestHeader {
+        command: Command::READ,
+        cookie,
+        offset,
+        length: 512,
+        ..Default::default()
+    };
+    let mut bytes = read(1, 0).to_bytes().to_vec();
+    bytes.extend(refused.to_bytes());
+    bytes.extend([0xdd; PAYLOAD]);
+    let end = bytes.len();
+    bytes.extend(read(3, 512).to_bytes());
+    (bytes, end)
+}
+
+/// Returns what has arrived, without waiting.
+fn arrived(client: &mut Client) -> Vec<u8> {
+    client.0.set_nonblocking(true).unwrap();
+    let mut bytes = Vec::new();
+    let error = client.0.read_to_end(&mut bytes).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    client.0.set_nonblocking(false).unwrap();
+    bytes
+}
+
+/// Each answer shows that another turn of the loop is over: what was sent before has been handled
+/// in the second at the latest.
+fn let_the_loop_turn(client: &mut Client) {
+    for _ in 0..2 {
+        assert_eq!(client.simple(Command(77), 0, 0), Some(ErrorNumber::Invalid));
+    }
+}
+
+#[test]
+fn a_refusal_follows_its_payload_wherever_it_is_cut() {
+    let length = u32::try_from(PAYLOAD).unwrap();
+    let beyond = RequestHeader {
+        command: Command::WRITE,
+        cookie: 2,
+        offset: SIZE,
+        length,
+        ..Default::default()
+    };
+    // The replies are told apart by their cookies, since a read may be answered behind the refusal.
+    let has = |bytes: &[u8], cookie: u8| {
+        bytes.windows(8).any(|window| window == [0, 0, 0, 0, 0, 0, 0, cookie])
+    };
+    serve(4 << 20, |[mut a, mut b], _| {
+        assert_eq!(a.write(0, 0xaa, 1024), None);
+        let (bytes, end) = stream(beyond);
+        for cut in 1..bytes.len() {
+            a.0.write_all(&bytes[..cut]).unwrap();
+            let_the_loop_turn(&mut b);
+            let early = arrived(&mut a);
+            assert!(
+                cut >= end || !has(&early, 2),
+                "answered {} bytes before its payload's end",
+                end - cut
+            );
+            a.0.write_all(&bytes[cut..]).unwrap();
+            let mut rest = vec![0; 16 + 512 + 16 + 16 + 512 - early.len()];
+            a.0.read_exact(&mut rest).unwrap();
+            let all = [early, rest].concat();
+            assert!((1..=3).all(|cookie| has(&all, cookie)), "cut at {cut}");
+            assert_eq!(all.iter().filter(|byte| **byte == 0xaa).count(), 1024, "cut at {cut}");
+        }
+    });
+}
+
+/// Nothing can be said to a client while it sends its payload, and to receive without end is no
+/// answer either.
+#[test]
+fn a_payload_beyond_the_limit_ends_the_connection() {
+    let (clients, _) = serve(4 << 20, |[mut a, mut b], _| {
+        let most = pinfold_nbd::RequestReader::MAX_PAYLOAD;
+        a.send(Command::WRITE, 1, SIZE, most);
+        let piece = vec![0; 1 << 20];
+        (0..most >> 20).for_each(|_| a.0.write_all(&piece).unwrap());
+        assert_eq!(a.reply(), (1, Some(ErrorNumber::NoSpace)), "the longest payload is discarded");
+        b.send(Command::WRITE, 1, SIZE, most + 1);
+        assert_eq!(b.0.read(&mut [0]).unwrap(), 0, "closed without a reply");
+    });
+    assert_eq!(clients.dropped, 1);
+}
+
+/// The payload of a write fails at the target, and the rest of it is still on its way.
+#[test]
+fn an_error_of_the_target_follows_the_payload() {
+    serve(4 << 20, |[mut a, mut b], faults| {
+        faults.inject(Trigger::Nth(1), Fault::Fail(Status::WRITE_FAULT.do_not_retry()));
+        a.send_payload(Command::WRITE, 1, 0, 1 << 20, &[0x55; PIECE]);
+        let_the_loop_turn(&mut b);
+        assert_eq!(arrived(&mut a), b"");
+        a.0.write_all(&[0x55; (1 << 20) - PIECE]).unwrap();
+        assert_eq!(a.reply(), (1, Some(ErrorNumber::Io)));
+        assert_eq!(a.write(0, 0x66, 512), None);
+    });
+}
+
+/// At the end of the server too: the client may send what it has begun.
+#[test]
+fn a_payload_that_has_begun_is_written_after_the_signal() {
+    let (clients, _) = serve_at(4 << 20, |[mut a, mut b], _, door| {
+        a.send_payload(Command::WRITE, 1, 0, 1 << 20, &[0x55; 1 << 19]);
+        b.send_payload(Command::WRITE, 2, SIZE, 1 << 20, &[0x55; 1 << 19]);
+        let mut c = door.client();
+        let_the_loop_turn(&mut c);
+        door.interrupt.raise();
+        assert_eq!(c.0.read(&mut [0]).unwrap(), 0, "it has nothing to finish");
+        for client in [&mut a, &mut b] {
+            assert_eq!(arrived(client), b"");
+            client.0.write_all(&[0x55; 1 << 19]).unwrap();
+        }
+        assert_eq!(a.reply(), (1, None));
+        assert_eq!(b.reply(), (2, Some(ErrorNumber::NoSpace)));
+    });
+    assert_eq!(clients.cut, 0);
+}

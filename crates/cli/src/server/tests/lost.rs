@@ -6,7 +6,7 @@ use crate::server::address::NbdAddress;
 use crate::server::listener::Listener;
 use crate::server::run::{self, ServeOptions};
 use crate::signal::Interrupt;
-use crate::targets::error::TargetError;
+use crate::targets::target::TargetError;
 use crate::targets::target::{Completion, Request, SubmitError, TargetInfo};
 use pinfold::Source;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};

@@ -2,8 +2,8 @@
 //! are larger than both.
 
 use super::*;
-use crate::targets::durability::Durability;
 use crate::targets::file::{FileOptions, FileTarget};
+use crate::targets::target::Durability;
 use pinfold::Source;
 use pinfold_nbd::CommandFlags;
 use pinfold_nbd::reply::{CHUNK_BYTES, ReplyHeader, chunk};

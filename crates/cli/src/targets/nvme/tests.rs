@@ -2,9 +2,9 @@
 //! byte.
 
 use super::*;
-use crate::engine::error::EngineError;
 use crate::engine::pump::{PumpStats, Transfer, pump};
 use crate::engine::ranges::Ranges;
+use crate::engine::worker::EngineError;
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::fake::Fake;
