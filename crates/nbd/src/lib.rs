@@ -52,18 +52,13 @@
 //! | [`reply`] | simple and structured replies, encoded, and parsed for clients |
 #![forbid(unsafe_code)]
 
-mod error;
 mod export;
 mod handshake;
-mod option;
 pub mod protocol;
-mod reader;
 pub mod reply;
 mod request;
 
-pub use error::{HandshakeError, RequestError};
 pub use export::{BlockSizes, Export, Session};
-pub use handshake::{Handshake, Step};
+pub use handshake::{Handshake, HandshakeError, Step};
 pub use protocol::{CommandFlags, ErrorNumber, TransmissionFlags};
-pub use reader::RequestReader;
-pub use request::{Command, Operation, Request, RequestHeader};
+pub use request::{Command, Operation, Request, RequestError, RequestHeader, RequestReader};

@@ -9,7 +9,7 @@
 //! assert_eq!(used, 20); // then the offset, in 8 bytes
 //! ```
 
-use crate::option::Fields;
+use crate::handshake::Fields;
 use crate::protocol::{
     BASE_ALLOCATION_ID, ErrorNumber, ExtentFlags, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
 };
