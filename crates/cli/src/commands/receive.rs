@@ -86,7 +86,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let kept = Kept { capture: capture.as_ref(), slots: &slots, targets };
     let attached = redirect.attached();
     let Ended { sockets, queues_added, result } =
-        receive(args, sockets, kept, &shared, &published, attached, began);
+        receive(args, sockets, kept, (&shared, &interrupt), &published, attached, began);
     let elapsed = began.elapsed();
     // Before the files are finished: the network is the kernel's again.
     drop(redirect);
@@ -220,7 +220,7 @@ fn receive(
     args: &ReceiveArgs,
     sockets: Vec<Socket>,
     Kept { capture, slots, targets }: Kept<'_>,
-    shared: &Shared,
+    (shared, interrupt): (&Shared, &Interrupt),
     published: &[Mutex<Option<Snapshot>>],
     attached: Attached,
     began: Instant,
@@ -236,7 +236,7 @@ fn receive(
             let action = match (targets.next(), capture) {
                 (Some(target), _) => {
                     let holder = socket.holder(STORING).unwrap_or_default();
-                    Action::Store(Store::new(target, slots, holder, DEPTH))
+                    Action::Store(Store::new(target, slots, holder, DEPTH, interrupt))
                 }
                 (None, Some(capture)) => {
                     let holder = socket.holder(HOLDER).unwrap_or_default();

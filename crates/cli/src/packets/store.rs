@@ -64,17 +64,21 @@ pub(crate) struct Store<'t> {
     depth: usize,
     in_flight: usize,
     completed: Vec<Completion<PacketPage>>,
+    interrupt: &'t Interrupt,
 }
 
 impl<'t> Store<'t> {
-    /// Stores to `target` with up to `depth` requests in flight.
+    /// Stores to `target` with up to `depth` requests in flight. Once `interrupt` is raised, a
+    /// request that a controller refuses for the moment fails instead of being sent again.
     pub(crate) fn new(
         target: &'t mut (dyn Target<PacketPage> + Send),
         slots: &'t Slots,
         holder: Tag,
         depth: usize,
+        interrupt: &'t Interrupt,
     ) -> Self {
-        Self { target, slots, holder, depth, in_flight: 0, completed: Vec::with_capacity(depth) }
+        let completed = Vec::with_capacity(depth);
+        Self { target, slots, holder, depth, in_flight: 0, completed, interrupt }
     }
 
     /// Returns how many packets can be stored now. Those beyond stay in the receive ring.
@@ -148,6 +152,9 @@ impl<'t> Store<'t> {
         socket: &mut Socket,
         counts: &mut Counts,
     ) -> Result<(), TargetError> {
+        if self.interrupt.is_raised() {
+            self.target.abandon_retries();
+        }
         let waited = self.target.wait(&mut self.completed);
         self.settle(socket, counts).and(waited)
     }
@@ -169,7 +176,7 @@ impl<'t> Store<'t> {
                 break;
             }
         }
-        finished.and(self.target.sync(&Interrupt::default()))
+        finished.and(self.target.sync(self.interrupt))
     }
 
     fn settle(&mut self, socket: &mut Socket, counts: &mut Counts) -> Result<(), TargetError> {

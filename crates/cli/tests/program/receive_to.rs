@@ -9,7 +9,7 @@ use crate::wire::{Wire, number_of_bytes};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The bytes of datagram `number`: of every length up to 1,400, and different from those of any
 /// other.
@@ -157,6 +157,28 @@ fn a_write_that_fails_ends_the_program_and_frees_the_interface() {
         sender.send(&datagram(number)).unwrap();
     }
     finish(child).failed(1, &["packets", "No space left"]);
+    wait_for_program(false);
+}
+
+/// A controller that is not ready has its requests sent again for ten seconds, but not after a
+/// signal.
+#[test]
+fn a_signal_ends_the_retries_of_what_is_being_stored() {
+    const LIMIT: Duration = Duration::from_secs(10);
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let before = arrived();
+    let child = receiving(&["--to", "soft:1M,not-ready=1h", "--json"]);
+    let (sender, sent) = (wire.sender(), Instant::now());
+    (0..10).for_each(|number| assert!(sender.send(&datagram(number)).is_ok()));
+    wait_until_received(&child, before + 10);
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    // Later the limit may end them first.
+    let is_early = sent.elapsed() < LIMIT / 4;
+    let ended = finish(child);
+    assert!(!is_early || sent.elapsed() < LIMIT, "it waits for the limit: {ended:#?}");
+    let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&report["stored"], &report["not_stored"]), (&0.into(), &10.into()), "{report}");
+    ended.failed(1, &["soft:1M"]);
     wait_for_program(false);
 }
 
