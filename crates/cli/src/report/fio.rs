@@ -1,7 +1,7 @@
 //! A workload's report with fio's JSON keys (those of fio 3.33), so that scripts written for fio
 //! can read it.
 //!
-//! Each field is measured as its name says in fio, or absent: docs/io.md lists them.
+//! Each field is measured as its name says in fio, or absent: docs/io-json.md lists them.
 
 use super::RequestReport;
 use super::io::{DirectionReport, IoReport};

@@ -172,7 +172,7 @@ fn the_keys_of_io_and_copy_are_documented() {
     .iter()
     .map(|line| pinfold(&words(line)).ok())
     .collect();
-    assert_documented("io.md", &printed(&lines));
+    assert_documented("io-json.md", &printed(&lines));
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn collect_keys(value: &Value, path: &str, keys: &mut BTreeSet<String>) {
     }
 }
 
-/// Those of fio's keys that are absent, because nothing measures them (docs/io.md lists them).
+/// Those of fio's keys that are absent, because nothing measures them (docs/io-json.md lists them).
 const NOT_MEASURED: [&str; 10] = [
     "/ctx",
     "/majf",
