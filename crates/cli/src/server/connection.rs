@@ -8,7 +8,7 @@ use super::stream::Stream;
 use pinfold::Buffer;
 use pinfold_nbd::{Handshake, Request, RequestReader, Session};
 use std::io::IoSliceMut;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The bytes that one call receives besides a payload: 146 headers.
 pub(super) const INPUT: usize = 4096;
@@ -90,19 +90,19 @@ pub(super) struct Connection {
     /// Bytes of memory that it holds.
     pub(super) held: usize,
     /// Since when it waits for memory that others hold.
-    pub(super) waits_since: Option<Instant>,
+    pub(super) waits_since: Option<Duration>,
     /// When it was accepted.
-    accepted: Instant,
+    accepted: Duration,
     /// Since when it is the client's turn to take a reply or to send the rest of a payload, and has
     /// not moved [`PROGRESS`] bytes.
-    its_turn_since: Option<Instant>,
+    its_turn_since: Option<Duration>,
     /// The bytes that were moved since then.
     moved: usize,
 }
 
 impl Connection {
-    /// Greets a client, which has to begin TLS if `tls`.
-    pub(super) fn new(stream: Stream, tls: bool) -> Self {
+    /// Greets a client at `now`, by the clock of the event loop. It has to begin TLS if `tls`.
+    pub(super) fn new(stream: Stream, tls: bool, now: Duration) -> Self {
         let mut greeting = Vec::new();
         let start = if tls { Handshake::requiring_tls } else { Handshake::new };
         let handshake = start(&mut greeting);
@@ -127,7 +127,7 @@ impl Connection {
             streaming: None,
             held: 0,
             waits_since: None,
-            accepted: Instant::now(),
+            accepted: now,
             its_turn_since: None,
             moved: 0,
         }
@@ -157,35 +157,25 @@ impl Connection {
 
     /// Notes whether it is the client's turn: to take what its socket has no space for, or to send
     /// the rest of a payload, for which there is memory. What the target has of it does not matter.
-    pub(super) fn note_turn(&mut self) {
+    pub(super) fn note_turn(&mut self, now: Duration) {
         let takes = self.has_output() && !self.writable;
         let sends = self.receiving.as_ref().is_some_and(|receiving| receiving.buffer.is_some())
             && !self.readable;
         if takes || sends {
-            self.its_turn_since.get_or_insert_with(Instant::now);
+            self.its_turn_since.get_or_insert(now);
         } else {
             (self.its_turn_since, self.moved) = (None, 0);
         }
     }
 
-    /// Moves the beginnings of what the client has a limited time for by a pause of this process,
-    /// until `now`: meanwhile nothing was received from it.
-    pub(super) fn excuse(&mut self, pause: Duration, now: Instant) {
-        let begun =
-            [Some(&mut self.accepted), self.its_turn_since.as_mut(), self.waits_since.as_mut()];
-        for since in begun.into_iter().flatten() {
-            *since = (*since + pause).min(now);
-        }
-    }
-
     /// Returns whether it has taken longer than a client may: for its handshake, or in its turn
     /// since `start`, when others began to wait for memory, which it holds.
-    pub(super) fn is_stalled(&self, start: Option<Instant>) -> bool {
+    pub(super) fn is_stalled(&self, start: Option<Duration>, now: Duration) -> bool {
         if self.is_in_handshake() {
-            return self.accepted.elapsed() > PATIENCE;
+            return now.saturating_sub(self.accepted) > PATIENCE;
         }
         let turn = self.its_turn_since.filter(|_| self.held > 0);
-        turn.zip(start).is_some_and(|(turn, start)| turn.max(start).elapsed() > PATIENCE)
+        turn.zip(start).is_some_and(|(turn, start)| now.saturating_sub(turn.max(start)) > PATIENCE)
     }
 
     /// Returns whether the client has to take replies before more of its requests are accepted.
@@ -254,40 +244,19 @@ mod tests {
 
     fn connection() -> Connection {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        Connection::new(Stream::unix(ours).unwrap(), false)
-    }
-
-    fn ago(duration: Duration) -> Instant {
-        Instant::now().checked_sub(duration).unwrap()
+        Connection::new(Stream::unix(ours).unwrap(), false, NOW)
     }
 
     const LONG: Duration = Duration::from_secs(PATIENCE.as_secs() + 1);
+    const NOW: Duration = Duration::from_secs(1000);
 
     #[test]
     fn bytes_prolong_no_handshake() {
         let mut connection = connection();
-        assert!(!connection.is_stalled(None));
-        connection.accepted = ago(LONG);
+        assert!(!connection.is_stalled(None, NOW));
+        connection.accepted = NOW - LONG;
         connection.note_moved(PROGRESS);
-        assert!(connection.is_stalled(None));
-    }
-
-    #[test]
-    fn a_pause_of_the_server_does_not_count() {
-        let mut connection = connection();
-        (connection.accepted, connection.its_turn_since) = (ago(LONG), Some(ago(LONG)));
-        connection.excuse(LONG, Instant::now());
-        assert!(!connection.is_stalled(None));
-        // What began in the pause does not begin in the future.
-        connection.excuse(LONG, Instant::now());
-        assert!(
-            connection.accepted <= Instant::now()
-                && connection.its_turn_since <= Some(Instant::now())
-        );
-        // Before and after it are counted together.
-        connection.accepted = ago(2 * LONG);
-        connection.excuse(LONG, Instant::now());
-        assert!(connection.is_stalled(None));
+        assert!(connection.is_stalled(None, NOW));
     }
 
     #[test]
@@ -296,31 +265,34 @@ mod tests {
         connection.phase = Phase::Transmission(Session::default(), RequestReader::new());
         connection.held = 4096;
         connection.outgoing.push(super::super::outgoing::Part::Bytes(vec![0; 100]));
-        connection.note_turn();
+        connection.note_turn(NOW);
         assert!(
             connection.its_turn_since.is_none(),
             "its socket has space: it is the server's turn"
         );
         connection.writable = false;
-        connection.note_turn();
-        connection.its_turn_since = connection.its_turn_since.map(|_| ago(2 * LONG));
-        assert!(!connection.is_stalled(None), "nobody waits");
-        assert!(!connection.is_stalled(Some(Instant::now())), "they have just begun to");
-        assert!(connection.is_stalled(Some(ago(LONG))));
+        connection.note_turn(NOW);
+        connection.its_turn_since = connection.its_turn_since.map(|_| NOW - 2 * LONG);
+        assert!(!connection.is_stalled(None, NOW), "nobody waits");
+        assert!(!connection.is_stalled(Some(NOW), NOW), "they have just begun to");
+        assert!(connection.is_stalled(Some(NOW - LONG), NOW));
         connection.operations = 1;
-        connection.note_turn();
-        assert!(connection.is_stalled(Some(ago(LONG))), "a request at the target is no excuse");
+        connection.note_turn(NOW);
+        assert!(
+            connection.is_stalled(Some(NOW - LONG), NOW),
+            "a request at the target is no excuse"
+        );
         connection.note_moved(PROGRESS - 1);
-        assert!(connection.is_stalled(Some(ago(LONG))), "a few bytes are no progress");
+        assert!(connection.is_stalled(Some(NOW - LONG), NOW), "a few bytes are no progress");
         connection.note_moved(1);
-        connection.note_turn();
-        assert!(!connection.is_stalled(Some(ago(LONG))));
-        connection.its_turn_since = Some(ago(LONG));
+        connection.note_turn(NOW);
+        assert!(!connection.is_stalled(Some(NOW - LONG), NOW));
+        connection.its_turn_since = Some(NOW - LONG);
         connection.held = 0;
-        assert!(!connection.is_stalled(Some(ago(LONG))), "it holds nothing");
+        assert!(!connection.is_stalled(Some(NOW - LONG), NOW), "it holds nothing");
         connection.held = 4096;
         connection.writable = true;
-        connection.note_turn();
-        assert!(!connection.is_stalled(Some(ago(LONG))), "its turn is over");
+        connection.note_turn(NOW);
+        assert!(!connection.is_stalled(Some(NOW - LONG), NOW), "its turn is over");
     }
 }

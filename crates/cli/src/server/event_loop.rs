@@ -19,6 +19,7 @@ use crate::targets::target::{Completion, Io, Target, TargetInfo};
 use pinfold::Buffer;
 use pinfold_nbd::Export;
 use pinfold_nvme::EventFd;
+use pinfold_nvme::driver::{Clock, SystemClock, Unpaused};
 use rustix::event::{Timespec, epoll};
 use rustls::ServerConfig;
 use std::collections::VecDeque;
@@ -27,7 +28,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The longest sleep: how soon a signal is noticed.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
@@ -36,10 +37,6 @@ const MAX_SLEEP: Duration = Duration::from_millis(100);
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
 /// How long the replies of the last requests may take after a signal.
 const DRAIN: Duration = Duration::from_secs(5);
-/// A turn of the loop that takes longer was a pause of the process (SIGSTOP, a debugger, a frozen
-/// cgroup), for which clients are not to blame. It is more than a turn takes in which a thousand of
-/// them move what they may.
-const PAUSE: Duration = Duration::from_secs(3);
 /// How long the loop rests after the target could not be polled.
 const AFTER_FAILURE: Duration = Duration::from_millis(10);
 /// The words of events that are no connection's.
@@ -96,6 +93,9 @@ pub(crate) struct EventLoop<'s, 't> {
     pub(super) warned: u64,
     /// What the connection that is served may still do in this turn, in bytes moved.
     pub(super) turn: usize,
+    /// Leaves out the pauses of the process (SIGSTOP, a debugger, a frozen cgroup), for which
+    /// clients are not to blame.
+    clock: Unpaused<SystemClock>,
 }
 
 impl<'s, 't> EventLoop<'s, 't> {
@@ -139,7 +139,13 @@ impl<'s, 't> EventLoop<'s, 't> {
             stats: ServeStats::default(),
             warned: 0,
             turn: 0,
+            clock: Unpaused::new(SystemClock::default()),
         })
+    }
+
+    /// Returns the time that clients are measured by.
+    pub(super) fn now(&self) -> Duration {
+        Duration::from_nanos(self.clock.now_ns())
     }
 
     /// Serves until the interrupt is raised and the last requests are answered. Returns what was
@@ -147,9 +153,8 @@ impl<'s, 't> EventLoop<'s, 't> {
     /// flushed then, too.
     pub(crate) fn run(mut self, writable: bool) -> (ServeStats, WorkerStats, Option<ServeError>) {
         let mut events = Vec::with_capacity(256);
-        let mut swept = Instant::now();
-        let mut looked = swept;
-        let mut draining: Option<Instant> = None;
+        let mut swept = self.now();
+        let mut draining: Option<Duration> = None;
         let failed = loop {
             self.take_completions();
             self.serve_ready();
@@ -160,33 +165,22 @@ impl<'s, 't> EventLoop<'s, 't> {
                 self.serve_ready();
                 self.issue();
             }
-            let now = Instant::now();
-            let gap = now.duration_since(std::mem::replace(&mut looked, now));
-            if gap > PAUSE {
-                let keys = self.connections.keys();
-                keys.into_iter().for_each(|key| {
-                    self.connections
-                        .get_mut(key)
-                        .into_iter()
-                        .for_each(|client| client.excuse(gap, now));
-                });
-                draining = draining.map(|since| since + gap);
-            }
+            let now = self.now();
             if draining.is_none() && self.shared.interrupt.is_raised() {
-                draining = Some(Instant::now());
+                draining = Some(now);
                 self.end_all();
                 continue;
             }
             if let Some(since) = draining
-                && (self.connections.len() == 0 || since.elapsed() > DRAIN)
+                && (self.connections.len() == 0 || now.saturating_sub(since) > DRAIN)
             {
                 break None;
             }
             // Before the wait: without an event, that lets those that wait for memory try again,
             // and then none seems to wait.
-            if swept.elapsed() > Duration::from_secs(1) {
-                swept = Instant::now();
-                self.sweep();
+            if now.saturating_sub(swept) > Duration::from_secs(1) {
+                swept = now;
+                self.sweep(now);
             }
             if let Err(error) = self.wait(&mut events) {
                 break Some(error);
@@ -266,7 +260,8 @@ impl<'s, 't> EventLoop<'s, 't> {
                 continue;
             }
             self.stats.connections += 1;
-            let key = self.connections.insert(Connection::new(stream, self.shared.tls.is_some()));
+            let connection = Connection::new(stream, self.shared.tls.is_some(), self.now());
+            let key = self.connections.insert(connection);
             let Some(connection) = self.connections.get_mut(key) else { continue };
             let flags = epoll::EventFlags::IN
                 | epoll::EventFlags::OUT
@@ -384,7 +379,7 @@ impl<'s, 't> EventLoop<'s, 't> {
 
     /// Closes connections that take too long for their handshake, or hold memory that others wait
     /// for without progress.
-    fn sweep(&mut self) {
+    fn sweep(&mut self, now: Duration) {
         let keys = self.connections.keys();
         let waits_since = |key: &Key| Some((self.connections.get_mut(*key)?.waits_since?, *key));
         let mut waiting: Vec<_> = keys.iter().filter_map(waits_since).collect();
@@ -393,8 +388,8 @@ impl<'s, 't> EventLoop<'s, 't> {
             // A client does not wait for itself.
             let others = waiting.iter().find(|(_, other)| *other != key).map(|(since, _)| *since);
             let Some(connection) = self.connections.get_mut(key) else { continue };
-            connection.note_turn();
-            if connection.is_stalled(others) {
+            connection.note_turn(now);
+            if connection.is_stalled(others, now) {
                 self.stats.dropped += 1;
                 tracing::info!("a client is disconnected: it makes no progress");
                 self.close(key);

@@ -9,7 +9,6 @@ use super::payload::{Key, PAGE, PIECE, rounded};
 use crate::targets::target::IoDirection;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, RequestHeader, Session, Step, reply};
 use std::io::IoSliceMut;
-use std::time::Instant;
 
 /// The most bytes that a connection receives and sends in one turn, so that no client delays the
 /// others for long.
@@ -258,11 +257,12 @@ impl EventLoop<'_, '_> {
     /// Has a connection wait for `bytes` of memory.
     pub(super) fn starve(&mut self, key: Key, bytes: usize) {
         self.stats.memory_waits += 1;
+        let now = self.now();
         // Beyond what it gets alone, it waits for itself.
         if let Some(connection) = self.connections.get_mut(key)
             && (connection.held == 0 || connection.held + bytes <= self.payloads.budget() / 2)
         {
-            connection.waits_since.get_or_insert_with(Instant::now);
+            connection.waits_since.get_or_insert(now);
         }
         if !self.starved.contains(&key) {
             self.starved.push_back(key);
