@@ -24,8 +24,9 @@ build: setup ## Build the program, target/release/pinfold
 	cargo build --release --locked -p pinfold-cli
 
 .PHONY: run
-run: build ## The main job: copy a file through the whole stack and compare it
-	@scripts/run-sample "$(FILE)" "$(PROTECT)" "$(WORK)"
+run: setup ## The main job: copy a file through the whole stack and compare it
+	cargo build --profile ci --locked -p pinfold-cli
+	@PINFOLD=target/ci/pinfold scripts/run-sample "$(FILE)" "$(PROTECT)" "$(WORK)"
 
 .PHONY: test
 test: setup ## What every change must pass: format, lints, docs, tests, no_std, the main job (minutes)

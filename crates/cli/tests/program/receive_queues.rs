@@ -210,7 +210,7 @@ fn the_memory_of_all_queues_is_one_budget() {
     // hugepages.
     let hidden = |more: &str| {
         let script = format!(
-            "umount -Rl /sys/fs/cgroup && {{ mount -t tmpfs none /sys/kernel/mm/hugepages || true; }} && exec '{}' receive v1 --json {more}",
+            "umount -Rl /sys/fs/cgroup && {{ mount -t tmpfs none /sys/kernel/mm/hugepages || true; }} && exec env --default-signal=INT '{}' receive v1 --json {more}",
             env!("CARGO_BIN_EXE_pinfold")
         );
         let mut command = Command::new("unshare");
