@@ -1,8 +1,7 @@
 //! The command line of `io`: fio's options, and those that fio does not have.
 
 use super::fio::{Distribution, ThinkTime};
-use super::stack::StackArgs;
-use super::stack::{block_size, depth, rate, switch, verify};
+use super::stack::{StackArgs, block_size, depth, rate, switch, verify};
 use super::target::{SpecError, TargetSpec};
 use crate::units::{ByteSize, Percentiles, Share, SizeRange, TimeSpan};
 use clap::builder::{OsStringValueParser, TypedValueParser};

@@ -1,6 +1,7 @@
 //! `copy`: all bytes of one target to another, through a third on request; the destination is
 //! complete or absent.
 
+use super::stack_for;
 use crate::args::{CopyArgs, Sparse, TargetSpec};
 use crate::engine::digest::digest;
 use crate::engine::pump::{Plan, Transfer, pump};
@@ -13,13 +14,10 @@ use crate::report::copy::{CopyReport, Hashes, PhaseReport};
 use crate::report::stack::StackReport;
 use crate::setup::error::OpenError;
 use crate::setup::limits::{self, LimitError, RequestLimits};
-use crate::setup::open::OpenTarget;
-use crate::setup::open::TargetOptions;
-use crate::setup::resolve::{ResolvedTarget, check_units, domain_of};
-use crate::setup::stack::Stack;
-use crate::setup::stack::{self, BufferNeed};
-use crate::setup::staged::Staged;
-use crate::setup::staged::{Place, check_folder, place, scratch};
+use crate::setup::open::{OpenTarget, TargetOptions};
+use crate::setup::resolve::{ResolvedTarget, check_units};
+use crate::setup::stack::BufferNeed;
+use crate::setup::staged::{Place, Staged, check_folder, place, scratch};
 use crate::signal::Interrupt;
 use crate::targets::file;
 use pinfold::Buffer;
@@ -275,12 +273,8 @@ pub(crate) fn copy(
     let requests = limits::check(args.bs, args.iodepth, &targets)?;
     let RequestLimits { block, .. } = requests;
     let depth = limits::depth_for(job.ranges.total(), requests);
-    let domain = domain_of(&targets, args.stack.iommu_units)?;
-    let controllers = targets.iter().filter(|target| target.has_controller()).count() as u64;
-    let held = targets.iter().map(|target| target.held_bytes()).sum();
     let buffers = BufferNeed { count: depth, bytes: block, lower: "--bs or --iodepth" };
-    stack::check(Stack::need(buffers, controllers, held), args.stack.memory)?;
-    let stack = Stack::build(args.stack, domain, buffers, controllers)?;
+    let stack = stack_for(args.stack, &targets, buffers)?;
     let open = |target: ResolvedTarget| -> Result<OpenTarget<'_>, Failure> {
         // Only controllers are polled: whether a file can be polled is unknown while it is empty.
         let poll = args.poll && target.has_controller();

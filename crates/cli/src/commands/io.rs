@@ -1,5 +1,6 @@
 //! `io`: a workload on one target, with fio's options, or the jobs of a job file.
 
+use super::stack_for;
 use crate::args::{IoArgs, OutputFormat, Protect, Rw, TargetSpec, ThinkTime, job_file};
 use crate::engine::jobs::{self, JobsStats, Task};
 use crate::engine::verify::{COUNTED_BLOCKS, VerifyOptions};
@@ -10,17 +11,14 @@ use crate::histogram::PERCENTILES;
 use crate::output;
 use crate::progress::{End, Progress};
 use crate::random::Random;
-use crate::report::CpuReport;
-use crate::report::fio;
 use crate::report::io::{Ended, IoParameters, IoReport};
 use crate::report::stack::StackReport;
+use crate::report::{CpuReport, fio};
 use crate::setup::error::OpenError;
 use crate::setup::limits::{self, LimitError, Part, RequestLimits};
-use crate::setup::open::OpenTarget;
-use crate::setup::open::TargetOptions;
-use crate::setup::resolve::{ResolvedTarget, check_units, domain_of};
-use crate::setup::stack::Stack;
-use crate::setup::stack::{self, BufferNeed};
+use crate::setup::open::{OpenTarget, TargetOptions};
+use crate::setup::resolve::{ResolvedTarget, check_units};
+use crate::setup::stack::BufferNeed;
 use crate::setup::staged::{Place, check_folder, place, scratch, scratch_in};
 use crate::signal::Interrupt;
 use crate::targets::file;
@@ -226,14 +224,7 @@ fn measure_all(
     };
     let count = depth.saturating_add(spare).saturating_mul(jobs);
     let buffers = BufferNeed { count, bytes: block, lower: "--iodepth, --bs or --numjobs" };
-    let controllers = u64::from(target.has_controller());
-    stack::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
-    let stack = Stack::build(
-        args.stack,
-        domain_of(&[&target], args.stack.iommu_units)?,
-        buffers,
-        controllers,
-    )?;
+    let stack = stack_for(args.stack, &[&target], buffers)?;
     let alignment = file::alignment([min_block as u64, block as u64, part.offset, part.increment]);
     let options = TargetOptions {
         alignment,

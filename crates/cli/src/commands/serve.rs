@@ -1,5 +1,6 @@
 //! `serve`: a target as a network block device.
 
+use super::stack_for;
 use crate::args::{Protect, ServeArgs, TargetSpec};
 use crate::failure::Failure;
 use crate::output;
@@ -9,18 +10,14 @@ use crate::report::stack::StackReport;
 use crate::server::address::NbdAddress;
 use crate::server::error::ServeError;
 use crate::server::listener::Listener;
-use crate::server::payload::PIECE;
-use crate::server::payload::{Asked, MAX_PAYLOAD, Machine, Plan};
-use crate::server::run::{self, ServeOptions};
-use crate::server::run::{Captive, PidFile, PrivateFolder};
+use crate::server::payload::{Asked, MAX_PAYLOAD, Machine, PIECE, Plan};
+use crate::server::run::{self, Captive, PidFile, PrivateFolder, ServeOptions};
 use crate::server::stream;
 use crate::setup::error::OpenError;
 use crate::setup::limits;
-use crate::setup::open::OpenTarget;
-use crate::setup::open::TargetOptions;
-use crate::setup::resolve::{Medium, ResolvedTarget, check_units, domain_of};
-use crate::setup::stack::Stack;
-use crate::setup::stack::{self, BufferNeed};
+use crate::setup::open::{OpenTarget, TargetOptions};
+use crate::setup::resolve::{Medium, ResolvedTarget, check_units};
+use crate::setup::stack::BufferNeed;
 use crate::signal::Interrupt;
 use crate::targets::file;
 use crate::targets::target::TargetInfo;
@@ -75,14 +72,7 @@ fn serve(
     // A quarter more than is used at any time, since buffers of several sizes leave gaps.
     let count = (budget * threads).div_ceil(PIECE) * 5 / 4 + 2 * threads;
     let buffers = BufferNeed { count, bytes: PIECE, lower: "--buffers" };
-    let controllers = u64::from(target.has_controller());
-    stack::check(Stack::need(buffers, controllers, target.held_bytes()), args.stack.memory)?;
-    let stack = Stack::build(
-        args.stack,
-        domain_of(&[&target], args.stack.iommu_units)?,
-        buffers,
-        controllers,
-    )?;
+    let stack = stack_for(args.stack, &[&target], buffers)?;
     let file = match &target.medium {
         Medium::File(file) => Some(file.try_clone()),
         Medium::Controller(_) => None,

@@ -1,12 +1,10 @@
 //! The SHA-256 of what a target holds, read with many requests in flight and hashed in order.
 
 use super::pump::Plan;
-use super::worker::EngineError;
-use super::worker::Worker;
+use super::worker::{EngineError, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
-use crate::targets::target::TargetError;
-use crate::targets::target::{Completion, DataBuffer, IoDirection, Target};
+use crate::targets::target::{Completion, DataBuffer, IoDirection, Target, TargetError};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,7 @@
 //! Several jobs side by side: a thread, a queue, buffers and a part of the target for each.
 
 use super::verify::{self, Verified, VerifyOptions};
-use super::worker::EngineError;
-use super::worker::{AllRates, Sampler};
+use super::worker::{AllRates, EngineError, Sampler};
 use super::workload::{self, Watch, Workload, WorkloadStats};
 use crate::progress::Progress;
 use crate::signal::Interrupt;

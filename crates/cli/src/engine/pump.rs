@@ -3,8 +3,7 @@
 //! the targets complete in any order.
 
 use super::ranges::{Piece, Ranges};
-use super::worker::EngineError;
-use super::worker::{RequestStats, Worker};
+use super::worker::{EngineError, RequestStats, Worker};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::target::{

@@ -1,9 +1,7 @@
 //! A workload on one target: requests issued as fast as they complete, or at a given rate.
 
 use super::distribution::Blocks;
-use super::worker::EngineError;
-use super::worker::Sampler;
-use super::worker::{Worker, WorkerStats};
+use super::worker::{EngineError, Sampler, Worker, WorkerStats};
 use crate::args::{Distribution, Rw};
 use crate::progress::Progress;
 use crate::random::Random;

@@ -9,8 +9,9 @@ use crate::setup::open::{OpenTarget, TargetOptions};
 use crate::setup::resolve::{BLOCK, ResolvedTarget};
 use crate::setup::stack::{BufferNeed, Stack};
 use crate::signal::Interrupt;
-use crate::targets::target::TargetError;
-use crate::targets::target::{Completion, Io, IoDirection, Request, SubmitError, Target};
+use crate::targets::target::{
+    Completion, Io, IoDirection, Request, SubmitError, Target, TargetError,
+};
 use crate::units::ByteSize;
 use pinfold::page_pool::Tag;
 use pinfold::{ArenaMemory, Domain};

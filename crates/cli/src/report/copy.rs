@@ -1,8 +1,7 @@
 //! The report of a copy.
 
-use super::RequestReport;
-use super::line;
 use super::stack::StackReport;
+use super::{RequestReport, line};
 use crate::engine::digest::Hash;
 use crate::engine::pump::PumpStats;
 use crate::histogram::PERCENTILES;

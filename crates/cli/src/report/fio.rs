@@ -5,8 +5,7 @@
 
 use super::RequestReport;
 use super::io::{DirectionReport, IoReport};
-use crate::engine::worker::Rates;
-use crate::engine::worker::{Classes, RequestStats, WorkerStats};
+use crate::engine::worker::{Classes, Rates, RequestStats, WorkerStats};
 use crate::histogram::Latency;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -1,13 +1,11 @@
 //! The report of a workload, laid out as fio's.
 
-use super::CpuReport;
-use super::RequestReport;
 use super::stack::StackReport;
+use super::{CpuReport, RequestReport};
 use crate::args::Rw;
 use crate::engine::jobs::JobsStats;
 use crate::engine::verify::Verified;
-use crate::engine::worker::Rates;
-use crate::engine::worker::{RequestStats, WorkerStats};
+use crate::engine::worker::{Rates, RequestStats, WorkerStats};
 use crate::engine::workload::Workload;
 use crate::histogram::Latency;
 use crate::units::{ByteSize, counted, per_second};

@@ -1,9 +1,7 @@
 //! The reports of a server.
 
-use super::CpuReport;
-use super::RequestReport;
-use super::line;
 use super::stack::StackReport;
+use super::{CpuReport, RequestReport, line};
 use crate::histogram::PERCENTILES;
 use crate::server::operation::ServeStats;
 use crate::server::run::Served;

@@ -1,7 +1,6 @@
 //! The report of the memory stack, gathered from its parts.
 
-use super::line;
-use super::remedies;
+use super::{line, remedies};
 use crate::args::Protect;
 use crate::setup::open::OpenTarget;
 use crate::setup::stack::Stack;

@@ -3,8 +3,7 @@
 use super::error::Ended;
 use super::outgoing::Outgoing;
 use super::payload::Key;
-use super::stream::Input;
-use super::stream::Stream;
+use super::stream::{Input, Stream};
 use pinfold::Buffer;
 use pinfold_nbd::{Handshake, Request, RequestReader, Session};
 use std::io::IoSliceMut;

@@ -5,13 +5,9 @@
 //! target has nothing to report.
 
 use super::connection::Connection;
-use super::error::ServeError;
-use super::error::{Ended, WARNINGS};
-use super::operation::Issues;
-use super::operation::ServeStats;
-use super::operation::{Issue, Operation};
-use super::payload::Payloads;
-use super::payload::{Key, Slab};
+use super::error::{Ended, ServeError, WARNINGS};
+use super::operation::{Issue, Issues, Operation, ServeStats};
+use super::payload::{Key, Payloads, Slab};
 use super::stream::Stream;
 use crate::engine::worker::{Worker, WorkerStats};
 use crate::signal::Interrupt;

@@ -1,9 +1,8 @@
 //! A target in a vector, for tests: it completes in random order, ends early, injects failures, and
 //! checks its requests.
 
-use super::target::TargetError;
 use super::target::{
-    Completion, DataBuffer, IoDirection, Request, SubmitError, Target, TargetInfo,
+    Completion, DataBuffer, IoDirection, Request, SubmitError, Target, TargetError, TargetInfo,
 };
 use crate::random::Random;
 use crate::signal::Interrupt;

@@ -1,10 +1,9 @@
 //! A file or block device, through io_uring.
 
-use super::target::TargetError;
 use super::target::{
-    Completion, DataBuffer, Io, IoDirection, Request, SubmitError, Target, TargetInfo,
+    Completion, DataBuffer, Durability, Flusher, Io, IoDirection, Request, SubmitError, Target,
+    TargetError, TargetInfo,
 };
-use super::target::{Durability, Flusher};
 use crate::signal::Interrupt;
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};

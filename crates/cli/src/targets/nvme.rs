@@ -18,8 +18,7 @@ use pinfold_nvme::driver::{
     self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats,
     Rejected, Vector,
 };
-use release::{Attempt, Command, Mapped, Outcome, Quarantine};
-use release::{Finished, Held};
+use release::{Attempt, Command, Finished, Held, Mapped, Outcome, Quarantine};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};

@@ -8,8 +8,7 @@ use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::fake::{Fake, Fault};
 use crate::targets::file;
-use crate::targets::target::TargetError;
-use crate::targets::target::{Request, SubmitError, TargetInfo};
+use crate::targets::target::{Request, SubmitError, TargetError, TargetInfo};
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
