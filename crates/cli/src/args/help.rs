@@ -24,15 +24,15 @@ macro_rules! targets {
         "\
 Targets:
   file:PATH, or a bare PATH
-    A file, through io_uring, with O_DIRECT where the file system allows it. A block device can be read; `io --force` \
-writes it, unless something else has it open.
+    A file, through io_uring, with O_DIRECT where the file system allows it. A block device can be \
+read; `io --force` writes it, unless something else has it open.
   soft:SIZE
     A model NVMe controller with SIZE bytes of memory: zeroed at the start, freed at the end.
   soft:IMAGE
     A model NVMe controller with an image file. (An image whose name is a size: soft:./512M.)
   soft:SIZE,OPTION... or soft:IMAGE,OPTION...
-    block=4096: its blocks have 4096 bytes, instead of 512. not-ready=TIME: its namespace fails requests for that long after a \
-start, which are then retried.
+    block=4096: its blocks have 4096 bytes, instead of 512. not-ready=TIME: its namespace fails \
+requests for that long after a start, which are then retried.
   vfio:BDF, or vfio:BDF/NSID
     A real NVMe controller that is bound to vfio-pci: its first namespace, or namespace NSID.
 
@@ -54,8 +54,9 @@ Exit codes:
 macro_rules! second_signal {
     () => {
         "\
-A second Ctrl-C, another signal more than a second later, or 10 s in which requests do not complete, ends the program without cleaning up. Signals that were \
-ignored at the start (nohup) stay ignored.
+A second Ctrl-C, another signal more than a second later, or 10 s in which requests do not \
+complete, ends the program without cleaning up. Signals that were ignored at the start (nohup) \
+stay ignored.
 
 "
     };
@@ -66,7 +67,8 @@ macro_rules! exits {
         concat!(
             failures!(),
             "\
-  130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone, or what was done was reported
+  130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone, or what was done \
+was reported
 
 ",
             second_signal!()
@@ -89,22 +91,25 @@ Sizes are whole numbers, optionally with a suffix: 512, 4k, 8M, 1G (1k is 1024 b
 help! { COPY:
     targets!(),
     "\
-The destination is complete or absent: it is written under a temporary name in the same folder, flushed, and renamed \
-once all of it is on the disk. Until then only its owner may open it. If the program cannot clean up (SIGKILL, power \
-loss), the temporary file .pinfold-*.part remains and can be removed.
+The destination is complete or absent: it is written under a temporary name in the same folder, \
+flushed, and renamed once all of it is on the disk. Until then only its owner may open it. If the \
+program cannot clean up (SIGKILL, power loss), the temporary file .pinfold-*.part remains and can \
+be removed.
 
-Holes of the source are not read and stay holes; space is reserved for the data alone. A real controller's namespace is written \
-with zeroes there. --sparse never reads and writes all of them. --verify compares all bytes in either case.
+Holes of the source are not read and stay holes; space is reserved for the data alone. A real \
+controller's namespace is written with zeroes there. --sparse never reads and writes all of them. \
+--verify compares all bytes in either case.
 
-The report has three lines, and one for each failure, fallback or hash; --details has the rest, -q prints errors only. It is also \
-printed for a copy that failed or was stopped.
+The report has three lines, and one for each failure, fallback or hash; --details has the rest, -q \
+prints errors only. It is also printed for a copy that failed or was stopped.
 
 A destination soft:SIZE is memory that is gone when the program ends: use it to try, or with --via.
 
-A destination soft:IMAGE is a new image of the source's size, padded with zeroes to whole blocks; --force replaces an \
-existing image. What is replaced stays as it is until all is written; the new file is another one (inode), of the user who copies and \
-with the source's permissions, and hard links keep the old contents. An image given with --via is overwritten in place, and needs --force if it holds data. A file given \
-with --via has no name during the run.
+A destination soft:IMAGE is a new image of the source's size, padded with zeroes to whole blocks; \
+--force replaces an existing image. What is replaced stays as it is until all is written; the new \
+file is another one (inode), of the user who copies and with the source's permissions, and hard \
+links keep the old contents. An image given with --via is overwritten in place, and needs --force \
+if it holds data. A file given with --via has no name during the run.
 
 ",
     exits!();
@@ -119,33 +124,39 @@ with --via has no name during the run.
 help! { IO:
     targets!(),
     "\
-The options are fio's, with hyphens or underscores, and --OPTION VALUE or --OPTION=VALUE. A job file (a name that ends \
-in .fio) has a [global] section and one section for each job; sections run one after the other (stonewall). fio's names of \
-files are read as fio reads them: a:b are two files, which is refused, and a\\:b is one. docs/io.md has a table of fio's options.
+The options are fio's, with hyphens or underscores, and --OPTION VALUE or --OPTION=VALUE. A job \
+file (a name that ends in .fio) has a [global] section and one section for each job; sections run \
+one after the other (stonewall). fio's names of files are read as fio reads them: a:b are two \
+files, which is refused, and a\\:b is one. docs/io.md has a table of fio's options.
 
-Each job moves --size bytes of the same part of the target, as in fio: with --numjobs 4 four times as many. \
---offset-increment gives each job a part of its own. The run ends when that has been moved or --runtime has passed, whichever \
-comes first; with --time-based only the time counts. Data in an existing file, image or device is overwritten only with --force.
+Each job moves --size bytes of the same part of the target, as in fio: with --numjobs 4 four times \
+as many. --offset-increment gives each job a part of its own. The run ends when that has been \
+moved or --runtime has passed, whichever comes first; with --time-based only the time counts. Data \
+in an existing file, image or device is overwritten only with --force.
 
-A path that does not exist, or a folder, is a scratch file with --size: it has no name during the run, so that nothing remains, \
-and is written once before it is read. (fio would create the file and leave it.) The reports say \"scratch file\". None is created \
-under /dev, where the name of a device that does not exist would become a file in memory.
+A path that does not exist, or a folder, is a scratch file with --size: it has no name during the \
+run, so that nothing remains, and is written once before it is read. (fio would create the file \
+and leave it.) The reports say \"scratch file\". None is created under /dev, where the name of a \
+device that does not exist would become a file in memory.
 
-However the run ends, the report of what was done is printed; the exit code, and one line on standard error, say why it ended \
-early (130 after Ctrl-C, where fio has 128).
+However the run ends, the report of what was done is printed; the exit code, and one line on \
+standard error, say why it ended early (130 after Ctrl-C, where fio has 128).
 
-The text and --output-format json have fio's latencies: slat from preparing a request to the return of the system call, or the \
-doorbell, that submits it; clat from there until the program owns its buffer again, unless --protect static after the \
-flush; lat is both. bw and iops are samples of 500 ms, as fio takes them; a run that is shorter has none.
+The text and --output-format json have fio's latencies: slat from preparing a request to the \
+return of the system call, or the doorbell, that submits it; clat from there until the program \
+owns its buffer again, with any --protect but static after its flush; lat is both. bw and iops are \
+samples of 500 ms, as fio takes them; a run that is shorter has none.
 
---rw trim deallocates blocks: with Dataset Management on a controller, and by punching holes in a file or block device.
+--rw trim deallocates blocks: with Dataset Management on a controller, and by punching holes in a \
+file or block device.
 
---verify writes all of --size, reads and writes at random in it, and reads all of it again; --runtime limits each of \
-the three passes. The first 67,108,864 blocks are rewritten (their counts take up to 256 MiB), the others are written \
-once.
+--verify writes all of --size, reads and writes at random in it, and reads all of it again; \
+--runtime limits each of the three passes. The first 67,108,864 blocks are rewritten (their counts \
+take up to 256 MiB), the others are written once.
 
-A run that needs more memory than is available (--iodepth times --bs times --numjobs, with --protect batch or revoke, \
---iodepth 16 or more and fewer jobs than processors up to 1 MiB more for each job, and what a soft:SIZE target will hold) is refused before any is allocated.
+A run that needs more memory than is available (--iodepth times --bs times --numjobs, with \
+--protect batch or revoke, --iodepth 16 or more and fewer jobs than processors up to 1 MiB more \
+for each job, and what a soft:SIZE target will hold) is refused before any is allocated.
 
 ",
     exits!();
@@ -161,31 +172,36 @@ A run that needs more memory than is available (--iodepth times --bs times --num
 help! { SERVE:
     targets!(),
     "\
-Any NBD client can use the target: Linux (nbd-client), QEMU, libnbd (nbdcopy, nbdinfo, nbdsh), fio. The data of an existing \
-file, image or device is what clients see and change; --read-only keeps it. A client's flush, or a write with FUA, is durable \
-when it is answered, as far as the target has durable storage; a flush on one connection covers the completed writes of all.
+Any NBD client can use the target: Linux (nbd-client), QEMU, libnbd (nbdcopy, nbdinfo, nbdsh), \
+fio. The data of an existing file, image or device is what clients see and change; --read-only \
+keeps it. A client's flush, or a write with FUA, is durable when it is answered, as far as the \
+target has durable storage; a flush on one connection covers the completed writes of all.
 
-With --tls-certificates the data is encrypted, and with --tls-verify-peer clients are authenticated (docs/serve.md shows how to \
-make certificates). Without them use a Unix socket, whose folder decides who may connect, or an address that only trusted hosts \
-reach.
+With --tls-certificates the data is encrypted, and with --tls-verify-peer clients are \
+authenticated (docs/serve.md shows how to make certificates). Without them use a Unix socket, \
+whose folder decides who may connect, or an address that only trusted hosts reach.
 
-SIGTERM or SIGINT ends the server with exit code 0, not 130: the requests that it has begun are answered first, for at most 5 s, and \
-the target is flushed. The file of a Unix socket is removed; one that a killed server has left is replaced.
+SIGTERM or SIGINT ends the server with exit code 0, not 130: the requests that it has begun are \
+answered first, for at most 5 s, and the target is flushed. The file of a Unix socket is removed; \
+one that a killed server has left is replaced.
 
-The address is printed as clients take it, with what has a meaning in a URI encoded and the path of a socket absolute. A name is served at \
-all of its addresses.
+The address is printed as clients take it, with what has a meaning in a URI encoded and the path \
+of a socket absolute. A name is served at all of its addresses.
 
---run serves while a shell command runs, which finds the address in $uri; the exit code is the command's, standard output is the command's alone, \
-and the report is printed on standard error. After a signal the shell gets SIGTERM, and what it has started does not: write `exec COMMAND` for one \
-command. Without an address, the socket is in a temporary directory. A socket that is passed as \
-systemd does (LISTEN_FDS) takes the place of an address.
+--run serves while a shell command runs, which finds the address in $uri; the exit code is the \
+command's, standard output is the command's alone, and the report is printed on standard error. \
+After a signal the shell gets SIGTERM, and what it has started does not: write `exec COMMAND` for \
+one command. Without an address, the socket is in a temporary directory. A socket that is passed \
+as systemd does (LISTEN_FDS) takes the place of an address.
 
-Blocks are as large as the file or device needs for O_DIRECT; a range that is no multiple of them goes through the page cache, which \
-the server says at the start.
+Blocks are as large as the file or device needs for O_DIRECT; a range that is no multiple of them \
+goes through the page cache, which the server says at the start.
 
-Payloads are received into memory that the target reads, and sent from memory that it has written; --buffers bounds what \
-they use of it at a time. A quarter more is allocated, since buffers of several sizes leave gaps: the report's `data` line has all. Requests of up to 32 MiB are served whatever its size, and each client leaves memory for the next one. \
-A client for whose requests there is none waits, and what it sends stays in its socket.
+Payloads are received into memory that the target reads, and sent from memory that it has written; \
+--buffers bounds what they use of it at a time. A quarter more is allocated, since buffers of \
+several sizes leave gaps: the report's `data` line has all. Requests of up to 32 MiB are served \
+whatever its size, and each client leaves memory for the next one. A client for whose requests \
+there is none waits, and what it sends stays in its socket.
 
 ",
     failures!(),
@@ -207,10 +223,11 @@ A client for whose requests there is none waits, and what it sends stays in its 
 
 help! { DOCTOR:
     "\
-It tries what a run needs, as this user and in this container: a page of each kind, a ring, a socket with its program. It \
-undoes that, and changes nothing. Limits of control groups and of the process are named by their file or their option. What \
-cannot be read is unknown, never missing. A fix is printed only if it changes the value that refused, and only where it can \
-work: in a user namespace, or where /sys is read-only, the line says where to run it instead.
+It tries what a run needs, as this user and in this container: a page of each kind, a ring, a \
+socket with its program. It undoes that, and changes nothing. Limits of control groups and of the \
+process are named by their file or their option. What cannot be read is unknown, never missing. A \
+fix is printed only if it changes the value that refused, and only where it can work: in a user \
+namespace, or where /sys is read-only, the line says where to run it instead.
 
 The exit code is 0 even if something is missing.
 
@@ -221,10 +238,11 @@ The exit code is 0 even if something is missing.
 
 help! { NVME:
     "\
-A device file of the kernel's driver (/dev/nvme0) is refused with the address of its controller and the command that binds it.
+A device file of the kernel's driver (/dev/nvme0) is refused with the address of its controller \
+and the command that binds it.
 
-It starts the controller and reports Identify Controller, the active namespaces, and the SMART log page. It does not \
-read or write data.
+It starts the controller and reports Identify Controller, the active namespaces, and the SMART log \
+page. It does not read or write data.
 
 ",
     exits!();
@@ -236,16 +254,17 @@ read or write data.
 
 help! { BIND:
     "\
-Unbinds each device from its driver and binds it to vfio-pci (through driver_override), or leaves it unchanged. The \
-previous driver is recorded in /run/pinfold, and `pinfold unbind` restores it. Needs root.
+Unbinds each device from its driver and binds it to vfio-pci (through driver_override), or leaves \
+it unchanged. The previous driver is recorded in /run/pinfold, and `pinfold unbind` restores it. \
+Needs root.
 
-Each disk of a device is opened exclusively until its driver is unbound, so a disk that is in use (by a file system, \
-also in another mount namespace, swap, RAID, the device mapper, or a program) is refused; so is a disk that cannot be \
-opened, and a network interface that is up. --force binds the device anyway: a mounted file system loses its disk, with \
-all data that was not yet written.
+Each disk of a device is opened exclusively until its driver is unbound, so a disk that is in use \
+(by a file system, also in another mount namespace, swap, RAID, the device mapper, or a program) \
+is refused; so is a disk that cannot be opened, and a network interface that is up. --force binds \
+the device anyway: a mounted file system loses its disk, with all data that was not yet written.
 
-To use the device without root afterwards: sudo chown $USER /dev/vfio/GROUP, and raise the limit of locked memory \
-(`pinfold doctor`).
+To use the device without root afterwards: sudo chown $USER /dev/vfio/GROUP, and raise the limit \
+of locked memory (`pinfold doctor`).
 
 ";
     "  pinfold bind 0000:01:00.0
@@ -254,8 +273,8 @@ To use the device without root afterwards: sudo chown $USER /dev/vfio/GROUP, and
 
 help! { UNBIND:
     "\
-Binds each device to the driver that it had before `pinfold bind`; if that is not recorded, to the one that the kernel \
-chooses. A device that a program has open is refused. Needs root.
+Binds each device to the driver that it had before `pinfold bind`; if that is not recorded, to the \
+one that the kernel chooses. A device that a program has open is refused. Needs root.
 
 ";
     "  pinfold unbind 0000:01:00.0"
@@ -263,9 +282,9 @@ chooses. A device that a program has open is refused. Needs root.
 
 help! { POOLS:
     "\
-Reads and writes 64 MiB of a model controller with memory, and prints the DMA pools of its driver: in the kernel's \
-format (poolinfo - 0.1: name, blocks in use, blocks, block size, chunks), then with the most blocks that were in use. \
-`pinfold copy --pools` prints the same for a copy.
+Reads and writes 64 MiB of a model controller with memory, and prints the DMA pools of its driver: \
+in the kernel's format (poolinfo - 0.1: name, blocks in use, blocks, block size, chunks), then \
+with the most blocks that were in use. `pinfold copy --pools` prints the same for a copy.
 
 ";
     "  pinfold pools
@@ -274,29 +293,31 @@ format (poolinfo - 0.1: name, blocks in use, blocks, block size, chunks), then w
 
 help! { BENCH:
     "\
-The subjects of a case run in turn in one process, so that the ratio of two of them holds on a machine whose speed \
-drifts. Each figure is the median of the runs, with the minimum and the maximum beside it; the last column of the table \
-is the ratio to the case's first subject. Without --json the published figures for the same work follow, then the \
-targets with what was measured. Run nothing else meanwhile. `linear` alone takes some 20 seconds, since its free is \
-quadratic.
+The subjects of a case run in turn in one process, so that the ratio of two of them holds on a \
+machine whose speed drifts. Each figure is the median of the runs, with the minimum and the \
+maximum beside it; the last column of the table is the ratio to the case's first subject. Without \
+--json the published figures for the same work follow, then the targets with what was measured. \
+Run nothing else meanwhile. `linear` alone takes some 20 seconds, since its free is quadratic.
 
-The suite vfio needs a device that is bound to vfio-pci. If that is an NVMe controller, the user is root and fio is \
-installed, vfio-iops compares the I/Os per second of random 4 KiB reads, 64 in flight, with fio on the kernel's driver: \
-the controller changes its driver in each round. It is never written. What is left out is reported on standard error.
+The suite vfio needs a device that is bound to vfio-pci. If that is an NVMe controller, the user \
+is root and fio is installed, vfio-iops compares the I/Os per second of random 4 KiB reads, 64 in \
+flight, with fio on the kernel's driver: the controller changes its driver in each round. It is \
+never written. What is left out is reported on standard error.
 
 A line of --json:
   {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",
    \"metric\":\"time\",\"unit\":\"ns/op\",\"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
 
-metric is time, rate (per second), bytes, count or segments. A figure that depends on the model of an IOMMU has \
-\"modelled\":true. A build with --features count-rmw counts the read-modify-writes on shared memory per operation \
-instead of measuring times.
+metric is time, rate (per second), bytes, count or segments. A figure that depends on the model of \
+an IOMMU has \"modelled\":true. A build with --features count-rmw counts the read-modify-writes on \
+shared memory per operation instead of measuring times.
 
 Exit codes:
   0    all was measured
   1    a subject failed, or a plot could not be written; one line on standard error says why
   2    the command line asks for something unknown or impossible
-  130  stopped by a signal; nothing is left behind, and the suite vfio gives the device its driver back first
+  130  stopped by a signal; nothing is left behind, and the suite vfio gives the device its driver \
+back first
 
 ";
     "  pinfold bench
@@ -308,19 +329,22 @@ Exit codes:
 
 help! { REPLAY:
     "\
-A trace is the text that Linux's tracer prints for the events dma:* and iommu:*; --how explains how to record one. Each \
-device of the trace gets a domain of its own, and its maps and unmaps are made through each policy in turn, over a model of \
-an IOMMU. The physical addresses are those of the trace, the I/O addresses are chosen by the policy; no data is moved. What \
-the kernel's own allocator needed is the row `recorded`. docs/replay.md explains every figure.
+A trace is the text that Linux's tracer prints for the events dma:* and iommu:*; --how explains \
+how to record one. Each device of the trace gets a domain of its own, and its maps and unmaps are \
+made through each policy in turn, over a model of an IOMMU. The physical addresses are those of \
+the trace, the I/O addresses are chosen by the policy; no data is moved. What the kernel's own \
+allocator needed is the row `recorded`. docs/replay.md explains every figure.
 
-Lines that cannot be read are left out and counted, with the numbers of the first five. Unmaps of what the trace does not map \
-are left out. With --timing original the replay takes as long as the trace, for each policy.
+Lines that cannot be read are left out and counted, with the numbers of the first five. Unmaps of \
+what the trace does not map are left out. With --timing original the replay takes as long as the \
+trace, for each policy.
 
 Exit codes:
   0    all was replayed
   1    the trace has no usable event, or a policy failed; one line on standard error says why
   2    the command line asks for something unknown or impossible
-  130  stopped by SIGINT, SIGTERM or SIGHUP; the report of the policies that were completed is printed, and says so
+  130  stopped by SIGINT, SIGTERM or SIGHUP; the report of the policies that were completed is \
+printed, and says so
 
 ";
     "  pinfold replay --how
@@ -342,18 +366,21 @@ help! { MAN: ;
 
 help! { RECEIVE:
     "\
-The packets of the queues come to this program instead of the kernel's own stack, until it ends; however it ends, the \
-kernel gets them again. An interface that carries the default route of IPv4 or IPv6, in any table and also below a bridge, a bond, \
-a VLAN, a macvlan or a tunnel, is refused unless --force is given; so is any interface if the route leads to a tunnel that is bound to none.
+The packets of the queues come to this program instead of the kernel's own stack, until it ends; \
+however it ends, the kernel gets them again. An interface that carries the default route of IPv4 \
+or IPv6, in any table and also below a bridge, a bond, a VLAN, a macvlan or a tunnel, is refused \
+unless --force is given; so is any interface if the route leads to a tunnel that is bound to none.
 
-It needs root, or once: sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep PATH-OF-PINFOLD (the last lifts the limit of locked memory). The card's driver writes to the \
-program's pages itself where it supports that; otherwise the kernel copies each packet once. Where the driver refuses native XDP, \
-packets are received in generic mode, with a note that says why.
+It needs root, or once: sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep \
+PATH-OF-PINFOLD (the last lifts the limit of locked memory). The card's driver writes to the \
+program's pages itself where it supports that; otherwise the kernel copies each packet once. Where \
+the driver refuses native XDP, packets are received in generic mode, with a note that says why.
 
-Packets that were dropped before they reached a queue's socket are in the counters of the interface (ip -statistics link).
+Packets that were dropped before they reached a queue's socket are in the counters of the \
+interface (ip -statistics link).
 
-Ctrl-C ends it with its report and exit code 130, --count and --seconds with 0, a failure with its report and 1. What --pcap or --to \
-has written stays, complete.
+Ctrl-C ends it with its report and exit code 130, --count and --seconds with 0, a failure with its \
+report and 1. What --pcap or --to has written stays, complete.
 
 ",
     exits!();
