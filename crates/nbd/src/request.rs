@@ -226,9 +226,4 @@ impl RequestReader {
     pub fn missing(&self) -> usize {
         RequestHeader::BYTES - self.filled
     }
-
-    /// Returns whether the stream may end here: between two requests.
-    pub fn is_between_requests(&self) -> bool {
-        self.filled == 0 && self.payload == 0
-    }
 }
