@@ -28,6 +28,8 @@ struct Setup {
     data: Arena,
     model: ModelController,
     protect: Protect,
+    /// How long a command is sent again: far longer than a busy machine keeps a thread waiting.
+    retry_limit: Duration,
 }
 
 type Soft<'d> = NvmeTarget<'d, Buffer, ModelRegisters, Arena>;
@@ -51,7 +53,7 @@ impl Setup {
         let namespace = pinfold_nvme_model::Namespace::new(media, 512).unwrap();
         let port = domain.port().unwrap();
         let model = ModelController::spawn(port, ModelConfig::new(vec![namespace])).unwrap();
-        Self { domain, control, data, model, protect }
+        Self { domain, control, data, model, protect, retry_limit: Duration::from_secs(600) }
     }
 
     fn target(&self) -> Soft<'_> {
@@ -65,8 +67,7 @@ impl Setup {
 
     /// A target whose commands time out, and whose flushes do.
     fn target_within(&self, timeout: Duration, flush_limit: Duration) -> Soft<'_> {
-        let config =
-            Config { timeout, retry_limit: Duration::from_millis(100), ..Config::default() };
+        let config = Config { timeout, retry_limit: self.retry_limit, ..Config::default() };
         let controller =
             Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
         let namespace = controller.namespaces()[0];
@@ -222,7 +223,7 @@ fn holes_are_zeroed_with_and_without_write_zeroes() {
 
 #[test]
 fn retries_are_limited() {
-    let setup = Setup::new(Protect::Batch);
+    let setup = Setup { retry_limit: Duration::from_millis(100), ..Setup::new(Protect::Batch) };
     let mut target = setup.target();
     let mut buffers = setup.buffers();
     setup.model.faults().inject(Trigger::Every(1), Fault::Fail(Status::INTERNAL_ERROR));
@@ -336,9 +337,10 @@ fn flushes_are_as_protect_says_and_precede_each_return() {
         let succeeded = |one: &Injection| one.outcome == InjectionOutcome::Succeeded;
         assert!(faults.access_remembered(BusAccess::Write).iter().all(succeeded));
         let waits = || setup.domain.stats().backend.invalidations.waits;
-        let (before, mut completed) = (waits(), Vec::new());
+        let (before, mut completed, since) = (waits(), Vec::new(), Instant::now());
         target.poll(&mut completed).unwrap();
-        if protect == Protect::Strict {
+        // Later, the poll may have ended before its flushes.
+        if protect == Protect::Strict && since.elapsed() < WAIT_LIMIT {
             assert_eq!(
                 (completed.len(), target.held.len()),
                 (8, 0),
@@ -495,7 +497,7 @@ fn a_wait_ends_when_the_controller_has_room_again() {
 /// Once a flush may have lost data, the success of another proves nothing, of whichever queue.
 #[test]
 fn after_a_failed_flush_no_queue_reports_a_good_one() {
-    let setup = Setup::new(Protect::Batch);
+    let setup = Setup { retry_limit: Duration::from_millis(100), ..Setup::new(Protect::Batch) };
     let lost = LostData::default();
     let flush = |target: &mut Soft<'_>| {
         let buffer = setup.data.alloc(BLOCK).unwrap();
