@@ -127,16 +127,19 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
     let folder = Folder::new();
     let fifo = folder.arg("fifo");
     crate::wire::run(&format!("mkfifo {fifo}"));
-    let interrupted = |child: std::process::Child| {
-        // Its handlers are installed when it has a thread for them.
+    let interrupted = |child: std::process::Child, threads: usize| {
+        // Its handlers are installed when it has a thread for them, and it replays when each device
+        // has one.
         let tasks = format!("/proc/{}/task", child.id());
         let end = Instant::now() + Duration::from_secs(60);
         let has_handlers = |task: std::io::Result<std::fs::DirEntry>| {
             std::fs::read_to_string(task.unwrap().path().join("comm"))
                 .is_ok_and(|name| name == "signals\n")
         };
-        while !std::fs::read_dir(&tasks).unwrap().any(has_handlers) {
-            assert!(Instant::now() < end, "no handlers");
+        while !std::fs::read_dir(&tasks).unwrap().any(has_handlers)
+            || std::fs::read_dir(&tasks).unwrap().count() < threads
+        {
+            assert!(Instant::now() < end, "no handlers, or no replay");
             std::thread::sleep(Duration::from_millis(5));
         }
         kill_process(Pid::from_child(&child), Signal::INT).unwrap();
@@ -160,14 +163,14 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
         assert!(Instant::now() < end, "the program does not read");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let out = interrupted(child);
+    let out = interrupted(child, 2);
     assert!(out.contains("recorded"), "{out}");
     drop(writing.join());
     // The sample takes 20 seconds at its own times.
     let line = ["replay", &sample(), "--policy", "none", "--timing", "original"];
-    let out = interrupted(start(&line));
+    let out = interrupted(start(&line), 3);
     assert!(out.contains("recorded") && out.contains("ended early"), "{out}");
-    let out = interrupted(start(&[&line[..], &["--json"]].concat()));
+    let out = interrupted(start(&[&line[..], &["--json"]].concat()), 3);
     let first: serde_json::Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
     assert_eq!(first["failure"], "interrupted");
 }
