@@ -183,7 +183,7 @@ fn mostly_holes(folder: &Folder) -> Option<String> {
     let size = with_holes();
     let source = folder.sparse("in", size);
     let file = std::fs::File::options().write(true).open(&source).unwrap();
-    let (third, end) = (size / (3 << 20) << 20, size - (1 << 20));
+    let (third, end) = ((size / (3 << 20)) << 20, size - (1 << 20));
     for (at, part) in [(5 << 20) + 77, third, 2 * third, end].into_iter().zip(1..) {
         file.write_all_at(&bytes((1 << 20) - part), at).unwrap();
     }
