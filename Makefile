@@ -58,7 +58,8 @@ soak-serve: setup ## 10 minutes of clients that leave and come back, and of serv
 
 .PHONY: bench
 bench: build ## Head to head with what Pinfold replaces
-	target/release/pinfold bench
+	cargo build --release --locked -p pinfold-bench
+	target/release/pinfold-bench
 	@echo; scripts/io-protect
 	@echo; scripts/fio-beside
 

@@ -1,15 +1,14 @@
 //! The error of all suites.
 
 use crate::baseline::BaselineError;
-use crate::policy::PolicyError;
 use pinfold_core::frame::FrameError;
 use pinfold_core::mem::AccessError;
 use pinfold_core::{dma_pool, gather, page_pool};
+use pinfold_replay::policy::PolicyError;
 
 /// Why a suite could not be measured.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
+pub(crate) enum BenchError {
     /// A baseline failed.
     #[error("a baseline failed: {0}")]
     Baseline(#[from] BaselineError),
@@ -144,15 +143,6 @@ pub enum BenchError {
         /// The reason.
         reason: String,
     },
-    /// A socket within this process failed.
-    #[error("the socket between the client and the server of the measurement failed: {0}")]
-    Stream(#[source] std::io::Error),
-    /// What a client sent arrived in the wrong page.
-    #[error("page {page} of a request has the contents of another")]
-    WrongPage {
-        /// Its number in the request.
-        page: usize,
-    },
     /// No device bound to VFIO could be opened.
     #[error(transparent)]
     Device(#[from] pinfold::vfio::OpenError),
@@ -174,6 +164,18 @@ pub enum BenchError {
     /// A baseline has no addresses, or does not know those that are freed.
     #[error("the addresses of a baseline are exhausted, or were not allocated")]
     Addresses,
+    /// A signal arrived.
+    #[error("interrupted")]
+    Interrupted,
+    /// Signals cannot be caught.
+    #[error("cannot catch signals: {0}")]
+    Signals(#[source] std::io::Error),
+    /// A device could not be bound or unbound.
+    #[error(transparent)]
+    Bind(#[from] pinfold::pci::BindError),
+    /// A client of a controller could not be measured.
+    #[error(transparent)]
+    Kernel(#[from] crate::suite::KernelError),
     /// A second thread could not be started.
     #[error("cannot start a second thread for the measurement: {0}")]
     NoThread(#[source] std::io::Error),

@@ -1,5 +1,6 @@
 //! The interleaved runner.
 
+use crate::error::BenchError;
 use crate::record::{Metric, Record};
 use std::fmt;
 use std::hint::black_box;
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 ///
 /// Counting costs time, so such a build takes counts only, and only of subjects whose atomics are
 /// all Pinfold's.
-pub const COUNTS_RMW: bool = cfg!(feature = "count-rmw");
+pub(crate) const COUNTS_RMW: bool = cfg!(feature = "count-rmw");
 
 /// Returns the processor time that this thread has used.
 pub(crate) fn thread_time() -> Duration {
@@ -20,11 +21,11 @@ pub(crate) fn thread_time() -> Duration {
 
 /// The options of a measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// How many runs of each subject count, after one that does not.
-    pub runs: usize,
+    pub(crate) runs: usize,
     /// Whether runs are small: faster, with rougher figures.
-    pub quick: bool,
+    pub(crate) quick: bool,
 }
 
 impl Default for Options {
@@ -35,26 +36,26 @@ impl Default for Options {
 
 /// One figure of one run.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// The case.
-    pub case: &'static str,
+    pub(crate) case: &'static str,
     /// The kind of figure.
-    pub metric: Metric,
+    pub(crate) metric: Metric,
     /// The unit.
-    pub unit: &'static str,
+    pub(crate) unit: &'static str,
     /// The figure.
-    pub value: f64,
+    pub(crate) value: f64,
     /// Whether it comes from a model of the hardware.
-    pub modelled: bool,
+    pub(crate) modelled: bool,
 }
 
 /// What a thread did in Pinfold that other cores observe; zero in a build that does not count.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Read-modify-writes, those of locks included.
-    pub rmw: u64,
+    pub(crate) rmw: u64,
     /// Locks acquired.
-    pub locks: u64,
+    pub(crate) locks: u64,
 }
 
 impl Counts {
@@ -82,17 +83,17 @@ impl std::ops::Add for Counts {
 
 /// The cost of some work.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Cost {
+pub(crate) struct Cost {
     /// Its duration.
-    pub ns: f64,
+    pub(crate) ns: f64,
     /// What the thread did that other cores observe.
-    pub counts: Counts,
+    pub(crate) counts: Counts,
 }
 
 impl Cost {
     /// Measures one call of `work`; its result passes through `black_box`.
     #[inline]
-    pub fn of<R>(work: impl FnOnce() -> R) -> (Self, R) {
+    pub(crate) fn of<R>(work: impl FnOnce() -> R) -> (Self, R) {
         let before = Counts::of_thread();
         let start = Instant::now();
         let result = black_box(work());
@@ -106,7 +107,7 @@ impl Cost {
 
     /// Adds what another thread did meanwhile.
     #[must_use]
-    pub fn with(self, counts: Counts) -> Self {
+    pub(crate) fn with(self, counts: Counts) -> Self {
         Self { counts: self.counts + counts, ..self }
     }
 }
@@ -120,13 +121,13 @@ impl std::ops::Add for Cost {
 
 /// The figures of one run.
 #[derive(Default, Debug)]
-pub struct Samples(Vec<Sample>);
+pub(crate) struct Samples(Vec<Sample>);
 
 impl Samples {
     /// Records the cost per operation: the time, or read-modify-writes and locks in a build that
     /// counts them.
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 operations a run")]
-    pub fn cost(&mut self, case: &'static str, cost: Cost, operations: usize) {
+    pub(crate) fn cost(&mut self, case: &'static str, cost: Cost, operations: usize) {
         let each = 1.0 / operations.max(1) as f64;
         if COUNTS_RMW {
             self.figure(case, Metric::Count, "rmw/op", cost.counts.rmw as f64 * each);
@@ -137,21 +138,33 @@ impl Samples {
     }
 
     /// Records any other figure.
-    pub fn figure(&mut self, case: &'static str, metric: Metric, unit: &'static str, value: f64) {
+    pub(crate) fn figure(
+        &mut self,
+        case: &'static str,
+        metric: Metric,
+        unit: &'static str,
+        value: f64,
+    ) {
         self.0.push(Sample { case, metric, unit, value, modelled: false });
     }
 
     /// Records a figure that depends on a model of the hardware.
-    pub fn modelled(&mut self, case: &'static str, metric: Metric, unit: &'static str, value: f64) {
+    pub(crate) fn modelled(
+        &mut self,
+        case: &'static str,
+        metric: Metric,
+        unit: &'static str,
+        value: f64,
+    ) {
         self.0.push(Sample { case, metric, unit, value, modelled: true });
     }
 }
 
 /// Makes one complete run and records its figures.
-pub type Run<'s, E> = Box<dyn FnMut(&mut Samples) -> Result<(), E> + 's>;
+pub(crate) type Run<'s, E> = Box<dyn FnMut(&mut Samples) -> Result<(), E> + 's>;
 
 /// A subject: its name, and how to make one run of it.
-pub struct Subject<'s, E> {
+pub(crate) struct Subject<'s, E> {
     name: &'static str,
     countable: bool,
     run: Run<'s, E>,
@@ -159,13 +172,16 @@ pub struct Subject<'s, E> {
 
 impl<'s, E> Subject<'s, E> {
     /// Creates a subject with this name in the records.
-    pub fn new(name: &'static str, run: impl FnMut(&mut Samples) -> Result<(), E> + 's) -> Self {
+    pub(crate) fn new(
+        name: &'static str,
+        run: impl FnMut(&mut Samples) -> Result<(), E> + 's,
+    ) -> Self {
         Self { name, countable: false, run: Box::new(run) }
     }
 
     /// Creates a subject whose shared state is only Pinfold's atomics, so its read-modify-writes
     /// can be counted.
-    pub fn countable(
+    pub(crate) fn countable(
         name: &'static str,
         run: impl FnMut(&mut Samples) -> Result<(), E> + 's,
     ) -> Self {
@@ -181,24 +197,24 @@ impl<E> fmt::Debug for Subject<'_, E> {
 
 /// A run that is about to be made.
 #[derive(Clone, Copy, Debug)]
-pub struct Turn {
-    /// The suite.
-    pub suite: &'static str,
+pub(crate) struct Progress {
     /// The subject.
-    pub subject: &'static str,
+    pub(crate) subject: &'static str,
     /// The round; round 0 does not count.
-    pub round: usize,
+    pub(crate) round: usize,
     /// The last round.
-    pub rounds: usize,
+    pub(crate) rounds: usize,
 }
 
 /// Runs subjects in turn and collects their figures.
 #[derive(Clone, Copy)]
-pub struct Harness<'w> {
+pub(crate) struct Harness<'w> {
     suite: &'static str,
     options: Options,
     first_round: usize,
-    watch: &'w dyn Fn(Turn),
+    /// The cases that are measured; all if there are none.
+    cases: &'w [&'static str],
+    progress: &'w dyn Fn(Progress),
 }
 
 impl fmt::Debug for Harness<'_> {
@@ -211,31 +227,54 @@ impl fmt::Debug for Harness<'_> {
 }
 
 impl<'w> Harness<'w> {
-    /// Creates a runner for a suite; `watch` is called before each run.
-    pub fn new(suite: &'static str, options: Options, watch: &'w dyn Fn(Turn)) -> Self {
-        Self { suite, options, first_round: 0, watch }
+    /// Creates a runner for these cases of a suite, or for all; `progress` is called before each
+    /// run.
+    pub(crate) fn new(
+        suite: &'static str,
+        options: Options,
+        cases: &'w [&'static str],
+        progress: &'w dyn Fn(Progress),
+    ) -> Self {
+        Self { suite, options, first_round: 0, cases, progress }
+    }
+
+    /// Returns whether a case is to be measured.
+    pub(crate) fn wants(&self, case: &str) -> bool {
+        self.cases.is_empty() || self.cases.contains(&case)
+    }
+
+    /// Measures cases that belong together, if one of them is wanted.
+    ///
+    /// # Errors
+    /// Those of `measure`.
+    pub(crate) fn cases(
+        &self,
+        cases: &[&str],
+        measure: impl FnOnce() -> Result<Vec<Record>, BenchError>,
+    ) -> Result<Vec<Record>, BenchError> {
+        if cases.iter().any(|case| self.wants(case)) { measure() } else { Ok(Vec::new()) }
     }
 
     /// Returns a runner that makes one run of each subject and counts it: for runs that take
     /// seconds, and for figures that are the same in every run.
     #[must_use]
-    pub fn once(self) -> Self {
+    pub(crate) fn once(self) -> Self {
         Self { options: Options { runs: 1, ..self.options }, first_round: 1, ..self }
     }
 
     /// Returns a runner that makes `runs` runs of each subject: for runs that take long.
     #[must_use]
-    pub fn with_runs(self, runs: usize) -> Self {
+    pub(crate) fn with_runs(self, runs: usize) -> Self {
         Self { options: Options { runs, ..self.options }, ..self }
     }
 
     /// Returns the options.
-    pub fn options(&self) -> Options {
+    pub(crate) fn options(&self) -> Options {
         self.options
     }
 
     /// Returns `full`, or a part of it in a quick run.
-    pub fn scale(&self, full: usize) -> usize {
+    pub(crate) fn scale(&self, full: usize) -> usize {
         if self.options.quick { (full / Self::QUICK).max(1) } else { full }
     }
 
@@ -248,7 +287,10 @@ impl<'w> Harness<'w> {
     ///
     /// # Errors
     /// The error of the first subject that fails; there are no records then.
-    pub fn interleave<E>(&self, mut subjects: Vec<Subject<'_, E>>) -> Result<Vec<Record>, E> {
+    pub(crate) fn interleave<E>(
+        &self,
+        mut subjects: Vec<Subject<'_, E>>,
+    ) -> Result<Vec<Record>, E> {
         subjects.retain(|subject| subject.countable || !COUNTS_RMW);
         let mut collected: Vec<Collected> = Vec::new();
         let mut samples = Samples::default();
@@ -257,7 +299,7 @@ impl<'w> Harness<'w> {
             for turn in 0..subjects.len() {
                 let at = (round + turn) % subjects.len();
                 let Some(subject) = subjects.get_mut(at) else { continue };
-                (self.watch)(Turn { suite: self.suite, subject: subject.name, round, rounds });
+                (self.progress)(Progress { subject: subject.name, round, rounds });
                 samples.0.clear();
                 touch_heap();
                 (subject.run)(&mut samples)?;
@@ -273,7 +315,7 @@ impl<'w> Harness<'w> {
     }
 
     /// Returns the record of a case that this machine cannot measure.
-    pub fn skipped(&self, case: &'static str, why: &str) -> Record {
+    pub(crate) fn skipped(&self, case: &'static str, why: &str) -> Record {
         let sample =
             Sample { case, metric: Metric::Time, unit: "", value: f64::NAN, modelled: false };
         Record { note: Some(why.to_owned()), ..record(self.suite, "pinfold", sample, Vec::new()) }

@@ -6,7 +6,7 @@ use std::fmt;
 /// The kind of a figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Metric {
+pub(crate) enum Metric {
     /// A duration.
     Time,
     /// Operations per second.
@@ -19,45 +19,55 @@ pub enum Metric {
     Segments,
 }
 
+/// The note of a row whose runs disagree.
+pub(crate) const SPREAD: &str = "spread above a tenth: not published";
+
 /// One figure of one subject in one case.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Record {
+pub(crate) struct Record {
     /// The suite, for instance `pool`.
-    pub suite: &'static str,
+    pub(crate) suite: &'static str,
     /// The case within the suite.
-    pub case: &'static str,
+    pub(crate) case: &'static str,
     /// The subject: `pinfold`, or the name of a baseline.
-    pub subject: &'static str,
+    pub(crate) subject: &'static str,
     /// The kind of figure.
-    pub metric: Metric,
+    pub(crate) metric: Metric,
     /// The unit of the figures.
-    pub unit: &'static str,
+    pub(crate) unit: &'static str,
     /// The median of the runs.
-    pub median: f64,
+    pub(crate) median: f64,
     /// The minimum of the runs.
-    pub min: f64,
+    pub(crate) min: f64,
     /// The maximum of the runs.
-    pub max: f64,
+    pub(crate) max: f64,
     /// How many runs counted; 0 if the case was skipped, whose figures are not numbers (`null` in
     /// JSON).
-    pub runs: usize,
+    pub(crate) runs: usize,
     /// Whether the figure comes from a model of the hardware.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub modelled: bool,
+    pub(crate) modelled: bool,
     /// What this machine had to do with the figure, for instance the size of the pages; or why the
     /// case was skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub note: Option<String>,
+    pub(crate) note: Option<String>,
 }
 
 impl Record {
     /// Returns whether the case was measured, not skipped.
-    pub fn is_measured(&self) -> bool {
+    pub(crate) fn is_measured(&self) -> bool {
         self.runs > 0
     }
 
+    /// Notes where the runs disagree by more than a tenth of the median: such a row is not published.
+    pub(crate) fn check_spread(&mut self) {
+        if self.max - self.min > self.median / 10.0 {
+            self.note = Some(SPREAD.to_owned());
+        }
+    }
+
     /// Returns the record as one line of JSON, without a line end.
-    pub fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         // A record has only strings and numbers, which JSON can represent; what is not a number
         // becomes `null`.
         serde_json::to_string(self).unwrap_or_default()
@@ -83,7 +93,7 @@ impl Record {
 /// Records as a table, with the ratio of each to the first subject of its case, and the notes
 /// below.
 #[derive(Clone, Copy, Debug)]
-pub struct Table<'r>(pub &'r [Record]);
+pub(crate) struct Table<'r>(pub(crate) &'r [Record]);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,52 +1,46 @@
 //! The suites: what is measured, and which subjects are compared.
 
-pub mod buffer;
-pub mod frame;
+mod buffer;
+mod frame;
 mod handle;
-pub mod iommu;
-pub(crate) mod longest;
-mod machine;
-pub mod page_pool;
-pub mod pool;
-pub mod receive;
-mod reserved;
-pub mod serve;
-pub mod vfio;
+mod iommu;
+mod page_pool;
+mod pool;
+mod receive;
+mod serve;
+mod vfio;
+
+pub(crate) use vfio::KernelError;
 
 use crate::error::BenchError;
-use crate::harness::{Harness, Options, Turn};
+use crate::harness::{Harness, Options, Progress};
 use crate::record::Record;
+use std::path::PathBuf;
 
-/// A name, or several that differ in a size, and its meaning.
-pub type Entry = (&'static str, &'static str);
+/// A name and its meaning.
+pub(crate) type Entry = (&'static str, &'static str);
 
 /// A group of cases that are measured together.
 #[derive(Clone, Copy)]
-pub struct Suite {
+pub(crate) struct Suite {
     /// The name in records and on the command line.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// What it measures, in one line.
-    pub about: &'static str,
+    pub(crate) about: &'static str,
     /// Its cases, and what one operation of each is.
-    pub cases: &'static [Entry],
+    cases: &'static [Entry],
     /// Its subjects, and what each is.
-    pub subjects: &'static [Entry],
+    subjects: &'static [Entry],
     run: fn(&Harness<'_>) -> Result<Vec<Record>, BenchError>,
     /// Returns why this machine cannot measure it, if so.
     unable: fn() -> Option<String>,
 }
 
-impl std::fmt::Debug for Suite {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Suite").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
 /// All suites.
-pub const SUITES: &[Suite] = &[
+const SUITES: &[Suite] = &[
     Suite {
         name: "pool",
-        about: "DMA pools: the 373,959-block workload, pairs, bulk, two threads",
+        about: "DMA pools: pairs, queues, blocks at random, bulk, two threads",
         cases: pool::CASES,
         subjects: pool::SUBJECTS,
         run: pool::run,
@@ -54,23 +48,15 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "frame",
-        about: "page frames: pairs, bulk, 2 MiB runs, the refill of an RPC server",
+        about: "page frames: bulk, runs of 2 MiB, frees at random, the refill of an RPC server",
         cases: frame::CASES,
         subjects: frame::SUBJECTS,
         run: frame::run,
         unable: || None,
     },
     Suite {
-        name: "vfio",
-        about: "mappings in the kernel's I/O page table: map and unmap by size and page size, beside an arena mapped as a whole",
-        cases: vfio::CASES,
-        subjects: vfio::SUBJECTS,
-        run: vfio::run,
-        unable: vfio::unable,
-    },
-    Suite {
         name: "page-pool",
-        about: "pages that stay mapped: pairs by the consumer, the ring, the slow path, a receive path",
+        about: "pages that stay mapped: the consumer, the ring for other threads, a receive path",
         cases: page_pool::CASES,
         subjects: page_pool::SUBJECTS,
         run: page_pool::run,
@@ -78,7 +64,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "buffer",
-        about: "registered buffers: registering 1 GiB, locating an offset, gathering 8 MiB, submitting a read of 8 MiB",
+        about: "registered buffers: register 1 GiB, gather 8 MiB, submit a read of 8 MiB",
         cases: buffer::CASES,
         subjects: buffer::SUBJECTS,
         run: buffer::run,
@@ -86,7 +72,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "iommu",
-        about: "protection: request/response loops through every policy, addresses, tables, the life of a mapping",
+        about: "protection: what a driver pays for a transaction under every policy, map and revoke",
         cases: iommu::CASES,
         subjects: iommu::SUBJECTS,
         run: iommu::run,
@@ -94,7 +80,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "receive",
-        about: "packets from a real socket (AF_XDP on a veth pair), by where the pages of the fill ring come from",
+        about: "packets from a real socket (AF_XDP on a veth pair), by where their pages come from",
         cases: receive::CASES,
         subjects: receive::SUBJECTS,
         run: receive::run,
@@ -102,17 +88,25 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "serve",
-        about: "network block servers with one client: pinfold serve, nbdkit, qemu-nbd; random reads and writes, copies",
+        about: "network block servers with one client: pinfold serve, nbdkit, qemu-nbd",
         cases: serve::CASES,
         subjects: serve::SUBJECTS,
         run: serve::run,
         unable: serve::unable,
     },
+    Suite {
+        name: "vfio",
+        about: "mappings in the kernel's I/O page table, and the kernel's NVMe driver",
+        cases: vfio::CASES,
+        subjects: vfio::SUBJECTS,
+        run: vfio::run,
+        unable: vfio::unable,
+    },
 ];
 
-/// All suites with their cases and subjects explained, as `pinfold bench --list` prints them.
+/// All suites with their cases and subjects explained, as `--list` prints them.
 #[derive(Clone, Copy, Debug)]
-pub struct Listing;
+pub(crate) struct Listing;
 
 impl std::fmt::Display for Listing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -123,7 +117,7 @@ impl std::fmt::Display for Listing {
                 writeln!(f, "  {heading}")?;
                 entries
                     .iter()
-                    .try_for_each(|(name, about)| writeln!(f, "    {name:<36} {about}"))?;
+                    .try_for_each(|(name, about)| writeln!(f, "    {name:<16} {about}"))?;
             }
         }
         Ok(())
@@ -131,23 +125,98 @@ impl std::fmt::Display for Listing {
 }
 
 impl Suite {
-    /// Returns the suite of this name.
-    pub fn named(name: &str) -> Option<Self> {
-        SUITES.iter().find(|suite| suite.name == name).copied()
-    }
-
     /// Returns why this machine cannot measure it, for instance because it has no suitable device.
-    pub fn unable(&self) -> Option<String> {
+    pub(crate) fn unable(&self) -> Option<String> {
         (self.unable)()
     }
 
-    /// Measures the suite; `watch` is called before each run.
+    /// Measures these cases of the suite, or all of it if none is named. Calls `progress` before
+    /// each run.
     ///
     /// # Errors
     /// The first failure of a subject or of its setup.
-    pub fn run(&self, options: Options, watch: &dyn Fn(Turn)) -> Result<Vec<Record>, BenchError> {
-        (self.run)(&Harness::new(self.name, options, watch))
+    pub(crate) fn run(
+        &self,
+        options: Options,
+        cases: &[&'static str],
+        progress: &dyn Fn(Progress),
+    ) -> Result<Vec<Record>, BenchError> {
+        let harness = Harness::new(self.name, options, cases, progress);
+        let mut records = (self.run)(&harness)?;
+        // Cases that are measured by one run come together.
+        records.retain(|record| harness.wants(record.case));
+        Ok(records)
     }
+}
+
+/// A suite or one of its cases, as named on the command line.
+#[derive(Clone, Copy)]
+pub(crate) struct Selection {
+    suite: &'static Suite,
+    case: Option<&'static str>,
+}
+
+impl std::fmt::Debug for Selection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Selection")
+            .field("suite", &self.suite.name)
+            .field("case", &self.case)
+            .finish()
+    }
+}
+
+impl Selection {
+    /// Parses `SUITE` or `SUITE/CASE`.
+    ///
+    /// # Errors
+    /// The names that exist, if this one does not.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (suite, case) = text.split_once('/').map_or((text, None), |(s, c)| (s, Some(c)));
+        let names = |entries: &mut dyn Iterator<Item = &'static str>| {
+            entries.collect::<Vec<_>>().join(", ")
+        };
+        let Some(suite) = SUITES.iter().find(|known| known.name == suite) else {
+            return Err(format!("the suites are {}", names(&mut SUITES.iter().map(|s| s.name))));
+        };
+        let Some(case) = case else { return Ok(Self { suite, case: None }) };
+        match suite.cases.iter().find(|(known, _)| *known == case) {
+            Some((case, _)) => Ok(Self { suite, case: Some(case) }),
+            None => {
+                let known = names(&mut suite.cases.iter().map(|(name, _)| *name));
+                Err(format!("the cases of {} are {known}", suite.name))
+            }
+        }
+    }
+
+    /// Returns the suites that are selected, each once, with the cases that are selected of each:
+    /// all suites if there is no selection, all cases of a suite that is named without one.
+    pub(crate) fn suites(
+        selected: &[Self],
+    ) -> impl Iterator<Item = (&'static Suite, Vec<&'static str>)> {
+        SUITES.iter().filter_map(move |suite| {
+            let mut named = selected.iter().filter(|one| one.suite.name == suite.name).peekable();
+            if named.peek().is_none() && !selected.is_empty() {
+                return None;
+            }
+            let cases: Option<Vec<_>> = named.map(|one| one.case).collect();
+            Some((suite, cases.unwrap_or_default()))
+        })
+    }
+}
+
+/// Returns how much memory can be allocated without swapping, if the kernel reports it.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Returns a program: beside this one, else the first on PATH.
+fn program(name: &str) -> Option<PathBuf> {
+    let own = std::env::current_exe().ok().and_then(|own| own.parent().map(PathBuf::from));
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut all = own.into_iter().chain(std::env::split_paths(&folders)).map(|at| at.join(name));
+    all.find(|path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
 }
 
 #[cfg(test)]

@@ -18,14 +18,13 @@ use crate::output;
 use crate::server::address::NbdAddress;
 use crate::units::{ByteSize, TimeSpan};
 use clap::builder::{
-    OsStringValueParser, PathBufValueParser, PossibleValue, PossibleValuesParser,
-    RangedU64ValueParser, TypedValueParser,
+    OsStringValueParser, PathBufValueParser, PossibleValuesParser, RangedU64ValueParser,
+    TypedValueParser,
 };
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use pinfold::pci::Bdf;
-use pinfold_bench::SUITES;
-use pinfold_bench::policy::PolicyKind;
-use pinfold_bench::replay::MAX_OPERATIONS;
+use pinfold_replay::MAX_OPERATIONS;
+use pinfold_replay::policy::PolicyKind;
 use pinfold_xdp::Attached;
 use stack::{controller, depth, target};
 use std::path::PathBuf;
@@ -63,9 +62,6 @@ pub(crate) enum Command {
     /// Run a short workload on a model controller and report its DMA pools
     #[command(after_long_help = help::POOLS.long, after_help = help::POOLS.examples)]
     Pools(PoolsArgs),
-    /// Measure Pinfold side by side with what it replaces
-    #[command(after_long_help = help::BENCH.long, after_help = help::BENCH.examples)]
-    Bench(BenchArgs),
     /// Replay a recorded trace of the kernel's DMA mappings through every policy
     #[command(after_long_help = help::REPLAY.long, after_help = help::REPLAY.examples)]
     Replay(ReplayArgs),
@@ -217,33 +213,6 @@ pub(crate) struct PoolsArgs {
     /// Print the report as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// The suites to run [default: all]
-    #[arg(value_name = "SUITE", value_parser = suite())]
-    pub(crate) suites: Vec<String>,
-
-    /// Print one JSON object per line for each figure
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    /// Do less work, for rougher figures
-    #[arg(long)]
-    pub(crate) quick: bool,
-
-    /// The number of measured runs, after a warm-up run [default: 9, or 3 with --quick]
-    #[arg(long, value_name = "N", value_parser = runs())]
-    pub(crate) runs: Option<usize>,
-
-    /// Write a plot of each suite into a folder, as SVG
-    #[arg(long, value_name = "DIR")]
-    pub(crate) plot: Option<PathBuf>,
-
-    /// Explain all cases and subjects, and measure nothing
-    #[arg(long)]
-    pub(crate) list: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -489,16 +458,6 @@ pub(crate) enum TimingArg {
 fn policy() -> impl TypedValueParser<Value = PolicyKind> {
     let names = PossibleValuesParser::new(PolicyKind::ALL.map(PolicyKind::name));
     names.try_map(|name| PolicyKind::named(&name).ok_or("not a policy"))
-}
-
-fn suite() -> PossibleValuesParser {
-    PossibleValuesParser::new(
-        SUITES.iter().map(|suite| PossibleValue::new(suite.name).help(suite.about)),
-    )
-}
-
-fn runs() -> impl TypedValueParser<Value = usize> {
-    RangedU64ValueParser::<usize>::new().range(1..=1000)
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! The commands.
 
-pub(crate) mod bench;
 pub(crate) mod copy;
 pub(crate) mod io;
 pub(crate) mod machine;

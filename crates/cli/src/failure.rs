@@ -2,7 +2,6 @@
 
 use crate::args::job_file::JobFileError;
 use crate::engine::worker::EngineError;
-use crate::kernel::KernelError;
 use crate::output::OutputError;
 use crate::packets::capture::CaptureError;
 use crate::server::error::ServeError;
@@ -13,7 +12,7 @@ use crate::setup::staged::StagedError;
 use crate::targets::target::TargetError;
 use crate::units::ByteSize;
 use pinfold::uring::FileError;
-use pinfold_bench::replay::{ReplayError, TraceError};
+use pinfold_replay::{ReplayError, TraceError};
 use rustix::io::Errno;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -109,20 +108,6 @@ pub(crate) enum Failure {
     /// A device could not be bound or unbound.
     #[error(transparent)]
     Bind(#[from] pinfold::pci::BindError),
-    /// A suite failed.
-    #[error(transparent)]
-    Bench(#[from] pinfold_bench::BenchError),
-    /// The kernel's driver could not be measured.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// A plot could not be written.
-    #[error("{} could not be written: {error}; name a writable folder with --plot", path.display())]
-    Plot {
-        /// The plot, or its folder.
-        path: PathBuf,
-        /// The system's error.
-        error: std::io::Error,
-    },
     /// A trace could not be read.
     #[error("{name}: {error}{}", missing(error))]
     Trace {

@@ -9,7 +9,6 @@
 //! | [`packets`] | the threads that receive packets |
 //! | [`targets`] | what bytes are read from and written to |
 //! | [`args`] | the command line and the man page |
-//! | [`kernel`] | fio on the kernel's driver, for `bench` |
 //! | [`units`], [`histogram`], [`random`], [`output`], [`signal`], [`progress`] | the basis of all |
 #![forbid(unsafe_code)]
 // They panic if the stream cannot be written: `output` prints.
@@ -20,7 +19,6 @@ mod commands;
 mod engine;
 mod failure;
 mod histogram;
-mod kernel;
 mod output;
 mod packets;
 mod progress;
@@ -35,7 +33,7 @@ mod units;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
-use commands::{bench, copy, io, machine, receive, replay, serve};
+use commands::{copy, io, machine, receive, replay, serve};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
@@ -70,7 +68,6 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
         Command::Doctor(args) => machine::doctor(args),
         Command::Nvme(args) => machine::nvme(&args),
         Command::Pools(args) => machine::pools(args),
-        Command::Bench(args) => bench::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Receive(args) => receive::run(&args),
         Command::Bind(args) => machine::bind(&args),

@@ -31,7 +31,7 @@ domain_reports_memlock() {
 
 domain_is_measured() {
     bind_to_vfio $nvme0
-    pinfold bench vfio --quick --json >/tmp/bench
+    pinfold-bench vfio --quick --json >/tmp/bench
     for subject in pages-4k pages-2m whole; do
         has /tmp/bench "\"case\":\"map-4k\",\"subject\":\"$subject\""
     done
@@ -41,7 +41,7 @@ domain_is_measured() {
 # fio is not in the machine: a stand-in reads its disk, which shows that the kernel's driver has it at that moment.
 iops_are_measured_interleaved() {
     bind_to_vfio $nvme0
-    pinfold bench vfio --quick --json --runs 1 >/tmp/bench 2>/tmp/left-out
+    pinfold-bench vfio --quick --json --runs 1 >/tmp/bench 2>/tmp/left-out
     has /tmp/left-out 'left out: no fio on PATH'
     mkdir -p /tmp/stand-in
     cat >/tmp/stand-in/fio <<'END'
@@ -53,8 +53,8 @@ echo '{"jobs":[{"read":{"iops":1000.5}}]}'
 END
     chmod +x /tmp/stand-in/fio
     rm -f /tmp/stand-in/words
-    PATH=/tmp/stand-in:$PATH pinfold bench vfio --quick --json --runs 1 >/tmp/bench
-    for subject in fio fio-batched pinfold-static pinfold-polled pinfold-revoke pinfold-strict; do
+    PATH=/tmp/stand-in:$PATH pinfold-bench vfio --quick --json --runs 1 >/tmp/bench
+    for subject in fio fio-batched static static-polled batch strict; do
         has /tmp/bench "\"case\":\"randread-4k-64\",\"subject\":\"$subject\",\"metric\":\"rate\""
     done
     has /tmp/bench '"subject":"fio",.*"median":1000.5'
@@ -63,6 +63,6 @@ END
     same "driver afterwards" vfio-pci "$(driver_of $nvme0)"
     # A fio that fails is an error, and the controller is bound to VFIO again nevertheless.
     printf '#!/bin/sh\necho "the last words" >&2\nexit 3\n' >/tmp/stand-in/fio
-    PATH=/tmp/stand-in:$PATH refused 'the last words' pinfold bench vfio --quick --runs 1
+    PATH=/tmp/stand-in:$PATH refused 'the last words' pinfold-bench vfio --quick --runs 1
     same "driver afterwards" vfio-pci "$(driver_of $nvme0)"
 }

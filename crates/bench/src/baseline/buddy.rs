@@ -8,11 +8,11 @@
 //! page flags and control groups are left out. All of that flatters the baseline. Links are indices
 //! of 4 bytes instead of pointers.
 
-use super::api::{BaselineError, Blocks};
-use super::lock::KernelLock;
+use super::{BaselineError, Blocks};
+use pinfold_replay::lock::KernelLock;
 
 /// A page or a run, by its offset in the memory.
-pub type Offset = u64;
+pub(crate) type Offset = u64;
 
 /// log2 of the pages of the largest run: 4 MiB, as in kernels.
 const LARGEST: u8 = 10;
@@ -102,6 +102,7 @@ impl Runs {
         self.push(first, order);
     }
 
+    #[cfg(test)]
     fn free_of(&self, order: u8) -> usize {
         let runs = |page: &Page| {
             if page.order >= order && page.order != NOT_FIRST {
@@ -116,35 +117,38 @@ impl Runs {
 
 /// The page allocator that its owners share.
 #[derive(Debug)]
-pub struct Buddy {
+pub(crate) struct Buddy {
     runs: KernelLock<Runs>,
     total: u32,
 }
 
 impl Buddy {
     /// Creates an allocator of `total` free pages; those beyond a multiple of 1,024 are not used.
-    pub fn new(total: u32) -> Self {
+    pub(crate) fn new(total: u32) -> Self {
         Self { runs: KernelLock::new(Runs::new(total)), total }
     }
 
     /// Creates an owner with empty lists.
-    pub fn owner(&self) -> Owner<'_> {
+    pub(crate) fn owner(&self) -> Owner<'_> {
         let pages = List::new(self, 0, 63);
         Owner { pages, huge: List::new(self, HUGE, 2) }
     }
+}
 
+#[cfg(test)]
+impl Buddy {
     /// Allocates a run of 2^order pages without an owner.
     ///
     /// # Errors
     /// [`BaselineError::NoPages`].
-    pub fn alloc_run(&self, order: u8) -> Result<Offset, BaselineError> {
+    pub(crate) fn alloc_run(&self, order: u8) -> Result<Offset, BaselineError> {
         let first =
             self.runs.lock().alloc(order).ok_or(BaselineError::NoPages(self.total as usize))?;
         Ok(u64::from(first) * PAGE)
     }
 
     /// Frees a run.
-    pub fn free_run(&self, run: Offset, order: u8) {
+    pub(crate) fn free_run(&self, run: Offset, order: u8) {
         if let Ok(first) = u32::try_from(run / PAGE) {
             self.runs.lock().free(first, order);
         }
@@ -152,7 +156,7 @@ impl Buddy {
 
     /// Returns how many runs of 2^order pages could be allocated; runs in the lists of owners do
     /// not count. O(pages).
-    pub fn free_of(&self, order: u8) -> usize {
+    pub(crate) fn free_of(&self, order: u8) -> usize {
         self.runs.lock().free_of(order)
     }
 }
@@ -218,7 +222,7 @@ impl Drop for List<'_> {
 
 /// An owner, as a processor of a kernel, with its lists.
 #[derive(Debug)]
-pub struct Owner<'b> {
+pub(crate) struct Owner<'b> {
     pages: List<'b>,
     huge: List<'b>,
 }
@@ -229,13 +233,13 @@ impl Owner<'_> {
     /// # Errors
     /// [`BaselineError::NoPages`].
     #[inline]
-    pub fn alloc_page(&mut self) -> Result<Offset, BaselineError> {
+    pub(crate) fn alloc_page(&mut self) -> Result<Offset, BaselineError> {
         self.pages.alloc()
     }
 
     /// Frees a page.
     #[inline]
-    pub fn free_page(&mut self, page: Offset) {
+    pub(crate) fn free_page(&mut self, page: Offset) {
         self.pages.free(page);
     }
 
@@ -244,13 +248,13 @@ impl Owner<'_> {
     /// # Errors
     /// [`BaselineError::NoPages`].
     #[inline]
-    pub fn alloc_huge(&mut self) -> Result<Offset, BaselineError> {
+    pub(crate) fn alloc_huge(&mut self) -> Result<Offset, BaselineError> {
         self.huge.alloc()
     }
 
     /// Frees a run of 2 MiB.
     #[inline]
-    pub fn free_huge(&mut self, run: Offset) {
+    pub(crate) fn free_huge(&mut self, run: Offset) {
         self.huge.free(run);
     }
 }
@@ -268,27 +272,4 @@ impl Blocks for Owner<'_> {
         self.free_page(page);
         Ok(())
     }
-
-    fn destroy(&mut self) {}
-}
-
-/// The runs of 2 MiB of an owner.
-#[derive(Debug)]
-pub struct Huge<'b>(pub Owner<'b>);
-
-impl Blocks for Huge<'_> {
-    type Block = Offset;
-
-    #[inline]
-    fn alloc(&mut self) -> Result<Offset, BaselineError> {
-        self.0.alloc_huge()
-    }
-
-    #[inline]
-    fn free(&mut self, run: Offset) -> Result<(), BaselineError> {
-        self.0.free_huge(run);
-        Ok(())
-    }
-
-    fn destroy(&mut self) {}
 }

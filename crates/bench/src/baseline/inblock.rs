@@ -5,30 +5,28 @@
 //! block; a new page is added to the list in ascending order. Frees are not checked. The original
 //! also reads the DMA address on alloc, which is left out here.
 
-use super::api::{BaselineError, Blocks};
-use super::block::{Block, FreeList, LEAST};
-use super::lock::KernelLock;
-use super::pages::{PAGE, Pages, blocks};
+use super::block::{Block, FreeList, LEAST, PAGE, Pages, blocks};
+use super::{BaselineError, Blocks};
+use pinfold_replay::lock::KernelLock;
 
 #[derive(Debug)]
 struct State<'m> {
     source: Pages<'m>,
-    pages: Vec<usize>,
     free: FreeList<'m>,
     active: usize,
 }
 
 /// A pool.
 #[derive(Debug)]
-pub struct InBlock<'m> {
+pub(crate) struct InBlock<'m> {
     state: KernelLock<State<'m>>,
     size: usize,
 }
 
 impl<'m> InBlock<'m> {
     /// Creates a pool of blocks of `size` bytes, a multiple of 8 between 16 and a page.
-    pub fn new(source: Pages<'m>, size: usize) -> Self {
-        let state = State { source, pages: Vec::new(), free: FreeList::default(), active: 0 };
+    pub(crate) fn new(source: Pages<'m>, size: usize) -> Self {
+        let state = State { source, free: FreeList::default(), active: 0 };
         Self { state: KernelLock::new(state), size: size.clamp(LEAST, PAGE) }
     }
 
@@ -37,7 +35,7 @@ impl<'m> InBlock<'m> {
     /// # Errors
     /// [`BaselineError::NoPages`].
     #[inline]
-    pub fn alloc_shared(&self) -> Result<Block<'m>, BaselineError> {
+    pub(crate) fn alloc_shared(&self) -> Result<Block<'m>, BaselineError> {
         let mut state = self.state.lock();
         loop {
             if let Some(block) = state.free.pop() {
@@ -50,18 +48,11 @@ impl<'m> InBlock<'m> {
 
     /// Frees a block, from any thread.
     #[inline]
-    pub fn free_shared(&self, mut block: Block<'m>) {
+    pub(crate) fn free_shared(&self, mut block: Block<'m>) {
         let mut state = self.state.lock();
         block.write(block.address());
         state.free.push(block);
         state.active -= 1;
-    }
-
-    fn free_pages(&self) {
-        let mut state = self.state.lock();
-        while let Some(start) = state.pages.pop() {
-            state.source.free(start);
-        }
     }
 }
 
@@ -70,7 +61,6 @@ impl State<'_> {
     #[inline(never)]
     fn grow(&mut self, size: usize) -> Result<(), BaselineError> {
         let page = self.source.alloc()?;
-        self.pages.push(page.as_ptr().addr());
         for mut block in blocks(page, size) {
             block.write(block.address());
             self.free.push(block);
@@ -91,9 +81,5 @@ impl<'m> Blocks for &InBlock<'m> {
     fn free(&mut self, block: Block<'m>) -> Result<(), BaselineError> {
         self.free_shared(block);
         Ok(())
-    }
-
-    fn destroy(&mut self) {
-        self.free_pages();
     }
 }

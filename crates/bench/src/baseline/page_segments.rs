@@ -1,7 +1,7 @@
 //! `pages-4k`: a registered buffer with a segment for every 4 KiB page, as io_uring stored buffers
-//! on several hugepages before Linux 6.12; and `walk`: locating an offset by scanning the segments.
+//! on several hugepages before Linux 6.12.
 
-use super::api::BaselineError;
+use super::BaselineError;
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::gather::Profile;
 
@@ -10,35 +10,23 @@ const PAGE: u64 = 4096;
 
 /// A buffer as a list of its pages, 16 bytes each.
 #[derive(Clone, Debug)]
-pub struct PageSegments(Vec<Segment>);
+pub(crate) struct PageSegments(Vec<Segment>);
 
 impl PageSegments {
     /// Registers a buffer of `pages` pages at the addresses in `device`.
-    pub fn register(pages: usize, device: impl IntoIterator<Item = Iova>) -> Self {
+    pub(crate) fn register(pages: usize, device: impl IntoIterator<Item = Iova>) -> Self {
         let mut segments = Vec::with_capacity(pages);
         segments.extend(device.into_iter().take(pages).map(|iova| Segment { iova, len: PAGE }));
         Self(segments)
     }
 
     /// Returns the bytes of the list.
-    pub fn table_bytes(&self) -> usize {
+    pub(crate) fn table_bytes(&self) -> usize {
         size_of_val(self.0.as_slice())
     }
 
-    /// Returns the device address of the byte at `offset`, by scanning from the first segment.
-    pub fn walk(&self, offset: u64) -> Option<Iova> {
-        let mut left = offset;
-        for segment in &self.0 {
-            if left < segment.len {
-                return segment.iova.checked_add(left);
-            }
-            left -= segment.len;
-        }
-        None
-    }
-
     /// Returns the segments of a range, the first found by division, one segment per page.
-    pub fn part(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> {
+    pub(crate) fn part(&self, offset: u64, len: u64) -> impl Iterator<Item = Segment> {
         let first = usize::try_from(offset / PAGE).unwrap_or(usize::MAX);
         let (mut skip, mut left) = (offset % PAGE, len);
         self.0.get(first..).unwrap_or_default().iter().map_while(move |segment| {
@@ -55,7 +43,7 @@ impl PageSegments {
     /// # Errors
     /// [`BaselineError::Segments`] where there are too few slots or the device does not accept a
     /// segment.
-    pub fn gather(
+    pub(crate) fn gather(
         &self,
         (offset, len): (u64, u64),
         profile: &Profile,
@@ -87,11 +75,7 @@ mod tests {
     fn each_page_is_a_segment() {
         let pages = [0x1000, 0x2000, 0x9000, 0x8000].map(Iova::new);
         let buffer = PageSegments::register(4, pages);
-        assert_eq!(
-            (buffer.table_bytes(), buffer.walk(4095), buffer.walk(16384)),
-            (64, Some(Iova::new(0x1fff)), None)
-        );
-        assert_eq!(buffer.walk(8192), Some(Iova::new(0x9000)));
+        assert_eq!(buffer.table_bytes(), 64);
         let part: Vec<_> = buffer.part(4000, 5000).map(|s| (s.iova.raw(), s.len)).collect();
         assert_eq!(part, [(0x1fa0, 96), (0x2000, 4096), (0x9000, 808)]);
         let profile = Profile::new(9, 4096, 0, 4).unwrap();

@@ -17,8 +17,8 @@ fn subjects_take_turns_and_round_0_does_not_count() {
         })
     };
     let turns = RefCell::new(Vec::new());
-    let watch = |turn: Turn| turns.borrow_mut().push((turn.subject, turn.round));
-    let harness = Harness::new("s", Options { runs: 4, quick: false }, &watch);
+    let progress = |at: Progress| turns.borrow_mut().push((at.subject, at.round));
+    let harness = Harness::new("s", Options { runs: 4, quick: false }, &[], &progress);
     let records = harness
         .interleave(vec![
             subject("a", &[99.0, 4.0, 1.0, 3.0, 2.0]),
@@ -47,7 +47,7 @@ fn records_are_in_the_order_given() {
             Ok(())
         })
     };
-    let harness = Harness::new("s", Options { runs: 5, quick: false }, &|_| ());
+    let harness = Harness::new("s", Options { runs: 5, quick: false }, &[], &|_| ());
     let subjects = vec![subject("b", "y", "n"), subject("a", "y", "n"), subject("b", "x", "n")];
     let records = harness.interleave(subjects).unwrap();
     let named: Vec<_> = records.iter().map(|r| (r.case, r.unit, r.subject, r.median)).collect();
@@ -65,7 +65,7 @@ fn records_are_in_the_order_given() {
 
 #[test]
 fn once_is_once_and_counts() {
-    let harness = Harness::new("s", Options { runs: 4, quick: true }, &|_| ()).once();
+    let harness = Harness::new("s", Options { runs: 4, quick: true }, &[], &|_| ()).once();
     let subject = Subject::countable("a", |out: &mut Samples| -> Result<(), Infallible> {
         out.figure("c", Metric::Bytes, "bytes", 7.0);
         Ok(())
@@ -73,6 +73,30 @@ fn once_is_once_and_counts() {
     let records = harness.interleave(vec![subject]).unwrap();
     assert_eq!(records.iter().map(|r| (r.median, r.runs)).collect::<Vec<_>>(), [(7.0, 1)]);
     assert_eq!((harness.scale(7 * Harness::QUICK), harness.scale(5)), (7, 1));
+}
+
+#[test]
+fn only_wanted_cases_are_measured() {
+    let options = Options { runs: 1, quick: true };
+    let some = Harness::new("s", options, &["a", "b"], &|_| ());
+    assert!(some.wants("a") && !some.wants("c"));
+    let none = some.cases(&["c"], || Err(BenchError::Thread)).unwrap();
+    assert!(none.is_empty() && some.cases(&["c", "b"], || Err(BenchError::Thread)).is_err());
+    assert!(Harness::new("s", options, &[], &|_| ()).wants("c"));
+}
+
+#[test]
+fn a_record_whose_runs_disagree_is_marked() {
+    let sample =
+        Sample { case: "c", metric: Metric::Time, unit: "ns/op", value: 0.0, modelled: false };
+    for (values, note) in [
+        (vec![100.0, 96.0, 105.0], None),
+        (vec![100.0, 94.0, 105.0], Some("spread above a tenth: not published")),
+    ] {
+        let mut record = record("iommu", "revoke", sample, values);
+        record.check_spread();
+        assert_eq!(record.note.as_deref(), note);
+    }
 }
 
 #[test]
@@ -85,7 +109,7 @@ fn a_record_is_one_line_of_json() {
         r#"{"suite":"pool","case":"c","subject":"pinfold","metric":"time","unit":"ns/op","median":2.0,"min":1.5,"max":3.0,"runs":3}"#
     );
     let options = Options { runs: 1, quick: true };
-    let skipped = Harness::new("buffer", options, &|_| ())
+    let skipped = Harness::new("buffer", options, &[], &|_| ())
         .skipped("gather-8m", "no memory; fix: ulimit -l 1");
     assert_eq!(
         skipped.to_json(),

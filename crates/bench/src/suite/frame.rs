@@ -1,94 +1,230 @@
 //! The suite `frame`: page frames beside the page allocator of a kernel.
-//!
-//! Outside the pairs nothing is written to a frame: no subject does, and a write that each caller
-//! makes alike would only hide what they cost.
-
-mod bulk;
-mod metadata;
-mod refused;
-pub(super) mod rpc;
-mod setup;
-mod single;
 
 use super::Entry;
-use crate::baseline::buddy::Buddy;
+use super::handle::{BaselineFrames, Frames, Rng, random_run};
+use crate::baseline::buddy::{Buddy, Offset};
 use crate::error::BenchError;
-use crate::harness::Harness;
+use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use pinfold::{Arena, Domain, MappingPolicy};
-use pinfold_core::frame::{Frame, Zone};
-use setup::{FRAMES, Parts, WRITTEN};
+use pinfold_core::frame::{Frame, Order, Zone};
+use std::cell::RefCell;
+use std::hint::black_box;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    ("pair-4k, pair-2m", "allocate, write one word of, and free one frame, or one run of 2 MiB"),
-    ("pair-4k-nowrite, pair-2m-nowrite", "the same, without the write"),
-    ("pair-4k-2t", "pair-4k by two threads at once"),
-    (
-        "owners-64",
-        "free a frame at random and allocate another: 64 owners with 32 frames each take turns, on one thread",
-    ),
-    (
-        "fill-64, -512",
-        "allocate and free a frame, 64 or 512 by one call, 8,192 allocated at a time",
-    ),
-    ("alloc-2m", "allocate and free a run of 2 MiB, 128 allocated at a time"),
+    ("fill-64", "allocate and free a frame, 64 by one call, 8,192 allocated at a time"),
+    ("fill-512", "the same, 512 by one call"),
+    ("runs-2m", "allocate and free a run of 2 MiB, 128 allocated at a time"),
     ("random-4096", "allocate and free a frame, 4,096 allocated at a time and freed at random"),
-    ("free-all", "one of the frees of all 262,144 frames, in the order of their allocation"),
-    ("random-free-all, random-free", "one of the random frees of all 262,144 frames, or of 65,536"),
     ("rpc-259", "one call in a server's receive loop: refill 1 to 259 missing pages of 259"),
-    (
-        "churn-70",
-        "free runs of 2 MiB in 1 GiB, 70 % allocated, after 10^7 random steps; 0 at first",
-    ),
-    ("zone-1t", "the metadata of a 1 TiB zone: bytes per frame, and the time to create it"),
-    (
-        "refused-1t",
-        "one refused run of each order 1 to 8 of a 1 TiB zone, full or of single free frames, which gave out runs or single frames: the longest",
-    ),
 ];
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold, array", "an owner's Local: alloc, or fill, which fills the empty slots of an array"),
+    ("pinfold", "an owner's Local: fill, which fills the empty slots of an array; else alloc"),
     ("list", "an owner's Local: take_list, a chain from which the slots are filled"),
-    ("pinfold-single", "an owner's Local, one call per frame"),
-    ("pinfold-shared", "the zone's own calls, without an owner"),
     (
         "single",
-        "a kernel's page allocator, one call per page: buddy lists behind lists of each owner",
-    ),
-    (
-        "lifo, thread-list",
-        "unchecked stacks of numbers: under a lock, and of one thread (the floor)",
-    ),
-    (
-        "empty-loop",
-        "refused-1t: nothing, timed in the same way: what the machine itself pauses for",
+        "the page allocator of a kernel, one call per page: buddy lists behind owners' lists",
     ),
 ];
+
+/// How many frames the subjects have: 1 GiB.
+const FRAMES: u32 = 1 << 18;
+/// How many frames are allocated before they are freed.
+const OUTSTANDING: usize = 8192;
+/// How many runs of 2 MiB are allocated at a time.
+const RUNS: usize = 128;
+/// How many pages a request of `rpc-259` needs.
+const PAGES: usize = 259;
+/// How many requests take turns, so that the clock is read once in as many calls.
+const REQUESTS: usize = 16;
+
+type Outcome = Result<(), BenchError>;
 
 /// Measures the suite.
 ///
 /// # Errors
 /// Where the memory is unavailable or a subject fails.
-pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    let (zone, buddy) = (Zone::new(FRAMES)?, Buddy::new(FRAMES));
-    let domain = Domain::soft()?;
-    let bytes = u64::from(WRITTEN) * Frame::BYTES;
-    let arena = Arena::builder().size(bytes).mapping_policy(MappingPolicy::Whole).build(&domain)?;
-    let frames = arena.alloc_zeroed(WRITTEN as usize * 4096)?;
-    let parts = Parts { zone: &zone, buddy: &buddy, memory: frames.memory() };
-    let mut records = single::pairs(harness, &parts)?;
-    records.extend(single::huge_pairs(harness, &parts)?);
-    records.extend(single::owners(harness, &parts)?);
-    records.extend(bulk::fills(harness, &parts)?);
-    records.extend(bulk::huge(harness, &zone, &buddy)?);
-    records.extend(single::scatter(harness, &parts)?);
-    records.extend(single::frees(harness, &parts)?);
-    records.extend(rpc::run(harness, &zone, &buddy)?);
-    records.extend(metadata::churn(harness)?);
-    records.extend(metadata::one_tebibyte(harness)?);
-    records.extend(refused::run(harness)?);
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let (zone, buddy) = (&Zone::new(FRAMES)?, &Buddy::new(FRAMES));
+    let mut records = Vec::new();
+    for (case, each) in [("fill-64", 64), ("fill-512", 512)] {
+        records.extend(harness.cases(&[case], || fill(harness, (case, each), zone, buddy))?);
+    }
+    records.extend(harness.cases(&["runs-2m"], || runs(harness, zone, buddy))?);
+    let (case, rounds) = ("random-4096", harness.scale(256));
+    records.extend(harness.cases(&[case], || {
+        harness.interleave(vec![
+            Subject::countable("pinfold", random_run(case, 4096, rounds, || Frames(zone.local()))),
+            Subject::new(
+                "single",
+                random_run(case, 4096, rounds, || BaselineFrames(buddy.owner())),
+            ),
+        ])
+    })?);
+    records.extend(harness.cases(&["rpc-259"], || rpc(harness, zone, buddy))?);
     Ok(records)
+}
+
+fn expect(asked: usize, got: usize) -> Outcome {
+    if got == asked { Ok(()) } else { Err(BenchError::Short { asked, got }) }
+}
+
+/// Records `passes` calls of `pass`, after one that does not count. Each is `operations`.
+#[inline(always)]
+fn timed(
+    out: &mut Samples,
+    case: &'static str,
+    (passes, operations): (usize, usize),
+    mut pass: impl FnMut() -> Outcome,
+) -> Outcome {
+    pass()?;
+    let (cost, result) = Cost::of(|| (0..passes).try_for_each(|_| pass()));
+    out.cost(case, cost, passes * operations);
+    result
+}
+
+/// Fills the empty slots from a list, which one call allocates.
+#[inline(always)]
+fn fill_from_list(local: &mut pinfold_core::frame::Local<&Zone>, slots: &mut [Option<Frame>]) {
+    let holes = slots.iter().filter(|slot| slot.is_none()).count();
+    let mut list = local.take_list(holes);
+    slots.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = list.next());
+}
+
+/// Allocates and frees frames by calls for `each` of them.
+fn fill(
+    harness: &Harness<'_>,
+    (case, each): (&'static str, usize),
+    zone: &Zone,
+    buddy: &Buddy,
+) -> Result<Vec<Record>, BenchError> {
+    let of = (harness.scale(64), OUTSTANDING);
+    let (mut array, mut list, mut owner) = (zone.local(), zone.local(), buddy.owner());
+    harness.interleave(vec![
+        Subject::countable("pinfold", move |out: &mut Samples| {
+            let mut slots = vec![None; OUTSTANDING];
+            timed(out, case, of, || {
+                let got = slots.chunks_exact_mut(each).map(|some| array.fill(black_box(some)));
+                expect(OUTSTANDING, got.sum())?;
+                let mut all = slots.chunks_exact_mut(each).rev();
+                all.try_for_each(|some| Ok(array.free_bulk(some).map(drop)?))
+            })
+        }),
+        Subject::countable("list", move |out: &mut Samples| {
+            let mut slots = vec![None; OUTSTANDING];
+            timed(out, case, of, || {
+                slots.chunks_exact_mut(each).for_each(|some| fill_from_list(&mut list, some));
+                expect(OUTSTANDING, slots.iter().flatten().count())?;
+                let mut all = slots.chunks_exact_mut(each).rev();
+                all.try_for_each(|some| Ok(list.free_bulk(some).map(drop)?))
+            })
+        }),
+        Subject::new("single", move |out: &mut Samples| {
+            let mut slots = vec![0; OUTSTANDING];
+            timed(out, case, of, || {
+                slots
+                    .iter_mut()
+                    .try_for_each(|slot| owner.alloc_page().map(|page| *slot = page))?;
+                black_box(&slots).iter().for_each(|page| owner.free_page(*page));
+                Ok(())
+            })
+        }),
+    ])
+}
+
+/// Allocates and frees runs of 2 MiB.
+fn runs(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
+    let of = (harness.scale(256), RUNS);
+    let (mut local, mut owner) = (zone.local(), buddy.owner());
+    harness.interleave(vec![
+        Subject::countable("pinfold", move |out: &mut Samples| {
+            let mut held = Vec::with_capacity(RUNS);
+            timed(out, "runs-2m", of, || {
+                for _ in 0..RUNS {
+                    held.push(local.alloc(Order::HUGE)?);
+                }
+                held.drain(..).try_for_each(|run| Ok(local.free(run, Order::HUGE)?))
+            })
+        }),
+        Subject::new("single", move |out: &mut Samples| {
+            let mut held = Vec::with_capacity(RUNS);
+            timed(out, "runs-2m", of, || {
+                for _ in 0..RUNS {
+                    held.push(owner.alloc_huge()?);
+                }
+                held.drain(..).for_each(|run| owner.free_huge(run));
+                Ok(())
+            })
+        }),
+    ])
+}
+
+/// A request's pages.
+type Slots<T> = [Option<T>; PAGES];
+
+/// The receive loop of an RPC server. A request needs 259 pages; serving it consumes some of them,
+/// and they are refilled before the next one. What is timed is the refill. How many pages each
+/// consumed, from 1 to all, and which, is the same for every subject. Consumed pages are freed
+/// outside the timed part: to the zone, as the network side would; to the owner's own list in
+/// `single`, which saves it refills, the most favourable case for it.
+fn rpc(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {
+    let rounds = harness.scale(1_000);
+    let free = |slot: &mut Option<Frame>| match slot.take() {
+        Some(frame) => Ok(zone.free(frame, Order::PAGE)?),
+        None => Ok(()),
+    };
+    let owner = &RefCell::new(buddy.owner());
+    let free_page = |slot: &mut Option<Offset>| {
+        slot.take().into_iter().for_each(|page| owner.borrow_mut().free_page(page));
+        Ok(())
+    };
+    let (mut list, mut array) = (zone.local(), zone.local());
+    harness.interleave(vec![
+        Subject::countable("pinfold", move |out: &mut Samples| {
+            serve(out, rounds, free, |slots| expect(PAGES, array.fill(slots)))
+        }),
+        Subject::countable("list", move |out: &mut Samples| {
+            serve(out, rounds, free, |slots| {
+                fill_from_list(&mut list, slots);
+                Ok(())
+            })
+        }),
+        Subject::new("single", move |out: &mut Samples| {
+            serve(out, rounds, free_page, |slots| {
+                let mut owner = owner.borrow_mut();
+                slots.iter_mut().filter(|slot| slot.is_none()).try_for_each(|slot| {
+                    *slot = Some(owner.alloc_page()?);
+                    Ok(())
+                })
+            })
+        }),
+    ])
+}
+
+#[inline(always)]
+fn serve<T: Copy>(
+    out: &mut Samples,
+    rounds: usize,
+    mut free: impl FnMut(&mut Option<T>) -> Outcome,
+    mut refill: impl FnMut(&mut Slots<T>) -> Outcome,
+) -> Outcome {
+    let mut requests = vec![[None; PAGES]; REQUESTS];
+    let (mut rng, mut total) = (Rng::new(), Cost::default());
+    for _ in 0..rounds {
+        let (cost, result) = Cost::of(|| requests.iter_mut().try_for_each(&mut refill));
+        result?;
+        total = total + cost;
+        for slots in &mut requests {
+            // The pages of a request are consumed in ring order from a random one, as a stream of
+            // data fills them.
+            let (first, consumed) = (rng.below(PAGES), 1 + rng.below(PAGES));
+            let (after, before) = slots.split_at_mut(first);
+            before.iter_mut().chain(after).take(consumed).try_for_each(&mut free)?;
+        }
+    }
+    requests.iter_mut().flatten().try_for_each(&mut free)?;
+    out.cost("rpc-259", total, rounds * REQUESTS);
+    Ok(())
 }

@@ -3,56 +3,57 @@
 //! Only the pages of `pinfold` are mapped for the device. What mapping would cost the others is
 //! left out.
 
-mod cached;
-mod handles;
 mod receive;
-mod setup;
 
 use super::Entry;
+use super::handle::{BaselineFrames, Handle, Object, slots};
 use crate::baseline::buddy::Buddy;
 use crate::error::BenchError;
-use crate::harness::Harness;
+use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::frame::Frame;
-use setup::FRAMES;
+use pinfold_core::mem::DmaMemory;
+use pinfold_core::page_pool::{Config, Page, PagePool};
+use std::hint::black_box;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
     ("local", "allocate, write one word of, and recycle one page, by the consumer"),
-    ("local-nowrite", "the same, without the write"),
-    ("local-64", "the same without the write, 64 pages allocated at a time"),
     ("ring", "allocate and write a page, free it through the ring; 512 at a time, one thread"),
-    (
-        "slow",
-        "allocate, write and free a page that no cache holds: 4,096 of a new pool, and its destruction",
-    ),
+    ("slow", "allocate, write, free a page that no cache holds: 4,096 of a new pool, and its end"),
     ("rx-512", "receive a packet, pass its page to a thread that frees it, refill the descriptor"),
 ];
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "a page pool on an arena; a Page is freed by recycle (local, slow) or by its drop"),
-    ("pinfold-uncounted", "the same, without the counters of the consumer's path"),
-    ("pinfold-raw", "the same with raw pages, whose frees are checked"),
-    ("pinfold-bulk", "the same, many pages freed by one call"),
-    ("pinfold-full", "the same with a ring of 1, which is always full: the slow path"),
+    ("pinfold", "a page pool on an arena; ring, rx-512: many pages freed by one call"),
+    ("array", "rx-512: a zone's Local for each thread: fill"),
     ("single", "the page allocator of a kernel, one call per page"),
-    ("list, array", "a zone's Local: take_list or fill; the receiving thread has its own Local"),
-    (
-        "lifo, thread-list",
-        "unchecked stacks of numbers: under a lock, and of one thread (the floor)",
-    ),
 ];
 
 /// How much memory the pools get, all together.
 const MEMORY: u64 = 256 << 20;
+/// How many frames the baselines have.
+const FRAMES: u32 = 1 << 14;
+/// How many pages are allocated at a time: more than the consumer's cache holds.
+const WAVE: usize = 512;
+/// How many entries the rings have.
+const RING: u32 = 1024;
+/// How many pages of a new pool are allocated.
+const FRESH: usize = 4096;
+
+type Pool<'a> = PagePool<&'a Arena>;
+
+fn pool(arena: &Arena, ring: u32) -> Result<Pool<'_>, BenchError> {
+    Ok(PagePool::new(arena, "bench", Config { ring, ..Config::default() })?)
+}
 
 /// Measures the suite.
 ///
 /// # Errors
 /// Where the memory is unavailable or a subject fails.
-pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let domain = Domain::soft()?;
     let arena =
         Arena::builder().size(MEMORY).mapping_policy(MappingPolicy::PerUse).build(&domain)?;
@@ -60,16 +61,162 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         .size(u64::from(FRAMES) * Frame::BYTES)
         .mapping_policy(MappingPolicy::Whole)
         .build(&domain)?
-        .alloc(FRAMES as usize * 4096)?;
-    // Touched first: no subject pays for the first use of a page. The range is the whole buffer, so
-    // it is never refused.
-    let _ = packets.memory().fill(0, packets.memory().len(), 0);
-    let buddy = Buddy::new(FRAMES);
-    let memory = packets.memory();
-    let mut records = cached::local(harness, &arena, &buddy, memory)?;
-    records.extend(cached::counters(harness, &arena)?);
-    records.extend(cached::ring(harness, &arena, &buddy, memory)?);
-    records.extend(cached::slow(harness, &arena, &buddy, memory)?);
-    records.extend(receive::run(harness, &arena, memory, &buddy)?);
+        .alloc_zeroed(FRAMES as usize * 4096)?;
+    let (buddy, memory) = (&Buddy::new(FRAMES), packets.memory());
+    let mut records = harness.cases(&["local"], || local(harness, &arena, buddy, memory))?;
+    records.extend(harness.cases(&["ring"], || ring(harness, &arena, buddy, memory))?);
+    records.extend(harness.cases(&["slow"], || slow(harness, &arena, buddy, memory))?);
+    records.extend(harness.cases(&["rx-512"], || receive::run(harness, &arena, memory, buddy))?);
     Ok(records)
+}
+
+impl Object for Page<&Arena> {
+    #[inline(always)]
+    fn address(&self) -> u64 {
+        self.iova().raw()
+    }
+}
+
+/// Pages of a pool, recycled by the consumer.
+struct Recycled<'a>(Pool<'a>);
+
+impl<'a> Handle for Recycled<'a> {
+    type Object = Page<&'a Arena>;
+    #[inline(always)]
+    fn alloc(&mut self) -> Result<Page<&'a Arena>, BenchError> {
+        let page = self.0.alloc()?;
+        page.memory().write_u64(0, page.address())?;
+        Ok(page)
+    }
+    #[inline(always)]
+    fn free(&mut self, page: Page<&'a Arena>) -> Result<(), BenchError> {
+        self.0.recycle(page);
+        Ok(())
+    }
+}
+
+/// Pages of a baseline, written at their offset.
+struct Single<'b, 'm>(BaselineFrames<crate::baseline::buddy::Owner<'b>>, DmaMemory<'m>);
+
+impl Handle for Single<'_, '_> {
+    type Object = u64;
+    #[inline(always)]
+    fn alloc(&mut self) -> Result<u64, BenchError> {
+        let offset = self.0.alloc()?;
+        self.1.write_u64(usize::try_from(offset).unwrap_or(usize::MAX), offset)?;
+        Ok(offset)
+    }
+    #[inline(always)]
+    fn free(&mut self, page: u64) -> Result<(), BenchError> {
+        self.0.free(page)
+    }
+}
+
+/// Allocates an object for each slot and frees all of them, `rounds` times.
+#[inline(always)]
+fn waves<H: Handle>(
+    handle: &mut H,
+    held: &mut [Option<H::Object>],
+    rounds: usize,
+) -> Result<Cost, BenchError> {
+    let (cost, result) = Cost::of(|| {
+        for _ in 0..rounds {
+            for slot in &mut *held {
+                *slot = Some(handle.alloc()?);
+            }
+            for object in held.iter_mut().filter_map(Option::take) {
+                black_box(object.address());
+                handle.free(object)?;
+            }
+        }
+        Ok(())
+    });
+    result.map(|()| cost)
+}
+
+/// Returns a run of [`waves`] by a handle that all runs share.
+fn waves_run<'s, H: Handle + 's>(
+    case: &'static str,
+    wave: usize,
+    mut handle: H,
+    rounds: usize,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> + 's
+where
+    H::Object: 's,
+{
+    let mut held = slots(wave);
+    move |out| {
+        waves(&mut handle, &mut held, rounds.div_ceil(64))?;
+        out.cost(case, waves(&mut handle, &mut held, rounds)?, rounds * wave);
+        Ok(())
+    }
+}
+
+fn local(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    buddy: &Buddy,
+    memory: DmaMemory<'_>,
+) -> Result<Vec<Record>, BenchError> {
+    let times = harness.scale(1_000_000);
+    let single = Single(BaselineFrames(buddy.owner()), memory);
+    harness.interleave(vec![
+        Subject::countable("pinfold", waves_run("local", 1, Recycled(pool(arena, RING)?), times)),
+        Subject::new("single", waves_run("local", 1, single, times)),
+    ])
+}
+
+fn ring(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    buddy: &Buddy,
+    memory: DmaMemory<'_>,
+) -> Result<Vec<Record>, BenchError> {
+    let (rounds, mut pool, mut held) = (harness.scale(1_000), pool(arena, RING)?, slots(WAVE));
+    let remote = pool.remote();
+    let single = Single(BaselineFrames(buddy.owner()), memory);
+    harness.interleave(vec![
+        Subject::countable("pinfold", move |out: &mut Samples| {
+            let mut wave = || {
+                let got = pool.fill(black_box(&mut held));
+                for page in held.iter().flatten() {
+                    page.memory().write_u64(0, page.iova().raw())?;
+                }
+                remote.recycle_all(held.iter_mut().filter_map(Option::take));
+                if got == WAVE { Ok(()) } else { Err(BenchError::Short { asked: WAVE, got }) }
+            };
+            wave()?;
+            let (cost, result) = Cost::of(|| (0..rounds).try_for_each(|_| wave()));
+            out.cost("ring", cost, rounds * WAVE);
+            result
+        }),
+        Subject::new("single", waves_run("ring", WAVE, single, rounds)),
+    ])
+}
+
+fn slow(
+    harness: &Harness<'_>,
+    arena: &Arena,
+    buddy: &Buddy,
+    memory: DmaMemory<'_>,
+) -> Result<Vec<Record>, BenchError> {
+    let (rounds, mut held) = (harness.scale(32), slots(FRESH));
+    let single = Single(BaselineFrames(buddy.owner()), memory);
+    harness.interleave(vec![
+        // Not countable: it maps and unmaps, which is more than its own atomics.
+        Subject::new("pinfold", move |out: &mut Samples| {
+            let mut total = Cost::default();
+            for _ in 0..rounds {
+                let (cost, result) = Cost::of(|| {
+                    let mut new = Recycled(pool(arena, RING)?);
+                    waves(&mut new, &mut held, 1).map(|_| drop(new.0.close()))
+                });
+                result?;
+                total = total + cost;
+            }
+            out.cost("slow", total, rounds * FRESH);
+            Ok(())
+        }),
+        Subject::new("single", waves_run("slow", FRESH, single, rounds)),
+    ])
 }

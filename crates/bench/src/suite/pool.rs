@@ -1,139 +1,346 @@
-//! The suite `pool`: DMA pools beside those of the kernel.
+//! The suite `pool`: DMA pools beside that of the kernel and a general allocator.
 //!
-//! Every subject but `malloc` gets memory of the same kind, touched before, and allocates its pages
-//! or chunks from an allocator that costs next to nothing, so the figures are about the pools. One
-//! word of each block is written when it is allocated, except in the cases called `-nowrite`, and
-//! in `mpt3sas-write`, where it is 64 bytes.
-
-mod fresh;
-mod held;
-mod hot;
-mod scale;
-mod setup;
-mod threads;
-mod workload;
+//! The pools and the baselines get memory of the same kind, touched before, and allocate their
+//! pages or chunks from an allocator that costs next to nothing, so the figures are about the
+//! pools; mimalloc has memory of its own. One word of each block is written when it is allocated.
 
 use super::Entry;
+use super::handle::{
+    Baseline, Handle, MiMalloc, Object, OwnedBlocks, RawBlocks, Replaced, Rng, alloc_all, bulk_run,
+    free_all, pairs_2t_run, pairs_run, replace_run, slots, spawn_second,
+};
+use crate::baseline::block::{Pages, blocks};
+use crate::baseline::inblock::InBlock;
+use crate::baseline::lifo::{Lifo, ThreadList};
 use crate::error::BenchError;
-use crate::harness::Harness;
+use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::record::Record;
-use pinfold::{Arena, Domain, MappingPolicy};
-
-pub use workload::{BLOCKS, SIZE};
+use pinfold::{Arena, Buffer, Domain, MappingPolicy};
+use pinfold_core::dma_pool::DmaPool;
+use std::hint::black_box;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    (
-        "mpt3sas-alloc",
-        "one of 373,959 allocations of 128 bytes from a new pool, which grows meanwhile, and one word written",
-    ),
-    (
-        "mpt3sas-free, -free-random",
-        "one of as many frees, in that order or at random, with the pool's destruction",
-    ),
-    ("mpt3sas-alloc-nowrite", "one of those allocations, without writing to the block"),
-    ("mpt3sas-write", "one of those allocations, and 64 bytes written"),
-    ("pair-16, -64, -256, -1024, -4096", "allocate and free one block of that size"),
-    ("pair-...-nowrite", "the same, without writing a word of the block"),
+    ("pair-64", "allocate and free one block of 64 bytes"),
     ("pair-64-2t", "pair-64 by two threads at once: the time of both over the pairs of both"),
-    (
-        "bulk-32, -512",
-        "allocate and free a block of 64 bytes, 32 or 512 by one call if there is one",
-    ),
-    (
-        "random-4096",
-        "allocate and free a block of 128 bytes, 4,096 allocated at a time and freed at random",
-    ),
-    (
-        "out-4096",
-        "free a block of 64 bytes and allocate another, with 4,096 allocated, of which a random one is freed",
-    ),
-    ("queue-64, -4096", "free the oldest of as many blocks of 64 bytes and allocate another"),
+    ("fresh", "one of 373,959 allocations of 128 bytes from a new pool, which grows meanwhile"),
+    ("in-order", "one of as many frees, in the order of the allocations"),
+    ("at-random", "one of as many frees, at random"),
+    ("queue-64", "free the oldest of 64 blocks of 64 bytes and allocate another"),
+    ("replace-4k", "free a random one of 4,096 blocks of 64 bytes and allocate another"),
+    ("replace-100k", "the same of 10^5"),
+    ("replace-1m", "the same of 10^6"),
+    ("replace-10m", "the same of 10^7"),
+    ("bulk-32", "allocate and free a block of 64 bytes, 32 by one call if there is one"),
+    ("bulk-512", "the same, 512 by one call"),
     ("remote-free", "allocate a block on one thread and free it on another, 256 passed at a time"),
-    (
-        "owners-64",
-        "free a block of 64 bytes at random and allocate another: 64 owners with 32 blocks each take turns, on one thread",
-    ),
-    (
-        "grow-full-1g, -256g",
-        "one of 65,536 allocations of 128 bytes from a pool that grows in a zone of that size, 99 % full at random; the longest",
-    ),
-    (
-        "locals-1024",
-        "owners of 1,024 that get a block of 4 KiB from 1 GiB, and the pool's blocks for each in use",
-    ),
-    ("metadata", "bytes of the pool's own state for each block of 64 bytes, of 10^6"),
-    ("free-random-100k, -10m", "free one of 10^5 blocks of 64 bytes, or of 10^7, at random"),
-    (
-        "held-2t-pipe",
-        "memory held and in use at its peak: a thread allocates, another frees, in order",
-    ),
-    (
-        "held-2t-random",
-        "the same: both allocate and free at random, in sets of changing sizes that they share",
-    ),
-    (
-        "held-2t-waves",
-        "the same: a thread allocates all blocks, another frees all at random, in waves of random sizes",
-    ),
+    ("local-free", "the work of remote-free by one thread"),
 ];
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a Local, and blocks that are freed through it"),
-    (
-        "pinfold-raw",
-        "a Local and raw blocks, each of which is claimed when it is freed by its address",
-    ),
-    ("pinfold-alone", "remote-free: one thread that allocates and frees as many"),
-    ("pinfold-shared", "the pool's own calls, which take its lock"),
-    (
-        "linear, rbtree, inblock",
-        "the DMA pools of Linux to 6.2, of the 2022 patches, and since 6.3",
-    ),
-    ("malloc", "the process's allocator, aligned to 16 bytes"),
-    (
-        "lifo, thread-list",
-        "unchecked stacks of blocks: under a lock, and of one thread (the floor)",
-    ),
-    (
-        "batches",
-        "a list per thread before a stack under a lock, which it uses for 32 blocks at a time",
-    ),
-    (
-        "empty-loop",
-        "grow-full-*: nothing, timed in the same way: what the machine itself pauses for",
-    ),
+    ("pinfold-raw", "a Local and raw blocks, each of which is claimed when it is freed"),
+    ("inblock", "the DMA pool of Linux since 6.3: a list through the blocks under one lock"),
+    ("mimalloc", "a general allocator with a heap of each thread, which knows no device address"),
+    ("thread-list", "an unchecked list of one thread, made before the clock starts: the floor"),
 ];
 
-/// How much memory the baselines get, and the pools.
-const MEMORY: usize = 96 << 20;
+/// How many blocks of [`LARGE`] bytes the study of the kernel's pools allocated.
+const BLOCKS: usize = 373_959;
+const LARGE: usize = 128;
+/// The bytes of a block elsewhere.
+const SMALL: usize = 64;
+/// How many blocks are passed from thread to thread at a time: enough that passing them costs
+/// little for a block.
+const PASSED: usize = 256;
+/// How many such batches there are.
+const BATCHES: usize = 8;
+/// How many pairs each of two threads makes: enough that both run at the same time.
+const PAIRS_2T: usize = 2_000_000;
 
 /// Measures the suite.
 ///
 /// # Errors
 /// Where the memory is unavailable or a subject fails.
-pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    let domain = Domain::soft()?;
-    let arena =
-        Arena::builder().size(MEMORY as u64).mapping_policy(MappingPolicy::Whole).build(&domain)?;
-    // Memory of the same kind, for the baselines alone.
-    let others = Arena::builder()
-        .size(MEMORY as u64)
-        .mapping_policy(MappingPolicy::PerUse)
-        .build(&domain)?;
-    let mut others = others.alloc(MEMORY)?;
-    let baseline = others.as_mut_slice()?;
-    // All memory is touched first: no subject pays for the first use of a page.
-    baseline.fill(0);
-    arena.alloc_zeroed(MEMORY)?;
-
-    let mut records = workload::run(harness, &arena, baseline)?;
-    records.extend(fresh::run(harness, &arena, baseline)?);
-    records.extend(hot::run(harness, &arena, baseline)?);
-    records.extend(threads::run(harness, &arena, baseline)?);
-    drop((arena, others));
-    records.extend(scale::run(harness)?);
-    records.extend(held::run(harness)?);
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let mut records = harness.cases(&["pair-64", "pair-64-2t"], || pair(harness))?;
+    records.extend(harness.cases(&["fresh", "in-order", "at-random"], || fresh(harness))?);
+    records.extend(replace(harness, ("queue-64", 64), Replaced::Oldest)?);
+    let live = [
+        ("replace-4k", 4096),
+        ("replace-100k", 100_000),
+        ("replace-1m", 1_000_000),
+        ("replace-10m", 10_000_000),
+    ];
+    for case in live {
+        records.extend(replace(harness, case, Replaced::Any)?);
+    }
+    records.extend(bulk(harness, "bulk-32", 32)?);
+    records.extend(bulk(harness, "bulk-512", 512)?);
+    records.extend(harness.cases(&["remote-free", "local-free"], || remote(harness))?);
     Ok(records)
+}
+
+/// Memory for a pool, and memory of the same kind for the baselines alone.
+struct Memory {
+    arena: Arena,
+    others: Buffer,
+}
+
+impl Memory {
+    /// Allocates memory for `count` blocks of `size` bytes and some more, and touches all of it: no
+    /// subject pays for the first use of a page.
+    fn new(count: usize, size: usize) -> Result<Self, BenchError> {
+        let domain = Domain::soft()?;
+        let bytes = (count * size + (4 << 20)).next_multiple_of(2 << 20);
+        let builder = || Arena::builder().size(bytes as u64);
+        let arena = builder().mapping_policy(MappingPolicy::Whole).build(&domain)?;
+        let others = builder().mapping_policy(MappingPolicy::PerUse).build(&domain)?;
+        drop(arena.alloc_zeroed(bytes)?);
+        Ok(Self { arena, others: others.alloc_zeroed(bytes)? })
+    }
+
+    fn pool(&self, size: usize) -> Result<DmaPool, BenchError> {
+        Ok(DmaPool::builder("bench").block(size).build(&self.arena)?)
+    }
+}
+
+fn pair(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let mut memory = Memory::new(4 * 8192, SMALL)?;
+    let (one, two, times) = ("pair-64", "pair-64-2t", harness.scale(1_000_000));
+    let pool = memory.pool(SMALL)?;
+    let (for_list, rest) = memory.others.as_mut_slice()?.split_at_mut(8192 * SMALL);
+    let inblock = InBlock::new(Pages::new(rest), SMALL);
+    let stack = Lifo::new(blocks(for_list, SMALL));
+    let (owned, raw) = (|| OwnedBlocks::new(pool.local()), || RawBlocks::new(pool.local()));
+    let locked = || Baseline(&inblock);
+    let list = || Baseline(ThreadList::new(&stack, 4096));
+    // One thread and two are interleaved, so that their ratio holds.
+    harness.interleave(vec![
+        Subject::countable("pinfold", pairs_run(one, times, owned)),
+        Subject::countable("pinfold-raw", pairs_run(one, times, raw)),
+        Subject::new("inblock", pairs_run(one, times, locked)),
+        Subject::new("mimalloc", pairs_run(one, times, || MiMalloc::<SMALL>)),
+        Subject::new("thread-list", pairs_run(one, times, list)),
+        Subject::countable("pinfold", pairs_2t_run(two, PAIRS_2T, owned)),
+        Subject::countable("pinfold-raw", pairs_2t_run(two, PAIRS_2T, raw)),
+        Subject::new("inblock", pairs_2t_run(two, PAIRS_2T, locked)),
+        Subject::new("mimalloc", pairs_2t_run(two, PAIRS_2T, || MiMalloc::<SMALL>)),
+        Subject::new("thread-list", pairs_2t_run(two, PAIRS_2T, list)),
+    ])
+}
+
+/// Allocates all blocks of a new pool, frees them in order, allocates them again, and frees them at
+/// random.
+fn fresh(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    fn pass<H: Handle>(out: &mut Samples, count: usize, mut handle: H) -> Result<(), BenchError> {
+        let mut held = slots(count);
+        out.cost("fresh", alloc_all(&mut handle, &mut held)?, count);
+        out.cost("in-order", free_all(&mut handle, &mut held)?, count);
+        alloc_all(&mut handle, &mut held)?;
+        Rng::new().shuffle(&mut held);
+        out.cost("at-random", free_all(&mut handle, &mut held)?, count);
+        Ok(())
+    }
+    let count = harness.scale(BLOCKS);
+    let mut memory = Memory::new(count, LARGE)?;
+    let (arena, others) = (&memory.arena, std::cell::RefCell::new(memory.others.as_mut_slice()?));
+    let pool = || Ok::<_, BenchError>(DmaPool::builder("bench").block(LARGE).build(arena)?);
+    harness.interleave(vec![
+        Subject::countable("pinfold", |out| pass(out, count, OwnedBlocks::new(pool()?.local()))),
+        Subject::countable("pinfold-raw", |out| pass(out, count, RawBlocks::new(pool()?.local()))),
+        Subject::new("inblock", |out| {
+            let memory = &mut others.borrow_mut();
+            pass(out, count, Baseline(&InBlock::new(Pages::new(memory), LARGE)))
+        }),
+        Subject::new("mimalloc", |out| pass(out, count, MiMalloc::<LARGE>)),
+        Subject::new("thread-list", |out| {
+            let memory = &mut others.borrow_mut();
+            let all = memory.get_mut(..count * LARGE).unwrap_or_default();
+            pass(out, count, Baseline(ThreadList::new(&Lifo::new(blocks(all, LARGE)), count)))
+        }),
+    ])
+}
+
+/// Frees one of `live` blocks and allocates another.
+fn replace(
+    harness: &Harness<'_>,
+    (case, live): (&'static str, usize),
+    which: Replaced,
+) -> Result<Vec<Record>, BenchError> {
+    if !harness.wants(case) || (COUNTS_RMW && live > 100_000) {
+        return Ok(Vec::new());
+    }
+    let live = if live > 4096 { harness.scale(live) } else { live };
+    // The pool's memory, that of the baselines, mimalloc's, and the lists of all blocks.
+    let needed = 4 * (live * SMALL) as u64;
+    if let Some(available) = super::available_bytes().filter(|available| *available < needed) {
+        let why =
+            format!("{} MiB of memory are available, {} needed", available >> 20, needed >> 20);
+        return Ok(vec![harness.skipped(case, &why)]);
+    }
+    let mut memory = Memory::new(live + 4096, SMALL)?;
+    let pool = memory.pool(SMALL)?;
+    let others = std::cell::RefCell::new(memory.others.as_mut_slice()?);
+    let of = (live, harness.scale(1_000_000));
+    let harness =
+        if live > 100_000 { &harness.with_runs(harness.options().runs.min(5)) } else { harness };
+    harness.interleave(vec![
+        Subject::countable(
+            "pinfold",
+            replace_run(case, of, which, || Ok(OwnedBlocks::new(pool.local()))),
+        ),
+        Subject::countable(
+            "pinfold-raw",
+            replace_run(case, of, which, || Ok(RawBlocks::new(pool.local()))),
+        ),
+        Subject::new("inblock", |out: &mut Samples| {
+            let memory = &mut others.borrow_mut();
+            let pool = InBlock::new(Pages::new(memory), SMALL);
+            replace_run(case, of, which, || Ok(Baseline(&pool)))(out)
+        }),
+        Subject::new("mimalloc", replace_run(case, of, which, || Ok(MiMalloc::<SMALL>))),
+        Subject::new("thread-list", |out: &mut Samples| {
+            let memory = &mut others.borrow_mut();
+            let all = memory.get_mut(..(live + 64) * SMALL).unwrap_or_default();
+            let stack = Lifo::new(blocks(all, SMALL));
+            replace_run(case, of, which, || Ok(Baseline(ThreadList::new(&stack, live + 64))))(out)
+        }),
+    ])
+}
+
+/// Allocates many blocks by one call and frees them by one call.
+fn bulk(harness: &Harness<'_>, case: &'static str, each: usize) -> Result<Vec<Record>, BenchError> {
+    if !harness.wants(case) {
+        return Ok(Vec::new());
+    }
+    let rounds = harness.scale(2_048_000).div_ceil(each);
+    let mut memory = Memory::new(4 * 8192, SMALL)?;
+    let pool = memory.pool(SMALL)?;
+    let (for_list, rest) = memory.others.as_mut_slice()?.split_at_mut(8192 * SMALL);
+    let inblock = InBlock::new(Pages::new(rest), SMALL);
+    let stack = Lifo::new(blocks(for_list, SMALL));
+    harness.interleave(vec![
+        Subject::countable(
+            "pinfold",
+            bulk_run(case, each, rounds, || OwnedBlocks::new(pool.local())),
+        ),
+        Subject::countable(
+            "pinfold-raw",
+            bulk_run(case, each, rounds, || RawBlocks::new(pool.local())),
+        ),
+        Subject::new("inblock", bulk_run(case, each, rounds, || Baseline(&inblock))),
+        Subject::new("mimalloc", bulk_run(case, each, rounds, || MiMalloc::<SMALL>)),
+        Subject::new(
+            "thread-list",
+            bulk_run(case, each, rounds, || Baseline(ThreadList::new(&stack, 4096))),
+        ),
+    ])
+}
+
+/// One thread allocates and another frees, beside one thread that does both.
+fn remote(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let batches = harness.scale(2_000);
+    let mut memory = Memory::new(8 * PASSED * BATCHES, SMALL)?;
+    let pool = memory.pool(SMALL)?;
+    let inblock = InBlock::new(Pages::new(memory.others.as_mut_slice()?), SMALL);
+    let (owned, raw) = (|| OwnedBlocks::new(pool.local()), || RawBlocks::new(pool.local()));
+    let locked = || Baseline(&inblock);
+    let alone = batches * PASSED;
+    harness.interleave(vec![
+        Subject::countable("pinfold", relay(batches, owned)),
+        Subject::countable("pinfold-raw", relay(batches, raw)),
+        Subject::new("inblock", relay(batches, locked)),
+        Subject::new("mimalloc", relay(batches, || MiMalloc::<SMALL>)),
+        Subject::countable("pinfold", single("local-free", alone, owned)),
+        Subject::countable("pinfold-raw", single("local-free", alone, raw)),
+        Subject::new("inblock", single("local-free", alone, locked)),
+        Subject::new("mimalloc", single("local-free", alone, || MiMalloc::<SMALL>)),
+    ])
+}
+
+/// Returns a run in which one thread allocates batches one block at a time and frees each.
+fn single<'s, H: Handle>(
+    case: &'static str,
+    blocks: usize,
+    handle: impl Fn() -> H + 's,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> + 's {
+    move |out| {
+        let (mut handle, mut held) = (handle(), Vec::with_capacity(PASSED));
+        let (cost, result) = Cost::of(|| {
+            (0..blocks / PASSED).try_for_each(|_| {
+                for _ in 0..PASSED {
+                    held.push(handle.alloc()?);
+                }
+                black_box(&mut held).drain(..).try_for_each(|block| handle.free(block))
+            })
+        });
+        out.cost(case, cost, blocks);
+        result
+    }
+}
+
+/// Returns a run in which this thread allocates `batches` batches and another frees them, each by
+/// its own handle.
+fn relay<'s, H: Handle<Object: Send>>(
+    batches: usize,
+    handle: impl Fn() -> H + Sync + 's,
+) -> impl FnMut(&mut Samples) -> Result<(), BenchError> + 's {
+    move |out| {
+        let (to_freer, full) = sync_channel(BATCHES);
+        let (to_allocator, empty) = sync_channel(BATCHES);
+        for _ in 0..BATCHES {
+            to_allocator.send(Vec::with_capacity(PASSED)).map_err(|_| BenchError::Thread)?;
+        }
+        let handle = &handle;
+        let (cost, freed) = Cost::of(|| {
+            std::thread::scope(|scope| {
+                let freer = spawn_second(scope, move || {
+                    let (cost, result) =
+                        Cost::of(|| free_batches(&mut handle(), &full, &to_allocator));
+                    result.map(|()| cost.counts)
+                })?;
+                let allocated = alloc_batches(&mut handle(), batches, &empty, to_freer);
+                let freed = freer.join().unwrap_or(Err(BenchError::Thread))?;
+                allocated.map(|()| freed)
+            })
+        });
+        out.cost("remote-free", cost.with(freed?), batches * PASSED);
+        Ok(())
+    }
+}
+
+fn alloc_batches<H: Handle>(
+    handle: &mut H,
+    batches: usize,
+    empty: &Receiver<Vec<H::Object>>,
+    full: SyncSender<Vec<H::Object>>,
+) -> Result<(), BenchError> {
+    for _ in 0..batches {
+        let mut batch = empty.recv().map_err(|_| BenchError::Thread)?;
+        for _ in 0..PASSED {
+            let object = handle.alloc()?;
+            black_box(object.address());
+            batch.push(object);
+        }
+        full.send(batch).map_err(|_| BenchError::Thread)?;
+    }
+    // The other thread ends when the channel closes.
+    drop(full);
+    Ok(())
+}
+
+fn free_batches<H: Handle>(
+    handle: &mut H,
+    full: &Receiver<Vec<H::Object>>,
+    empty: &SyncSender<Vec<H::Object>>,
+) -> Result<(), BenchError> {
+    while let Ok(mut batch) = full.recv() {
+        batch.drain(..).try_for_each(|block| handle.free(block))?;
+        // The first thread no longer receives when the last batches come back.
+        let _ = empty.send(batch);
+    }
+    Ok(())
 }

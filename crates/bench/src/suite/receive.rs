@@ -8,15 +8,12 @@
 //! count: on a machine that has no processor to spare for the sender, packets per second are what
 //! it sends.
 //!
-//! `page-pool` is the product with all its checks; the others are the rings used bare, with nothing
+//! `pinfold` is the product with all its checks; the others are the rings used bare, with nothing
 //! but their allocator.
 
 mod measure;
 mod plain;
-mod pool;
-mod processors;
-mod source;
-mod turns;
+mod product;
 mod wire;
 
 use super::Entry;
@@ -24,50 +21,36 @@ use crate::baseline::buddy::Buddy;
 use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Harness, Samples, Subject};
 use crate::record::Record;
-use measure::{Load, PAGES, Receiver, measure_at_once};
+use measure::{Load, PAGES, Receiver, measure_at_once, measure_turns};
 use pinfold::xdp::Interface;
 use pinfold_core::frame::Zone;
-use plain::Plain;
-use pool::Product;
-use source::{Array, List, Single, Static};
-use turns::measure_turns;
+use plain::{Array, Plain, Single, Static};
+use product::Product;
 use wire::Wire;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    (
-        "rx-64, -1500",
-        "receive a packet of that size, read one word of it, and return its page: one thread",
-    ),
-    ("rx-64-2t, rx-1500-2t", "the same with two queues, sockets and threads; all packets of both"),
-    (
-        "turns-64, turns-1500",
-        "the same by one thread that sends 192, then receives them: the program's own part, without the driver's",
-    ),
-    (
-        "pool-calls",
-        "one page from the page pool and back, in the pattern of rx-64, without a socket",
-    ),
+    ("rx-64", "receive a packet of 64 bytes, read a word of it, return its page: one thread"),
+    ("rx-1500", "the same with packets of 1,500 bytes"),
+    ("rx-64-2t", "rx-64 with two queues, sockets and threads; all packets of both"),
+    ("turns-64", "rx-64 by one thread that sends 192, then receives them: without the driver"),
+    ("turns-1500", "the same with packets of 1,500 bytes"),
 ];
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("page-pool", "pinfold-xdp: packets that own their pages, and a page pool"),
+    ("pinfold", "pinfold-xdp: packets that own their pages, and a page pool"),
     ("single", "bare rings; the page allocator of a kernel, one call per page"),
-    ("list, array", "bare rings; a zone's Local: take_list or fill, 64 pages at a time"),
-    (
-        "static-umem",
-        "bare rings; the addresses received are entered again, as in xdpsock and common crates",
-    ),
+    ("array", "bare rings; a zone's Local: fill, 64 pages at a time"),
+    ("static-umem", "bare rings; the addresses received are entered again, as in xdpsock"),
 ];
 
 /// Case, bytes of a packet without the checksum of Ethernet, threads, whether they send as well,
 /// packets of a run for each.
-const SIZES: [(&str, usize, usize, bool, usize); 6] = [
+const SIZES: [(&str, usize, usize, bool, usize); 5] = [
     ("rx-64", 60, 1, false, 1 << 18),
     ("rx-1500", 1514, 1, false, 1 << 17),
     ("rx-64-2t", 60, 2, false, 1 << 17),
-    ("rx-1500-2t", 1514, 2, false, 1 << 16),
     ("turns-64", 60, 1, true, 1 << 19),
     ("turns-1500", 1514, 1, true, 1 << 18),
 ];
@@ -76,16 +59,19 @@ const SIZES: [(&str, usize, usize, bool, usize); 6] = [
 ///
 /// # Errors
 /// The failure of a subject.
-pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
     }
     let mut records = Vec::new();
     for (case, bytes, threads, turns, full) in SIZES {
+        if !harness.wants(case) {
+            continue;
+        }
         let wire = match Wire::new(threads) {
             Ok(wire) => wire,
             Err(BenchError::NoNetwork(why)) => {
-                records.push(Record { subject: "page-pool", ..harness.skipped(case, &why) });
+                records.push(harness.skipped(case, &why));
                 continue;
             }
             Err(error) => return Err(error),
@@ -93,9 +79,6 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         let load = Load { wire: &wire, bytes, turns, packets: harness.scale(full) as u64 };
         records.extend(harness.interleave(subjects(case, load))?);
     }
-    let rounds = harness.scale(1 << 14);
-    let calls = |out: &mut Samples| pool::calls("pool-calls", rounds, out);
-    records.extend(harness.interleave(vec![Subject::new("page-pool", calls)])?);
     Ok(records)
 }
 
@@ -116,7 +99,7 @@ fn subjects<'w>(case: &'static str, load: Load<'w>) -> Vec<Subject<'w, BenchErro
     let queues = load.wire.queues;
     let zones = move || (0..queues).map(|_| Zone::new(PAGES)).collect::<Result<Vec<_>, _>>();
     vec![
-        Subject::new("page-pool", move |out: &mut Samples| {
+        Subject::new("pinfold", move |out: &mut Samples| {
             measure(case, load, |far| Product::open(far, queues), out)
         }),
         Subject::new("single", move |out: &mut Samples| {
@@ -127,10 +110,6 @@ fn subjects<'w>(case: &'static str, load: Load<'w>) -> Vec<Subject<'w, BenchErro
                 |far| Plain::open(far, buddies.iter().map(Single::new).collect()),
                 out,
             )
-        }),
-        Subject::new("list", move |out: &mut Samples| {
-            let zones = zones()?;
-            measure(case, load, |far| Plain::open(far, zones.iter().map(List::new).collect()), out)
         }),
         Subject::new("array", move |out: &mut Samples| {
             let zones = zones()?;

@@ -5,13 +5,9 @@
 //! serve one file in the page cache, `pinfold-soft` and `nbdkit-memory` memory of their own, filled
 //! with the same bytes. The clients are fio's nbd engine, which has one connection, and nbdcopy,
 //! which has up to four; their own processor time is not counted.
-//!
-//! `rpc-259` is the receive loop of an RPC server at a socket, in this process.
 
 mod client;
 mod process;
-mod rpc;
-mod send;
 
 use super::Entry;
 use crate::error::BenchError;
@@ -23,25 +19,13 @@ use std::time::{Duration, Instant};
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    (
-        "read-4k-1, -16, -64",
-        "random reads of 4 KiB, that many in flight: requests per second, p99, the server's CPU time",
-    ),
-    ("write-4k-1, -16, -64", "random writes of 4 KiB"),
-    ("read-1m-1, -16, -64", "random reads of 1 MiB: bandwidth, p99, the server's CPU time"),
-    ("write-1m-1, -16, -64", "random writes of 1 MiB"),
-    (
-        "nbdcopy-read, nbdcopy-write",
-        "nbdcopy of 1 GiB from the server to nowhere, or from memory to it",
-    ),
-    (
-        "rpc-259",
-        "an RPC server receives a write of 1 MiB from a socket into pages, after it has refilled what is missing of 259",
-    ),
-    (
-        "send-1m",
-        "1 MiB into a TCP connection to this machine: the sender's CPU time, and how much was copied",
-    ),
+    ("read-4k-1", "random reads of 4 KiB, one at a time: requests/s, p99, the server's CPU time"),
+    ("read-4k-16", "the same, 16 in flight"),
+    ("write-4k-16", "random writes of 4 KiB, 16 in flight"),
+    ("read-1m-16", "random reads of 1 MiB, 16 in flight: bandwidth, p99, the server's CPU time"),
+    ("write-1m-16", "random writes of 1 MiB, 16 in flight"),
+    ("nbdcopy-read", "nbdcopy of 1 GiB from the server to nowhere"),
+    ("nbdcopy-write", "nbdcopy of 1 GiB from memory to the server"),
 ];
 
 /// The subjects.
@@ -52,29 +36,15 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("qemu-nbd-uring", "the same with --aio=io_uring"),
     ("nbdkit-memory", "nbdkit's memory plugin"),
     ("pinfold-soft", "pinfold serve soft:SIZE, through a model controller, whose time counts"),
-    ("single", "rpc-259: a kernel's page allocator, one call per page"),
-    ("list, array", "rpc-259: an owner's Local of a zone, take_list or fill"),
-    (
-        "pinfold-arena",
-        "rpc-259: an owner's ArenaLocal, fill, as `pinfold serve` takes its pages: buffers that own them",
-    ),
-    ("send, send-zc", "send-1m: io_uring's send, and its zero-copy send"),
 ];
 
 /// What is measured with fio: case, direction, bytes of a request, requests in flight.
-const FIO: [(&str, Direction, u64, usize); 12] = [
+const FIO: [(&str, Direction, u64, usize); 5] = [
     ("read-4k-1", Direction::Read, 4 << 10, 1),
     ("read-4k-16", Direction::Read, 4 << 10, 16),
-    ("read-4k-64", Direction::Read, 4 << 10, 64),
-    ("write-4k-1", Direction::Write, 4 << 10, 1),
     ("write-4k-16", Direction::Write, 4 << 10, 16),
-    ("write-4k-64", Direction::Write, 4 << 10, 64),
-    ("read-1m-1", Direction::Read, 1 << 20, 1),
     ("read-1m-16", Direction::Read, 1 << 20, 16),
-    ("read-1m-64", Direction::Read, 1 << 20, 64),
-    ("write-1m-1", Direction::Write, 1 << 20, 1),
     ("write-1m-16", Direction::Write, 1 << 20, 16),
-    ("write-1m-64", Direction::Write, 1 << 20, 64),
 ];
 /// What is measured with nbdcopy.
 const COPIES: [(&str, Direction); 2] =
@@ -86,13 +56,11 @@ const LEAST_MIB: usize = 64;
 /// How long fio runs.
 const RUN: Duration = Duration::from_secs(1);
 const QUICK_RUN: Duration = Duration::from_millis(200);
-/// The only depth of a quick run.
-const QUICK_DEPTH: usize = 16;
 /// The most runs: they take seconds.
 const MOST_RUNS: usize = 5;
 
 /// Returns why this machine cannot measure the suite, if so.
-pub fn unable() -> Option<String> {
+pub(super) fn unable() -> Option<String> {
     missing().map(|error| error.to_string())
 }
 
@@ -101,7 +69,7 @@ pub fn unable() -> Option<String> {
 /// # Errors
 /// [`BenchError::NoServers`] where a program is not installed, or the failure of a server or a
 /// client.
-pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
         return Ok(Vec::new());
     }
@@ -124,18 +92,16 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     for server in servers.iter().filter(|server| server.has_memory()) {
         client::copy(Direction::Write, &data, server)?;
     }
-    let mut records = rpc::run(&harness)?;
-    records.extend(send::run(&harness)?);
-    let measured =
-        |(_, _, _, depth): &(&str, Direction, u64, usize)| !quick || *depth == QUICK_DEPTH;
-    for (case, direction, block, depth) in FIO.into_iter().filter(measured) {
+    let mut records = Vec::new();
+    for (case, direction, block, depth) in FIO.into_iter().filter(|(case, ..)| harness.wants(case))
+    {
         let subjects = servers.iter().map(|server| {
             let fio = Fio { direction, block, depth, duration };
             Subject::new(server.name(), move |out: &mut Samples| requests(out, case, server, &fio))
         });
         records.extend(harness.interleave(subjects.collect())?);
     }
-    for (case, direction) in COPIES {
+    for (case, direction) in COPIES.into_iter().filter(|(case, _)| harness.wants(case)) {
         let subjects = servers.iter().map(|server| {
             let source = &source;
             Subject::new(server.name(), move |out: &mut Samples| {

@@ -1,13 +1,17 @@
 //! The suite `vfio`: what a mapping costs where the kernel owns the table, and what an arena that
 //! is mapped as a whole saves.
 //!
-//! It needs a device that is bound to VFIO (`pinfold bind`) and that this user may open; the device
-//! performs no I/O. The requests per second that `pinfold bench vfio` prints after it are measured
-//! by the program, with the engine of `pinfold io`.
+//! It needs a device that is bound to VFIO (`pinfold bind`) and that this user may open. In
+//! `randread-4k-64` the controller changes its driver in turn.
+
+mod iops;
+mod kernel;
+
+pub(crate) use kernel::KernelError;
 
 use super::Entry;
 use crate::error::BenchError;
-use crate::harness::{Cost, Harness, Samples, Subject};
+use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
 use crate::record::Record;
 use pinfold::probe::Facts;
 use pinfold::vfio::{Device, Options};
@@ -16,52 +20,37 @@ use pinfold_core::access::Bidirectional;
 
 /// The cases.
 pub(super) const CASES: &[Entry] = &[
-    (
-        "map-4k, -64k, -2m, -8m, -32m",
-        "map and unmap a buffer of that size: pin, map, unmap, flush, unpin",
-    ),
-    (
-        "revoke-64",
-        "unmap one of 64 adjacent buffers of 4 KiB that were mapped before the clock starts",
-    ),
-    (
-        "randread-4k-64",
-        "4 KiB random reads per second, 64 in flight, beside fio on the kernel's driver",
-    ),
+    ("map-4k", "map and unmap a buffer of 4 KiB: pin, map, unmap, flush, unpin"),
+    ("map-2m", "the same of 2 MiB"),
+    ("map-32m", "the same of 32 MiB"),
+    ("revoke-64", "unmap one of 64 adjacent buffers of 4 KiB that were mapped before"),
+    ("randread-4k-64", "4 KiB random reads per second, 64 in flight, beside the kernel's driver"),
 ];
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    (
-        "pages-4k, pages-2m",
-        "map and unmap of memory on 4 KiB pages, and on 2 MiB hugepages if there are any",
-    ),
-    ("whole", "map and unmap of a buffer in an arena that is mapped as a whole"),
-    ("one-by-one, together", "each buffer revoked by a call of its own, or all by revoke_all"),
-    (
-        "fio, fio-batched",
-        "fio (io_uring, O_DIRECT) on the kernel's driver; submitting and reaping 32 at a time",
-    ),
-    (
-        "pinfold-static, -polled, -revoke, -strict",
-        "mapped once; the same, polled; revoked in batches: held until their flush, or waited for",
-    ),
+    ("pages-4k", "memory on 4 KiB pages"),
+    ("pages-2m", "memory on hugepages of 2 MiB, if there are any"),
+    ("whole", "a buffer in an arena that is mapped as a whole"),
+    ("one-by-one", "revoke-64: each buffer revoked by a call of its own"),
+    ("together", "revoke-64: all revoked by one call"),
+    ("fio", "fio (io_uring, O_DIRECT) on the kernel's driver"),
+    ("fio-batched", "the same, submitting and reaping 32 at a time"),
+    ("static", "pinfold io: mapped once"),
+    ("static-polled", "the same, polled"),
+    ("batch", "pinfold io --protect revoke: revoked in batches, held until their flush"),
+    ("strict", "pinfold io --protect strict: revoked in batches, waited for"),
 ];
 
 /// Case, bytes per buffer, operations per run.
-const SIZES: [(&str, usize, usize); 5] = [
-    ("map-4k", 4 << 10, 512),
-    ("map-64k", 64 << 10, 512),
-    ("map-2m", 2 << 20, 128),
-    ("map-8m", 8 << 20, 32),
-    ("map-32m", 32 << 20, 16),
-];
+const SIZES: [(&str, usize, usize); 3] =
+    [("map-4k", 4 << 10, 512), ("map-2m", 2 << 20, 128), ("map-32m", 32 << 20, 16)];
 /// The size of an arena: the largest buffers of two subjects.
 const ARENA_BYTES: u64 = 64 << 20;
 const MANY: usize = 64;
 
 /// Returns why this machine cannot measure the suite, if so.
-pub fn unable() -> Option<String> {
+pub(super) fn unable() -> Option<String> {
     open().err().map(|error| error.to_string())
 }
 
@@ -83,7 +72,19 @@ fn open() -> Result<Device, BenchError> {
 /// # Errors
 /// [`BenchError::NoDevice`] where no device is bound to VFIO, [`BenchError::Device`] where none can
 /// be opened, or the failure of a subject.
-pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let mut records = mappings(harness)?;
+    // Last, since it rebinds the device, and catches the signals.
+    if !COUNTS_RMW && harness.wants(iops::CASE) {
+        match iops::requirements() {
+            Ok(requirements) => records.extend(iops::run(&requirements, harness)?),
+            Err(why) => crate::report(&format!("vfio: {} is left out: {why}", iops::CASE)),
+        }
+    }
+    Ok(records)
+}
+
+fn mappings(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let device = open()?;
     let domain = device.domain();
     let arena = |source| Arena::builder().size(ARENA_BYTES).source(source).build(domain);
@@ -91,10 +92,10 @@ pub fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     // Without reserved hugepages, their figures are left out.
     let huge = arena(Source::Hugetlb2M).ok();
     let mut records = Vec::new();
-    for (case, bytes, full) in SIZES {
+    for (case, bytes, full) in SIZES.into_iter().filter(|(case, ..)| harness.wants(case)) {
         records.extend(pairs(harness, (case, bytes, full), domain, &plain, huge.as_ref())?);
     }
-    records.extend(revokes(harness, domain, &plain)?);
+    records.extend(harness.cases(&["revoke-64"], || revokes(harness, domain, &plain))?);
     Ok(records)
 }
 

@@ -291,42 +291,6 @@ with the most blocks that were in use. `pinfold copy --pools` prints the same fo
   pinfold pools --protect static --json"
 }
 
-help! { BENCH:
-    "\
-The subjects of a case run in turn in one process, so that the ratio of two of them holds on a \
-machine whose speed drifts. Each figure is the median of the runs, with the minimum and the \
-maximum beside it; the last column of the table is the ratio to the case's first subject. Without \
---json the published figures for the same work follow, then the targets with what was measured. \
-Run nothing else meanwhile. `linear` alone takes some 20 seconds, since its free is quadratic.
-
-The suite vfio needs a device that is bound to vfio-pci. If that is an NVMe controller, the user \
-is root and fio is installed, vfio-iops compares the I/Os per second of random 4 KiB reads, 64 in \
-flight, with fio on the kernel's driver: the controller changes its driver in each round. It is \
-never written. What is left out is reported on standard error.
-
-A line of --json:
-  {\"suite\":\"pool\",\"case\":\"mpt3sas-free\",\"subject\":\"pinfold\",
-   \"metric\":\"time\",\"unit\":\"ns/op\",\"median\":2.1,\"min\":2.0,\"max\":2.6,\"runs\":9}
-
-metric is time, rate (per second), bytes, count or segments. A figure that depends on the model of \
-an IOMMU has \"modelled\":true. A build with --features count-rmw counts the read-modify-writes on \
-shared memory per operation instead of measuring times.
-
-Exit codes:
-  0    all was measured
-  1    a subject failed, or a plot could not be written; one line on standard error says why
-  2    the command line asks for something unknown or impossible
-  130  stopped by a signal; nothing is left behind, and the suite vfio gives the device its driver \
-back first
-
-";
-    "  pinfold bench
-  pinfold bench pool --quick
-  sudo pinfold bench vfio
-  pinfold bench frame --json --runs 21 > frame.json
-  pinfold bench --plot plots"
-}
-
 help! { REPLAY:
     "\
 A trace is the text that Linux's tracer prints for the events dma:* and iommu:*; --how explains \
@@ -349,7 +313,7 @@ printed, and says so
 ";
     "  pinfold replay --how
   pinfold replay trace.zst
-  pinfold replay trace.txt --policy magazines,pinfold-batch --timing original
+  pinfold replay trace.txt --policy lazy,batch --timing original
   pinfold replay trace.gz --svg pictures
   trace-cmd report | pinfold replay - --json"
 }

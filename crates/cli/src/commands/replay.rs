@@ -9,8 +9,8 @@ use crate::signal::Interrupt;
 use crate::units::grouped;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pinfold::soft::{Effect, SoftConfig};
-use pinfold_bench::policy::PolicyKind;
-use pinfold_bench::replay::{
+use pinfold_replay::policy::PolicyKind;
+use pinfold_replay::{
     Limits, Outcome, Picture, Places, ReplayError, Timing, Trace, TraceError, replay_all,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -218,8 +218,8 @@ mod tests {
 
     #[test]
     fn policies_run_once_in_the_order_of_the_ladder() {
-        let names = [PolicyKind::None, PolicyKind::Magazines, PolicyKind::None];
-        assert!(selected(&names).eq([PolicyKind::Magazines, PolicyKind::None]));
+        let names = [PolicyKind::None, PolicyKind::Lazy, PolicyKind::None];
+        assert!(selected(&names).eq([PolicyKind::Lazy, PolicyKind::None]));
         assert!(selected(&[]).eq(PolicyKind::ALL));
     }
 }

@@ -4,7 +4,7 @@ use crate::args::TimingArg;
 use crate::output::OutputError;
 use crate::units::{ByteSize, counted, grouped, time};
 use mapped::MappedLine;
-use pinfold_bench::replay::{Counts, Device, Footprint, Outcome, Summary, Times, Trace};
+use pinfold_replay::{Counts, Device, Footprint, Outcome, Summary, Times, Trace};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;

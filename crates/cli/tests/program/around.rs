@@ -16,7 +16,6 @@ fn help_names_every_command_the_targets_and_the_exit_codes() {
         "io",
         "doctor",
         "pools",
-        "bench",
         "replay",
         "completions",
         "man",
@@ -26,7 +25,7 @@ fn help_names_every_command_the_targets_and_the_exit_codes() {
     ] {
         assert!(help.contains(part), "{part}");
     }
-    for command in ["copy", "io", "doctor", "pools", "bench", "replay", "completions", "man"] {
+    for command in ["copy", "io", "doctor", "pools", "replay", "completions", "man"] {
         assert!(pinfold(&[command, "--help"]).ok().contains("Examples:"), "{command}");
     }
     assert!(pinfold(&["--version"]).ok().starts_with("pinfold 0"));
@@ -178,10 +177,8 @@ fn the_keys_of_io_and_copy_are_documented() {
 #[test]
 fn the_keys_of_replay_and_doctor_are_documented() {
     let sample =
-        concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/samples/linux-6.12-nvme-ahci-e1000e.txt");
-    let lines =
-        pinfold(&["replay", sample, "--mapped", "--json", "--policy", "magazines,pinfold-batch"])
-            .ok();
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../replay/samples/linux-6.12-nvme-ahci-e1000e.txt");
+    let lines = pinfold(&["replay", sample, "--mapped", "--json", "--policy", "lazy,batch"]).ok();
     assert_documented("replay.md", &printed(&lines));
     assert_documented("troubleshooting.md", &printed(&pinfold(&["doctor", "--json"]).ok()));
 }
@@ -203,7 +200,6 @@ fn with_streams(line: &str, out: Stdio, err: Stdio) -> Ended {
 fn unwritable_standard_output_fails_every_command() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", b"x"), folder.arg("out"));
-    let bench = "bench page-pool --quick --runs 1";
     for line in [
         "--help",
         "-h",
@@ -223,8 +219,6 @@ fn unwritable_standard_output_fails_every_command() {
         "nvme soft:1M --json",
         "io soft:1M",
         "io soft:1M --json",
-        &format!("{bench} --json"),
-        bench,
         &format!("copy {source} {out}"),
         &format!("copy {source} {out} --force --json"),
     ] {
@@ -250,7 +244,6 @@ fn with_unwritable_standard_error_the_exit_code_is_right() {
         ("", 2),
         ("-vv doctor", 0),
         ("-vv io soft:1M", 0),
-        ("bench page-pool --quick --runs 1", 0),
         ("bind ffff:ff:1f.7", 1),
     ] {
         let ended = with_streams(line, Stdio::piped(), full());
@@ -285,7 +278,5 @@ fn a_thread_that_cannot_be_started_is_reported() {
     limited_user(2, &long).failed(1, &["no thread for job 1 of 3", "--numjobs", "ulimit -u"]);
     limited_user(3, &long).failed(1, &["no thread for job 2 of 3"]);
     limited_user(2, "io soft:1M").failed(1, &["cannot start the thread of the model controller"]);
-    let bench = "bench page-pool --quick --runs 1 --json";
-    limited_user(1, bench).failed(1, &["cannot start a second thread for the measurement"]);
     limited_user(4, &jobs).ok();
 }

@@ -5,7 +5,6 @@ mod around;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
-mod bench;
 /// The client that the tests of the server use, too.
 #[cfg(test)]
 #[path = "../../src/server/client.rs"]

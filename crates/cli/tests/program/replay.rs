@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn sample() -> String {
-    format!("{}/../bench/samples/linux-6.12-nvme-ahci-e1000e.txt", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/../replay/samples/linux-6.12-nvme-ahci-e1000e.txt", env!("CARGO_MANIFEST_DIR"))
 }
 
 fn objects(ended: Ended) -> Vec<serde_json::Value> {
@@ -31,12 +31,12 @@ fn json_has_a_line_for_the_trace_each_device_and_each_policy() {
         };
         let counts =
             all.iter().find(|row| row["device"] == device && row["maps"].is_u64()).unwrap();
-        for policy in ["tree-2015", "identity", "pinfold-strict", "none"] {
+        for policy in ["tree-2015", "identity", "strict", "none"] {
             let row = of(policy);
             assert_eq!(row["map"]["count"], counts["maps"], "{row}");
             assert!(row["extents_at_peak"].as_u64() > Some(0) && row["modelled"] == true, "{row}");
         }
-        assert_eq!(of("pinfold-strict")["reachable_ns"], 0);
+        assert_eq!(of("strict")["reachable_ns"], 0);
         assert!(of("none")["reachable_ns"].is_null());
         let recorded = of("recorded");
         assert!(
@@ -49,8 +49,7 @@ fn json_has_a_line_for_the_trace_each_device_and_each_policy() {
 #[test]
 fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written() {
     let folder = Folder::new();
-    let args =
-        ["replay", &sample(), "--policy", "pinfold-batch,magazines", "--svg", &folder.arg("a/b")];
+    let args = ["replay", &sample(), "--policy", "batch,lazy", "--svg", &folder.arg("a/b")];
     let out = pinfold(&args).ok();
     for part in [
         "780 lines",
@@ -61,16 +60,13 @@ fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written
     ] {
         assert!(out.contains(part), "{part}: {out}");
     }
-    assert!(
-        !out.contains("tree-2015") && out.find("magazines") < out.find("pinfold-batch"),
-        "{out}"
-    );
+    assert!(!out.contains("tree-2015") && out.find("lazy") < out.find("batch"), "{out}");
     let names = std::fs::read_dir(folder.path("a/b")).unwrap();
     let mut names: Vec<String> =
         names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     assert_eq!(names.len(), 9);
-    assert_eq!(names[0], "0000_00_02.0-magazines.svg");
+    assert_eq!(names[0], "0000_00_02.0-lazy.svg");
     for name in names {
         let picture = std::fs::read_to_string(folder.path("a/b").join(name)).unwrap();
         assert!(
@@ -83,10 +79,10 @@ fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written
 
 #[test]
 fn what_is_still_mapped_is_listed_where_a_table_can_be_read() {
-    let args = ["replay", &sample(), "--mapped", "--policy", "magazines,pinfold-strict"];
+    let args = ["replay", &sample(), "--mapped", "--policy", "lazy,strict"];
     let all = objects(pinfold(&[&args[..], &["--json"]].concat()));
     let mut runs = 0;
-    for row in all.iter().filter(|row| row["policy"] == "pinfold-strict") {
+    for row in all.iter().filter(|row| row["policy"] == "strict") {
         let counts =
             all.iter().find(|of| of["device"] == row["device"] && of["maps"].is_u64()).unwrap();
         let mapped = row["mapped"].as_array().unwrap();
@@ -98,18 +94,11 @@ fn what_is_still_mapped_is_listed_where_a_table_can_be_read() {
         runs += mapped.len();
     }
     assert!(runs > 0, "the sample leaves some");
-    assert!(all.iter().all(|row| row["policy"] == "pinfold-strict" || row["mapped"].is_null()));
+    assert!(all.iter().all(|row| row["policy"] == "strict" || row["mapped"].is_null()));
     let out = pinfold(&args).ok();
-    assert!(
-        out.contains("still mapped by pinfold-strict: ") && out.contains("read-write"),
-        "{out}"
-    );
-    assert!(!out.contains("still mapped by magazines"), "{out}");
-    assert!(
-        !pinfold(&["replay", &sample(), "--policy", "pinfold-strict"])
-            .ok()
-            .contains("still mapped")
-    );
+    assert!(out.contains("still mapped by strict: ") && out.contains("read-write"), "{out}");
+    assert!(!out.contains("still mapped by lazy"), "{out}");
+    assert!(!pinfold(&["replay", &sample(), "--policy", "strict"]).ok().contains("still mapped"));
 }
 
 #[test]
@@ -177,15 +166,8 @@ fn a_signal_ends_with_the_report_of_what_was_replayed() {
 
 #[test]
 fn a_policy_that_fails_does_not_lose_those_before() {
-    let args = [
-        "replay",
-        &sample(),
-        "--policy",
-        "tree-2015,pinfold-strict",
-        "--table-bytes",
-        "16k",
-        "--json",
-    ];
+    let args =
+        ["replay", &sample(), "--policy", "tree-2015,strict", "--table-bytes", "16k", "--json"];
     let ended = pinfold(&args);
     assert_eq!(ended.code, Some(1), "{ended:#?}");
     let rows: Vec<serde_json::Value> =
@@ -230,7 +212,7 @@ fn how_explains_recording_and_needs_no_trace() {
 #[test]
 fn what_cannot_be_replayed_is_refused_with_advice() {
     pinfold(&["replay"]).failed(2, &["<TRACE>"]);
-    pinfold(&["replay", "x", "--policy", "lazy"]).failed(2, &["lazy", "magazines-strict"]);
+    pinfold(&["replay", "x", "--policy", "lazy"]).failed(2, &["lazy", "linux-strict"]);
     pinfold(&["replay", "x", "--limit", "0"]).failed(2, &["--limit", "0"]);
     let folder = Folder::new();
     let missing = folder.arg("missing");
@@ -241,6 +223,6 @@ fn what_cannot_be_replayed_is_refused_with_advice() {
     let binary = folder.file("trace.dat", b"\x17\x08\x44tracing6\0");
     pinfold(&["replay", &binary]).failed(1, &["trace-cmd report FILE | pinfold replay -"]);
     pinfold(&["replay", &sample(), "--svg", &empty]).failed(1, &[&empty, "--svg"]);
-    pinfold(&["replay", &sample(), "--policy", "magazines", "--table-bytes", "4k"])
-        .failed(1, &["magazines", "operation 1:", "--table-bytes"]);
+    pinfold(&["replay", &sample(), "--policy", "lazy", "--table-bytes", "4k"])
+        .failed(1, &["lazy", "operation 1:", "--table-bytes"]);
 }

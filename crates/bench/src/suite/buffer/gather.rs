@@ -5,7 +5,7 @@ use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
-use pinfold::registered::{BufferIndex, Buffers};
+use pinfold::registered::{BufferIndex, Buffers, Registration};
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{Block, DmaPool};
@@ -23,7 +23,7 @@ pub(super) const CASES: [&str; 2] = ["gather-8m", "gather-8m-prp"];
 
 /// Measures the program's own memory, registered, and the same memory with a segment for every
 /// page.
-pub(super) fn run(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
+pub(super) fn gathered(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
     let mut table = own.table()?;
     let index = own.register(&mut table)?;
     let list = each_page(table.get(index)?)?;
@@ -59,7 +59,7 @@ fn segments(
                     Ok::<_, BenchError>(full.len())
                 })
             });
-            record(out, CASE, cost, many, segments?);
+            record_segments(out, CASE, cost, many, segments?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
@@ -69,7 +69,7 @@ fn segments(
                     list.gather((offset, BYTES), &profile, black_box(&mut slots))
                 })
             });
-            record(out, CASE, cost, few, segments?);
+            record_segments(out, CASE, cost, few, segments?);
             Ok(())
         }),
     ])
@@ -100,21 +100,73 @@ fn prps(
                 offsets(times)
                     .try_fold(0, |_, offset| build(&mut buffers.segments(index, offset, BYTES)?))
             });
-            record(out, CASE, cost, times, entries?);
+            record_segments(out, CASE, cost, times, entries?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
             let (cost, entries) = Cost::of(|| {
                 offsets(times).try_fold(0, |_, offset| build(&mut list.part(offset, BYTES)))
             });
-            record(out, CASE, cost, times, entries?);
+            record_segments(out, CASE, cost, times, entries?);
             Ok(())
         }),
     ])
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few thousand segments")]
-fn record(out: &mut Samples, case: &'static str, cost: Cost, times: usize, segments: usize) {
+fn record_segments(
+    out: &mut Samples,
+    case: &'static str,
+    cost: Cost,
+    times: usize,
+    segments: usize,
+) {
     out.cost(case, cost, times);
     out.figure(case, Metric::Segments, "segments", segments as f64);
+}
+
+// Registering 1 GiB.
+
+pub(super) const REGISTER: &str = "register-1g";
+
+/// Measures registering the program's own memory: both subjects pin and unpin all of it by the same
+/// calls, and `pages-4k` describes each page afterwards.
+pub(super) fn registered(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
+    let times = harness.scale(16);
+    let (mut ours, mut theirs) = (own.table()?, own.table()?);
+    harness.interleave(vec![
+        Subject::new("pinfold", move |out: &mut Samples| {
+            let whole = |registration: &Registration| Ok(registration.table().table_bytes());
+            let (cost, table) =
+                Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut ours, whole)));
+            record_table(out, REGISTER, cost, times, table?);
+            Ok(())
+        }),
+        Subject::new("pages-4k", move |out: &mut Samples| {
+            let each =
+                |registration: &Registration| Ok(black_box(each_page(registration)?).table_bytes());
+            let (cost, table) =
+                Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut theirs, each)));
+            record_table(out, REGISTER, cost, times, table?);
+            Ok(())
+        }),
+    ])
+}
+
+/// Registers the memory, describes it, and unregisters it.
+fn once(
+    own: &Own,
+    table: &mut Buffers<'_>,
+    describe: impl FnOnce(&Registration) -> Result<usize, BenchError>,
+) -> Result<usize, BenchError> {
+    let index = own.register(table)?;
+    let bytes = describe(table.get(index)?)?;
+    table.unregister(index)?;
+    Ok(bytes)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a few MiB, a few thousand times")]
+fn record_table(out: &mut Samples, case: &'static str, cost: Cost, times: usize, table: usize) {
+    out.figure(case, Metric::Time, "us", cost.ns / 1e3 / times.max(1) as f64);
+    out.figure(case, Metric::Bytes, "bytes", table as f64);
 }

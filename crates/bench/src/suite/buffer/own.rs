@@ -3,7 +3,7 @@
 
 use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
-use crate::suite::machine::available_bytes;
+use crate::suite::available_bytes;
 use pinfold::registered::{
     Backing, BufferIndex, Buffers, Registration, RegistrationError, Survey, View,
 };

@@ -21,11 +21,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     else {
         return Ok(Vec::new());
     };
-    // The published queue depth; and one at a time, so that no submission waits for the queue of
-    // the device.
-    let mut records = case(harness, "io-submit", harness.scale(64).max(8), &file)?;
-    records.extend(case(harness, "io-submit-1", 1, &file)?);
-    Ok(records)
+    case(harness, "io-submit", harness.scale(64).max(8), &file)
 }
 
 /// Measures reads with `depth` of them in flight.
@@ -45,7 +41,7 @@ fn case(
         ("pinfold", &hugepages, &huge),
         ("unregistered", &hugepages, &[]),
         ("pages-4k", &plain, &small),
-        ("pages-4k-unregistered", &plain, &[]),
+        ("pages-4k-unreg.", &plain, &[]),
     ];
     let mut readers = Vec::new();
     for (name, arena, fixed) in subjects {

@@ -15,14 +15,8 @@ use std::time::Duration;
 
 type Outcome = Result<(), BenchError>;
 
-const CASES: [(&str, usize); 6] = [
-    ("bounce-64", 64),
-    ("bounce-256", 256),
-    ("bounce-1k", 1 << 10),
-    ("bounce-4k", 4 << 10),
-    ("bounce-8k", 8 << 10),
-    ("bounce-16k", 16 << 10),
-];
+const CASES: [(&str, usize); 4] =
+    [("bounce-64", 64), ("bounce-1k", 1 << 10), ("bounce-4k", 4 << 10), ("bounce-16k", 16 << 10)];
 /// The program's memory that the payloads are taken from in turn, which the nearer caches hold in
 /// part.
 const PROGRAM: usize = 4 << 20;
@@ -41,7 +35,8 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     let timed = Setup::with(SoftConfig { flush_cost: FLUSH, ..SoftConfig::default() })?;
     let (to, from, free, timed) = (&to, &from, &free.domain, &timed.domain);
     let times = harness.scale(16_000);
-    let subjects = CASES.into_iter().flat_map(|(case, len)| {
+    let wanted = CASES.into_iter().filter(|(case, _)| harness.wants(case));
+    let subjects = wanted.flat_map(|(case, len)| {
         [
             Subject::countable("bounced", move |out| {
                 bounced(out, case, &mut to.local(), &mut from.local(), len, times)
@@ -51,12 +46,12 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
                 out.cost(case, cost, times);
                 Ok(())
             }),
-            Subject::new("pinfold-strict", move |out| {
+            Subject::new("strict", move |out| {
                 let cost = mapped(&mut timed.local(), len, times)?;
                 modelled(out, case, cost, times);
                 Ok(())
             }),
-            Subject::new("pinfold-batch", move |out| {
+            Subject::new("batch", move |out| {
                 let cost = batched(&mut timed.local(), len, times)?;
                 modelled(out, case, cost, times.div_ceil(BATCH / 2) * (BATCH / 2));
                 Ok(())

@@ -1,14 +1,17 @@
-//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, `flush-64p`.
+//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, `domain-4k-batch`; and unmapping and
+//! mapping at random among many mappings: `live-1k`, `live-1m`.
 
 use super::payload::Nothing;
 use crate::error::BenchError;
-use crate::harness::{COUNTS_RMW, Cost, Harness, Samples, Subject};
-use crate::policy::{Dma, Memory, PolicyKind};
-use crate::record::{Metric, Record};
+use crate::harness::{Cost, Harness, Samples, Subject};
+use crate::record::Record;
+use crate::suite::handle::Rng;
 use pinfold::soft::{Effect, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, FromDevice};
 use pinfold_core::domain::{Domain, Local, NotQuiesced};
 use pinfold_core::share::Shared;
+use pinfold_replay::policy::{Dma, Memory, PolicyKind};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How many mappings are revoked by one call in `domain-4k-batch`.
@@ -50,22 +53,68 @@ pub(super) fn domain(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         Subject::countable("pinfold", move |out| {
             single(out, "domain-4k", &mut domain.local(), small, times)
         }),
-        Subject::countable("pinfold-shared", move |out| {
-            shared(out, "domain-4k", domain, small, times)
-        }),
         Subject::countable("pinfold", move |out| {
             batches(out, "domain-4k-batch", &mut domain.local(), times / BATCH)
-        }),
-        Subject::countable("pinfold-many", move |out| {
-            batches_by_one_call(out, "domain-4k-batch", &mut domain.local(), times / BATCH)
         }),
         Subject::countable("pinfold", move |out| {
             single(out, "domain-1m", &mut domain.local(), large, times / 8)
         }),
-        Subject::countable("pinfold-shared", move |out| {
-            shared(out, "domain-1m", domain, large, times / 8)
-        }),
     ])
+}
+
+/// Measures exchanges of one mapping among few and among very many.
+pub(super) fn live(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
+    let memory = &Memory::new(4096)?;
+    let times = harness.scale(100_000);
+    // A search of the tree takes milliseconds once addresses have been freed at random.
+    let kinds = [
+        (PolicyKind::Revoke, times),
+        (PolicyKind::Batch, times),
+        (PolicyKind::Lazy, times),
+        (PolicyKind::Tree2015, times / 500),
+    ];
+    let mut subjects = Vec::new();
+    for (case, live) in [("live-1k", 1000), ("live-1m", harness.scale(1_000_000))] {
+        for (kind, times) in kinds.into_iter().filter(|_| harness.wants(case)) {
+            subjects.push(Subject::new(kind.name(), move |out: &mut Samples| {
+                among(out, (case, live), kind, memory, times.max(1))
+            }));
+        }
+    }
+    harness.with_runs(harness.options().runs.min(5)).interleave(subjects)
+}
+
+/// Unmaps a mapping at random and maps its page again, with `live` mappings.
+fn among(
+    out: &mut Samples,
+    (case, live): (&'static str, usize),
+    kind: PolicyKind,
+    memory: &Arc<Memory>,
+    times: usize,
+) -> Outcome {
+    // The table pages for all mappings are there before, with room for those that address space
+    // with holes needs: no exchange pays for the first touch of one.
+    let reserved = (1 << 20) + 16 * (live + 3 * times);
+    let policy = kind.create(memory, &SoftConfig { table_reserved: reserved, ..free_flushes() })?;
+    let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
+    let (mut thread, mut rng) = (policy.thread(), Rng::new());
+    let (mut freed, mut mapped): (_, Vec<Dma>) = (Vec::new(), Vec::with_capacity(live));
+    for _ in 0..live {
+        mapped.push(thread.map(page, Access::WRITE)?);
+    }
+    let mut exchange = || -> Outcome {
+        thread.unmap(mapped.swap_remove(rng.below(mapped.len())), &mut freed)?;
+        freed.clear();
+        mapped.push(thread.map(page, Access::WRITE)?);
+        Ok(())
+    };
+    // The addresses are in order at first.
+    (0..times).try_for_each(|_| exchange())?;
+    let (cost, result) = Cost::of(|| (0..times).try_for_each(|_| exchange()));
+    result?;
+    out.cost(case, cost, times);
+    mapped.into_iter().try_for_each(|dma| thread.unmap(dma, &mut freed))?;
+    Ok(thread.settle(&mut freed)?)
 }
 
 /// Maps, revokes and waits for one payload at a time.
@@ -81,27 +130,6 @@ fn single(
             let mapping =
                 owner.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
             owner.unmap(mapping)?;
-        }
-        Ok(())
-    });
-    result?;
-    out.cost(case, cost, times);
-    Ok(())
-}
-
-/// The same through the domain, without an owner.
-fn shared(
-    out: &mut Samples,
-    case: &'static str,
-    domain: &Domain,
-    pages: u64,
-    times: usize,
-) -> Outcome {
-    let (cost, result) = Cost::of(|| -> Outcome {
-        for _ in 0..times {
-            let mapping =
-                domain.map(Nothing::new(pages)?, FromDevice).map_err(|failed| failed.error)?;
-            mapping.unmap()?;
         }
         Ok(())
     });
@@ -129,78 +157,4 @@ fn batches(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usi
     result?;
     out.cost(case, cost, rounds * BATCH);
     Ok(())
-}
-
-/// The same, mapped by one call too.
-fn batches_by_one_call(
-    out: &mut Samples,
-    case: &'static str,
-    owner: &mut Local,
-    rounds: usize,
-) -> Outcome {
-    let mut revoked = Vec::with_capacity(BATCH);
-    let (cost, result) = Cost::of(|| -> Outcome {
-        for _ in 0..rounds {
-            let payloads: Vec<Nothing> =
-                (0..BATCH).map(|_| Nothing::new(1)).collect::<Result<_, _>>()?;
-            let mapped = owner.map_many(payloads, FromDevice).map_err(|failed| failed.error)?;
-            owner.revoke_many(mapped, &mut revoked);
-            for one in revoked.drain(..) {
-                owner.wait(one).map_err(|NotQuiesced { error, .. }| error)?;
-            }
-        }
-        Ok(())
-    });
-    result?;
-    out.cost(case, cost, rounds * BATCH);
-    Ok(())
-}
-
-/// Counts what one descriptor of 64 separately mapped pages needs: by one call, and page by page.
-pub(super) fn flush_64p(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    if COUNTS_RMW {
-        return Ok(Vec::new());
-    }
-    harness.once().interleave(vec![
-        Subject::new("pinfold", |out: &mut Samples| {
-            let setup = Setup::new()?;
-            let mut owner = setup.domain.local();
-            batches_of_64(&mut owner)?;
-            let before = owner.stats().backend.invalidations;
-            batches_of_64(&mut owner)?;
-            let after = owner.stats().backend.invalidations;
-            record_flushes(out, after.sent - before.sent, after.waits - before.waits);
-            Ok(())
-        }),
-        Subject::new("magazines-strict", |out: &mut Samples| {
-            let memory = Memory::new(64 * 4096)?;
-            let policy = PolicyKind::MagazinesStrict.create(&memory, &free_flushes())?;
-            let mut thread = policy.thread();
-            let page = memory.range(0, 4096).ok_or(BenchError::Addresses)?;
-            let mapped: Vec<Dma> =
-                (0..64).map(|_| thread.map(page, Access::WRITE)).collect::<Result<_, _>>()?;
-            mapped.into_iter().try_for_each(|dma| thread.unmap(dma, &mut Vec::new()))?;
-            let stats = policy.stats();
-            record_flushes(out, stats.invalidations, stats.waits);
-            Ok(())
-        }),
-    ])
-}
-
-fn batches_of_64(owner: &mut Local) -> Outcome {
-    let (mut mapped, mut revoked) = (Vec::new(), Vec::new());
-    for _ in 0..64 {
-        mapped.push(owner.map(Nothing::new(1)?, FromDevice).map_err(|failed| failed.error)?);
-    }
-    owner.revoke_many(mapped, &mut revoked);
-    for one in revoked {
-        owner.wait(one).map_err(|NotQuiesced { error, .. }| error)?;
-    }
-    Ok(())
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a few")]
-fn record_flushes(out: &mut Samples, invalidations: u64, waits: u64) {
-    out.figure("flush-64p", Metric::Count, "invalidations", invalidations as f64);
-    out.figure("flush-64p", Metric::Count, "waits/page", waits as f64 / 64.0);
 }

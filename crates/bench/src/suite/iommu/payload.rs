@@ -1,12 +1,9 @@
-//! Payloads that no device accesses, and a backend that keeps no table: for what a domain itself
-//! costs.
+//! Payloads that no device accesses: for what a domain itself costs.
 #![expect(unsafe_code, reason = "a payload names its memory by address")]
 
 use crate::error::BenchError;
-use pinfold_core::access::Access;
-use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Backend, BackendError, BackendStats, Domain, DomainId, Pinned};
-use pinfold_core::invalidate::Ticket;
+use pinfold_core::addr::Iova;
+use pinfold_core::domain::{Domain, DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -56,41 +53,5 @@ unsafe impl Pinned for Nothing {
     #[inline(always)]
     fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
         None
-    }
-}
-
-/// A backend without a table and without flushes.
-#[derive(Debug)]
-pub(super) struct Untranslated;
-
-impl Backend for Untranslated {
-    fn name(&self) -> &'static str {
-        "nothing"
-    }
-
-    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn unregister_memory(&self, _: DmaMemory) {}
-
-    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
-        Ok(Ticket::COMPLETED)
-    }
-
-    fn is_completed(&self, _: Ticket) -> bool {
-        true
-    }
-
-    fn wait(&self, _: Ticket) -> Result<(), BackendError> {
-        Ok(())
-    }
-
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
     }
 }

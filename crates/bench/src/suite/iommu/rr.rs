@@ -1,28 +1,30 @@
-//! `rr-1`, `rr-2`, `rr-16`, `rr-200`: request/response loops through every policy.
+//! `rr-1`, `rr-2`, `rr-200`: what a driver pays for a transaction under every policy.
 //!
-//! The workload of the study of 2015: many threads that each map a receive and a transmit buffer
-//! for one small packet, and unmap both. Between the two a thread gives up the processor, because a
-//! request/response loop always waits for the other side; the device then writes 64 bytes and reads
-//! 64 bytes through the IOMMU. The drivers' static mappings are present.
+//! The workload is that of the study of 2015: many threads that each map a receive and a transmit
+//! buffer for one small packet, and unmap both; the drivers' static mappings are present. Three
+//! accounts are kept apart:
 //!
-//! The device's table walks take time of the device (`us walking`), not of the threads: the rate
-//! would otherwise depend on how a thread spends it. In `rr-200`, where other threads run
-//! meanwhile, a second rate is that of threads that wait for it.
+//! - **the driver's**: processor time of its threads (`CLOCK_THREAD_CPUTIME_ID`) while they map,
+//!   unmap and request flushes. Nothing else runs on these clocks: no device is attached, so none
+//!   of the model's translations, copies or IOTLB flushes are charged to the driver, and flushes
+//!   complete at once, so there is no wait. The threads give up the processor after every 32
+//!   transactions; the clock stops meanwhile.
+//! - **the device's**: processor time of the model for the packets of a transaction, 64 bytes each
+//!   way, which hardware spends beside the processor; and the time that its table walks would take.
+//! - **the wait**: with flushes of 1 µs, the time for which the driver waits for them.
 //!
-//! The software IOMMU translates and copies on the processor of the thread, which hardware does
-//! beside it: a policy whose addresses are new to the device pays for their walks, and `none`
-//! hardly for any. So in `rr-200` a third rate is that of the same transactions without their
-//! packets: a bound on what a processor beside an IOMMU could do, without doorbells and payloads.
+//! A run of the driver's account consists of groups of 1,024 transactions of one thread, and its
+//! figure is the first decile of their costs: what else the machine does (interrupts, programs that
+//! evict the caches) can only add to a group.
 
 use crate::error::BenchError;
-use crate::harness::{Harness, Samples, Subject};
-use crate::policy::{Dma, Memory, Policy, PolicyKind, PolicyThread, static_maps};
+use crate::harness::{Harness, Samples, Subject, thread_time};
 use crate::record::{Metric, Record};
 use pinfold::soft::{Effect, Port, SoftConfig};
 use pinfold_core::access::Access;
 use pinfold_core::addr::PhysRange;
-use std::hint::black_box;
-use std::sync::atomic::{AtomicU8, Ordering};
+use pinfold_replay::policy::{Dma, Memory, Policy, PolicyKind, PolicyThread, static_maps};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism};
 use std::time::{Duration, Instant};
@@ -36,52 +38,55 @@ const STATIC: usize = 20_000;
 const BUFFERS: u64 = 128;
 /// A thread needs little more than its loop.
 const STACK: usize = 64 << 10;
+/// How many transactions a driver makes before it gives up the processor.
+const BURST: u64 = 32;
+/// How many bursts are a group: enough that all policies have flushed several times.
+const GROUP: u64 = 32;
+/// The unit of the driver's account.
+pub(super) const DRIVER: &str = "ns driver CPU/op";
 
 /// The cases and their numbers of threads.
-const CASES: [(&str, usize); 4] = [("rr-1", 1), ("rr-2", 2), ("rr-16", 16), ("rr-200", 200)];
+pub(super) const CASES: [(&str, usize); 3] = [("rr-1", 1), ("rr-2", 2), ("rr-200", 200)];
 
-/// The case that is also measured with the other [`Packets`]: with fewer threads the wait would be
-/// all that is measured.
-const WAITING: &str = "rr-200";
-
-/// What a thread does about the device.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Packets {
-    /// It lets it write a packet and read one. The time that the walks would take is reported.
-    Moved,
-    /// It waits for the walks before it unmaps, too, and leaves the processor to others.
-    Awaited,
-    /// Nothing: the device accesses nothing, and what is mapped is all the same unmapped and
-    /// flushed.
-    Absent,
-}
+/// The policies, from the oldest to the ceiling.
+pub(super) const POLICIES: [PolicyKind; 10] = [
+    PolicyKind::Tree2015,
+    PolicyKind::TreeMerged,
+    PolicyKind::Lazy,
+    PolicyKind::LinuxStrict,
+    PolicyKind::Identity,
+    PolicyKind::Strict,
+    PolicyKind::Revoke,
+    PolicyKind::Batch,
+    PolicyKind::Static,
+    PolicyKind::None,
+];
 
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
-    let threads = CASES.iter().map(|(_, threads)| *threads as u64).max().unwrap_or(1);
+    let most = CASES.iter().map(|(_, threads)| *threads as u64).max().unwrap_or(1);
     let statics = harness.scale(STATIC);
-    let kept = static_maps(statics).sum::<u64>();
-    let bytes = (kept + threads * BUFFERS) * PAGE;
+    let bytes = (static_maps(statics).sum::<u64>() + most * BUFFERS) * PAGE;
     let memory = Memory::new(usize::try_from(bytes).unwrap_or(usize::MAX))?;
     memory.use_hugepages();
-    let time = Duration::from_millis(if harness.options().quick { 4 } else { 80 });
+    let time = Duration::from_millis(if harness.options().quick { 8 } else { 240 });
     let mut records = Vec::new();
-    for (case, threads) in CASES {
-        let subjects = PolicyKind::ALL.map(|kind| {
-            let memory = &memory;
+    for (case, threads) in CASES.into_iter().filter(|(case, _)| harness.wants(case)) {
+        let workload = Workload { case, threads, statics, time };
+        let subjects = POLICIES.map(|kind| {
+            let (memory, workload) = (&memory, workload);
             Subject::new(kind.name(), move |out: &mut Samples| {
-                loops(out, &Workload { case, threads, statics, time }, kind, memory)
+                driver(out, &workload, kind, memory)?;
+                device(out, &workload, kind, memory)
             })
         });
-        let workload = Workload { case, threads, statics, time };
-        let copies = Subject::new("copies", move |out: &mut Samples| copies(out, &workload));
-        records.extend(harness.interleave(subjects.into_iter().chain([copies]).collect())?);
+        records.extend(harness.interleave(subjects.into_iter().collect())?);
     }
-    let note = memory.describe_pages();
-    records.iter_mut().for_each(|record| record.note = Some(note.clone()));
+    records.iter_mut().filter(|record| record.unit == DRIVER).for_each(Record::check_spread);
     Ok(records)
 }
 
 /// What runs, and for how long.
+#[derive(Clone, Copy)]
 struct Workload {
     case: &'static str,
     threads: usize,
@@ -90,205 +95,225 @@ struct Workload {
     time: Duration,
 }
 
-/// Runs the loops and records their figures.
-fn loops(
+/// What threads have done, and the processor time that it took.
+#[derive(Default)]
+struct Account {
+    transactions: u64,
+    /// Nanoseconds of the driver for a transaction, of each group.
+    groups: Vec<f64>,
+    device: Duration,
+}
+
+impl Account {
+    fn add(&mut self, other: Self) {
+        self.transactions += other.transactions;
+        self.groups.extend(other.groups);
+        self.device += other.device;
+    }
+
+    /// Returns the first decile of the groups.
+    fn driver(mut self) -> f64 {
+        self.groups.sort_by(f64::total_cmp);
+        self.groups.get(self.groups.len() / 10).copied().unwrap_or(f64::NAN)
+    }
+}
+
+/// Returns the nanoseconds of one of so many transactions.
+fn each(time: Duration, transactions: u64) -> f64 {
+    time.as_secs_f64() * 1e9 / count(transactions.max(1))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a short run")]
+fn count(count: u64) -> f64 {
+    count as f64
+}
+
+/// Records the driver's account.
+fn driver(
     out: &mut Samples,
     workload: &Workload,
     kind: PolicyKind,
     memory: &Arc<Memory>,
 ) -> Result<(), BenchError> {
-    let Workload { case, threads, statics, time } = *workload;
+    let config =
+        SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() };
+    let policy = kind.create(memory, &config)?;
+    with_static(&*policy, memory, workload.statics, |next| {
+        let account = run_threads(&*policy, workload, memory, next, &[])?;
+        out.figure(workload.case, Metric::Time, DRIVER, account.driver());
+        Ok(())
+    })
+}
+
+/// Records the device's account, the wait, and what a transaction needs of the IOMMU.
+fn device(
+    out: &mut Samples,
+    workload: &Workload,
+    kind: PolicyKind,
+    memory: &Arc<Memory>,
+) -> Result<(), BenchError> {
+    let Workload { case, threads, time, .. } = *workload;
     let config = SoftConfig {
+        flush_cost: Duration::from_micros(1),
         effect: Effect::AtLast,
         walk_cost: SoftConfig::WALK_COST,
         ..SoftConfig::default()
     };
     let policy = kind.create(memory, &config)?;
-    let mut drivers = policy.thread();
-    let (kept, next) = map_static(&mut *drivers, memory, statics)?;
-    let (transactions, elapsed) = serve_all(&*policy, threads, memory, next, time, Packets::Moved)?;
-    let stats = policy.stats();
-    let mut others = Vec::new();
-    if case == WAITING {
-        let rates =
-            [("per s, walks awaited", Packets::Awaited), ("per s, no packets", Packets::Absent)];
-        for (unit, packets) in rates {
-            others.push((unit, serve_all(&*policy, threads, memory, next, time, packets)?));
-        }
-    }
-    let mut freed = Vec::new();
-    kept.into_iter().try_for_each(|dma| drivers.unmap(dma, &mut freed))?;
-    drivers.settle(&mut freed)?;
-
-    #[expect(clippy::cast_precision_loss, reason = "counts of a short run")]
-    let figure = |count: u64| count as f64;
-    let each = |count: u64| figure(count) / figure(transactions.max(1));
-    out.modelled(
-        case,
-        Metric::Rate,
-        "transactions/s",
-        figure(transactions) / elapsed.as_secs_f64(),
-    );
-    out.modelled(case, Metric::Count, "invalidations/op", each(stats.invalidations));
-    out.modelled(case, Metric::Count, "waits/op", each(stats.waits));
-    let flushed = figure(stats.pages_flushed) / figure(stats.pages_requested.max(1));
-    out.modelled(case, Metric::Count, "flushed/cleared", flushed);
-    out.modelled(case, Metric::Count, "walk reads/op", each(stats.walk_reads));
-    out.modelled(case, Metric::Time, "us walking", each(stats.walk_ns) / 1e3);
-    for (unit, (transactions, elapsed)) in others {
-        out.modelled(case, Metric::Rate, unit, figure(transactions) / elapsed.as_secs_f64());
-    }
-    out.modelled(case, Metric::Count, "entries", figure(stats.entries));
-    out.modelled(case, Metric::Bytes, "bytes held", figure(stats.held_bytes_peak));
-    if kind != PolicyKind::None {
-        out.modelled(case, Metric::Time, "us reachable", figure(stats.reachable_ns) / 1e3);
+    let (account, before, stats) = with_static(&*policy, memory, workload.statics, |next| {
+        // A card with a queue, and a translation cache, per processor.
+        let queues = threads.min(available_parallelism().map_or(1, usize::from));
+        let ports: Vec<Port> = (0..queues).map(|_| policy.port()).collect();
+        let before = policy.stats();
+        let slice = Workload { time: time / 3, ..*workload };
+        let account = run_threads(&*policy, &slice, memory, next, &ports)?;
+        Ok((account, before, policy.stats()))
+    })?;
+    let transactions = account.transactions;
+    let device = each(account.device, transactions);
+    let per = |after: u64, before: u64| count(after - before) / count(transactions.max(1));
+    out.modelled(case, Metric::Time, "ns device CPU/op", device);
+    let walks = per(stats.walk_ns, before.walk_ns);
+    out.modelled(case, Metric::Time, "ns device walks/op", walks);
+    out.modelled(case, Metric::Time, "ns waited/op", per(stats.wait_ns, before.wait_ns));
+    let sent = per(stats.invalidations, before.invalidations);
+    out.modelled(case, Metric::Count, "invalidations/op", sent);
+    out.modelled(case, Metric::Count, "waits/op", per(stats.waits, before.waits));
+    out.modelled(case, Metric::Count, "entries", count(stats.entries));
+    out.modelled(case, Metric::Bytes, "bytes held", count(stats.held_bytes_peak));
+    if !matches!(kind, PolicyKind::None | PolicyKind::Static) {
+        out.modelled(case, Metric::Time, "us reachable", count(stats.reachable_ns) / 1e3);
     }
     Ok(())
 }
 
-/// Makes the mappings that drivers keep, and returns them with the first page behind them.
-fn map_static(
-    drivers: &mut dyn PolicyThread,
+/// Calls `measure` while the drivers' static mappings exist, with the first page behind them.
+fn with_static<R>(
+    policy: &dyn Policy,
     memory: &Memory,
     statics: usize,
-) -> Result<(Vec<Dma>, u64), BenchError> {
-    let (mut kept, mut next) = (Vec::with_capacity(statics), 0);
+    measure: impl FnOnce(u64) -> Result<R, BenchError>,
+) -> Result<R, BenchError> {
+    let mut drivers = policy.thread();
+    let (mut kept, mut next): (Vec<Dma>, u64) = (Vec::with_capacity(statics), 0);
     for pages in static_maps(statics) {
         kept.push(drivers.map(part(memory, next, pages)?, Access::all())?);
         next += pages;
     }
-    Ok((kept, next))
+    let result = measure(next);
+    let mut freed = Vec::new();
+    kept.into_iter().try_for_each(|dma| drivers.unmap(dma, &mut freed))?;
+    drivers.settle(&mut freed)?;
+    result
 }
 
 fn part(memory: &Memory, first: u64, pages: u64) -> Result<PhysRange, BenchError> {
     memory.range(first * PAGE, pages * PAGE).ok_or(BenchError::Addresses)
 }
 
-/// Runs `threads` loops at once, and returns their transactions and the time.
-fn serve_all(
+/// Runs the threads at once, and adds up their accounts.
+fn run_threads(
     policy: &dyn Policy,
-    threads: usize,
+    workload: &Workload,
     memory: &Memory,
     first: u64,
-    time: Duration,
-    packets: Packets,
-) -> Result<(u64, Duration), BenchError> {
-    // A card with a queue, and a translation cache, per processor.
-    let queues = threads.min(available_parallelism().map_or(1, usize::from));
-    let ports: Vec<Port> = (0..queues).map(|_| policy.port()).collect();
-    let phase = AtomicU8::new(STOP);
+    ports: &[Port],
+) -> Result<Account, BenchError> {
+    let stop = AtomicBool::new(false);
     // Held while threads are spawned; a thread that polled for the start would delay the others.
     let gate = Mutex::new(());
     std::thread::scope(|scope| {
         let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
-        let spawn = |(thread, port)| {
-            let pages = (0..BUFFERS).map(|page| part(memory, first + thread * BUFFERS + page, 1));
+        let spawn = |thread: usize| {
+            let from = first + thread as u64 * BUFFERS;
+            let pages = (0..BUFFERS).map(|page| part(memory, from + page, 1));
             let free: Vec<PhysRange> = pages.collect::<Result<_, _>>()?;
-            let (phase, gate) = (&phase, &gate);
+            let port = ports.get(thread % ports.len().max(1));
+            let (stop, gate) = (&stop, &gate);
             let work = move || {
                 let mut handle = policy.thread();
                 drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
-                serve(&mut *handle, port, free, phase, packets)
+                match port {
+                    Some(port) => beside_device(&mut *handle, port, free, stop),
+                    None => alone(&mut *handle, free, stop),
+                }
             };
             Builder::new().stack_size(STACK).spawn_scoped(scope, work).map_err(BenchError::NoThread)
         };
-        let running: Result<Vec<_>, BenchError> =
-            (0..threads as u64).zip(ports.iter().cycle()).map(spawn).collect();
-        if running.is_ok() {
-            phase.store(GO, Ordering::Release);
-        }
+        let running: Result<Vec<_>, BenchError> = (0..workload.threads).map(spawn).collect();
+        stop.store(running.is_err(), Ordering::Release);
         drop(closed);
         let running = running?;
-        let start = Instant::now();
-        std::thread::sleep(time);
-        phase.store(STOP, Ordering::Release);
-        let elapsed = start.elapsed();
-        let mut transactions = 0;
+        std::thread::sleep(workload.time);
+        stop.store(true, Ordering::Release);
+        let mut sum = Account::default();
         for thread in running {
-            transactions += thread.join().unwrap_or(Err(BenchError::Thread))?;
+            sum.add(thread.join().unwrap_or(Err(BenchError::Thread))?);
         }
-        Ok((transactions, elapsed))
+        Ok(sum)
     })
 }
 
-/// Copies the packets of transactions, and does nothing else: what all policies have in common and
-/// none could avoid. One thread per processor: more would share it.
-fn copies(out: &mut Samples, workload: &Workload) -> Result<(), BenchError> {
-    let threads = workload.threads.min(available_parallelism().map_or(1, usize::from));
-    let phase = AtomicU8::new(GO);
-    let gate = Mutex::new(());
-    let copy = || {
-        drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
-        let (request, mut response) = ([1u8; PACKET], [0u8; PACKET]);
-        let (mut receive, transmit) = ([0u8; PACKET], [2u8; PACKET]);
-        let mut transactions = 0u64;
-        while phase.load(Ordering::Acquire) == GO {
-            black_box(&mut receive).copy_from_slice(black_box(&request));
-            black_box(&mut response).copy_from_slice(black_box(&transmit));
-            transactions += 1;
+/// Makes transactions without a device until told to stop; at least one group, after a burst that
+/// does not count. The clock of the thread is read around each burst.
+fn alone(
+    thread: &mut dyn PolicyThread,
+    mut free: Vec<PhysRange>,
+    stop: &AtomicBool,
+) -> Result<Account, BenchError> {
+    let (all, mut account) = (free.len(), Account::default());
+    let mut burst = |free: &mut Vec<PhysRange>| -> Result<Duration, BenchError> {
+        let before = thread_time();
+        for _ in 0..BURST {
+            let (receive, transmit) = map(thread, free)?;
+            thread.unmap(receive, free)?;
+            thread.unmap(transmit, free)?;
         }
-        transactions
+        Ok(thread_time().saturating_sub(before))
     };
-    let (transactions, elapsed) = std::thread::scope(|scope| {
-        let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
-        let spawn = |_| {
-            Builder::new().stack_size(STACK).spawn_scoped(scope, copy).map_err(BenchError::NoThread)
-        };
-        let running: Result<Vec<_>, BenchError> = (0..threads).map(spawn).collect();
-        let start = Instant::now();
-        drop(closed);
-        if running.is_ok() {
-            std::thread::sleep(workload.time);
+    burst(&mut free)?;
+    while account.groups.is_empty() || !stop.load(Ordering::Acquire) {
+        let mut group = Duration::ZERO;
+        for _ in 0..GROUP {
+            group += burst(&mut free)?;
+            std::thread::yield_now();
         }
-        phase.store(STOP, Ordering::Release);
-        let elapsed = start.elapsed();
-        let transactions =
-            running?.into_iter().map(|thread| thread.join().unwrap_or(0)).sum::<u64>();
-        Ok::<_, BenchError>((transactions, elapsed))
-    })?;
-    #[expect(clippy::cast_precision_loss, reason = "a count of a short run")]
-    let transactions = transactions as f64;
-    out.figure(workload.case, Metric::Rate, "transactions/s", transactions / elapsed.as_secs_f64());
-    Ok(())
+        account.groups.push(each(group, GROUP * BURST));
+        account.transactions += GROUP * BURST;
+    }
+    end(thread, free, all).map(|()| account)
 }
 
-/// What the threads do: make transactions, or end.
-const GO: u8 = 0;
-const STOP: u8 = 1;
-
-/// Makes transactions until told to stop, and returns how many. All memory is returned in the end.
-fn serve(
+/// Makes transactions with a device until told to stop, and keeps the device's account. Between map
+/// and packets a thread gives up the processor: a request/response loop always waits for the other
+/// side.
+fn beside_device(
     thread: &mut dyn PolicyThread,
     port: &Port,
     mut free: Vec<PhysRange>,
-    phase: &AtomicU8,
-    packets: Packets,
-) -> Result<u64, BenchError> {
+    stop: &AtomicBool,
+) -> Result<Account, BenchError> {
     let (request, mut response) = ([1; PACKET], [0; PACKET]);
-    let all = free.len();
-    let mut transactions = 0;
-    while phase.load(Ordering::Acquire) == GO {
-        let [receive, transmit] = [take(thread, &mut free)?, take(thread, &mut free)?];
-        let receive = thread.map(receive, Access::WRITE)?;
-        let transmit = thread.map(transmit, Access::READ)?;
+    let (all, mut account) = (free.len(), Account::default());
+    while !stop.load(Ordering::Acquire) {
+        let (receive, transmit) = map(thread, &mut free)?;
         std::thread::yield_now();
-        if packets != Packets::Absent {
-            port.write(receive.iova().start(), &request)?;
-            port.read(transmit.iova().start(), &mut response)?;
-        }
-        if packets == Packets::Awaited {
-            port.wait_for_walks();
-        }
+        let before = Instant::now();
+        port.write(receive.iova().start(), &request)?;
+        port.read(transmit.iova().start(), &mut response)?;
+        account.device += before.elapsed();
         thread.unmap(receive, &mut free)?;
         thread.unmap(transmit, &mut free)?;
-        transactions += 1;
+        account.transactions += 1;
     }
-    thread.settle(&mut free)?;
-    if free.len() == all {
-        Ok(transactions)
-    } else {
-        Err(BenchError::Short { asked: all, got: free.len() })
-    }
+    end(thread, free, all).map(|()| account)
+}
+
+/// Maps a receive and a transmit buffer.
+#[inline]
+fn map(thread: &mut dyn PolicyThread, free: &mut Vec<PhysRange>) -> Result<(Dma, Dma), BenchError> {
+    let [receive, transmit] = [take(thread, free)?, take(thread, free)?];
+    Ok((thread.map(receive, Access::WRITE)?, thread.map(transmit, Access::READ)?))
 }
 
 /// Returns a free buffer; waits if the policy holds all of them.
@@ -298,4 +323,14 @@ fn take(thread: &mut dyn PolicyThread, free: &mut Vec<PhysRange>) -> Result<Phys
     }
     thread.settle(free)?;
     free.pop().ok_or(BenchError::Addresses)
+}
+
+/// Waits for what the policy holds: all memory is returned in the end.
+fn end(
+    thread: &mut dyn PolicyThread,
+    mut free: Vec<PhysRange>,
+    all: usize,
+) -> Result<(), BenchError> {
+    thread.settle(&mut free)?;
+    if free.len() == all { Ok(()) } else { Err(BenchError::Short { asked: all, got: free.len() }) }
 }

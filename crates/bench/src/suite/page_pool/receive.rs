@@ -5,7 +5,7 @@
 //! thread reads each packet and frees its page. What is timed is all of it, from the first packet
 //! to the last free.
 
-use super::setup::{FRAMES, pool};
+use super::{FRAMES, pool};
 use crate::baseline::buddy::{Buddy, Offset};
 use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
@@ -58,8 +58,8 @@ pub(super) fn run<'a>(
         }
     };
     let mut driver = buddy.owner();
-    let (mut for_list, mut for_array) = (zone.local(), zone.local());
-    let (mut dropped, mut bulk) = (pool(arena, 2048)?, pool(arena, 2048)?);
+    let mut for_array = zone.local();
+    let mut bulk = pool(arena, 2048)?;
     let remote = bulk.remote();
     let remote = &remote;
     let write_page = |page: &Page<&'a Arena>, word| Ok(page.memory().write_u64(0, word)?);
@@ -71,23 +71,6 @@ pub(super) fn run<'a>(
     harness.interleave(vec![
         Subject::countable(
             "pinfold",
-            receive(
-                batches,
-                Path {
-                    refill: move |ring: &mut [_]| all(dropped.fill(ring)),
-                    write: write_page,
-                    read: read_page,
-                    freer: || {
-                        |batch: &mut Vec<Page<&'a Arena>>| -> Outcome {
-                            batch.clear();
-                            Ok(())
-                        }
-                    },
-                },
-            ),
-        ),
-        Subject::countable(
-            "pinfold-bulk",
             receive(
                 batches,
                 Path {
@@ -123,25 +106,6 @@ pub(super) fn run<'a>(
                             Ok(())
                         }
                     },
-                },
-            ),
-        ),
-        Subject::countable(
-            "list",
-            receive(
-                batches,
-                Path {
-                    refill: move |ring: &mut [Option<Frame>]| {
-                        let holes = ring.iter().filter(|slot| slot.is_none()).count();
-                        let mut pages = for_list.take_list(holes);
-                        ring.iter_mut()
-                            .filter(|slot| slot.is_none())
-                            .for_each(|slot| *slot = pages.next());
-                        Ok(())
-                    },
-                    write: write_frame,
-                    read: read_frame,
-                    freer: free_frames,
                 },
             ),
         ),

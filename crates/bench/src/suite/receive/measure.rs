@@ -1,6 +1,5 @@
 //! One run: generators, receivers, and their clocks.
 
-use super::processors::{processors, run_on};
 use super::wire::Wire;
 use crate::error::BenchError;
 use crate::harness::{Samples, thread_time};
@@ -8,6 +7,8 @@ use crate::record::Metric;
 use crate::suite::handle::spawn_second;
 use pinfold::xdp::{Generator, Interface, RingSizes};
 use pinfold_core::frame::Frame;
+use rustix::process::setpriority_process;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -171,4 +172,94 @@ fn until(receiver: &mut impl Receiver, packets: u64) -> Result<Took, BenchError>
         processor: processor.mul_f64(share),
         dropped: 0,
     })
+}
+
+// A run in which one thread sends and receives in turns: the program's own part of a packet.
+//
+// Sender and receiver on two processors wait for each other, and how long differs from run to run
+// by more than the subjects do. Here nothing runs at the same time, and no packet is dropped for
+// want of time. The driver passes the packets to the socket as they are sent, so its time is the
+// sender's, which is not measured. In each turn's time are one poll of the driver that finds
+// nothing more, and a reading of the clock: for all subjects the same few ns of a packet.
+
+/// How many packets a turn of the sender is: fewer than the 256 that wait between the two ends.
+const TURN: u32 = 192;
+
+/// Opens a receiver for each queue and records the processor time of receiving.
+#[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets a run")]
+pub(super) fn measure_turns<R: Receiver>(
+    case: &'static str,
+    load: Load<'_>,
+    open: impl FnOnce(&Interface) -> Result<Vec<R>, BenchError>,
+    out: &mut Samples,
+) -> Result<(), BenchError> {
+    let receivers = open(&load.wire.far()?)?;
+    let near = &load.wire.near()?;
+    let last = processors()?.pop().unwrap_or(0);
+    let took = std::thread::scope(|scope| {
+        let threads = receivers.into_iter().map(|mut receiver| {
+            spawn_second(scope, move || {
+                run_on(last)?;
+                let generator = Generator::through(near)?.prepared_on(near)?;
+                let packet = packet(load.bytes);
+                turns(&mut receiver, &generator, &packet, load.packets / 8)?;
+                turns(&mut receiver, &generator, &packet, load.packets)
+            })
+        });
+        let threads = threads.collect::<Result<Vec<_>, _>>()?;
+        threads
+            .into_iter()
+            .map(|one| one.join().unwrap_or(Err(BenchError::Thread)))
+            .sum::<Result<f64, _>>()
+    })?;
+    out.figure(case, Metric::Time, "ns CPU/packet", took * 1e9 / load.wire.queues as f64);
+    Ok(())
+}
+
+/// Returns the processor time in seconds of receiving one packet.
+#[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets a run")]
+#[inline(always)]
+fn turns(
+    receiver: &mut impl Receiver,
+    generator: &Generator,
+    packet: &[u8],
+    packets: u64,
+) -> Result<f64, BenchError> {
+    let (began, mut processor, mut got) = (Instant::now(), Duration::ZERO, 0);
+    while got < packets {
+        generator.send(packet, TURN)?;
+        let all = got + u64::from(TURN);
+        while got < all {
+            let (before, start) = (got, thread_time());
+            receiver.poll()?;
+            got += drain(receiver)?;
+            if got == before {
+                break;
+            }
+            processor += thread_time().saturating_sub(start);
+        }
+        if got < all && began.elapsed() > LIMIT {
+            return Err(BenchError::Silent { asked: packets, got, seconds: LIMIT.as_secs() });
+        }
+    }
+    Ok(processor.as_secs_f64() / got as f64)
+}
+
+// Which processors the threads of a run have.
+
+/// Returns the processors that the program may use.
+pub(super) fn processors() -> Result<Vec<usize>, BenchError> {
+    let allowed = sched_getaffinity(None).map_err(|errno| BenchError::Processor(errno.into()))?;
+    Ok((0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect())
+}
+
+/// Keeps the calling thread on a processor, before all others there: 256 packets wait between the
+/// two ends at most, so sender and receiver must run at the same time.
+pub(super) fn run_on(processor: usize) -> Result<(), BenchError> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    sched_setaffinity(None, &set).map_err(|errno| BenchError::Processor(errno.into()))?;
+    // Of the calling thread alone, on Linux. Without it the figures are only rougher.
+    let _ = setpriority_process(None, -20);
+    Ok(())
 }

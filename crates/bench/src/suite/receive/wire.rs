@@ -28,10 +28,10 @@ impl Wire {
         };
         if !rustix::process::geteuid().is_root() {
             return Err(BenchError::NoNetwork(
-                "it needs root, for a network namespace: sudo pinfold bench receive".into(),
+                "it needs root, for a network namespace: sudo pinfold-bench receive".into(),
             ));
         }
-        if super::processors::processors()?.len() < 2 {
+        if super::measure::processors()?.len() < 2 {
             return Err(BenchError::NoNetwork("it needs two processors: one sends".into()));
         }
         let before = File::open("/proc/thread-self/ns/net")

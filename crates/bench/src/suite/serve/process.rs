@@ -13,19 +13,14 @@ use std::time::{Duration, Instant};
 /// The programs that are needed besides this one, and their packages in Debian.
 const PROGRAMS: [(&str, &str); 4] =
     [("fio", "fio"), ("nbdcopy", "libnbd-bin"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-utils")];
-/// This program, which must have the command `serve`.
+/// The program whose command `serve` is measured.
 const OWN: &str = "pinfold";
 /// How long a server may take until clients can connect.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the error that names the programs which are missing, if any is.
 pub(super) fn missing() -> Option<BenchError> {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |name: &str| {
-        std::env::split_paths(&folders).any(|folder| {
-            rustix::fs::access(folder.join(name), rustix::fs::Access::EXEC_OK).is_ok()
-        })
-    };
+    let is_there = |name: &str| crate::suite::program(name).is_some();
     let lacking: Vec<_> = PROGRAMS.iter().filter(|(name, _)| !is_there(name)).collect();
     if !lacking.is_empty() {
         let join = |part: fn(&(&'static str, &'static str)) -> &'static str| {
@@ -39,16 +34,12 @@ pub(super) fn missing() -> Option<BenchError> {
     own().err()
 }
 
-/// Returns this program's file, whose `serve` is measured.
+/// Returns the program `pinfold`: beside this one, else the first on PATH.
 fn own() -> Result<PathBuf, BenchError> {
-    let path = std::env::current_exe().map_err(BenchError::Scratch)?;
-    match path.file_name() {
-        Some(name) if name == OWN => Ok(path),
-        _ => Err(BenchError::NoServers {
-            missing: "`pinfold serve`".to_owned(),
-            fix: "run the suite with the program pinfold".to_owned(),
-        }),
-    }
+    crate::suite::program(OWN).ok_or_else(|| BenchError::NoServers {
+        missing: "`pinfold`".to_owned(),
+        fix: "cargo build --release -p pinfold-cli, or add its folder to PATH".to_owned(),
+    })
 }
 
 /// The data: a file in memory where there is `/dev/shm`, removed when this is dropped. It has a

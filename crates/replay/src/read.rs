@@ -1,0 +1,439 @@
+//! Reads a trace: from lines to devices with mappings.
+
+use super::build::{Builder, SyntheticMemory, UNMAP_BYTES};
+use super::error::TraceError;
+use super::parse::{Action, Damage, Event, Line};
+use super::source::{self, Lines, Piece};
+use super::trace::{Device, Summary, Trace};
+use std::collections::{HashMap, HashSet};
+use std::io::Read;
+
+/// How many devices a trace may name.
+const MAX_DEVICES: usize = 4096;
+/// How many damaged lines are remembered.
+const REMEMBERED: usize = 5;
+/// How many lines are read between two reports of progress.
+const REPORT_EVERY: u64 = 1 << 14;
+/// How many maps and unmaps are read by default.
+pub const MAX_OPERATIONS: u64 = 10_000_000;
+/// What a trace takes at most by default, read and replayed by one policy.
+pub const MAX_BYTES: u64 = 4 << 30;
+
+/// How much is read of a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// How many maps and unmaps: reading ends there.
+    pub operations: u64,
+    /// What they take in memory, read and replayed by one policy at a time, beside the I/O page
+    /// tables: what exceeds it is refused. An estimate from above: 160 bytes for a map, 100 for
+    /// each run of its memory and of its addresses, 40 for an unmap, and while it is mapped 400
+    /// more, and 16 for each segment of a scatter list.
+    pub bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { operations: MAX_OPERATIONS, bytes: MAX_BYTES }
+    }
+}
+
+impl Trace {
+    /// Reads a trace from its text, which may be compressed by gzip or zstd, within `limits`. Calls
+    /// `watch` with the number of lines now and then, which returns whether to go on.
+    ///
+    /// Takes time in proportion to the text, and memory for the operations and the mappings that
+    /// are live. Lines that cannot be read are counted ([`Summary::damaged`]); input that ends with
+    /// an error is used up to there ([`Summary::ended_early`]).
+    ///
+    /// # Errors
+    /// [`TraceError::Read`] if nothing can be read, [`TraceError::Format`], [`TraceError::Empty`],
+    /// [`TraceError::NoEvents`], [`TraceError::TooManyDevices`], [`TraceError::Memory`],
+    /// [`TraceError::Stopped`] if `watch` said so.
+    pub fn read(
+        input: impl Read,
+        limits: &Limits,
+        watch: &dyn Fn(u64) -> bool,
+    ) -> Result<Self, TraceError> {
+        let mut lines = Lines::new(source::open(input)?);
+        let mut reader = Reader { limits: *limits, ..Reader::default() };
+        loop {
+            match lines.next() {
+                Ok(Piece::End) => break,
+                Ok(Piece::Line(line)) => {
+                    reader.line(Line::parse(&String::from_utf8_lossy(line)))?
+                }
+                Ok(Piece::TooLong) => reader.line(Line::Damaged(Damage::TooLong))?,
+                Err(error) if reader.summary.lines == 0 => return Err(TraceError::Read(error)),
+                Err(error) => {
+                    reader.summary.ended_early = Some(error.to_string());
+                    break;
+                }
+            }
+            if reader.summary.lines.is_multiple_of(REPORT_EVERY) && !watch(reader.summary.lines) {
+                return Err(TraceError::Stopped);
+            }
+            if reader.summary.limited {
+                break;
+            }
+        }
+        reader.finish()
+    }
+}
+
+fn device_live(devices: &[Builder]) -> u64 {
+    devices.iter().map(Builder::live_mappings).sum()
+}
+
+/// The state between two lines.
+#[derive(Default)]
+struct Reader {
+    limits: Limits,
+    operations: u64,
+    /// What the operations and the live mappings take, and the most that these have taken.
+    kept: u64,
+    live: u64,
+    live_peak: u64,
+    summary: Summary,
+    devices: Vec<Builder>,
+    by_name: HashMap<String, usize>,
+    assigner: Assigner,
+    synthetic: SyntheticMemory,
+    cpus: HashSet<u32>,
+    /// The times of the first event, and of the latest.
+    first_ns: Option<u64>,
+    latest_ns: u64,
+    /// Whether an event had no time in seconds.
+    timeless: bool,
+    /// The calls of the event at hand.
+    calls: Vec<Call>,
+}
+
+impl Reader {
+    fn line(&mut self, line: Line<'_>) -> Result<(), TraceError> {
+        let summary = &mut self.summary;
+        summary.lines += 1;
+        match line {
+            Line::Header => {}
+            Line::Lost { events } => {
+                if summary.losses == 0 {
+                    summary.first_loss = summary.lines;
+                }
+                summary.losses += 1;
+                summary.lost_events = summary.lost_events.saturating_add(events.unwrap_or(0));
+            }
+            Line::Other => summary.other_events += 1,
+            Line::Damaged(damage) => {
+                summary.damaged += 1;
+                if summary.first_damaged.len() < REMEMBERED {
+                    summary.first_damaged.push((summary.lines, damage));
+                }
+            }
+            Line::Event(event) => self.event(&event)?,
+        }
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> Result<(), TraceError> {
+        // A kernel has a few thousand at most; a damaged number must not take memory.
+        if self.cpus.len() < 1 << 16 {
+            self.cpus.insert(event.cpu);
+        }
+        let time_ns = self.time(event);
+        let context = (event.cpu, event.pid);
+        let device = match event.action {
+            Action::IommuMap { iova, memory, size } => {
+                self.call(context, Call { iova, size, memory: Some(memory), done: size });
+                return Ok(());
+            }
+            Action::IommuUnmap { iova, size, unmapped } => {
+                self.call(context, Call { iova, size, memory: None, done: unmapped });
+                return Ok(());
+            }
+            Action::Attach { device } | Action::Fault { device } => {
+                self.summary.iommu_events += 1;
+                device
+            }
+            Action::Map { device, .. }
+            | Action::MapList { device, .. }
+            | Action::Unmap { device, .. }
+            | Action::UnmapList { device, .. }
+            | Action::Failed { device } => {
+                self.summary.dma_events += 1;
+                device
+            }
+        };
+        let number = self.device(device)?;
+        let Some(device) = self.devices.get_mut(number) else { return Ok(()) };
+        match event.action {
+            Action::Attach { .. } => device.counts().attached += 1,
+            Action::Fault { .. } => device.counts().faults += 1,
+            Action::Failed { .. } => device.counts().failed += 1,
+            Action::Unmap { .. } | Action::UnmapList { .. } => {
+                let Some((hull, bytes)) = device.unmap(&event.action, time_ns) else {
+                    return Ok(());
+                };
+                self.operations += 1;
+                self.live = self.live.saturating_sub(bytes);
+                self.kept += UNMAP_BYTES;
+                self.assigner.take(context, false, hull, &mut self.calls);
+                self.calls.iter().for_each(|call| device.count_unmap(*call));
+                if self.calls.is_empty() {
+                    self.assigner.expect(context, number, hull);
+                }
+            }
+            _ => {
+                let Some(hull) = Builder::hull_of(&event.action) else { return Ok(()) };
+                self.assigner.take(context, true, hull, &mut self.calls);
+                let taken =
+                    device.map(&event.action, time_ns, &mut self.calls, &mut self.synthetic);
+                self.kept += taken.kept;
+                self.live += taken.live;
+                self.live_peak = self.live_peak.max(self.live);
+                self.operations += 1;
+            }
+        }
+        // The list of a single line is bounded by its length.
+        if self.kept + self.live_peak > self.limits.bytes {
+            let (line, operations, limit) =
+                (self.summary.lines, self.operations, self.limits.bytes);
+            return Err(TraceError::Memory {
+                line,
+                operations,
+                live: device_live(&self.devices),
+                limit,
+            });
+        }
+        self.summary.limited = self.operations >= self.limits.operations;
+        Ok(())
+    }
+
+    fn call(&mut self, context: Context, call: Call) {
+        self.summary.iommu_events += 1;
+        if let Some(device) =
+            self.assigner.add(context, call).and_then(|at| self.devices.get_mut(at))
+        {
+            device.count_unmap(call);
+        }
+    }
+
+    /// Returns the time since the first event.
+    fn time(&mut self, event: &Event<'_>) -> u64 {
+        let Some(now) = event.time_ns else {
+            self.timeless = true;
+            return 0;
+        };
+        let first = *self.first_ns.get_or_insert(now);
+        if now < self.latest_ns {
+            self.summary.out_of_order += 1;
+        }
+        self.latest_ns = self.latest_ns.max(now);
+        now.saturating_sub(first)
+    }
+
+    fn device(&mut self, name: &str) -> Result<usize, TraceError> {
+        if let Some(number) = self.by_name.get(name) {
+            return Ok(*number);
+        }
+        let number = self.devices.len();
+        if number == MAX_DEVICES {
+            return Err(TraceError::TooManyDevices {
+                line: self.summary.lines,
+                limit: MAX_DEVICES,
+            });
+        }
+        self.devices.push(Builder::new(name));
+        self.by_name.insert(name.to_owned(), number);
+        Ok(number)
+    }
+
+    fn finish(self) -> Result<Trace, TraceError> {
+        let Self { mut summary, devices, assigner, cpus, first_ns, latest_ns, timeless, .. } = self;
+        let devices: Vec<Device> = devices.into_iter().filter_map(Builder::finish).collect();
+        if summary.lines == 0 {
+            return Err(TraceError::Empty);
+        }
+        if devices.is_empty() {
+            return Err(TraceError::NoEvents {
+                lines: summary.lines,
+                damaged: summary.damaged,
+                iommu: summary.iommu_events,
+                first: summary
+                    .first_damaged
+                    .first()
+                    .map(|(line, damage)| format!("line {line}, {damage}")),
+            });
+        }
+        summary.iommu_unassigned = assigner.finish();
+        summary.cpus = cpus.len() as u64;
+        summary.duration_ns = first_ns.filter(|_| !timeless).map(|first| latest_ns - first);
+        Ok(Trace { devices, summary })
+    }
+}
+
+// Which calls of the IOMMU's driver belong to which mapping: the events of the IOMMU name no
+// device.
+//
+// They are not guessed. The kernel records a call in the same task on the same processor as the
+// DMA event that it is made for: before it (a map; most unmaps) or directly after it (a free),
+// within its addresses. A call for which there is no such event, such as those of VFIO, is
+// assigned to no device, and counted.
+
+/// How many calls of one task wait for their DMA event. The pieces of one scatter list are more
+/// only above 1 MiB of scattered pages.
+const WAITING: usize = 256;
+/// How many tasks have calls that wait.
+const TASKS: usize = 4096;
+
+/// A range of I/O addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Hull {
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+impl Hull {
+    fn contains(self, start: u64, len: u64) -> bool {
+        start >= self.start && start.checked_add(len).is_some_and(|end| end <= self.end)
+    }
+}
+
+/// A call of the IOMMU's driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Call {
+    pub(super) iova: u64,
+    pub(super) size: u64,
+    /// The physical address of a map; `None` for an unmap.
+    pub(super) memory: Option<u64>,
+    /// How much was mapped or unmapped: after an unmap of a part of a large page, more than was
+    /// asked for.
+    pub(super) done: u64,
+}
+
+/// A processor and the task that ran on it.
+pub(super) type Context = (u32, u32);
+
+#[derive(Debug, Default)]
+struct Task {
+    waiting: Vec<Call>,
+    /// What a DMA event has freed before the call that unmaps it: a device's number, and the
+    /// addresses.
+    freed: Option<(usize, Hull)>,
+}
+
+/// The calls that wait for their DMA event.
+#[derive(Debug, Default)]
+pub(super) struct Assigner {
+    tasks: HashMap<Context, Task>,
+    /// How many calls no DMA event followed.
+    unassigned: u64,
+}
+
+impl Assigner {
+    /// Adds a call. Returns the device if it was freed by the DMA event before it.
+    pub(super) fn add(&mut self, context: Context, call: Call) -> Option<usize> {
+        if self.tasks.len() >= TASKS && !self.tasks.contains_key(&context) {
+            self.drop_all();
+        }
+        let task = self.tasks.entry(context).or_default();
+        if call.memory.is_none()
+            && let Some((device, _)) =
+                task.freed.take_if(|(_, hull)| hull.contains(call.iova, call.size))
+        {
+            return Some(device);
+        }
+        if task.waiting.len() == WAITING {
+            task.waiting.remove(0);
+            self.unassigned += 1;
+        }
+        task.waiting.push(call);
+        None
+    }
+
+    /// Takes the maps, or else the unmaps, that the task has made within `hull`.
+    pub(super) fn take(&mut self, context: Context, maps: bool, hull: Hull, found: &mut Vec<Call>) {
+        found.clear();
+        let Some(task) = self.tasks.get_mut(&context) else { return };
+        let inside =
+            |call: &mut Call| call.memory.is_some() == maps && hull.contains(call.iova, call.size);
+        found.extend(task.waiting.extract_if(.., inside));
+        if task.waiting.is_empty() && task.freed.is_none() {
+            self.tasks.remove(&context);
+        }
+    }
+
+    /// Notes that the DMA event of an unmap had no call before it: the next one of this task within
+    /// `hull` is its call.
+    pub(super) fn expect(&mut self, context: Context, device: usize, hull: Hull) {
+        if self.tasks.len() < TASKS {
+            self.tasks.entry(context).or_default().freed = Some((device, hull));
+        }
+    }
+
+    fn drop_all(&mut self) {
+        self.unassigned += self.tasks.values().map(|task| task.waiting.len() as u64).sum::<u64>();
+        self.tasks.clear();
+    }
+
+    /// Returns how many calls were assigned to no device.
+    pub(super) fn finish(mut self) -> u64 {
+        self.drop_all();
+        self.unassigned
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAP: Call = Call { iova: 0x3000, size: 0x1000, memory: Some(0x9000), done: 0x1000 };
+    const UNMAP: Call = Call { memory: None, ..MAP };
+    const HULL: Hull = Hull { start: 0x3000, end: 0x5000 };
+
+    fn taken(assigner: &mut Assigner, context: Context, maps: bool, hull: Hull) -> Vec<Call> {
+        let mut found = Vec::new();
+        assigner.take(context, maps, hull, &mut found);
+        found
+    }
+
+    #[test]
+    fn a_call_goes_to_the_next_event_of_its_task_that_has_its_addresses() {
+        let mut assigner = Assigner::default();
+        for call in [MAP, UNMAP, Call { iova: 0x5000, ..MAP }] {
+            assert_eq!(assigner.add((0, 1), call), None);
+        }
+        assert_eq!(taken(&mut assigner, (1, 1), true, HULL), [], "another processor");
+        assert_eq!(
+            taken(&mut assigner, (0, 1), true, Hull { start: 0x3001, end: 0x5000 }),
+            [],
+            "a part only"
+        );
+        assert_eq!(taken(&mut assigner, (0, 1), true, HULL), [MAP]);
+        assert_eq!(taken(&mut assigner, (0, 1), true, HULL), [], "once");
+        assert_eq!(taken(&mut assigner, (0, 1), false, HULL), [UNMAP]);
+        assert_eq!(assigner.finish(), 1, "the map at 0x5000");
+    }
+
+    #[test]
+    fn a_free_takes_the_unmap_behind_it() {
+        let mut assigner = Assigner::default();
+        assigner.expect((0, 1), 7, HULL);
+        assert_eq!(assigner.add((0, 2), UNMAP), None);
+        assert_eq!(assigner.add((0, 1), MAP), None, "a map is no unmap");
+        assert_eq!(assigner.add((0, 1), UNMAP), Some(7));
+        assert_eq!(assigner.add((0, 1), UNMAP), None, "once");
+        assert_eq!(assigner.finish(), 3);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_counted() {
+        let mut assigner = Assigner::default();
+        for iova in 0..WAITING as u64 + 3 {
+            assigner.add((0, 0), Call { iova: iova << 12, ..MAP });
+        }
+        for (_, pid) in (0..TASKS).zip(1..) {
+            assigner.add((0, pid), MAP);
+        }
+        assert!(assigner.tasks.len() <= TASKS);
+        assert_eq!(assigner.finish(), (WAITING + 3 + TASKS) as u64);
+    }
+}
