@@ -1,7 +1,7 @@
 //! Builds one device of a trace from its events.
 
+use super::assign::{Call, Hull};
 use super::parse::{Action, List, MAX_ADDRESS, Recorded};
-use super::read::{Call, Hull};
 use super::trace::{Counts, Device, Mapping, Operation, Run};
 use pinfold_core::access::Access;
 use std::collections::hash_map::Entry;

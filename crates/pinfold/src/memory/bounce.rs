@@ -5,7 +5,7 @@
 //! ([`OwnedMemory::sharing_pages`](super::OwnedMemory::sharing_pages)) is *bounced*: the device is
 //! given a copy in a [`BouncePool`]. Up to [`BouncePool::MAX_BYTES`] a copy also costs less than a
 //! mapping that is unmapped with a flush of its own; where many mappings share a flush, they cost
-//! less from some 2 KiB on (`pinfold bench iommu`: `bounce-*`).
+//! less from some 2 KiB on (`pinfold-bench iommu`: `bounce-*`).
 //!
 //! ```
 //! use pinfold::access::{FromDevice, ToDevice};

@@ -1,11 +1,15 @@
 //! The interface of all policies, and their error.
+#![expect(
+    unsafe_code,
+    reason = "a policy's memory is a payload by its address, kept valid by hand"
+)]
 
-use super::memory::Payload;
 use pinfold::soft::Port;
 use pinfold_core::access::Access;
-use pinfold_core::addr::{IovaRange, PhysRange, RangeError};
-use pinfold_core::domain::{BackendError, Unrevoked};
+use pinfold_core::addr::{Iova, IovaRange, PhysAddr, PhysRange, RangeError};
+use pinfold_core::domain::{BackendError, DomainId, Pinned, Unrevoked};
 use pinfold_core::invalidate::{InvalidationStats, WaitError};
+use pinfold_core::mem::DmaMemory;
 use pinfold_core::table::MappedRun;
 use std::fmt;
 
@@ -61,6 +65,44 @@ pub enum PolicyError {
     /// A range is not valid.
     #[error(transparent)]
     Range(#[from] RangeError),
+}
+
+/// A range of a policy's memory.
+#[derive(Debug)]
+pub(super) struct Payload(DmaMemory<'static>);
+
+// SAFETY: the memory is mapped as long as the value is used for more than its address, as `new`
+// demands. No reference into it is ever made, so that one range in two values is harmless: the
+// trait's rule that it belongs to one value serves those who make references.
+unsafe impl Pinned for Payload {
+    #[inline]
+    fn memory(&self) -> DmaMemory<'_> {
+        self.0
+    }
+
+    #[inline]
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
+        None
+    }
+}
+
+impl Payload {
+    /// Creates the payload of `memory`.
+    ///
+    /// # Safety
+    /// The caller keeps the memory mapped until nothing accesses it through this value or its
+    /// mapping any more. No reference into it is ever made.
+    #[inline]
+    pub(super) unsafe fn new(memory: DmaMemory<'_>) -> Self {
+        // SAFETY: valid for as long as it is used, as the caller promises.
+        Self(unsafe { memory.extend() })
+    }
+
+    /// Returns the range.
+    #[inline]
+    pub(super) fn range(&self) -> Result<PhysRange, RangeError> {
+        PhysRange::new(PhysAddr::new(self.0.addr() as u64), self.0.len() as u64)
+    }
 }
 
 /// Memory that a device may reach, and where it finds it. Unmapped by the thread that mapped it.

@@ -7,7 +7,6 @@
 
 use super::api::PolicyError;
 use super::api::PolicyStats;
-use super::locked::BITS;
 use super::memory::Memory;
 use crate::lock::KernelLock;
 use pinfold::soft::{Port, PortStats, SoftConfig, SoftIommu, SoftQueue};
@@ -20,6 +19,9 @@ use pinfold_core::invalidate::{
 use pinfold_core::table::{Entry, Format, TableMemory, TablePage, VtdSecondStage};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The width of an address in bits.
+pub(super) const BITS: u32 = 48;
 
 /// The queue as a kernel waits for it: spinning, with interrupts off.
 #[derive(Debug)]

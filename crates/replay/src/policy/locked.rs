@@ -13,7 +13,7 @@
 
 use super::api::{Dma, Policy, PolicyError, PolicyStats, PolicyThread};
 use super::flush_queue::Timer;
-use super::iommu::Iommu;
+use super::iommu::{BITS, Iommu};
 use super::memory::Memory;
 use crate::lock::KernelLock;
 use pinfold::soft::{Port, SoftConfig};
@@ -23,8 +23,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The width of an address in bits.
-pub(crate) const BITS: u32 = 48;
 /// One more than the last page below 4 GiB.
 const LOW_END: u64 = 1 << (32 - 12);
 /// One more than the last page.

@@ -4,8 +4,8 @@
 use super::api::{Dma, Policy, PolicyError, PolicyStats, PolicyThread};
 use super::flush_queue::FlushQueues;
 use super::flush_queue::{PerCpu, Timer};
-use super::iommu::Iommu;
-use super::locked::{BITS, Tree};
+use super::iommu::{BITS, Iommu};
+use super::locked::Tree;
 use super::memory::Memory;
 use crate::lock::KernelLock;
 use pinfold::soft::{Port, SoftConfig};

@@ -4,9 +4,9 @@
     reason = "the policy's memory is a payload by its address, and is kept valid by hand"
 )]
 
-use super::api::{Dma, Policy, PolicyError, PolicyStats, PolicyThread};
+use super::api::{Dma, Payload, Policy, PolicyError, PolicyStats, PolicyThread};
 use super::iommu::LEVELS;
-use super::memory::{Memory, Payload};
+use super::memory::Memory;
 use pinfold::soft::{Port, PortStats, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange, PhysRange};
