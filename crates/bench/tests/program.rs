@@ -1,4 +1,5 @@
 //! The program `pinfold-bench`: its records, and what it refuses.
+#![expect(clippy::unwrap_used, reason = "helpers of tests, where a failure may panic")]
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
