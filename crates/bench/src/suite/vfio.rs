@@ -38,8 +38,8 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("fio-batched", "the same, submitting and reaping 32 at a time"),
     ("static", "pinfold io: mapped once"),
     ("static-polled", "the same, polled"),
-    ("batch", "pinfold io --protect revoke: revoked in batches, held until their flush"),
-    ("strict", "pinfold io --protect strict: revoked in batches, waited for"),
+    ("batch", "pinfold io --protect batch: revoked in batches, held until their flush"),
+    ("strict", "pinfold io --protect strict: each revocation is waited for"),
 ];
 
 /// Case, bytes per buffer, operations per run.

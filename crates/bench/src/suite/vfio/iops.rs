@@ -100,7 +100,7 @@ const SUBJECTS: [(&str, Driver); 6] = [
     ("fio-batched", Driver::Kernel(kernel::BATCHED)),
     ("static", Driver::Pinfold(&["--protect", "static"])),
     ("static-polled", Driver::Pinfold(&["--protect", "static", "--poll"])),
-    ("batch", Driver::Pinfold(&["--protect", "revoke"])),
+    ("batch", Driver::Pinfold(&["--protect", "batch"])),
     ("strict", Driver::Pinfold(&["--protect", "strict"])),
 ];
 
