@@ -79,11 +79,11 @@ fn protection_is_measured_with_its_accounts_apart() {
         let of = |r: &&Record| (r.case, r.subject, r.unit) == ("rr-1", subject, unit);
         records.iter().find(of).unwrap_or_else(|| panic!("{subject}, {unit}")).median
     };
-    // One flush for each of two unmaps, one for sixteen, none.
-    for subject in ["strict", "revoke", "linux-strict"] {
+    // A wait for each of two unmaps, at most one for sixteen, none.
+    for subject in ["strict", "linux-strict"] {
         assert!(figure(subject, "waits/op") > 1.5, "{subject}");
     }
-    assert!(figure("batch", "waits/op") < 0.5);
+    assert!(figure("revoke", "waits/op") > 0.0 && figure("batch", "waits/op") < 0.5);
     assert_eq!((figure("static", "waits/op"), figure("none", "waits/op")), (0.0, 0.0));
     assert!(figure("strict", "ns waited/op") > figure("revoke", "ns waited/op"));
     assert!(figure("none", "ns device CPU/op") > 0.0);
