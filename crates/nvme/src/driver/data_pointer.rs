@@ -7,9 +7,8 @@ use crate::spec::{Command, PAGE};
 use pinfold_core::addr::Segment;
 use pinfold_core::dma_pool::{AllocError, Block};
 use pinfold_core::gather::Profile;
-use pinfold_core::gather::prp::{ControllerPage, ListPages, PrpError, Prps};
+use pinfold_core::gather::prp::{ControllerPage, ListPage, ListPages, PrpError, Prps};
 use pinfold_core::gather::sgl::{Sgl, SglError};
-use std::mem::ManuallyDrop;
 use zerocopy::little_endian::U64;
 
 /// List pages of one command. As PRP lists, 4 chained and a full one reach 2,556 pages, more than 8
@@ -22,9 +21,18 @@ const LIST_PAGES: usize = 5;
 pub(super) enum DataPointer {
     Prp(Prps<Block, LIST_PAGES>),
     Sgl(Sgl<Block, LIST_PAGES>),
-    /// A page with the ranges of a dataset management command. Like the others it is quarantined,
-    /// not freed, if it is dropped.
-    Page(ManuallyDrop<Block>),
+    /// The ranges of a dataset management command.
+    Page(Page),
+}
+
+/// A list page. Dropping it quarantines it, as the pages of a list are.
+#[derive(Debug)]
+pub(super) struct Page(Option<Block>);
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(ListPage::quarantine);
+    }
 }
 
 impl DataPointer {
@@ -71,7 +79,7 @@ impl DataPointer {
     ) -> Result<Self, LayoutError> {
         let page = lists.take().map_err(PrpError::Take)?;
         match page.memory().copy_from_slice(0, bytes) {
-            Ok(()) => Ok(Self::Page(ManuallyDrop::new(page))),
+            Ok(()) => Ok(Self::Page(Page(Some(page)))),
             Err(error) => {
                 lists.give(page);
                 Err(PrpError::Memory(error).into())
@@ -101,7 +109,9 @@ impl DataPointer {
                 (command.prp1, command.prp2) = (U64::new(prps.prp1()), U64::new(prps.prp2()))
             }
             Self::Sgl(sgl) => command.set_sgl1(sgl.sgl1().words()),
-            Self::Page(page) => command.prp1 = U64::new(page.iova().raw()),
+            Self::Page(page) => {
+                command.prp1 = U64::new(page.0.as_ref().map_or(0, |page| page.iova().raw()));
+            }
         }
     }
 
@@ -110,7 +120,7 @@ impl DataPointer {
         match self {
             Self::Prp(prps) => prps.release(lists),
             Self::Sgl(sgl) => sgl.release(lists),
-            Self::Page(page) => lists.give(ManuallyDrop::into_inner(page)),
+            Self::Page(mut page) => page.0.take().into_iter().for_each(|page| lists.give(page)),
         }
     }
 }

@@ -155,3 +155,24 @@ fn a_controller_that_is_unplugged_fails_at_once() {
     drop(controller);
     assert_eq!(arena.0.used(), used, "it was never seen disabled");
 }
+
+/// The page with the ranges of a discard is quarantined as a page of a list is: the pool of both
+/// ends, and with it the pool's handle of the arena.
+#[test]
+fn a_quarantined_page_keeps_no_pool() {
+    let holders = |discard: bool| {
+        let Bench { controller, model, arena } =
+            bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+        let mut queue = controller.create_queue(2).unwrap();
+        model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
+        let flying = if discard { queue.discard(1, 0, 1) } else { queue.flush(1) };
+        let flying = flying.unwrap();
+        queue.ring_doorbell();
+        drop(model);
+        assert_eq!(queue.wait().unwrap_err(), PollError::Gone);
+        assert_eq!(controller.reset(), Err(Error::Gone));
+        drop((queue, flying, controller));
+        std::sync::Arc::strong_count(&arena.0)
+    };
+    assert_eq!(holders(true), holders(false));
+}
