@@ -81,33 +81,28 @@
 //! and nothing else.
 
 mod block;
-mod coherent;
 mod debug;
 mod error;
 mod grow;
-mod handle;
 mod inner;
 mod layout;
 mod local;
 mod magazine;
-mod raw;
-mod report;
+mod pool;
 mod source;
 mod unit;
 
 pub use block::Block;
-pub use coherent::Coherent;
-pub use debug::{Damage, FREE_PATTERN, FRESH_PATTERN, LastUse, OwnerTag};
+pub use debug::{Damage, FREE_PATTERN, FRESH_PATTERN, LastUse};
 pub use error::{
     AllocError, BulkAllocError, BulkFreeError, CreateError, FreeError, RangeError, SourceError,
     SpanError,
 };
-pub use handle::{Builder, Busy, DmaPool};
 pub use local::Local;
-pub use raw::RawBlock;
-pub use report::{PoolStats, REPORT_HEADER, WIDE_HEADER};
-pub use source::ChunkSource;
+pub use pool::{Builder, Busy, DmaPool, DmaPoolStats};
 pub(crate) use source::span_memory;
+pub use source::{ChunkSource, Coherent};
+pub use unit::RawBlock;
 
 #[cfg(test)]
 #[cfg(not(loom))]

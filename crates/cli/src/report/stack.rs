@@ -9,7 +9,7 @@ use crate::units::{ByteSize, counted, grouped, time};
 use pinfold::arena::{NotLocked, Residency, SourceUnavailable};
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::PageSize;
-use pinfold_core::dma_pool::PoolStats;
+use pinfold_core::dma_pool::DmaPoolStats;
 use serde::Serialize;
 use std::fmt::{self, Write};
 use std::time::Duration;
@@ -224,7 +224,7 @@ pub(crate) struct PoolReport {
 
 impl PoolReport {
     /// Creates the report of `stats`.
-    pub(crate) fn new(stats: &PoolStats) -> Self {
+    pub(crate) fn new(stats: &DmaPoolStats) -> Self {
         Self {
             name: stats.name.clone(),
             in_use: stats.in_use,

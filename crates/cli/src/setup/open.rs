@@ -10,7 +10,7 @@ use crate::targets::nvme::{FLUSH_LIMIT, LostData, NvmeOptions, NvmeStats, NvmeTa
 use crate::targets::target::{Durability, Target};
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
-use pinfold_core::dma_pool::PoolStats;
+use pinfold_core::dma_pool::DmaPoolStats;
 use pinfold_core::domain::Pinned;
 use pinfold_nvme::driver::{Namespace, Vector};
 use pinfold_nvme::vfio::PciController;
@@ -155,7 +155,7 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
     }
 
     /// Returns the figures of its driver's DMA pool, if there is one.
-    pub(crate) fn pool_stats(&self) -> Option<PoolStats> {
+    pub(crate) fn pool_stats(&self) -> Option<DmaPoolStats> {
         match &self.queues {
             Queues::File(_) => None,
             Queues::Nvme { queues, .. } => Some(queues.first.pool_stats()),

@@ -11,7 +11,7 @@ use super::target::{
 use crate::args::Protect;
 use crate::signal::Interrupt;
 use pinfold_core::access::{FromDevice, ToDevice};
-use pinfold_core::dma_pool::{ChunkSource, PoolStats};
+use pinfold_core::dma_pool::{ChunkSource, DmaPoolStats};
 use pinfold_core::domain::{Domain, Local, MapError, Pinned, Revoked};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
@@ -206,7 +206,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// Returns the figures of the driver's DMA pool.
-    pub(crate) fn pool_stats(&self) -> PoolStats {
+    pub(crate) fn pool_stats(&self) -> DmaPoolStats {
         self.controller.list_pool()
     }
 

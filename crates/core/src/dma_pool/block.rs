@@ -1,30 +1,34 @@
 //! [`Block`]: a block that frees itself on drop.
 
-use super::inner::Inner;
-use super::raw::RawBlock;
-use super::unit::State;
+use super::inner::{Handle, Inner};
+use super::unit::{RawBlock, Slot, State, Unit};
 use crate::addr::Iova;
 use crate::mem::DmaMemory;
-use crate::share::Shared;
 use core::fmt;
 use core::mem::ManuallyDrop;
+use core::ptr::NonNull;
 
 /// A block that frees itself on drop, from any thread. It keeps its pool alive.
 ///
 /// [`Local::free`](super::Local::free) is the fast path, whichever thread allocated the block: no
-/// lock and no atomic read-modify-write. A drop anywhere else goes through the pool's front: it
-/// takes the front's lock, and gives up the block's share of the pool by a read-modify-write.
+/// lock and no atomic read-modify-write. A drop anywhere else goes through the pool's front, and
+/// takes its lock.
 pub struct Block {
-    pool: Shared<Inner>,
+    /// Valid as long as the block is owned: that keeps the pool alive (`Handle`).
+    unit: NonNull<Unit>,
     number: u32,
 }
 
+// SAFETY: a unit and its pool are used by all threads, and the block is exclusive.
+unsafe impl Send for Block {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Block {}
+
 impl Block {
-    /// `number` is a block of this pool, and was allocated in the form `OWNED` for this value
-    /// alone.
+    /// `slot` is a block that was allocated in the form `OWNED` for this value alone.
     #[inline(always)]
-    pub(super) fn new(pool: Shared<Inner>, number: u32) -> Self {
-        Self { pool, number }
+    pub(super) fn new(slot: Slot<'_>) -> Self {
+        Self { unit: NonNull::from(slot.unit), number: slot.number() }
     }
 
     /// Returns the block's address for the device.
@@ -38,42 +42,63 @@ impl Block {
     /// [`FreeError::Owned`](super::FreeError::Owned).
     #[inline]
     pub fn as_raw(&self) -> RawBlock {
-        self.pool.site(self.number).raw()
+        self.slot().block(&self.pool().layout)
     }
 
     /// Returns the block's memory, to be accessed concurrently with the device.
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
-        self.pool.memory_at(self.pool.site(self.number).ptr())
+        self.pool().memory_at(self.as_raw().as_ptr())
     }
 
-    /// Turns the block into a raw one, which stays allocated until it is freed by address.
+    /// Turns the block into a raw one, which stays allocated until it is freed by address. Takes
+    /// the front's lock.
     #[must_use = "the block stays allocated until it is freed"]
     pub fn into_raw(self) -> RawBlock {
-        let raw = self.as_raw();
-        self.pool.units.state(self.number).set(State::RAW);
-        drop(self.into_parts());
+        let (raw, this) = (self.as_raw(), ManuallyDrop::new(self));
+        // SAFETY: the block is not used again.
+        unsafe { Inner::give_up(this.unit, this.number, State::RAW) };
         raw
     }
 
-    /// The pool that the block belongs to.
+    /// Returns the slot of a block of this pool, which the caller frees; a block of another pool is
+    /// dropped.
     #[inline(always)]
-    pub(super) fn pool(&self) -> &Shared<Inner> {
-        &self.pool
+    pub(super) fn into_slot(self, pool: &Handle) -> Option<Slot<'_>> {
+        if !pool.has(self.unit()) {
+            drop(self);
+            return None;
+        }
+        let this = ManuallyDrop::new(self);
+        // SAFETY: units live as long as their pool, which the handle keeps alive.
+        let unit = unsafe { this.unit.as_ref() };
+        // SAFETY: from a slot of this unit.
+        Some(unsafe { unit.slot(this.number) })
     }
 
-    /// Its share of the pool, and its number, which the caller frees.
     #[inline(always)]
-    pub(super) fn into_parts(self) -> (Shared<Inner>, u32) {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is neither dropped nor used again, so the value is not duplicated.
-        (unsafe { core::ptr::read(&raw const this.pool) }, this.number)
+    fn slot(&self) -> Slot<'_> {
+        // SAFETY: from a slot of this unit.
+        unsafe { self.unit().slot(self.number) }
+    }
+
+    #[inline(always)]
+    fn unit(&self) -> &Unit {
+        // SAFETY: units live as long as their pool, which lives at least as long as the block.
+        unsafe { self.unit.as_ref() }
+    }
+
+    #[inline(always)]
+    fn pool(&self) -> &Inner {
+        // SAFETY: the pool lives at least as long as the block.
+        unsafe { Inner::of(self.unit()).as_ref() }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.pool.free_owned(&mut self.pool.front.lock(), self.number);
+        // SAFETY: the block is not used again.
+        unsafe { Inner::give_up(self.unit, self.number, State::FREE) };
     }
 }
 

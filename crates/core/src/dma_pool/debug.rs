@@ -1,8 +1,8 @@
-//! Debug mode: [`Watch`], the hook that sees each alloc and free of a pool with the block, its
-//! memory and the owner. It fills free blocks with a pattern, checks the pattern, and keeps a
-//! history of the owners.
+//! Debug mode: [`History`], the hook that sees each alloc and free of a pool with the block, its
+//! memory and the owner. It fills free blocks with a pattern, checks the pattern, and records the
+//! owners.
 
-use super::raw::RawBlock;
+use super::unit::RawBlock;
 use crate::mem::DmaMemory;
 use crate::sync::Mutex;
 use alloc::collections::BTreeMap;
@@ -17,29 +17,14 @@ pub const FRESH_PATTERN: u8 = 0xa9;
 /// How many reports a pool keeps; all are counted.
 const MAX_REPORTS: usize = 64;
 
-/// An owner: its number, and its user's name for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OwnerTag {
-    /// [`Local::number`](super::Local::number); the pool's front has 0.
-    pub number: u32,
-    /// The name given to [`Local::set_tag`](super::Local::set_tag), or "".
-    pub tag: &'static str,
-}
-
-impl fmt::Display for OwnerTag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "owner {}", self.number)?;
-        if self.tag.is_empty() { Ok(()) } else { write!(f, " ({})", self.tag) }
-    }
-}
-
-/// Which owners had a block last.
+/// The owners that had a block last, by their [numbers](super::Local::number); the pool's front has
+/// 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LastUse {
     /// The owner that allocated it.
-    pub allocated_by: OwnerTag,
+    pub allocated_by: u32,
     /// The owner that freed it.
-    pub freed_by: OwnerTag,
+    pub freed_by: u32,
 }
 
 /// A free block that was written to: through a stale address, or by a device that was not stopped.
@@ -70,7 +55,7 @@ impl fmt::Display for Last<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(LastUse { allocated_by, freed_by }) => {
-                write!(f, "last allocated by {allocated_by}, freed by {freed_by}")
+                write!(f, "last allocated by owner {allocated_by}, freed by owner {freed_by}")
             }
             None => f.write_str("it was never allocated"),
         }
@@ -79,43 +64,43 @@ impl fmt::Display for Last<'_> {
 
 /// The hook. Its lock is the last that is taken.
 #[derive(Default, Debug)]
-pub(super) struct Watch(Mutex<History>);
+pub(super) struct History(Mutex<Records>);
 
 #[derive(Default, Debug)]
-struct History {
+struct Records {
     /// By the block's address.
     uses: BTreeMap<usize, LastUse>,
     damages: Vec<Damage>,
     damaged: u64,
 }
 
-impl Watch {
+impl History {
     /// Checks a block that was taken from an owner's magazine, before it is allocated, and fills
     /// it.
-    pub(super) fn on_alloc(&self, block: RawBlock, memory: DmaMemory<'_>, who: OwnerTag) {
-        let mut history = self.0.lock();
-        history.inspect(block, memory);
+    pub(super) fn on_alloc(&self, block: RawBlock, memory: DmaMemory<'_>, owner: u32) {
+        let mut records = self.0.lock();
+        records.inspect(block, memory);
         fill(memory, FRESH_PATTERN);
-        history.uses.insert(block.addr(), LastUse { allocated_by: who, freed_by: who });
+        records.uses.insert(block.addr(), LastUse { allocated_by: owner, freed_by: owner });
     }
 
     /// Fills a block that was freed, before another owner can have it. Allocates no memory: the
     /// block has its entry since it was allocated.
-    pub(super) fn on_free(&self, block: RawBlock, memory: DmaMemory<'_>, who: OwnerTag) {
-        let mut history = self.0.lock();
+    pub(super) fn on_free(&self, block: RawBlock, memory: DmaMemory<'_>, owner: u32) {
+        let mut records = self.0.lock();
         fill(memory, FREE_PATTERN);
-        if let Some(last) = history.uses.get_mut(&block.addr()) {
-            last.freed_by = who;
+        if let Some(last) = records.uses.get_mut(&block.addr()) {
+            last.freed_by = owner;
         }
     }
 
     /// Fills a chunk that was just acquired, and forgets the history of its blocks.
     pub(super) fn on_chunk(&self, memory: DmaMemory<'_>) {
         fill(memory, FREE_PATTERN);
-        let mut history = self.0.lock();
-        let mut later = history.uses.split_off(&memory.addr());
+        let mut records = self.0.lock();
+        let mut later = records.uses.split_off(&memory.addr());
         let mut beyond = later.split_off(&(memory.addr() + memory.len()));
-        history.uses.append(&mut beyond);
+        records.uses.append(&mut beyond);
     }
 
     /// Checks a free block.
@@ -123,8 +108,8 @@ impl Watch {
         self.0.lock().inspect(block, memory);
     }
 
-    /// The owner that allocated a block last.
-    pub(super) fn holder(&self, block: RawBlock) -> Option<OwnerTag> {
+    /// Returns the owner that allocated a block last.
+    pub(super) fn holder(&self, block: RawBlock) -> Option<u32> {
         self.0.lock().uses.get(&block.addr()).map(|last| last.allocated_by)
     }
 
@@ -137,7 +122,7 @@ impl Watch {
     }
 }
 
-impl History {
+impl Records {
     /// Checks a free block; wrong bytes are reported and reset.
     fn inspect(&mut self, block: RawBlock, memory: DmaMemory<'_>) {
         let byte = |offset| memory.read_u8(offset).unwrap_or(FREE_PATTERN);

@@ -31,7 +31,7 @@ pub enum SourceError {
     Limit {
         /// The requested value.
         bytes: u64,
-        /// What is left of the limit.
+        /// The rest of the limit.
         left: u64,
         /// The most memory that the pool may have.
         limit: u64,
@@ -152,7 +152,7 @@ pub enum CreateError {
 #[non_exhaustive]
 pub enum AllocError {
     /// No chunk is available. Other owners may hold free blocks (see
-    /// [`PoolStats::cached`](super::PoolStats)).
+    /// [`DmaPoolStats::cached`](super::DmaPoolStats)).
     #[error(
         "{0}; other owners of the pool may hold free blocks: drop idle `Local`s, free blocks, or give the source more memory"
     )]

@@ -1,12 +1,12 @@
 //! Growing and shrinking: one thread at a time acquires or releases chunks, while others allocate
 //! and free.
 //!
-//! The source may make a system call and sleep, so no lock is held while it runs, but the *turn*: a
-//! flag for which only threads wait that need a chunk too. Between two attempts to take it they
+//! The source may make a system call and sleep, so no lock is held while it runs, but the *permit*:
+//! a flag for which only threads wait that need a chunk too. Between two attempts to take it they
 //! look for free blocks.
 
 use super::error::{AllocError, CreateError, RangeError};
-use super::inner::{Inner, Turn};
+use super::inner::{Inner, Permit};
 use super::layout::bytes_of;
 use super::source::ChunkSource;
 use super::unit::{Chunk, Span, State};
@@ -27,38 +27,38 @@ impl Inner {
             if let Some(done) = attempt() {
                 return Ok(done);
             }
-            let Some(turn) = self.growth.turn() else {
+            let Some(permit) = self.growth.try_permit() else {
                 relax(attempts);
                 attempts = attempts.saturating_add(1);
                 continue;
             };
-            // The chunk of the previous holder of the turn is in the depot by now.
+            // The chunk of the previous holder of the permit is in the depot by now.
             if let Some(done) = attempt() {
                 return Ok(done);
             }
-            self.grow(&turn).inspect_err(|_| self.press())?;
+            self.grow(&permit).inspect_err(|_| self.raise_pressure())?;
         }
     }
 
     /// Acquires a chunk of the next order, or of the largest smaller one available, within the
     /// maximum.
-    fn grow(&self, turn: &Turn<'_>) -> Result<(), AllocError> {
+    fn grow(&self, permit: &Permit<'_>) -> Result<(), AllocError> {
         let (blocks, bytes) = self.size_now();
         let Some(source) = &self.source else { return Err(AllocError::Ranges { blocks }) };
         let maximum = self.maximum;
         let wanted = self.layout.order_within(self.layout.next_order(bytes), blocks, maximum);
         let wanted = wanted.ok_or(AllocError::Maximum { maximum, blocks })?;
-        let scarce = turn.0.state.lock().scarce;
+        let scarce = permit.state().scarce;
         let twice = scarce.and_then(|order| Order::new(order.get() + 1)).unwrap_or(wanted);
         let asked = wanted.min(twice);
         let (frame, order) = self.acquire(source.as_ref(), asked)?;
-        turn.0.state.lock().scarce = if order < wanted { Some(order) } else { None };
-        self.enter(turn, source.as_ref(), (frame, order))
+        permit.state().scarce = if order < wanted { Some(order) } else { None };
+        self.enter(permit, source.as_ref(), (frame, order))
     }
 
     /// Acquires chunks until the pool has its minimum.
     pub(super) fn reserve(&self) -> Result<(), CreateError> {
-        let (minimum, turn) = (self.minimum, self.growth.wait());
+        let (minimum, permit) = (self.minimum, self.growth.permit());
         let mut order = self.layout.most();
         loop {
             let (available, _) = self.size_now();
@@ -71,7 +71,7 @@ impl Inner {
             let run = self.acquire(source.as_ref(), next).map_err(refused)?;
             // A larger one was refused.
             order = run.1;
-            self.enter(&turn, source.as_ref(), run).map_err(refused)?;
+            self.enter(&permit, source.as_ref(), run).map_err(refused)?;
         }
     }
 
@@ -81,7 +81,7 @@ impl Inner {
     }
 
     /// Acquires a run of this order, or of the largest smaller one available, for the holder of the
-    /// turn.
+    /// permit.
     fn acquire(
         &self,
         source: &dyn ChunkSource,
@@ -107,14 +107,17 @@ impl Inner {
     /// Adds an acquired run to the pool, with all its blocks free.
     fn enter(
         &self,
-        turn: &Turn<'_>,
+        permit: &Permit<'_>,
         source: &dyn ChunkSource,
         (frame, order): (Frame, Order),
     ) -> Result<(), AllocError> {
         let (place, span) = ((frame.offset(), bytes_of(order)), self.units.first_span());
-        let kept = &mut turn.0.state.lock().kept;
-        let Some(chunk) = self.units.enter(&self.layout, kept, span, place, Some((frame, order)))
-        else {
+        let chunk = {
+            let kept = &mut permit.state().kept;
+            let run = Some((frame, order));
+            self.units.enter(&self.layout, NonNull::from(self).cast(), kept, span, place, run)
+        };
+        let Some(chunk) = chunk else {
             // SAFETY: just acquired with this order, and not used.
             unsafe { source.release(frame, order) };
             return Err(AllocError::Numbers {
@@ -127,8 +130,8 @@ impl Inner {
     }
 
     fn add(&self, chunk: Chunk) {
-        if let Some(watch) = &self.watch {
-            watch.on_chunk(self.chunk_memory(&chunk));
+        if let Some(history) = &self.history {
+            history.on_chunk(self.chunk_memory(&chunk));
         }
         self.depot.lock().add(chunk);
     }
@@ -149,16 +152,23 @@ impl Inner {
         if blocks == 0 || iova.checked_add(len as u64).is_none() {
             return Err(RangeError::Size { len, iova, size });
         }
-        let turn = self.growth.wait();
+        let permit = self.growth.permit();
         let (have, maximum) = (self.size_now().0, self.maximum);
         if blocks.saturating_add(have) > maximum {
             return Err(RangeError::Maximum { blocks, have, maximum });
         }
         let mut added = 0;
-        let kept = &mut turn.0.state.lock().kept;
+        let kept = &mut permit.state().kept;
         let span = self.units.add_span(kept, Span::new(&self.layout, base, len, iova));
         for place in places().filter(|&(_, bytes)| self.layout.blocks_in(bytes) > 0) {
-            let chunk = self.units.enter(&self.layout, kept, &span, place, None);
+            let chunk = self.units.enter(
+                &self.layout,
+                NonNull::from(self).cast(),
+                kept,
+                &span,
+                place,
+                None,
+            );
             let chunk = chunk.ok_or(RangeError::Numbers { blocks: added })?;
             added += u64::from(chunk.blocks);
             self.add(chunk);
@@ -170,8 +180,8 @@ impl Inner {
     /// bytes.
     pub(super) fn shrink(&self) -> u64 {
         let Some(source) = &self.source else { return 0 };
-        let _turn = self.growth.wait();
-        self.press();
+        let _permit = self.growth.permit();
+        self.raise_pressure();
         self.drain_front();
         let removed = self.depot.lock().remove_free_chunks(&self.units, self.minimum);
         for (frame, order) in removed.iter().filter_map(|chunk| chunk.run) {
@@ -189,7 +199,7 @@ impl Drop for Inner {
         let Some(source) = &self.source else { return };
         for chunk in &self.depot.lock().chunks {
             // A device may still write to allocated blocks: their chunks are quarantined.
-            let is_free = self.units.states(chunk).all(|(_, state)| state.get() == State::FREE);
+            let is_free = self.units.states(chunk).iter().all(|state| state.get() == State::FREE);
             if let (true, Some((frame, order))) = (is_free, chunk.run) {
                 // SAFETY: acquired with this order and not released since; no handle is left that
                 // could access it.

@@ -1,48 +1,67 @@
-//! [`Inner`]: the state that the handles of a pool share, and what an owner does with it.
+//! [`Inner`]: a pool's state, what an owner does with it, and [`Handle`], which keeps it alive.
 
-use super::debug::Watch;
+use super::debug::History;
 use super::error::{AllocError, FreeError};
 use super::layout::Layout;
 use super::magazine::{Depot, Owner};
-use super::raw::RawBlock;
 use super::source::ChunkSource;
-use super::unit::{Chunk, Found, Kept, Site, State, Units};
+use super::unit::{Chunk, Kept, RawBlock, Slot, State, Unit, Units};
 use crate::frame::Order;
 use crate::mem::DmaMemory;
-use crate::sync::{AtomicBool, AtomicU32, CachePadded, Mutex, Ordering, SpinLock, relax};
+use crate::sync::{
+    AtomicBool, AtomicU32, AtomicU64, CachePadded, Mutex, Ordering, SpinLock, relax,
+};
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::hint::cold_path;
+use core::mem::ManuallyDrop;
+use core::ops::{Deref, DerefMut};
 use core::ptr::NonNull;
 
-/// See the module. Locks are taken in the order front, depot, watch; none is held while the source
-/// runs.
+/// See the module. Locks are taken in the order front, depot, history; none is held while the
+/// source runs.
 pub(super) struct Inner {
-    /// Whether a block's place is its slot times its size, and no debug mode: one check for what
-    /// few pools have.
-    pub(super) plain: bool,
     pub(super) layout: Layout,
     pub(super) units: Units,
-    pub(super) watch: Option<Box<Watch>>,
+    /// The history of debug mode.
+    pub(super) history: Option<Box<History>>,
     pub(super) source: Option<Box<dyn ChunkSource>>,
     pub(super) name: String,
     pub(super) minimum: u64,
     pub(super) maximum: u64,
     /// Rises when an alloc fails: owners that notice return what they cache.
     pub(super) pressure: AtomicU32,
+    /// How many [`Handle`]s exist.
+    pub(super) handles: AtomicU64,
     pub(super) growth: CachePadded<Growth>,
-    /// The owner for calls that are made without a `Local`.
-    pub(super) front: CachePadded<SpinLock<Owner>>,
+    pub(super) front: CachePadded<SpinLock<Front>>,
     pub(super) depot: CachePadded<Mutex<Depot>>,
 }
 
-/// The turn to grow or shrink, and what its holder needs.
-pub(super) struct Growth {
-    taken: AtomicBool,
-    /// Locked by the holder of the turn only.
-    pub(super) state: Mutex<GrowthState>,
+/// The owner for calls that are made without a `Local`.
+pub(super) struct Front {
+    pub(super) owner: Owner,
+    /// How many `Block`s keep the pool after its last handle; 0 while it has one.
+    blocks_left: u64,
+    /// The last handle, for the last of those blocks: its pointer may free the pool, and those of
+    /// units may not.
+    last: Option<ManuallyDrop<Handle>>,
 }
 
+impl Front {
+    pub(super) fn new(owner: Owner) -> Self {
+        Self { owner, blocks_left: 0, last: None }
+    }
+}
+
+/// The permit to grow or shrink, and the state that belongs to its holder.
+pub(super) struct Growth {
+    taken: AtomicBool,
+    /// Locked by the holder of the permit only.
+    state: Mutex<GrowthState>,
+}
+
+#[derive(Default)]
 pub(super) struct GrowthState {
     pub(super) kept: Kept,
     /// The order of the last chunk, if the source refused a larger one before: the next one is at
@@ -51,15 +70,12 @@ pub(super) struct GrowthState {
     pub(super) scarce: Option<Order>,
 }
 
-/// Holds the turn until it is dropped.
-pub(super) struct Turn<'g>(pub(super) &'g Growth);
+/// Holds the permit until it is dropped.
+pub(super) struct Permit<'g>(&'g Growth);
 
 impl Growth {
-    pub(super) fn new(kept: Kept) -> Self {
-        Self {
-            taken: AtomicBool::new(false),
-            state: Mutex::new(GrowthState { kept, scarce: None }),
-        }
+    pub(super) fn new() -> Self {
+        Self { taken: AtomicBool::new(false), state: Mutex::default() }
     }
 
     /// The bytes of the pool's tables and states.
@@ -68,19 +84,19 @@ impl Growth {
         self.state.lock().kept.metadata_bytes()
     }
 
-    /// Takes the turn, if no other thread has it.
-    pub(super) fn turn(&self) -> Option<Turn<'_>> {
+    /// Takes the permit, if no other thread has it.
+    pub(super) fn try_permit(&self) -> Option<Permit<'_>> {
         let free =
             self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        free.then(|| Turn(self))
+        free.then(|| Permit(self))
     }
 
-    /// Waits for the turn and takes it.
-    pub(super) fn wait(&self) -> Turn<'_> {
+    /// Waits for the permit and takes it.
+    pub(super) fn permit(&self) -> Permit<'_> {
         let mut attempts = 0;
         loop {
-            if let Some(turn) = self.turn() {
-                return turn;
+            if let Some(permit) = self.try_permit() {
+                return permit;
             }
             relax(attempts);
             attempts = attempts.saturating_add(1);
@@ -88,120 +104,236 @@ impl Growth {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Permit<'_> {
+    /// Returns the state, whose lock no other thread waits for.
+    pub(super) fn state(&self) -> impl DerefMut<Target = GrowthState> + '_ {
+        self.0.state.lock()
+    }
+}
+
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         self.0.taken.store(false, Ordering::Release);
     }
 }
 
-impl Inner {
-    /// Allocates a block in the form `RAW` or `OWNED`; returns its number.
+/// Keeps a pool alive: each `DmaPool` and each `Local` has one.
+///
+/// A `Block` has none, so that its alloc and free count nothing. Instead the last handle counts the
+/// states of all blocks, under the front's lock. Without a `Local`, a block is freed under that
+/// lock only, and without any handle none is allocated, so the count is exact; the last of those
+/// blocks ends the pool.
+pub(super) struct Handle(NonNull<Inner>);
+
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<Inner>();
+};
+
+// SAFETY: as for `Arc`: a handle gives `&Inner` to its thread, and the last one may drop it there;
+// `Inner` is `Send` and `Sync`.
+unsafe impl Send for Handle {}
+// SAFETY: as for `Send`; a shared reference to a handle can be cloned elsewhere.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// Moves a pool to the heap; `inner.handles` is 1.
+    pub(super) fn new(inner: Inner) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(inner))))
+    }
+
+    /// Whether a unit is one of this pool.
     #[inline(always)]
-    pub(super) fn alloc(&self, owner: &mut Owner, form: u8) -> Result<u32, AllocError> {
+    pub(super) fn has(&self, unit: &Unit) -> bool {
+        Inner::of(unit) == self.0
+    }
+}
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        // Relaxed: this handle keeps the pool meanwhile. 2^64 handles do not fit into memory, and
+        // forgetting so many takes centuries.
+        self.handles.fetch_add(1, Ordering::Relaxed);
+        Self(self.0)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.handles.fetch_sub(1, Ordering::Release) == 1 {
+            // Acquire: all uses by other handles come before the end. (A load, because
+            // ThreadSanitizer does not see fences.)
+            self.handles.load(Ordering::Acquire);
+            // SAFETY: this is the last handle, and is not used again.
+            unsafe { Inner::last_handle(self.0) };
+        }
+    }
+}
+
+impl Deref for Handle {
+    type Target = Inner;
+
+    #[inline(always)]
+    fn deref(&self) -> &Inner {
+        // SAFETY: from `Box::leak`, and freed after the last handle.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Inner {
+    /// Ends a pool that no `Block` keeps alive; the last of those that do ends it otherwise.
+    ///
+    /// # Safety
+    /// The caller's was the last handle, and is not used again.
+    unsafe fn last_handle(this: NonNull<Self>) {
+        // SAFETY: nothing has ended the pool before.
+        let inner = unsafe { this.as_ref() };
+        let mut front = inner.front.lock();
+        front.blocks_left = inner.count(|state| state == State::OWNED);
+        let ends = front.blocks_left == 0;
+        front.last = Some(ManuallyDrop::new(Handle(this)));
+        drop(front);
+        if ends {
+            // SAFETY: from `Handle::new`; no handle and no `Block` is left that could use it.
+            drop(unsafe { Box::from_raw(this.as_ptr()) });
+        }
+    }
+
+    /// Returns the pool of a unit.
+    #[inline(always)]
+    pub(super) fn of(unit: &Unit) -> NonNull<Self> {
+        unit.pool().cast()
+    }
+
+    /// Frees the block of a `Block` through the front, or makes it raw, and ends the pool if that
+    /// was the last to keep it alive.
+    ///
+    /// # Safety
+    /// The unit and the number are those of a `Block`, which is not used again.
+    pub(super) unsafe fn give_up(unit: NonNull<Unit>, number: u32, to: u8) {
+        // SAFETY: the block has kept the pool and its units alive until here.
+        let this = Self::of(unsafe { unit.as_ref() });
+        // SAFETY: as above.
+        let inner = unsafe { this.as_ref() };
+        let mut front = inner.front.lock();
+        let slot = inner.units.slot(number);
+        match to {
+            State::FREE => inner.free_owned(&mut front.owner, slot),
+            other => slot.state().set(other),
+        }
+        let last = if front.blocks_left == 1 { front.last.take() } else { None };
+        front.blocks_left = front.blocks_left.saturating_sub(1);
+        drop(front);
+        if let Some(last) = last {
+            // SAFETY: from `Handle::new`; there is no handle, and this was the last `Block`.
+            drop(unsafe { Box::from_raw(last.0.as_ptr()) });
+        }
+    }
+
+    /// Returns how many blocks have such a state. Takes the depot's lock.
+    pub(super) fn count(&self, is_such: impl Fn(u8) -> bool) -> u64 {
+        let depot = self.depot.lock();
+        let states = depot.chunks.iter().flat_map(|chunk| self.units.states(chunk));
+        states.filter(|state| is_such(state.get())).count() as u64
+    }
+
+    /// Allocates a block in the form `RAW` or `OWNED`.
+    #[inline(always)]
+    pub(super) fn alloc(&self, owner: &mut Owner, form: u8) -> Result<Slot<'_>, AllocError> {
         loop {
             if let Some(number) = owner.current.pop() {
-                self.hand_out(owner, number, form);
-                return Ok(number);
+                return Ok(self.issue(owner, number, form));
             }
             // Once for each magazine.
             cold_path();
-            self.restock(owner)?;
+            self.refill(owner)?;
         }
     }
 
     /// Allocates a block through the front, whose lock is not held while the pool grows.
-    pub(super) fn alloc_shared(&self, form: u8) -> Result<u32, AllocError> {
-        let draw = || {
-            let mut front = self.front.lock();
+    pub(super) fn alloc_shared(&self, form: u8) -> Result<Slot<'_>, AllocError> {
+        let attempt = || {
+            let owner = &mut self.front.lock().owner;
             loop {
-                if let Some(number) = front.current.pop() {
-                    self.hand_out(&front, number, form);
-                    return Some(number);
+                if let Some(number) = owner.current.pop() {
+                    return Some(self.issue(owner, number, form));
                 }
-                if !self.exchange_for_alloc(&mut front) {
+                if !self.exchange_for_alloc(owner) {
                     return None;
                 }
             }
         };
-        draw().map_or_else(|| self.or_grow(draw), Ok)
+        attempt().map_or_else(|| self.or_grow(attempt), Ok)
     }
 
-    /// Allocates a block whose number was taken from a magazine.
+    /// Allocates the block with a number that was taken from a magazine.
     #[inline(always)]
-    pub(super) fn hand_out(&self, owner: &Owner, number: u32, form: u8) {
-        if !self.plain {
-            self.note_alloc(owner, number);
+    pub(super) fn issue(&self, owner: &Owner, number: u32, form: u8) -> Slot<'_> {
+        let slot = self.units.slot(number);
+        if let Some(history) = &self.history {
+            cold_path();
+            // Before its state says that it is allocated: a wrong free waits for no fill.
+            let block = slot.block(&self.layout);
+            history.on_alloc(block, self.memory_at(block.as_ptr()), owner.number);
         }
-        self.units.state(number).set(form);
-    }
-
-    #[inline(never)]
-    fn note_alloc(&self, owner: &Owner, number: u32) {
-        if let Some(watch) = &self.watch {
-            let block = self.site(number).raw();
-            watch.on_alloc(block, self.memory_at(block.as_ptr()), owner.tag);
-        }
-    }
-
-    /// Where the block with this number lies.
-    #[inline(always)]
-    pub(super) fn site(&self, number: u32) -> Site<'_> {
-        let (unit, slot) = self.units.unit(number);
-        let place =
-            if self.plain { slot * self.layout.size() } else { unit.place_of(&self.layout, slot) };
-        Site { unit, place }
+        slot.state().set(form);
+        slot
     }
 
     /// Frees a raw block.
     #[inline(always)]
     pub(super) fn free_raw(&self, owner: &mut Owner, block: RawBlock) -> Result<(), FreeError> {
-        let claimed = if self.plain {
-            self.units.find_plain(&self.layout, block).filter(|found| found.state.claim())
-        } else {
-            let is_right = |number| self.site(number).raw() == block;
-            let found = self.units.find(&self.layout, block);
-            found.filter(|found| found.state.claim_if(|| is_right(found.number)))
-        };
-        let Some(Found { number, .. }) = claimed else { return Err(self.refusal(block)) };
-        self.put(owner, number);
+        let claimed = self.units.find(&self.layout, block).filter(|slot| {
+            if self.layout.is_plain() {
+                slot.state().claim()
+            } else {
+                slot.state().claim_if(|| slot.block(&self.layout) == block)
+            }
+        });
+        let Some(slot) = claimed else { return Err(self.refusal(block)) };
+        self.put(owner, slot);
         Ok(())
     }
 
     /// Frees the block of a `Block`, which the caller gives up.
     #[inline(always)]
-    pub(super) fn free_owned(&self, owner: &mut Owner, number: u32) {
-        self.units.state(number).set(State::FREE);
-        self.put(owner, number);
+    pub(super) fn free_owned(&self, owner: &mut Owner, slot: Slot<'_>) {
+        slot.state().set(State::FREE);
+        self.put(owner, slot);
     }
 
     /// Adds the number of a block that was just freed.
     #[inline(always)]
-    fn put(&self, owner: &mut Owner, number: u32) {
-        if !self.plain {
-            self.note_free(owner, number);
-        }
-        while !owner.current.push(number) {
+    fn put(&self, owner: &mut Owner, slot: Slot<'_>) {
+        self.record_free(owner.number, slot);
+        while !owner.current.push(slot.number()) {
             cold_path();
             self.exchange_for_free(owner);
         }
     }
 
-    #[inline(never)]
-    fn note_free(&self, owner: &Owner, number: u32) {
-        if let Some(watch) = &self.watch {
-            let block = self.site(number).raw();
-            watch.on_free(block, self.memory_at(block.as_ptr()), owner.tag);
+    /// Tells debug mode of a free, before another owner can have the block.
+    #[inline(always)]
+    fn record_free(&self, owner: u32, slot: Slot<'_>) {
+        if let Some(history) = &self.history {
+            cold_path();
+            let block = slot.block(&self.layout);
+            history.on_free(block, self.memory_at(block.as_ptr()), owner);
         }
     }
 
     /// Gives an owner numbers, from a new chunk if necessary.
     #[cold]
     #[inline(never)]
-    pub(super) fn restock(&self, owner: &mut Owner) -> Result<(), AllocError> {
+    pub(super) fn refill(&self, owner: &mut Owner) -> Result<(), AllocError> {
         self.or_grow(|| {
-            let stocked = self.exchange_for_alloc(owner)
-                || self.drain_front() && self.exchange_for_alloc(owner);
-            stocked.then_some(())
+            if !self.exchange_for_alloc(owner) {
+                self.drain_front();
+                if !self.exchange_for_alloc(owner) {
+                    return None;
+                }
+            }
+            Some(())
         })
     }
 
@@ -210,7 +342,7 @@ impl Inner {
     #[cold]
     #[inline(never)]
     fn exchange_for_alloc(&self, owner: &mut Owner) -> bool {
-        owner.turn_over_for_alloc() || self.depot.lock().refill(&mut owner.current)
+        owner.swap_for_alloc() || self.depot.lock().refill(&mut owner.current)
     }
 
     /// Makes place in the current magazine, which is full.
@@ -222,20 +354,19 @@ impl Inner {
             owner.pressure = pressure;
             return self.depot.lock().flush(owner);
         }
-        if !owner.turn_over_for_free() {
+        if !owner.swap_for_free() {
             self.depot.lock().take_all(&mut owner.current);
         }
     }
 
-    /// Moves what the front caches to the depot. Returns `true`.
-    pub(super) fn drain_front(&self) -> bool {
-        let mut front = self.front.lock();
-        self.depot.lock().flush(&mut front);
-        true
+    /// Moves what the front caches to the depot.
+    pub(super) fn drain_front(&self) {
+        let owner = &mut self.front.lock().owner;
+        self.depot.lock().flush(owner);
     }
 
     /// Has owners return what they cache when they next exchange a magazine.
-    pub(super) fn press(&self) {
+    pub(super) fn raise_pressure(&self) {
         self.pressure.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -255,30 +386,29 @@ impl Inner {
     #[cold]
     #[inline(never)]
     fn refusal(&self, block: RawBlock) -> FreeError {
-        let addr = block.addr();
-        let span = self.units.first_span();
+        let (addr, span) = (block.addr(), self.units.first_span());
         let foreign =
             FreeError::Foreign { addr, start: span.addr, end: span.addr.saturating_add(span.len) };
-        let Some((unit, first, place)) = self.units.at(&self.layout, addr) else { return foreign };
+        let Some((unit, place)) = self.units.at(&self.layout, addr) else { return foreign };
         let covers = |chunk: &&Chunk| {
-            self.units.first_of(chunk.first) == first
+            core::ptr::eq(self.units.slot(chunk.first).unit, unit)
                 && place.wrapping_sub(chunk.place) < chunk.bytes
         };
         let Some(chunk) = self.depot.lock().chunks.iter().find(covers).copied() else {
             return foreign;
         };
-        let Some((_, state)) =
-            unit.slot_at(&self.layout, place).filter(|(_, state)| state.get() != State::ABSENT)
+        let slot = unit.slot_at(&self.layout, place);
+        let Some(state) = slot.map(|slot| slot.state().get()).filter(|&s| s != State::ABSENT)
         else {
             let start = unit.addr().wrapping_add(usize::try_from(chunk.place).unwrap_or(0));
             let (blocks, size) = (chunk.blocks, self.layout.size());
             return FreeError::Misaligned { addr, chunk: start, blocks, size };
         };
-        let expected = unit.block_at(place).iova();
+        let expected = unit.iova_at(place);
         if block.iova() != expected {
             return FreeError::WrongIova { addr, iova: block.iova(), expected };
         }
-        match state.get() {
+        match state {
             State::OWNED => FreeError::Owned { addr },
             _ => FreeError::DoubleFree { addr },
         }
@@ -286,16 +416,14 @@ impl Inner {
 
     /// Calls `each` with the blocks of a chunk and their states.
     pub(super) fn for_each_block(&self, chunk: &Chunk, mut each: impl FnMut(RawBlock, u8)) {
-        let (unit, first) = self.units.unit(chunk.first);
-        for (slot, (_, state)) in (first..).zip(self.units.states(chunk)) {
-            each(unit.block_at(unit.place_of(&self.layout, slot)), state.get());
-        }
+        self.units.slots(chunk).for_each(|slot| each(slot.block(&self.layout), slot.state().get()));
     }
 
     /// The memory of a chunk.
     pub(super) fn chunk_memory(&self, chunk: &Chunk) -> DmaMemory<'_> {
-        let (unit, _) = self.units.unit(chunk.first);
-        let start: NonNull<u8> = unit.block_at(chunk.place).as_ptr();
+        let unit = self.units.slot(chunk.first).unit;
+        // SAFETY: where the chunk starts.
+        let start = unsafe { unit.block_at(chunk.place) }.as_ptr();
         // SAFETY: the pool's, as in `memory_at`: all of its blocks are free, and no owner has one
         // yet.
         unsafe { DmaMemory::from_raw(start, usize::try_from(chunk.bytes).unwrap_or(0)) }

@@ -1,4 +1,5 @@
-//! [`Layout`]: where blocks lie in a chunk and in a unit, and the conversion between places and slots.
+//! [`Layout`]: where blocks lie in a chunk and in a unit, and the conversion between places and
+//! slots.
 //!
 //! A *unit* is an aligned 2 MiB of the span, or 1 GiB if a block is larger than 2 MiB; a chunk
 //! never crosses one. A unit's blocks have *slots*, numbers that rise with their places. A chunk
@@ -78,8 +79,6 @@ pub(super) struct Layout {
     /// The distance between blocks; also how many bytes of a block may be used.
     size: u64,
     by_size: ExactDivider,
-    /// Whether blocks form groups.
-    grouped: bool,
     /// log2 of a group's bytes; of a unit's without groups.
     group_shift: u32,
     /// How many blocks a group has.
@@ -87,11 +86,13 @@ pub(super) struct Layout {
     by_group: Divider,
     /// Whether a chunk can start at a place that is no multiple of the size.
     skewed: bool,
+    /// Whether a block's place is its slot times its size: no groups, no skews.
+    plain: bool,
     /// log2 of a unit's bytes.
     unit_shift: u32,
     /// How many slots a unit has.
     slots: u32,
-    /// What a range of the caller is aligned to.
+    /// The alignment of ranges of the caller.
     range_align: u64,
     /// The first chunk's order, and the smallest and the largest that are used.
     first: Order,
@@ -130,14 +131,15 @@ impl Layout {
         let group_shift = if grouped { limit.trailing_zeros() } else { unit_shift };
         let group_blocks = (1 << group_shift) / rounded;
         let slots = (unit >> group_shift) * group_blocks;
+        let skewed = least <= Order::HUGE && !bytes_of(least).is_multiple_of(rounded);
         let mut layout = Self {
             size: rounded,
             by_size: ExactDivider::new(rounded),
-            grouped,
             group_shift,
             group_blocks,
             by_group: Divider::new(group_blocks),
-            skewed: least <= Order::HUGE && !bytes_of(least).is_multiple_of(rounded),
+            skewed,
+            plain: !grouped && !skewed,
             unit_shift,
             // At most 2^17.
             slots: u32::try_from(slots).unwrap_or(u32::MAX),
@@ -219,34 +221,30 @@ impl Layout {
     }
 
     /// Whether a block's place is its slot times its size.
+    #[inline(always)]
     pub(super) fn is_plain(&self) -> bool {
-        !self.grouped && !self.skewed
+        self.plain
     }
 
-    /// As [`slot_at`](Self::slot_at), where the layout is [plain](Self::is_plain).
+    /// Returns the slot of a place less its skew; `None` if no block starts there.
     #[inline(always)]
-    pub(super) fn plain_slot_at(&self, place: u64) -> u64 {
-        self.by_size.quotient(place)
-    }
-
-    /// Returns the slot of a place less its skew; at least [`slots`](Self::slots) if no block
-    /// starts there.
-    #[inline(always)]
-    pub(super) fn slot_at(&self, place: u64) -> u64 {
-        if !self.grouped {
-            return self.by_size.quotient(place);
+    pub(super) fn slot_at(&self, place: u64) -> Option<u32> {
+        let (group, within) = if self.plain {
+            (0, place)
+        } else {
+            (place >> self.group_shift, place & ((1 << self.group_shift) - 1))
+        };
+        let block = self.by_size.quotient(within);
+        if block >= self.group_blocks {
+            return None;
         }
-        let group = place >> self.group_shift;
-        let block = self.by_size.quotient(place & ((1 << self.group_shift) - 1));
-        if block < self.group_blocks { group * self.group_blocks + block } else { u64::MAX }
+        #[expect(clippy::cast_possible_truncation, reason = "less than the number of slots")]
+        Some((group * self.group_blocks + block) as u32)
     }
 
     /// Returns the place of a slot less its skew.
     #[inline(always)]
     pub(super) fn place_of(&self, slot: u64) -> u64 {
-        if !self.grouped {
-            return slot * self.size;
-        }
         let group = self.by_group.quotient(slot);
         (group << self.group_shift) + (slot - group * self.group_blocks) * self.size
     }
@@ -345,6 +343,22 @@ mod tests {
         assert_eq!(layout((2 << 20) + 1, 0, 0).unwrap().next_order(0).get(), 18);
     }
 
+    /// A state behind the last would be in no line of states, or that of the next group's block.
+    #[test]
+    fn no_slot_is_behind_the_last_of_a_unit_or_group() {
+        let large = layout(16_700_000, 0, 0).unwrap();
+        assert_eq!((large.slots(), large.is_plain()), (64, true));
+        assert_eq!(large.slot_at(63 * 16_700_000), Some(63));
+        assert_eq!(large.slot_at(64 * 16_700_000), None);
+        let grouped = layout(192, 0, 4096).unwrap();
+        assert_eq!((grouped.slots(), grouped.is_plain()), (512 * 21, false));
+        for (block, slot) in [(20, Some(20)), (21, None)] {
+            assert_eq!(grouped.slot_at(block * 192), slot);
+            let last_group = 511 * 4096;
+            assert_eq!(grouped.slot_at(last_group + block * 192), slot.map(|slot| 511 * 21 + slot));
+        }
+    }
+
     proptest! {
         #[test]
         fn division_is_exact(divisor in 1u64..=1 << 31, dividend in 0u64..1 << 31) {
@@ -387,8 +401,8 @@ mod tests {
                 for slot in first..first + blocks {
                     let place = layout.place_of(slot.into());
                     let at = place + u64::from(skew);
-                    prop_assert_eq!(layout.slot_at(place), u64::from(slot));
-                    prop_assert!(layout.slot_at(place + 1) >= u64::from(layout.slots()));
+                    prop_assert_eq!(layout.slot_at(place), Some(slot));
+                    prop_assert_eq!(layout.slot_at(place + 1), None);
                     prop_assert!(at >= start && at + layout.size() <= start + bytes_of(order));
                     prop_assert_eq!(at >> boundary, (at + layout.size() - 1) >> boundary);
                     prop_assert!(at.is_multiple_of(align.max(1) as u64));

@@ -2,11 +2,9 @@
 
 use super::block::Block;
 use super::error::{AllocError, BulkAllocError, BulkFreeError, FreeError};
-use super::inner::Inner;
+use super::inner::Handle;
 use super::magazine::Owner;
-use super::raw::RawBlock;
-use super::unit::State;
-use crate::share::{Hold, Stock};
+use super::unit::{RawBlock, Slot, State};
 use crate::sync::Ordering;
 use alloc::vec::Vec;
 use core::fmt;
@@ -18,12 +16,12 @@ use core::fmt;
 /// atomic read-modify-write, except where a magazine is exchanged, once in as many blocks as that
 /// has, and for the claim of a raw block that is freed. Dropping it returns what it caches.
 pub struct Local {
-    pool: Stock<Inner>,
+    pool: Handle,
     owner: Owner,
 }
 
 impl Local {
-    pub(super) fn new(pool: Stock<Inner>) -> Self {
+    pub(super) fn new(pool: Handle) -> Self {
         let pressure = pool.pressure.load(Ordering::Relaxed);
         let owner = pool.depot.lock().new_owner(pressure);
         Self { pool, owner }
@@ -36,8 +34,7 @@ impl Local {
     /// no chunk.
     #[inline(always)]
     pub fn alloc(&mut self) -> Result<Block, AllocError> {
-        let number = self.pool.alloc(&mut self.owner, State::OWNED)?;
-        Ok(Block::new(self.pool.issue(), number))
+        self.pool.alloc(&mut self.owner, State::OWNED).map(Block::new)
     }
 
     /// As [`alloc`](Self::alloc), with all bytes 0.
@@ -52,12 +49,9 @@ impl Local {
     /// Frees a block, whichever owner allocated it; one of another pool is dropped.
     #[inline(always)]
     pub fn free(&mut self, block: Block) {
-        if !self.pool.is_same(block.pool()) {
-            return drop(block);
+        if let Some(slot) = block.into_slot(&self.pool) {
+            self.pool.free_owned(&mut self.owner, slot);
         }
-        let (share, number) = block.into_parts();
-        self.pool.take_back(share);
-        self.pool.free_owned(&mut self.owner, number);
     }
 
     /// Allocates a raw block: it stays allocated until it is freed by address.
@@ -66,7 +60,8 @@ impl Local {
     /// As [`alloc`](Self::alloc).
     #[inline(always)]
     pub fn alloc_raw(&mut self) -> Result<RawBlock, AllocError> {
-        self.pool.alloc(&mut self.owner, State::RAW).map(|number| self.pool.site(number).raw())
+        let slot = self.pool.alloc(&mut self.owner, State::RAW)?;
+        Ok(slot.block(&self.pool.layout))
     }
 
     /// Frees a raw block, whichever owner allocated it. One atomic read-modify-write on its state:
@@ -86,20 +81,16 @@ impl Local {
     }
 
     /// Returns the owner's number, by which debug mode reports it. Numbers of dropped owners are
-    /// reused.
+    /// reused; the pool's front has 0.
     pub fn number(&self) -> u32 {
-        self.owner.tag.number
-    }
-
-    /// Sets the name by which debug mode reports this owner.
-    pub fn set_tag(&mut self, tag: &'static str) {
-        self.owner.tag.tag = tag;
+        self.owner.number
     }
 
     /// Fills the empty slots with raw blocks and returns how many slots are full afterwards: fewer
     /// than all if blocks run out.
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
-        match self.fill_with(slots, State::RAW, |pool, number| pool.site(number).raw()) {
+        let layout = self.pool.layout;
+        match self.fill_with(slots, State::RAW, |slot| slot.block(&layout)) {
             Ok(()) => slots.len(),
             Err(_) => slots.iter().flatten().count(),
         }
@@ -107,7 +98,7 @@ impl Local {
 
     /// As [`fill`](Self::fill), with blocks that free themselves.
     pub fn fill_blocks(&mut self, slots: &mut [Option<Block>]) -> usize {
-        match self.fill_with(slots, State::OWNED, |pool, number| Block::new(pool.issue(), number)) {
+        match self.fill_with(slots, State::OWNED, Block::new) {
             Ok(()) => slots.len(),
             Err(_) => slots.iter().flatten().count(),
         }
@@ -125,8 +116,8 @@ impl Local {
     pub fn fill_all(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkAllocError> {
         let mut new = Vec::new();
         new.resize(slots.iter().filter(|slot| slot.is_none()).count(), None);
-        let wanted = new.len();
-        match self.fill_with(&mut new, State::RAW, |pool, number| pool.site(number).raw()) {
+        let (wanted, layout) = (new.len(), self.pool.layout);
+        match self.fill_with(&mut new, State::RAW, |slot| slot.block(&layout)) {
             Ok(()) => {
                 let empty = slots.iter_mut().filter(|slot| slot.is_none());
                 empty.zip(new).for_each(|(slot, block)| *slot = block);
@@ -149,20 +140,19 @@ impl Local {
         &mut self,
         slots: &mut [Option<T>],
         form: u8,
-        make: impl Fn(&mut Stock<Inner>, u32) -> T,
+        make: impl Fn(Slot<'_>) -> T,
     ) -> Result<(), AllocError> {
         let Self { pool, owner } = self;
         let mut empty = slots.iter_mut().filter(|slot| slot.is_none()).peekable();
         while empty.peek().is_some() {
             let mut taken = 0;
             for (&number, slot) in owner.current.as_slice().iter().rev().zip(empty.by_ref()) {
-                pool.hand_out(owner, number, form);
-                slot.get_or_insert_with(|| make(pool, number));
+                slot.get_or_insert(make(pool.issue(owner, number, form)));
                 taken += 1;
             }
             owner.current.drop_last(taken);
             if taken == 0 {
-                pool.restock(owner)?;
+                pool.refill(owner)?;
             }
         }
         Ok(())

@@ -88,7 +88,7 @@ impl Model {
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    (builder.preemption_bound, builder.max_branches) = (Some(preemptions), 20_000);
     builder.check(model);
 }
 
@@ -180,8 +180,8 @@ fn loom_a_wrong_free_never_frees_a_block_that_is_owned() {
     });
 }
 
-/// What one owner frees another allocates, through the depot: its accesses come after the first
-/// one's.
+/// A block that one owner frees is allocated by another, through the depot: the accesses of the
+/// second come after those of the first.
 #[test]
 fn loom_blocks_move_between_owners_through_the_depot() {
     check(2, || {
@@ -260,9 +260,7 @@ fn loom_pressure_loses_no_block() {
 /// block with the same slot starts at another place. That block is not freed.
 #[test]
 fn loom_a_late_free_frees_no_block_of_a_later_chunk() {
-    let mut builder = loom::model::Builder::new();
-    (builder.preemption_bound, builder.max_branches) = (Some(1), 20_000);
-    builder.check(|| {
+    check(1, || {
         // Three blocks in 2 MiB, from the start; one in the second half, from there.
         let source = Source { halves: true, ..Source::default() };
         let builder = DmaPool::builder("model").block(690_000).cached_bytes(0);
@@ -364,4 +362,69 @@ fn loom_a_wrong_free_beside_the_first_chunk_is_refused() {
         wrong.join().unwrap();
         local.free(block);
     });
+}
+
+/// Two threads that find no free block need one chunk: the second finds what the first acquired,
+/// although it has looked for it before. The source has no other.
+#[test]
+fn loom_two_threads_that_need_a_chunk_share_one() {
+    check(1, || {
+        // Three blocks in a chunk.
+        let builder = DmaPool::builder("model").block(690_000).cached_bytes(0);
+        let pool = builder.build(&Source::default()).unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.local().alloc_raw().unwrap())
+        };
+        let block = pool.local().alloc_raw().unwrap();
+        assert_ne!(other.join().unwrap(), block);
+    });
+}
+
+/// Debug mode sees an alloc before the block can be freed, by a wrong free too: nothing fills a
+/// block that is free already.
+#[test]
+fn loom_debug_mode_sees_an_alloc_before_its_free() {
+    check(2, || {
+        let builder = DmaPool::builder("model").block(4096).minimum(1).maximum(1).debug();
+        let pool = builder.build(&Source::default()).unwrap();
+        let guess = RawBlock::from_parts(Source::default().span().cast(), Iova::new(0));
+        let wrong = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.free_raw(guess).is_ok())
+        };
+        let mut local = pool.local();
+        let block = local.alloc_raw().unwrap();
+        assert_eq!(block, guess);
+        let freed = local.free_raw(block).is_ok();
+        assert_eq!(usize::from(freed) + usize::from(wrong.join().unwrap()), 1);
+        drop(local);
+        assert_eq!(pool.damages(), []);
+    });
+}
+
+/// A pool ends once: with its last handle, or with the last of its blocks after that.
+#[test]
+fn loom_the_last_block_or_handle_ends_the_pool() {
+    for raw in [false, true] {
+        check(2, move || {
+            let source = Source::default();
+            let builder = DmaPool::builder("model").block(SIZE).minimum(2).cached_bytes(0);
+            let pool = builder.build(&source).unwrap();
+            let mut local = pool.local();
+            let (a, b) = (local.alloc().unwrap(), local.alloc().unwrap());
+            drop(pool);
+            let other = thread::spawn(move || drop(a));
+            if raw {
+                let _ = b.into_raw();
+            } else {
+                drop(b);
+            }
+            drop(local);
+            other.join().unwrap();
+            let is_kept = *source.taken.lock().unwrap();
+            assert_eq!(is_kept, raw, "a chunk is released unless a block of it is raw");
+            assert_eq!(std::sync::Arc::strong_count(&source.taken), 1, "the pool has ended");
+        });
+    }
 }

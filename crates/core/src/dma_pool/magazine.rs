@@ -1,7 +1,6 @@
 //! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two; [`Depot`], where
 //! they are exchanged.
 
-use super::debug::OwnerTag;
 use super::unit::{Chunk, State, Units};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -100,7 +99,8 @@ pub(super) struct Owner {
     pub(super) previous: Magazine,
     /// The pool's pressure when the owner last looked.
     pub(super) pressure: u32,
-    pub(super) tag: OwnerTag,
+    /// The name of the owner in reports.
+    pub(super) number: u32,
 }
 
 impl Owner {
@@ -109,12 +109,12 @@ impl Owner {
             current: Magazine::new(cap.magazine),
             previous: Magazine::new(if cap.two { cap.magazine } else { 0 }),
             pressure,
-            tag: OwnerTag { number, tag: "" },
+            number,
         }
     }
 
     /// Uses the other magazine, if that has numbers. The current one is empty.
-    pub(super) fn turn_over_for_alloc(&mut self) -> bool {
+    pub(super) fn swap_for_alloc(&mut self) -> bool {
         swap(&mut self.current, &mut self.previous);
         if self.current.is_empty() {
             swap(&mut self.current, &mut self.previous);
@@ -123,7 +123,7 @@ impl Owner {
     }
 
     /// Uses the other magazine, if that is empty. The current one is full.
-    pub(super) fn turn_over_for_free(&mut self) -> bool {
+    pub(super) fn swap_for_free(&mut self) -> bool {
         let can = self.previous.is_empty() && !self.previous.numbers.is_empty();
         if can {
             swap(&mut self.current, &mut self.previous);
@@ -132,7 +132,7 @@ impl Owner {
     }
 }
 
-/// What the owners of a pool share, under one lock: free blocks, chunks and limits.
+/// The part of a pool that its owners share, under one lock: free blocks, chunks and limits.
 ///
 /// Arrays in it are full, empty, or the one that is partly full. They have places for all numbers
 /// that were ever cut, so that a free finds an empty array to exchange its full one for, and
@@ -266,17 +266,17 @@ impl Depot {
     /// Removes the chunks all of whose blocks are in the depot, as long as `minimum` blocks are
     /// left, the last ones first, and returns them. O(free blocks + blocks). Allocates memory.
     pub(super) fn remove_free_chunks(&mut self, units: &Units, minimum: u64) -> Vec<Chunk> {
-        let mark = |number, to| units.state(number).set(to);
-        let is_in = |number, state| units.state(number).get() == state;
+        let mark = |number, to| units.slot(number).state().set(to);
+        let is_in = |number, state| units.slot(number).state().get() == state;
         // Whatever has a number in the depot is exclusive to the holder of the lock.
         self.for_each(|number| mark(number, State::LISTED));
         let mut removed = Vec::new();
         let mut left = self.blocks;
         for &chunk in self.chunks.iter().rev() {
-            let is_free = units.states(&chunk).all(|(_, state)| state.get() == State::LISTED);
+            let is_free = units.states(&chunk).iter().all(|state| state.get() == State::LISTED);
             let rest = left.checked_sub(chunk.blocks.into()).filter(|&rest| rest >= minimum);
             if let (true, Some(rest), true) = (is_free, rest, chunk.run.is_some()) {
-                units.states(&chunk).for_each(|(_, state)| state.set(State::ABSENT));
+                units.states(&chunk).iter().for_each(|state| state.set(State::ABSENT));
                 left = rest;
                 self.bytes -= chunk.bytes;
                 removed.push(chunk);
@@ -325,7 +325,7 @@ impl Depot {
     /// Takes what an owner has, and its number.
     pub(super) fn retire(&mut self, owner: &mut Owner) {
         self.flush(owner);
-        self.free_owners.push(owner.tag.number);
+        self.free_owners.push(owner.number);
     }
 
     pub(super) fn flush(&mut self, owner: &mut Owner) {

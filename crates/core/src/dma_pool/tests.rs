@@ -1,4 +1,4 @@
-//! What a pool promises, tested by public calls only, but for `debug` and `ranges` with a source
+//! The promises of a pool, tested by public calls only, but for `debug` and `ranges` with a source
 //! over the heap.
 
 mod bounds;

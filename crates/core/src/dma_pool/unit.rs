@@ -1,17 +1,55 @@
-//! State bytes, the units that have them, and the two tables that find a unit: by address and by
-//! number.
+//! State bytes, the units that have them, and the two tables that find a unit: by address, of a
+//! [`RawBlock`], and by number.
 
 use super::layout::Layout;
-use super::raw::RawBlock;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
-use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, relax};
+use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, Ordering, relax};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ptr::{NonNull, null_mut};
 
-/// What a block is, in its state byte.
+/// The addresses of a block, for the processor and for the device. `Copy`, so the pool checks what
+/// is freed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RawBlock {
+    ptr: NonNull<u8>,
+    iova: Iova,
+}
+
+// SAFETY: two addresses; accessing the memory through them is `unsafe` or goes through `DmaMemory`.
+unsafe impl Send for RawBlock {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RawBlock {}
+
+impl RawBlock {
+    /// Returns the block with these two addresses, for callers that store them elsewhere. Checked
+    /// when it is used.
+    #[inline(always)]
+    pub const fn from_parts(ptr: NonNull<u8>, iova: Iova) -> Self {
+        Self { ptr, iova }
+    }
+
+    /// Returns the block's address in this process.
+    #[inline(always)]
+    pub const fn as_ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Returns the block's address for the device.
+    #[inline(always)]
+    pub const fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    #[inline(always)]
+    pub(super) fn addr(&self) -> usize {
+        self.ptr.as_ptr().addr()
+    }
+}
+
+/// The state byte of a block.
 ///
 /// The number of a free block is in exactly one place: a magazine, the depot, or the hands of the
 /// thread that has just taken it out or claimed it. That thread changes the byte by a plain store,
@@ -91,169 +129,165 @@ impl State {
 #[repr(C, align(64))]
 struct Line([State; 64]);
 
-/// 2 MiB of the span (1 GiB for blocks of more than 2 MiB) in which the pool has had a chunk: what
-/// the hot paths need. Set once, before its number is known to other threads.
+/// 2 MiB of the span (1 GiB for blocks of more than 2 MiB) in which the pool has had a chunk. It
+/// stays where it is, as long as the pool.
 #[derive(Debug)]
-#[repr(C, align(32))]
+#[repr(align(64))]
 pub(super) struct Unit {
-    /// The states of its slots.
-    states: AtomicPtr<State>,
-    base: AtomicPtr<u8>,
-    iova: AtomicU64,
-    rest: AtomicPtr<Rest>,
-}
-
-/// The rest of a unit. Lives as long as the pool.
-#[derive(Debug)]
-struct Rest {
+    /// The pool, whose type is not known here.
+    pool: NonNull<()>,
+    base: NonNull<u8>,
+    iova: Iova,
+    /// The number of slot 0.
+    first: u32,
+    /// The states of all slots.
     lines: Box<[Line]>,
     /// The skew of the chunk that each frame belongs to; empty if all are 0.
     skews: Box<[AtomicU32]>,
 }
 
-impl Rest {
-    fn new(layout: &Layout) -> Self {
+// SAFETY: addresses, which are only passed on, and atomics. The pool is shared by its handles.
+unsafe impl Send for Unit {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Unit {}
+
+impl Unit {
+    fn new(layout: &Layout, pool: NonNull<()>, base: NonNull<u8>, iova: Iova, first: u32) -> Self {
         let line = |_| Line(core::array::from_fn(|_| State::new(State::ABSENT)));
         let frames = if layout.is_skewed() { 1 << (layout.unit_shift() - 12) } else { 0 };
         Self {
+            pool,
+            base,
+            iova,
+            first,
             lines: (0..layout.slots().div_ceil(64)).map(line).collect(),
             skews: (0..frames).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 
+    /// Returns the address of the pool that has the unit.
     #[inline(always)]
-    fn skew(&self, place: u64) -> u64 {
-        let frame = usize::try_from(place / Frame::BYTES).unwrap_or(usize::MAX);
-        self.skews.get(frame).map_or(0, |skew| skew.load(Ordering::Relaxed).into())
-    }
-}
-
-impl Unit {
-    fn empty() -> Self {
-        Self {
-            states: AtomicPtr::new(null_mut()),
-            base: AtomicPtr::new(null_mut()),
-            iova: AtomicU64::new(0),
-            rest: AtomicPtr::new(null_mut()),
-        }
+    pub(super) fn pool(&self) -> NonNull<()> {
+        self.pool
     }
 
-    fn set(&self, rest: &Arc<Rest>, base: NonNull<u8>, iova: Iova) {
-        self.states.store(NonNull::from(&*rest.lines).cast().as_ptr(), Ordering::Relaxed);
-        self.base.store(base.as_ptr(), Ordering::Relaxed);
-        self.iova.store(iova.raw(), Ordering::Relaxed);
-        self.rest.store(Arc::as_ptr(rest).cast_mut(), Ordering::Relaxed);
-    }
-
-    fn copy(&self) -> Self {
-        let copy = Self::empty();
-        copy.states.store(self.states.load(Ordering::Relaxed), Ordering::Relaxed);
-        copy.base.store(self.base.load(Ordering::Relaxed), Ordering::Relaxed);
-        copy.iova.store(self.iova.load(Ordering::Relaxed), Ordering::Relaxed);
-        copy.rest.store(self.rest.load(Ordering::Relaxed), Ordering::Relaxed);
-        copy
-    }
-
-    fn rest(&self) -> &Rest {
-        // SAFETY: a unit is set before another thread can find it, and its rest lives as long as
-        // the pool (`Kept`).
-        unsafe { &*self.rest.load(Ordering::Relaxed) }
-    }
-
-    /// Returns the state of a slot.
+    /// Returns the slot with this number.
     ///
     /// # Safety
-    /// The unit has the slot: it is that of an issued number, or less than the layout's number of
-    /// slots.
+    /// It is a number of this unit: less than the layout's number of slots above its first.
     #[inline(always)]
-    pub(super) unsafe fn state_of(&self, slot: u64) -> &State {
-        #[expect(clippy::cast_possible_truncation, reason = "at most 2^17")]
-        let at = slot as usize;
-        // SAFETY: `states` points to the states of all slots, one after the other (`Line` is
-        // `repr(C)`).
-        let state = unsafe { self.states.load(Ordering::Relaxed).add(at) };
-        // SAFETY: as above; they live as long as the pool (`Kept`) and are only accessed by
-        // atomics.
-        unsafe { &*state }
+    pub(super) unsafe fn slot(&self, number: u32) -> Slot<'_> {
+        Slot { unit: self, number }
     }
 
-    /// Returns the slot of the block that starts at `place` bytes in the unit, and its state;
-    /// `None` if none can.
-    pub(super) fn slot_at(&self, layout: &Layout, place: u64) -> Option<(u32, &State)> {
-        let (rest, mut straight) = (self.rest(), place);
-        if !rest.skews.is_empty() {
-            let skew = rest.skew(place);
+    /// Returns the slot of the block that starts at `place` bytes in the unit; `None` if none can.
+    #[inline(always)]
+    pub(super) fn slot_at(&self, layout: &Layout, place: u64) -> Option<Slot<'_>> {
+        let mut straight = place;
+        if layout.is_skewed() {
+            let skew = self.skew(place);
             straight = place.checked_sub(skew)?;
             // Behind the last block of a chunk, the slot may be one of the next chunk.
-            if rest.skew(straight + layout.size() - 1) != skew {
+            if self.skew(straight + layout.size() - 1) != skew {
                 return None;
             }
         }
-        let slot = layout.slot_at(straight);
-        let narrow = u32::try_from(slot).ok().filter(|&slot| slot < layout.slots())?;
-        // SAFETY: less than the number of slots.
-        Some((narrow, unsafe { self.state_of(slot) }))
-    }
-
-    /// Returns where the block with this slot starts, in bytes from the start of the unit.
-    pub(super) fn place_of(&self, layout: &Layout, slot: u64) -> u64 {
-        let (rest, straight) = (self.rest(), layout.place_of(slot));
-        if rest.skews.is_empty() {
-            straight
-        } else {
-            straight + rest.skew(straight + layout.size() - 1)
-        }
+        let index = layout.slot_at(straight)?;
+        // SAFETY: `Layout::slot_at` returns indices of the layout only.
+        Some(unsafe { self.slot(self.first | index) })
     }
 
     /// Returns the block at a place of this unit.
-    pub(super) fn block_at(&self, place: u64) -> RawBlock {
-        Site { unit: self, place }.raw()
+    ///
+    /// # Safety
+    /// The place is in a chunk.
+    #[inline(always)]
+    pub(super) unsafe fn block_at(&self, place: u64) -> RawBlock {
+        #[expect(clippy::cast_possible_truncation, reason = "less than 2^30")]
+        let bytes = place as usize;
+        // SAFETY: in a chunk (contract), so it lies in the span (checked when the chunk was added),
+        // which is one allocation (contract of `ChunkSource` and of `DmaPool::add_range`).
+        let ptr = unsafe { self.base.add(bytes) };
+        RawBlock::from_parts(ptr, self.iova_at(place))
     }
 
-    /// The address of its first byte.
+    /// Returns the device's address of a place.
     #[inline(always)]
+    pub(super) fn iova_at(&self, place: u64) -> Iova {
+        Iova::new(self.iova.raw().wrapping_add(place))
+    }
+
+    /// Returns the address of its first byte.
     pub(super) fn addr(&self) -> usize {
-        self.base.load(Ordering::Relaxed).addr()
+        self.base.as_ptr().addr()
     }
 
-    /// The address of its first byte for the device.
+    /// Returns the states of all slots.
     #[inline(always)]
-    pub(super) fn iova(&self) -> Iova {
-        Iova::new(self.iova.load(Ordering::Relaxed))
+    fn states(&self) -> &[State] {
+        // SAFETY: a `Line` is 64 states, one after the other (`repr(C)`, and 64 bytes long).
+        unsafe { core::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * 64) }
+    }
+
+    fn skew(&self, place: u64) -> u64 {
+        let frame = usize::try_from(place / Frame::BYTES).unwrap_or(usize::MAX);
+        self.skews.get(frame).map_or(0, |skew| skew.load(Ordering::Relaxed).into())
     }
 
     fn set_skews(&self, place: u64, bytes: u64, skew: u32) {
         let (first, frames) = (place / Frame::BYTES, bytes.div_ceil(Frame::BYTES));
         let narrow = |value| usize::try_from(value).unwrap_or(usize::MAX);
-        for entry in self.rest().skews.iter().skip(narrow(first)).take(narrow(frames)) {
+        for entry in self.skews.iter().skip(narrow(first)).take(narrow(frames)) {
             entry.store(skew, Ordering::Relaxed);
         }
     }
 }
 
-/// Where a block of a chunk lies. Its addresses are computed when they are asked for.
+/// A slot of a unit: a block that the pool has issued, or may have.
+///
+/// It carries the number, not the index: so the next alloc, which takes the number out of the
+/// magazine, does not wait for the unit.
 #[derive(Clone, Copy)]
-pub(super) struct Site<'u> {
+pub(super) struct Slot<'u> {
     pub(super) unit: &'u Unit,
-    pub(super) place: u64,
+    number: u32,
 }
 
-impl Site<'_> {
+impl<'u> Slot<'u> {
+    /// Returns the number of the block.
     #[inline(always)]
-    pub(super) fn ptr(self) -> NonNull<u8> {
-        #[expect(clippy::cast_possible_truncation, reason = "less than 2^30")]
-        let bytes = self.place as usize;
-        // SAFETY: the place of a block of a chunk, so it lies in the span (checked when the chunk
-        // was added), which is one allocation (contract of `ChunkSource` and of
-        // `DmaPool::add_range`).
-        let ptr = unsafe { self.unit.base.load(Ordering::Relaxed).add(bytes) };
-        // SAFETY: the base is not null, and the block lies in the same allocation.
-        unsafe { NonNull::new_unchecked(ptr) }
+    pub(super) fn number(self) -> u32 {
+        self.number
     }
 
+    /// Returns which of the unit's slots it is: less than the layout's number of slots.
     #[inline(always)]
-    pub(super) fn raw(self) -> RawBlock {
-        RawBlock::from_parts(self.ptr(), Iova::new(self.unit.iova().raw().wrapping_add(self.place)))
+    fn index(self) -> u32 {
+        self.number ^ self.unit.first
+    }
+
+    /// Returns the state of the block.
+    #[inline(always)]
+    pub(super) fn state(self) -> &'u State {
+        // SAFETY: a unit has states for all slots of the layout, and the number is that of a slot.
+        unsafe { self.unit.states().get_unchecked(self.index() as usize) }
+    }
+
+    /// Returns where the block starts, in bytes from the start of the unit.
+    #[inline(always)]
+    pub(super) fn place(self, layout: &Layout) -> u64 {
+        if layout.is_plain() {
+            return u64::from(self.index()) * layout.size();
+        }
+        let straight = layout.place_of(self.index().into());
+        straight + self.unit.skew(straight + layout.size() - 1)
+    }
+
+    /// Returns both addresses of the block.
+    #[inline(always)]
+    pub(super) fn block(self, layout: &Layout) -> RawBlock {
+        // SAFETY: slots of blocks are in chunks.
+        unsafe { self.unit.block_at(self.place(layout)) }
     }
 }
 
@@ -264,8 +298,8 @@ pub(super) struct Span {
     iova: Iova,
     pub(super) addr: usize,
     pub(super) len: usize,
-    /// By place: one more than the unit's part of a number; 0 where the pool has had no chunk.
-    units: Box<[AtomicU32]>,
+    /// By place; null where the pool has had no chunk.
+    units: Box<[AtomicPtr<Unit>]>,
     /// The next span of the pool.
     next: AtomicPtr<Span>,
 }
@@ -283,7 +317,7 @@ impl Span {
             iova,
             addr: base.as_ptr().addr(),
             len,
-            units: (0..units).map(|_| AtomicU32::new(0)).collect(),
+            units: (0..units).map(|_| AtomicPtr::new(null_mut())).collect(),
             next: AtomicPtr::new(null_mut()),
         }
     }
@@ -298,32 +332,26 @@ pub(super) struct Chunk {
     pub(super) bytes: u64,
     /// Where it starts in its unit.
     pub(super) place: u64,
-    /// What is returned to the source; `None` for a range of the caller.
+    /// The run to return to the source; `None` for a range of the caller.
     pub(super) run: Option<(Frame, Order)>,
-}
-
-/// What a block's address leads to.
-pub(super) struct Found<'u> {
-    pub(super) number: u32,
-    pub(super) state: &'u State,
 }
 
 /// All units of a pool.
 #[derive(Debug)]
 pub(super) struct Units {
     first: Span,
-    /// How many bits of a number are the slot; the others are the unit.
+    /// How many bits of a number are the slot; the others are the unit, in the order of first use.
     slot_bits: u32,
-    slot_mask: u32,
-    /// By the unit's part of a number. Replaced by a larger table when it is full.
-    by_number: AtomicPtr<Unit>,
+    /// The units by number. Replaced by a larger table when it is full.
+    by_number: AtomicPtr<AtomicPtr<Unit>>,
 }
 
-/// What a pool keeps alive until it ends, and how many units it has. Under the turn to grow.
-#[derive(Debug)]
+/// The memory of units, tables and spans, which a pool keeps until it ends. Under the permit
+/// to grow.
+#[derive(Debug, Default)]
 pub(super) struct Kept {
-    units: Vec<Arc<Rest>>,
-    tables: Vec<Arc<[Unit]>>,
+    units: Vec<Arc<Unit>>,
+    tables: Vec<Arc<[AtomicPtr<Unit>]>>,
     spans: Vec<Arc<Span>>,
 }
 
@@ -334,7 +362,7 @@ impl Kept {
         let units = self
             .units
             .iter()
-            .map(|unit| size_of_val(&*unit.lines) + size_of_val(&*unit.skews) + size_of::<Rest>());
+            .map(|unit| size_of_val(&*unit.lines) + size_of_val(&*unit.skews) + size_of::<Unit>());
         let tables = self.tables.iter().map(|table| size_of_val(&**table));
         let spans = self.spans.iter().map(|span| size_of_val(&*span.units));
         units.chain(tables).chain(spans).sum()
@@ -342,14 +370,13 @@ impl Kept {
 }
 
 impl Units {
-    pub(super) fn new(layout: &Layout, first: Span) -> (Self, Kept) {
+    pub(super) fn new(layout: &Layout, first: Span) -> Self {
         let slot_bits = layout.slots().next_power_of_two().trailing_zeros();
         let by_number = AtomicPtr::new(null_mut());
-        let kept = Kept { units: Vec::new(), tables: Vec::new(), spans: Vec::new() };
-        (Self { first, slot_bits, slot_mask: (1 << slot_bits) - 1, by_number }, kept)
+        Self { first, slot_bits, by_number }
     }
 
-    /// How many bytes of chunks have numbers.
+    /// Returns how many bytes of chunks have numbers.
     pub(super) fn limit(&self, layout: &Layout) -> u64 {
         ((1 << (32 - self.slot_bits)) - 1) << layout.unit_shift()
     }
@@ -358,51 +385,29 @@ impl Units {
         &self.first
     }
 
-    /// Returns the unit with this part of a number.
-    ///
-    /// # Safety
-    /// The pool has it.
+    /// Returns the slot with a number that the pool has issued.
     #[inline(always)]
-    unsafe fn by_id(&self, id: u32) -> &Unit {
-        // Acquire: with what was copied to the table. A thread that knows of a unit learnt of it
-        // after the unit was entered, so it sees that table or a later one.
+    pub(super) fn slot(&self, number: u32) -> Slot<'_> {
+        // Acquire: with the entries that were copied to the table. The number came from the depot,
+        // after its unit was entered, so this is that table or a later one.
         let table = self.by_number.load(Ordering::Acquire);
-        // A reference to nothing would pass as "no such unit".
         #[cfg(loom)]
         assert!(!table.is_null(), "a unit is known before the table is");
-        // SAFETY: this table, like each later one, has an entry for each unit (`unit_of`,
-        // contract).
-        let unit = unsafe { table.add(id as usize) };
+        // SAFETY: this table, like each later one, has an entry for each unit (`unit_of`).
+        let entry = unsafe { table.add((number >> self.slot_bits) as usize) };
         // SAFETY: as above; tables live as long as the pool (`Kept`), and their entries change by
         // atomics only.
-        unsafe { &*unit }
+        let unit = unsafe { &*entry }.load(Ordering::Relaxed);
+        // SAFETY: set before the number was issued; units live as long as the pool (`Kept`).
+        let unit = unsafe { &*unit };
+        // SAFETY: the number was issued for a slot of this unit.
+        unsafe { unit.slot(number) }
     }
 
-    /// Returns the unit of a number that the pool has issued, and the slot there.
+    /// Returns the unit that an address lies in and the place there; `None` if the pool never had a
+    /// chunk there.
     #[inline(always)]
-    pub(super) fn unit(&self, number: u32) -> (&Unit, u64) {
-        let slot = number & self.slot_mask;
-        // SAFETY: numbers are issued for units that the pool has.
-        (unsafe { self.by_id(number >> self.slot_bits) }, slot.into())
-    }
-
-    /// Returns the number of slot 0 in the unit of a number.
-    pub(super) fn first_of(&self, number: u32) -> u32 {
-        number & !self.slot_mask
-    }
-
-    /// Returns the state of a number that the pool has issued.
-    #[inline(always)]
-    pub(super) fn state(&self, number: u32) -> &State {
-        let (unit, slot) = self.unit(number);
-        // SAFETY: the slot of an issued number.
-        unsafe { unit.state_of(slot) }
-    }
-
-    /// Returns the unit that an address lies in, its part of a number and the place there; `None`
-    /// if the pool never had a chunk there.
-    #[inline(always)]
-    pub(super) fn at(&self, layout: &Layout, addr: usize) -> Option<(&Unit, u32, u64)> {
+    pub(super) fn at(&self, layout: &Layout, addr: usize) -> Option<(&Unit, u64)> {
         let mut span = &self.first;
         let mut offset = addr.wrapping_sub(span.addr);
         let entry = loop {
@@ -420,39 +425,21 @@ impl Units {
             span = unsafe { &*next };
             offset = addr.wrapping_sub(span.addr);
         };
-        let id = entry.load(Ordering::Acquire).checked_sub(1)?;
-        // SAFETY: the entry names a unit that the pool has.
-        let unit = unsafe { self.by_id(id) };
-        Some((unit, id << self.slot_bits, (offset & ((1 << layout.unit_shift()) - 1)) as u64))
+        let unit = NonNull::new(entry.load(Ordering::Acquire))?;
+        // SAFETY: entries point to units, which live as long as the pool (`Kept`).
+        let unit = unsafe { unit.as_ref() };
+        Some((unit, (offset & ((1 << layout.unit_shift()) - 1)) as u64))
     }
 
-    /// Returns the number and the state of a block; `None` if its addresses are not those of a
-    /// block that the pool may have.
+    /// Returns the slot of a block; `None` if its addresses are not those of a block that the pool
+    /// may have.
     #[inline(always)]
-    pub(super) fn find(&self, layout: &Layout, block: RawBlock) -> Option<Found<'_>> {
-        let (unit, first, place) = self.at(layout, block.addr())?;
-        if block.iova().raw().wrapping_sub(unit.iova().raw()) != place {
+    pub(super) fn find(&self, layout: &Layout, block: RawBlock) -> Option<Slot<'_>> {
+        let (unit, place) = self.at(layout, block.addr())?;
+        if block.iova() != unit.iova_at(place) {
             return None;
         }
-        let (slot, state) = unit.slot_at(layout, place)?;
-        Some(Found { number: first | slot, state })
-    }
-
-    /// As [`find`](Self::find), in a pool without groups and skews.
-    #[inline(always)]
-    pub(super) fn find_plain(&self, layout: &Layout, block: RawBlock) -> Option<Found<'_>> {
-        let (unit, first, place) = self.at(layout, block.addr())?;
-        let slot = layout.plain_slot_at(place);
-        if slot >= layout.slots().into()
-            || block.iova().raw().wrapping_sub(unit.iova().raw()) != place
-        {
-            return None;
-        }
-        // SAFETY: less than the number of slots.
-        let state = unsafe { unit.state_of(slot) };
-        #[expect(clippy::cast_possible_truncation, reason = "less than the number of slots")]
-        let slot = slot as u32;
-        Some(Found { number: first | slot, state })
+        unit.slot_at(layout, place)
     }
 
     /// Adds a range of the caller, in which chunks can be entered from now on.
@@ -464,44 +451,44 @@ impl Units {
         span
     }
 
-    /// Returns the unit at `offset` bytes in a span, a new one if necessary, and its part of a
-    /// number; `None` if no numbers are left. Allocates memory.
-    fn unit_of(
+    /// Returns the unit at `offset` bytes in a span, a new one if necessary; `None` if no numbers
+    /// are left. Allocates memory.
+    fn unit_of<'k>(
         &self,
         layout: &Layout,
-        kept: &mut Kept,
-        span: &Span,
+        pool: NonNull<()>,
+        kept: &'k mut Kept,
+        span: &'k Span,
         offset: u64,
-    ) -> Option<(&Unit, u32)> {
+    ) -> Option<&'k Unit> {
         let place = offset >> layout.unit_shift() << layout.unit_shift();
         let by_place = span.units.get(usize::try_from(offset >> layout.unit_shift()).ok()?)?;
-        if let Some(id) = by_place.load(Ordering::Relaxed).checked_sub(1) {
-            // SAFETY: the entry names a unit that the pool has.
-            return Some((unsafe { self.by_id(id) }, id << self.slot_bits));
+        if let Some(unit) = NonNull::new(by_place.load(Ordering::Relaxed)) {
+            // SAFETY: entries point to units of `kept`.
+            return Some(unsafe { unit.as_ref() });
         }
-        let id = u32::try_from(kept.units.len()).ok()?;
+        let id = kept.units.len();
+        let first = u32::try_from((id as u64) << self.slot_bits).ok()?;
         // Not the last one either: the number after a chunk's last must be one too.
-        if (u64::from(id) + 1) << self.slot_bits > u64::from(u32::MAX) {
-            return None;
-        }
-        // SAFETY: `offset` lies in the span, which is one allocation, and `place` is not larger.
-        let base = unsafe { span.base.add(usize::try_from(place).ok()?) };
-        let rest = Arc::new(Rest::new(layout));
-        let full = kept.tables.last().is_none_or(|table| table.len() == id as usize);
-        if full {
+        first.checked_add(1 << self.slot_bits)?;
+        if kept.tables.last().is_none_or(|table| table.len() == id) {
             let old = kept.tables.last().map_or(&[][..], |table| table);
-            let more = (0..old.len().max(16)).map(|_| Unit::empty());
-            let table: Arc<[Unit]> = old.iter().map(Unit::copy).chain(more).collect();
+            let copies = old.iter().map(|entry| AtomicPtr::new(entry.load(Ordering::Relaxed)));
+            let more = (0..old.len().max(16)).map(|_| AtomicPtr::new(null_mut()));
+            let table: Arc<[_]> = copies.chain(more).collect();
             self.by_number.store(table.as_ptr().cast_mut(), Ordering::Release);
             kept.tables.push(table);
         }
-        // SAFETY: the table that is current has an entry for it, which is set before the unit is
-        // known to another thread.
-        let unit = unsafe { self.by_id(id) };
-        unit.set(&rest, base, Iova::new(span.iova.raw().wrapping_add(place)));
-        kept.units.push(rest);
-        by_place.store(id + 1, Ordering::Release);
-        Some((unit, id << self.slot_bits))
+        // SAFETY: `offset` lies in the span, which is one allocation, and `place` is not larger.
+        let base = unsafe { span.base.add(usize::try_from(place).ok()?) };
+        let iova = Iova::new(span.iova.raw().wrapping_add(place));
+        let unit = Arc::new(Unit::new(layout, pool, base, iova, first));
+        let address = Arc::as_ptr(&unit).cast_mut();
+        kept.tables.last()?.get(id)?.store(address, Ordering::Relaxed);
+        // Release: with the unit, for a free that guesses the address.
+        by_place.store(address, Ordering::Release);
+        kept.units.push(unit);
+        kept.units.last().map(|unit| &**unit)
     }
 
     /// Makes all blocks of `bytes` bytes at `offset` in a span free ones of the pool. They lie in
@@ -509,30 +496,34 @@ impl Units {
     pub(super) fn enter(
         &self,
         layout: &Layout,
+        pool: NonNull<()>,
         kept: &mut Kept,
         span: &Span,
         (offset, bytes): (u64, u64),
         run: Option<(Frame, Order)>,
     ) -> Option<Chunk> {
-        let (unit, first) = self.unit_of(layout, kept, span, offset)?;
+        let unit = self.unit_of(layout, pool, kept, span, offset)?;
         let place = offset & ((1 << layout.unit_shift()) - 1);
         let (skew, slot) = layout.chunk_at(place);
         let blocks = layout.blocks_in(bytes);
         unit.set_skews(place, bytes, skew);
-        for slot in slot..slot + blocks {
-            // SAFETY: a slot of the layout.
-            unsafe { unit.state_of(slot.into()) }.set(State::FREE);
-        }
-        Some(Chunk { first: first | slot, blocks, bytes, place, run })
+        let chunk = Chunk { first: unit.first | slot, blocks, bytes, place, run };
+        self.states(&chunk).iter().for_each(|state| state.set(State::FREE));
+        Some(chunk)
     }
 
-    /// The states of a chunk's blocks, with their numbers.
-    pub(super) fn states(&self, chunk: &Chunk) -> impl Iterator<Item = (u32, &State)> {
-        let (unit, slot) = self.unit(chunk.first);
-        // SAFETY: slots of issued numbers.
-        let states =
-            (slot..slot + u64::from(chunk.blocks)).map(|slot| unsafe { unit.state_of(slot) });
-        (chunk.first..).zip(states)
+    /// Returns the states of a chunk's blocks.
+    pub(super) fn states(&self, chunk: &Chunk) -> &[State] {
+        let first = self.slot(chunk.first);
+        let (start, blocks) = (first.index() as usize, chunk.blocks as usize);
+        first.unit.states().get(start..start + blocks).unwrap_or_default()
+    }
+
+    /// Returns the slots of a chunk's blocks.
+    pub(super) fn slots(&self, chunk: &Chunk) -> impl Iterator<Item = Slot<'_>> {
+        let unit = self.slot(chunk.first).unit;
+        // SAFETY: the numbers of a chunk's blocks follow each other, in one unit.
+        (chunk.first..chunk.first + chunk.blocks).map(move |number| unsafe { unit.slot(number) })
     }
 }
 
@@ -550,19 +541,21 @@ mod tests {
         let layout = Layout::new(16, 0, 0, (0, Iova::new(0))).unwrap();
         let base = NonNull::dangling();
         for (units, is_left) in [(32_766, true), (32_767, false)] {
-            let (table, mut kept) =
-                Units::new(&layout, Span::new(&layout, base, UNIT, Iova::new(0)));
+            let table = Units::new(&layout, Span::new(&layout, base, UNIT, Iova::new(0)));
+            let (mut kept, pool) = (Kept::default(), NonNull::dangling());
             assert_eq!(table.limit(&layout), 32_767 * UNIT as u64);
             // As if the pool had so many units already.
-            kept.units = core::iter::repeat_n(Arc::new(Rest::new(&layout)), units).collect();
-            kept.tables.push((0..units).map(|_| Unit::empty()).collect());
-            let chunk = table.enter(&layout, &mut kept, table.first_span(), (0, UNIT as u64), None);
+            let unit = Arc::new(Unit::new(&layout, pool, base, Iova::new(0), 0));
+            kept.units = core::iter::repeat_n(unit, units).collect();
+            kept.tables.push((0..units).map(|_| AtomicPtr::new(null_mut())).collect());
+            let whole = (0, UNIT as u64);
+            let chunk = table.enter(&layout, pool, &mut kept, table.first_span(), whole, None);
             assert_eq!(chunk.is_some(), is_left);
             let Some(chunk) = chunk else { continue };
             let mut depot = Depot::new(Cap::new(0, 16));
             depot.add(chunk);
             assert_eq!(depot.free(), 1 << 17);
-            assert_eq!(table.states(&chunk).count(), 1 << 17);
+            assert_eq!(table.states(&chunk).len(), 1 << 17);
             let mut magazine = Magazine::new(1);
             assert!(depot.refill(&mut magazine));
             assert_eq!(magazine.pop(), Some(chunk.first));

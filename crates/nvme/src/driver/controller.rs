@@ -7,7 +7,7 @@ use super::inner::Inner;
 use super::namespace::{Identity, Namespace, NamespaceInfo, Unusable};
 use super::queue::{Queue, Vector};
 use crate::registers::Registers;
-use pinfold_core::dma_pool::{ChunkSource, PoolStats};
+use pinfold_core::dma_pool::{ChunkSource, DmaPoolStats};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -149,7 +149,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     }
 
     /// Returns the report of the pool of list pages. Linear in its blocks.
-    pub fn list_pool(&self) -> PoolStats {
+    pub fn list_pool(&self) -> DmaPoolStats {
         self.inner.lists.stats()
     }
 

@@ -4,7 +4,8 @@
 use super::subject::{Local, Pool};
 use super::{heap, pool};
 use crate::addr::Iova;
-use crate::dma_pool::{FreeError, RawBlock};
+use crate::dma_pool::{ChunkSource, FreeError, RawBlock};
+use crate::frame::Order;
 use std::ptr::NonNull;
 
 /// The block `bytes` further on.
@@ -59,7 +60,7 @@ fn wrong_frees_are_refused_by_every_handle_and_change_nothing() {
         }
         let after = pool.stats();
         assert_eq!((before.in_use, before.blocks), (after.in_use, after.blocks));
-        // What is right is still accepted, once.
+        // The right free is still accepted, once.
         locals[1].free_raw(raw).unwrap();
         assert!(locals[1].free_raw(raw).is_err());
         locals[0].free(owned);
@@ -76,6 +77,31 @@ fn bytes_that_no_block_uses_are_refused_as_misaligned() {
         assert!(matches!(pool.free_raw(moved(block, bytes)), Err(FreeError::Misaligned { .. })));
     }
     pool.free_raw(block).unwrap();
+}
+
+/// The neighbours of a chunk are in the same unit, and may be another pool's.
+#[test]
+fn an_address_beside_a_chunk_is_foreign() {
+    let heap = heap(2);
+    let before = heap.acquire(Order::PAGE).unwrap();
+    let pool = pool(&heap, 64);
+    let first = pool.alloc_raw().unwrap();
+    let chunk = first.as_ptr().as_ptr().addr();
+    assert_eq!((pool.stats().bytes, chunk), (4096, heap.start() + 4096));
+    let at = |bytes: usize| {
+        let place = NonNull::new(first.as_ptr().as_ptr().wrapping_sub(64).wrapping_add(bytes));
+        RawBlock::from_parts(place.unwrap(), Iova::new(first.iova().raw() - 64 + bytes as u64))
+    };
+    for (bytes, is_foreign) in [(0, true), (63, true), (4159, false), (4160, true)] {
+        let refused = pool.free_raw(at(bytes)).unwrap_err();
+        assert_eq!(matches!(refused, FreeError::Foreign { .. }), is_foreign, "{bytes}: {refused}");
+    }
+    let misaligned = FreeError::Misaligned { addr: chunk + 1, chunk, blocks: 64, size: 64 };
+    assert_eq!(pool.free_raw(at(65)), Err(misaligned));
+    assert_eq!(pool.free_raw(at(4096)), Err(FreeError::DoubleFree { addr: chunk + 4032 }));
+    pool.free_raw(first).unwrap();
+    // SAFETY: acquired above, and not used.
+    unsafe { heap.release(before, Order::PAGE) };
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn blocks_are_aligned_apart_and_cross_no_boundary() {
         let before = heap.acquire(Order::PAGE).unwrap();
         let pool = build(&heap, size, align, boundary).unwrap();
         let rounded = size.max(16).next_multiple_of(align.max(1));
-        assert_eq!(pool.block_size(), rounded);
+        assert_eq!(pool.stats().block_bytes, rounded as u64);
         let mut local = pool.local();
         let count = (8 << 20) / rounded.next_power_of_two();
         let mut seen = BTreeSet::new();

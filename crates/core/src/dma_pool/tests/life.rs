@@ -4,7 +4,7 @@ use super::heap::Heap;
 use super::subject::{Block, Local, Pool, limited};
 use super::{heap, pool};
 use crate::addr::Iova;
-use crate::dma_pool::{AllocError, ChunkSource, FreeError, REPORT_HEADER, SourceError};
+use crate::dma_pool::{AllocError, ChunkSource, FreeError, SourceError};
 use crate::frame::{Frame, Order};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn the_report_is_in_the_kernels_format() {
     let _blocks: Vec<_> = (0..3).map(|_| pool.alloc().unwrap()).collect();
     let stats = pool.stats();
     assert_eq!((stats.in_use, stats.blocks, stats.chunks, stats.bytes), (3, 64, 1, 4096));
-    assert_eq!(stats.to_string(), format!("{REPORT_HEADER}\ntest                3   64   64  1\n"));
+    assert_eq!(stats.to_string(), "poolinfo - 0.1\ntest                3   64   64  1\n");
 }
 
 #[test]
@@ -135,6 +135,43 @@ fn handles_and_blocks_keep_their_pool() {
 }
 
 #[test]
+fn the_last_of_a_pools_blocks_ends_it() {
+    let heap = heap(2);
+    let pool = pool(&heap, 4096);
+    let mut local = pool.local();
+    let mut blocks: Vec<_> = (0..3).map(|_| local.alloc().unwrap()).collect();
+    let raw = local.alloc_raw().unwrap();
+    local.free_raw(raw).unwrap();
+    drop((pool, local));
+    while let Some(block) = blocks.pop() {
+        assert_eq!(Arc::strong_count(&heap), 2, "{} blocks and this one", blocks.len());
+        drop(block);
+    }
+    assert_eq!((Arc::strong_count(&heap), heap.frames_taken()), (1, 0));
+    // A raw block keeps its chunk from the source, and not its pool.
+    let pool = super::pool(&heap, 4096);
+    let (first, second) = (pool.alloc().unwrap(), pool.alloc().unwrap());
+    drop(pool);
+    drop(first);
+    let _ = second.into_raw();
+    assert_eq!((Arc::strong_count(&heap), heap.frames_taken()), (1, 1));
+}
+
+#[test]
+fn a_busy_pool_tells_of_its_handles_and_blocks() {
+    let heap = heap(2);
+    let pool = pool(&heap, 64);
+    let (other, block) = (pool.local(), pool.alloc().unwrap());
+    let busy = pool.destroy().unwrap_err();
+    assert_eq!((busy.handles, busy.blocks, busy.first), (1, 1, Some(block.as_raw())));
+    let text = busy.to_string();
+    assert!(text.contains("1 blocks are allocated") && text.contains("1 other handles"), "{text}");
+    drop((other, block));
+    busy.pool.destroy().unwrap();
+    assert_eq!(heap.frames_taken(), 0);
+}
+
+#[test]
 fn shrink_keeps_the_minimum_and_no_more() {
     let heap = heap(16);
     let pool = limited(&heap, 4096, 100, u64::MAX).unwrap();
@@ -145,7 +182,7 @@ fn shrink_keeps_the_minimum_and_no_more() {
     assert_ne!(pool.shrink(), 0);
     let stats = pool.stats();
     assert_eq!((stats.blocks, stats.bytes, heap.frames_taken()), (100, 100 * 4096, 100));
-    // What was never handed out since stays free as well.
+    // Blocks that were never handed out since stay free as well.
     assert_eq!(pool.shrink(), 0);
     drop(pool);
     assert_eq!(heap.frames_taken(), 0);

@@ -1,22 +1,19 @@
-//! [`DmaPool`], its [`Builder`], and the calls that need no owner's handle.
+//! [`DmaPool`], its [`Builder`] and its [`DmaDmaPoolStats`]: the calls that need no owner's handle.
 
 use super::block::Block;
-use super::debug::{Damage, OwnerTag, Watch};
+use super::debug::{Damage, History};
 use super::error::{AllocError, CreateError, FreeError, RangeError};
-use super::inner::{Growth, Inner};
+use super::inner::{Front, Growth, Handle, Inner};
 use super::layout::Layout;
 use super::local::Local;
 use super::magazine::{Cap, Depot};
-use super::raw::RawBlock;
-use super::report::PoolStats;
 use super::source::{ChunkSource, span_memory};
-use super::unit::{Span, State, Units};
+use super::unit::{RawBlock, Span, State, Units};
 use crate::addr::Iova;
 use crate::domain::DomainId;
 use crate::frame::Frame;
 use crate::mem::DmaMemory;
-use crate::share::Shared;
-use crate::sync::{AtomicU32, CachePadded, Mutex, SpinLock};
+use crate::sync::{AtomicU32, AtomicU64, CachePadded, Mutex, Ordering, SpinLock};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -26,7 +23,7 @@ use core::ptr::NonNull;
 /// The largest span: its frame numbers have 32 bits.
 const MAX_SPAN: u64 = Frame::BYTES << 32;
 
-/// What an owner caches, unless the builder says otherwise.
+/// The most bytes that an owner caches, unless the builder says otherwise.
 const CACHED_BYTES: u64 = 512 << 10;
 
 /// A pool of blocks of one size. See the [module](crate::dma_pool).
@@ -38,9 +35,9 @@ const CACHED_BYTES: u64 = 512 << 10;
 /// those with raw blocks still allocated, since a device may still write there;
 /// [`destroy`](Self::destroy) reports them instead.
 #[derive(Clone)]
-pub struct DmaPool(Shared<Inner>);
+pub struct DmaPool(Handle);
 
-/// What a pool is built with. Every value but the block's size has a default.
+/// The configuration of a new pool. Every value but the block's size has a default.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct Builder {
@@ -147,25 +144,25 @@ impl Builder {
         if maximum < minimum.max(1) {
             return Err(CreateError::Limits { minimum, maximum });
         }
-        let (units, kept) = Units::new(&layout, span);
         let mut depot = Depot::new(Cap::new(self.cached_bytes, layout.size()));
         let front = depot.new_owner(0);
         let inner = Inner {
-            plain: layout.is_plain() && !self.debug,
+            units: Units::new(&layout, span),
             layout,
-            units,
-            watch: self.debug.then(Box::<Watch>::default),
+            history: self.debug.then(Box::<History>::default),
             source,
             name: self.name,
             minimum,
             maximum,
             pressure: AtomicU32::new(0),
-            growth: CachePadded(Growth::new(kept)),
-            front: CachePadded(SpinLock::new(front)),
+            handles: AtomicU64::new(1),
+            growth: CachePadded(Growth::new()),
+            front: CachePadded(SpinLock::new(Front::new(front))),
             depot: CachePadded(Mutex::new(depot)),
         };
-        inner.reserve()?;
-        Ok(DmaPool(Shared::new(inner)))
+        let pool = Handle::new(inner);
+        pool.reserve()?;
+        Ok(DmaPool(pool))
     }
 }
 
@@ -186,7 +183,7 @@ impl DmaPool {
 
     /// Returns a new owner's handle. Allocates memory for its magazines.
     pub fn local(&self) -> Local {
-        Local::new(self.0.stock())
+        Local::new(self.0.clone())
     }
 
     /// Returns the pool's name.
@@ -194,25 +191,17 @@ impl DmaPool {
         &self.0.name
     }
 
-    /// Returns how many bytes of a block may be used.
-    pub fn block_size(&self) -> usize {
-        // Below 2^31.
-        usize::try_from(self.0.layout.size()).unwrap_or(usize::MAX)
-    }
-
     /// Returns the domain whose devices reach the blocks; `None` if the source names none.
     pub fn domain(&self) -> Option<DomainId> {
         self.0.source.as_ref().and_then(|source| source.domain())
     }
 
-    /// Allocates a block. Takes the front's lock, and a share of the pool by a read-modify-write;
-    /// [`Local::alloc`] does neither.
+    /// Allocates a block. Takes the front's lock; [`Local::alloc`] takes none.
     ///
     /// # Errors
     /// [`AllocError`] if the pool has no free block and can acquire no chunk.
     pub fn alloc(&self) -> Result<Block, AllocError> {
-        let number = self.0.alloc_shared(State::OWNED)?;
-        Ok(Block::new(self.0.clone(), number))
+        self.0.alloc_shared(State::OWNED).map(Block::new)
     }
 
     /// As [`alloc`](Self::alloc), with all bytes 0.
@@ -228,7 +217,7 @@ impl DmaPool {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_raw(&self) -> Result<RawBlock, AllocError> {
-        self.0.alloc_shared(State::RAW).map(|number| self.0.site(number).raw())
+        self.0.alloc_shared(State::RAW).map(|slot| slot.block(&self.0.layout))
     }
 
     /// Frees a raw block, whichever owner allocated it.
@@ -236,7 +225,7 @@ impl DmaPool {
     /// # Errors
     /// [`FreeError`] if it is not an allocated raw block of this pool; then nothing has changed.
     pub fn free_raw(&self, block: RawBlock) -> Result<(), FreeError> {
-        self.0.free_raw(&mut self.0.front.lock(), block)
+        self.0.free_raw(&mut self.0.front.lock().owner, block)
     }
 
     /// Adds memory of the caller, aligned to the blocks' alignment and to the boundary (or 2 MiB,
@@ -269,9 +258,12 @@ impl DmaPool {
     /// Ends the pool and releases all chunks.
     ///
     /// # Errors
-    /// [`Busy`] if blocks are allocated, one of which it names, or other handles exist. It contains
+    /// [`Busy`] if other handles exist, or blocks are allocated, one of which it names. It contains
     /// the unchanged pool.
     pub fn destroy(self) -> Result<(), Busy> {
+        // First: without other handles no block is allocated meanwhile. Acquire: nor do uses of
+        // those that were dropped come later.
+        let handles = self.0.handles.load(Ordering::Acquire).saturating_sub(1);
         let (mut blocks, mut first) = (0, None);
         for chunk in &self.0.depot.lock().chunks {
             self.0.for_each_block(chunk, |block, state| {
@@ -281,28 +273,25 @@ impl DmaPool {
                 }
             });
         }
-        if first.is_some() {
-            let holder = first.and_then(|first| self.0.watch.as_ref()?.holder(first));
-            return Err(Busy { pool: self, blocks, first, holder });
+        if handles == 0 && blocks == 0 {
+            return Ok(());
         }
-        let busy = |pool| Busy { pool: Self(pool), blocks: 0, first: None, holder: None };
-        self.0.try_into_inner().map(drop).map_err(busy)
+        let holder = first.and_then(|first| self.0.history.as_ref()?.holder(first));
+        Err(Busy { pool: self, handles, blocks, first, holder })
     }
 
     /// Returns the pool's counters; they are displayed as the kernel's report. O(blocks).
-    pub fn stats(&self) -> PoolStats {
+    pub fn stats(&self) -> DmaPoolStats {
         let depot = self.0.depot.lock();
         let (mut in_use, mut free_chunks) = (0, 0);
         for chunk in &depot.chunks {
-            let states = self.0.units.states(chunk);
-            let live = states
-                .filter(|(_, state)| matches!(state.get(), State::RAW | State::OWNED))
-                .count();
+            let states = self.0.units.states(chunk).iter().map(State::get);
+            let live = states.filter(|&state| matches!(state, State::RAW | State::OWNED)).count();
             in_use += live as u64;
             free_chunks += u64::from(live == 0);
         }
         let (blocks, in_depot) = (depot.blocks, depot.free());
-        PoolStats {
+        DmaPoolStats {
             name: self.0.name.clone(),
             block_bytes: self.0.layout.size(),
             in_use,
@@ -313,7 +302,7 @@ impl DmaPool {
             chunks: depot.chunks.len() as u64,
             free_chunks,
             bytes: depot.bytes,
-            damaged: self.0.watch.as_ref().map_or(0, |watch| watch.damaged()),
+            damaged: self.0.history.as_ref().map_or(0, |history| history.damaged()),
         }
     }
 
@@ -327,30 +316,24 @@ impl DmaPool {
     /// A block is not allocated by being seen: a free of it is refused, unless it is allocated as a
     /// raw one. O(blocks). No chunk is acquired or released meanwhile, so `each` must not allocate.
     pub fn for_each_block(&self, mut each: impl FnMut(RawBlock, DmaMemory<'_>)) {
-        let _turn = self.0.growth.wait();
+        let _permit = self.0.growth.permit();
         let chunks = self.0.depot.lock().chunks.clone();
         for chunk in &chunks {
             self.0.for_each_block(chunk, |block, _| each(block, self.0.memory_at(block.as_ptr())));
         }
     }
 
-    /// Returns the first 64 reports of debug mode ([`PoolStats::damaged`] counts all): which free
-    /// blocks were written to, and which owners had them last.
+    /// Checks the free blocks in the depot and the front, in debug mode, and returns its first 64
+    /// reports ([`DmaPoolStats::damaged`] counts all): the free blocks that were written to, and
+    /// the owners that had them last. Time proportional to the bytes of the pool.
     pub fn damages(&self) -> Vec<Damage> {
-        self.0.watch.as_ref().map_or_else(Vec::new, |watch| watch.damages())
-    }
-
-    /// Checks the free blocks in the depot and the front now, in debug mode, and returns all
-    /// reports as [`damages`](Self::damages) does. Time proportional to the bytes of the pool.
-    pub fn inspect(&self) -> Vec<Damage> {
-        if let Some(watch) = &self.0.watch {
-            self.0.drain_front();
-            self.0.depot.lock().for_each(|number| {
-                let block = self.0.site(number).raw();
-                watch.inspect(block, self.0.memory_at(block.as_ptr()));
-            });
-        }
-        self.damages()
+        let Some(history) = &self.0.history else { return Vec::new() };
+        self.0.drain_front();
+        self.0.depot.lock().for_each(|number| {
+            let block = self.0.units.slot(number).block(&self.0.layout);
+            history.inspect(block, self.0.memory_at(block.as_ptr()));
+        });
+        history.damages()
     }
 
     /// Returns how many bytes the pool's own state takes.
@@ -364,27 +347,31 @@ impl fmt::Debug for DmaPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DmaPool")
             .field("name", &self.name())
-            .field("block_bytes", &self.block_size())
+            .field("block_bytes", &self.0.layout.size())
             .finish_non_exhaustive()
     }
 }
 
-/// A pool that cannot be destroyed because blocks are allocated, or other handles exist. It is
+/// A pool that cannot be destroyed because other handles exist, or blocks are allocated. It is
 /// unchanged.
 pub struct Busy {
     /// The pool.
     pub pool: DmaPool,
-    /// How many blocks are allocated; with 0 there are other handles of the pool.
+    /// How many other handles of the pool exist.
+    pub handles: u64,
+    /// How many blocks are allocated.
     pub blocks: u64,
     /// One of them.
     pub first: Option<RawBlock>,
-    /// The owner that allocated it, if the pool is in [debug mode](super::Builder::debug).
-    pub holder: Option<OwnerTag>,
+    /// The [number](Local::number) of the owner that allocated it, if the pool is in
+    /// [debug mode](Builder::debug).
+    pub holder: Option<u32>,
 }
 
 impl fmt::Debug for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Busy")
+            .field("handles", &self.handles)
             .field("blocks", &self.blocks)
             .field("first", &self.first)
             .field("holder", &self.holder)
@@ -394,18 +381,66 @@ impl fmt::Debug for Busy {
 
 impl fmt::Display for Busy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot destroy pool {:?}: ", self.pool.name())?;
-        let Some(first) = self.first else {
-            return f.write_str(
-                "other handles of it exist; drop clones of the pool and `Local`s first",
-            );
-        };
-        write!(f, "{} blocks are allocated, one of them at {:p}", self.blocks, first.as_ptr())?;
-        if let Some(holder) = self.holder {
-            write!(f, " by {holder}")?;
+        let Self { pool, handles, blocks, first, holder } = self;
+        write!(f, "cannot destroy pool {:?}: ", pool.name())?;
+        if let Some(first) = first {
+            write!(f, "{blocks} blocks are allocated, one of them at {:p}", first.as_ptr())?;
+            if let Some(holder) = holder {
+                write!(f, " by owner {holder}")?;
+            }
+            f.write_str("; free them first")?;
         }
-        f.write_str("; free them first")
+        if *handles > 0 {
+            let separator = if first.is_some() { "; " } else { "" };
+            write!(
+                f,
+                "{separator}{handles} other handles of it exist; drop clones of the pool and \
+                 `Local`s first"
+            )?;
+        }
+        Ok(())
     }
 }
 
 impl core::error::Error for Busy {}
+
+/// A pool's statistics. While other threads allocate and free, the numbers may be of slightly
+/// different times.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DmaPoolStats {
+    /// The pool's name.
+    pub name: alloc::string::String,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Allocated blocks.
+    pub in_use: u64,
+    /// The most blocks that were in use or cached by owners at a time. Taken when an owner fetches
+    /// blocks, so it is at least the most that were in use, and more by at most what owners cache.
+    pub peak: u64,
+    /// All blocks.
+    pub blocks: u64,
+    /// Free blocks that owners cache, the pool's front among them.
+    pub cached: u64,
+    /// Free blocks in the depot, available to every owner.
+    pub in_depot: u64,
+    /// Chunks of frames.
+    pub chunks: u64,
+    /// Chunks of which no block is in use. [`shrink`](super::DmaPool::shrink) releases those of
+    /// which no block is cached either, as far as the [minimum](super::Builder::minimum) allows.
+    pub free_chunks: u64,
+    /// Bytes of all chunks.
+    pub bytes: u64,
+    /// Free blocks that debug mode found overwritten (see [`Damage`](super::Damage)); 0 without
+    /// debug mode.
+    pub damaged: u64,
+}
+
+/// The kernel's report, byte for byte: its header, then the pool's line, `%-16s %4zu %4zu %4u %2zu`
+/// of name, blocks in use, all blocks, block size, chunks.
+impl fmt::Display for DmaPoolStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, in_use, blocks, block_bytes, chunks, .. } = self;
+        writeln!(f, "poolinfo - 0.1")?;
+        writeln!(f, "{name:<16} {in_use:>4} {blocks:>4} {block_bytes:>4} {chunks:>2}")
+    }
+}
