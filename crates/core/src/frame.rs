@@ -1,7 +1,7 @@
 //! Page frames in bulk: which 4 KiB pages of a zone are free.
 //!
 //! A [`Zone`] holds state, not memory: a frame is a number, and the caller maps it to a page. An
-//! owner allocates through its [`Local`], whose common path makes no atomic read-modify-write.
+//! owner allocates through its [`ZoneLocal`], whose common path makes no atomic read-modify-write.
 //!
 //! ```
 //! use pinfold_core::frame::{Order, Zone};
@@ -33,6 +33,10 @@
 //! and so have groups of 64 and of 4,096: a run that does not exist is refused after some hundred
 //! bytes, and not after a look at every region.
 //!
+//! A region that is wholly free has a second way to be claimed: one compare-and-swap of a byte,
+//! which allocates all its frames and leaves their bits clear. A run of 2 MiB is freed the same
+//! way. The bits are set first if a part of such a run is freed by itself.
+//!
 //! The map per 2 MiB, the level above it and the regions reserved by owners follow LLFree (Wrenger
 //! et al., "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).
 //!
@@ -40,37 +44,27 @@
 //!
 //! Calls for a single frame or run may use the last frame. Bulk calls stop at the [`Watermarks`]
 //! and then take one more frame. A zone that has run short is *under pressure*
-//! ([`Zone::under_pressure`]) until enough frames are free again; meanwhile owners hold no cached
+//! until enough frames are free again; meanwhile owners hold no cached
 //! frames.
 //!
 //! # Which wrong frees are detected
 //!
-//! Frames outside the zone, runs that are not aligned to their size, and frames whose bit is clear.
-//! A frame in the magazine of the *same* [`Local`], or in a run that any keeps, is detected too;
-//! one in the magazine of *another* is not, because its bit is set. A run may be freed in other
-//! pieces than it was allocated in.
+//! Frames outside the zone, runs that are not aligned to their size, and frames that are free in
+//! the map or in the magazine of the *same* [`ZoneLocal`]. A frame in the magazine of *another* is
+//! not, because its bit is set. A run may be freed in other pieces than it was allocated in.
 
 mod arrays;
 mod bulk;
-mod caching;
 mod counters;
 mod error;
-mod hints;
-mod kept;
-mod kept_marks;
+mod inner;
 mod limits;
-mod list;
-mod local;
 mod magazine;
 mod map;
 mod number;
-mod owner_runs;
-mod pressure;
+mod owner;
 mod regions;
-mod run;
-mod scatter;
-mod slots;
-mod watermark;
+mod watermarks;
 mod zone;
 
 #[cfg(test)]
@@ -80,10 +74,10 @@ mod loom_models;
 #[cfg(not(loom))]
 mod tests;
 
+pub use bulk::FrameList;
 pub use counters::FrameStats;
 pub use error::FrameError;
-pub use list::FrameList;
-pub use local::Local;
 pub use number::{Frame, Order};
-pub use watermark::{Urgency, Watermarks};
+pub use owner::ZoneLocal;
+pub use watermarks::{Urgency, Watermarks};
 pub use zone::Zone;

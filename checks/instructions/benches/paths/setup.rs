@@ -90,7 +90,7 @@ pub fn zone() -> &'static Zone {
 
 /// One owner of a zone, and its frames.
 pub struct Frames {
-    pub owner: frame::Local<&'static Zone>,
+    pub owner: frame::ZoneLocal,
     pub slots: Vec<Option<Frame>>,
 }
 

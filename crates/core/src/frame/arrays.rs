@@ -5,9 +5,9 @@
 //! written and compared by loops without branches, which the compiler turns into wide operations.
 
 use super::error::{AlreadyFree, FrameError};
+use super::inner::Bounds;
 use super::map::Part;
 use super::number::Frame;
-use super::zone::Bounds;
 
 /// The frames of a word.
 const WORD: usize = 64;

@@ -1,27 +1,19 @@
-//! Bulk calls of [`Zone`] and [`Local`]: filling arrays, lists, and freeing arrays.
+//! Bulk calls: filling arrays, lists, and freeing arrays, for the zone and for its owners.
 
 use super::arrays::{Filled, empty_into, fill_from};
 use super::counters::Tally;
 use super::error::FrameError;
-use super::list::{FrameList, Parts};
-use super::local::Local;
+use super::inner::Inner;
 use super::map::Part;
 use super::number::Frame;
-use super::watermark::{Allowance, Urgency};
-use super::zone::Zone;
-use core::ops::Deref;
+use super::owner::ZoneLocal;
+use super::watermarks::{Allowance, Urgency};
+use crate::share::{Hold, Shared};
+use alloc::vec::Vec;
 
-impl Zone {
-    /// Fills the empty slots, never touches the full ones, and returns how many slots are full
-    /// afterwards. Fewer than all is normal: the zone has reached
-    /// [`Watermarks::low`](super::Watermarks::low) or has no more free frames. O(slots), about one
-    /// compare-and-swap for 64 frames.
-    pub fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
-        self.fill_by(slots, Urgency::Normal)
-    }
-
-    /// As [`fill`](Self::fill), down to the watermark for `urgency`.
-    pub fn fill_by(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
+/// The calls of [`Zone`](super::Zone) that need no owner.
+impl Inner {
+    pub(super) fn fill(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
         let mut allowance = self.allowance(urgency, 0);
         let Filled { asked, got, .. } =
@@ -30,13 +22,7 @@ impl Zone {
         full - (asked - got)
     }
 
-    /// Fills all empty slots or none. Allocates memory if the frames come from more than 12 words
-    /// of the map.
-    ///
-    /// # Errors
-    /// [`FrameError::Short`] if fewer frames are free above
-    /// [`Watermarks::low`](super::Watermarks::low): no slot has changed and no frame is allocated.
-    pub fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
+    pub(super) fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
         let mut allowance = self.allowance(Urgency::Normal, 0);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
         let mut parts = Parts::gather(asked, |want| self.claim_allowed(want, &mut allowance));
@@ -46,13 +32,11 @@ impl Zone {
         result
     }
 
-    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames
-    /// that are not taken from it are freed on drop.
-    pub fn take_list(&self, n: usize) -> FrameList<&Self> {
+    pub(super) fn take_parts(&self, n: usize) -> Parts {
         let mut allowance = self.allowance(Urgency::Normal, 0);
         let parts = Parts::gather(n, |want| self.claim_allowed(want, &mut allowance));
         self.count_bulk(n, parts.len(), allowance);
-        FrameList::new(self, parts)
+        parts
     }
 
     fn count_bulk(&self, asked: usize, got: usize, allowance: Allowance) {
@@ -63,17 +47,8 @@ impl Zone {
         self.fold(tally);
     }
 
-    /// Frees the frames of all full slots, empties the slots, and returns how many those were.
-    /// Neighbouring slots with frames of one word cost one compare-and-swap.
-    ///
-    /// # Errors
-    /// [`FrameError::Foreign`], [`FrameError::DoubleFree`]. The slot of the frame that it names and
-    /// all after it are unchanged; those before it are freed and empty.
-    pub fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
-        let (freed, result) = empty_into(self.bounds(), slots, |part, _| {
-            self.refuse_kept(part)?;
-            self.release(part)
-        });
+    pub(super) fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
+        let (freed, result) = empty_into(self.bounds(), slots, |part, _| self.release(part));
         if freed > 0 {
             self.count_free(freed as u64);
         }
@@ -95,13 +70,14 @@ fn fill_all_from(
     Ok(())
 }
 
-impl<H: Deref<Target = Zone>> Local<H> {
-    /// As [`Zone::fill`], from the magazine first: watermarks apply to the rest.
+impl ZoneLocal {
+    /// As [`Zone::fill`](super::Zone::fill), from the magazine first: watermarks apply to the rest.
     pub fn fill(&mut self, slots: &mut [Option<Frame>]) -> usize {
         self.fill_by(slots, Urgency::Normal)
     }
 
-    /// As [`Zone::fill_by`], from the magazine first: watermarks apply to the rest.
+    /// As [`Zone::fill_by`](super::Zone::fill_by), from the magazine first: watermarks apply to the
+    /// rest.
     #[inline]
     pub fn fill_by(&mut self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
@@ -115,10 +91,10 @@ impl<H: Deref<Target = Zone>> Local<H> {
         full - (asked - got)
     }
 
-    /// As [`Zone::fill_all`], from the magazine first.
+    /// As [`Zone::fill_all`](super::Zone::fill_all), from the magazine first.
     ///
     /// # Errors
-    /// As for [`Zone::fill_all`].
+    /// As for [`Zone::fill_all`](super::Zone::fill_all).
     pub fn fill_all(&mut self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
         let mut supply = Supply::new(Urgency::Normal);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
@@ -131,16 +107,13 @@ impl<H: Deref<Target = Zone>> Local<H> {
         result
     }
 
-    /// As [`Zone::take_list`], from the magazine first.
-    pub fn take_list(&mut self, n: usize) -> FrameList<H>
-    where
-        H: Clone,
-    {
+    /// As [`Zone::take_list`](super::Zone::take_list), from the magazine first.
+    pub fn take_list(&mut self, n: usize) -> FrameList {
         let mut supply = Supply::new(Urgency::Normal);
         let parts = Parts::gather(n, |want| supply.next_exactly(self, want));
         self.tally.bulk(n, parts.len(), supply.fell_back());
         self.after_bulk(parts.len() < n);
-        FrameList::new(self.zone.clone(), parts)
+        FrameList::new(self.zone.issue(), parts)
     }
 
     /// Sets the zone under pressure after a call that reached a watermark.
@@ -150,10 +123,10 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// As [`Zone::free_bulk`], into the magazine.
+    /// As [`Zone::free_bulk`](super::Zone::free_bulk), into the magazine.
     ///
     /// # Errors
-    /// As for [`Zone::free_bulk`].
+    /// As for [`Zone::free_bulk`](super::Zone::free_bulk).
     pub fn free_bulk(&mut self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
         let (freed, result) =
             empty_into(self.zone.bounds(), slots, |part, frames| self.cache(part, frames));
@@ -180,21 +153,20 @@ impl Supply {
     }
 
     #[inline(always)]
-    fn next(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
+    fn next(&mut self, local: &mut ZoneLocal, want: u32) -> Part {
         let held = local.held_part();
         if held.mask != 0 { held } else { self.claim(local, want) }
     }
 
     /// At most `want` frames.
-    fn next_exactly(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
+    fn next_exactly(&mut self, local: &mut ZoneLocal, want: u32) -> Part {
         let mut part = self.next(local, want);
         let some = part.split(want);
         local.restore(part);
         some
     }
 
-    fn claim(&mut self, local: &mut Local<impl Deref<Target = Zone>>, want: u32) -> Part {
-        local.release_kept_under_pressure();
+    fn claim(&mut self, local: &mut ZoneLocal, want: u32) -> Part {
         let new = || local.zone.allowance(self.urgency, local.tally.claimed);
         let allowance = self.allowance.get_or_insert_with(new);
         let part = match allowance.of(local.batch_for(want)) {
@@ -202,7 +174,116 @@ impl Supply {
             n => local.claim(n),
         };
         allowance.spend(part.len());
-        // What the owner keeps as runs is its own, like the magazine.
-        if part.mask == 0 && local.break_kept() { local.held_part() } else { part }
+        part
+    }
+}
+
+/// How many words are stored inline; more need an allocation. Sufficient for 512 frames of a fresh
+/// zone.
+const NEAR: usize = 12;
+
+/// Claimed frames, as parts of words; not counted in the statistics.
+#[derive(Debug)]
+pub(super) struct Parts {
+    near: [Part; NEAR],
+    near_len: usize,
+    far: Vec<Part>,
+    len: usize,
+}
+
+impl Parts {
+    /// Claims `n` frames by `next`, or as many as it has; `next` never returns more than requested.
+    pub(super) fn gather(n: usize, mut next: impl FnMut(u32) -> Part) -> Self {
+        let mut all = Self { near: [Part::NONE; NEAR], near_len: 0, far: Vec::new(), len: 0 };
+        while all.len < n {
+            let part = next(u32::try_from(n - all.len).unwrap_or(u32::MAX));
+            if part.mask == 0 {
+                break;
+            }
+            all.push(part);
+        }
+        all
+    }
+
+    fn push(&mut self, part: Part) {
+        self.len += part.len() as usize;
+        match self.near.get_mut(self.near_len) {
+            Some(place) => {
+                *place = part;
+                self.near_len += 1;
+            }
+            None => self.far.push(part),
+        }
+    }
+
+    /// Removes the last part.
+    pub(super) fn pop_part(&mut self) -> Part {
+        let part = self.far.pop().or_else(|| {
+            self.near_len = self.near_len.checked_sub(1)?;
+            self.near.get(self.near_len).copied()
+        });
+        let part = part.unwrap_or(Part::NONE);
+        self.len -= part.len() as usize;
+        part
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn release_to(&mut self, zone: &Inner) {
+        while self.len > 0 {
+            // Fails only after a wrong free elsewhere, which was not refused there.
+            _ = zone.release(self.pop_part());
+        }
+    }
+}
+
+/// A list of frames: an iterator whose rest is freed on drop. It keeps the zone alive.
+#[derive(Debug)]
+pub struct FrameList {
+    zone: Shared<Inner>,
+    current: Part,
+    parts: Parts,
+}
+
+impl FrameList {
+    pub(super) fn new(zone: Shared<Inner>, parts: Parts) -> Self {
+        Self { zone, current: Part::NONE, parts }
+    }
+
+    fn rest(&self) -> usize {
+        self.current.len() as usize + self.parts.len()
+    }
+}
+
+impl Iterator for FrameList {
+    type Item = Frame;
+
+    fn next(&mut self) -> Option<Frame> {
+        if self.current.mask == 0 {
+            self.current = self.parts.pop_part();
+        }
+        self.current.pop()
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.rest(), Some(self.rest()))
+    }
+}
+
+impl ExactSizeIterator for FrameList {}
+
+impl Drop for FrameList {
+    fn drop(&mut self) {
+        let rest = self.rest() as u64;
+        if self.current.mask != 0 {
+            // As for `release_to`.
+            _ = self.zone.release(self.current);
+        }
+        self.parts.release_to(&self.zone);
+        if rest > 0 {
+            self.zone.count_free(rest);
+        }
     }
 }

@@ -4,10 +4,10 @@ use crate::sync::{AtomicU64, CachePadded, Ordering};
 
 /// A zone's counters, in frames unless stated otherwise.
 ///
-/// An owner's [`Local`](super::Local) counts by itself and adds its counts now and then, at the
-/// latest when it is dropped: while it lives, `in_use`, `held` and `high_water` may be off by about
-/// 1/256 of the zone (at most 4608 frames) for each `Local`, and by what bulk calls have since
-/// taken from its magazine.
+/// An owner's [`ZoneLocal`](super::ZoneLocal) counts by itself and adds its counts now and then, at
+/// the latest when it is dropped: while it lives, `in_use` and `held` may be off by about 1/256 of
+/// the zone (at most 4608 frames) for each `ZoneLocal`, and by what bulk calls have since taken
+/// from its magazine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FrameStats {
@@ -21,8 +21,6 @@ pub struct FrameStats {
     pub in_use: u64,
     /// Frames in the magazines of owners: neither in use nor available to others.
     pub held: u64,
-    /// The most frames that were in use at once.
-    pub high_water: u64,
     /// Frames requested by bulk calls: the empty slots of a `fill`, the length of a list.
     pub bulk_asked: u64,
     /// Frames that bulk calls returned; those that a failed `fill_all` released do not count.
@@ -46,7 +44,6 @@ pub(super) struct Counters {
     /// Frames allocated by single calls.
     singles: CachePadded<AtomicU64>,
     bulk_filled: AtomicU64,
-    high_water: AtomicU64,
     frees: CachePadded<AtomicU64>,
     /// Frames moved into magazines less those moved out of them.
     held: AtomicU64,
@@ -96,7 +93,6 @@ impl Counters {
         Self {
             singles: CachePadded(zero()),
             bulk_filled: zero(),
-            high_water: zero(),
             frees: CachePadded(zero()),
             held: zero(),
             bulk_missed: CachePadded(zero()),
@@ -109,31 +105,12 @@ impl Counters {
 
     #[inline(always)]
     pub(super) fn alloc(&self, frames: u64) {
-        let singles = self.singles.fetch_add(frames, Ordering::Relaxed).wrapping_add(frames);
-        self.note_in_use(singles.wrapping_add(self.bulk_filled.load(Ordering::Relaxed)));
-    }
-
-    fn bulk(&self, frames: u64) {
-        let bulk = self.bulk_filled.fetch_add(frames, Ordering::Relaxed).wrapping_add(frames);
-        self.note_in_use(bulk.wrapping_add(self.singles.load(Ordering::Relaxed)));
-    }
-
-    #[inline(always)]
-    fn note_in_use(&self, allocs: u64) {
-        // An owner's frees may be added before another's allocs.
-        let in_use = allocs.saturating_sub(self.frees.load(Ordering::Relaxed));
-        if in_use > self.high_water.load(Ordering::Relaxed) {
-            self.high_water.fetch_max(in_use, Ordering::Relaxed);
-        }
+        self.singles.fetch_add(frames, Ordering::Relaxed);
     }
 
     #[inline(always)]
     pub(super) fn free(&self, frames: u64) {
         self.frees.fetch_add(frames, Ordering::Relaxed);
-    }
-
-    pub(super) fn exhausted(&self) {
-        self.exhausted.fetch_add(1, Ordering::Relaxed);
     }
 
     #[cold]
@@ -166,21 +143,15 @@ impl Counters {
             (&self.bulk_partial, tally.bulk_partial),
             (&self.fell_back, tally.fell_back),
             (&self.exhausted, tally.exhausted),
+            (&self.bulk_filled, tally.bulk_filled),
+            (&*self.singles, tally.singles),
         ] {
             if n > 0 {
                 counter.fetch_add(n, Ordering::Relaxed);
             }
         }
-        if tally.bulk_filled > 0 {
-            self.bulk(tally.bulk_filled);
-        }
-        if tally.singles > 0 {
-            self.alloc(tally.singles);
-        }
     }
-}
 
-impl Counters {
     pub(super) fn stats(&self, frames: u64) -> FrameStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (frees, allocs) = (read(&self.frees), self.allocs());
@@ -191,7 +162,6 @@ impl Counters {
             frees,
             in_use: allocs.saturating_sub(frees).min(frames),
             held: self.held().min(frames),
-            high_water: read(&self.high_water).min(frames),
             bulk_asked: filled.saturating_add(missed),
             bulk_filled: filled,
             bulk_partial: read(&self.bulk_partial),
@@ -204,11 +174,8 @@ impl Counters {
 
 impl core::fmt::Display for FrameStats {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { frames, allocs, frees, in_use, held, high_water, .. } = self;
-        writeln!(
-            f,
-            "frames {frames}, in use {in_use} (at most {high_water}), in magazines {held}"
-        )?;
+        let Self { frames, allocs, frees, in_use, held, .. } = self;
+        writeln!(f, "frames {frames}, in use {in_use}, in magazines {held}")?;
         writeln!(f, "allocated {allocs}, freed {frees}")?;
         let Self { bulk_asked, bulk_filled, bulk_partial, fell_back, stolen, exhausted, .. } = self;
         writeln!(

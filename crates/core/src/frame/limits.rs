@@ -1,7 +1,7 @@
 //! [`Limits`]: the largest run that a region may have free, so that a search does not look at those that have none.
 
-use super::hints::total_order;
 use super::map::{MAX_INNER, Part, max_order_of};
+use super::regions::total_order;
 use crate::sync::{AtomicBool, AtomicU8, Ordering};
 use alloc::boxed::Box;
 
@@ -76,8 +76,8 @@ impl Limits {
         self.levels.get(level)?.get(index as usize)
     }
 
-    /// Lowers the limit of a region whose frames all belong to the caller now: until it frees one,
-    /// nothing is free there.
+    /// Lowers the limit of a region of which no frame is free, nor can be freed before this
+    /// returns.
     pub(super) fn note_claimed(&self, region: u32) {
         if self.is_used()
             && let Some(byte) = self.byte(0, region)
@@ -131,6 +131,11 @@ impl Limits {
         // A free word may be part of a longer run.
         let order = if free == !0 { TOP } else { max_order_of(free).unwrap_or(0) };
         self.raise(freed.region(), order);
+    }
+
+    /// Raises the limits of a region in which any run may have become free.
+    pub(super) fn note_free_region(&self, region: u32) {
+        self.raise(region, TOP);
     }
 
     fn raise(&self, region: u32, order: u8) {

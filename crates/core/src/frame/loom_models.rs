@@ -1,7 +1,6 @@
 //! Every interleaving of two owners, on a zone of one or two regions.
 
 use super::*;
-use loom::sync::Arc;
 use loom::thread;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
@@ -11,10 +10,18 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
-fn full(slots: u32) -> (Arc<Zone>, Frame) {
-    let zone = Zone::with_slots(512, slots).unwrap();
+/// Returns a zone of one region, which is allocated as a run.
+fn whole(slots: u32) -> (Zone, Frame) {
+    let zone = Zone::with_slots(512, slots);
     let first = zone.alloc(Order::HUGE).unwrap();
-    (Arc::new(zone), first)
+    (zone, first)
+}
+
+/// Returns a zone of which all frames are allocated, and can be freed one by one.
+fn full(slots: u32) -> (Zone, Frame) {
+    let (zone, first) = whole(slots);
+    zone.0.split(0);
+    (zone, first)
 }
 
 /// A claim against a free of the only free frame: the frame is allocated once, by this claim or the
@@ -40,7 +47,7 @@ fn loom_a_claim_against_a_free() {
 #[test]
 fn loom_a_claim_against_a_region_that_becomes_whole() {
     model(|| {
-        let zone = Arc::new(Zone::with_slots(512, 0).unwrap());
+        let zone = Zone::with_slots(512, 0);
         let frame = zone.alloc(Order::PAGE).unwrap();
         let other = thread::spawn({
             let zone = zone.clone();
@@ -63,8 +70,8 @@ fn loom_a_claim_against_a_region_that_becomes_whole() {
 #[test]
 fn loom_reservations() {
     model(|| {
-        let zone = Arc::new(Zone::with_slots(1000, 2).unwrap());
-        let owner = |zone: Arc<Zone>| {
+        let zone = Zone::with_slots(1000, 2);
+        let owner = |zone: Zone| {
             move || {
                 let mut local = zone.local();
                 let frame = local.alloc(Order::PAGE).unwrap();
@@ -126,7 +133,7 @@ fn loom_a_fill_against_a_free_in_bulk() {
 #[test]
 fn loom_pressure_against_a_magazine() {
     model(|| {
-        let zone = Arc::new(Zone::with_slots(512, 1).unwrap());
+        let zone = Zone::with_slots(512, 1);
         let all = zone.alloc(Order::HUGE).unwrap();
         zone.free_run(all, 2).unwrap();
         let other = thread::spawn({
@@ -150,7 +157,7 @@ fn loom_pressure_against_a_magazine() {
 #[test]
 fn loom_a_range_against_single_claims() {
     model(|| {
-        let zone = Arc::new(Zone::with_slots(512, 0).unwrap());
+        let zone = Zone::with_slots(512, 0);
         let _front = zone.alloc_run(256, 1).unwrap();
         let other = thread::spawn({
             let zone = zone.clone();
@@ -172,7 +179,7 @@ fn loom_a_range_against_single_claims() {
 #[test]
 fn loom_two_ranges_for_the_same_frames() {
     model(|| {
-        let zone = Arc::new(Zone::with_slots(512, 0).unwrap());
+        let zone = Zone::with_slots(512, 0);
         let _front = zone.alloc_run(256, 1).unwrap();
         let other = thread::spawn({
             let zone = zone.clone();
@@ -276,7 +283,7 @@ fn loom_a_free_does_not_rely_on_one_that_has_not_returned() {
 fn loom_a_region_that_is_left_full_against_frees() {
     model(|| {
         let (zone, first) = full(0);
-        zone.limits.use_from_now_on();
+        zone.0.limits.use_from_now_on();
         let other = thread::spawn({
             let zone = zone.clone();
             move || {
@@ -284,7 +291,7 @@ fn loom_a_region_that_is_left_full_against_frees() {
                 zone.free(Frame::inside(first.index() + 1), Order::PAGE).unwrap();
             }
         });
-        zone.leave_full(0);
+        zone.0.leave_full(0);
         other.join().unwrap();
         assert_eq!(zone.alloc(Order::new(1).unwrap()), Ok(first));
     });
@@ -295,7 +302,7 @@ fn loom_a_region_that_is_left_full_against_frees() {
 #[test]
 fn loom_a_region_that_a_claim_leaves_while_it_becomes_whole() {
     model(|| {
-        let zone = Arc::new(Zone::with_slots(1024, 0).unwrap());
+        let zone = Zone::with_slots(1024, 0);
         let first = zone.alloc(Order::HUGE).unwrap();
         assert_eq!(first.index(), 0, "that of the first claim");
         let other = thread::spawn({
@@ -306,5 +313,79 @@ fn loom_a_region_that_a_claim_leaves_while_it_becomes_whole() {
         other.join().unwrap();
         zone.free(mine, Order::PAGE).unwrap();
         assert!(zone.alloc_run(1024, 512).is_ok(), "both regions are whole");
+    });
+}
+
+/// A region claimed as a whole against a claim of one of its frames: no frame has two owners, and
+/// the loser changes nothing.
+#[test]
+fn loom_a_region_against_a_single_claim() {
+    model(|| {
+        let zone = Zone::with_slots(512, 0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.alloc(Order::HUGE).ok()
+        });
+        let single = zone.alloc(Order::PAGE).ok();
+        let whole = other.join().unwrap();
+        assert!(single.is_none() || whole.is_none(), "{single:?} is in {whole:?}");
+        let taken = u64::from(single.is_some()) + 512 * u64::from(whole.is_some());
+        assert_eq!(zone.taken(), taken);
+        for (frame, order) in [(single, Order::PAGE), (whole, Order::HUGE)] {
+            frame.into_iter().for_each(|frame| zone.free(frame, order).unwrap());
+        }
+        assert!(zone.alloc(Order::HUGE).is_ok(), "the region is whole, and is found");
+    });
+}
+
+/// A claim of one frame by a thread that found the region before it was claimed as a whole, and that
+/// is split meanwhile: the claim is undone, and frees nothing of the owner's.
+#[test]
+fn loom_a_region_that_is_split_against_a_single_claim() {
+    model(|| {
+        let zone = Zone::with_slots(512, 0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.0.claim_in(0, 1)
+        });
+        let claimed = zone.0.claim_region(0);
+        if claimed {
+            zone.0.split(0);
+        }
+        let single = other.join().unwrap();
+        let expected = if claimed { 512 } else { single.map_or(0, |part| part.len().into()) };
+        assert_eq!((zone.taken(), claimed && single.is_some()), (expected, false));
+    });
+}
+
+/// Two threads free parts of a run: both are free afterwards, and nothing else is.
+#[test]
+fn loom_two_parts_of_a_region() {
+    model(|| {
+        let (zone, first) = whole(0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(Frame::inside(first.index() + 1), Order::PAGE).unwrap()
+        });
+        zone.free(first, Order::PAGE).unwrap();
+        other.join().unwrap();
+        assert_eq!(zone.taken(), 510);
+        assert_eq!(zone.alloc(Order::new(1).unwrap()), Ok(first));
+    });
+}
+
+/// A run freed twice at once, as a whole and in part: one of the two is refused.
+#[test]
+fn loom_a_region_and_a_part_of_it_freed_at_once() {
+    model(|| {
+        let (zone, first) = whole(0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(first, Order::HUGE).is_ok()
+        });
+        let mine = zone.free(first, Order::PAGE).is_ok();
+        let theirs = other.join().unwrap();
+        assert!(mine ^ theirs);
+        assert_eq!(zone.taken(), if mine { 511 } else { 0 });
     });
 }

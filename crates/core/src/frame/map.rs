@@ -1,8 +1,9 @@
-//! [`Map`]: one bit per frame, set if the frame is allocated; it alone decides who owns a frame.
+//! [`Map`]: who owns a frame: a bit per frame, and a state per region of 2 MiB.
 
 use super::error::AlreadyFree;
 use super::number::Frame;
-use crate::sync::{AtomicU64, Ordering};
+use super::regions::total_order;
+use crate::sync::{AtomicU8, AtomicU64, Ordering, relax};
 use alloc::boxed::Box;
 
 /// The frames of a region.
@@ -126,12 +127,27 @@ pub(super) struct Claimed {
     pub(super) was_whole: bool,
 }
 
-/// The words of a zone.
+/// The words of the region decide who owns its frames.
+const OPEN: u8 = 0;
+/// A thread checks whether all words are 0, to claim the region as a whole.
+const CLAIMING: u8 = 1;
+/// All frames are allocated, as one run: the words are 0, apart from claims that will be undone.
+const WHOLE: u8 = 2;
+/// A thread sets all bits, because a part of the run is freed by itself.
+const OPENING: u8 = 3;
+
+/// The words of a zone, of which a set bit is an allocated frame, and the states of its regions.
+///
+/// A region whose frames are all free is claimed as a whole by one compare-and-swap of its state,
+/// and freed by another, so runs of 2 MiB leave its words alone. A claim of single frames changes a
+/// word and then reads the state; a claim of the region changes the state and then reads the words.
+/// All four are sequentially consistent, so at least one of two sees the other, and undoes its own.
 #[derive(Debug)]
 pub(super) struct Map {
     words: Box<[AtomicU64]>,
     /// The index of the first region, so that each is one cache line.
     start: usize,
+    states: Box<[AtomicU8]>,
 }
 
 impl Map {
@@ -139,13 +155,24 @@ impl Map {
     pub(super) fn new(regions: u32) -> Self {
         // One more region than needed, so that the first one can start at a cache line.
         let len = (regions as usize + 1) * WORDS as usize;
-        let words = zeroed(len);
+        let words = zeroed_words(len);
         let start = words.as_ptr().align_offset(64).min(WORDS as usize);
-        Self { words, start }
+        Self { words, start, states: zeroed_states(regions as usize) }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.words)
+        size_of_val(&*self.words) + size_of_val(&*self.states)
+    }
+
+    #[inline(always)]
+    fn state(&self, region: u32) -> &AtomicU8 {
+        &self.states[region as usize]
+    }
+
+    /// Returns whether the region is claimed as a whole, or about to be. Sequentially consistent.
+    #[inline(always)]
+    pub(super) fn is_claimed(&self, region: u32) -> bool {
+        self.state(region).load(Ordering::SeqCst) != OPEN
     }
 
     #[inline(always)]
@@ -158,32 +185,35 @@ impl Map {
         &self.words[start..start + WORDS as usize]
     }
 
-    /// Returns which frames of `part` are free.
+    /// Returns which frames of `part` are free, unless their region is [claimed](Self::is_claimed).
     #[inline(always)]
     pub(super) fn free_of(&self, part: Part) -> u64 {
         part.mask & !self.word(part.word).load(Ordering::Relaxed)
     }
 
     /// Returns whether no frame of the region is allocated. Sequentially consistent: see
-    /// [`Hints`](super::hints::Hints).
+    /// [`Hints`](super::regions::Hints).
     pub(super) fn is_whole(&self, region: u32) -> bool {
-        self.region(region).iter().all(|word| word.load(Ordering::SeqCst) == 0)
+        !self.is_claimed(region) && self.words_are_free(region)
     }
 
-    /// Returns whether all frames of the region are allocated.
-    pub(super) fn is_taken(&self, region: u32) -> bool {
-        // Without an early exit, so that it is a few wide loads' worth of instructions.
-        self.region(region).iter().fold(!0, |all, word| all & word.load(Ordering::Relaxed)) == !0
+    fn words_are_free(&self, region: u32) -> bool {
+        self.region(region).iter().all(|word| word.load(Ordering::SeqCst) == 0)
     }
 
     /// Returns whether a frame of the region is free. Sequentially consistent, like `is_whole`.
     pub(super) fn has_free(&self, region: u32) -> bool {
-        self.region(region).iter().any(|word| word.load(Ordering::SeqCst) != !0)
+        !self.is_claimed(region)
+            && self.region(region).iter().any(|word| word.load(Ordering::SeqCst) != !0)
     }
 
     /// Returns the highest order of an aligned run of free frames in a region, at most that of half
     /// of it; 0 if there is none. Sequentially consistent, like `is_whole`.
     pub(super) fn max_order(&self, region: u32) -> u8 {
+        // Not in another state: bits may be set or cleared meanwhile.
+        if self.state(region).load(Ordering::SeqCst) == WHOLE {
+            return 0;
+        }
         let words = self.region(region);
         let free = |word: &AtomicU64| !word.load(Ordering::SeqCst);
         let mut order = words.iter().filter_map(|word| max_order_of(free(word))).max().unwrap_or(0);
@@ -198,7 +228,11 @@ impl Map {
     }
 
     /// Returns how many frames of the region are allocated.
+    #[cfg(test)]
     pub(super) fn taken_in(&self, region: u32) -> u32 {
+        if self.is_claimed(region) {
+            return REGION;
+        }
         self.region(region).iter().map(|word| word.load(Ordering::Relaxed).count_ones()).sum()
     }
 
@@ -242,9 +276,9 @@ impl Map {
     }
 
     /// Claims exactly these frames, or none.
-    pub(super) fn claim_exactly(&self, part: Part) -> bool {
+    pub(super) fn claim_exactly(&self, part: Part) -> Claimed {
         let all = |free| if free & part.mask == part.mask { part.mask } else { 0 };
-        self.claim_with(part.word, all).mask != 0
+        self.claim_with(part.word, all)
     }
 
     /// Frees frames. Returns which frames of the word are free now.
@@ -273,6 +307,70 @@ impl Map {
         }
     }
 
+    /// Claims all frames of a region by its state. Returns false if any is allocated, or another
+    /// thread changes the region at the same moment.
+    pub(super) fn claim_region(&self, region: u32) -> bool {
+        let state = self.state(region);
+        // Acquire: as for `claim_with`.
+        let begun = self.words_are_free(region)
+            && state.compare_exchange(OPEN, CLAIMING, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        if !begun {
+            return false;
+        }
+        total_order();
+        let free = self.words_are_free(region);
+        state.store(if free { WHOLE } else { OPEN }, Ordering::SeqCst);
+        free
+    }
+
+    /// Frees all frames of a region that was claimed as a whole. Returns false if it was not, or if
+    /// a part of it has been freed since.
+    pub(super) fn release_region(&self, region: u32) -> bool {
+        let state = self.state(region);
+        state.compare_exchange(WHOLE, OPEN, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// Sets the bits of a region that was claimed as a whole, so that a part of it can be freed.
+    /// Returns false if there is no such claim: then the words decide already. `begun` is called
+    /// while no frame of the region can be free.
+    ///
+    /// Waits for claims of single frames that will be undone, and for another thread that does the
+    /// same: each a few instructions from its end.
+    #[cold]
+    pub(super) fn split(&self, region: u32, begun: impl FnOnce()) -> bool {
+        let state = self.state(region);
+        let mut attempts = 0;
+        loop {
+            match state.compare_exchange(WHOLE, OPENING, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => break,
+                Err(OPENING) => relax(attempts),
+                Err(_) => return attempts > 0,
+            }
+            attempts += 1;
+        }
+        begun();
+        for word in self.region(region) {
+            // The bits that this thread has set. Those that others have set will be undone; those
+            // that it has set and that are clear again have been freed.
+            let (mut set, mut attempts) = (0, 0);
+            while set != !0 {
+                let old = word.load(Ordering::Relaxed);
+                let next = !(old | set);
+                if next == 0 {
+                    relax(attempts);
+                    attempts += 1;
+                } else if word
+                    .compare_exchange(old, old | next, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok()
+                {
+                    set |= next;
+                }
+            }
+        }
+        state.store(OPEN, Ordering::SeqCst);
+        true
+    }
+
     /// Marks frames that the zone does not have as allocated.
     pub(super) fn exclude(&mut self, part: Part) {
         _ = self.claim_exactly(part);
@@ -281,14 +379,29 @@ impl Map {
 
 /// Allocates words that are all 0, without touching them where the system provides zeroed memory.
 #[cfg(not(loom))]
-fn zeroed(len: usize) -> Box<[AtomicU64]> {
+fn zeroed_words(len: usize) -> Box<[AtomicU64]> {
     let words = Box::<[AtomicU64]>::new_zeroed_slice(len);
     // SAFETY: all bytes are 0, as `new_zeroed_slice` promises, and that is an atomic integer with
     // the value 0.
     unsafe { words.assume_init() }
 }
 
+/// Allocates states that are all [`OPEN`], as `zeroed_words`.
+#[cfg(not(loom))]
+fn zeroed_states(len: usize) -> Box<[AtomicU8]> {
+    let states = Box::<[AtomicU8]>::new_zeroed_slice(len);
+    // SAFETY: as for `zeroed_words`.
+    unsafe { states.assume_init() }
+}
+
 #[cfg(loom)]
-fn zeroed(len: usize) -> Box<[AtomicU64]> {
+fn zeroed_words(len: usize) -> Box<[AtomicU64]> {
     (0..len).map(|_| AtomicU64::new(0)).collect()
 }
+
+#[cfg(loom)]
+fn zeroed_states(len: usize) -> Box<[AtomicU8]> {
+    (0..len).map(|_| AtomicU8::new(OPEN)).collect()
+}
+
+const _: () = assert!(OPEN == 0, "regions are created open");

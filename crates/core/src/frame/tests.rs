@@ -1,20 +1,14 @@
 //! Zones and owners: each operation by itself, the counters, and the number of read-modify-writes.
 
 use super::*;
-use crate::share::Shared;
 use std::collections::BTreeSet;
 
 mod bulk;
 mod counts;
-mod fragments;
-mod kept;
-mod limit_of_new;
-mod limits;
 mod magazine;
-mod marks;
 mod model;
-mod scatter;
-mod stress;
+mod regions;
+mod watermarks;
 
 const ORDERS: [u8; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 
@@ -54,10 +48,7 @@ fn every_frame_of_a_zone_of_any_size_is_allocated_once() {
         for index in seen {
             zone.free(frame(index), Order::PAGE).unwrap();
         }
-        assert_eq!(
-            (zone.taken(), zone.stats().in_use, zone.stats().high_water),
-            (0, 0, frames.into())
-        );
+        assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
         assert_eq!(zone.stats().exhausted, 1);
         assert!(zone.alloc(Order::HUGE).is_ok());
     }
@@ -213,7 +204,7 @@ fn runs_are_contiguous_and_aligned() {
     zone.free_run(all, 512 * 8 + 300).unwrap();
     let small = zone.alloc_run(5, 2).unwrap();
     let large = zone.alloc_run(1100, 1024).unwrap();
-    assert_eq!((small.index(), large.index(), zone.taken()), (0, 1024, 1105));
+    assert_eq!((small.index(), large.index(), zone.taken()), (512 * 8, 0, 1105));
     let tail = zone.alloc_run(400, 512).unwrap();
     assert_eq!(tail.index() % 512, 0);
     zone.free_run(large, 1100).unwrap();
@@ -268,11 +259,10 @@ fn read_modify_writes_are_few() {
     (0..1000).for_each(|_| pair());
     assert_eq!(rmw_count(), 4000);
     owners_make_few_read_modify_writes(zone.local());
-    owners_make_few_read_modify_writes(Local::new(Shared::new(zone)));
 }
 
 #[cfg(feature = "count-rmw")]
-fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut local: Local<H>) {
+fn owners_make_few_read_modify_writes(mut local: ZoneLocal) {
     use crate::sync::{rmw_count, rmw_reset};
     for _ in 0..2 {
         rmw_reset();
@@ -305,14 +295,14 @@ fn owners_make_few_read_modify_writes<H: core::ops::Deref<Target = Zone>>(mut lo
 }
 
 #[test]
-fn handles_and_lists_keep_their_zone() {
+fn owners_and_lists_keep_their_zone() {
     struct Owner {
-        zone: Shared<Zone>,
-        local: Local<Shared<Zone>>,
-        list: FrameList<Shared<Zone>>,
+        zone: Zone,
+        local: ZoneLocal,
+        list: FrameList,
     }
-    let zone = Shared::new(Zone::new(1 << 14).unwrap());
-    let mut local = Local::new(zone.clone());
+    let zone = Zone::new(1 << 14).unwrap();
+    let mut local = zone.local();
     let list = local.take_list(100);
     let owner = Owner { zone, local, list };
     let Owner { zone, mut local, mut list } = std::thread::spawn(move || owner).join().unwrap();
@@ -320,5 +310,86 @@ fn handles_and_lists_keep_their_zone() {
     local.free(frame, Order::PAGE).unwrap();
     drop((local, list));
     assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
-    assert!(zone.try_into_inner().is_ok());
+    assert!(zone.0.try_into_inner().is_ok());
+}
+
+#[test]
+fn a_region_is_claimed_and_freed_as_a_whole() {
+    let zone = Zone::new(512 * 4).unwrap();
+    let run = zone.alloc(Order::HUGE).unwrap();
+    let inside = frame(run.index() + 64);
+    let mut local = zone.local();
+    assert_eq!((zone.taken(), zone.whole_regions()), (512, 3));
+    zone.free(run, Order::HUGE).unwrap();
+    let twice = |frame| Err(FrameError::DoubleFree { frame });
+    for frame in [run, inside] {
+        assert_eq!(zone.free(frame, Order::PAGE), twice(frame));
+        assert_eq!(local.free(frame, Order::PAGE), twice(frame));
+        assert_eq!(local.free_bulk(&mut [Some(frame)]).map(drop), twice(frame));
+        assert_eq!(zone.free_bulk(&mut [Some(frame)]).map(drop), twice(frame));
+    }
+    assert_eq!(zone.free(run, Order::HUGE), twice(run));
+    assert_eq!(local.free(run, Order::HUGE), twice(run));
+    assert_eq!(zone.free_run(run, 512), twice(run));
+    assert_eq!((zone.taken(), zone.whole_regions()), (0, 4));
+}
+
+#[test]
+fn a_run_of_2_mib_is_freed_in_parts() {
+    let free: [fn(&Zone, &mut ZoneLocal, Frame); 6] = [
+        |zone, _, part| zone.free(part, Order::PAGE).unwrap(),
+        |zone, _, part| zone.free(part, order(4)).unwrap(),
+        |zone, _, part| zone.free_run(part, 100).unwrap(),
+        |_, local, part| local.free(part, Order::PAGE).unwrap(),
+        |_, local, part| local.free(part, order(7)).unwrap(),
+        |_, local, part| assert_eq!(local.free_bulk(&mut [Some(part)]), Ok(1)),
+    ];
+    for free in free {
+        let zone = Zone::new(512 * 4).unwrap();
+        let (run, mut local) = (zone.alloc(Order::HUGE).unwrap(), zone.local());
+        let part = frame(run.index() + 128);
+        free(&zone, &mut local, part);
+        drop(local);
+        let freed = 512 - u32::try_from(zone.taken()).unwrap();
+        assert_eq!(zone.free(part, Order::PAGE), Err(FrameError::DoubleFree { frame: part }));
+        assert_eq!(zone.free(run, Order::HUGE), Err(FrameError::DoubleFree { frame: part }));
+        // The freed part is found, before whole regions are.
+        let found: Vec<_> = (0..freed).map(|_| zone.alloc(Order::PAGE).unwrap()).collect();
+        assert!(found.iter().all(|frame| covered(part, freed).contains(&frame.index())));
+        assert_eq!(zone.taken(), 512);
+        zone.free(run, Order::HUGE).unwrap();
+        assert_eq!((zone.taken(), zone.whole_regions()), (0, 4));
+    }
+}
+
+#[test]
+fn a_run_of_many_regions_is_freed_in_other_pieces() {
+    let zone = Zone::new(512 * 8).unwrap();
+    let run = zone.alloc_run(512 * 3 + 100, 512).unwrap();
+    let middle = frame(run.index() + 512);
+    zone.free(middle, Order::HUGE).unwrap();
+    let rest = 512 * 3 + 100;
+    assert_eq!(zone.free_run(run, rest), Err(FrameError::DoubleFree { frame: middle }));
+    assert_eq!(zone.taken(), u64::from(rest - 512), "the refused free changed nothing");
+    zone.free_run(frame(run.index() + 1000), 1).unwrap_err();
+    zone.free_run(frame(run.index() + 1024 + 10), 512).unwrap();
+    zone.free_run(run, 512).unwrap();
+    zone.free_run(frame(run.index() + 1024), 10).unwrap();
+    zone.free_run(frame(run.index() + 1536 + 10), 90).unwrap();
+    assert_eq!((zone.taken(), zone.whole_regions()), (0, 8));
+}
+
+/// The state of the region, the hint of whole ones, and two counters; the same to free it.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn runs_of_2_mib_make_few_read_modify_writes() {
+    use crate::sync::{rmw_count, rmw_reset};
+    let zone = Zone::new(1 << 20).unwrap();
+    let mut local = zone.local();
+    for _ in 0..2 {
+        rmw_reset();
+        let runs: Vec<_> = (0..128).map(|_| local.alloc(Order::HUGE).unwrap()).collect();
+        runs.into_iter().for_each(|run| local.free(run, Order::HUGE).unwrap());
+        assert!(rmw_count() <= 128 * 6, "{} for 128 runs", rmw_count());
+    }
 }

@@ -64,7 +64,7 @@ fn runs_through_an_owner_are_counted_in_time() {
         let (mut local, mut runs) = (zone.local(), Vec::new());
         let most = lag(&zone) + u64::from(order.frames());
         let mut in_use = 0;
-        let check = |local: &Local<&Zone>, in_use: u64| {
+        let check = |local: &ZoneLocal, in_use: u64| {
             let (stats, held) = (zone.stats(), u64::from(local.held()));
             let off = (stats.in_use.abs_diff(in_use), stats.held.abs_diff(held));
             assert!(

@@ -1,6 +1,7 @@
-//! Against a set of frames.
+//! Against a set of frames, and with threads.
 
 use super::*;
+use crate::testing::Random;
 use proptest::prelude::*;
 
 /// The model: which frames are taken.
@@ -71,8 +72,7 @@ proptest! {
         steps in prop::collection::vec((0..3usize, 0..6u8, 0..10u8, any::<u16>()), 300),
     ) {
         let frames = 512 * regions + 77;
-        let mut zone = Zone::with_slots(frames, if reserving { 2 } else { 0 }).unwrap();
-        zone.watermarks = Watermarks::NONE;
+        let zone = Zone::with_slots(frames, if reserving { 2 } else { 0 });
         let mut locals = [zone.local(), zone.local()];
         let mut model = Model::default();
         for (who, verb, o, pick) in steps {
@@ -122,9 +122,9 @@ proptest! {
                 }
                 _ => {}
             }
-            let held: u32 = locals.iter().map(Local::held).sum();
+            let held: u32 = locals.iter().map(ZoneLocal::held).sum();
             let taken = model.taken.len() as u64 + u64::from(held);
-            let exact: u64 = (0..zone.regions()).map(|r| u64::from(zone.map.taken_in(r))).sum();
+            let exact: u64 = (0..zone.0.regions()).map(|r| u64::from(zone.0.map.taken_in(r))).sum();
             prop_assert_eq!((zone.taken(), exact - 435), (taken, taken), "{:?}", (who, verb, o, pick));
         }
         drop(locals);
@@ -132,4 +132,54 @@ proptest! {
         prop_assert_eq!(zone.stats().in_use, model.taken.len() as u64);
         prop_assert_eq!(zone.take_list(usize::from(u16::MAX)).len(), frames as usize - model.taken.len());
     }
+}
+
+/// Each frame carries who owns it; an owner that finds another's mark has been given what was not
+/// free.
+#[test]
+fn stress_no_frame_has_two_owners() {
+    use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+    let zone = Zone::with_watermarks(512 * 64 + 100, Watermarks::NONE).unwrap();
+    let owners: Vec<AtomicU8> = (0..zone.frames()).map(|_| AtomicU8::new(0)).collect();
+    let mark = |first: Frame, order: Order, from: u8, to: u8| {
+        for index in covered(first, order.frames()) {
+            assert_eq!(owners[index as usize].swap(to, Relaxed), from);
+        }
+    };
+    crate::testing::scope(|scope| {
+        for me in 1..=8_u8 {
+            let (zone, mark) = (&zone, &mark);
+            scope.spawn(move || {
+                let mut local = zone.local();
+                let mut mine: Vec<(Frame, Order)> = Vec::new();
+                let mut random = Random::new(me.into());
+                for step in 0..20_000 {
+                    let order = order([0, 0, 0, 0, 0, 0, 1, 3, 6, 7, 8, 9][random.below(12)]);
+                    let shared = me % 2 == 0 && step % 2 == 0;
+                    if random.below(5) < 3 && mine.len() < 400 {
+                        let got = if shared { zone.alloc(order) } else { local.alloc(order) };
+                        if let Ok(frame) = got {
+                            mark(frame, order, 0, me);
+                            mine.push((frame, order));
+                        }
+                    } else if !mine.is_empty() {
+                        let (frame, order) = mine.swap_remove(random.below(mine.len()));
+                        mark(frame, order, me, 0);
+                        let freed =
+                            if shared { zone.free(frame, order) } else { local.free(frame, order) };
+                        freed.unwrap();
+                    }
+                }
+                for (frame, order) in mine {
+                    mark(frame, order, me, 0);
+                    zone.free(frame, order).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!((zone.taken(), zone.stats().in_use), (0, 0));
+    for _ in 0..64 {
+        zone.alloc(Order::HUGE).unwrap();
+    }
+    assert_eq!(zone.take_list(1000).len(), 100);
 }

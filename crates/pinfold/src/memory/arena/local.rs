@@ -4,10 +4,9 @@ use super::error::AllocError;
 use super::handle::ArenaMemory;
 use super::state::{Run, State};
 use crate::memory::buffer::Buffer;
-use pinfold_core::frame::{self, Frame, Order, Zone};
-use pinfold_core::share::{Hold, Shared, Stock};
+use pinfold_core::frame::{Frame, Order, ZoneLocal};
+use pinfold_core::share::{Hold, Stock};
 use std::fmt;
-use std::ops::Deref;
 
 /// The most frames that are moved at once.
 const BATCH: usize = 64;
@@ -33,28 +32,15 @@ const BATCH: usize = 64;
 /// # Ok(()) }
 /// ```
 pub struct ArenaLocal {
-    frames: frame::Local<ZoneOf>,
+    frames: ZoneLocal,
     shares: Stock<State>,
-}
-
-/// A share of the arena, as its zone.
-struct ZoneOf(Shared<State>);
-
-impl Deref for ZoneOf {
-    type Target = Zone;
-    fn deref(&self) -> &Zone {
-        self.0.zone()
-    }
 }
 
 impl ArenaMemory {
     /// Returns an owner's handle, for one thread of control. O(owners), and allocates its cache of
     /// at most 64 KiB.
     pub fn local(&self) -> ArenaLocal {
-        ArenaLocal {
-            frames: frame::Local::new(ZoneOf(self.share().clone())),
-            shares: self.share().stock(),
-        }
+        ArenaLocal { frames: self.state().zone().local(), shares: self.share().stock() }
     }
 }
 

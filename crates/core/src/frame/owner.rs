@@ -1,14 +1,13 @@
-//! [`Local`]: one owner's handle to a zone.
+//! [`ZoneLocal`]: one owner's handle to a zone.
 
 use super::counters::Tally;
-use super::error::FrameError;
-use super::kept::Kept;
-use super::magazine::Magazine;
-use super::map::Part;
+use super::error::{AlreadyFree, FrameError};
+use super::inner::Inner;
+use super::magazine::{Magazine, Scatter};
+use super::map::{Part, parts};
 use super::number::{Frame, Order};
-use super::scatter::Scatter;
 use super::zone::Zone;
-use core::ops::Deref;
+use crate::share::Stock;
 
 /// The most frees between two checks for pressure.
 const CHECK_EVERY: u32 = 256;
@@ -22,21 +21,15 @@ const CHECK_EVERY: u32 = 256;
 /// magazine is full, the highest words return first, since the zone allocates low ones first: free
 /// frames gather at the top and become whole regions. When it has so many words that even full it
 /// would have few frames of each, as after frees in random order, all return, and frees go directly
-/// to the zone until some are close together again or the owner claims frames. A freed run of 2 MiB
-/// is kept whole for the next alloc of one. All frames return on drop, and when the zone is
-/// [under pressure](Zone::under_pressure): an owner detects that within 256 frees, or when its
-/// allocs have used up the frames of one word, by one relaxed load each. An owner that makes no
-/// calls keeps its frames.
-///
-/// `H` is how it refers to the zone: a borrow ([`Zone::local`]) or anything else that dereferences
-/// to it ([`Local::new`]), so that a program can keep it beside what owns the zone.
+/// to the zone until some are close together again or the owner claims frames. All frames return on
+/// drop, and when the zone is [under pressure](super#watermarks): an owner detects that within 256
+/// frees, or when its allocs have used up the frames of one word, by one relaxed load each. An
+/// owner that makes no calls keeps its frames. It keeps the zone alive.
 #[derive(Debug)]
-pub struct Local<H: Deref<Target = Zone>> {
-    pub(super) zone: H,
+pub struct ZoneLocal {
+    pub(super) zone: Stock<Inner>,
     pub(super) magazine: Magazine,
     pub(super) scatter: Scatter,
-    /// Regions that were freed as a whole.
-    pub(super) kept: Kept,
     /// The most frames in the magazine.
     limit: u32,
     /// How many frames an empty magazine claims.
@@ -62,18 +55,14 @@ impl Zone {
     /// magazine: 16 bytes for each 64 frames of the zone, at most 64 KiB.
     ///
     /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128
-    /// MiB); less in zones of up to 16 MiB. Besides, the owner keeps at most 4 runs of 2 MiB that
-    /// it freed, and at most 1/32 of the zone. All of these are unavailable to other owners.
-    pub fn local(&self) -> Local<&Self> {
-        Local::new(self)
+    /// MiB); less in zones of up to 16 MiB. They are unavailable to other owners.
+    pub fn local(&self) -> ZoneLocal {
+        ZoneLocal::new(self.0.stock())
     }
 }
 
-impl<H: Deref<Target = Zone>> Local<H> {
-    /// Creates an owner's handle from any reference to the zone; see [`Zone::local`]. The reference
-    /// must always dereference to the same zone: otherwise frames of different zones are confused,
-    /// and calls may panic.
-    pub fn new(zone: H) -> Self {
+impl ZoneLocal {
+    fn new(zone: Stock<Inner>) -> Self {
         let regions = zone.regions();
         let batch = (regions * 8).min(64);
         // Besides frees, a first claim adds up to `batch - 1` frames. Once the fill has been
@@ -94,7 +83,6 @@ impl<H: Deref<Target = Zone>> Local<H> {
         Self {
             magazine: Magazine::new(ways),
             scatter: Scatter::default(),
-            kept: Kept::new(&zone),
             limit,
             batch,
             fold_at: u64::from(zone.frames() / 256).clamp(64, 4096),
@@ -109,24 +97,14 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Returns the zone.
-    pub fn zone(&self) -> &Zone {
-        &self.zone
-    }
-
-    /// Returns how many frames the owner has cached: in the magazine, and in runs of 2 MiB that it
-    /// keeps. O(1).
+    /// Returns how many frames the owner has cached. O(1).
     pub fn held(&self) -> u32 {
         let counted = self.held_before + self.tally.held();
         u32::try_from(counted).unwrap_or(0)
     }
 
-    fn in_magazine(&self) -> u32 {
-        self.held().saturating_sub(self.kept.frames())
-    }
-
     /// Allocates a run of 2^order frames, aligned to its size; single frames come from the
-    /// magazine, and runs of 2 MiB from those that the owner freed last. O(1) for order 0.
+    /// magazine. O(1) for order 0.
     ///
     /// # Errors
     /// [`FrameError::Exhausted`], as for [`Zone::alloc`]; the magazine has been flushed by then.
@@ -179,7 +157,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     fn maintain(&mut self) {
         let slack = self.slack();
         if self.scatter.is_sparse(self.magazine.words(), self.limit) {
-            self.flush_magazine();
+            self.flush();
         }
         if self.tally.frees >= self.trim_at {
             // Counted from then on: a trim may add the counts to the zone's.
@@ -195,7 +173,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// Trims the magazine if it has room for less than `slack` frames. Returns after how many frees
     /// its fill is checked next.
     fn make_room(&mut self, slack: u32) -> u32 {
-        let (held, checked) = (self.in_magazine(), core::mem::replace(&mut self.checked, true));
+        let (held, checked) = (self.held(), core::mem::replace(&mut self.checked, true));
         if held > self.limit - slack {
             if !checked && held <= self.limit {
                 // The first check comes early where no claim has left anything. Later, an owner
@@ -226,7 +204,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
     /// first, so high regions can become whole.
     fn trim(&mut self, keep: u32) {
         self.magazine.settle();
-        let mut held = self.in_magazine();
+        let mut held = self.held();
         let mut end = usize::MAX - 1;
         while let Some(index) = self.magazine.last_full(end).filter(|_| held > keep) {
             held = held.saturating_sub(self.magazine.peek(index).len());
@@ -235,15 +213,8 @@ impl<H: Deref<Target = Zone>> Local<H> {
         }
     }
 
-    /// Releases all cached frames. Returns whether there were any.
+    /// Releases all cached frames, and forgets their words. Returns whether there were any frames.
     pub(super) fn flush(&mut self) -> bool {
-        let any = self.release_kept();
-        self.flush_magazine() || any
-    }
-
-    /// Releases all frames of the magazine, and forgets its words. Returns whether there were any
-    /// frames.
-    pub(super) fn flush_magazine(&mut self) -> bool {
         let (mut from, mut any) = (0, false);
         while let Some(index) = self.magazine.next_way(from) {
             any |= self.magazine.peek(index).mask != 0;
@@ -261,11 +232,7 @@ impl<H: Deref<Target = Zone>> Local<H> {
             self.fold_if_due();
             return frame;
         }
-        self.release_kept_under_pressure();
         let mut part = self.claim(self.batch_for(1));
-        if part.mask == 0 && self.break_kept() {
-            part = self.held_part();
-        }
         let frame = part.pop().ok_or_else(|| self.zone.exhausted(Order::PAGE))?;
         self.restore(part);
         Ok(frame)
@@ -350,7 +317,148 @@ impl<H: Deref<Target = Zone>> Local<H> {
     }
 }
 
-impl<H: Deref<Target = Zone>> Drop for Local<H> {
+/// Freed frames on their way into the magazine, or past it.
+impl ZoneLocal {
+    /// Puts freed frames of one word into the magazine; `frames` is how many.
+    #[inline(always)]
+    pub(super) fn cache(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
+        let current = self.magazine.current();
+        if part.word == current.word && current.mask != 0 {
+            let already = self.zone.map.free_of(part) | (current.mask & part.mask);
+            if already == 0 {
+                self.magazine.add_current(part.mask);
+                return Ok(());
+            }
+        }
+        self.cache_elsewhere(part, frames)
+    }
+
+    /// As `cache`, for any word. First what frees in random order need.
+    #[inline(never)]
+    fn cache_elsewhere(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
+        if self.scatter.bypasses() {
+            return self.bypass(part, frames);
+        }
+        let free = self.zone.map.free_of(part);
+        if self.magazine.add_elsewhere(part, free) { Ok(()) } else { self.cache_rest(part, frames) }
+    }
+
+    /// As `cache`, for what is left.
+    #[inline(never)]
+    fn cache_rest(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
+        let Some(held) = self.magazine.held_of(part.word) else {
+            return self.cache_new(part, frames);
+        };
+        if self.is_free(part, held) {
+            return Err(self.already_free(part, held));
+        }
+        self.magazine.add(part);
+        Ok(())
+    }
+
+    /// Whether one of these frames is free: in the map, or among those `held` of its word in the
+    /// magazine.
+    #[inline(always)]
+    fn is_free(&self, part: Part, held: u64) -> bool {
+        self.zone.free_of(part) | (held & part.mask) != 0
+    }
+
+    /// Returns the first of these frames that is free.
+    #[cold]
+    fn already_free(&self, part: Part, held: u64) -> AlreadyFree {
+        let mask = self.zone.map.free_of(part) | (held & part.mask);
+        AlreadyFree(Part { mask, ..part }.first())
+    }
+
+    /// As `cache`, where the word has no way.
+    #[inline(never)]
+    fn cache_new(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
+        if self.is_free(part, 0) {
+            return Err(self.already_free(part, 0));
+        }
+        if self.zone.under_pressure() {
+            self.flush();
+            self.zone.release(part)?;
+            self.tally.claimed -= i64::from(frames);
+            // Folded at once, so that the zone detects its recovery.
+            self.fold();
+            return Ok(());
+        }
+        let evicted = self.magazine.peek(self.magazine.index_of(part.word)).mask;
+        self.restore(part);
+        if evicted != 0 && self.scatter.note_evicted(evicted.count_ones()) {
+            self.flush();
+        }
+        Ok(())
+    }
+
+    /// Frees frames in the map, while the magazine is empty.
+    #[inline(never)]
+    fn bypass(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
+        debug_assert!(self.magazine.is_blank(), "frees bypass a magazine with frames");
+        if frames != 1 || self.zone.under_pressure() {
+            return self.bypass_many(part, frames);
+        }
+        let free = self.zone.release_bits(part)?;
+        self.tally.claimed -= 1;
+        self.scatter.note_bypassed(part.word, self.tally.frees);
+        self.zone.note_released_at_random(part, free);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn bypass_many(&mut self, part: Part, frames: u32) -> Result<(), AlreadyFree> {
+        if self.scatter.is_dense(frames) || self.zone.under_pressure() {
+            return self.cache_new(part, frames);
+        }
+        self.zone.release(part)?;
+        self.tally.claimed -= i64::from(frames);
+        Ok(())
+    }
+}
+
+/// Runs, which go past the magazine.
+impl ZoneLocal {
+    pub(super) fn alloc_run_of(&mut self, order: Order) -> Result<Frame, FrameError> {
+        self.fold_if_due();
+        let near = match order.get() {
+            1..=6 => self.region.and_then(|region| self.zone.claim_order_in(region, order.get())),
+            _ => None,
+        };
+        let found = match near {
+            Some(part) => Ok(part.first()),
+            None => self.zone.alloc_uncounted(order).or_else(|error| {
+                if self.flush() { self.zone.alloc_uncounted(order) } else { Err(error) }
+            }),
+        };
+        if found.is_ok() {
+            self.tally.claimed += i64::from(order.frames());
+        }
+        found
+    }
+
+    pub(super) fn free_run_of(&mut self, frame: Frame, order: Order) -> Result<(), FrameError> {
+        self.refuse_held(frame, order.frames())?;
+        self.zone.free_run_of(frame, order)?;
+        self.tally.claimed -= i64::from(order.frames());
+        self.count_frees(order.frames().into());
+        Ok(())
+    }
+
+    /// Refuses a run that has a frame in the magazine.
+    fn refuse_held(&self, first: Frame, run: u32) -> Result<(), FrameError> {
+        self.zone.check(first, run)?;
+        for part in parts(first.index(), run) {
+            let mask = self.magazine.held_of(part.word).unwrap_or(0) & part.mask;
+            if mask != 0 {
+                return Err(FrameError::DoubleFree { frame: Part { mask, ..part }.first() });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ZoneLocal {
     fn drop(&mut self) {
         self.flush();
         self.zone.fold(self.tally);

@@ -80,18 +80,18 @@ fn an_owner_respects_the_watermarks_and_frees_under_pressure() {
 /// and frees its frames.
 #[test]
 fn an_owner_that_uses_only_its_magazine_frees_it_under_pressure() {
-    let frees = |hoarder: &mut Local<&Zone>| {
+    let frees = |hoarder: &mut ZoneLocal| {
         for _ in 0..300 {
             let frame = hoarder.alloc(Order::PAGE).unwrap();
             hoarder.free(frame, Order::PAGE).unwrap();
         }
     };
-    let allocs = |hoarder: &mut Local<&Zone>| {
+    let allocs = |hoarder: &mut ZoneLocal| {
         for _ in 0..65 {
             hoarder.alloc(Order::PAGE).unwrap();
         }
     };
-    type Works<'a> = &'a dyn Fn(&mut Local<&Zone>);
+    type Works<'a> = &'a dyn Fn(&mut ZoneLocal);
     for (works, frames) in [(&frees as Works<'_>, 1 << 18), (&allocs, 1 << 18), (&frees, 512 * 20)]
     {
         let zone = zone_with(frames, 200, 300, 400);
