@@ -56,7 +56,6 @@
 mod arrays;
 mod bulk;
 mod counters;
-mod error;
 mod inner;
 mod limits;
 mod magazine;
@@ -76,8 +75,7 @@ mod tests;
 
 pub use bulk::FrameList;
 pub use counters::FrameStats;
-pub use error::FrameError;
 pub use number::{Frame, Order};
 pub use owner::ZoneLocal;
 pub use watermarks::{Urgency, Watermarks};
-pub use zone::Zone;
+pub use zone::{FrameError, Zone};

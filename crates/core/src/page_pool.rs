@@ -8,9 +8,9 @@
 //! ```
 //! use pinfold_core::page_pool::{Config, Page, PagePool, RevocableSource};
 //!
-//! fn receive<S: RevocableSource>(source: S) -> Result<(), Box<dyn core::error::Error>> {
+//! fn receive(source: impl RevocableSource + 'static) -> Result<(), Box<dyn core::error::Error>> {
 //!     let mut pool = PagePool::new(source, "rx", Config::default())?;
-//!     let mut ring: [Option<Page<S>>; 64] = [const { None }; 64];
+//!     let mut ring: [Option<Page>; 64] = [const { None }; 64];
 //!     let full = pool.fill(&mut ring); // the device's descriptors get `page.iova()`
 //!     for page in ring.iter_mut().take(full).filter_map(Option::take) {
 //!         pool.recycle(page); // on the consumer's thread; elsewhere a drop returns it
@@ -66,21 +66,14 @@
 
 mod config;
 mod consumer;
-mod destroy;
 mod error;
 mod fragment;
 mod inner;
-mod magazine;
-mod open_page;
 mod page;
-mod pool_ref;
-mod raw;
 mod records;
-mod recycle;
 mod refill;
 mod remote;
 mod ring;
-mod source;
 mod stats;
 mod teardown;
 
@@ -91,13 +84,11 @@ mod loom_models;
 #[cfg(not(loom))]
 mod tests;
 
-pub use config::{Config, Tag};
+pub use config::{Config, RevocableSource, SyncOps, Tag};
 pub use consumer::PagePool;
-pub use destroy::Destroyed;
 pub use error::{AllocError, BulkFreeError, CreateError, FreeError, RevokeError, TooManyTags};
 pub use fragment::Fragment;
-pub use page::Page;
-pub use raw::RawPage;
+pub use page::{Page, RawPage};
 pub use remote::Remote;
-pub use source::{RevocableSource, SyncOps};
-pub use stats::{Counts, Holder, PoolStats};
+pub use stats::{Counts, Holder, PagePoolStats};
+pub use teardown::Destroyed;

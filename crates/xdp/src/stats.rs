@@ -8,7 +8,7 @@
 //! # Ok(()) }
 //! ```
 
-use pinfold::page_pool::{Counts, Holder, PoolStats};
+use pinfold::page_pool::{Counts, Holder, PagePoolStats};
 use pinfold::xdp::SocketStats;
 use std::fmt;
 
@@ -35,7 +35,7 @@ pub struct SocketReport {
     /// Chunks that the kernel has to receive into, and packets that it is sending.
     pub in_kernel: u64,
     /// The pages of the pool.
-    pub pool: PoolStats,
+    pub pool: PagePoolStats,
     /// The counters of the pool.
     pub counts: Counts,
     /// Who holds pages, by the names that were given

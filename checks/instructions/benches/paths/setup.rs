@@ -101,12 +101,12 @@ pub fn frames() -> &'static mut Frames {
     forever(frames)
 }
 
-pub type Pages = PagePool<&'static Arena>;
+pub type Pages = PagePool;
 
 pub fn pages() -> &'static mut Pages {
     let arena: &Arena = forever(arena(&domain(), MappingPolicy::PerUse));
     let pool =
-        forever(PagePool::new(arena, "counted", Config::default()).expect("a valid configuration"));
+        forever(PagePool::new(arena.clone(), "counted", Config::default()).expect("a valid configuration"));
     let mut slots = vec![None; 512];
     assert_eq!(pool.fill_raw(&mut slots), slots.len());
     slots.drain(..).flatten().for_each(|page| pool.free_raw(page).expect("the page is allocated"));

@@ -87,7 +87,7 @@ fn timed(
 
 /// Fills the empty slots from a list, which one call allocates.
 #[inline(always)]
-fn fill_from_list(local: &mut pinfold_core::frame::Local<&Zone>, slots: &mut [Option<Frame>]) {
+fn fill_from_list(local: &mut pinfold_core::frame::ZoneLocal, slots: &mut [Option<Frame>]) {
     let holes = slots.iter().filter(|slot| slot.is_none()).count();
     let mut list = local.take_list(holes);
     slots.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = list.next());

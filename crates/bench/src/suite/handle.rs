@@ -11,7 +11,7 @@ use crate::baseline::{BaselineError, Blocks};
 use crate::error::BenchError;
 use crate::harness::{Cost, Counts, Samples};
 use pinfold_core::dma_pool::{Block, Local, RawBlock};
-use pinfold_core::frame::{self, Frame, Order, Zone};
+use pinfold_core::frame::{self, Frame, Order};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
@@ -245,9 +245,9 @@ impl<const N: usize> Handle for MiMalloc<N> {
 }
 
 /// The frames of a zone, from its `Local`.
-pub(super) struct Frames<'z>(pub(super) frame::Local<&'z Zone>);
+pub(super) struct Frames(pub(super) frame::ZoneLocal);
 
-impl Handle for Frames<'_> {
+impl Handle for Frames {
     type Object = Frame;
     #[inline(always)]
     fn alloc(&mut self) -> Result<Frame, BenchError> {

@@ -43,10 +43,10 @@ const RING: u32 = 1024;
 /// How many pages of a new pool are allocated.
 const FRESH: usize = 4096;
 
-type Pool<'a> = PagePool<&'a Arena>;
+type Pool = PagePool;
 
-fn pool(arena: &Arena, ring: u32) -> Result<Pool<'_>, BenchError> {
-    Ok(PagePool::new(arena, "bench", Config { ring, ..Config::default() })?)
+fn pool(arena: &Arena, ring: u32) -> Result<Pool, BenchError> {
+    Ok(PagePool::new(arena.clone(), "bench", Config { ring, ..Config::default() })?)
 }
 
 /// Measures the suite.
@@ -70,7 +70,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     Ok(records)
 }
 
-impl Object for Page<&Arena> {
+impl Object for Page {
     #[inline(always)]
     fn address(&self) -> u64 {
         self.iova().raw()
@@ -78,18 +78,18 @@ impl Object for Page<&Arena> {
 }
 
 /// Pages of a pool, recycled by the consumer.
-struct Recycled<'a>(Pool<'a>);
+struct Recycled(Pool);
 
-impl<'a> Handle for Recycled<'a> {
-    type Object = Page<&'a Arena>;
+impl Handle for Recycled {
+    type Object = Page;
     #[inline(always)]
-    fn alloc(&mut self) -> Result<Page<&'a Arena>, BenchError> {
+    fn alloc(&mut self) -> Result<Page, BenchError> {
         let page = self.0.alloc()?;
         page.memory().write_u64(0, page.address())?;
         Ok(page)
     }
     #[inline(always)]
-    fn free(&mut self, page: Page<&'a Arena>) -> Result<(), BenchError> {
+    fn free(&mut self, page: Page) -> Result<(), BenchError> {
         self.0.recycle(page);
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! [`Inner`], the state that the handles of a zone share: allocating and freeing in the map.
 
 use super::counters::{Counters, Tally};
-use super::error::{AlreadyFree, FrameError};
 use super::limits::Limits;
-use super::map::{Claimed, Map, Part, REGION, WORDS, parts};
+use super::map::{AlreadyFree, Claimed, Map, Part, REGION, WORDS, parts};
 use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
 use super::regions::{Hints, Slots, total_order};
 use super::watermarks::Watermarks;
+use super::zone::FrameError;
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 
 /// How many partly free regions are tried for a run before a whole one is split.

@@ -1,8 +1,8 @@
 //! [`Map`]: who owns a frame: a bit per frame, and a state per region of 2 MiB.
 
-use super::error::AlreadyFree;
 use super::number::Frame;
 use super::regions::total_order;
+use super::zone::FrameError;
 use crate::sync::{AtomicU8, AtomicU64, Ordering, relax};
 use alloc::boxed::Box;
 
@@ -10,6 +10,18 @@ use alloc::boxed::Box;
 pub(super) const REGION: u32 = 512;
 /// The words of a region's map.
 pub(super) const WORDS: u32 = REGION / 64;
+
+/// The frame of a free that is already free. Small enough to be returned in a register, as
+/// [`FrameError`] is not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AlreadyFree(pub(super) Frame);
+
+impl From<AlreadyFree> for FrameError {
+    #[cold]
+    fn from(AlreadyFree(frame): AlreadyFree) -> Self {
+        Self::DoubleFree { frame }
+    }
+}
 
 /// Some frames of one word of the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

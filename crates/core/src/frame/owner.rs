@@ -1,11 +1,11 @@
 //! [`ZoneLocal`]: one owner's handle to a zone.
 
 use super::counters::Tally;
-use super::error::{AlreadyFree, FrameError};
 use super::inner::Inner;
 use super::magazine::{Magazine, Scatter};
-use super::map::{Part, parts};
+use super::map::{AlreadyFree, Part, parts};
 use super::number::{Frame, Order};
+use super::zone::FrameError;
 use super::zone::Zone;
 use crate::share::Stock;
 

@@ -1,20 +1,14 @@
-//! [`PagePool`], the consumer's handle: allocates from its magazine, refills it, and recycles into
-//! it.
+//! [`PagePool`], the consumer's handle: allocates from its magazine and recycles into it.
 
-use super::config::{Config, Tag};
+use super::config::{Config, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
-use super::inner::Inner;
-use super::magazine::{BULK, Magazine};
-use super::open_page::OpenPage;
-use super::page::Page;
-use super::pool_ref::PoolRef;
-use super::raw::RawPage;
-use super::recycle::recycle_remotely;
-use super::remote::Remote;
+use super::fragment::OpenPage;
+use super::inner::{Inner, PoolRef};
+use super::page::{Page, RawPage};
+use super::refill::{BULK, Magazine};
+use super::remote::{Remote, recycle_remotely};
 use super::ring::Entry;
-use super::source::SyncOps;
-use super::stats::{Counts, Holder, PoolStats};
-use crate::dma_pool::ChunkSource;
+use super::stats::{Counts, Holder, PagePoolStats};
 use crate::mem::DmaMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -24,8 +18,8 @@ use core::fmt;
 /// [module](super).
 ///
 /// Dropping it is [`close`](Self::close).
-pub struct PagePool<S: ChunkSource> {
-    pub(super) shared: PoolRef<S>,
+pub struct PagePool {
+    pub(super) shared: PoolRef,
     pub(super) magazine: Magazine,
     pub(super) counts: Counts,
     /// The frames of the newest chunk that were never allocated: the first one, and the end.
@@ -42,13 +36,17 @@ pub struct PagePool<S: ChunkSource> {
     pub(super) closed: bool,
 }
 
-impl<S: ChunkSource> PagePool<S> {
+impl PagePool {
     /// Creates a pool for devices that are coherent with the processor. Acquires no chunk yet.
     ///
     /// # Errors
     /// [`CreateError`], which names the value and its limit.
-    pub fn new(source: S, name: &str, config: Config) -> Result<Self, CreateError> {
-        Self::make(source, name, config, None)
+    pub fn new(
+        source: impl RevocableSource + 'static,
+        name: &str,
+        config: Config,
+    ) -> Result<Self, CreateError> {
+        Self::make(Box::new(source), name, config, None)
     }
 
     /// Creates a pool for devices that are not coherent: `sync` is called with the bytes that
@@ -57,16 +55,16 @@ impl<S: ChunkSource> PagePool<S> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_sync(
-        source: S,
+        source: impl RevocableSource + 'static,
         name: &str,
         config: Config,
         sync: Box<dyn SyncOps>,
     ) -> Result<Self, CreateError> {
-        Self::make(source, name, config, Some(sync))
+        Self::make(Box::new(source), name, config, Some(sync))
     }
 
     fn make(
-        source: S,
+        source: Box<dyn RevocableSource>,
         name: &str,
         config: Config,
         sync: Option<Box<dyn SyncOps>>,
@@ -93,11 +91,6 @@ impl<S: ChunkSource> PagePool<S> {
         self.shared.name()
     }
 
-    /// Returns the source of the pool's chunks.
-    pub fn source(&self) -> &S {
-        self.shared.source()
-    }
-
     /// Returns the size of a page in bytes.
     pub fn page_bytes(&self) -> usize {
         self.shared.page_bytes
@@ -105,7 +98,7 @@ impl<S: ChunkSource> PagePool<S> {
 
     /// Returns a handle by which other threads free raw pages, or many pages at a time. Dropping a
     /// [`Page`] needs none.
-    pub fn remote(&self) -> Remote<S> {
+    pub fn remote(&self) -> Remote {
         Remote::new(self.shared.clone())
     }
 
@@ -114,7 +107,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// # Errors
     /// [`AllocError`] if no page is free and the source has no chunk.
     #[inline]
-    pub fn alloc(&mut self) -> Result<Page<S>, AllocError> {
+    pub fn alloc(&mut self) -> Result<Page, AllocError> {
         self.alloc_for(Tag::NONE)
     }
 
@@ -123,7 +116,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     #[inline]
-    pub fn alloc_for(&mut self, tag: Tag) -> Result<Page<S>, AllocError> {
+    pub fn alloc_for(&mut self, tag: Tag) -> Result<Page, AllocError> {
         let frame = self.take_owned(tag)?;
         Ok(Page { shared: self.shared.as_ptr(), frame, written: self.written })
     }
@@ -131,13 +124,13 @@ impl<S: ChunkSource> PagePool<S> {
     /// Fills the empty slots in order, until pages run out; returns how many slots are full
     /// afterwards. O(slots), except for the source.
     #[inline]
-    pub fn fill(&mut self, slots: &mut [Option<Page<S>>]) -> usize {
+    pub fn fill(&mut self, slots: &mut [Option<Page>]) -> usize {
         self.fill_for(slots, Tag::NONE)
     }
 
     /// Fills the empty slots with pages for a named holder, as [`fill`](Self::fill).
     #[inline]
-    pub fn fill_for(&mut self, slots: &mut [Option<Page<S>>], tag: Tag) -> usize {
+    pub fn fill_for(&mut self, slots: &mut [Option<Page>], tag: Tag) -> usize {
         // By its frame: a page that has passed through a `Result` is written in parts and read back
         // whole, which a processor cannot do before the parts have left its store buffer.
         let (shared, written) = (self.shared.as_ptr(), self.written);
@@ -174,25 +167,12 @@ impl<S: ChunkSource> PagePool<S> {
 
     /// Returns a page to the magazine; a page of another pool is returned to that pool.
     #[inline(always)]
-    pub fn recycle(&mut self, page: Page<S>) {
-        self.take_back::<true>(page);
-    }
-
-    /// Frees a page, and counts neither that nor its allocation. Only to measure the cost of the
-    /// counters.
-    #[cfg(any(test, feature = "bench-internals"))]
-    #[inline(always)]
-    pub fn recycle_uncounted(&mut self, page: Page<S>) {
-        self.take_back::<false>(page);
-    }
-
-    #[inline(always)]
-    fn take_back<const COUNT: bool>(&mut self, page: Page<S>) {
+    pub fn recycle(&mut self, page: Page) {
         if page.shared != self.shared.as_ptr() {
             return drop(page);
         }
         let frame = page.into_entry().frame();
-        self.put_owned::<COUNT>(frame);
+        self.put_owned(frame);
     }
 
     /// Returns a raw page to the magazine.
@@ -204,11 +184,11 @@ impl<S: ChunkSource> PagePool<S> {
     #[inline(always)]
     pub fn free_raw(&mut self, page: RawPage) -> Result<(), FreeError> {
         let (frame, record) = self.shared.find(page)?;
-        Inner::<S>::check_raw(record, page)?;
+        Inner::check_raw(record, page)?;
         // First: if it panics, the page stays allocated.
         self.shared.sync_for_device(frame, self.written as usize);
         record.set_free();
-        self.put::<true>(frame);
+        self.put(frame);
         Ok(())
     }
 
@@ -218,7 +198,7 @@ impl<S: ChunkSource> PagePool<S> {
     /// [`FreeError`] if it is not an allocated raw page of this pool.
     pub fn memory(&self, page: RawPage) -> Result<DmaMemory<'_>, FreeError> {
         let (frame, record) = self.shared.find(page)?;
-        Inner::<S>::check_raw(record, page)?;
+        Inner::check_raw(record, page)?;
         Ok(self.shared.memory_of(frame))
     }
 
@@ -247,12 +227,12 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     /// Returns where the pool's pages are. O(chunks).
-    pub fn stats(&self) -> PoolStats {
+    pub fn stats(&self) -> PagePoolStats {
         let (chunks, bytes) = self.shared.extent();
         let (in_magazine, in_ring) = (self.magazine.len() as u64, self.shared.ring.len());
         let below = self.fresh_pages() + self.shared.spilled();
         let in_use = self.pages.saturating_sub(in_magazine + in_ring + below);
-        PoolStats {
+        PagePoolStats {
             in_use,
             pages: self.pages,
             in_magazine,
@@ -276,11 +256,11 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     #[inline(always)]
-    pub(super) fn put_owned<const COUNT: bool>(&mut self, frame: u32) {
+    pub(super) fn put_owned(&mut self, frame: u32) {
         if let Some(record) = self.shared.directory.record(frame) {
             record.set_free();
         }
-        self.put::<COUNT>(frame);
+        self.put(frame);
     }
 
     #[inline(always)]
@@ -292,14 +272,14 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     #[inline(always)]
-    fn put<const COUNT: bool>(&mut self, frame: u32) {
-        if self.magazine.put::<COUNT>(frame).is_err() {
-            self.put_slow::<COUNT>(frame);
+    fn put(&mut self, frame: u32) {
+        if self.magazine.put(frame).is_err() {
+            self.put_slow(frame);
         }
     }
 
     #[cold]
-    fn put_slow<const COUNT: bool>(&mut self, frame: u32) {
+    fn put_slow(&mut self, frame: u32) {
         self.counts.cache_full += 1;
         let mut half = [Entry::default(); BULK];
         for (entry, &frame) in half.iter_mut().zip(self.magazine.take_half_uncounted()) {
@@ -309,7 +289,7 @@ impl<S: ChunkSource> PagePool<S> {
         // `shared` keeps the pool alive.
         unsafe { recycle_remotely(self.shared.as_ptr(), &half) };
         // There is room now.
-        let _ = self.magazine.put::<COUNT>(frame);
+        let _ = self.magazine.put(frame);
     }
 }
 
@@ -330,7 +310,7 @@ fn fill<T>(slots: &mut [Option<T>], mut one: impl FnMut() -> Option<T>) -> usize
     full + rest.filter(|slot| slot.is_some()).count()
 }
 
-impl<S: ChunkSource> fmt::Debug for PagePool<S> {
+impl fmt::Debug for PagePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PagePool")
             .field("name", &self.name())

@@ -9,10 +9,8 @@ use super::config::Tag;
 use super::consumer::PagePool;
 use super::error::AllocError;
 use super::inner::Inner;
-use super::open_page::OpenPage;
-use super::recycle::Returning;
+use super::remote::Returning;
 use crate::addr::Iova;
-use crate::dma_pool::ChunkSource;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU32, Ordering};
 use core::fmt;
@@ -32,13 +30,23 @@ fn is_last(count: &AtomicU32, shares: u32) -> bool {
     count.load(Ordering::Acquire) == shares || count.fetch_sub(shares, Ordering::AcqRel) == shares
 }
 
+/// The page that fragments are cut from.
+#[derive(Clone, Copy)]
+pub(super) struct OpenPage {
+    pub(super) frame: u32,
+    /// The offset of the next fragment in bytes.
+    pub(super) at: usize,
+    /// How many fragments were cut.
+    pub(super) cut: u32,
+}
+
 /// A part of a page. The page is recycled when its last fragment is dropped, on any thread, unless
 /// more fragments may still be cut from it: it stays open for them until one does not fit or the
 /// pool runs out of pages.
-pub struct Fragment<S: ChunkSource> {
+pub struct Fragment {
     /// Alive while the page is in use, and it is in use while a fragment of it exists (see
     /// `inner`).
-    shared: NonNull<Inner<S>>,
+    shared: NonNull<Inner>,
     frame: u32,
     offset: u32,
     len: u32,
@@ -47,13 +55,13 @@ pub struct Fragment<S: ChunkSource> {
 }
 
 // SAFETY: it is the only owner of its bytes, and the pool's shared state is `Send` and `Sync`.
-unsafe impl<S: ChunkSource> Send for Fragment<S> {}
+unsafe impl Send for Fragment {}
 // SAFETY: through a shared reference its memory is accessed by atomics only.
-unsafe impl<S: ChunkSource> Sync for Fragment<S> {}
+unsafe impl Sync for Fragment {}
 
-impl<S: ChunkSource> Fragment<S> {
+impl Fragment {
     #[inline(always)]
-    fn shared(&self) -> &Inner<S> {
+    fn shared(&self) -> &Inner {
         // SAFETY: alive while the page is in use, and this fragment is a share of it.
         unsafe { self.shared.as_ref() }
     }
@@ -100,9 +108,9 @@ impl<S: ChunkSource> Fragment<S> {
 
 /// The share of a fragment that ends. Dropping it releases it, and the page with the last one: also
 /// if a sync panics.
-struct Share<S: ChunkSource>(NonNull<Inner<S>>, u32);
+struct Share(NonNull<Inner>, u32);
 
-impl<S: ChunkSource> Share<S> {
+impl Share {
     /// Releases the share. Returns whether it was the last, so that the page must be freed.
     #[inline]
     fn release(self) -> bool {
@@ -117,7 +125,7 @@ impl<S: ChunkSource> Share<S> {
     }
 }
 
-impl<S: ChunkSource> Drop for Share<S> {
+impl Drop for Share {
     fn drop(&mut self) {
         if self.is_last() {
             // SAFETY: the page was allocated as owned by its fragments, and this was the last of
@@ -127,20 +135,20 @@ impl<S: ChunkSource> Drop for Share<S> {
     }
 }
 
-impl<S: ChunkSource> Drop for Fragment<S> {
+impl Drop for Fragment {
     fn drop(&mut self) {
         let _share = Share(self.shared, self.frame);
         self.sync_for_device();
     }
 }
 
-impl<S: ChunkSource> fmt::Debug for Fragment<S> {
+impl fmt::Debug for Fragment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fragment").field("iova", &self.iova()).field("len", &self.len).finish()
     }
 }
 
-impl<S: ChunkSource> PagePool<S> {
+impl PagePool {
     /// Allocates `len` bytes of a page that is shared with other fragments, at a multiple of 64.
     /// O(1), except for the source.
     ///
@@ -150,7 +158,7 @@ impl<S: ChunkSource> PagePool<S> {
     ///
     /// # Errors
     /// [`AllocError::Fragment`] if it fits in no page; otherwise as [`alloc`](Self::alloc).
-    pub fn alloc_fragment(&mut self, len: usize) -> Result<Fragment<S>, AllocError> {
+    pub fn alloc_fragment(&mut self, len: usize) -> Result<Fragment, AllocError> {
         let config = self.shared.config;
         let first = config.offset.next_multiple_of(ALIGN);
         let end = config.offset + config.max_len;
@@ -179,7 +187,7 @@ impl<S: ChunkSource> PagePool<S> {
     }
 
     /// Frees a fragment; if it is the last of its page, the page goes to the magazine.
-    pub fn recycle_fragment(&mut self, fragment: Fragment<S>) {
+    pub fn recycle_fragment(&mut self, fragment: Fragment) {
         if fragment.shared != self.shared.as_ptr() {
             return drop(fragment);
         }
@@ -187,7 +195,7 @@ impl<S: ChunkSource> PagePool<S> {
         let share = Share(fragment.shared, fragment.frame);
         fragment.sync_for_device();
         if share.release() {
-            self.put_owned::<true>(fragment.frame);
+            self.put_owned(fragment.frame);
         }
     }
 
@@ -211,7 +219,7 @@ impl<S: ChunkSource> PagePool<S> {
         let Some(open) = self.open.take() else { return };
         let last = |count: &AtomicU32| is_last(count, BIAS - open.cut);
         if self.shared.directory.record(open.frame).is_some_and(|record| last(record.shares())) {
-            self.put_owned::<true>(open.frame);
+            self.put_owned(open.frame);
         }
     }
 }

@@ -9,12 +9,11 @@
 //! Before that, the last access of a freeing thread to the pool is its store into the ring, and the
 //! thread that takes the pool down waits for that store.
 
-use super::config::{Config, Tag};
+use super::config::{Config, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
-use super::raw::RawPage;
+use super::page::RawPage;
 use super::records::{Directory, PageRecord, State};
 use super::ring::{Entry, FRAME_BITS, Ring};
-use super::source::SyncOps;
 use super::stats::{Counts, Holder};
 use crate::addr::Iova;
 use crate::dma_pool::{ChunkSource, span_memory};
@@ -26,6 +25,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::ptr::NonNull;
 
 /// The largest span in bytes: its frame numbers have [`FRAME_BITS`] bits.
 const MAX_SPAN: u64 = Frame::BYTES << FRAME_BITS;
@@ -33,9 +33,6 @@ const MAX_RING: u32 = 1 << 20;
 const MAX_TAGS: usize = (1 << 24) - 1;
 /// More than the number of pages; adding as many handles does not overflow 64 bits.
 pub(super) const BIAS: u64 = 1 << 40;
-
-/// Releases a hidden chunk. Set when the pool is destroyed.
-pub(super) type ReleaseHidden<S> = unsafe fn(&S, Frame, Order);
 
 /// What happens to a chunk when its last page has been returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,15 +56,13 @@ pub(super) struct Chunk {
     pub(super) on_empty: OnEmpty,
 }
 
-pub(super) struct Chunks<S> {
+pub(super) struct Chunks {
     /// In ascending order of their frames.
     pub(super) list: Vec<Chunk>,
     /// Pages freed by their owners after the ring was closed and before the bias was replaced.
     pub(super) late_owned: u64,
     /// Pages returned after the ring was closed.
     pub(super) late: u64,
-    /// Set when the pool is destroyed; no chunk is added after that.
-    pub(super) release_hidden: Option<ReleaseHidden<S>>,
 }
 
 /// Pages that met a full ring. Capacity for every page is reserved when the pool grows, so a free
@@ -80,7 +75,7 @@ pub(super) struct Spill {
 }
 
 /// A pool's shared state. No lock is taken while another is held.
-pub(super) struct Inner<S: ChunkSource> {
+pub(super) struct Inner {
     /// References; see the [module](self).
     pub(super) refs: AtomicU64,
     /// The source's whole span, of which only pages of acquired chunks are accessed.
@@ -94,17 +89,17 @@ pub(super) struct Inner<S: ChunkSource> {
     pub(super) ring: Ring,
     pub(super) spill: Mutex<Spill>,
     pub(super) ring_full: AtomicU64,
-    pub(super) chunks: Mutex<Chunks<S>>,
+    pub(super) chunks: Mutex<Chunks>,
     /// Which pool this is: unique within the process.
     number: u64,
     tags: Mutex<Vec<String>>,
     name: String,
-    pub(super) source: S,
+    pub(super) source: Box<dyn RevocableSource>,
 }
 
-impl<S: ChunkSource> Inner<S> {
+impl Inner {
     pub(super) fn new(
-        source: S,
+        source: Box<dyn RevocableSource>,
         name: &str,
         config: Config,
         sync: Option<Box<dyn SyncOps>>,
@@ -125,12 +120,7 @@ impl<S: ChunkSource> Inner<S> {
             config,
             spill: Mutex::new(Spill { entries: Vec::new(), discarded: 0, closed: false }),
             ring_full: AtomicU64::new(0),
-            chunks: Mutex::new(Chunks {
-                list: Vec::new(),
-                late_owned: 0,
-                late: 0,
-                release_hidden: None,
-            }),
+            chunks: Mutex::new(Chunks { list: Vec::new(), late_owned: 0, late: 0 }),
             number: unique_number(),
             tags: Mutex::new(Vec::new()),
             name: name.into(),
@@ -140,10 +130,6 @@ impl<S: ChunkSource> Inner<S> {
 
     pub(super) fn name(&self) -> &str {
         &self.name
-    }
-
-    pub(super) fn source(&self) -> &S {
-        &self.source
     }
 
     // Addresses of pages.
@@ -418,4 +404,59 @@ fn checked(config: Config) -> Result<(Config, usize), CreateError> {
         return Err(CreateError::Range { offset, max_len, page_bytes });
     }
     Ok((Config { max_len, ..config }, page_bytes))
+}
+
+/// A counted reference to the shared state. The last one frees it.
+pub(super) struct PoolRef(NonNull<Inner>);
+
+// SAFETY: a counted, shared reference to `Inner`, all of whose fields are `Send` and `Sync`:
+// atomics, locks, the source and a `SyncOps`.
+unsafe impl Send for PoolRef {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for PoolRef {}
+
+impl PoolRef {
+    /// Creates the first reference.
+    pub(super) fn first(shared: Inner) -> Self {
+        shared.refs.fetch_add(1, Ordering::Relaxed);
+        Self(NonNull::from(Box::leak(Box::new(shared))))
+    }
+
+    #[inline(always)]
+    pub(super) fn as_ptr(&self) -> NonNull<Inner> {
+        self.0
+    }
+
+    /// Takes over a reference that has already been counted.
+    ///
+    /// # Safety
+    /// The count includes this reference, and only this value releases it.
+    pub(super) unsafe fn adopt(shared: NonNull<Inner>) -> Self {
+        Self(shared)
+    }
+}
+
+impl Clone for PoolRef {
+    fn clone(&self) -> Self {
+        self.refs.fetch_add(1, Ordering::Relaxed);
+        Self(self.0)
+    }
+}
+
+impl core::ops::Deref for PoolRef {
+    type Target = Inner;
+    #[inline(always)]
+    fn deref(&self) -> &Inner {
+        // SAFETY: `self` is a counted reference, and only the last one frees the state.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for PoolRef {
+    fn drop(&mut self) {
+        if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // SAFETY: created by `Box::leak` in `first`, and this was the last reference.
+            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+        }
+    }
 }

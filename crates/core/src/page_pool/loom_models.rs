@@ -40,7 +40,7 @@ impl Source {
         Self(Counted::new(Inner { used, taken: Mutex::default() }))
     }
 
-    fn pool(&self, ring: u32) -> PagePool<Self> {
+    fn pool(&self, ring: u32) -> PagePool {
         PagePool::new(self.clone(), "", Config { ring, ..Config::default() }).unwrap()
     }
 

@@ -1,11 +1,11 @@
-//! [`Page`]: an allocated page that frees itself on drop.
+//! [`Page`], an allocated page that frees itself on drop, and [`RawPage`], the two addresses of one
+//! that is freed explicitly.
 
 use super::config::Tag;
 use super::inner::Inner;
-use super::recycle::Returning;
+use super::remote::Returning;
 use super::ring::Entry;
 use crate::addr::Iova;
-use crate::dma_pool::ChunkSource;
 use crate::mem::DmaMemory;
 use core::fmt;
 use core::mem::ManuallyDrop;
@@ -17,22 +17,22 @@ use core::ptr::NonNull;
 /// consumer. Many pages on other threads share one read-modify-write in
 /// [`Remote::recycle_all`](super::Remote::recycle_all), which pays where threads contend for the
 /// ring; on one thread a drop takes less time.
-pub struct Page<S: ChunkSource> {
+pub struct Page {
     /// Alive while the page is in use (see `inner`).
-    pub(super) shared: NonNull<Inner<S>>,
+    pub(super) shared: NonNull<Inner>,
     pub(super) frame: u32,
     /// How many bytes the device may have written since the page was last synced for it.
     pub(super) written: u32,
 }
 
 // SAFETY: it is the only owner of its page, and the pool's shared state is `Send` and `Sync`.
-unsafe impl<S: ChunkSource> Send for Page<S> {}
+unsafe impl Send for Page {}
 // SAFETY: through a shared reference its memory and its record are accessed by atomics only.
-unsafe impl<S: ChunkSource> Sync for Page<S> {}
+unsafe impl Sync for Page {}
 
-impl<S: ChunkSource> Page<S> {
+impl Page {
     #[inline(always)]
-    fn shared(&self) -> &Inner<S> {
+    fn shared(&self) -> &Inner {
         // SAFETY: alive while the page is in use, which it is until `self` is dropped or turned
         // into an entry.
         unsafe { self.shared.as_ref() }
@@ -90,7 +90,7 @@ impl<S: ChunkSource> Page<S> {
     }
 }
 
-impl<S: ChunkSource> Drop for Page<S> {
+impl Drop for Page {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the page was allocated as owned by this value, and is freed with it.
@@ -99,11 +99,42 @@ impl<S: ChunkSource> Drop for Page<S> {
     }
 }
 
-impl<S: ChunkSource> fmt::Debug for Page<S> {
+impl fmt::Debug for Page {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Page")
             .field("iova", &self.iova())
             .field("len", &self.memory().len())
             .finish()
+    }
+}
+
+/// The addresses of a page, for the processor and for the device. `Copy`, so the pool checks what
+/// is freed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RawPage {
+    pub(super) ptr: NonNull<u8>,
+    pub(super) iova: Iova,
+}
+
+// SAFETY: two addresses; accessing the memory through them is `unsafe` or goes through `DmaMemory`.
+unsafe impl Send for RawPage {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RawPage {}
+
+impl RawPage {
+    /// Returns the page with these addresses, for callers that store them elsewhere. Checked when
+    /// it is used.
+    pub const fn from_parts(ptr: NonNull<u8>, iova: Iova) -> Self {
+        Self { ptr, iova }
+    }
+
+    /// Returns the page's address in this process.
+    pub const fn as_ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Returns the page's address for the device.
+    pub const fn iova(&self) -> Iova {
+        self.iova
     }
 }

@@ -68,7 +68,7 @@ impl fmt::Display for Counts {
 /// Where a pool's pages are. While other threads free pages, the numbers may be from slightly
 /// different times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct PoolStats {
+pub struct PagePoolStats {
     /// Pages that are allocated and not freed.
     pub in_use: u64,
     /// All pages.

@@ -1,24 +1,113 @@
-//! Taking a pool down: hides its chunks from the device, collects the returned pages, and releases
-//! empty chunks.
+//! Taking a pool down, whose pages may still be in use: hides its chunks from the device, collects
+//! the returned pages, and releases empty chunks; and what can be asked about it afterwards.
 
+use super::consumer::PagePool;
 use super::error::RevokeError;
-use super::inner::{BIAS, Chunk, Chunks, Inner, OnEmpty, ReleaseHidden};
+use super::inner::{BIAS, Chunk, Chunks, Inner, OnEmpty, PoolRef};
 use super::records::State;
 use super::ring::Entry;
+use super::stats::{Counts, Holder};
 use crate::dma_pool::ChunkSource;
-use crate::frame::{Frame, Order};
+use crate::frame::Frame;
 use crate::sync::Ordering;
+use alloc::vec::Vec;
+use core::fmt;
 
-impl<S: ChunkSource> Inner<S> {
+/// A pool that has been taken down, to observe who still holds its pages.
+///
+/// Dropping it does not affect the holders. A raw page that is never freed keeps its chunk
+/// allocated.
+pub struct Destroyed {
+    shared: PoolRef,
+    counts: Counts,
+    reachable: (u64, Option<RevokeError>),
+}
+
+impl Destroyed {
+    /// Returns the current holders: fewer as pages are returned. O(pages).
+    pub fn holders(&self) -> Vec<Holder> {
+        self.shared.holders()
+    }
+
+    /// Returns how many pages are still in use. O(pages).
+    pub fn pages_out(&self) -> u64 {
+        self.holders().iter().map(|holder| holder.pages).sum()
+    }
+
+    /// Returns how many bytes of chunks the device could still reach after the pool was taken down,
+    /// and the first reason; `None` if it reaches nothing. Access to such a chunk ends when it is
+    /// released with its last page, unless the chunk is [quarantined](RevokeError::is_permanent).
+    pub fn reachable(&self) -> Option<(u64, &RevokeError)> {
+        self.reachable.1.as_ref().map(|why| (self.reachable.0, why))
+    }
+
+    /// Returns the counters; [`Counts::released_refcnt`] still increases.
+    pub fn counts(&self) -> Counts {
+        self.shared.counts(self.counts)
+    }
+}
+
+impl fmt::Debug for Destroyed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Destroyed")
+            .field("pool", &self.shared.name())
+            .field("holders", &self.holders())
+            .field("reachable", &self.reachable)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PagePool {
+    /// Revokes the device's access to every page at once, also to pages still in use, and releases
+    /// the chunks that have none in use. Each other chunk is released with its last page.
+    ///
+    /// Waits until the source has revoked each chunk, if it can, and for frees that are being stored in the
+    /// ring. O(pages).
+    pub fn destroy(mut self) -> Destroyed {
+        let reachable = self.shared.hide_all();
+        self.take_down();
+        Destroyed { shared: self.shared.clone(), counts: self.counts, reachable }
+    }
+
+    /// Closes the pool and releases the chunks that have no page in use. The device can reach each
+    /// other chunk until it is released with its last page; [`destroy`](Self::destroy) revokes them
+    /// at once.
+    pub fn close(mut self) -> Destroyed {
+        self.take_down();
+        Destroyed {
+            shared: self.shared.clone(),
+            counts: self.counts,
+            reachable: self.shared.still_mapped(),
+        }
+    }
+
+    /// Retires every page that is not in use. Called once.
+    fn take_down(&mut self) {
+        self.closed = true;
+        self.close_open_page();
+        self.counts = self.own_counts();
+        let step = self.shared.config.order.frames() as usize;
+        let fresh = (self.fresh.0..self.fresh.1).step_by(step);
+        let magazine = &mut self.magazine;
+        let own = core::iter::from_fn(|| magazine.take_uncounted()).chain(fresh);
+        let waive = &mut self.counts.waive;
+        self.shared.take_down(own, || *waive += 1);
+    }
+}
+
+impl Drop for PagePool {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.take_down();
+        }
+    }
+}
+
+impl Inner {
     /// Revokes the device's access to every chunk; returns how many bytes it can still reach, and
     /// the first reason.
-    pub(super) fn hide_all(
-        &self,
-        hide: impl Fn(&S, Frame, Order) -> Result<(), RevokeError>,
-        release_hidden: ReleaseHidden<S>,
-    ) -> (u64, Option<RevokeError>) {
+    pub(super) fn hide_all(&self) -> (u64, Option<RevokeError>) {
         let (mut bytes, mut why) = (0, None);
-        self.chunks.lock().release_hidden = Some(release_hidden);
         for at in 0.. {
             // Quarantined while `hide` runs: if that panics, the device may or may not reach the
             // chunk.
@@ -26,7 +115,10 @@ impl<S: ChunkSource> Inner<S> {
                 core::mem::replace(chunk, Chunk { on_empty: OnEmpty::Nothing, ..*chunk })
             };
             let Some(chunk) = self.chunks.lock().list.get_mut(at).map(quarantine) else { break };
-            let on_empty = match hide(&self.source, chunk.frame, chunk.order) {
+            // SAFETY: called once for each chunk, which was acquired with that order and is not
+            // released.
+            let hidden = unsafe { self.source.hide(chunk.frame, chunk.order) };
+            let on_empty = match hidden {
                 Ok(()) => OnEmpty::ReleaseHidden,
                 Err(error) => {
                     bytes += u64::from(chunk.order.frames()) * Frame::BYTES;
@@ -93,7 +185,7 @@ impl<S: ChunkSource> Inner<S> {
 
     /// Records that a page has been returned for good. Returns the index of its chunk if that is
     /// now empty.
-    fn page_returned(&self, chunks: &mut Chunks<S>, frame: u32) -> Option<usize> {
+    fn page_returned(&self, chunks: &mut Chunks, frame: u32) -> Option<usize> {
         self.directory.record(frame)?.set_returned();
         let at =
             chunks.list.partition_point(|chunk| chunk.frame.index() <= frame).checked_sub(1)?;
@@ -105,27 +197,26 @@ impl<S: ChunkSource> Inner<S> {
     /// Releases the chunk at this index once, if no page of it is in use. Returns whether there is
     /// such a chunk.
     fn release_if_empty(&self, at: usize) -> bool {
-        let (chunk, release_hidden) = {
+        let chunk = {
             let mut chunks = self.chunks.lock();
-            let release_hidden = chunks.release_hidden;
             let Some(chunk) = chunks.list.get_mut(at) else { return false };
             if chunk.pages_out != 0 {
                 return true;
             }
             let released = Chunk { on_empty: OnEmpty::Nothing, ..*chunk };
-            (core::mem::replace(chunk, released), release_hidden)
+            core::mem::replace(chunk, released)
         };
-        match (chunk.on_empty, release_hidden) {
-            (OnEmpty::Release, _) => {
+        match chunk.on_empty {
+            OnEmpty::Release => {
                 // SAFETY: acquired with this order, released once (`Nothing` from here on), and
                 // none of its pages is in use, so nothing accesses it.
                 unsafe { self.source.release(chunk.frame, chunk.order) };
             }
-            (OnEmpty::ReleaseHidden, Some(release)) => {
+            OnEmpty::ReleaseHidden => {
                 // SAFETY: `hide` returned `Ok` for it, and the rest is as above.
-                unsafe { release(&self.source, chunk.frame, chunk.order) };
+                unsafe { self.source.release_hidden(chunk.frame, chunk.order) };
             }
-            (OnEmpty::ReleaseHidden, None) | (OnEmpty::Nothing, _) => {}
+            OnEmpty::Nothing => {}
         }
         true
     }

@@ -69,7 +69,7 @@ impl Heap {
         }))
     }
 
-    fn pool(&self, config: Config) -> PagePool<Heap> {
+    fn pool(&self, config: Config) -> PagePool {
         PagePool::new(self.clone(), "test", config).unwrap()
     }
 
@@ -160,5 +160,4 @@ unsafe impl RevocableSource for Heap {
 mod basics;
 mod faults;
 mod model;
-mod panics;
 mod stress;

@@ -7,6 +7,7 @@ use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{ChunkSource, SourceError};
 use pinfold_core::domain::DomainId;
 use pinfold_core::frame::{Frame, Order};
+use pinfold_core::page_pool::RevocableSource;
 use rustix::event::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -234,3 +235,6 @@ unsafe impl ChunkSource for Umem {
         self.memory.state().free_order(frame, order);
     }
 }
+
+// SAFETY: it cannot revoke: the kernel reaches all of the memory while a socket has it.
+unsafe impl RevocableSource for Umem {}

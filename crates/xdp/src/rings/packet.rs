@@ -4,7 +4,6 @@
 use super::ring::Chunk;
 use pinfold::DmaMemory;
 use pinfold::page_pool::{Page, Tag};
-use pinfold::xdp::Umem;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{DomainId, Pinned};
 use std::fmt;
@@ -129,18 +128,18 @@ impl fmt::Debug for Packet {
 ///
 /// Dropping it returns the page to its pool, on any thread.
 pub struct PacketPage {
-    page: Page<Umem>,
+    page: Page,
     offset: u32,
     len: u32,
 }
 
 impl PacketPage {
     /// Takes a page with `len` bytes of a packet at `offset`, which lie inside it.
-    pub(crate) fn new(page: Page<Umem>, offset: u32, len: u32) -> Self {
+    pub(crate) fn new(page: Page, offset: u32, len: u32) -> Self {
         Self { page, offset, len }
     }
 
-    pub(crate) fn into_parts(self) -> (Page<Umem>, u32, u32) {
+    pub(crate) fn into_parts(self) -> (Page, u32, u32) {
         (self.page, self.offset, self.len)
     }
 

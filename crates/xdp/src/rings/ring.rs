@@ -6,7 +6,7 @@
 
 use pinfold::DmaMemory;
 use pinfold::page_pool::{Fragment, Page, PagePool};
-use pinfold::xdp::{RingMemory, Umem};
+use pinfold::xdp::RingMemory;
 use std::sync::atomic::Ordering;
 
 /// The memory of a ring. The real one is [`RingMemory`]; models have another.
@@ -198,8 +198,8 @@ impl<M: Shared, const N: usize> Consumer<M, N> {
 /// The memory of one packet: a page, or a part of one.
 #[derive(Debug)]
 pub(crate) enum Chunk {
-    Page(Page<Umem>),
-    Part(Fragment<Umem>),
+    Page(Page),
+    Part(Fragment),
 }
 
 /// What a [`Chunk`] is made of.
@@ -208,7 +208,7 @@ pub(crate) trait Piece {
     fn into_chunk(self) -> Chunk;
 }
 
-impl Piece for Page<Umem> {
+impl Piece for Page {
     #[inline]
     fn memory(&self) -> DmaMemory<'_> {
         Page::memory(self)
@@ -219,7 +219,7 @@ impl Piece for Page<Umem> {
     }
 }
 
-impl Piece for Fragment<Umem> {
+impl Piece for Fragment {
     #[inline]
     fn memory(&self) -> DmaMemory<'_> {
         Fragment::memory(self)
@@ -241,7 +241,7 @@ impl Chunk {
 
     /// Returns the chunk to `pool`, by its consumer.
     #[inline]
-    pub(crate) fn recycle(self, pool: &mut PagePool<Umem>) {
+    pub(crate) fn recycle(self, pool: &mut PagePool) {
         match self {
             Self::Page(page) => pool.recycle(page),
             Self::Part(part) => pool.recycle_fragment(part),

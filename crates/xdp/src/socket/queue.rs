@@ -25,7 +25,7 @@ pub struct Socket {
     /// Dropped first: then the kernel has no more chunks.
     rings: Rings,
     next: Next,
-    pool: PagePool<Umem>,
+    pool: PagePool,
     /// Holds the program that passes packets here.
     redirect: Option<Redirect>,
     interface: Interface,
@@ -44,8 +44,8 @@ pub struct Socket {
 /// together.
 #[derive(Debug)]
 enum Next {
-    Pages(Box<[Option<Page<Umem>>; BATCH as usize]>),
-    Parts(Box<[Option<Fragment<Umem>>; BATCH as usize]>),
+    Pages(Box<[Option<Page>; BATCH as usize]>),
+    Parts(Box<[Option<Fragment>; BATCH as usize]>),
 }
 
 impl Next {
@@ -408,7 +408,7 @@ impl Socket {
 }
 
 #[inline]
-fn allocate(pool: &mut PagePool<Umem>, chunk: ChunkSize, holder: Tag) -> Result<Chunk, AllocError> {
+fn allocate(pool: &mut PagePool, chunk: ChunkSize, holder: Tag) -> Result<Chunk, AllocError> {
     Ok(match chunk {
         ChunkSize::Page => Chunk::Page(pool.alloc_for(holder)?),
         ChunkSize::HalfPage => Chunk::Part(pool.alloc_fragment(chunk.bytes() as usize)?),
@@ -417,7 +417,7 @@ fn allocate(pool: &mut PagePool<Umem>, chunk: ChunkSize, holder: Tag) -> Result<
 
 /// A closed socket, to observe who still holds packets. Dropping it does not affect them.
 #[derive(Debug)]
-pub struct Closed(Destroyed<Umem>);
+pub struct Closed(Destroyed);
 
 impl Closed {
     /// Returns who holds pages now: fewer as packets are dropped. O(pages).

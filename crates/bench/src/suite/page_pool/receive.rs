@@ -62,8 +62,8 @@ pub(super) fn run<'a>(
     let mut bulk = pool(arena, 2048)?;
     let remote = bulk.remote();
     let remote = &remote;
-    let write_page = |page: &Page<&'a Arena>, word| Ok(page.memory().write_u64(0, word)?);
-    let read_page = |page: &Page<&'a Arena>| Ok(page.memory().read_u64(0)?);
+    let write_page = |page: &Page, word| Ok(page.memory().write_u64(0, word)?);
+    let read_page = |page: &Page| Ok(page.memory().read_u64(0)?);
     let all = |full: usize| match full {
         BUDGET => Ok(()),
         got => Err(BenchError::Short { asked: BUDGET, got }),
@@ -78,7 +78,7 @@ pub(super) fn run<'a>(
                     write: write_page,
                     read: read_page,
                     freer: move || {
-                        move |batch: &mut Vec<Page<&'a Arena>>| -> Outcome {
+                        move |batch: &mut Vec<Page>| -> Outcome {
                             remote.recycle_all(batch.drain(..));
                             Ok(())
                         }

@@ -9,7 +9,7 @@ use crate::error::BenchError;
 use pinfold::Arena;
 use pinfold::xdp::{Attached, Interface, Program, RawSocket, RingMemories, RingMemory, Umem};
 use pinfold_core::dma_pool::ChunkSource;
-use pinfold_core::frame::{Frame, Local, Order, Zone};
+use pinfold_core::frame::{Frame, Order, Zone, ZoneLocal};
 use pinfold_core::mem::DmaMemory;
 use pinfold_xdp::socket::BusyPoll;
 use std::hint::black_box;
@@ -191,15 +191,15 @@ impl Source for Single<'_> {
 }
 
 /// `array`: an array of pages filled by one call.
-pub(super) struct Array<'z>(Local<&'z Zone>);
+pub(super) struct Array(ZoneLocal);
 
-impl<'z> Array<'z> {
+impl<'z> Array {
     pub(super) fn new(zone: &'z Zone) -> Self {
         Self(zone.local())
     }
 }
 
-impl Source for Array<'_> {
+impl Source for Array {
     #[inline(always)]
     fn fill(&mut self, places: &mut [u64; BATCH]) -> Result<(), BenchError> {
         let mut pages = [None; BATCH];
@@ -216,7 +216,7 @@ impl Source for Array<'_> {
 }
 
 #[inline(always)]
-fn free(local: &mut Local<&Zone>, page: u64) -> Result<(), BenchError> {
+fn free(local: &mut ZoneLocal, page: u64) -> Result<(), BenchError> {
     let frame = u32::try_from(page / Frame::BYTES).ok().and_then(Frame::new);
     Ok(local.free(frame.ok_or(BaselineError::Foreign(page))?, Order::PAGE)?)
 }

@@ -199,8 +199,8 @@ fn a_late_double_free_is_counted_and_frees_nothing() {
         let (frame, record) = pool.shared.find(raw).unwrap();
         let stale = ring::Entry::raw(frame, record.generation());
         // SAFETY: a raw free, and `pool` holds a reference.
-        let put = |pool: &PagePool<Heap>| unsafe {
-            recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 3])
+        let put = |pool: &PagePool| unsafe {
+            remote::recycle_remotely(pool.shared.as_ptr(), &[stale; 3])
         };
         pool.free_raw(raw).unwrap();
         put(&pool);
@@ -221,7 +221,7 @@ fn a_late_double_free_is_counted_and_frees_nothing() {
 }
 
 /// Sets the generation of a raw page's record, as so many allocations of it would.
-fn at_generation(pool: &PagePool<Heap>, page: RawPage, generation: u32) {
+fn at_generation(pool: &PagePool, page: RawPage, generation: u32) {
     pool.shared.find(page).unwrap().1.set_generation(generation);
 }
 
@@ -266,17 +266,11 @@ fn a_late_free_of_an_older_allocation_frees_nothing() {
         pool.free_raw(raw).unwrap();
         assert_eq!(pool.alloc_raw(), Ok(raw));
         // SAFETY: a raw free, and `pool` holds a reference.
-        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 2]) };
+        unsafe { remote::recycle_remotely(pool.shared.as_ptr(), &[stale; 2]) };
         assert!(matches!(pool.alloc_raw(), Err(AllocError::Limit { .. })), "it is in use");
         assert_eq!((pool.counts().waive, pool.stats().in_use), (2, 1));
         pool.free_raw(raw).unwrap();
     }
-}
-
-/// Compiles only if it holds.
-#[expect(dead_code, reason = "it is the bounds that are checked")]
-fn a_remote_can_be_cloned_whatever_its_source<S: ChunkSource>(remote: &Remote<S>) -> impl Clone {
-    remote.clone()
 }
 
 /// Frees of one raw page at the same instant are alike: of those that meet a full ring one stays,
@@ -295,7 +289,7 @@ fn equal_frees_do_not_make_the_spill_list_grow() {
     let mut sent = 0;
     while sent < 4 * room {
         // SAFETY: raw frees, and `pool` holds a reference.
-        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &entries) };
+        unsafe { remote::recycle_remotely(pool.shared.as_ptr(), &entries) };
         sent += entries.len();
     }
     assert_eq!(pool.shared.spill.lock().entries.capacity(), room);
@@ -321,7 +315,7 @@ fn a_tag_of_another_pool_names_no_holder() {
 fn fill_fills_empty_slots_only_and_is_partial_when_pages_run_out() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config::default());
-    let mut slots: Vec<Option<Page<Heap>>> = (0..600).map(|_| None).collect();
+    let mut slots: Vec<Option<Page>> = (0..600).map(|_| None).collect();
     slots[3] = Some(pool.alloc().unwrap());
     let third = slots[3].as_ref().unwrap().iova();
     assert_eq!(pool.fill(&mut slots), 512);
@@ -465,7 +459,7 @@ fn destroy_hides_at_once_and_names_the_holders() {
     let end = pool.destroy();
     assert_eq!(heap.count(Use::Mapped), 0, "the device reaches nothing");
     assert_eq!(end.reachable(), None);
-    let holders = |end: &Destroyed<Heap>| -> BTreeMap<String, u64> {
+    let holders = |end: &Destroyed| -> BTreeMap<String, u64> {
         let named = |h: Holder| (h.name.clone().unwrap_or_default(), h.pages);
         end.holders().into_iter().map(named).collect()
     };

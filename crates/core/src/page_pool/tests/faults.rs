@@ -1,6 +1,8 @@
-//! Failures of the source at every step, and sources that violate their contract.
+//! Failures of the source at every step, sources that violate their contract, and callbacks that
+//! panic at each of their calls: no page is lost or allocated twice.
 
 use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// The n-th chunk is unavailable at first, for all n up to 10^3: the call fails and changes
 /// nothing; once the chunk is available, the next call succeeds.
@@ -17,7 +19,7 @@ fn a_source_that_fails_is_rolled_back_at_every_step() {
         heap.0.left.store(0, Ordering::Relaxed);
         let before = (pool.stats(), pool.holders());
         let counts = pool.counts();
-        let mut attempt = |pool: &mut PagePool<Heap>| -> Result<(), AllocError> {
+        let mut attempt = |pool: &mut PagePool| -> Result<(), AllocError> {
             match n % 4 {
                 0 => held.push(pool.alloc()?),
                 1 => raw.push(pool.alloc_raw()?),
@@ -116,4 +118,169 @@ fn a_misaligned_run_is_released_and_reported() {
     assert_eq!((pool.stats().pages, heap.count(Use::Free)), (0, 1024));
     heap.0.shift.store(0, Ordering::Relaxed);
     pool.alloc().unwrap();
+}
+
+// A `SyncOps`, or the `hide` of a source, that panics.
+
+/// Panics at the `at`th call, and with `always` at all later ones.
+struct Fragile {
+    calls: AtomicUsize,
+    at: AtomicUsize,
+    always: bool,
+    /// Calls made by a thread that unwinds, where a second panic would end the process.
+    while_unwinding: AtomicUsize,
+}
+
+struct Ops(Arc<Fragile>);
+
+impl Ops {
+    fn call(&self) {
+        if std::thread::panicking() {
+            self.0.while_unwinding.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let (call, at) =
+            (self.0.calls.fetch_add(1, Ordering::Relaxed), self.0.at.load(Ordering::Relaxed));
+        if call == at || self.0.always && call > at {
+            resume_unwind(Box::new("a sync"));
+        }
+    }
+}
+
+impl SyncOps for Ops {
+    fn for_device(&self, _: DmaMemory<'_>, _: Iova) {
+        self.call();
+    }
+    fn for_cpu(&self, _: DmaMemory<'_>, _: Iova) {
+        self.call();
+    }
+}
+
+/// Runs one step, which may panic.
+fn step<R>(run: impl FnOnce() -> R) -> Option<R> {
+    catch_unwind(AssertUnwindSafe(run)).ok()
+}
+
+/// Every use of a pool that syncs. Raw pages whose free panicked are left in `raw`.
+fn use_all(pool: &mut PagePool, raw: &mut Vec<RawPage>) {
+    let remote = pool.remote();
+    for other_thread in [false, true] {
+        let page = step(|| pool.alloc().unwrap());
+        step(|| {
+            let mut page = page?;
+            page.sync_for_cpu(60);
+            if other_thread {
+                drop(page)
+            } else {
+                pool.recycle(page)
+            }
+            Some(())
+        });
+        step(|| {
+            let mut part = pool.alloc_fragment(128).unwrap();
+            part.sync_for_cpu(64);
+            if other_thread { drop(part) } else { pool.recycle_fragment(part) }
+        });
+        raw.extend(step(|| pool.alloc_raw().unwrap()));
+        raw.retain(|&raw| {
+            let freed =
+                step(|| if other_thread { remote.free_raw(raw) } else { pool.free_raw(raw) });
+            freed.inspect(|freed| assert_eq!(*freed, Ok(()))).is_none()
+        });
+    }
+    let mut slots = [const { None }; 3];
+    step(|| pool.fill(&mut slots));
+    step(|| remote.recycle_all(slots.into_iter().flatten()));
+    raw.extend((0..3).filter_map(|_| step(|| pool.alloc_raw().unwrap())));
+    if step(|| remote.free_bulk(raw)).is_some_and(|freed| freed == Ok(())) {
+        raw.clear();
+    } else {
+        // Those before the one that panicked are free.
+        raw.retain(|&raw| pool.memory(raw).is_ok());
+    }
+}
+
+#[test]
+fn a_sync_that_panics_loses_no_page() {
+    // As many calls as there are in a round, the last of which does not panic.
+    let mut calls = usize::MAX;
+    let rounds = (0..).flat_map(|at| [true, false].map(|always| (always, at)));
+    for (always, at) in rounds {
+        if calls <= at {
+            break;
+        }
+        let fragile = Fragile { calls: 0.into(), at: at.into(), always, while_unwinding: 0.into() };
+        let (heap, fragile) = (Heap::new(1 << 20), Arc::new(fragile));
+        let ops = Box::new(Ops(fragile.clone()));
+        let mut pool = PagePool::with_sync(heap.clone(), "", Config::default(), ops).unwrap();
+        let mut raw = Vec::new();
+        use_all(&mut pool, &mut raw);
+        calls = fragile.calls.load(Ordering::Relaxed);
+        assert_eq!(fragile.while_unwinding.load(Ordering::Relaxed), 0, "call {at}");
+        // Every page is allocated once more. (What was freed is in the ring, or in the magazine.)
+        fragile.at.store(usize::MAX, Ordering::Relaxed);
+        raw.into_iter().for_each(|raw| pool.free_raw(raw).unwrap());
+        let held: Vec<_> = core::iter::from_fn(|| pool.alloc().ok()).collect();
+        let distinct: HashSet<_> = held.iter().map(Page::iova).collect();
+        assert_eq!((held.len(), distinct.len()), (256, 256), "call {at}, always {always}");
+        drop(held);
+        let end = pool.destroy();
+        assert_eq!(
+            (end.pages_out(), heap.count(Use::Free)),
+            (0, 256),
+            "call {at}, always {always}"
+        );
+    }
+}
+
+/// A source whose `hide` panics for every second chunk.
+struct FragileHide(Heap, AtomicUsize);
+
+// SAFETY: all calls are forwarded.
+unsafe impl ChunkSource for FragileHide {
+    fn span(&self) -> NonNull<[u8]> {
+        self.0.span()
+    }
+    fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        self.0.acquire(order)
+    }
+    unsafe fn release(&self, frame: Frame, order: Order) {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.release(frame, order) };
+    }
+}
+
+// SAFETY: all calls are forwarded, unless they panic.
+unsafe impl RevocableSource for FragileHide {
+    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
+        if self.1.fetch_add(1, Ordering::Relaxed) == 1 {
+            resume_unwind(Box::new("a source"));
+        }
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.hide(frame, order) }
+    }
+    unsafe fn release_hidden(&self, frame: Frame, order: Order) {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { self.0.release_hidden(frame, order) };
+    }
+}
+
+#[test]
+fn a_chunk_whose_hide_panics_is_quarantined() {
+    let heap = Heap::new(1 << 20);
+    heap.0.largest.store(64, Ordering::Relaxed);
+    let source = FragileHide(heap.clone(), 0.into());
+    let mut pool = PagePool::new(source, "", Config::default()).unwrap();
+    let held: Vec<_> = (0..192).map(|_| pool.alloc().unwrap()).collect();
+    assert!(step(|| pool.destroy()).is_none());
+    drop(held);
+    // The first was hidden, the second may be reachable, the third was not asked for: it is
+    // released mapped.
+    assert_eq!(
+        (heap.count(Use::Free), heap.count(Use::Mapped), heap.count(Use::Hidden)),
+        (192, 64, 0)
+    );
 }

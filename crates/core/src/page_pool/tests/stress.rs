@@ -15,9 +15,9 @@ fn stress_seven_threads_free_pages() {
 }
 
 enum Held {
-    Page(Page<Heap>),
+    Page(Page),
     Raw(RawPage),
-    Fragment(Fragment<Heap>),
+    Fragment(Fragment),
 }
 
 fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
@@ -76,7 +76,7 @@ fn pages_freed_by_seven_threads(heap: &Heap, ring: u32, rounds: u64) {
 
 /// Allocates a page, a raw page or a fragment, and writes its address into it. `None`: the other
 /// threads hold all pages.
-fn alloc_any(pool: &mut PagePool<Heap>, random: usize) -> Option<Held> {
+fn alloc_any(pool: &mut PagePool, random: usize) -> Option<Held> {
     let held = match random % 4 {
         0 => Held::Raw(pool.alloc_raw().ok()?),
         1 => Held::Fragment(pool.alloc_fragment(100 + random % 900).ok()?),
@@ -91,7 +91,7 @@ fn alloc_any(pool: &mut PagePool<Heap>, random: usize) -> Option<Held> {
 }
 
 /// Checks that no other owner has written to the pages, and frees them.
-fn receive(remote: &Remote<Heap>, mine: Vec<Held>, me: usize) {
+fn receive(remote: &Remote, mine: Vec<Held>, me: usize) {
     let (mut pages, mut raws) = (Vec::new(), Vec::new());
     for (number, held) in mine.into_iter().enumerate() {
         match held {

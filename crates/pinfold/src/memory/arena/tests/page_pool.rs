@@ -32,13 +32,13 @@ fn configs() -> [SoftConfig; 4] {
     ]
 }
 
-fn keep_secret(page: &Page<Arena>) {
+fn keep_secret(page: &Page) {
     for at in (0..4096).step_by(8) {
         page.memory().write_u64(at, SECRET | page.iova().raw()).unwrap();
     }
 }
 
-fn is_intact(page: &Page<Arena>) -> bool {
+fn is_intact(page: &Page) -> bool {
     (0..4096).step_by(8).all(|at| page.memory().read_u64(at) == Ok(SECRET | page.iova().raw()))
 }
 
@@ -175,7 +175,7 @@ fn stress_page_pool_destroyed_under_devices_that_write_all_the_time() {
 fn pages_are_recycled_without_table_work() {
     let domain = soft();
     let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
-    let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();
+    let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
     let remote = pool.remote();
     let first: Vec<_> = (0..300).map(|_| pool.alloc().unwrap()).collect();
     remote.recycle_all(first);
@@ -196,7 +196,7 @@ fn an_arena_that_is_mapped_whole_keeps_its_pages_reachable_and_reports_it() {
     let domain = soft();
     let arena = arena_in(&domain, 2 << 20, MappingPolicy::Whole);
     let port = domain.port().unwrap();
-    let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();
+    let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
     let page = pool.alloc().unwrap();
     let end = pool.destroy();
     let (bytes, why) = end.reachable().unwrap();
@@ -239,9 +239,9 @@ fn a_wrong_free_is_a_typed_error_and_changes_nothing() {
     let domain = soft();
     let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
     let other = arena_in(&domain, 2 << 20, MappingPolicy::PerUse);
-    let mut pool = PagePool::new(&arena, "one", Config::default()).unwrap();
-    let mut neighbour = PagePool::new(&arena, "another", Config::default()).unwrap();
-    let mut stranger = PagePool::new(&other, "elsewhere", Config::default()).unwrap();
+    let mut pool = PagePool::new(arena.clone(), "one", Config::default()).unwrap();
+    let mut neighbour = PagePool::new(arena.clone(), "another", Config::default()).unwrap();
+    let mut stranger = PagePool::new(other.clone(), "elsewhere", Config::default()).unwrap();
     let raw = pool.alloc_raw().unwrap();
     let before = (pool.stats(), pool.counts());
     for page in [neighbour.alloc_raw().unwrap(), stranger.alloc_raw().unwrap()] {
@@ -270,7 +270,7 @@ fn a_wrong_free_is_a_typed_error_and_changes_nothing() {
 fn a_pool_of_a_full_arena_is_an_error() {
     let domain = soft();
     let arena = arena_in(&domain, 1 << 20, MappingPolicy::PerUse);
-    let mut pool = PagePool::new(&arena, "rx", Config::default()).unwrap();
+    let mut pool = PagePool::new(arena.clone(), "rx", Config::default()).unwrap();
     let held: Vec<_> = std::iter::from_fn(|| pool.alloc().ok()).collect();
     assert_eq!(held.len(), 256, "all of it");
     let error = pool.alloc().unwrap_err();
