@@ -161,7 +161,7 @@ pub enum RangeError {
     /// A range must have at least one byte.
     #[error("an empty range at {kind}:{start:#x}: a range has at least 1 byte")]
     Empty {
-        /// What kind of address.
+        /// The kind of address.
         kind: &'static str,
         /// Where it was to start.
         start: u64,
@@ -169,7 +169,7 @@ pub enum RangeError {
     /// The end of a range must fit in 64 bits.
     #[error("a range of {len:#x} bytes at {kind}:{start:#x} wraps around the end of 64 bits")]
     Wraps {
-        /// What kind of address.
+        /// The kind of address.
         kind: &'static str,
         /// Where it was to start.
         start: u64,

@@ -1,4 +1,4 @@
-//! Page frames in bulk: which 4 KiB pages of a zone are free.
+//! Page frames in bulk: the allocator of the 4 KiB pages of a zone.
 //!
 //! A [`Zone`] holds state, not memory: a frame is a number, and the caller maps it to a page. An
 //! owner allocates through its [`ZoneLocal`], whose common path makes no atomic read-modify-write.
@@ -56,6 +56,8 @@
 mod arrays;
 mod bulk;
 mod counters;
+mod error;
+mod hints;
 mod inner;
 mod limits;
 mod magazine;
@@ -75,7 +77,8 @@ mod tests;
 
 pub use bulk::FrameList;
 pub use counters::FrameStats;
+pub use error::FrameError;
 pub use number::{Frame, Order};
 pub use owner::ZoneLocal;
 pub use watermarks::{Urgency, Watermarks};
-pub use zone::{FrameError, Zone};
+pub use zone::Zone;

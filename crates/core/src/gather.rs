@@ -21,14 +21,11 @@
 //! # }
 //! ```
 
-mod error;
 mod list;
-mod merged;
 mod profile;
 pub mod prp;
 pub mod sgl;
 #[cfg(test)]
 mod tests;
 
-pub use error::{GatherError, ProfileError};
-pub use profile::{Gather, Profile};
+pub use profile::{Gather, GatherError, Profile, ProfileError};

@@ -44,6 +44,10 @@
 //! once stays in circulation, so the limit is checked only where a page is allocated for the first
 //! time.
 //!
+//! It is not the [block pool](crate::dma_pool) with a mapping, although both have magazines: a page
+//! has a holder's name, shares and a generation, so an exchange of arrays with a depot would not
+//! replace the ring's entries, and one consumer needs no depot.
+//!
 //! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. Every
 //! free takes constant time and allocates no memory; only pages that meet a full ring, or that are
 //! freed after the pool was taken down, take a lock.
@@ -69,8 +73,11 @@ mod consumer;
 mod error;
 mod fragment;
 mod inner;
+mod magazine;
 mod page;
+mod raw;
 mod records;
+mod recycle;
 mod refill;
 mod remote;
 mod ring;
@@ -88,7 +95,8 @@ pub use config::{Config, RevocableSource, SyncOps, Tag};
 pub use consumer::PagePool;
 pub use error::{AllocError, BulkFreeError, CreateError, FreeError, RevokeError, TooManyTags};
 pub use fragment::Fragment;
-pub use page::{Page, RawPage};
+pub use page::Page;
+pub use raw::RawPage;
 pub use remote::Remote;
 pub use stats::{Counts, Holder, PagePoolStats};
 pub use teardown::Destroyed;

@@ -1,12 +1,12 @@
 //! [`Inner`], the state that the handles of a zone share: allocating and freeing in the map.
 
 use super::counters::{Counters, Tally};
+use super::error::{AlreadyFree, FrameError};
+use super::hints::{Hints, Slots};
 use super::limits::Limits;
-use super::map::{AlreadyFree, Claimed, Map, Part, REGION, WORDS, parts};
+use super::map::{Claimed, Map, Part, REGION, WORDS, parts, total_order};
 use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
-use super::regions::{Hints, Slots, total_order};
-use super::watermarks::Watermarks;
-use super::zone::FrameError;
+use super::watermarks::{Allowance, Urgency, Watermarks};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 
 /// How many partly free regions are tried for a run before a whole one is split.
@@ -482,4 +482,71 @@ fn pieces(first: u32, run: u32) -> impl Iterator<Item = (u32, u32, u32)> {
         let start = first.max(region * REGION);
         (region, start, end.min((region + 1) * REGION) - start)
     })
+}
+
+/// Watermarks, and whether the zone is under pressure.
+impl Inner {
+    /// Returns how many frames are free in the map: not in use and in no magazine. As exact as the
+    /// counters. O(1).
+    pub(super) fn available(&self) -> u64 {
+        let taken = self.counters.in_use().saturating_add(self.counters.held());
+        u64::from(self.frames()).saturating_sub(taken)
+    }
+
+    /// Returns whether the zone has run out of frames or a bulk call has reached a watermark, and
+    /// at most [`high`](Watermarks::high) frames have been free since. Then owners hold no cached
+    /// frames.
+    #[inline]
+    pub(super) fn under_pressure(&self) -> bool {
+        self.under_pressure.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn set_under_pressure(&self) {
+        if !self.under_pressure() {
+            self.under_pressure.store(1, Ordering::Relaxed);
+        }
+    }
+
+    #[cold]
+    pub(super) fn update_pressure(&self) {
+        if self.available() > self.watermarks.high().into() {
+            self.under_pressure.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what a bulk call may claim, for a caller that has claimed `unknown` more frames than
+    /// are counted.
+    pub(super) fn allowance(&self, urgency: Urgency, unknown: i64) -> Allowance {
+        let mark = self.watermarks.mark(urgency);
+        let left = match mark {
+            0 => u64::MAX,
+            _ => self
+                .available()
+                .saturating_add_signed(unknown.saturating_neg())
+                .saturating_sub(mark.into()),
+        };
+        Allowance { left, fell_back: false }
+    }
+
+    /// Claims frames of one word, as far as the watermarks allow.
+    pub(super) fn claim_allowed(&self, want: u32, allowance: &mut Allowance) -> Part {
+        match allowance.of(want) {
+            0 => Part::NONE,
+            n => {
+                let part = self.claim_some(n);
+                allowance.spend(part.len());
+                part
+            }
+        }
+    }
+
+    /// Adds the counts of an owner or a bulk call.
+    pub(super) fn fold(&self, tally: Tally) {
+        self.counters.fold(tally);
+        if tally.exhausted + tally.fell_back > 0 {
+            self.set_under_pressure();
+        } else if self.under_pressure() {
+            self.update_pressure();
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! [`Limits`]: the largest run that a region may have free, so that a search does not look at those that have none.
 
-use super::map::{MAX_INNER, Part, max_order_of};
-use super::regions::total_order;
+use super::map::{MAX_INNER, Part, max_order_of, total_order};
 use crate::sync::{AtomicBool, AtomicU8, Ordering};
 use alloc::boxed::Box;
 

@@ -1,8 +1,7 @@
 //! [`Map`]: who owns a frame: a bit per frame, and a state per region of 2 MiB.
 
+use super::error::AlreadyFree;
 use super::number::Frame;
-use super::regions::total_order;
-use super::zone::FrameError;
 use crate::sync::{AtomicU8, AtomicU64, Ordering, relax};
 use alloc::boxed::Box;
 
@@ -11,24 +10,12 @@ pub(super) const REGION: u32 = 512;
 /// The words of a region's map.
 pub(super) const WORDS: u32 = REGION / 64;
 
-/// The frame of a free that is already free. Small enough to be returned in a register, as
-/// [`FrameError`] is not.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AlreadyFree(pub(super) Frame);
-
-impl From<AlreadyFree> for FrameError {
-    #[cold]
-    fn from(AlreadyFree(frame): AlreadyFree) -> Self {
-        Self::DoubleFree { frame }
-    }
-}
-
 /// Some frames of one word of the map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Part {
     /// The word's number in the map.
     pub(super) word: u32,
-    /// Which of its frames.
+    /// A bit for each of its frames that belongs to the part.
     pub(super) mask: u64,
 }
 
@@ -417,3 +404,13 @@ fn zeroed_states(len: usize) -> Box<[AtomicU8]> {
 }
 
 const _: () = assert!(OPEN == 0, "regions are created open");
+
+/// Marks where the total order of sequentially consistent operations is needed.
+///
+/// Loom treats them as acquire and release and would report impossible executions; a fence prevents
+/// that.
+#[inline(always)]
+pub(super) fn total_order() {
+    #[cfg(loom)]
+    crate::sync::fence(Ordering::SeqCst);
+}

@@ -1,12 +1,11 @@
 //! [`ZoneLocal`]: one owner's handle to a zone.
 
 use super::counters::Tally;
+use super::error::{AlreadyFree, FrameError};
 use super::inner::Inner;
 use super::magazine::{Magazine, Scatter};
-use super::map::{AlreadyFree, Part, parts};
+use super::map::{Part, parts};
 use super::number::{Frame, Order};
-use super::zone::FrameError;
-use super::zone::Zone;
 use crate::share::Stock;
 
 /// The most frees between two checks for pressure.
@@ -50,19 +49,8 @@ pub struct ZoneLocal {
     held_before: i64,
 }
 
-impl Zone {
-    /// Returns a new owner's handle, for one thread of control. O(owners), and it allocates its
-    /// magazine: 16 bytes for each 64 frames of the zone, at most 64 KiB.
-    ///
-    /// The magazine holds at most 1/32 of the zone, at least 512 frames and at most 32,768 (128
-    /// MiB); less in zones of up to 16 MiB. They are unavailable to other owners.
-    pub fn local(&self) -> ZoneLocal {
-        ZoneLocal::new(self.0.stock())
-    }
-}
-
 impl ZoneLocal {
-    fn new(zone: Stock<Inner>) -> Self {
+    pub(super) fn new(zone: Stock<Inner>) -> Self {
         let regions = zone.regions();
         let batch = (regions * 8).min(64);
         // Besides frees, a first claim adds up to `batch - 1` frames. Once the fill has been
@@ -107,7 +95,7 @@ impl ZoneLocal {
     /// magazine. O(1) for order 0.
     ///
     /// # Errors
-    /// [`FrameError::Exhausted`], as for [`Zone::alloc`]; the magazine has been flushed by then.
+    /// [`FrameError::Exhausted`], as for [`Zone::alloc`](super::Zone::alloc); the magazine has been flushed by then.
     #[inline]
     pub fn alloc(&mut self, order: Order) -> Result<Frame, FrameError> {
         let frame = match order.get() {
@@ -131,7 +119,7 @@ impl ZoneLocal {
     /// 64), and for single ones O(1) on average.
     ///
     /// # Errors
-    /// As for [`Zone::free`]; a frame in this magazine is a [`FrameError::DoubleFree`] too.
+    /// As for [`Zone::free`](super::Zone::free); a frame in this magazine is a [`FrameError::DoubleFree`] too.
     #[inline]
     pub fn free(&mut self, frame: Frame, order: Order) -> Result<(), FrameError> {
         if order != Order::PAGE {

@@ -1,9 +1,4 @@
-//! [`Watermarks`]: how many frames bulk calls leave free, and whether a zone is under pressure.
-
-use super::counters::Tally;
-use super::inner::Inner;
-use super::map::Part;
-use crate::sync::Ordering;
+//! [`Watermarks`]: how many frames bulk calls leave free.
 
 /// A zone's watermarks, in free frames.
 ///
@@ -74,7 +69,7 @@ pub enum Urgency {
     Urgent,
 }
 
-/// What the watermarks leave to one bulk call.
+/// The frames that the watermarks leave to one bulk call.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
     /// How many frames it may claim.
@@ -94,71 +89,5 @@ impl Allowance {
 
     pub(super) fn spend(&mut self, frames: u32) {
         self.left = self.left.saturating_sub(frames.into());
-    }
-}
-
-impl Inner {
-    /// Returns how many frames are free in the map: not in use and in no magazine. As exact as the
-    /// counters. O(1).
-    pub(super) fn available(&self) -> u64 {
-        let taken = self.counters.in_use().saturating_add(self.counters.held());
-        u64::from(self.frames()).saturating_sub(taken)
-    }
-
-    /// Returns whether the zone has run out of frames or a bulk call has reached a watermark, and
-    /// at most [`high`](Watermarks::high) frames have been free since. Then owners hold no cached
-    /// frames.
-    #[inline]
-    pub(super) fn under_pressure(&self) -> bool {
-        self.under_pressure.load(Ordering::Relaxed) != 0
-    }
-
-    pub(super) fn set_under_pressure(&self) {
-        if !self.under_pressure() {
-            self.under_pressure.store(1, Ordering::Relaxed);
-        }
-    }
-
-    #[cold]
-    pub(super) fn update_pressure(&self) {
-        if self.available() > self.watermarks.high().into() {
-            self.under_pressure.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Returns what a bulk call may claim, for a caller that has claimed `unknown` more frames than
-    /// are counted.
-    pub(super) fn allowance(&self, urgency: Urgency, unknown: i64) -> Allowance {
-        let mark = self.watermarks.mark(urgency);
-        let left = match mark {
-            0 => u64::MAX,
-            _ => self
-                .available()
-                .saturating_add_signed(unknown.saturating_neg())
-                .saturating_sub(mark.into()),
-        };
-        Allowance { left, fell_back: false }
-    }
-
-    /// Claims frames of one word, as far as the watermarks allow.
-    pub(super) fn claim_allowed(&self, want: u32, allowance: &mut Allowance) -> Part {
-        match allowance.of(want) {
-            0 => Part::NONE,
-            n => {
-                let part = self.claim_some(n);
-                allowance.spend(part.len());
-                part
-            }
-        }
-    }
-
-    /// Adds the counts of an owner or a bulk call.
-    pub(super) fn fold(&self, tally: Tally) {
-        self.counters.fold(tally);
-        if tally.exhausted + tally.fell_back > 0 {
-            self.set_under_pressure();
-        } else if self.under_pressure() {
-            self.update_pressure();
-        }
     }
 }

@@ -1,8 +1,6 @@
 //! [`Profile`]: the segments that a device accepts, and cutting memory into them.
 
-use super::error::{GatherError, ProfileError};
-use super::merged::{Invalid, Merged};
-use crate::addr::{Iova, IovaRange, Segment};
+use crate::addr::{Address, Iova, IovaRange, RangeError, Segment};
 use core::iter::FusedIterator;
 
 /// The segments that a device accepts: how many, how long, and where.
@@ -272,3 +270,134 @@ impl<I: Iterator<Item = Segment>> Iterator for Gather<I> {
 }
 
 impl<I: Iterator<Item = Segment>> FusedIterator for Gather<I> {}
+
+/// Merges adjacent segments.
+#[derive(Clone, Debug)]
+pub(super) struct Merged<I> {
+    pub(super) inner: I,
+    pub(super) ahead: Option<IovaRange>,
+}
+
+/// A segment that is not a range; the error is built only when needed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Invalid(pub(super) Segment);
+
+impl From<Invalid> for RangeError {
+    #[cold]
+    fn from(Invalid(Segment { iova, len }): Invalid) -> Self {
+        match len {
+            0 => Self::Empty { kind: Iova::KIND, start: iova.raw() },
+            len => Self::Wraps { kind: Iova::KIND, start: iova.raw(), len },
+        }
+    }
+}
+
+impl From<Invalid> for GatherError {
+    #[cold]
+    fn from(invalid: Invalid) -> Self {
+        Self::Range(invalid.into())
+    }
+}
+
+impl<I: Iterator<Item = Segment>> Merged<I> {
+    #[inline]
+    pub(super) fn new(segments: impl IntoIterator<IntoIter = I>) -> Self {
+        Self { inner: segments.into_iter(), ahead: None }
+    }
+
+    #[inline]
+    fn read(&mut self) -> Option<Result<IovaRange, Invalid>> {
+        let segment = self.inner.next()?;
+        Some(IovaRange::new(segment.iova, segment.len).map_err(|_| Invalid(segment)))
+    }
+}
+
+impl<I: Iterator<Item = Segment>> Iterator for Merged<I> {
+    type Item = Result<IovaRange, Invalid>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut run = match self.ahead.take() {
+            Some(ahead) => ahead,
+            None => match self.read()? {
+                Ok(first) => first,
+                Err(invalid) => return Some(Err(invalid)),
+            },
+        };
+        while let Some(next) = self.read() {
+            let next = match next {
+                Ok(next) => next,
+                Err(invalid) => return Some(Err(invalid)),
+            };
+            if run.end() != next.start() {
+                self.ahead = Some(next);
+                break;
+            }
+            // Does not fail: both end within 64 bits, so their union does.
+            run = run.merged(&next).unwrap_or(run);
+        }
+        Some(Ok(run))
+    }
+}
+
+/// Why a profile is invalid.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// A device accepts at least one segment.
+    #[error("a device must accept at least 1 segment, not 0")]
+    NoSegments,
+    /// The alignment is a power of two.
+    #[error("alignment {align} is invalid: it must be a power of two, or 1 for none")]
+    Align {
+        /// The value.
+        align: u64,
+    },
+    /// The boundary is a power of two, at least the alignment.
+    #[error(
+        "boundary {boundary} is invalid: it must be 0 for none, or a power of two of at least {align}"
+    )]
+    Boundary {
+        /// The value.
+        boundary: u64,
+        /// The alignment.
+        align: u64,
+    },
+    /// A segment has room for at least one aligned unit.
+    #[error("segments of at most {max_segment_bytes} bytes cannot be aligned to {align} bytes")]
+    SegmentBytes {
+        /// The value.
+        max_segment_bytes: u64,
+        /// The alignment.
+        align: u64,
+    },
+}
+
+/// Why a device cannot accept the memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GatherError {
+    /// A segment is not a range of addresses.
+    #[error("cannot gather a segment: {0}")]
+    Range(#[from] RangeError),
+    /// A segment begins or ends where the device does not accept it.
+    #[error(
+        "{len} bytes at {iova}: the device accepts multiples of {align} bytes for start and length"
+    )]
+    Misaligned {
+        /// Where it starts, after merging with its neighbours.
+        iova: Iova,
+        /// How many bytes it has.
+        len: u64,
+        /// The alignment of the profile.
+        align: u64,
+    },
+    /// The device accepts fewer segments.
+    #[error("{needed} segments, but at most {limit} are accepted at once: split the transfer")]
+    TooMany {
+        /// The number of segments.
+        needed: u64,
+        /// The limit of the device, or of the caller's array.
+        limit: u64,
+    },
+}

@@ -12,7 +12,7 @@
 
 use super::list::{Held, ListError};
 pub use super::list::{ListPage, ListPages};
-use super::merged::Merged;
+use super::profile::Merged;
 use crate::addr::{Iova, IovaRange, RangeError, Segment};
 use crate::mem::AccessError;
 
@@ -171,7 +171,7 @@ impl<P: ListPage, const LISTS: usize> Prps<P, LISTS> {
 
 /// The list page that is being written.
 struct List {
-    /// Which of those that the command holds.
+    /// The number of the list page, among those that the command holds.
     at: usize,
     used: usize,
     /// A copy of the last entry: memory that the controller can write is not read back.

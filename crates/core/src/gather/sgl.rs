@@ -12,9 +12,9 @@
 //! PRP lists are. What the controller accepts is described by a [`Profile`]: the most descriptors
 //! (`MSDBD` of its Identify data), and an alignment of 4 if its field `SGLS` requires dwords.
 
-use super::error::{GatherError, ProfileError};
 use super::list::{Held, ListError, ListPage, ListPages};
 use super::profile::Profile;
+use super::profile::{GatherError, ProfileError};
 use crate::addr::{Iova, Segment};
 use crate::mem::{AccessError, DmaMemory};
 use core::fmt;
@@ -22,7 +22,8 @@ use core::fmt;
 /// The size of a descriptor in bytes.
 pub const DESCRIPTOR_BYTES: usize = 16;
 
-/// What a descriptor describes (figure "SGL Descriptor Type", with the sub type "address").
+/// The kind of memory that a descriptor describes (figure "SGL Descriptor Type", with the sub type
+/// "address").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Kind {
@@ -225,7 +226,7 @@ fn data_block(piece: Segment) -> Descriptor {
 
 /// The array of descriptors that is being written.
 struct Array {
-    /// Which of the pages that the command holds.
+    /// The number of the list page, among those that the command holds.
     at: usize,
     iova: Iova,
     room: usize,

@@ -45,7 +45,7 @@ proptest! {
     }
 }
 
-/// What one implementation has written and read.
+/// The bytes that one implementation has written and read.
 #[derive(PartialEq, Eq, Debug)]
 struct Seen {
     memory: [u64; 8],

@@ -41,7 +41,7 @@ impl Default for Config {
 pub struct Tag {
     /// The number of its pool.
     pub(super) pool: u64,
-    /// Which of the pool's names, from 1; 0 for none.
+    /// The number of the name in its pool, from 1; 0 for none.
     pub(super) name: u32,
 }
 

@@ -2,11 +2,13 @@
 
 use super::config::{Config, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
-use super::fragment::OpenPage;
 use super::inner::{Inner, PoolRef};
-use super::page::{Page, RawPage};
-use super::refill::{BULK, Magazine};
-use super::remote::{Remote, recycle_remotely};
+use super::magazine::{BULK, Magazine};
+use super::page::Page;
+use super::raw::RawPage;
+use super::records::OpenPage;
+use super::recycle::recycle_remotely;
+use super::remote::Remote;
 use super::ring::Entry;
 use super::stats::{Counts, Holder, PagePoolStats};
 use crate::mem::DmaMemory;

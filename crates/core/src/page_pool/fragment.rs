@@ -9,7 +9,8 @@ use super::config::Tag;
 use super::consumer::PagePool;
 use super::error::AllocError;
 use super::inner::Inner;
-use super::remote::Returning;
+use super::records::OpenPage;
+use super::recycle::Returning;
 use crate::addr::Iova;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU32, Ordering};
@@ -28,16 +29,6 @@ fn is_last(count: &AtomicU32, shares: u32) -> bool {
     // If these are the only shares left, no other thread changes the count and no read-modify-write
     // is needed.
     count.load(Ordering::Acquire) == shares || count.fetch_sub(shares, Ordering::AcqRel) == shares
-}
-
-/// The page that fragments are cut from.
-#[derive(Clone, Copy)]
-pub(super) struct OpenPage {
-    pub(super) frame: u32,
-    /// The offset of the next fragment in bytes.
-    pub(super) at: usize,
-    /// How many fragments were cut.
-    pub(super) cut: u32,
 }
 
 /// A part of a page. The page is recycled when its last fragment is dropped, on any thread, unless

@@ -11,7 +11,7 @@
 
 use super::config::{Config, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
-use super::page::RawPage;
+use super::raw::RawPage;
 use super::records::{Directory, PageRecord, State};
 use super::ring::{Entry, FRAME_BITS, Ring};
 use super::stats::{Counts, Holder};
@@ -34,7 +34,7 @@ const MAX_TAGS: usize = (1 << 24) - 1;
 /// More than the number of pages; adding as many handles does not overflow 64 bits.
 pub(super) const BIAS: u64 = 1 << 40;
 
-/// What happens to a chunk when its last page has been returned.
+/// The action on a chunk when its last page has been returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OnEmpty {
     /// [`ChunkSource::release`].

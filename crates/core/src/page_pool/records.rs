@@ -123,6 +123,16 @@ impl PageRecord {
     }
 }
 
+/// The page that fragments are cut from.
+#[derive(Clone, Copy)]
+pub(super) struct OpenPage {
+    pub(super) frame: u32,
+    /// The offset of the next fragment in bytes.
+    pub(super) at: usize,
+    /// How many fragments were cut.
+    pub(super) cut: u32,
+}
+
 /// The records of 2 MiB of the span.
 struct Region([PageRecord; REGION_FRAMES]);
 

@@ -22,7 +22,7 @@ fn slack(limit: u32) -> u32 {
     (limit / 4).min(256).max(limit / 16)
 }
 
-/// What an owner held after each of its calls.
+/// The frames that an owner held after each of its calls.
 struct Fills {
     most: u32,
     /// Before and after each trim.
@@ -188,7 +188,7 @@ fn claims(way: usize, local: &mut ZoneLocal) -> Vec<Frame> {
     }
 }
 
-/// What the owner holds is what the map has taken and nobody uses: others cannot get it.
+/// The owner holds the frames that are taken in the map and not in use: others cannot get them.
 #[test]
 fn a_new_owner_holds_no_more_than_its_limit_after_a_claim() {
     for regions in [17_u32, 40, 100, 257] {
@@ -315,7 +315,7 @@ impl<'z> World<'z> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: crate::testing::cases(340), ..ProptestConfig::default() })]
 
-    /// Whatever the order of the calls, no call leaves more than the limit in the magazine.
+    /// In any order of the calls, none leaves more than the limit in the magazine.
     #[test]
     fn no_order_of_calls_exceeds_the_limit(
         regions in prop::sample::select(vec![1_u32, 7, 17, 33, 70, 130]),

@@ -105,7 +105,7 @@ fn an_owner_that_uses_only_its_magazine_frees_it_under_pressure() {
         assert!(zone.under_pressure());
         assert_eq!(u32::try_from(rest).unwrap() + held, frames);
         works(&mut hoarder);
-        // What it has freed ends the pressure, and it may have claimed one batch since.
+        // Its frees end the pressure, and it may have claimed one batch since.
         assert!(hoarder.held() <= 64, "{} held", hoarder.held());
         assert!(zone.alloc(Order::PAGE).is_ok());
     }

@@ -200,7 +200,7 @@ fn a_late_double_free_is_counted_and_frees_nothing() {
         let stale = ring::Entry::raw(frame, record.generation());
         // SAFETY: a raw free, and `pool` holds a reference.
         let put = |pool: &PagePool| unsafe {
-            remote::recycle_remotely(pool.shared.as_ptr(), &[stale; 3])
+            recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 3])
         };
         pool.free_raw(raw).unwrap();
         put(&pool);
@@ -266,7 +266,7 @@ fn a_late_free_of_an_older_allocation_frees_nothing() {
         pool.free_raw(raw).unwrap();
         assert_eq!(pool.alloc_raw(), Ok(raw));
         // SAFETY: a raw free, and `pool` holds a reference.
-        unsafe { remote::recycle_remotely(pool.shared.as_ptr(), &[stale; 2]) };
+        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 2]) };
         assert!(matches!(pool.alloc_raw(), Err(AllocError::Limit { .. })), "it is in use");
         assert_eq!((pool.counts().waive, pool.stats().in_use), (2, 1));
         pool.free_raw(raw).unwrap();
@@ -289,7 +289,7 @@ fn equal_frees_do_not_make_the_spill_list_grow() {
     let mut sent = 0;
     while sent < 4 * room {
         // SAFETY: raw frees, and `pool` holds a reference.
-        unsafe { remote::recycle_remotely(pool.shared.as_ptr(), &entries) };
+        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &entries) };
         sent += entries.len();
     }
     assert_eq!(pool.shared.spill.lock().entries.capacity(), room);

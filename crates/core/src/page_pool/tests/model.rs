@@ -186,7 +186,7 @@ impl Expected {
     }
 }
 
-/// What a test holds, with its tag.
+/// A page that a test holds, with its tag.
 enum Held {
     Page(Page, u8),
     Raw(RawPage, u8),

@@ -121,16 +121,16 @@ fn stress_page_pool_of_two_raw_frees_one_is_valid() {
     let heap = Heap::new(2 << 20);
     let mut pool = heap.pool(Config::default());
     let rounds: usize = if cfg!(miri) { 5 } else { 1500 };
-    let (turn, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (started, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let shared: Mutex<Vec<RawPage>> = Mutex::default();
     let freed = AtomicUsize::new(0);
     crate::testing::scope(|scope| {
         for _ in 0..2 {
-            let (remote, turn, done, shared, freed) =
-                (pool.remote(), &turn, &done, &shared, &freed);
+            let (remote, started, done, shared, freed) =
+                (pool.remote(), &started, &done, &shared, &freed);
             scope.spawn(move || {
                 for round in 1..=rounds {
-                    while turn.load(Ordering::Acquire) < round {
+                    while started.load(Ordering::Acquire) < round {
                         std::thread::yield_now();
                     }
                     let pages = shared.lock().clone();
@@ -145,7 +145,7 @@ fn stress_page_pool_of_two_raw_frees_one_is_valid() {
             let pages: Vec<_> = (0..20).map(|_| pool.alloc_raw().unwrap()).collect();
             assert_eq!(pages.iter().collect::<HashSet<_>>().len(), 20);
             *shared.lock() = pages;
-            turn.store(round, Ordering::Release);
+            started.store(round, Ordering::Release);
             while done.load(Ordering::Acquire) < 2 * round {
                 std::thread::yield_now();
             }
