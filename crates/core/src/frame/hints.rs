@@ -1,5 +1,5 @@
-//! [`Hints`], a set of regions that may have free frames, in two levels; and [`Slots`], where owners
-//! publish the regions that they have reserved.
+//! [`Hints`], a set of regions that may have free frames, in two levels; and [`Slots`], where
+//! owners publish the regions that they have reserved.
 
 use super::map::total_order;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};

@@ -338,8 +338,8 @@ fn loom_a_region_against_a_single_claim() {
     });
 }
 
-/// A claim of one frame by a thread that found the region before it was claimed as a whole, and that
-/// is split meanwhile: the claim is undone, and frees nothing of the owner's.
+/// A claim of one frame by a thread that found the region before it was claimed as a whole, and
+/// that is split meanwhile: the claim is undone, and frees nothing of the owner's.
 #[test]
 fn loom_a_region_that_is_split_against_a_single_claim() {
     model(|| {

@@ -95,7 +95,8 @@ impl ZoneLocal {
     /// magazine. O(1) for order 0.
     ///
     /// # Errors
-    /// [`FrameError::Exhausted`], as for [`Zone::alloc`](super::Zone::alloc); the magazine has been flushed by then.
+    /// [`FrameError::Exhausted`], as for [`Zone::alloc`](super::Zone::alloc); the magazine has been
+    /// flushed by then.
     #[inline]
     pub fn alloc(&mut self, order: Order) -> Result<Frame, FrameError> {
         let frame = match order.get() {
@@ -119,7 +120,8 @@ impl ZoneLocal {
     /// 64), and for single ones O(1) on average.
     ///
     /// # Errors
-    /// As for [`Zone::free`](super::Zone::free); a frame in this magazine is a [`FrameError::DoubleFree`] too.
+    /// As for [`Zone::free`](super::Zone::free); a frame in this magazine is a
+    /// [`FrameError::DoubleFree`] too.
     #[inline]
     pub fn free(&mut self, frame: Frame, order: Order) -> Result<(), FrameError> {
         if order != Order::PAGE {

@@ -61,8 +61,8 @@ impl PagePool {
     /// Revokes the device's access to every page at once, also to pages still in use, and releases
     /// the chunks that have none in use. Each other chunk is released with its last page.
     ///
-    /// Waits until the source has revoked each chunk, if it can, and for frees that are being stored in the
-    /// ring. O(pages).
+    /// Waits until the source has revoked each chunk, if it can, and for frees that are being
+    /// stored in the ring. O(pages).
     pub fn destroy(mut self) -> Destroyed {
         let reachable = self.shared.hide_all();
         self.take_down();
