@@ -75,9 +75,7 @@ mod flush;
 mod invalidator;
 #[cfg(all(test, loom))]
 mod loom_model;
-mod point;
 mod queue;
-mod ring;
 #[cfg(test)]
 mod snapshot;
 mod stats;
@@ -98,9 +96,6 @@ pub use descriptor::{Block, Descriptor, Scope};
 pub use fan_out::FanOut;
 pub use flush::{Flush, FlushList};
 pub use invalidator::Invalidator;
-pub(crate) use point::PointCell;
-pub use point::{Point, Position};
 pub use queue::{InvalidationQueue, QueueError, WaitLimit};
-pub use ring::{Next, RequestRing};
 pub use stats::InvalidationStats;
 pub use ticket::{Ticket, WaitError};

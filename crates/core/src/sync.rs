@@ -98,17 +98,14 @@ pub(crate) fn unique_number() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// How many polls [`spin_then_yield`] spins for.
-pub(crate) const SPIN_POLLS: u64 = 64;
-
-/// Waits before the next poll of what a device is about to change: it spins for [`SPIN_POLLS`]
-/// polls, and then yields.
+/// Waits before the next poll of what a device is about to change: it spins for 64 polls, and then
+/// yields.
 pub(crate) fn spin_then_yield(polls: u64) {
     let _ = polls;
     #[cfg(loom)]
     loom::thread::yield_now();
     #[cfg(all(not(loom), feature = "std"))]
-    if polls >= SPIN_POLLS {
+    if polls >= 64 {
         return std::thread::yield_now();
     }
     #[cfg(not(loom))]

@@ -2,7 +2,6 @@
 
 use super::window::WindowShare;
 use crate::addr::IovaRange;
-use crate::invalidate::RequestRing;
 use crate::table::PinnedLeaf;
 
 /// The addresses of a mapping. Dropping them leaves them in use for good.
@@ -44,15 +43,6 @@ impl Addresses {
     pub(super) fn prefetch(&self) {
         if let Some(pin) = self.pin() {
             pin.prefetch(self.iova.start());
-        }
-    }
-
-    /// Returns where the owner of the window that they are in gathers requests, if they are in one.
-    #[inline(always)]
-    pub(super) fn ring(&self) -> Option<&RequestRing> {
-        match &self.origin {
-            Origin::Window(share) => Some(share.window().ring()),
-            Origin::Fixed | Origin::Space => None,
         }
     }
 

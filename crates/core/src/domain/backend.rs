@@ -5,7 +5,7 @@ use super::stats::BackendStats;
 use super::table_backend::phys::ExtentCache;
 use crate::access::Access;
 use crate::addr::IovaRange;
-use crate::invalidate::{Next, Point, RequestRing, Ticket, WaitLimit};
+use crate::invalidate::{Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::table::{MappedRun, PinnedLeaf};
 use alloc::boxed::Box;
@@ -108,43 +108,6 @@ pub trait Backend: Send + Sync {
         self.revoke_pinned(&mut core::iter::once((range, pin)))
     }
 
-    /// Revokes access to one range, as [`revoke_one`](Self::revoke_one) does, for a thread that
-    /// waits for the ticket next: its flush may wait until then for those of other threads.
-    ///
-    /// # Errors
-    /// As for `revoke`.
-    fn revoke_awaited(
-        &self,
-        range: IovaRange,
-        pin: Option<&PinnedLeaf>,
-    ) -> Result<Ticket, BackendError> {
-        self.revoke_one(range, pin)
-    }
-
-    /// Revokes access to one range in the window of `pin`, as [`revoke_one`](Self::revoke_one)
-    /// does, for the owner of `ring`: it may append the request to that, and hands over all of it
-    /// once it holds `limit` requests. Then the flush is requested by the next
-    /// [`hand_over`](Self::hand_over).
-    ///
-    /// # Errors
-    /// As for `revoke`.
-    fn revoke_gathered(
-        &self,
-        range: IovaRange,
-        pin: &PinnedLeaf,
-        ring: &RequestRing,
-        limit: u64,
-    ) -> Result<Point, BackendError> {
-        let _ = (ring, limit);
-        self.revoke_one(range, Some(pin)).map(Point::Ticket)
-    }
-
-    /// Requests the flushes in `ring`: a wait for one of them then finds its ticket. Any thread
-    /// calls it, and says what it does `next`: one that needs the flush may have it submitted here.
-    fn hand_over(&self, ring: &RequestRing, next: Next) {
-        let _ = (ring, next);
-    }
-
     /// Removes a pin, when nothing is mapped in its window.
     fn unpin(&self, pin: PinnedLeaf) {
         drop(pin);
@@ -152,12 +115,6 @@ pub trait Backend: Send + Sync {
 
     /// Whether the flush has completed. [`Ticket::NEVER`] never has.
     fn is_completed(&self, ticket: Ticket) -> bool;
-
-    /// Whether the flush has completed, for a caller that need not know soon: what is requested may
-    /// gather further. By default [`is_completed`](Self::is_completed).
-    fn has_completed(&self, ticket: Ticket) -> bool {
-        self.is_completed(ticket)
-    }
 
     /// Waits until the flush has completed, or its deadline has passed.
     ///

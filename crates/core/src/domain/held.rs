@@ -1,7 +1,6 @@
 //! A payload in a domain: what a mapping is before and after its revocation.
 
 use super::addresses::Addresses;
-use super::backend::Backend;
 use super::error::BackendError;
 use super::owner::{Anyone, Caller};
 use super::payload::Pinned;
@@ -9,7 +8,7 @@ use super::pending::Due;
 use super::space::Domain;
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
-use crate::invalidate::{Next, Point, PointCell, Position, Ticket};
+use crate::invalidate::Ticket;
 use crate::known_bad::{self, Mistake};
 use crate::table::PinnedLeaf;
 use core::ops::Deref;
@@ -26,7 +25,7 @@ pub(super) struct Held<P: Pinned, H: Deref<Target = Domain>> {
     pub(super) domain: H,
     pub(super) addresses: Addresses,
     /// [`Ticket::NEVER`] until it is revoked, and for good if that fails or panics.
-    point: PointCell,
+    ticket: Ticket,
     revoked: bool,
     /// Whether a wait has ended before the flush completed.
     pub(super) late: bool,
@@ -36,68 +35,16 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     #[inline(always)]
     pub(super) fn new(domain: H, payload: P, addresses: Addresses) -> Self {
         let ticket = if addresses.is_fixed() { Ticket::COMPLETED } else { Ticket::NEVER };
-        Self {
-            payload,
-            domain,
-            addresses,
-            point: PointCell::new(Point::Ticket(ticket)),
-            revoked: false,
-            late: false,
-        }
+        Self { payload, domain, addresses, ticket, revoked: false, late: false }
     }
 
-    /// Revokes access. Where the caller can gather the request of its flush, that is made later,
-    /// with others.
+    /// Clears its entries and requests its flush, unless it is mapped for its lifetime.
     #[inline(always)]
     pub(super) fn revoke(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
         self.begin_revoke(caller);
-        if !self.gather(caller) {
-            self.request(caller, |backend, range, pin| backend.revoke_one(range, pin));
-        }
-    }
-
-    /// Revokes access and requests its flush, for a caller that waits for it next.
-    #[inline(always)]
-    pub(super) fn revoke_awaited(&mut self, caller: &mut impl Caller) {
-        self.domain.release_late();
-        self.begin_revoke(caller);
-        self.request(caller, |backend, range, pin| backend.revoke_awaited(range, pin));
-    }
-
-    /// Clears its entries and gathers the request of its flush. Returns false, with nothing
-    /// changed, if the caller cannot gather it.
-    #[inline(always)]
-    fn gather(&mut self, caller: &impl Caller) -> bool {
-        let limit = self.domain.gather_limit();
-        let Some((pin, ring)) = caller.gathers(&self.addresses).filter(|_| limit > 0) else {
-            return false;
-        };
-        if let Ok(point) = self
-            .domain
-            .call(|backend| backend.revoke_gathered(self.addresses.iova, pin, ring, limit))
-        {
-            self.set_point(point);
-        }
-        true
-    }
-
-    /// Clears its entries and requests its flush by `revoke`, unless it is mapped for its lifetime.
-    #[inline(always)]
-    fn request(
-        &mut self,
-        caller: &mut impl Caller,
-        revoke: impl FnOnce(
-            &dyn Backend,
-            IovaRange,
-            Option<&PinnedLeaf>,
-        ) -> Result<Ticket, BackendError>,
-    ) {
-        if self.addresses.is_fixed() {
-            return;
-        }
-        let revoked =
-            self.domain.call(|backend| revoke(backend, self.addresses.iova, self.addresses.pin()));
+        let Some(range) = self.to_revoke() else { return };
+        let revoked = self.domain.call(|backend| backend.revoke_one(range.0, range.1));
         if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
@@ -112,47 +59,16 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         caller.counts(&self.domain).count_revoked(self.addresses.held_bytes());
     }
 
+    /// Notes the ticket, once its entries are cleared.
     #[inline(always)]
     pub(super) fn set_ticket(&mut self, ticket: Ticket) {
-        self.set_point(Point::Ticket(ticket));
-    }
-
-    /// Notes where in the sequence of flushes it is quiesced, once its entries are cleared.
-    #[inline(always)]
-    fn set_point(&mut self, point: Point) {
-        self.point.set(point);
+        self.ticket = ticket;
         self.domain.release_if_mistaken(&self.addresses);
     }
 
-    /// Returns where in the sequence of flushes it is quiesced, as far as that is known here.
-    pub(super) fn point(&self) -> Point {
-        self.point.get()
-    }
-
-    /// Returns the ticket. If its owner has only gathered the request, that is handed over, by this
-    /// thread.
     #[inline(always)]
     pub(super) fn ticket(&self) -> Ticket {
-        self.ticket_before(Next::Other)
-    }
-
-    /// Returns the ticket, to a thread that polls or waits for it next.
-    #[inline(always)]
-    fn ticket_before(&self, next: Next) -> Ticket {
-        match self.point.get() {
-            Point::Ticket(ticket) => ticket,
-            Point::Gathered(position) => self.hand_over(position, next),
-        }
-    }
-
-    #[cold]
-    fn hand_over(&self, position: Position, next: Next) -> Ticket {
-        // Only what is in an owner's window is gathered.
-        let Some(ring) = self.addresses.ring() else { return Ticket::NEVER };
-        if ring.ticket_of(position).is_none() {
-            self.domain.call(|backend| backend.hand_over(ring, next));
-        }
-        ring.ticket_of(position).map_or(Ticket::NEVER, |ticket| self.point.learn(position, ticket))
+        self.ticket
     }
 
     /// Returns the range that the backend has to revoke, if any, with the pin of its window.
@@ -164,41 +80,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     pub(super) fn is_quiesced(&self) -> bool {
         self.addresses.is_fixed()
             || known_bad::makes(Mistake::BufferEarly)
-            || self.domain.call(|backend| backend.is_completed(self.ticket_before(Next::Poll)))
-    }
-
-    /// Whether it is quiesced, for a poll by the caller: an owner that polls while it revokes
-    /// neither hands over each request by itself, nor submits it.
-    #[inline(always)]
-    pub(super) fn poll(&mut self, caller: &mut impl Caller) -> bool {
-        if known_bad::makes(Mistake::BufferEarly) {
-            return true;
-        }
-        let mut submits = false;
-        if let Point::Gathered(position) = self.point.get() {
-            match self.addresses.ring().and_then(|ring| ring.ticket_of(position)) {
-                Some(ticket) => self.point.set(Point::Ticket(ticket)),
-                // Its own alone: another owner may never hand it over.
-                None if caller.gathers(&self.addresses).is_some() && caller.defers() => {
-                    return false;
-                }
-                None => {
-                    let ticket = self.hand_over(position, Next::Poll);
-                    self.point.set(Point::Ticket(ticket));
-                    submits = true;
-                }
-            }
-        }
-        match self.point.get() {
-            Point::Ticket(ticket) if self.domain.call(|backend| backend.has_completed(ticket)) => {
-                true
-            }
-            Point::Ticket(ticket) => {
-                (submits || !caller.defers())
-                    && self.domain.call(|backend| backend.is_completed(ticket))
-            }
-            Point::Gathered(_) => false,
-        }
+            || self.domain.call(|backend| backend.is_completed(self.ticket))
     }
 
     /// Waits by `wait`.
@@ -211,9 +93,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             self.late = false;
             return Ok(());
         }
-        let ticket = self.ticket_before(Next::Wait);
-        self.point.set(Point::Ticket(ticket));
-        let result = match ticket {
+        let result = match self.ticket {
             Ticket::NEVER => Err(BackendError::NotRevoked),
             ticket => wait(&self.domain, ticket),
         };
@@ -242,9 +122,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     /// Leaves the payload with the domain: until its flush completes if `late`, else for good.
     pub(super) fn leave(self, late: bool) {
         // No call of the backend: should it panic, the payload would be dropped.
-        match self.point.get() {
-            Point::Ticket(Ticket::NEVER) => self.keep(Due::Never),
-            point => self.keep(if late { Due::At(point) } else { Due::Never }),
+        match self.ticket {
+            Ticket::NEVER => self.keep(Due::Never),
+            ticket => self.keep(if late { Due::At(ticket) } else { Due::Never }),
         }
     }
 
@@ -264,10 +144,10 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
             drop(self.release(&mut Anyone));
             return;
         }
-        let due = match (self.revoked, self.point.get()) {
+        let due = match (self.revoked, self.ticket) {
             (false, _) => Due::Revocation,
-            (true, Point::Ticket(Ticket::NEVER)) => Due::Never,
-            (true, point) => Due::At(point),
+            (true, Ticket::NEVER) => Due::Never,
+            (true, ticket) => Due::At(ticket),
         };
         self.keep(due);
     }

@@ -87,7 +87,7 @@ use core::ops::Deref;
 /// let mappings = local.map_many([buffer, Buffer::new()], FromDevice)?;
 /// let mut revoked = Vec::with_capacity(mappings.len());
 /// local.revoke_many(mappings, &mut revoked);
-/// println!("the flush is done: {}", local.has_quiesced(&mut revoked[0])); // never waits
+/// println!("the flush is done: {}", local.has_quiesced(&revoked[0])); // never waits
 /// let buffers: Result<Vec<_>, _> = revoked.into_iter().map(|one| local.wait(one)).collect();
 /// assert_eq!(buffers?.len(), 2);
 /// # Ok(())
@@ -190,15 +190,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// Revokes access, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its
     /// direction.
     ///
-    /// The table entries are cleared when this returns. The flush of what is in the owner's windows
-    /// is requested with others: when 64 are gathered (fewer where more than 16 owners share the
-    /// domain, which then submit 64 pages together: so after 127 further revocations of this owner
-    /// at the latest), at the first wait for one of them, or poll of it through its [`Revoked`], by
-    /// any thread, and at the fourth [`poll`](Self::poll) of this handle in a row that finds
-    /// nothing and revokes nothing in between. Dropping the handle requests them too. Until then a
-    /// device that has cached the translation can use it, however long that is, so an owner that
-    /// will not call for a while waits first. The buffer and its addresses are held meanwhile, as
-    /// after any other revocation.
+    /// The table entries are cleared and the flush is requested when this returns; its request takes
+    /// a lock that all owners share, once. [`revoke_many`](Self::revoke_many) requests one flush for
+    /// many.
     #[inline(always)]
     pub fn revoke<P: Pinned>(
         &mut self,
@@ -246,8 +240,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         }
     }
 
-    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does, but submits what
-    /// it waits for only at the fourth time in a row.
+    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does.
     ///
     /// # Errors
     /// As there.
@@ -264,14 +257,10 @@ impl<H: Hold<Target = Domain>> Local<H> {
 
     /// Returns whether [`poll`](Self::poll) would return the buffer, without moving the value: ask
     /// it of the first of a queue, and take that one out and [wait](Self::wait) for it when it is
-    /// true. Like `poll`, the fourth call in a row submits what the value waits for;
-    /// [`Revoked::is_quiesced`] submits it at once.
+    /// true.
     #[inline(always)]
-    pub fn has_quiesced<P: Pinned>(&mut self, revoked: &mut Revoked<P, H::Item>) -> bool {
-        if !revoked.belongs_to(&self.domain) {
-            return revoked.is_quiesced();
-        }
-        revoked.has_quiesced_by(&mut self.owner)
+    pub fn has_quiesced<P: Pinned>(&mut self, revoked: &Revoked<P, H::Item>) -> bool {
+        revoked.has_quiesced()
     }
 
     /// Waits for the buffer, as [`Revoked::wait`] does.

@@ -12,7 +12,7 @@ use super::windows::MAX_BYTES;
 use super::{Backend, BackendError, Domain};
 use crate::access::Access;
 use crate::addr::IovaRange;
-use crate::invalidate::{Point, Ticket};
+use crate::invalidate::Ticket;
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
@@ -256,7 +256,7 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         for ticket in 1..=2 {
             let iova = domain.alloc_iova(4096, 4096, None).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };
-            let due = Due::At(Point::Ticket(Ticket(ticket)));
+            let due = Due::At(Ticket(ticket));
             domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, due, true);
         }
         let other = Arc::clone(&domain);

@@ -11,7 +11,6 @@ use super::space::{Domain, PAGE_BYTES, alignment, check_pages};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange};
 use crate::drop_guard::{CleanUp, DropGuard};
-use crate::invalidate::Point;
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
 use crate::table::{PinnedLeaf, TableError};
@@ -174,9 +173,7 @@ impl Domain {
                 caller.counts(self).count_refused();
                 let payload = match reachable {
                     Some(addresses) => {
-                        let due = error
-                            .late_ticket()
-                            .map_or(Due::Never, |late| Due::At(Point::Ticket(late)));
+                        let due = error.late_ticket().map_or(Due::Never, Due::At);
                         self.keep_reachable(payload, addresses, due, false);
                         None
                     }

@@ -10,9 +10,7 @@ use super::window::OwnerShared;
 use super::windows::{MAX_BYTES, Windows};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange};
-use crate::invalidate::RequestRing;
 use crate::mem::DmaMemory;
-use crate::table::PinnedLeaf;
 use alloc::sync::Arc;
 
 /// Where addresses come from and return to, and where that is counted.
@@ -30,23 +28,6 @@ pub(super) trait Caller {
 
     /// Returns the counters of what this caller does.
     fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts;
-
-    /// Returns the pin of `addresses` and where this caller gathers its requests, if it may for
-    /// these.
-    #[inline(always)]
-    fn gathers<'a>(
-        &'a self,
-        addresses: &'a Addresses,
-    ) -> Option<(&'a PinnedLeaf, &'a RequestRing)> {
-        let _ = addresses;
-        None
-    }
-
-    /// Whether a poll of this caller, which has found its request not submitted yet, leaves it so.
-    #[inline(always)]
-    fn defers(&mut self) -> bool {
-        false
-    }
 
     /// Gives up what this caller keeps for later. Returns whether there was anything.
     fn give_up_idle(&mut self, domain: &Domain) -> bool {
@@ -120,19 +101,13 @@ pub(super) struct Owner {
     hit: Option<Hit>,
     /// The registered memory that was mapped last.
     extents: ExtentCache,
-    /// How many requests it had made at its last poll in vain, and how many such polls there were
-    /// since.
-    polled: (u64, u32),
 }
-
-/// How many polls in a row may be in vain before one submits what it waits for.
-const DEFERRED_POLLS: u32 = 3;
 
 impl Owner {
     pub(super) fn new() -> Self {
         let shared = Arc::new(OwnerShared::new());
         let windows = Windows::new(Arc::clone(&shared));
-        Self { windows, shared, hit: None, extents: ExtentCache::new(), polled: (0, 0) }
+        Self { windows, shared, hit: None, extents: ExtentCache::new() }
     }
 
     /// Prepares for allocations of `bytes` altogether, which are to be contiguous, until
@@ -200,26 +175,6 @@ impl Caller for Owner {
     #[inline(always)]
     fn counts<'a>(&'a self, _: &'a Domain) -> &'a Counts {
         &self.shared.counts
-    }
-
-    #[inline(always)]
-    fn gathers<'a>(
-        &'a self,
-        addresses: &'a Addresses,
-    ) -> Option<(&'a PinnedLeaf, &'a RequestRing)> {
-        let ring = addresses.ring().filter(|ring| core::ptr::eq(*ring, self.shared.ring()))?;
-        Some((addresses.pin()?, ring))
-    }
-
-    #[inline(always)]
-    fn defers(&mut self) -> bool {
-        let (pushed, polls) = (self.shared.ring().pushed(), self.polled.1 + 1);
-        self.polled = if self.polled.0 == pushed { (pushed, polls) } else { (pushed, 1) };
-        if self.polled.1 > DEFERRED_POLLS {
-            self.polled.1 = 0;
-            return false;
-        }
-        true
     }
 
     fn give_up_idle(&mut self, domain: &Domain) -> bool {

@@ -6,15 +6,9 @@ use super::owner::{Caller, Owner};
 use super::space::Domain;
 use super::stats::DomainStats;
 use super::window::{OwnerShared, WINDOW_BYTES, Window};
-use crate::invalidate::{Next, RequestRing, Ticket};
+use crate::invalidate::Ticket;
 use crate::sync::Ordering;
 use alloc::sync::Arc;
-
-/// How many requests all owners together may gather, as long as each may gather [`GATHERED_LEAST`]:
-/// the more owners there are, the longer each of them does not run.
-const GATHERED_BY_ALL: u64 = 1024;
-/// How many requests an owner may gather at least, however many there are.
-const GATHERED_LEAST: u64 = if cfg!(loom) { 2 } else { 4 };
 
 impl Domain {
     /// Limits what may be revoked and not yet returned to `bytes`: a revocation that exceeds it
@@ -27,26 +21,7 @@ impl Domain {
     /// deadline ends, and what it waited for stays held: the limit bounds nothing while the unit
     /// completes no flush.
     pub fn set_held_limit(&self, bytes: u64) {
-        let owners = self.owners.lock();
         self.held_limit.store(bytes, Ordering::Relaxed);
-        self.set_gather_limit(owners.len());
-    }
-
-    /// Returns how many requests an owner may gather; 0 if each is to be made at once.
-    #[inline(always)]
-    pub(super) fn gather_limit(&self) -> u64 {
-        self.gather_limit.load(Ordering::Relaxed)
-    }
-
-    /// Sets it for a number of owners. With the lock of the owners held.
-    fn set_gather_limit(&self, owners: usize) {
-        let unlimited = self.held_limit.load(Ordering::Relaxed) == u64::MAX;
-        let each =
-            (GATHERED_BY_ALL / (owners as u64).max(1)).clamp(GATHERED_LEAST, RequestRing::CAPACITY);
-        // A power of two: so what one page after another was mapped at is one aligned block each
-        // time, and one descriptor.
-        let limit = if unlimited { 1 << each.ilog2() } else { 0 };
-        self.gather_limit.store(limit, Ordering::Relaxed);
     }
 
     /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is:
@@ -113,15 +88,12 @@ impl Domain {
 
     pub(super) fn register_owner(&self) -> Owner {
         let owner = Owner::new();
-        let mut owners = self.owners.lock();
-        owners.push(Arc::clone(&owner.shared));
-        self.set_gather_limit(owners.len());
-        drop(owners);
+        self.owners.lock().push(Arc::clone(&owner.shared));
         owner
     }
 
-    /// Requests what the owner has gathered, closes its windows that are empty, leaves the others
-    /// to their mappings, and keeps its counts.
+    /// Closes the owner's windows that are empty, leaves the others to their mappings, and keeps its
+    /// counts.
     pub(super) fn retire_owner(&self, owner: &mut Owner) {
         let mut sum = Sum::default();
         let mut owners = self.owners.lock();
@@ -129,14 +101,10 @@ impl Domain {
         owner.shared.counts.add_rest_to(&mut sum);
         self.counts.add_all(&sum);
         owners.retain(|other| !Arc::ptr_eq(other, &owner.shared));
-        self.set_gather_limit(owners.len());
         drop(owners);
         owner.abandon(self);
-        // Should the backend panic, whoever waits for what was gathered hands it over, and others
-        // close the windows.
+        // Should the backend panic, others close the windows.
         if !self.is_unwinding() {
-            // Nothing is appended any more; whoever waits for what was gathered finds its ticket.
-            self.call(|backend| backend.hand_over(owner.shared.ring(), Next::Other));
             self.close_abandoned();
         }
     }

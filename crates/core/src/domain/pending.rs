@@ -4,7 +4,7 @@
 //! one load while nothing is held.
 
 use super::addresses::Addresses;
-use crate::invalidate::{Point, Ticket};
+use crate::invalidate::Ticket;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -14,8 +14,8 @@ use core::mem::ManuallyDrop;
 /// When a device no longer reaches a buffer.
 #[derive(Clone, Copy)]
 pub(super) enum Due {
-    /// From this point on.
-    At(Point),
+    /// When this ticket has completed.
+    At(Ticket),
     /// It is mapped: a backend that panicked could not be asked to revoke it while the thread
     /// unwound.
     Revocation,
@@ -27,13 +27,13 @@ impl Due {
     /// Returns the ticket, or one that has completed if there is something to be done first.
     fn ticket(self) -> Ticket {
         match self {
-            Self::At(Point::Ticket(ticket)) => ticket,
-            Self::At(Point::Gathered(_)) | Self::Revocation | Self::Never => Ticket::COMPLETED,
+            Self::At(ticket) => ticket,
+            Self::Revocation | Self::Never => Ticket::COMPLETED,
         }
     }
 
     fn is_unfinished(self) -> bool {
-        !matches!(self, Self::At(Point::Ticket(_)))
+        !matches!(self, Self::At(_))
     }
 }
 

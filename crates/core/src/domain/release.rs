@@ -5,7 +5,7 @@ use super::owner::{Anyone, Caller};
 use super::pending::{Due, PendingRelease};
 use super::space::Domain;
 use crate::drop_guard::{CleanUp, DropGuard};
-use crate::invalidate::{Next, Point, Ticket};
+use crate::invalidate::Ticket;
 use crate::known_bad::{self, Mistake};
 use alloc::boxed::Box;
 use core::mem::ManuallyDrop;
@@ -61,7 +61,7 @@ impl Domain {
         self.pending.push(PendingRelease { payload, addresses, due, mapped });
     }
 
-    /// Does what a panic of the backend has left undone, and returns the buffer's point. Should it
+    /// Does what a panic of the backend has left undone, and returns the buffer. Should it
     /// panic again, the buffer is quarantined.
     fn make_up_for(&self, release: PendingRelease) -> PendingRelease {
         let mut release = DropGuard::new(Abandoned(self, release));
@@ -71,14 +71,7 @@ impl Domain {
                 self.counts().count_revoked(0);
                 let revoked =
                     self.call(|backend| backend.revoke_one(addresses.iova, addresses.pin()));
-                revoked.map_or(Due::Never, |ticket| Due::At(Point::Ticket(ticket)))
-            }
-            Due::At(Point::Gathered(position)) => {
-                let ticket = addresses.ring().and_then(|ring| {
-                    self.call(|backend| backend.hand_over(ring, Next::Other));
-                    ring.ticket_of(position)
-                });
-                ticket.map_or(Due::Never, |ticket| Due::At(Point::Ticket(ticket)))
+                revoked.map_or(Due::Never, Due::At)
             }
             known => known,
         };

@@ -56,8 +56,7 @@ pub struct Revoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(
 );
 
 impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
-    /// Returns the ticket: the point in the sequence at which it is quiesced. If its owner has only
-    /// gathered the request, it is made now, with the others of that owner.
+    /// Returns the ticket: the point in the sequence of flushes at which it is quiesced.
     pub fn ticket(&self) -> Ticket {
         self.0.ticket()
     }
@@ -104,18 +103,14 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     }
 
     #[inline(always)]
-    pub(super) fn poll_by(mut self, caller: &mut impl Caller) -> Result<(P, H), Self> {
-        if self.has_quiesced_by(caller) {
-            Ok(self.0.into_inner().release(caller))
-        } else {
-            Err(self)
-        }
+    pub(super) fn poll_by(self, caller: &mut impl Caller) -> Result<(P, H), Self> {
+        if self.has_quiesced() { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
     }
 
     #[inline(always)]
-    pub(super) fn has_quiesced_by(&mut self, caller: &mut impl Caller) -> bool {
+    pub(super) fn has_quiesced(&self) -> bool {
         self.0.domain.release_late();
-        self.0.poll(caller)
+        self.0.is_quiesced()
     }
 
     #[inline(always)]
@@ -188,7 +183,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Revoked<P, H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Revoked")
             .field("iova", &self.0.addresses.iova)
-            .field("point", &self.0.point())
+            .field("ticket", &self.0.ticket())
             .finish_non_exhaustive()
     }
 }

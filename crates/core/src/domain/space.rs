@@ -40,8 +40,6 @@ pub struct Domain {
     pub(super) quarantined_bytes: AtomicU64,
     /// How many bytes may be revoked and not returned before a revocation waits.
     pub(super) held_limit: AtomicU64,
-    /// How many requests an owner may gather; 0 with a limit on what is held.
-    pub(super) gather_limit: AtomicU64,
 }
 
 impl Domain {
@@ -62,7 +60,6 @@ impl Domain {
             quarantined: AtomicU64::new(0),
             quarantined_bytes: AtomicU64::new(0),
             held_limit: AtomicU64::new(u64::MAX),
-            gather_limit: AtomicU64::new(0),
         }
     }
 

@@ -4,7 +4,6 @@
 use super::counts::{Counts, Writers};
 use super::granules::{FreeRuns, GRANULES, Granules, WORDS, words};
 use crate::addr::{Iova, IovaRange};
-use crate::invalidate::RequestRing;
 use crate::iova::IovaSpace;
 use crate::share::{Shared, Stock};
 use crate::sync::{AtomicU64, CachePadded, Ordering, SpinLock};
@@ -28,8 +27,6 @@ pub(super) struct OwnerShared {
     pub(super) counts: CachePadded<Counts>,
     /// Granules of its windows that others have returned so far.
     pub(super) returned: CachePadded<AtomicU64>,
-    /// Requests that the owner has made and not handed over.
-    ring: CachePadded<RequestRing>,
     /// The owner's windows in which nothing is live. Others close them where addresses or table
     /// pages have run out.
     pub(super) idle: SpinLock<Vec<SlotBox>>,
@@ -46,16 +43,9 @@ impl OwnerShared {
         Self {
             counts: CachePadded(Counts::new(Writers::One)),
             returned: CachePadded(AtomicU64::new(0)),
-            ring: CachePadded(RequestRing::new()),
             // For as many as are kept: returning addresses allocates nothing.
             idle: SpinLock::new(Vec::with_capacity(IDLE)),
         }
-    }
-
-    /// Returns the requests that the owner has made and not handed over.
-    #[inline(always)]
-    pub(super) fn ring(&self) -> &RequestRing {
-        &self.ring
     }
 }
 
@@ -88,12 +78,6 @@ impl Window {
     #[inline(always)]
     pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
         self.pin.as_ref()
-    }
-
-    /// Returns where its owner gathers requests.
-    #[inline(always)]
-    pub(super) fn ring(&self) -> &RequestRing {
-        self.owner.ring()
     }
 
     /// Returns the range and the pin of a window that is closed.

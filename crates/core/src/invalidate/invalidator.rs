@@ -12,10 +12,6 @@ use super::waits::Waits;
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Ordering, SpinLock};
 use core::fmt;
 
-/// How many pages threads that combine their requests gather before one of them submits. More cost
-/// the unit longer (0.22 us each), fewer the threads more submissions.
-const COMBINED_PAGES: u64 = 8;
-
 /// Gathers requests, submits them to an [`InvalidationQueue`] in batches, and publishes their
 /// completion.
 pub struct Invalidator<Q> {
@@ -92,30 +88,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// the queue is full.
     pub fn request_and_submit(&self, flushes: impl IntoIterator<Item = Flush>) -> Ticket {
         self.append(flushes, true)
-    }
-
-    /// Requests `flush` for a thread that waits for it next. Submits as
-    /// [`request_one`](Self::request_one) does, unless other threads have lately requested theirs
-    /// while one that waits had yielded: then the open batch is submitted once it has several
-    /// pages, or by the first of them that polls.
-    pub fn request_awaited(&self, flush: Flush) -> Ticket {
-        self.waits.yields.count_request();
-        if self.waiters_combine() { self.request_combined(flush) } else { self.request_one(flush) }
-    }
-
-    /// Requests `flush`, to be submitted with those that other threads are about to request.
-    fn request_combined(&self, flush: Flush) -> Ticket {
-        let pages = Pages::new(&flush);
-        let mut open = self.open.lock();
-        open.requested.count(&pages);
-        open.batch.push(pages);
-        let ticket = self.issue(&open);
-        let enough = open.batch.requested() >= COMBINED_PAGES;
-        drop(open);
-        if enough {
-            self.submit();
-        }
-        ticket
     }
 
     /// Requests `flush` and submits, as [`request_and_submit`](Self::request_and_submit) does: by
@@ -225,15 +197,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     #[inline]
     pub fn is_completed(&self, ticket: Ticket) -> bool {
         self.completed.load(Ordering::Acquire) >= ticket.0 || self.is_completed_now(ticket)
-    }
-
-    /// Whether the flush has completed. Submits nothing: what is in the open batch may stay there.
-    #[inline]
-    pub fn has_completed(&self, ticket: Ticket) -> bool {
-        self.completed.load(Ordering::Acquire) >= ticket.0 || {
-            self.publish_if_in_flight();
-            self.completed.load(Ordering::Acquire) >= ticket.0
-        }
     }
 
     fn is_completed_now(&self, ticket: Ticket) -> bool {

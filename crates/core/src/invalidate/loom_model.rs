@@ -147,29 +147,6 @@ fn loom_no_more_batches_are_in_flight_than_the_queue_has_room_for() {
     });
 }
 
-/// Two threads that wait for what they request, which gathers: whichever polls submits both
-/// requests, or each its own, and neither depends on the other.
-#[test]
-fn loom_awaited_requests_do_not_complete_before_their_flush() {
-    let mut model = loom::model::Builder::new();
-    // A wait has too many steps to try all interleavings.
-    model.preemption_bound = Some(2);
-    model.check(|| {
-        let inv = Arc::new(Invalidator::new(Snapshot::<2>::new()));
-        let unmap = |inv: &Invalidator<Snapshot<2>>, page: usize| {
-            inv.queue().cleared[page].store(1, Ordering::Relaxed);
-            let range = IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap();
-            inv.wait(inv.request_awaited(Flush::from(range))).unwrap();
-            assert_eq!(inv.queue().flushed[page].load(Ordering::Relaxed), 1);
-        };
-        let other = Arc::clone(&inv);
-        let thread = thread::spawn(move || unmap(&other, 1));
-        unmap(&inv, 0);
-        thread.join().unwrap();
-        assert_eq!(inv.stats().requested, 2);
-    });
-}
-
 /// An owner that requests and then never runs again: others submit its request, and see it
 /// complete.
 #[test]
@@ -183,102 +160,6 @@ fn loom_a_request_completes_without_the_owner_that_made_it() {
         inv.wait(ticket).unwrap();
         assert_eq!(inv.queue().flushed[1].load(Ordering::Relaxed), 1);
     });
-}
-
-/// An owner that gathers, and never runs again: a thread that waits for one of its requests hands
-/// them over itself, and submits them later or with the same hold of the lock.
-#[test]
-fn loom_a_gathered_request_completes_without_its_owner() {
-    [Next::Other, Next::Poll].into_iter().for_each(gathered_without_its_owner);
-}
-
-fn gathered_without_its_owner(next: Next) {
-    loom::model(move || {
-        let (inv, ring) = gathering();
-        let at = gather(&inv, &ring, 0);
-        let other = Arc::clone(&ring);
-        let unit = Arc::clone(&inv);
-        let owner = thread::spawn(move || gather(&unit, &other, 1));
-        wait_for(&inv, &ring, at, 0, next);
-        let late = owner.join().unwrap();
-        wait_for(&inv, &ring, late, 1, next);
-    });
-}
-
-/// The owner hands over and uses the places of its ring again, while another thread waits for the
-/// first request: that one finds a ticket that covers it, and no flush is submitted before what it
-/// covers has been cleared.
-#[test]
-fn loom_a_place_in_a_ring_is_used_again_after_it_was_handed_over() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
-        let (inv, ring) = gathering();
-        let first = gather(&inv, &ring, 0);
-        let (unit, other) = (Arc::clone(&inv), Arc::clone(&ring));
-        let waiter = thread::spawn(move || wait_for(&unit, &other, first, 0, Next::Poll));
-        let second = gather(&inv, &ring, 1);
-        inv.request_ring(&ring, Next::Other);
-        let third = gather(&inv, &ring, 2);
-        waiter.join().unwrap();
-        wait_for(&inv, &ring, second, 1, Next::Other);
-        wait_for(&inv, &ring, third, 2, Next::Poll);
-        assert_eq!(inv.stats().requested, 3);
-    });
-}
-
-/// Two owners that gather one request each and wait for it at once: whichever submits, neither
-/// completes before its flush.
-#[test]
-fn loom_owners_that_wait_for_what_they_gathered_complete_after_its_flush() {
-    let mut model = loom::model::Builder::new();
-    // A wait has too many steps to try all interleavings.
-    model.preemption_bound = Some(2);
-    model.check(|| {
-        let inv = Arc::new(Invalidator::new(Snapshot::<3>::new()));
-        let unmap = |inv: &Invalidator<Snapshot<3>>, page: usize| {
-            let ring = RequestRing::new();
-            let at = gather(inv, &ring, page);
-            inv.request_ring(&ring, Next::Wait);
-            inv.wait(ring.ticket_of(at).unwrap()).unwrap();
-            assert_eq!(inv.queue().flushed[page].load(Ordering::Relaxed), 1);
-        };
-        let other = Arc::clone(&inv);
-        let thread = thread::spawn(move || unmap(&other, 1));
-        unmap(&inv, 0);
-        thread.join().unwrap();
-        assert_eq!(inv.stats().requested, 2);
-    });
-}
-
-type Gathering = (Arc<Invalidator<Snapshot<3>>>, Arc<RequestRing>);
-
-fn gathering() -> Gathering {
-    (Arc::new(Invalidator::new(Snapshot::new())), Arc::new(RequestRing::new()))
-}
-
-/// Clears the entry of a page, and gathers its request.
-fn gather(inv: &Invalidator<Snapshot<3>>, ring: &RequestRing, page: usize) -> Position {
-    inv.queue().cleared[page].store(1, Ordering::Relaxed);
-    ring.push(IovaRange::new(Iova::new((page as u64) << 12), 4096).unwrap()).unwrap()
-}
-
-/// Waits for a request, as any thread does, and looks whether it was flushed after its clear.
-fn wait_for(
-    inv: &Invalidator<Snapshot<3>>,
-    ring: &RequestRing,
-    at: Position,
-    page: usize,
-    next: Next,
-) {
-    if ring.ticket_of(at).is_none() {
-        inv.request_ring(ring, next);
-    }
-    let ticket = ring.ticket_of(at).unwrap();
-    while !inv.is_completed(ticket) {
-        thread::yield_now();
-    }
-    assert_eq!(inv.queue().flushed[page].load(Ordering::Relaxed), 1);
 }
 
 fn explore(submits: bool, accepts: usize, aborts_at: Option<u64>) {

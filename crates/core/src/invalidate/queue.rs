@@ -80,9 +80,7 @@ pub trait InvalidationQueue: Send + Sync {
 
     /// Pauses between two polls; `polls` counts from 0. By default it spins for 64 polls, longer
     /// than a flush takes (1 to 2 us), and then yields the processor: on a machine with fewer
-    /// processors than threads the thread that completes the flush may not be running. A waiter
-    /// passes 64 at first where other threads have lately requested flushes while a waiter had
-    /// yielded.
+    /// processors than threads the thread that completes the flush may not be running.
     fn relax(&self, polls: u64) {
         crate::sync::spin_then_yield(polls);
     }

@@ -4,7 +4,6 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use snapshot::Snapshot;
 use std::sync::Arc;
 
-mod awaited;
 mod deadlines;
 #[cfg(feature = "count-rmw")]
 mod holds;

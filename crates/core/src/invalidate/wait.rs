@@ -4,13 +4,8 @@ use super::invalidator::Invalidator;
 use super::queue::{InvalidationQueue, WaitLimit};
 use super::ticket::{Ticket, WaitError};
 use crate::known_bad::{self, Mistake};
-use crate::sync::{Ordering, SPIN_POLLS};
+use crate::sync::Ordering;
 use core::task::Poll;
-
-/// A yield that takes this long, nanoseconds, gave the processor to a thread that used up its time
-/// slice: what others requested meanwhile is no sign that they wait as well. A hundred threads that
-/// each request once take less.
-const SLICE_NS: u64 = 1_000_000;
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Waits until the flush has completed, or the queue's [`limit`](InvalidationQueue::limit) is
@@ -29,7 +24,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     fn wait_until_overdue(&self, ticket: Ticket) -> Result<(), WaitError> {
-        timeout_or_mistake(self.wait_while(ticket, true, |_| self.overdue(ticket)))
+        timeout_or_mistake(self.wait_while(ticket, |_| self.overdue(ticket)))
     }
 
     /// Returns how a [`wait`](Self::wait) would end if it ended now, without waiting.
@@ -48,8 +43,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// As for [`wait`](Self::wait).
     pub fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), WaitError> {
         let start = self.queue.now_ns();
-        // A time slice may be longer than the limit, so the processor is kept.
-        self.wait_while(ticket, false, |polls| {
+        self.wait_while(ticket, |polls| {
             let waited_ns = elapsed(start, self.queue.now_ns());
             let over = waited_ns >= limit.time_ns || polls >= limit.polls;
             over.then_some(WaitError::TimedOut { ticket, waited_ns, polls })
@@ -97,22 +91,14 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     fn wait_while(
         &self,
         ticket: Ticket,
-        may_yield: bool,
         overdue: impl Fn(u64) -> Option<WaitError>,
     ) -> Result<(), WaitError> {
         self.check_issued(ticket)?;
-        // It may have completed long ago, and nobody has polled since.
-        if self.has_completed(ticket) {
-            return Ok(());
-        }
-        let (start, mut polls) = (self.queue.now_ns(), 0);
-        // A unit that has failed is reported at once.
-        if may_yield && self.may_combine() && !self.has_failed() && self.waits.yields.is_due() {
-            self.yield_once(start);
-        }
+        // It may have completed long ago, and no thread has polled since.
         if self.is_completed(ticket) {
             return Ok(());
         }
+        let (start, mut polls) = (self.queue.now_ns(), 0);
         let result = loop {
             if let Poll::Ready(result) = self.check_once(ticket, || overdue(polls)) {
                 break result;
@@ -122,27 +108,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         };
         self.waits.count(elapsed(start, self.queue.now_ns()), result.is_err());
         result
-    }
-
-    /// Returns whether waiters may yield before they poll: not where a limit counts polls, because
-    /// a yield would be one of them.
-    pub(super) fn may_combine(&self) -> bool {
-        self.queue.limit().polls == u64::MAX
-    }
-
-    /// Returns whether waiters leave what they request to gather, because those that yielded lately
-    /// did not do so in vain.
-    pub(super) fn waiters_combine(&self) -> bool {
-        self.waits.yields.are_worth_it() && self.may_combine()
-    }
-
-    /// Lets the threads run that are runnable. What they request meanwhile shares a flush.
-    fn yield_once(&self, start: Option<u64>) {
-        let yields = &self.waits.yields;
-        let before = yields.requests();
-        self.queue.relax(SPIN_POLLS);
-        let took_ns = elapsed(start, self.queue.now_ns());
-        yields.note(yields.requests() != before && took_ns < SLICE_NS);
     }
 }
 

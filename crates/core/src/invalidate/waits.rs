@@ -1,25 +1,20 @@
-//! What the waiters of an invalidator have in common.
+//! Counters of waits.
 
 use super::stats::InvalidationStats;
 use crate::sync::{AtomicU64, Ordering};
 
-mod yields;
-
-use yields::Yields;
-
-/// Counts waits, and what their yields were worth.
+/// Counts waits.
 #[derive(Debug)]
 pub(super) struct Waits {
     waited: AtomicU64,
     wait_ns: AtomicU64,
     timed_out: AtomicU64,
-    pub(super) yields: Yields,
 }
 
 impl Waits {
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
-        Self { waited: zero(), wait_ns: zero(), timed_out: zero(), yields: Yields::new() }
+        Self { waited: zero(), wait_ns: zero(), timed_out: zero() }
     }
 
     /// Counts a wait. What is zero is not added: all waiters share these counters.

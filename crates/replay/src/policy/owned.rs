@@ -207,7 +207,7 @@ impl PolicyThread for Static<'_> {
 /// One of this many revocations is timed.
 const TIMED: u64 = 16;
 
-/// How many revoked mappings a thread has at most; then it waits. More than an owner gathers.
+/// How many revoked mappings a thread has at most; then it waits.
 const HELD: usize = 80;
 
 pub(super) struct Single<'p> {
@@ -235,7 +235,7 @@ impl<'p> Single<'p> {
     /// Frees what is quiesced. Only the last look costs more than a load.
     #[inline]
     fn poll(&mut self, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
-        while self.held.front_mut().is_some_and(|first| self.owner.has_quiesced(first)) {
+        while self.held.front().is_some_and(|first| self.owner.has_quiesced(first)) {
             self.wait(freed)?;
         }
         Ok(())

@@ -9,8 +9,7 @@ use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{
-    Flush, FlushList, InvalidationQueue, Invalidator, Next, Point, RequestRing, Ticket, WaitError,
-    WaitLimit,
+    Flush, FlushList, InvalidationQueue, Invalidator, Ticket, WaitError, WaitLimit,
 };
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
@@ -225,13 +224,11 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// Clears one range, as [`clear`](Self::clear) does many: without a list. `request` requests
-    /// its flush, unless table pages are flushed with it.
+    /// Clears one range, as [`clear`](Self::clear) does many: without a list.
     fn clear_single(
         &self,
         range: IovaRange,
         pin: Option<&PinnedLeaf>,
-        request: impl FnOnce(&Invalidator<Q>, Flush) -> Ticket,
     ) -> Result<Ticket, TableError> {
         #[cfg(any(test, feature = "known-bad"))]
         if known_bad::makes(Mistake::FlushBeforeClear) {
@@ -242,38 +239,12 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         let cleared = self.clear_one(range, pin, &mut retired);
         let leaves = Flush::from(range);
         let ticket = match cleared {
-            Ok(()) if retired.is_empty() => return Ok(request(&self.invalidator, leaves)),
+            Ok(()) if retired.is_empty() => return Ok(self.invalidator.request_one(leaves)),
             Ok(()) => Ok(self.invalidator.request([leaves])),
             Err(error) => Err(error),
         };
         let tables = self.flush_retired(retired);
         ticket.map(|leaves| leaves.max(tables))
-    }
-
-    /// Clears a range of the owner of `ring`, whose request is appended to that: nothing that
-    /// threads share is changed.
-    fn clear_gathered(
-        &self,
-        range: IovaRange,
-        pin: &PinnedLeaf,
-        ring: &RequestRing,
-        limit: u64,
-    ) -> Result<Point, TableError> {
-        #[cfg(any(test, feature = "known-bad"))]
-        if known_bad::makes(Mistake::FlushBeforeClear) {
-            return self
-                .flush_then_clear(&mut core::iter::once((range, Some(pin))))
-                .map(Point::Ticket);
-        }
-        self.reclaim();
-        self.table.clear_pinned(pin, range)?;
-        let Some(position) = ring.push(range) else {
-            return Ok(Point::Ticket(self.invalidator.request_one(Flush::from(range))));
-        };
-        if ring.len() >= limit {
-            self.invalidator.request_ring(ring, Next::Other);
-        }
-        Ok(Point::Gathered(position))
     }
 
     /// The same in the wrong order.
@@ -428,29 +399,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         range: IovaRange,
         pin: Option<&PinnedLeaf>,
     ) -> Result<Ticket, BackendError> {
-        Ok(self.clear_single(range, pin, Invalidator::request_one)?)
-    }
-
-    fn revoke_awaited(
-        &self,
-        range: IovaRange,
-        pin: Option<&PinnedLeaf>,
-    ) -> Result<Ticket, BackendError> {
-        Ok(self.clear_single(range, pin, Invalidator::request_awaited)?)
-    }
-
-    fn revoke_gathered(
-        &self,
-        range: IovaRange,
-        pin: &PinnedLeaf,
-        ring: &RequestRing,
-        limit: u64,
-    ) -> Result<Point, BackendError> {
-        Ok(self.clear_gathered(range, pin, ring, limit)?)
-    }
-
-    fn hand_over(&self, ring: &RequestRing, next: Next) {
-        self.invalidator.request_ring(ring, next);
+        Ok(self.clear_single(range, pin)?)
     }
 
     fn unpin(&self, pin: PinnedLeaf) {
@@ -464,10 +413,6 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
 
     fn is_completed(&self, ticket: Ticket) -> bool {
         self.invalidator.is_completed(ticket)
-    }
-
-    fn has_completed(&self, ticket: Ticket) -> bool {
-        self.invalidator.has_completed(ticket)
     }
 
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {

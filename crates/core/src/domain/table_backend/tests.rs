@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 #[cfg(feature = "count-rmw")]
 mod counted;
-mod gathered;
 mod order;
 mod pinned;
+mod single;
 mod table_pages;
 
 const PAGE: u64 = 4096;

@@ -2,7 +2,6 @@
 //! may reach, and no clean-up calls it again while the thread unwinds.
 
 use super::*;
-use crate::invalidate::{Next, RequestRing};
 use crate::mem::DmaMemory;
 use crate::share::Shared;
 use crate::table::PinnedLeaf;
@@ -56,15 +55,8 @@ impl Backend for Arc<Fragile> {
         self.call("pin");
         Ok(None)
     }
-    fn hand_over(&self, _: &RequestRing, _: Next) {
-        self.call("hand_over");
-    }
     fn is_completed(&self, ticket: Ticket) -> bool {
         self.call("is_completed");
-        self.mock.is_completed(ticket)
-    }
-    fn has_completed(&self, ticket: Ticket) -> bool {
-        self.call("has_completed");
         self.mock.is_completed(ticket)
     }
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {

@@ -203,24 +203,6 @@ fn the_rest_of_a_window_is_not_lost() {
     assert!(domain.stats().windows <= 3, "{}", domain.stats().windows);
 }
 
-/// A power of two, so that what was mapped in order is one aligned block, and fewer the more owners
-/// there are.
-#[test]
-fn how_much_an_owner_gathers_follows_the_number_of_owners() {
-    let (_mock, domain, _) = domain();
-    let mut owners = Vec::new();
-    let mut limits = Vec::new();
-    for count in [1, 16, 17, 100, 300] {
-        owners.resize_with(count, || domain.register_owner());
-        limits.push(domain.gather_limit());
-    }
-    assert_eq!(limits, [64, 64, 32, 8, 4]);
-    while owners.len() > 16 {
-        domain.retire_owner(&mut owners.pop().unwrap());
-    }
-    assert_eq!(domain.gather_limit(), 64);
-}
-
 /// The address space rounds it up. A window, which counts whole granules, would hand out the rest
 /// of one again.
 #[test]

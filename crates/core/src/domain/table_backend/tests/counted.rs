@@ -20,27 +20,6 @@ fn owners_share_next_to_nothing() {
         local.revoke_many(mappings, &mut revoked);
         assert!(revoked.into_iter().all(|one| local.wait(one).is_ok()));
     };
-    // Revoked one at a time, and polled between: requests are handed over 64 at a time.
-    let mut held = std::collections::VecDeque::with_capacity(128);
-    let mut single = |local: &mut Local, times: usize| {
-        for _ in 0..times {
-            while let Some(first) = held.pop_front() {
-                if let Err(first) = local.poll::<Nowhere>(first) {
-                    held.push_front(first);
-                    break;
-                }
-            }
-            let mapping = local.map(Nowhere(1), FromDevice).unwrap();
-            held.push_back(local.revoke(mapping));
-        }
-        assert!(held.len() <= 65, "{} held", held.len());
-    };
-    single(&mut local, 1000);
-    rmw_reset();
-    single(&mut local, 64 * ROUNDS);
-    let each = rmw_count() as f64 / (64 * ROUNDS) as f64;
-    println!("one at a time: {each} read-modify-writes for a map and its revocation");
-    assert!(each <= 0.02, "{each} for one at a time");
     for (many, limit) in [(256, 0.02), (16, 0.5), (1, 8.0)] {
         batch(&mut local, many);
         rmw_reset();
@@ -94,13 +73,10 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
             let Nowhere(_) = local.poll(revoked).unwrap();
         }),
         ("revoke and poll", |local, mapping| {
-            let (mut revoked, mut polls) = (local.revoke(mapping), 0);
+            let mut revoked = local.revoke(mapping);
             while let Err(again) = local.poll(revoked) {
-                (revoked, polls) = (again, polls + 1);
-                // The fourth submits.
-                if polls > 3 {
-                    local.call(|backend| backend.wait(revoked.ticket())).unwrap();
-                }
+                revoked = again;
+                local.call(|backend| backend.wait(revoked.ticket())).unwrap();
             }
         }),
     ];

@@ -3,7 +3,6 @@
 use super::*;
 use crate::access::{Bidirectional, FromDevice};
 use crate::domain::{Domain, DomainId, Mapping, Pinned, Unrevoked};
-use crate::invalidate::{Next, Point, RequestRing};
 use crate::iova::IovaSpace;
 use crate::share::Shared;
 use crate::table::{MappedRun, PinnedLeaf};
@@ -69,26 +68,11 @@ impl Backend for Seen {
     ) -> Result<Ticket, BackendError> {
         self.0.revoke_one(range, pin)
     }
-    fn revoke_gathered(
-        &self,
-        range: IovaRange,
-        pin: &PinnedLeaf,
-        ring: &RequestRing,
-        limit: u64,
-    ) -> Result<Point, BackendError> {
-        self.0.revoke_gathered(range, pin, ring, limit)
-    }
-    fn hand_over(&self, ring: &RequestRing, next: Next) {
-        self.0.hand_over(ring, next);
-    }
     fn unpin(&self, pin: PinnedLeaf) {
         self.0.unpin(pin);
     }
     fn is_completed(&self, ticket: Ticket) -> bool {
         self.0.is_completed(ticket)
-    }
-    fn has_completed(&self, ticket: Ticket) -> bool {
-        self.0.has_completed(ticket)
     }
     fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
         self.0.wait(ticket)

@@ -1,0 +1,68 @@
+//! Single revocations of an owner: each requests its flush at once.
+
+use super::pinned::{Nowhere, Unit, domain, is_mapped};
+use super::*;
+use crate::access::FromDevice;
+use crate::domain::{Local, Revoked};
+
+/// Maps and revokes a page, and looks whether its entry is cleared.
+fn revoke_one(unit: &Unit, local: &mut Local) -> Revoked<Nowhere> {
+    let mapping = local.map(Nowhere(1), FromDevice).unwrap();
+    let at = mapping.iova();
+    let revoked = local.revoke(mapping);
+    assert!(!is_mapped(unit, at));
+    revoked
+}
+
+/// Whoever ends the mapping: an owner that waits or not, another owner, and one with a limit.
+#[test]
+fn a_single_revocation_requests_its_flush_at_once() {
+    let (unit, domain) = domain(64, Scattered::default());
+    let (mut local, mut other) = (domain.local(), domain.local());
+    let requested = || {
+        let stats = unit.stats().invalidations;
+        (stats.requested, stats.waits)
+    };
+    let revoked = revoke_one(&unit, &mut local);
+    assert_eq!(requested(), (1, 1));
+    assert!(local.has_quiesced(&revoked) && local.poll(revoked).is_ok());
+    let mapping = local.map(Nowhere(1), FromDevice).unwrap();
+    assert!(local.unmap(mapping).is_ok());
+    assert_eq!(requested(), (2, 2));
+    let mapping = local.map(Nowhere(1), FromDevice).unwrap();
+    let revoked = other.revoke(mapping);
+    assert_eq!(requested(), (3, 3));
+    domain.set_held_limit(1 << 20);
+    let limited = revoke_one(&unit, &mut local);
+    assert_eq!(requested(), (4, 4));
+    // Neither needs the owner that made the request.
+    drop(local);
+    assert!(std::thread::spawn(move || limited.wait().is_ok()).join().unwrap());
+    drop(revoked);
+    let stats = domain.stats();
+    assert_eq!((stats.live, stats.held_bytes, stats.quarantined), (0, 0, 0));
+}
+
+#[test]
+fn a_poll_finds_a_flush_that_has_completed() {
+    let (unit, domain) = domain(64, Scattered { takes_polls: 1, ..Scattered::default() });
+    let mut local = domain.local();
+    let first = revoke_one(&unit, &mut local);
+    let first = local.poll(first).unwrap_err();
+    unit.queue().relax(0);
+    assert!(local.poll(first).is_ok());
+}
+
+#[test]
+fn a_revocation_releases_what_was_late() {
+    let (unit, domain) = domain(64, Scattered::default());
+    let mut local = domain.local();
+    let [late, other] = [(); 2].map(|()| local.map(Nowhere(1), FromDevice).unwrap());
+    unit.queue().hangs.store(true, Ordering::SeqCst);
+    assert!(local.unmap(late).is_err());
+    assert_eq!(domain.stats().deferred, 1);
+    unit.queue().hangs.store(false, Ordering::SeqCst);
+    let revoked = local.revoke(other);
+    assert_eq!(domain.stats().deferred, 0);
+    drop(revoked);
+}
