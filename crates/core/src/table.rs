@@ -5,8 +5,7 @@
 //! The owner of a range of I/O virtual addresses has exclusive rights to its entries; any number of
 //! owners may map and clear *their* ranges at once. Leaves are plain release stores. Linking,
 //! retiring and reclaiming table pages is done under one lock per table; an owner whose table pages
-//! exist and stay in use never takes it, and seldom walks: the pages of level 1 that were found
-//! last are found again by a hint.
+//! exist and stay in use never takes it.
 //!
 //! Two threads that map or clear the *same* addresses at once break the contract, with bounded
 //! effect: of two clears of one range, each leaf is cleared and counted out by one, and the other
@@ -75,7 +74,6 @@ mod entries;
 mod error;
 mod format;
 mod found;
-mod hints;
 mod levels;
 #[cfg(all(test, loom))]
 mod loom_model;

@@ -26,14 +26,11 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     ///
     /// If a table page that holds no mapping (it waits to be reclaimed) is in place of a larger
     /// leaf, the run consists of leaves in that page.
-    ///
-    /// A new page of level 1 is one of those that are kept if it `may_keep` it.
     pub(super) fn reserve(
         &mut self,
         iova: u64,
         mut target: u8,
         most: u64,
-        may_keep: bool,
     ) -> Result<Run<'t>, TableError> {
         let (mut at, mut linked) = (self.store.root(), false);
         loop {
@@ -74,14 +71,7 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         // A page that was linked just now is empty.
         let run =
             if linked { Run::longest(at, iova, most) } else { self.empty_run(at, iova, most)? };
-        if !(linked && may_keep && at.level == 1 && self.directory.can_keep()) {
-            at.page.count(run.len);
-        } else {
-            at.page.count_and_keep(run.len);
-            let mut pending = core::mem::take(&mut self.directory.pending);
-            self.keep(at.page.index(), &mut pending);
-            self.directory.pending = pending;
-        }
+        at.page.count(run.len);
         Ok(run)
     }
 
@@ -89,7 +79,7 @@ impl<'t, F: Format> Locked<'t, '_, F> {
     /// nothing.
     pub(super) fn pin(&mut self, window: u64) -> Result<PageIndex, TableError> {
         // As the first entry would be reserved, so that a page links or returns in the same way.
-        let run = self.reserve(window, 1, span(1), false)?;
+        let run = self.reserve(window, 1, span(1))?;
         let page = run.place.page;
         page.uncount(run.len);
         if page.pin() {
@@ -99,10 +89,10 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         Err(TableError::AlreadyMapped { at: Iova::new(at) })
     }
 
-    /// Removes the pin of a page that holds nothing, and keeps or retires it.
+    /// Removes the pin of a page that holds nothing, and retires it.
     pub(super) fn unpin(&mut self, page: PageIndex, into: &mut List) {
         self.store.page(page).unpin();
-        self.keep_or_retire(page, into);
+        self.retire_if_empty(page, into);
     }
 
     /// Returns the empty entries from `iova` on; a link ends them, a leaf is an error.
@@ -134,10 +124,6 @@ impl<'t, F: Format> Locked<'t, '_, F> {
                 self.donate(new)?;
                 continue;
             }
-            // None can be had but those that are kept: free after a flush.
-            let mut pending = core::mem::take(&mut self.directory.pending);
-            self.retire_kept(&mut pending);
-            self.directory.pending = pending;
             return Err(self.no_pages());
         }
         Ok(())
@@ -240,76 +226,26 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         }
     }
 
-    /// Keeps or retires the last page on the path to `iova` if it is unused: the one that a clear
-    /// has emptied.
-    pub(super) fn keep_or_retire_unused(&mut self, iova: u64, into: &mut List) {
-        if let Some(page) = self.last_page(iova) {
-            self.keep_or_retire(page, into);
-        }
-    }
-
     /// Returns the last page on the path to `iova`; `None` if the path is damaged.
     fn last_page(&self, iova: u64) -> Option<PageIndex> {
         let page = self.store.descend(iova, 1).ok()?.page.index();
         self.directory.has(page).then_some(page)
     }
 
-    /// Keeps an empty page of level 1 that is not kept yet, and retires what is kept beyond the
-    /// limit.
-    fn keep_or_retire(&mut self, page: PageIndex, into: &mut List) {
-        let kept = self.store.page(page);
-        if kept.level() != 1 || self.directory.of(page).retired || !self.directory.can_keep() {
-            self.retire_if_empty(page, into);
-        } else if !kept.state().is_kept() && kept.keep() {
-            self.keep(page, into);
-        }
-    }
-
-    /// Adds a page to those that are kept. If no more may be, ends the keeping of the older half:
-    /// together, so that one flush and one reclaim serve many of them.
-    fn keep(&mut self, page: PageIndex, into: &mut List) {
-        for _ in 0..self.directory.to_evict() {
-            if let Some(oldest) = self.directory.take_kept() {
-                self.end_keeping(oldest, into);
-            }
-        }
-        self.directory.keep(page);
-    }
-
-    /// Ends the keeping of all pages, and retires those that are empty.
-    pub(super) fn retire_kept(&mut self, into: &mut List) {
-        while let Some(page) = self.directory.take_kept() {
-            self.end_keeping(page, into);
-        }
-    }
-
-    fn end_keeping(&mut self, page: PageIndex, into: &mut List) {
-        self.store.page(page).unkeep();
-        self.retire_if_empty(page, into);
-    }
-
-    /// Retires the kept, empty pages in the place of 2 MiB leaves of `range`. Returns whether a
-    /// retired page is in the place of one: it can be a leaf after that page's flush. O(2 MiB
-    /// pieces).
-    pub(super) fn make_room(&mut self, range: IovaRange, into: &mut List) -> bool {
-        let (mut at, end, mut any) =
-            (range.start().raw().next_multiple_of(span(2)), range.end().raw(), false);
+    /// Whether a retired page is in the place of a 2 MiB leaf of `range`: it can be a leaf after
+    /// that page's flush. O(2 MiB pieces).
+    pub(super) fn awaits_room(&self, range: IovaRange) -> bool {
+        let (mut at, end) = (range.start().raw().next_multiple_of(span(2)), range.end().raw());
         while at.checked_add(span(2)).is_some_and(|next| next <= end) {
-            let Ok(place) = self.store.descend(at, 2) else { return any };
-            let entry = self.store.load(place, slot(at, place.level));
-            if let (Entry::Link(_), 2, Ok(child)) = (entry, place.level, self.child(place, at))
-                && child.page.state().is_kept()
-            {
-                let page = child.page.index();
-                self.directory.forget_kept(page);
-                self.end_keeping(page, into);
-                any |= self.directory.of(page).retired;
-            }
+            let Ok(place) = self.store.descend(at, 2) else { return false };
             // A retired page of a higher level is linked again by the map.
-            any |= place.level == 2 && matches!(entry, Entry::Retired(_));
+            let entry = self.store.load(place, slot(at, place.level));
+            if place.level == 2 && matches!(entry, Entry::Retired(_)) {
+                return true;
+            }
             at = (at | (span(place.level) - 1)).saturating_add(1);
         }
-        any
+        false
     }
 
     /// Retires the last page on the path to `iova` if it is unused.
@@ -327,7 +263,7 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         let this = self.store.page(page);
         let state = this.state();
         // A thread that is clearing leaves of it checks again afterwards.
-        if skip || state.is_kept() || !state.is_unused() {
+        if skip || !state.is_unused() {
             return;
         }
         meta.retired = true;

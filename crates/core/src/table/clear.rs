@@ -13,29 +13,7 @@ use crate::addr::{Iova, IovaRange};
 impl<F: Format> Tree<F> {
     /// Clears `range`, all of which must be mapped, in whole leaves. Pages that became empty are
     /// added to `retired`.
-    #[inline]
     pub(super) fn clear(&self, range: IovaRange, retired: &mut List) -> Result<(), TableError> {
-        // The usual case: leaves of 4 KiB in one table page, which was found before. As in `map`.
-        let start = range.start().raw();
-        if let Some((place, state)) = self.store.hinted(start)
-            && place.page.begin_clear(state)
-        {
-            let mut run = Run::longest(place, start, range.len());
-            if run.bytes() != range.len()
-                || self.store.leading(run, |raw| F::is_leaf(raw, 1)) != run.len
-            {
-                run.len = 0;
-            }
-            self.finish_clear(run, run.len, start, retired);
-            if run.len > 0 {
-                return Ok(());
-            }
-        }
-        self.clear_any(range, retired)
-    }
-
-    #[inline(never)]
-    fn clear_any(&self, range: IovaRange, retired: &mut List) -> Result<(), TableError> {
         let start = range.start().raw();
         let (place, state) = self.begin_clear(start)?;
         let first = self.leaf_run(place, range, 0);
@@ -104,14 +82,14 @@ impl<F: Format> Tree<F> {
     fn finish_clear(&self, run: Run<'_>, cleared: u16, iova: u64, retired: &mut List) {
         self.store.clear_run(run);
         if run.place.page.end_clear(cleared) {
-            self.keep_or_retire(iova, retired);
+            self.retire_emptied(iova, retired);
         }
     }
 
     #[inline(never)]
-    fn keep_or_retire(&self, iova: u64, retired: &mut List) {
+    fn retire_emptied(&self, iova: u64, retired: &mut List) {
         let mut directory = self.directory.lock();
-        self.locked(&mut directory).keep_or_retire_unused(iova, retired);
+        self.locked(&mut directory).retire_unused(iova, retired);
     }
 
     /// Returns the page of the leaf at `iova`, and excludes other clears from it.

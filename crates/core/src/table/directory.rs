@@ -9,7 +9,6 @@
 
 use super::page_index::PageIndex;
 use crate::sync::count_steps;
-use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 /// How many pages of a list are handled under one hold of the table's lock, which other threads
@@ -81,14 +80,7 @@ pub(super) struct PageDirectory {
     pub(super) pending: List,
     pub(super) retired: u32,
     pub(super) high_water: u32,
-    /// Pages that stay linked when they are empty, the oldest first. All of them are linked.
-    kept: VecDeque<PageIndex>,
-    /// The most of them.
-    pub(super) most_kept: u32,
 }
-
-/// The most empty pages that stay linked, unless the table is asked for fewer.
-pub(super) const MOST_KEPT: u32 = 64;
 
 /// A page just allocated, and whether it must be zeroed first.
 pub(super) struct NewPage {
@@ -108,8 +100,6 @@ impl PageDirectory {
             pending: List::default(),
             retired: 0,
             high_water: 0,
-            kept: VecDeque::new(),
-            most_kept: MOST_KEPT,
         }
     }
 
@@ -119,8 +109,6 @@ impl PageDirectory {
         let mut metas = Vec::new();
         metas.try_reserve_exact(count as usize).ok()?;
         self.chunks.try_reserve(1).ok()?;
-        let kept = self.most_kept.min(MOST_KEPT) as usize;
-        self.kept.try_reserve_exact(kept.saturating_sub(self.kept.len())).ok()?;
         Some(MetaChunk { metas, count })
     }
 
@@ -174,45 +162,6 @@ impl PageDirectory {
 
     pub(super) fn in_use(&self) -> u32 {
         self.capacity - self.available - self.retired
-    }
-
-    /// Returns how many pages may be kept: at most a sixteenth of them, so that a small table keeps
-    /// none.
-    fn may_keep(&self) -> u32 {
-        self.most_kept.min(self.capacity / 16)
-    }
-
-    /// Returns whether pages are kept at all.
-    pub(super) fn can_keep(&self) -> bool {
-        self.may_keep() > 0
-    }
-
-    /// Returns how many of the pages that are kept make room for another one: none, or half of them
-    /// if no more may be kept.
-    pub(super) fn to_evict(&self) -> u32 {
-        if self.kept() < self.may_keep() { 0 } else { self.kept().div_ceil(2) }
-    }
-
-    /// Adds a page to those that are kept, after [`to_evict`](Self::to_evict) of them were removed.
-    /// O(1).
-    pub(super) fn keep(&mut self, page: PageIndex) {
-        // Its memory was reserved with the chunks.
-        self.kept.push_back(page);
-    }
-
-    /// Removes and returns the page that has been kept longest. O(1).
-    pub(super) fn take_kept(&mut self) -> Option<PageIndex> {
-        self.kept.pop_front()
-    }
-
-    /// Removes one page from those that are kept. O(kept).
-    pub(super) fn forget_kept(&mut self, page: PageIndex) {
-        self.kept.retain(|kept| *kept != page);
-    }
-
-    /// Returns how many pages are kept.
-    pub(super) fn kept(&self) -> u32 {
-        u32::try_from(self.kept.len()).unwrap_or(u32::MAX)
     }
 
     /// Adds a page that has just been retired to a list. O(1).

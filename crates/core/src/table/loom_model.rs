@@ -221,83 +221,35 @@ fn loom_a_pinned_clear_runs_beside_a_pinned_map() {
     });
 }
 
-/// A table that keeps one empty page: a map in it, which counts from 0 without the lock, meets the
-/// clear elsewhere that evicts and retires it.
-#[test]
-fn loom_a_kept_page_is_counted_up_or_retired() {
-    explore(|| {
-        let b = bench(16);
-        b.map(0, 16 * K4);
-        b.map(M2, 17 * K4);
-        b.clear_and_reclaim(0);
-        assert_eq!((b.table.stats().kept, b.table.stats().in_use), (1, 4));
-        let other = b.clone();
-        let mapper = thread::spawn(move || other.map(K4, 18 * K4));
-        b.clear_and_reclaim(M2);
-        mapper.join().unwrap();
-        assert_eq!((b.at(0), b.at(K4), b.at(M2)), (None, Some(18 * K4), None));
-        b.clear_and_reclaim(K4);
-        let mut retired = Retired::new();
-        b.table.retire_kept(&mut retired).unwrap();
-        b.table.reclaim(retired).unwrap();
-        assert!(b.table.stats().in_use <= 2);
-    });
-}
-
-/// A clear of what is not mapped, against the contract, in a kept page that is retired and used
-/// again elsewhere: it changes nothing there.
+/// A clear of what is not mapped, against the contract, in a page that is reclaimed and used again
+/// elsewhere: it changes nothing there.
 #[test]
 fn loom_a_clear_of_nothing_leaves_what_its_page_maps_elsewhere() {
     explore(|| {
         let b = bench(16);
         b.map(0, 16 * K4);
-        b.clear_and_reclaim(0);
+        let mut retired = Retired::new();
+        b.table.clear(range(0), &mut retired).unwrap();
         let other = b.clone();
         let clearer = thread::spawn(move || {
             let mut retired = Retired::new();
             assert!(other.table.clear(range(0), &mut retired).is_err());
             retired
         });
-        let mut retired = Retired::new();
-        b.table.retire_kept(&mut retired).unwrap();
         b.table.reclaim(retired).unwrap();
         b.map(M2, 18 * K4);
         let late = clearer.join().unwrap();
         b.table.reclaim(late).unwrap();
         assert_eq!((b.at(0), b.at(M2)), (None, Some(18 * K4)));
         b.clear_and_reclaim(M2);
-        let mut retired = Retired::new();
-        b.table.retire_kept(&mut retired).unwrap();
-        b.table.reclaim(retired).unwrap();
         assert!(b.table.stats().in_use <= 2, "all leaf pages are free again");
     });
 }
 
-/// A kept page is used by two owners at once while a third thread retires what is kept.
+/// A page is freed and linked again in the same place, while another thread maps there. What that
+/// has mapped is reachable when its map returns: nothing is counted in a page before it is linked.
 #[test]
-fn loom_a_kept_page_is_cleared_beside_its_eviction() {
-    explore(|| {
-        let b = bench(16);
-        b.map(0, 16 * K4);
-        b.clear_and_reclaim(0);
-        b.map(K4, 17 * K4);
-        let other = b.clone();
-        let clearer = thread::spawn(move || other.clear_and_reclaim(K4));
-        let mut retired = Retired::new();
-        b.table.retire_kept(&mut retired).unwrap();
-        b.table.reclaim(retired).unwrap();
-        clearer.join().unwrap();
-        b.map(K4, 18 * K4);
-        assert_eq!((b.at(0), b.at(K4)), (None, Some(18 * K4)));
-        b.clear_and_reclaim(K4);
-    });
-}
-
-/// A page that a hint names is freed and linked again in the same place, while another thread maps
-/// there by the hint. What that has mapped is reachable when its map returns: nothing is counted in
-/// a page before it is linked, nor is the page kept.
-#[test]
-fn loom_a_page_found_by_a_hint_is_linked() {
+fn loom_a_page_that_is_counted_in_is_linked() {
     explore_up_to(2, || {
         let b = bench(16);
         b.map(0, 16 * K4);
@@ -308,7 +260,6 @@ fn loom_a_page_found_by_a_hint_is_linked() {
         });
         let mut retired = Retired::new();
         b.table.clear(range(0), &mut retired).unwrap();
-        b.table.retire_kept(&mut retired).unwrap();
         b.table.reclaim(retired).unwrap();
         b.map(2 * K4, 18 * K4);
         mapper.join().unwrap();

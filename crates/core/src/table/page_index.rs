@@ -26,17 +26,6 @@ impl PageIndex {
             .then_some(Self(chunk << OFFSET_BITS | offset))
     }
 
-    /// Returns the number that [`raw`](Self::raw) returned.
-    #[inline]
-    pub(super) const fn from_raw(raw: u32) -> Self {
-        Self(raw)
-    }
-
-    #[inline]
-    pub(super) const fn raw(self) -> u32 {
-        self.0
-    }
-
     #[inline]
     pub(super) const fn chunk(self) -> usize {
         (self.0 >> OFFSET_BITS) as usize

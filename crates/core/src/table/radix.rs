@@ -1,6 +1,5 @@
 //! [`Table`]: maps, clears and reclaims.
 
-use super::directory::MOST_KEPT;
 use super::error::TableError;
 use super::format::{Entry, Format};
 use super::levels::{slot, span};
@@ -72,17 +71,6 @@ impl<F: Format> Table<F> {
         self
     }
 
-    /// Returns the table with at most `pages` empty pages of level 1 that stay linked (64 unless
-    /// this is called, and never more than a sixteenth of all pages): those that were linked or
-    /// became empty last. A mapping that is alone in such a page is mapped and cleared without
-    /// linking, retiring or locking. When no more may be kept, the older half of them is retired at
-    /// once if it is empty.
-    #[must_use]
-    pub fn with_kept_pages(self, pages: u32) -> Self {
-        self.0.directory.lock().most_kept = pages.min(MOST_KEPT);
-        self
-    }
-
     /// Returns the physical address of the root.
     pub fn root(&self) -> PhysAddr {
         self.0.store.root_phys()
@@ -141,37 +129,15 @@ impl<F: Format> Table<F> {
         Ok(())
     }
 
-    /// Retires the empty pages that are in the place of 2 MiB leaves of a mapping of `iova` from
-    /// `phys`. Returns whether there are any, retired by this or an earlier call: once they have
-    /// been flushed and reclaimed, the mapping gets these leaves. O(2 MiB pieces); takes the lock
-    /// if the mapping can have any.
+    /// Whether retired pages are in the place of 2 MiB leaves of a mapping of `iova` from `phys`:
+    /// once they have been flushed and reclaimed, the mapping gets these leaves. O(2 MiB pieces);
+    /// takes the lock if the mapping can have any.
     ///
     /// # Errors
-    /// [`TableError::Misaligned`], [`TableError::Outside`], [`TableError::OtherTable`].
-    pub fn make_room(
-        &self,
-        iova: IovaRange,
-        phys: PhysAddr,
-        retired: &mut Retired,
-    ) -> Result<bool, TableError> {
+    /// [`TableError::Misaligned`], [`TableError::Outside`].
+    pub fn awaits_room(&self, iova: IovaRange, phys: PhysAddr) -> Result<bool, TableError> {
         self.check(iova, phys)?;
-        self.adopt(retired)?;
-        let room = self.0.make_room(iova, phys, &mut retired.list);
-        if room {
-            // Retired by a map, such a page waits for a flush like those retired here.
-            self.0.collect_pending(&mut retired.list);
-        }
-        Ok(room)
-    }
-
-    /// Retires the empty pages that are kept, for the end of a table or a shortage of memory.
-    ///
-    /// # Errors
-    /// [`TableError::OtherTable`] if `retired` holds another table's pages.
-    pub fn retire_kept(&self, retired: &mut Retired) -> Result<(), TableError> {
-        self.adopt(retired)?;
-        self.0.retire_kept(&mut retired.list);
-        Ok(())
+        Ok(self.0.awaits_room(iova, phys))
     }
 
     /// Adds to `retired` what failed maps and reclaims have retired, without clearing anything.
@@ -278,7 +244,6 @@ impl<F: Format> Table<F> {
             in_use: directory.in_use(),
             high_water: directory.high_water,
             retired: directory.retired,
-            kept: directory.kept(),
         }
     }
 

@@ -11,10 +11,6 @@
 //! thread, and counted out once, even if two clear the same range against the contract; and the
 //! page keeps its home until the bit is cleared.
 //!
-//! Another bit marks a page that is kept: it stays linked when it is empty, and its count may rise
-//! from 0 without the lock. A page is retired only after the bit has been cleared, under the lock,
-//! and found empty then: from there on no count succeeds.
-//!
 //! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so
 //! it keeps its home, and its leaves are neither counted nor cleared but through the pin.
 
@@ -31,19 +27,12 @@ pub(super) struct PageState(u64);
 const CLEARING: u64 = 1 << 31;
 /// The page is pinned.
 const PINNED: u64 = 1 << 30;
-/// The page stays linked when it is empty, and its entries are counted without the lock from 0 on.
-const KEPT: u64 = 1 << 29;
 
 impl PageState {
     #[inline]
     pub(super) fn count(self) -> u32 {
-        // Bits 0 to 28; the generation is above bit 31.
-        u32::try_from(self.0 & (KEPT - 1)).unwrap_or(u32::MAX)
-    }
-
-    #[inline]
-    pub(super) fn is_kept(self) -> bool {
-        self.0 & KEPT != 0
+        // Bits 0 to 29; the generation is above bit 31.
+        u32::try_from(self.0 & (PINNED - 1)).unwrap_or(u32::MAX)
     }
 
     #[inline]
@@ -54,7 +43,7 @@ impl PageState {
     /// Whether entries of the page may be counted without the lock.
     #[inline]
     pub(super) fn is_open(self) -> bool {
-        (self.count() > 0 || self.is_kept()) && !self.is_pinned()
+        self.count() > 0 && !self.is_pinned()
     }
 
     /// Whether the page holds nothing, and no thread is clearing leaves of it.
@@ -63,10 +52,10 @@ impl PageState {
         self.count() == 0 && self.0 & CLEARING == 0
     }
 
-    /// Whether taking away `n` entries leaves a page that is to be kept or retired now.
+    /// Whether taking away `n` entries leaves a page that is to be retired now.
     #[inline]
     fn ends_with(self, n: u16) -> bool {
-        self.count() == u32::from(n) && !self.is_kept()
+        self.count() == u32::from(n)
     }
 
     #[inline]
@@ -87,8 +76,7 @@ impl Page<'_> {
     /// Begins the page's next generation, with nothing in it, at level `level` of the path to
     /// `iova`. Under the lock.
     ///
-    /// It must be linked before anything is counted in it, or it is kept: from there on it may be
-    /// found by a hint.
+    /// It must be linked before anything is counted in it.
     pub(super) fn renew(self, iova: u64, level: u8) {
         let generation = self.state().generation().wrapping_add(1);
         self.record().state.store(generation << 32, Ordering::Release);
@@ -120,11 +108,6 @@ impl Page<'_> {
         self.record().state.fetch_add(u64::from(n), Ordering::AcqRel);
     }
 
-    /// Counts `n` entries of a page that has just been linked, and keeps it. Under the lock.
-    pub(super) fn count_and_keep(self, n: u16) {
-        self.record().state.fetch_add(KEPT + u64::from(n), Ordering::AcqRel);
-    }
-
     /// Pins a linked page that holds nothing; returns whether it does. Under the lock.
     pub(super) fn pin(self) -> bool {
         let seen = self.state();
@@ -150,19 +133,7 @@ impl Page<'_> {
         false
     }
 
-    /// Keeps a linked page that holds nothing; returns whether it does. Under the lock.
-    pub(super) fn keep(self) -> bool {
-        let seen = self.state();
-        // Fails if another thread has begun to clear there: it decides again when it ends.
-        seen.is_unused() && self.exchange(seen, seen.0 | KEPT).is_ok()
-    }
-
-    /// Ends the keeping of a page: if it is empty, it can be retired from here on. Under the lock.
-    pub(super) fn unkeep(self) {
-        self.record().state.fetch_and(!KEPT, Ordering::AcqRel);
-    }
-
-    /// Counts `n` entries less; returns whether none is left and the page is not kept.
+    /// Counts `n` entries less; returns whether none is left.
     pub(super) fn uncount(self, n: u16) -> bool {
         PageState(self.record().state.fetch_sub(u64::from(n), Ordering::AcqRel)).ends_with(n)
     }
@@ -188,8 +159,7 @@ impl Page<'_> {
         false
     }
 
-    /// Admits other clears and counts `n` entries less; returns whether none is left and the page
-    /// is not kept.
+    /// Admits other clears and counts `n` entries less; returns whether none is left.
     #[inline]
     pub(super) fn end_clear(self, n: u16) -> bool {
         let before = self.record().state.fetch_sub(CLEARING + u64::from(n), Ordering::AcqRel);

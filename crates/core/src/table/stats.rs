@@ -13,13 +13,11 @@ pub struct TableStats {
     pub high_water: u32,
     /// Pages that have been unlinked and wait for a flush.
     pub retired: u32,
-    /// Pages, in use, that stay linked when they are empty.
-    pub kept: u32,
 }
 
 impl fmt::Display for TableStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { capacity, in_use, high_water, retired, kept: _ } = self;
+        let Self { capacity, in_use, high_water, retired } = self;
         write!(
             f,
             "{in_use} of {capacity} table pages in use (peak {high_water}), {retired} retired"

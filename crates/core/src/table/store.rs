@@ -4,7 +4,6 @@ use super::chunks::{Chunks, Page};
 use super::entries;
 use super::error::TableError;
 use super::format::{Entry, Format};
-use super::hints::Hints;
 use super::levels::{ENTRIES, slot, span};
 use super::page_index::PageIndex;
 use super::pages::TablePages;
@@ -53,7 +52,6 @@ impl<'t> Run<'t> {
 #[derive(Debug)]
 pub(super) struct Store<F> {
     chunks: Chunks,
-    hints: Hints,
     levels: u8,
     bits: u32,
     phys_bits: u32,
@@ -63,8 +61,7 @@ pub(super) struct Store<F> {
 impl<F: Format> Store<F> {
     pub(super) fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
         let (chunks, bits) = (Chunks::new(pages)?, F::bits(levels));
-        let hints = Hints::new();
-        Ok(Self { chunks, hints, levels, bits, phys_bits: F::PHYS_BITS, format: PhantomData })
+        Ok(Self { chunks, levels, bits, phys_bits: F::PHYS_BITS, format: PhantomData })
     }
 
     pub(super) fn chunks(&self) -> &Chunks {
@@ -213,45 +210,18 @@ impl<F: Format> Store<F> {
     /// present generation. If it is newer, a later look at the state finds a newer generation. A
     /// page that may be counted in is linked at its home, where it is itself counted in its parent,
     /// and so on to the root. Hence: if the generation is still the same *later*, the page was on
-    /// the path to `iova` all the while, however it was found: mostly by a hint, else by a walk.
+    /// the path to `iova` all the while.
     #[inline]
     pub(super) fn descend_unlocked(
         &self,
         iova: u64,
         down_to: u8,
     ) -> Option<(Place<'_>, PageState)> {
-        if down_to == 1
-            && let Some(hinted) = self.hinted(iova)
-        {
-            return Some(hinted);
-        }
         let place = self.descend(iova, down_to).ok()?;
-        let state = open_home(place, iova)?;
-        if place.level == 1 {
-            self.hint(iova, place.page.index());
-        }
-        Some((place, state))
+        let state = place.page.state();
+        let open = state.is_open() && place.page.is_home_of(iova, place.level);
+        open.then_some((place, state))
     }
-
-    /// Returns what `descend_unlocked` returns for level 1, if a hint names the page: without a
-    /// walk.
-    #[inline(always)]
-    pub(super) fn hinted(&self, iova: u64) -> Option<(Place<'_>, PageState)> {
-        let place = Place { page: self.page(self.hints.get(iova)?), level: 1 };
-        Some((place, open_home(place, iova)?))
-    }
-
-    /// Notes that a page of level 1 translates `iova`.
-    pub(super) fn hint(&self, iova: u64, page: PageIndex) {
-        self.hints.set(iova, page);
-    }
-}
-
-/// Returns the state of the page if it may be counted in and is on the path to `iova`.
-#[inline(always)]
-fn open_home(place: Place<'_>, iova: u64) -> Option<PageState> {
-    let state = place.page.state();
-    (state.is_open() && place.page.is_home_of(iova, place.level)).then_some(state)
 }
 
 #[inline]

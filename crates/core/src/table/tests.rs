@@ -7,10 +7,10 @@ use formats::Decode;
 mod damage;
 mod dump;
 mod formats;
-mod kept;
 mod levels;
 mod model;
 mod pinned;
+mod retired;
 mod stress;
 
 const K4: u64 = 1 << 12;
@@ -35,13 +35,7 @@ fn bench<F: Format>(pages: usize, levels: u8) -> Bench<F> {
     let pages = unsafe { &*core::ptr::from_ref(&*owned) };
     let pieces = Pieces { pages, given: AtomicUsize::new(0) };
     let table = Table::new(pieces.grow(1).unwrap(), levels).unwrap().with_memory(Box::new(pieces));
-    Bench { table: table.with_kept_pages(0), pages, _pages: owned }
-}
-
-/// The same, keeping as many empty pages as it may.
-fn keeping<F: Format>(pages: usize, levels: u8) -> Bench<F> {
-    let Bench { table, pages, _pages } = bench(pages, levels);
-    Bench { table: table.with_kept_pages(64), pages, _pages }
+    Bench { table, pages, _pages: owned }
 }
 
 const ADVICE: &str = "use a larger bench";
@@ -101,9 +95,6 @@ impl<F: Decode> Bench<F> {
 
     /// As if a flush had followed, until nothing is left to take back.
     fn settle(&self) {
-        let mut retired = Retired::new();
-        self.table.retire_kept(&mut retired).unwrap();
-        self.table.reclaim(retired).unwrap();
         loop {
             let mut retired = Retired::new();
             self.table.collect_retired(&mut retired).unwrap();

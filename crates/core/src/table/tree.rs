@@ -11,7 +11,7 @@ use super::memory::TableMemory;
 use super::page_index::PageIndex;
 use super::pages::TablePages;
 use super::state::PageState;
-use super::store::{Place, Run, Store};
+use super::store::{Run, Store};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::sync::{AtomicBool, Mutex, Ordering, unique_number};
@@ -86,30 +86,12 @@ impl<F: Format> Tree<F> {
     }
 
     /// Maps `iova` to the memory from `phys`: reserves all entries, then writes them.
-    #[inline]
     pub(super) fn map(
         &self,
         iova: IovaRange,
         phys: PhysAddr,
         access: Access,
     ) -> Result<(), TableError> {
-        // The usual case: leaves of 4 KiB in one table page, which is linked already and was found
-        // before. Without results that pass through memory, which would take as long as the rest.
-        let start = iova.start().raw();
-        if iova.len() < PageSize::Size2M.bytes()
-            && let Some((place, state)) = self.store.hinted(start)
-            && let run = Run::longest(place, start, iova.len())
-            && run.bytes() == iova.len()
-            && self.reserve_run(run, state)
-        {
-            self.write(run, phys, access);
-            return Ok(());
-        }
-        self.map_all(iova, phys, access)
-    }
-
-    #[inline(never)]
-    fn map_all(&self, iova: IovaRange, phys: PhysAddr, access: Access) -> Result<(), TableError> {
         match self.reserve(iova, phys, 0) {
             Ok(run) => self.map_rest(iova, phys, access, run),
             Err(error) => {
@@ -167,15 +149,7 @@ impl<F: Format> Tree<F> {
     #[inline(never)]
     fn reserve_locked(&self, iova: u64, target: u8, left: u64) -> Result<Run<'_>, TableError> {
         let mut directory = self.directory.lock();
-        let reserved = self.locked(&mut directory).reserve(iova, target, left, true);
-        // Pages that were kept make room for a new one, or for a shortage.
-        if directory.pending.len > 0 {
-            self.update_pending(&directory);
-        }
-        if let Ok(Run { place: Place { page, level: 1 }, .. }) = reserved {
-            self.store.hint(iova, page.index());
-        }
-        reserved
+        self.locked(&mut directory).reserve(iova, target, left)
     }
 
     /// Reserves the run up to the end of the page or of `left` bytes without the lock, if the page
@@ -266,9 +240,8 @@ impl<F: Format> Tree<F> {
         }
     }
 
-    /// Retires empty pages in the place of larger leaves of a mapping. Returns whether a retired
-    /// page is in the place of one.
-    pub(super) fn make_room(&self, range: IovaRange, phys: PhysAddr, retired: &mut List) -> bool {
+    /// Whether a retired page is in the place of a larger leaf of a mapping.
+    pub(super) fn awaits_room(&self, range: IovaRange, phys: PhysAddr) -> bool {
         let large = PageSize::Size2M;
         if self.max_leaf < large
             || range.len() < large.bytes()
@@ -276,12 +249,7 @@ impl<F: Format> Tree<F> {
         {
             return false;
         }
-        self.locked(&mut self.directory.lock()).make_room(range, retired)
-    }
-
-    /// Retires the empty pages that are kept.
-    pub(super) fn retire_kept(&self, retired: &mut List) {
-        self.locked(&mut self.directory.lock()).retire_kept(retired);
+        self.locked(&mut self.directory.lock()).awaits_room(range)
     }
 
     pub(super) fn collect_pending(&self, retired: &mut List) {

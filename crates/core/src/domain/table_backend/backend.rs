@@ -133,18 +133,13 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         false
     }
 
-    /// Retires the empty table pages in the place of superpages of a mapping, and waits for their
-    /// flush: once for a range that was used with 4 KiB leaves before. If the flush does not
-    /// complete, the mapping gets these leaves again.
+    /// Waits for the retired table pages in the place of superpages of a mapping: once for a range
+    /// that was used with 4 KiB leaves before. If their flush does not complete, the mapping gets
+    /// these leaves again.
     pub(super) fn make_room(&self, iova: IovaRange, phys: PhysAddr) {
-        let mut retired = Retired::new();
         // An error is found by the map, too.
-        if self.table.make_room(iova, phys, &mut retired) != Ok(true) {
-            return;
-        }
-        self.flush_retired(retired);
-        if self.invalidator.wait(self.deferred.last()).is_ok() {
-            self.reclaim_all();
+        if self.table.awaits_room(iova, phys) == Ok(true) {
+            self.wait_for_retired(self.deferred.reclaimed());
         }
     }
 

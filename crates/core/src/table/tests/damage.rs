@@ -45,7 +45,7 @@ fn pages_retired_from_a_table_are_not_those_of_a_later_one_in_the_same_memory() 
     let (pages, memory) = twice(64);
     let mut old = Retired::new();
     {
-        let table = Table::<VtdSecondStage>::new(memory, 3).unwrap().with_kept_pages(0);
+        let table = Table::<VtdSecondStage>::new(memory, 3).unwrap();
         table.map(range(0, K4), PhysAddr::new(0), RW).unwrap();
         table.clear(range(0, K4), &mut old).unwrap();
     }
@@ -64,7 +64,7 @@ proptest! {
         steps in prop::collection::vec((0u8..7, 0u64..8, 0usize..16, 0usize..16, any::<u64>()), 1..60),
     ) {
         let (pages, memory) = twice(16);
-        let table = Table::<VtdSecondStage>::new(memory, 3).unwrap().with_kept_pages(1);
+        let table = Table::<VtdSecondStage>::new(memory, 3).unwrap();
         let (mut retired, mut pins) = (Retired::new(), Vec::new());
         for (what, at, page, slot, value) in steps {
             let at = [0, K4, M2, M2 + K4, G1, 5 * M2, G1 + 3 * M2, 2 * G1][usize::try_from(at).unwrap()];

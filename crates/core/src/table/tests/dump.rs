@@ -81,8 +81,8 @@ fn a_run_is_longer_than_one_holding_of_the_lock() {
 }
 
 #[test]
-fn pinned_and_kept_pages_are_read() {
-    let b: Bench = keeping(64, 3);
+fn pinned_pages_are_read() {
+    let b: Bench = bench(64, 3);
     let pin = b.table.pin(Iova::new(M2)).unwrap();
     b.table.map_pinned(&pin, range(M2 + K4, K4), PhysAddr::new(9 * K4), RW).unwrap();
     b.map(4 * M2, 3 * K4, K4).unwrap();

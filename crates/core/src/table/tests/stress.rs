@@ -10,12 +10,6 @@ fn stress_owners_share_table_pages() {
     share_table_pages(&bench(40, 3));
 }
 
-/// The same, with pages that are kept, evicted and kept again.
-#[test]
-fn stress_owners_share_kept_table_pages() {
-    share_table_pages(&keeping(40, 3));
-}
-
 fn share_table_pages(b: &Bench) {
     const OWNERS: u64 = 4;
     crate::testing::scope(|scope| {

@@ -12,7 +12,6 @@ fn gathered_pages_wait_for_the_latest_of_their_tickets() {
         let mut retired = Retired::new();
         table.map(at(window * 512, 1), PhysAddr::new(0), RW).unwrap();
         table.clear(at(window * 512, 1), &mut retired).unwrap();
-        table.retire_kept(&mut retired).unwrap();
         assert_eq!(retired.len(), 1);
         deferred.add(table, retired, Ticket(ticket));
     }
@@ -44,28 +43,6 @@ fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
     cache.run(&translator, nowhere(1)).unwrap();
     cache.run(&translator, nowhere(1)).unwrap();
     assert_eq!(translator.0.looked_up.load(Ordering::SeqCst), 2);
-}
-
-/// Room is made beside pages that wait for a flush that nobody has looked at since: these are
-/// reclaimed first.
-#[test]
-fn room_is_made_although_other_pages_wait_for_their_flush() {
-    let paged = walked(64);
-    for window in 0..4 {
-        paged.map(at(window * 512, 1), walker::page(window), RW).unwrap();
-    }
-    for window in 0..4 {
-        let ticket = paged.revoke(&mut core::iter::once(at(window * 512, 1))).unwrap();
-        paged.wait(ticket).unwrap();
-    }
-    let (phys, mut retired) = (PhysAddr::new(1 << 30), Retired::new());
-    assert_eq!(paged.table.make_room(at(3 * 512, 512), phys, &mut retired), Ok(true));
-    let flush = Flush { range: at(3 * 512, 512), leaf_only: false };
-    paged.deferred.add(&paged.table, retired, paged.invalidator.request_and_submit([flush]));
-    let region = at(0, 512);
-    paged.make_room(region, phys);
-    paged.map_run(region, phys, RW).unwrap();
-    assert_eq!(paged.table.translate(Iova::new(0)).unwrap().size, crate::addr::PageSize::Size2M);
 }
 
 /// What was cleared before the range that is refused may be cached: nothing else requests its
