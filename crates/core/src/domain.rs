@@ -28,8 +28,10 @@
 //! # use pinfold_core::access::Access;
 //! # use pinfold_core::addr::{Iova, IovaRange};
 //! # use pinfold_core::domain::{Backend, BackendError, BackendStats, DomainId, Pinned};
-//! # use pinfold_core::invalidate::Ticket;
+//! # use pinfold_core::invalidate::{Ticket, WaitLimit};
 //! # use pinfold_core::mem::DmaMemory;
+//! # use pinfold_core::table::PinnedLeaf;
+//! # use std::task::Poll;
 //! use pinfold_core::access::FromDevice;
 //! use pinfold_core::domain::Domain;
 //! use pinfold_core::iova::IovaSpace;
@@ -40,9 +42,9 @@
 //! #     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> { Ok(()) }
 //! #     fn unregister_memory(&self, _: DmaMemory) {}
 //! #     fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> { Ok(()) }
-//! #     fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
-//! #     fn is_completed(&self, _: Ticket) -> bool { true }
-//! #     fn wait(&self, _: Ticket) -> Result<(), BackendError> { Ok(()) }
+//! #     fn revoke(&self, _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
+//! #     fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> { Poll::Ready(Ok(())) }
+//! #     fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> { Ok(()) }
 //! #     fn stats(&self) -> BackendStats { BackendStats::default() }
 //! # }
 //! # #[repr(align(4096))]
@@ -104,7 +106,7 @@ mod tests;
 mod window;
 mod windows;
 
-pub use backend::Backend;
+pub use backend::{Backend, PinnedWindows, Properties};
 #[cfg(feature = "bench-internals")]
 pub use bare::BareAddresses;
 pub use error::BackendError;

@@ -9,17 +9,39 @@ use crate::invalidate::{Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::table::{MappedRun, PinnedLeaf};
 use alloc::boxed::Box;
-use core::task::Poll;
+use core::task::{Poll, Waker};
+
+/// Properties of a backend. They never change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Properties {
+    /// Whether it translates. If not, a device finds memory at its physical address, and all other
+    /// memory too.
+    pub translates: bool,
+    /// Whether mapping memory pins it, and charges it to the process.
+    pub pins: bool,
+}
+
+impl Default for Properties {
+    /// It translates, and pins nothing.
+    fn default() -> Self {
+        Self { translates: true, pins: false }
+    }
+}
 
 /// The owner of a domain's table: software, the kernel, or none.
+///
+/// Addresses are the domain's: it chooses them, within the mask of a device that has one, and asks
+/// the backend only where they cannot be chosen ([`required_iova`](Self::required_iova)). Flushes
+/// that a map needs (VT-d: caching mode) are the backend's: they have completed when
+/// [`map`](Self::map) returns.
 ///
 /// # If a method panics
 /// The domain stays usable, and no device reaches what has been dropped. A payload that was being
 /// mapped, or whose revocation was being requested, is quarantined and counted
 /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)), because a device may reach it:
-/// after a panic of `map`, `map_pinned`, `pin`, `required_iova` or a `revoke`. After one of `unpin`
-/// the addresses of the window stay in use. After one of any other method nothing is lost: the
-/// domain holds the payload until its flush has completed
+/// after a panic of `map`, `required_iova`, `revoke`, `map_pinned` or `pin`.
+/// After one of `unpin` the addresses of the window stay in use. After one of any other method
+/// nothing is lost: the domain holds the payload until its flush has completed
 /// ([`Domain::release_late`](super::Domain::release_late)).
 ///
 /// Once a method has panicked, no clean-up calls one while its thread unwinds (with the feature
@@ -28,6 +50,11 @@ use core::task::Poll;
 pub trait Backend: Send + Sync {
     /// Returns `soft`, `vfio`, `none` ...
     fn name(&self) -> &'static str;
+
+    /// Returns its properties.
+    fn properties(&self) -> Properties {
+        Properties::default()
+    }
 
     /// Allows the memory to be mapped until [`unregister_memory`](Self::unregister_memory).
     ///
@@ -42,6 +69,17 @@ pub trait Backend: Send + Sync {
     /// is mapped.
     fn unregister_memory(&self, memory: DmaMemory);
 
+    /// Returns where memory has to be mapped if that cannot be chosen: without translation, at its
+    /// physical address. A backend that [translates](Properties::translates) is not asked.
+    ///
+    /// # Errors
+    /// [`BackendError::NotContiguous`], [`BackendError::Movable`],
+    /// [`BackendError::PhysAddrUnknown`].
+    fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
+        let _ = memory;
+        Ok(None)
+    }
+
     /// Maps `memory` at `iova` for `access`. When it returns, the device finds it.
     ///
     /// # Errors
@@ -50,103 +88,42 @@ pub trait Backend: Send + Sync {
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError>;
 
     /// Revokes access to all of `ranges` and requests one flush for them. The device may reach them
-    /// until the ticket has completed. Allocates nothing.
+    /// until the ticket has completed. Those in a window of [`windows`](Self::windows) come with
+    /// its pin. Allocates nothing.
     ///
     /// # Errors
     /// A device may reach any of the ranges for good.
-    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError>;
-
-    /// Pins what translates a window of 2 MiB, aligned, that one owner has to itself, so that
-    /// mapping there needs no lookup and shares nothing with other owners. `None` from a backend
-    /// without such windows.
-    ///
-    /// # Errors
-    /// The window is mapped as any other range.
-    fn pin(&self, window: IovaRange) -> Result<Option<PinnedLeaf>, BackendError> {
-        let _ = window;
-        Ok(None)
-    }
-
-    /// Maps `memory` at `iova` in the window of `pin`, as [`map`](Self::map) does. `extents` is the
-    /// owner's.
-    ///
-    /// # Errors
-    /// As for `map`.
-    fn map_pinned(
-        &self,
-        pin: &PinnedLeaf,
-        extents: &mut ExtentCache,
-        iova: IovaRange,
-        memory: DmaMemory,
-        access: Access,
-    ) -> Result<(), BackendError> {
-        let _ = (pin, extents);
-        self.map(iova, memory, access)
-    }
-
-    /// Revokes access to all of `ranges`, as [`revoke`](Self::revoke) does. Those in a pinned
-    /// window come with its pin.
-    ///
-    /// # Errors
-    /// As for `revoke`.
-    fn revoke_pinned(
+    fn revoke(
         &self,
         ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
-    ) -> Result<Ticket, BackendError> {
-        self.revoke(&mut ranges.map(|(range, _)| range))
-    }
+    ) -> Result<Ticket, BackendError>;
 
-    /// Revokes access to one range, as [`revoke_pinned`](Self::revoke_pinned) does.
+    /// Returns whether the flush has completed, without waiting: `Pending` while it is in flight,
+    /// else how a [`wait`](Self::wait) without a limit ends. [`Ticket::NEVER`] is never completed.
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>>;
+
+    /// Waits until the flush has completed: until its deadline has passed, or with a limit for that
+    /// long from now.
     ///
     /// # Errors
-    /// As for `revoke`.
-    fn revoke_one(
-        &self,
-        range: IovaRange,
-        pin: Option<&PinnedLeaf>,
-    ) -> Result<Ticket, BackendError> {
-        self.revoke_pinned(&mut core::iter::once((range, pin)))
-    }
+    /// [`BackendError::Flush`]: a device may reach what the flush covers until it completes, which
+    /// may be [never](crate::invalidate::WaitError::UnitFailed).
+    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError>;
 
-    /// Removes a pin, when nothing is mapped in its window.
-    fn unpin(&self, pin: PinnedLeaf) {
-        drop(pin);
-    }
-
-    /// Whether the flush has completed. [`Ticket::NEVER`] never has.
-    fn is_completed(&self, ticket: Ticket) -> bool;
-
-    /// Waits until the flush has completed, or its deadline has passed.
+    /// Wakes `waker` when [`check`](Self::check) of a pending ticket may have changed: at the latest
+    /// when the flush completes, fails or passes its deadline, and at once if it has. The caller
+    /// checks again after this returns.
     ///
-    /// # Errors
-    /// [`BackendError::Flush`]: a device may reach what the flush covers until it completes, which may be
-    /// [never](crate::invalidate::WaitError::UnitFailed).
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError>;
-
-    /// Waits until the flush has completed, or for `limit` from now: for a ticket past its
-    /// deadline.
-    ///
-    /// # Errors
-    /// As for [`wait`](Self::wait), which it is for a backend whose tickets complete before they
-    /// are returned.
-    fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {
-        let _ = limit;
-        self.wait(ticket)
+    /// By default at once, which is right for a backend whose tickets complete before they are
+    /// returned. One whose flushes take time overrides it, with a source of its own.
+    fn wake(&self, ticket: Ticket, waker: &Waker) {
+        let _ = ticket;
+        waker.wake_by_ref();
     }
 
-    /// Returns how a [`wait`](Self::wait) would end if it ended now, without waiting. By default
-    /// deadlines are not noticed.
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        if self.is_completed(ticket) || self.has_failed() {
-            Poll::Ready(self.wait(ticket))
-        } else {
-            Poll::Pending
-        }
-    }
-
-    /// Whether the unit has failed: no ticket that is in flight will complete.
-    fn has_failed(&self) -> bool {
-        false
+    /// Returns its pinned windows; `None`, the default, if it has none.
+    fn windows(&self) -> Option<&dyn PinnedWindows> {
+        None
     }
 
     /// Returns what its table maps, as [`Table::mapped`](crate::table::Table::mapped) does; `None`,
@@ -157,26 +134,31 @@ pub trait Backend: Send + Sync {
 
     /// Returns the statistics.
     fn stats(&self) -> BackendStats;
+}
 
-    /// Whether it translates. If not, a device finds memory at its physical address, and all other
-    /// memory too. It never changes.
-    fn translates(&self) -> bool {
-        true
-    }
-
-    /// Whether mapping memory pins it, and charges it to the process.
-    fn pins(&self) -> bool {
-        false
-    }
-
-    /// Returns where memory has to be mapped if that cannot be chosen: without translation, at its
-    /// physical address. A backend that [translates](Self::translates) is not asked.
+/// Windows of 2 MiB, aligned, that one owner each has to itself: what translates them is pinned, so
+/// that mapping there needs no lookup and shares nothing with other owners.
+pub trait PinnedWindows {
+    /// Pins what translates `window`.
     ///
     /// # Errors
-    /// [`BackendError::NotContiguous`], [`BackendError::Movable`],
-    /// [`BackendError::PhysAddrUnknown`].
-    fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
-        let _ = memory;
-        Ok(None)
-    }
+    /// The window is mapped as any other range.
+    fn pin(&self, window: IovaRange) -> Result<PinnedLeaf, BackendError>;
+
+    /// Maps `memory` at `iova` in the window of `pin`, as [`Backend::map`] does. `extents` is the
+    /// owner's.
+    ///
+    /// # Errors
+    /// As for `map` of the backend.
+    fn map_pinned(
+        &self,
+        pin: &PinnedLeaf,
+        extents: &mut ExtentCache,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<(), BackendError>;
+
+    /// Removes a pin, when nothing is mapped in its window.
+    fn unpin(&self, pin: PinnedLeaf);
 }

@@ -44,7 +44,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         self.domain.release_late();
         self.begin_revoke(caller);
         let Some(range) = self.to_revoke() else { return };
-        let revoked = self.domain.call(|backend| backend.revoke_one(range.0, range.1));
+        let revoked = self.domain.call(|backend| backend.revoke(&mut core::iter::once(range)));
         if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
@@ -80,7 +80,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     pub(super) fn is_quiesced(&self) -> bool {
         self.addresses.is_fixed()
             || known_bad::makes(Mistake::BufferEarly)
-            || self.domain.call(|backend| backend.is_completed(self.ticket))
+            || self.domain.has_completed(self.ticket)
     }
 
     /// Waits by `wait`.
@@ -165,7 +165,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
         let failed = !held.0.late
             && held
                 .0
-                .quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket)))
+                .quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket, None)))
                 .is_err();
         let quiesced = held.0.is_quiesced();
         let held = held.into_inner().0;

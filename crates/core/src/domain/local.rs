@@ -46,8 +46,10 @@ use core::ops::Deref;
 /// # use pinfold_core::access::Access;
 /// # use pinfold_core::addr::{Iova, IovaRange};
 /// # use pinfold_core::domain::{Backend, BackendError, BackendStats, DomainId, Pinned};
-/// # use pinfold_core::invalidate::Ticket;
+/// # use pinfold_core::invalidate::{Ticket, WaitLimit};
 /// # use pinfold_core::mem::DmaMemory;
+/// # use pinfold_core::table::PinnedLeaf;
+/// # use std::task::Poll;
 /// use pinfold_core::access::FromDevice;
 /// use pinfold_core::domain::Domain;
 /// use pinfold_core::iova::IovaSpace;
@@ -58,9 +60,9 @@ use core::ops::Deref;
 /// #     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> { Ok(()) }
 /// #     fn unregister_memory(&self, _: DmaMemory) {}
 /// #     fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> { Ok(()) }
-/// #     fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
-/// #     fn is_completed(&self, _: Ticket) -> bool { true }
-/// #     fn wait(&self, _: Ticket) -> Result<(), BackendError> { Ok(()) }
+/// #     fn revoke(&self, _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
+/// #     fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> { Poll::Ready(Ok(())) }
+/// #     fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> { Ok(()) }
 /// #     fn stats(&self) -> BackendStats { BackendStats::default() }
 /// # }
 /// # #[repr(align(4096))]
@@ -305,13 +307,13 @@ impl<H: Hold<Target = Domain>> Local<H> {
         let here = revoked.iter().filter(|one| one.belongs_to(&self.domain));
         let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
         let waited =
-            last.map_or(Ok(()), |last| self.domain.call(|backend| backend.wait_for(last, limit)));
+            last.map_or(Ok(()), |last| self.domain.call(|backend| backend.wait(last, Some(limit))));
         revoked.into_iter().map(move |one| {
             if !one.belongs_to(&self.domain) {
                 return one.wait_within(Some(limit));
             }
             let outcome = one.quiesce_by(&mut self.owner, |domain, ticket| match &waited {
-                Err(error) if !domain.call(|backend| backend.is_completed(ticket)) => {
+                Err(error) if !domain.has_completed(ticket) => {
                     Err(error.clone().for_ticket(ticket))
                 }
                 _ => Ok(()),

@@ -12,10 +12,12 @@ use super::windows::MAX_BYTES;
 use super::{Backend, BackendError, Domain};
 use crate::access::Access;
 use crate::addr::IovaRange;
-use crate::invalidate::Ticket;
+use crate::invalidate::{Ticket, WaitLimit};
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+use crate::table::PinnedLeaf;
+use core::task::Poll;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -33,13 +35,19 @@ impl Backend for Told {
     fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
         Ok(())
     }
-    fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+    fn revoke(
+        &self,
+        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
         Ok(Ticket::COMPLETED)
     }
-    fn is_completed(&self, ticket: Ticket) -> bool {
-        self.0.load(Ordering::Acquire) >= ticket.0
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        match self.0.load(Ordering::Acquire) >= ticket.0 {
+            true => Poll::Ready(Ok(())),
+            false => Poll::Pending,
+        }
     }
-    fn wait(&self, _: Ticket) -> Result<(), BackendError> {
+    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
         Ok(())
     }
     fn stats(&self) -> BackendStats {

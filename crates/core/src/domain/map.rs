@@ -222,7 +222,7 @@ impl Domain {
         }
         let here = |new: &&Revoked<P, H>| new.belongs_to(self);
         let mut ranges = joined(new.iter().filter(here).filter_map(Revoked::to_revoke));
-        if any && let Ok(ticket) = self.call(|backend| backend.revoke_pinned(&mut ranges)) {
+        if any && let Ok(ticket) = self.call(|backend| backend.revoke(&mut ranges)) {
             drop(ranges);
             let here = |new: &&mut Revoked<P, H>| new.belongs_to(self) && new.to_revoke().is_some();
             for revoked in new.iter_mut().filter(here) {
@@ -307,9 +307,10 @@ impl Domain {
         access: Access,
     ) -> Result<(), BackendError> {
         match (addresses.pin(), caller.extents()) {
-            (Some(pin), Some(extents)) => {
-                self.call(|backend| backend.map_pinned(pin, extents, iova, memory, access))
-            }
+            (Some(pin), Some(extents)) => self.call(|backend| match backend.windows() {
+                Some(windows) => windows.map_pinned(pin, extents, iova, memory, access),
+                None => backend.map(iova, memory, access),
+            }),
             _ => self.call(|backend| backend.map(iova, memory, access)),
         }
     }
@@ -395,12 +396,12 @@ impl Domain {
     fn undo_map(&self, addresses: &Addresses, len: u64, error: BackendError) -> BackendError {
         let iova = addresses.iova;
         let Some(part) = iova.part(0, len) else { return error };
-        let Ok(ticket) = self
-            .call(|backend| backend.revoke_pinned(&mut core::iter::once((part, addresses.pin()))))
+        let Ok(ticket) =
+            self.call(|backend| backend.revoke(&mut core::iter::once((part, addresses.pin()))))
         else {
             return BackendError::NotRevoked;
         };
-        match self.call(|backend| backend.wait(ticket)) {
+        match self.call(|backend| backend.wait(ticket, None)) {
             // What cannot be revoked stays reachable, whatever becomes of the rest.
             _ if error.stays_reachable() && error.late_ticket().is_none() => error,
             // Tickets complete in order, so this one covers what `error` left reachable too.

@@ -203,7 +203,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
     #[inline(always)]
     pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
         self.0.revoke(caller);
-        self.0.quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket)))
+        self.0.quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket, None)))
     }
 
     /// Returns the payload of one that is quiesced.

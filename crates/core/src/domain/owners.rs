@@ -42,7 +42,7 @@ impl Domain {
             return;
         }
         caller.counts(self).count_limited();
-        let _ = self.call(|backend| backend.wait(ticket));
+        let _ = self.call(|backend| backend.wait(ticket, None));
     }
 
     /// Returns the statistics. O(owners).
@@ -136,7 +136,7 @@ impl Domain {
         let range = self.alloc_iova(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
         self.windows.fetch_add(1, Ordering::Relaxed);
         // Without a pin it is mapped as any other range.
-        let pin = self.call(|backend| backend.pin(range)).ok().flatten();
+        let pin = self.call(|backend| backend.windows()?.pin(range).ok());
         Some(Window::new(range, pin, Arc::clone(owner)))
     }
 
@@ -147,7 +147,7 @@ impl Domain {
             self.windows.fetch_sub(1, Ordering::Relaxed);
             if let Some(pin) = pin {
                 // If it panics, the addresses stay in use.
-                self.call(|backend| backend.unpin(pin));
+                self.call(|backend| backend.windows().map(|windows| windows.unpin(pin)));
             }
             self.free_iova(range);
         }

@@ -9,6 +9,7 @@ use crate::invalidate::Ticket;
 use crate::known_bad::{self, Mistake};
 use alloc::boxed::Box;
 use core::mem::ManuallyDrop;
+use core::task::Poll;
 
 /// A buffer of the domain while the backend is called for it.
 struct Abandoned<'d>(&'d Domain, PendingRelease);
@@ -69,8 +70,9 @@ impl Domain {
         *due = match *due {
             Due::Revocation => {
                 self.counts().count_revoked(0);
-                let revoked =
-                    self.call(|backend| backend.revoke_one(addresses.iova, addresses.pin()));
+                let revoked = self.call(|backend| {
+                    backend.revoke(&mut core::iter::once((addresses.iova, addresses.pin())))
+                });
                 revoked.map_or(Due::Never, Due::At)
             }
             known => known,
@@ -95,10 +97,11 @@ impl Domain {
     #[cold]
     fn release_from(&self, mut first: Ticket) -> u64 {
         while first != Ticket::NEVER {
-            let failed = self.call(|backend| backend.has_failed());
-            if !failed && !self.call(|backend| backend.is_completed(first)) {
-                break;
-            }
+            let failed = match self.call(|backend| backend.check(first)) {
+                Poll::Ready(Ok(())) => false,
+                Poll::Ready(Err(error)) if error.late_ticket().is_none() => true,
+                Poll::Ready(Err(_)) | Poll::Pending => break,
+            };
             let Some(releasing) = self.pending.try_begin() else { break };
             while let Some(release) = self.pending.pop_unfinished() {
                 let release = self.make_up_for(release);
@@ -109,9 +112,7 @@ impl Domain {
                 }
             }
             // One by one: a drop may do anything, so it runs without the lock.
-            while let Some(release) =
-                self.pending.pop(|ticket| self.call(|backend| backend.is_completed(ticket)))
-            {
+            while let Some(release) = self.pending.pop(|ticket| self.has_completed(ticket)) {
                 if release.mapped {
                     self.counts().count_unmapped();
                 }

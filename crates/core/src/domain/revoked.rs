@@ -119,10 +119,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         caller: &mut impl Caller,
         limit: Option<WaitLimit>,
     ) -> Result<(P, H), NotQuiesced<P, H>> {
-        self.quiesce_by(caller, |domain, ticket| match limit {
-            None => domain.call(|backend| backend.wait(ticket)),
-            Some(limit) => domain.call(|backend| backend.wait_for(ticket, limit)),
-        })
+        self.quiesce_by(caller, |domain, ticket| domain.call(|backend| backend.wait(ticket, limit)))
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ use super::statics::Statics;
 use super::window::{OwnerShared, SlotBox};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::drop_guard::PanicWatch;
+use crate::invalidate::Ticket;
 use crate::iova::{IovaError, IovaSpace};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -18,6 +19,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::task::Poll;
 
 /// One I/O address space. See the [module](super).
 pub struct Domain {
@@ -47,7 +49,7 @@ impl Domain {
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
         Self {
             id: DomainId::next(),
-            translates: backend.translates(),
+            translates: backend.properties().translates,
             backend,
             panics: PanicWatch::new(),
             iovas: Arc::new(iovas),
@@ -76,7 +78,7 @@ impl Domain {
     /// Whether mapping memory pins it and charges it to the process: then it need not be locked
     /// too.
     pub fn pins(&self) -> bool {
-        self.backend.pins()
+        self.backend.properties().pins
     }
 
     /// Returns what devices can reach now by the table, by ascending address, neighbours merged;
@@ -93,6 +95,12 @@ impl Domain {
     #[inline(always)]
     pub(super) fn call<'d, R>(&'d self, call: impl FnOnce(&'d dyn Backend) -> R) -> R {
         self.panics.watch(|| call(&*self.backend))
+    }
+
+    /// Whether the flush has completed.
+    #[inline(always)]
+    pub(super) fn has_completed(&self, ticket: Ticket) -> bool {
+        matches!(self.call(|backend| backend.check(ticket)), Poll::Ready(Ok(())))
     }
 
     /// Whether the backend has panicked and this thread unwinds: then no clean-up calls it again.

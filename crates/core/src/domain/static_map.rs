@@ -44,8 +44,8 @@ impl Domain {
             return Err(BackendError::OtherDomain { iova });
         }
         self.statics.remove(iova);
-        let ticket = self.call(|backend| backend.revoke(&mut core::iter::once(iova)))?;
-        self.call(|backend| backend.wait(ticket))?;
+        let ticket = self.call(|backend| backend.revoke(&mut core::iter::once((iova, None))))?;
+        self.call(|backend| backend.wait(ticket, None))?;
         mapping.release();
         Ok(())
     }

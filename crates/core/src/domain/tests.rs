@@ -4,6 +4,7 @@ use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitError, WaitLimit};
 use crate::iova::IovaSpace;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use core::task::Poll;
 use std::sync::Arc;
 
 mod future;

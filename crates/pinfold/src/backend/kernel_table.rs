@@ -9,11 +9,13 @@ use crate::sys::Errno;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::{Backend, BackendError, BackendStats};
-use pinfold_core::invalidate::Ticket;
+use pinfold_core::domain::{Backend, BackendError, BackendStats, Properties};
+use pinfold_core::invalidate::{Ticket, WaitLimit};
 use pinfold_core::mem::DmaMemory;
+use pinfold_core::table::PinnedLeaf;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 
 #[cfg(test)]
 mod tests;
@@ -244,12 +246,9 @@ impl Backend for KernelTable {
         })
     }
 
-    fn translates(&self) -> bool {
-        self.context.translates()
-    }
-
-    fn pins(&self) -> bool {
-        self.context.translates()
+    fn properties(&self) -> Properties {
+        let translates = self.context.translates();
+        Properties { translates, pins: translates }
     }
 
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
@@ -257,10 +256,13 @@ impl Backend for KernelTable {
     }
 
     /// Unmaps ranges that are adjacent in the order of `ranges` with one call.
-    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+    fn revoke(
+        &self,
+        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
         let mut open: Option<IovaRange> = None;
         let mut result = Ok(Ticket::COMPLETED);
-        for range in ranges {
+        for (range, _) in ranges {
             let joined = open.map_or(Some(range), |open| open.merged(&range));
             if let (None, Some(done)) = (joined, open)
                 && let Err(error) = self.unmap(done)
@@ -275,12 +277,12 @@ impl Backend for KernelTable {
         result
     }
 
-    fn is_completed(&self, ticket: Ticket) -> bool {
-        ticket != Ticket::NEVER
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        Poll::Ready(self.wait(ticket, None))
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
-        if self.is_completed(ticket) { Ok(()) } else { Err(BackendError::NotRevoked) }
+    fn wait(&self, ticket: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
+        if ticket == Ticket::NEVER { Err(BackendError::NotRevoked) } else { Ok(()) }
     }
 
     fn stats(&self) -> BackendStats {

@@ -67,7 +67,7 @@ fn walk_through_a_retired_table_page() -> (Result<u32, FaultKind>, bool) {
     backend.map(first, part(0, 2), Access::READ).unwrap();
     let port = iommu.port();
     assert_eq!(word(&port, first.start()), Ok(100));
-    let revoke = |range| backend.revoke(&mut std::iter::once(range)).unwrap();
+    let revoke = |range| backend.revoke(&mut std::iter::once((range, None))).unwrap();
     let began = Instant::now();
     let ticket = revoke(first);
     // Each revocation reclaims the retired pages that can be.
@@ -75,7 +75,7 @@ fn walk_through_a_retired_table_page() -> (Result<u32, FaultKind>, bool) {
     backend.map(second, part(2, 2), Access::READ).unwrap();
     let found = word(&port, first.start().checked_add(PAGE as u64).unwrap());
     let in_flight = began.elapsed() < IN_FLIGHT;
-    backend.wait(ticket).unwrap();
+    backend.wait(ticket, None).unwrap();
     assert_eq!(word(&port, first.start()), Err(FaultKind::NotMapped), "after the flush");
     assert_eq!(word(&port, second.start()), Ok(102));
     backend.unregister_memory(arena.memory());

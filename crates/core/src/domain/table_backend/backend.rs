@@ -4,7 +4,7 @@ use super::phys::{ExtentCache, PhysTranslator};
 use super::reclaim::DeferredReclaim;
 use crate::access::Access;
 use crate::addr::{IovaRange, PageSize, PhysAddr, PhysRange};
-use crate::domain::backend::Backend;
+use crate::domain::backend::{Backend, PinnedWindows};
 use crate::domain::error::BackendError;
 use crate::domain::stats::BackendStats;
 use crate::drop_guard::{CleanUp, DropGuard};
@@ -188,8 +188,27 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             return self.flush_then_clear(ranges);
         }
         self.reclaim();
-        let (mut retired, mut list) = (Retired::new(), FlushList::new());
+        let mut retired = Retired::new();
+        let Some((first, pin)) = ranges.next() else { return Ok(Ticket::COMPLETED) };
+        self.clear_one(first, pin, &mut retired)?;
+        match ranges.next() {
+            // One range, which needs no list.
+            None if retired.is_empty() => Ok(self.invalidator.request_one(Flush::from(first))),
+            second => self.clear_rest(first, &mut second.into_iter().chain(ranges), retired),
+        }
+    }
+
+    /// Clears the ranges behind the `first` one.
+    fn clear_rest<'r>(
+        &self,
+        first: IovaRange,
+        ranges: &mut dyn Iterator<Item = Cleared<'r>>,
+        mut retired: Retired,
+    ) -> Result<Ticket, TableError> {
+        let mut list = FlushList::new();
         let (mut ticket, mut failed) = (Ticket::COMPLETED, None);
+        // There is room.
+        let _ = list.push(Flush::from(first));
         for (range, pin) in ranges {
             if let Err(error) = self.clear_one(range, pin, &mut retired) {
                 failed = Some(error);
@@ -217,29 +236,6 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
             Some(pin) => self.table.clear_pinned(pin, range),
             None => self.table.clear(range, retired),
         }
-    }
-
-    /// Clears one range, as [`clear`](Self::clear) does many: without a list.
-    fn clear_single(
-        &self,
-        range: IovaRange,
-        pin: Option<&PinnedLeaf>,
-    ) -> Result<Ticket, TableError> {
-        #[cfg(any(test, feature = "known-bad"))]
-        if known_bad::makes(Mistake::FlushBeforeClear) {
-            return self.flush_then_clear(&mut core::iter::once((range, pin)));
-        }
-        self.reclaim();
-        let mut retired = Retired::new();
-        let cleared = self.clear_one(range, pin, &mut retired);
-        let leaves = Flush::from(range);
-        let ticket = match cleared {
-            Ok(()) if retired.is_empty() => return Ok(self.invalidator.request_one(leaves)),
-            Ok(()) => Ok(self.invalidator.request([leaves])),
-            Err(error) => Err(error),
-        };
-        let tables = self.flush_retired(retired);
-        ticket.map(|leaves| leaves.max(tables))
     }
 
     /// The same in the wrong order.
@@ -355,12 +351,46 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         self.map_runs(iova, None, memory, access, |rest| self.queue().run(rest))
     }
 
-    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
-        Ok(self.clear(&mut ranges.map(|range| (range, None)))?)
+    fn revoke(
+        &self,
+        ranges: &mut dyn Iterator<Item = Cleared<'_>>,
+    ) -> Result<Ticket, BackendError> {
+        Ok(self.clear(ranges)?)
     }
 
-    fn pin(&self, window: IovaRange) -> Result<Option<PinnedLeaf>, BackendError> {
-        Ok(Some(self.with_pages(|| self.table.pin(window.start()))?))
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        self.invalidator.check(ticket).map_err(Into::into)
+    }
+
+    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
+        Ok(match limit {
+            None => self.invalidator.wait(ticket)?,
+            Some(limit) => self.invalidator.wait_for(ticket, limit)?,
+        })
+    }
+
+    fn windows(&self) -> Option<&dyn PinnedWindows> {
+        Some(self)
+    }
+
+    fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
+        Some(Box::new(self.table.mapped()))
+    }
+
+    fn stats(&self) -> BackendStats {
+        let table = self.table.stats();
+        BackendStats {
+            invalidations: self.invalidator.stats(),
+            table_pages: table.in_use.into(),
+            table_pages_retired: table.retired.into(),
+            ..BackendStats::default()
+        }
+    }
+}
+
+impl<F: Format, Q: InvalidationQueue + PhysTranslator> PinnedWindows for TableBackend<F, Q> {
+    fn pin(&self, window: IovaRange) -> Result<PinnedLeaf, BackendError> {
+        Ok(self.with_pages(|| self.table.pin(window.start()))?)
     }
 
     fn map_pinned(
@@ -382,61 +412,12 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         self.map_runs(iova, Some(pin), memory, access, |rest| extents.run(self.queue(), rest))
     }
 
-    fn revoke_pinned(
-        &self,
-        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
-    ) -> Result<Ticket, BackendError> {
-        Ok(self.clear(ranges)?)
-    }
-
-    fn revoke_one(
-        &self,
-        range: IovaRange,
-        pin: Option<&PinnedLeaf>,
-    ) -> Result<Ticket, BackendError> {
-        Ok(self.clear_single(range, pin)?)
-    }
-
     fn unpin(&self, pin: PinnedLeaf) {
         let mut retired = Retired::new();
         // Refused only if something is mapped there: then the page stays pinned, and the pin is
         // leaked.
         if self.table.unpin(pin, &mut retired).is_ok() {
             self.flush_retired(retired);
-        }
-    }
-
-    fn is_completed(&self, ticket: Ticket) -> bool {
-        self.invalidator.is_completed(ticket)
-    }
-
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
-        Ok(self.invalidator.wait(ticket)?)
-    }
-
-    fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), BackendError> {
-        Ok(self.invalidator.wait_for(ticket, limit)?)
-    }
-
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        self.invalidator.check(ticket).map_err(Into::into)
-    }
-
-    fn has_failed(&self) -> bool {
-        self.invalidator.has_failed()
-    }
-
-    fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
-        Some(Box::new(self.table.mapped()))
-    }
-
-    fn stats(&self) -> BackendStats {
-        let table = self.table.stats();
-        BackendStats {
-            invalidations: self.invalidator.stats(),
-            table_pages: table.in_use.into(),
-            table_pages_retired: table.retired.into(),
-            ..BackendStats::default()
         }
     }
 }

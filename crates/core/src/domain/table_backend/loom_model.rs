@@ -29,8 +29,8 @@ fn map(unit: &Unit, iova: u64, number: u64) {
 }
 
 fn strict_unmap(unit: &Unit, iova: u64) {
-    let ticket = unit.revoke(&mut core::iter::once(at(iova))).unwrap();
-    unit.wait(ticket).unwrap();
+    let ticket = unit.revoke(&mut core::iter::once((at(iova), None))).unwrap();
+    unit.wait(ticket, None).unwrap();
 }
 
 fn explore(pages: usize, preemptions: usize, model: impl Fn(Arc<Unit>) + Sync + Send + 'static) {

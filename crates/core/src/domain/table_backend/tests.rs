@@ -1,7 +1,7 @@
 use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysRange};
-use crate::domain::{Backend, BackendError};
+use crate::domain::{Backend, BackendError, PinnedWindows};
 use crate::invalidate::{
     Descriptor, Flush, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit,
 };
@@ -145,7 +145,7 @@ fn paged(pages: usize, sink: Scattered) -> TableBackend<VtdSecondStage, Scattere
 }
 
 fn revoke(paged: &TableBackend<VtdSecondStage, Scattered>, range: IovaRange) -> Ticket {
-    paged.revoke(&mut core::iter::once(range)).unwrap()
+    paged.revoke(&mut core::iter::once((range, None))).unwrap()
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn scattered_memory_is_contiguous_for_the_device() {
         assert_eq!(found.phys.raw(), (memory.addr() as u64 + page * PAGE) << 1);
     }
     let ticket = revoke(&paged, at(16, 4));
-    paged.wait(ticket).unwrap();
+    paged.wait(ticket, None).unwrap();
     assert_eq!(paged.table.translate(Iova::new(16 * PAGE)), None);
 }
 
@@ -235,7 +235,10 @@ fn where_nothing_happened_nothing_is_flushed() {
     let short = paged.map(at(16, 1), memory, RW);
     assert!(matches!(short, Err(BackendError::LengthsDiffer { .. })));
     assert_eq!(paged.revoke(&mut core::iter::empty()).unwrap(), Ticket::COMPLETED);
-    assert!(paged.revoke(&mut core::iter::once(at(16, 1))).is_err(), "nothing is mapped there");
+    assert!(
+        paged.revoke(&mut core::iter::once((at(16, 1), None))).is_err(),
+        "nothing is mapped there"
+    );
     assert_eq!(paged.stats().invalidations.waits, 0);
 }
 
@@ -257,7 +260,7 @@ fn a_map_in_a_pinned_window_is_checked_and_flushed() {
     let at = |first: u64, pages: u64| at(512 + first, pages);
     let mut extents = ExtentCache::new();
     let plain = paged(16, Scattered::default());
-    let pin = plain.pin(at(0, 512)).unwrap().unwrap();
+    let pin = plain.pin(at(0, 512)).unwrap();
     // The first of its pages is as long as the range by itself.
     let longer = plain.map_pinned(&pin, &mut extents, at(0, 1), nowhere(2), RW);
     assert!(matches!(longer, Err(BackendError::LengthsDiffer { .. })));
@@ -273,7 +276,7 @@ fn a_map_in_a_pinned_window_is_checked_and_flushed() {
     );
 
     let caching = paged(16, Scattered { caches_not_present: true, ..Scattered::default() });
-    let pin = caching.pin(at(0, 512)).unwrap().unwrap();
+    let pin = caching.pin(at(0, 512)).unwrap();
     caching.map_pinned(&pin, &mut ExtentCache::new(), at(0, 1), nowhere(1), RW).unwrap();
     assert_eq!(caching.stats().invalidations.waits, 1);
     caching.queue().hangs.store(true, Ordering::SeqCst);
@@ -298,9 +301,13 @@ fn the_ticket_of_a_revocation_covers_all_of_its_ranges() {
         for page in 0..count {
             paged.map(at(page, 1), nowhere(1), RW).unwrap();
         }
-        let ticket = paged.revoke(&mut (0..count).map(|page| at(page, 1))).unwrap();
-        assert_eq!((ticket, paged.is_completed(ticket)), (Ticket(1), false), "{count} ranges");
-        paged.wait(ticket).unwrap();
+        let ticket = paged.revoke(&mut (0..count).map(|page| (at(page, 1), None))).unwrap();
+        assert_eq!(
+            (ticket, paged.invalidator.is_completed(ticket)),
+            (Ticket(1), false),
+            "{count} ranges"
+        );
+        paged.wait(ticket, None).unwrap();
         assert_eq!(
             *paged.queue().batches.lock().unwrap(),
             [Flush { range: at(0, count), leaf_only: true }]
@@ -316,7 +323,9 @@ fn a_rollback_waits_for_its_flush() {
     paged.queue().missing.lock().unwrap().insert(memory.addr() + 4096);
     let error = paged.map(at(16, 2), memory, RW).unwrap_err();
     assert!(!error.stays_reachable(), "{error}");
-    assert!(paged.is_completed(Ticket(1)) && paged.invalidator.completed() == Ticket(1));
+    assert!(
+        paged.invalidator.is_completed(Ticket(1)) && paged.invalidator.completed() == Ticket(1)
+    );
     assert_eq!(paged.stats().invalidations.waited, 1);
 }
 
@@ -350,8 +359,8 @@ fn what_is_revoked_is_cleared_before_its_flush() {
     let paged = walked(6);
     paged.map(at(16, 1), walker::page(1), RW).unwrap();
     assert_eq!(paged.queue().walk(16 * PAGE), Some(walker::page(1).addr() as u64));
-    let ticket = paged.revoke(&mut core::iter::once(at(16, 1))).unwrap();
-    paged.wait(ticket).unwrap();
+    let ticket = paged.revoke(&mut core::iter::once((at(16, 1), None))).unwrap();
+    paged.wait(ticket, None).unwrap();
     assert_eq!(paged.queue().found_present_by_any.load(Ordering::SeqCst), 0);
     assert_eq!(paged.queue().walk(16 * PAGE), None);
 }
@@ -395,8 +404,9 @@ fn stress_few_table_pages_are_reused_beside_a_walker() {
                 for round in 0..rounds {
                     let window = (round % 4 * 2 + owner) * 512;
                     paged.map(at(window, 1), walker::page(window), RW).unwrap();
-                    let ticket = paged.revoke(&mut core::iter::once(at(window, 1))).unwrap();
-                    paged.wait(ticket).unwrap();
+                    let ticket =
+                        paged.revoke(&mut core::iter::once((at(window, 1), None))).unwrap();
+                    paged.wait(ticket, None).unwrap();
                 }
             });
         }
@@ -423,8 +433,8 @@ fn stress_a_flush_covers_cleared_entries_only() {
                 for round in 0..2_000u64 {
                     let range = at(owner * 2 + round % 3 * 512, 1);
                     paged.map(range, walker::page(1), RW).unwrap();
-                    let ticket = paged.revoke(&mut core::iter::once(range)).unwrap();
-                    paged.wait(ticket).unwrap();
+                    let ticket = paged.revoke(&mut core::iter::once((range, None))).unwrap();
+                    paged.wait(ticket, None).unwrap();
                 }
             });
         }

@@ -1,7 +1,9 @@
 //! Maps for a device that reaches fewer addresses than its domain has.
 
 use super::*;
+use crate::domain::Properties;
 use crate::iova::IovaError;
+use crate::table::PinnedLeaf;
 use proptest::prelude::*;
 
 fn limit(bits: u32) -> Iova {
@@ -104,20 +106,23 @@ impl Backend for Untranslated {
     fn map(&self, _: IovaRange, _: crate::mem::DmaMemory, _: Access) -> Result<(), BackendError> {
         Ok(())
     }
-    fn revoke(&self, _: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+    fn revoke(
+        &self,
+        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
         Ok(Ticket::COMPLETED)
     }
-    fn is_completed(&self, _: Ticket) -> bool {
-        true
+    fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> {
+        Poll::Ready(Ok(()))
     }
-    fn wait(&self, _: Ticket) -> Result<(), BackendError> {
+    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
         Ok(())
     }
     fn stats(&self) -> BackendStats {
         BackendStats::default()
     }
-    fn translates(&self) -> bool {
-        false
+    fn properties(&self) -> Properties {
+        Properties { translates: false, pins: false }
     }
     fn required_iova(
         &self,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::mem::DmaMemory;
 use crate::sync::Mutex;
+use crate::table::PinnedLeaf;
 use core::ptr::NonNull;
 use std::collections::BTreeMap;
 
@@ -56,14 +57,18 @@ impl Backend for Arc<Mock> {
         }
         Ok(())
     }
-    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+    fn revoke(
+        &self,
+        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
         if self.refuse_revoke.load(Ordering::SeqCst) {
             return Err(BackendError::NotRevoked);
         }
         assert!(!self.panics.load(Ordering::SeqCst), "a backend");
         let mut any = false;
-        for page in
-            ranges.inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst)).flat_map(numbers)
+        for page in ranges
+            .inspect(|_| _ = self.ranges.fetch_add(1, Ordering::SeqCst))
+            .flat_map(|(range, _)| numbers(range))
         {
             any = true;
             assert!(self.pages.lock().remove(&page).is_some(), "not mapped");
@@ -75,22 +80,25 @@ impl Backend for Arc<Mock> {
             Ticket::COMPLETED
         })
     }
-    fn is_completed(&self, ticket: Ticket) -> bool {
-        self.done.load(Ordering::SeqCst) >= ticket.0
-    }
-    fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::SeqCst)
-    }
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
-        self.waits.fetch_add(1, Ordering::SeqCst);
-        if self.has_failed() && !self.is_completed(ticket) {
-            return Err(WaitError::UnitFailed { ticket }.into());
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        if self.done.load(Ordering::SeqCst) >= ticket.0 {
+            return Poll::Ready(Ok(()));
         }
-        if self.obliging.load(Ordering::SeqCst) {
+        match self.failed.load(Ordering::SeqCst) {
+            true => Poll::Ready(Err(WaitError::UnitFailed { ticket }.into())),
+            false => Poll::Pending,
+        }
+    }
+    fn wait(&self, ticket: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
+        self.waits.fetch_add(1, Ordering::SeqCst);
+        if self.obliging.load(Ordering::SeqCst) && !self.failed.load(Ordering::SeqCst) {
             self.done.fetch_max(ticket.0, Ordering::SeqCst);
         }
         let flush = WaitError::TimedOut { ticket, waited_ns: 0, polls: 0 };
-        if self.is_completed(ticket) { Ok(()) } else { Err(flush.into()) }
+        match self.check(ticket) {
+            Poll::Ready(result) => result,
+            Poll::Pending => Err(flush.into()),
+        }
     }
     fn stats(&self) -> BackendStats {
         BackendStats::default()

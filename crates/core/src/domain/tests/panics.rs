@@ -2,6 +2,7 @@
 //! may reach, and no clean-up calls it again while the thread unwinds.
 
 use super::*;
+use crate::domain::PinnedWindows;
 use crate::mem::DmaMemory;
 use crate::share::Shared;
 use crate::table::PinnedLeaf;
@@ -47,25 +48,24 @@ impl Backend for Arc<Fragile> {
         self.call("map");
         self.mock.map(iova, memory, access)
     }
-    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
+    fn revoke(
+        &self,
+        ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
         self.call("revoke");
         self.mock.revoke(ranges)
     }
-    fn pin(&self, _: IovaRange) -> Result<Option<PinnedLeaf>, BackendError> {
+    fn windows(&self) -> Option<&dyn PinnedWindows> {
         self.call("pin");
-        Ok(None)
+        None
     }
-    fn is_completed(&self, ticket: Ticket) -> bool {
-        self.call("is_completed");
-        self.mock.is_completed(ticket)
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        self.call("check");
+        self.mock.check(ticket)
     }
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
+    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
         self.call("wait");
-        self.mock.wait(ticket)
-    }
-    fn has_failed(&self) -> bool {
-        self.call("has_failed");
-        false
+        self.mock.wait(ticket, limit)
     }
     fn stats(&self) -> BackendStats {
         BackendStats::default()

@@ -244,7 +244,7 @@ proptest! {
                 Step::Revoke(ranges) => {
                     let whole = ranges.iter().all(|r| kernel.mapped().contains(&(r.0 * 4096, r.1 * 4096)));
                     let distinct = ranges.iter().enumerate().all(|(i, r)| !ranges[..i].contains(r));
-                    let revoked = table.revoke(&mut ranges.iter().map(|r| range(*r)));
+                    let revoked = table.revoke(&mut ranges.iter().map(|r| (range(*r), None)));
                     prop_assert!(revoked.is_ok() || !(whole && distinct));
                 }
             }

@@ -53,7 +53,9 @@ fn what_a_refused_revocation_has_cleared_is_flushed() {
         let paged = paged(40, Scattered::default());
         let mapped: Vec<_> = (0..many).map(|at_page| at(2 * at_page, 1)).collect();
         mapped.iter().for_each(|range| paged.map(*range, nowhere(1), RW).unwrap());
-        let refused = paged.revoke(&mut mapped.iter().copied().chain([at(9000, 1), at(0, 1)]));
+        let refused = paged.revoke(
+            &mut mapped.iter().copied().chain([at(9000, 1), at(0, 1)]).map(|range| (range, None)),
+        );
         assert!(
             matches!(refused, Err(BackendError::Table(TableError::NotMapped { .. }))),
             "{refused:?}"
@@ -61,7 +63,7 @@ fn what_a_refused_revocation_has_cleared_is_flushed() {
         // Whoever comes next submits it.
         paged.map(at(5000, 1), nowhere(1), RW).unwrap();
         let ticket = revoke(&paged, at(5000, 1));
-        paged.wait(ticket).unwrap();
+        paged.wait(ticket, None).unwrap();
         let flushed = paged.queue().batches.lock().unwrap();
         let covered = |range: &IovaRange| flushed.iter().any(|flush| flush.range.covers(range));
         assert!(mapped.iter().all(covered), "{many}: {flushed:?}");

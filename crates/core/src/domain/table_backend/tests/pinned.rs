@@ -6,6 +6,7 @@ use crate::domain::{Domain, DomainId, Mapping, Pinned, Unrevoked};
 use crate::iova::IovaSpace;
 use crate::share::Shared;
 use crate::table::{MappedRun, PinnedLeaf};
+use core::task::Poll;
 
 const WINDOW_PAGES: u64 = 512;
 
@@ -39,43 +40,20 @@ impl Backend for Seen {
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError> {
         self.0.map(iova, memory, access)
     }
-    fn revoke(&self, ranges: &mut dyn Iterator<Item = IovaRange>) -> Result<Ticket, BackendError> {
-        self.0.revoke(ranges)
-    }
-    fn pin(&self, window: IovaRange) -> Result<Option<PinnedLeaf>, BackendError> {
-        self.0.pin(window)
-    }
-    fn map_pinned(
-        &self,
-        pin: &PinnedLeaf,
-        extents: &mut ExtentCache,
-        iova: IovaRange,
-        memory: DmaMemory,
-        access: Access,
-    ) -> Result<(), BackendError> {
-        self.0.map_pinned(pin, extents, iova, memory, access)
-    }
-    fn revoke_pinned(
+    fn revoke(
         &self,
         ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
     ) -> Result<Ticket, BackendError> {
-        self.0.revoke_pinned(ranges)
+        self.0.revoke(ranges)
     }
-    fn revoke_one(
-        &self,
-        range: IovaRange,
-        pin: Option<&PinnedLeaf>,
-    ) -> Result<Ticket, BackendError> {
-        self.0.revoke_one(range, pin)
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        self.0.check(ticket)
     }
-    fn unpin(&self, pin: PinnedLeaf) {
-        self.0.unpin(pin);
+    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
+        self.0.wait(ticket, limit)
     }
-    fn is_completed(&self, ticket: Ticket) -> bool {
-        self.0.is_completed(ticket)
-    }
-    fn wait(&self, ticket: Ticket) -> Result<(), BackendError> {
-        self.0.wait(ticket)
+    fn windows(&self) -> Option<&dyn PinnedWindows> {
+        self.0.windows()
     }
     fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
         self.0.mapped()

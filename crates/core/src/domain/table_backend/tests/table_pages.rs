@@ -96,8 +96,9 @@ fn retired_table_pages_are_flushed_one_by_one() {
     for window in windows {
         paged.map(at(window * 512, 1), nowhere(1), RW).unwrap();
     }
-    let ticket = paged.revoke(&mut windows.into_iter().map(|window| at(window * 512, 1))).unwrap();
-    paged.wait(ticket).unwrap();
+    let ticket =
+        paged.revoke(&mut windows.into_iter().map(|window| (at(window * 512, 1), None))).unwrap();
+    paged.wait(ticket, None).unwrap();
     let tables = |flushes: &[Flush]| {
         flushes.iter().filter(|flush| !flush.leaf_only).map(|flush| flush.range).collect::<Vec<_>>()
     };
@@ -119,7 +120,7 @@ fn superpages_return_after_4_kib_use_of_their_range() {
     // Far away, so that the page of level 2 stays.
     paged.map(at(500 * 512, 1), walker::page(9), RW).unwrap();
     for window in 0..4 {
-        paged.revoke(&mut core::iter::once(at(window * 512 + 3, 1))).unwrap();
+        paged.revoke(&mut core::iter::once((at(window * 512 + 3, 1), None))).unwrap();
     }
     for _ in 0..2 {
         paged.make_room(region, phys);
@@ -128,8 +129,8 @@ fn superpages_return_after_4_kib_use_of_their_range() {
             let size = paged.table.translate(Iova::new(window << 21)).unwrap().size;
             assert_eq!(size, crate::addr::PageSize::Size2M);
         }
-        let ticket = paged.revoke(&mut core::iter::once(region)).unwrap();
-        paged.wait(ticket).unwrap();
+        let ticket = paged.revoke(&mut core::iter::once((region, None))).unwrap();
+        paged.wait(ticket, None).unwrap();
     }
 }
 
@@ -142,8 +143,8 @@ fn a_reclaimed_page_counts_although_another_owner_took_it() {
     paged.map(window(0), walker::page(0), RW).unwrap();
     paged.map(window(1), walker::page(1), RW).unwrap();
     let before = paged.deferred.reclaimed();
-    let ticket = paged.revoke(&mut core::iter::once(window(0))).unwrap();
-    paged.wait(ticket).unwrap();
+    let ticket = paged.revoke(&mut core::iter::once((window(0), None))).unwrap();
+    paged.wait(ticket, None).unwrap();
     paged.map(window(2), walker::page(2), RW).unwrap(); // takes the page that was retired
     assert_eq!(paged.table.stats().retired, 0);
     assert!(paged.wait_for_retired(before));
@@ -202,7 +203,7 @@ fn a_queue_that_panics_loses_no_table_page() {
                 panicked += u32::from(outcome.is_err());
             };
             try_each(&|| paged.map(range, nowhere(1), RW).unwrap());
-            try_each(&|| drop(paged.revoke(&mut core::iter::once(range))));
+            try_each(&|| drop(paged.revoke(&mut core::iter::once((range, None)))));
         }
         if panicked == 0 {
             break;
