@@ -5,6 +5,7 @@ use crate::lane::LaneQueue;
 use crate::memory::MappedPages;
 use crate::port::Port;
 use crate::record::FaultReport;
+use crate::timer::Timer;
 use crate::unit::Unit;
 use pinfold_core::addr::{Iova, PhysAddr};
 use pinfold_core::domain::{
@@ -19,6 +20,7 @@ use pinfold_core::table::{
     Format, Table, TableMemory, TablePage, TablePages, VtdFirstStage, VtdSecondStage,
 };
 use std::sync::Arc;
+use std::task::Waker;
 
 /// A software IOMMU with one address space, without a table at first. A handle: a clone is the same
 /// IOMMU.
@@ -108,7 +110,7 @@ impl SoftIommu {
     /// Dropping it, with the backend, [detaches](Self::detach) the table: ports may outlive it, and
     /// every later access faults.
     pub fn queue(&self) -> SoftQueue {
-        SoftQueue { iommu: Arc::clone(&self.0), units: self.0.queues() }
+        SoftQueue { iommu: Arc::clone(&self.0), units: self.0.queues(), timer: Timer::default() }
     }
 }
 
@@ -135,6 +137,7 @@ impl TableMemory for SoftTableMemory {
 pub struct SoftQueue {
     iommu: Arc<Unit>,
     units: FanOut<LaneQueue>,
+    timer: Timer,
 }
 
 impl Drop for SoftQueue {
@@ -146,7 +149,12 @@ impl Drop for SoftQueue {
 impl InvalidationQueue for SoftQueue {
     #[inline]
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
-        self.units.submit(descriptors, wait)
+        let submitted = self.units.submit(descriptors, wait);
+        if submitted == Err(QueueError::Failed) {
+            // What is in flight has no event any more.
+            self.timer.look_again();
+        }
+        submitted
     }
 
     fn accepts(&self) -> usize {
@@ -160,6 +168,10 @@ impl InvalidationQueue for SoftQueue {
     #[inline]
     fn after_submission(&self) -> (Ticket, Option<u64>) {
         self.units.after_submission()
+    }
+
+    fn wake(&self, ticket: Option<Ticket>, deadline_ns: u64, waker: &Waker) {
+        self.timer.wake(&self.iommu, ticket, deadline_ns, waker);
     }
 
     fn has_device_tlbs(&self) -> bool {

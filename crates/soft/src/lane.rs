@@ -135,6 +135,11 @@ impl Lane {
         Ticket(self.completed.load(Ordering::Acquire))
     }
 
+    /// Returns when the next request takes effect or the next batch completes; `u64::MAX` for never.
+    pub(super) fn next_ns(&self) -> u64 {
+        self.next_ns.load(Ordering::Acquire)
+    }
+
     fn advance_if_due(&self, next: u64) {
         let now = self.clock.now_ns();
         if next <= now

@@ -19,8 +19,9 @@
 //!
 //! Its cost model is a timeline, not a thread: a batch submitted at t completes at max(t,
 //! previous) + cost, plus a random delay. Effects that are due happen when a waiter polls. A waiter therefore
-//! really waits, also on two cores. Table walks may cost time too ([`SoftConfig::walk_cost`]): time
-//! of the device, which delays a program that [waits](Port::wait_for_walks) for it.
+//! really waits, also on two cores. A task that awaits a flush is woken by a thread, which an IOMMU
+//! starts for the first of them. Table walks may cost time too ([`SoftConfig::walk_cost`]): time of
+//! the device, which delays a program that [waits](Port::wait_for_walks) for it.
 //!
 //! ```
 //! use pinfold_core::access::FromDevice;
@@ -58,6 +59,7 @@ mod record;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod timer;
 mod tlb;
 mod unit;
 

@@ -7,3 +7,4 @@ mod nic;
 mod ports;
 mod promise;
 mod tables;
+mod tasks;

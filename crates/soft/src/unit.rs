@@ -173,6 +173,11 @@ impl Unit {
         let _ = self.lanes().any(|lane| lane.remove(device));
     }
 
+    /// Returns when the next request takes effect or the next batch completes; `u64::MAX` for never.
+    pub(super) fn next_ns(&self) -> u64 {
+        self.lanes().map(|lane| lane.next_ns()).min().unwrap_or(u64::MAX)
+    }
+
     /// Executes what is due in all units.
     pub(super) fn advance(&self) {
         for lane in self.lanes() {

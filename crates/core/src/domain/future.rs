@@ -14,9 +14,10 @@ use core::task::{Context, Poll};
 /// The future of a [`Revoked`]: resolves to the buffer when no device can reach it, or to the error
 /// that [`Revoked::wait`] would return.
 ///
-/// It needs no particular executor: IOMMUs signal completion in memory only, so it looks each time
-/// it is polled and wakes its task at once. An executor with other tasks runs them in between.
-/// Dropping it early is dropping the [`Revoked`], which waits.
+/// It needs no particular executor, and does not keep one busy: between polls it waits for the
+/// backend to [wake](super::Backend::wake) it when the flush has completed or its deadline has
+/// passed. Dropping it early never waits: the domain holds the buffer until its flush has
+/// completed, as after a late flush ([`Domain::release_late`]).
 #[must_use = "the buffer is held until its ticket has completed: await it"]
 pub struct Quiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(Option<Revoked<P, H>>);
 
@@ -45,17 +46,24 @@ impl<P: Pinned, H: Deref<Target = Domain>> Future for Quiesced<P, H> {
 
     /// After completion it stays pending.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(revoked) = &self.0 else { return Poll::Pending };
+        let mut checked = revoked.check();
+        if checked.is_pending() {
+            revoked.wake(context.waker());
+            // It may have completed before the waker was registered.
+            checked = revoked.check();
+        }
+        let Poll::Ready(result) = checked else { return Poll::Pending };
         let Some(revoked) = self.0.take() else { return Poll::Pending };
-        match revoked.check() {
-            Poll::Ready(result) => {
-                let ended = revoked.quiesce_by(&mut Anyone, |_, _| result);
-                Poll::Ready(ended.map(|(payload, _)| payload))
-            }
-            Poll::Pending => {
-                self.0 = Some(revoked);
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
+        let ended = revoked.quiesce_by(&mut Anyone, |_, _| result);
+        Poll::Ready(ended.map(|(payload, _)| payload))
+    }
+}
+
+impl<P: Pinned, H: Deref<Target = Domain>> Drop for Quiesced<P, H> {
+    fn drop(&mut self) {
+        if let Some(revoked) = self.0.take() {
+            revoked.abandon();
         }
     }
 }

@@ -136,6 +136,22 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
         domain.keep_reachable(payload, addresses, due, true);
     }
 
+    /// Drops the payload if it is quiesced, and else leaves it with the domain until its flush
+    /// completes. Never waits.
+    pub(super) fn abandon(self) {
+        if self.domain.is_unwinding() {
+            return self.park();
+        }
+        let held = DropGuard::new(Unfinished(self));
+        let quiesced = held.0.is_quiesced();
+        let held = held.into_inner().0;
+        if quiesced {
+            drop(held.release(&mut Anyone));
+        } else {
+            held.leave(true);
+        }
+    }
+
     /// Leaves the payload with the domain, without a call of the backend: the domain revokes
     /// access, or finds that the flush has completed, when it is called next. Quarantined is only
     /// what may have been revoked in part.

@@ -12,7 +12,7 @@ use crate::share::Shared;
 use crate::table::PinnedLeaf;
 use core::fmt;
 use core::ops::Deref;
-use core::task::Poll;
+use core::task::{Poll, Waker};
 
 /// A buffer whose flush had not completed when the wait for it ended.
 ///
@@ -155,6 +155,17 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
             Ticket::NEVER => Poll::Ready(Err(BackendError::NotRevoked)),
             ticket => self.0.domain.call(|backend| backend.check(ticket)),
         }
+    }
+
+    /// Wakes `waker` when [`check`](Self::check) may find more than now.
+    pub(super) fn wake(&self, waker: &Waker) {
+        let ticket = self.0.ticket();
+        self.0.domain.call(|backend| backend.wake(ticket, waker));
+    }
+
+    /// Drops the payload if it is quiesced, and else leaves it with the domain, without waiting.
+    pub(super) fn abandon(self) {
+        self.0.into_inner().abandon();
     }
 
     #[inline(always)]

@@ -20,7 +20,7 @@ mod pieces;
 mod stress;
 mod windows;
 
-use mock::{Buf, Mock, domain, numbers};
+use mock::{Buf, Mock, complete, domain, numbers};
 
 const PAGE: usize = 4096;
 
@@ -59,10 +59,6 @@ fn dropping_a_mapping_waits_and_frees() {
     drop(domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke());
     assert_eq!(drops.load(Ordering::SeqCst), 2);
     assert_eq!(domain.stats().unmaps, 2);
-}
-
-fn complete(mock: &Mock, ticket: Ticket) {
-    mock.done.store(ticket.0, Ordering::SeqCst);
 }
 
 #[test]

@@ -65,6 +65,13 @@ impl Clock {
         })
     }
 
+    /// Returns when `ticket` was submitted, if that is recorded.
+    pub(super) fn since_ns(&self, ticket: Ticket) -> Option<u64> {
+        let entry = self.entry(ticket.0);
+        (entry.ticket.load(Ordering::Acquire) == ticket.0)
+            .then(|| entry.since_ns.load(Ordering::Relaxed))
+    }
+
     /// Counts a poll of a waiter behind `ticket`.
     pub(super) fn count_poll(&self, ticket: Ticket) {
         self.entry(ticket.0).polls.fetch_add(1, Ordering::Relaxed);

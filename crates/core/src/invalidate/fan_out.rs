@@ -131,6 +131,8 @@ impl<Q: InvalidationQueue> FanOut<Q> {
 }
 
 /// Every method takes time in proportion to the number of units.
+///
+/// Tasks are woken at once: a queue over units whose flushes take time has a source of its own.
 impl<Q: InvalidationQueue> InvalidationQueue for FanOut<Q> {
     #[inline(always)]
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {

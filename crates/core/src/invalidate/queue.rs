@@ -3,6 +3,7 @@
 use super::costs::FlushCosts;
 use super::descriptor::Descriptor;
 use super::ticket::Ticket;
+use core::task::Waker;
 use core::time::Duration;
 
 /// How long a waiter waits: until the first of these limits is reached.
@@ -83,6 +84,18 @@ pub trait InvalidationQueue: Send + Sync {
     /// processors than threads the thread that completes the flush may not be running.
     fn relax(&self, polls: u64) {
         crate::sync::spin_then_yield(polls);
+    }
+
+    /// Wakes `waker` when [`completed`](Self::completed) has reached `ticket`, the unit has aborted
+    /// or failed, or its clock has reached `deadline_ns`; without a ticket, when the queue may accept
+    /// more than it does now. At once, if that is so already. It may wake early, but not in a loop.
+    ///
+    /// By default at once, which is right for a queue whose flushes have completed when
+    /// [`submit`](Self::submit) returns. One whose flushes take time overrides it with a source of
+    /// its own: an interrupt or a timer.
+    fn wake(&self, ticket: Option<Ticket>, deadline_ns: u64, waker: &Waker) {
+        let _ = (ticket, deadline_ns);
+        waker.wake_by_ref();
     }
 
     /// Returns the time of a monotonic clock, if there is one.

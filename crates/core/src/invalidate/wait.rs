@@ -5,7 +5,7 @@ use super::queue::{InvalidationQueue, WaitLimit};
 use super::ticket::{Ticket, WaitError};
 use crate::known_bad::{self, Mistake};
 use crate::sync::Ordering;
-use core::task::Poll;
+use core::task::{Poll, Waker};
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Waits until the flush has completed, or the queue's [`limit`](InvalidationQueue::limit) is
@@ -34,6 +34,19 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         }
         self.check_issued(ticket)?;
         self.check_once(ticket, || self.overdue(ticket)).map(timeout_or_mistake)
+    }
+
+    /// Wakes `waker` when a [`check`](Self::check) of `ticket` may find more than now: when its flush
+    /// has completed or passed its deadline, or when the check can submit it. The caller checks
+    /// again after this returns.
+    pub fn wake(&self, ticket: Ticket, waker: &Waker) {
+        let submitted = ticket.0 <= self.submitted.load(Ordering::Acquire);
+        // Deadlines count from the oldest batch in flight.
+        let oldest = Ticket(self.completed.load(Ordering::Acquire).saturating_add(1));
+        let since_ns = self.clock.since_ns(oldest).or_else(|| self.queue.now_ns());
+        let deadline_ns =
+            since_ns.map_or(u64::MAX, |since| since.saturating_add(self.queue.limit().time_ns));
+        self.queue.wake(submitted.then_some(ticket), deadline_ns, waker);
     }
 
     /// Waits until the flush has completed, or for `limit` from now: for a ticket past its

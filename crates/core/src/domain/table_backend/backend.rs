@@ -16,7 +16,7 @@ use crate::mem::DmaMemory;
 use crate::table::{Format, MappedRun, PinnedLeaf, Retired, Table, TableError};
 use alloc::boxed::Box;
 use core::fmt;
-use core::task::Poll;
+use core::task::{Poll, Waker};
 
 /// How often a map is attempted while table pages are reclaimed: other owners may take them first
 /// each time.
@@ -367,6 +367,10 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
             None => self.invalidator.wait(ticket)?,
             Some(limit) => self.invalidator.wait_for(ticket, limit)?,
         })
+    }
+
+    fn wake(&self, ticket: Ticket, waker: &Waker) {
+        self.invalidator.wake(ticket, waker);
     }
 
     fn windows(&self) -> Option<&dyn PinnedWindows> {

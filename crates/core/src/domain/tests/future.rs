@@ -13,57 +13,87 @@ impl Wake for Woken {
     }
 }
 
-/// Polls all futures in turn until each is ready; `idle` runs after each round.
-fn run_all<T>(
-    mut futures: Vec<Pin<Box<dyn Future<Output = T> + '_>>>,
-    mut idle: impl FnMut(),
-) -> Vec<T> {
-    let woken = Arc::new(Woken::default());
-    let waker = Waker::from(Arc::clone(&woken));
-    let mut results = Vec::new();
-    while !futures.is_empty() {
-        let before = woken.0.load(Ordering::SeqCst);
-        let mut pending = 0;
-        futures.retain_mut(|future| match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(result) => {
-                results.push(result);
-                false
-            }
-            Poll::Pending => {
-                pending += 1;
-                true
-            }
-        });
-        assert_eq!(
-            woken.0.load(Ordering::SeqCst) - before,
-            pending,
-            "what is pending has woken its task"
-        );
-        idle();
-    }
-    results
+type Task<'t, T> = (Pin<Box<dyn Future<Output = T> + 't>>, Arc<Woken>);
+
+fn task<'t, T>(future: impl Future<Output = T> + 't) -> Task<'t, T> {
+    (Box::pin(future), Arc::default())
 }
 
+/// Polls a task once.
+fn poll<T>((future, woken): &mut Task<'_, T>) -> Poll<T> {
+    let waker = Waker::from(Arc::clone(woken));
+    future.as_mut().poll(&mut Context::from_waker(&waker))
+}
+
+fn woken<T>((_, woken): &Task<'_, T>) -> usize {
+    woken.0.load(Ordering::SeqCst)
+}
+
+/// A task is polled at first, and then once for each time that it is woken.
 #[test]
-fn two_revocations_are_awaited_beside_each_other() {
+fn a_task_is_woken_when_its_flush_completes_and_not_before() {
     let (mock, domain, drops) = domain();
     let revoke = |pages| domain.map(Buf::new(pages, &drops), Bidirectional).unwrap().revoke();
     let (first, second) = (revoke(1), revoke(2));
-    let task = async |revoked: Revoked<Buf, &Domain>| -> Result<usize, BackendError> {
+    let tickets = [first.ticket(), second.ticket()];
+    let bytes = async |revoked: Revoked<Buf, &Domain>| -> Result<usize, BackendError> {
         let buf = revoked.await?;
         Ok(buf.memory().len())
     };
-    let mut rounds = 0;
-    let lens = run_all(vec![Box::pin(task(second)), Box::pin(task(first))], || {
-        rounds += 1;
-        complete(&mock, Ticket(rounds / 2));
-    });
-    assert_eq!(lens, [Ok(4096), Ok(8192)], "in the order of their tickets");
+    let (mut first, mut second) = (task(bytes(first)), task(bytes(second)));
+    assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+    assert_eq!((woken(&first), woken(&second)), (0, 0));
+    complete(&mock, tickets[0]);
+    assert_eq!((woken(&first), woken(&second)), (1, 0));
+    assert_eq!(poll(&mut first), Poll::Ready(Ok(4096)));
+    complete(&mock, tickets[1]);
+    assert_eq!((woken(&first), woken(&second)), (1, 1));
+    assert_eq!(poll(&mut second), Poll::Ready(Ok(8192)));
     assert_eq!(
-        (rounds, mock.waits.load(Ordering::SeqCst), domain.stats().unmaps),
-        (5, 0, 2),
+        (mock.waits.load(Ordering::SeqCst), domain.stats().unmaps),
+        (0, 2),
         "nothing blocks"
     );
+}
+
+/// The flush completes while its task registers.
+#[test]
+fn a_flush_that_completes_beside_a_poll_is_found() {
+    let (mock, domain, drops) = domain();
+    let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
+    set(&mock.completes_at_wake);
+    let mut task = task(revoked.quiesced());
+    assert!(poll(&mut task).is_ready());
+}
+
+/// The clock of the flush does not advance while the future is dropped.
+#[test]
+fn a_dropped_future_leaves_its_buffer_with_the_domain() {
+    let (mock, domain, drops) = domain();
+    let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
+    let (ticket, iova) = (revoked.ticket(), revoked.iova());
+    let mut dropped = task(revoked.quiesced());
+    assert!(poll(&mut dropped).is_pending());
+    drop(dropped);
+    let stats = domain.stats();
+    assert_eq!((stats.deferred, stats.quarantined, drops.load(Ordering::SeqCst)), (1, 0, 0));
+    assert_eq!(mock.waits.load(Ordering::SeqCst), 0, "it does not wait");
+    let other = domain.map(Buf::new(1, &drops), Bidirectional).unwrap();
+    assert!(!other.iova().overlaps(&iova), "its addresses are held");
+    complete(&mock, ticket);
+    assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 1));
+    set(&mock.obliging);
+}
+
+#[test]
+fn a_dropped_future_of_a_quiesced_buffer_drops_it() {
+    let (mock, domain, drops) = domain();
+    let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
+    complete(&mock, revoked.ticket());
+    drop(revoked.quiesced());
+    let stats = domain.stats();
+    assert_eq!((stats.deferred, stats.live, drops.load(Ordering::SeqCst)), (0, 0, 1));
+    assert_eq!(mock.waits.load(Ordering::SeqCst), 0);
 }
 
 #[test]
@@ -88,9 +118,9 @@ fn a_future_of_what_cannot_be_revoked_ends() {
     let (mock, domain, drops) = domain();
     set(&mock.refuse_revoke);
     let revoked = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke();
-    let results = run_all(vec![Box::pin(revoked.quiesced())], || ());
+    let ended = poll(&mut task(revoked.quiesced()));
     assert!(matches!(
-        results[..],
-        [Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked })]
+        ended,
+        Poll::Ready(Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked }))
     ));
 }

@@ -5,6 +5,7 @@ use crate::mem::DmaMemory;
 use crate::sync::Mutex;
 use crate::table::PinnedLeaf;
 use core::ptr::NonNull;
+use core::task::Waker;
 use std::collections::BTreeMap;
 
 /// A backend that is a map from pages to memory, and whose flushes a test completes.
@@ -23,6 +24,10 @@ pub(super) struct Mock {
     /// Panics instead of mapping or revoking.
     pub(super) panics: AtomicBool,
     pub(super) waits: AtomicU64,
+    /// A flush completes while a task begins to wait for it.
+    pub(super) completes_at_wake: AtomicBool,
+    /// The tasks that wait for a ticket: woken by [`complete`], and by nothing else.
+    pub(super) wakers: Mutex<Vec<(Ticket, Waker)>>,
     /// Ranges revoked.
     pub(super) ranges: AtomicU64,
 }
@@ -100,9 +105,29 @@ impl Backend for Arc<Mock> {
             Poll::Pending => Err(flush.into()),
         }
     }
+    fn wake(&self, ticket: Ticket, waker: &Waker) {
+        if self.completes_at_wake.load(Ordering::SeqCst) {
+            self.done.fetch_max(ticket.0, Ordering::SeqCst);
+        }
+        self.wakers.lock().push((ticket, waker.clone()));
+    }
     fn stats(&self) -> BackendStats {
         BackendStats::default()
     }
+}
+
+/// Completes the flushes up to `ticket`, and wakes the tasks that wait for them.
+pub(super) fn complete(mock: &Mock, ticket: Ticket) {
+    mock.done.fetch_max(ticket.0, Ordering::SeqCst);
+    let mut due = Vec::new();
+    mock.wakers.lock().retain(|(awaited, waker)| {
+        let is_due = *awaited <= ticket;
+        if is_due {
+            due.push(waker.clone());
+        }
+        !is_due
+    });
+    due.into_iter().for_each(Waker::wake);
 }
 
 /// Pinned memory that counts its drops.
