@@ -62,16 +62,8 @@
 //! ```
 
 mod batch;
-mod clock;
-mod costs;
-mod cover;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod cover_tests;
-mod descriptor;
 mod fan_out;
 mod flight;
-mod flush;
 mod invalidator;
 #[cfg(all(test, loom))]
 mod loom_model;
@@ -83,19 +75,14 @@ mod submit;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
-mod ticket;
-#[cfg(test)]
-#[cfg(not(loom))]
-mod unwind_tests;
 mod wait;
-mod waits;
 
-pub use clock::MAX_IN_FLIGHT;
-pub use costs::FlushCosts;
-pub use descriptor::{Block, Descriptor, Scope};
+pub use batch::{Flush, FlushList};
 pub use fan_out::FanOut;
-pub use flush::{Flush, FlushList};
+pub use flight::MAX_IN_FLIGHT;
 pub use invalidator::Invalidator;
-pub use queue::{InvalidationQueue, QueueError, WaitLimit};
+pub use queue::{
+    Block, Descriptor, FlushCosts, InvalidationQueue, QueueError, Scope, Ticket, WaitError,
+    WaitLimit,
+};
 pub use stats::InvalidationStats;
-pub use ticket::{Ticket, WaitError};

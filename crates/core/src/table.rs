@@ -66,25 +66,17 @@
 //! ```
 
 mod change;
-mod chunks;
-mod clear;
 mod directory;
 mod dump;
 mod entries;
 mod error;
 mod format;
-mod found;
-mod levels;
 #[cfg(all(test, loom))]
 mod loom_model;
-mod memory;
-mod page_index;
 mod pages;
 mod pin;
 mod radix;
-mod retired;
 mod state;
-mod stats;
 mod store;
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -94,10 +86,6 @@ mod tree;
 pub use dump::{MappedRun, MappedRuns};
 pub use error::TableError;
 pub use format::{Entry, Format, VtdFirstStage, VtdSecondStage};
-pub use memory::TableMemory;
-pub use page_index::MAX_CHUNKS;
-pub use pages::{TablePage, TablePages};
+pub use pages::{MAX_CHUNKS, TableMemory, TablePage, TablePages};
 pub use pin::{PinnedLeaf, UnpinError};
-pub use radix::{Table, Translation};
-pub use retired::{Retired, RetiredRanges};
-pub use stats::TableStats;
+pub use radix::{Retired, RetiredRanges, Table, TableStats, Translation};

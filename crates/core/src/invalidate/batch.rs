@@ -1,8 +1,153 @@
-//! The open batch: the requests that one wait will cover.
+//! Requests, the batch in which they gather, and the aligned blocks that cover it.
 
-use super::flush::{FlushList, Pages, Requested};
+use super::queue::{Block, Descriptor, FlushCosts, PAGE_SHIFT, Scope};
+use crate::addr::IovaRange;
 use crate::sync::count_steps;
 use alloc::vec::Vec;
+
+/// A request: what to drop from the IOMMU's caches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Flush {
+    /// The addresses whose entries have changed; a page of which any part is inside is flushed.
+    pub range: IovaRange,
+    /// Whether only leaf entries changed. A flush that is not leaf-only also drops cached table
+    /// pages; it is needed if one of them was retired.
+    pub leaf_only: bool,
+}
+
+/// A flush of the leaf entries of a range.
+impl From<IovaRange> for Flush {
+    fn from(range: IovaRange) -> Self {
+        Self { range, leaf_only: true }
+    }
+}
+
+/// The pages `first..end` of a request, or of several that abut.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pages {
+    pub(super) first: u64,
+    pub(super) end: u64,
+    pub(super) leaf_only: bool,
+}
+
+impl Pages {
+    #[inline]
+    pub(super) fn new(flush: &Flush) -> Self {
+        let (first, last) =
+            (flush.range.start().raw() >> PAGE_SHIFT, flush.range.last().raw() >> PAGE_SHIFT);
+        Self { first, end: last + 1, leaf_only: flush.leaf_only }
+    }
+
+    pub(super) const fn count(&self) -> u64 {
+        self.end - self.first
+    }
+
+    /// Extends `self` to cover `next` too, if the two abut or overlap. Returns whether they do.
+    #[inline]
+    pub(super) fn join(&mut self, next: &Self) -> bool {
+        if self.first > next.end || next.first > self.end {
+            return false;
+        }
+        self.first = self.first.min(next.first);
+        self.end = self.end.max(next.end);
+        self.leaf_only &= next.leaf_only;
+        true
+    }
+}
+
+/// How many requests there were, and for how many pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Requested {
+    pub(super) flushes: u64,
+    /// Of these, those that are not leaf-only.
+    pub(super) tables: u64,
+    pub(super) pages: u64,
+}
+
+impl Requested {
+    pub(super) fn count(&mut self, pages: &Pages) {
+        self.flushes += 1;
+        self.tables += u64::from(!pages.leaf_only);
+        self.pages += pages.count();
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.flushes += other.flushes;
+        self.tables += other.tables;
+        self.pages += other.pages;
+    }
+}
+
+/// Requests that one owner gathers without a lock, merged with their neighbours, before it makes
+/// them all at once by [`Invalidator::request_list`](super::Invalidator::request_list).
+///
+/// ```
+/// use pinfold_core::addr::{Iova, IovaRange};
+/// use pinfold_core::invalidate::{Flush, FlushList};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let mut list = FlushList::new();
+/// for page in 0..1000 {
+///     // ... clear the entry ...
+///     assert!(list.push(Flush::from(IovaRange::new(Iova::new(page << 12), 4096)?)).is_ok());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FlushList {
+    pages: [Pages; Self::CAPACITY],
+    len: usize,
+    pub(super) requested: Requested,
+}
+
+impl FlushList {
+    /// How many requests a list holds that do not abut.
+    pub const CAPACITY: usize = 16;
+
+    /// Creates an empty list.
+    pub const fn new() -> Self {
+        let none = Pages { first: 0, end: 0, leaf_only: true };
+        let requested = Requested { flushes: 0, tables: 0, pages: 0 };
+        Self { pages: [none; Self::CAPACITY], len: 0, requested }
+    }
+
+    /// Whether the list is empty.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a request, whose entries have been cleared. Constant time: it is merged with the last
+    /// one if they abut.
+    ///
+    /// # Errors
+    /// The request, if the list is full.
+    pub fn push(&mut self, flush: Flush) -> Result<(), Flush> {
+        let pages = Pages::new(&flush);
+        let last = self.len.checked_sub(1).and_then(|last| self.pages.get_mut(last));
+        if !last.is_some_and(|last| last.join(&pages)) {
+            *self.pages.get_mut(self.len).ok_or(flush)? = pages;
+            self.len += 1;
+        }
+        self.requested.count(&pages);
+        Ok(())
+    }
+
+    pub(super) fn pages(&self) -> &[Pages] {
+        self.pages.get(..self.len).unwrap_or_default()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.len = 0;
+        self.requested = Requested::default();
+    }
+}
+
+impl Default for FlushList {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 /// Requests that gather until they are submitted together, followed by one wait.
 #[derive(Debug)]
@@ -119,5 +264,119 @@ impl Batch {
     pub(super) fn clear(&mut self) {
         self.pages.clear();
         (self.domain_flush, self.merged, self.requested) = (false, 0, 0);
+    }
+}
+
+/// How many blocks may be under consideration at a time.
+pub(super) const MAX_BLOCKS: usize = 512;
+
+/// Appends to `out` the descriptors that cover `pages`, which are in ascending order and do not
+/// abut, in ascending order, and returns how many pages they flush. `None`, with nothing appended,
+/// if a flush of the domain costs less, or if there would be too many.
+#[inline(always)]
+pub(super) fn cover(
+    pages: &[Pages],
+    costs: &FlushCosts,
+    max_order: u32,
+    out: &mut Vec<Descriptor>,
+) -> Option<u64> {
+    if let [one] = pages {
+        // A block as it is, as most single requests are.
+        let order = one.count().trailing_zeros();
+        if one.count().is_power_of_two()
+            && one.first.is_multiple_of(one.count())
+            && order <= max_order
+        {
+            let scope = Scope::Block(Block::containing(one.first, order));
+            out.push(Descriptor::Iotlb { scope, leaf_only: one.leaf_only });
+            return Some(one.count());
+        }
+    }
+    cover_all(pages, costs, max_order, out)
+}
+
+/// Covers what is not one block as it is, as [`cover`] does. A call of its own, so that the common
+/// case needs none.
+#[inline(never)]
+fn cover_all(
+    pages: &[Pages],
+    costs: &FlushCosts,
+    max_order: u32,
+    out: &mut Vec<Descriptor>,
+) -> Option<u64> {
+    let mark = out.len();
+    let (Some(first), Some(last)) = (pages.first(), pages.last()) else { return Some(0) };
+    let mut cover = Cover { costs, max_order, limit: mark + MAX_BLOCKS, out };
+    let covered = cover.within(pages, first.first, last.end);
+    let descriptors = (out.len() - mark) as u64;
+    let cheap = descriptors.saturating_mul(costs.descriptor_ns)
+        <= costs.descriptor_ns.saturating_add(costs.domain_ns);
+    let covered = covered.filter(|_| cheap);
+    if covered.is_none() {
+        out.truncate(mark);
+    }
+    covered.map(|covered| covered.requested + covered.extra)
+}
+
+struct Cover<'a> {
+    costs: &'a FlushCosts,
+    max_order: u32,
+    limit: usize,
+    out: &'a mut Vec<Descriptor>,
+}
+
+/// What the blocks of a part of the ranges cover.
+struct Covered {
+    requested: u64,
+    /// Pages that were not requested.
+    extra: u64,
+}
+
+impl Cover<'_> {
+    /// Covers what of `pages` is in `from..to`: each of them is, in part. Halves the smallest block
+    /// around it, down to blocks that were requested as a whole, and puts one block for two halves
+    /// where that costs less. The depth of the recursion is at most the number of bits of a page
+    /// number.
+    fn within(&mut self, pages: &[Pages], from: u64, to: u64) -> Option<Covered> {
+        let (head, tail) = (pages.first()?, pages.last()?);
+        let (first, last) = (head.first.max(from), tail.end.min(to) - 1);
+        let order = u64::BITS - (first ^ last).leading_zeros();
+        let block = Block::containing(first, order);
+        let (start, size) = (block.start().raw() >> super::queue::PAGE_SHIFT, block.pages());
+        let allowed = order <= self.max_order;
+        if pages.len() == 1 && last - first + 1 == size && allowed {
+            return self
+                .push(block, head.leaf_only)
+                .then_some(Covered { requested: size, extra: 0 });
+        }
+        let (mark, middle) = (self.out.len(), start + size / 2);
+        let split = pages.partition_point(|pages| pages.first < middle);
+        // The last range that begins in the lower half may reach into the upper one.
+        let reaches =
+            split.checked_sub(1).is_some_and(|i| pages.get(i).is_some_and(|p| p.end > middle));
+        let low = self.within(pages.get(..split)?, first, middle)?;
+        let high = self.within(pages.get(split - usize::from(reaches)..)?, middle, last + 1)?;
+        let halves =
+            Covered { requested: low.requested + high.requested, extra: low.extra + high.extra };
+        let whole = Covered { requested: halves.requested, extra: size - halves.requested };
+        // Both halves push at least one block.
+        let saved = (self.out.len() - mark - 1) as u64;
+        let more = whole.extra - halves.extra;
+        let pays = saved.saturating_mul(self.costs.descriptor_ns)
+            >= more.saturating_mul(self.costs.refill_ns);
+        if !(allowed && pays && whole.extra <= whole.requested) {
+            return Some(halves);
+        }
+        self.out.truncate(mark);
+        self.push(block, pages.iter().all(|pages| pages.leaf_only)).then_some(whole)
+    }
+
+    /// Returns false if there are too many blocks.
+    fn push(&mut self, block: Block, leaf_only: bool) -> bool {
+        let room = self.out.len() < self.limit;
+        if room {
+            self.out.push(Descriptor::Iotlb { scope: Scope::Block(block), leaf_only });
+        }
+        room
     }
 }

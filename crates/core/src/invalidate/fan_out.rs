@@ -1,9 +1,6 @@
 //! One invalidation queue over those of several units.
 
-use super::costs::FlushCosts;
-use super::descriptor::Descriptor;
-use super::queue::{InvalidationQueue, QueueError, WaitLimit};
-use super::ticket::Ticket;
+use super::queue::{Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::vec::Vec;

@@ -1,12 +1,10 @@
-//! The batch that is being submitted: taken out of the lock that requesters need, and owned by one
-//! thread at a time.
+//! Batches on their way: the one that is being submitted, taken out of the lock that requesters need
+//! and owned by one thread at a time, and how long those in the queue have been in flight.
 
-use super::batch::{Batch, Open};
-use super::costs::FlushCosts;
-use super::cover::{MAX_BLOCKS, cover};
-use super::descriptor::{Descriptor, Scope};
+use super::batch::{Batch, MAX_BLOCKS, Open, cover};
+use super::queue::{Descriptor, FlushCosts, Scope, Ticket};
 use crate::known_bad::{self, Mistake};
-use crate::sync::{AtomicBool, Ordering, UnsafeCell};
+use crate::sync::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
 use alloc::vec::Vec;
 
 /// A batch on its way into the queue, which may take several parts.
@@ -137,5 +135,80 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         self.0.claimed.store(false, Ordering::Release);
+    }
+}
+
+const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
+
+/// The limit on batches in flight, whatever the
+/// [`InvalidationQueue::queue_depth`](super::InvalidationQueue::queue_depth).
+pub const MAX_IN_FLIGHT: u64 = ENTRIES as u64;
+
+/// One entry per batch that can be in flight, by ticket modulo their number.
+///
+/// The entry of ticket `t` is restarted for `t + MAX_IN_FLIGHT` only after `t` has completed. A
+/// waiter that still reads it for `t` reads a later start at worst, so it waits longer and never
+/// gives up early.
+#[derive(Debug)]
+pub(super) struct Clock([Entry; ENTRIES]);
+
+#[derive(Debug)]
+struct Entry {
+    ticket: AtomicU64,
+    since_ns: AtomicU64,
+    polls: AtomicU64,
+}
+
+/// How long a batch has been in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Age {
+    pub(super) ns: u64,
+    pub(super) polls: u64,
+}
+
+impl Clock {
+    pub(super) fn new() -> Self {
+        let entry = |_| Entry {
+            ticket: AtomicU64::new(0),
+            since_ns: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
+        };
+        Self(core::array::from_fn(entry))
+    }
+
+    fn entry(&self, ticket: u64) -> &Entry {
+        &self.0[(ticket % MAX_IN_FLIGHT) as usize]
+    }
+
+    /// Records the first attempt to submit `ticket`; later ones change nothing. Under the lock of
+    /// the queue.
+    pub(super) fn start(&self, ticket: Ticket, now_ns: Option<u64>) {
+        let entry = self.entry(ticket.0);
+        if entry.ticket.load(Ordering::Relaxed) != ticket.0 {
+            entry.since_ns.store(now_ns.unwrap_or(0), Ordering::Relaxed);
+            entry.polls.store(0, Ordering::Relaxed);
+            entry.ticket.store(ticket.0, Ordering::Release);
+        }
+    }
+
+    /// Returns how long `ticket` has been in flight; `None` if no attempt to submit it is recorded.
+    pub(super) fn age(&self, ticket: Ticket, now_ns: Option<u64>) -> Option<Age> {
+        let entry = self.entry(ticket.0);
+        (entry.ticket.load(Ordering::Acquire) == ticket.0).then(|| Age {
+            ns: now_ns.map_or(0, |now| now.saturating_sub(entry.since_ns.load(Ordering::Relaxed))),
+            polls: entry.polls.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Returns when `ticket` was submitted, if that is recorded.
+    pub(super) fn since_ns(&self, ticket: Ticket) -> Option<u64> {
+        let entry = self.entry(ticket.0);
+        (entry.ticket.load(Ordering::Acquire) == ticket.0)
+            .then(|| entry.since_ns.load(Ordering::Relaxed))
+    }
+
+    /// Counts a poll of a waiter behind `ticket`.
+    pub(super) fn count_poll(&self, ticket: Ticket) {
+        self.entry(ticket.0).polls.fetch_add(1, Ordering::Relaxed);
     }
 }

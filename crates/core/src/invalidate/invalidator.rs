@@ -1,14 +1,9 @@
 //! The invalidator: gathers requests, submits them in batches, and publishes their completion.
 
-use super::batch::Open;
-use super::clock::{Clock, MAX_IN_FLIGHT};
-use super::costs::FlushCosts;
-use super::flight::FlightCell;
-use super::flush::{Flush, FlushList, Pages};
-use super::queue::InvalidationQueue;
-use super::stats::{InvalidationStats, Sent};
-use super::ticket::Ticket;
-use super::waits::Waits;
+use super::batch::{Flush, FlushList, Open, Pages};
+use super::flight::{Clock, FlightCell, MAX_IN_FLIGHT};
+use super::queue::{FlushCosts, InvalidationQueue, Ticket};
+use super::stats::{InvalidationStats, Sent, Waits};
 use crate::sync::{AtomicBool, AtomicU64, CachePadded, Ordering, SpinLock};
 use core::fmt;
 

@@ -1,13 +1,10 @@
 //! The side of the [`Invalidator`] that submits: one thread at a time, and not under the lock that
 //! requesters need.
 
-use super::batch::Open;
-use super::descriptor::{Descriptor, Scope};
+use super::batch::{Open, Pages};
 use super::flight::Flight;
-use super::flush::Pages;
 use super::invalidator::Invalidator;
-use super::queue::{InvalidationQueue, QueueError};
-use super::ticket::Ticket;
+use super::queue::{Descriptor, InvalidationQueue, QueueError, Scope, Ticket};
 use crate::known_bad::{self, Mistake};
 use crate::sync::{Guard, Ordering};
 use core::mem;

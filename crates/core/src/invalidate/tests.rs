@@ -4,11 +4,10 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use snapshot::Snapshot;
 use std::sync::Arc;
 
+mod cover;
 mod deadlines;
-#[cfg(feature = "count-rmw")]
-mod holds;
-mod single;
 mod units;
+mod unwind;
 
 /// An invalidation queue whose batches the test completes.
 struct Hand {
@@ -94,7 +93,7 @@ fn flush(page: u64, pages: u64) -> Flush {
 /// The blocks of leaves with these first pages and orders.
 fn blocks<const N: usize>(blocks: [(u64, u32); N]) -> Vec<Descriptor> {
     let block = |(page, order)| Descriptor::Iotlb {
-        scope: Scope::Block(descriptor::Block::containing(page, order)),
+        scope: Scope::Block(queue::Block::containing(page, order)),
         leaf_only: true,
     };
     blocks.into_iter().map(block).collect()
@@ -309,9 +308,8 @@ fn device_tlbs_are_flushed_behind_a_fence() {
     let inv = Invalidator::new(Hand { device_tlbs: true, depth: 2, ..Hand::default() });
     let table = Flush { leaf_only: false, ..flush(512, 512) };
     inv.request_and_submit([flush(0, 1), table]);
-    let of_device = |page, order| {
-        Descriptor::DeviceTlb(Scope::Block(descriptor::Block::containing(page, order)))
-    };
+    let of_device =
+        |page, order| Descriptor::DeviceTlb(Scope::Block(queue::Block::containing(page, order)));
     let mut expected = blocks([(0, 0), (512, 9)]);
     expected[1] = match expected[1] {
         Descriptor::Iotlb { scope, .. } => Descriptor::Iotlb { scope, leaf_only: false },
@@ -384,4 +382,43 @@ fn a_list_merges_what_abuts_and_counts_every_request() {
     let stats = inv.stats();
     assert_eq!((stats.requested, stats.merged), (1000 + 15 + 1, 1000));
     assert_eq!((stats.pages_requested, stats.pages_flushed), (1000 + 15 + 2, 1000 + 15 + 2));
+}
+
+/// The queue had no room for the batch before: it stays whole, and the next single request gathers
+/// behind it.
+#[test]
+fn a_single_request_gathers_behind_a_batch_on_its_way() {
+    let inv = Invalidator::new(Hand { accepts: 0.into(), depth: 2, ..Hand::default() });
+    assert_eq!([0, 2].map(|page| inv.request_one(flush(page, 1))), [Ticket(1), Ticket(2)]);
+    inv.queue().accepts.store(usize::MAX, Ordering::SeqCst);
+    inv.submit();
+    inv.submit();
+    let expected = [(Ticket(1), blocks([(0, 0)])), (Ticket(2), blocks([(2, 0)]))];
+    assert_eq!(*inv.queue().batches.lock().unwrap(), expected);
+}
+
+/// The most work for it: 255 requests far apart and one that abuts the first, and then a list of
+/// requests of which each abuts one. Whenever the batch is full, a merge makes room for as many as
+/// were appended since the last merge, which is one.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn a_full_batch_is_merged_once_for_a_list() {
+    const CAPACITY: u64 = batch::Batch::CAPACITY as u64;
+    const LIST: u64 = FlushList::CAPACITY as u64;
+    let inv = Invalidator::new(Hand::default());
+    let fill = (0..CAPACITY - 1).map(|i| flush(4 * i, 1)).chain([flush(1, 1)]);
+    assert!(inv.request(fill) > Ticket::COMPLETED);
+    let mut list = FlushList::new();
+    assert!((1..=LIST).all(|i| list.push(flush(4 * i + 1, 1)).is_ok()));
+    crate::sync::rmw_reset();
+    inv.request_list(&mut list, false);
+    // The lock, the requests, one merge, and the ticket.
+    assert!(
+        crate::sync::longest_hold() <= CAPACITY + LIST + 8,
+        "{} steps",
+        crate::sync::longest_hold()
+    );
+    inv.submit();
+    assert_eq!(*inv.queue().batches.lock().unwrap(), [(Ticket(1), vec![ALL])]);
+    assert_eq!(inv.stats().requested, CAPACITY + LIST);
 }

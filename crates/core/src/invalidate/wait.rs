@@ -1,8 +1,7 @@
 //! Waiting for a ticket: how long, and what a waiter does meanwhile.
 
 use super::invalidator::Invalidator;
-use super::queue::{InvalidationQueue, WaitLimit};
-use super::ticket::{Ticket, WaitError};
+use super::queue::{InvalidationQueue, Ticket, WaitError, WaitLimit};
 use crate::known_bad::{self, Mistake};
 use crate::sync::Ordering;
 use core::task::{Poll, Waker};

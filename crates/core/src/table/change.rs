@@ -3,11 +3,8 @@
 
 use super::directory::{List, PAGES_A_HOLD, PageDirectory};
 use super::error::TableError;
-use super::format::{Entry, Format};
-use super::levels::{ENTRIES, slot, span};
-use super::memory::TableMemory;
-use super::page_index::PageIndex;
-use super::pages::TablePages;
+use super::format::{ENTRIES, Entry, Format, slot, span};
+use super::pages::{PageIndex, TableMemory, TablePages};
 use super::store::{Place, Run, Store};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr};

@@ -7,7 +7,7 @@
 //! holds the old link is then correct. That is why mapping next to a pending flush needs no flush
 //! of its own.
 
-use super::page_index::PageIndex;
+use super::pages::PageIndex;
 use crate::sync::count_steps;
 use alloc::vec::Vec;
 

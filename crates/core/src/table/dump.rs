@@ -1,7 +1,6 @@
 //! What a table maps, run by run: for diagnostics, and for reports of what was left mapped.
 
-use super::format::{Entry, Format};
-use super::levels::{slot, span};
+use super::format::{Entry, Format, slot, span};
 use super::radix::Table;
 use super::store::Place;
 use super::tree::Tree;

@@ -2,12 +2,9 @@
 
 use super::entries;
 use super::error::TableError;
-use super::format::Format;
-use super::levels::span;
-use super::page_index::PageIndex;
-use super::pages::TablePage;
-use super::radix::Table;
-use super::retired::Retired;
+use super::format::{Format, span};
+use super::pages::{PageIndex, TablePage};
+use super::radix::{Retired, Table};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::mem::prefetch;

@@ -14,8 +14,8 @@
 //! Another bit marks a pinned page. It counts one entry, whatever it holds: it is never empty, so
 //! it keeps its home, and its leaves are neither counted nor cleared but through the pin.
 
-use super::chunks::Page;
-use super::levels::span;
+use super::format::span;
+use super::pages::Page;
 use crate::sync::{Ordering, relax};
 
 /// A page's generation, whether it is pinned, whether a thread is clearing leaves of it, and its

@@ -1,12 +1,9 @@
 //! The pages themselves: their entries, and the way to them.
 
-use super::chunks::{Chunks, Page};
 use super::entries;
 use super::error::TableError;
-use super::format::{Entry, Format};
-use super::levels::{ENTRIES, slot, span};
-use super::page_index::PageIndex;
-use super::pages::TablePages;
+use super::format::{ENTRIES, Entry, Format, slot, span};
+use super::pages::{Chunks, Page, PageIndex, TablePages};
 use super::state::PageState;
 use crate::addr::{Iova, PhysAddr};
 use crate::sync::Ordering;

@@ -1,10 +1,10 @@
 //! Descriptors against the pages that were requested.
 
-use super::batch::Batch;
-use super::costs::FlushCosts;
-use super::cover::cover;
-use super::descriptor::{Descriptor, Scope};
-use super::flush::{Flush, Pages};
+use super::super::batch::Batch;
+use super::super::batch::cover;
+use super::super::batch::{Flush, Pages};
+use super::super::queue::FlushCosts;
+use super::super::queue::{Descriptor, Scope};
 use crate::addr::{Iova, IovaRange};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
