@@ -77,7 +77,8 @@ mod submit;
 mod tests;
 mod wait;
 
-pub use batch::{Flush, FlushList};
+pub use batch::Flush;
+pub(crate) use batch::FlushList;
 pub use fan_out::FanOut;
 pub use flight::MAX_IN_FLIGHT;
 pub use invalidator::Invalidator;

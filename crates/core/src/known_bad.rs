@@ -2,14 +2,13 @@
 //! detected.
 //!
 //! **For tests only.** With the feature `known-bad` (or in this crate's own unit tests) a thread
-//! can make one [`Mistake`]; each is one decision of the map, revoke, flush and reclaim path taken
-//! wrongly. In every other build the functions below are constants and compile to nothing.
+//! can make one [`Mistake`]; each is one decision of the map, revoke and reclaim path taken wrongly
+//! that no test double of a queue can take in its place. In every other build the functions below
+//! are constants and compile to nothing.
 
 /// A mistake that the stack could make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mistake {
-    /// A batch is submitted without its flushes.
-    NoFlush,
     /// The flush is requested and submitted before the entries are cleared.
     #[cfg(any(test, feature = "known-bad"))]
     FlushBeforeClear,
@@ -17,8 +16,6 @@ pub enum Mistake {
     TablePageEarly,
     /// A table page of this level is free when it is retired.
     TablePageEarlyAt(u8),
-    /// Retired table pages are reclaimed after a flush of leaves alone.
-    LeafFlushForTablePage,
     /// The domain's I/O virtual addresses are released when they are revoked.
     IovaEarly,
     /// Addresses in an owner's window are returned to it when they are revoked.
@@ -27,16 +24,6 @@ pub enum Mistake {
     BufferEarly,
     /// A map that failed halfway does not wait for the flush of its rollback.
     RollbackNotAwaited,
-    /// In caching mode, a map does not flush the entries that were cached as absent.
-    MapNotFlushed,
-    /// A wait that reaches its deadline reports that the flush has completed.
-    TimeoutIsCompletion,
-    /// The TLBs of devices are flushed before the IOTLB that they are filled from.
-    DeviceTlbFirst,
-    /// The waits that a unit has aborted are submitted again without their flushes.
-    AbortIsCompletion,
-    /// Of several units, only the first is given the flushes; the others are given the waits.
-    FirstUnitOnly,
 }
 
 #[cfg(any(test, feature = "known-bad"))]
@@ -51,24 +38,17 @@ mod switches {
 
     impl Mistake {
         /// All of them.
-        pub const ALL: [Self; 17] = [
-            Self::NoFlush,
+        pub const ALL: [Self; 10] = [
             Self::FlushBeforeClear,
             Self::TablePageEarly,
             Self::TablePageEarlyAt(1),
             Self::TablePageEarlyAt(2),
             Self::TablePageEarlyAt(3),
             Self::TablePageEarlyAt(4),
-            Self::LeafFlushForTablePage,
             Self::IovaEarly,
             Self::WindowEarly,
             Self::BufferEarly,
             Self::RollbackNotAwaited,
-            Self::MapNotFlushed,
-            Self::TimeoutIsCompletion,
-            Self::DeviceTlbFirst,
-            Self::AbortIsCompletion,
-            Self::FirstUnitOnly,
         ];
     }
 

@@ -1,7 +1,7 @@
 //! A software IOMMU for a table that the caller keeps, and its device side.
 
 use crate::config::{PortStats, SoftConfig, Stage};
-use crate::lane::LaneQueue;
+use crate::lane::UnitQueue;
 use crate::memory::MappedPages;
 use crate::port::Port;
 use crate::record::FaultReport;
@@ -110,7 +110,16 @@ impl SoftIommu {
     /// Dropping it, with the backend, [detaches](Self::detach) the table: ports may outlive it, and
     /// every later access faults.
     pub fn queue(&self) -> SoftQueue {
-        SoftQueue { iommu: Arc::clone(&self.0), units: self.0.queues(), timer: Timer::default() }
+        self.queue_over(|_, queue| queue)
+    }
+
+    /// Returns the queue over what `over` makes of the queue of each unit, by its number.
+    pub(crate) fn queue_over<Q: InvalidationQueue>(
+        &self,
+        over: impl Fn(usize, UnitQueue) -> Q,
+    ) -> SoftQueue<Q> {
+        let (iommu, units) = (Arc::clone(&self.0), self.0.queues(over));
+        SoftQueue { iommu, units, timer: Timer::default() }
     }
 }
 
@@ -134,19 +143,19 @@ impl TableMemory for SoftTableMemory {
 /// The side of a [`SoftIommu`] that a backend uses: the queues of all its
 /// [units](SoftConfig::units) as one.
 #[derive(Debug)]
-pub struct SoftQueue {
+pub struct SoftQueue<Q = UnitQueue> {
     iommu: Arc<Unit>,
-    units: FanOut<LaneQueue>,
+    units: FanOut<Q>,
     timer: Timer,
 }
 
-impl Drop for SoftQueue {
+impl<Q> Drop for SoftQueue<Q> {
     fn drop(&mut self) {
         self.iommu.detach();
     }
 }
 
-impl InvalidationQueue for SoftQueue {
+impl<Q: InvalidationQueue> InvalidationQueue for SoftQueue<Q> {
     #[inline]
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let submitted = self.units.submit(descriptors, wait);
@@ -207,7 +216,7 @@ impl InvalidationQueue for SoftQueue {
     }
 }
 
-impl PhysTranslator for SoftQueue {
+impl<Q: InvalidationQueue> PhysTranslator for SoftQueue<Q> {
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
         // SAFETY: the caller's promise is the one required.
         unsafe { self.iommu.register_memory(memory) }
@@ -235,17 +244,36 @@ impl PhysTranslator for SoftQueue {
 /// [`BackendError::Table`] if the configuration asks for an unsupported number of levels, or for
 /// physical addresses that do not reach the table.
 pub fn domain(config: SoftConfig) -> Result<(Domain, SoftBus), BackendError> {
+    // SAFETY: the queues are those of the IOMMU.
+    unsafe { domain_over(config, |_, queue| queue) }
+}
+
+/// Creates the same over what `over` makes of the queue of each unit, by its number: for tests,
+/// whose queues do something wrong.
+///
+/// # Errors
+/// As for [`domain`].
+///
+/// # Safety
+/// A queue that does not do what it is told lets devices reach memory that has been returned: then
+/// the caller has no reference into such memory.
+pub unsafe fn domain_over<Q: InvalidationQueue + 'static>(
+    config: SoftConfig,
+    over: impl Fn(usize, UnitQueue) -> Q,
+) -> Result<(Domain, SoftBus), BackendError> {
     let iommu = SoftIommu::new(config.clone())?;
+    let queue = iommu.queue_over(over);
     match config.stage {
-        Stage::First => with_table::<VtdFirstStage>(&config, iommu),
-        Stage::Second => with_table::<VtdSecondStage>(&config, iommu),
+        Stage::First => with_table::<VtdFirstStage, _>(&config, iommu, queue),
+        Stage::Second => with_table::<VtdSecondStage, _>(&config, iommu, queue),
     }
 }
 
 /// Creates the only table that uses the IOMMU's pages, and the domain over it.
-fn with_table<F: Format>(
+fn with_table<F: Format, Q: InvalidationQueue + 'static>(
     config: &SoftConfig,
     iommu: SoftIommu,
+    queue: SoftQueue<Q>,
 ) -> Result<(Domain, SoftBus), BackendError> {
     // SAFETY: the table that uses the pages holds the IOMMU, by its queue and its source of pages,
     // and with it the memory. It is the only one, and neither the domain nor the bus gives access
@@ -256,7 +284,7 @@ fn with_table<F: Format>(
     let pages = TablePages::new(pages, iommu.table_phys())?;
     let table = Table::<F>::new(pages, config.levels)?.with_phys_bits(config.phys_bits)?;
     let table = table.with_memory(Box::new(more)).with_max_leaf(config.max_leaf);
-    let backend = TableBackend::new("soft", iommu.queue(), table);
+    let backend = TableBackend::new("soft", queue, table);
     iommu.attach(backend.root(), config.levels);
     let iovas = IovaSpace::new(backend.bits())?;
     Ok((Domain::new(Box::new(backend), iovas), SoftBus(iommu)))

@@ -213,11 +213,11 @@ fn flush(devices: &[Arc<Device>], due: &[Descriptor]) {
     devices.iter().for_each(|device| device.flush(due));
 }
 
-/// The queue of one unit.
+/// The invalidation queue of one of the units of a [`SoftIommu`](crate::SoftIommu).
 #[derive(Debug)]
-pub(super) struct LaneQueue(pub(super) Arc<Lane>);
+pub struct UnitQueue(pub(super) Arc<Lane>);
 
-impl InvalidationQueue for LaneQueue {
+impl InvalidationQueue for UnitQueue {
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         self.0.submit(descriptors, wait)
     }

@@ -64,7 +64,8 @@ mod tlb;
 mod unit;
 
 pub use config::{Effect, Fault, FaultKind, PortStats, SoftConfig, Stage};
-pub use iommu::{Pages, SoftBus, SoftIommu, SoftQueue, SoftTableMemory, domain};
+pub use iommu::{Pages, SoftBus, SoftIommu, SoftQueue, SoftTableMemory, domain, domain_over};
+pub use lane::UnitQueue;
 pub use nic::{Nic, NicEvent};
 pub use port::Port;
 pub use record::{FaultReason, FaultRecord, FaultReport};

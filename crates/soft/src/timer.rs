@@ -97,7 +97,7 @@ impl Drop for Timer {
 
 impl Shared {
     fn run(&self, unit: &Arc<Unit>) {
-        let queues = unit.queues();
+        let queues = unit.queues(|_, queue| queue);
         let mut tasks = self.lock();
         while !tasks.stopped {
             if tasks.waiting.is_empty() {

@@ -2,14 +2,14 @@
 
 use crate::config::{Fault, PortStats, SoftConfig};
 use crate::device::{Device, State};
-use crate::lane::{Lane, LaneQueue};
+use crate::lane::{Lane, UnitQueue};
 use crate::memory::{PageNumber, Registry, Tables, inside, to_usize};
 use crate::record::{FaultReason, FaultRecord, FaultRegisters, FaultReport};
 use crate::timeline::Clock;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PhysAddr, PhysRange};
 use pinfold_core::domain::{BackendError, PhysExtent};
-use pinfold_core::invalidate::FanOut;
+use pinfold_core::invalidate::{FanOut, InvalidationQueue};
 use pinfold_core::mem::DmaMemory;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -149,10 +149,14 @@ impl Unit {
         core::iter::once(&self.first).chain(&self.others)
     }
 
-    /// Returns the queue over those of all units.
-    pub(super) fn queues(&self) -> FanOut<LaneQueue> {
-        let queue = |lane: &Arc<Lane>| LaneQueue(Arc::clone(lane));
-        FanOut::new(queue(&self.first), self.others.iter().map(queue))
+    /// Returns the queue over those of all units, each of which, with its number, is used through
+    /// what `over` makes of it.
+    pub(super) fn queues<Q: InvalidationQueue>(
+        &self,
+        over: impl Fn(usize, UnitQueue) -> Q,
+    ) -> FanOut<Q> {
+        let queue = |(number, lane): (usize, &Arc<Lane>)| over(number, UnitQueue(Arc::clone(lane)));
+        FanOut::new(queue((0, &self.first)), (1..).zip(&self.others).map(queue))
     }
 
     /// Creates a device behind the unit whose turn it is, with a TLB of its own of

@@ -156,12 +156,11 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         if retired.is_empty() {
             return Ticket::COMPLETED;
         }
-        let leaf_only = known_bad::makes(Mistake::LeafFlushForTablePage);
         let retired = DropGuard::new(Unflushed { table: &self.table, retired });
         let ticket = match self.table.retired_ranges(&retired.retired) {
-            Ok(ranges) => {
-                self.invalidator.request_and_submit(ranges.map(|range| Flush { range, leaf_only }))
-            }
+            Ok(ranges) => self
+                .invalidator
+                .request_and_submit(ranges.map(|range| Flush { range, leaf_only: false })),
             // Pages of another table, which does not happen; they would stay retired.
             Err(_) => return Ticket::COMPLETED,
         };
@@ -265,7 +264,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     /// Whether what a device finds not present has to be flushed after it was mapped.
     #[inline]
     fn caches_not_present(&self) -> bool {
-        self.queue().caches_not_present() && !known_bad::makes(Mistake::MapNotFlushed)
+        self.queue().caches_not_present()
     }
 
     /// Flushes what a device may have cached as not present, at any level.

@@ -80,22 +80,8 @@ impl Requested {
 
 /// Requests that one owner gathers without a lock, merged with their neighbours, before it makes
 /// them all at once by [`Invalidator::request_list`](super::Invalidator::request_list).
-///
-/// ```
-/// use pinfold_core::addr::{Iova, IovaRange};
-/// use pinfold_core::invalidate::{Flush, FlushList};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let mut list = FlushList::new();
-/// for page in 0..1000 {
-///     // ... clear the entry ...
-///     assert!(list.push(Flush::from(IovaRange::new(Iova::new(page << 12), 4096)?)).is_ok());
-/// }
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Clone, Debug)]
-pub struct FlushList {
+pub(crate) struct FlushList {
     pages: [Pages; Self::CAPACITY],
     len: usize,
     pub(super) requested: Requested,
@@ -103,17 +89,17 @@ pub struct FlushList {
 
 impl FlushList {
     /// How many requests a list holds that do not abut.
-    pub const CAPACITY: usize = 16;
+    pub(crate) const CAPACITY: usize = 16;
 
     /// Creates an empty list.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         let none = Pages { first: 0, end: 0, leaf_only: true };
         let requested = Requested { flushes: 0, tables: 0, pages: 0 };
         Self { pages: [none; Self::CAPACITY], len: 0, requested }
     }
 
     /// Whether the list is empty.
-    pub const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
@@ -122,7 +108,7 @@ impl FlushList {
     ///
     /// # Errors
     /// The request, if the list is full.
-    pub fn push(&mut self, flush: Flush) -> Result<(), Flush> {
+    pub(crate) fn push(&mut self, flush: Flush) -> Result<(), Flush> {
         let pages = Pages::new(&flush);
         let last = self.len.checked_sub(1).and_then(|last| self.pages.get_mut(last));
         if !last.is_some_and(|last| last.join(&pages)) {

@@ -1,7 +1,6 @@
 //! One invalidation queue over those of several units.
 
 use super::queue::{Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit};
-use crate::known_bad::{self, Mistake};
 use crate::sync::{AtomicU64, Ordering};
 use alloc::vec::Vec;
 
@@ -138,8 +137,6 @@ impl<Q: InvalidationQueue> InvalidationQueue for FanOut<Q> {
             return self.first.queue.submit(descriptors, wait);
         }
         self.first.submit(descriptors, wait)?;
-        let first_only = known_bad::makes(Mistake::FirstUnitOnly);
-        let descriptors = if first_only { &[] } else { descriptors };
         self.others.iter().try_for_each(|unit| unit.submit(descriptors, wait))
     }
 

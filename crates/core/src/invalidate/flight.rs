@@ -3,7 +3,6 @@
 
 use super::batch::{Batch, MAX_BLOCKS, Open, cover};
 use super::queue::{Descriptor, FlushCosts, Scope, Ticket};
-use crate::known_bad::{self, Mistake};
 use crate::sync::{AtomicBool, AtomicU64, Ordering, UnsafeCell};
 use alloc::vec::Vec;
 
@@ -38,9 +37,6 @@ impl Flight {
         if device_tlbs {
             append_device_tlbs(out);
         }
-        if known_bad::makes(Mistake::NoFlush) {
-            out.clear();
-        }
         self.next = 0;
     }
 
@@ -66,11 +62,6 @@ pub(super) fn append_device_tlbs(descriptors: &mut Vec<Descriptor>) {
         if let Descriptor::Iotlb { scope, .. } = *descriptor {
             *descriptor = Descriptor::DeviceTlb(scope);
         }
-    }
-    if known_bad::makes(Mistake::DeviceTlbFirst) {
-        descriptors.rotate_left(count + 1);
-        descriptors.insert(count, Descriptor::Fence);
-        descriptors.pop();
     }
 }
 

@@ -87,7 +87,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
     /// Requests `flush` and submits, as [`request_and_submit`](Self::request_and_submit) does: by
     /// itself if nothing has gathered.
-    pub fn request_one(&self, flush: Flush) -> Ticket {
+    pub(crate) fn request_one(&self, flush: Flush) -> Ticket {
         self.publish_if_in_flight();
         let pages = Pages::new(&flush);
         let mut open = self.open.lock();
@@ -106,7 +106,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Requests everything in `list`, which is empty afterwards, and submits the open batch as
     /// [`request_and_submit`](Self::request_and_submit) does if `submit` is true. The lock is held
     /// for as many appends as the list has ranges that do not abut.
-    pub fn request_list(&self, list: &mut FlushList, submit: bool) -> Ticket {
+    pub(crate) fn request_list(&self, list: &mut FlushList, submit: bool) -> Ticket {
         if list.is_empty() {
             return Ticket::COMPLETED;
         }
@@ -183,7 +183,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Whether the unit has failed: no ticket in flight will complete.
-    pub fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.refused.load(Ordering::Relaxed) || self.queue.has_failed()
     }
 
@@ -200,7 +200,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Returns the last completed ticket that any thread has observed.
-    pub fn completed(&self) -> Ticket {
+    pub(crate) fn completed(&self) -> Ticket {
         Ticket(self.completed.load(Ordering::Acquire))
     }
 

@@ -5,7 +5,6 @@ use super::batch::{Open, Pages};
 use super::flight::Flight;
 use super::invalidator::Invalidator;
 use super::queue::{Descriptor, InvalidationQueue, QueueError, Scope, Ticket};
-use crate::known_bad::{self, Mistake};
 use crate::sync::{Guard, Ordering};
 use core::mem;
 
@@ -120,8 +119,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
             let flush = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
             let all = [flush, Descriptor::Fence, Descriptor::DeviceTlb(Scope::Domain)];
             let needed = if self.queue.has_device_tlbs() { all.len() } else { 1 };
-            let part = if known_bad::makes(Mistake::AbortIsCompletion) { 0 } else { needed };
-            match self.queue.submit(all.get(..part).unwrap_or(&all), Some(Ticket(last))) {
+            match self.queue.submit(all.get(..needed).unwrap_or(&all), Some(Ticket(last))) {
                 Ok(()) => self.sent.resubmitted.add(1),
                 Err(error) => {
                     self.note(error);

@@ -2,7 +2,6 @@
 
 use super::invalidator::Invalidator;
 use super::queue::{InvalidationQueue, Ticket, WaitError, WaitLimit};
-use crate::known_bad::{self, Mistake};
 use crate::sync::Ordering;
 use core::task::{Poll, Waker};
 
@@ -19,26 +18,22 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         if self.completed.load(Ordering::Acquire) >= ticket.0 {
             return Ok(());
         }
-        self.wait_until_overdue(ticket)
-    }
-
-    fn wait_until_overdue(&self, ticket: Ticket) -> Result<(), WaitError> {
-        timeout_or_mistake(self.wait_while(ticket, |_| self.overdue(ticket)))
+        self.wait_while(ticket, |_| self.overdue(ticket))
     }
 
     /// Returns how a [`wait`](Self::wait) would end if it ended now, without waiting.
-    pub fn check(&self, ticket: Ticket) -> Poll<Result<(), WaitError>> {
+    pub(crate) fn check(&self, ticket: Ticket) -> Poll<Result<(), WaitError>> {
         if self.is_completed(ticket) {
             return Poll::Ready(Ok(()));
         }
         self.check_issued(ticket)?;
-        self.check_once(ticket, || self.overdue(ticket)).map(timeout_or_mistake)
+        self.check_once(ticket, || self.overdue(ticket))
     }
 
     /// Wakes `waker` when a [`check`](Self::check) of `ticket` may find more than now: when its flush
     /// has completed or passed its deadline, or when the check can submit it. The caller checks
     /// again after this returns.
-    pub fn wake(&self, ticket: Ticket, waker: &Waker) {
+    pub(crate) fn wake(&self, ticket: Ticket, waker: &Waker) {
         let submitted = ticket.0 <= self.submitted.load(Ordering::Acquire);
         // Deadlines count from the oldest batch in flight.
         let oldest = Ticket(self.completed.load(Ordering::Acquire).saturating_add(1));
@@ -53,7 +48,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
-    pub fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), WaitError> {
+    pub(crate) fn wait_for(&self, ticket: Ticket, limit: WaitLimit) -> Result<(), WaitError> {
         let start = self.queue.now_ns();
         self.wait_while(ticket, |polls| {
             let waited_ns = elapsed(start, self.queue.now_ns());
@@ -120,14 +115,6 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         };
         self.waits.count(elapsed(start, self.queue.now_ns()), result.is_err());
         result
-    }
-}
-
-/// Takes a timeout for a completion, if that mistake is switched on.
-fn timeout_or_mistake(result: Result<(), WaitError>) -> Result<(), WaitError> {
-    match result {
-        Err(WaitError::TimedOut { .. }) if known_bad::makes(Mistake::TimeoutIsCompletion) => Ok(()),
-        result => result,
     }
 }
 

@@ -133,7 +133,7 @@ impl<F: Format> Table<F> {
     ///
     /// # Errors
     /// [`TableError::Misaligned`], [`TableError::Outside`].
-    pub fn awaits_room(&self, iova: IovaRange, phys: PhysAddr) -> Result<bool, TableError> {
+    pub(crate) fn awaits_room(&self, iova: IovaRange, phys: PhysAddr) -> Result<bool, TableError> {
         self.check(iova, phys)?;
         Ok(self.0.awaits_room(iova, phys))
     }
@@ -156,7 +156,7 @@ impl<F: Format> Table<F> {
     ///
     /// # Errors
     /// [`TableError::OtherTable`] if they belong to another table.
-    pub fn put_back_retired(&self, retired: Retired) -> Result<(), TableError> {
+    pub(crate) fn put_back_retired(&self, retired: Retired) -> Result<(), TableError> {
         let mut retired = retired;
         self.adopt(&mut retired)?;
         self.0.put_back_pending(&mut retired.list);
@@ -194,7 +194,7 @@ impl<F: Format> Table<F> {
     /// # Errors
     /// [`TableError::OtherTable`] if either holds another table's pages; then those of `from` stay
     /// retired for good.
-    pub fn append(&self, into: &mut Retired, mut from: Retired) -> Result<(), TableError> {
+    pub(crate) fn append(&self, into: &mut Retired, mut from: Retired) -> Result<(), TableError> {
         self.adopt(into)?;
         self.adopt(&mut from)?;
         self.0.directory.lock().move_all(&mut from.list, &mut into.list);

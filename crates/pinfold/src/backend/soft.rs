@@ -24,6 +24,7 @@
 
 use crate::domain::{DeviceSide, Domain};
 use pinfold_core::domain::BackendError;
+use pinfold_core::invalidate::InvalidationQueue;
 
 pub use pinfold_soft::*;
 
@@ -46,6 +47,23 @@ impl Domain {
     /// configuration asks for an unsupported number of levels.
     pub fn soft_with(config: SoftConfig) -> Result<Self, BackendError> {
         let (core, bus) = pinfold_soft::domain(config)?;
+        Ok(Self::new(core, bus))
+    }
+
+    /// Creates the same over what `over` makes of the queue of each unit, by its number: for tests,
+    /// whose queues do something wrong.
+    ///
+    /// # Errors
+    /// As for [`soft_with`](Self::soft_with).
+    ///
+    /// # Safety
+    /// As for [`domain_over`].
+    pub unsafe fn soft_over<Q: InvalidationQueue + 'static>(
+        config: SoftConfig,
+        over: impl Fn(usize, UnitQueue) -> Q,
+    ) -> Result<Self, BackendError> {
+        // SAFETY: the caller's promise is the one required.
+        let (core, bus) = unsafe { domain_over(config, over) }?;
         Ok(Self::new(core, bus))
     }
 

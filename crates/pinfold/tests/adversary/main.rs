@@ -20,6 +20,7 @@
     reason = "a test, of small numbers"
 )]
 
+use faulty::Fault;
 use held::Through;
 use pinfold_core::known_bad::Mistake;
 use round::{Outcome, Size, play};
@@ -27,6 +28,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 mod device;
+mod faulty;
 mod held;
 mod owner;
 mod round;
@@ -158,10 +160,29 @@ fn a_soak_of_200_threads_is_clean() {
     }
 }
 
+/// What goes wrong in a round: a decision of the stack, or a queue.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    Stack(Mistake),
+    Queue(Fault),
+}
+
+impl From<Mistake> for Wrong {
+    fn from(mistake: Mistake) -> Self {
+        Self::Stack(mistake)
+    }
+}
+
+impl From<Fault> for Wrong {
+    fn from(fault: Fault) -> Self {
+        Self::Queue(fault)
+    }
+}
+
 /// Plays rounds with `mistake` until one is caught.
-fn caught(mistake: Mistake, through: Option<Through>) {
+fn caught(mistake: impl Into<Wrong>, through: Option<Through>) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let start = Instant::now();
+    let (mistake, start) = (mistake.into(), Instant::now());
     let (mut accesses, mut maps) = (0, 0);
     for seed in first_seed().. {
         let outcome = play(seed, Some(mistake), through, ROUND);
@@ -182,11 +203,11 @@ fn caught(mistake: Mistake, through: Option<Through>) {
 /// Two tests of each mistake: through whatever the seed of a round says, and through the windows of
 /// owners alone. Without optimisation those that take some seconds are left out.
 macro_rules! caught {
-    ($($(#[$attribute:meta])* $test:ident $mistake:ident $(($level:literal))?,)*) => {
+    ($($(#[$attribute:meta])* $test:ident $kind:ident::$mistake:ident $(($level:literal))?,)*) => {
         $(#[test]
         $(#[$attribute])*
         fn $test() {
-            caught(Mistake::$mistake $(($level))?, None);
+            caught($kind::$mistake $(($level))?, None);
         })*
 
         mod in_windows {
@@ -194,30 +215,30 @@ macro_rules! caught {
             $(#[test]
             #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
             fn $test() {
-                caught(Mistake::$mistake $(($level))?, Some(Through::Handles));
+                caught($kind::$mistake $(($level))?, Some(Through::Handles));
             })*
         }
     };
 }
 
 caught! {
-    no_flush_is_caught NoFlush,
-    a_flush_before_the_clear_is_caught FlushBeforeClear,
-    a_table_page_reclaimed_early_is_caught TablePageEarly,
+    no_flush_is_caught Fault::NoFlush,
+    a_flush_before_the_clear_is_caught Mistake::FlushBeforeClear,
+    a_table_page_reclaimed_early_is_caught Mistake::TablePageEarly,
     #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
-    a_table_page_of_level_1_reclaimed_early_is_caught TablePageEarlyAt(1),
-    a_table_page_of_level_2_reclaimed_early_is_caught TablePageEarlyAt(2),
-    a_table_page_of_level_3_reclaimed_early_is_caught TablePageEarlyAt(3),
-    a_flush_of_leaves_for_a_table_page_is_caught LeafFlushForTablePage,
-    an_iova_released_early_is_caught IovaEarly,
+    a_table_page_of_level_1_reclaimed_early_is_caught Mistake::TablePageEarlyAt(1),
+    a_table_page_of_level_2_reclaimed_early_is_caught Mistake::TablePageEarlyAt(2),
+    a_table_page_of_level_3_reclaimed_early_is_caught Mistake::TablePageEarlyAt(3),
+    a_flush_of_leaves_for_a_table_page_is_caught Fault::LeafFlushForTablePage,
+    an_iova_released_early_is_caught Mistake::IovaEarly,
     #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
-    a_window_recycled_early_is_caught WindowEarly,
-    a_buffer_given_back_early_is_caught BufferEarly,
-    a_rollback_that_does_not_wait_is_caught RollbackNotAwaited,
-    a_map_without_its_flush_in_caching_mode_is_caught MapNotFlushed,
-    a_timeout_taken_for_completion_is_caught TimeoutIsCompletion,
-    a_device_tlb_flushed_first_is_caught DeviceTlbFirst,
-    a_flush_of_the_first_unit_alone_is_caught FirstUnitOnly,
+    a_window_recycled_early_is_caught Mistake::WindowEarly,
+    a_buffer_given_back_early_is_caught Mistake::BufferEarly,
+    a_rollback_that_does_not_wait_is_caught Mistake::RollbackNotAwaited,
+    a_map_without_its_flush_in_caching_mode_is_caught Fault::MapNotFlushed,
+    a_timeout_taken_for_completion_is_caught Fault::TimeoutIsCompletion,
+    a_device_tlb_flushed_first_is_caught Fault::DeviceTlbFirst,
+    a_flush_of_the_first_unit_alone_is_caught Fault::FirstUnitOnly,
     #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
-    an_abort_taken_for_completion_is_caught AbortIsCompletion,
+    an_abort_taken_for_completion_is_caught Fault::AbortIsCompletion,
 }

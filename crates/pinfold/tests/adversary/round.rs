@@ -1,6 +1,8 @@
 //! One round: a domain configured by a seed, with owners and devices in threads of their own.
 
+use super::Wrong;
 use super::device::Device;
+use super::faulty::Faulty;
 use super::held::{Mail, Through};
 use super::owner::{Owner, Shared};
 use super::tag::{self, Kind};
@@ -9,7 +11,7 @@ use pinfold::soft::{Effect, Random, SoftConfig};
 use pinfold::{Arena, Domain, Source};
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::DomainStats;
-use pinfold_core::known_bad::{self, Mistake};
+use pinfold_core::known_bad;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -123,20 +125,22 @@ fn through(seed: u64) -> Through {
     }
 }
 
-/// Plays one round with `mistake`, through what is asked for, or what the seed says.
-pub(crate) fn play(
-    seed: u64,
-    mistake: Option<Mistake>,
-    asked: Option<Through>,
-    size: Size,
-) -> Outcome {
+/// Plays one round with what is `wrong`, through what is asked for, or what the seed says.
+pub(crate) fn play(seed: u64, wrong: Option<Wrong>, asked: Option<Through>, size: Size) -> Outcome {
     let mut random = Random::new(seed);
     let through = asked.unwrap_or_else(|| through(seed));
     let config = config(&mut random, seed, through, size.owners);
     let (levels, caching_mode) = (config.levels, config.caching_mode);
     let regions = regions(&mut random, levels, size.owners);
     let what = format!("seed {seed}, {through:?}, {config:?}");
-    let domain = Domain::soft_with(config).unwrap();
+    let (mistake, fault) = match wrong {
+        None => (None, None),
+        Some(Wrong::Stack(mistake)) => (Some(mistake), None),
+        Some(Wrong::Queue(fault)) => (None, Some(fault)),
+    };
+    let over = |unit, queue| Faulty::new(queue, unit, fault);
+    // SAFETY: buffers are read and written through their atomics only (`tag`).
+    let domain = unsafe { Domain::soft_over(config, over) }.unwrap();
     fence(&domain, &regions, 12 + 9 * u32::from(levels));
     let arena =
         Arena::builder().size(size.arena_bytes).source(Source::Plain).build(&domain).unwrap();

@@ -368,18 +368,13 @@ fn what_is_revoked_is_cleared_before_its_flush() {
 /// Each decision, taken wrongly, fails the test that is there for it.
 #[test]
 fn each_mistake_fails_its_test() {
-    let tests: [(Mistake, fn()); 5] = [
+    let tests: [(Mistake, fn()); 3] = [
         (
             Mistake::TablePageEarly,
             table_pages::table_pages_are_reclaimed_after_their_flush_and_not_before,
         ),
         (Mistake::FlushBeforeClear, what_is_revoked_is_cleared_before_its_flush),
-        (
-            Mistake::LeafFlushForTablePage,
-            table_pages::links_are_flushed_where_a_table_page_was_retired,
-        ),
         (Mistake::RollbackNotAwaited, a_rollback_waits_for_its_flush),
-        (Mistake::MapNotFlushed, a_map_waits_for_its_flush_in_caching_mode),
     ];
     for (mistake, test) in tests {
         known_bad::make(Some(mistake));
