@@ -57,7 +57,7 @@ impl Bench {
     fn walk(&self, iova: u64) -> Option<u64> {
         let store = &self.table.0.store;
         let place = store.descend(iova, 1).unwrap();
-        match store.load(place, levels::slot(iova, place.level)) {
+        match store.load(place, format::slot(iova, place.level)) {
             Entry::Leaf { phys, .. } => Some(phys.raw()),
             _ => None,
         }
