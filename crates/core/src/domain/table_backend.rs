@@ -369,10 +369,11 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
     }
 
     fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
-        Ok(match limit {
-            None => self.invalidator.wait(ticket)?,
-            Some(limit) => self.invalidator.wait_for(ticket, limit)?,
-        })
+        let waited = match limit {
+            None => self.invalidator.wait(ticket),
+            Some(limit) => self.invalidator.wait_for(ticket, limit),
+        };
+        Ok(waited?)
     }
 
     fn wake(&self, ticket: Ticket, waker: &Waker) {
