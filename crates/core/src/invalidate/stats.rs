@@ -35,8 +35,7 @@ pub struct InvalidationStats {
     pub resubmitted: u64,
     /// The largest number of batches in flight so far.
     pub in_flight_peak: u64,
-    /// Calls that had to poll. (Not those whose flush had completed once they had yielded to
-    /// others.)
+    /// Calls that had to poll.
     pub waited: u64,
     /// Nanoseconds spent in them, if the queue has a clock.
     pub wait_ns: u64,
