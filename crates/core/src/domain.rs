@@ -1,19 +1,26 @@
 //! A domain: one I/O address space, and the life of a mapping in it.
 //!
 //! ```text
-//! map(buffer, direction) -> Mapping --revoke()--> Revoked(ticket) --wait()/poll()/await--> the buffer again
+//! map(buffer, direction) -> Mapping --revoke--> Revoked --wait / poll / await--> the buffer again
+//!                              \------------------unmap-----------------------/
 //! ```
 //!
-//! - **strict**: [`Mapping::unmap`] revokes and waits. After it returns no device can reach the
-//!   buffer.
-//! - **revoke**: [`Mapping::revoke`] returns at once. The [`Revoked`] holds the buffer and its I/O
-//!   virtual addresses; neither can be reused or read until the ticket has completed.
-//! - [`Domain::revoke_all`] revokes many mappings, reads and writes, with one flush.
+//! 1. **[map](Domain::map)**: the buffer moves into a [`Mapping`]; the device can reach it at
+//!    [`Mapping::iova`], and the program holds no reference into it.
+//! 2. **[unmap](Mapping::unmap)** revokes access and waits (*strict*): when it returns, no device
+//!    can reach the buffer. Or **[revoke](Mapping::revoke)** returns at once, with one flush for
+//!    each buffer, or **[revoke_many](Domain::revoke_many)** with one flush for many (*batch*). A
+//!    [`Revoked`] holds the buffer and its I/O virtual addresses; neither can be reused or read
+//!    until its ticket has completed.
+//! 3. **[wait](Revoked::wait)**, [poll](Revoked::poll) or `await` return the buffer.
 //!
-//! [`Domain::map`] may be called from any thread. A thread that maps often has a handle of its own
-//! ([`Local`]), with addresses and counters that it shares with no other. Mappings borrow their
-//! domain, or, from the handle of a [`Shared`](crate::share::Shared) domain, own a share of it, so
-//! that one struct can hold a domain with its mappings.
+//! Memory that stays mapped for its lifetime (*static*: an arena mapped as a whole, the chunks of a
+//! pool) is mapped by its owner with [`Domain::map_static`] or [`Domain::map_at`].
+//!
+//! Handles own what they refer to: a mapping keeps its domain, so a driver stores domain, owner's
+//! handles and mappings in one struct, in any order, and moves it between threads. [`Domain`] may
+//! be used from any thread. A thread that maps often has a handle of its own ([`DomainLocal`]),
+//! with addresses and counters that it shares with no other.
 //!
 //! A flush past its deadline is *late*, not failed: [`Revoked::wait`] then returns the `Revoked`,
 //! to be waited for again. If that is dropped, the domain holds the buffer until the flush
@@ -21,21 +28,18 @@
 //! has failed, or access could not be revoked) the buffer and its addresses are *quarantined*:
 //! never reused, and counted ([`DomainStats::quarantined`]).
 //!
-//! Memory that stays mapped for its lifetime (an arena mapped as a whole, the chunks of a pool) is
-//! mapped by its owner with [`Domain::map_static`] or [`Domain::map_at`].
+//! The same on a software IOMMU, as a whole program, is in the documentation of `pinfold::domain`;
+//! this crate has no backend of its own.
 //!
 //! ```
 //! # use pinfold_core::access::Access;
 //! # use pinfold_core::addr::{Iova, IovaRange};
 //! # use pinfold_core::domain::{Backend, BackendError, BackendStats, DomainId, Pinned};
 //! # use pinfold_core::invalidate::{Ticket, WaitLimit};
+//! # use pinfold_core::iova::IovaSpace;
 //! # use pinfold_core::mem::DmaMemory;
 //! # use pinfold_core::table::PinnedLeaf;
 //! # use std::task::Poll;
-//! use pinfold_core::access::FromDevice;
-//! use pinfold_core::domain::Domain;
-//! use pinfold_core::iova::IovaSpace;
-//! use pinfold_core::share::Shared;
 //! # struct Toy;
 //! # impl Backend for Toy {
 //! #     fn name(&self) -> &'static str { "toy" }
@@ -56,19 +60,24 @@
 //! #     fn memory(&self) -> DmaMemory<'_> { unsafe { DmaMemory::from_raw(self.0.cast(), 4096) } }
 //! #     fn fixed_iova(&self, _: DomainId) -> Option<Iova> { None }
 //! # }
+//! use pinfold_core::access::FromDevice;
+//! use pinfold_core::domain::{Domain, DomainLocal, Mapping};
+//!
+//! struct Driver {
+//!     local: DomainLocal, // one per thread
+//!     ring: Vec<Mapping<Buffer, FromDevice>>,
+//! }
+//!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!
-//! // `Toy` is a `Backend` and `Buffer` is `Pinned`; `pinfold` has real ones.
-//! let domain = Shared::new(Domain::new(Box::new(Toy), IovaSpace::new(39)?));
-//! let mapping = domain.map(Buffer::new(), FromDevice)?; // borrows the domain
-//! assert_eq!(mapping.iova().len(), 4096); // the device writes there, until ...
-//! let buffer = mapping.unmap()?; // ... this returns
-//!
-//! let mut local = domain.local(); // one per thread
-//! let mapping = local.map(buffer, FromDevice)?; // owns a share of the domain
-//! drop(domain);
-//! let buffer = local.unmap(mapping)?;
-//! println!("{}", local.stats());
+//! # let domain = Domain::new(Box::new(Toy), IovaSpace::new(39)?);
+//! let mut local = domain.local();
+//! let mapping = local.map(Buffer::new(), FromDevice)?;
+//! let mut driver = Driver { local, ring: vec![mapping] };
+//! drop(domain); // the driver keeps it
+//! for mapping in driver.ring.drain(..) {
+//!     let buffer = driver.local.unmap(mapping)?; // no device reaches it any more
+//!     # let _ = buffer;
+//! }
 //! # Ok(())
 //! # }
 //! ```
@@ -112,7 +121,7 @@ pub use bare::BareAddresses;
 pub use error::BackendError;
 pub use future::Quiesced;
 pub use id::DomainId;
-pub use local::Local;
+pub use local::DomainLocal;
 pub use map::MapManyError;
 pub use mapping::{MapError, Mapping, Unrevoked};
 pub use payload::{Payload, Pinned};

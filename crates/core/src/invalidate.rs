@@ -87,3 +87,4 @@ pub use queue::{
     WaitLimit,
 };
 pub use stats::InvalidationStats;
+pub(crate) use stats::write_rows;

@@ -1,9 +1,8 @@
-//! How handles keep what they belong to alive: by a borrow, or by a share of a count.
+//! Keeps a value alive for the objects that come from it, by shares of one count.
 //!
-//! A mapping needs its domain, a block its pool. Inside one function a borrow is enough and costs
-//! nothing. A program that keeps domain, pool and mappings in one struct needs handles that own
-//! what they refer to, and a reference count would add a read-modify-write on a cache line that all
-//! threads share to each alloc and free.
+//! A mapping needs its domain, a block its pool, and a program keeps all of them in one struct: so
+//! handles own what they refer to. A reference count for each would add a read-modify-write on a
+//! cache line that all threads share to each alloc and free.
 //!
 //! [`Shared`] is that count, and [`Stock`] avoids its price: an owner takes [`Stock::SHARES`]
 //! shares with one read-modify-write, issues one with each object that it allocates and takes it
@@ -12,7 +11,7 @@
 //! (Bevan, PARLE 1987).
 //!
 //! ```
-//! use pinfold_core::share::{Hold, Shared};
+//! use pinfold_core::share::Shared;
 //!
 //! let pool = Shared::new(String::from("a pool"));
 //! let mut owner = pool.stock(); // one per thread
@@ -29,63 +28,6 @@ use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
 use core::ptr::NonNull;
-
-/// How an owner's handle keeps `Target` alive, and lets the objects that it allocates do the same.
-///
-/// Implemented by `&T`, where both are the borrow, and by [`Stock`]. No other type can: handles
-/// rely on it that each item refers to the value that its owner refers to, always.
-pub trait Hold: Deref + sealed::Sealed {
-    /// What an allocated object holds.
-    type Item: Held<Target = Self::Target>;
-
-    /// Returns what the next object is to hold. O(1).
-    fn issue(&mut self) -> Self::Item;
-
-    /// Takes back what an object held that has returned. O(1).
-    fn take_back(&mut self, item: Self::Item);
-}
-
-/// What an allocated object holds to keep its value alive: a borrow (`&T`), or a share
-/// ([`Shared`]). No other type can, as for [`Hold`].
-pub trait Held: Deref + Clone + sealed::Sealed {
-    /// Gives up what many objects held. Shares of one value are returned to its count by one
-    /// read-modify-write. O(items).
-    fn give_up_all(items: impl IntoIterator<Item = Self>);
-}
-
-mod sealed {
-    pub trait Sealed {}
-    impl<T> Sealed for &T {}
-    impl<T> Sealed for super::Shared<T> {}
-    impl<T> Sealed for super::Stock<T> {}
-}
-
-impl<'a, T> Hold for &'a T {
-    type Item = &'a T;
-
-    #[inline(always)]
-    fn issue(&mut self) -> &'a T {
-        self
-    }
-
-    #[inline(always)]
-    fn take_back(&mut self, _: &'a T) {}
-}
-
-impl<T> Held for &T {
-    fn give_up_all(_: impl IntoIterator<Item = Self>) {}
-}
-
-impl<T> Held for Shared<T> {
-    fn give_up_all(items: impl IntoIterator<Item = Self>) {
-        let mut items = items.into_iter();
-        let Some(first) = items.next() else { return };
-        // It takes the others back without an atomic operation, and is dropped with one for all.
-        // What is a share of another value returns there by itself.
-        let mut stock = Stock { value: ManuallyDrop::new(first), shares: 1 };
-        items.for_each(|share| stock.take_back(share));
-    }
-}
 
 struct Counted<T> {
     shares: AtomicU64,
@@ -248,6 +190,34 @@ impl<T> Stock<T> {
     /// How many shares are taken at once.
     pub const SHARES: u64 = 1 << 20;
 
+    /// Issues a share, for an object that is allocated. O(1).
+    #[inline(always)]
+    pub fn issue(&mut self) -> Shared<T> {
+        if self.shares == 1 {
+            // Once in about a million objects that are out at the same time, or that return
+            // elsewhere.
+            self.value.add(Self::SHARES);
+            self.shares += Self::SHARES;
+        }
+        self.shares -= 1;
+        Shared(self.value.0)
+    }
+
+    /// Returns a share of the same value, as [`Shared::clone`] does. One read-modify-write.
+    pub(crate) fn share(&self) -> Shared<T> {
+        self.value.deref().clone()
+    }
+
+    /// Takes back the share of an object that has returned. One of another value is dropped. O(1).
+    #[inline(always)]
+    pub fn take_back(&mut self, share: Shared<T>) {
+        if self.value.is_same(&share) {
+            // It becomes one of `shares` instead of being released.
+            core::mem::forget(share);
+            self.shares += 1;
+        }
+    }
+
     /// Whether `share` is one of the same value.
     #[inline(always)]
     pub(crate) fn is_same(&self, share: &Shared<T>) -> bool {
@@ -280,31 +250,6 @@ impl<T> Stock<T> {
         let this = ManuallyDrop::new(self);
         // SAFETY: the stock owns `shares` shares, and is not used or dropped any more.
         unsafe { Shared::release(this.value.0, this.shares) }.map(|counted| counted.value)
-    }
-}
-
-impl<T> Hold for Stock<T> {
-    type Item = Shared<T>;
-
-    #[inline(always)]
-    fn issue(&mut self) -> Shared<T> {
-        if self.shares == 1 {
-            // Once in about a million objects that are out at the same time, or that return
-            // elsewhere.
-            self.value.add(Self::SHARES);
-            self.shares += Self::SHARES;
-        }
-        self.shares -= 1;
-        Shared(self.value.0)
-    }
-
-    #[inline(always)]
-    fn take_back(&mut self, share: Shared<T>) {
-        if self.value.is_same(&share) {
-            // It becomes one of `shares` instead of being released.
-            core::mem::forget(share);
-            self.shares += 1;
-        }
     }
 }
 

@@ -144,7 +144,7 @@ fn memory(domain: &Domain) -> Outcome {
         .map(|_| Ok(domain.map(arena.alloc(4096)?, Bidirectional)?))
         .collect::<Result<_, Box<dyn Error>>>()?;
     let mut revoked = Vec::new();
-    domain.revoke_all(many, &mut revoked);
+    domain.revoke_many(many, &mut revoked);
     check(
         "64 at once",
         revoked.iter().all(|r| r.is_quiesced()) && domain.stats().backend.entries == 1,

@@ -1,43 +1,52 @@
-//! A domain of this process: the core's [`Domain`](pinfold_core::domain::Domain) over one of the
-//! backends.
+//! Domains and mappings: what devices can reach, and when.
 //!
-//! A driver can own a domain with all that it uses, and move between threads: mappings of a
-//! [`DomainLocal`](crate::DomainLocal) and blocks of a pool hold a share of what they belong to,
-//! without a read-modify-write on the hot path.
+//! A [`Domain`] is one I/O address space over one of the backends. A buffer moves into a
+//! [`Mapping`](pinfold_core::domain::Mapping), which the device reaches, and comes back when no
+//! device can reach it any more; [`pinfold_core::domain`] describes that life step by step.
+//!
+//! Handles own what they refer to, so a driver keeps all that it uses in one struct without a
+//! lifetime, in any order, and moves it between threads:
 //!
 //! ```
-//! use pinfold::core::dma_pool::{Block, Local};
-//! use pinfold::{Arena, Buffer, DmaPool, Domain, DomainLocal, FromDevice, Mapping};
+//! use pinfold::{Arena, Buffer, Domain, DomainLocal, FromDevice, Mapping};
 //!
 //! struct Driver {
-//!     domain: DomainLocal,
-//!     pool: DmaPool,
-//!     local: Local,
-//!     descriptors: Block,
-//!     ring: Vec<Mapping<Buffer, FromDevice>>,
+//!     domain: Domain,
+//!     local: DomainLocal, // this thread's handle: no lock on its path
+//!     arena: Arena,
+//!     receiving: Mapping<Buffer, FromDevice>,
 //! }
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let domain = Domain::soft()?; // or that of a `vfio::Device`
+//! let domain = Domain::soft()?; // a software IOMMU; or the domain of a `vfio::Device`
+//! let device = domain.port().ok_or("only models have ports")?;
 //! let arena = Arena::builder().size(4 << 20).build(&domain)?;
-//! let pool = DmaPool::builder("descriptors").block(128).align(128).build(&arena)?;
-//! let (mut owner, mut local) = (domain.local(), pool.local());
-//! let descriptors = local.alloc_zeroed()?;
-//! let mapping = owner.map(arena.alloc(4096)?, FromDevice)?;
-//! descriptors.memory().write_u64(0, mapping.iova().start().raw())?;
-//! let mut driver = Driver { domain: owner, pool, local, descriptors, ring: vec![mapping] };
-//! drop((domain, arena)); // the driver keeps alive what it needs
+//! let mut local = domain.local();
 //!
-//! let thread = std::thread::spawn(move || {
-//!     let mut revoked = Vec::new();
-//!     driver.domain.revoke_many(driver.ring.drain(..), &mut revoked); // one flush
-//!     let quiesced = revoked.into_iter().filter_map(|one| driver.domain.wait(one).ok()).count();
-//!     driver.local.free(driver.descriptors);
-//!     (quiesced, driver.pool.stats().to_string())
-//! });
-//! let (quiesced, report) = thread.join().map_err(|_| "panicked")?;
-//! assert_eq!(quiesced, 1);
-//! println!("{report}");
+//! // Mapped: the device reaches the buffer, and the program has no reference into it.
+//! let receiving = local.map(arena.alloc(4096)?, FromDevice)?;
+//! let mut driver = Driver { domain, local, arena, receiving };
+//! let iova = driver.receiving.iova().start();
+//! device.write(iova, b"a packet")?;
+//!
+//! // Strict: `unmap` revokes access and waits. After it no device reaches the buffer.
+//! let mut buffer = driver.local.unmap(driver.receiving)?;
+//! assert_eq!(&buffer.as_slice()?[..8], b"a packet");
+//! assert!(device.write(iova, b"too late").is_err());
+//!
+//! // Revoke: access is revoked at once, and the buffer is returned by a later wait or poll.
+//! let mapping = driver.local.map(buffer, FromDevice)?;
+//! let revoked = driver.local.revoke(mapping);
+//! let buffer = driver.local.wait(revoked)?;
+//!
+//! // Batch: many buffers are revoked with one flush.
+//! let ring = driver.local.map_many([buffer, driver.arena.alloc(4096)?], FromDevice)?;
+//! let mut revoked = Vec::new();
+//! driver.local.revoke_many(ring, &mut revoked);
+//! for one in revoked {
+//!     driver.local.wait(one)?; // the first wait is the only long one
+//! }
+//! println!("{}", driver.domain.stats());
 //! # Ok(()) }
 //! ```
 //!
@@ -87,23 +96,62 @@
 //! # Ok(()) }
 //! ```
 
-use pinfold_core::domain::Local;
-use pinfold_core::share::Shared;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+/// The life of a mapping on one thread, with the software IOMMU:
+///
+/// ```
+/// use pinfold::{Arena, Domain, FromDevice, ToDevice, Unrevoked};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let domain = Domain::soft()?;
+/// let arena = Arena::builder().size(4 << 20).build(&domain)?;
+/// let mut local = domain.local(); // one per thread
+///
+/// let received = local.map(arena.alloc(4096)?, FromDevice)?; // the device may write it ...
+/// let sent = local.map(arena.alloc(4096)?, ToDevice)?; // ... and read this one
+/// let mut revoked = Vec::with_capacity(2);
+/// local.revoke_many([Unrevoked::from(received), sent.into()], &mut revoked); // one flush for both
+/// println!("the flush is done: {}", local.has_quiesced(&revoked[0])); // never waits
+/// for one in revoked {
+///     let buffer = local.wait(one)?; // no device reaches it any more
+///     let mapping = local.map(buffer, FromDevice)?;
+///     local.unmap(mapping)?; // revokes and waits
+/// }
+/// # Ok(()) }
+/// ```
+#[doc(inline)]
+pub use pinfold_core::domain::DomainLocal;
+
 /// One I/O address space, with the backend that keeps it. A handle: a clone is the same domain.
 ///
-/// The operations that do not depend on the backend (`map`, `revoke_all`, `register_memory`,
-/// `map_static`, `stats` ...) come through `Deref`: see [`pinfold_core::domain::Domain`].
+/// A buffer is [mapped](pinfold_core::domain::Domain::map), so that the device reaches it, and
+/// [unmapped](pinfold_core::domain::Mapping::unmap), after which no device does:
+///
+/// ```
+/// use pinfold::{Arena, Domain, FromDevice};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let domain = Domain::soft()?;
+/// let arena = Arena::builder().size(4 << 20).build(&domain)?;
+/// let mapping = domain.map(arena.alloc(4096)?, FromDevice)?;
+/// let iova = mapping.iova(); // what the device is told
+/// let buffer = mapping.unmap()?;
+/// assert_eq!(buffer.len() as u64, iova.len());
+/// # Ok(()) }
+/// ```
+///
+/// The operations that do not depend on the backend (`map`, `revoke_many`, `local`, `map_static`,
+/// `stats` ...) come through `Deref`: see [`pinfold_core::domain::Domain`].
 ///
 /// [`Domain::soft`] creates one behind a software IOMMU,
 /// [`vfio::Device::open`](crate::vfio::Device::open) one for a real device. The backend `soft`
 /// needs no kernel support, `vfio` Linux 4.0, `iommufd` 6.6.
 #[derive(Clone)]
 pub struct Domain {
-    core: Shared<pinfold_core::domain::Domain>,
+    core: pinfold_core::domain::Domain,
     device_side: Arc<dyn DeviceSide>,
 }
 
@@ -117,23 +165,7 @@ impl DeviceSide for () {}
 impl Domain {
     /// Combines a core domain with the device side of its backend.
     pub(crate) fn new(core: pinfold_core::domain::Domain, device_side: impl DeviceSide) -> Self {
-        Self { core: Shared::new(core), device_side: Arc::new(device_side) }
-    }
-
-    /// Returns one thread's handle, with addresses and counters of its own. Its mappings own a
-    /// share of the domain: they may outlive every other handle, move between threads, and be kept
-    /// in one struct with it.
-    ///
-    /// `map` of the domain itself, and of the handle of a [`pinfold_core::domain::Domain`], return
-    /// mappings that borrow it.
-    pub fn local(&self) -> Local {
-        self.core.local()
-    }
-
-    /// Returns the name of the backend: `soft`, or `vfio`, `iommufd` or `none` for that of a
-    /// [device](crate::vfio::Device).
-    pub fn name(&self) -> &'static str {
-        self.core.backend_name()
+        Self { core, device_side: Arc::new(device_side) }
     }
 
     /// Returns the device side, if it is a `T`.
@@ -166,7 +198,7 @@ mod tests {
     /// What a program keeps in one struct.
     struct Driver {
         domain: Domain,
-        owner: Local,
+        owner: DomainLocal,
         ring: Vec<Mapping<Buffer, FromDevice>>,
         arena: Arena,
     }
@@ -178,6 +210,19 @@ mod tests {
         let ring =
             (0..4).map(|_| owner.map(arena.alloc(4096).unwrap(), FromDevice).unwrap()).collect();
         Driver { domain, owner, ring, arena }
+    }
+
+    #[test]
+    fn a_refused_map_of_a_foreign_buffer_names_the_next_step() {
+        let (here, there) = (Domain::soft().unwrap(), Domain::soft().unwrap());
+        let memory = Arena::builder().size(2 << 20).build_unmapped().unwrap();
+        for arena in [None, Some(memory.map_into(&there).unwrap())] {
+            let refused = here.map(memory.alloc(4096).unwrap(), FromDevice).unwrap_err();
+            assert!(refused.to_string().contains("call map_into"), "{refused}");
+            drop(arena);
+        }
+        let arena = memory.map_into(&here).unwrap();
+        drop(here.map(arena.alloc(4096).unwrap(), FromDevice).unwrap().unmap().unwrap());
     }
 
     #[test]

@@ -103,7 +103,7 @@ pub mod xdp;
 
 #[cfg(feature = "soft")]
 pub use backend::soft;
-pub use domain::Domain;
+pub use domain::{Domain, DomainLocal};
 pub use memory::arena::{self, Arena, ArenaLocal, ArenaMemory};
 pub use memory::{
     Buffer, MappingPolicy, OwnedMemory, OwnedPiece, OwnedPieces, Source, quarantined_bytes,
@@ -113,12 +113,11 @@ pub use pinfold_core::access::{self, Access, Bidirectional, FromDevice, ToDevice
 pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};
 pub use pinfold_core::dma_pool::{self, DmaPool};
 pub use pinfold_core::domain::{
-    BackendError, Local as DomainLocal, MapError, Mapping, NotQuiesced, Pinned, Revoked, Unrevoked,
+    BackendError, MapError, Mapping, NotQuiesced, Pinned, Revoked, Unrevoked,
 };
 pub use pinfold_core::invalidate::{Ticket, WaitError, WaitLimit};
 pub use pinfold_core::mem::DmaMemory;
 pub use pinfold_core::page_pool::{self, PagePool};
-pub use pinfold_core::share;
 pub use sys::Errno;
 pub use sys::limits::MemlockLimit;
 pub use sys::process::{CpuTime, Signals};

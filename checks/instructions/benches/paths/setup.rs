@@ -115,7 +115,7 @@ pub fn pages() -> &'static mut Pages {
 
 /// One owner of a domain, and what it maps.
 pub struct Owner {
-    pub owner: domain::Local,
+    pub owner: domain::DomainLocal,
     pub buffer: Option<Buffer>,
 }
 

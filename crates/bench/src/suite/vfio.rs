@@ -172,7 +172,7 @@ fn revokes(
                 let mut revoked = Vec::with_capacity(MANY);
                 let (cost, ()) = Cost::of(|| {
                     if together {
-                        domain.revoke_all(mapped, &mut revoked);
+                        domain.revoke_many(mapped, &mut revoked);
                     } else {
                         revoked.extend(mapped.into_iter().map(|one| one.revoke()));
                     }

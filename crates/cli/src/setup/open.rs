@@ -44,7 +44,7 @@ impl<T> PerJob<T> {
     }
 }
 
-type NamespaceTarget<'d, B> = NvmeTarget<'d, B, Arc<dyn Registers>, Arena>;
+type NamespaceTarget<B> = NvmeTarget<B, Arc<dyn Registers>, Arena>;
 
 /// An open target for data in memory of type `B`.
 pub(crate) struct OpenTarget<'d, B: Pinned = Buffer> {
@@ -56,7 +56,7 @@ enum Queues<'d, B: Pinned> {
     File(Box<PerJob<FileTarget<'d, B>>>),
     Nvme {
         /// Dropped first, so that the controller is disabled before its device is closed.
-        queues: Box<PerJob<NamespaceTarget<'d, B>>>,
+        queues: Box<PerJob<NamespaceTarget<B>>>,
         _device: Device,
     },
 }

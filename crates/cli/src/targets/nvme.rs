@@ -12,7 +12,7 @@ use crate::args::Protect;
 use crate::signal::Interrupt;
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, DmaPoolStats};
-use pinfold_core::domain::{Domain, Local, MapError, Pinned, Revoked};
+use pinfold_core::domain::{Domain, DomainLocal, MapError, Pinned, Revoked};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
     self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats,
@@ -106,23 +106,23 @@ impl NvmeStats {
 }
 
 /// A namespace as a target.
-pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> {
+pub(crate) struct NvmeTarget<B: Pinned, R: Registers, S: ChunkSource + Clone> {
     info: TargetInfo,
     /// Maps for the thread that drives this target.
-    domain: Local<&'d Domain>,
+    domain: DomainLocal,
     protect: Protect,
     flush_limit: Duration,
     namespace: Namespace,
     /// The requests at the controller; the index is the driver's tag.
-    in_flight: Vec<Option<Command<'d, B>>>,
+    in_flight: Vec<Option<Command<B>>>,
     /// Requests whose command has completed, until their mappings are revoked.
-    completed: Vec<Finished<'d, B>>,
-    held: VecDeque<Held<'d, B>>,
+    completed: Vec<Finished<B>>,
+    held: VecDeque<Held<B>>,
     /// Both empty between two calls: the mappings and the requests that one flush ends.
-    revoked: Vec<Revoked<B, &'d Domain>>,
+    revoked: Vec<Revoked<B>>,
     requests_of_flush: Vec<(Io, Result<usize, TargetError>)>,
     /// Buffers of commands that did not complete: the controller may still reach them.
-    quarantined: Vec<Quarantine<'d, B>>,
+    quarantined: Vec<Quarantine<B>>,
     /// Whether the controller writes zeroes without a payload.
     writes_zeroes: bool,
     lost: LostData,
@@ -133,9 +133,9 @@ pub(crate) struct NvmeTarget<'d, B: Pinned, R: Registers, S: ChunkSource + Clone
     controller: Controller<R, S>,
 }
 
-impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
+impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
     /// Creates a queue for a namespace.
-    pub(crate) fn new(name: String, options: NvmeOptions<'d, R, S>) -> Result<Self, driver::Error> {
+    pub(crate) fn new(name: String, options: NvmeOptions<'_, R, S>) -> Result<Self, driver::Error> {
         let NvmeOptions { domain, protect, controller, namespace, depth, vector, flush_limit } =
             options;
         let queue = match vector {
@@ -215,7 +215,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// Submits `buffer` to the driver as `io` says.
-    fn start(&mut self, io: Io, buffer: Mapped<'d, B>) -> Result<(), Rejected<Mapped<'d, B>>> {
+    fn start(&mut self, io: Io, buffer: Mapped<B>) -> Result<(), Rejected<Mapped<B>>> {
         let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
         let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
         let blocks = u32::try_from(io.len.div_ceil(self.info.block)).unwrap_or(u32::MAX);
@@ -311,7 +311,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// Has a request whose command has completed wait for its revocation.
-    fn finish(&mut self, io: Io, buffer: Mapped<'d, B>, result: Result<(), CommandError>) {
+    fn finish(&mut self, io: Io, buffer: Mapped<B>, result: Result<(), CommandError>) {
         let result = if io.direction == IoDirection::Flush { self.flushed(result) } else { result };
         let error = |error| TargetError::Command {
             target: self.info.name.clone(),
@@ -341,7 +341,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 }
 
-impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
+impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
     /// Queues reads in their order. All of their buffers are mapped, at contiguous addresses up to
     /// 1 MiB, or none.
     fn read_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
@@ -369,7 +369,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 
     /// Queues a request whose buffer is mapped.
-    fn queue_up(&mut self, io: Io, buffer: Mapped<'d, B>) -> Result<(), SubmitError<B>> {
+    fn queue_up(&mut self, io: Io, buffer: Mapped<B>) -> Result<(), SubmitError<B>> {
         self.start(io, buffer).map_err(|Rejected { payload, reason }| SubmitError {
             buffer: payload.unmap(&mut self.domain).ok(),
             error: TargetError::Rejected { target: self.info.name.clone(), reason },
@@ -383,7 +383,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     }
 }
 
-impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<'_, B, R, S> {
+impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B, R, S> {
     fn info(&self) -> &TargetInfo {
         &self.info
     }

@@ -3,11 +3,10 @@
 
 use super::addresses::Addresses;
 use super::error::BackendError;
-use super::local::Local;
+use super::local::DomainLocal;
 use super::owner::Caller;
-use super::space::{Domain, PAGE_BYTES};
+use super::space::PAGE_BYTES;
 use crate::addr::IovaRange;
-use crate::share::Hold;
 
 /// Addresses in use, at which nothing is mapped. Dropping them leaves them in use for good.
 #[derive(Debug)]
@@ -21,7 +20,7 @@ impl BareAddresses {
     }
 }
 
-impl<H: Hold<Target = Domain>> Local<H> {
+impl DomainLocal {
     /// Allocates `len` bytes of addresses, whole pages, as a map does.
     ///
     /// # Errors

@@ -29,10 +29,11 @@ pub enum BackendError {
         /// The length of the memory in bytes.
         memory_bytes: usize,
     },
-    /// The memory is not registered with the domain.
+    /// The memory is not registered with the domain: it is in none, or in another one.
     #[error(
-        "{len:#x} bytes at {addr:#x} are not registered with this domain: call map_into of their memory with this domain \
-         (another domain's registration does not count), or allocate from an arena of this domain"
+        "cannot map {len:#x} bytes at {addr:#x}: they are not registered with this domain; call \
+         map_into with this domain on their arena or OwnedMemory, or register_memory, or allocate \
+         from an arena of this domain"
     )]
     NotRegistered {
         /// The start of the memory in this process.

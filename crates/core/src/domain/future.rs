@@ -3,11 +3,8 @@
 use super::owner::Anyone;
 use super::payload::Pinned;
 use super::revoked::{NotQuiesced, Revoked};
-use super::space::Domain;
-use crate::share::Shared;
 use core::fmt;
 use core::future::{Future, IntoFuture};
-use core::ops::Deref;
 use core::pin::Pin;
 use core::task::{Context, Poll};
 
@@ -19,30 +16,30 @@ use core::task::{Context, Poll};
 /// passed. Dropping it early never waits: the domain holds the buffer until its flush has
 /// completed, as after a late flush ([`Domain::release_late`]).
 #[must_use = "the buffer is held until its ticket has completed: await it"]
-pub struct Quiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(Option<Revoked<P, H>>);
+pub struct Quiesced<P: Pinned>(Option<Revoked<P>>);
 
 /// Nothing in it is pinned in place.
-impl<P: Pinned, H: Deref<Target = Domain>> Unpin for Quiesced<P, H> {}
+impl<P: Pinned> Unpin for Quiesced<P> {}
 
-impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
+impl<P: Pinned> Revoked<P> {
     /// Returns the future of the buffer: what `revoked.await` polls, for `block_on`, `select!` and
     /// the like, which take a `Future` and not an `IntoFuture`.
-    pub fn quiesced(self) -> Quiesced<P, H> {
+    pub fn quiesced(self) -> Quiesced<P> {
         Quiesced(Some(self))
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> IntoFuture for Revoked<P, H> {
-    type Output = Result<P, NotQuiesced<P, H>>;
-    type IntoFuture = Quiesced<P, H>;
+impl<P: Pinned> IntoFuture for Revoked<P> {
+    type Output = Result<P, NotQuiesced<P>>;
+    type IntoFuture = Quiesced<P>;
 
-    fn into_future(self) -> Quiesced<P, H> {
+    fn into_future(self) -> Quiesced<P> {
         self.quiesced()
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> Future for Quiesced<P, H> {
-    type Output = Result<P, NotQuiesced<P, H>>;
+impl<P: Pinned> Future for Quiesced<P> {
+    type Output = Result<P, NotQuiesced<P>>;
 
     /// After completion it stays pending.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -60,7 +57,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Future for Quiesced<P, H> {
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> Drop for Quiesced<P, H> {
+impl<P: Pinned> Drop for Quiesced<P> {
     fn drop(&mut self) {
         if let Some(revoked) = self.0.take() {
             revoked.abandon();
@@ -68,7 +65,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Drop for Quiesced<P, H> {
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Quiesced<P, H> {
+impl<P: Pinned> fmt::Debug for Quiesced<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Quiesced").field(&self.0).finish()
     }

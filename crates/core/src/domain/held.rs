@@ -1,28 +1,27 @@
-//! A payload in a domain: what a mapping is before and after its revocation.
+//! [`MappedPayload`]: a payload in a domain, from its map until it is returned.
 
 use super::addresses::Addresses;
 use super::error::BackendError;
 use super::owner::{Anyone, Caller};
 use super::payload::Pinned;
 use super::pending::Due;
-use super::space::Domain;
+use super::space::Space;
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::Ticket;
 use crate::known_bad::{self, Mistake};
+use crate::share::Shared;
 use crate::table::PinnedLeaf;
-use core::ops::Deref;
 
-/// A payload in a domain, with what the domain knows about it.
+/// A payload and its addresses, from its map until it is returned: mapped, or revoked.
 ///
 /// Its clean-up revokes access unless that has happened, waits unless a wait has failed before, and
 /// drops the payload.
-pub(super) struct Held<P: Pinned, H: Deref<Target = Domain>> {
+pub(super) struct MappedPayload<P: Pinned> {
     /// Before `domain`, so that a payload that is dropped is dropped first.
     pub(super) payload: P,
-    /// Always a `&Domain` or a `Shared<Domain>`: only these are constructed, so it always refers to
-    /// the same domain.
-    pub(super) domain: H,
+    /// Its share of the domain.
+    pub(super) domain: Shared<Space>,
     pub(super) addresses: Addresses,
     /// [`Ticket::NEVER`] until it is revoked, and for good if that fails or panics.
     ticket: Ticket,
@@ -31,9 +30,9 @@ pub(super) struct Held<P: Pinned, H: Deref<Target = Domain>> {
     pub(super) late: bool,
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
+impl<P: Pinned> MappedPayload<P> {
     #[inline(always)]
-    pub(super) fn new(domain: H, payload: P, addresses: Addresses) -> Self {
+    pub(super) fn new(domain: Shared<Space>, payload: P, addresses: Addresses) -> Self {
         let ticket = if addresses.is_fixed() { Ticket::COMPLETED } else { Ticket::NEVER };
         Self { payload, domain, addresses, ticket, revoked: false, late: false }
     }
@@ -87,7 +86,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     #[inline(always)]
     pub(super) fn quiesce(
         &mut self,
-        wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
+        wait: impl FnOnce(&Space, Ticket) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         if self.addresses.is_fixed() || known_bad::makes(Mistake::BufferEarly) {
             self.late = false;
@@ -111,7 +110,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
 
     /// Returns the payload. Only when quiesced.
     #[inline(always)]
-    pub(super) fn release(self, caller: &mut impl Caller) -> (P, H) {
+    pub(super) fn release(self, caller: &mut impl Caller) -> (P, Shared<Space>) {
         let Self { payload, domain, addresses, .. } = self;
         caller.counts(&domain).count_no_longer_held(addresses.held_bytes());
         caller.counts(&domain).count_unmapped();
@@ -169,7 +168,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Held<P, H> {
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
+impl<P: Pinned> CleanUp for MappedPayload<P> {
     fn clean_up(self) {
         if self.domain.is_unwinding() {
             return self.park();
@@ -196,9 +195,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Held<P, H> {
 
 /// A clean-up that a panic (of a backend, or in the drop of a late payload) has ended before the
 /// payload was quiesced: it is left with the domain, not dropped with the rest.
-struct Unfinished<P: Pinned, H: Deref<Target = Domain>>(Held<P, H>);
+struct Unfinished<P: Pinned>(MappedPayload<P>);
 
-impl<P: Pinned, H: Deref<Target = Domain>> CleanUp for Unfinished<P, H> {
+impl<P: Pinned> CleanUp for Unfinished<P> {
     fn clean_up(self) {
         self.0.park();
     }

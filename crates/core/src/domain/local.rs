@@ -6,21 +6,22 @@ use super::mapping::{MapError, Mapping, Unrevoked};
 use super::owner::Owner;
 use super::payload::Pinned;
 use super::revoked::{NotQuiesced, Revoked};
-use super::space::Domain;
+use super::space::{Domain, Space};
 use crate::access::Direction;
 use crate::addr::Iova;
 use crate::invalidate::{Ticket, WaitLimit};
-use crate::share::{Hold, Shared, Stock};
+use crate::share::{Shared, Stock};
 use alloc::vec::Vec;
 use core::fmt;
-use core::ops::Deref;
 
-/// One owner's handle to a domain: one for each thread that maps and unmaps. It can move between
-/// threads.
+/// One owner's handle to a domain: one for each thread that maps and unmaps.
 ///
-/// `H` is how it holds its domain: a [`Stock`] of shares of a [`Shared`] domain (the default), or a
-/// borrow (`&Domain`). Its mappings do the same.
+/// A mapping made with it is ended with it, by [`unmap`](Self::unmap), or by
+/// [`revoke`](Self::revoke) or [`revoke_many`](Self::revoke_many) and later [`wait`](Self::wait) or
+/// [`poll`](Self::poll); see the [module](super) for what each means. The handle keeps its domain,
+/// as its mappings do, and can move between threads.
 ///
+/// # Addresses
 /// Up to 1 MiB its mappings get addresses from *windows* that are the owner's alone: 2 MiB of
 /// address space, handed out in order, so that mappings made one after another are contiguous and
 /// share a table page and a flush. A window is used again when all that was mapped in it has been
@@ -39,85 +40,23 @@ use core::ops::Deref;
 ///
 /// Its calls count in counters of their own, take no lock and make no atomic read-modify-write,
 /// except where windows change hands (once in 512 pages), and in the [`Backend`](super::Backend).
-///
-/// Everything else that a [`Domain`] offers is available through `Deref`.
-///
-/// ```
-/// # use pinfold_core::access::Access;
-/// # use pinfold_core::addr::{Iova, IovaRange};
-/// # use pinfold_core::domain::{Backend, BackendError, BackendStats, DomainId, Pinned};
-/// # use pinfold_core::invalidate::{Ticket, WaitLimit};
-/// # use pinfold_core::mem::DmaMemory;
-/// # use pinfold_core::table::PinnedLeaf;
-/// # use std::task::Poll;
-/// use pinfold_core::access::FromDevice;
-/// use pinfold_core::domain::Domain;
-/// use pinfold_core::iova::IovaSpace;
-/// use pinfold_core::share::Shared;
-/// # struct Toy;
-/// # impl Backend for Toy {
-/// #     fn name(&self) -> &'static str { "toy" }
-/// #     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> { Ok(()) }
-/// #     fn unregister_memory(&self, _: DmaMemory) {}
-/// #     fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> { Ok(()) }
-/// #     fn revoke(&self, _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>) -> Result<Ticket, BackendError> { Ok(Ticket::COMPLETED) }
-/// #     fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> { Poll::Ready(Ok(())) }
-/// #     fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> { Ok(()) }
-/// #     fn stats(&self) -> BackendStats { BackendStats::default() }
-/// # }
-/// # #[repr(align(4096))]
-/// # struct Page([u8; 4096]);
-/// # struct Buffer(std::ptr::NonNull<Page>);
-/// # impl Buffer { fn new() -> Self { Self(std::ptr::NonNull::from(Box::leak(Box::new(Page([0; 4096]))))) } }
-/// # unsafe impl Send for Buffer {}
-/// # unsafe impl Pinned for Buffer {
-/// #     fn memory(&self) -> DmaMemory<'_> { unsafe { DmaMemory::from_raw(self.0.cast(), 4096) } }
-/// #     fn fixed_iova(&self, _: DomainId) -> Option<Iova> { None }
-/// # }
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-///
-/// // `Toy` is a `Backend` and `Buffer` is `Pinned`; `pinfold` has real ones.
-/// let domain = Shared::new(Domain::new(Box::new(Toy), IovaSpace::new(39)?));
-/// let mut local = domain.local(); // one per thread
-///
-/// // One at a time: `revoke` returns at once, and `wait` returns the buffer when no device can reach it.
-/// let mapping = local.map(Buffer::new(), FromDevice)?;
-/// let revoked = local.revoke(mapping);
-/// let buffer = local.wait(revoked)?;
-///
-/// // Many, with one flush: so the first wait is the only long one.
-/// let mappings = local.map_many([buffer, Buffer::new()], FromDevice)?;
-/// let mut revoked = Vec::with_capacity(mappings.len());
-/// local.revoke_many(mappings, &mut revoked);
-/// println!("the flush is done: {}", local.has_quiesced(&revoked[0])); // never waits
-/// let buffers: Result<Vec<_>, _> = revoked.into_iter().map(|one| local.wait(one)).collect();
-/// assert_eq!(buffers?.len(), 2);
-/// # Ok(())
-/// # }
-/// ```
-pub struct Local<H: Hold<Target = Domain> = Stock<Domain>> {
+pub struct DomainLocal {
     /// Before `domain`, which it is dropped before: also if its retirement panics.
     pub(super) owner: Owner,
-    pub(super) domain: H,
+    pub(super) domain: Stock<Space>,
 }
 
 impl Domain {
-    /// Returns a new owner's handle that borrows the domain, as its mappings do. Takes a lock.
-    pub fn local(&self) -> Local<&Self> {
-        Local::new(self)
+    /// Returns a new owner's handle. Takes a lock.
+    pub fn local(&self) -> DomainLocal {
+        DomainLocal { owner: self.space.register_owner(), domain: self.space.stock() }
     }
 }
 
-impl Shared<Domain> {
-    /// Returns a new owner's handle that keeps the domain alive, as its mappings do. Takes a lock.
-    pub fn local(&self) -> Local {
-        Local::new(self.stock())
-    }
-}
-
-impl<H: Hold<Target = Domain>> Local<H> {
-    fn new(domain: H) -> Self {
-        Self { owner: domain.register_owner(), domain }
+impl DomainLocal {
+    /// Returns a handle of the domain.
+    pub fn domain(&self) -> Domain {
+        Domain { space: self.domain.share() }
     }
 
     /// Maps `payload` for the device, as [`Domain::map`] does.
@@ -129,7 +68,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         &mut self,
         payload: P,
         direction: D,
-    ) -> Result<Mapping<P, D, H::Item>, MapError<P>> {
+    ) -> Result<Mapping<P, D>, MapError<P>> {
         let (payload, addresses) =
             self.domain.map_payload(&mut self.owner, payload, direction, None)?;
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
@@ -145,7 +84,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         payload: P,
         direction: D,
         limit: Iova,
-    ) -> Result<Mapping<P, D, H::Item>, MapError<P>> {
+    ) -> Result<Mapping<P, D>, MapError<P>> {
         let (payload, addresses) =
             self.domain.map_payload(&mut self.owner, payload, direction, Some(limit))?;
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
@@ -162,7 +101,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
         &mut self,
         payloads: impl IntoIterator<Item = P>,
         direction: D,
-    ) -> Result<Vec<Mapping<P, D, H::Item>>, MapManyError<P>> {
+    ) -> Result<Vec<Mapping<P, D>>, MapManyError<P>> {
         let payloads: Vec<P> = payloads.into_iter().collect();
         self.owner.prepare(&self.domain, super::map::total_bytes(&payloads));
         let mut mappings = Vec::with_capacity(payloads.len());
@@ -183,7 +122,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     }
 
     /// Ends mappings that were made for nothing, and returns their payloads.
-    fn undo<P: Pinned, D: Direction>(&mut self, mappings: Vec<Mapping<P, D, H::Item>>) -> Vec<P> {
+    fn undo<P: Pinned, D: Direction>(&mut self, mappings: Vec<Mapping<P, D>>) -> Vec<P> {
         let mut revoked = Vec::with_capacity(mappings.len());
         self.revoke_many(mappings, &mut revoked);
         revoked.into_iter().filter_map(|one| self.wait(one).ok()).collect()
@@ -196,10 +135,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// a lock that all owners share, once. [`revoke_many`](Self::revoke_many) requests one flush for
     /// many.
     #[inline(always)]
-    pub fn revoke<P: Pinned>(
-        &mut self,
-        mapping: impl Into<Unrevoked<P, H::Item>>,
-    ) -> Revoked<P, H::Item> {
+    pub fn revoke<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P>>) -> Revoked<P> {
         let unrevoked = mapping.into();
         if !unrevoked.belongs_to(&self.domain) {
             return unrevoked.revoke();
@@ -208,16 +144,16 @@ impl<H: Hold<Target = Domain>> Local<H> {
     }
 
     /// Revokes many mappings with one flush, and appends them to `revoked`, as
-    /// [`Domain::revoke_all`] does. Mappings of different directions are passed as [`Unrevoked`]:
+    /// [`Domain::revoke_many`] does. Mappings of different directions are passed as [`Unrevoked`]:
     /// `[Unrevoked::from(received), sent.into()]`.
     ///
     /// Allocates nothing if `revoked` has the capacity.
     pub fn revoke_many<P: Pinned>(
         &mut self,
-        mappings: impl IntoIterator<Item: Into<Unrevoked<P, H::Item>>>,
-        revoked: &mut Vec<Revoked<P, H::Item>>,
+        mappings: impl IntoIterator<Item: Into<Unrevoked<P>>>,
+        revoked: &mut Vec<Revoked<P>>,
     ) {
-        self.domain.revoke_all_by(&mut self.owner, mappings, revoked);
+        self.domain.revoke_many_by(&mut self.owner, mappings, revoked);
     }
 
     /// Revokes access and waits, as [`Mapping::unmap`] does.
@@ -227,7 +163,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     #[inline(always)]
     pub fn unmap<P: Pinned>(
         &mut self,
-        mapping: impl Into<Unrevoked<P, H::Item>>,
+        mapping: impl Into<Unrevoked<P>>,
     ) -> Result<P, BackendError> {
         let mut unrevoked = mapping.into();
         if !unrevoked.belongs_to(&self.domain) {
@@ -247,10 +183,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// # Errors
     /// As there.
     #[inline(always)]
-    pub fn poll<P: Pinned>(
-        &mut self,
-        revoked: Revoked<P, H::Item>,
-    ) -> Result<P, Revoked<P, H::Item>> {
+    pub fn poll<P: Pinned>(&mut self, revoked: Revoked<P>) -> Result<P, Revoked<P>> {
         if !revoked.belongs_to(&self.domain) {
             return revoked.poll();
         }
@@ -261,7 +194,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// it of the first of a queue, and take that one out and [wait](Self::wait) for it when it is
     /// true.
     #[inline(always)]
-    pub fn has_quiesced<P: Pinned>(&mut self, revoked: &Revoked<P, H::Item>) -> bool {
+    pub fn has_quiesced<P: Pinned>(&mut self, revoked: &Revoked<P>) -> bool {
         revoked.has_quiesced()
     }
 
@@ -270,10 +203,7 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// # Errors
     /// As there.
     #[inline(always)]
-    pub fn wait<P: Pinned>(
-        &mut self,
-        revoked: Revoked<P, H::Item>,
-    ) -> Result<P, NotQuiesced<P, H::Item>> {
+    pub fn wait<P: Pinned>(&mut self, revoked: Revoked<P>) -> Result<P, NotQuiesced<P>> {
         self.wait_within(revoked, None)
     }
 
@@ -284,9 +214,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// As there.
     pub fn wait_for<P: Pinned>(
         &mut self,
-        revoked: Revoked<P, H::Item>,
+        revoked: Revoked<P>,
         limit: WaitLimit,
-    ) -> Result<P, NotQuiesced<P, H::Item>> {
+    ) -> Result<P, NotQuiesced<P>> {
         self.wait_within(revoked, Some(limit))
     }
 
@@ -301,9 +231,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
     /// returned, to be waited for again, or quarantined if it never completes.
     pub fn wait_many_for<P: Pinned>(
         &mut self,
-        revoked: Vec<Revoked<P, H::Item>>,
+        revoked: Vec<Revoked<P>>,
         limit: WaitLimit,
-    ) -> impl Iterator<Item = Result<P, NotQuiesced<P, H::Item>>> {
+    ) -> impl Iterator<Item = Result<P, NotQuiesced<P>>> {
         let here = revoked.iter().filter(|one| one.belongs_to(&self.domain));
         let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
         let waited =
@@ -325,9 +255,9 @@ impl<H: Hold<Target = Domain>> Local<H> {
     #[inline(always)]
     fn wait_within<P: Pinned>(
         &mut self,
-        revoked: Revoked<P, H::Item>,
+        revoked: Revoked<P>,
         limit: Option<WaitLimit>,
-    ) -> Result<P, NotQuiesced<P, H::Item>> {
+    ) -> Result<P, NotQuiesced<P>> {
         if !revoked.belongs_to(&self.domain) {
             return revoked.wait_within(limit);
         }
@@ -335,29 +265,21 @@ impl<H: Hold<Target = Domain>> Local<H> {
     }
 
     #[inline(always)]
-    fn take_back<P>(&mut self, (payload, share): (P, H::Item)) -> P {
+    fn take_back<P>(&mut self, (payload, share): (P, Shared<Space>)) -> P {
         self.domain.take_back(share);
         payload
     }
 }
 
-impl<H: Hold<Target = Domain>> Deref for Local<H> {
-    type Target = Domain;
-
-    fn deref(&self) -> &Domain {
-        &self.domain
-    }
-}
-
-impl<H: Hold<Target = Domain>> Drop for Local<H> {
+impl Drop for DomainLocal {
     /// O(windows held).
     fn drop(&mut self) {
         self.domain.retire_owner(&mut self.owner);
     }
 }
 
-impl<H: Hold<Target = Domain>> fmt::Debug for Local<H> {
+impl fmt::Debug for DomainLocal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Local").field("domain", &*self.domain).finish_non_exhaustive()
+        f.debug_struct("DomainLocal").field("domain", &self.domain()).finish_non_exhaustive()
     }
 }

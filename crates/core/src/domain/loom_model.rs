@@ -98,7 +98,7 @@ impl World {
     }
 
     fn alloc(&self, owner: &mut Owner) -> Addresses {
-        owner.alloc(&self.domain, MAX_BYTES, || 4096).unwrap()
+        owner.alloc(&self.domain.space, MAX_BYTES, || 4096).unwrap()
     }
 
     /// Returns the window of the first allocation.
@@ -109,7 +109,7 @@ impl World {
     fn assert_all_returned(&self) {
         let stats = self.domain.stats();
         assert_eq!((stats.windows, stats.quarantined), (0, 0));
-        assert_eq!(self.domain.iovas.stats().bytes_in_use, 0);
+        assert_eq!(self.domain.space.iovas.stats().bytes_in_use, 0);
     }
 }
 
@@ -125,23 +125,23 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 fn loom_a_window_is_recycled_after_what_others_return() {
     explore(3, || {
         let world = World::new();
-        let mut owner = world.domain.register_owner();
+        let mut owner = world.domain.space.register_owner();
         let (sent, kept) = (world.alloc(&mut owner), world.alloc(&mut owner));
         let first = World::window(&sent);
         let other = Arc::clone(&world);
         let other = thread::spawn(move || {
             other.touch(first, &sent);
-            Anyone.release(&other.domain, sent);
+            Anyone.release(&other.domain.space, sent);
         });
         world.touch(first, &kept);
-        owner.release(&world.domain, kept);
+        owner.release(&world.domain.space, kept);
         for _ in 0..2 {
             let next = world.alloc(&mut owner);
             world.touch(first, &next);
-            owner.release(&world.domain, next);
+            owner.release(&world.domain.space, next);
         }
         other.join().unwrap();
-        world.domain.retire_owner(&mut owner);
+        world.domain.space.retire_owner(&mut owner);
         world.assert_all_returned();
     });
 }
@@ -153,32 +153,32 @@ fn loom_a_window_is_recycled_after_what_others_return() {
 fn loom_an_idle_window_is_reclaimed_by_another_thread() {
     explore(2, || {
         let world = World::new();
-        let mut owner = world.domain.register_owner();
+        let mut owner = world.domain.space.register_owner();
         let (sent, kept) = (world.alloc(&mut owner), world.alloc(&mut owner));
         let first = World::window(&sent);
         let more = world.alloc(&mut owner);
         world.touch(first, &kept);
-        owner.release(&world.domain, kept);
+        owner.release(&world.domain.space, kept);
         let (other, third) = (Arc::clone(&world), Arc::clone(&world));
         let third = thread::spawn(move || {
             third.touch(first, &sent);
-            Anyone.release(&third.domain, sent);
+            Anyone.release(&third.domain.space, sent);
         });
         let other = thread::spawn(move || {
-            other.domain.reclaim_idle();
-            let any = Anyone.alloc(&other.domain, MAX_BYTES, || MAX_BYTES).unwrap();
+            other.domain.space.reclaim_idle();
+            let any = Anyone.alloc(&other.domain.space, MAX_BYTES, || MAX_BYTES).unwrap();
             other.touch(first, &any);
-            Anyone.release(&other.domain, any);
+            Anyone.release(&other.domain.space, any);
         });
         for _ in 0..2 {
             let next = world.alloc(&mut owner);
             world.touch(first, &next);
-            owner.release(&world.domain, next);
+            owner.release(&world.domain.space, next);
         }
-        owner.release(&world.domain, more);
+        owner.release(&world.domain.space, more);
         other.join().unwrap();
         third.join().unwrap();
-        world.domain.retire_owner(&mut owner);
+        world.domain.space.retire_owner(&mut owner);
         world.assert_all_returned();
     });
 }
@@ -189,24 +189,24 @@ fn loom_an_idle_window_is_reclaimed_by_another_thread() {
 fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
     explore(3, || {
         let world = World::new();
-        let mut owner = world.domain.register_owner();
+        let mut owner = world.domain.space.register_owner();
         let sent = [world.alloc(&mut owner), world.alloc(&mut owner)];
         let first = World::window(&sent[0]);
         let threads = sent.map(|sent| {
             let other = Arc::clone(&world);
             thread::spawn(move || {
                 other.touch(first, &sent);
-                Anyone.release(&other.domain, sent);
+                Anyone.release(&other.domain.space, sent);
             })
         });
-        world.domain.retire_owner(&mut owner);
+        world.domain.space.retire_owner(&mut owner);
         // Whoever gets these addresses next uses them after all that is mapped there now.
-        if world.domain.iovas.alloc_at(first).is_ok() {
+        if world.domain.space.iovas.alloc_at(first).is_ok() {
             for cell in &world.cells.0 {
                 // SAFETY: as in `touch`.
                 cell.with_mut(|cell| unsafe { *cell = 0 });
             }
-            world.domain.free_iova(first);
+            world.domain.space.free_iova(first);
         }
         for thread in threads {
             thread.join().unwrap();
@@ -221,9 +221,9 @@ fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
 fn loom_what_is_returned_beside_a_collection_is_collected_once() {
     explore(3, || {
         let world = World::new();
-        let mut owner = world.domain.register_owner();
+        let mut owner = world.domain.space.register_owner();
         let small: Vec<_> =
-            (0..2).map(|_| owner.alloc(&world.domain, 4096, || 4096).unwrap()).collect();
+            (0..2).map(|_| owner.alloc(&world.domain.space, 4096, || 4096).unwrap()).collect();
         let first = World::window(&small[0]);
         let own = world.alloc(&mut owner);
         let threads: Vec<_> = small
@@ -232,11 +232,11 @@ fn loom_what_is_returned_beside_a_collection_is_collected_once() {
                 let other = Arc::clone(&world);
                 thread::spawn(move || {
                     other.touch_page(first, &addresses);
-                    Anyone.release(&other.domain, addresses);
+                    Anyone.release(&other.domain.space, addresses);
                 })
             })
             .collect();
-        owner.release(&world.domain, own);
+        owner.release(&world.domain.space, own);
         // None fits what the one before leaves, so each looks at what has been returned.
         let large: Vec<_> = (0..3)
             .map(|_| {
@@ -246,9 +246,9 @@ fn loom_what_is_returned_beside_a_collection_is_collected_once() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        large.into_iter().for_each(|addresses| owner.release(&world.domain, addresses));
+        large.into_iter().for_each(|addresses| owner.release(&world.domain.space, addresses));
         assert!(world.domain.stats().windows <= 3);
-        world.domain.retire_owner(&mut owner);
+        world.domain.space.retire_owner(&mut owner);
         world.assert_all_returned();
     });
 }
@@ -262,17 +262,17 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         let domain =
             Arc::new(Domain::new(Box::new(Told(Arc::clone(&told))), IovaSpace::new(39).unwrap()));
         for ticket in 1..=2 {
-            let iova = domain.alloc_iova(4096, 4096, None).unwrap();
+            let iova = domain.space.alloc_iova(4096, 4096, None).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };
             let due = Due::At(Ticket(ticket));
-            domain.keep_reachable(std::sync::Arc::clone(&dropped), addresses, due, true);
+            domain.space.keep_reachable(std::sync::Arc::clone(&dropped), addresses, due, true);
         }
-        let other = Arc::clone(&domain);
+        let other = Arc::clone(&domain.space);
         let other = thread::spawn(move || other.release_late());
         told.store(2, Ordering::Release);
         domain.release_late();
         other.join().unwrap();
         assert_eq!(std::sync::Arc::strong_count(&dropped), 1);
-        assert_eq!((domain.stats().deferred, domain.iovas.stats().bytes_in_use), (0, 0));
+        assert_eq!((domain.stats().deferred, domain.space.iovas.stats().bytes_in_use), (0, 0));
     });
 }

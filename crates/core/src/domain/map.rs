@@ -7,7 +7,7 @@ use super::owner::{Anyone, Caller};
 use super::payload::{Pinned, pieces};
 use super::pending::Due;
 use super::revoked::Revoked;
-use super::space::{Domain, PAGE_BYTES, alignment, check_pages};
+use super::space::{Domain, PAGE_BYTES, Space, alignment, check_pages};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange};
 use crate::drop_guard::{CleanUp, DropGuard};
@@ -16,9 +16,8 @@ use crate::mem::DmaMemory;
 use crate::table::{PinnedLeaf, TableError};
 use alloc::vec::Vec;
 use core::fmt;
-use core::ops::Deref;
 
-/// A failed [`Local::map_many`](super::Local::map_many), with the payloads.
+/// A failed [`DomainLocal::map_many`](super::DomainLocal::map_many), with the payloads.
 ///
 /// `?` converts it to a [`BackendError`] where they are not needed.
 #[derive(thiserror::Error)]
@@ -54,12 +53,12 @@ impl<P> From<MapManyError<P>> for BackendError {
 /// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator
 /// panics before that, they are dropped, each of which revokes: as a [`Revoked`] that never was,
 /// each would be quarantined by its wait.
-struct Batch<'r, P: Pinned, H: Deref<Target = Domain>> {
-    revoked: &'r mut Vec<Revoked<P, H>>,
+struct Batch<'r, P: Pinned> {
+    revoked: &'r mut Vec<Revoked<P>>,
     first: usize,
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> Drop for Batch<'_, P, H> {
+impl<P: Pinned> Drop for Batch<'_, P> {
     fn drop(&mut self) {
         self.revoked.truncate(self.first);
     }
@@ -68,7 +67,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Drop for Batch<'_, P, H> {
 /// A payload while a backend maps it. If that panics, a device may reach the payload: it is
 /// quarantined.
 struct Unmapped<'d, P> {
-    domain: &'d Domain,
+    domain: &'d Space,
     payload: P,
     bytes: u64,
 }
@@ -105,10 +104,11 @@ pub(super) fn total_bytes<P: Pinned>(payloads: &[P]) -> u64 {
 }
 
 impl Domain {
-    /// Maps `payload` for the device; it moves into the mapping, which borrows the domain.
+    /// Maps `payload` for the device; it moves into the mapping, which keeps the
+    /// domain.
     ///
-    /// [`Local::map`](super::Local::map) does the same without anything that threads share; its
-    /// mappings can own a share of the domain instead.
+    /// [`DomainLocal::map`](super::DomainLocal::map) does the same without anything that threads
+    /// share.
     ///
     /// # Errors
     /// [`MapError`], with the payload if no device can reach it.
@@ -116,9 +116,9 @@ impl Domain {
         &self,
         payload: P,
         direction: D,
-    ) -> Result<Mapping<P, D, &Self>, MapError<P>> {
-        let (payload, addresses) = self.map_payload(&mut Anyone, payload, direction, None)?;
-        Ok(Mapping::new(self, payload, addresses))
+    ) -> Result<Mapping<P, D>, MapError<P>> {
+        let (payload, addresses) = self.space.map_payload(&mut Anyone, payload, direction, None)?;
+        Ok(Mapping::new(self.space.clone(), payload, addresses))
     }
 
     /// Maps as [`map`](Self::map) does, at addresses up to `limit`, inclusive: the DMA mask of a
@@ -134,12 +134,26 @@ impl Domain {
         payload: P,
         direction: D,
         limit: Iova,
-    ) -> Result<Mapping<P, D, &Self>, MapError<P>> {
+    ) -> Result<Mapping<P, D>, MapError<P>> {
         let (payload, addresses) =
-            self.map_payload(&mut Anyone, payload, direction, Some(limit))?;
-        Ok(Mapping::new(self, payload, addresses))
+            self.space.map_payload(&mut Anyone, payload, direction, Some(limit))?;
+        Ok(Mapping::new(self.space.clone(), payload, addresses))
     }
 
+    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
+    /// [`Mapping`] or, to mix reads and writes, an [`Unrevoked`].
+    ///
+    /// Allocates nothing if `revoked` has the capacity.
+    pub fn revoke_many<P: Pinned, M: Into<Unrevoked<P>>>(
+        &self,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P>>,
+    ) {
+        self.space.revoke_many_by(&mut Anyone, mappings, revoked);
+    }
+}
+
+impl Space {
     /// Returns the payload with its addresses, which are all up to `limit` if there is one.
     #[inline(always)]
     pub(super) fn map_payload<P: Pinned, D: Direction>(
@@ -184,23 +198,11 @@ impl Domain {
         }
     }
 
-    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
-    /// [`Mapping`] or, to mix reads and writes, an [`Unrevoked`].
-    ///
-    /// Allocates nothing if `revoked` has the capacity.
-    pub fn revoke_all<P: Pinned, H: Deref<Target = Self>, M: Into<Unrevoked<P, H>>>(
-        &self,
-        mappings: impl IntoIterator<Item = M>,
-        revoked: &mut Vec<Revoked<P, H>>,
-    ) {
-        self.revoke_all_by(&mut Anyone, mappings, revoked);
-    }
-
-    pub(super) fn revoke_all_by<P: Pinned, H: Deref<Target = Self>, M: Into<Unrevoked<P, H>>>(
+    pub(super) fn revoke_many_by<P: Pinned, M: Into<Unrevoked<P>>>(
         &self,
         caller: &mut impl Caller,
         mappings: impl IntoIterator<Item = M>,
-        revoked: &mut Vec<Revoked<P, H>>,
+        revoked: &mut Vec<Revoked<P>>,
     ) {
         self.release_late();
         let mut batch = Batch { first: revoked.len(), revoked };
@@ -220,11 +222,11 @@ impl Domain {
             revoked.begin_revoke(caller);
             any |= revoked.to_revoke().is_some();
         }
-        let here = |new: &&Revoked<P, H>| new.belongs_to(self);
+        let here = |new: &&Revoked<P>| new.belongs_to(self);
         let mut ranges = joined(new.iter().filter(here).filter_map(Revoked::to_revoke));
         if any && let Ok(ticket) = self.call(|backend| backend.revoke(&mut ranges)) {
             drop(ranges);
-            let here = |new: &&mut Revoked<P, H>| new.belongs_to(self) && new.to_revoke().is_some();
+            let here = |new: &&mut Revoked<P>| new.belongs_to(self) && new.to_revoke().is_some();
             for revoked in new.iter_mut().filter(here) {
                 revoked.set_ticket(ticket);
             }

@@ -2,12 +2,12 @@
 
 use super::addresses::Addresses;
 use super::error::BackendError;
-use super::held::Held;
+use super::held::MappedPayload;
 use super::id::DomainId;
 use super::owner::{Anyone, Caller};
 use super::payload::{Payload, Pinned};
 use super::revoked::Revoked;
-use super::space::Domain;
+use super::space::{Domain, Space};
 use crate::access::Direction;
 use crate::addr::{IovaRange, Segment};
 use crate::drop_guard::DropGuard;
@@ -15,7 +15,6 @@ use crate::mem::DmaMemory;
 use crate::share::Shared;
 use core::fmt;
 use core::marker::PhantomData;
-use core::ops::Deref;
 
 /// A failed map, with the payload.
 ///
@@ -47,27 +46,22 @@ impl<P> From<MapError<P>> for BackendError {
 
 /// A buffer mapped into a domain: the device can reach it, and no reference into it exists.
 ///
-/// `H` is how it holds its domain: a borrow (`&Domain`, from [`Domain::map`]), or a share of it
-/// (`Shared<Domain>`, from [`Local::map`](super::Local::map) of a [`Shared`] domain), which makes
-/// the mapping independent of any borrow.
+/// It owns what it refers to: it keeps its domain, and can be stored in a struct beside it.
 ///
 /// Dropping it revokes access, waits, and drops the payload. If the flush is late, the domain holds
 /// the payload until it completes; if it never completes, the payload is quarantined.
 #[must_use = "dropping a mapping revokes the device's access"]
-pub struct Mapping<P: Pinned, D: Direction, H: Deref<Target = Domain> = Shared<Domain>>(
-    DropGuard<Held<P, H>>,
-    PhantomData<D>,
-);
+pub struct Mapping<P: Pinned, D: Direction>(DropGuard<MappedPayload<P>>, PhantomData<D>);
 
-impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
+impl<P: Pinned, D: Direction> Mapping<P, D> {
     #[inline(always)]
-    pub(super) fn new(domain: H, payload: P, addresses: Addresses) -> Self {
-        Self(DropGuard::new(Held::new(domain, payload, addresses)), PhantomData)
+    pub(super) fn new(domain: Shared<Space>, payload: P, addresses: Addresses) -> Self {
+        Self(DropGuard::new(MappedPayload::new(domain, payload, addresses)), PhantomData)
     }
 
-    /// Returns the domain that it is mapped in.
-    pub fn domain(&self) -> &Domain {
-        &self.0.domain
+    /// Returns a handle of the domain that it is mapped in.
+    pub fn domain(&self) -> Domain {
+        Domain { space: self.0.domain.clone() }
     }
 
     /// Returns where the device finds it: one contiguous range, whether the memory is in one piece
@@ -118,7 +112,7 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
     /// its windows, of at most 1 MiB; for others it does nothing. The mapping itself, and its
     /// window's record, are read at once: where they are in no cache either, a call of
     /// [`mem::prefetch`](crate::mem::prefetch) on the handle comes before.
-    /// [`Local::revoke_many`](super::Local::revoke_many) does this for its batch by itself.
+    /// [`DomainLocal::revoke_many`](super::DomainLocal::revoke_many) does this for its batch by itself.
     #[inline(always)]
     pub fn prefetch(&self) {
         self.0.addresses.prefetch();
@@ -128,7 +122,7 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
     ///
     /// It does not fail: where the backend cannot revoke, the ticket is
     /// [`Ticket::NEVER`](crate::invalidate::Ticket::NEVER).
-    pub fn revoke(self) -> Revoked<P, H> {
+    pub fn revoke(self) -> Revoked<P> {
         Unrevoked::from(self).revoke()
     }
 
@@ -148,17 +142,17 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Mapping<P, D, H> {
 // SAFETY: each segment is part of the mapping's range, which is mapped for `D`, never changes, and
 // lasts until the value is dropped, unmapped or revoked; all of these take it by value. The extents
 // never change by the contract of `Pinned`.
-unsafe impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> Payload<D> for Mapping<P, D, H> {
+unsafe impl<P: Pinned, D: Direction> Payload<D> for Mapping<P, D> {
     fn segment(&self, index: usize) -> Option<Segment> {
         self.extent(index)
     }
 
     fn domain(&self) -> Option<DomainId> {
-        Some(Mapping::domain(self).id())
+        Some(self.0.domain.id())
     }
 }
 
-impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> fmt::Debug for Mapping<P, D, H> {
+impl<P: Pinned, D: Direction> fmt::Debug for Mapping<P, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
             .field("iova", &self.0.addresses.iova)
@@ -167,33 +161,31 @@ impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> fmt::Debug for Mapping<
     }
 }
 
-/// A [`Mapping`] without its direction, so that [`Domain::revoke_all`] takes reads and writes in
+/// A [`Mapping`] without its direction, so that [`Domain::revoke_many`] takes reads and writes in
 /// one batch.
 #[must_use = "dropping a mapping revokes the device's access"]
-pub struct Unrevoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(DropGuard<Held<P, H>>);
+pub struct Unrevoked<P: Pinned>(DropGuard<MappedPayload<P>>);
 
-impl<P: Pinned, D: Direction, H: Deref<Target = Domain>> From<Mapping<P, D, H>>
-    for Unrevoked<P, H>
-{
+impl<P: Pinned, D: Direction> From<Mapping<P, D>> for Unrevoked<P> {
     #[inline(always)]
-    fn from(mapping: Mapping<P, D, H>) -> Self {
+    fn from(mapping: Mapping<P, D>) -> Self {
         Self(mapping.0)
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
+impl<P: Pinned> Unrevoked<P> {
     /// Returns where the device finds it.
     pub fn iova(&self) -> IovaRange {
         self.0.addresses.iova
     }
 
     /// Revokes access at once, as [`Mapping::revoke`] does.
-    pub fn revoke(self) -> Revoked<P, H> {
+    pub fn revoke(self) -> Revoked<P> {
         self.revoke_by(&mut Anyone)
     }
 
     #[inline(always)]
-    pub(super) fn revoke_by(mut self, caller: &mut impl Caller) -> Revoked<P, H> {
+    pub(super) fn revoke_by(mut self, caller: &mut impl Caller) -> Revoked<P> {
         self.0.revoke(caller);
         Revoked(self.0)
     }
@@ -208,12 +200,12 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
 
     /// Returns the payload of one that is quiesced.
     #[inline(always)]
-    pub(super) fn into_quiesced(self, caller: &mut impl Caller) -> (P, H) {
+    pub(super) fn into_quiesced(self, caller: &mut impl Caller) -> (P, Shared<Space>) {
         self.0.into_inner().release(caller)
     }
 
     #[inline(always)]
-    pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
+    pub(super) fn belongs_to(&self, domain: &Space) -> bool {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }
 
@@ -223,14 +215,14 @@ impl<P: Pinned, H: Deref<Target = Domain>> Unrevoked<P, H> {
         self.0.addresses.prefetch();
     }
 
-    /// Returns the value that waits for the ticket, to be [revoked](Domain::revoke_all) with
+    /// Returns the value that waits for the ticket, to be [revoked](Domain::revoke_many) with
     /// others.
-    pub(super) fn into_revoked(self) -> Revoked<P, H> {
+    pub(super) fn into_revoked(self) -> Revoked<P> {
         Revoked(self.0)
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Unrevoked<P, H> {
+impl<P: Pinned> fmt::Debug for Unrevoked<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Unrevoked").field("iova", &self.0.addresses.iova).finish_non_exhaustive()
     }

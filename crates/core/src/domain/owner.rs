@@ -3,7 +3,7 @@
 use super::addresses::{Addresses, Origin};
 use super::counts::Counts;
 use super::error::BackendError;
-use super::space::Domain;
+use super::space::Space;
 use super::statics::Hit;
 use super::table_backend::phys::ExtentCache;
 use super::window::OwnerShared;
@@ -18,19 +18,19 @@ pub(super) trait Caller {
     /// Allocates `len` bytes of addresses, a multiple of `align()` where they are not an owner's.
     fn alloc(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         len: u64,
         align: impl FnOnce() -> u64,
     ) -> Result<Addresses, BackendError>;
 
     /// Returns addresses that no device can reach.
-    fn release(&mut self, domain: &Domain, addresses: Addresses);
+    fn release(&mut self, domain: &Space, addresses: Addresses);
 
     /// Returns the counters of what this caller does.
-    fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts;
+    fn counts<'a>(&'a self, domain: &'a Space) -> &'a Counts;
 
     /// Gives up what this caller keeps for later. Returns whether there was anything.
-    fn give_up_idle(&mut self, domain: &Domain) -> bool {
+    fn give_up_idle(&mut self, domain: &Space) -> bool {
         let _ = domain;
         false
     }
@@ -45,7 +45,7 @@ pub(super) trait Caller {
     /// Returns where `memory` is mapped for its lifetime, as [`Domain::static_at`] does.
     fn static_at(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         start: Iova,
         memory: DmaMemory,
         access: Access,
@@ -58,7 +58,7 @@ pub(super) struct Anyone;
 impl Caller for Anyone {
     fn alloc(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         len: u64,
         align: impl FnOnce() -> u64,
     ) -> Result<Addresses, BackendError> {
@@ -66,7 +66,7 @@ impl Caller for Anyone {
     }
 
     #[inline(always)]
-    fn release(&mut self, domain: &Domain, Addresses { iova, origin }: Addresses) {
+    fn release(&mut self, domain: &Space, Addresses { iova, origin }: Addresses) {
         match origin {
             Origin::Fixed => {}
             Origin::Space => domain.free_iova(iova),
@@ -78,18 +78,18 @@ impl Caller for Anyone {
     }
 
     #[inline(always)]
-    fn counts<'a>(&'a self, domain: &'a Domain) -> &'a Counts {
+    fn counts<'a>(&'a self, domain: &'a Space) -> &'a Counts {
         domain.counts()
     }
 
     fn static_at(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         start: Iova,
         memory: DmaMemory,
         access: Access,
     ) -> Option<IovaRange> {
-        domain.static_at(start, memory, access)
+        domain.statics.find(start, memory, access)
     }
 }
 
@@ -112,7 +112,7 @@ impl Owner {
 
     /// Prepares for allocations of `bytes` altogether, which are to be contiguous, until
     /// [`end_batch`](Self::end_batch).
-    pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
+    pub(super) fn prepare(&mut self, domain: &Space, bytes: u64) {
         if domain.translates {
             self.windows.prepare(domain, bytes);
         }
@@ -122,7 +122,7 @@ impl Owner {
     #[cold]
     fn alloc_elsewhere(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         len: u64,
         align: u64,
     ) -> Result<Addresses, BackendError> {
@@ -133,12 +133,12 @@ impl Owner {
     }
 
     /// Gives up what is left of the addresses for a batch.
-    pub(super) fn end_batch(&mut self, domain: &Domain) {
+    pub(super) fn end_batch(&mut self, domain: &Space) {
         self.windows.end_batch(domain);
     }
 
     /// Gives up all windows.
-    pub(super) fn abandon(&mut self, domain: &Domain) {
+    pub(super) fn abandon(&mut self, domain: &Space) {
         self.windows.abandon(domain);
     }
 }
@@ -147,7 +147,7 @@ impl Caller for Owner {
     #[inline(always)]
     fn alloc(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         len: u64,
         align: impl FnOnce() -> u64,
     ) -> Result<Addresses, BackendError> {
@@ -161,7 +161,7 @@ impl Caller for Owner {
     }
 
     #[inline(always)]
-    fn release(&mut self, domain: &Domain, Addresses { iova, origin }: Addresses) {
+    fn release(&mut self, domain: &Space, Addresses { iova, origin }: Addresses) {
         let origin = match origin {
             Origin::Window(share) => match self.windows.free(domain, iova, share) {
                 Ok(()) => return,
@@ -173,11 +173,11 @@ impl Caller for Owner {
     }
 
     #[inline(always)]
-    fn counts<'a>(&'a self, _: &'a Domain) -> &'a Counts {
+    fn counts<'a>(&'a self, _: &'a Space) -> &'a Counts {
         &self.shared.counts
     }
 
-    fn give_up_idle(&mut self, domain: &Domain) -> bool {
+    fn give_up_idle(&mut self, domain: &Space) -> bool {
         self.windows.close_idle(domain)
     }
 
@@ -188,11 +188,11 @@ impl Caller for Owner {
 
     fn static_at(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         start: Iova,
         memory: DmaMemory,
         access: Access,
     ) -> Option<IovaRange> {
-        domain.static_at_cached(start, memory, access, &mut self.hit)
+        domain.statics.find_cached(start, memory, access, &mut self.hit)
     }
 }

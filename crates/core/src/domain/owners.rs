@@ -3,7 +3,7 @@
 
 use super::counts::{Counts, Sum};
 use super::owner::{Caller, Owner};
-use super::space::Domain;
+use super::space::{Domain, Space};
 use super::stats::DomainStats;
 use super::window::{OwnerShared, WINDOW_BYTES, Window};
 use crate::invalidate::Ticket;
@@ -21,9 +21,36 @@ impl Domain {
     /// deadline ends, and what it waited for stays held: the limit bounds nothing while the unit
     /// completes no flush.
     pub fn set_held_limit(&self, bytes: u64) {
-        self.held_limit.store(bytes, Ordering::Relaxed);
+        self.space.held_limit.store(bytes, Ordering::Relaxed);
     }
 
+    /// Returns the statistics. O(owners).
+    pub fn stats(&self) -> DomainStats {
+        let (sum, owners) = self.space.count_all();
+        let (deferred, deferred_bytes) = self.space.pending.counts();
+        DomainStats {
+            maps: sum.maps,
+            maps_fixed: sum.maps_fixed,
+            revokes: sum.revokes,
+            unmaps: sum.unmaps,
+            live: sum.maps.saturating_sub(sum.revokes),
+            held_bytes: held_bytes(&sum),
+            limited: sum.limited,
+            refused: sum.refused,
+            owners,
+            windows: self.space.windows.load(Ordering::Relaxed),
+            deferred,
+            deferred_bytes,
+            quarantined: self.space.quarantined.load(Ordering::Relaxed),
+            quarantined_bytes: self.space.quarantined_bytes.load(Ordering::Relaxed),
+            static_mappings: self.space.statics.len() as u64,
+            iova_extents: self.space.iovas.stats().free as u64,
+            backend: self.space.call(|backend| backend.stats()),
+        }
+    }
+}
+
+impl Space {
     /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is:
     /// the next one reports it.
     #[inline(always)]
@@ -43,31 +70,6 @@ impl Domain {
         }
         caller.counts(self).count_limited();
         let _ = self.call(|backend| backend.wait(ticket, None));
-    }
-
-    /// Returns the statistics. O(owners).
-    pub fn stats(&self) -> DomainStats {
-        let (sum, owners) = self.count_all();
-        let (deferred, deferred_bytes) = self.pending.counts();
-        DomainStats {
-            maps: sum.maps,
-            maps_fixed: sum.maps_fixed,
-            revokes: sum.revokes,
-            unmaps: sum.unmaps,
-            live: sum.maps.saturating_sub(sum.revokes),
-            held_bytes: held_bytes(&sum),
-            limited: sum.limited,
-            refused: sum.refused,
-            owners,
-            windows: self.windows.load(Ordering::Relaxed),
-            deferred,
-            deferred_bytes,
-            quarantined: self.quarantined.load(Ordering::Relaxed),
-            quarantined_bytes: self.quarantined_bytes.load(Ordering::Relaxed),
-            static_mappings: self.statics.len() as u64,
-            iova_extents: self.iovas.stats().free as u64,
-            backend: self.call(|backend| backend.stats()),
-        }
     }
 
     pub(super) fn counts(&self) -> &Counts {

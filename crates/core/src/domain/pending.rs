@@ -47,7 +47,7 @@ pub(super) struct PendingRelease {
 }
 
 pub(super) struct PendingReleases {
-    held: Mutex<Held>,
+    held: Mutex<Queue>,
     /// The first ticket of those held; [`Ticket::NEVER`] if there are none.
     first: AtomicU64,
     /// Whether a thread is releasing: a payload that is dropped may release others, which would
@@ -58,7 +58,7 @@ pub(super) struct PendingReleases {
 type Key = (Ticket, u64);
 
 #[derive(Default)]
-struct Held {
+struct Queue {
     /// By their tickets, and a number that tells those of one ticket apart.
     by_ticket: BTreeMap<Key, PendingRelease>,
     next: u64,
@@ -79,7 +79,7 @@ impl Drop for Releasing<'_> {
 impl PendingReleases {
     pub(super) fn new() -> Self {
         Self {
-            held: Mutex::new(Held::default()),
+            held: Mutex::new(Queue::default()),
             first: AtomicU64::new(Ticket::NEVER.0),
             releasing: AtomicBool::new(false),
         }
@@ -131,7 +131,7 @@ impl PendingReleases {
         Some(release)
     }
 
-    fn update_first(&self, held: &Held) {
+    fn update_first(&self, held: &Queue) {
         let first =
             held.by_ticket.first_key_value().map_or(Ticket::NEVER, |((ticket, _), _)| *ticket);
         self.first.store(first.0, Ordering::Release);

@@ -3,7 +3,7 @@
 use super::addresses::{Addresses, Origin};
 use super::owner::{Anyone, Caller};
 use super::pending::{Due, PendingRelease};
-use super::space::Domain;
+use super::space::{Domain, Space};
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::Ticket;
 use crate::known_bad::{self, Mistake};
@@ -12,7 +12,7 @@ use core::mem::ManuallyDrop;
 use core::task::Poll;
 
 /// A buffer of the domain while the backend is called for it.
-struct Abandoned<'d>(&'d Domain, PendingRelease);
+struct Abandoned<'d>(&'d Space, PendingRelease);
 
 impl CleanUp for Abandoned<'_> {
     fn clean_up(self) {
@@ -22,6 +22,17 @@ impl CleanUp for Abandoned<'_> {
 }
 
 impl Domain {
+    /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1)
+    /// while none is.
+    ///
+    /// Maps, revocations and waits do this too; a program that makes none calls it to recover its
+    /// memory.
+    pub fn release_late(&self) -> u64 {
+        self.space.release_late()
+    }
+}
+
+impl Space {
     /// Returns the addresses of a mapping that no device can reach.
     #[inline(always)]
     pub(super) fn finish_unmap(&self, caller: &mut impl Caller, addresses: Addresses) {
@@ -80,13 +91,9 @@ impl Domain {
         release.into_inner().1
     }
 
-    /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1)
-    /// while none is.
-    ///
-    /// Maps, revocations and waits do this too; a program that makes none calls it to recover its
-    /// memory.
+    /// Drops what is late and has completed, as [`Domain::release_late`] does.
     #[inline]
-    pub fn release_late(&self) -> u64 {
+    pub(super) fn release_late(&self) -> u64 {
         match self.pending.first() {
             Ticket::NEVER => 0,
             first => self.release_from(first),

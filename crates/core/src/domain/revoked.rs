@@ -1,17 +1,16 @@
 //! A mapping that has been revoked: its payload is returned when no device can reach it.
 
 use super::error::BackendError;
-use super::held::Held;
+use super::held::MappedPayload;
 use super::owner::{Anyone, Caller};
 use super::payload::Pinned;
-use super::space::Domain;
+use super::space::Space;
 use crate::addr::IovaRange;
 use crate::drop_guard::DropGuard;
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::share::Shared;
 use crate::table::PinnedLeaf;
 use core::fmt;
-use core::ops::Deref;
 use core::task::{Poll, Waker};
 
 /// A buffer whose flush had not completed when the wait for it ended.
@@ -20,23 +19,23 @@ use core::task::{Poll, Waker};
 /// completes.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct NotQuiesced<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>> {
+pub struct NotQuiesced<P: Pinned> {
     /// The buffer, to be waited for again. `None` where the flush never completes, or access could
     /// not be revoked: then the buffer is quarantined.
-    pub revoked: Option<Revoked<P, H>>,
+    pub revoked: Option<Revoked<P>>,
     /// The reason.
     #[source]
     pub error: BackendError,
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for NotQuiesced<P, H> {
+impl<P: Pinned> fmt::Debug for NotQuiesced<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotQuiesced").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> From<NotQuiesced<P, H>> for BackendError {
-    fn from(failed: NotQuiesced<P, H>) -> Self {
+impl<P: Pinned> From<NotQuiesced<P>> for BackendError {
+    fn from(failed: NotQuiesced<P>) -> Self {
         failed.error
     }
 }
@@ -51,11 +50,9 @@ impl<P: Pinned, H: Deref<Target = Domain>> From<NotQuiesced<P, H>> for BackendEr
 /// the domain holds the payload until it completes; if it never completes, the payload is
 /// quarantined.
 #[must_use = "the buffer is held until its ticket has completed: poll() or wait()"]
-pub struct Revoked<P: Pinned, H: Deref<Target = Domain> = Shared<Domain>>(
-    pub(super) DropGuard<Held<P, H>>,
-);
+pub struct Revoked<P: Pinned>(pub(super) DropGuard<MappedPayload<P>>);
 
-impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
+impl<P: Pinned> Revoked<P> {
     /// Returns the ticket: the point in the sequence of flushes at which it is quiesced.
     pub fn ticket(&self) -> Ticket {
         self.0.ticket()
@@ -85,7 +82,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     /// # Errors
     /// [`NotQuiesced`]: past the deadline with `self`, to be waited for again; without it where the flush never completes,
     /// and the buffer and its addresses are quarantined.
-    pub fn wait(self) -> Result<P, NotQuiesced<P, H>> {
+    pub fn wait(self) -> Result<P, NotQuiesced<P>> {
         self.wait_within(None)
     }
 
@@ -94,16 +91,16 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     ///
     /// # Errors
     /// As for [`wait`](Self::wait).
-    pub fn wait_for(self, limit: WaitLimit) -> Result<P, NotQuiesced<P, H>> {
+    pub fn wait_for(self, limit: WaitLimit) -> Result<P, NotQuiesced<P>> {
         self.wait_within(Some(limit))
     }
 
-    pub(super) fn wait_within(self, limit: Option<WaitLimit>) -> Result<P, NotQuiesced<P, H>> {
+    pub(super) fn wait_within(self, limit: Option<WaitLimit>) -> Result<P, NotQuiesced<P>> {
         self.wait_by(&mut Anyone, limit).map(|(payload, _)| payload)
     }
 
     #[inline(always)]
-    pub(super) fn poll_by(self, caller: &mut impl Caller) -> Result<(P, H), Self> {
+    pub(super) fn poll_by(self, caller: &mut impl Caller) -> Result<(P, Shared<Space>), Self> {
         if self.has_quiesced() { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
     }
 
@@ -118,7 +115,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
         self,
         caller: &mut impl Caller,
         limit: Option<WaitLimit>,
-    ) -> Result<(P, H), NotQuiesced<P, H>> {
+    ) -> Result<(P, Shared<Space>), NotQuiesced<P>> {
         self.quiesce_by(caller, |domain, ticket| domain.call(|backend| backend.wait(ticket, limit)))
     }
 
@@ -126,8 +123,8 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     pub(super) fn quiesce_by(
         mut self,
         caller: &mut impl Caller,
-        wait: impl FnOnce(&Domain, Ticket) -> Result<(), BackendError>,
-    ) -> Result<(P, H), NotQuiesced<P, H>> {
+        wait: impl FnOnce(&Space, Ticket) -> Result<(), BackendError>,
+    ) -> Result<(P, Shared<Space>), NotQuiesced<P>> {
         self.0.domain.release_late();
         match self.0.quiesce(wait) {
             Ok(()) => Ok(self.0.into_inner().release(caller)),
@@ -138,7 +135,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     /// Keeps a buffer that a failed wait has left reachable: to be waited for again if its flush is
     /// late, else quarantined.
     #[cold]
-    pub(super) fn keep(self, error: BackendError) -> NotQuiesced<P, H> {
+    pub(super) fn keep(self, error: BackendError) -> NotQuiesced<P> {
         if self.0.late {
             return NotQuiesced { revoked: Some(self), error };
         }
@@ -169,7 +166,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     }
 
     #[inline(always)]
-    pub(super) fn belongs_to(&self, domain: &Domain) -> bool {
+    pub(super) fn belongs_to(&self, domain: &Space) -> bool {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }
 
@@ -187,7 +184,7 @@ impl<P: Pinned, H: Deref<Target = Domain>> Revoked<P, H> {
     }
 }
 
-impl<P: Pinned, H: Deref<Target = Domain>> fmt::Debug for Revoked<P, H> {
+impl<P: Pinned> fmt::Debug for Revoked<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Revoked")
             .field("iova", &self.0.addresses.iova)

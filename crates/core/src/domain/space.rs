@@ -13,6 +13,7 @@ use crate::drop_guard::PanicWatch;
 use crate::invalidate::Ticket;
 use crate::iova::{IovaError, IovaSpace};
 use crate::mem::DmaMemory;
+use crate::share::Shared;
 use crate::sync::{AtomicU64, Mutex, Ordering};
 use crate::table::MappedRun;
 use alloc::boxed::Box;
@@ -21,8 +22,17 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::task::Poll;
 
-/// One I/O address space. See the [module](super).
+/// One I/O address space. A handle: a clone is the same domain.
+///
+/// Its mappings, and the handles of its owners, keep the domain, so it lives as long as one of
+/// them. See the [module](super) for the life of a mapping.
+#[derive(Clone)]
 pub struct Domain {
+    pub(super) space: Shared<Space>,
+}
+
+/// The domain itself, which all of its handles and mappings share.
+pub(super) struct Space {
     id: DomainId,
     backend: Box<dyn Backend>,
     panics: PanicWatch,
@@ -47,6 +57,63 @@ pub struct Domain {
 impl Domain {
     /// Creates a domain over `backend`, with addresses from `iovas`.
     pub fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
+        Self { space: Shared::new(Space::new(backend, iovas)) }
+    }
+
+    /// Returns the domain's identity.
+    pub fn id(&self) -> DomainId {
+        self.space.id
+    }
+
+    /// Returns the name of its backend, as [`Backend::name`] does.
+    pub fn name(&self) -> &'static str {
+        self.space.backend.name()
+    }
+
+    /// Whether mapping memory pins it and charges it to the process: then it need not be locked
+    /// too.
+    pub fn pins(&self) -> bool {
+        self.space.backend.properties().pins
+    }
+
+    /// Returns what devices can reach now by the table, by ascending address, neighbours merged;
+    /// `None` if the backend cannot read its table (the kernel's, or none).
+    ///
+    /// Mappings of all kinds are in it; what has been revoked is not, although a device may reach
+    /// it until the flush has completed. Other threads may map and revoke meanwhile: the result may
+    /// then be torn, as [`Table::mapped`](crate::table::Table::mapped) describes.
+    pub fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
+        self.space.backend.mapped()
+    }
+
+    /// Registers the memory: only registered memory can be mapped.
+    ///
+    /// # Errors
+    /// [`BackendError::AlreadyRegistered`], [`BackendError::NotPages`].
+    ///
+    /// # Safety
+    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has
+    /// returned.
+    pub unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        check_pages(memory)?;
+        // SAFETY: the caller's promise is the one that `register_memory` requires.
+        unsafe { self.space.backend.register_memory(memory) }
+    }
+
+    /// Unregisters the memory: after this returns, no device of this domain reaches it, whatever is
+    /// mapped.
+    pub fn unregister_memory(&self, memory: DmaMemory) {
+        self.space.backend.unregister_memory(memory);
+    }
+
+    /// Counts memory that its owner quarantined, because a device may reach it for good.
+    pub fn count_quarantined(&self, bytes: u64) {
+        self.space.count_quarantined(bytes);
+    }
+}
+
+impl Space {
+    fn new(backend: Box<dyn Backend>, iovas: IovaSpace) -> Self {
         Self {
             id: DomainId::next(),
             translates: backend.properties().translates,
@@ -65,30 +132,8 @@ impl Domain {
         }
     }
 
-    /// Returns the domain's identity.
-    pub fn id(&self) -> DomainId {
+    pub(super) fn id(&self) -> DomainId {
         self.id
-    }
-
-    /// Returns the name of the backend.
-    pub fn backend_name(&self) -> &'static str {
-        self.backend.name()
-    }
-
-    /// Whether mapping memory pins it and charges it to the process: then it need not be locked
-    /// too.
-    pub fn pins(&self) -> bool {
-        self.backend.properties().pins
-    }
-
-    /// Returns what devices can reach now by the table, by ascending address, neighbours merged;
-    /// `None` if the backend cannot read its table (the kernel's, or none).
-    ///
-    /// Mappings of all kinds are in it; what has been revoked is not, although a device may reach
-    /// it until the flush has completed. Other threads may map and revoke meanwhile: the result may
-    /// then be torn, as [`Table::mapped`](crate::table::Table::mapped) describes.
-    pub fn mapped(&self) -> Option<Box<dyn Iterator<Item = MappedRun> + '_>> {
-        self.backend.mapped()
     }
 
     /// Calls the backend, and remembers if that panics.
@@ -106,26 +151,6 @@ impl Domain {
     /// Whether the backend has panicked and this thread unwinds: then no clean-up calls it again.
     pub(super) fn is_unwinding(&self) -> bool {
         self.panics.forbids_calls()
-    }
-
-    /// Registers the memory: only registered memory can be mapped.
-    ///
-    /// # Errors
-    /// [`BackendError::AlreadyRegistered`], [`BackendError::NotPages`].
-    ///
-    /// # Safety
-    /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has
-    /// returned.
-    pub unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
-        check_pages(memory)?;
-        // SAFETY: the caller's promise is the one that `register_memory` requires.
-        unsafe { self.backend.register_memory(memory) }
-    }
-
-    /// Unregisters the memory: after this returns, no device of this domain reaches it, whatever is
-    /// mapped.
-    pub fn unregister_memory(&self, memory: DmaMemory) {
-        self.backend.unregister_memory(memory);
     }
 
     /// Allocates addresses of the space, up to `limit` if there is one. If there are none, the idle
@@ -156,14 +181,14 @@ impl Domain {
         }
     }
 
-    /// Counts memory that its owner quarantined, because a device may reach it for good.
-    pub fn count_quarantined(&self, bytes: u64) {
+    /// Counts memory that is never reused, because a device may reach it for good.
+    pub(super) fn count_quarantined(&self, bytes: u64) {
         self.quarantined.fetch_add(1, Ordering::Relaxed);
         self.quarantined_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 }
 
-impl Drop for Domain {
+impl Drop for Space {
     /// What is still pending stays leaked: its flush can no longer be observed.
     fn drop(&mut self) {
         if !self.is_unwinding() {
@@ -174,7 +199,9 @@ impl Drop for Domain {
 
 impl fmt::Debug for Domain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Domain").field("backend", &self.backend.name()).finish_non_exhaustive()
+        f.debug_struct("Domain")
+            .field("backend", &self.space.backend.name())
+            .finish_non_exhaustive()
     }
 }
 

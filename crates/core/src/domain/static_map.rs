@@ -5,7 +5,6 @@ use super::error::BackendError;
 use super::owner::Anyone;
 use super::reservation::{Reservation, StaticMapping};
 use super::space::{Domain, check_pages};
-use super::statics::Hit;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange};
 use crate::mem::DmaMemory;
@@ -26,9 +25,9 @@ impl Domain {
         access: Access,
     ) -> Result<StaticMapping, BackendError> {
         let Addresses { iova, .. } =
-            self.map_fresh(&mut Anyone, memory, access, None).map_err(|(_, error)| error)?;
-        self.statics.insert(iova, memory, access);
-        Ok(Reservation::new(&self.iovas, iova).mapping(iova))
+            self.space.map_fresh(&mut Anyone, memory, access, None).map_err(|(_, error)| error)?;
+        self.space.statics.insert(iova, memory, access);
+        Ok(Reservation::new(&self.space.iovas, iova).mapping(iova))
     }
 
     /// Unmaps what [`map_static`](Self::map_static) or [`map_at`](Self::map_at) mapped, and waits.
@@ -40,12 +39,13 @@ impl Domain {
     /// stays mapped for good.
     pub fn unmap_static(&self, mapping: StaticMapping) -> Result<(), BackendError> {
         let iova = mapping.iova();
-        if !mapping.is_in(&self.iovas) {
+        if !mapping.is_in(&self.space.iovas) {
             return Err(BackendError::OtherDomain { iova });
         }
-        self.statics.remove(iova);
-        let ticket = self.call(|backend| backend.revoke(&mut core::iter::once((iova, None))))?;
-        self.call(|backend| backend.wait(ticket, None))?;
+        self.space.statics.remove(iova);
+        let ticket =
+            self.space.call(|backend| backend.revoke(&mut core::iter::once((iova, None))))?;
+        self.space.call(|backend| backend.wait(ticket, None))?;
         mapping.release();
         Ok(())
     }
@@ -57,7 +57,7 @@ impl Domain {
     /// [`BackendError::Iova`] if there is no such range, [`BackendError::NoTranslation`] if the
     /// backend does not [translate](super::Backend::translates).
     pub fn reserve_iova(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
-        Ok(Reservation::new(&self.iovas, self.alloc_iova(len, align, None)?))
+        Ok(Reservation::new(&self.space.iovas, self.space.alloc_iova(len, align, None)?))
     }
 
     /// Excludes `range` from allocation for good: addresses that no device reaches.
@@ -65,7 +65,7 @@ impl Domain {
     /// # Errors
     /// [`BackendError::Iova`] if part of it is in use.
     pub fn reserve_range(&self, range: IovaRange) -> Result<(), BackendError> {
-        Ok(self.iovas.reserve(range)?)
+        Ok(self.space.iovas.reserve(range)?)
     }
 
     /// Maps memory at a part of a reserved range.
@@ -86,10 +86,10 @@ impl Domain {
         access: Access,
     ) -> Result<StaticMapping, BackendError> {
         check_pages(memory)?;
-        if !reservation.is_in(&self.iovas) || !reservation.range().covers(&iova) {
+        if !reservation.is_in(&self.space.iovas) || !reservation.range().covers(&iova) {
             return Err(BackendError::NotReserved { iova });
         }
-        self.call(|backend| backend.map(iova, memory, access)).inspect_err(|error| {
+        self.space.call(|backend| backend.map(iova, memory, access)).inspect_err(|error| {
             if error.stays_reachable() {
                 reservation.quarantine();
             }
@@ -100,17 +100,6 @@ impl Domain {
     /// Returns where `memory` is mapped for its lifetime, if this domain has it mapped at `start`.
     /// O(log statics).
     pub fn static_at(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
-        self.statics.find(start, memory, access)
-    }
-
-    /// Returns the same, from an owner's `hit` if that contains it.
-    pub(super) fn static_at_cached(
-        &self,
-        start: Iova,
-        memory: DmaMemory,
-        access: Access,
-        hit: &mut Option<Hit>,
-    ) -> Option<IovaRange> {
-        self.statics.find_cached(start, memory, access, hit)
+        self.space.statics.find(start, memory, access)
     }
 }

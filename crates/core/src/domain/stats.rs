@@ -1,6 +1,6 @@
 //! Statistics of a domain and of its backend.
 
-use crate::invalidate::InvalidationStats;
+use crate::invalidate::{InvalidationStats, write_rows};
 use core::fmt;
 
 /// What a domain has done so far, and what it holds.
@@ -43,30 +43,31 @@ pub struct DomainStats {
     pub backend: BackendStats,
 }
 
+/// A table: a line for each counter, then those of the backend.
 impl fmt::Display for DomainStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
+        write_rows(
             f,
-            "{} mapped ({} fixed), {} revoked, {} unmapped, {} live, {} bytes held ({} revocations waited), {} refused, {} owners with \
-             {} windows, {} deferred ({} bytes), {} quarantined ({} bytes), {} static, {} free extents; {}",
-            self.maps,
-            self.maps_fixed,
-            self.revokes,
-            self.unmaps,
-            self.live,
-            self.held_bytes,
-            self.limited,
-            self.refused,
-            self.owners,
-            self.windows,
-            self.deferred,
-            self.deferred_bytes,
-            self.quarantined,
-            self.quarantined_bytes,
-            self.static_mappings,
-            self.iova_extents,
-            self.backend
-        )
+            &[
+                ("buffers mapped", self.maps),
+                ("  at a static mapping", self.maps_fixed),
+                ("  refused", self.refused),
+                ("  live", self.live),
+                ("buffers revoked", self.revokes),
+                ("  returned", self.unmaps),
+                ("  bytes held", self.held_bytes),
+                ("  limited", self.limited),
+                ("buffers deferred", self.deferred),
+                ("  bytes", self.deferred_bytes),
+                ("buffers quarantined", self.quarantined),
+                ("  bytes", self.quarantined_bytes),
+                ("static mappings", self.static_mappings),
+                ("owners", self.owners),
+                ("  windows", self.windows),
+                ("free address extents", self.iova_extents),
+            ],
+        )?;
+        write!(f, "\n{}", self.backend)
     }
 }
 
@@ -90,17 +91,45 @@ pub struct BackendStats {
     pub pinned_bytes: u64,
 }
 
+/// A table: a line for each counter, then those of the invalidation queue. The lines of the kernel's
+/// table are left out where there is none.
 impl fmt::Display for BackendStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} table pages ({} retired), {} entries",
-            self.table_pages, self.table_pages_retired, self.entries
-        )?;
-        if let Some(limit) = self.entries_limit {
-            write!(f, " of {limit}")?;
+        let pages = [("table pages", self.table_pages), ("  retired", self.table_pages_retired)];
+        write_rows(f, &pages)?;
+        if self.entries_peak > 0 || self.entries_limit.is_some() {
+            let rows = [
+                ("kernel entries", self.entries),
+                ("  peak", self.entries_peak),
+                ("  bytes pinned", self.pinned_bytes),
+            ];
+            writeln!(f)?;
+            write_rows(f, &rows)?;
         }
-        let (peak, pinned) = (self.entries_peak, self.pinned_bytes);
-        write!(f, " (peak {peak}), {pinned} bytes pinned; {}", self.invalidations)
+        if let Some(limit) = self.entries_limit {
+            writeln!(f)?;
+            write_rows(f, &[("  limit", limit)])?;
+        }
+        write!(f, "\n{}", self.invalidations)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statistics_print_as_a_table_of_short_lines() {
+        let stats = DomainStats { maps: 12, held_bytes: 4096, ..DomainStats::default() };
+        let text = stats.to_string();
+        let line = |name: &str, value: u64| format!("{name:<24}{value:>16}");
+        assert_eq!(text.lines().next(), Some(&*line("buffers mapped", 12)));
+        assert!(text.lines().any(|found| found == line("  bytes held", 4096)), "{text}");
+        assert!(text.lines().all(|line| line.len() == 40), "{text}");
+        assert!(!text.contains("kernel entries"), "{text}");
+        let kernel = BackendStats { entries: 3, entries_limit: Some(65_535), ..stats.backend };
+        let text = kernel.to_string();
+        assert!(text.lines().any(|found| found == line("kernel entries", 3)), "{text}");
+        assert!(text.lines().any(|found| found == line("  limit", 65_535)), "{text}");
     }
 }

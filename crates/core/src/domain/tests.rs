@@ -81,7 +81,7 @@ fn a_wait_past_its_deadline_returns_the_revoked_which_can_be_waited_for_again() 
 #[test]
 fn what_is_dropped_past_its_deadline_is_held_until_its_flush_completes() {
     let (mock, domain, drops) = domain();
-    let empty = domain.iovas.stats();
+    let empty = domain.space.iovas.stats();
     let first = domain.map(Buf::new(1, &drops), Bidirectional).unwrap();
     let second = domain.map(Buf::new(2, &drops), Bidirectional).unwrap();
     let held = [first.iova(), second.iova()];
@@ -110,7 +110,7 @@ fn what_is_dropped_past_its_deadline_is_held_until_its_flush_completes() {
     assert_eq!(domain.release_late(), 0);
     let stats = domain.stats();
     assert_eq!((stats.deferred, stats.quarantined, stats.unmaps, stats.live), (0, 0, 4, 0));
-    assert_eq!((drops.load(Ordering::SeqCst), domain.iovas.stats()), (4, empty));
+    assert_eq!((drops.load(Ordering::SeqCst), domain.space.iovas.stats()), (4, empty));
 }
 
 #[test]
@@ -140,14 +140,14 @@ fn what_is_late_when_the_domain_is_dropped_is_quarantined() {
 #[test]
 fn a_map_whose_rollback_is_late_gives_its_buffer_back_in_the_end() {
     let (mock, domain, drops) = domain();
-    let empty = domain.iovas.stats();
+    let empty = domain.space.iovas.stats();
     set(&mock.stick);
     let stuck = domain.map(Buf::new(1, &drops), Bidirectional).unwrap_err();
     assert!(stuck.payload.is_none());
     assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (1, 0));
     complete(&mock, Ticket(1));
     assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 1));
-    assert_eq!(domain.iovas.stats(), empty);
+    assert_eq!(domain.space.iovas.stats(), empty);
     assert_eq!((domain.stats().maps, domain.stats().unmaps, domain.stats().refused), (0, 0, 1));
 }
 
@@ -170,16 +170,16 @@ fn what_cannot_be_revoked_is_never_released() {
 #[test]
 fn a_refused_map_gives_the_payload_back_and_changes_nothing() {
     let (mock, domain, drops) = domain();
-    let before = domain.iovas.stats();
+    let before = domain.space.iovas.stats();
     let refused = domain.map(Buf::new(9, &drops), Bidirectional).unwrap_err();
     assert!(refused.payload.is_some());
     assert!(matches!(refused.error, BackendError::NotRegistered { .. }));
-    assert_eq!(domain.iovas.stats(), before);
+    assert_eq!(domain.space.iovas.stats(), before);
     set(&mock.stick);
     let stuck = domain.map(Buf::new(1, &drops), Bidirectional).unwrap_err();
     assert!(stuck.payload.is_none(), "a device may reach it");
     assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (1, 0));
-    assert_eq!(domain.iovas.stats().bytes_in_use, before.bytes_in_use + 4096);
+    assert_eq!(domain.space.iovas.stats().bytes_in_use, before.bytes_in_use + 4096);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn many_are_revoked_with_one_flush() {
     let mapped: Vec<_> =
         (0..100).map(|_| domain.map(Buf::new(1, &drops), Bidirectional).unwrap()).collect();
     let mut revoked = Vec::with_capacity(100);
-    domain.revoke_all(mapped, &mut revoked);
+    domain.revoke_many(mapped, &mut revoked);
     assert_eq!(mock.flushes.load(Ordering::SeqCst), 1);
     assert!(revoked.iter().all(|r| r.ticket() == Ticket(1) && !r.is_quiesced()));
     mock.done.store(1, Ordering::SeqCst);
@@ -251,7 +251,7 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
     let arena = Buf::new(4, &drops);
-    let empty = domain.iovas.stats();
+    let empty = domain.space.iovas.stats();
     let place = domain.reserve_iova(4 * 4096, 4096).unwrap();
     let range = place.range();
     let piece = range.part(8192, 4096).unwrap();
@@ -262,9 +262,9 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     assert!(!domain.map(Buf::new(4, &drops), Bidirectional).unwrap().iova().overlaps(&range));
     // As long as something is mapped in it, the range is not released.
     drop(place);
-    assert_eq!(domain.iovas.stats().bytes_in_use, empty.bytes_in_use + range.len());
+    assert_eq!(domain.space.iovas.stats().bytes_in_use, empty.bytes_in_use + range.len());
     domain.unmap_static(mapping).unwrap();
-    assert_eq!(domain.iovas.stats(), empty);
+    assert_eq!(domain.space.iovas.stats(), empty);
 }
 
 /// Ranges are unmapped and released by what owns them: not by number, not twice, and not through
@@ -297,13 +297,13 @@ fn a_range_that_may_be_reached_is_kept() {
     let (mock, domain, drops) = domain();
     let arena = Buf::new(1, &drops);
     let place = domain.reserve_iova(4096, 4096).unwrap();
-    let in_use = domain.iovas.stats().bytes_in_use;
+    let in_use = domain.space.iovas.stats().bytes_in_use;
     set(&mock.stick);
     // SAFETY: `arena` outlives the mapping, and no reference into it is made.
     let stuck = unsafe { domain.map_at(&place, place.range(), arena.memory(), Access::READ) };
     assert!(stuck.unwrap_err().stays_reachable());
     drop(place);
-    assert_eq!(domain.iovas.stats().bytes_in_use, in_use);
+    assert_eq!(domain.space.iovas.stats().bytes_in_use, in_use);
     // And so are those of a mapping whose flush was not seen to complete, or that was forgotten.
     mock.stick.store(false, Ordering::SeqCst);
     for forget in [false, true] {
@@ -315,5 +315,5 @@ fn a_range_that_may_be_reached_is_kept() {
             assert!(domain.unmap_static(mapping).is_err());
         }
     }
-    assert_eq!(domain.iovas.stats().bytes_in_use, in_use + 2 * 4096);
+    assert_eq!(domain.space.iovas.stats().bytes_in_use, in_use + 2 * 4096);
 }

@@ -11,11 +11,11 @@
 //! owner has not collected.
 
 use super::granules::{FreeRuns, GRANULES};
-use super::space::Domain;
+use super::space::Space;
 use super::window::{IDLE, OwnerShared, Slot, SlotBox, Window, WindowShare};
 use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
-use crate::share::{Hold, Shared, Stock};
+use crate::share::{Shared, Stock};
 use crate::sync::Ordering;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -93,11 +93,7 @@ impl Windows {
     /// if they fit there. `None` if no window has room and the domain has none left. O(1), and a
     /// look at every window once in as many allocations.
     #[inline(always)]
-    pub(super) fn alloc(
-        &mut self,
-        domain: &Domain,
-        bytes: u64,
-    ) -> Option<(IovaRange, WindowShare)> {
+    pub(super) fn alloc(&mut self, domain: &Space, bytes: u64) -> Option<(IovaRange, WindowShare)> {
         if !bytes.is_multiple_of(IovaSpace::GRANULE)
             || (self.run.bytes() < bytes && !self.refill(domain, bytes))
         {
@@ -112,7 +108,7 @@ impl Windows {
 
     /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous: in a
     /// window or, if none has room and no more may be held, in the address space.
-    pub(super) fn prepare(&mut self, domain: &Domain, bytes: u64) {
+    pub(super) fn prepare(&mut self, domain: &Space, bytes: u64) {
         self.end_batch(domain);
         let fits = bytes <= MAX_BYTES && bytes.is_multiple_of(IovaSpace::GRANULE);
         if fits && self.run.bytes() < bytes && !self.refill(domain, bytes) {
@@ -129,7 +125,7 @@ impl Windows {
     }
 
     /// Frees what is left of the addresses that a batch has in the address space.
-    pub(super) fn end_batch(&mut self, domain: &Domain) {
+    pub(super) fn end_batch(&mut self, domain: &Space) {
         if let Some(rest) = self.batch.take() {
             domain.free_iova(rest);
         }
@@ -142,7 +138,7 @@ impl Windows {
     #[inline(always)]
     pub(super) fn free(
         &mut self,
-        domain: &Domain,
+        domain: &Space,
         iova: IovaRange,
         share: WindowShare,
     ) -> Result<(), WindowShare> {
@@ -166,7 +162,7 @@ impl Windows {
 
     /// Gives up all windows, to be closed by the domain: each with the last of its mappings. Calls
     /// no backend.
-    pub(super) fn abandon(&mut self, domain: &Domain) {
+    pub(super) fn abandon(&mut self, domain: &Space) {
         self.end_batch(domain);
         let _ = self.give_up_run();
         let mut abandoned = domain.abandoned.lock();
@@ -178,7 +174,7 @@ impl Windows {
     /// Closes the windows in which nothing is live, and so gives up their table pages. Returns
     /// whether there was one.
     #[cold]
-    pub(super) fn close_idle(&mut self, domain: &Domain) -> bool {
+    pub(super) fn close_idle(&mut self, domain: &Space) -> bool {
         self.collect(domain);
         // The current run's too, but not one that goes on behind what was allocated there: a batch
         // is contiguous.
@@ -194,7 +190,7 @@ impl Windows {
     /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on
     /// elsewhere.
     #[cold]
-    fn refill(&mut self, domain: &Domain, bytes: u64) -> bool {
+    fn refill(&mut self, domain: &Space, bytes: u64) -> bool {
         if self.batch.is_some() {
             return false;
         }
@@ -272,7 +268,7 @@ impl Windows {
     }
 
     /// Ends the current run.
-    fn end_run(&mut self, domain: &Domain) {
+    fn end_run(&mut self, domain: &Space) {
         if let Some((number, _, true)) = self.give_up_run() {
             self.emptied(domain, number);
         }
@@ -316,7 +312,7 @@ impl Windows {
     }
 
     /// Keeps the window `number`, in which nothing is live, or closes it if enough are kept.
-    fn emptied(&mut self, domain: &Domain, number: u32) {
+    fn emptied(&mut self, domain: &Space, number: u32) {
         let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) else { return };
         self.held -= 1;
         self.vacant.push(number);
@@ -329,7 +325,7 @@ impl Windows {
     }
 
     /// Collects what others have returned to any window.
-    fn collect(&mut self, domain: &Domain) {
+    fn collect(&mut self, domain: &Space) {
         for number in 0..self.slots.len() {
             let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
             let returned = slot.stock.collect();

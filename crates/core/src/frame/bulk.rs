@@ -8,7 +8,7 @@ use super::map::Part;
 use super::number::Frame;
 use super::owner::ZoneLocal;
 use super::watermarks::{Allowance, Urgency};
-use crate::share::{Hold, Shared};
+use crate::share::Shared;
 use alloc::vec::Vec;
 
 /// The calls of [`Zone`](super::Zone) that need no owner.

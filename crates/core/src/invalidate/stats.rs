@@ -43,28 +43,37 @@ pub struct InvalidationStats {
     pub timed_out: u64,
 }
 
+/// A table: a line for each counter.
 impl fmt::Display for InvalidationStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
+        write_rows(
             f,
-            "{} flushes requested ({} for table pages; {} pages), {} merged, {} sent ({} of the domain, {} to devices; {} \
-             pages) in {} batches (peak {} in flight, {} resubmitted), {} waits ({} ns, {} timed out)",
-            self.requested,
-            self.requested_tables,
-            self.pages_requested,
-            self.merged,
-            self.sent,
-            self.domain_flushes,
-            self.sent_device_tlb,
-            self.pages_flushed,
-            self.waits,
-            self.in_flight_peak,
-            self.resubmitted,
-            self.waited,
-            self.wait_ns,
-            self.timed_out
+            &[
+                ("ranges to flush", self.requested),
+                ("  with table pages", self.requested_tables),
+                ("  pages", self.pages_requested),
+                ("  merged with others", self.merged),
+                ("flushes sent", self.sent),
+                ("  pages", self.pages_flushed),
+                ("  of the whole domain", self.domain_flushes),
+                ("  to device TLBs", self.sent_device_tlb),
+                ("batches of flushes", self.waits),
+                ("  peak in flight", self.in_flight_peak),
+                ("  resubmitted", self.resubmitted),
+                ("waits", self.waited),
+                ("  nanoseconds", self.wait_ns),
+                ("  timed out", self.timed_out),
+            ],
         )
     }
+}
+
+/// Writes a line for each of `rows`, name and value in columns, without an end of the last line.
+pub(crate) fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[(&str, u64)]) -> fmt::Result {
+    rows.iter().enumerate().try_for_each(|(row, (name, value))| {
+        let end = if row == 0 { "" } else { "\n" };
+        write!(f, "{end}{name:<24}{value:>16}")
+    })
 }
 
 /// A counter of one writer at a time: no read-modify-write.

@@ -105,22 +105,6 @@ fn a_share_of_another_value_is_released_there() {
 }
 
 #[test]
-fn shares_are_given_up_together_each_to_its_own_value() {
-    let ((front, drops), (other, other_drops)) = (value(), value());
-    let mut owner = front.stock();
-    let mut shares: Vec<_> = (0..10).map(|_| owner.issue()).collect();
-    shares.insert(5, other);
-    drop(front);
-    Shared::give_up_all(shares);
-    Shared::<Value>::give_up_all([]);
-    assert_eq!((drops.load(Ordering::SeqCst), other_drops.load(Ordering::SeqCst)), (0, 1));
-    let last = [owner.issue(), owner.issue()];
-    drop(owner);
-    Shared::give_up_all(last);
-    assert_eq!(drops.load(Ordering::SeqCst), 1);
-}
-
-#[test]
 fn stress_shares_are_dropped_everywhere() {
     let (front, drops) = value();
     crate::testing::scope(|scope| {

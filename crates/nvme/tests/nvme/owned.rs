@@ -60,8 +60,7 @@ fn a_programs_own_memory_is_written_and_read_back_scattered() {
         let mut second = first.split_off(1 << 20).unwrap();
         drop(second.split_off(1 << 20).unwrap());
         let pieces = OwnedPieces::new(vec![second, first]).unwrap();
-        let mapping: Mapping<_, _, &pinfold_core::domain::Domain> =
-            domain.map(pieces, FromDevice).unwrap();
+        let mapping: Mapping<_, _> = domain.map(pieces, FromDevice).unwrap();
         let read = queue.read(1, 8, 4096, mapping).unwrap();
         let pieces = finish(&mut queue, read).unmap().unwrap();
         let back: Vec<u8> =

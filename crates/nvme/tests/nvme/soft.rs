@@ -59,11 +59,7 @@ fn finish<P>(
     }
 }
 
-fn mapped<D: Direction>(
-    stack: &Domain,
-    buffer: Buffer,
-    direction: D,
-) -> Mapping<Buffer, D, &pinfold_core::domain::Domain> {
+fn mapped<D: Direction>(stack: &Domain, buffer: Buffer, direction: D) -> Mapping<Buffer, D> {
     stack.map(buffer, direction).unwrap()
 }
 
@@ -170,10 +166,10 @@ fn a_controller_is_not_started_with_memory_of_another_domain() {
 #[test]
 fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
     // The types exclude it; the IOMMU stops a device that does it nevertheless.
-    struct WrongDirection<'d>(Mapping<Buffer, ToDevice, &'d pinfold_core::domain::Domain>);
+    struct WrongDirection(Mapping<Buffer, ToDevice>);
     // SAFETY: it is not so, on purpose: the mapping is for the other direction, which the IOMMU
     // enforces.
-    unsafe impl pinfold_nvme::driver::Payload<FromDevice> for WrongDirection<'_> {
+    unsafe impl pinfold_nvme::driver::Payload<FromDevice> for WrongDirection {
         fn domain(&self) -> Option<DomainId> {
             Some(self.0.domain().id())
         }

@@ -4,21 +4,21 @@ use super::world::Live;
 use pinfold::Buffer;
 use pinfold::soft::Random;
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
-use pinfold_core::domain::{Domain, Local, Mapping, Unrevoked};
+use pinfold_core::domain::{DomainLocal, Mapping, Unrevoked};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub(crate) type Handle<'d> = Local<&'d Domain>;
-pub(crate) type Revoked<'d> = pinfold_core::domain::Revoked<Buffer, &'d Domain>;
+pub(crate) type Handle = DomainLocal;
+pub(crate) type Revoked = pinfold_core::domain::Revoked<Buffer>;
 
 /// A mapping of any direction.
-pub(crate) enum Held<'d> {
-    Read(Mapping<Buffer, ToDevice, &'d Domain>),
-    Write(Mapping<Buffer, FromDevice, &'d Domain>),
-    Both(Mapping<Buffer, Bidirectional, &'d Domain>),
+pub(crate) enum Held {
+    Read(Mapping<Buffer, ToDevice>),
+    Write(Mapping<Buffer, FromDevice>),
+    Both(Mapping<Buffer, Bidirectional>),
 }
 
-impl<'d> From<Held<'d>> for Unrevoked<Buffer, &'d Domain> {
-    fn from(held: Held<'d>) -> Self {
+impl From<Held> for Unrevoked<Buffer> {
+    fn from(held: Held) -> Self {
         match held {
             Held::Read(mapping) => mapping.into(),
             Held::Write(mapping) => mapping.into(),
@@ -51,21 +51,21 @@ impl Through {
 /// What owners have handed to whichever takes it: mappings that no device may rely on any more, and
 /// revoked ones.
 #[derive(Default)]
-pub(crate) struct Mail<'d> {
-    mapped: Mutex<Vec<(Live, Held<'d>)>>,
-    revoked: Mutex<Vec<(Live, Revoked<'d>)>>,
+pub(crate) struct Mail {
+    mapped: Mutex<Vec<(Live, Held)>>,
+    revoked: Mutex<Vec<(Live, Revoked)>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<'d> Mail<'d> {
+impl Mail {
     /// The most of each kind that is handed on.
     const ROOM: usize = 8;
 
     /// Hands a mapping on, or returns it if there is no room.
-    pub(crate) fn send(&self, mapping: (Live, Held<'d>)) -> Option<(Live, Held<'d>)> {
+    pub(crate) fn send(&self, mapping: (Live, Held)) -> Option<(Live, Held)> {
         let mut mapped = lock(&self.mapped);
         if mapped.len() == Self::ROOM {
             return Some(mapping);
@@ -75,7 +75,7 @@ impl<'d> Mail<'d> {
     }
 
     /// Hands a revoked mapping on, or returns it if there is no room.
-    pub(crate) fn send_revoked(&self, one: (Live, Revoked<'d>)) -> Option<(Live, Revoked<'d>)> {
+    pub(crate) fn send_revoked(&self, one: (Live, Revoked)) -> Option<(Live, Revoked)> {
         let mut revoked = lock(&self.revoked);
         if revoked.len() == Self::ROOM {
             return Some(one);
@@ -84,11 +84,11 @@ impl<'d> Mail<'d> {
         None
     }
 
-    pub(crate) fn take(&self) -> Option<(Live, Held<'d>)> {
+    pub(crate) fn take(&self) -> Option<(Live, Held)> {
         lock(&self.mapped).pop()
     }
 
-    pub(crate) fn take_revoked(&self) -> Option<(Live, Revoked<'d>)> {
+    pub(crate) fn take_revoked(&self) -> Option<(Live, Revoked)> {
         lock(&self.revoked).pop()
     }
 }

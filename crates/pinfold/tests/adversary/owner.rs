@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<'w, 'd> {
     pub(crate) world: &'w World,
-    pub(crate) mail: &'w Mail<'d>,
+    pub(crate) mail: &'w Mail,
     pub(crate) domain: &'d Domain,
     pub(crate) arena: &'w Arena,
     pub(crate) through: Through,
@@ -28,12 +28,12 @@ pub(crate) struct Shared<'w, 'd> {
 pub(crate) struct Owner<'w, 'd> {
     shared: Shared<'w, 'd>,
     world: &'w World,
-    handle: Handle<'d>,
+    handle: Handle,
     number: usize,
     first_slot: usize,
     random: Random,
-    mapped: Vec<(Live, Held<'d>)>,
-    revoked: Vec<(Live, Revoked<'d>)>,
+    mapped: Vec<(Live, Held)>,
+    revoked: Vec<(Live, Revoked)>,
     /// Owned again, and checked at times: nothing may change.
     kept: Vec<Buffer>,
     /// Whether it maps more than it takes back at present.
@@ -91,7 +91,7 @@ impl<'w, 'd> Owner<'w, 'd> {
             0 => self.map(),
             1 | 2 => self.take().into_iter().for_each(|held| self.unmap(held)),
             3..=7 => self.take().into_iter().for_each(|held| self.revoke(held)),
-            8 if !self.grows => self.revoke_all(),
+            8 if !self.grows => self.revoke_many(),
             9 if self.revoked.len() > REVOKED / 3 && self.is_by_handle() => self.wait_all(),
             9 if self.revoked.len() > REVOKED / 2 => {
                 let (live, revoked) =
@@ -208,7 +208,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         mut buffers: Vec<Buffer>,
         many: bool,
         direction: D,
-        hold: impl Fn(Mapping<Buffer, D, &'d Domain>) -> Held<'d>,
+        hold: impl Fn(Mapping<Buffer, D>) -> Held,
     ) {
         buffers.iter().for_each(|buffer| tag::write_kind(buffer.memory(), Kind::Leaving));
         let asked = buffers.len();
@@ -233,8 +233,8 @@ impl<'w, 'd> Owner<'w, 'd> {
 
     fn publish<D: Direction>(
         &mut self,
-        mapped: Mapping<Buffer, D, &'d Domain>,
-        hold: impl Fn(Mapping<Buffer, D, &'d Domain>) -> Held<'d>,
+        mapped: Mapping<Buffer, D>,
+        hold: impl Fn(Mapping<Buffer, D>) -> Held,
     ) {
         let Some(slot) = self.free_slot() else { return };
         let (iova, pages) = (mapped.iova().start(), mapped.iova().len() / PAGE);
@@ -266,7 +266,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         returned.into_iter().for_each(|buffer| self.keep(buffer));
     }
 
-    fn take(&mut self) -> Option<(Live, Held<'d>)> {
+    fn take(&mut self) -> Option<(Live, Held)> {
         if self.mapped.is_empty() {
             return None;
         }
@@ -275,7 +275,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         Some((live, held))
     }
 
-    fn revoked(&mut self, held: Held<'d>) -> Revoked<'d> {
+    fn revoked(&mut self, held: Held) -> Revoked {
         let mapping = Unrevoked::from(held);
         match self.is_by_handle() {
             true => self.handle.revoke(mapping),
@@ -283,28 +283,28 @@ impl<'w, 'd> Owner<'w, 'd> {
         }
     }
 
-    fn unmap(&mut self, (live, held): (Live, Held<'d>)) {
+    fn unmap(&mut self, (live, held): (Live, Held)) {
         let revoked = self.revoked(held);
         self.wait(live, revoked);
     }
 
-    fn revoke(&mut self, (live, held): (Live, Held<'d>)) {
+    fn revoke(&mut self, (live, held): (Live, Held)) {
         let revoked = self.revoked(held);
         self.revoked.push((live, revoked));
     }
 
-    fn revoke_all(&mut self) {
+    fn revoke_many(&mut self) {
         let (lives, held): (Vec<_>, Vec<_>) = std::mem::take(&mut self.mapped).into_iter().unzip();
         lives.iter().for_each(|live: &Live| self.world.withdraw(live.slot));
         let mut revoked = Vec::new();
         match self.is_by_handle() {
             true => self.handle.revoke_many(held, &mut revoked),
-            false => self.shared.domain.revoke_all(held, &mut revoked),
+            false => self.shared.domain.revoke_many(held, &mut revoked),
         }
         self.revoked.extend(lives.into_iter().zip(revoked));
     }
 
-    fn wait(&mut self, live: Live, revoked: Revoked<'d>) {
+    fn wait(&mut self, live: Live, revoked: Revoked) {
         let limit = WaitLimit { time_ns: 1 + self.random.below(100_000), polls: u64::MAX };
         let outcome = match (self.is_by_handle(), self.random.one_in(4)) {
             (true, true) => self.handle.wait_for(revoked, limit),
@@ -324,7 +324,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         lives.into_iter().zip(outcomes).for_each(|(live, outcome)| self.waited(live, outcome));
     }
 
-    fn waited(&mut self, live: Live, outcome: Result<Buffer, NotQuiesced<Buffer, &'d Domain>>) {
+    fn waited(&mut self, live: Live, outcome: Result<Buffer, NotQuiesced<Buffer>>) {
         match outcome {
             Ok(buffer) => self.quiesced(&live, buffer),
             Err(NotQuiesced { revoked: Some(revoked), error }) if error.late_ticket().is_some() => {

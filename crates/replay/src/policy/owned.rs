@@ -10,8 +10,7 @@ use super::memory::Memory;
 use pinfold::soft::{Port, PortStats, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange, PhysRange};
-use pinfold_core::domain::{Domain, Local, MapError, NotQuiesced, Revoked, Unrevoked};
-use pinfold_core::share::Shared;
+use pinfold_core::domain::{Domain, DomainLocal, MapError, NotQuiesced, Revoked, Unrevoked};
 use pinfold_core::table::MappedRun;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,7 +32,7 @@ pub(super) enum Unmap {
 
 /// A domain, and the memory that it may map.
 pub(super) struct Pinfold {
-    domain: Shared<Domain>,
+    domain: Domain,
     bus: SoftBus,
     unmap: Unmap,
     held_bytes_peak: AtomicU64,
@@ -54,7 +53,7 @@ impl Pinfold {
         // SAFETY: `drop` unregisters it, and `Self` keeps it until then.
         unsafe { domain.register_memory(memory.dma()) }?;
         let mut policy = Self {
-            domain: Shared::new(domain),
+            domain,
             bus,
             unmap,
             held_bytes_peak: AtomicU64::new(0),
@@ -124,7 +123,7 @@ impl Policy for Pinfold {
 #[inline]
 fn map(
     policy: &Pinfold,
-    owner: &mut Local,
+    owner: &mut DomainLocal,
     memory: PhysRange,
     access: Access,
 ) -> Result<Dma, PolicyError> {
@@ -212,7 +211,7 @@ const HELD: usize = 80;
 
 pub(super) struct Single<'p> {
     policy: &'p Pinfold,
-    owner: Local,
+    owner: DomainLocal,
     held: VecDeque<Revoked<Payload>>,
     /// When one of `held` was revoked, and how many precede it there.
     timed: Option<(Instant, usize)>,
@@ -221,7 +220,7 @@ pub(super) struct Single<'p> {
 }
 
 impl<'p> Single<'p> {
-    pub(super) fn new(policy: &'p Pinfold, owner: Local) -> Self {
+    pub(super) fn new(policy: &'p Pinfold, owner: DomainLocal) -> Self {
         Self {
             policy,
             owner,
@@ -323,7 +322,7 @@ struct Batch {
 
 pub(super) struct Batches<'p> {
     policy: &'p Pinfold,
-    owner: Local,
+    owner: DomainLocal,
     /// Unmapped, and revoked with the next ones.
     gathered: Vec<Unrevoked<Payload>>,
     /// When the first of them was unmapped.
@@ -336,7 +335,7 @@ pub(super) struct Batches<'p> {
 }
 
 impl<'p> Batches<'p> {
-    pub(super) fn new(policy: &'p Pinfold, owner: Local) -> Self {
+    pub(super) fn new(policy: &'p Pinfold, owner: DomainLocal) -> Self {
         Self {
             policy,
             owner,

@@ -114,8 +114,8 @@ fn thousands_of_owners_leave_nothing_behind() {
             let (second, shared) = (mappings.split_off(OWNERS / 2), &domain);
             let kept = owners.split_off(owners.len() / 2);
             scope.spawn(move || {
-                let mut revoked: Vec<Revoked<Page, _>> = Vec::new();
-                shared.revoke_all(mappings, &mut revoked);
+                let mut revoked: Vec<Revoked<Page>> = Vec::new();
+                shared.revoke_many(mappings, &mut revoked);
                 drop(owners);
                 revoked.into_iter().for_each(|one| drop(one.wait().unwrap()));
             });

@@ -3,7 +3,7 @@
 use crate::{Effect, Nic, NicEvent, Pages, SoftBus, SoftConfig, domain};
 use pinfold_core::access::{Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::{Domain, Local, Mapping};
+use pinfold_core::domain::{Domain, DomainLocal, Mapping};
 use std::time::Duration;
 
 const ENTRIES: u32 = 4;
@@ -13,8 +13,8 @@ const TRANSMIT: u64 = 2048;
 /// The driver's side: its rings in one page, which stays mapped.
 struct Driver<'d> {
     bus: &'d SoftBus,
-    domain: Local<&'d Domain>,
-    rings: Mapping<Pages, Bidirectional, &'d Domain>,
+    domain: DomainLocal,
+    rings: Mapping<Pages, Bidirectional>,
 }
 
 impl<'d> Driver<'d> {
@@ -27,7 +27,7 @@ impl<'d> Driver<'d> {
         (Self { bus, domain: domain.local(), rings }, card)
     }
 
-    fn map<D: Direction>(&mut self, direction: D) -> Mapping<Pages, D, &'d Domain> {
+    fn map<D: Direction>(&mut self, direction: D) -> Mapping<Pages, D> {
         let pages = self.bus.alloc_pages(1).unwrap();
         self.domain.map(pages, direction).unwrap()
     }

@@ -9,7 +9,7 @@ use pinfold::arena::Arena;
 use pinfold::memory::{BounceLocal, BouncePool};
 use pinfold::soft::SoftConfig;
 use pinfold_core::access::{FromDevice, ToDevice};
-use pinfold_core::domain::{Local, NotQuiesced, Unrevoked};
+use pinfold_core::domain::{DomainLocal, NotQuiesced, Unrevoked};
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -102,7 +102,7 @@ fn pages(len: usize) -> Result<Nothing, BenchError> {
 }
 
 /// Maps, revokes and waits, for one payload at a time.
-fn mapped(owner: &mut Local, len: usize, times: usize) -> Result<Cost, BenchError> {
+fn mapped(owner: &mut DomainLocal, len: usize, times: usize) -> Result<Cost, BenchError> {
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..times {
             let mapping = owner.map(pages(len)?, ToDevice).map_err(|failed| failed.error)?;
@@ -116,7 +116,7 @@ fn mapped(owner: &mut Local, len: usize, times: usize) -> Result<Cost, BenchErro
 }
 
 /// Maps [`BATCH`] payloads, revokes them by one call, and waits for them.
-fn batched(owner: &mut Local, len: usize, times: usize) -> Result<Cost, BenchError> {
+fn batched(owner: &mut DomainLocal, len: usize, times: usize) -> Result<Cost, BenchError> {
     let (mut mapped, mut revoked) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..times.div_ceil(BATCH / 2) {

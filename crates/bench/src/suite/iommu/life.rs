@@ -8,8 +8,7 @@ use crate::record::Record;
 use crate::suite::handle::Rng;
 use pinfold::soft::{Effect, SoftBus, SoftConfig};
 use pinfold_core::access::{Access, FromDevice};
-use pinfold_core::domain::{Domain, Local, NotQuiesced};
-use pinfold_core::share::Shared;
+use pinfold_core::domain::{Domain, DomainLocal, NotQuiesced};
 use pinfold_replay::policy::{Dma, Memory, PolicyKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +26,7 @@ pub(super) fn free_flushes() -> SoftConfig {
 
 /// A domain which maps [`Nothing`].
 pub(super) struct Setup {
-    pub(super) domain: Shared<Domain>,
+    pub(super) domain: Domain,
     _bus: SoftBus,
 }
 
@@ -40,7 +39,7 @@ impl Setup {
     pub(super) fn with(config: SoftConfig) -> Result<Self, BenchError> {
         let (domain, bus) = pinfold::soft::domain(config)?;
         Nothing::register(&domain)?;
-        Ok(Self { domain: Shared::new(domain), _bus: bus })
+        Ok(Self { domain, _bus: bus })
     }
 }
 
@@ -121,7 +120,7 @@ fn among(
 fn single(
     out: &mut Samples,
     case: &'static str,
-    owner: &mut Local,
+    owner: &mut DomainLocal,
     pages: u64,
     times: usize,
 ) -> Outcome {
@@ -139,7 +138,12 @@ fn single(
 }
 
 /// Maps [`BATCH`] payloads, revokes them by one call, and waits for them.
-fn batches(out: &mut Samples, case: &'static str, owner: &mut Local, rounds: usize) -> Outcome {
+fn batches(
+    out: &mut Samples,
+    case: &'static str,
+    owner: &mut DomainLocal,
+    rounds: usize,
+) -> Outcome {
     let (mut mapped, mut revoked) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..rounds {

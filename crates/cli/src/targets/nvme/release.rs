@@ -7,7 +7,7 @@ use crate::targets::target::{Completion, Io, TargetError};
 use pinfold_core::access::{FromDevice, ToDevice};
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::domain::{
-    BackendError, Domain, Local, Mapping, NotQuiesced, Pinned, Revoked, Unrevoked,
+    BackendError, DomainLocal, Mapping, NotQuiesced, Pinned, Revoked, Unrevoked,
 };
 use pinfold_core::invalidate::{Ticket, WaitLimit};
 use pinfold_nvme::Registers;
@@ -15,18 +15,18 @@ use pinfold_nvme::driver::{self, CommandError, InFlight, Quarantined};
 use std::time::{Duration, Instant};
 
 /// A buffer that is mapped for its command.
-pub(super) enum Mapped<'d, B: Pinned> {
+pub(super) enum Mapped<B: Pinned> {
     /// The device writes it.
-    Read(Mapping<B, FromDevice, &'d Domain>),
+    Read(Mapping<B, FromDevice>),
     /// The device reads it.
-    Write(Mapping<B, ToDevice, &'d Domain>),
+    Write(Mapping<B, ToDevice>),
     /// Not mapped: the command moves no data.
     Not(B),
 }
 
-impl<'d, B: Pinned> Mapped<'d, B> {
+impl<B: Pinned> Mapped<B> {
     /// Ends the mapping and waits for the flush.
-    pub(super) fn unmap(self, domain: &mut Local<&'d Domain>) -> Result<B, BackendError> {
+    pub(super) fn unmap(self, domain: &mut DomainLocal) -> Result<B, BackendError> {
         match self {
             Self::Read(buffer) => domain.unmap(buffer),
             Self::Write(buffer) => domain.unmap(buffer),
@@ -36,37 +36,37 @@ impl<'d, B: Pinned> Mapped<'d, B> {
 }
 
 /// A request at the controller.
-pub(super) struct Command<'d, B: Pinned> {
+pub(super) struct Command<B: Pinned> {
     /// The record.
     pub(super) io: Io,
     /// The driver's handle.
-    pub(super) attempt: Attempt<'d, B>,
+    pub(super) attempt: Attempt<B>,
 }
 
 /// The driver's handle of a request.
-pub(super) enum Attempt<'d, B: Pinned> {
-    Read(InFlight<Mapping<B, FromDevice, &'d Domain>>),
-    Write(InFlight<Mapping<B, ToDevice, &'d Domain>>),
+pub(super) enum Attempt<B: Pinned> {
+    Read(InFlight<Mapping<B, FromDevice>>),
+    Write(InFlight<Mapping<B, ToDevice>>),
     WithoutData(InFlight<()>, B),
 }
 
 /// The buffer of a command that did not complete. Held, so that its memory is not reused.
-pub(super) enum Quarantine<'d, B: Pinned> {
-    Read(Quarantined<Mapping<B, FromDevice, &'d Domain>>),
-    Write(Quarantined<Mapping<B, ToDevice, &'d Domain>>),
+pub(super) enum Quarantine<B: Pinned> {
+    Read(Quarantined<Mapping<B, FromDevice>>),
+    Write(Quarantined<Mapping<B, ToDevice>>),
 }
 
 /// The outcome of a request after a completion.
-pub(super) enum Outcome<'d, B: Pinned> {
+pub(super) enum Outcome<B: Pinned> {
     /// The command has completed.
-    Completed(Mapped<'d, B>, Result<(), CommandError>),
+    Completed(Mapped<B>, Result<(), CommandError>),
     /// It did not complete in time, and its buffer is quarantined, or was not part of it.
-    TimedOut(Result<B, Quarantine<'d, B>>),
+    TimedOut(Result<B, Quarantine<B>>),
     /// The completion belongs to another request.
-    Foreign(Attempt<'d, B>),
+    Foreign(Attempt<B>),
 }
 
-impl<'d, B: Pinned> Attempt<'d, B> {
+impl<B: Pinned> Attempt<B> {
     /// Returns the driver's tag.
     pub(super) fn tag(&self) -> usize {
         match self {
@@ -77,7 +77,7 @@ impl<'d, B: Pinned> Attempt<'d, B> {
     }
 
     /// Applies `completion`.
-    pub(super) fn finish(self, completion: driver::Completion) -> Outcome<'d, B> {
+    pub(super) fn finish(self, completion: driver::Completion) -> Outcome<B> {
         match self {
             Self::Read(in_flight) => match in_flight.finish(completion) {
                 driver::Outcome::Completed { payload, result } => {
@@ -111,21 +111,21 @@ impl<'d, B: Pinned> Attempt<'d, B> {
 }
 
 /// A request whose command has completed, until its mapping is revoked.
-pub(super) struct Finished<'d, B: Pinned> {
+pub(super) struct Finished<B: Pinned> {
     pub(super) io: Io,
-    pub(super) buffer: Mapped<'d, B>,
+    pub(super) buffer: Mapped<B>,
     pub(super) result: Result<usize, TargetError>,
 }
 
 /// A request whose mapping has been revoked, until the flush has completed.
-pub(super) struct Held<'d, B: Pinned> {
+pub(super) struct Held<B: Pinned> {
     pub(super) io: Io,
     pub(super) since: Instant,
-    pub(super) revoked: Revoked<B, &'d Domain>,
+    pub(super) revoked: Revoked<B>,
     pub(super) result: Result<usize, TargetError>,
 }
 
-impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S> {
+impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
     /// Revokes the device's access to the buffers of all completed commands, with one flush for all
     /// (`batch`) or for each. `strict` waits for each flush before this job does anything else, for
     /// at most 50 ms altogether: buffers whose flush takes longer are held, as with `revoke`.
@@ -149,7 +149,7 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     /// Revokes the access to the buffers of `commands`, and holds them until the flush completes.
     fn revoke_with_one_flush(
         &mut self,
-        commands: impl IntoIterator<Item = Finished<'d, B>>,
+        commands: impl IntoIterator<Item = Finished<B>>,
         completed: &mut Vec<Completion<B>>,
     ) {
         let requests = &mut self.requests_of_flush;
@@ -175,9 +175,8 @@ impl<'d, B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<'d, B, R, S
     /// requests, so one look is enough where the first has not.
     pub(super) fn release(&mut self, completed: &mut Vec<Completion<B>>) {
         // What could not be revoked has no flush to wait for.
-        let ended = |revoked: &Revoked<B, &Domain>| {
-            revoked.is_quiesced() || revoked.ticket() == Ticket::NEVER
-        };
+        let ended =
+            |revoked: &Revoked<B>| revoked.is_quiesced() || revoked.ticket() == Ticket::NEVER;
         while let Some(held) = self.held.pop_front_if(|held| ended(&held.revoked)) {
             let Held { io, revoked, result, .. } = held;
             let buffer = self.domain.wait(revoked).map_err(Into::into);

@@ -32,7 +32,7 @@ struct Setup {
     retry_limit: Duration,
 }
 
-type Soft<'d> = NvmeTarget<'d, Buffer, ModelRegisters, Arena>;
+type Soft = NvmeTarget<Buffer, ModelRegisters, Arena>;
 
 impl Setup {
     fn new(protect: Protect) -> Self {
@@ -56,17 +56,17 @@ impl Setup {
         Self { domain, control, data, model, protect, retry_limit: Duration::from_secs(600) }
     }
 
-    fn target(&self) -> Soft<'_> {
+    fn target(&self) -> Soft {
         self.target_with(Duration::from_secs(60))
     }
 
     /// A target whose commands time out.
-    fn target_with(&self, timeout: Duration) -> Soft<'_> {
+    fn target_with(&self, timeout: Duration) -> Soft {
         self.target_within(timeout, Duration::from_millis(200))
     }
 
     /// A target whose commands time out, and whose flushes do.
-    fn target_within(&self, timeout: Duration, flush_limit: Duration) -> Soft<'_> {
+    fn target_within(&self, timeout: Duration, flush_limit: Duration) -> Soft {
         let config = Config { timeout, retry_limit: self.retry_limit, ..Config::default() };
         let controller =
             Controller::start(self.model.registers(), self.control.clone(), config).unwrap();
@@ -107,7 +107,7 @@ fn execute(
 }
 
 /// Writes, reads back, and compares.
-fn write_and_read_back(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) {
+fn write_and_read_back(target: &mut Soft, buffers: &mut Vec<Buffer>) {
     let data: Vec<u8> = (0..=250u8).cycle().take(40 * BLOCK).collect();
     let (mut from, mut to) = (Fake::new(data, 512), Fake::new(Vec::new(), 512).grows());
     execute(&mut from, target, buffers).unwrap();
@@ -116,7 +116,7 @@ fn write_and_read_back(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) {
     assert_eq!(buffers.len(), 8);
 }
 
-fn write(target: &mut Soft<'_>, buffers: &mut Vec<Buffer>) -> Result<PumpStats, EngineError> {
+fn write(target: &mut Soft, buffers: &mut Vec<Buffer>) -> Result<PumpStats, EngineError> {
     let mut from = Fake::new((0..=250u8).cycle().take(40 * BLOCK).collect(), 512);
     execute(&mut from, target, buffers)
 }
@@ -362,7 +362,7 @@ fn flushes_are_as_protect_says_and_precede_each_return() {
 
 /// Waits until the controller has written the completions of all reads of `setup`'s buffers,
 /// without a look at them.
-fn reads_are_written(setup: &Setup, target: &Soft<'_>, bytes: u64) {
+fn reads_are_written(setup: &Setup, target: &Soft, bytes: u64) {
     while setup.model.stats().bytes_read < bytes {
         std::thread::yield_now();
     }
@@ -499,7 +499,7 @@ fn a_wait_ends_when_the_controller_has_room_again() {
 fn after_a_failed_flush_no_queue_reports_a_good_one() {
     let setup = Setup { retry_limit: Duration::from_millis(100), ..Setup::new(Protect::Batch) };
     let lost = LostData::default();
-    let flush = |target: &mut Soft<'_>| {
+    let flush = |target: &mut Soft| {
         let buffer = setup.data.alloc(BLOCK).unwrap();
         target.submit(Request { io: Io::new(IoDirection::Flush, 0, 0), buffer }).unwrap();
         let mut completed = Vec::new();

@@ -36,7 +36,7 @@ fn a_task_is_woken_when_its_flush_completes_and_not_before() {
     let revoke = |pages| domain.map(Buf::new(pages, &drops), Bidirectional).unwrap().revoke();
     let (first, second) = (revoke(1), revoke(2));
     let tickets = [first.ticket(), second.ticket()];
-    let bytes = async |revoked: Revoked<Buf, &Domain>| -> Result<usize, BackendError> {
+    let bytes = async |revoked: Revoked<Buf>| -> Result<usize, BackendError> {
         let buf = revoked.await?;
         Ok(buf.memory().len())
     };

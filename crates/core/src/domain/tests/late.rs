@@ -2,12 +2,11 @@
 
 use super::*;
 use crate::mem::DmaMemory;
-use crate::share::Shared;
 
 /// A payload that looks for others that can be dropped when it is dropped itself.
 struct Reentrant {
     buf: Buf,
-    domain: Shared<Domain>,
+    domain: Domain,
 }
 
 // SAFETY: those of `buf`.
@@ -32,7 +31,6 @@ impl Drop for Reentrant {
 fn payloads_that_use_their_domain_when_dropped_do_not_pile_up_on_the_stack() {
     const COUNT: usize = 20_000;
     let (mock, domain, drops) = domain();
-    let domain = Shared::new(domain);
     let extents = domain.stats().iova_extents;
     for _ in 0..COUNT {
         let payload = Reentrant { buf: Buf::new(1, &drops), domain: domain.clone() };

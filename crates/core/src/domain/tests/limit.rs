@@ -51,7 +51,7 @@ proptest! {
         }
         drop((held, local));
         prop_assert!(mock.pages.lock().is_empty());
-        prop_assert_eq!((domain.stats().windows, domain.iovas.stats().bytes_in_use), (0, 0));
+        prop_assert_eq!((domain.stats().windows, domain.space.iovas.stats().bytes_in_use), (0, 0));
     }
 }
 

@@ -59,14 +59,14 @@ fn what_a_refused_batch_has_not_used_of_its_range_returns() {
     let failed =
         local.map_many(sizes.map(|pages| Buf::new(pages, &drops)), Bidirectional).unwrap_err();
     assert_eq!(
-        (failed.index, domain.iovas.stats().bytes_in_use, domain.stats().windows),
+        (failed.index, domain.space.iovas.stats().bytes_in_use, domain.stats().windows),
         (2, 0, 0)
     );
     let mappings =
         local.map_many([2, 1, 8].map(|pages| Buf::new(pages, &drops)), FromDevice).unwrap();
     assert!(mappings.windows(2).all(|pair| pair[0].iova().end() == pair[1].iova().start()));
     drop(mappings);
-    assert_eq!(domain.iovas.stats().bytes_in_use, 0);
+    assert_eq!(domain.space.iovas.stats().bytes_in_use, 0);
 }
 
 /// A rollback whose flush is late returns the others, and the domain holds those until it
@@ -188,7 +188,7 @@ fn addresses_that_are_quarantined_stay_in_use() {
     drop(mapping);
     drop(local);
     assert_eq!((domain.stats().quarantined, domain.stats().windows), (1, 1));
-    assert!(domain.iovas.alloc_at(at).is_err());
+    assert!(domain.space.iovas.alloc_at(at).is_err());
 }
 
 /// What is found once is found again without a lookup, until it is unmapped.
@@ -247,5 +247,9 @@ fn a_backend_that_panics_quarantines_what_it_was_given() {
     assert_eq!((domain.stats().live, domain.stats().held_bytes), (0, 0));
     drop(local.map(Buf::new(1, &drops), FromDevice).unwrap());
     drop(local);
-    assert_eq!(domain.iovas.stats().bytes_in_use, WINDOW_BYTES + 4096, "with their addresses");
+    assert_eq!(
+        domain.space.iovas.stats().bytes_in_use,
+        WINDOW_BYTES + 4096,
+        "with their addresses"
+    );
 }

@@ -33,7 +33,7 @@ proptest! {
     fn a_domain_agrees_with_lists_of_what_is_mapped_and_held(steps in steps()) {
         let (mock, domain, drops) = domain();
         set(&mock.obliging);
-        let empty = domain.iovas.stats();
+        let empty = domain.space.iovas.stats();
         let (mut mapped, mut revoked) = (Vec::new(), Vec::new());
         let mut made = 0usize;
         for step in steps {
@@ -45,7 +45,7 @@ proptest! {
                 Step::Revoke(i) if !mapped.is_empty() => {
                     revoked.push(mapped.swap_remove(i % mapped.len()).revoke());
                 }
-                Step::RevokeAll => domain.revoke_all(mapped.drain(..), &mut revoked),
+                Step::RevokeAll => domain.revoke_many(mapped.drain(..), &mut revoked),
                 Step::Unmap(i) if !mapped.is_empty() => {
                     prop_assert!(mapped.swap_remove(i % mapped.len()).unmap().is_ok());
                 }
@@ -73,13 +73,13 @@ proptest! {
             pages.sort_unstable();
             pages.dedup();
             prop_assert_eq!(pages.len(), held);
-            prop_assert_eq!(domain.iovas.stats().bytes_in_use, held as u64 * 4096);
+            prop_assert_eq!(domain.space.iovas.stats().bytes_in_use, held as u64 * 4096);
             // ... and no buffer is lost.
             prop_assert_eq!(drops.load(Ordering::SeqCst), made - mapped.len() - revoked.len());
             prop_assert_eq!(domain.stats().live, mapped.len() as u64);
         }
         drop((mapped, revoked));
         prop_assert_eq!(drops.load(Ordering::SeqCst), made);
-        prop_assert_eq!(domain.iovas.stats(), empty);
+        prop_assert_eq!(domain.space.iovas.stats(), empty);
     }
 }

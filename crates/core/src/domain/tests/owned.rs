@@ -1,12 +1,11 @@
 use super::*;
 use crate::mem::DmaMemory;
-use crate::share::Shared;
 use core::time::Duration;
 
-fn shared() -> (Arc<Mock>, Shared<Domain>, Arc<AtomicUsize>) {
+fn shared() -> (Arc<Mock>, Domain, Arc<AtomicUsize>) {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
-    (mock, Shared::new(domain), drops)
+    (mock, domain, drops)
 }
 
 /// The backend holds the second reference to the mock.
@@ -15,13 +14,13 @@ fn is_domain_alive(mock: &Arc<Mock>) -> bool {
 }
 
 struct Driver {
-    domain: Shared<Domain>,
-    owner: Local,
+    domain: Domain,
+    owner: DomainLocal,
     ring: Vec<Mapping<Buf, FromDevice>>,
     revoked: Vec<Revoked<Buf>>,
 }
 
-fn driver(domain: Shared<Domain>, drops: &Arc<AtomicUsize>) -> Driver {
+fn driver(domain: Domain, drops: &Arc<AtomicUsize>) -> Driver {
     let mut owner = domain.local();
     let ring = (0..4).map(|_| owner.map(Buf::new(1, drops), FromDevice).unwrap()).collect();
     let revoked = vec![owner.map(Buf::new(1, drops), ToDevice).unwrap().revoke()];
@@ -78,7 +77,7 @@ fn an_owner_maps_revokes_and_returns_buffers_as_the_domain_does() {
     let limit = WaitLimit { time_ns: 1, polls: 1 };
     drop(owner.wait_for(revoked.pop().unwrap(), limit).unwrap());
     assert!(owner.map(Buf::new(9, &drops), Bidirectional).unwrap_err().payload.is_some());
-    let stats = owner.stats();
+    let stats = owner.domain().stats();
     assert_eq!((stats.maps, stats.unmaps, stats.live), (4, 4, 0));
     drop((owner, domain));
     assert!(!is_domain_alive(&mock));
@@ -91,7 +90,7 @@ fn a_batch_is_waited_for_with_one_deadline() {
     let (mock, domain, drops) = shared();
     mock.obliging.store(false, Ordering::SeqCst);
     let mut owner = domain.local();
-    let revoke = |owner: &mut Local| {
+    let revoke = |owner: &mut DomainLocal| {
         let mapping = owner.map(Buf::new(1, &drops), Bidirectional).unwrap();
         owner.revoke(mapping)
     };
@@ -129,7 +128,7 @@ fn a_batch_is_waited_for_with_one_deadline() {
     let expected = BackendError::Flush(WaitError::UnitFailed { ticket: Ticket(4) });
     assert!(failed.revoked.is_none() && failed.error == expected && outcomes.next().is_none());
     drop(outcomes);
-    assert_eq!((owner.stats().quarantined, drops.load(Ordering::SeqCst)), (2, 3));
+    assert_eq!((owner.domain().stats().quarantined, drops.load(Ordering::SeqCst)), (2, 3));
 }
 
 #[test]
@@ -157,7 +156,7 @@ fn reads_and_writes_are_revoked_with_one_flush() {
     let read = domain.map(Buf::new(1, &drops), ToDevice).unwrap();
     let write = domain.map(Buf::new(1, &drops), FromDevice).unwrap();
     let mut revoked = Vec::new();
-    domain.revoke_all([Unrevoked::from(read), Unrevoked::from(write)], &mut revoked);
+    domain.revoke_many([Unrevoked::from(read), Unrevoked::from(write)], &mut revoked);
     assert_eq!((mock.flushes.load(Ordering::SeqCst), revoked.len()), (1, 2));
     drop(revoked);
     // Dropped without its direction it is revoked too.
@@ -169,11 +168,11 @@ fn reads_and_writes_are_revoked_with_one_flush() {
 /// Errors are usable with `?`, whatever the payload: `Buf` is not `Sync`.
 #[test]
 fn errors_with_a_payload_convert() {
-    fn one(owner: &mut Local, buf: Buf) -> Result<Buf, BackendError> {
+    fn one(owner: &mut DomainLocal, buf: Buf) -> Result<Buf, BackendError> {
         let mapping = owner.map(buf, Bidirectional)?;
         Ok(owner.wait(mapping.revoke())?)
     }
-    fn boxed(owner: &mut Local, buf: Buf) -> Result<Buf, Box<dyn core::error::Error>> {
+    fn boxed(owner: &mut DomainLocal, buf: Buf) -> Result<Buf, Box<dyn core::error::Error>> {
         let mapping = owner.map(buf, Bidirectional)?;
         Ok(owner.wait(mapping.revoke())?)
     }
@@ -262,7 +261,7 @@ fn mappings_of_a_batch_whose_iterator_panics_are_revoked_and_dropped() {
         assert!(left > 0, "an iterator");
         left -= 1;
     });
-    assert!(panics(|| domain.revoke_all(failing, &mut revoked)));
+    assert!(panics(|| domain.revoke_many(failing, &mut revoked)));
     assert_eq!((mock.pages.lock().len(), drops.load(Ordering::SeqCst), revoked.len()), (0, 3, 1));
     drop(revoked.remove(0).wait().unwrap());
     assert_eq!(domain.stats().quarantined, 0);

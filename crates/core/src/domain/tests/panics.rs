@@ -4,7 +4,6 @@
 use super::*;
 use crate::domain::PinnedWindows;
 use crate::mem::DmaMemory;
-use crate::share::Shared;
 use crate::table::PinnedLeaf;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -78,7 +77,7 @@ fn step<R>(run: impl FnOnce() -> R) -> Option<R> {
 
 /// Every way in which a mapping ends, by owners and by anyone. Returns how many payloads there
 /// were.
-fn use_all(domain: &Shared<Domain>, drops: &Arc<AtomicUsize>) -> usize {
+fn use_all(domain: &Domain, drops: &Arc<AtomicUsize>) -> usize {
     let made = AtomicUsize::new(0);
     let new = || {
         made.fetch_add(1, Ordering::Relaxed);
@@ -131,7 +130,7 @@ fn a_backend_that_panics_loses_no_payload() {
             while_unwinding: Mutex::default(),
         });
         let space = IovaSpace::new(39).unwrap();
-        let domain = Shared::new(Domain::new(Box::new(Arc::clone(&fragile)), space));
+        let domain = Domain::new(Box::new(Arc::clone(&fragile)), space);
         let made = use_all(&domain, &drops);
         calls = fragile.calls.load(Ordering::Relaxed);
         fragile.at.store(usize::MAX, Ordering::Relaxed);
@@ -151,7 +150,7 @@ fn a_backend_that_panics_loses_no_payload() {
         assert_eq!((stats.owners, stats.live), (0, 0), "{at}: {panicked:?} {stats:?}");
         assert!(mock.pages.lock().len() <= lost, "{at}: {panicked:?}");
         // Its windows are closed, but those of which something is quarantined.
-        domain.reclaim_idle();
+        domain.space.reclaim_idle();
         let windows = domain.stats().windows;
         assert!(windows == 0 || lost > 0, "{at}: {panicked:?} {windows} windows");
     }

@@ -58,11 +58,11 @@ fn a_buffer_is_one_extent() {
 fn a_map_that_fails_at_a_later_piece_is_undone() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
-    let empty = domain.iovas.stats();
+    let empty = domain.space.iovas.stats();
     let failed = domain.map(scattered([2, 9], &drops), Bidirectional).map(drop).unwrap_err();
     assert!(matches!(failed.error, BackendError::NotRegistered { .. }) && failed.payload.is_some());
     assert!(mock.pages.lock().is_empty());
-    assert_eq!((mock.flushes.load(Ordering::SeqCst), domain.iovas.stats()), (1, empty));
+    assert_eq!((mock.flushes.load(Ordering::SeqCst), domain.space.iovas.stats()), (1, empty));
 }
 
 #[test]

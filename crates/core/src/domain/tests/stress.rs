@@ -10,7 +10,7 @@ fn stress_mappings_wander_between_owners_that_come_and_go() {
     const THREADS: usize = 4;
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
-    let empty = domain.iovas.stats();
+    let empty = domain.space.iovas.stats();
     let domain = Shared::new(domain);
     let rounds = if cfg!(miri) { 20 } else { 600 };
     let hands: [Mutex<Vec<Revoked<Buf>>>; THREADS] = Default::default();
@@ -52,5 +52,5 @@ fn stress_mappings_wander_between_owners_that_come_and_go() {
     assert_eq!((stats.live, stats.held_bytes, stats.windows, stats.owners), (0, 0, 0, 0));
     assert_eq!((stats.quarantined, stats.maps), (0, made.load(Ordering::Relaxed) as u64));
     assert_eq!(drops.load(Ordering::SeqCst), made.load(Ordering::Relaxed));
-    assert_eq!(domain.iovas.stats(), empty);
+    assert_eq!(domain.space.iovas.stats(), empty);
 }

@@ -68,31 +68,31 @@ fn run(domain: &Domain, owner: &mut Owner, changes: impl IntoIterator<Item = Cha
     for change in changes {
         match change {
             Change::Alloc(pages) => {
-                let addresses = owner.alloc(domain, pages * 4096, || 4096).unwrap();
+                let addresses = owner.alloc(&domain.space, pages * 4096, || 4096).unwrap();
                 good &= model.add(&addresses) && addresses.iova.len() == pages * 4096;
                 all.push(addresses);
             }
-            Change::Prepare(pages) => owner.prepare(domain, pages * 4096),
+            Change::Prepare(pages) => owner.prepare(&domain.space, pages * 4096),
             Change::Free(i) | Change::FreeElsewhere(i) if !all.is_empty() => {
                 let addresses: Addresses = all.swap_remove(i % all.len());
                 model.remove(&addresses);
                 match change {
-                    Change::Free(_) => owner.release(domain, addresses),
-                    _ => Anyone.release(domain, addresses),
+                    Change::Free(_) => owner.release(&domain.space, addresses),
+                    _ => Anyone.release(&domain.space, addresses),
                 }
             }
             Change::FreeMany(count) => {
                 for addresses in all.drain(..count.min(all.len())) {
                     model.remove(&addresses);
-                    owner.release(domain, addresses);
+                    owner.release(&domain.space, addresses);
                 }
             }
             _ => {}
         }
-        let held = domain.windows.load(Ordering::Relaxed) * WINDOW_BYTES;
+        let held = domain.space.windows.load(Ordering::Relaxed) * WINDOW_BYTES;
         good &= held <= 2 * model.peak + SPARE_BYTES + WINDOW_BYTES;
     }
-    all.into_iter().for_each(|addresses| owner.release(domain, addresses));
+    all.into_iter().for_each(|addresses| owner.release(&domain.space, addresses));
     good
 }
 
@@ -102,11 +102,11 @@ proptest! {
     fn no_address_is_handed_out_twice_before_it_returns(changes in changes(), bits in 13u32..30) {
         let mock = Arc::new(Mock::default());
         let domain = Domain::new(Box::new(mock), IovaSpace::new(bits.max(25)).unwrap());
-        let empty = domain.iovas.stats();
-        let mut owner = domain.register_owner();
+        let empty = domain.space.iovas.stats();
+        let mut owner = domain.space.register_owner();
         prop_assert!(run(&domain, &mut owner, changes));
-        domain.retire_owner(&mut owner);
-        prop_assert_eq!(domain.iovas.stats(), empty);
+        domain.space.retire_owner(&mut owner);
+        prop_assert_eq!(domain.space.iovas.stats(), empty);
         prop_assert_eq!((domain.stats().windows, domain.stats().quarantined), (0, 0));
     }
 }
@@ -117,7 +117,7 @@ proptest! {
 fn what_an_owner_holds_is_bounded_however_it_returns() {
     for elsewhere in [0, 2, 9] {
         let (_mock, domain, _) = domain();
-        let mut owner = domain.register_owner();
+        let mut owner = domain.space.register_owner();
         let (mut random, mut live) = (Random::new(7), 0);
         let changes = std::iter::from_fn(|| {
             let grows = live < 20_000 && random.below(64) != 0;
@@ -140,7 +140,7 @@ fn what_an_owner_holds_is_bounded_however_it_returns() {
             elsewhere > 0 || kept == 16 + 1,
             "{kept} windows are kept without anything in them"
         );
-        domain.retire_owner(&mut owner);
+        domain.space.retire_owner(&mut owner);
         assert_eq!(domain.stats().windows, 0);
     }
 }
@@ -148,19 +148,19 @@ fn what_an_owner_holds_is_bounded_however_it_returns() {
 #[test]
 fn addresses_are_in_order_and_a_window_is_recycled_as_a_whole() {
     let (_mock, domain, _) = domain();
-    let mut owner = domain.register_owner();
-    let alloc = |owner: &mut Owner, bytes| owner.alloc(&domain, bytes, || 4096).unwrap();
+    let mut owner = domain.space.register_owner();
+    let alloc = |owner: &mut Owner, bytes| owner.alloc(&domain.space, bytes, || 4096).unwrap();
     let first: Vec<_> = (0..512).map(|_| alloc(&mut owner, 4096)).collect();
     assert!(first.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start()));
     assert!(first[0].iova.start().is_aligned(WINDOW_BYTES));
     let start = first[0].iova.start();
     let mut rest = first.into_iter();
     let last = rest.next_back().unwrap();
-    rest.for_each(|addresses| owner.release(&domain, addresses));
+    rest.for_each(|addresses| owner.release(&domain.space, addresses));
     // One page of it is live: all others are left alone.
     let second = alloc(&mut owner, 4096);
     assert!(!IovaRange::new(start, WINDOW_BYTES).unwrap().overlaps(&second.iova));
-    Anyone.release(&domain, last);
+    Anyone.release(&domain.space, last);
     // Half a window does not fit behind `second` twice.
     let large: Vec<_> = (0..2).map(|_| alloc(&mut owner, MAX_BYTES)).collect();
     assert_eq!(large[1].iova.start(), start, "recycled, once what others returned is collected");
@@ -177,17 +177,18 @@ fn addresses_are_in_order_and_a_window_is_recycled_as_a_whole() {
 fn a_space_without_windows_still_serves_its_owners() {
     let mock = Arc::new(Mock::default());
     let domain = Domain::new(Box::new(mock), IovaSpace::new(23).unwrap()); // four windows, without the first page
-    let mut owner = domain.register_owner();
-    let all: Vec<_> = (0..2047).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
+    let mut owner = domain.space.register_owner();
+    let all: Vec<_> =
+        (0..2047).map(|_| owner.alloc(&domain.space, 4096, || 4096).unwrap()).collect();
     assert_eq!(all.iter().filter(|addresses| is_in_window(addresses)).count(), 3 * 512);
-    assert!(owner.alloc(&domain, 4096, || 4096).is_err());
+    assert!(owner.alloc(&domain.space, 4096, || 4096).is_err());
     let odd =
         all.into_iter().enumerate().filter(|(i, _)| i % 2 == 1).map(|(_, addresses)| addresses);
-    odd.for_each(|addresses| Anyone.release(&domain, addresses));
+    odd.for_each(|addresses| Anyone.release(&domain.space, addresses));
     for _ in 0..1023 {
-        drop(owner.alloc(&domain, 4096, || 4096).unwrap());
+        drop(owner.alloc(&domain.space, 4096, || 4096).unwrap());
     }
-    assert!(owner.alloc(&domain, 4096, || 4096).is_err());
+    assert!(owner.alloc(&domain.space, 4096, || 4096).is_err());
 }
 
 /// What is left of a window that the next allocation does not fit in is used again with the rest of
@@ -195,10 +196,11 @@ fn a_space_without_windows_still_serves_its_owners() {
 #[test]
 fn the_rest_of_a_window_is_not_lost() {
     let (_mock, domain, _) = domain();
-    let mut owner = domain.register_owner();
+    let mut owner = domain.space.register_owner();
     for _ in 0..100 {
-        let all = [256, 255, 2].map(|pages| owner.alloc(&domain, pages * 4096, || 4096).unwrap());
-        all.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+        let all =
+            [256, 255, 2].map(|pages| owner.alloc(&domain.space, pages * 4096, || 4096).unwrap());
+        all.into_iter().for_each(|addresses| owner.release(&domain.space, addresses));
     }
     assert!(domain.stats().windows <= 3, "{}", domain.stats().windows);
 }
@@ -208,14 +210,16 @@ fn the_rest_of_a_window_is_not_lost() {
 #[test]
 fn a_length_that_is_not_whole_granules_never_comes_from_a_window() {
     let (_mock, domain, _) = domain();
-    let mut owner = domain.register_owner();
-    let before = owner.alloc(&domain, 4096, || 4096).unwrap();
+    let mut owner = domain.space.register_owner();
+    let before = owner.alloc(&domain.space, 4096, || 4096).unwrap();
     for bytes in [1, 4095, 4097, 6144] {
         assert!(
-            !owner.alloc(&domain, bytes, || 4096).is_ok_and(|addresses| is_in_window(&addresses))
+            !owner
+                .alloc(&domain.space, bytes, || 4096)
+                .is_ok_and(|addresses| is_in_window(&addresses))
         );
     }
-    let after = owner.alloc(&domain, 4096, || 4096).unwrap();
+    let after = owner.alloc(&domain.space, 4096, || 4096).unwrap();
     assert_eq!(after.iova.start(), before.iova.end());
 }
 
@@ -224,41 +228,41 @@ fn a_length_that_is_not_whole_granules_never_comes_from_a_window() {
 #[test]
 fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
     let (_mock, domain, _) = domain();
-    let mut owner = domain.register_owner();
+    let mut owner = domain.space.register_owner();
     let all: Vec<_> =
-        (0..400 * 512).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
+        (0..400 * 512).map(|_| owner.alloc(&domain.space, 4096, || 4096).unwrap()).collect();
     let (mut kept, mut rest) = (Vec::new(), Vec::new());
     for (n, addresses) in all.into_iter().enumerate() {
         if n % 128 == 5 { kept.push(addresses) } else { rest.push(addresses) }
     }
-    rest.into_iter().for_each(|addresses| owner.release(&domain, addresses));
+    rest.into_iter().for_each(|addresses| owner.release(&domain.space, addresses));
     let held = domain.stats().windows;
-    let in_use = domain.iovas.stats().bytes_in_use;
+    let in_use = domain.space.iovas.stats().bytes_in_use;
     for pages in [256, 200, 130] {
-        owner.prepare(&domain, pages * 4096);
+        owner.prepare(&domain.space, pages * 4096);
         let batch: Vec<_> =
-            (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
-        owner.end_batch(&domain);
+            (0..pages).map(|_| owner.alloc(&domain.space, 4096, || 4096).unwrap()).collect();
+        owner.end_batch(&domain.space);
         let contiguous = batch.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start());
         assert!(contiguous, "{pages} pages in the windows' holes");
         // What a batch does not take of it returns, and the next alloc comes from a window again.
-        owner.prepare(&domain, pages * 4096);
-        let one = owner.alloc(&domain, 4096, || 4096).unwrap();
-        owner.end_batch(&domain);
-        let next = owner.alloc(&domain, 4096, || 4096).unwrap();
+        owner.prepare(&domain.space, pages * 4096);
+        let one = owner.alloc(&domain.space, 4096, || 4096).unwrap();
+        owner.end_batch(&domain.space);
+        let next = owner.alloc(&domain.space, 4096, || 4096).unwrap();
         assert!(is_in_window(&next) && !is_in_window(&one));
         batch
             .into_iter()
             .chain([one, next])
-            .for_each(|addresses| owner.release(&domain, addresses));
+            .for_each(|addresses| owner.release(&domain.space, addresses));
         assert_eq!(domain.stats().windows, held);
     }
-    assert_eq!(domain.iovas.stats().bytes_in_use, in_use);
+    assert_eq!(domain.space.iovas.stats().bytes_in_use, in_use);
     // One that never ended, because its caller panicked, ends with the owner.
-    owner.prepare(&domain, MAX_BYTES);
-    kept.into_iter().for_each(|addresses| owner.release(&domain, addresses));
-    domain.retire_owner(&mut owner);
-    assert_eq!(domain.iovas.stats().bytes_in_use, 0);
+    owner.prepare(&domain.space, MAX_BYTES);
+    kept.into_iter().for_each(|addresses| owner.release(&domain.space, addresses));
+    domain.space.retire_owner(&mut owner);
+    assert_eq!(domain.space.iovas.stats().bytes_in_use, 0);
 }
 
 /// What an owner keeps for later is given up, also the window of the current run and what others
@@ -266,33 +270,37 @@ fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
 #[test]
 fn idle_windows_are_given_up_and_a_run_goes_on() {
     let (_mock, domain, _) = domain();
-    let mut owner = domain.register_owner();
-    assert!(!owner.give_up_idle(&domain), "there is none");
+    let mut owner = domain.space.register_owner();
+    assert!(!owner.give_up_idle(&domain.space), "there is none");
     for elsewhere in [false, true] {
         for pages in [1, 3 * 512] {
             let all: Vec<_> =
-                (0..pages).map(|_| owner.alloc(&domain, 4096, || 4096).unwrap()).collect();
+                (0..pages).map(|_| owner.alloc(&domain.space, 4096, || 4096).unwrap()).collect();
             for addresses in all {
                 if elsewhere {
-                    Anyone.release(&domain, addresses);
+                    Anyone.release(&domain.space, addresses);
                 } else {
-                    owner.release(&domain, addresses);
+                    owner.release(&domain.space, addresses);
                 }
             }
-            assert!(owner.give_up_idle(&domain));
-            assert_eq!((domain.stats().windows, domain.iovas.stats().bytes_in_use), (0, 0));
+            assert!(owner.give_up_idle(&domain.space));
+            assert_eq!((domain.stats().windows, domain.space.iovas.stats().bytes_in_use), (0, 0));
         }
     }
-    let (first, idle) =
-        (owner.alloc(&domain, MAX_BYTES, || 4096), owner.alloc(&domain, MAX_BYTES, || 4096));
-    let behind = owner.alloc(&domain, 4096, || 4096).unwrap();
-    [first, idle].into_iter().for_each(|addresses| owner.release(&domain, addresses.unwrap()));
-    assert!(owner.give_up_idle(&domain));
-    let next = owner.alloc(&domain, 4096, || 4096).unwrap();
+    let (first, idle) = (
+        owner.alloc(&domain.space, MAX_BYTES, || 4096),
+        owner.alloc(&domain.space, MAX_BYTES, || 4096),
+    );
+    let behind = owner.alloc(&domain.space, 4096, || 4096).unwrap();
+    [first, idle]
+        .into_iter()
+        .for_each(|addresses| owner.release(&domain.space, addresses.unwrap()));
+    assert!(owner.give_up_idle(&domain.space));
+    let next = owner.alloc(&domain.space, 4096, || 4096).unwrap();
     assert_eq!((next.iova.start(), domain.stats().windows), (behind.iova.end(), 1));
     // Nothing is left but that one, and the rest of it.
-    assert!(!owner.give_up_idle(&domain));
-    [behind, next].into_iter().for_each(|addresses| owner.release(&domain, addresses));
-    domain.retire_owner(&mut owner);
+    assert!(!owner.give_up_idle(&domain.space));
+    [behind, next].into_iter().for_each(|addresses| owner.release(&domain.space, addresses));
+    domain.space.retire_owner(&mut owner);
     assert_eq!(domain.stats().windows, 0);
 }

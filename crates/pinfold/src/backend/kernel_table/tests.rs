@@ -59,7 +59,7 @@ fn a_buffer_of_small_pages_is_one_entry() {
         buffers.into_iter().map(|b| domain.map(b, Bidirectional).unwrap()).collect();
     assert_eq!(kernel.entries(), 8, "8 GiB in 8 buffers of 262,144 pages each");
     let mut revoked = Vec::new();
-    domain.revoke_all(mapped, &mut revoked);
+    domain.revoke_many(mapped, &mut revoked);
     assert!(
         revoked.iter().all(|r| r.is_quiesced()),
         "the kernel's unmap has completed when it returns"

@@ -5,7 +5,7 @@ use super::handle::ArenaMemory;
 use super::state::{Run, State};
 use crate::memory::buffer::Buffer;
 use pinfold_core::frame::{Frame, Order, ZoneLocal};
-use pinfold_core::share::{Hold, Stock};
+use pinfold_core::share::Stock;
 use std::fmt;
 
 /// The most frames that are moved at once.

@@ -3,7 +3,7 @@
 use super::pinned::{Nowhere, domain};
 use super::*;
 use crate::access::FromDevice;
-use crate::domain::{Domain, Local, Mapping, Revoked};
+use crate::domain::{DomainLocal, Mapping, Revoked};
 use crate::sync::{lock_count, longest_hold, rmw_count, rmw_reset};
 
 /// Read-modify-writes of a mapping through an owner, locks included: none of its own, and those of
@@ -13,7 +13,7 @@ fn owners_share_next_to_nothing() {
     const ROUNDS: usize = 200;
     let (_unit, domain) = domain(64, Scattered::default());
     let mut local = domain.local();
-    let batch = |local: &mut Local, many: usize| {
+    let batch = |local: &mut DomainLocal, many: usize| {
         let mappings: Vec<_> =
             (0..many).map(|_| local.map(Nowhere(1), FromDevice).unwrap()).collect();
         let mut revoked: Vec<Revoked<Nowhere>> = Vec::with_capacity(many);
@@ -34,7 +34,7 @@ fn owners_share_next_to_nothing() {
 /// with the mapping.
 fn each(
     queue: Scattered,
-    mut end: impl FnMut(&mut Local, Mapping<Nowhere, FromDevice>),
+    mut end: impl FnMut(&mut DomainLocal, Mapping<Nowhere, FromDevice>),
 ) -> (f64, f64) {
     const ROUNDS: u32 = 4096;
     let (_unit, domain) = domain(64, queue);
@@ -56,7 +56,7 @@ fn each(
 /// wait.
 #[test]
 fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
-    type Case = (&'static str, fn(&mut Local, Mapping<Nowhere, FromDevice>));
+    type Case = (&'static str, fn(&mut DomainLocal, Mapping<Nowhere, FromDevice>));
     let cases: [Case; 4] = [
         ("unmap", |local, mapping| {
             let Nowhere(_) = local.unmap(mapping).unwrap();
@@ -68,7 +68,7 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
         ("revoke and look", |local, mapping| {
             let revoked = local.revoke(mapping);
             while !revoked.is_quiesced() {
-                local.call(|backend| backend.wait(revoked.ticket(), None)).unwrap();
+                local.domain.call(|backend| backend.wait(revoked.ticket(), None)).unwrap();
             }
             let Nowhere(_) = local.poll(revoked).unwrap();
         }),
@@ -76,7 +76,7 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
             let mut revoked = local.revoke(mapping);
             while let Err(again) = local.poll(revoked) {
                 revoked = again;
-                local.call(|backend| backend.wait(revoked.ticket(), None)).unwrap();
+                local.domain.call(|backend| backend.wait(revoked.ticket(), None)).unwrap();
             }
         }),
     ];
@@ -134,11 +134,11 @@ fn no_lock_is_held_for_longer_because_more_is_revoked() {
     let (unit, domain) = domain(PAGES, slow());
     let mapped: Vec<_> =
         (0..1_000_000).map(|_| domain.map(Nowhere(1), FromDevice).unwrap()).collect();
-    let (mut revoked, before): (Vec<Revoked<Nowhere, &Domain>>, _) =
+    let (mut revoked, before): (Vec<Revoked<Nowhere>>, _) =
         (Vec::with_capacity(mapped.len()), unit.stats().table_pages);
     let count = mapped.len();
     rmw_reset();
-    domain.revoke_all(mapped, &mut revoked);
+    domain.revoke_many(mapped, &mut revoked);
     assert!(unit.stats().table_pages_retired > 1800);
     show("by a domain", count);
     assert!(revoked.into_iter().all(|one| one.wait().is_ok()));

@@ -4,7 +4,6 @@ use super::*;
 use crate::access::{Bidirectional, FromDevice};
 use crate::domain::{Domain, DomainId, Mapping, Pinned, Unrevoked};
 use crate::iova::IovaSpace;
-use crate::share::Shared;
 use crate::table::{MappedRun, PinnedLeaf};
 use core::task::Poll;
 
@@ -63,11 +62,11 @@ impl Backend for Seen {
     }
 }
 
-pub(super) fn domain(pages: usize, queue: Scattered) -> (Unit, Shared<Domain>) {
+pub(super) fn domain(pages: usize, queue: Scattered) -> (Unit, Domain) {
     let unit = Arc::new(paged(pages, queue));
     let domain =
         Domain::new(Box::new(Seen(Arc::clone(&unit))), IovaSpace::new(unit.bits()).unwrap());
-    (unit, Shared::new(domain))
+    (unit, domain)
 }
 
 pub(super) fn is_mapped(unit: &Unit, at: IovaRange) -> bool {
@@ -111,7 +110,10 @@ fn a_window_is_pinned_until_its_owner_and_all_mappings_are_gone() {
     while unit.wait_for_retired(unit.deferred.reclaimed()) {}
     assert_eq!(unit.stats().table_pages, pages);
     let stats = domain.stats();
-    assert_eq!((stats.windows, stats.quarantined, domain.iovas.stats().bytes_in_use), (0, 0, 0));
+    assert_eq!(
+        (stats.windows, stats.quarantined, domain.space.iovas.stats().bytes_in_use),
+        (0, 0, 0)
+    );
 }
 
 /// Of a mapping in its owner's window, of one beside others that are revoked, of one whose owner is
@@ -251,7 +253,7 @@ fn table_pages_of_idle_owners_are_reclaimed_for_a_map() {
     // The root, a page of level 2, and four windows.
     let (_unit, domain) = domain(6, Scattered::default());
     let mut idle = domain.local();
-    let map = |local: &mut crate::domain::Local| local.map(Nowhere(256), FromDevice);
+    let map = |local: &mut crate::domain::DomainLocal| local.map(Nowhere(256), FromDevice);
     let held: Vec<_> = (0..8).map(|_| map(&mut idle).unwrap()).collect();
     let mut owner = domain.local();
     assert!(map(&mut owner).is_err(), "they are in use");

@@ -3,10 +3,10 @@
 use super::pinned::{Nowhere, Unit, domain, is_mapped};
 use super::*;
 use crate::access::FromDevice;
-use crate::domain::{Local, Revoked};
+use crate::domain::{DomainLocal, Revoked};
 
 /// Maps and revokes a page, and looks whether its entry is cleared.
-fn revoke_one(unit: &Unit, local: &mut Local) -> Revoked<Nowhere> {
+fn revoke_one(unit: &Unit, local: &mut DomainLocal) -> Revoked<Nowhere> {
     let mapping = local.map(Nowhere(1), FromDevice).unwrap();
     let at = mapping.iova();
     let revoked = local.revoke(mapping);
