@@ -82,30 +82,17 @@
 //! # }
 //! ```
 
-mod addresses;
 mod backend;
-#[cfg(feature = "bench-internals")]
-mod bare;
-mod counts;
 mod error;
 mod future;
-mod granules;
-mod held;
-mod id;
-mod local;
+mod late;
 #[cfg(all(test, loom))]
 mod loom_model;
 mod map;
 mod mapping;
 mod owner;
-mod owners;
-mod payload;
-mod pending;
-mod release;
-mod reservation;
 mod revoked;
 mod space;
-mod static_map;
 mod statics;
 mod stats;
 mod table_backend;
@@ -116,17 +103,14 @@ mod window;
 mod windows;
 
 pub use backend::{Backend, PinnedWindows, Properties};
-#[cfg(feature = "bench-internals")]
-pub use bare::BareAddresses;
 pub use error::BackendError;
 pub use future::Quiesced;
-pub use id::DomainId;
-pub use local::DomainLocal;
-pub use map::MapManyError;
-pub use mapping::{MapError, Mapping, Unrevoked};
-pub use payload::{Payload, Pinned};
-pub use reservation::{Reservation, StaticMapping};
+pub use mapping::{MapError, MapManyError, Mapping, Payload, Pinned, Unrevoked};
+#[cfg(feature = "bench-internals")]
+pub use owner::BareAddresses;
+pub use owner::DomainLocal;
 pub use revoked::{NotQuiesced, Revoked};
-pub use space::Domain;
+pub use space::{Domain, DomainId};
+pub use statics::{Reservation, StaticMapping};
 pub use stats::{BackendStats, DomainStats};
 pub use table_backend::{ExtentCache, PhysExtent, PhysTranslator, TableBackend};

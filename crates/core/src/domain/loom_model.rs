@@ -4,10 +4,10 @@
 //! Each range of addresses stands for a cell that its mapping uses: loom reports a use that is not
 //! ordered before the use by the next mapping at that address.
 
-use super::addresses::{Addresses, Origin};
+use super::late::Due;
 use super::owner::{Anyone, Caller, Owner};
-use super::pending::Due;
 use super::stats::BackendStats;
+use super::window::{Addresses, Origin};
 use super::windows::MAX_BYTES;
 use super::{Backend, BackendError, Domain};
 use crate::access::Access;
@@ -267,7 +267,7 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
             let due = Due::At(Ticket(ticket));
             domain.space.keep_reachable(std::sync::Arc::clone(&dropped), addresses, due, true);
         }
-        let other = Arc::clone(&domain.space);
+        let other = Arc::clone(&domain);
         let other = thread::spawn(move || other.release_late());
         told.store(2, Ordering::Release);
         domain.release_late();

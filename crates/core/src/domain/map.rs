@@ -1,68 +1,17 @@
-//! Mapping payloads, and revoking many mappings at once.
+//! Mapping a payload: at the static mapping that it is in, or at addresses of its own.
 
-use super::addresses::{Addresses, Origin};
 use super::error::BackendError;
-use super::mapping::{MapError, Mapping, Unrevoked};
+use super::late::Due;
+use super::mapping::{MapError, Mapping, Pinned, pieces};
 use super::owner::{Anyone, Caller};
-use super::payload::{Pinned, pieces};
-use super::pending::Due;
-use super::revoked::Revoked;
 use super::space::{Domain, PAGE_BYTES, Space, alignment, check_pages};
+use super::window::{Addresses, Origin};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange};
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
-use crate::table::{PinnedLeaf, TableError};
-use alloc::vec::Vec;
-use core::fmt;
-
-/// A failed [`DomainLocal::map_many`](super::DomainLocal::map_many), with the payloads.
-///
-/// `?` converts it to a [`BackendError`] where they are not needed.
-#[derive(thiserror::Error)]
-#[error("payload {index} of a batch: {error}")]
-pub struct MapManyError<P> {
-    /// What was to be mapped, in its order, without those that a device may still reach
-    /// ([`BackendError::stays_reachable`], or a flush of the rollback that is late): the domain
-    /// holds these until their flush completes, or they are quarantined.
-    pub payloads: Vec<P>,
-    /// Which of them was refused, counted from 0.
-    pub index: usize,
-    /// The reason.
-    #[source]
-    pub error: BackendError,
-}
-
-impl<P> fmt::Debug for MapManyError<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MapManyError")
-            .field("index", &self.index)
-            .field("error", &self.error)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<P> From<MapManyError<P>> for BackendError {
-    /// Drops the payloads.
-    fn from(failed: MapManyError<P>) -> Self {
-        failed.error
-    }
-}
-
-/// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator
-/// panics before that, they are dropped, each of which revokes: as a [`Revoked`] that never was,
-/// each would be quarantined by its wait.
-struct Batch<'r, P: Pinned> {
-    revoked: &'r mut Vec<Revoked<P>>,
-    first: usize,
-}
-
-impl<P: Pinned> Drop for Batch<'_, P> {
-    fn drop(&mut self) {
-        self.revoked.truncate(self.first);
-    }
-}
+use crate::table::TableError;
 
 /// A payload while a backend maps it. If that panics, a device may reach the payload: it is
 /// quarantined.
@@ -77,24 +26,6 @@ impl<P> CleanUp for Unmapped<'_, P> {
         core::mem::forget(self.payload);
         self.domain.count_quarantined(self.bytes);
     }
-}
-
-/// Joins ranges that follow each other in one window, or outside of all pinned ones.
-fn joined<'p>(
-    ranges: impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)>,
-) -> impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)> {
-    let mut ranges = ranges.peekable();
-    core::iter::from_fn(move || {
-        let (mut range, pin) = ranges.next()?;
-        let address = |pin: Option<&'p PinnedLeaf>| pin.map(core::ptr::from_ref);
-        let follows = |range: IovaRange, next: &(IovaRange, Option<&'p PinnedLeaf>)| {
-            next.0.start() == range.end() && address(next.1) == address(pin)
-        };
-        while let Some((next, _)) = ranges.next_if(|next| follows(range, next)) {
-            range = range.merged(&next)?;
-        }
-        Some((range, pin))
-    })
 }
 
 /// Returns how many bytes of addresses the payloads need.
@@ -138,18 +69,6 @@ impl Domain {
         let (payload, addresses) =
             self.space.map_payload(&mut Anyone, payload, direction, Some(limit))?;
         Ok(Mapping::new(self.space.clone(), payload, addresses))
-    }
-
-    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
-    /// [`Mapping`] or, to mix reads and writes, an [`Unrevoked`].
-    ///
-    /// Allocates nothing if `revoked` has the capacity.
-    pub fn revoke_many<P: Pinned, M: Into<Unrevoked<P>>>(
-        &self,
-        mappings: impl IntoIterator<Item = M>,
-        revoked: &mut Vec<Revoked<P>>,
-    ) {
-        self.space.revoke_many_by(&mut Anyone, mappings, revoked);
     }
 }
 
@@ -196,43 +115,6 @@ impl Space {
                 Err(MapError { payload, error })
             }
         }
-    }
-
-    pub(super) fn revoke_many_by<P: Pinned, M: Into<Unrevoked<P>>>(
-        &self,
-        caller: &mut impl Caller,
-        mappings: impl IntoIterator<Item = M>,
-        revoked: &mut Vec<Revoked<P>>,
-    ) {
-        self.release_late();
-        let mut batch = Batch { first: revoked.len(), revoked };
-        for mapping in mappings {
-            let mapping = mapping.into();
-            // Cleared in the third pass, when it has arrived.
-            mapping.prefetch();
-            batch.revoked.push(if mapping.belongs_to(self) {
-                mapping.into_revoked()
-            } else {
-                mapping.revoke()
-            });
-        }
-        let new = batch.revoked.get_mut(batch.first..).unwrap_or_default();
-        let mut any = false;
-        for revoked in new.iter_mut().filter(|new| new.belongs_to(self)) {
-            revoked.begin_revoke(caller);
-            any |= revoked.to_revoke().is_some();
-        }
-        let here = |new: &&Revoked<P>| new.belongs_to(self);
-        let mut ranges = joined(new.iter().filter(here).filter_map(Revoked::to_revoke));
-        if any && let Ok(ticket) = self.call(|backend| backend.revoke(&mut ranges)) {
-            drop(ranges);
-            let here = |new: &&mut Revoked<P>| new.belongs_to(self) && new.to_revoke().is_some();
-            for revoked in new.iter_mut().filter(here) {
-                revoked.set_ticket(ticket);
-            }
-            self.limit_held(caller, ticket);
-        }
-        batch.first = usize::MAX;
     }
 
     /// Maps memory at addresses of the domain's choice. An error comes with the addresses through

@@ -1,42 +1,208 @@
-//! A mapping that has been revoked: its payload is returned when no device can reach it.
+//! The end of a mapping: it is revoked, held until no device can reach its payload, and returned.
 
 use super::error::BackendError;
-use super::held::MappedPayload;
+use super::late::Due;
+use super::mapping::{Pinned, Unrevoked};
 use super::owner::{Anyone, Caller};
-use super::payload::Pinned;
-use super::space::Space;
+use super::space::{Domain, Space};
+use super::window::Addresses;
 use crate::addr::IovaRange;
-use crate::drop_guard::DropGuard;
+use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{Ticket, WaitLimit};
+use crate::known_bad::{self, Mistake};
 use crate::share::Shared;
 use crate::table::PinnedLeaf;
+use alloc::vec::Vec;
 use core::fmt;
 use core::task::{Poll, Waker};
 
-/// A buffer whose flush had not completed when the wait for it ended.
+/// A payload and its addresses, from its map until it is returned: mapped, or revoked.
 ///
-/// `?` converts it to a [`BackendError`]; a buffer in it then stays with the domain until its flush
-/// completes.
-#[derive(thiserror::Error)]
-#[error("{error}")]
-pub struct NotQuiesced<P: Pinned> {
-    /// The buffer, to be waited for again. `None` where the flush never completes, or access could
-    /// not be revoked: then the buffer is quarantined.
-    pub revoked: Option<Revoked<P>>,
-    /// The reason.
-    #[source]
-    pub error: BackendError,
+/// Its clean-up revokes access unless that has happened, waits unless a wait has failed before, and
+/// drops the payload.
+pub(super) struct MappedPayload<P: Pinned> {
+    /// Before `domain`, so that a payload that is dropped is dropped first.
+    pub(super) payload: P,
+    /// Its share of the domain.
+    pub(super) domain: Shared<Space>,
+    pub(super) addresses: Addresses,
+    /// [`Ticket::NEVER`] until it is revoked, and for good if that fails or panics.
+    ticket: Ticket,
+    revoked: bool,
+    /// Whether a wait has ended before the flush completed.
+    late: bool,
 }
 
-impl<P: Pinned> fmt::Debug for NotQuiesced<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NotQuiesced").field("error", &self.error).finish_non_exhaustive()
+impl<P: Pinned> MappedPayload<P> {
+    #[inline(always)]
+    pub(super) fn new(domain: Shared<Space>, payload: P, addresses: Addresses) -> Self {
+        let ticket = if addresses.is_fixed() { Ticket::COMPLETED } else { Ticket::NEVER };
+        Self { payload, domain, addresses, ticket, revoked: false, late: false }
+    }
+
+    /// Clears its entries and requests its flush, unless it is mapped for its lifetime.
+    #[inline(always)]
+    pub(super) fn revoke(&mut self, caller: &mut impl Caller) {
+        self.domain.release_late();
+        self.begin_revoke(caller);
+        let Some(range) = self.to_revoke() else { return };
+        let revoked = self.domain.call(|backend| backend.revoke(&mut core::iter::once(range)));
+        if let Ok(ticket) = revoked {
+            self.set_ticket(ticket);
+            self.domain.limit_held(caller, ticket);
+        }
+    }
+
+    /// Counts it as revoked, with a ticket that never completes: should the backend panic in the
+    /// revocation, the payload is quarantined.
+    #[inline(always)]
+    fn begin_revoke(&mut self, caller: &mut impl Caller) {
+        self.revoked = true;
+        caller.counts(&self.domain).count_revoked(self.addresses.held_bytes());
+    }
+
+    /// Notes the ticket, once its entries are cleared.
+    #[inline(always)]
+    fn set_ticket(&mut self, ticket: Ticket) {
+        self.ticket = ticket;
+        self.domain.release_if_mistaken(&self.addresses);
+    }
+
+    #[inline(always)]
+    fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Returns the range that the backend has to revoke, if any, with the pin of its window.
+    fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
+        (!self.addresses.is_fixed()).then(|| (self.addresses.iova, self.addresses.pin()))
+    }
+
+    #[inline(always)]
+    fn is_quiesced(&self) -> bool {
+        self.addresses.is_fixed()
+            || known_bad::makes(Mistake::BufferEarly)
+            || self.domain.has_completed(self.ticket)
+    }
+
+    /// Waits by `wait`.
+    #[inline(always)]
+    pub(super) fn quiesce(
+        &mut self,
+        wait: impl FnOnce(&Space, Ticket) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if self.addresses.is_fixed() || known_bad::makes(Mistake::BufferEarly) {
+            self.late = false;
+            return Ok(());
+        }
+        let result = match self.ticket {
+            Ticket::NEVER => Err(BackendError::NotRevoked),
+            ticket => wait(&self.domain, ticket),
+        };
+        match result {
+            Ok(()) => {
+                self.late = false;
+                Ok(())
+            }
+            Err(error) => {
+                self.late = error.late_ticket().is_some();
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns the payload. Only when quiesced.
+    #[inline(always)]
+    pub(super) fn release(self, caller: &mut impl Caller) -> (P, Shared<Space>) {
+        let Self { payload, domain, addresses, .. } = self;
+        caller.counts(&domain).count_no_longer_held(addresses.held_bytes());
+        caller.counts(&domain).count_unmapped();
+        domain.finish_unmap(caller, addresses);
+        (payload, domain)
+    }
+
+    /// Leaves the payload with the domain: until its flush completes if `late`, else for good.
+    fn leave(self, late: bool) {
+        // No call of the backend: should it panic, the payload would be dropped.
+        match self.ticket {
+            Ticket::NEVER => self.keep(Due::Never),
+            ticket => self.keep(if late { Due::At(ticket) } else { Due::Never }),
+        }
+    }
+
+    fn keep(self, due: Due) {
+        let Self { payload, domain, addresses, revoked, .. } = self;
+        if revoked {
+            domain.counts().count_no_longer_held(addresses.held_bytes());
+        }
+        domain.keep_reachable(payload, addresses, due, true);
+    }
+
+    /// Drops the payload if it is quiesced, and else leaves it with the domain until its flush
+    /// completes. Never waits.
+    fn abandon(self) {
+        if self.domain.is_unwinding() {
+            return self.park();
+        }
+        let held = DropGuard::new(Unfinished(self));
+        let quiesced = held.0.is_quiesced();
+        let held = held.into_inner().0;
+        if quiesced {
+            drop(held.release(&mut Anyone));
+        } else {
+            held.leave(true);
+        }
+    }
+
+    /// Leaves the payload with the domain, without a call of the backend: the domain revokes
+    /// access, or finds that the flush has completed, when it is called next. Quarantined is only
+    /// what may have been revoked in part.
+    fn park(self) {
+        if self.addresses.is_fixed() {
+            drop(self.release(&mut Anyone));
+            return;
+        }
+        let due = match (self.revoked, self.ticket) {
+            (false, _) => Due::Revocation,
+            (true, Ticket::NEVER) => Due::Never,
+            (true, ticket) => Due::At(ticket),
+        };
+        self.keep(due);
     }
 }
 
-impl<P: Pinned> From<NotQuiesced<P>> for BackendError {
-    fn from(failed: NotQuiesced<P>) -> Self {
-        failed.error
+impl<P: Pinned> CleanUp for MappedPayload<P> {
+    fn clean_up(self) {
+        if self.domain.is_unwinding() {
+            return self.park();
+        }
+        let mut held = DropGuard::new(Unfinished(self));
+        if !held.0.revoked {
+            held.0.revoke(&mut Anyone);
+        }
+        let failed = !held.0.late
+            && held
+                .0
+                .quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket, None)))
+                .is_err();
+        let quiesced = held.0.is_quiesced();
+        let held = held.into_inner().0;
+        if quiesced {
+            drop(held.release(&mut Anyone));
+        } else {
+            let late = held.late || !failed;
+            held.leave(late);
+        }
+    }
+}
+
+/// A clean-up that a panic (of a backend, or in the drop of a late payload) has ended before the
+/// payload was quiesced: it is left with the domain, not dropped with the rest.
+struct Unfinished<P: Pinned>(MappedPayload<P>);
+
+impl<P: Pinned> CleanUp for Unfinished<P> {
+    fn clean_up(self) {
+        self.0.park();
     }
 }
 
@@ -169,19 +335,6 @@ impl<P: Pinned> Revoked<P> {
     pub(super) fn belongs_to(&self, domain: &Space) -> bool {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }
-
-    pub(super) fn begin_revoke(&mut self, caller: &mut impl Caller) {
-        self.0.begin_revoke(caller);
-    }
-
-    pub(super) fn set_ticket(&mut self, ticket: Ticket) {
-        self.0.set_ticket(ticket);
-    }
-
-    /// Returns the range that the backend has to revoke, if any, with the pin of its window.
-    pub(super) fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
-        self.0.to_revoke()
-    }
 }
 
 impl<P: Pinned> fmt::Debug for Revoked<P> {
@@ -190,5 +343,118 @@ impl<P: Pinned> fmt::Debug for Revoked<P> {
             .field("iova", &self.0.addresses.iova)
             .field("ticket", &self.0.ticket())
             .finish_non_exhaustive()
+    }
+}
+
+/// A buffer whose flush had not completed when the wait for it ended.
+///
+/// `?` converts it to a [`BackendError`]; a buffer in it then stays with the domain until its flush
+/// completes.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct NotQuiesced<P: Pinned> {
+    /// The buffer, to be waited for again. `None` where the flush never completes, or access could
+    /// not be revoked: then the buffer is quarantined.
+    pub revoked: Option<Revoked<P>>,
+    /// The reason.
+    #[source]
+    pub error: BackendError,
+}
+
+impl<P: Pinned> fmt::Debug for NotQuiesced<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NotQuiesced").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<P: Pinned> From<NotQuiesced<P>> for BackendError {
+    fn from(failed: NotQuiesced<P>) -> Self {
+        failed.error
+    }
+}
+
+impl Domain {
+    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
+    /// [`Mapping`](super::Mapping) or, to mix reads and writes, an [`Unrevoked`].
+    ///
+    /// Allocates nothing if `revoked` has the capacity.
+    pub fn revoke_many<P: Pinned, M: Into<Unrevoked<P>>>(
+        &self,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P>>,
+    ) {
+        self.space.revoke_many_by(&mut Anyone, mappings, revoked);
+    }
+}
+
+/// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator
+/// panics before that, they are dropped, each of which revokes: as a [`Revoked`] that never was,
+/// each would be quarantined by its wait.
+struct Batch<'r, P: Pinned> {
+    revoked: &'r mut Vec<Revoked<P>>,
+    first: usize,
+}
+
+impl<P: Pinned> Drop for Batch<'_, P> {
+    fn drop(&mut self) {
+        self.revoked.truncate(self.first);
+    }
+}
+
+/// Joins ranges that follow each other in one window, or outside of all pinned ones.
+fn joined<'p>(
+    ranges: impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)>,
+) -> impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)> {
+    let mut ranges = ranges.peekable();
+    core::iter::from_fn(move || {
+        let (mut range, pin) = ranges.next()?;
+        let address = |pin: Option<&'p PinnedLeaf>| pin.map(core::ptr::from_ref);
+        let follows = |range: IovaRange, next: &(IovaRange, Option<&'p PinnedLeaf>)| {
+            next.0.start() == range.end() && address(next.1) == address(pin)
+        };
+        while let Some((next, _)) = ranges.next_if(|next| follows(range, next)) {
+            range = range.merged(&next)?;
+        }
+        Some((range, pin))
+    })
+}
+
+impl Space {
+    /// Revokes as [`Domain::revoke_many`] does, for `caller`.
+    pub(super) fn revoke_many_by<P: Pinned, M: Into<Unrevoked<P>>>(
+        &self,
+        caller: &mut impl Caller,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P>>,
+    ) {
+        self.release_late();
+        let mut batch = Batch { first: revoked.len(), revoked };
+        for mapping in mappings {
+            let mapping = mapping.into();
+            // Cleared in the third pass, when it has arrived.
+            mapping.prefetch();
+            batch.revoked.push(if mapping.belongs_to(self) {
+                mapping.into_revoked()
+            } else {
+                mapping.revoke()
+            });
+        }
+        let new = batch.revoked.get_mut(batch.first..).unwrap_or_default();
+        let mut any = false;
+        for revoked in new.iter_mut().filter(|new| new.belongs_to(self)) {
+            revoked.0.begin_revoke(caller);
+            any |= revoked.0.to_revoke().is_some();
+        }
+        let here = |new: &&Revoked<P>| new.belongs_to(self);
+        let mut ranges = joined(new.iter().filter(here).filter_map(|new| new.0.to_revoke()));
+        if any && let Ok(ticket) = self.call(|backend| backend.revoke(&mut ranges)) {
+            drop(ranges);
+            let here = |new: &&mut Revoked<P>| new.belongs_to(self) && new.0.to_revoke().is_some();
+            for revoked in new.iter_mut().filter(here) {
+                revoked.0.set_ticket(ticket);
+            }
+            self.limit_held(caller, ticket);
+        }
+        batch.first = usize::MAX;
     }
 }

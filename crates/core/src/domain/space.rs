@@ -2,11 +2,10 @@
 //! completes.
 
 use super::backend::Backend;
-use super::counts::{Counts, Writers};
 use super::error::BackendError;
-use super::id::DomainId;
-use super::pending::PendingReleases;
+use super::late::PendingReleases;
 use super::statics::Statics;
+use super::stats::{Counts, Writers};
 use super::window::{OwnerShared, SlotBox};
 use crate::addr::{Iova, IovaRange, PageSize};
 use crate::drop_guard::PanicWatch;
@@ -14,7 +13,7 @@ use crate::invalidate::Ticket;
 use crate::iova::{IovaError, IovaSpace};
 use crate::mem::DmaMemory;
 use crate::share::Shared;
-use crate::sync::{AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicU64, Mutex, Ordering, unique_number};
 use crate::table::MappedRun;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -224,4 +223,14 @@ pub(super) fn alignment(memory: DmaMemory) -> u64 {
         .rev()
         .find(|size| usable(size))
         .map_or(PageSize::Size4K.bytes(), |size| size.bytes())
+}
+
+/// Identifies a domain; unique within the process, and never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct DomainId(u64);
+
+impl DomainId {
+    pub(super) fn next() -> Self {
+        Self(unique_number())
+    }
 }

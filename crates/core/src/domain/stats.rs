@@ -1,6 +1,9 @@
-//! Statistics of a domain and of its backend.
+//! Statistics of a domain and of its backend, the counters behind them, and the limit on what is held.
 
-use crate::invalidate::{InvalidationStats, write_rows};
+use super::owner::Caller;
+use super::space::{Domain, Space};
+use crate::invalidate::{InvalidationStats, Ticket, write_rows};
+use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
 /// What a domain has done so far, and what it holds.
@@ -111,6 +114,222 @@ impl fmt::Display for BackendStats {
             write_rows(f, &[("  limit", limit)])?;
         }
         write!(f, "\n{}", self.invalidations)
+    }
+}
+
+impl Domain {
+    /// Limits what may be revoked and not yet returned to `bytes`: a revocation that exceeds it
+    /// waits for its flush, as a strict one does, and is counted ([`DomainStats::limited`]). At 0
+    /// all of them wait. By default there is no limit; with one, each revocation takes a lock.
+    ///
+    /// What is quiesced and not returned counts too, so a caller that collects
+    /// [`Revoked`](super::Revoked)s without polling them is slowed down as well; likewise what
+    /// callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait that reaches its
+    /// deadline ends, and what it waited for stays held: the limit bounds nothing while the unit
+    /// completes no flush.
+    pub fn set_held_limit(&self, bytes: u64) {
+        self.space.held_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the statistics. O(owners).
+    pub fn stats(&self) -> DomainStats {
+        let (sum, owners) = self.space.count_all();
+        let (deferred, deferred_bytes) = self.space.pending.counts();
+        DomainStats {
+            maps: sum.maps,
+            maps_fixed: sum.maps_fixed,
+            revokes: sum.revokes,
+            unmaps: sum.unmaps,
+            live: sum.maps.saturating_sub(sum.revokes),
+            held_bytes: held_bytes(&sum),
+            limited: sum.limited,
+            refused: sum.refused,
+            owners,
+            windows: self.space.windows.load(Ordering::Relaxed),
+            deferred,
+            deferred_bytes,
+            quarantined: self.space.quarantined.load(Ordering::Relaxed),
+            quarantined_bytes: self.space.quarantined_bytes.load(Ordering::Relaxed),
+            static_mappings: self.space.statics.len() as u64,
+            iova_extents: self.space.iovas.stats().free as u64,
+            backend: self.space.call(|backend| backend.stats()),
+        }
+    }
+}
+
+impl Space {
+    pub(super) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Returns the sum of all counters, and the number of owners.
+    pub(super) fn count_all(&self) -> (Sum, u64) {
+        // With the lock, so that no owner is counted twice or not at all while it is dropped.
+        let owners = self.owners.lock();
+        let all =
+            || core::iter::once(&self.counts).chain(owners.iter().map(|owner| &*owner.counts));
+        let mut sum = Sum::default();
+        all().for_each(|counts| counts.add_revokes_to(&mut sum));
+        all().for_each(|counts| counts.add_rest_to(&mut sum));
+        (sum, owners.len() as u64)
+    }
+
+    /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is:
+    /// the next one reports it.
+    #[inline(always)]
+    pub(super) fn limit_held(&self, caller: &mut impl Caller, ticket: Ticket) {
+        let limit = self.held_limit.load(Ordering::Relaxed);
+        if limit != u64::MAX {
+            self.limit_held_to(limit, caller, ticket);
+        }
+    }
+
+    #[cold]
+    fn limit_held_to(&self, limit: u64, caller: &mut impl Caller, ticket: Ticket) {
+        if limit > 0
+            && held_bytes(&self.count_all().0).saturating_add(self.pending.counts().1) <= limit
+        {
+            return;
+        }
+        caller.counts(self).count_limited();
+        let _ = self.call(|backend| backend.wait(ticket, None));
+    }
+}
+
+/// Returns how many bytes are held by a sum of counters that were read one after another.
+fn held_bytes(sum: &Sum) -> u64 {
+    u64::try_from(sum.held_bytes.cast_signed()).unwrap_or(0)
+}
+
+/// Who changes a set of counters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Writers {
+    /// One thread at a time: by plain loads and stores.
+    One,
+    /// Any thread: by read-modify-writes.
+    Many,
+}
+
+/// What has been done, and by it what is held. The sum over all sets is that of the domain; a
+/// mapping that is made through one and ends through another counts in both.
+#[derive(Debug)]
+pub(super) struct Counts {
+    writers: Writers,
+    maps: AtomicU64,
+    maps_fixed: AtomicU64,
+    revokes: AtomicU64,
+    unmaps: AtomicU64,
+    /// Bytes revoked and not returned. It wraps: what is revoked here may be returned through
+    /// another set.
+    held_bytes: AtomicU64,
+    limited: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// A sum of counters.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Sum {
+    pub(super) maps: u64,
+    pub(super) maps_fixed: u64,
+    pub(super) revokes: u64,
+    pub(super) unmaps: u64,
+    pub(super) held_bytes: u64,
+    pub(super) limited: u64,
+    pub(super) refused: u64,
+}
+
+impl Counts {
+    pub(super) fn new(writers: Writers) -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            writers,
+            maps: zero(),
+            maps_fixed: zero(),
+            revokes: zero(),
+            unmaps: zero(),
+            held_bytes: zero(),
+            limited: zero(),
+            refused: zero(),
+        }
+    }
+
+    /// Release: a revocation that is seen comes after its map, which is then seen too, so that no
+    /// more are revoked than mapped.
+    #[inline]
+    fn add(&self, counter: &AtomicU64, n: u64) {
+        if self.writers == Writers::One {
+            counter.store(counter.load(Ordering::Relaxed).wrapping_add(n), Ordering::Release);
+        } else {
+            counter.fetch_add(n, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    pub(super) fn count_map(&self, fixed: bool) {
+        if fixed {
+            self.add(&self.maps_fixed, 1);
+        }
+        self.add(&self.maps, 1);
+    }
+
+    /// Counts a revocation after which `bytes` are held until they are returned.
+    #[inline]
+    pub(super) fn count_revoked(&self, bytes: u64) {
+        self.add(&self.revokes, 1);
+        self.add(&self.held_bytes, bytes);
+    }
+
+    #[inline]
+    pub(super) fn count_unmapped(&self) {
+        self.add(&self.unmaps, 1);
+    }
+
+    /// Counts `bytes` as no longer held: returned, or left with the domain.
+    #[inline]
+    pub(super) fn count_no_longer_held(&self, bytes: u64) {
+        self.add(&self.held_bytes, bytes.wrapping_neg());
+    }
+
+    /// Counts a revocation that waited because too many bytes were held.
+    pub(super) fn count_limited(&self) {
+        self.add(&self.limited, 1);
+    }
+
+    /// Counts a payload that was not mapped.
+    pub(super) fn count_refused(&self) {
+        self.add(&self.refused, 1);
+    }
+
+    /// Adds all of `sum`: the counters of an owner that is dropped.
+    pub(super) fn add_all(&self, sum: &Sum) {
+        let Sum { maps, maps_fixed, revokes, unmaps, held_bytes, limited, refused } = *sum;
+        let counters = [
+            (&self.maps, maps),
+            (&self.maps_fixed, maps_fixed),
+            (&self.revokes, revokes),
+            (&self.unmaps, unmaps),
+            (&self.held_bytes, held_bytes),
+            (&self.limited, limited),
+            (&self.refused, refused),
+        ];
+        counters.into_iter().for_each(|(counter, n)| self.add(counter, n));
+    }
+
+    /// Adds the revocations to `sum`. Before any [`add_rest_to`](Self::add_rest_to), so that no
+    /// more are seen than maps.
+    pub(super) fn add_revokes_to(&self, sum: &mut Sum) {
+        sum.revokes += self.revokes.load(Ordering::Acquire);
+    }
+
+    /// Adds all others to `sum`.
+    pub(super) fn add_rest_to(&self, sum: &mut Sum) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Acquire);
+        sum.maps += get(&self.maps);
+        sum.maps_fixed += get(&self.maps_fixed);
+        sum.unmaps += get(&self.unmaps);
+        sum.held_bytes = sum.held_bytes.wrapping_add(get(&self.held_bytes));
+        sum.limited += get(&self.limited);
+        sum.refused += get(&self.refused);
     }
 }
 

@@ -8,6 +8,7 @@ use core::task::Poll;
 use std::sync::Arc;
 
 mod future;
+mod granules;
 mod idle;
 mod late;
 mod limit;

@@ -1,8 +1,7 @@
-//! A window: 2 MiB of I/O virtual addresses that one owner allocates from, and what the owner
-//! shares with other threads.
+//! The addresses of a mapping; the window that they come from (2 MiB of I/O virtual addresses that
+//! one owner allocates from), what its owner shares with other threads, and its free granules.
 
-use super::counts::{Counts, Writers};
-use super::granules::{FreeRuns, GRANULES, Granules, WORDS, words};
+use super::stats::{Counts, Writers};
 use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::share::{Shared, Stock};
@@ -14,6 +13,55 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Range;
+
+/// The addresses of a mapping. Dropping them leaves them in use for good.
+#[derive(Debug)]
+#[must_use = "what is dropped stays in use"]
+pub(super) struct Addresses {
+    pub(super) iova: IovaRange,
+    pub(super) origin: Origin,
+}
+
+/// Where addresses come from.
+#[derive(Debug)]
+pub(super) enum Origin {
+    /// The memory stays mapped there for its lifetime: nothing is returned.
+    Fixed,
+    /// The domain's address space.
+    Space,
+    /// An owner's window.
+    Window(WindowShare),
+}
+
+impl Addresses {
+    #[inline(always)]
+    pub(super) fn is_fixed(&self) -> bool {
+        matches!(self.origin, Origin::Fixed)
+    }
+
+    /// Returns the pin of the window that they are in, if there is one.
+    #[inline(always)]
+    pub(super) fn pin(&self) -> Option<&PinnedLeaf> {
+        match &self.origin {
+            Origin::Window(share) => share.window().pin(),
+            Origin::Fixed | Origin::Space => None,
+        }
+    }
+
+    /// Has the processor load the table entry of the first of them, if they are in a pinned window.
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        if let Some(pin) = self.pin() {
+            pin.prefetch(self.iova.start());
+        }
+    }
+
+    /// Returns how many bytes a revocation holds: none of memory that stays mapped.
+    #[inline(always)]
+    pub(super) fn held_bytes(&self) -> u64 {
+        if self.is_fixed() { 0 } else { self.iova.len() }
+    }
+}
 
 /// The length of a window, and its alignment: what one table page of the lowest level maps.
 pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
@@ -182,5 +230,154 @@ impl Slot {
     /// which closes it then.
     pub(super) fn into_window(self) -> Option<Window> {
         self.stock.into_inner()
+    }
+}
+
+/// Granules in a window.
+pub(super) const GRANULES: u32 = 512;
+/// Words of such a map.
+pub(super) const WORDS: usize = (GRANULES / 64) as usize;
+
+/// Which granules of a window are in use: a bit for each of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Granules(pub(super) [u64; WORDS]);
+
+/// Yields the words that `count` granules from `first` on are in, with their bits in each.
+pub(super) fn words(first: u32, count: u32) -> impl Iterator<Item = (usize, u64)> {
+    let end = first.saturating_add(count).min(GRANULES);
+    let mut at = first;
+    core::iter::from_fn(move || {
+        let bits = end.checked_sub(at).filter(|&left| left > 0)?.min(64 - at % 64);
+        let word = ((at / 64) as usize, (u64::MAX >> (64 - bits)) << (at % 64));
+        at += bits;
+        Some(word)
+    })
+}
+
+impl Granules {
+    /// Marks `count` granules from `first` on as in use.
+    #[inline]
+    pub(super) fn set(&mut self, first: u32, count: u32) {
+        for (word, bits) in words(first, count) {
+            if let Some(word) = self.0.get_mut(word) {
+                *word |= bits;
+            }
+        }
+    }
+
+    /// Marks them as free.
+    #[inline]
+    pub(super) fn clear(&mut self, first: u32, count: u32) {
+        let bit = first % 64;
+        if bit + count < 64
+            && let Some(word) = self.0.get_mut((first / 64) as usize)
+        {
+            // All in one word, as most are.
+            *word &= !(((1 << count) - 1) << bit);
+            return;
+        }
+        for (word, bits) in words(first, count) {
+            if let Some(word) = self.0.get_mut(word) {
+                *word &= !bits;
+            }
+        }
+    }
+
+    /// Marks all that `others` contains as free, and returns how many it contains.
+    pub(super) fn clear_all(&mut self, others: &Self) -> u32 {
+        let mut cleared = 0;
+        for (word, bits) in self.0.iter_mut().zip(others.0) {
+            *word &= !bits;
+            cleared += bits.count_ones();
+        }
+        cleared
+    }
+
+    /// Returns the first run of at least `count` free granules at or behind `from`, in full.
+    ///
+    /// # Errors
+    /// The length of the longest run there.
+    pub(super) fn free_run(&self, from: u32, count: u32) -> Result<Range<u32>, u32> {
+        let mut longest = 0;
+        let mut start = self.next(from, 0);
+        while start < GRANULES {
+            let end = self.next(start, u64::MAX);
+            if end - start >= count {
+                return Ok(start..end);
+            }
+            longest = longest.max(end - start);
+            start = self.next(end, 0);
+        }
+        Err(longest)
+    }
+
+    /// Returns the first granule at or behind `from` that is free, if `wanted` is 0, or in use, if
+    /// it is all ones; 512 if there is none.
+    fn next(&self, from: u32, wanted: u64) -> u32 {
+        let mut at = from;
+        while let Some(&word) = self.0.get((at / 64) as usize) {
+            let found = !(word ^ wanted) & (u64::MAX << (at % 64));
+            if found != 0 {
+                return at - at % 64 + found.trailing_zeros();
+            }
+            at = at - at % 64 + 64;
+        }
+        GRANULES
+    }
+}
+
+/// The granules of a window, of which runs that are free are taken. It remembers how long a run can
+/// be at most, so that a window full of short ones is searched once, and not for each longer run
+/// that is wanted.
+#[derive(Debug)]
+pub(super) struct FreeRuns {
+    used: Granules,
+    /// No free run is longer.
+    longest: u32,
+}
+
+impl FreeRuns {
+    /// Returns those of a window that is free.
+    pub(super) fn new() -> Self {
+        Self { used: Granules::default(), longest: GRANULES }
+    }
+
+    /// Marks `count` granules from `first` on as free.
+    #[inline(always)]
+    pub(super) fn free(&mut self, first: u32, count: u32) {
+        self.used.clear(first, count);
+        if self.longest < GRANULES {
+            // At worst they join two of the longest.
+            self.longest = (2 * self.longest + count).min(GRANULES);
+        }
+    }
+
+    /// Marks all that `others` contains as free, and returns how many it contains.
+    pub(super) fn free_all(&mut self, others: &Granules) -> u32 {
+        let freed = self.used.clear_all(others);
+        if freed > 0 {
+            self.longest = GRANULES;
+        }
+        freed
+    }
+
+    /// Takes the first run of at least `count` granules at or behind `from`, all of it. O(1) if too
+    /// little has become free since a search of the whole window found none.
+    pub(super) fn take(&mut self, from: u32, count: u32) -> Option<Range<u32>> {
+        if self.longest < count {
+            return None;
+        }
+        match self.used.free_run(from, count) {
+            Ok(run) => {
+                self.used.set(run.start, run.end - run.start);
+                Some(run)
+            }
+            Err(longest) => {
+                if from == 0 {
+                    self.longest = longest;
+                }
+                None
+            }
+        }
     }
 }

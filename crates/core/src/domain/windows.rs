@@ -10,9 +10,10 @@
 //! all owners closed. Not so the window of the current run, and what others have returned and the
 //! owner has not collected.
 
-use super::granules::{FreeRuns, GRANULES};
 use super::space::Space;
-use super::window::{IDLE, OwnerShared, Slot, SlotBox, Window, WindowShare};
+use super::window::{
+    FreeRuns, GRANULES, IDLE, OwnerShared, Slot, SlotBox, WINDOW_BYTES, Window, WindowShare,
+};
 use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::share::{Shared, Stock};
@@ -349,5 +350,51 @@ impl Windows {
             }
         }
         false
+    }
+}
+
+impl Space {
+    /// Closes the idle windows of all owners. Returns whether there were any. O(owners).
+    #[cold]
+    pub(super) fn reclaim_idle(&self) -> bool {
+        let owners = self.owners.lock();
+        let mut abandoned = self.abandoned.lock();
+        owners.iter().for_each(|owner| abandoned.append(&mut owner.idle.lock()));
+        drop((abandoned, owners));
+        self.close_abandoned()
+    }
+
+    /// Closes windows that no owner uses. Returns whether there were any. If the backend panics,
+    /// the others stay in the list.
+    pub(super) fn close_abandoned(&self) -> bool {
+        let mut any = false;
+        loop {
+            // Closed without the lock.
+            let Some(slot) = self.abandoned.lock().pop() else { return any };
+            self.close_window(slot.into_window());
+            any = true;
+        }
+    }
+
+    /// Opens a window for an owner; `None` if there are no addresses.
+    pub(super) fn open_window(&self, owner: &Arc<OwnerShared>) -> Option<Window> {
+        let range = self.alloc_iova(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
+        self.windows.fetch_add(1, Ordering::Relaxed);
+        // Without a pin it is mapped as any other range.
+        let pin = self.call(|backend| backend.windows()?.pin(range).ok());
+        Some(Window::new(range, pin, Arc::clone(owner)))
+    }
+
+    /// Closes a window whose last share was given up, if there is one: nothing is mapped in it.
+    pub(super) fn close_window(&self, window: Option<Window>) {
+        if let Some(window) = window {
+            let (range, pin) = window.into_parts();
+            self.windows.fetch_sub(1, Ordering::Relaxed);
+            if let Some(pin) = pin {
+                // If it panics, the addresses stay in use.
+                self.call(|backend| backend.windows().map(|windows| windows.unpin(pin)));
+            }
+            self.free_iova(range);
+        }
     }
 }

@@ -2,9 +2,9 @@
 //! those that it has closed.
 
 use super::*;
-use crate::domain::addresses::{Addresses, Origin};
 use crate::domain::owner::{Anyone, Caller, Owner};
 use crate::domain::window::WINDOW_BYTES;
+use crate::domain::window::{Addresses, Origin};
 
 fn is_in_window(addresses: &Addresses) -> bool {
     matches!(addresses.origin, Origin::Window(_))

@@ -1,8 +1,8 @@
 //! An owner's windows against a list of what is live.
 
 use super::*;
-use crate::domain::addresses::Addresses;
 use crate::domain::owner::{Anyone, Caller, Owner};
+use crate::domain::window::Addresses;
 use crate::domain::window::WINDOW_BYTES;
 use crate::domain::windows::MAX_BYTES;
 use crate::testing::Random;
@@ -34,7 +34,7 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
 }
 
 fn is_in_window(addresses: &Addresses) -> bool {
-    matches!(addresses.origin, crate::domain::addresses::Origin::Window(_))
+    matches!(addresses.origin, crate::domain::window::Origin::Window(_))
 }
 
 /// The live ranges, none of which overlap.
