@@ -39,10 +39,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> (T, usize) {
     }
 }
 
-fn revoked(
-    domain: &Domain,
-    bus: &crate::SoftBus,
-) -> Revoked<Pages, impl std::ops::Deref<Target = Domain>> {
+fn revoked(domain: &Domain, bus: &crate::SoftBus) -> Revoked<Pages> {
     domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap().revoke()
 }
 
