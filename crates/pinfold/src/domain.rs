@@ -114,7 +114,7 @@ use std::sync::Arc;
 /// let sent = local.map(arena.alloc(4096)?, ToDevice)?; // ... and read this one
 /// let mut revoked = Vec::with_capacity(2);
 /// local.revoke_many([Unrevoked::from(received), sent.into()], &mut revoked); // one flush for both
-/// println!("the flush is done: {}", local.has_quiesced(&revoked[0])); // never waits
+/// println!("the flush is done: {}", revoked[0].is_quiesced()); // never waits
 /// for one in revoked {
 ///     let buffer = local.wait(one)?; // no device reaches it any more
 ///     let mapping = local.map(buffer, FromDevice)?;

@@ -194,14 +194,6 @@ impl DomainLocal {
         revoked.poll_by(&mut self.owner).map(|held| self.take_back(held))
     }
 
-    /// Returns whether [`poll`](Self::poll) would return the buffer, without moving the value: ask
-    /// it of the first of a queue, and take that one out and [wait](Self::wait) for it when it is
-    /// true.
-    #[inline(always)]
-    pub fn has_quiesced<P: Pinned>(&mut self, revoked: &Revoked<P>) -> bool {
-        revoked.has_quiesced()
-    }
-
     /// Waits for the buffer, as [`Revoked::wait`] does.
     ///
     /// # Errors
@@ -317,7 +309,7 @@ pub(super) trait Caller {
         None
     }
 
-    /// Returns where `memory` is mapped for its lifetime, as [`Domain::static_at`] does.
+    /// Returns where `memory` is mapped for its lifetime, if the domain has it at `start`.
     fn static_at(
         &mut self,
         domain: &Space,

@@ -230,7 +230,9 @@ impl<P: Pinned> Revoked<P> {
         self.0.addresses.iova
     }
 
-    /// Whether the ticket has completed: then [`poll`](Self::poll) returns the buffer.
+    /// Whether the ticket has completed: then [`poll`](Self::poll) returns the buffer. Moves
+    /// nothing, so it is the cheap question to the first of a queue.
+    #[inline(always)]
     pub fn is_quiesced(&self) -> bool {
         self.0.is_quiesced()
     }
@@ -267,13 +269,8 @@ impl<P: Pinned> Revoked<P> {
 
     #[inline(always)]
     pub(super) fn poll_by(self, caller: &mut impl Caller) -> Result<(P, Shared<Space>), Self> {
-        if self.has_quiesced() { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
-    }
-
-    #[inline(always)]
-    pub(super) fn has_quiesced(&self) -> bool {
         self.0.domain.release_late();
-        self.0.is_quiesced()
+        if self.is_quiesced() { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
     }
 
     #[inline(always)]

@@ -100,12 +100,6 @@ impl Domain {
         })?;
         Ok(reservation.mapping(iova))
     }
-
-    /// Returns where `memory` is mapped for its lifetime, if this domain has it mapped at `start`.
-    /// O(log statics).
-    pub fn static_at(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
-        self.space.statics.find(start, memory, access)
-    }
 }
 
 /// A reserved range of a domain's address space, for [`Domain::map_at`](super::Domain::map_at).

@@ -241,9 +241,9 @@ fn what_is_mapped_for_life_counts_for_its_access_only() {
     // SAFETY: unmapped below, before the memory is freed; no reference into it is made.
     let fixed = unsafe { domain.map_static(buf.memory(), Access::READ) }.unwrap();
     let at = fixed.iova().start();
-    assert!(domain.static_at(at, buf.memory(), Access::READ).is_some());
-    assert_eq!(domain.static_at(at, buf.memory(), Access::WRITE), None);
-    assert_eq!(domain.static_at(at, buf.memory(), Access::READ | Access::WRITE), None);
+    assert!(domain.space.statics.find(at, buf.memory(), Access::READ).is_some());
+    assert_eq!(domain.space.statics.find(at, buf.memory(), Access::WRITE), None);
+    assert_eq!(domain.space.statics.find(at, buf.memory(), Access::READ | Access::WRITE), None);
     domain.unmap_static(fixed).unwrap();
 }
 

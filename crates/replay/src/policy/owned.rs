@@ -234,7 +234,7 @@ impl<'p> Single<'p> {
     /// Frees what is quiesced. Only the last look costs more than a load.
     #[inline]
     fn poll(&mut self, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError> {
-        while self.held.front().is_some_and(|first| self.owner.has_quiesced(first)) {
+        while self.held.front().is_some_and(Revoked::is_quiesced) {
             self.wait(freed)?;
         }
         Ok(())

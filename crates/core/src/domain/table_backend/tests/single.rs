@@ -25,7 +25,7 @@ fn a_single_revocation_requests_its_flush_at_once() {
     };
     let revoked = revoke_one(&unit, &mut local);
     assert_eq!(requested(), (1, 1));
-    assert!(local.has_quiesced(&revoked) && local.poll(revoked).is_ok());
+    assert!(revoked.is_quiesced() && local.poll(revoked).is_ok());
     let mapping = local.map(Nowhere(1), FromDevice).unwrap();
     assert!(local.unmap(mapping).is_ok());
     assert_eq!(requested(), (2, 2));
