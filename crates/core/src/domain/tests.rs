@@ -8,17 +8,11 @@ use core::task::Poll;
 use std::sync::Arc;
 
 mod future;
-mod granules;
-mod idle;
 mod late;
-mod limit;
-mod local;
+mod map;
 mod mock;
 mod model;
-mod owned;
-mod panics;
-mod pieces;
-mod stress;
+mod owner;
 mod windows;
 
 use mock::{Buf, Mock, complete, domain, numbers};
