@@ -1,7 +1,7 @@
 //! Waiting for a revocation in an `async` function.
 
-use super::mapping::Pinned;
 use super::owner::Anyone;
+use super::payload::Pinned;
 use super::revoked::{NotQuiesced, Revoked};
 use core::fmt;
 use core::future::{Future, IntoFuture};

@@ -2,8 +2,10 @@
 
 use super::error::BackendError;
 use super::late::Due;
-use super::mapping::{MapError, Mapping, Pinned, pieces};
+use super::mapping::{MapError, Mapping, Unrevoked};
 use super::owner::{Anyone, Caller};
+use super::payload::{Pinned, pieces};
+use super::revoked::Revoked;
 use super::space::{Domain, PAGE_BYTES, Space, alignment, check_pages};
 use super::window::{Addresses, Origin};
 use crate::access::{Access, Direction};
@@ -11,7 +13,8 @@ use crate::addr::{Iova, IovaRange};
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
-use crate::table::TableError;
+use crate::table::{PinnedLeaf, TableError};
+use alloc::vec::Vec;
 
 /// A payload while a backend maps it. If that panics, a device may reach the payload: it is
 /// quarantined.
@@ -313,5 +316,91 @@ impl Space {
             return Err(BackendError::NotContiguous { addr: first.addr(), len, run: first.len() });
         }
         self.alloc_up_to(caller, len, || align, limit)
+    }
+}
+
+impl Domain {
+    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
+    /// [`Mapping`] or, to mix reads and writes, an [`Unrevoked`].
+    ///
+    /// Allocates nothing if `revoked` has the capacity.
+    pub fn revoke_many<P: Pinned, M: Into<Unrevoked<P>>>(
+        &self,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P>>,
+    ) {
+        self.space.revoke_many_by(&mut Anyone, mappings, revoked);
+    }
+}
+
+/// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator
+/// panics before that, they are dropped, each of which revokes: as a [`Revoked`] that never was,
+/// each would be quarantined by its wait.
+struct Batch<'r, P: Pinned> {
+    revoked: &'r mut Vec<Revoked<P>>,
+    first: usize,
+}
+
+impl<P: Pinned> Drop for Batch<'_, P> {
+    fn drop(&mut self) {
+        self.revoked.truncate(self.first);
+    }
+}
+
+/// Joins ranges that follow each other in one window, or outside of all pinned ones.
+fn joined<'p>(
+    ranges: impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)>,
+) -> impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)> {
+    let mut ranges = ranges.peekable();
+    core::iter::from_fn(move || {
+        let (mut range, pin) = ranges.next()?;
+        let address = |pin: Option<&'p PinnedLeaf>| pin.map(core::ptr::from_ref);
+        let follows = |range: IovaRange, next: &(IovaRange, Option<&'p PinnedLeaf>)| {
+            next.0.start() == range.end() && address(next.1) == address(pin)
+        };
+        while let Some((next, _)) = ranges.next_if(|next| follows(range, next)) {
+            range = range.merged(&next)?;
+        }
+        Some((range, pin))
+    })
+}
+
+impl Space {
+    /// Revokes as [`Domain::revoke_many`] does, for `caller`.
+    pub(super) fn revoke_many_by<P: Pinned, M: Into<Unrevoked<P>>>(
+        &self,
+        caller: &mut impl Caller,
+        mappings: impl IntoIterator<Item = M>,
+        revoked: &mut Vec<Revoked<P>>,
+    ) {
+        self.release_late();
+        let mut batch = Batch { first: revoked.len(), revoked };
+        for mapping in mappings {
+            let mapping = mapping.into();
+            // Cleared in the third pass, when it has arrived.
+            mapping.prefetch();
+            batch.revoked.push(if mapping.belongs_to(self) {
+                mapping.into_revoked()
+            } else {
+                mapping.revoke()
+            });
+        }
+        let new = batch.revoked.get_mut(batch.first..).unwrap_or_default();
+        let mut any = false;
+        for revoked in new.iter_mut().filter(|new| new.belongs_to(self)) {
+            revoked.0.begin_revoke(caller);
+            any |= revoked.0.to_revoke().is_some();
+        }
+        let here = |new: &&Revoked<P>| new.belongs_to(self);
+        let mut ranges = joined(new.iter().filter(here).filter_map(|new| new.0.to_revoke()));
+        if any && let Ok(ticket) = self.call(|backend| backend.revoke(&mut ranges)) {
+            drop(ranges);
+            let here = |new: &&mut Revoked<P>| new.belongs_to(self) && new.0.to_revoke().is_some();
+            for revoked in new.iter_mut().filter(here) {
+                revoked.0.set_ticket(ticket);
+            }
+            self.limit_held(caller, ticket);
+        }
+        batch.first = usize::MAX;
     }
 }

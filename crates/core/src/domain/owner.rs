@@ -1,284 +1,18 @@
-//! [`DomainLocal`]: one owner's handle to a domain, and what the owner has to itself.
+//! Who maps and unmaps: any thread, or the owner of a handle; and the limit on what is held.
 
 use super::error::BackendError;
-use super::mapping::{MapError, MapManyError, Mapping, Pinned, Unrevoked};
-use super::revoked::{NotQuiesced, Revoked};
-use super::space::{Domain, Space};
+use super::space::{Space, held_bytes};
 use super::statics::Hit;
 use super::stats::{Counts, Sum};
 use super::table_backend::phys::ExtentCache;
 use super::window::{Addresses, Origin, OwnerShared};
 use super::windows::{MAX_BYTES, Windows};
-use crate::access::{Access, Direction};
+use crate::access::Access;
 use crate::addr::{Iova, IovaRange};
-use crate::invalidate::{Ticket, WaitLimit};
+use crate::invalidate::Ticket;
 use crate::mem::DmaMemory;
-use crate::share::{Shared, Stock};
+use crate::sync::Ordering;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
-use core::fmt;
-
-/// One owner's handle to a domain: one for each thread that maps and unmaps.
-///
-/// A mapping made with it is ended with it, by [`unmap`](Self::unmap), or by
-/// [`revoke`](Self::revoke) or [`revoke_many`](Self::revoke_many) and later [`wait`](Self::wait) or
-/// [`poll`](Self::poll); see the [module](super) for what each means. The handle keeps its domain,
-/// as its mappings do, and can move between threads.
-///
-/// # Addresses
-/// Up to 1 MiB its mappings get addresses from *windows* that are the owner's alone: 2 MiB of
-/// address space, handed out in order, so that mappings made one after another are contiguous and
-/// share a table page and a flush. A window is used again when all that was mapped in it has been
-/// returned. Longer mappings get addresses from the domain.
-///
-/// What an owner holds back is bounded: at most twice the addresses that its mappings in windows
-/// had at their peak, and 128 MiB, and a table page for each of these windows. Up to 16 windows (32
-/// MiB) without a mapping are kept for its next maps. Where a map of any owner finds no addresses
-/// or no table page left, those of all owners are closed; an owner that makes no calls then keeps
-/// one window, wherever that is, and besides those whose mappings others have ended, until it maps
-/// again or is dropped. A handle that is forgotten (`mem::forget`) keeps these for good, and stays
-/// counted in [`DomainStats::owners`](super::DomainStats::owners).
-///
-/// Mappings that end elsewhere (dropped, or waited for by another thread) are returned to their
-/// owner's windows, or, when that has been dropped, to the domain with the last of their window.
-///
-/// Its calls count in counters of their own, take no lock and make no atomic read-modify-write,
-/// except where windows change hands (once in 512 pages), and in the [`Backend`](super::Backend).
-pub struct DomainLocal {
-    /// Before `domain`, which it is dropped before: also if its retirement panics.
-    pub(super) owner: Owner,
-    pub(super) domain: Stock<Space>,
-}
-
-impl Domain {
-    /// Returns a new owner's handle. Takes a lock.
-    pub fn local(&self) -> DomainLocal {
-        DomainLocal { owner: self.space.register_owner(), domain: self.space.stock() }
-    }
-}
-
-impl DomainLocal {
-    /// Returns a handle of the domain.
-    pub fn domain(&self) -> Domain {
-        Domain { space: self.domain.share() }
-    }
-
-    /// Maps `payload` for the device, as [`Domain::map`] does.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub fn map<P: Pinned, D: Direction>(
-        &mut self,
-        payload: P,
-        direction: D,
-    ) -> Result<Mapping<P, D>, MapError<P>> {
-        let (payload, addresses) =
-            self.domain.map_payload(&mut self.owner, payload, direction, None)?;
-        Ok(Mapping::new(self.domain.issue(), payload, addresses))
-    }
-
-    /// Maps `payload` at addresses up to `limit`, as [`Domain::map_up_to`] does: from the domain,
-    /// not from a window.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn map_up_to<P: Pinned, D: Direction>(
-        &mut self,
-        payload: P,
-        direction: D,
-        limit: Iova,
-    ) -> Result<Mapping<P, D>, MapError<P>> {
-        let (payload, addresses) =
-            self.domain.map_payload(&mut self.owner, payload, direction, Some(limit))?;
-        Ok(Mapping::new(self.domain.issue(), payload, addresses))
-    }
-
-    /// Maps all of `payloads`, or none. Up to 1 MiB altogether they are contiguous, in their order,
-    /// unless the address space has no free range as long, or some stay mapped for their lifetime.
-    ///
-    /// # Errors
-    /// [`MapManyError`]: nothing is mapped, and the payloads are returned. If one is refused, those before it are revoked
-    /// with one flush, which is waited for.
-    #[expect(clippy::type_complexity, reason = "the types are those of `map`, in a `Vec`")]
-    pub fn map_many<P: Pinned, D: Direction>(
-        &mut self,
-        payloads: impl IntoIterator<Item = P>,
-        direction: D,
-    ) -> Result<Vec<Mapping<P, D>>, MapManyError<P>> {
-        let payloads: Vec<P> = payloads.into_iter().collect();
-        self.owner.prepare(&self.domain, super::map::total_bytes(&payloads));
-        let mut mappings = Vec::with_capacity(payloads.len());
-        let mut payloads = payloads.into_iter();
-        let refused = payloads.find_map(|payload| match self.map(payload, direction) {
-            Ok(mapping) => {
-                mappings.push(mapping);
-                None
-            }
-            Err(refused) => Some(refused),
-        });
-        self.owner.end_batch(&self.domain);
-        let Some(MapError { payload, error }) = refused else { return Ok(mappings) };
-        let index = mappings.len();
-        let mut returned = self.undo(mappings);
-        returned.extend(payload.into_iter().chain(payloads));
-        Err(MapManyError { payloads: returned, index, error })
-    }
-
-    /// Ends mappings that were made for nothing, and returns their payloads.
-    fn undo<P: Pinned, D: Direction>(&mut self, mappings: Vec<Mapping<P, D>>) -> Vec<P> {
-        let mut revoked = Vec::with_capacity(mappings.len());
-        self.revoke_many(mappings, &mut revoked);
-        revoked.into_iter().filter_map(|one| self.wait(one).ok()).collect()
-    }
-
-    /// Revokes access, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its
-    /// direction.
-    ///
-    /// The table entries are cleared and the flush is requested when this returns; its request takes
-    /// a lock that all owners share, once. [`revoke_many`](Self::revoke_many) requests one flush for
-    /// many.
-    #[inline(always)]
-    pub fn revoke<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P>>) -> Revoked<P> {
-        let unrevoked = mapping.into();
-        if !unrevoked.belongs_to(&self.domain) {
-            return unrevoked.revoke();
-        }
-        unrevoked.revoke_by(&mut self.owner)
-    }
-
-    /// Revokes many mappings with one flush, and appends them to `revoked`, as
-    /// [`Domain::revoke_many`] does. Mappings of different directions are passed as [`Unrevoked`]:
-    /// `[Unrevoked::from(received), sent.into()]`.
-    ///
-    /// Allocates nothing if `revoked` has the capacity.
-    pub fn revoke_many<P: Pinned>(
-        &mut self,
-        mappings: impl IntoIterator<Item: Into<Unrevoked<P>>>,
-        revoked: &mut Vec<Revoked<P>>,
-    ) {
-        self.domain.revoke_many_by(&mut self.owner, mappings, revoked);
-    }
-
-    /// Revokes access and waits, as [`Mapping::unmap`] does.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub fn unmap<P: Pinned>(
-        &mut self,
-        mapping: impl Into<Unrevoked<P>>,
-    ) -> Result<P, BackendError> {
-        let mut unrevoked = mapping.into();
-        if !unrevoked.belongs_to(&self.domain) {
-            return Ok(unrevoked.revoke().wait()?);
-        }
-        match unrevoked.revoke_and_wait(&mut self.owner) {
-            Ok(()) => {
-                let held = unrevoked.into_quiesced(&mut self.owner);
-                Ok(self.take_back(held))
-            }
-            Err(error) => Err(unrevoked.into_revoked().keep(error).error),
-        }
-    }
-
-    /// Returns the buffer if its ticket has completed, as [`Revoked::poll`] does.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub fn poll<P: Pinned>(&mut self, revoked: Revoked<P>) -> Result<P, Revoked<P>> {
-        if !revoked.belongs_to(&self.domain) {
-            return revoked.poll();
-        }
-        revoked.poll_by(&mut self.owner).map(|held| self.take_back(held))
-    }
-
-    /// Waits for the buffer, as [`Revoked::wait`] does.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub fn wait<P: Pinned>(&mut self, revoked: Revoked<P>) -> Result<P, NotQuiesced<P>> {
-        self.wait_within(revoked, None)
-    }
-
-    /// Waits for at most `limit`, for instance [`WaitLimit::within`] a duration, as
-    /// [`Revoked::wait_for`] does.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn wait_for<P: Pinned>(
-        &mut self,
-        revoked: Revoked<P>,
-        limit: WaitLimit,
-    ) -> Result<P, NotQuiesced<P>> {
-        self.wait_within(revoked, Some(limit))
-    }
-
-    /// Waits for all of `revoked` at once, for at most `limit` from now altogether, and yields the
-    /// outcome of each in its order. One wait, of the last of their tickets; those of another
-    /// domain are waited for one by one.
-    ///
-    /// What the iterator is not asked for is dropped as any [`Revoked`] is.
-    ///
-    /// # Errors
-    /// As for [`wait_for`](Self::wait_for), for each: those whose flush has not completed are
-    /// returned, to be waited for again, or quarantined if it never completes.
-    pub fn wait_many_for<P: Pinned>(
-        &mut self,
-        revoked: Vec<Revoked<P>>,
-        limit: WaitLimit,
-    ) -> impl Iterator<Item = Result<P, NotQuiesced<P>>> {
-        let here = revoked.iter().filter(|one| one.belongs_to(&self.domain));
-        let last = here.map(Revoked::ticket).filter(|ticket| *ticket != Ticket::NEVER).max();
-        let waited =
-            last.map_or(Ok(()), |last| self.domain.call(|backend| backend.wait(last, Some(limit))));
-        revoked.into_iter().map(move |one| {
-            if !one.belongs_to(&self.domain) {
-                return one.wait_within(Some(limit));
-            }
-            let outcome = one.quiesce_by(&mut self.owner, |domain, ticket| match &waited {
-                Err(error) if !domain.has_completed(ticket) => {
-                    Err(error.clone().for_ticket(ticket))
-                }
-                _ => Ok(()),
-            });
-            outcome.map(|held| self.take_back(held))
-        })
-    }
-
-    #[inline(always)]
-    fn wait_within<P: Pinned>(
-        &mut self,
-        revoked: Revoked<P>,
-        limit: Option<WaitLimit>,
-    ) -> Result<P, NotQuiesced<P>> {
-        if !revoked.belongs_to(&self.domain) {
-            return revoked.wait_within(limit);
-        }
-        revoked.wait_by(&mut self.owner, limit).map(|held| self.take_back(held))
-    }
-
-    #[inline(always)]
-    fn take_back<P>(&mut self, (payload, share): (P, Shared<Space>)) -> P {
-        self.domain.take_back(share);
-        payload
-    }
-}
-
-impl Drop for DomainLocal {
-    /// O(windows held).
-    fn drop(&mut self) {
-        self.domain.retire_owner(&mut self.owner);
-    }
-}
-
-impl fmt::Debug for DomainLocal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DomainLocal").field("domain", &self.domain()).finish_non_exhaustive()
-    }
-}
 
 /// Where addresses come from and return to, and where that is counted.
 pub(super) trait Caller {
@@ -488,37 +222,25 @@ impl Space {
             self.close_abandoned();
         }
     }
-}
 
-/// An owner's addresses without a mapping, for benchmarks of their allocation. Dropping them leaves
-/// them in use for good.
-#[cfg(feature = "bench-internals")]
-#[derive(Debug)]
-#[must_use = "what is dropped stays in use"]
-pub struct BareAddresses(Addresses);
-
-#[cfg(feature = "bench-internals")]
-impl BareAddresses {
-    /// Returns the range.
-    pub fn range(&self) -> IovaRange {
-        self.0.iova
-    }
-}
-
-#[cfg(feature = "bench-internals")]
-impl DomainLocal {
-    /// Allocates `len` bytes of addresses, whole pages, as a map does.
-    ///
-    /// # Errors
-    /// As for an allocation of the domain's address space.
+    /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is:
+    /// the next one reports it.
     #[inline(always)]
-    pub fn alloc_addresses(&mut self, len: u64) -> Result<BareAddresses, BackendError> {
-        self.owner.alloc(&self.domain, len, || super::space::PAGE_BYTES as u64).map(BareAddresses)
+    pub(super) fn limit_held(&self, caller: &mut impl Caller, ticket: Ticket) {
+        let limit = self.held_limit.load(Ordering::Relaxed);
+        if limit != u64::MAX {
+            self.limit_held_to(limit, caller, ticket);
+        }
     }
 
-    /// Frees them, as the end of a mapping does.
-    #[inline(always)]
-    pub fn free_addresses(&mut self, addresses: BareAddresses) {
-        self.owner.release(&self.domain, addresses.0);
+    #[cold]
+    fn limit_held_to(&self, limit: u64, caller: &mut impl Caller, ticket: Ticket) {
+        if limit > 0
+            && held_bytes(&self.count_all().0).saturating_add(self.pending.counts().1) <= limit
+        {
+            return;
+        }
+        caller.counts(self).count_limited();
+        let _ = self.call(|backend| backend.wait(ticket, None));
     }
 }

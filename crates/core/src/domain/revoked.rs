@@ -1,19 +1,21 @@
 //! The end of a mapping: it is revoked, held until no device can reach its payload, and returned.
 
 use super::error::BackendError;
-use super::late::Due;
-use super::mapping::{Pinned, Unrevoked};
+use super::late::{Due, PendingRelease};
 use super::owner::{Anyone, Caller};
+use super::payload::Pinned;
 use super::space::{Domain, Space};
-use super::window::Addresses;
+use super::window::{Addresses, Origin};
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{Ticket, WaitLimit};
-use crate::known_bad::{self, Mistake};
+use crate::known_bad;
+use crate::known_bad::Mistake;
 use crate::share::Shared;
 use crate::table::PinnedLeaf;
-use alloc::vec::Vec;
+use alloc::boxed::Box;
 use core::fmt;
+use core::mem::ManuallyDrop;
 use core::task::{Poll, Waker};
 
 /// A payload and its addresses, from its map until it is returned: mapped, or revoked.
@@ -56,14 +58,14 @@ impl<P: Pinned> MappedPayload<P> {
     /// Counts it as revoked, with a ticket that never completes: should the backend panic in the
     /// revocation, the payload is quarantined.
     #[inline(always)]
-    fn begin_revoke(&mut self, caller: &mut impl Caller) {
+    pub(super) fn begin_revoke(&mut self, caller: &mut impl Caller) {
         self.revoked = true;
         caller.counts(&self.domain).count_revoked(self.addresses.held_bytes());
     }
 
     /// Notes the ticket, once its entries are cleared.
     #[inline(always)]
-    fn set_ticket(&mut self, ticket: Ticket) {
+    pub(super) fn set_ticket(&mut self, ticket: Ticket) {
         self.ticket = ticket;
         self.domain.release_if_mistaken(&self.addresses);
     }
@@ -74,7 +76,7 @@ impl<P: Pinned> MappedPayload<P> {
     }
 
     /// Returns the range that the backend has to revoke, if any, with the pin of its window.
-    fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
+    pub(super) fn to_revoke(&self) -> Option<(IovaRange, Option<&PinnedLeaf>)> {
         (!self.addresses.is_fixed()).then(|| (self.addresses.iova, self.addresses.pin()))
     }
 
@@ -370,88 +372,129 @@ impl<P: Pinned> From<NotQuiesced<P>> for BackendError {
     }
 }
 
+/// A buffer of the domain while the backend is called for it.
+struct Abandoned<'d>(&'d Space, PendingRelease);
+
+impl CleanUp for Abandoned<'_> {
+    fn clean_up(self) {
+        // What is dropped stays leaked.
+        self.0.count_quarantined(self.1.addresses.iova.len());
+    }
+}
+
 impl Domain {
-    /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
-    /// [`Mapping`](super::Mapping) or, to mix reads and writes, an [`Unrevoked`].
+    /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1)
+    /// while none is.
     ///
-    /// Allocates nothing if `revoked` has the capacity.
-    pub fn revoke_many<P: Pinned, M: Into<Unrevoked<P>>>(
-        &self,
-        mappings: impl IntoIterator<Item = M>,
-        revoked: &mut Vec<Revoked<P>>,
-    ) {
-        self.space.revoke_many_by(&mut Anyone, mappings, revoked);
+    /// Maps, revocations and waits do this too; a program that makes none calls it to recover its
+    /// memory.
+    pub fn release_late(&self) -> u64 {
+        self.space.release_late()
     }
-}
-
-/// The mappings of a batch, from `first` on, until they are revoked. If the caller's iterator
-/// panics before that, they are dropped, each of which revokes: as a [`Revoked`] that never was,
-/// each would be quarantined by its wait.
-struct Batch<'r, P: Pinned> {
-    revoked: &'r mut Vec<Revoked<P>>,
-    first: usize,
-}
-
-impl<P: Pinned> Drop for Batch<'_, P> {
-    fn drop(&mut self) {
-        self.revoked.truncate(self.first);
-    }
-}
-
-/// Joins ranges that follow each other in one window, or outside of all pinned ones.
-fn joined<'p>(
-    ranges: impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)>,
-) -> impl Iterator<Item = (IovaRange, Option<&'p PinnedLeaf>)> {
-    let mut ranges = ranges.peekable();
-    core::iter::from_fn(move || {
-        let (mut range, pin) = ranges.next()?;
-        let address = |pin: Option<&'p PinnedLeaf>| pin.map(core::ptr::from_ref);
-        let follows = |range: IovaRange, next: &(IovaRange, Option<&'p PinnedLeaf>)| {
-            next.0.start() == range.end() && address(next.1) == address(pin)
-        };
-        while let Some((next, _)) = ranges.next_if(|next| follows(range, next)) {
-            range = range.merged(&next)?;
-        }
-        Some((range, pin))
-    })
 }
 
 impl Space {
-    /// Revokes as [`Domain::revoke_many`] does, for `caller`.
-    pub(super) fn revoke_many_by<P: Pinned, M: Into<Unrevoked<P>>>(
-        &self,
-        caller: &mut impl Caller,
-        mappings: impl IntoIterator<Item = M>,
-        revoked: &mut Vec<Revoked<P>>,
-    ) {
-        self.release_late();
-        let mut batch = Batch { first: revoked.len(), revoked };
-        for mapping in mappings {
-            let mapping = mapping.into();
-            // Cleared in the third pass, when it has arrived.
-            mapping.prefetch();
-            batch.revoked.push(if mapping.belongs_to(self) {
-                mapping.into_revoked()
-            } else {
-                mapping.revoke()
-            });
-        }
-        let new = batch.revoked.get_mut(batch.first..).unwrap_or_default();
-        let mut any = false;
-        for revoked in new.iter_mut().filter(|new| new.belongs_to(self)) {
-            revoked.0.begin_revoke(caller);
-            any |= revoked.0.to_revoke().is_some();
-        }
-        let here = |new: &&Revoked<P>| new.belongs_to(self);
-        let mut ranges = joined(new.iter().filter(here).filter_map(|new| new.0.to_revoke()));
-        if any && let Ok(ticket) = self.call(|backend| backend.revoke(&mut ranges)) {
-            drop(ranges);
-            let here = |new: &&mut Revoked<P>| new.belongs_to(self) && new.0.to_revoke().is_some();
-            for revoked in new.iter_mut().filter(here) {
-                revoked.0.set_ticket(ticket);
+    /// Returns the addresses of a mapping that no device can reach.
+    #[inline(always)]
+    pub(super) fn finish_unmap(&self, caller: &mut impl Caller, addresses: Addresses) {
+        match addresses.origin {
+            Origin::Space if known_bad::makes(Mistake::IovaEarly) => {}
+            Origin::Window(share) if known_bad::makes(Mistake::WindowEarly) => {
+                self.close_window(share.into_shared().into_inner());
             }
-            self.limit_held(caller, ticket);
+            _ => caller.release(self, addresses),
         }
-        batch.first = usize::MAX;
+    }
+
+    /// Releases the addresses of a mapping that is not quiesced, if that mistake is switched on.
+    pub(super) fn release_if_mistaken(&self, Addresses { iova, origin }: &Addresses) {
+        match origin {
+            Origin::Space if known_bad::makes(Mistake::IovaEarly) => self.free_iova(*iova),
+            Origin::Window(share) if known_bad::makes(Mistake::WindowEarly) => {
+                share.window().give_back(*iova)
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes over a buffer that a device may still reach: until it is `due`, or for good
+    /// (quarantined). `mapped` is false for what is left of a map that was refused.
+    pub(super) fn keep_reachable<P: Send + 'static>(
+        &self,
+        payload: P,
+        addresses: Addresses,
+        due: Due,
+        mapped: bool,
+    ) {
+        if matches!(due, Due::Never) {
+            core::mem::forget(payload);
+            return self.count_quarantined(addresses.iova.len());
+        }
+        let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
+        self.pending.push(PendingRelease { payload, addresses, due, mapped });
+    }
+
+    /// Does what a panic of the backend has left undone, and returns the buffer. Should it
+    /// panic again, the buffer is quarantined.
+    fn make_up_for(&self, release: PendingRelease) -> PendingRelease {
+        let mut release = DropGuard::new(Abandoned(self, release));
+        let PendingRelease { addresses, due, .. } = &mut release.1;
+        *due = match *due {
+            Due::Revocation => {
+                self.counts().count_revoked(0);
+                let revoked = self.call(|backend| {
+                    backend.revoke(&mut core::iter::once((addresses.iova, addresses.pin())))
+                });
+                revoked.map_or(Due::Never, Due::At)
+            }
+            known => known,
+        };
+        release.into_inner().1
+    }
+
+    /// Drops what is late and has completed, as [`Domain::release_late`] does.
+    #[inline]
+    pub(super) fn release_late(&self) -> u64 {
+        match self.pending.first() {
+            Ticket::NEVER => 0,
+            first => self.release_from(first),
+        }
+    }
+
+    /// Drops what is late and has completed, if the `first` of it has.
+    #[cold]
+    fn release_from(&self, mut first: Ticket) -> u64 {
+        while first != Ticket::NEVER {
+            let failed = match self.call(|backend| backend.check(first)) {
+                Poll::Ready(Ok(())) => false,
+                Poll::Ready(Err(error)) if error.late_ticket().is_none() => true,
+                Poll::Ready(Err(_)) | Poll::Pending => break,
+            };
+            let Some(releasing) = self.pending.try_begin() else { break };
+            while let Some(release) = self.pending.pop_unfinished() {
+                let release = self.make_up_for(release);
+                if matches!(release.due, Due::Never) {
+                    self.count_quarantined(release.addresses.iova.len());
+                } else {
+                    self.pending.push(release);
+                }
+            }
+            // One by one: a drop may do anything, so it runs without the lock.
+            while let Some(release) = self.pending.pop(|ticket| self.has_completed(ticket)) {
+                if release.mapped {
+                    self.counts().count_unmapped();
+                }
+                // Dropped after its addresses are returned, also if the backend panics meanwhile.
+                let _payload = ManuallyDrop::into_inner(release.payload);
+                self.finish_unmap(&mut Anyone, release.addresses);
+            }
+            while failed && let Some(release) = self.pending.pop(|_| true) {
+                self.count_quarantined(release.addresses.iova.len());
+            }
+            drop(releasing);
+            // What another call found due meanwhile, it left to this one.
+            first = self.pending.first();
+        }
+        self.pending.len()
     }
 }

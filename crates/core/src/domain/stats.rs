@@ -1,8 +1,6 @@
 //! Statistics of a domain and of its backend, the counters behind them, and the limit on what is held.
 
-use super::owner::Caller;
-use super::space::{Domain, Space};
-use crate::invalidate::{InvalidationStats, Ticket, write_rows};
+use crate::invalidate::{InvalidationStats, write_rows};
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
@@ -115,90 +113,6 @@ impl fmt::Display for BackendStats {
         }
         write!(f, "\n{}", self.invalidations)
     }
-}
-
-impl Domain {
-    /// Limits what may be revoked and not yet returned to `bytes`: a revocation that exceeds it
-    /// waits for its flush, as a strict one does, and is counted ([`DomainStats::limited`]). At 0
-    /// all of them wait. By default there is no limit; with one, each revocation takes a lock.
-    ///
-    /// What is quiesced and not returned counts too, so a caller that collects
-    /// [`Revoked`](super::Revoked)s without polling them is slowed down as well; likewise what
-    /// callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait that reaches its
-    /// deadline ends, and what it waited for stays held: the limit bounds nothing while the unit
-    /// completes no flush.
-    pub fn set_held_limit(&self, bytes: u64) {
-        self.space.held_limit.store(bytes, Ordering::Relaxed);
-    }
-
-    /// Returns the statistics. O(owners).
-    pub fn stats(&self) -> DomainStats {
-        let (sum, owners) = self.space.count_all();
-        let (deferred, deferred_bytes) = self.space.pending.counts();
-        DomainStats {
-            maps: sum.maps,
-            maps_fixed: sum.maps_fixed,
-            revokes: sum.revokes,
-            unmaps: sum.unmaps,
-            live: sum.maps.saturating_sub(sum.revokes),
-            held_bytes: held_bytes(&sum),
-            limited: sum.limited,
-            refused: sum.refused,
-            owners,
-            windows: self.space.windows.load(Ordering::Relaxed),
-            deferred,
-            deferred_bytes,
-            quarantined: self.space.quarantined.load(Ordering::Relaxed),
-            quarantined_bytes: self.space.quarantined_bytes.load(Ordering::Relaxed),
-            static_mappings: self.space.statics.len() as u64,
-            iova_extents: self.space.iovas.stats().free as u64,
-            backend: self.space.call(|backend| backend.stats()),
-        }
-    }
-}
-
-impl Space {
-    pub(super) fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
-    /// Returns the sum of all counters, and the number of owners.
-    pub(super) fn count_all(&self) -> (Sum, u64) {
-        // With the lock, so that no owner is counted twice or not at all while it is dropped.
-        let owners = self.owners.lock();
-        let all =
-            || core::iter::once(&self.counts).chain(owners.iter().map(|owner| &*owner.counts));
-        let mut sum = Sum::default();
-        all().for_each(|counts| counts.add_revokes_to(&mut sum));
-        all().for_each(|counts| counts.add_rest_to(&mut sum));
-        (sum, owners.len() as u64)
-    }
-
-    /// Waits for `ticket` if more bytes are held than allowed. A wait that fails leaves what it is:
-    /// the next one reports it.
-    #[inline(always)]
-    pub(super) fn limit_held(&self, caller: &mut impl Caller, ticket: Ticket) {
-        let limit = self.held_limit.load(Ordering::Relaxed);
-        if limit != u64::MAX {
-            self.limit_held_to(limit, caller, ticket);
-        }
-    }
-
-    #[cold]
-    fn limit_held_to(&self, limit: u64, caller: &mut impl Caller, ticket: Ticket) {
-        if limit > 0
-            && held_bytes(&self.count_all().0).saturating_add(self.pending.counts().1) <= limit
-        {
-            return;
-        }
-        caller.counts(self).count_limited();
-        let _ = self.call(|backend| backend.wait(ticket, None));
-    }
-}
-
-/// Returns how many bytes are held by a sum of counters that were read one after another.
-fn held_bytes(sum: &Sum) -> u64 {
-    u64::try_from(sum.held_bytes.cast_signed()).unwrap_or(0)
 }
 
 /// Who changes a set of counters.
