@@ -95,7 +95,6 @@ impl DomainLocal {
     /// # Errors
     /// [`MapManyError`]: nothing is mapped, and the payloads are returned. If one is refused, those before it are revoked
     /// with one flush, which is waited for.
-    #[expect(clippy::type_complexity, reason = "the types are those of `map`, in a `Vec`")]
     pub fn map_many<P: Pinned, D: Direction>(
         &mut self,
         payloads: impl IntoIterator<Item = P>,
