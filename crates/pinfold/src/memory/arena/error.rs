@@ -78,10 +78,10 @@ fn list(unavailable: &[SourceUnavailable]) -> String {
 #[non_exhaustive]
 pub enum AllocError {
     /// A buffer has at least 1 byte.
-    #[error("a buffer of 0 bytes: a buffer has at least 1")]
+    #[error("cannot allocate a buffer of 0 bytes: it must have at least 1")]
     Empty,
     /// The buffer is larger than the arena.
-    #[error("a buffer of {requested} bytes from an arena of {arena} bytes: build a larger arena")]
+    #[error("cannot allocate {requested} bytes: the arena has {arena}; build it larger")]
     TooLarge {
         /// The requested size in bytes.
         requested: u64,
@@ -90,7 +90,7 @@ pub enum AllocError {
     },
     /// The arena has no free run of that length.
     #[error(
-        "no {requested} contiguous bytes: {in_use} of the arena's {arena} bytes are in use; free some, or build it larger"
+        "cannot allocate {requested} contiguous bytes: {in_use} of the arena's {arena} bytes are in use; free some, or build it larger"
     )]
     Exhausted {
         /// The requested size in bytes.
