@@ -34,6 +34,7 @@
 //!
 //! | task | type or module | example |
 //! | --- | --- | --- |
+//! | write a first driver, step by step | `docs/guide.md` in the repository | `copy_engine` |
 //! | have memory that a device can reach, on hugepages if there are any | [`Arena`], [`Source`] | `owned_driver` |
 //! | let a device read or write a buffer, and take the access away | [`Domain::map`](core::domain::Domain::map), [`Mapping`] | `owned_driver` |
 //! | revoke many mappings with one flush | [`DomainLocal`] | `owned_driver` |
@@ -58,6 +59,7 @@
 //!
 //! | example | shows |
 //! | --- | --- |
+//! | `copy_engine` | the program of `docs/guide.md`: a first driver, and a model of its device |
 //! | `owned_driver` | domain, arena, descriptors and mapped buffers in one struct that moves between threads |
 //! | `fixed_pools` | descriptors and pages whose number is fixed when the program starts |
 //! | `revoke_async` | revocations awaited in `async` functions |
@@ -121,3 +123,8 @@ pub use pinfold_core::page_pool::{self, PagePool};
 pub use sys::Errno;
 pub use sys::limits::MemlockLimit;
 pub use sys::process::{CpuTime, Signals};
+
+/// Compiles and runs the program of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;

@@ -56,8 +56,3 @@ pub use read::{Limits, MAX_BYTES, MAX_OPERATIONS};
 pub use run::{Outcome, Places, Timing, replay, replay_all};
 pub use source::MAX_LINE;
 pub use trace::{Counts, Device, Footprint, Run, Summary, Times, Trace};
-
-/// Compiles and runs the code of the README.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-pub struct Readme;
