@@ -2,7 +2,7 @@
 //! not counted.
 //!
 //! Allocated addresses pass through `black_box`, and the calls are inlined into the loops, as in
-//! `pinfold bench`.
+//! `pinfold-bench`.
 
 mod setup;
 
