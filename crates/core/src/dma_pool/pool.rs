@@ -1,4 +1,4 @@
-//! [`DmaPool`], its [`Builder`] and its [`DmaDmaPoolStats`]: the calls that need no owner's handle.
+//! [`DmaPool`], its [`Builder`] and its [`DmaPoolStats`]: the calls that need no owner's handle.
 
 use super::block::Block;
 use super::debug::{Damage, History};
