@@ -452,7 +452,7 @@ pub enum Recorded<'l> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum Damage {
-    /// It is longer than [`MAX_LINE`](super::super::MAX_LINE).
+    /// It is longer than [`MAX_LINE`](crate::MAX_LINE).
     TooLong,
     /// It is neither an event nor one of the tracer's own lines.
     NoEvent,

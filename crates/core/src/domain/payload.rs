@@ -56,7 +56,7 @@ pub unsafe trait Payload<D: Direction> {
     /// Returns segment `index`; `None` after the last.
     fn segment(&self, index: usize) -> Option<Segment>;
 
-    /// Returns the domain of the segments; `None` if that is no [`Domain`]. Only a
+    /// Returns the domain of the segments; `None` if that is no [`Domain`](super::Domain). Only a
     /// queue whose own memory is in the same domain accepts the value.
     fn domain(&self) -> Option<DomainId>;
 }
