@@ -254,7 +254,8 @@ fn a_failed_verification_leaves_nothing_behind() {
     // The first block changes when it has been copied.
     let scribble = |_| write_byte(&folder.path("in"), 2);
     let copied = |part: &Path| read_byte(part) == Some(1);
-    let ended = interfere_once(&folder, "--bs 64k --iodepth 1 --verify", copied, scribble);
+    let options = "--bs 64k --iodepth 1 --sparse never --verify";
+    let ended = interfere_once(&folder, options, copied, scribble);
     ended.failed(1, &["differs from", "SHA-256", "was removed"]);
 }
 

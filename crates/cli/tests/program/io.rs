@@ -31,7 +31,7 @@ fn size_is_moved_once() {
     assert!((600..835).contains(&read), "{read} of 1024 are reads");
 }
 
-/// One flush for each request, one for several, or none.
+/// One flush for each request, one for those that complete together, or none.
 #[test]
 fn each_word_of_protect_requests_the_flushes_it_promises() {
     let requests = 16_384;
@@ -41,11 +41,11 @@ fn each_word_of_protect_requests_the_flushes_it_promises() {
         assert_eq!(result["read"]["requests"], requests, "{protect}");
         result["stack"]["domain"]["waits_sent"].as_u64().unwrap()
     };
-    assert_eq!(flushes("strict"), requests);
     // The queue merges what it is asked for while a flush is in flight.
-    let (revoke, batch) = (flushes("revoke"), flushes("batch"));
+    let (strict, revoke, batch) = (flushes("strict"), flushes("revoke"), flushes("batch"));
     assert!(revoke > 0 && revoke <= requests, "{revoke}");
     assert!(batch > 0 && batch <= requests / 2, "{batch}");
+    assert!(strict > 0 && strict < requests, "{strict}");
     assert_eq!(flushes("static"), 0);
 }
 

@@ -126,21 +126,19 @@ pub(super) struct Held<B: Pinned> {
 }
 
 impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
-    /// Revokes the device's access to the buffers of all completed commands, with one flush for all
-    /// (`batch`) or for each. `strict` waits for each flush before this job does anything else, for
-    /// at most 50 ms altogether: buffers whose flush takes longer are held, as with `revoke`.
+    /// Revokes the device's access to the buffers of all completed commands, with one flush for
+    /// each (`revoke`) or for all. `strict` waits for it before this job does anything else, for at
+    /// most 50 ms: buffers whose flush takes longer are held, as with `batch`.
     pub(super) fn revoke(&mut self, completed: &mut Vec<Completion<B>>) {
         let mut commands = std::mem::take(&mut self.completed);
-        if self.protect == Protect::Batch {
-            self.revoke_with_one_flush(commands.drain(..), completed);
-        } else {
-            let until = Instant::now() + WAIT_LIMIT;
+        if self.protect == Protect::Revoke {
             for command in commands.drain(..) {
                 self.revoke_with_one_flush([command], completed);
-                let left = until.saturating_duration_since(Instant::now());
-                if self.protect == Protect::Strict && !left.is_zero() {
-                    self.quiesce(left, completed);
-                }
+            }
+        } else if !commands.is_empty() {
+            self.revoke_with_one_flush(commands.drain(..), completed);
+            if self.protect == Protect::Strict {
+                self.quiesce(WAIT_LIMIT, completed);
             }
         }
         self.completed = commands;

@@ -355,7 +355,7 @@ fn flushes_are_as_protect_says_and_precede_each_return() {
             assert_eq!(outcomes.len(), 8);
             assert!(!outcomes.iter().any(succeeded), "{protect:?}: {access:?}");
         }
-        let flushes = if protect == Protect::Batch { 1 } else { 8 };
+        let flushes = if protect == Protect::Revoke { 8 } else { 1 };
         assert_eq!(waits() - before, flushes, "{protect:?}");
     }
 }
