@@ -20,6 +20,7 @@ pub(super) const CASES: &[Entry] = &[
     ("domain-4k", "map, revoke and wait for one page; flushes take no time"),
     ("domain-1m", "the same for 256 pages, by one call each"),
     ("domain-4k-batch", "domain-4k, 256 mappings revoked by one call"),
+    ("domain-1m-batch", "domain-1m, 256 mappings revoked by one call"),
     ("live-1k", "unmap and map one page among 10^3 mappings, at random"),
     ("live-1m", "the same among 10^6"),
     ("bounce-64", "a payload of 64 bytes to the device and one from it: copied, or mapped"),
@@ -53,7 +54,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if !COUNTS_RMW {
         records.extend(rr::run(harness)?);
     }
-    let domain = ["domain-4k", "domain-1m", "domain-4k-batch"];
+    let domain = ["domain-4k", "domain-1m", "domain-4k-batch", "domain-1m-batch"];
     records.extend(harness.cases(&domain, || life::domain(harness))?);
     if !COUNTS_RMW {
         records.extend(harness.cases(&["live-1k", "live-1m"], || life::live(harness))?);

@@ -66,8 +66,9 @@ impl Addresses {
 /// The length of a window, and its alignment: what one table page of the lowest level maps.
 pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
 
-/// How many windows without any live address an owner keeps; more return to the address space.
-pub(super) const IDLE: usize = 16;
+/// How many windows without any live address an owner keeps; more return to the address space. A
+/// batch of 256 mappings of 1 MiB finds the windows of the batch before.
+pub(super) const IDLE: usize = 128;
 
 /// What an owner shares with other threads.
 pub(super) struct OwnerShared {

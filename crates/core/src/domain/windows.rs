@@ -34,6 +34,8 @@ const SEARCHED: usize = 32;
 /// What others have returned is collected as soon as it is this fraction of what is held: that
 /// repays the visit to each window.
 const COLLECT_FRACTION: u64 = 16;
+/// An owner of at most so many windows collects always.
+const FEW: usize = 16;
 
 /// The free granules that are handed out next, in order.
 struct Run {
@@ -233,7 +235,7 @@ impl Windows {
     }
 
     fn repays_collection(&self) -> bool {
-        self.slots.len() <= IDLE || self.uncollected() >= self.held_granules() / COLLECT_FRACTION
+        self.slots.len() <= FEW || self.uncollected() >= self.held_granules() / COLLECT_FRACTION
     }
 
     fn is_over_bound(&self) -> bool {

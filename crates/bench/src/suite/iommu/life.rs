@@ -1,4 +1,4 @@
-//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, `domain-4k-batch`; and unmapping and
+//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, and both in batches; and unmapping and
 //! mapping at random among many mappings: `live-1k`, `live-1m`.
 
 use super::payload::Nothing;
@@ -13,7 +13,7 @@ use pinfold_replay::policy::{Dma, Memory, PolicyKind};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many mappings are revoked by one call in `domain-4k-batch`.
+/// How many mappings are revoked by one call in the cases of batches.
 const BATCH: usize = 256;
 
 type Outcome = Result<(), BenchError>;
@@ -53,10 +53,13 @@ pub(super) fn domain(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
             single(out, "domain-4k", &mut domain.local(), small, times)
         }),
         Subject::countable("pinfold", move |out| {
-            batches(out, "domain-4k-batch", &mut domain.local(), times / BATCH)
+            batches(out, "domain-4k-batch", &mut domain.local(), small, times / BATCH)
         }),
         Subject::countable("pinfold", move |out| {
             single(out, "domain-1m", &mut domain.local(), large, times / 8)
+        }),
+        Subject::countable("pinfold", move |out| {
+            batches(out, "domain-1m-batch", &mut domain.local(), large, times / 8 / BATCH)
         }),
     ])
 }
@@ -142,14 +145,15 @@ fn batches(
     out: &mut Samples,
     case: &'static str,
     owner: &mut DomainLocal,
+    pages: u64,
     rounds: usize,
 ) -> Outcome {
     let (mut mapped, mut revoked) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
     let (cost, result) = Cost::of(|| -> Outcome {
         for _ in 0..rounds {
             for _ in 0..BATCH {
-                mapped
-                    .push(owner.map(Nothing::new(1)?, FromDevice).map_err(|failed| failed.error)?);
+                let payload = Nothing::new(pages)?;
+                mapped.push(owner.map(payload, FromDevice).map_err(|failed| failed.error)?);
             }
             owner.revoke_many(mapped.drain(..), &mut revoked);
             for one in revoked.drain(..) {
