@@ -127,7 +127,7 @@ help! { IO:
 The options are fio's, with hyphens or underscores, and --OPTION VALUE or --OPTION=VALUE. A job \
 file (a name that ends in .fio) has a [global] section and one section for each job; sections run \
 one after the other (stonewall). fio's names of files are read as fio reads them: a:b are two \
-files, which is refused, and a\\:b is one. docs/io.md has a table of fio's options.
+files, which is refused, and a\\:b is one. docs/io.md lists fio's options.
 
 Each job moves --size bytes of the same part of the target, as in fio: with --numjobs 4 four times \
 as many. --offset-increment gives each job a part of its own. The run ends when that has been \
