@@ -430,7 +430,7 @@ pub struct DmaPoolStats {
     pub free_chunks: u64,
     /// Bytes of all chunks.
     pub bytes: u64,
-    /// Free blocks that debug mode found overwritten (see [`Damage`](super::Damage)); 0 without
+    /// Free blocks that debug mode found overwritten (see [`Damage`]); 0 without
     /// debug mode.
     pub damaged: u64,
 }

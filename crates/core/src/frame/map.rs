@@ -191,7 +191,7 @@ impl Map {
     }
 
     /// Returns whether no frame of the region is allocated. Sequentially consistent: see
-    /// [`Hints`](super::regions::Hints).
+    /// [`Hints`](super::hints::Hints).
     pub(super) fn is_whole(&self, region: u32) -> bool {
         !self.is_claimed(region) && self.words_are_free(region)
     }

@@ -13,7 +13,7 @@ use crate::share::Shared;
 /// and take no lock.
 ///
 /// A handle: a clone is the same zone, which lives as long as a handle, a
-/// [`ZoneLocal`](super::ZoneLocal) or a [`FrameList`]. Calls on it share cache lines with all other
+/// [`ZoneLocal`] or a [`FrameList`]. Calls on it share cache lines with all other
 /// threads; those on a `ZoneLocal` mostly do not.
 ///
 /// All operations are lock-free but one: to free *a part* of a run of 2 MiB or more waits for
@@ -93,7 +93,7 @@ impl Zone {
     /// Frees a run, whichever owner allocated it. O(2^order / 64).
     ///
     /// Not detected: a second free of a single frame that is in the magazine of a
-    /// [`ZoneLocal`](super::ZoneLocal) (see the [module](super)).
+    /// [`ZoneLocal`] (see the [module](super)).
     ///
     /// # Errors
     /// [`FrameError::Foreign`], [`FrameError::Misaligned`], [`FrameError::DoubleFree`]; nothing has

@@ -39,9 +39,9 @@ struct Path<Refill, Write, Read, Freer> {
     freer: Freer,
 }
 
-pub(super) fn run<'a>(
+pub(super) fn run(
     harness: &Harness<'_>,
-    arena: &'a Arena,
+    arena: &Arena,
     packets: DmaMemory<'_>,
     buddy: &Buddy,
 ) -> Result<Vec<Record>, BenchError> {
