@@ -195,7 +195,7 @@ pub enum WaitError {
         /// Nanoseconds since the oldest batch in flight was submitted, or, of a wait with a limit
         /// of its own, since that began; 0 if the queue has no clock.
         waited_ns: u64,
-        /// Polls since then, as far as they are counted: a [`WaitLimit`](super::WaitLimit) need not
+        /// Polls since then, as far as they are counted: a [`WaitLimit`] need not
         /// limit them.
         polls: u64,
     },
@@ -292,7 +292,7 @@ impl Scope {
     }
 }
 
-/// An entry of an [`InvalidationQueue`](super::InvalidationQueue).
+/// An entry of an [`InvalidationQueue`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Descriptor {
     /// Drops translations from the IOTLB.

@@ -39,7 +39,7 @@ pub(super) const BIAS: u64 = 1 << 40;
 pub(super) enum OnEmpty {
     /// [`ChunkSource::release`].
     Release,
-    /// [`RevocableSource::release_hidden`](super::RevocableSource::release_hidden).
+    /// [`RevocableSource::release_hidden`].
     ReleaseHidden,
     /// Nothing: it has been released, or it is quarantined.
     Nothing,

@@ -116,12 +116,12 @@ pub trait TableMemory: Send + Sync {
     /// Returns more pages for the same table, or `None` if there are none.
     ///
     /// A table asks for as many `pages` as it has, so that it grows in
-    /// [`MAX_CHUNKS`](super::MAX_CHUNKS) steps at most; fewer are accepted where there are no more.
+    /// [`MAX_CHUNKS`] steps at most; fewer are accepted where there are no more.
     /// It is called with the table's lock held: it must not use the table.
     fn grow(&self, pages: u32) -> Option<TablePages>;
 
     /// Returns what the user can do when there are none: names the option that raises the limit.
-    /// Part of [`TableError::NoPages`](super::TableError::NoPages).
+    /// Part of [`TableError::NoPages`].
     fn advice(&self) -> &'static str;
 }
 

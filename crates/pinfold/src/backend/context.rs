@@ -57,7 +57,7 @@ pub(crate) trait IommuContext: Send + Sync {
     /// Returns the current limits.
     fn limits(&self) -> Result<Limits, Errno>;
 
-    /// As [`Backend::translates`](pinfold_core::domain::Backend::translates).
+    /// As [`Properties::translates`](pinfold_core::domain::Properties::translates).
     fn translates(&self) -> bool {
         true
     }
