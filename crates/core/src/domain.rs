@@ -84,37 +84,30 @@
 
 mod backend;
 mod error;
-mod future;
 mod late;
 mod local;
 #[cfg(all(test, loom))]
 mod loom_model;
-mod map;
 mod mapping;
 mod owner;
-mod payload;
 mod revoked;
 mod space;
 mod static_map;
-mod statics;
 mod stats;
-mod table_backend;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
 mod window;
-mod windows;
 
-pub use backend::{Backend, PinnedWindows, Properties};
+pub use backend::{
+    Backend, ExtentCache, PhysExtent, PhysTranslator, PinnedWindows, Properties, TableBackend,
+};
 pub use error::BackendError;
-pub use future::Quiesced;
 #[cfg(feature = "bench-internals")]
 pub use local::BareAddresses;
 pub use local::DomainLocal;
 pub use mapping::{MapError, MapManyError, Mapping, Unrevoked};
-pub use payload::{Payload, Pinned};
-pub use revoked::{NotQuiesced, Revoked};
-pub use space::{Domain, DomainId};
+pub use revoked::{NotQuiesced, Quiesced, Revoked};
+pub use space::{Domain, DomainId, Payload, Pinned};
 pub use static_map::{Reservation, StaticMapping};
 pub use stats::{BackendStats, DomainStats};
-pub use table_backend::{ExtentCache, PhysExtent, PhysTranslator, TableBackend};

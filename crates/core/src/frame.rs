@@ -56,16 +56,13 @@
 mod arrays;
 mod bulk;
 mod counters;
-mod error;
 mod hints;
 mod inner;
-mod limits;
 mod magazine;
 mod map;
 mod number;
 mod owner;
 mod regions;
-mod watermarks;
 mod zone;
 
 #[cfg(test)]
@@ -76,9 +73,7 @@ mod loom_models;
 mod tests;
 
 pub use bulk::FrameList;
-pub use counters::FrameStats;
-pub use error::FrameError;
-pub use number::{Frame, Order};
+pub use counters::{FrameStats, Urgency, Watermarks};
+pub use number::{Frame, FrameError, Order};
 pub use owner::ZoneLocal;
-pub use watermarks::{Urgency, Watermarks};
 pub use zone::Zone;

@@ -63,7 +63,6 @@
 
 mod batch;
 mod fan_out;
-mod flight;
 mod invalidator;
 #[cfg(all(test, loom))]
 mod loom_model;
@@ -71,16 +70,13 @@ mod queue;
 #[cfg(test)]
 mod snapshot;
 mod stats;
-mod submit;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
-mod wait;
 
-pub use batch::Flush;
 pub(crate) use batch::FlushList;
+pub use batch::{Flush, MAX_IN_FLIGHT};
 pub use fan_out::FanOut;
-pub use flight::MAX_IN_FLIGHT;
 pub use invalidator::Invalidator;
 pub use queue::{
     Block, Descriptor, FlushCosts, InvalidationQueue, QueueError, Scope, Ticket, WaitError,

@@ -30,19 +30,14 @@
 #[cfg(not(loom))]
 mod check;
 mod error;
-mod extent;
-mod fit;
-mod iova_space;
 mod node;
 mod region;
-mod slab;
+mod search;
 mod space;
-mod stats;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
 mod tree;
 
 pub use error::IovaError;
-pub use iova_space::IovaSpace;
-pub use stats::IovaStats;
+pub use space::{IovaSpace, IovaStats};

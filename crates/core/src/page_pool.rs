@@ -73,13 +73,8 @@ mod consumer;
 mod error;
 mod fragment;
 mod inner;
-mod magazine;
 mod page;
-mod raw;
 mod records;
-mod recycle;
-mod refill;
-mod remote;
 mod ring;
 mod stats;
 mod teardown;
@@ -91,12 +86,10 @@ mod loom_models;
 #[cfg(not(loom))]
 mod tests;
 
-pub use config::{Config, RevocableSource, SyncOps, Tag};
+pub use config::{Config, RawPage, RevocableSource, SyncOps, Tag};
 pub use consumer::PagePool;
 pub use error::{AllocError, BulkFreeError, CreateError, FreeError, RevokeError, TooManyTags};
 pub use fragment::Fragment;
-pub use page::Page;
-pub use raw::RawPage;
-pub use remote::Remote;
+pub use page::{Page, Remote};
 pub use stats::{Counts, Holder, PagePoolStats};
 pub use teardown::Destroyed;

@@ -3,9 +3,8 @@
 use super::error::BackendError;
 use super::mapping::{MapError, MapManyError, Mapping, Unrevoked};
 use super::owner::Owner;
-use super::payload::Pinned;
 use super::revoked::{NotQuiesced, Revoked};
-use super::space::{Domain, Space};
+use super::space::{Domain, Pinned, Space};
 use crate::access::Direction;
 use crate::addr::Iova;
 use crate::invalidate::{Ticket, WaitLimit};
@@ -101,7 +100,7 @@ impl DomainLocal {
         direction: D,
     ) -> Result<Vec<Mapping<P, D>>, MapManyError<P>> {
         let payloads: Vec<P> = payloads.into_iter().collect();
-        self.owner.prepare(&self.domain, super::map::total_bytes(&payloads));
+        self.owner.prepare(&self.domain, super::mapping::total_bytes(&payloads));
         let mut mappings = Vec::with_capacity(payloads.len());
         let mut payloads = payloads.into_iter();
         let refused = payloads.find_map(|payload| match self.map(payload, direction) {

@@ -5,10 +5,10 @@
 //! ordered before the use by the next mapping at that address.
 
 use super::late::Due;
+use super::owner::MAX_BYTES;
 use super::owner::{Anyone, Caller, Owner};
 use super::stats::BackendStats;
 use super::window::{Addresses, Origin};
-use super::windows::MAX_BYTES;
 use super::{Backend, BackendError, Domain};
 use crate::access::Access;
 use crate::addr::IovaRange;

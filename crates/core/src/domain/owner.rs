@@ -1,18 +1,35 @@
-//! Who maps and unmaps: any thread, or the owner of a handle; and the limit on what is held.
+//! The callers of a domain: any thread, or the owner of a handle, which has windows of addresses of
+//! its own; and the limit on what an owner holds.
+//!
+//! A window's addresses are allocated in order, so a burst of mappings is contiguous: it shares a
+//! table page and a flush. Those of a window that is used up are allocated again when all of them
+//! have returned; parts of one only when the owner holds more than [`LIVE_FACTOR`] times what is
+//! live and [`SPARE`] windows.
+//!
+//! Windows in which nothing is live are kept where the domain can reclaim them
+//! ([`OwnerShared::idle`]): another owner that finds no addresses, or no table page, closes those
+//! of all owners. It does not close the window of the current run, nor ranges that other threads
+//! have returned and the owner has not collected.
 
+use super::backend::ExtentCache;
 use super::error::BackendError;
+use super::space::Hit;
 use super::space::{Space, held_bytes};
-use super::statics::Hit;
 use super::stats::{Counts, Sum};
-use super::table_backend::phys::ExtentCache;
-use super::window::{Addresses, Origin, OwnerShared};
-use super::windows::{MAX_BYTES, Windows};
+use super::window::{
+    Addresses, FreeRuns, GRANULES, IDLE, Origin, OwnerShared, Slot, SlotBox, WINDOW_BYTES, Window,
+    WindowShare,
+};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange};
 use crate::invalidate::Ticket;
+use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
+use crate::share::{Shared, Stock};
 use crate::sync::Ordering;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 /// Where addresses come from and return to, and where that is counted.
 pub(super) trait Caller {
@@ -242,5 +259,384 @@ impl Space {
         }
         caller.counts(self).count_limited();
         let _ = self.call(|backend| backend.wait(ticket, None));
+    }
+}
+
+/// The longest range that comes from a window: half of one.
+pub(super) const MAX_BYTES: u64 = super::window::WINDOW_BYTES / 2;
+/// An owner holds at most this multiple of the addresses that are live in its windows, and
+/// [`SPARE`] windows.
+const LIVE_FACTOR: u64 = 2;
+/// How many windows an owner may hold besides: 128 MiB of addresses.
+const SPARE: u64 = 64;
+/// How many windows are searched for a run that is long enough, before the address space is asked.
+const SEARCHED: usize = 32;
+/// The number of windows up to which an owner always collects.
+const FEW: usize = 16;
+/// What others have returned is collected as soon as it is this fraction of what is held: that
+/// repays the visit to each window.
+const COLLECT_FRACTION: u64 = 16;
+
+/// The free granules that are handed out next, in order.
+struct Run {
+    slot: u32,
+    next: Iova,
+    end: Iova,
+    /// A share of the window for each of them, so that handing one out needs neither the slot nor
+    /// the window, which another owner's work may have driven out of the cache. `None` if there is
+    /// no window.
+    stock: Option<Stock<Window>>,
+}
+
+impl Run {
+    fn bytes(&self) -> u64 {
+        self.end.raw() - self.next.raw()
+    }
+}
+
+/// No window.
+const NONE: Run = Run { slot: u32::MAX, next: Iova::new(0), end: Iova::new(0), stock: None };
+
+/// The windows of one owner.
+pub(super) struct Windows {
+    owner: Arc<OwnerShared>,
+    /// By pointer: a list that grows moves eight bytes for each window, and not its map.
+    slots: Vec<Option<SlotBox>>,
+    /// Slots without a window.
+    vacant: Vec<u32>,
+    run: Run,
+    /// What is left of the addresses of a batch that no window has room for.
+    batch: Option<IovaRange>,
+    /// Windows held, without those that are idle.
+    held: u64,
+    /// Granules live in all of them, those of the current run and those not collected included.
+    live: u64,
+    /// Granules collected so far.
+    collected: u64,
+    /// Where the next search for a run begins.
+    cursor: usize,
+}
+
+impl Windows {
+    pub(super) fn new(owner: Arc<OwnerShared>) -> Self {
+        Self {
+            owner,
+            slots: Vec::new(),
+            vacant: Vec::new(),
+            run: NONE,
+            batch: None,
+            held: 0,
+            live: 0,
+            collected: 0,
+            cursor: 0,
+        }
+    }
+
+    /// Allocates `bytes`, whole granules and at most [`MAX_BYTES`], behind what was allocated last
+    /// if they fit there. `None` if no window has room and the domain has none left. O(1), and a
+    /// look at every window once in as many allocations.
+    #[inline(always)]
+    pub(super) fn alloc(&mut self, domain: &Space, bytes: u64) -> Option<(IovaRange, WindowShare)> {
+        if !bytes.is_multiple_of(IovaSpace::GRANULE)
+            || (self.run.bytes() < bytes && !self.refill(domain, bytes))
+        {
+            return None;
+        }
+        let stock = self.run.stock.as_mut()?;
+        let range = IovaRange::new(self.run.next, bytes).ok()?;
+        // Counted as live with the run.
+        self.run.next = range.end();
+        Some((range, WindowShare::new(stock.issue(), self.run.slot)))
+    }
+
+    /// Begins a run of at least `bytes`, so that the allocations that follow are contiguous: in a
+    /// window or, if none has room and no more may be held, in the address space.
+    pub(super) fn prepare(&mut self, domain: &Space, bytes: u64) {
+        self.end_batch(domain);
+        let fits = bytes <= MAX_BYTES && bytes.is_multiple_of(IovaSpace::GRANULE);
+        if fits && self.run.bytes() < bytes && !self.refill(domain, bytes) {
+            self.batch = domain.alloc_iova(bytes, IovaSpace::GRANULE, None).ok();
+        }
+    }
+
+    /// Allocates the next `bytes` of the address space that a batch has there, if one has.
+    pub(super) fn next_of_batch(&mut self, bytes: u64) -> Option<IovaRange> {
+        let rest = self.batch?;
+        let range = rest.part(0, bytes)?;
+        self.batch = rest.part(bytes, rest.len() - bytes);
+        Some(range)
+    }
+
+    /// Frees what is left of the addresses that a batch has in the address space.
+    pub(super) fn end_batch(&mut self, domain: &Space) {
+        if let Some(rest) = self.batch.take() {
+            domain.free_iova(rest);
+        }
+    }
+
+    /// Takes back what one of these windows has handed out.
+    ///
+    /// # Errors
+    /// The share, if it is of another owner's window.
+    #[inline(always)]
+    pub(super) fn free(
+        &mut self,
+        domain: &Space,
+        iova: IovaRange,
+        share: WindowShare,
+    ) -> Result<(), WindowShare> {
+        let number = share.slot();
+        let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::as_deref_mut) else {
+            return Err(share);
+        };
+        if !share.is_of(&slot.stock) {
+            return Err(share);
+        }
+        let (first, count) = slot.stock.granules(iova);
+        slot.stock.take_back(share.into_shared());
+        slot.granules.free(first, count);
+        slot.live -= count;
+        self.live -= u64::from(count);
+        if slot.live == 0 && number != self.run.slot {
+            self.emptied(domain, number);
+        }
+        Ok(())
+    }
+
+    /// Gives up all windows, to be closed by the domain: each with the last of its mappings. Calls
+    /// no backend.
+    pub(super) fn abandon(&mut self, domain: &Space) {
+        self.end_batch(domain);
+        let _ = self.give_up_run();
+        let mut abandoned = domain.abandoned.lock();
+        abandoned.append(&mut self.owner.idle.lock());
+        abandoned.extend(self.slots.drain(..).flatten());
+        (self.held, self.live) = (0, 0);
+    }
+
+    /// Closes the windows in which nothing is live, and so gives up their table pages. Returns
+    /// whether there was one.
+    #[cold]
+    pub(super) fn close_idle(&mut self, domain: &Space) -> bool {
+        self.collect(domain);
+        // The current run's too, but not one that goes on behind what was allocated there: a batch
+        // is contiguous.
+        let rest = self.run.bytes() / IovaSpace::GRANULE;
+        let slot = self.slots.get(self.run.slot as usize).and_then(Option::as_deref);
+        if slot.is_some_and(|slot| u64::from(slot.live) == rest) {
+            self.end_run(domain);
+        }
+        domain.abandoned.lock().append(&mut self.owner.idle.lock());
+        domain.close_abandoned()
+    }
+
+    /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on
+    /// elsewhere.
+    #[cold]
+    fn refill(&mut self, domain: &Space, bytes: u64) -> bool {
+        if self.batch.is_some() {
+            return false;
+        }
+        // At most half a window: see `MAX_BYTES`.
+        let count = u32::try_from(bytes / IovaSpace::GRANULE).unwrap_or(u32::MAX);
+        if self.next_run(count) || self.take_idle() {
+            return true;
+        }
+        let over = self.is_over_bound();
+        if self.uncollected() > 0 && (over || self.repays_collection()) {
+            self.collect(domain);
+            if self.take_idle() {
+                return true;
+            }
+        }
+        if over && self.is_over_bound() {
+            return self.search(count, SEARCHED);
+        }
+        if let Some(window) = domain.open_window(&self.owner) {
+            let stock = Shared::new(window).stock();
+            return self.begin(Box::new(Slot { stock, granules: FreeRuns::new(), live: 0 }));
+        }
+        // The space is exhausted: whatever is here is used, however long it takes to find.
+        self.collect(domain);
+        self.take_idle() || self.search(count, self.slots.len())
+    }
+
+    fn held_granules(&self) -> u64 {
+        self.held * u64::from(GRANULES)
+    }
+
+    /// Returns how many granules others have returned since they were collected last: none that is
+    /// not live.
+    fn uncollected(&self) -> u64 {
+        // A granule may be collected before it is counted.
+        let more =
+            self.owner.returned.load(Ordering::Acquire).wrapping_sub(self.collected).cast_signed();
+        u64::try_from(more).unwrap_or(0)
+    }
+
+    fn repays_collection(&self) -> bool {
+        self.slots.len() <= FEW || self.uncollected() >= self.held_granules() / COLLECT_FRACTION
+    }
+
+    fn is_over_bound(&self) -> bool {
+        let live = self.live - self.uncollected();
+        self.held_granules() > LIVE_FACTOR * live + SPARE * u64::from(GRANULES)
+    }
+
+    /// Begins the run of at least `count` free granules at or behind `from` in window `number`, if
+    /// there is one.
+    fn run_behind(&mut self, from: u32, number: u32, count: u32) -> bool {
+        let Some(Some(slot)) = self.slots.get_mut(number as usize) else { return false };
+        let Some(run) = slot.granules.take(from, count) else { return false };
+        let Some(iova) = slot.stock.part(&run) else { return false };
+        let granules = run.end - run.start;
+        slot.live += granules;
+        self.live += u64::from(granules);
+        // One for each granule, and one that stays: the last that is handed out takes no more from
+        // the window's count.
+        let stock = Some(slot.stock.split(granules + 1));
+        self.run = Run { slot: number, next: iova.start(), end: iova.end(), stock };
+        true
+    }
+
+    /// Gives up the rest of the current run for the next one of its window, or gives up the run if
+    /// that has none.
+    fn next_run(&mut self, count: u32) -> bool {
+        let Some((number, end, is_empty)) = self.give_up_run() else { return false };
+        if self.run_behind(end, number, count) {
+            return true;
+        }
+        // All of it is free: it is begun again, without a visit to the list of idle ones.
+        is_empty && self.run_behind(0, number, GRANULES)
+    }
+
+    /// Ends the current run.
+    fn end_run(&mut self, domain: &Space) {
+        if let Some((number, _, true)) = self.give_up_run() {
+            self.emptied(domain, number);
+        }
+    }
+
+    /// Frees the rest of the current run, if there is one. Returns its window, its end, and whether
+    /// nothing else is live there.
+    fn give_up_run(&mut self) -> Option<(u32, u32, bool)> {
+        let run = core::mem::replace(&mut self.run, NONE);
+        let slot = self.slots.get_mut(run.slot as usize)?.as_deref_mut()?;
+        let (next, end) = (slot.stock.granule(run.next), slot.stock.granule(run.end));
+        if let Some(stock) = run.stock {
+            slot.stock.merge(stock);
+        }
+        slot.granules.free(next, end - next);
+        slot.live -= end - next;
+        self.live -= u64::from(end - next);
+        Some((run.slot, end, slot.live == 0))
+    }
+
+    /// Begins a run in an idle window, if another owner has not had it closed.
+    fn take_idle(&mut self) -> bool {
+        let idle = self.owner.idle.lock().pop();
+        idle.is_some_and(|slot| self.begin(slot))
+    }
+
+    /// Begins a run in a window that is all free.
+    fn begin(&mut self, slot: Box<Slot>) -> bool {
+        let number = match self.vacant.pop() {
+            Some(number) => number,
+            None => {
+                self.slots.push(None);
+                u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+            }
+        };
+        if let Some(vacant) = self.slots.get_mut(number as usize) {
+            *vacant = Some(slot);
+            self.held += 1;
+        }
+        self.run_behind(0, number, GRANULES)
+    }
+
+    /// Keeps the window `number`, in which nothing is live, or closes it if enough are kept.
+    fn emptied(&mut self, domain: &Space, number: u32) {
+        let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) else { return };
+        self.held -= 1;
+        self.vacant.push(number);
+        let mut idle = self.owner.idle.lock();
+        if idle.len() < IDLE {
+            return idle.push(slot);
+        }
+        drop(idle);
+        domain.close_window(slot.into_window());
+    }
+
+    /// Collects what others have returned to any window.
+    fn collect(&mut self, domain: &Space) {
+        for number in 0..self.slots.len() {
+            let Some(Some(slot)) = self.slots.get_mut(number) else { continue };
+            let returned = slot.stock.collect();
+            let count = slot.granules.free_all(&returned);
+            slot.live -= count;
+            self.live -= u64::from(count);
+            self.collected = self.collected.wrapping_add(count.into());
+            let number = u32::try_from(number).unwrap_or(u32::MAX);
+            if count > 0 && slot.live == 0 && number != self.run.slot {
+                self.emptied(domain, number);
+            }
+        }
+    }
+
+    /// Begins the first run of at least `count` granules in the next `windows` windows.
+    fn search(&mut self, count: u32, windows: usize) -> bool {
+        for _ in 0..windows.min(self.slots.len()) {
+            self.cursor = if self.cursor + 1 < self.slots.len() { self.cursor + 1 } else { 0 };
+            if u32::try_from(self.cursor).is_ok_and(|number| self.run_behind(0, number, count)) {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+impl Space {
+    /// Closes the idle windows of all owners. Returns whether there were any. O(owners).
+    #[cold]
+    pub(super) fn reclaim_idle(&self) -> bool {
+        let owners = self.owners.lock();
+        let mut abandoned = self.abandoned.lock();
+        owners.iter().for_each(|owner| abandoned.append(&mut owner.idle.lock()));
+        drop((abandoned, owners));
+        self.close_abandoned()
+    }
+
+    /// Closes windows that no owner uses. Returns whether there were any. If the backend panics,
+    /// the others stay in the list.
+    pub(super) fn close_abandoned(&self) -> bool {
+        let mut any = false;
+        loop {
+            // Closed without the lock.
+            let Some(slot) = self.abandoned.lock().pop() else { return any };
+            self.close_window(slot.into_window());
+            any = true;
+        }
+    }
+
+    /// Opens a window for an owner; `None` if there are no addresses.
+    pub(super) fn open_window(&self, owner: &Arc<OwnerShared>) -> Option<Window> {
+        let range = self.alloc_iova(WINDOW_BYTES, WINDOW_BYTES, None).ok()?;
+        self.windows.fetch_add(1, Ordering::Relaxed);
+        // Without a pin it is mapped as any other range.
+        let pin = self.call(|backend| backend.windows()?.pin(range).ok());
+        Some(Window::new(range, pin, Arc::clone(owner)))
+    }
+
+    /// Closes a window whose last share was given up, if there is one: nothing is mapped in it.
+    pub(super) fn close_window(&self, window: Option<Window>) {
+        if let Some(window) = window {
+            let (range, pin) = window.into_parts();
+            self.windows.fetch_sub(1, Ordering::Relaxed);
+            if let Some(pin) = pin {
+                // If it panics, the addresses stay in use.
+                self.call(|backend| backend.windows().map(|windows| windows.unpin(pin)));
+            }
+            self.free_iova(range);
+        }
     }
 }

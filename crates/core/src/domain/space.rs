@@ -1,13 +1,14 @@
 //! The domain: its backend, its addresses, its static mappings, and what it holds until a flush
-//! completes.
+//! completes; and the two contracts of its users: [`Pinned`] memory, which can be mapped, and a
+//! [`Payload`], which a driver gives to its device.
 
 use super::backend::Backend;
 use super::error::BackendError;
 use super::late::PendingReleases;
-use super::statics::Statics;
 use super::stats::{Counts, DomainStats, Sum, Writers};
 use super::window::{OwnerShared, SlotBox};
-use crate::addr::{Iova, IovaRange, PageSize};
+use crate::access::{Access, Direction};
+use crate::addr::{Iova, IovaRange, PageSize, Segment};
 use crate::drop_guard::PanicWatch;
 use crate::invalidate::Ticket;
 use crate::iova::{IovaError, IovaSpace};
@@ -16,6 +17,7 @@ use crate::share::Shared;
 use crate::sync::{AtomicU64, Mutex, Ordering, unique_number};
 use crate::table::MappedRun;
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -296,4 +298,148 @@ impl Space {
 /// Returns how many bytes are held by a sum of counters that were read one after another.
 pub(super) fn held_bytes(sum: &Sum) -> u64 {
     u64::try_from(sum.held_bytes.cast_signed()).unwrap_or(0)
+}
+
+/// Memory that stays mapped for its lifetime.
+#[derive(Clone, Copy)]
+struct Static {
+    iova: IovaRange,
+    addr: usize,
+    access: Access,
+}
+
+impl Static {
+    /// Returns where it has `memory` mapped for `access`, if that is at `start`.
+    fn find(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
+        let iova = IovaRange::new(start, memory.len() as u64).ok()?;
+        let offset = memory.addr().checked_sub(self.addr)?;
+        let here = self.access.contains(access)
+            && self.iova.covers(&iova)
+            && iova.start().checked_offset_from(self.iova.start()) == Some(offset as u64);
+        here.then_some(iova)
+    }
+}
+
+/// A static mapping that an owner found, valid while the generation is the same.
+pub(super) struct Hit {
+    found: Static,
+    generation: u64,
+}
+
+/// The static mappings of a domain.
+pub(super) struct Statics {
+    /// By their first address.
+    all: Mutex<BTreeMap<Iova, Static>>,
+    /// How many have been removed.
+    generation: AtomicU64,
+}
+
+impl Statics {
+    pub(super) fn new() -> Self {
+        Self { all: Mutex::new(BTreeMap::new()), generation: AtomicU64::new(0) }
+    }
+
+    pub(super) fn insert(&self, iova: IovaRange, memory: DmaMemory, access: Access) {
+        self.all.lock().insert(iova.start(), Static { iova, addr: memory.addr(), access });
+    }
+
+    /// Removes the mapping of exactly `iova`, if there is one: afterwards no lookup finds it.
+    pub(super) fn remove(&self, iova: IovaRange) {
+        let mut all = self.all.lock();
+        if all.get(&iova.start()).is_some_and(|found| found.iova == iova) {
+            all.remove(&iova.start());
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.lock().len()
+    }
+
+    /// Returns where `memory` is mapped for `access`, if that is at `start`. O(log mappings), with
+    /// a lock.
+    pub(super) fn find(&self, start: Iova, memory: DmaMemory, access: Access) -> Option<IovaRange> {
+        let (_, nearest) =
+            self.all.lock().range(..=start).next_back().map(|(at, found)| (*at, *found))?;
+        nearest.find(start, memory, access)
+    }
+
+    /// Returns the same, from `hit` if that contains it. Then one load.
+    pub(super) fn find_cached(
+        &self,
+        start: Iova,
+        memory: DmaMemory,
+        access: Access,
+        hit: &mut Option<Hit>,
+    ) -> Option<IovaRange> {
+        // Before the lookup: what is removed after it makes the hit stale.
+        let generation = self.generation.load(Ordering::Acquire);
+        if let Some(hit) = hit
+            && hit.generation == generation
+            && let Some(iova) = hit.found.find(start, memory, access)
+        {
+            return Some(iova);
+        }
+        let (_, nearest) =
+            self.all.lock().range(..=start).next_back().map(|(at, found)| (*at, *found))?;
+        let iova = nearest.find(start, memory, access)?;
+        *hit = Some(Hit { found: nearest, generation });
+        Some(iova)
+    }
+}
+
+/// Memory that can be mapped: pinned, and owned by the value.
+///
+/// # Safety
+/// The results of all methods never change. Until the value is dropped, all memory that they return
+/// stays where it is, valid, and the value's alone (if the value is leaked, for good), except that
+/// others may access what lies outside all extents as with a [`DmaMemory`]. While the value is not
+/// borrowed, no reference into the memory exists. A value with a `fixed_iova` has one piece.
+pub unsafe trait Pinned: Send + 'static {
+    /// Returns the memory. Start and length are multiples of 4096.
+    fn memory(&self) -> DmaMemory<'_>;
+
+    /// Returns the address at which the memory is mapped in `domain` for as long as the value lives
+    /// (an arena mapped as a whole), if it is.
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova>;
+
+    /// Returns piece `index` of memory that is scattered in this process; `None` after the last.
+    /// The first is [`memory`](Self::memory).
+    ///
+    /// The pieces are mapped one behind the other, as one contiguous range of I/O virtual
+    /// addresses.
+    fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        (index == 0).then(|| self.memory())
+    }
+
+    /// Returns offset and length, in the mapped range, of extent `index` of the data to be
+    /// transferred; `None` after the last. By default one extent: all of the memory.
+    ///
+    /// For payloads that do not consist of whole pages.
+    fn extent(&self, index: usize) -> Option<(u64, u64)> {
+        (index == 0).then(|| (0, pieces(self).map(|piece| piece.len() as u64).sum()))
+    }
+}
+
+pub(super) fn pieces<P: Pinned + ?Sized>(payload: &P) -> impl Iterator<Item = DmaMemory<'_>> {
+    (0..).map_while(|index| payload.piece(index))
+}
+
+/// Memory that the devices of a domain may reach in direction `D` for as long as the value lives.
+///
+/// A queue that accepts one gives the segments only to a device of [`domain`](Self::domain), and
+/// holds the value until the device no longer uses them; if it cannot know that, it leaks the
+/// value.
+///
+/// # Safety
+/// Until the value is dropped, wherever it is moved: `segment` and `domain` return the same, and
+/// every segment is part of a live mapping, in that domain and for direction `D`, that the value
+/// holds.
+pub unsafe trait Payload<D: Direction> {
+    /// Returns segment `index`; `None` after the last.
+    fn segment(&self, index: usize) -> Option<Segment>;
+
+    /// Returns the domain of the segments; `None` if that is no [`Domain`]. Only a
+    /// queue whose own memory is in the same domain accepts the value.
+    fn domain(&self) -> Option<DomainId>;
 }

@@ -4,10 +4,10 @@
 //! Most arrays are filled and emptied as a whole, from whole words of the map. Their slots are
 //! written and compared by loops without branches, which the compiler turns into wide operations.
 
-use super::error::{AlreadyFree, FrameError};
 use super::inner::Bounds;
 use super::map::Part;
 use super::number::Frame;
+use super::number::{AlreadyFree, FrameError};
 
 /// The frames of a word.
 const WORD: usize = 64;

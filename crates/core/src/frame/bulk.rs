@@ -2,12 +2,12 @@
 
 use super::arrays::{Filled, empty_into, fill_from};
 use super::counters::Tally;
-use super::error::FrameError;
+use super::counters::{Allowance, Urgency};
 use super::inner::Inner;
 use super::map::Part;
 use super::number::Frame;
+use super::number::FrameError;
 use super::owner::ZoneLocal;
-use super::watermarks::{Allowance, Urgency};
 use crate::share::Shared;
 use alloc::vec::Vec;
 

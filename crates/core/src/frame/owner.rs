@@ -1,10 +1,10 @@
 //! [`ZoneLocal`]: one owner's handle to a zone.
 
 use super::counters::Tally;
-use super::error::{AlreadyFree, FrameError};
 use super::inner::Inner;
 use super::magazine::{Magazine, Scatter};
 use super::map::{Part, parts};
+use super::number::{AlreadyFree, FrameError};
 use super::number::{Frame, Order};
 use crate::share::Stock;
 

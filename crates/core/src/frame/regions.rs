@@ -4,8 +4,8 @@
 //! of a hint is followed by a look at the map, and every free by a look at the hints.
 
 use super::hints::Hints;
+use super::hints::{FAN_OUT, Lowering};
 use super::inner::Inner;
-use super::limits::{FAN_OUT, Lowering};
 use super::map::{WORDS, total_order};
 use crate::sync::Ordering;
 
@@ -18,7 +18,7 @@ impl Inner {
     /// `patience` partly free ones, then whole ones, then all others. Twice, since a region may
     /// move from one set to another meanwhile.
     ///
-    /// Regions whose [limit](super::limits::Limits) is below `order` are skipped. Each attempt in a
+    /// Regions whose [limit](super::hints::Limits) is below `order` are skipped. Each attempt in a
     /// partly free region that fails lowers its limit, so that it is repeated only after a free
     /// there.
     pub(super) fn search<T>(

@@ -2,11 +2,11 @@
 
 use super::bulk::FrameList;
 use super::counters::FrameStats;
-use super::error::FrameError;
+use super::counters::{Urgency, Watermarks};
 use super::inner::Inner;
+use super::number::FrameError;
 use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
 use super::owner::ZoneLocal;
-use super::watermarks::{Urgency, Watermarks};
 use crate::share::Shared;
 
 /// The allocator of the frames of a range of memory. Its operations can be called from any thread,

@@ -1,6 +1,6 @@
 //! Checks of a tree against its definition, for the tests.
 
-use super::extent::{ALIGNS, Extent, REGION, REGION_SHIFT, room};
+use super::node::{ALIGNS, Extent, REGION, REGION_SHIFT, room};
 use super::node::{FAN, NIL, Node, Summary, slot_shift};
 use super::tree::Tree;
 use alloc::vec::Vec;

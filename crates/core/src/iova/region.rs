@@ -1,7 +1,7 @@
 //! The map of a region of which some granules are free and some are not: a bit per granule.
 
-use super::extent::{ALIGNS, Extent, REGION};
 use super::node::Summary;
+use super::node::{ALIGNS, Extent, REGION};
 
 const WORDS: usize = 8;
 

@@ -1,4 +1,4 @@
-use super::extent::{Extent, extent_of};
+use super::node::{Extent, extent_of};
 use super::*;
 use crate::addr::{Iova, IovaRange};
 use proptest::prelude::*;

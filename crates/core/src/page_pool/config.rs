@@ -1,5 +1,6 @@
-//! A pool's parameters, the tags that name holders of its pages, and what it needs of its
-//! environment: chunks that can be revoked, and cache maintenance.
+//! A pool's parameters, the tags that name holders of its pages, the two addresses of a page that is
+//! freed explicitly ([`RawPage`]), and what the pool needs of its environment: chunks that can be
+//! revoked, and cache maintenance.
 
 use super::error::RevokeError;
 use crate::addr::Iova;
@@ -9,6 +10,7 @@ use crate::mem::DmaMemory;
 use crate::share::Shared;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::ptr::NonNull;
 
 /// A page pool's parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,5 +124,36 @@ pub trait SyncOps: Send + Sync {
     /// Passes the bytes that the device wrote to the processor.
     fn for_cpu(&self, memory: DmaMemory<'_>, iova: Iova) {
         let _ = (memory, iova);
+    }
+}
+
+/// The addresses of a page, for the processor and for the device. `Copy`, so the pool checks what
+/// is freed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RawPage {
+    pub(super) ptr: NonNull<u8>,
+    pub(super) iova: Iova,
+}
+
+// SAFETY: two addresses; accessing the memory through them is `unsafe` or goes through `DmaMemory`.
+unsafe impl Send for RawPage {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for RawPage {}
+
+impl RawPage {
+    /// Returns the page with these addresses, for callers that store them elsewhere. Checked when
+    /// it is used.
+    pub const fn from_parts(ptr: NonNull<u8>, iova: Iova) -> Self {
+        Self { ptr, iova }
+    }
+
+    /// Returns the page's address in this process.
+    pub const fn as_ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Returns the page's address for the device.
+    pub const fn iova(&self) -> Iova {
+        self.iova
     }
 }

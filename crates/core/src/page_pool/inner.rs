@@ -9,9 +9,9 @@
 //! Before that, the last access of a freeing thread to the pool is its store into the ring, and the
 //! thread that takes the pool down waits for that store.
 
+use super::config::RawPage;
 use super::config::{Config, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
-use super::raw::RawPage;
 use super::records::{Directory, PageRecord, State};
 use super::ring::{Entry, FRAME_BITS, Ring};
 use super::stats::{Counts, Holder};

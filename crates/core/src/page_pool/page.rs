@@ -1,11 +1,17 @@
-//! [`Page`]: an allocated page that frees itself on drop.
+//! [`Page`], an allocated page that frees itself on drop; [`Remote`], which returns many pages at a
+//! time, or raw pages, from threads other than the consumer's; and how a page returns from any
+//! thread: into the ring, into the spill list if the ring is full, or to its chunk if the pool has
+//! been taken down.
 
-use super::config::Tag;
-use super::inner::Inner;
-use super::recycle::Returning;
-use super::ring::Entry;
+use super::config::{RawPage, Tag};
+use super::error::{BulkFreeError, FreeError, TooManyTags};
+use super::inner::{Inner, PoolRef};
+use super::records::State;
+use super::ring::{BULK, Closed, Entry};
 use crate::addr::Iova;
 use crate::mem::DmaMemory;
+use crate::sync::Ordering;
+use alloc::vec::Vec;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ptr::NonNull;
@@ -104,5 +110,219 @@ impl fmt::Debug for Page {
             .field("iova", &self.iova())
             .field("len", &self.memory().len())
             .finish()
+    }
+}
+
+/// Returns pages from any thread: into the ring, and into the spill list what does not fit there.
+/// Lock-free unless the ring is full or the pool has been taken down.
+///
+/// # Safety
+/// Each entry is either a raw free whose caller holds a [`PoolRef`] (the free itself may be wrong),
+/// or a page that was allocated as owned and is freed exactly once.
+#[inline]
+pub(super) unsafe fn recycle_remotely(shared: NonNull<Inner>, entries: &[Entry]) {
+    // SAFETY: alive until the last of the entries has been returned (see `inner`), or while the
+    // caller's `PoolRef` is.
+    let claim = unsafe { shared.as_ref() }.ring.claim(entries.len());
+    // The ring now waits for the claimed slots; once the last one is filled, the pool may be freed.
+    let placed = match claim {
+        Ok(Some(claim)) => claim.fill(entries),
+        Ok(None) | Err(Closed) => 0,
+    };
+    if placed < entries.len() {
+        // SAFETY: the remaining pages have not been returned.
+        unsafe { recycle_slow(shared, entries.get(placed..).unwrap_or_default()) };
+    }
+}
+
+/// A page that is returned when this is dropped: also if the [`SyncOps`](super::SyncOps) panics
+/// that is called in between.
+pub(super) struct Returning(NonNull<Inner>, u32);
+
+impl Returning {
+    /// # Safety
+    /// The page was allocated as owned, and is freed by nothing else unless this is forgotten.
+    #[inline(always)]
+    pub(super) unsafe fn new(shared: NonNull<Inner>, frame: u32) -> Self {
+        Self(shared, frame)
+    }
+}
+
+impl Drop for Returning {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: allocated as owned and freed here alone (contract of `new`).
+        unsafe { recycle_remotely(self.0, &[Entry::owned(self.1)]) };
+    }
+}
+
+/// # Safety
+/// As for [`recycle_remotely`], and there is at least one entry.
+#[cold]
+unsafe fn recycle_slow(ptr: NonNull<Inner>, entries: &[Entry]) {
+    // SAFETY: alive until the last of the entries has been returned.
+    let shared = unsafe { ptr.as_ref() };
+    shared.refs.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: counted in the line above.
+    let pool = unsafe { PoolRef::adopt(ptr) };
+    if pool.spill(entries).is_ok() {
+        return;
+    }
+    for &entry in entries {
+        pool.recycle_after_close(entry);
+        if entry.generation().is_none() {
+            // SAFETY: the ring is closed, so the count includes a reference for this page
+            // (`take_down`), or will before the bias is subtracted; it is released with the page.
+            drop(unsafe { PoolRef::adopt(ptr) });
+        }
+    }
+}
+
+impl Inner {
+    /// Adds entries that met a full ring to the spill list.
+    fn spill(&self, entries: &[Entry]) -> Result<(), Closed> {
+        let mut spill = self.spill.lock();
+        if spill.closed {
+            return Err(Closed);
+        }
+        self.ring_full.fetch_add(entries.len() as u64, Ordering::Relaxed);
+        for &entry in entries {
+            if spill.entries.len() == spill.entries.capacity() {
+                let before = spill.entries.len();
+                self.discard_stale(&mut spill.entries);
+                spill.discarded += (before - spill.entries.len()) as u64;
+            }
+            spill.entries.push(entry);
+        }
+        Ok(())
+    }
+
+    /// Removes stale entries. There are more entries than pages only if raw pages were freed twice.
+    #[cold]
+    fn discard_stale(&self, entries: &mut Vec<Entry>) {
+        entries.sort_unstable();
+        entries.dedup();
+        entries.retain(|entry| {
+            let record = self.directory.record(entry.frame());
+            entry.generation().is_none_or(|generation| {
+                record.is_some_and(|a| a.state() == State::Raw && a.generation() == generation)
+            })
+        });
+    }
+}
+
+/// A handle by which threads other than the consumer's return pages. It may be cloned or shared.
+///
+/// Its calls are lock-free unless the ring is full or the pool has been taken down. It may outlive
+/// the pool: pages returned later go back to the source with their chunk.
+pub struct Remote(PoolRef);
+
+impl Clone for Remote {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("pool", &self.0.name()).finish_non_exhaustive()
+    }
+}
+
+/// Entries collected for the ring, as many as one compare-and-swap adds.
+struct Batch<'r> {
+    to: &'r PoolRef,
+    entries: [Entry; BULK],
+    len: usize,
+}
+
+impl Batch<'_> {
+    fn put(&mut self, entry: Entry) {
+        if let Some(slot) = self.entries.get_mut(self.len) {
+            *slot = entry;
+            self.len += 1;
+        }
+        if self.len == BULK {
+            self.send();
+        }
+    }
+
+    fn send(&mut self) {
+        let entries = self.entries.get(..self.len).unwrap_or_default();
+        self.len = 0;
+        if !entries.is_empty() {
+            // SAFETY: each entry is a raw free, whose `Remote` lends `to`, or a page that was
+            // consumed for it.
+            unsafe { recycle_remotely(self.to.as_ptr(), entries) };
+        }
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        self.send();
+    }
+}
+
+impl Remote {
+    pub(super) fn new(shared: PoolRef) -> Self {
+        Self(shared)
+    }
+
+    fn batch(&self) -> Batch<'_> {
+        Batch { to: &self.0, entries: [Entry::default(); BULK], len: 0 }
+    }
+
+    /// Returns pages, 64 by one compare-and-swap; a page of another pool is returned to that pool.
+    pub fn recycle_all(&self, pages: impl IntoIterator<Item = Page>) {
+        let mut batch = self.batch();
+        for page in pages {
+            if page.shared == self.0.as_ptr() {
+                batch.put(page.into_entry());
+            }
+        }
+    }
+
+    /// Returns a raw page.
+    ///
+    /// # Errors
+    /// [`FreeError`] if it is not an allocated raw page of this pool; nothing has changed then.
+    #[inline]
+    pub fn free_raw(&self, page: RawPage) -> Result<(), FreeError> {
+        let entry = self.entry_of(page)?;
+        // SAFETY: a raw free, and `self` keeps the pool alive.
+        unsafe { recycle_remotely(self.0.as_ptr(), &[entry]) };
+        Ok(())
+    }
+
+    /// Returns raw pages, 64 by one compare-and-swap.
+    ///
+    /// # Errors
+    /// [`BulkFreeError`] at the first page that is refused, with how many were freed before it.
+    pub fn free_bulk(&self, pages: &[RawPage]) -> Result<(), BulkFreeError> {
+        let mut batch = self.batch();
+        for (freed, &page) in pages.iter().enumerate() {
+            batch.put(self.entry_of(page).map_err(|error| BulkFreeError { freed, error })?);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn entry_of(&self, page: RawPage) -> Result<Entry, FreeError> {
+        let (frame, record) = self.0.find(page)?;
+        Inner::check_raw(record, page)?;
+        let generation = record.generation();
+        // First: if it panics, the page stays allocated.
+        self.0.sync_for_device(frame, self.0.config.max_len);
+        record.remote_free(generation);
+        Ok(Entry::raw(frame, generation))
+    }
+
+    /// Returns the tag for a holder's name, as [`PagePool::tag`](super::PagePool::tag).
+    ///
+    /// # Errors
+    /// [`TooManyTags`] after 2^24 names.
+    pub fn tag(&self, name: &str) -> Result<Tag, TooManyTags> {
+        self.0.tag(name)
     }
 }

@@ -11,6 +11,11 @@
 use crate::sync::{AtomicU64, CachePadded, Ordering, relax};
 use alloc::boxed::Box;
 
+/// How many pages are moved at a time: half a magazine of the consumer.
+pub(super) const BULK: usize = 64;
+/// `BULK` as a number of pages.
+pub(super) const BULK_PAGES: u32 = 64;
+
 /// A page on its way to the consumer.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Entry(u64);

@@ -199,9 +199,8 @@ fn a_late_double_free_is_counted_and_frees_nothing() {
         let (frame, record) = pool.shared.find(raw).unwrap();
         let stale = ring::Entry::raw(frame, record.generation());
         // SAFETY: a raw free, and `pool` holds a reference.
-        let put = |pool: &PagePool| unsafe {
-            recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 3])
-        };
+        let put =
+            |pool: &PagePool| unsafe { page::recycle_remotely(pool.shared.as_ptr(), &[stale; 3]) };
         pool.free_raw(raw).unwrap();
         put(&pool);
         let page = pool.alloc().unwrap();
@@ -266,7 +265,7 @@ fn a_late_free_of_an_older_allocation_frees_nothing() {
         pool.free_raw(raw).unwrap();
         assert_eq!(pool.alloc_raw(), Ok(raw));
         // SAFETY: a raw free, and `pool` holds a reference.
-        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &[stale; 2]) };
+        unsafe { page::recycle_remotely(pool.shared.as_ptr(), &[stale; 2]) };
         assert!(matches!(pool.alloc_raw(), Err(AllocError::Limit { .. })), "it is in use");
         assert_eq!((pool.counts().waive, pool.stats().in_use), (2, 1));
         pool.free_raw(raw).unwrap();
@@ -289,7 +288,7 @@ fn equal_frees_do_not_make_the_spill_list_grow() {
     let mut sent = 0;
     while sent < 4 * room {
         // SAFETY: raw frees, and `pool` holds a reference.
-        unsafe { recycle::recycle_remotely(pool.shared.as_ptr(), &entries) };
+        unsafe { page::recycle_remotely(pool.shared.as_ptr(), &entries) };
         sent += entries.len();
     }
     assert_eq!(pool.shared.spill.lock().entries.capacity(), room);

@@ -1,11 +1,11 @@
-//! Searches, and what needs nothing but the map of one region.
+//! Searches of a tree, and the operations that need only the map of one region.
 
-use super::extent::{ALIGNS, Extent, REGION, REGION_SHIFT, align_up, room};
+use super::node::{ALIGNS, Extent, REGION, REGION_SHIFT, align_up, room};
 use super::node::{NIL, Node, Step, slot_of, slot_shift};
 use super::tree::{CLASSES, Tree};
 
-/// What the search of one region ended with.
-pub(super) enum Quick {
+/// The outcome of a search of one region.
+pub(super) enum FirstFit {
     /// Taken.
     Taken(Extent),
     /// The first fit ends beyond the limit, so that every other one does.
@@ -18,22 +18,22 @@ impl Tree {
     /// Takes `len` granules from the first region that may have a run of them. O(1) if that is the
     /// open one.
     #[inline]
-    pub(super) fn take_first(&mut self, len: u64, limit: u64) -> Quick {
+    pub(super) fn take_first(&mut self, len: u64, limit: u64) -> FirstFit {
         let class = len.ilog2() as usize;
-        let Some(&region) = self.low.get(class) else { return Quick::Unknown };
+        let Some(&region) = self.low.get(class) else { return FirstFit::Unknown };
         if !self.open(region) {
-            return Quick::Unknown;
+            return FirstFit::Unknown;
         }
         self.visit();
-        let Some(bit) = self.maps.get(self.open.map).find(len) else { return Quick::Unknown };
+        let Some(bit) = self.maps.get(self.open.map).find(len) else { return FirstFit::Unknown };
         let start = (region << REGION_SHIFT) + bit;
         let part = Extent { start, end: start + len };
         if part.end > limit {
-            return Quick::Beyond;
+            return FirstFit::Beyond;
         }
         self.maps.get_mut(self.open.map).set(part, false);
         self.open.dirty = true;
-        Quick::Taken(part)
+        FirstFit::Taken(part)
     }
 
     /// Takes `part` if it is all free and in a region with a map. O(levels).

@@ -1,7 +1,7 @@
 use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysRange};
-use crate::domain::{Backend, BackendError, PinnedWindows};
+use crate::domain::{Backend, BackendError, PhysExtent, PinnedWindows};
 use crate::invalidate::{
     Descriptor, Flush, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit,
 };

@@ -1,9 +1,8 @@
 //! An IOMMU for tests and models: it walks the table by itself and keeps the last table page that
 //! it walked through.
 
-use super::phys::{PhysExtent, PhysTranslator};
 use crate::addr::{PhysAddr, PhysRange};
-use crate::domain::error::BackendError;
+use crate::domain::{BackendError, PhysExtent, PhysTranslator};
 use crate::invalidate::{Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};

@@ -7,7 +7,7 @@ use crate::table::Retired;
 #[test]
 fn gathered_pages_wait_for_the_latest_of_their_tickets() {
     let backend = paged(16, Scattered::default());
-    let (table, deferred) = (&backend.table, reclaim::DeferredReclaim::default());
+    let (table, deferred) = (&backend.table, DeferredReclaim::default());
     for (window, ticket) in [(0, 5), (1, 8), (2, 7)] {
         let mut retired = Retired::new();
         table.map(at(window * 512, 1), PhysAddr::new(0), RW).unwrap();
