@@ -56,7 +56,7 @@ pub(crate) enum BenchError {
     Access(#[from] AccessError),
     /// A buffer could not be registered.
     #[error(transparent)]
-    Register(#[from] pinfold_core::registered::BufferError),
+    Register(#[from] pinfold_core::folio::BufferError),
     /// The program's own memory could not be registered.
     #[error(transparent)]
     Registration(#[from] pinfold::registered::RegistrationError),
@@ -65,7 +65,7 @@ pub(crate) enum BenchError {
     Own(String),
     /// An offset is outside its buffer.
     #[error(transparent)]
-    Outside(#[from] pinfold_core::registered::OutsideBuffer),
+    Outside(#[from] pinfold_core::folio::OutsideBuffer),
     /// The device profile is invalid.
     #[error(transparent)]
     Profile(#[from] gather::ProfileError),

@@ -1,7 +1,7 @@
 //! Gather: cuts memory into the segments that a device accepts.
 //!
 //! The input is a sequence of [`Segment`](crate::addr::Segment)s: a part of a
-//! [registered](crate::registered) buffer, a mapping, or any list of them. Neighbours are merged
+//! [registered](crate::folio) buffer, a mapping, or any list of them. Neighbours are merged
 //! first; then a [`Profile`] cuts them by the device's largest segment, its boundary, its alignment
 //! and its number of segments. [`prp`] and [`sgl`] lay them out for an NVMe controller, in lists
 //! whose pages come from a DMA pool.

@@ -3,7 +3,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`domain`] | I/O address spaces, and the life of a mapping: map, revoke, flush, reuse |
-//! | [`registered`], [`gather`] | buffers as few segments, and the segments as what a device accepts |
+//! | [`folio`], [`gather`] | buffers as few segments, and the segments as what a device accepts |
 //! | [`dma_pool`], [`page_pool`] | descriptor blocks; pages that stay mapped while they are recycled |
 //! | [`frame`], [`iova`] | allocators of page frames and of I/O virtual addresses |
 //! | [`table`], [`invalidate`] | I/O page tables, and when a device can no longer reach something |
@@ -42,6 +42,7 @@ pub mod addr;
 pub mod dma_pool;
 pub mod domain;
 mod drop_guard;
+pub mod folio;
 pub mod frame;
 pub mod gather;
 pub mod invalidate;
@@ -53,7 +54,6 @@ pub mod known_bad;
 mod known_bad;
 pub mod mem;
 pub mod page_pool;
-pub mod registered;
 pub mod share;
 pub mod sync;
 pub mod table;

@@ -3,10 +3,10 @@
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
 use pinfold_core::addr::{Iova, PageSize, Segment};
+use pinfold_core::folio::Registered;
 use pinfold_core::gather::Profile;
 use pinfold_core::gather::prp::{ControllerPage, Prps};
 use pinfold_core::gather::sgl::Sgl;
-use pinfold_core::registered::Registered;
 use proptest::prelude::*;
 
 fn bytes(segments: &[Segment]) -> Vec<u64> {

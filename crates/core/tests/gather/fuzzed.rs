@@ -4,10 +4,10 @@
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
 use pinfold_core::addr::{IovaRange, Segment};
+use pinfold_core::folio::Registered;
 use pinfold_core::gather::prp::{ControllerPage, PrpError, Prps};
 use pinfold_core::gather::sgl::{Sgl, SglError};
 use pinfold_core::gather::{GatherError, Profile};
-use pinfold_core::registered::Registered;
 
 /// Reads values from the front of an input; zeroes follow its end.
 struct Input<'i>(&'i [u8]);

@@ -10,10 +10,10 @@ use crate::sys::Errno;
 use crate::sys::kernel::{RingRefusal, ring_bytes};
 use pinfold_core::access::Access;
 use pinfold_core::addr::Segment;
-use pinfold_core::mem::DmaMemory;
 #[cfg(doc)]
-use pinfold_core::registered::Registered;
-use pinfold_core::registered::{BufferIndex, Hold, IndexError, Registry, Segments};
+use pinfold_core::folio::Registered;
+use pinfold_core::folio::{BufferIndex, Hold, IndexError, Registry, Segments};
+use pinfold_core::mem::DmaMemory;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
@@ -56,7 +56,7 @@ impl<'m> Buffers<'m> {
     ///
     /// # Errors
     /// [`RegistrationError::Table`] if the capacity is 0 or more than
-    /// [16,384](pinfold_core::registered::Registry::MAX_BUFFERS), [`RegistrationError::NoRing`],
+    /// [16,384](pinfold_core::folio::Registry::MAX_BUFFERS), [`RegistrationError::NoRing`],
     /// [`RegistrationError::Memory`] without `/proc`.
     pub fn new(capacity: usize, view: View) -> Result<Self, RegistrationError> {
         let table = Registry::new(capacity)?;

@@ -8,7 +8,7 @@ use super::{footprint, pin};
 use crate::sys::bytes;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::access::Access;
-use pinfold_core::registered::{BufferIndex, Registered, Unregistered};
+use pinfold_core::folio::{BufferIndex, Registered, Unregistered};
 
 impl Buffers<'_> {
     /// # Safety

@@ -8,8 +8,8 @@ use crate::memory::OwnedMemory;
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, Segment};
+use pinfold_core::folio::Registered;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::registered::Registered;
 
 /// How a device sees the memory: which addresses a table contains.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

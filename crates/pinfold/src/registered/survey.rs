@@ -5,7 +5,7 @@ use crate::sys::pages::{Entry, Mappings, MmapRegion, Pagemap};
 use crate::sys::{Errno, bytes};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PageSize, PhysAddr};
-use pinfold_core::registered::{BufferError, BufferIndex, IndexError, Registered};
+use pinfold_core::folio::{BufferError, BufferIndex, IndexError, Registered};
 use std::fmt;
 
 /// The composition of a range of this process's memory, at one moment unless the memory is pinned.
@@ -402,7 +402,7 @@ pub enum RegistrationError {
     Buffer(#[from] BufferError),
     /// The table cannot hold it.
     #[error(transparent)]
-    Table(#[from] pinfold_core::registered::RegisterError),
+    Table(#[from] pinfold_core::folio::RegisterError),
     /// There is no such buffer in the table.
     #[error(transparent)]
     Index(#[from] IndexError),

@@ -39,8 +39,8 @@
 use crate::memory::Fixed;
 use crate::sys::limits::{MemlockLimit, MemlockRefusal};
 use crate::sys::{Errno, kernel, uring};
+use pinfold_core::folio::BufferIndex;
 use pinfold_core::mem::DmaMemory;
-use pinfold_core::registered::BufferIndex;
 use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, OwnedFd};

@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::shapes::IntoIndex;
 use pinfold::registered::{BufferIndex, Buffers, MemoryError, RegistrationError, View};
 use pinfold_core::access::Access;
-use pinfold_core::registered::{BufferError, IndexError, RegisterError};
+use pinfold_core::folio::{BufferError, IndexError, RegisterError};
 
 fn memory(error: MemoryError) -> RegistrationError {
     RegistrationError::Memory(error)

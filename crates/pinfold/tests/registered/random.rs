@@ -4,7 +4,7 @@
 use crate::common::*;
 use crate::shapes::IntoIndex;
 use pinfold::registered::{BufferIndex, Buffers, Hold, RegistrationError, Released, View};
-use pinfold_core::registered::RegisterError;
+use pinfold_core::folio::RegisterError;
 use std::collections::{BTreeMap, BTreeSet};
 
 struct Random(u64);

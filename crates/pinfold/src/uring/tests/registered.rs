@@ -4,7 +4,7 @@ use super::super::registered::MOST_BYTES;
 use super::memory::{arena, create, pattern, waiting, without_ipc_lock};
 use super::*;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use pinfold_core::registered::BufferIndex;
+use pinfold_core::folio::BufferIndex;
 use rustix::mm::{Advice, madvise};
 use std::io::Write;
 use std::os::fd::AsRawFd;

@@ -17,7 +17,7 @@
 //!
 //! ```
 //! use pinfold_core::addr::{Iova, PageSize};
-//! use pinfold_core::registered::Registered;
+//! use pinfold_core::folio::Registered;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let hugepages = [0x4000_0000, 0x4020_0000, 0x8000_0000].map(Iova::new);
@@ -31,7 +31,6 @@
 mod buffer;
 mod error;
 mod registry;
-mod runs;
 mod table;
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,12 @@
-//! [`Registry`]: a table of registered buffers that are in use by I/O.
+//! [`Registry`]: a table of registered buffers that are in use by I/O; the number of a buffer in it,
+//! and why one cannot be registered or found.
 
 use super::buffer::{Registered, Segments};
+use super::error::OutsideBuffer;
 use crate::addr::Segment;
 use crate::sync::unique_number;
 use alloc::vec::Vec;
-pub use error::{IndexError, RegisterError};
-pub use index::BufferIndex;
-use index::MAX_BUFFERS;
-
-mod error;
-mod index;
+use core::fmt;
 
 /// I/O in flight on a registered buffer, from [`Registry::hold`] to [`Registry::release`].
 #[derive(PartialEq, Eq, Debug)]
@@ -331,4 +328,113 @@ impl<B: AsRef<Registered>> Registry<B> {
         let touched = self.order.get(..after)?.iter().rev().take_while(touching);
         touched.map(|&(_, index)| index).find(|&index| Some(index) != except)
     }
+}
+
+/// The largest table, that of io_uring.
+const MAX_BUFFERS: usize = 16_384;
+
+/// The number of a buffer in a [`Registry`]; the same number names it to a ring.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferIndex(u16);
+
+impl BufferIndex {
+    /// Creates the index with this number.
+    pub const fn new(index: u16) -> Self {
+        Self(index)
+    }
+
+    /// Returns the number.
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Display for BufferIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "buffer:{}", self.0)
+    }
+}
+
+impl fmt::Debug for BufferIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Why a buffer cannot be registered. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// All places of the table are taken.
+    #[error("all {capacity} places of the buffer table are taken: unregister one first")]
+    Full {
+        /// The number of places.
+        capacity: usize,
+    },
+    /// A table has a largest size.
+    #[error(
+        "cannot create a buffer table of {asked} places: 1 to {limit} are supported",
+        limit = MAX_BUFFERS
+    )]
+    Capacity {
+        /// The requested number.
+        asked: usize,
+    },
+    /// The place is taken by another buffer.
+    #[error("{index} is registered already: unregister it first")]
+    Taken {
+        /// The place.
+        index: BufferIndex,
+    },
+    /// The buffer shares memory with one that is registered.
+    #[error("{len:#x} bytes at {addr:#x} overlap {with}, which is registered already")]
+    Overlaps {
+        /// The buffer's address.
+        addr: usize,
+        /// Its length in bytes.
+        len: u64,
+        /// The registered buffer that it overlaps.
+        with: BufferIndex,
+    },
+    /// The table could not grow.
+    #[error("no memory for another entry of the buffer table")]
+    NoMemory,
+    /// The table has no such place.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+/// Why a buffer cannot be found or used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// The table has no such place.
+    #[error("{index} does not exist: the buffer table has {capacity} places")]
+    Beyond {
+        /// The place.
+        index: BufferIndex,
+        /// The number of places.
+        capacity: usize,
+    },
+    /// Nothing is registered there.
+    #[error("{index} is not registered")]
+    Vacant {
+        /// The place.
+        index: BufferIndex,
+    },
+    /// The count of I/O in flight is at its limit.
+    #[error("{index} is held {limit} times, which is the limit", limit = u32::MAX)]
+    TooManyHolds {
+        /// The place.
+        index: BufferIndex,
+    },
+    /// The hold was issued by another table.
+    #[error("the hold on {index} was not issued by this table")]
+    NotHeld {
+        /// The place.
+        index: BufferIndex,
+    },
+    /// The range is not inside the buffer.
+    #[error(transparent)]
+    Outside(#[from] OutsideBuffer),
 }
