@@ -75,21 +75,6 @@ impl<T> Shared<T> {
         Some(unsafe { &mut self.0.as_mut().value })
     }
 
-    /// Returns the value.
-    ///
-    /// # Errors
-    /// The share, if it is not the only one.
-    pub fn try_into_inner(mut self) -> Result<T, Self> {
-        if self.get_mut().is_none() {
-            return Err(self);
-        }
-        let this = ManuallyDrop::new(self);
-        // SAFETY: it came from `Box::leak`, and this, the only share, is not used or dropped any
-        // more.
-        let counted = unsafe { Box::from_raw(this.0.as_ptr()) };
-        Ok(counted.value)
-    }
-
     /// Gives up the share, and returns the value if it was the last: to exactly one of the threads
     /// that give up theirs.
     pub(crate) fn into_inner(self) -> Option<T> {

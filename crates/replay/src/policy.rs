@@ -128,7 +128,8 @@ impl PolicyKind {
     }
 
     /// Whether no device reaches memory after its unmap has returned.
-    pub fn is_strict(self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_strict(self) -> bool {
         matches!(self, Self::LinuxStrict | Self::Identity | Self::Strict)
     }
 

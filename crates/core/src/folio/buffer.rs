@@ -121,7 +121,8 @@ impl Registered {
     }
 
     /// Returns how many of the larger folios are divided: 0 if all are equal.
-    pub fn divided(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn divided(&self) -> usize {
         self.table.divided()
     }
 

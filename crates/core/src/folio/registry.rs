@@ -143,7 +143,11 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// # Errors
     /// [`RegisterError::Index`] if the table has no such place, [`RegisterError::Taken`],
     /// [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
-    pub fn register_at(&mut self, index: BufferIndex, buffer: B) -> Result<(), RegisterError> {
+    pub(super) fn register_at(
+        &mut self,
+        index: BufferIndex,
+        buffer: B,
+    ) -> Result<(), RegisterError> {
         if self.place(index)?.is_some() {
             return Err(RegisterError::Taken { index });
         }

@@ -217,7 +217,7 @@ impl Watermarks {
     /// Returns the watermarks that [`Zone::new`](super::Zone::new) uses: `min` is 1/1024 of the
     /// frames, at most 16,384 (64 MiB); `low` is 5/4 and `high` 3/2 of that. Zones under 64 MiB
     /// have none.
-    pub const fn for_frames(frames: u32) -> Self {
+    pub(super) const fn for_frames(frames: u32) -> Self {
         if frames < 16_384 {
             return Self::NONE;
         }

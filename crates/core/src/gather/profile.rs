@@ -44,11 +44,6 @@ impl Profile {
         Ok(Self { max_segments, max_segment_bytes: cut, boundary, align })
     }
 
-    /// Returns how many segments the device accepts at once.
-    pub fn max_segments(&self) -> u32 {
-        self.max_segments
-    }
-
     /// Returns the length of the longest segment in bytes: a multiple of the alignment.
     pub fn max_segment_bytes(&self) -> u64 {
         self.max_segment_bytes

@@ -62,7 +62,7 @@ fn loom_exclusive_use_comes_after_all_others() {
             value.1.with_mut(|cell| unsafe { *cell = 0 });
         }
         user.join().unwrap();
-        drop(front.try_into_inner().ok().expect("the only share"));
+        drop(front.into_inner().expect("the only share"));
         assert_eq!(drops.load(Ordering::SeqCst), 1);
     });
 }

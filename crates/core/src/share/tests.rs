@@ -85,10 +85,9 @@ fn a_value_is_exclusive_only_without_a_stock_and_what_it_issued() {
     let issued = owner.issue();
     drop(owner);
     assert!(front.get_mut().is_none());
-    let mut front = front.try_into_inner().err().unwrap();
     drop(issued);
     assert!(front.get_mut().is_some());
-    let inner = front.try_into_inner().ok().unwrap();
+    let inner = front.into_inner().unwrap();
     assert_eq!(drops.load(Ordering::SeqCst), 0);
     drop(inner);
     assert_eq!(drops.load(Ordering::SeqCst), 1);

@@ -74,11 +74,6 @@ impl<F: Format> Table<F> {
         self.0.store.root_phys()
     }
 
-    /// Returns the number of levels.
-    pub fn levels(&self) -> u8 {
-        self.0.store.levels()
-    }
-
     /// Returns how many bits of address the table translates.
     pub fn bits(&self) -> u32 {
         self.0.store.bits()

@@ -67,7 +67,7 @@ impl<F: Decode> Bench<F> {
 
     fn walk(&self, iova: u64) -> Option<(u64, u64, u64)> {
         let mut page = self.table.root().raw();
-        for level in (1..=u32::from(self.table.levels())).rev() {
+        for level in (1..=u32::from(self.table.0.store.levels())).rev() {
             let shift = 3 + 9 * level;
             let index = (iova >> shift) & 511;
             let entry = self.entry((page - TABLES.raw()) / 4096, index);
