@@ -55,7 +55,7 @@
 //!
 //! **Chunks** are acquired when an alloc finds no free block: first the smallest run that wastes at
 //! most an eighth of itself, then as many bytes as the pool has, up to 2 MiB; smaller ones if the
-//! source has no other. Their blocks are handed out in ascending order, and not accessed before. No
+//! source has no other. Their blocks are allocated in ascending order, and not accessed before. No
 //! lock is held while the source runs. [`shrink`](DmaPool::shrink) releases the chunks whose blocks
 //! are all in the depot.
 //!

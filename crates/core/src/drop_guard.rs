@@ -1,5 +1,5 @@
-//! [`DropGuard`]: runs a clean-up that consumes its value on drop, unless the value is taken out first; and [`PanicWatch`]: what a
-//! clean-up must not call.
+//! [`DropGuard`]: runs a clean-up that consumes its value on drop, unless the value is taken out
+//! first; and [`PanicFlag`]: whether a clean-up must not call a user's callback.
 
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
@@ -56,10 +56,10 @@ impl<T: CleanUp> DerefMut for DropGuard<T> {
 /// Whether a user's callback has ever panicked. A clean-up that runs while a thread unwinds does
 /// not call it then: a second panic would end the process.
 #[derive(Debug)]
-pub(crate) struct PanicWatch(AtomicBool);
+pub(crate) struct PanicFlag(AtomicBool);
 
 /// Dropped only by unwinding.
-struct Unwinds<'w>(&'w AtomicBool);
+struct Unwinds<'f>(&'f AtomicBool);
 
 impl Drop for Unwinds<'_> {
     #[cold]
@@ -68,14 +68,14 @@ impl Drop for Unwinds<'_> {
     }
 }
 
-impl PanicWatch {
+impl PanicFlag {
     pub(crate) const fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
     /// Calls `callback`. Costs nothing unless it panics.
     #[inline(always)]
-    pub(crate) fn watch<R>(&self, callback: impl FnOnce() -> R) -> R {
+    pub(crate) fn call<R>(&self, callback: impl FnOnce() -> R) -> R {
         let unwinds = Unwinds(&self.0);
         let result = callback();
         core::mem::forget(unwinds);

@@ -19,7 +19,7 @@
 //! is *retired*: its link is replaced by an entry that is not present (and records the page), and
 //! the page waits in a [`Retired`] for the flush after which no walker can hold it. Only then does
 //! [`Table::reclaim`] free it. A map in between relinks it *at the same place*, where a stale walk
-//! cache and the table agree again. A parent whose last child was reclaimed is retired in turn and
+//! cache and the table agree again. A parent whose last child was reclaimed is retired as well and
 //! added to the next `clear`: one level per flush.
 //!
 //! # Pinned pages
@@ -52,7 +52,7 @@
 //! let iova = IovaRange::new(Iova::new(0x4000_0000), 8192)?;
 //! table.map(iova, PhysAddr::new(0x8000_0000), Access::READ)?;
 //! assert_eq!(table.translate(iova.last()).map(|t| t.phys), Some(PhysAddr::new(0x8000_1fff)));
-//! // What is mapped, run by run: 8 KiB by two leaves.
+//! // The mapped runs: 8 KiB by two leaves.
 //! let runs: Vec<_> = table.mapped().collect();
 //! assert_eq!((runs.len(), runs[0].iova, runs[0].phys), (1, iova, PhysAddr::new(0x8000_0000)));
 //!

@@ -1,6 +1,6 @@
 //! Every interleaving (within a bound of preemptions) of owners of a pool of two blocks.
 //!
-//! A cell stands for the memory of each block: the model checker reports two concurrent owners, and
+//! A cell models the memory of each block: the model checker reports two concurrent owners, and
 //! accesses of one owner that do not happen before the next owner's. It is accessed between a
 //! thread's alloc and its free only, as a program would.
 
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 const SIZE: usize = 1 << 20;
 const BYTES: usize = 2 << 20;
 
-/// 2 MiB that are never accessed, handed out once at a time. Its lock is not one of the model: no
+/// 2 MiB that are never accessed, allocated once at a time. Its lock is not one of the model: no
 /// interleaving of it matters.
 #[derive(Clone, Default)]
 struct Source {
@@ -58,7 +58,7 @@ unsafe impl ChunkSource for Source {
     }
 }
 
-/// A pool of two blocks, and what stands for their memory.
+/// A pool of two blocks, and the cells that model their memory.
 struct Model {
     pool: DmaPool,
     memory: [UnsafeCell<u32>; 2],
@@ -92,8 +92,8 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Two raw frees of one allocation; whoever succeeds has the block, and gives it to a next owner at
-/// once.
+/// Two raw frees of one allocation; the thread that succeeds owns the block, and passes it to a
+/// next owner at once.
 fn two_raw_frees(claim: fn(&State) -> bool) {
     check(3, move || {
         let state = Arc::new(State::new(State::RAW));

@@ -46,7 +46,7 @@ impl Magazine {
         true
     }
 
-    /// Removes so many numbers from the end.
+    /// Removes `count` numbers from the end.
     pub(super) fn drop_last(&mut self, count: usize) {
         self.len = self.len.saturating_sub(count);
     }
@@ -91,7 +91,7 @@ impl Cap {
     }
 }
 
-/// One owner of a pool: the blocks that it has in its magazines are nobody else's.
+/// One owner of a pool, which alone has the blocks in its magazines.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) current: Magazine,

@@ -51,7 +51,7 @@ impl RawBlock {
 
 /// The state byte of a block.
 ///
-/// The number of a free block is in exactly one place: a magazine, the depot, or the hands of the
+/// The number of a free block is in exactly one place: a magazine, the depot, or with the
 /// thread that has just taken it out or claimed it. That thread changes the byte by a plain store,
 /// as does the holder of a [`Block`](super::Block). A raw free holds nothing but an address, so it
 /// must [claim](Self::claim) the block.

@@ -1,6 +1,7 @@
-//! The interface between a domain and the owner of its table: the trait, the translation of memory to
-//! the physical addresses that a table holds, and [`TableBackend`], which owns its table: it maps by
-//! writing the [`Table`], and revokes by clearing it and requesting a flush of an [`Invalidator`].
+//! The interface between a domain and the owner of its table: the trait, the translation of memory
+//! to the physical addresses that a table holds, and [`TableBackend`], which owns its table: it
+//! maps by writing the [`Table`], and revokes by clearing it and requesting a flush of an
+//! [`Invalidator`].
 
 use super::error::BackendError;
 use super::late::DeferredReclaim;
@@ -125,9 +126,9 @@ pub trait Backend: Send + Sync {
     /// may be [never](crate::invalidate::WaitError::UnitFailed).
     fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError>;
 
-    /// Wakes `waker` when [`check`](Self::check) of a pending ticket may have changed: at the latest
-    /// when the flush completes, fails or passes its deadline, and at once if it has. The caller
-    /// checks again after this returns.
+    /// Wakes `waker` when [`check`](Self::check) of a pending ticket may have changed: at the
+    /// latest when the flush completes, fails or passes its deadline, and at once if it has. The
+    /// caller checks again after this returns.
     ///
     /// By default at once, which is right for a backend whose tickets complete before they are
     /// returned. One whose flushes take time overrides it, with a source of its own.
@@ -392,7 +393,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
     /// read. Returns false if none are retired, or their flush fails.
     fn wait_for_retired(&self, reclaimed: u64) -> bool {
         for polls in 0..RETIRING_POLLS {
-            // What failed maps and earlier reclaims have retired has no ticket yet.
+            // Pages that failed maps and earlier reclaims have retired have no ticket yet.
             let mut pending = Retired::new();
             if self.table.collect_retired(&mut pending).is_err() {
                 return false;

@@ -101,7 +101,7 @@ impl PendingReleases {
         self.update_first(&held);
     }
 
-    /// Returns the right to release, unless another call has it: that one looks again after it has
+    /// Returns the right to release, unless another call has it, which checks again after it has
     /// ended.
     pub(super) fn try_begin(&self) -> Option<Releasing<'_>> {
         (!self.releasing.swap(true, Ordering::AcqRel)).then(|| Releasing(&self.releasing))

@@ -21,12 +21,12 @@ use core::fmt;
 ///
 /// # Addresses
 /// Up to 1 MiB its mappings get addresses from *windows* that are the owner's alone: 2 MiB of
-/// address space, handed out in order, so that mappings made one after another are contiguous and
+/// address space, allocated in order, so that mappings made one after another are contiguous and
 /// share a table page and a flush. A window is used again when all that was mapped in it has been
 /// returned. Longer mappings get addresses from the domain.
 ///
-/// What an owner holds back is bounded: at most twice the addresses that its mappings in windows
-/// had at their peak, and 128 MiB, and a table page for each of these windows. Up to 16 windows (32
+/// An owner holds a bounded reserve: at most twice the addresses that its mappings in windows had
+/// at their peak, and 128 MiB, and a table page for each of these windows. Up to 16 windows (32
 /// MiB) without a mapping are kept for its next maps. Where a map of any owner finds no addresses
 /// or no table page left, those of all owners are closed; an owner that makes no calls then keeps
 /// one window, wherever that is, and besides those whose mappings others have ended, until it maps
@@ -37,7 +37,8 @@ use core::fmt;
 /// owner's windows, or, when that has been dropped, to the domain with the last of their window.
 ///
 /// Its calls count in counters of their own, take no lock and make no atomic read-modify-write,
-/// except where windows change hands (once in 512 pages), and in the [`Backend`](super::Backend).
+/// except where an owner gets or returns a window (once in 512 pages), and in the
+/// [`Backend`](super::Backend).
 pub struct DomainLocal {
     /// Before `domain`, which it is dropped before: also if its retirement panics.
     pub(super) owner: Owner,
@@ -92,8 +93,8 @@ impl DomainLocal {
     /// unless the address space has no free range as long, or some stay mapped for their lifetime.
     ///
     /// # Errors
-    /// [`MapManyError`]: nothing is mapped, and the payloads are returned. If one is refused, those before it are revoked
-    /// with one flush, which is waited for.
+    /// [`MapManyError`]: nothing is mapped, and the payloads are returned. If one is refused, those
+    /// before it are revoked with one flush, which is waited for.
     pub fn map_many<P: Pinned, D: Direction>(
         &mut self,
         payloads: impl IntoIterator<Item = P>,
@@ -118,7 +119,7 @@ impl DomainLocal {
         Err(MapManyError { payloads: returned, index, error })
     }
 
-    /// Ends mappings that were made for nothing, and returns their payloads.
+    /// Revokes the mappings of a batch that is refused, and returns their payloads.
     fn undo<P: Pinned, D: Direction>(&mut self, mappings: Vec<Mapping<P, D>>) -> Vec<P> {
         let mut revoked = Vec::with_capacity(mappings.len());
         self.revoke_many(mappings, &mut revoked);
@@ -128,9 +129,9 @@ impl DomainLocal {
     /// Revokes access, as [`Mapping::revoke`] does. Takes a [`Mapping`], or one without its
     /// direction.
     ///
-    /// The table entries are cleared and the flush is requested when this returns; its request takes
-    /// a lock that all owners share, once. [`revoke_many`](Self::revoke_many) requests one flush for
-    /// many.
+    /// The table entries are cleared and the flush is requested when this returns; its request
+    /// takes a lock that all owners share, once. [`revoke_many`](Self::revoke_many) requests one
+    /// flush for many.
     #[inline(always)]
     pub fn revoke<P: Pinned>(&mut self, mapping: impl Into<Unrevoked<P>>) -> Revoked<P> {
         let unrevoked = mapping.into();
@@ -213,7 +214,7 @@ impl DomainLocal {
     /// outcome of each in its order. One wait, of the last of their tickets; those of another
     /// domain are waited for one by one.
     ///
-    /// What the iterator is not asked for is dropped as any [`Revoked`] is.
+    /// Buffers that are not taken from the iterator are dropped as any [`Revoked`] is.
     ///
     /// # Errors
     /// As for [`wait_for`](Self::wait_for), for each: those whose flush has not completed are

@@ -1,8 +1,8 @@
 //! Every interleaving (up to a few preemptions) of an owner that allocates, recycles and closes
 //! windows with threads that return addresses to them.
 //!
-//! Each range of addresses stands for a cell that its mapping uses: loom reports a use that is not
-//! ordered before the use by the next mapping at that address.
+//! Each range of addresses is modelled by a cell that its mapping uses: loom reports a use that is
+//! not ordered before the use by the next mapping at that address.
 
 use super::late::Due;
 use super::owner::MAX_BYTES;
@@ -21,7 +21,7 @@ use core::task::Poll;
 use loom::sync::Arc;
 use loom::thread;
 
-/// Maps nothing, and completes the tickets up to the one that it was told.
+/// Maps nothing, and completes the tickets up to a given one.
 struct Told(Arc<AtomicU64>);
 
 impl Backend for Told {
@@ -55,7 +55,7 @@ impl Backend for Told {
     }
 }
 
-/// What is at the addresses of the first window: a cell for each half.
+/// The memory at the addresses of the first window: a cell for each half.
 struct Cells([UnsafeCell<u32>; 2]);
 // SAFETY: a cell is used by the mapping at its addresses alone; whether that holds is what loom
 // checks.
@@ -200,7 +200,7 @@ fn loom_an_orphaned_window_is_closed_once_after_all_uses() {
             })
         });
         world.domain.space.retire_owner(&mut owner);
-        // Whoever gets these addresses next uses them after all that is mapped there now.
+        // The next user of these addresses uses them after all that is mapped there now.
         if world.domain.space.iovas.alloc_at(first).is_ok() {
             for cell in &world.cells.0 {
                 // SAFETY: as in `touch`.

@@ -1,5 +1,5 @@
-//! [`Mapping`], a payload that a device can reach, and how it is made: at the static mapping that its
-//! memory is in, or at addresses of its own. Why a map is refused, and revoking many at once.
+//! [`Mapping`], a payload that a device can reach, and how it is made: at the static mapping that
+//! its memory is in, or at addresses of its own. Why a map is refused, and revoking many at once.
 
 use super::error::BackendError;
 use super::late::Due;
@@ -88,7 +88,8 @@ impl<P: Pinned, D: Direction> Mapping<P, D> {
     /// its windows, of at most 1 MiB; for others it does nothing. The mapping itself, and its
     /// window's record, are read at once: where they are in no cache either, a call of
     /// [`mem::prefetch`](crate::mem::prefetch) on the handle comes before.
-    /// [`DomainLocal::revoke_many`](super::DomainLocal::revoke_many) does this for its batch by itself.
+    /// [`DomainLocal::revoke_many`](super::DomainLocal::revoke_many) does this for its batch by
+    /// itself.
     #[inline(always)]
     pub fn prefetch(&self) {
         self.0.addresses.prefetch();
@@ -107,9 +108,9 @@ impl<P: Pinned, D: Direction> Mapping<P, D> {
     /// To keep the buffer if the flush is late, use [`revoke`](Self::revoke) and [`Revoked::wait`].
     ///
     /// # Errors
-    /// [`BackendError::Flush`]: a device may still reach the buffer. If the flush is late the domain holds the buffer until
-    /// it completes; otherwise, and with [`BackendError::NotRevoked`], the buffer and its addresses
-    /// are quarantined.
+    /// [`BackendError::Flush`]: a device may still reach the buffer. If the flush is late the
+    /// domain holds the buffer until it completes; otherwise, and with
+    /// [`BackendError::NotRevoked`], the buffer and its addresses are quarantined.
     pub fn unmap(self) -> Result<P, BackendError> {
         Ok(self.revoke().wait()?)
     }
@@ -210,7 +211,7 @@ impl<P: Pinned> fmt::Debug for Unrevoked<P> {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct MapError<P> {
-    /// What was to be mapped. `None` where a device may still reach it
+    /// The payload. `None` where a device may still reach it
     /// ([`BackendError::stays_reachable`]): the domain holds it until the flush completes, or it is
     /// quarantined.
     pub payload: Option<P>,
@@ -238,11 +239,11 @@ impl<P> From<MapError<P>> for BackendError {
 #[derive(thiserror::Error)]
 #[error("payload {index} of a batch: {error}")]
 pub struct MapManyError<P> {
-    /// What was to be mapped, in its order, without those that a device may still reach
+    /// The payloads, in their order, without those that a device may still reach
     /// ([`BackendError::stays_reachable`], or a flush of the rollback that is late): the domain
     /// holds these until their flush completes, or they are quarantined.
     pub payloads: Vec<P>,
-    /// Which of them was refused, counted from 0.
+    /// The number of the refused payload, counted from 0.
     pub index: usize,
     /// The reason.
     #[source]
@@ -538,7 +539,7 @@ impl Space {
             return BackendError::NotRevoked;
         };
         match self.call(|backend| backend.wait(ticket, None)) {
-            // What cannot be revoked stays reachable, whatever becomes of the rest.
+            // Memory that cannot be revoked stays reachable, whatever becomes of the rest.
             _ if error.stays_reachable() && error.late_ticket().is_none() => error,
             // Tickets complete in order, so this one covers what `error` left reachable too.
             Err(BackendError::Flush(flush)) => BackendError::RollbackIncomplete { iova, flush },

@@ -111,7 +111,7 @@ impl Caller for Anyone {
     }
 }
 
-/// What one owner has to itself.
+/// The state that one owner has to itself.
 pub(super) struct Owner {
     pub(super) shared: Arc<OwnerShared>,
     windows: Windows,
@@ -223,8 +223,8 @@ impl Space {
         owner
     }
 
-    /// Closes the owner's windows that are empty, leaves the others to their mappings, and keeps its
-    /// counts.
+    /// Closes the owner's windows that are empty, leaves the others to their mappings, and keeps
+    /// its counts.
     pub(super) fn retire_owner(&self, owner: &mut Owner) {
         let mut sum = Sum::default();
         let mut owners = self.owners.lock();
@@ -273,11 +273,11 @@ const SPARE: u64 = 64;
 const SEARCHED: usize = 32;
 /// The number of windows up to which an owner always collects.
 const FEW: usize = 16;
-/// What others have returned is collected as soon as it is this fraction of what is held: that
-/// repays the visit to each window.
+/// Returned addresses are collected as soon as they are this fraction of those held: that repays
+/// the visit to each window.
 const COLLECT_FRACTION: u64 = 16;
 
-/// The free granules that are handed out next, in order.
+/// The free granules that are allocated next, in order.
 struct Run {
     slot: u32,
     next: Iova,
@@ -305,7 +305,7 @@ pub(super) struct Windows {
     /// Slots without a window.
     vacant: Vec<u32>,
     run: Run,
-    /// What is left of the addresses of a batch that no window has room for.
+    /// The remaining addresses of a batch that no window has room for.
     batch: Option<IovaRange>,
     /// Windows held, without those that are idle.
     held: u64,
@@ -374,7 +374,7 @@ impl Windows {
         }
     }
 
-    /// Takes back what one of these windows has handed out.
+    /// Takes back addresses of one of these windows.
     ///
     /// # Errors
     /// The share, if it is of another owner's window.
@@ -414,7 +414,7 @@ impl Windows {
         (self.held, self.live) = (0, 0);
     }
 
-    /// Closes the windows in which nothing is live, and so gives up their table pages. Returns
+    /// Closes the windows in which nothing is live, which releases their table pages. Returns
     /// whether there was one.
     #[cold]
     pub(super) fn close_idle(&mut self, domain: &Space) -> bool {
@@ -492,15 +492,15 @@ impl Windows {
         let granules = run.end - run.start;
         slot.live += granules;
         self.live += u64::from(granules);
-        // One for each granule, and one that stays: the last that is handed out takes no more from
+        // One for each granule, and one that stays: the last that is allocated takes no more from
         // the window's count.
         let stock = Some(slot.stock.split(granules + 1));
         self.run = Run { slot: number, next: iova.start(), end: iova.end(), stock };
         true
     }
 
-    /// Gives up the rest of the current run for the next one of its window, or gives up the run if
-    /// that has none.
+    /// Replaces the rest of the current run by the next one of its window, or closes the run if the
+    /// window has none.
     fn next_run(&mut self, count: u32) -> bool {
         let Some((number, end, is_empty)) = self.give_up_run() else { return false };
         if self.run_behind(end, number, count) {

@@ -1,5 +1,5 @@
-//! The end of a mapping: it is revoked, held until no device can reach its payload, and returned: to
-//! a thread that polls or waits, or to an `async` function.
+//! The end of a mapping: it is revoked, held until no device can reach its payload, and returned:
+//! to a thread that polls or waits, or to an `async` function.
 
 use super::error::BackendError;
 use super::late::{Due, PendingRelease};
@@ -252,8 +252,8 @@ impl<P: Pinned> Revoked<P> {
     /// Waits, at most until the deadline of the flush, and returns the buffer.
     ///
     /// # Errors
-    /// [`NotQuiesced`]: past the deadline with `self`, to be waited for again; without it where the flush never completes,
-    /// and the buffer and its addresses are quarantined.
+    /// [`NotQuiesced`]: past the deadline with `self`, to be waited for again; without it where the
+    /// flush never completes, and the buffer and its addresses are quarantined.
     pub fn wait(self) -> Result<P, NotQuiesced<P>> {
         self.wait_within(None)
     }
@@ -379,7 +379,7 @@ struct Abandoned<'d>(&'d Space, PendingRelease);
 
 impl CleanUp for Abandoned<'_> {
     fn clean_up(self) {
-        // What is dropped stays leaked.
+        // The payload stays leaked.
         self.0.count_quarantined(self.1.addresses.iova.len());
     }
 }
@@ -494,7 +494,7 @@ impl Space {
                 self.count_quarantined(release.addresses.iova.len());
             }
             drop(releasing);
-            // What another call found due meanwhile, it left to this one.
+            // Another call that found buffers due meanwhile left them to this one.
             first = self.pending.first();
         }
         self.pending.len()

@@ -9,7 +9,7 @@ use super::stats::{Counts, DomainStats, Sum, Writers};
 use super::window::{OwnerShared, SlotBox};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange, PageSize, Segment};
-use crate::drop_guard::PanicWatch;
+use crate::drop_guard::PanicFlag;
 use crate::invalidate::Ticket;
 use crate::iova::{IovaError, IovaSpace};
 use crate::mem::DmaMemory;
@@ -36,13 +36,13 @@ pub struct Domain {
 pub(super) struct Space {
     id: DomainId,
     backend: Box<dyn Backend>,
-    panics: PanicWatch,
+    panics: PanicFlag,
     /// Whether the backend translates.
     pub(super) translates: bool,
     pub(super) iovas: Arc<IovaSpace>,
     pub(super) statics: Statics,
     pub(super) pending: PendingReleases,
-    /// What is done without an owner's handle, or was done by owners that have been dropped.
+    /// Counts operations without an owner's handle, and those of owners that have been dropped.
     pub(super) counts: Counts,
     pub(super) owners: Mutex<Vec<Arc<OwnerShared>>>,
     /// Windows to be closed: of owners that have been dropped, and idle ones.
@@ -119,7 +119,7 @@ impl Space {
             id: DomainId::next(),
             translates: backend.properties().translates,
             backend,
-            panics: PanicWatch::new(),
+            panics: PanicFlag::new(),
             iovas: Arc::new(iovas),
             statics: Statics::new(),
             pending: PendingReleases::new(),
@@ -140,7 +140,7 @@ impl Space {
     /// Calls the backend, and remembers if that panics.
     #[inline(always)]
     pub(super) fn call<'d, R>(&'d self, call: impl FnOnce(&'d dyn Backend) -> R) -> R {
-        self.panics.watch(|| call(&*self.backend))
+        self.panics.call(|| call(&*self.backend))
     }
 
     /// Whether the flush has completed.
@@ -190,7 +190,7 @@ impl Space {
 }
 
 impl Drop for Space {
-    /// What is still pending stays leaked: its flush can no longer be observed.
+    /// Leaves pending buffers leaked: their flush can no longer be observed.
     fn drop(&mut self) {
         if !self.is_unwinding() {
             self.release_late();
@@ -242,7 +242,7 @@ impl Domain {
     /// waits for its flush, as a strict one does, and is counted ([`DomainStats::limited`]). At 0
     /// all of them wait. By default there is no limit; with one, each revocation takes a lock.
     ///
-    /// What is quiesced and not returned counts too, so a caller that collects
+    /// Buffers that are quiesced and not returned count too, so a caller that collects
     /// [`Revoked`](super::Revoked)s without polling them is slowed down as well; likewise what
     /// callers have left to the domain ([`DomainStats::deferred_bytes`]). A wait that reaches its
     /// deadline ends, and what it waited for stays held: the limit bounds nothing while the unit

@@ -1,10 +1,11 @@
-//! Statistics of a domain and of its backend, the counters behind them, and the limit on what is held.
+//! Statistics of a domain and of its backend, the counters behind them, and the limit on what is
+//! held.
 
 use crate::invalidate::{InvalidationStats, write_rows};
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
-/// What a domain has done so far, and what it holds.
+/// The operations of a domain so far, and the buffers that it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct DomainStats {
@@ -72,7 +73,7 @@ impl fmt::Display for DomainStats {
     }
 }
 
-/// What a backend has done so far, and what it holds.
+/// The operations of a backend so far, and the pages that it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct BackendStats {
@@ -92,8 +93,8 @@ pub struct BackendStats {
     pub pinned_bytes: u64,
 }
 
-/// A table: a line for each counter, then those of the invalidation queue. The lines of the kernel's
-/// table are left out where there is none.
+/// A table: a line for each counter, then those of the invalidation queue. The lines of the
+/// kernel's table are left out where there is none.
 impl fmt::Display for BackendStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pages = [("table pages", self.table_pages), ("  retired", self.table_pages_retired)];
@@ -124,7 +125,7 @@ pub(super) enum Writers {
     Many,
 }
 
-/// What has been done, and by it what is held. The sum over all sets is that of the domain; a
+/// Counters of operations, and by them what is held. The sum over all sets is that of the domain; a
 /// mapping that is made through one and ends through another counts in both.
 #[derive(Debug)]
 pub(super) struct Counts {

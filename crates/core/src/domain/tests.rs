@@ -226,7 +226,7 @@ fn what_is_mapped_for_life_needs_no_table_work_but_only_where_it_is() {
     assert!(mock.pages.lock().is_empty());
 }
 
-/// What is mapped for reads alone does not serve a mapping for writes.
+/// A static mapping for reads alone does not serve a mapping for writes.
 #[test]
 fn what_is_mapped_for_life_counts_for_its_access_only() {
     let (mock, domain, drops) = domain();

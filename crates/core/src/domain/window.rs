@@ -70,7 +70,7 @@ pub(super) const WINDOW_BYTES: u64 = GRANULES as u64 * IovaSpace::GRANULE;
 /// batch of 256 mappings of 1 MiB finds the windows of the batch before.
 pub(super) const IDLE: usize = 128;
 
-/// What an owner shares with other threads.
+/// The state that an owner shares with other threads.
 pub(super) struct OwnerShared {
     /// Changed by the owner alone.
     pub(super) counts: CachePadded<Counts>,
@@ -98,7 +98,7 @@ impl OwnerShared {
     }
 }
 
-/// What the owner of a window shares with those that return addresses to it.
+/// The state that the owner of a window shares with threads that return addresses to it.
 ///
 /// Each mapping in a window has one share of it, and the owner a stock. The last share closes the
 /// window: while a mapping lives its addresses stay allocated, whether its owner still exists or
@@ -216,9 +216,9 @@ impl WindowShare {
 /// A window, as its owner sees it.
 pub(super) struct Slot {
     pub(super) stock: Stock<Window>,
-    /// What is not free is live, or part of the current run.
+    /// The others are live, or part of the current run.
     pub(super) granules: FreeRuns,
-    /// How many are live: handed out and neither returned here nor collected. All of the current
+    /// How many are live: allocated and neither returned here nor collected. All of the current
     /// run count as live.
     pub(super) live: u32,
 }

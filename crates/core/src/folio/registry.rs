@@ -1,5 +1,5 @@
-//! [`Registry`]: a table of registered buffers that are in use by I/O; the number of a buffer in it,
-//! and why one cannot be registered or found.
+//! [`Registry`]: a table of registered buffers that are in use by I/O; the number of a buffer in
+//! it, and why one cannot be registered or found.
 
 use super::buffer::{Registered, Segments};
 use super::error::OutsideBuffer;

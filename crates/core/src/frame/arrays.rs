@@ -99,8 +99,8 @@ fn write_run(slots: &mut [Option<Frame>], first: Frame) {
     }
 }
 
-/// Empties the full slots by parts of one word each, which `give` frees; it is told how many frames
-/// each has. Returns how many slots those were.
+/// Empties the full slots by parts of one word each, which `give` frees with the number of frames
+/// in each. Returns how many slots those were.
 #[inline(always)]
 pub(super) fn empty_into(
     bounds: Bounds,

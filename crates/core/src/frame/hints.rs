@@ -178,8 +178,8 @@ const LOWERING: u8 = 0x80;
 pub(super) const FAN_OUT: u32 = 64;
 /// How many groups before the last one may not be full yet: owners reserve up to 256 regions.
 const GROUPS_BEFORE: u32 = 256 / FAN_OUT;
-/// Zones with at most so many regions (1 GiB) lower no limit before they are used: a look at all of
-/// them takes 16 us.
+/// The number of regions (1 GiB) up to which a zone lowers no limit before they are used: a search
+/// of all of them takes 16 us.
 const MAX_UNUSED: u32 = 512;
 /// Regions, groups of 64, and groups of 4,096: at most 128 of these in a zone.
 const LEVELS: usize = 3;

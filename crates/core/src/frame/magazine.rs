@@ -9,8 +9,8 @@ use alloc::vec;
 /// number.
 #[derive(Debug)]
 pub(super) struct Magazine {
-    /// The word that allocs use, with its frames: its way has none. Here, and not in the way, a
-    /// pair of an alloc and a free waits for no address.
+    /// The word that allocs use, with its frames: its way has none. A pair of an alloc and a free
+    /// computes no address of a way.
     current: Part,
     /// The way of the current word, or of the last one.
     at: usize,
@@ -294,7 +294,7 @@ impl Scatter {
         self.direct &= self.repeats < REPEATS;
     }
 
-    /// Whether so many frames of one word are put into the magazine again.
+    /// Whether `frames` of one word are enough to be put into the magazine again.
     pub(super) fn is_dense(&self, frames: u32) -> bool {
         frames >= DENSE
     }

@@ -18,12 +18,12 @@ const CHECK_EVERY: u32 = 256;
 /// frame is checked against the magazine at once, the frames of one word return to the map by one
 /// compare-and-swap, and alloc and free of one frame make no atomic read-modify-write. When the
 /// magazine is full, the highest words return first, since the zone allocates low ones first: free
-/// frames gather at the top and become whole regions. When it has so many words that even full it
-/// would have few frames of each, as after frees in random order, all return, and frees go directly
-/// to the zone until some are close together again or the owner claims frames. All frames return on
-/// drop, and when the zone is [under pressure](super#watermarks): an owner detects that within 256
-/// frees, or when its allocs have used up the frames of one word, by one relaxed load each. An
-/// owner that makes no calls keeps its frames. It keeps the zone alive.
+/// frames gather at the top and become whole regions. When it has too many words to hold more than
+/// a few frames of each, as after frees in random order, all return, and frees go directly to the
+/// zone until some are close together again or the owner claims frames. All frames return on drop,
+/// and when the zone is [under pressure](super#watermarks): an owner detects that within 256 frees,
+/// or when its allocs have used up the frames of one word, by one relaxed load each. An owner that
+/// makes no calls keeps its frames. It keeps the zone alive.
 #[derive(Debug)]
 pub struct ZoneLocal {
     pub(super) zone: Stock<Inner>,

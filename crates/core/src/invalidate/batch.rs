@@ -147,7 +147,7 @@ pub(super) struct Batch {
     requested: u64,
 }
 
-/// What requesters change, under a lock.
+/// The state that requesters change, under a lock.
 pub(super) struct Open {
     pub(super) batch: Batch,
     /// The ticket of the open batch.
@@ -313,7 +313,7 @@ struct Cover<'a> {
     out: &'a mut Vec<Descriptor>,
 }
 
-/// What the blocks of a part of the ranges cover.
+/// The extent that the blocks of a part of the ranges cover.
 struct Covered {
     requested: u64,
     /// Pages that were not requested.
@@ -502,7 +502,7 @@ pub const MAX_IN_FLIGHT: u64 = ENTRIES as u64;
 ///
 /// The entry of ticket `t` is restarted for `t + MAX_IN_FLIGHT` only after `t` has completed. A
 /// waiter that still reads it for `t` reads a later start at worst, so it waits longer and never
-/// gives up early.
+/// times out early.
 #[derive(Debug)]
 pub(super) struct Clock([Entry; ENTRIES]);
 

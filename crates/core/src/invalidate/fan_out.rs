@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 /// use pinfold_core::invalidate::{Descriptor, FanOut, InvalidationQueue, QueueError, Ticket, WaitLimit};
 /// use std::sync::atomic::{AtomicU64, Ordering};
 ///
-/// /// A unit that completes what it is told to.
+/// /// A unit whose completed ticket the example sets.
 /// #[derive(Default)]
 /// struct Unit(AtomicU64);
 /// impl InvalidationQueue for Unit {
@@ -133,7 +133,7 @@ impl<Q: InvalidationQueue> InvalidationQueue for FanOut<Q> {
     #[inline(always)]
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         if self.others.is_empty() {
-            // What it refuses is repeated as a whole, so nothing has to be remembered.
+            // A refused submission is repeated as a whole, so nothing has to be remembered.
             return self.first.queue.submit(descriptors, wait);
         }
         self.first.submit(descriptors, wait)?;

@@ -1,5 +1,5 @@
-//! The [`Invalidator`]: gathers requests; submits them in batches, one thread at a time and not under
-//! the lock that requesters need; publishes their completion; and waits for a ticket.
+//! The [`Invalidator`]: gathers requests; submits them in batches, one thread at a time and not
+//! under the lock that requesters need; publishes their completion; and waits for a ticket.
 
 use super::batch::{Clock, Flight, FlightCell, Flush, FlushList, MAX_IN_FLIGHT, Open, Pages};
 use super::queue::{
@@ -14,7 +14,7 @@ use core::{fmt, mem};
 /// completion.
 pub struct Invalidator<Q> {
     pub(super) queue: Q,
-    /// What requesters need: held for an append, or to take the batch out.
+    /// The lock that requesters need: held for an append, or to take the batch out.
     pub(super) open: SpinLock<Open>,
     /// The batch being submitted. Claimed with `open` held.
     pub(super) flight: FlightCell,
@@ -238,7 +238,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
 
 impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Takes the open batch out of its lock and submits it. Returns at once if another thread is
-    /// submitting, or if the queue is full: whoever polls next submits what has gathered.
+    /// submitting, or if the queue is full: the next thread that polls submits what has gathered.
     pub(super) fn submit_open(&self, mut open: Guard<'_, Open>) {
         if self.refused.load(Ordering::Relaxed) {
             return;
@@ -452,9 +452,9 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         self.check_once(ticket, || self.overdue(ticket))
     }
 
-    /// Wakes `waker` when a [`check`](Self::check) of `ticket` may find more than now: when its flush
-    /// has completed or passed its deadline, or when the check can submit it. The caller checks
-    /// again after this returns.
+    /// Wakes `waker` when a [`check`](Self::check) of `ticket` may find more than now: when its
+    /// flush has completed or passed its deadline, or when the check can submit it. The caller
+    /// checks again after this returns.
     pub(crate) fn wake(&self, ticket: Ticket, waker: &Waker) {
         let submitted = ticket.0 <= self.submitted.load(Ordering::Acquire);
         // Deadlines count from the oldest batch in flight.

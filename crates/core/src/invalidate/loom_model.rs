@@ -62,8 +62,8 @@ fn loom_a_batch_in_parts_does_not_complete_before_all_of_its_flushes() {
     explore(false, 1, None);
 }
 
-/// What is in flight or submitted in part when the unit aborts is flushed again before its ticket
-/// completes.
+/// A batch that is in flight or submitted in part when the unit aborts is flushed again before its
+/// ticket completes.
 #[test]
 fn loom_what_a_unit_aborted_does_not_complete_before_it_is_flushed_again() {
     explore(true, usize::MAX, Some(0));

@@ -87,8 +87,9 @@ pub trait InvalidationQueue: Send + Sync {
     }
 
     /// Wakes `waker` when [`completed`](Self::completed) has reached `ticket`, the unit has aborted
-    /// or failed, or its clock has reached `deadline_ns`; without a ticket, when the queue may accept
-    /// more than it does now. At once, if that is so already. It may wake early, but not in a loop.
+    /// or failed, or its clock has reached `deadline_ns`; without a ticket, when the queue may
+    /// accept more than it does now. At once, if that is so already. It may wake early, but not in
+    /// a loop.
     ///
     /// By default at once, which is right for a queue whose flushes have completed when
     /// [`submit`](Self::submit) returns. One whose flushes take time overrides it with a source of
@@ -273,12 +274,12 @@ impl Block {
     }
 }
 
-/// What a descriptor drops.
+/// The cached translations that a descriptor drops.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scope {
     /// Everything cached for the domain.
     Domain,
-    /// What is cached for a block of addresses.
+    /// Those of a block of addresses.
     Block(Block),
 }
 
@@ -309,8 +310,8 @@ pub enum Descriptor {
     DeviceTlb(Scope),
 }
 
-/// What a queue's invalidations cost, in expected nanoseconds: decides how a batch is expressed in
-/// descriptors.
+/// The costs of a queue's invalidations, in expected nanoseconds: decides how a batch is expressed
+/// in descriptors.
 ///
 /// The rule: pages that were requested are covered by aligned blocks, exactly, with these
 /// exceptions.

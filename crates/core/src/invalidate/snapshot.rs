@@ -65,7 +65,7 @@ impl<const PAGES: usize> InvalidationQueue for Snapshot<PAGES> {
         let submission = self.submissions.load(Ordering::Relaxed);
         self.submissions.store(submission + 1, Ordering::Relaxed);
         if self.aborts_at == Some(submission) {
-            // What it accepts is lost, as what is in flight.
+            // The descriptors that it accepts are lost, as those in flight are.
             self.aborted.store(true, Ordering::Release);
             return Ok(());
         }

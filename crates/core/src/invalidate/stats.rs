@@ -3,7 +3,7 @@
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
-/// What an [`Invalidator`](super::Invalidator) has done so far.
+/// The work of an [`Invalidator`](super::Invalidator) so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct InvalidationStats {
@@ -97,7 +97,7 @@ impl Count {
     }
 }
 
-/// What the thread that submits counts.
+/// The counters of the submitting thread.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub(super) merged: Count,

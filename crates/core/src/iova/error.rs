@@ -62,7 +62,7 @@ pub enum IovaError {
     /// A range that was to be taken is in use, all of it or a part.
     #[error("{range} is not free: {used} is in use")]
     InUse {
-        /// What was to be taken.
+        /// The requested range.
         range: IovaRange,
         /// The first part of it that is in use.
         used: IovaRange,
@@ -72,7 +72,7 @@ pub enum IovaError {
     Reserved {
         /// The range.
         range: IovaRange,
-        /// What is reserved.
+        /// The reserved range.
         reserved: IovaRange,
     },
     /// A range that was to be freed is free already: freed twice, or never allocated.

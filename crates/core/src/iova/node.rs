@@ -1,5 +1,5 @@
-//! Runs of granules and the sizes of the structure; and a node of a tree: eight parts of the address
-//! space of equal size, each summarised.
+//! Runs of granules and the sizes of the structure; and a node of a tree: eight parts of the
+//! address space of equal size, each summarised.
 
 use crate::addr::{Iova, IovaRange};
 
@@ -57,7 +57,7 @@ pub(super) fn base_of(level: u32, granule: u64) -> u64 {
     granule & (!0 << slot_shift(level + 1))
 }
 
-/// What a search finds in a node.
+/// The result of a search in a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// The first fit begins at this granule, and ends in another slot or in one that is entirely
@@ -65,7 +65,7 @@ pub(super) enum Step {
     At(u64),
     /// The first fit lies within this slot.
     Down(usize),
-    /// Nothing fits; so many granules are free up to the last one of the node.
+    /// Nothing fits; the number of granules that are free up to the end of the node.
     Tail(u64),
 }
 

@@ -147,7 +147,7 @@ impl Region {
         let mut end = from;
         while end < REGION {
             let word = if free { bit(end) } else { !bit(end) };
-            // What is shifted in is not part of the word.
+            // The bits that are shifted in are not part of the word.
             let ones = u64::from(word.trailing_ones()).min(64 - end % 64);
             end += ones;
             if !end.is_multiple_of(64) || ones == 0 {

@@ -1,5 +1,5 @@
-//! [`IovaSpace`], its statistics, and the state behind its lock: a tree for each half of the address
-//! space, and the reservations.
+//! [`IovaSpace`], its statistics, and the state behind its lock: a tree for each half of the
+//! address space, and the reservations.
 
 use super::error::IovaError;
 use super::node::{ALIGNS, Extent, GRANULE_SHIFT, HIGH, extent_of, halves, range_of};
@@ -13,7 +13,7 @@ use core::fmt;
 /// All in granules of 4 KiB.
 #[derive(Debug)]
 pub(super) struct Space {
-    /// What is free below and above 4 GiB. The second one is empty if there is nothing above.
+    /// The free ranges below and above 4 GiB. The second tree is empty if there is nothing above.
     trees: [Tree; 2],
     /// How many granules there are.
     end: u64,
@@ -162,7 +162,7 @@ impl Space {
         Ok(())
     }
 
-    /// What lies between the reservations that `wanted` touches; it must be free.
+    /// Returns the parts between the reservations that `wanted` touches, which must be free.
     fn gaps(&self, wanted: &Extent, merged: Extent) -> Result<Vec<Extent>, IovaError> {
         let mut gaps = Vec::new();
         gaps.try_reserve(self.reserved.len() + 1)
@@ -412,7 +412,7 @@ impl IovaSpace {
     /// Reserves every granule that `range` touches for good: MSI windows, ranges that the host
     /// reports.
     ///
-    /// What is reserved already, or beyond the width, may be reserved again. O(log width +
+    /// Ranges that are reserved already, or beyond the width, may be reserved again. O(log width +
     /// reservations).
     ///
     /// # Errors

@@ -247,7 +247,7 @@ fn metadata_follows_the_regions_in_use() {
     for r in held {
         space.free(r).unwrap();
     }
-    // What whole regions take is a slot each, and the nodes that are there serve again.
+    // Whole regions take a slot each, and the existing nodes are used again.
     let windows: Vec<_> = (0..512).map(|_| space.alloc(512 * G, 512 * G, None).unwrap()).collect();
     assert_eq!(space.metadata_bytes(), dense);
     // One page in each region is the most that a page can cost where they are neighbours.

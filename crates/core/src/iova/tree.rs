@@ -179,7 +179,7 @@ impl Tree {
         let granule = self.open.region << REGION_SHIFT;
         let old = self.nodes.get(self.open.path[1]).get(slot_of(1, granule));
         let summary = self.maps.get(self.open.map).summary(granule);
-        // A burst ends with what it began with, or mostly with a longest run that is another one.
+        // A burst ends with the summary that it began with, or mostly with another longest run.
         if summary.has_ends_of(old) && summary.head < REGION {
             self.settle_longest(granule, old.best[0], summary.best[0]);
         } else {
@@ -198,7 +198,7 @@ impl Tree {
             if level == self.level {
                 return;
             }
-            // What was the longest run of this node.
+            // This was the longest run of this node.
             let above = self
                 .nodes
                 .get(self.open.path[level as usize + 1])
@@ -361,7 +361,7 @@ const CHUNK_SHIFT: u32 = 4;
 /// How many items a chunk has.
 const CHUNK: usize = 1 << CHUNK_SHIFT;
 
-/// What a slab can hold: something that stores the index of another one while it is spare.
+/// An item of a slab, which stores the index of another one while it is spare.
 pub(super) trait Item: Copy {
     /// A spare item, followed by `next` in the list.
     fn spare(next: u32) -> Self;

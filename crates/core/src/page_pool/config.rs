@@ -1,6 +1,6 @@
-//! A pool's parameters, the tags that name holders of its pages, the two addresses of a page that is
-//! freed explicitly ([`RawPage`]), and what the pool needs of its environment: chunks that can be
-//! revoked, and cache maintenance.
+//! A pool's parameters, the tags that name holders of its pages, the two addresses of a page that
+//! is freed explicitly ([`RawPage`]), and what the pool needs of its environment: chunks that can
+//! be revoked, and cache maintenance.
 
 use super::error::RevokeError;
 use crate::addr::Iova;

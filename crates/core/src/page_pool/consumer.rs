@@ -1,5 +1,5 @@
-//! [`PagePool`], the consumer's handle: allocates from its magazine and recycles into it, and refills
-//! it from the ring, the spill list, the rest of the newest chunk, and the source.
+//! [`PagePool`], the consumer's handle: allocates from its magazine and recycles into it, and
+//! refills it from the ring, the spill list, the rest of the newest chunk, and the source.
 
 use super::config::{Config, RawPage, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};

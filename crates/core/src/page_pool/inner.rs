@@ -17,7 +17,7 @@ use super::ring::{Entry, FRAME_BITS, Ring};
 use super::stats::{Counts, Holder};
 use crate::addr::Iova;
 use crate::dma_pool::{ChunkSource, span_memory};
-use crate::drop_guard::PanicWatch;
+use crate::drop_guard::PanicFlag;
 use crate::frame::{Frame, Order};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering, unique_number};
@@ -84,7 +84,7 @@ pub(super) struct Inner {
     pub(super) config: Config,
     pub(super) page_bytes: usize,
     pub(super) sync: Option<Box<dyn SyncOps>>,
-    sync_panics: PanicWatch,
+    sync_panics: PanicFlag,
     pub(super) directory: Directory,
     pub(super) ring: Ring,
     pub(super) spill: Mutex<Spill>,
@@ -114,7 +114,7 @@ impl Inner {
             iova: source.iova(),
             page_bytes,
             sync,
-            sync_panics: PanicWatch::new(),
+            sync_panics: PanicFlag::new(),
             directory: Directory::new((memory.len() as u64).div_ceil(Frame::BYTES)),
             ring: Ring::new(config.ring),
             config,
@@ -232,7 +232,7 @@ impl Inner {
         }
         let iova = Iova::new(self.raw_at(frame).iova.raw().wrapping_add(offset as u64));
         self.sync_panics
-            .watch(|| if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) });
+            .call(|| if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) });
     }
 
     // Growth and the spill list, for the consumer.

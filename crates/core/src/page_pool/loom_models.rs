@@ -1,7 +1,7 @@
 //! Every interleaving (within a bound of preemptions) of threads that return pages with the
 //! consumer and with `destroy`.
 //!
-//! A cell stands for the memory of each page: the model checker reports two concurrent owners, and
+//! A cell models the memory of each page: the model checker reports two concurrent owners, and
 //! accesses of one owner that do not happen before the next owner's or before the release of the
 //! chunk.
 

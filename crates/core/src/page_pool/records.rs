@@ -90,7 +90,7 @@ impl PageRecord {
         self.word.store(3 | tag << 8, Ordering::Relaxed);
     }
 
-    /// Sets the generation, as so many raw allocations would.
+    /// Sets the generation, as that number of raw allocations would.
     #[cfg(all(test, not(loom)))]
     pub(super) fn set_generation(&self, generation: u32) {
         self.generation.store(generation, Ordering::Relaxed);

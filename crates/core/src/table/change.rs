@@ -37,7 +37,7 @@ impl<'t, F: Format> Locked<'t, '_, F> {
             }
             let raw = self.store.raw(at.page, slot(iova, at.level));
             match F::parse(raw, at.level) {
-                // What is linked and no retired page: nothing changes on the way to it.
+                // A linked page that is not retired: nothing changes on the way to it.
                 Entry::Link(phys) if at.level > target => {
                     at = self.child_at(at, iova, raw, phys)?
                 }

@@ -1,4 +1,4 @@
-//! What a table maps, run by run: for diagnostics, and for reports of what was left mapped.
+//! The runs that a table maps: for diagnostics, and for reports of what was left mapped.
 
 use super::format::{Entry, Format, slot, span};
 use super::radix::Table;

@@ -18,8 +18,8 @@ pub(super) fn leading(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> us
 #[inline(never)]
 fn leading_many(entries: &[AtomicU64], wanted: impl Fn(u64) -> bool) -> usize {
     let one = |entry: &AtomicU64| wanted(entry.load(Ordering::Acquire));
-    // What is true of the bits that all have is true of each: one test, where they are leaves of
-    // one mapping.
+    // A test that holds for the bits that all entries have holds for each: one test, where they are
+    // leaves of one mapping.
     let common = |block: &[AtomicU64; BLOCK]| {
         block.iter().fold(u64::MAX, |bits, entry| bits & entry.load(Ordering::Acquire))
     };

@@ -33,9 +33,10 @@ pub enum TableError {
     /// A start or a length is no multiple of 4 KiB.
     #[error("{iova} to {phys}: both addresses and the length must be multiples of 4096")]
     Misaligned {
-        /// What was to be mapped.
+        /// The range to be mapped.
         iova: IovaRange,
-        /// What to (the range's start again where it was to be cleared).
+        /// The memory that it was to be mapped to (the range's start again where it was to be
+        /// cleared).
         phys: PhysAddr,
     },
     /// The range reaches beyond what the table's levels can tell apart.
@@ -59,7 +60,7 @@ pub enum TableError {
     /// A mapping without any access is refused.
     #[error("{range}: a mapping must give access to read, to write, or both")]
     NoAccess {
-        /// What was to be mapped.
+        /// The range to be mapped.
         range: IovaRange,
     },
     /// Something is mapped there. It is left as it is.
@@ -77,9 +78,9 @@ pub enum TableError {
     /// A range reaches out of the window of a pin.
     #[error("{range} reaches out of {window}, the window of the pin")]
     OutsideWindow {
-        /// What was to be mapped or cleared.
+        /// The range to be mapped or cleared.
         range: IovaRange,
-        /// What the pinned page translates.
+        /// The range that the pinned page translates.
         window: IovaRange,
     },
     /// The start of a window is not a multiple of 2 MiB.
@@ -97,7 +98,7 @@ pub enum TableError {
     /// A leaf reaches out of the range. It is left as it is; to clear it, name all of it.
     #[error("{range} is part of the larger leaf {leaf}: clear all of it or nothing")]
     PartOfLeaf {
-        /// What was to be cleared.
+        /// The range to be cleared.
         range: IovaRange,
         /// The leaf that reaches out of it.
         leaf: IovaRange,
@@ -107,7 +108,7 @@ pub enum TableError {
     NoPages {
         /// How many there are.
         capacity: u32,
-        /// What raises the limit: [`TableMemory::advice`](super::TableMemory::advice).
+        /// How to raise the limit: [`TableMemory::advice`](super::TableMemory::advice).
         advice: &'static str,
     },
     /// No memory for the records of the pages.
@@ -131,7 +132,7 @@ pub enum TableError {
     Damaged {
         /// Where the walk was going.
         at: Iova,
-        /// What the entry says.
+        /// The entry.
         entry: u64,
     },
 }

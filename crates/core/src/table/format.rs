@@ -1,11 +1,11 @@
-//! The encoding of an entry in one format of I/O page tables, VT-d's two formats, and the arithmetic
-//! of levels.
+//! The encoding of an entry in one format of I/O page tables, VT-d's two formats, and the
+//! arithmetic of levels.
 
 use crate::access::Access;
 use crate::addr::PhysAddr;
 use core::sync::atomic::AtomicU64;
 
-/// What an entry says.
+/// A decoded entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     /// Nothing is here. A walker faults.
@@ -18,7 +18,7 @@ pub enum Entry {
     Leaf {
         /// Where the memory starts.
         phys: PhysAddr,
-        /// What the device may do.
+        /// The access that the device has.
         access: Access,
     },
 }
@@ -30,7 +30,7 @@ pub enum Entry {
 /// `retired` gives must be no present entry to the hardware and not zero. At level 1 there is
 /// neither link nor retired page.
 pub trait Format: Send + Sync + 'static {
-    /// What the format is called.
+    /// The name of the format.
     const NAME: &'static str;
     /// The fewest levels.
     const MIN_LEVELS: u8;
@@ -56,7 +56,7 @@ pub trait Format: Send + Sync + 'static {
     fn link(page: PhysAddr) -> u64;
     /// The entry left where a table page has been retired.
     fn retired(page: PhysAddr) -> u64;
-    /// What an entry at `level` says.
+    /// Decodes an entry at `level`.
     fn parse(entry: u64, level: u8) -> Entry;
     /// Whether an entry at `level` maps memory: what [`parse`](Self::parse) says, in a form that a
     /// loop over 512 entries can afford. What has all bits of an entry that maps memory must map

@@ -164,7 +164,7 @@ impl PageIndex {
 
 const PAGE_BYTES: u64 = TablePages::PAGE_BYTES as u64;
 
-/// What is known of a page without the lock.
+/// The record of a page that is read without the lock.
 #[derive(Debug)]
 pub(super) struct PageRecord {
     /// A generation, some bits and a count: see [`PageState`](super::state::PageState).

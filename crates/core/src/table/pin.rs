@@ -48,7 +48,7 @@ impl PinnedLeaf {
     }
 }
 
-/// What a table page of level 1 translates.
+/// The bytes that a table page of level 1 translates.
 const WINDOW_BYTES: u64 = PageSize::Size2M.bytes();
 
 /// A pin that could not be removed, and why. Nothing has changed.

@@ -375,7 +375,7 @@ fn a_million_mappings_leave_nothing_but_the_root() {
         b.table.clear(range(at(i).0, K4), &mut retired).unwrap();
         b.table.reclaim(retired).unwrap();
     }
-    // What one flush a level has not reached yet: at most one way down.
+    // One flush for each level has not reached these yet: at most one way down.
     assert!(b.table.stats().in_use <= 3);
     b.is_pristine();
 }

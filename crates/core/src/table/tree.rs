@@ -1,7 +1,7 @@
 //! The tree behind a table: how it maps and clears, run by run, a run being as many entries of one
 //! table page as one step covers. They are found without the lock if their page is linked already;
-//! all of a range is reserved before the first leaf is written, and found mapped before the first is
-//! cleared.
+//! all of a range is reserved before the first leaf is written, and found mapped before the first
+//! is cleared.
 
 use super::change::Locked;
 use super::directory::{List, PageDirectory};

@@ -25,7 +25,7 @@ fn blocks_are_aligned_apart_and_cross_no_boundary() {
         (700_000, 4096, 0),
     ] {
         let heap = heap(16);
-        // Somebody else's page before the first chunk.
+        // Another user's page before the first chunk.
         let before = heap.acquire(Order::PAGE).unwrap();
         let pool = build(&heap, size, align, boundary).unwrap();
         let rounded = size.max(16).next_multiple_of(align.max(1));

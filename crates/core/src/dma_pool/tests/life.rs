@@ -182,7 +182,7 @@ fn shrink_keeps_the_minimum_and_no_more() {
     assert_ne!(pool.shrink(), 0);
     let stats = pool.stats();
     assert_eq!((stats.blocks, stats.bytes, heap.frames_taken()), (100, 100 * 4096, 100));
-    // Blocks that were never handed out since stay free as well.
+    // Blocks that were not allocated since stay free as well.
     assert_eq!(pool.shrink(), 0);
     drop(pool);
     assert_eq!(heap.frames_taken(), 0);

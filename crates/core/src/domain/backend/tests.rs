@@ -34,7 +34,7 @@ struct Scattered {
     submitted: AtomicU64,
     hangs: AtomicBool,
     caches_not_present: bool,
-    /// What was flushed, without the borders between blocks and between batches.
+    /// The flushed ranges, without the borders between blocks and between batches.
     batches: std::sync::Mutex<Vec<Flush>>,
     /// How many polls a batch takes.
     takes_polls: u64,

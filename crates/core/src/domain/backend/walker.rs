@@ -16,8 +16,8 @@ pub(super) struct Walker {
     pages: &'static [TablePage],
     /// The window of 2 MiB and the page of level 1 that it was walked through.
     held: Mutex<Option<(u64, usize)>>,
-    /// What the flushes of leaves alone found still present in their ranges, when they took effect:
-    /// always nothing.
+    /// How many entries flushes of leaves alone found still present in their ranges when they took
+    /// effect: always none.
     pub(super) found_present: AtomicU64,
     /// The same of flushes of any kind. (That of a table page may cover what has been mapped there
     /// since.)
@@ -110,7 +110,7 @@ impl InvalidationQueue for Walker {
     fn completed(&self) -> Ticket {
         Ticket(self.submitted.load(Ordering::Acquire))
     }
-    /// What it found present in a flush of leaves must be what was requested.
+    /// A flush of leaves covers exactly the requested range, so no other entry is found present.
     fn costs(&self) -> FlushCosts {
         FlushCosts::EXACT
     }

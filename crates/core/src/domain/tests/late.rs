@@ -1,5 +1,5 @@
-//! Buffers that are late, and a backend that panics at each of its calls: no payload is lost, none is
-//! dropped that a device may reach, and no clean-up calls it again while the thread unwinds.
+//! Buffers that are late, and a backend that panics at each of its calls: no payload is lost, none
+//! is dropped that a device may reach, and no clean-up calls it again while the thread unwinds.
 
 use super::*;
 use crate::domain::PinnedWindows;
@@ -54,8 +54,8 @@ fn payloads_that_use_their_domain_when_dropped_do_not_pile_up_on_the_stack() {
     assert_eq!((stats.deferred, stats.unmaps, stats.iova_extents), (0, COUNT as u64, extents));
 }
 
-/// Those that are due are dropped in the order of their tickets, however they came; the others
-/// stay.
+/// Buffers that are due are dropped in the order of their tickets, in whatever order they came; the
+/// others stay.
 #[test]
 fn what_is_due_is_released_and_the_rest_is_not() {
     let (mock, domain, drops) = domain();
@@ -199,7 +199,7 @@ fn a_backend_that_panics_loses_no_payload() {
         fragile.at.store(usize::MAX, Ordering::Relaxed);
         let panicked = fragile.panicked.lock().unwrap().clone();
         assert_eq!(*fragile.while_unwinding.lock().unwrap(), [""; 0], "{at}: {panicked:?}");
-        // What is left is made up for: the first call learns the tickets, or requests them.
+        // The first call makes up for the rest: it learns the tickets, or requests them.
         domain.release_late();
         mock.done.store(mock.last.load(Ordering::SeqCst), Ordering::SeqCst);
         assert_eq!(domain.release_late(), 0, "{at}: {panicked:?}");

@@ -64,7 +64,7 @@ proptest! {
                 Step::Complete => { mock.done.store(mock.last.load(Ordering::SeqCst), Ordering::SeqCst); }
                 _ => {}
             }
-            // What the table says is what is mapped, no more and no less ...
+            // The table contains exactly the mappings of the model ...
             let table: Vec<u64> = mock.pages.lock().keys().copied().collect();
             let mut model: Vec<u64> = mapped.iter().flat_map(|m| numbers(m.iova())).collect();
             model.sort_unstable();

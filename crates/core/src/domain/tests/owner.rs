@@ -405,7 +405,8 @@ fn a_revocation_beyond_the_limit_waits() {
     assert!(local.revoke(one).is_quiesced());
 }
 
-/// What the domain holds for callers that no longer wait counts like what they hold.
+/// Buffers that the domain holds for callers that no longer wait count like those that callers
+/// hold.
 #[test]
 fn buffers_that_are_left_to_the_domain_count_against_the_limit() {
     let (mock, domain, drops) = domain();
@@ -481,7 +482,7 @@ fn addresses_that_are_quarantined_stay_in_use() {
     assert!(domain.space.iovas.alloc_at(at).is_err());
 }
 
-/// What is found once is found again without a lookup, until it is unmapped.
+/// A static mapping that was found once is found again without a lookup, until it is unmapped.
 #[test]
 fn a_static_mapping_is_not_found_after_it_was_unmapped() {
     let (mock, domain, drops) = domain();

@@ -8,7 +8,7 @@ use crate::testing::Random;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What an owner may hold besides a multiple of what is live.
+/// The bytes that an owner may hold besides a multiple of those that are live.
 const SPARE_BYTES: u64 = 64 * WINDOW_BYTES;
 
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Model {
     }
 }
 
-/// Returns whether no address was handed out twice, and the owner never held more than documented.
+/// Returns whether no address was allocated twice, and the owner never held more than documented.
 fn run(domain: &Domain, owner: &mut Owner, changes: impl IntoIterator<Item = Change>) -> bool {
     let (mut model, mut all, mut good) = (Model::default(), Vec::new(), true);
     for change in changes {
@@ -133,7 +133,7 @@ fn what_an_owner_holds_is_bounded_however_it_returns() {
             run(&domain, &mut owner, changes.take(150_000)),
             "{elsewhere} of 10 returned elsewhere"
         );
-        // What others returned is collected when the owner needs addresses.
+        // Returned addresses are collected when the owner needs some.
         let kept = domain.stats().windows;
         assert!(
             elsewhere > 0 || kept == IDLE as u64 + 1,
@@ -190,8 +190,7 @@ fn a_space_without_windows_still_serves_its_owners() {
     assert!(owner.alloc(&domain.space, 4096, || 4096).is_err());
 }
 
-/// What is left of a window that the next allocation does not fit in is used again with the rest of
-/// it.
+/// The rest of a window that the next allocation does not fit in is used again with the window.
 #[test]
 fn the_rest_of_a_window_is_not_lost() {
     let (_mock, domain, _) = domain();
@@ -244,7 +243,7 @@ fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
         owner.end_batch(&domain.space);
         let contiguous = batch.windows(2).all(|pair| pair[0].iova.end() == pair[1].iova.start());
         assert!(contiguous, "{pages} pages in the windows' holes");
-        // What a batch does not take of it returns, and the next alloc comes from a window again.
+        // Addresses that a batch does not take return, and the next alloc comes from a window.
         owner.prepare(&domain.space, pages * 4096);
         let one = owner.alloc(&domain.space, 4096, || 4096).unwrap();
         owner.end_batch(&domain.space);
@@ -264,8 +263,8 @@ fn a_batch_is_contiguous_although_all_windows_are_full_of_holes() {
     assert_eq!(domain.space.iovas.stats().bytes_in_use, 0);
 }
 
-/// What an owner keeps for later is given up, also the window of the current run and what others
-/// have returned; but not what goes on behind a mapping.
+/// Windows that an owner keeps for later are given up, also that of the current run and those that
+/// others have returned; but not one that a mapping is in.
 #[test]
 fn idle_windows_are_given_up_and_a_run_goes_on() {
     let (_mock, domain, _) = domain();
@@ -317,7 +316,7 @@ fn open_and_close(domain: &Domain, owner: &mut Owner) {
     assert!(owner.give_up_idle(&domain.space));
 }
 
-/// What is free there counts as live as long as it may be handed out next.
+/// Free granules there count as live as long as they may be allocated next.
 #[test]
 fn the_window_of_the_current_run_is_given_up_when_nothing_else_is_live_in_it() {
     let (_mock, domain, _) = domain();
@@ -482,7 +481,7 @@ proptest! {
         prop_assert_eq!(map.free_run(from, count).ok(), expected);
     }
 
-    /// What it remembers hides no run, whatever was taken, and freed in whole or in part.
+    /// The remembered places hide no run, whatever was taken, and freed in whole or in part.
     #[test]
     fn every_run_that_is_free_is_found(
         steps in proptest::collection::vec((0..3u8, 0..GRANULES, 1..200u32), 1..120),

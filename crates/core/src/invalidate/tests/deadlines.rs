@@ -144,7 +144,7 @@ impl InvalidationQueue for Meanwhile {
     }
 }
 
-/// What has completed by the end of a wait was not late.
+/// A flush that has completed by the end of a wait was not late.
 #[test]
 fn a_flush_that_completes_while_a_wait_finds_out_that_it_is_over_has_completed() {
     use core::task::Poll;

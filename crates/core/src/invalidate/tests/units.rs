@@ -65,7 +65,7 @@ fn an_abort_of_one_unit_is_recovered_there() {
     assert_eq!(inv.stats().resubmitted, 1);
 }
 
-/// What several units accept is what each of them accepts, whichever comes first.
+/// Several units accept only as much as each of them accepts, whichever comes first.
 #[test]
 fn units_that_differ_are_used_within_the_limits_of_all() {
     struct Unlike(WaitLimit, u64, u32, usize, bool, bool);
@@ -268,7 +268,7 @@ fn play_on(steps: &[Step], units: [Scripted; 3]) -> Option<Ticket> {
     let inv = Invalidator::new(FanOut::new(first, others));
     let all: Vec<&Scripted> = inv.queue().queues().collect();
     let (mut done, mut last) = (Ticket::default(), Ticket::default());
-    // What ends it: nothing refuses or aborts any more.
+    // The end of the run: nothing refuses or aborts any more.
     let drain = (0..900).map(|n| Step::Run(n % 3, 3));
     for step in steps.iter().copied().chain(drain) {
         match step {

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 struct Fragile {
     calls: AtomicU64,
     panics_at: u64,
-    /// The pages flushed; what each ticket stands for.
+    /// The pages flushed; the pages that each ticket covers.
     flushed: Mutex<Vec<Descriptor>>,
     last: AtomicU64,
 }
@@ -85,8 +85,8 @@ fn a_panic_of_the_queue_completes_nothing_that_was_not_flushed() {
         let inv = Invalidator::new(Fragile { calls: 0.into(), panics_at, flushed, last: 0.into() });
         let mut tickets = Vec::new();
         for step in (0..64).step_by(16) {
-            // What gathers in an open batch is submitted by whoever polls next, and that one has
-            // the panic.
+            // Requests that gather in an open batch are submitted by the next call that polls,
+            // which panics.
             tickets.push((step, inv.request([page(step), page(step + 2)])));
             let _ = catch_unwind(AssertUnwindSafe(|| inv.submit()));
             if let Ok(one) = catch_unwind(AssertUnwindSafe(|| inv.request_one(page(step + 8)))) {

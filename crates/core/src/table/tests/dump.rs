@@ -1,4 +1,4 @@
-//! What a table says that it maps.
+//! The runs that a table reports as mapped.
 
 use super::*;
 use core::sync::atomic::AtomicBool;

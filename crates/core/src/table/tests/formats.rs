@@ -6,11 +6,11 @@ use core::sync::atomic::AtomicU64;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// What a walker knows of a format: the bits of an entry, without the code that writes them.
+/// A format as a walker knows it: the bits of an entry, without the code that writes them.
 pub(super) trait Decode: Format {
     /// Whether an entry is present, and whether the device may read (1) and write (2) through it.
     fn access(entry: u64) -> Option<u64>;
-    /// What a mapping for `access` gives.
+    /// The access that a mapping for `access` gives.
     fn given(access: u64) -> u64;
     /// Reads an entry.
     fn read(entry: &AtomicU64) -> u64 {
@@ -93,7 +93,8 @@ impl Decode for NonCoherent {
         access
     }
     fn read(entry: &AtomicU64) -> u64 {
-        // What was never written back is what the memory held before: rubbish that leads nowhere.
+        // An entry that was never written back reads as what the memory held before: an address
+        // that leads nowhere.
         WRITTEN_BACK.with_borrow(|memory| {
             memory.get(&core::ptr::from_ref(entry).addr()).copied().unwrap_or(u64::MAX)
         })

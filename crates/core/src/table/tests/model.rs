@@ -122,9 +122,9 @@ fn agrees<F: Decode>(capacity: usize, levels: u8, ops: Vec<Op>) -> Result<(), Te
                             let (found, size, bits) = b.at(at).unwrap();
                             prop_assert_eq!((found, bits), (p, given));
                             prop_assert!((at | p).is_multiple_of(size) && at + size <= start + len);
-                            // Only a page that waits to be reclaimed may stand in the way of a larger
-                            // leaf. One that was linked again meanwhile and has lost its mappings
-                            // waits too, but is not retired.
+                            // Only a page that waits to be reclaimed may stand in the way of a
+                            // larger leaf. One that was linked again meanwhile and has lost its
+                            // mappings waits too, but is not retired.
                             if stats.retired == 0 && flushing.is_empty() && listed == 0 {
                                 prop_assert_eq!(size, largest(at, p, start + len - at));
                             }

@@ -58,7 +58,7 @@ fn a_pinned_page_is_changed_through_its_pin_alone() {
     b.is_pristine();
 }
 
-/// What is in front of the pinned page is not cleared before that is found to be pinned.
+/// Entries in front of the pinned page are not cleared before that is found to be pinned.
 #[test]
 fn a_clear_that_ends_in_a_pinned_page_clears_nothing() {
     let b: Bench = bench(8, 3);
@@ -265,7 +265,7 @@ fn pins_agree<F: Decode>(capacity: usize, ops: Vec<Op>) -> Result<(), TestCaseEr
                     mapped.retain(|at, _| !there.contains(Iova::new(*at)));
                 }
             }
-            // What does not come through the pin.
+            // Changes that do not come through the pin.
             _ => {
                 if pinned.is_some() {
                     let at = Iova::new(start);

@@ -97,7 +97,7 @@ fn a_mapping_that_is_waited_for_by_itself_takes_one_lock_once() {
     }
 }
 
-/// What a call that revokes very many mappings does under one hold of a lock does not grow with
+/// The work of a call that revokes very many mappings under one hold of a lock does not grow with
 /// their number: 16 requests are appended and 256 merged once, or 64 table pages are handled, in
 /// some five steps each.
 #[test]

@@ -1,4 +1,4 @@
-//! What threads do in an order that no single one of them sees.
+//! Operations of several threads, in an order that no single thread sees.
 
 use super::*;
 use crate::table::Retired;
@@ -45,7 +45,7 @@ fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
     assert_eq!(translator.0.looked_up.load(Ordering::SeqCst), 2);
 }
 
-/// What was cleared before the range that is refused may be cached: nothing else requests its
+/// Ranges that were cleared before the refused one may be cached: nothing else requests their
 /// flush.
 #[test]
 fn what_a_refused_revocation_has_cleared_is_flushed() {
@@ -60,7 +60,7 @@ fn what_a_refused_revocation_has_cleared_is_flushed() {
             matches!(refused, Err(BackendError::Table(TableError::NotMapped { .. }))),
             "{refused:?}"
         );
-        // Whoever comes next submits it.
+        // The next caller submits it.
         paged.map(at(5000, 1), nowhere(1), RW).unwrap();
         let ticket = revoke(&paged, at(5000, 1));
         paged.wait(ticket, None).unwrap();

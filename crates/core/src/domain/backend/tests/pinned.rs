@@ -27,7 +27,7 @@ pub(super) type Unit = Arc<TableBackend<VtdSecondStage, Scattered>>;
 /// The domain's backend, which the test keeps a look at.
 struct Seen(Unit);
 
-/// The caller's interface, handed through.
+/// The caller's interface, passed through.
 impl Backend for Seen {
     fn name(&self) -> &'static str {
         self.0.name()

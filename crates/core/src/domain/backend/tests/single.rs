@@ -14,7 +14,8 @@ fn revoke_one(unit: &Unit, local: &mut DomainLocal) -> Revoked<Nowhere> {
     revoked
 }
 
-/// Whoever ends the mapping: an owner that waits or not, another owner, and one with a limit.
+/// For each caller that ends the mapping: an owner that waits or not, another owner, and one with a
+/// limit.
 #[test]
 fn a_single_revocation_requests_its_flush_at_once() {
     let (unit, domain) = domain(64, Scattered::default());

@@ -208,8 +208,8 @@ fn a_queue_that_panics_loses_no_table_page() {
         if panicked == 0 {
             break;
         }
-        // What a map that panicked had mapped stays so; all else is free again, so that two windows
-        // have room.
+        // The ranges of a map that panicked stay mapped; all others are free again, so that two
+        // windows have room.
         let mapped = paged.table.mapped().count() as u64;
         for window in 10..12 - mapped {
             paged
