@@ -5,7 +5,7 @@
 pub const OPERATIONS: usize = 4096;
 
 /// The paths in the order of the record: the name of the benchmark, and its operation.
-pub const PATHS: [(&str, &str); 13] = [
+pub const PATHS: [(&str, &str); 14] = [
     ("pool_pair", "DmaPool, an owner: allocate and free a block of 64 bytes"),
     ("pool_alloc_new", "one of 4,096 allocations from a new pool, which grows meanwhile"),
     ("pool_free_in_order", "one of 4,096 frees, in the order of the allocations"),
@@ -20,6 +20,10 @@ pub const PATHS: [(&str, &str); 13] = [
     (
         "domain_map_unmap",
         "Domain, an owner: map and unmap 4 KiB behind a software IOMMU with free flushes",
+    ),
+    (
+        "domain_revoke_many_32",
+        "the same for one of 32 mappings that are revoked by one call and waited for",
     ),
     ("iova_pair", "Domain, an owner: allocate and free the addresses of 4 KiB"),
 ];

@@ -11,7 +11,7 @@ use pinfold::{Buffer, FromDevice};
 use pinfold_core::frame::{Order, Zone};
 use pinfold_core::page_pool::RawPage;
 use pinfold_instructions::OPERATIONS;
-use setup::{Blocks, Frames, Owner, Pages};
+use setup::{Batch, Blocks, Frames, Owner, Pages};
 use std::hint::black_box;
 
 #[library_benchmark]
@@ -139,6 +139,22 @@ fn domain_map_unmap(owner: &'static mut Owner) {
 }
 
 #[library_benchmark]
+#[bench::warm(setup = setup::batch)]
+fn domain_revoke_many_32(batch: &'static mut Batch) {
+    let Batch { owner, buffers, mappings, revoked } = batch;
+    for _ in 0..OPERATIONS / buffers.len() {
+        for buffer in buffers.drain(..) {
+            mappings.push(owner.map(buffer, FromDevice).expect("addresses are free"));
+        }
+        black_box(&*mappings);
+        owner.revoke_many(mappings.drain(..), revoked);
+        for one in revoked.drain(..) {
+            buffers.push(owner.wait(one).expect("the IOMMU works"));
+        }
+    }
+}
+
+#[library_benchmark]
 #[bench::warm(setup = setup::owner)]
 fn iova_pair(owner: &'static mut Owner) {
     for _ in 0..OPERATIONS {
@@ -163,6 +179,7 @@ library_benchmark_group!(
         pages_pair,
         pages_refill_256,
         domain_map_unmap,
+        domain_revoke_many_32,
         iova_pair,
     ]
 );

@@ -105,8 +105,9 @@ pub type Pages = PagePool;
 
 pub fn pages() -> &'static mut Pages {
     let arena: &Arena = forever(arena(&domain(), MappingPolicy::PerUse));
-    let pool =
-        forever(PagePool::new(arena.clone(), "counted", Config::default()).expect("a valid configuration"));
+    let pool = forever(
+        PagePool::new(arena.clone(), "counted", Config::default()).expect("a valid configuration"),
+    );
     let mut slots = vec![None; 512];
     assert_eq!(pool.fill_raw(&mut slots), slots.len());
     slots.drain(..).flatten().for_each(|page| pool.free_raw(page).expect("the page is allocated"));
@@ -128,4 +129,30 @@ pub fn owner() -> &'static mut Owner {
     let mapping = owner.map(buffer, pinfold::FromDevice).expect("addresses are free");
     let buffer = Some(owner.unmap(mapping).expect("the IOMMU works"));
     forever(Owner { owner, buffer })
+}
+
+/// One owner of a domain, and the buffers, mappings and revocations of a batch.
+pub struct Batch {
+    pub owner: domain::DomainLocal,
+    pub buffers: Vec<Buffer>,
+    pub mappings: Vec<domain::Mapping<Buffer, pinfold::FromDevice>>,
+    pub revoked: Vec<domain::Revoked<Buffer>>,
+}
+
+/// One that has carried out a batch of 32.
+pub fn batch() -> &'static mut Batch {
+    let domain = forever(domain());
+    let arena = forever(arena(domain, MappingPolicy::PerUse));
+    let mut batch = Batch {
+        owner: domain.local(),
+        buffers: (0..32).map(|_| arena.alloc(4096).expect("the arena is large enough")).collect(),
+        mappings: Vec::with_capacity(32),
+        revoked: Vec::with_capacity(32),
+    };
+    let Batch { owner, buffers, mappings, revoked } = &mut batch;
+    let map = |buffer| owner.map(buffer, pinfold::FromDevice).expect("addresses are free");
+    mappings.extend(buffers.drain(..).map(map));
+    owner.revoke_many(mappings.drain(..), revoked);
+    buffers.extend(revoked.drain(..).map(|one| owner.wait(one).expect("the IOMMU works")));
+    forever(batch)
 }
