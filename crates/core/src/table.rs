@@ -87,5 +87,5 @@ pub use dump::{MappedRun, MappedRuns};
 pub use error::TableError;
 pub use format::{Entry, Format, VtdFirstStage, VtdSecondStage};
 pub use pages::{MAX_CHUNKS, TableMemory, TablePage, TablePages};
-pub use pin::{PinnedLeaf, UnpinError};
+pub use pin::PinnedLeaf;
 pub use radix::{Retired, RetiredRanges, Table, TableStats, Translation};

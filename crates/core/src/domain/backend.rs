@@ -522,7 +522,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         }
     }
 
-    /// The same in the wrong order.
+    /// Does what [`clear`](Self::clear) does, in the wrong order.
     #[cfg(any(test, feature = "known-bad"))]
     fn flush_then_clear<'r>(
         &self,
@@ -539,7 +539,7 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         Ok(ticket)
     }
 
-    /// Whether what a device finds not present has to be flushed after it was mapped.
+    /// Whether the unit caches entries that are not present, so that a map has to flush them.
     #[inline]
     fn caches_not_present(&self) -> bool {
         self.queue().caches_not_present()

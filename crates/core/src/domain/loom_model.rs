@@ -5,8 +5,7 @@
 //! not ordered before the use by the next mapping at that address.
 
 use super::late::Due;
-use super::owner::MAX_BYTES;
-use super::owner::{Anyone, Caller, Owner};
+use super::owner::{Anyone, Caller, MAX_BYTES, Owner};
 use super::stats::BackendStats;
 use super::window::{Addresses, Origin};
 use super::{Backend, BackendError, Domain};

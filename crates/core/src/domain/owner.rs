@@ -13,8 +13,7 @@
 
 use super::backend::ExtentCache;
 use super::error::BackendError;
-use super::space::Hit;
-use super::space::{Space, held_bytes};
+use super::space::{Hit, Space, held_bytes};
 use super::stats::{Counts, Sum};
 use super::window::{
     Addresses, FreeRuns, GRANULES, IDLE, Origin, OwnerShared, Slot, SlotBox, WINDOW_BYTES, Window,
@@ -419,7 +418,7 @@ impl Windows {
     #[cold]
     pub(super) fn close_idle(&mut self, domain: &Space) -> bool {
         self.collect(domain);
-        // The current run's too, but not one that goes on behind what was allocated there: a batch
+        // The window of the current run too, unless addresses allocated there are in use: a batch
         // is contiguous.
         let rest = self.run.bytes() / IovaSpace::GRANULE;
         let slot = self.slots.get(self.run.slot as usize).and_then(Option::as_deref);
@@ -430,8 +429,8 @@ impl Windows {
         domain.close_abandoned()
     }
 
-    /// Begins another run of at least `bytes`. Returns false if there is none, or a batch goes on
-    /// elsewhere.
+    /// Begins another run of at least `bytes`. Returns false if there is none, or a batch continues
+    /// outside of windows.
     #[cold]
     fn refill(&mut self, domain: &Space, bytes: u64) -> bool {
         if self.batch.is_some() {

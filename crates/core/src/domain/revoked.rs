@@ -235,7 +235,7 @@ impl<P: Pinned> Revoked<P> {
     }
 
     /// Whether the ticket has completed: then [`poll`](Self::poll) returns the buffer. Moves
-    /// nothing, so it is the cheap question to the first of a queue.
+    /// nothing, so it is the cheap check of the first of a queue.
     #[inline(always)]
     pub fn is_quiesced(&self) -> bool {
         self.0.is_quiesced()

@@ -239,7 +239,7 @@ pub(super) const GRANULES: u32 = 512;
 /// Words of such a map.
 pub(super) const WORDS: usize = (GRANULES / 64) as usize;
 
-/// Which granules of a window are in use: a bit for each of them.
+/// The granules of a window that are in use: a bit for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Granules(pub(super) [u64; WORDS]);
 

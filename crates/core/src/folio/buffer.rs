@@ -1,8 +1,7 @@
 //! [`Registered`]: a buffer described as folios, and an iterator over its segments.
 
 use super::error::{BufferError, MAX_BYTES, OutsideBuffer, check_extent};
-use super::table::Runs;
-use super::table::Table;
+use super::table::{Runs, Table};
 use crate::addr::{Iova, IovaRange, PageSize, Segment};
 use core::iter::FusedIterator;
 

@@ -47,7 +47,7 @@ pub enum BufferError {
         "page {index} of the buffer is at {iova} for the device, which is not a multiple of 4 KiB"
     )]
     PageAddress {
-        /// Which page, from 0.
+        /// The number of the page, from 0.
         index: u64,
         /// Its address for the device.
         iova: Iova,

@@ -6,8 +6,7 @@
 
 use super::inner::Bounds;
 use super::map::Part;
-use super::number::Frame;
-use super::number::{AlreadyFree, FrameError};
+use super::number::{AlreadyFree, Frame, FrameError};
 
 /// The frames of a word.
 const WORD: usize = 64;

@@ -1,12 +1,10 @@
 //! Bulk calls: filling arrays, lists, and freeing arrays, for the zone and for its owners.
 
 use super::arrays::{Filled, empty_into, fill_from};
-use super::counters::Tally;
-use super::counters::{Allowance, Urgency};
+use super::counters::{Allowance, Tally, Urgency};
 use super::inner::Inner;
 use super::map::Part;
-use super::number::Frame;
-use super::number::FrameError;
+use super::number::{Frame, FrameError};
 use super::owner::ZoneLocal;
 use crate::share::Shared;
 use alloc::vec::Vec;

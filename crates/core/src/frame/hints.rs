@@ -458,7 +458,7 @@ mod tests {
         limits.levels[0][0].load(Ordering::SeqCst)
     }
 
-    /// Or what it has freed would be missed until the other thread goes on.
+    /// Otherwise the freed run would be missed until the other thread continues.
     #[test]
     fn a_free_raises_the_groups_that_another_one_has_not_raised_yet() {
         let (limits, behind) = (half_raised(), Some(FAN_OUT.pow(2)));

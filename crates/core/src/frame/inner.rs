@@ -1,12 +1,9 @@
 //! [`Inner`], the state that the handles of a zone share: allocating and freeing in the map.
 
-use super::counters::{Allowance, Urgency, Watermarks};
-use super::counters::{Counters, Tally};
-use super::hints::Limits;
-use super::hints::{Hints, Slots};
+use super::counters::{Allowance, Counters, Tally, Urgency, Watermarks};
+use super::hints::{Hints, Limits, Slots};
 use super::map::{Claimed, Map, Part, REGION, WORDS, parts, total_order};
-use super::number::{AlreadyFree, FrameError};
-use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
+use super::number::{AlreadyFree, Frame, FrameError, MAX_ZONE, MIN_ZONE, Order};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 
 /// How many partly free regions are tried for a run before a whole one is split.

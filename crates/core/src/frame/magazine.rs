@@ -245,9 +245,9 @@ pub(super) struct Scatter {
     direct: bool,
     sparse_evictions: u32,
     last_word: u32,
-    /// How many frees into the word of the free before there have been, one after another.
+    /// The number of consecutive frees into the word of the previous free.
     repeats: u32,
-    /// Which free was the last of these.
+    /// The number of the last of these frees.
     repeated_at: u64,
 }
 

@@ -1,7 +1,6 @@
 //! [`Map`]: who owns a frame: a bit per frame, and a state per region of 2 MiB.
 
-use super::number::AlreadyFree;
-use super::number::Frame;
+use super::number::{AlreadyFree, Frame};
 use crate::sync::{AtomicU8, AtomicU64, Ordering, relax};
 use alloc::boxed::Box;
 

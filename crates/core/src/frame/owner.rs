@@ -4,8 +4,7 @@ use super::counters::Tally;
 use super::inner::Inner;
 use super::magazine::{Magazine, Scatter};
 use super::map::{Part, parts};
-use super::number::{AlreadyFree, FrameError};
-use super::number::{Frame, Order};
+use super::number::{AlreadyFree, Frame, FrameError, Order};
 use crate::share::Stock;
 
 /// The most frees between two checks for pressure.

@@ -3,8 +3,7 @@
 //! The [invariant](Hints) is that a region with a free frame can always be found. So every change
 //! of a hint is followed by a look at the map, and every free by a look at the hints.
 
-use super::hints::Hints;
-use super::hints::{FAN_OUT, Lowering};
+use super::hints::{FAN_OUT, Hints, Lowering};
 use super::inner::Inner;
 use super::map::{WORDS, total_order};
 use crate::sync::Ordering;

@@ -1,11 +1,9 @@
 //! [`Zone`], the allocator of the frames of a range of memory.
 
 use super::bulk::FrameList;
-use super::counters::FrameStats;
-use super::counters::{Urgency, Watermarks};
+use super::counters::{FrameStats, Urgency, Watermarks};
 use super::inner::Inner;
-use super::number::FrameError;
-use super::number::{Frame, MAX_ZONE, MIN_ZONE, Order};
+use super::number::{Frame, FrameError, MAX_ZONE, MIN_ZONE, Order};
 use super::owner::ZoneLocal;
 use crate::share::Shared;
 

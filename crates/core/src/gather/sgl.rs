@@ -13,8 +13,7 @@
 //! (`MSDBD` of its Identify data), and an alignment of 4 if its field `SGLS` requires dwords.
 
 use super::list::{Held, ListError, ListPage, ListPages};
-use super::profile::Profile;
-use super::profile::{GatherError, ProfileError};
+use super::profile::{GatherError, Profile, ProfileError};
 use crate::addr::{Iova, Segment};
 use crate::mem::{AccessError, DmaMemory};
 use core::fmt;

@@ -279,7 +279,7 @@ impl Block {
 pub enum Scope {
     /// Everything cached for the domain.
     Domain,
-    /// Those of a block of addresses.
+    /// Everything cached for a block of addresses.
     Block(Block),
 }
 
@@ -298,7 +298,7 @@ impl Scope {
 pub enum Descriptor {
     /// Drops translations from the IOTLB.
     Iotlb {
-        /// Which ones.
+        /// The translations.
         scope: Scope,
         /// Whether only leaf entries changed. Otherwise cached table pages are dropped too.
         leaf_only: bool,

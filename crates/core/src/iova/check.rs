@@ -1,7 +1,8 @@
 //! Checks of a tree against its definition, for the tests.
 
-use super::node::{ALIGNS, Extent, REGION, REGION_SHIFT, room};
-use super::node::{FAN, NIL, Node, Summary, slot_shift};
+use super::node::{
+    ALIGNS, Extent, FAN, NIL, Node, REGION, REGION_SHIFT, Summary, room, slot_shift,
+};
 use super::tree::Tree;
 use alloc::vec::Vec;
 

@@ -1,7 +1,6 @@
 //! The map of a region of which some granules are free and some are not: a bit per granule.
 
-use super::node::Summary;
-use super::node::{ALIGNS, Extent, REGION};
+use super::node::{ALIGNS, Extent, REGION, Summary};
 
 const WORDS: usize = 8;
 

@@ -1,7 +1,8 @@
 //! Searches of a tree, and the operations that need only the map of one region.
 
-use super::node::{ALIGNS, Extent, REGION, REGION_SHIFT, align_up, room};
-use super::node::{NIL, Node, Step, slot_of, slot_shift};
+use super::node::{
+    ALIGNS, Extent, NIL, Node, REGION, REGION_SHIFT, Step, align_up, room, slot_of, slot_shift,
+};
 use super::tree::{CLASSES, Tree};
 
 /// The outcome of a search of one region.
@@ -112,7 +113,8 @@ impl Tree {
         found
     }
 
-    /// The same where the root ends with `run` free granules, and all beyond it are free.
+    /// Returns the first fit where the root ends with `run` free granules, and all beyond it are
+    /// free.
     fn fits_beyond(&self, run: u64, class: usize, len: u64) -> Option<u64> {
         let (start, align) = (self.span() - run, ALIGNS[class]);
         (self.span() < self.bounds.end && room(start, self.bounds.end, align) >= len)

@@ -18,8 +18,9 @@
 //! and a release needs no memory.
 
 use super::error::IovaError;
-use super::node::{Extent, REGION, REGION_SHIFT};
-use super::node::{FAN, NIL, Node, Summary, base_of, slot_of, slot_shift};
+use super::node::{
+    Extent, FAN, NIL, Node, REGION, REGION_SHIFT, Summary, base_of, slot_of, slot_shift,
+};
 use super::region::Region;
 use alloc::boxed::Box;
 use alloc::vec::Vec;

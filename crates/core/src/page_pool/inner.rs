@@ -9,8 +9,7 @@
 //! Before that, the last access of a freeing thread to the pool is its store into the ring, and the
 //! thread that takes the pool down waits for that store.
 
-use super::config::RawPage;
-use super::config::{Config, RevocableSource, SyncOps, Tag};
+use super::config::{Config, RawPage, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
 use super::records::{Directory, PageRecord, State};
 use super::ring::{Entry, FRAME_BITS, Ring};
@@ -90,7 +89,7 @@ pub(super) struct Inner {
     pub(super) spill: Mutex<Spill>,
     pub(super) ring_full: AtomicU64,
     pub(super) chunks: Mutex<Chunks>,
-    /// Which pool this is: unique within the process.
+    /// The number of the pool: unique within the process.
     number: u64,
     tags: Mutex<Vec<String>>,
     name: String,

@@ -109,8 +109,8 @@ impl<'t, F: Format> Locked<'t, '_, F> {
         Ok(Run { len: empty, ..longest })
     }
 
-    /// Sees to it that `pages` pages are free: as many as there are, and at least these, are taken
-    /// from the source.
+    /// Grows the table until `pages` pages are free: from the source, by as many pages as the table
+    /// has, and at least by `pages`.
     fn provide(&mut self, pages: u32) -> Result<(), TableError> {
         while pages > self.directory.available {
             let capacity = self.store.chunks().capacity();

@@ -1,5 +1,5 @@
-//! Which table pages are free, linked or retired: everything that only changes under the table's
-//! lock.
+//! The directory of table pages, free, linked or retired: everything that only changes under the
+//! table's lock.
 //!
 //! A page is *free*, or has a *home*: the one entry that may link it. There it is *linked*, or
 //! *retired* (the entry records that it was linked). A retired page is on exactly one list, waiting

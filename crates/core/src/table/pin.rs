@@ -8,7 +8,6 @@ use super::radix::{Retired, Table};
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PageSize, PhysAddr};
 use crate::mem::prefetch;
-use core::fmt;
 use core::sync::atomic::AtomicU64;
 
 /// A table page of level 1 that stays linked until it is unpinned: the leaves of one window of 2
@@ -50,24 +49,6 @@ impl PinnedLeaf {
 
 /// The bytes that a table page of level 1 translates.
 const WINDOW_BYTES: u64 = PageSize::Size2M.bytes();
-
-/// A pin that could not be removed, and why. Nothing has changed.
-#[derive(Debug)]
-pub struct UnpinError {
-    /// [`TableError::AlreadyMapped`] at the first address that is still mapped, or
-    /// [`TableError::OtherTable`].
-    pub error: TableError,
-    /// The pin.
-    pub leaf: PinnedLeaf,
-}
-
-impl fmt::Display for UnpinError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot unpin the table page of {}: {}", self.leaf.window(), self.error)
-    }
-}
-
-impl core::error::Error for UnpinError {}
 
 impl<F: Format> Table<F> {
     /// Links and pins the table page of level 1 that translates the 2 MiB from `window` on, which
@@ -151,8 +132,12 @@ impl<F: Format> Table<F> {
     /// # Errors
     /// [`TableError::AlreadyMapped`] at the first address of the window that is still mapped;
     /// [`TableError::OtherTable`] if the pin or `retired` belongs to another table. The pin is
-    /// returned.
-    pub fn unpin(&self, leaf: PinnedLeaf, retired: &mut Retired) -> Result<(), UnpinError> {
+    /// returned, and nothing has changed.
+    pub fn unpin(
+        &self,
+        leaf: PinnedLeaf,
+        retired: &mut Retired,
+    ) -> Result<(), (TableError, PinnedLeaf)> {
         let window = leaf.window();
         let checked = self.pinned_run(&leaf, window, PhysAddr::new(0)).and_then(|run| {
             self.adopt(retired)?;
@@ -163,7 +148,7 @@ impl<F: Format> Table<F> {
             Ok(())
         });
         if let Err(error) = checked {
-            return Err(UnpinError { error, leaf });
+            return Err((error, leaf));
         }
         self.0.unpin(leaf.page, &mut retired.list);
         Ok(())

@@ -235,7 +235,7 @@ fn note_write(page: Page<'_>) {
     page.record().state.fetch_add(0, Ordering::Relaxed);
 }
 
-/// The same for reads.
+/// Models a read of an entry for loom, as [`note_write`] does a write.
 #[inline]
 fn note_read(page: Page<'_>) {
     let _ = page;

@@ -1,5 +1,5 @@
-//! The tree behind a table: how it maps and clears, run by run, a run being as many entries of one
-//! table page as one step covers. They are found without the lock if their page is linked already;
+//! The tree behind a table: it maps and clears run by run, a run being as many entries of one table
+//! page as one step covers. Entries are found without the lock if their page is linked already;
 //! all of a range is reserved before the first leaf is written, and found mapped before the first
 //! is cleared.
 
@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use core::fmt;
 
 pub(super) struct Tree<F: Format> {
-    /// Which table this is: unique within the process, and never reused.
+    /// The number of the table: unique within the process, and never reused.
     pub(super) number: u64,
     pub(super) store: Store<F>,
     pub(super) directory: Mutex<PageDirectory>,

@@ -1,8 +1,7 @@
 //! A source of chunks over the heap. Its frames are allocated first fit; it fails on request.
 
 use crate::addr::Iova;
-use crate::dma_pool::RawBlock;
-use crate::dma_pool::{ChunkSource, SourceError};
+use crate::dma_pool::{ChunkSource, RawBlock, SourceError};
 use crate::frame::{Frame, FrameError, Order};
 use crate::mem::DmaMemory;
 use crate::sync::Mutex;

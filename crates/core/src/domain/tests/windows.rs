@@ -1,8 +1,7 @@
 //! An owner's windows: their free granules, the bound on what is held, and idle ones.
 
 use super::*;
-use crate::domain::owner::MAX_BYTES;
-use crate::domain::owner::{Anyone, Caller, Owner};
+use crate::domain::owner::{Anyone, Caller, MAX_BYTES, Owner};
 use crate::domain::window::{Addresses, FreeRuns, GRANULES, Granules, IDLE, WINDOW_BYTES};
 use crate::testing::Random;
 use proptest::prelude::*;

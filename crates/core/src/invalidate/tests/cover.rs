@@ -1,10 +1,7 @@
 //! Descriptors against the pages that were requested.
 
-use super::super::batch::Batch;
-use super::super::batch::cover;
-use super::super::batch::{Flush, Pages};
-use super::super::queue::FlushCosts;
-use super::super::queue::{Descriptor, Scope};
+use super::super::batch::{Batch, Flush, Pages, cover};
+use super::super::queue::{Descriptor, FlushCosts, Scope};
 use crate::addr::{Iova, IovaRange};
 use proptest::prelude::*;
 use std::collections::BTreeMap;

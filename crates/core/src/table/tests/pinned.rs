@@ -144,15 +144,13 @@ fn bad_pins_are_refused_and_change_nothing() {
     assert_eq!(b.at(0), None);
     // An unpin of what is still mapped returns the pin.
     map(range(5 * K4, K4), 0, RW).unwrap();
-    let refused = b.table.unpin(pin, &mut Retired::new()).unwrap_err();
-    assert_eq!(refused.error, mapped_already(5 * K4));
-    let pin = refused.leaf;
+    let (error, pin) = b.table.unpin(pin, &mut Retired::new()).unwrap_err();
+    assert_eq!(error, mapped_already(5 * K4));
     b.table.clear_pinned(&pin, range(5 * K4, K4)).unwrap();
     // The pin and the retired pages of another table.
     let other: Bench = bench(8, 3);
-    let refused = other.table.unpin(pin, &mut Retired::new()).unwrap_err();
-    assert!(matches!(refused.error, TableError::OtherTable { .. }));
-    let pin = refused.leaf;
+    let (error, pin) = other.table.unpin(pin, &mut Retired::new()).unwrap_err();
+    assert!(matches!(error, TableError::OtherTable { .. }));
     let foreign = other.table.map_pinned(&pin, range(0, K4), PhysAddr::new(0), RW);
     assert!(matches!(foreign, Err(TableError::OtherTable { .. })));
     assert!(matches!(
@@ -233,7 +231,7 @@ fn pins_agree<F: Decode>(capacity: usize, ops: Vec<Op>) -> Result<(), TestCaseEr
                 if let Some(pin) = pinned.take() {
                     match (b.table.unpin(pin, &mut retired), in_window(&mapped)) {
                         (Ok(()), None) => {}
-                        (Err(UnpinError { error, leaf }), Some(at)) => {
+                        (Err((error, leaf)), Some(at)) => {
                             prop_assert_eq!(error, mapped_already(at));
                             *pinned = Some(leaf);
                         }
