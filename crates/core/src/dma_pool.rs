@@ -10,8 +10,11 @@
 //! }
 //!
 //! impl Driver {
-//!     fn new<S: ChunkSource + Clone + 'static>(arena: &S) -> Result<Self, Box<dyn core::error::Error>> {
-//!         let pool = DmaPool::builder("descriptors").block(64).align(64).boundary(4096).build(arena)?;
+//!     fn new<S: ChunkSource + Clone + 'static>(
+//!         arena: &S,
+//!     ) -> Result<Self, Box<dyn core::error::Error>> {
+//!         let builder = DmaPool::builder("descriptors").block(64).align(64).boundary(4096);
+//!         let pool = builder.build(arena)?;
 //!         Ok(Self { local: pool.local(), in_flight: Vec::new() })
 //!     }
 //!

@@ -31,11 +31,11 @@
 //! may be stale but is never missing: clearing a hint is followed by reading the map, and freeing a
 //! frame by reading the hints. Each region also has an upper bound on the runs that are free in it,
 //! and so have groups of 64 and of 4,096: a run that does not exist is refused after some hundred
-//! bytes, and not after a look at every region.
+//! bytes, without reading every region.
 //!
 //! A region that is wholly free has a second way to be claimed: one compare-and-swap of a byte,
 //! which allocates all its frames and leaves their bits clear. A run of 2 MiB is freed the same
-//! way. The bits are set first if a part of such a run is freed by itself.
+//! way. The bits are set first if a part of such a run is freed separately.
 //!
 //! The map per 2 MiB, the level above it and the regions reserved by owners follow LLFree (Wrenger
 //! et al., "LLFree: Scalable and Optionally-Persistent Page-Frame Allocation", USENIX ATC 2023).

@@ -13,8 +13,12 @@
 //! use pinfold_core::gather::Profile;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Profile::new(16, 64 << 10, 0, 4)?; // 16 segments of 64 KiB, no boundary, aligned to 4
-//! let memory = [Segment { iova: Iova::new(0x1000), len: 4096 }, Segment { iova: Iova::new(0x2000), len: 1 << 17 }];
+//! // 16 segments of 64 KiB, no boundary, aligned to 4
+//! let device = Profile::new(16, 64 << 10, 0, 4)?;
+//! let memory = [
+//!     Segment { iova: Iova::new(0x1000), len: 4096 },
+//!     Segment { iova: Iova::new(0x2000), len: 1 << 17 },
+//! ];
 //! let segments = device.gather(memory).collect::<Result<Vec<_>, _>>()?; // the two are neighbours
 //! assert_eq!(segments.len(), 3);
 //! # Ok(())

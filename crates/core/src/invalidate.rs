@@ -34,7 +34,11 @@
 //! /// A unit whose flushes complete at once.
 //! struct Unit(AtomicU64);
 //! impl InvalidationQueue for Unit {
-//!     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
+//!     fn submit(
+//!         &self,
+//!         descriptors: &[Descriptor],
+//!         wait: Option<Ticket>,
+//!     ) -> Result<(), QueueError> {
 //!         for descriptor in descriptors {
 //!             println!("{descriptor:?}"); // drops what is cached for a block of addresses
 //!         }

@@ -8,7 +8,7 @@
 //!
 //! Memory follows the regions in use and not the allocations: 50,000 pages that abut take 98 maps.
 //!
-//! **A free needs no memory.** What a small allocation needs stays until its region is entirely
+//! **A free needs no memory.** The nodes of a small allocation stay until its region is entirely
 //! free. Allocations are not recorded one by one: whole allocations, several abutting ones, or
 //! parts may be freed; only freeing a part of an allocation of 2 MiB or more may need memory, for
 //! the region that is shared from then on.

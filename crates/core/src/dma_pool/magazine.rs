@@ -30,7 +30,7 @@ impl Magazine {
 
     #[inline(always)]
     pub(super) fn pop(&mut self) -> Option<u32> {
-        // An empty one has no such place either.
+        // An empty magazine has no such place either.
         let last = self.len.wrapping_sub(1);
         let number = *self.numbers.get(last)?;
         self.len = last;

@@ -23,7 +23,7 @@ use core::ptr::NonNull;
 /// The largest span: its frame numbers have 32 bits.
 const MAX_SPAN: u64 = Frame::BYTES << 32;
 
-/// The most bytes that an owner caches, unless the builder says otherwise.
+/// The most bytes that an owner caches, unless the builder sets another limit.
 const CACHED_BYTES: u64 = 512 << 10;
 
 /// A pool of blocks of one size. See the [module](crate::dma_pool).
@@ -415,7 +415,8 @@ pub struct DmaPoolStats {
     /// Allocated blocks.
     pub in_use: u64,
     /// The most blocks that were in use or cached by owners at a time. Taken when an owner fetches
-    /// blocks, so it is at least the most that were in use, and more by at most what owners cache.
+    /// blocks, so it is at least the peak in use, and above it by at most the blocks that owners
+    /// cache.
     pub peak: u64,
     /// All blocks.
     pub blocks: u64,

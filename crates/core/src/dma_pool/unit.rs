@@ -101,8 +101,8 @@ impl State {
         self.0.compare_exchange(Self::RAW, Self::FREE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// As [`claim`](Self::claim), if `is_right` says then that it is the block that was meant; if
-    /// not, the block stays as it is.
+    /// As [`claim`](Self::claim), if `is_right` then returns true: it is the block that the caller
+    /// means. Otherwise the block stays as it is.
     ///
     /// For layouts in which the block of a slot starts elsewhere in another chunk: while a late
     /// free looked its block up, that chunk may have been released, and another one acquired there.

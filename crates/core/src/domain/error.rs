@@ -11,7 +11,7 @@ use alloc::string::String;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// The memory is not made of whole pages.
+    /// The memory does not consist of whole pages.
     #[error(
         "cannot map {len:#x} bytes at {addr:#x}: start and length must be multiples of 4096, length at least 4096"
     )]

@@ -92,7 +92,7 @@ impl OwnerShared {
         Self {
             counts: CachePadded(Counts::new(Writers::One)),
             returned: CachePadded(AtomicU64::new(0)),
-            // For as many as are kept: returning addresses allocates nothing.
+            // Room for all that are kept, so that returning addresses allocates nothing.
             idle: SpinLock::new(Vec::with_capacity(IDLE)),
         }
     }
@@ -178,7 +178,7 @@ impl Window {
 }
 
 /// A mapping's share of the window that its addresses are in. Dropping it leaves the window open
-/// for good, and with it the addresses in use: it is taken by what returns them.
+/// for good, and with it the addresses in use: the call that returns them takes it.
 #[derive(Debug)]
 pub(super) struct WindowShare {
     window: ManuallyDrop<Shared<Window>>,
@@ -236,7 +236,7 @@ impl Slot {
 
 /// Granules in a window.
 pub(super) const GRANULES: u32 = 512;
-/// Words of such a map.
+/// Words of a map of granules.
 pub(super) const WORDS: usize = (GRANULES / 64) as usize;
 
 /// The granules of a window that are in use: a bit for each.

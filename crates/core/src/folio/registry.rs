@@ -141,8 +141,8 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// Registers the buffer in this place, which must be vacant.
     ///
     /// # Errors
-    /// [`RegisterError::Index`] if the table has no such place, [`RegisterError::Taken`],
-    /// [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
+    /// [`RegisterError::Index`] if the place is beyond the end of the table,
+    /// [`RegisterError::Taken`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
     pub(super) fn register_at(
         &mut self,
         index: BufferIndex,
@@ -159,8 +159,8 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// may overlap. Linear in the number of buffers.
     ///
     /// # Errors
-    /// [`RegisterError::Index`] if the table has no such place, [`RegisterError::Overlaps`],
-    /// [`RegisterError::NoMemory`].
+    /// [`RegisterError::Index`] if the place is beyond the end of the table,
+    /// [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
     pub fn update(
         &mut self,
         index: BufferIndex,
@@ -403,7 +403,7 @@ pub enum RegisterError {
     /// The table could not grow.
     #[error("no memory for another entry of the buffer table")]
     NoMemory,
-    /// The table has no such place.
+    /// The place is beyond the end of the table.
     #[error(transparent)]
     Index(#[from] IndexError),
 }
@@ -412,7 +412,7 @@ pub enum RegisterError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The table has no such place.
+    /// The place is beyond the end of the table.
     #[error("{index} does not exist: the buffer table has {capacity} places")]
     Beyond {
         /// The place.

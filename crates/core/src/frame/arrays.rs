@@ -10,7 +10,7 @@ use super::number::{AlreadyFree, Frame, FrameError};
 
 /// The frames of a word.
 const WORD: usize = 64;
-/// The fewest slots that are compared with a run of neighbours. Fewer are looked at one by one.
+/// The fewest slots that are compared with a run of neighbours. Fewer are checked one by one.
 const MIN_RUN: usize = 8;
 
 /// The result of a fill.

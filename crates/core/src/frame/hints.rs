@@ -195,8 +195,8 @@ const LEVELS: usize = 3;
 /// One thread at a time lowers; others do without.
 ///
 /// Single frames do not need them, and pay five read-modify-writes for each region that is filled
-/// and freed. So a small zone lowers them only once a run has been asked for: its first search
-/// takes a look at every region. In a larger one that would take too long (some 16 ms for 1 TiB),
+/// and freed. So a small zone lowers them only once a run has been requested: its first search
+/// reads every region. In a larger one that would take too long (some 16 ms for 1 TiB),
 /// so it lowers them from the start.
 #[derive(Debug)]
 pub(super) struct Limits {

@@ -131,7 +131,7 @@ const OPEN: u8 = 0;
 const CLAIMING: u8 = 1;
 /// All frames are allocated, as one run: the words are 0, apart from claims that will be undone.
 const WHOLE: u8 = 2;
-/// A thread sets all bits, because a part of the run is freed by itself.
+/// A thread sets all bits, because a part of the run is freed separately.
 const OPENING: u8 = 3;
 
 /// The words of a zone, of which a set bit is an allocated frame, and the states of its regions.

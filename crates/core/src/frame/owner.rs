@@ -169,7 +169,8 @@ impl ZoneLocal {
                 // whose magazine stays nearly full would check it all the time.
                 return self.limit - held + 1;
             }
-            // Leaves room for a quarter more, so that what is trimmed is worth a look at all words.
+            // Leaves room for a quarter more, so that a trim frees enough to repay reading all
+            // words.
             self.trim(self.limit - slack - self.limit / 4);
         }
         slack

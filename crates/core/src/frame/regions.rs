@@ -1,7 +1,7 @@
 //! The regions that a claim tries, and how the hints follow the map.
 //!
 //! The [invariant](Hints) is that a region with a free frame can always be found. So every change
-//! of a hint is followed by a look at the map, and every free by a look at the hints.
+//! of a hint is followed by a read of the map, and every free by a read of the hints.
 
 use super::hints::{FAN_OUT, Hints, Lowering};
 use super::inner::Inner;
@@ -192,7 +192,7 @@ struct Walk<'z> {
     from: u32,
     /// How many regions and groups were skipped by their limits.
     skipped: usize,
-    /// The region that the walk was at last, if its group may have no such run.
+    /// The last region of the walk, if its group may have no such run.
     last: Option<u32>,
     lowering: Option<Lowering<'z>>,
 }

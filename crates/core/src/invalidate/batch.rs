@@ -283,8 +283,8 @@ pub(super) fn cover(
     cover_all(pages, costs, max_order, out)
 }
 
-/// Covers what is not one block as it is, as [`cover`] does. A call of its own, so that the common
-/// case needs none.
+/// Covers ranges that are not one block, as [`cover`] does. Outlined, so that the common case makes
+/// no call.
 #[inline(never)]
 fn cover_all(
     pages: &[Pages],

@@ -325,7 +325,7 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     /// Restarts a queue that has aborted, and replaces the batches in flight by one flush of the
     /// domain that ends with their last ticket: it covers all of them, so their descriptors need
     /// not be kept, and it does no harm twice. A batch that was submitted in part begins again.
-    /// Returns false if that has to be tried again.
+    /// Returns false if the queue refused the flush, so that the call must be repeated.
     #[inline]
     fn recover(&self, flight: &mut Flight) -> bool {
         if !self.restarted.load(Ordering::Relaxed) && !self.queue.has_aborted() {
@@ -359,8 +359,8 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
         true
     }
 
-    /// Submits as much of `flight` as the queue accepts. Returns whether that was all of it, the
-    /// wait included.
+    /// Submits as much of `flight` as the queue accepts. Returns whether it accepted all,
+    /// the wait included.
     fn send(&self, flight: &mut Flight) -> bool {
         loop {
             let (rest, space) = (flight.rest(), self.queue.accepts());

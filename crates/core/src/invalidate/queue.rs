@@ -42,8 +42,8 @@ pub enum QueueError {
 /// The invalidation queue of an IOMMU: carries out descriptors.
 ///
 /// # If a method panics
-/// No ticket completes before a flush that covers it was submitted. What was requested stays so: it
-/// is submitted, again if need be, by the next poll or wait. A caller that was requesting learns no
+/// No ticket completes before a flush that covers it was submitted. A request stays: it is
+/// submitted, again if need be, by the next poll or wait. A caller that was requesting learns no
 /// ticket, so a domain quarantines the payload that it was [revoking](crate::domain::Backend).
 /// Retired table pages are flushed with the next that are retired. The methods are called by waits,
 /// polls and requests, and by no clean-up of the invalidator itself.

@@ -49,8 +49,8 @@ impl Region {
         &mut self.0[0]
     }
 
-    /// Changes the state of `part`, in this region, if all of it is in the other one; otherwise
-    /// returns false.
+    /// Changes the state of `part`, in this region, to `free` or used if all of it is in the other
+    /// state; otherwise returns false.
     #[inline]
     pub(super) fn change(&mut self, part: Extent, free: bool) -> bool {
         let (first, last) = bits(part);

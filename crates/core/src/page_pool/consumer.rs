@@ -442,7 +442,7 @@ const COUNTED: u64 = 1 << 8 | 1;
 /// The consumer's pages: a stack that counts puts and takes at no cost.
 ///
 /// One word holds the number of pages and the number of puts, so a put adds one constant to one
-/// word. The number of takes follows from what was put in and what is left.
+/// word. The number of takes follows from the puts and the pages left.
 #[derive(Debug)]
 pub(super) struct Magazine {
     word: u64,

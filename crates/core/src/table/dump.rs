@@ -12,7 +12,7 @@ use core::iter::FusedIterator;
 /// be linked or retired.
 const READS: u32 = 1024;
 
-/// Adjacent leaves of one size that give one access to memory that lies together.
+/// Adjacent leaves of one size that give one access to contiguous memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MappedRun {
     /// The addresses: the length is that of all leaves.

@@ -95,7 +95,7 @@ pub enum TableError {
         /// The first address in the range that is not.
         at: Iova,
     },
-    /// A leaf reaches out of the range. It is left as it is; to clear it, name all of it.
+    /// A leaf extends beyond the range and is left as it is; to clear it, pass all of it.
     #[error("{range} is part of the larger leaf {leaf}: clear all of it or nothing")]
     PartOfLeaf {
         /// The range to be cleared.

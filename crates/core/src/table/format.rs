@@ -58,9 +58,9 @@ pub trait Format: Send + Sync + 'static {
     fn retired(page: PhysAddr) -> u64;
     /// Decodes an entry at `level`.
     fn parse(entry: u64, level: u8) -> Entry;
-    /// Whether an entry at `level` maps memory: what [`parse`](Self::parse) says, in a form that a
-    /// loop over 512 entries can afford. What has all bits of an entry that maps memory must map
-    /// memory too, so that several entries can be tested by the bits that they have in common.
+    /// Whether an entry at `level` maps memory: the result of [`parse`](Self::parse), in a form
+    /// that a loop over 512 entries can afford. What has all bits of an entry that maps memory must
+    /// map memory too, so that several entries can be tested by the bits that they have in common.
     fn is_leaf(entry: u64, level: u8) -> bool {
         matches!(Self::parse(entry, level), Entry::Leaf { .. })
     }

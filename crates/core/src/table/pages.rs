@@ -182,7 +182,7 @@ pub(super) struct Chunk {
     records: Box<[PageRecord]>,
 }
 
-/// A page of a table: in reach without another look at the chunks.
+/// A page of a table, with its chunk, so that no access searches the chunks again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page<'t> {
     chunk: &'t Chunk,

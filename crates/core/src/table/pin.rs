@@ -20,7 +20,7 @@ use core::sync::atomic::AtomicU64;
 #[derive(Debug)]
 #[must_use = "the page stays pinned until `Table::unpin`"]
 pub struct PinnedLeaf {
-    /// Its entries: in reach without another look at the table.
+    /// Its entries, so that no access walks the table.
     memory: &'static TablePage,
     pub(super) page: PageIndex,
     window: Iova,

@@ -240,7 +240,7 @@ impl<F: Format> Table<F> {
         }
     }
 
-    /// Checks what a range is to be mapped to.
+    /// Checks the memory and the access that a range is to be mapped with.
     #[inline]
     pub(super) fn check_memory(
         &self,

@@ -52,7 +52,7 @@ impl PageState {
         self.count() == 0 && self.0 & CLEARING == 0
     }
 
-    /// Whether taking away `n` entries leaves a page that is to be retired now.
+    /// Whether removing `n` entries leaves a page that must be retired now.
     #[inline]
     fn ends_with(self, n: u16) -> bool {
         self.count() == u32::from(n)

@@ -204,7 +204,7 @@ impl<F: Format> Store<F> {
     /// counted in.
     ///
     /// The acquire load of the state makes the home that is read next at least as new as the page's
-    /// present generation. If it is newer, a later look at the state finds a newer generation. A
+    /// present generation. If it is newer, a later read of the state finds a newer generation. A
     /// page that may be counted in is linked at its home, where it is itself counted in its parent,
     /// and so on to the root. Hence: if the generation is still the same *later*, the page was on
     /// the path to `iova` all the while.
