@@ -215,9 +215,9 @@ fn loom_a_pinned_clear_runs_beside_a_pinned_map() {
         clearer.join().unwrap();
         assert_eq!((b.at(0), b.at(K4)), (None, Some(17 * K4)));
         let pin = Arc::try_unwrap(pin).unwrap();
-        let refused = b.table.unpin(pin, &mut Retired::new()).unwrap_err();
-        b.table.clear_pinned(&refused.leaf, range(K4)).unwrap();
-        b.table.unpin(refused.leaf, &mut Retired::new()).unwrap();
+        let (_, pin) = b.table.unpin(pin, &mut Retired::new()).unwrap_err();
+        b.table.clear_pinned(&pin, range(K4)).unwrap();
+        b.table.unpin(pin, &mut Retired::new()).unwrap();
     });
 }
 
