@@ -26,7 +26,7 @@ use core::fmt;
 /// returned. Longer mappings get addresses from the domain.
 ///
 /// An owner holds a bounded reserve: at most twice the addresses that its mappings in windows had
-/// at their peak, and 128 MiB, and a table page for each of these windows. Up to 16 windows (32
+/// at their peak, and 128 MiB, and a table page for each of these windows. Up to 128 windows (256
 /// MiB) without a mapping are kept for its next maps. Where a map of any owner finds no addresses
 /// or no table page left, those of all owners are closed; an owner that makes no calls then keeps
 /// one window, wherever that is, and besides those whose mappings others have ended, until it maps
