@@ -184,7 +184,7 @@ pub trait PhysTranslator: Send + Sync {
     /// Allows the memory to be given to devices.
     ///
     /// # Errors
-    /// As for [`Backend::register_memory`](crate::domain::Backend::register_memory).
+    /// As for [`Backend::register_memory`].
     ///
     /// # Safety
     /// The caller keeps the memory valid until [`unregister_memory`](Self::unregister_memory) has

@@ -30,7 +30,7 @@ pub struct FrameStats {
     /// frames.
     pub bulk_partial: u64,
     /// Bulk calls that reached a watermark and tried one ordinary frame: see
-    /// [`Watermarks`](super::Watermarks).
+    /// [`Watermarks`].
     pub fell_back: u64,
     /// Claims (of at most 64 frames, or one run) that only succeeded in a region reserved by
     /// another owner.
@@ -197,7 +197,7 @@ impl core::fmt::Display for FrameStats {
 /// pressure, owners flush their magazines with their next calls, until `high` is reached.
 ///
 /// The number of free frames comes from the counters, which may be behind: see
-/// [`FrameStats`](super::FrameStats).
+/// [`FrameStats`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
     min: u32,

@@ -25,7 +25,9 @@ impl Zone {
     /// The most frames that a zone has: 1 TiB.
     pub const MAX_FRAMES: u32 = MAX_ZONE;
 
-    /// Creates a zone of `frames` frames, all free, with the marks of [`Watermarks::for_frames`].
+    /// Creates a zone of `frames` frames, all free, with watermarks in proportion: `min` is 1/1024
+    /// of the frames, at most 16,384 (64 MiB); `low` is 5/4 and `high` 3/2 of that. Zones under 64
+    /// MiB have none.
     ///
     /// Its metadata is 0.13 byte per frame and about 2 KiB. The map is not touched before it is
     /// used, so even 1 TiB takes a fraction of a millisecond where the system provides zeroed
