@@ -4,7 +4,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`worker`] | one target, its requests in flight, their statistics |
-//! | [`pump`], [`ranges`] | all bytes of one target to another; which of them are data |
+//! | [`pump`] | all bytes of one target to another, except holes |
 //! | [`digest`] | the SHA-256 of what a target holds |
 //! | [`workload`], [`distribution`] | a workload in fio's terms; which blocks its random requests use |
 //! | [`jobs`] | a workload by several jobs, and the rates of each interval |
@@ -14,7 +14,6 @@ pub(crate) mod digest;
 mod distribution;
 pub(crate) mod jobs;
 pub(crate) mod pump;
-pub(crate) mod ranges;
 pub(crate) mod verify;
 pub(crate) mod worker;
 pub(crate) mod workload;

@@ -5,9 +5,7 @@ use crate::engine::worker::EngineError;
 use crate::output::OutputError;
 use crate::packets::capture::CaptureError;
 use crate::server::error::ServeError;
-use crate::setup::error::OpenError;
-use crate::setup::limits::LimitError;
-use crate::setup::stack::{MemoryError, StackError};
+use crate::setup::error::{LimitError, OpenError};
 use crate::setup::staged::StagedError;
 use crate::targets::target::TargetError;
 use crate::units::ByteSize;
@@ -47,18 +45,12 @@ pub(crate) enum Failure {
     /// A number on the command line exceeds a limit.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// The run needs more memory than is available.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
     /// A job file cannot be run.
     #[error(transparent)]
     JobFile(#[from] JobFileError),
     /// A target could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The memory stack could not be set up.
-    #[error(transparent)]
-    Stack(#[from] StackError),
     /// An engine ended early.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -241,7 +233,6 @@ impl Failure {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Limit(_)
-            | Self::Memory(_)
             | Self::JobFile(_)
             | Self::Open(
                 OpenError::Memory(_) | OpenError::Unsupported { .. } | OpenError::Spec(_),

@@ -4,13 +4,13 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`resolve`], [`staged`] | targets before they are opened; destinations and files created for a run |
-//! | [`limits`] | checks of `--bs`, `--iodepth` and `--size` |
+//! | [`part`] | the part of a target that `io` uses |
 //! | [`stack`] | the memory that a run needs, whether it is available, and the arenas in their domain |
-//! | [`open`] | open targets: controllers, their drivers, and a queue for each job |
+//! | [`open`] | open targets: controllers, their drivers, a queue for each job, checks of `--bs` and `--iodepth` |
 
 pub(crate) mod error;
-pub(crate) mod limits;
 pub(crate) mod open;
+pub(crate) mod part;
 pub(crate) mod resolve;
 pub(crate) mod stack;
 pub(crate) mod staged;

@@ -1,14 +1,16 @@
 //! The command line of `io`: fio's options, and those that fio does not have.
 
 use super::fio::{Distribution, ThinkTime};
-use super::stack::{StackArgs, block_size, depth, rate, switch, verify};
 use super::target::{SpecError, TargetSpec};
-use crate::units::{ByteSize, Percentiles, Share, SizeRange, TimeSpan};
+use super::{StackArgs, depth};
+use crate::units::{ByteSize, Percentiles, Share, SizeError, SizeRange, TimeSpan};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Id, Parser, ValueEnum};
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// The job's name where none is given.
 pub(crate) const NAME: &str = "pinfold";
@@ -511,4 +513,72 @@ pub(crate) enum OutputFormat {
     Normal,
     /// fio's JSON: one object with one element of `jobs` for each section
     Json,
+}
+/// Parses fio's switches: alone, or with 0 or 1.
+fn switch(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err("write 0 or 1"),
+    }
+}
+
+/// Parses the size of requests: one, or fio's list of a size for each direction if all are the
+/// same.
+fn block_size(text: &str) -> Result<ByteSize, SizeError> {
+    let sizes: Vec<ByteSize> = text.split(',').map(str::parse).collect::<Result<_, _>>()?;
+    match sizes.split_first() {
+        Some((first, rest)) if rest.iter().all(|other| other == first) => Ok(*first),
+        _ => Err(SizeError::Directions(text.to_owned())),
+    }
+}
+
+/// Parses a rate: one, or fio's list of a rate for each direction if all are the same.
+fn rate<T>(text: &str) -> Result<T, String>
+where
+    T: FromStr<Err: Display> + PartialEq,
+{
+    let parse = |rate: &str| rate.parse().map_err(|error: T::Err| error.to_string());
+    let (first, rest) =
+        text.split_once(',').map_or((text, None), |(first, rest)| (first, Some(rest)));
+    let first: T = parse(first)?;
+    for other in rest.iter().flat_map(|rest| rest.split(',')) {
+        if parse(other)? != first {
+            return Err("it has a rate for each direction, and a job has one for all: write one rate, or a section for \
+                        each direction in a job file"
+                .to_owned());
+        }
+    }
+    Ok(first)
+}
+
+/// The methods of fio's `verify` that detect what a comparison of every byte detects.
+const METHODS: [&str; 16] = [
+    "1",
+    "md5",
+    "crc64",
+    "crc32c",
+    "crc32c-intel",
+    "crc32",
+    "crc16",
+    "crc7",
+    "xxhash",
+    "sha512",
+    "sha256",
+    "sha1",
+    "sha3-224",
+    "sha3-256",
+    "sha3-384",
+    "sha3-512",
+];
+
+/// Parses `--verify`: alone, with 0, or with a method of fio's.
+fn verify(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "0" | "false" => Ok(false),
+        method if METHODS.contains(&method) => Ok(true),
+        _ => Err(
+            "every byte is compared: write --verify alone, or one of fio's checksums (crc32c, md5, sha256, ...)",
+        ),
+    }
 }

@@ -1,21 +1,20 @@
 //! `copy`: all bytes of one target to another, through a third on request; the destination is
 //! complete or absent.
 
-use super::stack_for;
 use crate::args::{CopyArgs, Sparse, TargetSpec};
 use crate::engine::digest::digest;
-use crate::engine::pump::{Plan, Transfer, pump};
-use crate::engine::ranges::Ranges;
+use crate::engine::pump::{Plan, Ranges, Transfer, pump};
 use crate::engine::worker::EngineError;
 use crate::failure::Failure;
 use crate::output;
 use crate::progress::Progress;
 use crate::report::copy::{CopyReport, Hashes, PhaseReport};
 use crate::report::stack::StackReport;
-use crate::setup::error::OpenError;
-use crate::setup::limits::{self, LimitError, RequestLimits};
-use crate::setup::open::{OpenTarget, TargetOptions};
-use crate::setup::resolve::{ResolvedTarget, check_units};
+use crate::setup::error::{LimitError, OpenError};
+use crate::setup::open::{
+    OpenTarget, RequestLimits, TargetOptions, check_opened, check_requests, depth_for,
+};
+use crate::setup::resolve::{ResolvedTarget, check_units, stack_for};
 use crate::setup::stack::BufferNeed;
 use crate::setup::staged::{Place, Staged, check_folder, place, scratch};
 use crate::signal::Interrupt;
@@ -270,9 +269,9 @@ pub(crate) fn copy(
 ) -> Result<(CopyReport, Result<(), Failure>), Failure> {
     let job = Job::prepare(args)?;
     let targets: Vec<_> = job.targets().collect();
-    let requests = limits::check(args.bs, args.iodepth, &targets)?;
+    let requests = check_requests(args.bs, args.iodepth, &targets)?;
     let RequestLimits { block, .. } = requests;
-    let depth = limits::depth_for(job.ranges.total(), requests);
+    let depth = depth_for(job.ranges.total(), requests);
     let buffers = BufferNeed { count: depth, bytes: block, lower: "--bs or --iodepth" };
     let stack = stack_for(args.stack, &targets, buffers)?;
     let open = |target: ResolvedTarget| -> Result<OpenTarget<'_>, Failure> {
@@ -289,14 +288,14 @@ pub(crate) fn copy(
             direct: true,
         };
         let mut target = OpenTarget::open(target, &stack, options)?;
-        limits::check_opened(requests, target.target().info())?;
+        check_opened(requests, target.target().info())?;
         Ok(target)
     };
     let Job { source, destination, via, staged, ranges, destination_bytes } = job;
     let (mut source, mut destination) = (open(source)?, open(destination)?);
     let mut via = via.map(open).transpose()?;
 
-    let (buffers, phases) = (stack.buffers()?, Vec::new());
+    let (buffers, phases) = (stack.buffers().map_err(OpenError::from)?, Vec::new());
     let mut run = Run { args, interrupt, buffers, ranges: &ranges, block, phases };
     let began = Instant::now();
     let copied = run.all(&mut source, &mut destination, via.as_mut());

@@ -1,6 +1,5 @@
 //! `io`: a workload on one target, with fio's options, or the jobs of a job file.
 
-use super::stack_for;
 use crate::args::{IoArgs, OutputFormat, Protect, Rw, TargetSpec, ThinkTime, job_file};
 use crate::engine::jobs::{self, JobsStats, Task};
 use crate::engine::verify::{COUNTED_BLOCKS, VerifyOptions};
@@ -14,10 +13,10 @@ use crate::random::Random;
 use crate::report::io::{Ended, IoParameters, IoReport};
 use crate::report::stack::StackReport;
 use crate::report::{CpuReport, fio};
-use crate::setup::error::OpenError;
-use crate::setup::limits::{self, LimitError, Part, RequestLimits};
-use crate::setup::open::{OpenTarget, TargetOptions};
-use crate::setup::resolve::{ResolvedTarget, check_units};
+use crate::setup::error::{LimitError, OpenError};
+use crate::setup::open::{OpenTarget, RequestLimits, TargetOptions, check_opened, check_requests};
+use crate::setup::part::{self, Part};
+use crate::setup::resolve::{ResolvedTarget, check_units, stack_for};
 use crate::setup::stack::BufferNeed;
 use crate::setup::staged::{Place, check_folder, place, scratch, scratch_in};
 use crate::signal::Interrupt;
@@ -209,10 +208,10 @@ fn measure_all(
     let Region { target, capacity, is_new } = resolve(args, &spec)?;
     let sizes = args.block_sizes();
     let RequestLimits { block: min_block, .. } =
-        limits::check(sizes.min, args.iodepth, &[&target])?;
-    let requests = limits::check(sizes.max, args.iodepth, &[&target])?;
+        check_requests(sizes.min, args.iodepth, &[&target])?;
+    let requests = check_requests(sizes.max, args.iodepth, &[&target])?;
     let RequestLimits { block, depth } = requests;
-    let part = limits::part(args, &target.name, capacity, block)?;
+    let part = part::part(args, &target.name, capacity, block)?;
     let jobs = usize::from(args.numjobs);
     if args.verifies() && (jobs as u64) > part.blocks {
         return Err(LimitError::Jobs { jobs, blocks: part.blocks, target: target.name }.into());
@@ -236,7 +235,7 @@ fn measure_all(
         moves: false,
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
-    limits::check_opened(requests, target.target().info())?;
+    check_opened(requests, target.target().info())?;
     if let Some(reason) = target.target().info().no_trim.filter(|_| args.rw.trims()) {
         let (option, value) = ("rw", args.rw.name().to_owned());
         return Err(OpenError::Unsupported { option, value, reason: reason.to_owned() }.into());
@@ -249,7 +248,7 @@ fn measure_all(
             .then_some(VerifyOptions { min_block, counted_blocks: COUNTED_BLOCKS / jobs as u64 }),
     };
     let needs_layout = is_new && args.rw.needs_layout() && !args.verifies();
-    let mut buffers = stack.buffers()?;
+    let mut buffers = stack.buffers().map_err(OpenError::from)?;
     if needs_layout || needs_data(args) {
         fill(&mut buffers, block)?;
     }

@@ -155,7 +155,8 @@ fn identify(spec: &TargetSpec) -> Result<NvmeReport, Failure> {
         domain,
         BufferNeed { count: 1, bytes: 4096, ..BufferNeed::default() },
         1,
-    )?;
+    )
+    .map_err(OpenError::from)?;
     let device = Device::open(&name, medium, &stack, options)?;
     let controller = device.controller(&name, &stack, options)?;
     let driver = |error| OpenError::Driver { name: name.clone(), error };

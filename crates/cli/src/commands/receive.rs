@@ -174,7 +174,8 @@ fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
     let bytes = usize::try_from(budget.bytes).unwrap_or(usize::MAX);
     let buffers = BufferNeed { count: queues, bytes, lower };
     let arenas = budget.bytes.saturating_mul(queues as u64);
-    stack::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)?;
+    stack::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)
+        .map_err(TargetOpenError::from)?;
     Ok(budget)
 }
 

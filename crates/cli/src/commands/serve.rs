@@ -1,6 +1,5 @@
 //! `serve`: a target as a network block device.
 
-use super::stack_for;
 use crate::args::{Protect, ServeArgs, TargetSpec};
 use crate::failure::Failure;
 use crate::output;
@@ -14,9 +13,8 @@ use crate::server::payload::{Asked, MAX_PAYLOAD, Machine, PIECE, Plan};
 use crate::server::run::{self, Captive, PidFile, PrivateFolder, ServeOptions};
 use crate::server::stream;
 use crate::setup::error::OpenError;
-use crate::setup::limits;
-use crate::setup::open::{OpenTarget, TargetOptions};
-use crate::setup::resolve::{Medium, ResolvedTarget, check_units};
+use crate::setup::open::{OpenTarget, TargetOptions, check_requests};
+use crate::setup::resolve::{Medium, ResolvedTarget, check_units, stack_for};
 use crate::setup::stack::BufferNeed;
 use crate::signal::Interrupt;
 use crate::targets::file;
@@ -68,7 +66,7 @@ fn serve(
     let tls = tls.map(|folder| stream::configure(folder, args.tls_verify_peer)).transpose()?;
     let (target, capacity) = resolve(args, threads)?;
     let length = range(args, &target.name, capacity)?;
-    let requests = limits::check(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
+    let requests = check_requests(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
     // A quarter more than is used at any time, since buffers of several sizes leave gaps.
     let count = (budget * threads).div_ceil(PIECE) * 5 / 4 + 2 * threads;
     let buffers = BufferNeed { count, bytes: PIECE, lower: "--buffers" };

@@ -248,7 +248,8 @@ impl<'a> Destination<'a> {
             BufferNeed { count: DEPTH.saturating_mul(queues), bytes: 4096, lower: "--memory SIZE" };
         let memory = memory.saturating_mul(queues as u64);
         let stack =
-            Stack::with_memory(StackArgs::default(), domain, memory, in_flight, controllers)?;
+            Stack::with_memory(StackArgs::default(), domain, memory, in_flight, controllers)
+                .map_err(OpenError::from)?;
         Ok(Self { spec, stack, queues })
     }
 

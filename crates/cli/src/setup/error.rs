@@ -1,7 +1,8 @@
-//! Why a target could not be opened.
+//! Why a target could not be opened, and the numbers on the command line that it does not allow.
 
-use super::stack::MemoryError;
+use super::stack::{MemoryError, StackError};
 use crate::args::target::SpecError;
+use crate::units::ByteSize;
 use pinfold::arena::BuildError;
 use pinfold::pci::Bdf;
 use pinfold::uring::FileError;
@@ -84,9 +85,12 @@ pub(crate) enum OpenError {
         "{0} is the source itself, which a copy through it would overwrite: name another target"
     )]
     ViaIsSource(String),
-    /// The target would hold more than the available memory.
+    /// The targets and buffers of the run need more memory than is available.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// The memory stack could not be set up.
+    #[error(transparent)]
+    Stack(#[from] StackError),
     /// A model controller with too much memory.
     #[error("{name}: a controller with memory has at most {limit} bytes (1 TiB): use an image")]
     TooLarge {
@@ -226,4 +230,199 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::ReadOnlyFilesystem => ": name a path on another file system",
         _ => "",
     }
+}
+
+/// A number on the command line that the target does not allow.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum LimitError {
+    /// `--bs 0`, `--bs 3`.
+    #[error(
+        "--bs {asked}: a request to {target} is a positive multiple of {block} bytes, its block"
+    )]
+    Block {
+        /// The value.
+        asked: u64,
+        /// The target's block.
+        block: usize,
+        /// The target.
+        target: String,
+    },
+    /// `--bs 1T`.
+    #[error("--bs {asked}: one request to {target} moves at most {limit} bytes ({})", ByteSize(*.limit))]
+    Transfer {
+        /// The value.
+        asked: u64,
+        /// The target's largest request.
+        limit: u64,
+        /// The target.
+        target: String,
+    },
+    /// `--iodepth 0`.
+    #[error("--iodepth 0: at least one request must be in flight")]
+    NoDepth,
+    /// `--iodepth 1000000000`.
+    #[error("--iodepth {asked}: {target} accepts at most {limit} requests in flight")]
+    Depth {
+        /// The value.
+        asked: u64,
+        /// The target's limit.
+        limit: u64,
+        /// The target.
+        target: String,
+    },
+    /// `--size 100`: too small for one request.
+    #[error(
+        "--size {size}: the requests to {target} have {block} bytes (--bs), so it must be at least that"
+    )]
+    Region {
+        /// The value, in bytes.
+        size: u64,
+        /// The size of a request.
+        block: u64,
+        /// The target.
+        target: String,
+    },
+    /// `--bs 2M` on a smaller target.
+    #[error(
+        "--bs {block}: {target} has {available} bytes{}: lower --bs{}",
+        after(*.offset),
+        if *.is_bare { "; if it is a job file, give it a name that ends in .fio" } else { "" }
+    )]
+    LargeBlock {
+        /// The value.
+        block: u64,
+        /// The target.
+        target: String,
+        /// How many bytes can be used.
+        available: u64,
+        /// Where they begin.
+        offset: u64,
+        /// Whether the target is the argument, where a job file's name could be.
+        is_bare: bool,
+    },
+    /// A file without a byte.
+    #[error(
+        "{0} has 0 bytes, so there is nothing to read or to overwrite: name another file, or remove it and give the size of a \
+         scratch file with --size"
+    )]
+    NoBytes(String),
+    /// `--offset` at or beyond the end.
+    #[error("--offset {given}: {target} has only {capacity} bytes: choose a lower offset")]
+    OffsetBeyond {
+        /// The value, in bytes or as a percentage.
+        given: String,
+        /// The target's capacity.
+        capacity: u64,
+        /// The target.
+        target: String,
+    },
+    /// `--size` beyond the end that follows an offset.
+    #[error(
+        "--size {size}: {target} has {capacity} bytes, of which {available} follow {option} {offset}: lower one of both"
+    )]
+    BeyondOffset {
+        /// The value, in bytes.
+        size: u64,
+        /// The target's capacity.
+        capacity: u64,
+        /// How many bytes follow the offset.
+        available: u64,
+        /// The option that the offset is from.
+        option: &'static str,
+        /// The offset.
+        offset: u64,
+        /// The target.
+        target: String,
+    },
+    /// `--offset-increment` beyond the end.
+    #[error(
+        "--offset-increment {increment}: with --numjobs {jobs} the last job begins at byte {start}, and {target} has only \
+         {capacity} bytes: lower one of both"
+    )]
+    IncrementBeyond {
+        /// The value, in bytes.
+        increment: u64,
+        /// How many jobs there are.
+        jobs: u64,
+        /// Where the last one begins.
+        start: u64,
+        /// The target's capacity.
+        capacity: u64,
+        /// The target.
+        target: String,
+    },
+    /// `--io-size 100`.
+    #[error(
+        "--io-size {size}: the requests to {target} have {block} bytes (--bs), so it must be at least that"
+    )]
+    IoSize {
+        /// The value, in bytes.
+        size: u64,
+        /// The size of a request.
+        block: u64,
+        /// The target.
+        target: String,
+    },
+    /// A percentage of a file that is created.
+    #[error(
+        "--{option} in per cent: {target} is created for the run, so it has no size yet: write bytes"
+    )]
+    ShareOfNothing {
+        /// The option.
+        option: &'static str,
+        /// The target.
+        target: String,
+    },
+    /// `--numjobs 100 --size 4k`.
+    #[error(
+        "--numjobs {jobs}: the part of {target} that is used has {blocks} requests, and each job needs at least one: lower \
+         --numjobs or --bs"
+    )]
+    Jobs {
+        /// The value.
+        jobs: usize,
+        /// How many requests fit.
+        blocks: u64,
+        /// The target.
+        target: String,
+    },
+    /// A size beyond the target's.
+    #[error("--size {size}: {target} has only {capacity} bytes")]
+    Beyond {
+        /// The value.
+        size: u64,
+        /// Its capacity.
+        capacity: u64,
+        /// The target.
+        target: String,
+    },
+    /// `io NEW-FILE` or `io FOLDER` without a size.
+    #[error(
+        "{target} {state}: give the size of a scratch file with --size, or name a file that exists"
+    )]
+    SizeNeeded {
+        /// The target.
+        target: String,
+        /// What it is.
+        state: &'static str,
+    },
+    /// A source that holds only zeroes.
+    #[error("{0} as a source holds only zeroes: name a file or an image")]
+    EmptySource(String),
+    /// `--offset 1`.
+    #[error("--{option} {offset}: {target} is used in blocks of {block} bytes: write a multiple")]
+    Offset {
+        /// The option.
+        option: &'static str,
+        /// The value.
+        offset: u64,
+        /// The size of a block.
+        block: u64,
+        /// The target.
+        target: String,
+    },
+}
+
+fn after(offset: u64) -> String {
+    if offset > 0 { format!(" after --offset {offset}") } else { String::new() }
 }

@@ -1,13 +1,14 @@
-//! A target that is open, with a queue for each job.
+//! A target that is open, with a queue for each job; the size and number of requests that it allows.
 
-use super::error::OpenError;
+use super::error::{LimitError, OpenError};
 use super::resolve::{
     ControllerMedium, Driver, Medium, ResolvedTarget, find_namespace, start_driver,
 };
 use super::stack::Stack;
-use crate::targets::file::{FileOptions, FileTarget};
-use crate::targets::nvme::{FLUSH_LIMIT, LostData, NvmeOptions, NvmeStats, NvmeTarget};
-use crate::targets::target::{Durability, Target};
+use crate::targets::file::{self, FileOptions, FileTarget};
+use crate::targets::nvme::{self, FLUSH_LIMIT, LostData, NvmeOptions, NvmeStats, NvmeTarget};
+use crate::targets::target::{Durability, Target, TargetInfo};
+use crate::units::ByteSize;
 use pinfold::uring::FileError;
 use pinfold::{Arena, Buffer};
 use pinfold_core::dma_pool::DmaPoolStats;
@@ -327,4 +328,86 @@ pub(crate) struct TargetOptions {
     pub(crate) moves: bool,
     /// Opens files with O_DIRECT where possible.
     pub(crate) direct: bool,
+}
+
+/// The most requests in a model controller's queue: its 1024 entries less one.
+const SOFT_MAX_DEPTH: u64 = 1023;
+
+/// Returns the most requests in flight, and the most bytes of one.
+fn limits(target: &ResolvedTarget) -> (u64, u64) {
+    match target.medium {
+        Medium::File(_) => (file::MAX_DEPTH as u64, file::MAX_TRANSFER as u64),
+        Medium::Controller(_) => (SOFT_MAX_DEPTH, nvme::MAX_TRANSFER as u64),
+    }
+}
+
+/// The size and number of requests, checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RequestLimits {
+    /// Bytes of one request.
+    pub(crate) block: usize,
+    /// The most in flight.
+    pub(crate) depth: usize,
+}
+
+/// Checks `bs` and `iodepth` against the limits of all `targets`.
+pub(crate) fn check_requests(
+    bs: ByteSize,
+    iodepth: u64,
+    targets: &[&ResolvedTarget],
+) -> Result<RequestLimits, LimitError> {
+    if iodepth == 0 {
+        return Err(LimitError::NoDepth);
+    }
+    // The narrowest limit is reported.
+    let mut targets: Vec<_> = targets.iter().map(|target| (limits(target), target)).collect();
+    targets.sort_by_key(|(limits, _)| *limits);
+    for ((max_depth, max_transfer), target) in targets {
+        let target = || target.name.clone();
+        if bs.0 == 0 || !bs.0.is_multiple_of(file::BLOCK as u64) {
+            return Err(LimitError::Block { asked: bs.0, block: file::BLOCK, target: target() });
+        }
+        if bs.0 > max_transfer {
+            return Err(LimitError::Transfer {
+                asked: bs.0,
+                limit: max_transfer,
+                target: target(),
+            });
+        }
+        if iodepth > max_depth {
+            return Err(LimitError::Depth { asked: iodepth, limit: max_depth, target: target() });
+        }
+    }
+    // Both are below limits of type `usize`.
+    let block = usize::try_from(bs.0).unwrap_or(usize::MAX);
+    Ok(RequestLimits { block, depth: usize::try_from(iodepth).unwrap_or(usize::MAX) })
+}
+
+/// Checks the size and number of requests against the limits of an open target.
+pub(crate) fn check_opened(
+    RequestLimits { block, depth }: RequestLimits,
+    info: &TargetInfo,
+) -> Result<(), LimitError> {
+    let target = || info.name.clone();
+    if !block.is_multiple_of(info.block) {
+        return Err(LimitError::Block { asked: block as u64, block: info.block, target: target() });
+    }
+    if block > info.max_transfer {
+        let limit = info.max_transfer as u64;
+        return Err(LimitError::Transfer { asked: block as u64, limit, target: target() });
+    }
+    if depth > info.max_depth {
+        return Err(LimitError::Depth {
+            asked: depth as u64,
+            limit: info.max_depth as u64,
+            target: target(),
+        });
+    }
+    Ok(())
+}
+
+/// Returns how many requests to keep in flight for `total` bytes: at least 1.
+pub(crate) fn depth_for(total: u64, RequestLimits { block, depth }: RequestLimits) -> usize {
+    let requests = total.div_ceil(block as u64).max(1);
+    usize::try_from(requests).unwrap_or(usize::MAX).min(depth)
 }

@@ -1,8 +1,8 @@
 //! A target before it is opened: its file, checked, or the size of its memory.
 
 use super::error::OpenError;
-use super::stack::{self, MemoryNeed};
-use crate::args::{Memory, SoftOptions, TargetSpec};
+use super::stack::{self, BufferNeed, MemoryNeed, Stack};
+use crate::args::{Memory, SoftOptions, StackArgs, TargetSpec};
 use crate::units::ByteSize;
 use pinfold::pci::Bdf;
 use pinfold::soft::SoftConfig;
@@ -273,6 +273,19 @@ pub(crate) fn domain_of(
         Some(other) => Err(OpenError::Mixed { first: first.name.clone(), other }),
         None => Ok(domain.clone()),
     }
+}
+
+/// Allocates the memory of a run with these targets, after a check that the machine has it.
+pub(crate) fn stack_for(
+    args: StackArgs,
+    targets: &[&ResolvedTarget],
+    buffers: BufferNeed,
+) -> Result<Stack, OpenError> {
+    let domain = domain_of(targets, args.iommu_units)?;
+    let controllers = targets.iter().filter(|target| target.has_controller()).count() as u64;
+    let held = targets.iter().map(|target| target.held_bytes()).sum();
+    stack::check(Stack::need(buffers, controllers, held), args.memory)?;
+    Ok(Stack::build(args, domain, buffers, controllers)?)
 }
 
 fn is_block_device(path: &Path) -> bool {

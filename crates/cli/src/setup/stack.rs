@@ -9,7 +9,6 @@ use pinfold::soft::Port;
 use pinfold::uring::Fixed;
 use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
 use pinfold_core::addr::PageSize;
-use pinfold_core::domain::BackendError;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 use std::time::Duration;
@@ -17,9 +16,6 @@ use std::time::Duration;
 /// Why the memory stack could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StackError {
-    /// The address space could not be created.
-    #[error("no I/O address space: {0}")]
-    Domain(#[from] BackendError),
     /// An arena could not be allocated.
     #[error(
         "no DMA memory for {purpose}: {error}; lower {lower}, or choose other memory with --memory"

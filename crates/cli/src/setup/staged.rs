@@ -2,7 +2,7 @@
 //! folder, and renamed once all of it is on the disk. If it is dropped before, nothing remains.
 
 use super::error::OpenError;
-use crate::engine::ranges::Ranges;
+use crate::engine::pump::Ranges;
 use rustix::fs::{self, AtFlags, Mode, OFlags, RenameFlags, StatxAttributes, StatxFlags};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::{OsStr, OsString};

@@ -2,8 +2,8 @@
 //! byte.
 
 use super::*;
+use crate::engine::pump::Ranges;
 use crate::engine::pump::{PumpStats, Transfer, pump};
-use crate::engine::ranges::Ranges;
 use crate::engine::worker::EngineError;
 use crate::progress::Progress;
 use crate::signal::Interrupt;

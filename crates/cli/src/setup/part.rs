@@ -1,0 +1,196 @@
+//! The part of a target that `io` uses: `--size`, `--offset` and the options that go with them.
+
+use super::error::LimitError;
+use crate::args::io::IoTarget;
+use crate::args::{IoArgs, TargetSpec};
+use crate::units::Share;
+
+/// The part of a target that `io` uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Part {
+    /// Where the first job's begins.
+    pub(crate) offset: u64,
+    /// Whole requests in the part of a job.
+    pub(crate) blocks: u64,
+    /// Bytes at its end that are less than a request.
+    pub(crate) tail: u64,
+    /// How much further on the part of the next job begins.
+    pub(crate) increment: u64,
+    /// How many requests a job moves, unless something else ends it before.
+    pub(crate) requests: u64,
+}
+
+/// Returns the part of a target of `capacity` bytes that requests of `block` bytes use, with `args`
+/// as fio reads them.
+pub(crate) fn part(
+    args: &IoArgs,
+    target: &str,
+    capacity: u64,
+    block: usize,
+) -> Result<Part, LimitError> {
+    let (name, block) = (|| target.to_owned(), block as u64);
+    // In per cent they are rounded up to a request.
+    let aligned = |share: Share, option| {
+        let bytes = share.of(capacity);
+        match share {
+            Share::Percent(_) => Ok(bytes.div_ceil(block).saturating_mul(block)),
+            Share::Bytes(_) if bytes.is_multiple_of(block) => Ok(bytes),
+            Share::Bytes(_) => {
+                Err(LimitError::Offset { option, offset: bytes, block, target: name() })
+            }
+        }
+    };
+    if args.size == Some(Share::Bytes(0)) {
+        return Err(LimitError::Region { size: 0, block, target: name() });
+    }
+    if capacity == 0 {
+        return Err(LimitError::NoBytes(name()));
+    }
+    let offset = aligned(args.offset, "offset")?;
+    if offset >= capacity {
+        let given = match args.offset {
+            Share::Bytes(bytes) => bytes.to_string(),
+            Share::Percent(percent) => {
+                format!("{percent}%, which is {offset} in whole requests of {block} bytes")
+            }
+        };
+        return Err(LimitError::OffsetBeyond { given, capacity, target: name() });
+    }
+    let increment =
+        args.offset_increment.map_or(Ok(0), |share| aligned(share, "offset-increment"))?;
+    let jobs = u64::from(args.numjobs);
+    let last = offset.saturating_add(increment.saturating_mul(jobs.saturating_sub(1)));
+    if last > offset && last >= capacity {
+        return Err(LimitError::IncrementBeyond {
+            increment,
+            jobs,
+            start: last,
+            capacity,
+            target: name(),
+        });
+    }
+    let available = capacity.saturating_sub(last);
+    let size = match args.size {
+        Some(Share::Bytes(size)) => size,
+        // Of the whole, as far as that follows the offset.
+        Some(share) => share.of(capacity).min(available),
+        None => available,
+    };
+    if size > available {
+        let (option, offset) =
+            if last > offset { ("the last job's offset", last) } else { ("--offset", offset) };
+        return Err(match offset {
+            0 => LimitError::Beyond { size, capacity, target: name() },
+            _ => LimitError::BeyondOffset {
+                size,
+                capacity,
+                available,
+                option,
+                offset,
+                target: name(),
+            },
+        });
+    }
+    let blocks = size / block;
+    if blocks == 0 {
+        return Err(match args.size {
+            Some(_) => LimitError::Region { size, block, target: name() },
+            None => {
+                let is_bare = matches!(args.target, Some(IoTarget::Target(TargetSpec::File(_))));
+                LimitError::LargeBlock { block, target: name(), available, offset, is_bare }
+            }
+        });
+    }
+    let bytes = args.io_size.map_or(size, |share| share.of(size));
+    let requests = bytes / block;
+    if requests == 0 {
+        return Err(LimitError::IoSize { size: bytes, block, target: name() });
+    }
+    // As in fio: what --io-size has beyond --size is moved once, and --number-ios counts for each
+    // pass.
+    let loops = u64::from(args.loops.unwrap_or(1));
+    let requests = requests.min(blocks).saturating_mul(loops).max(requests);
+    let requests = args.number_ios.map_or(requests, |ios| requests.min(ios.saturating_mul(loops)));
+    Ok(Part { offset, blocks, tail: size % block, increment, requests })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::SoftOptions;
+    use crate::units::ByteSize;
+
+    const MIB: u64 = 1 << 20;
+
+    fn args(size: &str, offset: &str, io_size: Option<&str>) -> IoArgs {
+        IoArgs {
+            size: (!size.is_empty()).then(|| size.parse().unwrap()),
+            offset: offset.parse().unwrap(),
+            io_size: io_size.map(|share| share.parse().unwrap()),
+            ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(MIB), SoftOptions::default()))
+        }
+    }
+
+    #[test]
+    fn shares_are_those_of_fio() {
+        for (size, offset, io_size, expected) in [
+            ("", "0", None, (0, 256, 256)),
+            ("50%", "0", None, (0, 128, 128)),
+            ("50%", "75%", None, (786_432, 64, 64)),
+            ("64k", "33%", None, (348_160, 16, 16)),
+            ("64k", "0", Some("50%"), (0, 16, 8)),
+            ("64k", "0", Some("128k"), (0, 16, 32)),
+        ] {
+            let part = part(&args(size, offset, io_size), "x", MIB, 4096).unwrap();
+            assert_eq!(
+                (part.offset, part.blocks, part.requests),
+                expected,
+                "{size} {offset} {io_size:?}"
+            );
+        }
+        let increment = |text: &str, numjobs| IoArgs {
+            offset_increment: Some(text.parse().unwrap()),
+            numjobs,
+            ..args("25%", "0", None)
+        };
+        let quarters = part(&increment("25%", 4), "x", MIB, 4096).unwrap();
+        assert_eq!((quarters.increment, quarters.blocks), (262_144, 64));
+        let tail = part(&args("", "0", None), "x", 10_000, 4096).unwrap();
+        assert_eq!((tail.blocks, tail.tail), (2, 1808));
+    }
+
+    #[test]
+    fn the_option_that_was_given_is_named_with_its_limit() {
+        for (size, offset, io_size, parts) in [
+            ("", "2M", None, &["--offset 2097152", "only 1048576"][..]),
+            ("", "1M", None, &["--offset 1048576", "only 1048576"]),
+            ("", "100%", None, &["--offset 100%", "1048576 in whole requests of 4096"]),
+            ("1M", "512k", None, &["--size 1048576", "524288 follow --offset 524288"]),
+            ("2M", "0", None, &["--size 2097152", "only 1048576"]),
+            ("100", "0", None, &["--size 100", "4096"]),
+            ("", "100", None, &["--offset 100", "4096"]),
+            ("", "0", Some("1k"), &["--io-size 1024", "4096"]),
+        ] {
+            let error = part(&args(size, offset, io_size), "x", MIB, 4096).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+        let error = part(&args("", "0", None), "x", MIB, 2 << 20).unwrap_err().to_string();
+        assert!(error.contains("--bs 2097152") && error.contains("has 1048576"), "{error}");
+        assert!(
+            part(&args("", "0", None), "x", 0, 4096)
+                .unwrap_err()
+                .to_string()
+                .contains("has 0 bytes")
+        );
+        let far = IoArgs {
+            offset_increment: Some(Share::Bytes(MIB)),
+            numjobs: 2,
+            ..args("64k", "0", None)
+        };
+        let error = part(&far, "x", MIB, 4096).unwrap_err().to_string();
+        assert!(
+            error.contains("--offset-increment 1048576") && error.contains("--numjobs 2"),
+            "{error}"
+        );
+    }
+}
