@@ -1,4 +1,5 @@
-//! What Pinfold replaces, written from public descriptions, and what a program could use instead.
+//! The allocators that Pinfold replaces, written from public descriptions, and those that a program
+//! could use instead.
 
 pub(crate) mod block;
 pub(crate) mod buddy;
@@ -25,7 +26,7 @@ pub(crate) enum BaselineError {
 
 /// An allocator with the interface of a kernel: one object per call.
 pub(crate) trait Blocks {
-    /// What it allocates.
+    /// The blocks that it allocates.
     type Block;
     /// Allocates an object.
     ///

@@ -122,7 +122,7 @@ pub(crate) enum BenchError {
     /// A program that is to be measured is missing.
     #[error("{missing} missing: {fix}")]
     NoServers {
-        /// What is missing.
+        /// The missing parts.
         missing: String,
         /// How to get it.
         fix: String,

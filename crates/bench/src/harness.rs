@@ -49,7 +49,8 @@ pub(crate) struct Sample {
     pub(crate) modelled: bool,
 }
 
-/// What a thread did in Pinfold that other cores observe; zero in a build that does not count.
+/// The effects of a thread's calls of Pinfold that other cores observe; zero in a build that does
+/// not count.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Counts {
     /// Read-modify-writes, those of locks included.
@@ -86,7 +87,7 @@ impl std::ops::Add for Counts {
 pub(crate) struct Cost {
     /// Its duration.
     pub(crate) ns: f64,
-    /// What the thread did that other cores observe.
+    /// The effects of the thread that other cores observe.
     pub(crate) counts: Counts,
 }
 
@@ -246,7 +247,7 @@ impl<'w> Harness<'w> {
     /// Measures cases that belong together, if one of them is wanted.
     ///
     /// # Errors
-    /// Those of `measure`.
+    /// The cases of `measure`.
     pub(crate) fn cases(
         &self,
         cases: &[&str],
@@ -296,8 +297,8 @@ impl<'w> Harness<'w> {
         let mut samples = Samples::default();
         let rounds = self.options.runs.max(1);
         for round in self.first_round..=rounds {
-            for turn in 0..subjects.len() {
-                let at = (round + turn) % subjects.len();
+            for place in 0..subjects.len() {
+                let at = (round + place) % subjects.len();
                 let Some(subject) = subjects.get_mut(at) else { continue };
                 (self.progress)(Progress { subject: subject.name, round, rounds });
                 samples.0.clear();
@@ -338,7 +339,7 @@ impl<'w> Harness<'w> {
     }
 }
 
-/// What distinguishes figures.
+/// The properties that distinguish figures.
 type Key = (&'static str, Metric, &'static str);
 
 impl Sample {

@@ -47,7 +47,7 @@ pub(crate) struct Record {
     /// Whether the figure comes from a model of the hardware.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) modelled: bool,
-    /// What this machine had to do with the figure, for instance the size of the pages; or why the
+    /// The influence of this machine on the figure, for instance the size of the pages; or why the
     /// case was skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
@@ -59,7 +59,8 @@ impl Record {
         self.runs > 0
     }
 
-    /// Notes where the runs disagree by more than a tenth of the median: such a row is not published.
+    /// Notes where the runs disagree by more than a tenth of the median: such a row is not
+    /// published.
     pub(crate) fn check_spread(&mut self) {
         if self.max - self.min > self.median / 10.0 {
             self.note = Some(SPREAD.to_owned());

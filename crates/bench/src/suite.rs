@@ -25,7 +25,7 @@ pub(crate) type Entry = (&'static str, &'static str);
 pub(crate) struct Suite {
     /// The name in records and on the command line.
     pub(crate) name: &'static str,
-    /// What it measures, in one line.
+    /// The measurement, in one line.
     pub(crate) about: &'static str,
     /// Its cases, and what one operation of each is.
     cases: &'static [Entry],

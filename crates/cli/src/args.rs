@@ -95,7 +95,7 @@ pub(crate) struct StackArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) held_limit: Option<ByteSize>,
 
-    /// Over how many units the software IOMMU spreads the model controllers, in turns: each has a
+    /// The number of units over which the software IOMMU spreads the model controllers: each has a
     /// queue of its own, and a flush is complete when all have completed it. Not with vfio:BDF,
     /// which is behind the units of the machine [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..), allow_negative_numbers = true)]
@@ -223,7 +223,7 @@ pub(crate) struct CopyArgs {
     #[command(flatten)]
     pub(crate) stack: StackArgs,
 
-    /// What happens to holes of the source file
+    /// The treatment of holes of the source file
     #[arg(long, value_enum, default_value_t = Sparse::Auto)]
     pub(crate) sparse: Sparse,
 
@@ -253,7 +253,7 @@ pub(crate) struct CopyArgs {
     pub(crate) json: bool,
 }
 
-/// What happens to holes of the source file.
+/// The treatment of holes of the source file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Sparse {
     /// They are not read, and stay holes; a real controller's namespace is written with zeroes
@@ -320,7 +320,7 @@ pub(crate) struct PoolsArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// What to serve: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]
+    /// The target to serve: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]
     #[arg(value_name = "TARGET", value_parser = target())]
     pub(crate) target: TargetSpec,
 
@@ -466,7 +466,8 @@ pub(crate) struct ReceiveArgs {
     pub(crate) to: Option<TargetSpec>,
 
     /// Memory for packets, for each queue
-    /// [default: 32M, or less where all queues together would take more than half of what is available]
+    /// [default: 32M, or less where all queues together would take more than half of what is
+    /// available]
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) memory: Option<ByteSize>,
 
@@ -549,8 +550,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "N", default_value_t = MAX_OPERATIONS, value_parser = clap::value_parser!(u64).range(1..=MAX_OPERATIONS))]
     pub(crate) limit: u64,
 
-    /// What the maps and unmaps may take in memory, read and replayed by one policy at a time; more
-    /// is refused
+    /// The most memory of the maps and unmaps, read and replayed by one policy at a time; more is
+    /// refused
     #[arg(long, value_name = "SIZE", default_value = "4G", allow_negative_numbers = true)]
     pub(crate) memory: ByteSize,
 

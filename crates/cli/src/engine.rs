@@ -6,7 +6,7 @@
 //! | [`worker`] | one target, its requests in flight, their statistics |
 //! | [`pump`] | all bytes of one target to another, except holes |
 //! | [`digest`] | the SHA-256 of what a target holds |
-//! | [`workload`], [`distribution`] | a workload in fio's terms; which blocks its random requests use |
+//! | [`workload`], [`distribution`] | a workload as fio defines it; the blocks of its random requests |
 //! | [`jobs`] | a workload by several jobs, and the rates of each interval |
 //! | [`verify`] | a workload that checks every byte it reads |
 

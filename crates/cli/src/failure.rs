@@ -105,13 +105,13 @@ pub(crate) enum Failure {
     Trace {
         /// The file.
         name: String,
-        /// What happened.
+        /// The error.
         error: TraceError,
     },
     /// A trace could not be replayed.
     #[error("{}", replay_error(error))]
     Replay {
-        /// What happened.
+        /// The error.
         error: ReplayError,
     },
     /// A picture could not be written.

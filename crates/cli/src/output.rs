@@ -73,7 +73,7 @@ fn ignore_broken_pipe(result: io::Result<()>) -> Result<(), OutputError> {
 }
 
 /// Prints a report on standard error: standard output belongs to another program.
-pub(crate) fn aside(
+pub(crate) fn on_stderr(
     report: &(impl fmt::Display + Serialize),
     json: bool,
 ) -> Result<(), OutputError> {

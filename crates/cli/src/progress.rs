@@ -21,7 +21,7 @@ pub(crate) struct Progress {
     is_hidden: bool,
     title: String,
     began: Instant,
-    /// What ends it.
+    /// The end of the phase.
     end: End,
     /// The line says requests per second.
     shows_requests: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Progress {
     window: Mutex<Window>,
 }
 
-/// What ends a phase: the first that is reached.
+/// The end of a phase: the first limit that is reached.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct End {
     /// So many bytes.
@@ -45,7 +45,7 @@ pub(crate) struct End {
 #[derive(Clone, Copy, Debug)]
 struct Window {
     from: Figures,
-    /// Those with which the next one begins.
+    /// The figures with which the next one begins.
     next: Figures,
 }
 
@@ -162,7 +162,7 @@ impl Progress {
         };
         let mut line =
             format!("{}  {:3.0}%  {iops}{bandwidth}  ETA {}", self.title, part * 100.0, eta(left));
-        // What is left of the columns is the bar's.
+        // The bar gets the remaining columns.
         let room = columns.saturating_sub(line.chars().count() + 4).min(30);
         if room >= 5 {
             let filled = (0..room).filter(|&at| (at as f64) < part * room as f64).count();

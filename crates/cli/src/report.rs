@@ -1,4 +1,4 @@
-//! What a run did: the statistics of its parts, as text and as JSON.
+//! The reports of runs: the statistics of their parts, as text and as JSON.
 
 pub(crate) mod copy;
 pub(crate) mod fio;

@@ -9,9 +9,9 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`address`], [`listener`], [`stream`] | where clients connect; accepting them; their sockets, and TLS on them |
-//! | [`connection`], [`error`] | what is known of a client; why it is gone, and why a server fails |
+//! | [`connection`], [`error`] | the state of a client; why it is gone, and why a server fails |
 //! | [`payload`] | threads and memory of a server: the buffers of payloads, bounded and shared |
-//! | [`operation`] | a request at the target; whose turn it is there; which parts of a file are allocated |
+//! | [`operation`] | a request at the target; the order of the clients there; the allocated parts of a file |
 //! | [`event_loop`], [`receive`], [`transmit`], [`outgoing`] | one thread's connections: input, what is done for it, replies that wait to be sent |
 //! | [`run`] | all threads, from the first connection to the last reply; `--run` and `--pidfile` |
 

@@ -41,8 +41,8 @@ impl Interrupt {
         let blocked = Signals::block(&[SIGINT, SIGTERM, SIGHUP]);
         let signals = blocked.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         let raised = Arc::clone(&flag);
-        let watcher = std::thread::Builder::new().name("signals".into());
-        watcher.spawn(move || watch(signals, &raised)).map_err(|error| {
+        let waiter = std::thread::Builder::new().name("signals".into());
+        waiter.spawn(move || wait_for_signals(signals, &raised)).map_err(|error| {
             io::Error::new(
                 error.kind(),
                 format!(
@@ -72,7 +72,7 @@ impl Interrupt {
     }
 }
 
-fn watch(signals: Signals, raised: &AtomicBool) {
+fn wait_for_signals(signals: Signals, raised: &AtomicBool) {
     while signals.wait(None).is_none() {}
     raised.store(true, Ordering::Relaxed);
     let first = Instant::now();

@@ -1,4 +1,4 @@
-//! What is served, what a client has negotiated, and which requests are acceptable.
+//! The export that is served, the features that a client has negotiated, and checks of requests.
 
 use crate::protocol::{CommandFlags, ErrorNumber, MAX_STRING, TransmissionFlags};
 use crate::request::{Command, Operation, Request, RequestHeader};
@@ -21,7 +21,7 @@ impl Default for BlockSizes {
     }
 }
 
-/// What is served.
+/// The export that is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Export {
     pub(crate) name: String,
@@ -152,7 +152,7 @@ fn cut(text: &str) -> String {
     text.get(..end).unwrap_or_default().to_owned()
 }
 
-/// What a client has negotiated.
+/// The features that a client has negotiated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Session {
     /// Replies are structured.
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_negotiated_is_refused() {
+    fn commands_not_negotiated_are_refused() {
         let read_only = Export::new("", 8192, ALL);
         let plain = Session::default();
         let check =

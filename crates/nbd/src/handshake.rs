@@ -19,7 +19,7 @@ pub enum HandshakeError {
     /// An option without its magic number.
     #[error("an option starts with {found:#x} instead of IHAVEOPT")]
     Magic {
-        /// What was found.
+        /// The value found.
         found: u64,
     },
     /// An option that is too long even to skip.
@@ -69,7 +69,7 @@ const MAX_SKIPPED: u32 = 1 << 20;
 /// The most options of one client.
 const MAX_OPTIONS: u32 = 256;
 
-/// What follows a call of [`Handshake::advance`].
+/// The next step after a call of [`Handshake::advance`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// More input is needed, or all of it was not used yet.
@@ -98,7 +98,7 @@ enum State {
     Securing,
 }
 
-/// What a server does about TLS.
+/// The TLS policy of a server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tls {
     /// "NOTLS".

@@ -7,7 +7,8 @@
 //! depends on it; hostile input ends with a typed error.
 //!
 //! ```
-//! use pinfold_nbd::{Command, Export, Handshake, RequestHeader, RequestReader, Step, TransmissionFlags, reply};
+//! use pinfold_nbd::{Command, Export, Handshake, RequestHeader, RequestReader, Step};
+//! use pinfold_nbd::{TransmissionFlags, reply};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let export = Export::new("disk", 1 << 20, TransmissionFlags::SEND_FLUSH);
@@ -27,7 +28,13 @@
 //!     }
 //! };
 //!
-//! let header = RequestHeader { command: Command::READ, cookie: 7, offset: 4096, length: 512, ..RequestHeader::default() };
+//! let header = RequestHeader {
+//!     command: Command::READ,
+//!     cookie: 7,
+//!     offset: 4096,
+//!     length: 512,
+//!     ..RequestHeader::default()
+//! };
 //! let mut reader = RequestReader::new();
 //! let (_, header) = reader.read(&header.to_bytes())?;
 //! let header = header.ok_or("an incomplete header")?;

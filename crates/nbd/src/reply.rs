@@ -5,7 +5,8 @@
 //!
 //! let header = reply::offset_data(7, 4096, 512); // the payload of 512 bytes follows
 //! let (parsed, used) = ReplyHeader::parse(&header).unwrap().unwrap();
-//! assert_eq!(parsed, ReplyHeader::Chunk { done: true, kind: reply::chunk::OFFSET_DATA, cookie: 7, length: 8 + 512 });
+//! let kind = reply::chunk::OFFSET_DATA;
+//! assert_eq!(parsed, ReplyHeader::Chunk { done: true, kind, cookie: 7, length: 8 + 512 });
 //! assert_eq!(used, 20); // then the offset, in 8 bytes
 //! ```
 

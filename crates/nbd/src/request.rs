@@ -1,5 +1,5 @@
-//! Requests: the header on the wire, a request that has been checked, and headers and payload lengths
-//! from a stream that arrives in pieces.
+//! Requests: the header on the wire, a request that has been checked, and headers and payload
+//! lengths from a stream that arrives in pieces.
 
 use crate::protocol::{CommandFlags, REQUEST_MAGIC};
 
@@ -10,7 +10,7 @@ pub enum RequestError {
     /// A request without its magic number: what follows cannot be told from requests.
     #[error("a request starts with {found:#x} instead of {:#x}", crate::protocol::REQUEST_MAGIC)]
     Magic {
-        /// What was found.
+        /// The value found.
         found: u32,
     },
     /// A payload that is too long even to discard.
@@ -51,7 +51,7 @@ pub struct RequestHeader {
     pub flags: CommandFlags,
     /// The command.
     pub command: Command,
-    /// What the reply refers to the request by.
+    /// The identifier by which the reply refers to the request.
     pub cookie: u64,
     /// The first byte of the export.
     pub offset: u64,
@@ -103,7 +103,7 @@ impl RequestHeader {
     }
 }
 
-/// What a checked request does.
+/// The operation of a checked request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
     /// Reads.
@@ -138,7 +138,7 @@ pub struct Request {
     pub fua: bool,
     /// Whether the data of a read has to be in one chunk (`NBD_CMD_FLAG_DF`).
     pub whole: bool,
-    /// What the reply refers to the request by.
+    /// The identifier by which the reply refers to the request.
     pub cookie: u64,
     /// The first byte, a multiple of the minimum block size.
     pub offset: u64,

@@ -1,4 +1,5 @@
-//! [`ModelController`]: starts the model, and gives access to its registers, interrupts, faults and counters.
+//! [`ModelController`]: starts the model, and gives access to its registers, interrupts, faults and
+//! counters.
 
 use crate::bus::Bus;
 use crate::config::{Counters, ModelConfig, ModelError, ModelStats};
@@ -100,8 +101,8 @@ impl ModelController {
         self.faults.clone()
     }
 
-    /// Returns whether the engine sleeps because it has found nothing to do, commands that are held
-    /// aside. It may be about to look once more, so one answer proves nothing: for tests that wait
+    /// Returns whether the engine sleeps because it has found nothing to do but commands that are
+    /// held. It may be about to look once more, so one answer proves nothing: for tests that wait
     /// until a controller is idle.
     pub fn is_idle(&self) -> bool {
         self.registers.is_parked()

@@ -62,8 +62,8 @@ fn follow(
             runs.push(entry, piece)?;
             left -= piece;
         }
-        // The next list begins a page, so each further turn yields 511 entries, and no chain is
-        // endless.
+        // The next list begins a page, so each further iteration yields 511 entries, and no chain
+        // is endless.
         match link {
             None => return Ok(()),
             Some(next) if !next.is_multiple_of(PAGE) => return Err(Status::PRP_OFFSET_INVALID),

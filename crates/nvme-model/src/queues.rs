@@ -18,7 +18,7 @@ pub(crate) struct CommandId {
     pub(crate) cid: u16,
 }
 
-/// What a command completes with.
+/// The result of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CommandResult {
     pub(crate) status: Status,

@@ -6,8 +6,10 @@
 //! use pinfold_nvme::vfio::PciController;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let pci = PciController::open("0000:01:00.0", &Default::default(), 2)?; // `pinfold bind 0000:01:00.0` before
-//! let rings = Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::Whole).build(pci.domain())?;
+//! // After `pinfold bind 0000:01:00.0`:
+//! let pci = PciController::open("0000:01:00.0", &Default::default(), 2)?;
+//! let rings = Arena::builder().size(4 << 20).mapping_policy(MappingPolicy::Whole);
+//! let rings = rings.build(pci.domain())?;
 //! let controller = Controller::start(pci.registers(), rings, Config::default())?;
 //! let mut queue = match pci.vector(1) {
 //!     Some(vector) => controller.create_queue_with(64, vector)?,

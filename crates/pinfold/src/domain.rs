@@ -70,7 +70,8 @@
 //!     let received = owner.map(arena.alloc(4096)?, FromDevice)?;
 //!     let sent = owner.map(arena.alloc(4096)?, ToDevice)?;
 //!     device.write(received.iova().start(), b"a packet")?;
-//!     owner.revoke_many([Unrevoked::from(received), sent.into()], &mut revoked); // one flush for both
+//!     // One flush for both.
+//!     owner.revoke_many([Unrevoked::from(received), sent.into()], &mut revoked);
 //!     let limit = WaitLimit::within(Duration::from_millis(20));
 //!     for outcome in owner.wait_many_for(std::mem::take(&mut revoked), limit) {
 //!         match outcome {
@@ -79,12 +80,14 @@
 //!                 println!("{:?}", &buffer.as_slice()?[..8]);
 //!                 quiesced += 1;
 //!             }
-//!             // Late: kept here to be waited for again. Dropped, it would stay with the domain until its flush completes.
+//!             // Late: kept here to be waited for again. If it is dropped, the domain keeps it
+//!             // until its flush completes.
 //!             Err(NotQuiesced { revoked: Some(late), error }) => {
 //!                 println!("{error}");
 //!                 revoked.push(late);
 //!             }
-//!             // The unit has failed: a device may reach the buffer for good, so it is quarantined, and counted.
+//!             // The unit has failed: a device may reach the buffer forever, so it is
+//!             // quarantined, and counted.
 //!             Err(NotQuiesced { revoked: None, error }) => return Err(error.into()),
 //!         }
 //!     }
@@ -155,8 +158,8 @@ pub struct Domain {
     device_side: Arc<dyn DeviceSide>,
 }
 
-/// What the devices of a domain are attached to. Each backend implements it for a type of its own,
-/// and finds it again with [`Domain::device_side`].
+/// The side of a domain that its devices are attached to. Each backend implements it for a type of
+/// its own, and finds it again with [`Domain::device_side`].
 pub(crate) trait DeviceSide: Any + Send + Sync {}
 
 #[cfg(test)]
@@ -195,7 +198,7 @@ mod tests {
     use pinfold_core::access::FromDevice;
     use pinfold_core::domain::Mapping;
 
-    /// What a program keeps in one struct.
+    /// The state that a program keeps in one struct.
     struct Driver {
         domain: Domain,
         owner: DomainLocal,

@@ -27,7 +27,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let domain = Domain::soft()?;
-//! let nodes = [0, 1]; // of a device: /sys/bus/pci/devices/ADDRESS/numa_node, which is -1 where there is one node only
+//! // Of a device: /sys/bus/pci/devices/ADDRESS/numa_node, which is -1 where there is one node only.
+//! let nodes = [0, 1];
 //! let pool_on = |node: u32| -> Result<_, Box<dyn std::error::Error>> {
 //!     let arena = Arena::builder().size(64 << 20).numa_node(node).build(&domain)?;
 //!     let builder = DmaPool::builder(&format!("descriptors-{node}")).block(128).align(128);

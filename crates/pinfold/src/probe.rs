@@ -1,4 +1,5 @@
-//! What this machine offers to DMA from user space, what is missing, and the command that fixes it.
+//! Reports the support of this machine for DMA from user space: each facility, what is missing, and
+//! the command that fixes it.
 //!
 //! [`Facts`] are what was read and queried; [`Facts::findings`] judges them, one line each, for
 //! `pinfold doctor`. Nothing here prints. Files that are missing, truncated or malformed give
@@ -9,7 +10,8 @@
 //!
 //! for finding in Facts::here().findings() {
 //!     if finding.state != State::Good {
-//!         println!("{finding}"); // limited  MEMLOCK  soft 8 MiB, hard 8 MiB, 0 B used by this process: sudo prlimit ...
+//!         // limited  MEMLOCK  soft 8 MiB, hard 8 MiB, 0 B used by this process: sudo prlimit ...
+//!         println!("{finding}");
 //!     }
 //! }
 //! ```

@@ -27,7 +27,7 @@
 //! # When registered memory is unmapped
 //!
 //! The pages stay pinned: I/O in flight accesses them, and never another program's pages nor what
-//! was mapped at the addresses since. What the *process* sees depends on the call:
+//! was mapped at the addresses since. The view of the *process* depends on the call:
 //!
 //! | call | the process afterwards | the registration |
 //! | --- | --- | --- |

@@ -6,8 +6,10 @@
 //! use pinfold::{Arena, MappingPolicy};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Device::open("0000:01:00.0", &Options::new())?; // after `pinfold bind 0000:01:00.0`
-//! let arena = Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole).build(device.domain())?;
+//! // After `pinfold bind 0000:01:00.0`:
+//! let device = Device::open("0000:01:00.0", &Options::new())?;
+//! let arena = Arena::builder().size(64 << 20).mapping_policy(MappingPolicy::Whole);
+//! let arena = arena.build(device.domain())?;
 //! let bar = device.bar(0)?;
 //! let capabilities = bar.read64(0)?; // of an NVMe controller: CAP
 //! device.set_bus_master(true)?;

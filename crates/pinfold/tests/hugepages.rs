@@ -80,7 +80,7 @@ fn hugepages_are_rounded_up_never_swapped_and_released() {
 }
 
 #[test]
-fn too_few_hugepages_are_refused_with_the_command_and_the_next_source_is_taken() {
+fn too_few_hugepages_name_the_command_or_use_the_next_source() {
     let Some(_reserve) = Reserve::pages(2) else { return skipped("may not reserve hugepages") };
     let _has_one = build(2 << 20, Source::Hugetlb2M).unwrap();
     let arena = Arena::builder().size(8 << 20).build(&soft()).unwrap();

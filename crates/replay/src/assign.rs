@@ -1,4 +1,4 @@
-//! Which calls of the IOMMU's driver belong to which mapping: the events of the IOMMU name no
+//! The assignment of calls of the IOMMU's driver to mappings: the events of the IOMMU name no
 //! device.
 //!
 //! They are not guessed. The kernel records a call in the same task on the same processor as the
@@ -45,8 +45,8 @@ pub(super) type Context = (u32, u32);
 #[derive(Debug, Default)]
 struct Task {
     waiting: Vec<Call>,
-    /// What a DMA event has freed before the call that unmaps it: a device's number, and the
-    /// addresses.
+    /// The addresses that a DMA event has freed before the call that unmaps them: a device's
+    /// number, and the addresses.
     freed: Option<(usize, Hull)>,
 }
 
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_goes_to_the_next_event_of_its_task_that_has_its_addresses() {
+    fn a_call_goes_to_the_next_event_of_its_task_and_addresses() {
         let mut assigner = Assigner::default();
         for call in [MAP, UNMAP, Call { iova: 0x5000, ..MAP }] {
             assert_eq!(assigner.add((0, 1), call), None);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_counted() {
+    fn waiting_calls_are_bounded_and_counted() {
         let mut assigner = Assigner::default();
         for iova in 0..WAITING as u64 + 3 {
             assigner.add((0, 0), Call { iova: iova << 12, ..MAP });

@@ -11,7 +11,7 @@ const PAGE: u64 = 4096;
 /// How many segments of a scatter list newer kernels record.
 const RECORDED_SEGMENTS: usize = 128;
 
-/// What an unmap names.
+/// The addresses that an unmap names.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Key {
     Mapped(u64),
@@ -45,18 +45,19 @@ struct Live {
     is_synthetic: bool,
 }
 
-/// What a map takes while the trace is read and replayed, in bytes, beside its runs: its entries in
-/// the lists of mappings, operations and times, with what lists allocate in advance.
+/// The memory of a map while the trace is read and replayed, in bytes, beside its runs: its entries
+/// in the lists of mappings, operations and times, with what lists allocate in advance.
 pub(super) const MAP_BYTES: u64 = 160;
-/// What each run of its memory and of its addresses takes: read, chosen by a policy, and sorted for
-/// a footprint.
+/// The memory of each run of its memory and of its addresses: read, chosen by a policy, and sorted
+/// for a footprint.
 pub(super) const RUN_BYTES: u64 = 100;
-/// What an unmap takes.
+/// The memory of an unmap.
 pub(super) const UNMAP_BYTES: u64 = 40;
-/// What a live mapping takes: an entry in a hash table, which has both its old and its new size
-/// while it grows, and what a policy keeps of it.
+/// The memory of a live mapping: an entry in a hash table, which has both its old and its new size
+/// while it grows, and the record of a policy.
 pub(super) const LIVE_BYTES: u64 = 400;
-/// What each segment of a scatter list takes as long as it is mapped: what its unmap will name.
+/// The memory of each segment of a scatter list while it is mapped: the addresses that its unmap
+/// will name.
 const NAMED_BYTES: u64 = 16;
 
 /// Physical memory for allocations whose address is not recorded: above all that is recorded, each

@@ -15,7 +15,7 @@ pub enum TraceError {
     /// It is of another format.
     #[error("the trace is {found}: `{program} FILE | pinfold replay -` reads it")]
     Format {
-        /// What it is.
+        /// The content that was found.
         found: &'static str,
         /// The program that makes text of it.
         program: &'static str,
@@ -86,7 +86,7 @@ pub enum ReplayError {
         operation: usize,
         /// How many the device has.
         operations: usize,
-        /// What happened.
+        /// The error of the policy.
         error: PolicyError,
     },
     /// A policy could not be created, or its memory.

@@ -5,8 +5,8 @@
 //!
 //! A [`Trace`] is what Linux's tracer printed for the events `dma:*` and `iommu:*`. Each of its
 //! devices is replayed through any policy, in a domain of its own: the memory is that of the trace,
-//! the addresses are the policy's. What the policy needed is an [`Outcome`], and what the kernel's
-//! own allocator needed is beside it ([`Device::footprint`], [`Counts`]).
+//! the addresses are the policy's. The needs of the policy are an [`Outcome`], and those of the
+//! kernel's own allocator are beside it ([`Device::footprint`], [`Counts`]).
 //!
 //! ```
 //! use pinfold::soft::SoftConfig;

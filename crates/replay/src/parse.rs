@@ -22,7 +22,7 @@
 use pinfold_core::access::Access;
 use std::fmt;
 
-/// What the DMA interface returns as the address of a map that failed.
+/// The address that the DMA interface returns for a map that failed.
 const MAP_ERROR: u64 = u64::MAX;
 
 impl<'l> Line<'l> {
@@ -314,7 +314,7 @@ fn access(fields: Fields<'_>) -> Result<Access, Damage> {
     }
 }
 
-// What a line of a trace says.
+// The content of a line of a trace.
 
 /// A line of a trace.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -343,11 +343,11 @@ pub struct Event<'l> {
     pub cpu: u32,
     /// The task that ran there: what it was interrupted by has the same number.
     pub pid: u32,
-    /// What happened.
+    /// The event.
     pub action: Action<'l>,
 }
 
-/// What happened.
+/// The events of a trace.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Action<'l> {
@@ -358,7 +358,7 @@ pub enum Action<'l> {
         device: &'l str,
         /// Whether the memory was allocated for it; `dma_free*` frees it.
         allocated: bool,
-        /// What it may do.
+        /// The access that it is permitted.
         access: Access,
         /// Where the device finds it.
         address: u64,
@@ -371,7 +371,7 @@ pub enum Action<'l> {
     MapList {
         /// The device.
         device: &'l str,
-        /// What it may do.
+        /// The access that it is permitted.
         access: Access,
         /// Where the device finds its segments.
         addresses: List<'l>,
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_told_from_what_is_wrong() {
+    fn truncated_lines_are_told_from_wrong_ones() {
         let cut = Fields("dev size= list={0x1,0x");
         assert_eq!(cut.decimal("size"), Err(Damage::MissingField));
         assert_eq!(cut.list("list"), Err(Damage::MissingField));

@@ -106,7 +106,7 @@ impl Grid {
     }
 }
 
-/// Which column an operation is in: by time, or by number if the trace has no times.
+/// The column that an operation is in: by time, or by number if the trace has no times.
 struct Columns {
     first: u64,
     last: u64,
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_break_the_text_and_a_trace_without_times_is_drawn_by_numbers() {
+    fn a_trace_without_times_is_drawn_by_numbers() {
         let trace = trace(
             &TWO.replace(" d ", " <a>&\" ")
                 .replace("000000: ", ": ")

@@ -1,9 +1,7 @@
-//! Policies: how DMA addresses are made for memory, and taken back.
-//!
-//! What Linux did in 2015, what it does since, and what Pinfold does, each over the same software
-//! IOMMU, so that they can be compared on one workload (`pinfold-bench iommu`) or
-//! on a recorded trace. The baselines have the locks and the per-CPU state of the originals and are
-//! written from public descriptions.
+//! Policies: how DMA addresses are made for memory, and taken back. The policies of Linux in 2015,
+//! of Linux since, and of Pinfold, each over the same software IOMMU, so that they can be compared
+//! on one workload (`pinfold-bench iommu`) or on a recorded trace. The baselines have the locks and
+//! the per-CPU state of the originals and are written from public descriptions.
 //!
 //! | policy | addresses | after an unmap |
 //! | --- | --- | --- |

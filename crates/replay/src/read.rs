@@ -17,7 +17,7 @@ const REMEMBERED: usize = 5;
 const REPORT_EVERY: u64 = 1 << 14;
 /// How many maps and unmaps are read by default.
 pub const MAX_OPERATIONS: u64 = 10_000_000;
-/// What a trace takes at most by default, read and replayed by one policy.
+/// The most memory of a trace by default, read and replayed by one policy.
 pub const MAX_BYTES: u64 = 4 << 30;
 
 /// How much is read of a trace.
@@ -25,10 +25,10 @@ pub const MAX_BYTES: u64 = 4 << 30;
 pub struct Limits {
     /// How many maps and unmaps: reading ends there.
     pub operations: u64,
-    /// What they take in memory, read and replayed by one policy at a time, beside the I/O page
-    /// tables: what exceeds it is refused. An estimate from above: 160 bytes for a map, 100 for
-    /// each run of its memory and of its addresses, 40 for an unmap, and while it is mapped 400
-    /// more, and 16 for each segment of a scatter list.
+    /// The most memory that they take, read and replayed by one policy at a time, beside the I/O
+    /// page tables: more is refused. An estimate from above: 160 bytes for a map, 100 for each run
+    /// of its memory and of its addresses, 40 for an unmap, and while it is mapped 400 more, and 16
+    /// for each segment of a scatter list.
     pub bytes: u64,
 }
 
@@ -40,7 +40,7 @@ impl Default for Limits {
 
 impl Trace {
     /// Reads a trace from its text, which may be compressed by gzip or zstd, within `limits`. Calls
-    /// `watch` with the number of lines now and then, which returns whether to go on.
+    /// `keep_going` with the number of lines now and then, which returns whether to go on.
     ///
     /// Takes time in proportion to the text, and memory for the operations and the mappings that
     /// are live. Lines that cannot be read are counted ([`Summary::damaged`]); input that ends with
@@ -49,11 +49,11 @@ impl Trace {
     /// # Errors
     /// [`TraceError::Read`] if nothing can be read, [`TraceError::Format`], [`TraceError::Empty`],
     /// [`TraceError::NoEvents`], [`TraceError::TooManyDevices`], [`TraceError::Memory`],
-    /// [`TraceError::Stopped`] if `watch` said so.
+    /// [`TraceError::Stopped`] if `keep_going` returned false.
     pub fn read(
         input: impl Read,
         limits: &Limits,
-        watch: &dyn Fn(u64) -> bool,
+        keep_going: &dyn Fn(u64) -> bool,
     ) -> Result<Self, TraceError> {
         let mut lines = Lines::new(source::open(input)?);
         let mut reader = Reader { limits: *limits, ..Reader::default() };
@@ -70,7 +70,9 @@ impl Trace {
                     break;
                 }
             }
-            if reader.summary.lines.is_multiple_of(REPORT_EVERY) && !watch(reader.summary.lines) {
+            if reader.summary.lines.is_multiple_of(REPORT_EVERY)
+                && !keep_going(reader.summary.lines)
+            {
                 return Err(TraceError::Stopped);
             }
             if reader.summary.limited {
@@ -90,7 +92,7 @@ fn device_live(devices: &[Builder]) -> u64 {
 struct Reader {
     limits: Limits,
     operations: u64,
-    /// What the operations and the live mappings take, and the most that these have taken.
+    /// The memory of the operations and the live mappings, and the most that these have taken.
     kept: u64,
     live: u64,
     live_peak: u64,
@@ -105,7 +107,7 @@ struct Reader {
     latest_ns: u64,
     /// Whether an event had no time in seconds.
     timeless: bool,
-    /// The calls of the event at hand.
+    /// The calls of the present event.
     calls: Vec<Call>,
 }
 

@@ -25,18 +25,18 @@ pub enum Timing {
 const REPORT_EVERY: u64 = 1 << 12;
 /// How many pages of a run count as much as the run.
 const PAGES: u64 = 64;
-/// What a thread that waits for the time of an operation does not sleep for, because a sleep may
-/// take longer.
+/// The last part of the wait for the time of an operation, for which a thread does not sleep,
+/// because a sleep may take longer.
 const SPIN: Duration = Duration::from_micros(100);
 /// How long it sleeps at most before it asks whether to go on.
 const ASK: Duration = Duration::from_millis(50);
 
-/// What one policy did with the operations of one device.
+/// The outcome of the operations of one device under one policy.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The policy.
     pub policy: PolicyKind,
-    /// What its addresses need.
+    /// The needs of its addresses.
     pub footprint: Footprint,
     /// Its statistics, those of amounts in use when the most bytes are mapped.
     pub at_peak: PolicyStats,
@@ -48,8 +48,8 @@ pub struct Outcome {
     pub unmaps: Times,
     /// How late the latest operation was made, in nanoseconds, with [`Timing::Original`].
     pub late_ns: u64,
-    /// What its table maps after the last operation: what the trace never unmaps; `None` if the
-    /// table cannot be read.
+    /// The mappings in its table after the last operation, which the trace never unmaps; `None` if
+    /// the table cannot be read.
     pub mapped: Option<Vec<MappedRun>>,
     pub(super) addresses: Chosen,
 }
@@ -58,7 +58,7 @@ pub struct Outcome {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chosen {
     runs: Vec<Run>,
-    /// Which runs each mapping has.
+    /// The runs of each mapping.
     mappings: Vec<(u32, u32)>,
 }
 
@@ -77,23 +77,23 @@ impl Addresses for Chosen {
     }
 }
 
-/// Replays all devices of a trace through policies of one kind, calling `watch` with the number of
-/// operations that a device has made now and then, which returns whether to go on. [`Timing::Fast`]
-/// replays one device after the other, [`Timing::Original`] all at the same time, each on a thread
-/// of its own. Returns the outcomes in the order of the devices.
+/// Replays all devices of a trace through policies of one kind, calling `keep_going` with the
+/// number of operations that a device has made now and then, which returns whether to go on.
+/// [`Timing::Fast`] replays one device after the other, [`Timing::Original`] all at the same time,
+/// each on a thread of its own. Returns the outcomes in the order of the devices.
 ///
 /// # Errors
-/// [`ReplayError`]; [`ReplayError::Stopped`] if `watch` said so; without times in the trace
-/// [`Timing::Original`] is [`ReplayError::NoTimes`].
+/// [`ReplayError`]; [`ReplayError::Stopped`] if `keep_going` returned false; without times in the
+/// trace [`Timing::Original`] is [`ReplayError::NoTimes`].
 pub fn replay_all(
     trace: &Trace,
     kind: PolicyKind,
     places: &Places,
     config: &SoftConfig,
     timing: Timing,
-    watch: &(dyn Fn(usize) -> bool + Sync),
+    keep_going: &(dyn Fn(usize) -> bool + Sync),
 ) -> Result<Vec<Outcome>, ReplayError> {
-    let one = |device| replay(device, kind, places, config, timing, watch);
+    let one = |device| replay(device, kind, places, config, timing, keep_going);
     if timing == Timing::Fast {
         return trace.devices.iter().map(one).collect();
     }
@@ -113,9 +113,9 @@ pub fn replay_all(
     })
 }
 
-/// Replays the operations of a device through a policy of its own, calling `watch` with the number
-/// of operations made now and then, which returns whether to go on. A mapping in several runs of
-/// memory is mapped run by run.
+/// Replays the operations of a device through a policy of its own, calling `keep_going` with the
+/// number of operations made now and then, which returns whether to go on. A mapping in several
+/// runs of memory is mapped run by run.
 ///
 /// The policy's mappings that the trace never unmaps are left when it ends.
 ///
@@ -127,12 +127,12 @@ pub fn replay(
     places: &Places,
     config: &SoftConfig,
     timing: Timing,
-    watch: &(dyn Fn(usize) -> bool + Sync),
+    keep_going: &(dyn Fn(usize) -> bool + Sync),
 ) -> Result<Outcome, ReplayError> {
     let policy = kind.create(places.memory(), config).map_err(ReplayError::Prepare)?;
     let mut replay = Replay::new(device, places, &*policy);
     let mut done = 0;
-    let made = replay.all(timing, &mut done, watch);
+    let made = replay.all(timing, &mut done, keep_going);
     let made = made.map_err(|error| ReplayError::Policy {
         policy: kind.name(),
         device: device.name.clone(),
@@ -145,7 +145,7 @@ pub fn replay(
     }
     let Replay { maps, unmaps, late_ns, at_peak, addresses, thread, .. } = replay;
     let (stats, mapped) = (policy.stats(), policy.mapped());
-    // What a thread itself counts is complete when it ends; what is still mapped is then unmapped.
+    // The counts of a thread are complete when it ends; the remaining mappings are then unmapped.
     drop(thread);
     let PolicyStats { held_bytes_peak, reachable_ns, .. } = policy.stats();
     let stats = PolicyStats { held_bytes_peak, reachable_ns, ..stats };
@@ -169,7 +169,7 @@ struct Replay<'r> {
     places: &'r Places,
     policy: &'r dyn Policy,
     thread: Box<dyn PolicyThread + 'r>,
-    /// What is mapped, by mapping, and the vectors of those that no longer are.
+    /// The live mappings, by number, and the vectors of those that no longer are.
     live: HashMap<u32, Vec<Dma>>,
     spare: Vec<Vec<Dma>>,
     freed: Vec<PhysRange>,
@@ -203,18 +203,19 @@ impl<'r> Replay<'r> {
         }
     }
 
-    /// Makes all operations; `done` counts them. Returns false if `watch` stopped it.
+    /// Makes all operations; `done` counts them. Returns false if `keep_going` stopped it.
     fn all(
         &mut self,
         timing: Timing,
         done: &mut usize,
-        watch: &(dyn Fn(usize) -> bool + Sync),
+        keep_going: &(dyn Fn(usize) -> bool + Sync),
     ) -> Result<bool, PolicyError> {
         let began = Instant::now();
         let mut since_report = 0;
         for operation in &self.device.operations {
             if timing == Timing::Original {
-                let Some(late) = sleep_until(began, operation.time_ns, &|| watch(*done)) else {
+                let Some(late) = sleep_until(began, operation.time_ns, &|| keep_going(*done))
+                else {
                     return Ok(false);
                 };
                 self.late_ns = self.late_ns.max(late);
@@ -231,7 +232,7 @@ impl<'r> Replay<'r> {
             since_report = self.work(operation.mapping).saturating_add(since_report);
             if since_report >= REPORT_EVERY {
                 since_report = 0;
-                if !watch(*done) {
+                if !keep_going(*done) {
                     return Ok(false);
                 }
             }
@@ -248,7 +249,7 @@ impl<'r> Replay<'r> {
         runs.iter().map(|run| 1 + run.pages() / PAGES).fold(1, u64::saturating_add)
     }
 
-    /// Maps a mapping. What is timed is the calls of the policy.
+    /// Maps a mapping. Only the calls of the policy are timed.
     fn map(&mut self, number: u32) -> Result<(), PolicyError> {
         let Some(mapping) = self.device.mappings.get(number as usize) else { return Ok(()) };
         let runs = self.device.memory_of(mapping);
@@ -326,8 +327,8 @@ fn index(len: usize) -> u32 {
 /// Addresses keep their places within 2 MiB, so that pages as large remain possible.
 const PART: u64 = 2 << 20;
 
-/// What runs of a trace's memory become. Parts of 2 MiB in which nothing was mapped are left out,
-/// but for one between two others: what did not abut does not become neighbours.
+/// The places of the runs of a trace's memory. Parts of 2 MiB in which nothing was mapped are left
+/// out, but for one between two others: runs that did not abut do not become neighbours.
 ///
 /// No data is moved by a replay, so the memory is reserved and never touched.
 #[derive(Debug)]

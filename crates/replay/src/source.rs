@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Read};
 /// The longest line in bytes. The kernel prints events of less than 8 KiB.
 pub const MAX_LINE: usize = 64 << 10;
 
-/// What the first bytes of a file say.
+/// The first bytes of a compressed file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// With any low four bits in the first byte: zstd's frames for applications.

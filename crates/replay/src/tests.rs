@@ -368,12 +368,12 @@ fn progress_counts_the_runs_and_pages_of_an_operation() {
         let trace = read(text(&events.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
         let (places, config) = (Places::new(&trace).unwrap(), pinfold::soft::SoftConfig::default());
         let calls = AtomicUsize::new(0);
-        let watch = |_| calls.fetch_add(1, Ordering::Relaxed) < 1;
+        let keep_going = |_| calls.fetch_add(1, Ordering::Relaxed) < 1;
         let device = &trace.devices[0];
-        let run = |watch: &(dyn Fn(usize) -> bool + Sync)| {
-            replay(device, PolicyKind::None, &places, &config, Timing::Fast, watch)
+        let run = |keep_going: &(dyn Fn(usize) -> bool + Sync)| {
+            replay(device, PolicyKind::None, &places, &config, Timing::Fast, keep_going)
         };
-        assert!(matches!(run(&watch), Err(ReplayError::Stopped)));
+        assert!(matches!(run(&keep_going), Err(ReplayError::Stopped)));
         assert_eq!(calls.load(Ordering::Relaxed), 2, "it stops at once");
         calls.store(0, Ordering::Relaxed);
         run(&|_| calls.fetch_add(1, Ordering::Relaxed) < usize::MAX).unwrap();
@@ -459,7 +459,7 @@ fn original_timing_takes_as_long_as_the_trace() {
 }
 
 #[test]
-fn a_table_that_is_too_small_is_an_error_that_names_the_operation() {
+fn a_table_too_small_is_an_error_that_names_the_operation() {
     let trace = read(SAMPLE).unwrap();
     let places = Places::new(&trace).unwrap();
     let config = pinfold::soft::SoftConfig { table_bytes: 4096, ..Default::default() };

@@ -48,7 +48,7 @@ pub(super) struct Mapping {
     pub(super) addresses: (u32, u32),
 }
 
-/// What happens next.
+/// The kind of the next operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Operation {
     /// Since the first event of the trace.
@@ -58,7 +58,7 @@ pub(super) struct Operation {
     pub(super) unmaps: bool,
 }
 
-/// What a device did, as recorded.
+/// The operations of a device, as recorded.
 #[derive(Clone, Debug, Default)]
 pub struct Device {
     /// The name, for instance `0000:00:02.0`.
@@ -93,7 +93,7 @@ fn slice(runs: &[Run], (first, count): (u32, u32)) -> &[Run] {
     runs.get(first..first + count as usize).unwrap_or_default()
 }
 
-/// What was counted of one device.
+/// The counts of one device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Counts {
     /// Mappings made: by `dma_map_*` and `dma_alloc*`.
@@ -143,7 +143,7 @@ pub struct Counts {
     pub iommu_unmaps_partial: u64,
 }
 
-/// What was read.
+/// The summary of the lines that were read.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Summary {
     /// Lines.
@@ -188,14 +188,14 @@ fn damage_lines<S: serde::Serializer>(lines: &[(u64, Damage)], to: S) -> Result<
 pub struct Trace {
     /// The devices, in the order in which they first map something.
     pub devices: Vec<Device>,
-    /// What was read.
+    /// The summary of the lines that were read.
     pub summary: Summary,
 }
 
-// What a sequence of mappings needs of an I/O address space: of the recorded one, and of each
+// The needs of a sequence of mappings in an I/O address space: in the recorded one, and in each
 // policy's.
 
-/// What addresses need.
+/// The needs of addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Footprint {
     /// The bytes from the lowest address ever used to the end of the highest.
@@ -324,7 +324,7 @@ pub struct Times {
     pub min_ns: u32,
     /// The median.
     pub median_ns: u32,
-    /// What 99 of 100 do not exceed.
+    /// The time that 99 of 100 do not exceed.
     pub p99_ns: u32,
     /// The most; at 2^32 - 1, that or more.
     pub max_ns: u32,
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_abuts_or_overlaps_is_one_extent() {
+    fn ranges_that_abut_or_overlap_are_one_extent() {
         let found = footprint(&[(0x5000, 1), (0x1000, 2), (0x3000, 2), (0x3000, 1), (0x7000, 1)]);
         assert_eq!(found.extents_at_peak, 2, "0x1000 to 0x6000, and 0x7000");
         assert_eq!((found.span_bytes, found.pages), (0x7000, 6));

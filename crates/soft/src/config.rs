@@ -29,9 +29,9 @@ pub enum Stage {
 /// The configuration of a software IOMMU. Start from [`SoftConfig::default`]: fields may be added.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
-    /// How many units the devices are spread over, in turns; 0 counts as 1. Each has an
-    /// invalidation queue of its own, and a batch is complete when all of them have completed it.
-    /// They walk one table.
+    /// The number of units that the devices are spread over, one after the other; 0 counts as 1.
+    /// Each has an invalidation queue of its own, and a batch is complete when all of them have
+    /// completed it. They walk one table.
     pub units: u8,
     /// 4 KiB translations that each port caches, rounded up to a power of two, at most 2^20; for 2
     /// MiB a quarter of that.
@@ -94,7 +94,7 @@ pub struct SoftConfig {
 }
 
 impl SoftConfig {
-    /// What a read of a table entry by the walker takes: 197 ns, published for VT-d ("Fast & Safe
+    /// The time of a read of a table entry by the walker: 197 ns, published for VT-d ("Fast & Safe
     /// IO Memory Protection", SOSP 2024).
     pub const WALK_COST: Duration = Duration::from_nanos(197);
 }
@@ -144,7 +144,7 @@ pub struct PortStats {
     pub misses: u64,
     /// Table entries read in these walks.
     pub walk_reads: u64,
-    /// What these walks took, in nanoseconds: modelled
+    /// The time of these walks in nanoseconds: modelled
     /// ([`SoftConfig::walk_cost`](crate::SoftConfig::walk_cost)).
     pub walk_ns: u64,
     /// Accesses that faulted.

@@ -193,7 +193,7 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    /// A flush that finds the device accessing memory is next, and not whoever accesses memory
+    /// A flush that finds the device accessing memory is next, before a thread that accesses memory
     /// again at once.
     #[test]
     fn a_flush_that_waits_goes_before_the_rest_of_an_access() {

@@ -131,7 +131,7 @@ pub struct SoftTableMemory(Arc<Unit>);
 
 impl TableMemory for SoftTableMemory {
     fn grow(&self, pages: u32) -> Option<TablePages> {
-        // SAFETY: whoever made this value has promised it.
+        // SAFETY: the constructor's caller has promised it.
         unsafe { self.0.tables.grow(pages) }
     }
 
@@ -160,7 +160,7 @@ impl<Q: InvalidationQueue> InvalidationQueue for SoftQueue<Q> {
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let submitted = self.units.submit(descriptors, wait);
         if submitted == Err(QueueError::Failed) {
-            // What is in flight has no event any more.
+            // Requests in flight have no event any more.
             self.timer.look_again();
         }
         submitted

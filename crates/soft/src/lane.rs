@@ -33,7 +33,7 @@ pub(super) struct Lane {
     failed: AtomicBool,
 }
 
-/// What is to be flushed when, and the devices that it is flushed from: under one lock, which a
+/// The flushes with their times, and the devices that they are executed on: under one lock, which a
 /// submission takes once.
 #[derive(Debug)]
 struct Line {
@@ -135,7 +135,8 @@ impl Lane {
         Ticket(self.completed.load(Ordering::Acquire))
     }
 
-    /// Returns when the next request takes effect or the next batch completes; `u64::MAX` for never.
+    /// Returns when the next request takes effect or the next batch completes; `u64::MAX` for
+    /// never.
     pub(super) fn next_ns(&self) -> u64 {
         self.next_ns.load(Ordering::Acquire)
     }

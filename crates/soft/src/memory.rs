@@ -113,7 +113,7 @@ impl MappedPages {
             libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE)
         };
         for offset in (0..self.len).step_by(PAGE) {
-            // What a new page holds, so nothing changes.
+            // A new page holds zeroes, so nothing changes.
             let _ = self.memory().write_u64(offset, 0);
         }
     }

@@ -51,7 +51,7 @@ pub struct Nic {
     frame: Vec<u8>,
 }
 
-/// What a card did when it was asked to move a frame.
+/// The outcome of a card's attempt to move a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NicEvent {
     /// It moved so many bytes.

@@ -151,7 +151,7 @@ impl Port {
     /// does that needs the device's completion: yields the processor meanwhile. Returns at once if
     /// [walks cost nothing](crate::SoftConfig::walk_cost).
     ///
-    /// An access returns before, with its data, and takes no time of the thread that stands for the
+    /// An access returns before, with its data, and takes no time of the thread that plays the
     /// device. The walks of a device follow one another; those since the last call begin no earlier
     /// than this one, because an access reads no clock.
     ///

@@ -112,7 +112,7 @@ impl fmt::Display for FaultRecord {
     }
 }
 
-/// What software finds when it handles faults.
+/// The records that software finds when it handles faults.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FaultReport {
@@ -173,7 +173,7 @@ mod tests {
 
     /// The bits where the specification has them.
     #[test]
-    fn the_fields_of_a_register_are_where_the_specification_has_them() {
+    fn the_fields_of_a_register_follow_the_specification() {
         let record = FaultRecord::new(
             0x0abc,
             Iova::new(0x1234_5678_9abc),

@@ -47,7 +47,7 @@ pub(super) struct Timeline {
     spare: Vec<Vec<Request>>,
 }
 
-/// What happened up to a time.
+/// The progress up to a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Progress {
     /// The ticket up to which all batches are completed, if it has changed.
@@ -125,7 +125,7 @@ impl Timeline {
             requests.clear();
             self.spare.push(requests);
             if part.aborts {
-                // What has not taken effect never does.
+                // Requests that have not taken effect never do.
                 progress.entries += self.pending.iter().map(|part| part.entries).sum::<usize>();
                 self.pending.clear();
                 (progress.aborted, self.parts_ns, self.fence_ns) = (true, 0, 0);
@@ -228,7 +228,7 @@ impl Model {
         self.batch_ns == 0 && self.late_ns == 0 && !self.goes_wrong
     }
 
-    /// Returns the cost of a part of a batch. The wait stands for the first descriptor.
+    /// Returns the cost of a part of a batch. The wait replaces the first descriptor.
     fn part_ns(&self, descriptors: usize, wait: Option<Ticket>) -> u64 {
         let (further, wait_ns) = match wait {
             Some(_) => (descriptors.saturating_sub(1), self.batch_ns),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_costs_more_for_each_further_descriptor_however_it_is_cut() {
+    fn a_batch_costs_more_for_each_descriptor_however_it_is_cut() {
         let exact = Model { late_ns: 0, descriptor_ns: 3, ..model(Effect::AtLast) };
         let at = |cuts: &[usize]| {
             let (mut line, batch) = (Timeline::new(1), [request(0); 5]);
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hanging_batch_never_takes_effect_and_blocks_the_following_ones() {
+    fn a_hanging_batch_takes_no_effect_and_blocks_the_following() {
         let mut line = Timeline::new(1);
         let hangs = Model { hang_from: Some(2), late_ns: 0, ..model(Effect::AtOnce) };
         let mut effects = Vec::new();

@@ -32,7 +32,7 @@ pub(super) struct Unit {
     others: Box<[Arc<Lane>]>,
     /// The source identifier of the next device. It wraps.
     sources: AtomicU16,
-    /// What a table entry costs that a walk reads.
+    /// The cost of a table entry that a walk reads.
     pub(super) walk_ns: u64,
     faults: Mutex<FaultRegisters>,
     /// The statistics of ports that were dropped.
@@ -159,15 +159,15 @@ impl Unit {
         FanOut::new(queue((0, &self.first)), (1..).zip(&self.others).map(queue))
     }
 
-    /// Creates a device behind the unit whose turn it is, with a TLB of its own of
+    /// Creates a device behind the next unit in sequence, with a TLB of its own of
     /// `device_tlb_entries` if there is such a number.
     pub(super) fn add_device(&self, device_tlb_entries: Option<usize>) -> Arc<Device> {
         // Function 0 of each device: 00:01.0, 00:02.0 ... 01:00.0 and so on.
         let source_id = self.sources.fetch_add(8, Ordering::Relaxed);
         let device =
             Arc::new(Device::new(source_id, self.config.iotlb_entries, device_tlb_entries));
-        let turn = usize::from(source_id >> 3).wrapping_sub(1) % (1 + self.others.len());
-        if let Some(lane) = self.lanes().nth(turn) {
+        let unit = usize::from(source_id >> 3).wrapping_sub(1) % (1 + self.others.len());
+        if let Some(lane) = self.lanes().nth(unit) {
             lane.add(&device);
         }
         device
@@ -177,7 +177,8 @@ impl Unit {
         let _ = self.lanes().any(|lane| lane.remove(device));
     }
 
-    /// Returns when the next request takes effect or the next batch completes; `u64::MAX` for never.
+    /// Returns when the next request takes effect or the next batch completes; `u64::MAX` for
+    /// never.
     pub(super) fn next_ns(&self) -> u64 {
         self.lanes().map(|lane| lane.next_ns()).min().unwrap_or(u64::MAX)
     }

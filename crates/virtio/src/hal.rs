@@ -11,10 +11,8 @@ use virtio_drivers::{BufferDirection, Hal, PhysAddr, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The platform of a driver whose memory is in the place `P`:
-/// `VirtIOBlk::<PinfoldHal, _>::new(..)`.
-///
-/// What a device can access, and what happens on failure, is described in the [crate]
-/// documentation.
+/// `VirtIOBlk::<PinfoldHal, _>::new(..)`. The [crate] documentation describes the memory that a
+/// device can access, and the behaviour on failure.
 #[derive(Debug)]
 pub struct PinfoldHal<P: Place = Process>(PhantomData<fn() -> P>);
 

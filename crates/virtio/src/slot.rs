@@ -145,8 +145,8 @@ pub fn install<P: Place>(
 
 /// An installed stack. [`finish`](Self::finish) removes it.
 ///
-/// Dropping it removes the stack too. What a driver still holds stays valid and can be freed, but
-/// nothing new is allocated, and the place is occupied until everything has been freed.
+/// Dropping it removes the stack too. Memory that a driver still holds stays valid and can be
+/// freed, but nothing new is allocated, and the place is occupied until everything has been freed.
 pub struct Installed<P: Place> {
     arena: Arena,
     id: u64,

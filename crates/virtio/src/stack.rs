@@ -1,4 +1,5 @@
-//! [`Stack`]: the memory and the domain behind a `Hal`, and what a driver has not freed or unshared.
+//! [`Stack`]: the memory and the domain behind a `Hal`, and the blocks that a driver has not freed
+//! or unshared.
 
 use crate::mapping::{self, MappedFrames};
 use pinfold::arena::{AllocError, BuildError};
@@ -78,7 +79,7 @@ enum Share {
     Frames(MappedFrames),
 }
 
-/// What has not been freed or unshared, by the device's address.
+/// The memory that has not been freed or unshared, by the device's address.
 #[derive(Debug, Default)]
 struct Outstanding {
     dma: HashMap<u64, MappedFrames>,
@@ -266,8 +267,7 @@ impl Stack {
         payload: &[u8],
         direction: BufferDirection,
     ) -> Result<(u64, Share), ShareError> {
-        // What the pools have no room for gets frames of its own, as does what is too long for
-        // them.
+        // Payloads that the pools have no room for get frames of their own, as do longer ones.
         let bounced = match self.bounce(payload, direction) {
             Ok(bounced) => Some(bounced),
             Err(BounceError::Exhausted { .. }) => None,

@@ -101,7 +101,7 @@ pub enum OpenError {
     Privileges {
         /// The call that was refused.
         call: &'static str,
-        /// What the thread lacks.
+        /// The capabilities that the thread lacks.
         missing: Vec<&'static str>,
         /// The running program.
         program: String,

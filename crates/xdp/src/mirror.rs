@@ -30,7 +30,7 @@ const ECHO_REPLY_V6: u8 = 129;
 /// The addresses of Ethernet and IP are swapped, and the ports of UDP and TCP; an ICMP or `ICMPv6`
 /// echo request becomes the reply. A checksum that the sender left to its card, as between virtual
 /// interfaces, is computed; one that is complete stays complete, and a UDP datagram over IPv4
-/// without one stays without. What is not IP has its Ethernet addresses swapped.
+/// without one stays without. A packet that is not IP has its Ethernet addresses swapped.
 ///
 /// No reply is made of a packet from or to a group address, and of IP of which the reply's checksum
 /// is not known to be correct: another protocol, a fragment, a packet that is cut or authenticated,
@@ -75,7 +75,7 @@ pub fn reflect_bytes(packet: &mut [u8], link: LinkType) -> bool {
 /// There is no reply to a packet.
 struct NoReply;
 
-/// What is done with the checksum behind the header of IP.
+/// The treatment of the checksum behind the header of IP.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Checksum {
     /// It is correct, and stays so.

@@ -16,7 +16,8 @@
 //! use pinfold::{DmaMemory, access::ToDevice};
 //! use pinfold_core::domain::{Domain, Pinned};
 //!
-//! # fn example(domain: &Domain, packet: pinfold_xdp::Packet) -> Result<(), Box<dyn std::error::Error>> {
+//! # use pinfold_xdp::Packet;
+//! # fn example(domain: &Domain, packet: Packet) -> Result<(), Box<dyn std::error::Error>> {
 //! let page = packet.into_page().map_err(|_| "a part of a page")?;
 //! page.memory().copy_from_slice(0, b"a header")?; // before `page.offset()`
 //! let mapping = domain.map(page, ToDevice)?; // for as long as a disk reads it

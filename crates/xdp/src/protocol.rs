@@ -1,4 +1,4 @@
-//! What a packet is, as far as its first bytes tell.
+//! The protocol of a packet, as far as its first bytes tell.
 //!
 //! ```
 //! use pinfold_xdp::{LinkType, Protocol};
@@ -15,7 +15,7 @@ use std::fmt;
 /// TCP.
 pub const HEADER_BYTES: usize = 128;
 
-/// What a packet carries.
+/// The protocol that a packet carries.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Protocol {
     /// UDP over IPv4 or IPv6.

@@ -9,7 +9,8 @@
 //! // One socket and one thread for each queue: each has its own memory, and nothing is shared.
 //! let sockets = (0..interface.queues().unwrap_or(1))
 //!     .map(|queue| {
-//!         let options = Socket::options().queue(queue).chunk(ChunkSize::HalfPage).copying(Copying::KernelChooses);
+//!         let options = Socket::options().queue(queue).chunk(ChunkSize::HalfPage);
+//!         let options = options.copying(Copying::KernelChooses);
 //!         let mut socket = options.open(&interface)?;
 //!         socket.redirect(&redirect)?;
 //!         Ok(socket)
@@ -26,9 +27,9 @@ pub use queue::{Closed, Socket};
 use pinfold::xdp::RingSizes;
 use std::time::Duration;
 
-// What is requested of a socket.
+// The options of a socket.
 
-/// What the kernel reserves in front of each packet (`XDP_PACKET_HEADROOM`).
+/// The bytes that the kernel reserves in front of each packet (`XDP_PACKET_HEADROOM`).
 const HEADROOM: u32 = 256;
 /// The header of Ethernet with one VLAN tag. Links without a header have that much to spare.
 const LINK_HEADER: u32 = 18;
@@ -101,7 +102,7 @@ impl Default for BusyPoll {
     }
 }
 
-/// What is requested of a socket. See [`Socket::options`](Socket::options).
+/// Collects the options of a socket. See [`Socket::options`](Socket::options).
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     queue: u32,
@@ -152,8 +153,8 @@ impl Options {
         self
     }
 
-    /// Sets the size of the memory for packets in bytes; the default is 32 MiB. What the rings do
-    /// not hold is what the program may hold at a time.
+    /// Sets the size of the memory for packets in bytes; the default is 32 MiB. The program may
+    /// hold the part that the rings do not hold.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;

@@ -1,4 +1,5 @@
-//! What a socket has received, what was dropped and why, and who holds pages.
+//! The statistics of a socket: packets received, packets dropped with the reason, and the holders
+//! of pages.
 //!
 //! ```no_run
 //! # fn example(socket: pinfold_xdp::Socket) -> Result<(), Box<dyn std::error::Error>> {
@@ -12,7 +13,7 @@ use pinfold::page_pool::{Counts, Holder, PagePoolStats};
 use pinfold::xdp::SocketStats;
 use std::fmt;
 
-/// What a socket counts itself.
+/// The counts of a socket itself.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Traffic {
     /// Packets received.
@@ -38,14 +39,14 @@ pub struct SocketReport {
     pub pool: PagePoolStats,
     /// The counters of the pool.
     pub counts: Counts,
-    /// Who holds pages, by the names that were given
+    /// The holders of pages, by the names that were given
     /// ([`Packet::hold_for`](crate::Packet::hold_for)).
     pub holders: Vec<Holder>,
 }
 
 impl SocketReport {
-    /// Returns how many packets the kernel dropped at this socket. What was dropped before, because
-    /// the driver's own queue was full, is in the counters of the interface
+    /// Returns how many packets the kernel dropped at this socket. Packets dropped earlier, because
+    /// the driver's own queue was full, are in the counters of the interface
     /// (`ip -statistics link`).
     ///
     /// Of those in [`SocketStats::dropped`], [`SocketStats::fill_ring_empty`] found no chunk in

@@ -16,8 +16,8 @@ fn subjects_take_turns_and_round_0_does_not_count() {
             Ok(())
         })
     };
-    let turns = RefCell::new(Vec::new());
-    let progress = |at: Progress| turns.borrow_mut().push((at.subject, at.round));
+    let seen = RefCell::new(Vec::new());
+    let progress = |at: Progress| seen.borrow_mut().push((at.subject, at.round));
     let harness = Harness::new("s", Options { runs: 4, quick: false }, &[], &progress);
     let records = harness
         .interleave(vec![
@@ -30,7 +30,7 @@ fn subjects_take_turns_and_round_0_does_not_count() {
         ["a", "b", "b", "a", "a", "b"],
         "neither always follows the other"
     );
-    assert_eq!(turns.borrow()[..3], [("a", 0), ("b", 0), ("b", 1)]);
+    assert_eq!(seen.borrow()[..3], [("a", 0), ("b", 0), ("b", 1)]);
     let figures: Vec<_> =
         records.iter().map(|r| (r.subject, r.median, r.min, r.max, r.runs)).collect();
     assert_eq!(figures, [("a", 2.5, 1.0, 4.0, 4), ("b", 7.0, 7.0, 8.0, 4)]);

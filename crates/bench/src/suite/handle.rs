@@ -1,4 +1,5 @@
-//! What the suites do with every allocator: allocate and free objects, one at a time or in bulk.
+//! The operations of the suites on every allocator: allocate and free objects, one at a time or in
+//! bulk.
 //!
 //! The timed loops are generic, so each subject's calls are inlined into a loop of its own. The
 //! address that a device would be given is passed through `black_box`, which keeps the object from
@@ -75,7 +76,7 @@ impl Object for Frame {
 /// memory: an allocator that keeps its state elsewhere would otherwise leave the cache miss on the
 /// object to its user and look faster than it is.
 pub(super) trait Handle {
-    /// What it allocates.
+    /// The objects that it allocates.
     type Object: Object;
     /// Allocates an object and writes one word of it.
     fn alloc(&mut self) -> Result<Self::Object, BenchError>;
@@ -419,7 +420,7 @@ pub(super) fn random_run<'s, H: Handle>(
     }
 }
 
-/// Which object is replaced.
+/// The object that is replaced.
 #[derive(Clone, Copy)]
 pub(super) enum Replaced {
     /// The one that was allocated first.

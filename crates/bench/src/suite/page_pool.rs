@@ -1,6 +1,6 @@
 //! The suite `page-pool`: pages that stay mapped while they are recycled.
 //!
-//! Only the pages of `pinfold` are mapped for the device. What mapping would cost the others is
+//! Only the pages of `pinfold` are mapped for the device. The cost of mapping for the others is
 //! left out.
 
 mod receive;

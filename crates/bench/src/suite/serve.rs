@@ -38,7 +38,7 @@ pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold-soft", "pinfold serve soft:SIZE, through a model controller, whose time counts"),
 ];
 
-/// What is measured with fio: case, direction, bytes of a request, requests in flight.
+/// The measurements with fio: case, direction, bytes of a request, requests in flight.
 const FIO: [(&str, Direction, u64, usize); 5] = [
     ("read-4k-1", Direction::Read, 4 << 10, 1),
     ("read-4k-16", Direction::Read, 4 << 10, 16),
@@ -46,7 +46,7 @@ const FIO: [(&str, Direction, u64, usize); 5] = [
     ("read-1m-16", Direction::Read, 1 << 20, 16),
     ("write-1m-16", Direction::Write, 1 << 20, 16),
 ];
-/// What is measured with nbdcopy.
+/// The measurements with nbdcopy.
 const COPIES: [(&str, Direction); 2] =
     [("nbdcopy-read", Direction::Read), ("nbdcopy-write", Direction::Write)];
 /// The data, MiB.
@@ -84,7 +84,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     };
     let duration = if quick { QUICK_RUN } else { RUN };
     let data = Data::create(harness.scale(MIB).max(LEAST_MIB) << 20)?;
-    // What is written comes from another file: the server's own would be in the processor's cache
+    // The written data comes from another file: the server's own would be in the processor's cache
     // for both.
     let source = Data::create(data.bytes())?;
     let servers = Server::start_all(&data)?;

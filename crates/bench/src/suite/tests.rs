@@ -1,4 +1,4 @@
-//! What can be selected, and that the listing explains what is measured.
+//! The selection of cases, and the explanations of the listing.
 
 use super::*;
 use crate::record::Metric;

@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_of_fio_without_target_or_with_two_jobs_has_a_tip() {
+    fn a_fio_command_without_target_or_with_two_jobs_has_a_tip() {
         let text = refusal(&["pinfold", "io", "--name=x", "--rw=write", "--size=4M"]);
         assert!(text.contains("--filename") && text.contains("--directory"), "{text}");
         let text = refusal(&["pinfold", "io", "soft:1M", "--name=a", "--name=b"]);

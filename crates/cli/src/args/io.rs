@@ -17,8 +17,8 @@ pub(crate) const NAME: &str = "pinfold";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct IoArgs {
-    /// What is read or written: file:PATH or a bare path, soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]; a
-    /// folder, for a scratch file in it; or a job file (*.fio)
+    /// The target to read or write: file:PATH or a bare path, soft:SIZE, soft:IMAGE,
+    /// vfio:BDF[/NSID]; a folder, for a scratch file in it; or a job file (*.fio)
     #[arg(
         value_name = "TARGET", value_parser = io_target(), required_unless_present_any = ["filename", "directory"]
     )]
@@ -46,7 +46,7 @@ pub(crate) struct IoArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) description: Option<String>,
 
-    /// What the requests do
+    /// The direction and order of the requests
     #[arg(long, alias = "readwrite", value_enum, default_value_t = Rw::Read)]
     pub(crate) rw: Rw,
 
@@ -223,7 +223,7 @@ pub(crate) struct IoArgs {
     )]
     pub(crate) refill_buffers: bool,
 
-    /// How requests are submitted: io_uring for a file (which libaio and posixaio stand for, too),
+    /// How requests are submitted: io_uring for a file (libaio and posixaio mean the same),
     /// pinfold for a controller
     #[arg(long, value_name = "NAME")]
     pub(crate) ioengine: Option<String>,
@@ -451,7 +451,7 @@ fn fio_folder(text: OsString) -> Result<PathBuf, SpecError> {
     }
 }
 
-/// What the requests of `io` do.
+/// The direction and order of the requests of `io`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(clippy::enum_variant_names, reason = "fio's names")]

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_section_is_refused_with_its_name_and_the_alternative() {
+    fn an_invalid_section_is_refused_with_the_alternative() {
         for (text, parts) in [
             ("[a]\nfilename=soft:1M\nioscheduler=none\n", &["[a]", "ioscheduler"][..]),
             ("[a]\nfilename=soft:1M\ninvalidate=0\n", &["[a]", "--invalidate", "leave it out"]),

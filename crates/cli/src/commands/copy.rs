@@ -200,7 +200,7 @@ impl Run<'_> {
         destination: &mut OpenTarget<'_>,
         via: Option<&mut OpenTarget<'_>>,
     ) -> Result<Option<Hashes>, Failure> {
-        // What is created for the copy reads as zeroes.
+        // Files and images created for the copy read as zeroes.
         let write_holes = matches!(self.args.destination, TargetSpec::Vfio { .. });
         match via {
             None => self.phase(source, destination, "copying", write_holes)?,

@@ -81,7 +81,7 @@ struct Region {
     is_new: bool,
 }
 
-/// fio's engines that also keep many requests of a file in flight: io_uring stands for them.
+/// fio's engines that also keep many requests of a file in flight: io_uring is used in their place.
 const LIKE_IO_URING: [&str; 3] = ["io_uring", "libaio", "posixaio"];
 
 /// Checks the options that depend on the kind of target.

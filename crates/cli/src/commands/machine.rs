@@ -1,5 +1,5 @@
-//! The commands about this machine and its devices: `doctor`, what it supports, what is missing, and
-//! the command that fixes it; `bind` and `unbind`, a device's driver; `nvme`, a controller's
+//! The commands about this machine and its devices: `doctor` reports its support, what is missing,
+//! and the command that fixes it; `bind` and `unbind`, a device's driver; `nvme`, a controller's
 //! identity, namespaces and health; `pools`, the DMA pools of a short workload.
 
 use super::io;

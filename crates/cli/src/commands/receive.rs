@@ -115,7 +115,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     if interrupt.is_raised() { Err(EngineError::Interrupted.into()) } else { Ok(()) }
 }
 
-/// What packets are kept in.
+/// The memory or file that packets are kept in.
 struct Kept<'k> {
     capture: Option<&'k Capture>,
     slots: &'k Slots,

@@ -21,7 +21,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// What `--how` prints.
+/// The text of `--how`.
 const HOW: &str = include_str!("replay/how.txt");
 
 /// Reads the trace, replays it, and prints the report: of what was replayed until a signal or a
@@ -56,13 +56,13 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let mut by_policy: Vec<Vec<Outcome>> = Vec::new();
     for kind in selected(&args.policies) {
         line.set_prefix(kind.name());
-        let watch = |done: usize| {
+        let keep_going = |done: usize| {
             line.set_message(format!("operation {}", grouped(done as u64)));
             line.tick();
             !interrupt.is_raised()
         };
-        let replayed =
-            result.and_then(|()| Ok(replay_all(&trace, kind, &places, &config, timing, &watch)?));
+        let replayed = result
+            .and_then(|()| Ok(replay_all(&trace, kind, &places, &config, timing, &keep_going)?));
         result = match replayed {
             Ok(mut outcomes) => {
                 let drawn = svg.map_or(Ok(()), |folder| draw(folder, &trace, &outcomes));
@@ -138,12 +138,12 @@ fn read(
 ) -> Result<Trace, Failure> {
     line.set_prefix(name.to_owned());
     let interrupt = input.interrupt;
-    let watch = |lines| {
+    let keep_going = |lines| {
         line.set_message(format!("line {}", grouped(lines)));
         line.tick();
         !interrupt.is_raised()
     };
-    Trace::read(input, limits, &watch).map_err(|error| match error {
+    Trace::read(input, limits, &keep_going).map_err(|error| match error {
         TraceError::Stopped => EngineError::Interrupted.into(),
         _ if interrupt.is_raised() => EngineError::Interrupted.into(),
         error => Failure::Trace { name: name.to_owned(), error },

@@ -77,8 +77,8 @@ fn serve(
     };
     let system = |error| OpenError::System { name: target.name.clone(), error };
     let file = file.transpose().map_err(system)?;
-    // What O_DIRECT needs, if the range is a multiple of that: otherwise the page cache is used,
-    // and that is reported.
+    // The alignment that O_DIRECT needs, if the range is a multiple of it: otherwise the page cache
+    // is used, and that is reported.
     let sector =
         file.as_ref().and_then(uring::direct_alignment).map_or(SECTOR, u64::from).max(SECTOR);
     let options = TargetOptions {
@@ -151,7 +151,7 @@ fn serve(
 /// Prints a report; beside a command, whose is standard output, on standard error.
 fn print(args: &ServeArgs, report: &(impl Display + serde::Serialize)) -> Result<(), Failure> {
     match (args.run.is_some(), args.json) {
-        (true, json) => output::aside(report, json),
+        (true, json) => output::on_stderr(report, json),
         (false, true) => output::json(report),
         (false, false) => output::text(&report.to_string()),
     }?;

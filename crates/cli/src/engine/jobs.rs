@@ -2,7 +2,7 @@
 
 use super::verify::{self, Verified, VerifyOptions};
 use super::worker::{AllRates, EngineError, Sampler};
-use super::workload::{self, Watch, Workload, WorkloadStats};
+use super::workload::{self, Observers, Workload, WorkloadStats};
 use crate::progress::Progress;
 use crate::signal::Interrupt;
 use crate::targets::target::{DataBuffer, Target};
@@ -17,7 +17,7 @@ pub(crate) struct Task {
     pub(crate) verify: Option<VerifyOptions>,
 }
 
-/// What the jobs did, also if they ended early.
+/// The results of the jobs, also if they ended early.
 #[derive(Debug, Default)]
 pub(crate) struct JobsStats {
     /// The workload's statistics.
@@ -76,7 +76,7 @@ pub(crate) fn run<B: DataBuffer + Send>(
     let count = targets.len().max(1);
     let buffers_each = buffers.len() / count;
     let (stop, sampler) = (interrupt.child(), Sampler::new());
-    let watch = Watch { progress, sampler: &sampler, interrupt: &stop };
+    let observers = Observers { progress, sampler: &sampler, interrupt: &stop };
     let began = Instant::now();
     let workloads = if task.verify.is_some() { split } else { each };
     let mut jobs = Vec::new();
@@ -85,7 +85,7 @@ pub(crate) fn run<B: DataBuffer + Send>(
         jobs.push((target, Task { workload, ..task }, own));
     }
     let run_job = |(target, task, mut own): (&mut (dyn Target<B> + Send), Task, Vec<B>)| {
-        let stats = run_one(target, task, &mut own, watch);
+        let stats = run_one(target, task, &mut own, observers);
         if stats.ended.is_some() {
             stop.raise();
         }
@@ -141,18 +141,18 @@ fn run_one<B: DataBuffer>(
     target: &mut dyn Target<B>,
     Task { workload, verify }: Task,
     buffers: &mut Vec<B>,
-    watch: Watch<'_>,
+    observers: Observers<'_>,
 ) -> JobsStats {
     let (workload, verified, result) = match verify {
         None => {
-            let (workload, result) = workload::run(target, workload, buffers, watch);
+            let (workload, result) = workload::run(target, workload, buffers, observers);
             (workload, None, result)
         }
         Some(options) => {
             let region = workload.blocks.saturating_mul(workload.block as u64);
             let workload = Workload { blocks: region / target.info().alignment as u64, ..workload };
             let (workload, verified, result) =
-                verify::run(target, &workload, options, buffers, watch);
+                verify::run(target, &workload, options, buffers, observers);
             (workload, Some(verified), result)
         }
     };

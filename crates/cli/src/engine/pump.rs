@@ -181,7 +181,7 @@ struct Pump<'t, 'r, B> {
     /// Completed requests that have not been processed.
     read: Vec<Completion<B>>,
     wrote: Vec<Completion<B>>,
-    /// What is left to be started.
+    /// The pieces that have not been started.
     pieces: Box<dyn Iterator<Item = Piece> + 'r>,
     transfer: Transfer<'r>,
     written: u64,
@@ -373,7 +373,7 @@ mod tests {
         if ranges == Ranges::whole(300_000) {
             return; // a file system without holes
         }
-        // What the source reports there is not read.
+        // The data that the source holds there is not read.
         let data = usize::try_from(ranges.data()[0].start).unwrap()
             ..usize::try_from(ranges.data()[0].end).unwrap();
         for write_holes in [false, true] {

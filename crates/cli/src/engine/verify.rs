@@ -1,5 +1,5 @@
 //! A workload that checks every byte it reads. It writes the whole region, then reads and writes at
-//! random in requests of many lengths, and finally reads all of it again. What a block holds
+//! random in requests of many lengths, and finally reads all of it again. The content of a block
 //! follows from its position and from how often it was written, so that a write that was lost,
 //! repeated, misplaced or mixed with another is detected.
 //!
@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
 use super::worker::Worker;
-use super::workload::{Watch, Workload, WorkloadStats, direction};
+use super::workload::{Observers, Workload, WorkloadStats, direction};
 use crate::targets::target::{Completion, DataBuffer, IoDirection, Target, TargetError};
 use std::time::Instant;
 
@@ -89,7 +89,7 @@ pub(crate) fn run<B: DataBuffer>(
     workload: &Workload,
     options: VerifyOptions,
     buffers: &mut Vec<B>,
-    watch: Watch<'_>,
+    observers: Observers<'_>,
 ) -> (WorkloadStats, Verified, Result<(), EngineError>) {
     let block = target.info().alignment;
     let lengths =
@@ -110,10 +110,10 @@ pub(crate) fn run<B: DataBuffer>(
             reached: 0,
         };
         if pass == Pass::Random {
-            watch.sampler.start();
+            observers.sampler.start();
         }
         let began = Instant::now();
-        let result = check.run(pass, began, watch);
+        let result = check.run(pass, began, observers);
         let elapsed = began.elapsed();
         let requests = check.worker.stats().clone();
         check.worker.drain(buffers);
@@ -130,7 +130,7 @@ pub(crate) fn run<B: DataBuffer>(
                 ledger.limit_to_written();
                 verified.laid_out_bytes = ledger.written_bytes();
             }
-            // What was in flight when it ended early has not been compared.
+            // Requests in flight when it ended early have not been compared.
             Pass::ReadBack if result.is_ok() => verified.read_back_bytes = reached * block as u64,
             Pass::ReadBack => {}
         }
@@ -142,17 +142,23 @@ pub(crate) fn run<B: DataBuffer>(
         && verified.read_back_bytes == verified.laid_out_bytes;
     let began = Instant::now();
     let expired = || {
-        watch.interrupt.is_raised()
+        observers.interrupt.is_raised()
             || workload.runtime.is_some_and(|runtime| began.elapsed() >= runtime)
     };
     verified.sha256 = if is_whole { ledger.hash(expired) } else { None };
-    let result = if watch.interrupt.is_raised() { Err(EngineError::Interrupted) } else { Ok(()) };
+    let result =
+        if observers.interrupt.is_raised() { Err(EngineError::Interrupted) } else { Ok(()) };
     (stats, verified, result)
 }
 
 impl<B: DataBuffer> Check<'_, '_, B> {
     /// Runs one pass, at least one request of it.
-    fn run(&mut self, pass: Pass, began: Instant, watch: Watch<'_>) -> Result<(), EngineError> {
+    fn run(
+        &mut self,
+        pass: Pass,
+        began: Instant,
+        observers: Observers<'_>,
+    ) -> Result<(), EngineError> {
         let mut issued = 0;
         let workload = self.workload;
         let is_over = |issued| {
@@ -160,7 +166,7 @@ impl<B: DataBuffer> Check<'_, '_, B> {
             (pass == Pass::Random && issued >= workload.requests) || (issued > 0 && expired())
         };
         loop {
-            if watch.interrupt.is_raised() {
+            if observers.interrupt.is_raised() {
                 return Err(EngineError::Interrupted);
             }
             let mut over = is_over(issued);
@@ -180,10 +186,10 @@ impl<B: DataBuffer> Check<'_, '_, B> {
             let collected = self.worker.collect(true, |completion| completed.push(completion));
             let mut first = collected.map(|_| ()).map_err(EngineError::from);
             while let Some(completion) = self.completed.pop() {
-                let checked = self.check(completion, pass, watch);
+                let checked = self.check(completion, pass, observers);
                 first = first.and(checked);
             }
-            watch.sampler.tick(Instant::now());
+            observers.sampler.tick(Instant::now());
             first?;
         }
     }
@@ -233,7 +239,7 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         &mut self,
         completion: Completion<B>,
         pass: Pass,
-        watch: Watch<'_>,
+        observers: Observers<'_>,
     ) -> Result<(), EngineError> {
         let Completion { io, buffer, result } = completion;
         let extent = self.ledger.extent(io.offset, io.len);
@@ -252,9 +258,9 @@ impl<B: DataBuffer> Check<'_, '_, B> {
         if got < io.len {
             return Err(EngineError::short(&self.worker.info().name, &io, got));
         }
-        watch.progress.add(got as u64);
+        observers.progress.add(got as u64);
         if pass == Pass::Random {
-            watch.sampler.record(io.direction, got as u64);
+            observers.sampler.record(io.direction, got as u64);
         }
         Ok(())
     }
@@ -263,14 +269,14 @@ impl<B: DataBuffer> Check<'_, '_, B> {
 #[cfg(test)]
 mod tests;
 
-// What every block of a region must hold, and which blocks are being read or written.
+// The expected content of every block of a region, and the blocks that are being read or written.
 
 /// How much is generated or compared at a time: it stays in the processor's cache.
 const CHUNK: usize = 32 << 10;
 /// How many extents are tried before a request waits for a completion.
 const TRIES: usize = 16;
-/// How many blocks of all jobs have a count of their writes: 256 MiB of counts. Those that follow
-/// are written once.
+/// The number of blocks of all jobs that have a count of their writes: 256 MiB of counts. The
+/// blocks that follow are written once.
 pub(crate) const COUNTED_BLOCKS: u64 = 64 << 20;
 
 /// Consecutive blocks.
@@ -289,8 +295,9 @@ pub(super) struct Lengths {
     pub(super) max: usize,
 }
 
-/// What the blocks of a region must hold, derived from their positions and numbers of writes. Its
-/// memory is bounded: a count of writes for each of the first blocks, and the requests in flight.
+/// The expected content of the blocks of a region, derived from their positions and numbers of
+/// writes. Its memory is bounded: a count of writes for each of the first blocks, and the requests
+/// in flight.
 pub(super) struct Ledger {
     start: u64,
     block: usize,

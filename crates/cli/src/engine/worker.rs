@@ -213,8 +213,8 @@ impl<'t, B> Worker<'t, B> {
     }
 
     /// Prepares for waiting at the target's descriptor, as [`Target::arm`] does, and returns how
-    /// long to wait at most; not at all with nothing in flight. What the target gave up is passed
-    /// to `each`.
+    /// long to wait at most; not at all with nothing in flight. Requests that the target gave up
+    /// are passed to `each`.
     pub(crate) fn arm(&mut self, each: impl FnMut(Completion<B>)) -> Option<Duration> {
         // With nothing in flight too, or the signal of what has completed would end every wait.
         let wait = self.target.arm(&mut self.completed);
@@ -328,7 +328,7 @@ impl Rates {
 /// The samples of the reads, the writes and the trims.
 pub(crate) type AllRates = [Rates; 3];
 
-/// What was completed so far, and the samples.
+/// The completed requests so far, and the samples.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     /// Requests and bytes of each direction.
@@ -357,7 +357,7 @@ impl Sampler {
         }
     }
 
-    /// Starts it, if no other job has. What completes from here on is sampled.
+    /// Starts it, if no other job has. Requests that complete from here on are sampled.
     pub(crate) fn start(&self) {
         let Ok(mut state) = self.state.lock() else { return };
         if state.last.is_none() {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// A workload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Workload {
-    /// What the requests do, and in which order.
+    /// The direction and order of the requests.
     pub(crate) rw: Rw,
     /// Bytes of one request.
     pub(crate) block: usize,
@@ -167,7 +167,7 @@ pub(crate) fn run<B: DataBuffer>(
     target: &mut dyn Target<B>,
     workload: Workload,
     buffers: &mut Vec<B>,
-    watch: Watch<'_>,
+    observers: Observers<'_>,
 ) -> (WorkloadStats, Result<(), EngineError>) {
     target.measure_submission();
     let mut run = Run {
@@ -178,7 +178,7 @@ pub(crate) fn run<B: DataBuffer>(
         throttle: workload.rate.map(Throttle::new),
         began: Instant::now(),
         is_ramping: !workload.ramp.is_zero(),
-        watch,
+        observers,
         data: Random::new(workload.seed),
     };
     let result = run.run();
@@ -192,9 +192,10 @@ pub(crate) fn run<B: DataBuffer>(
     (stats, result)
 }
 
-/// What watches a workload: progress and samples, which all jobs share, and what ends it.
+/// The observers of a workload: progress and samples, which all jobs share, and the interrupt that
+/// ends it.
 #[derive(Clone, Copy)]
-pub(crate) struct Watch<'w> {
+pub(crate) struct Observers<'w> {
     /// The live line.
     pub(crate) progress: &'w Progress,
     /// The samples.
@@ -211,7 +212,7 @@ struct Run<'t, 'w, B> {
     throttle: Option<Throttle>,
     began: Instant,
     is_ramping: bool,
-    watch: Watch<'w>,
+    observers: Observers<'w>,
     data: Random,
 }
 
@@ -221,17 +222,17 @@ impl<B: DataBuffer> Run<'_, '_, B> {
         let mut next = sequence.next();
         let mut since_pause = 0;
         if !self.is_ramping {
-            self.watch.sampler.start();
+            self.observers.sampler.start();
         }
         loop {
-            if self.watch.interrupt.is_raised() {
+            if self.observers.interrupt.is_raised() {
                 return Err(EngineError::Interrupted);
             }
             if self.is_ramping && self.began.elapsed() >= self.workload.ramp {
-                // What is in flight counts from here on.
+                // Requests in flight count from here on.
                 self.worker.reset_stats();
                 (self.began, self.is_ramping) = (Instant::now(), false);
-                self.watch.sampler.start();
+                self.observers.sampler.start();
                 sequence.issued = 0;
                 next = sequence.next();
             }
@@ -300,7 +301,7 @@ impl<B: DataBuffer> Run<'_, '_, B> {
                 let reclaimed = self.reclaim(completion);
                 first = first.and(reclaimed);
             }
-            self.watch.sampler.tick(Instant::now());
+            self.observers.sampler.tick(Instant::now());
             first?;
         }
     }
@@ -313,11 +314,11 @@ impl<B: DataBuffer> Run<'_, '_, B> {
                 .runtime
                 .is_some_and(|runtime| !self.is_ramping && self.began.elapsed() >= runtime)
         };
-        while began.elapsed() < time && !ends() && !self.watch.interrupt.is_raised() {
+        while began.elapsed() < time && !ends() && !self.observers.interrupt.is_raised() {
             std::thread::sleep(time.saturating_sub(began.elapsed()).min(PAUSE_STEP));
             let now = Instant::now();
-            self.watch.sampler.tick(now);
-            self.watch.progress.tick(now);
+            self.observers.sampler.tick(now);
+            self.observers.progress.tick(now);
         }
     }
 
@@ -331,8 +332,8 @@ impl<B: DataBuffer> Run<'_, '_, B> {
         if got < io.len {
             return Err(EngineError::short(&self.worker.info().name, &io, got));
         }
-        self.watch.progress.add(got as u64);
-        self.watch.sampler.record(io.direction, got as u64);
+        self.observers.progress.add(got as u64);
+        self.observers.sampler.record(io.direction, got as u64);
         Ok(())
     }
 }
@@ -399,8 +400,8 @@ mod tests {
         let mut buffers = vec![vec![7; 512]; depth];
         let (progress, sampler, interrupt) =
             (Progress::hidden(), Sampler::new(), Interrupt::default());
-        let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
-        let (stats, ended) = run(target, workload, &mut buffers, watch);
+        let observers = Observers { progress: &progress, sampler: &sampler, interrupt: &interrupt };
+        let (stats, ended) = run(target, workload, &mut buffers, observers);
         (ended.map(|()| stats), buffers.len())
     }
 
@@ -504,11 +505,13 @@ mod tests {
             let mut buffers = vec![vec![7; 512]; 8];
             let (progress, sampler, interrupt) =
                 (Progress::hidden(), Sampler::new(), Interrupt::default());
-            let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
-            let (stats, ended) = run(&mut target, workload(Rw::Randrw, 250), &mut buffers, watch);
+            let observers =
+                Observers { progress: &progress, sampler: &sampler, interrupt: &interrupt };
+            let (stats, ended) =
+                run(&mut target, workload(Rw::Randrw, 250), &mut buffers, observers);
             let left = buffers.len();
             assert!(matches!(ended, Err(EngineError::Target(_))));
-            // What was done before counts.
+            // Requests done before the end count.
             assert!((1..250).contains(&stats.requests.requests()), "{}", stats.requests.requests());
             assert_eq!(left, 8 - usize::from(fault == Fault::Quarantine));
             assert!(target.in_flight.is_empty());

@@ -80,7 +80,7 @@ impl Capture {
         let header = PcapHeader { datalink, ..PcapHeader::default() };
         let writer = PcapWriter::with_header(output.clone(), header)
             .map_err(|error| failed(of_pcap(error)))?;
-        // What reads the file meanwhile finds a file of this kind.
+        // A program that reads the file meanwhile finds a file of this kind.
         output.lock().flush().map_err(failed)?;
         let (sender, packets) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("capture".into());
@@ -115,7 +115,7 @@ fn open(path: &Path, replace: bool, interrupt: &Interrupt) -> Result<Option<File
     // Without waiting for a FIFO's reader, now and when it does not read.
     options.write(true).custom_flags(i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default());
     if !is_fifo {
-        // Packets of others are nobody else's to read.
+        // Other users may not read the packets.
         options.create(true).create_new(!replace).truncate(replace).mode(0o600);
     }
     let mut told = false;
@@ -170,8 +170,8 @@ impl Write for Output {
     }
 }
 
-/// What is not in the file yet, and where its packets end: a file that cannot take all of it ends
-/// with a whole packet.
+/// The bytes that are not in the file yet, and where its packets end: a file that cannot take all
+/// of it ends with a whole packet.
 #[derive(Debug)]
 struct Buffer {
     file: File,

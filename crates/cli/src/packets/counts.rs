@@ -1,4 +1,4 @@
-//! What is counted of packets.
+//! The counts of packets.
 
 use pinfold::xdp::SocketStats;
 use pinfold_xdp::protocol::HEADER_BYTES;

@@ -82,7 +82,7 @@ impl<'t> Store<'t> {
         Self { target, slots, holder, depth, in_flight: 0, completed, interrupt }
     }
 
-    /// Returns how many packets can be stored now. Those beyond stay in the receive ring.
+    /// Returns how many packets can be stored now. Packets beyond them stay in the receive ring.
     pub(super) fn room(&self) -> usize {
         self.depth - self.in_flight
     }
@@ -324,7 +324,7 @@ fn system(spec: &TargetSpec, error: io::Error) -> OpenError {
 fn create(spec: &TargetSpec, path: &Path, replace: bool) -> Result<File, OpenError> {
     let mut options = OpenOptions::new();
     // Also for reading: a pipe is then opened without waiting for its other end, and refused.
-    // Packets of others are nobody else's to read.
+    // Other users may not read the packets.
     options.read(true).write(true).create(true).create_new(!replace).truncate(replace).mode(0o600);
     let file = options.open(path).map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => OpenError::HoldsData(spec.to_string()),
@@ -337,14 +337,14 @@ fn create(spec: &TargetSpec, path: &Path, replace: bool) -> Result<File, OpenErr
     }
 }
 
-// What is stored of a packet: a slot of 4096 bytes, in which the packet lies where it was
+// The stored form of a packet: a slot of 4096 bytes, in which the packet lies where it was
 // received.
 
 /// The distance of two slots in bytes: a page.
 pub(crate) const SLOT: u64 = 4096;
 /// Bytes of the header.
 const HEADER: usize = 40;
-/// What a slot begins with. One that does not holds no packet.
+/// The first bytes of a slot. A slot without them holds no packet.
 const MAGIC: [u8; 8] = *b"PINFOLD1";
 
 /// Returns whether there is room for a header in front of the packet. The kernel reserves 256 bytes
@@ -377,7 +377,7 @@ pub(crate) fn complete_slot(
     let end = offset.saturating_add(len);
     let bytes = end.next_multiple_of(block).min(memory.len());
     memory.copy_from_slice(0, &header)?;
-    // What an earlier packet left in the page is not stored with this one.
+    // The remains of an earlier packet in the page are not stored with this one.
     memory.fill(HEADER, offset.saturating_sub(HEADER), 0)?;
     memory.fill(end, bytes.saturating_sub(end), 0)?;
     Ok(bytes)

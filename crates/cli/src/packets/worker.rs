@@ -22,7 +22,7 @@ const WAIT_STORING: Duration = Duration::from_millis(1);
 /// How often the figures of the live line are renewed.
 const PUBLISH: Duration = Duration::from_millis(200);
 
-/// What the threads share.
+/// The state that the threads share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Raised to end all of them.
@@ -34,8 +34,8 @@ pub(crate) struct Shared {
 /// Packets that may still be received.
 #[derive(Debug)]
 struct Left {
-    /// Those that no queue has claimed. Claims are returned where nothing was received, so that 0
-    /// is not the end.
+    /// The packets that no queue has claimed. Claims are returned where nothing was received, so
+    /// that 0 is not the end.
     unclaimed: AtomicU64,
     unreceived: AtomicU64,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Snapshot {
     pub(crate) report: SocketReport,
 }
 
-/// What is done with a packet.
+/// The treatment of a packet.
 #[derive(Debug)]
 pub(crate) enum Action<'t> {
     /// It is counted.
@@ -126,8 +126,8 @@ impl<'s> Worker<'s> {
         (self.socket, result)
     }
 
-    /// Receives, and waits until what is being stored has been. What was received is handled and
-    /// counted, whatever fails.
+    /// Receives, and waits until all packets have been stored. Packets that were received are
+    /// handled and counted, whatever fails.
     fn receive(&mut self) -> Result<(), Failure> {
         let mut counts = Counts::default();
         let ended = self.receive_all(&mut counts);

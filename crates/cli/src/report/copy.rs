@@ -35,13 +35,13 @@ pub(crate) struct CopyReport {
     pub(crate) phases: Vec<PhaseReport>,
     /// The SHA-256 of both, if it was requested.
     pub(crate) sha256: Option<Hashes>,
-    /// What the memory stack did.
+    /// The statistics of the memory stack.
     pub(crate) stack: StackReport,
-    /// What fell back to something slower, and why; what does not remain.
+    /// Fallbacks to something slower, with the reason; data that does not remain.
     pub(crate) notes: Vec<String>,
     /// Why the copy is not complete; `None` where it is.
     pub(crate) error: Option<String>,
-    /// What is said of the destination if the copy is not complete.
+    /// The state of the destination if the copy is not complete.
     #[serde(skip)]
     pub(crate) left: &'static str,
 }

@@ -28,7 +28,7 @@ pub(crate) struct IoReport {
     pub(crate) scratch_file: bool,
     /// Why the run ended early, if it did.
     pub(crate) ended_early: Option<String>,
-    /// What the requests did.
+    /// The direction and order of the requests.
     pub(crate) rw: Rw,
     /// Bytes of one request, the most if they differ.
     pub(crate) block_bytes: u64,
@@ -52,13 +52,13 @@ pub(crate) struct IoReport {
     pub(crate) write: Option<DirectionReport>,
     /// The trims, if there were any.
     pub(crate) trim: Option<DirectionReport>,
-    /// What was verified, if that was requested.
+    /// The verified data, if that was requested.
     pub(crate) verified: Option<Verified>,
     /// The processor time.
     pub(crate) cpu: CpuReport,
-    /// What the memory stack did.
+    /// The statistics of the memory stack.
     pub(crate) stack: StackReport,
-    /// What fell back to something slower, and why.
+    /// Fallbacks to something slower, with the reason.
     pub(crate) notes: Vec<String>,
     /// The histograms, for fio's JSON.
     #[serde(skip)]

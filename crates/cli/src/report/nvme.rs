@@ -17,7 +17,7 @@ pub(crate) struct NvmeReport {
     pub(crate) namespaces: Vec<NamespaceReport>,
     /// The SMART log, if the controller has one.
     pub(crate) smart: Option<SmartReport>,
-    /// What could not be read, with the reason.
+    /// The parts that could not be read, with the reason.
     pub(crate) notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The report of `receive`, and what a user is told of an interface: what its packets lack, and what
+//! The report of `receive`, and notes about an interface: what its packets lack, and what
 //! cannot be done with them.
 
 use super::line;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-/// What was received, and what became of it.
+/// The packets that were received, and how they were handled.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct ReceiveReport {
     /// `receive`.
@@ -22,7 +22,7 @@ pub(crate) struct ReceiveReport {
     pub(crate) queues: Vec<u32>,
     /// Queues that the interface got while it was received from: the kernel had their packets.
     pub(crate) queues_added: u32,
-    /// What packets begin with: `ethernet` or `raw-ip`.
+    /// The first header of packets: `ethernet` or `raw-ip`.
     pub(crate) link: &'static str,
     /// Where they were received: `native`, in the driver, or `generic`, in the network stack.
     pub(crate) xdp: &'static str,
@@ -35,7 +35,7 @@ pub(crate) struct ReceiveReport {
     /// Memory for packets in bytes, and entries of a ring, of each queue.
     pub(crate) memory_per_queue: u64,
     pub(crate) ring: u32,
-    /// What the user was told of the interface.
+    /// The notes about the interface.
     pub(crate) notes: Vec<String>,
     pub(crate) seconds: f64,
     pub(crate) packets: u64,
@@ -60,7 +60,7 @@ pub(crate) struct ReceiveReport {
     pub(crate) stored: Option<u64>,
     pub(crate) not_stored: u64,
     pub(crate) pages: Pages,
-    /// Why it ended early, if something failed. What was received before is counted and written.
+    /// Why it ended early, if something failed. Packets received before are counted and written.
     pub(crate) failure: Option<String>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Pages {
     pub(crate) in_use: u64,
     /// Chunks that the kernel had.
     pub(crate) in_kernel: u64,
-    /// Who held pages, by name.
+    /// The pages held, by the name of their holder.
     pub(crate) holders: BTreeMap<String, u64>,
 }
 

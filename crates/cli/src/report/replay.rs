@@ -1,4 +1,4 @@
-//! What a replay needed, beside what was recorded.
+//! The report of a replay: the needs of each policy, beside those recorded.
 
 use crate::args::TimingArg;
 use crate::output::OutputError;
@@ -18,7 +18,7 @@ pub(crate) struct Report<'t> {
     devices: Vec<(DeviceLine<'t>, Vec<Row<'t>>)>,
 }
 
-/// What was read.
+/// The trace that was read.
 #[derive(Debug, Serialize)]
 struct TraceLine<'t> {
     trace: String,
@@ -30,7 +30,7 @@ struct TraceLine<'t> {
     summary: &'t Summary,
 }
 
-/// What one device did.
+/// The operations of one device.
 #[derive(Debug, Serialize)]
 struct DeviceLine<'t> {
     device: &'t str,
@@ -38,7 +38,7 @@ struct DeviceLine<'t> {
     counts: &'t Counts,
 }
 
-/// What one policy needed for one device, or what was recorded.
+/// The needs of one policy for one device, or the recorded ones.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row<'t> {
     device: &'t str,
@@ -48,12 +48,12 @@ pub(crate) struct Row<'t> {
     /// `None` of what was recorded.
     #[serde(flatten)]
     replayed: Option<Replayed>,
-    /// What is still mapped at the end; `None` unless it is wanted and can be read.
+    /// The mappings that remain at the end; `None` unless it is wanted and can be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     mapped: Option<Vec<MappedLine>>,
 }
 
-/// What can be measured of a policy only.
+/// The figures that can be measured of a policy only.
 #[derive(Debug, Serialize)]
 struct Replayed {
     /// Entries that the policy keeps for the addresses, and the pages of its table, when the most
@@ -378,7 +378,7 @@ fn ratio(part: u64, whole: u64) -> String {
     if whole == 0 { "-".to_owned() } else { format!("{:.2}", part as f64 / whole as f64) }
 }
 
-/// What the columns mean, below all tables.
+/// The meaning of the columns, below all tables.
 const NOTES: &str = "
 extents: runs of adjacent addresses when the most bytes are mapped; tables: pages of the I/O page table for these; ever: of a
 table that is never freed; pages: different pages of addresses ever used; span: from the lowest to the highest address; entries:

@@ -25,11 +25,11 @@ pub(crate) struct Listening {
     addresses: Vec<String>,
     /// Requests are multiples of this.
     block_minimum: u32,
-    /// Those that are multiples of this are fast.
+    /// Requests that are multiples of this are fast.
     block_preferred: u32,
     /// The longest request.
     block_maximum: u32,
-    /// What is slower than it could be, and why.
+    /// The parts that are slower than they could be, with the reason.
     notes: Vec<String>,
 }
 
@@ -94,9 +94,9 @@ pub(crate) struct ServeReport {
     pub(crate) flushes: RequestReport,
     /// The processor time of the whole process.
     pub(crate) cpu: CpuReport,
-    /// What the memory stack did.
+    /// The statistics of the memory stack.
     pub(crate) stack: StackReport,
-    /// What fell back to something slower, and why.
+    /// Fallbacks to something slower, with the reason.
     pub(crate) notes: Vec<String>,
 }
 

@@ -247,7 +247,7 @@ pub(crate) struct DomainReport {
     pub(crate) flushes_modelled: bool,
     /// Mappings created.
     pub(crate) maps: u64,
-    /// Those that needed no change of the table.
+    /// The maps that needed no change of the table.
     pub(crate) maps_fixed: u64,
     /// Revocations that waited because too many bytes were held.
     pub(crate) limited: u64,
@@ -259,9 +259,9 @@ pub(crate) struct DomainReport {
     pub(crate) table_pages: u64,
     /// Ranges for which a flush was requested.
     pub(crate) invalidations_asked: u64,
-    /// Those that also had to flush cached table pages.
+    /// The flushes that also had to remove cached table pages.
     pub(crate) invalidations_of_tables: u64,
-    /// Those covered by the flush of a neighbour.
+    /// The requests covered by the flush of a neighbour.
     pub(crate) invalidations_merged: u64,
     /// Flushes submitted.
     pub(crate) invalidations_sent: u64,

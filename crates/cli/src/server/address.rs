@@ -44,7 +44,7 @@ impl TryFrom<OsString> for NbdAddress {
     }
 }
 
-/// Returns a part of a URI that stands for `bytes`: slashes and what needs no encoding as they are
+/// Returns the part of a URI that encodes `bytes`: slashes and unreserved bytes as they are
 /// (RFC 3986, section 2.3).
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut encoded = String::with_capacity(bytes.len());
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_a_meaning_in_uris_is_encoded() {
+    fn reserved_characters_of_uris_are_encoded() {
         assert_eq!(
             encode("/a b#c?d&e%41;é+=~".as_bytes()),
             "/a%20b%23c%3Fd%26e%2541%3B%C3%A9%2B%3D~"

@@ -1,4 +1,4 @@
-//! What is known of a client.
+//! The state of a client's connection.
 
 use super::error::Ended;
 use super::outgoing::Outgoing;
@@ -92,9 +92,9 @@ pub(super) struct Connection {
     pub(super) waits_since: Option<Duration>,
     /// When it was accepted.
     accepted: Duration,
-    /// Since when it is the client's turn to take a reply or to send the rest of a payload, and has
-    /// not moved [`PROGRESS`] bytes.
-    its_turn_since: Option<Duration>,
+    /// Since when the server waits for the client to take a reply or to send the rest of a payload,
+    /// without [`PROGRESS`] bytes having moved.
+    waiting_since: Option<Duration>,
     /// The bytes that were moved since then.
     moved: usize,
 }
@@ -127,7 +127,7 @@ impl Connection {
             held: 0,
             waits_since: None,
             accepted: now,
-            its_turn_since: None,
+            waiting_since: None,
             moved: 0,
         }
     }
@@ -142,39 +142,42 @@ impl Connection {
     pub(super) fn note_moved(&mut self, bytes: usize) {
         self.moved += bytes;
         if self.moved >= PROGRESS {
-            (self.its_turn_since, self.moved) = (None, 0);
+            (self.waiting_since, self.moved) = (None, 0);
         }
     }
 
     /// Notes that the client has taken replies, or sent all of a payload: if nothing else is to be
-    /// taken or sent, its turn is over.
+    /// taken or sent, the server no longer waits for it.
     pub(super) fn note_done(&mut self) {
         if !self.has_output() && self.receiving.is_none() {
-            (self.its_turn_since, self.moved) = (None, 0);
+            (self.waiting_since, self.moved) = (None, 0);
         }
     }
 
-    /// Notes whether it is the client's turn: to take what its socket has no space for, or to send
-    /// the rest of a payload, for which there is memory. What the target has of it does not matter.
-    pub(super) fn note_turn(&mut self, now: Duration) {
+    /// Notes whether the server waits for the client: to take replies that its socket has no space
+    /// for, or to send the rest of a payload for which there is memory. Its requests at the target
+    /// do not matter.
+    pub(super) fn note_waiting(&mut self, now: Duration) {
         let takes = self.has_output() && !self.writable;
         let sends = self.receiving.as_ref().is_some_and(|receiving| receiving.buffer.is_some())
             && !self.readable;
         if takes || sends {
-            self.its_turn_since.get_or_insert(now);
+            self.waiting_since.get_or_insert(now);
         } else {
-            (self.its_turn_since, self.moved) = (None, 0);
+            (self.waiting_since, self.moved) = (None, 0);
         }
     }
 
-    /// Returns whether it has taken longer than a client may: for its handshake, or in its turn
-    /// since `start`, when others began to wait for memory, which it holds.
+    /// Returns whether it has taken longer than a client may: for its handshake, or while the
+    /// server waits for it since `start`, when others began to wait for memory, which it holds.
     pub(super) fn is_stalled(&self, start: Option<Duration>, now: Duration) -> bool {
         if self.is_in_handshake() {
             return now.saturating_sub(self.accepted) > PATIENCE;
         }
-        let turn = self.its_turn_since.filter(|_| self.held > 0);
-        turn.zip(start).is_some_and(|(turn, start)| now.saturating_sub(turn.max(start)) > PATIENCE)
+        let since = self.waiting_since.filter(|_| self.held > 0);
+        since
+            .zip(start)
+            .is_some_and(|(since, start)| now.saturating_sub(since.max(start)) > PATIENCE)
     }
 
     /// Returns whether the client has to take replies before more of its requests are accepted.
@@ -196,8 +199,8 @@ impl Connection {
         !self.gone && (!self.outgoing.is_empty() || self.stream.has_unsent())
     }
 
-    /// Notes that the client takes no more replies. What it had sent before is still to be
-    /// received, to its end.
+    /// Notes that the client takes no more replies. The bytes that it had sent before are still to
+    /// be received.
     pub(super) fn note_gone(&mut self) {
         (self.gone, self.hung_up, self.readable) = (true, true, true);
     }
@@ -264,19 +267,19 @@ mod tests {
         connection.phase = Phase::Transmission(Session::default(), RequestReader::new());
         connection.held = 4096;
         connection.outgoing.push(super::super::outgoing::Part::Bytes(vec![0; 100]));
-        connection.note_turn(NOW);
+        connection.note_waiting(NOW);
         assert!(
-            connection.its_turn_since.is_none(),
-            "its socket has space: it is the server's turn"
+            connection.waiting_since.is_none(),
+            "its socket has space: the client waits for the server"
         );
         connection.writable = false;
-        connection.note_turn(NOW);
-        connection.its_turn_since = connection.its_turn_since.map(|_| NOW - 2 * LONG);
-        assert!(!connection.is_stalled(None, NOW), "nobody waits");
+        connection.note_waiting(NOW);
+        connection.waiting_since = connection.waiting_since.map(|_| NOW - 2 * LONG);
+        assert!(!connection.is_stalled(None, NOW), "no client waits");
         assert!(!connection.is_stalled(Some(NOW), NOW), "they have just begun to");
         assert!(connection.is_stalled(Some(NOW - LONG), NOW));
         connection.operations = 1;
-        connection.note_turn(NOW);
+        connection.note_waiting(NOW);
         assert!(
             connection.is_stalled(Some(NOW - LONG), NOW),
             "a request at the target is no excuse"
@@ -284,14 +287,14 @@ mod tests {
         connection.note_moved(PROGRESS - 1);
         assert!(connection.is_stalled(Some(NOW - LONG), NOW), "a few bytes are no progress");
         connection.note_moved(1);
-        connection.note_turn(NOW);
+        connection.note_waiting(NOW);
         assert!(!connection.is_stalled(Some(NOW - LONG), NOW));
-        connection.its_turn_since = Some(NOW - LONG);
+        connection.waiting_since = Some(NOW - LONG);
         connection.held = 0;
         assert!(!connection.is_stalled(Some(NOW - LONG), NOW), "it holds nothing");
         connection.held = 4096;
         connection.writable = true;
-        connection.note_turn(NOW);
-        assert!(!connection.is_stalled(Some(NOW - LONG), NOW), "its turn is over");
+        connection.note_waiting(NOW);
+        assert!(!connection.is_stalled(Some(NOW - LONG), NOW), "the client has caught up");
     }
 }

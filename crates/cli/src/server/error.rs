@@ -42,7 +42,7 @@ pub(crate) enum ServeError {
         "{0}: a socket was passed by socket activation (LISTEN_FDS); leave the option out, or start the server without"
     )]
     Passed(&'static str),
-    /// What was passed cannot be used.
+    /// A descriptor that was passed cannot be used.
     #[error(
         "socket activation passed what cannot be used: {0}; pass one listening stream socket, Unix or TCP"
     )]
@@ -54,7 +54,7 @@ pub(crate) enum ServeError {
         option: &'static str,
         /// The value.
         asked: u64,
-        /// What it exceeds.
+        /// The limit that it exceeds.
         reason: String,
     },
     /// The command of `--run` was not started, or is lost.
@@ -110,7 +110,7 @@ pub(crate) enum ServeError {
     Certificates {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         reason: String,
     },
     /// A system call of an event loop failed.
@@ -176,7 +176,7 @@ pub(super) enum Ended {
     /// The client broke the rules of the handshake.
     #[error("{0}")]
     Handshake(#[from] HandshakeError),
-    /// What the client sends are no requests.
+    /// The client does not send requests.
     #[error("{0}")]
     Request(#[from] RequestError),
 }

@@ -1,8 +1,8 @@
 //! One thread of the server: its connections, its queue at the target, its memory.
 //!
-//! A turn of the loop takes the target's completions, serves the connections on its list (replies
-//! first, then requests), and looks for events; it sleeps only when the list is empty and the
-//! target has nothing to report.
+//! An iteration of the loop takes the target's completions, serves the connections on its list
+//! (replies first, then requests), and looks for events; it sleeps only when the list is empty and
+//! the target has nothing to report.
 
 use super::connection::Connection;
 use super::error::{Ended, ServeError, WARNINGS};
@@ -39,10 +39,10 @@ const AFTER_FAILURE: Duration = Duration::from_millis(10);
 const WAKE: u64 = u64::MAX;
 const TARGET: u64 = u64::MAX - 1;
 
-/// What all event loops share.
+/// The state that all event loops share.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<'s> {
-    /// What is served.
+    /// The export.
     pub(crate) export: &'s Export,
     /// The first byte of the target that is served.
     pub(crate) base: u64,
@@ -87,8 +87,8 @@ pub(crate) struct EventLoop<'s, 't> {
     pub(super) stats: ServeStats,
     /// How many errors of the target were logged as warnings.
     pub(super) warned: u64,
-    /// What the connection that is served may still do in this turn, in bytes moved.
-    pub(super) turn: usize,
+    /// The bytes that the connection being served may still move in this iteration.
+    pub(super) budget: usize,
     /// Leaves out the pauses of the process (SIGSTOP, a debugger, a frozen cgroup), for which
     /// clients are not to blame.
     clock: Unpaused<SystemClock>,
@@ -134,7 +134,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             scratch: vec![0; 64 << 10].into_boxed_slice(),
             stats: ServeStats::default(),
             warned: 0,
-            turn: 0,
+            budget: 0,
             clock: Unpaused::new(SystemClock::default()),
         })
     }
@@ -155,7 +155,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             self.take_completions();
             self.serve_ready();
             self.issue();
-            // What the page cache holds is complete once it is submitted: it is answered before the
+            // A request to cached pages is complete once it is submitted: it is answered before the
             // loop looks for events.
             if self.take_completions() {
                 self.serve_ready();
@@ -247,7 +247,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         Ok(())
     }
 
-    /// Takes over new clients. Those that come after the signal are turned away, or each would keep
+    /// Takes over new clients. Clients that come after the signal are refused, or each would keep
     /// the loop from its end.
     fn accept(&mut self) {
         while let Ok(stream) = self.inbox.streams.try_recv() {
@@ -274,7 +274,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Has a connection served in the next turn.
+    /// Has a connection served in the next iteration.
     pub(super) fn list(&mut self, key: Key) {
         if let Some(connection) = self.connections.get_mut(key)
             && !std::mem::replace(&mut connection.listed, true)
@@ -384,7 +384,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             // A client does not wait for itself.
             let others = waiting.iter().find(|(_, other)| *other != key).map(|(since, _)| *since);
             let Some(connection) = self.connections.get_mut(key) else { continue };
-            connection.note_turn(now);
+            connection.note_waiting(now);
             if connection.is_stalled(others, now) {
                 self.stats.dropped += 1;
                 tracing::info!("a client is disconnected: it makes no progress");
@@ -393,7 +393,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Closes a connection. What it has at the target completes without it.
+    /// Closes a connection. Its requests at the target complete without it.
     pub(super) fn close(&mut self, key: Key) {
         self.abandon_receiving(key);
         self.discard_replies(key);

@@ -336,7 +336,7 @@ pub(crate) fn accept_all(
     interrupt: &Interrupt,
 ) -> u64 {
     let mut refused = 0;
-    let mut turns = outboxes.iter().cycle();
+    let mut next_outbox = outboxes.iter().cycle();
     let sockets = listener.sockets();
     let mut fds: Vec<_> =
         sockets.iter().map(|socket| PollFd::from_borrowed_fd(*socket, PollFlags::IN)).collect();
@@ -353,7 +353,7 @@ pub(crate) fn accept_all(
         match listener.accept(next) {
             Ok(_) if connected.load(Ordering::Relaxed) >= most => refused += 1,
             Ok(stream) => {
-                let Some(outbox) = turns.next() else { return refused };
+                let Some(outbox) = next_outbox.next() else { return refused };
                 connected.fetch_add(1, Ordering::Relaxed);
                 if outbox.streams.send(stream).is_err() {
                     // Its loop has ended with an error, which ends the server.

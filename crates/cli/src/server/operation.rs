@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 
-/// What the target does for a request at the moment.
+/// The present work of the target for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
     /// It reads, or writes what is received.
@@ -25,7 +25,7 @@ pub(super) enum Stage {
         /// The next byte to be zeroed.
         next: u64,
     },
-    /// What was written is made durable.
+    /// The written data is made durable.
     Flushing,
 }
 
@@ -100,7 +100,7 @@ impl Operation {
     }
 }
 
-/// A request for the target that waits for its turn.
+/// A request that waits for room in the target's queue.
 pub(super) struct Issue {
     pub(super) io: Io,
     pub(super) buffer: Buffer,
@@ -119,7 +119,8 @@ impl Issue {
     }
 }
 
-// Requests that wait for room in the target's queue: the clients in turn, each with its share.
+// Requests that wait for room in the target's queue: one client after the other, each with its
+// share.
 
 /// The requests of one client.
 #[derive(Default)]
@@ -132,8 +133,8 @@ struct Client {
 #[derive(Default)]
 pub(super) struct Issues {
     clients: HashMap<Key, Client>,
-    /// Those with waiting requests: the next one first.
-    turns: VecDeque<Key>,
+    /// The clients with waiting requests: the next one first.
+    waiting: VecDeque<Key>,
 }
 
 impl Issues {
@@ -141,7 +142,7 @@ impl Issues {
     pub(super) fn push(&mut self, client: Key, issue: Issue) {
         let entry = self.clients.entry(client).or_default();
         if entry.waiting.is_empty() {
-            self.turns.push_back(client);
+            self.waiting.push_back(client);
         }
         entry.waiting.push_back(issue);
     }
@@ -154,19 +155,19 @@ impl Issues {
     /// requests of the others take. Of clients that come one after the other, each gets half of
     /// what is left: eight whose requests do not complete fill a queue of 128.
     pub(super) fn pop(&mut self, free: usize) -> Option<(Key, Issue)> {
-        for _ in 0..self.turns.len() {
-            let client = self.turns.pop_front()?;
+        for _ in 0..self.waiting.len() {
+            let client = self.waiting.pop_front()?;
             let Some(entry) = self.clients.get_mut(&client) else { continue };
             if entry.at_target < free
                 && let Some(issue) = entry.waiting.pop_front()
             {
                 entry.at_target += 1;
                 if !entry.waiting.is_empty() {
-                    self.turns.push_back(client);
+                    self.waiting.push_back(client);
                 }
                 return Some((client, issue));
             }
-            self.turns.push_back(client);
+            self.waiting.push_back(client);
         }
         None
     }
@@ -182,7 +183,7 @@ impl Issues {
     }
 }
 
-// Which parts of a file are allocated.
+// The allocated parts of a file.
 
 /// The most extents in a reply, which fits into a page: a header, the number of the context, and 8
 /// bytes for each.
@@ -224,9 +225,9 @@ fn extent(file: &File, at: u64) -> Option<(u64, ExtentFlags)> {
     }
 }
 
-// What a server has done.
+// The statistics of a server.
 
-/// What a server has done, besides its requests at the target.
+/// The statistics of a server, besides those of its requests at the target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub(crate) struct ServeStats {
     /// Connections that were accepted.
@@ -242,7 +243,7 @@ pub(crate) struct ServeStats {
     pub(crate) errors: u64,
     /// Bytes of payload received.
     pub(crate) received: u64,
-    /// Those of them that arrived with a header and were copied into their buffer.
+    /// The bytes of them that arrived with a header and were copied into their buffer.
     pub(crate) copied: u64,
     /// Bytes of payload sent, which include descriptions of extents.
     pub(crate) sent: u64,
@@ -286,7 +287,7 @@ mod tests {
     /// Four clients with more requests than the queue holds, none of which completes, and one that
     /// comes last.
     #[test]
-    fn who_comes_last_finds_room_in_the_queue() {
+    fn the_last_client_finds_room_in_the_queue() {
         let arena = Arena::builder().size(4 << 20).source(Source::Plain).build_unmapped().unwrap();
         let mut keys = Slab::default();
         for (depth, hogs, alone) in [(1, 0, 1), (2, 1, 1), (8, 1, 4), (128, 1, 64), (128, 4, 26)] {
@@ -302,7 +303,7 @@ mod tests {
             }
             let mut taken = 0;
             while let Some((client, _)) = issues.pop(depth - taken) {
-                assert_eq!(client, hogs[taken % hogs.len()], "in turn");
+                assert_eq!(client, hogs[taken % hogs.len()], "one after the other");
                 taken += 1;
             }
             assert!(hogs.is_empty() || taken.div_ceil(hogs.len()) == alone, "{taken} of {depth}");

@@ -143,14 +143,14 @@ const PART: u64 = 8;
 const THREAD: u64 = 4 << 20;
 /// The least memory of a thread.
 const LEAST: u64 = 2 << 20;
-/// What a driver needs of the memory that may be locked for its queues.
+/// The part of the lockable memory that a driver needs for its queues.
 const QUEUES: u64 = 6 << 20;
 
 /// The longest request on any machine, which is what a client assumes that is told nothing ("Block
 /// size constraints"). One for which there is less memory is served in parts.
 pub(crate) const MAX_PAYLOAD: u32 = 32 << 20;
 
-/// What a server may use of the machine that it runs on.
+/// The resources of the machine that a server may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
     /// How many threads can run at the same time.
@@ -173,7 +173,7 @@ impl Machine {
     }
 }
 
-/// What the user asks for, and the target.
+/// The options of the user, and the target.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Asked {
     /// `--buffers`.
@@ -341,7 +341,7 @@ mod tests {
         let mut out = Vec::new();
         for clients in 1..200 {
             let mut held = vec![0; clients];
-            // Each takes what it can, in turn.
+            // Each takes all that it can, one after the other.
             while {
                 let before = out.len();
                 for held in &mut held {
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_asks_for_is_used_or_refused() {
+    fn requested_sizes_are_used_or_refused() {
         let asked = |buffers: Option<u64>, threads| Asked {
             buffers: buffers.map(ByteSize),
             threads,

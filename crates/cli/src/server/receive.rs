@@ -10,15 +10,16 @@ use crate::targets::target::IoDirection;
 use pinfold_nbd::{ErrorNumber, Operation as Kind, Request, RequestHeader, Session, Step, reply};
 use std::io::IoSliceMut;
 
-/// The most bytes that a connection receives and sends in one turn, so that no client delays the
-/// others for long.
-pub(super) const TURN: usize = 1 << 20;
-/// What a step with its input costs of a turn besides the bytes of a payload.
-const STEP: usize = TURN / 512;
-/// What an extent costs of a turn: its two system calls take about as long as to copy a page.
+/// The most bytes that a connection receives and sends in one iteration of the loop, so that no
+/// client delays the others for long.
+pub(super) const BUDGET: usize = 1 << 20;
+/// The share of the budget that a step with its input costs, besides the bytes of a payload.
+const STEP: usize = BUDGET / 512;
+/// The share of the budget that an extent costs: its two system calls take about as long as copying
+/// a page.
 const EXTENT: usize = 4096;
 
-/// What is left to do after a part of the input.
+/// The next step after a part of the input.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// More may follow at once.
@@ -29,15 +30,15 @@ pub(super) enum Next {
 
 impl EventLoop<'_, '_> {
     /// Serves a connection: sends replies, then receives requests, until nothing more can be done
-    /// or its turn is over.
+    /// or its budget is used up.
     pub(super) fn serve(&mut self, key: Key) -> Result<(), Ended> {
-        self.turn = TURN;
+        self.budget = BUDGET;
         self.send(key);
         while self.receive(key)? == Next::Continue {
             let work =
                 self.connections.get_mut(key).map_or(0, |connection| connection.stream.take_work());
-            self.turn = self.turn.saturating_sub(STEP + work);
-            if self.turn == 0 {
+            self.budget = self.budget.saturating_sub(STEP + work);
+            if self.budget == 0 {
                 self.list(key);
                 break;
             }
@@ -50,8 +51,8 @@ impl EventLoop<'_, '_> {
             connection.readable = true;
             self.list(key);
         }
-        // Small replies are sent at the end of the turn that requested them.
-        self.turn = self.turn.max(STEP);
+        // Small replies are sent in the iteration that requested them.
+        self.budget = self.budget.max(STEP);
         self.send(key);
         Ok(())
     }
@@ -195,7 +196,7 @@ impl EventLoop<'_, '_> {
         let create = |stage| Operation::new(key, request, structured, stage);
         let is_gone = self.connections.get_mut(key).is_none_or(|connection| connection.gone);
         let started = match operation {
-            // Nobody would take the reply.
+            // The client would not take the reply.
             Kind::Read | Kind::BlockStatus { .. } if is_gone => true,
             Kind::Disconnect => {
                 self.end(key);
@@ -244,7 +245,7 @@ impl EventLoop<'_, '_> {
         let Some(mut buffer) = self.take_memory(key, PAGE) else { return false };
         let extents =
             extents(self.shared.file, self.shared.base, (request.offset, request.length), one);
-        self.turn = self.turn.saturating_sub(extents.len() * EXTENT);
+        self.budget = self.budget.saturating_sub(extents.len() * EXTENT);
         let reply = reply::block_status(request.cookie, &extents);
         // The arena is mapped per use, so the slice is available; a page holds the most extents of
         // a reply.
@@ -310,7 +311,7 @@ impl EventLoop<'_, '_> {
             let rest = usize::try_from(end - at).unwrap_or(PIECE);
             let Some(buffer) = self.take_memory(key, rest) else {
                 // The arena is fragmented. There is no more than before: two that wait for too much
-                // would try in turn without end.
+                // would try one after the other without end.
                 buffers.into_iter().for_each(|(_, buffer, _)| self.give_back(key, buffer));
                 return false;
             };
@@ -323,7 +324,7 @@ impl EventLoop<'_, '_> {
         let mut parts = parts
             .map(|(at, buffer, len)| Issue::new(operation, IoDirection::Read, at, len, buffer));
         // The rest follows part by part, so that requests of others find room in the queue.
-        let first = (TURN / PIECE).min(self.depth / 2).max(1);
+        let first = (BUDGET / PIECE).min(self.depth / 2).max(1);
         parts.by_ref().take(first).for_each(|part| self.issues.push(key, part));
         if let Some(operation) = self.operations.get_mut(operation) {
             operation.unissued.extend(parts);
@@ -467,7 +468,7 @@ impl EventLoop<'_, '_> {
         // Both are at most the payload, whose length has 32 bits.
         reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
         connection.note_moved(moved);
-        self.turn = self.turn.saturating_sub(moved);
+        self.budget = self.budget.saturating_sub(moved);
         self.stats.received += moved as u64;
         Ok(Next::Continue)
     }
@@ -496,7 +497,7 @@ impl EventLoop<'_, '_> {
         reader.take_payload(u32::try_from(moved).unwrap_or(u32::MAX));
         let is_over = reader.payload() == 0;
         connection.note_moved(moved);
-        self.turn = self.turn.saturating_sub(moved);
+        self.budget = self.budget.saturating_sub(moved);
         self.stats.received += moved as u64;
         if is_over && let Some(receiving) = connection.receiving.take() {
             connection.waits_since = None;

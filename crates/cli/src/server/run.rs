@@ -30,7 +30,7 @@ use std::thread::JoinHandle;
 /// How clients are served.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServeOptions<'s> {
-    /// What they see.
+    /// The export that they see.
     pub(crate) export: &'s Export,
     /// Where it begins in the target.
     pub(crate) base: u64,
@@ -48,7 +48,7 @@ pub(crate) struct ServeOptions<'s> {
     pub(crate) budget: usize,
 }
 
-/// What the server has done.
+/// The outcome of a server.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
     /// Clients and their requests.
@@ -57,7 +57,7 @@ pub(crate) struct Served {
     pub(crate) refused: u64,
     /// The requests at the target.
     pub(crate) target: WorkerStats,
-    /// What has ended the server, if that was no signal.
+    /// The error that has ended the server, if that was no signal.
     pub(crate) failed: Option<ServeError>,
 }
 
@@ -149,7 +149,7 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-// What surrounds a server: the command of `--run`, the file of `--pidfile`, and a temporary
+// The surroundings of a server: the command of `--run`, the file of `--pidfile`, and a temporary
 // directory for a socket.
 
 /// The command of `--run`, which ends the server when it ends.

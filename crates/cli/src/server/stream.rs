@@ -204,7 +204,7 @@ const OVERHEAD_EACH: usize = 4;
 /// How often one call takes records, of which the library takes 4 KiB at a time: small ones take
 /// long.
 const MOST_TAKEN: usize = 16;
-/// What that costs of a turn.
+/// The share of the budget that this costs.
 const TAKEN: usize = 16 << 10;
 
 /// Reads the certificate and the key of a server, `server-cert.pem` and `server-key.pem` in
@@ -260,9 +260,9 @@ pub(super) struct Tls {
     overhead: usize,
     /// More may be here, or is the end, than the last call has returned.
     more: bool,
-    /// What the next call reports: the last one had something to return.
+    /// The error that the next call reports: the last one had bytes to return.
     failed: Option<io::Error>,
-    /// What was spent on records, as a turn counts it.
+    /// The share of the budget that was spent on records.
     work: usize,
 }
 
@@ -275,7 +275,8 @@ impl Tls {
     }
 
     /// Like [`Stream::receive`](super::stream::Stream::receive), but may return less than there is:
-    /// see [`has_more`](Self::has_more). What is no TLS is an error of the kind `InvalidData`.
+    /// see [`has_more`](Self::has_more). Bytes that are not TLS are an error of the kind
+    /// `InvalidData`.
     pub(super) fn receive(
         &mut self,
         socket: &mut Socket,
@@ -338,7 +339,7 @@ impl Tls {
         self.more
     }
 
-    /// Returns what was spent on records since the last call, as a turn counts it.
+    /// Returns the share of the budget that was spent on records since the last call.
     pub(super) fn take_work(&mut self) -> usize {
         std::mem::take(&mut self.work)
     }
@@ -455,7 +456,7 @@ mod tests {
 
     /// Sends more than a client's socket takes, so that a part waits at this end, and closes with
     /// input unread.
-    fn what_was_sent_arrives(mut client: impl Read + Write, mut stream: Stream) {
+    fn sent_bytes_arrive(mut client: impl Read + Write, mut stream: Stream) {
         client.write_all(&[1; 100_000]).unwrap();
         let (mut sent, piece) = (0, vec![2; 1 << 20]);
         while let Some(moved) = stream.send(&[IoSlice::new(&piece)]).unwrap() {
@@ -469,11 +470,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_arrives_although_input_was_not_read() {
+    fn sent_bytes_arrive_although_input_was_not_read() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        what_was_sent_arrives(client, Stream::tcp(listener.accept().unwrap().0).unwrap());
+        sent_bytes_arrive(client, Stream::tcp(listener.accept().unwrap().0).unwrap());
         let (client, ours) = UnixStream::pair().unwrap();
-        what_was_sent_arrives(client, Stream::unix(ours).unwrap());
+        sent_bytes_arrive(client, Stream::unix(ours).unwrap());
     }
 }

@@ -227,7 +227,7 @@ fn a_failed_request_is_an_error_for_its_client_alone() {
 }
 
 #[test]
-fn a_controller_that_fails_leaves_clients_with_errors_and_not_without_answers() {
+fn a_failed_controller_answers_clients_with_errors() {
     serve(4 << 20, |[mut a, mut b], faults| {
         assert_eq!(a.write(0, 0x11, 4096), None);
         faults.inject(Trigger::Nth(2), Fault::Fatal);
@@ -294,7 +294,7 @@ fn a_large_read_leaves_room_in_the_queue_for_others() {
 /// Nothing else happens meanwhile: no event makes the one that waits try again just before the loop
 /// looks for it.
 #[test]
-fn clients_that_hold_all_memory_and_send_nothing_are_disconnected() {
+fn silent_clients_that_hold_all_memory_are_disconnected() {
     let (stats, _) = serve_at(2 * PAGE, |mut idle, _, door| {
         for idle in &mut idle {
             idle.send(Command::WRITE, 1, 0, 1 << 20);
@@ -311,7 +311,7 @@ fn clients_that_hold_all_memory_and_send_nothing_are_disconnected() {
 
 /// Bytes that arrive one by one are no progress: others get the memory nevertheless.
 #[test]
-fn clients_that_hold_all_memory_and_send_a_byte_at_times_are_disconnected() {
+fn slow_clients_that_hold_all_memory_are_disconnected() {
     let (stats, _) = serve_at(2 * PAGE, |mut slow, _, door| {
         for slow in &mut slow {
             slow.send(Command::WRITE, 1, 0, 1 << 20);
@@ -328,7 +328,7 @@ fn clients_that_hold_all_memory_and_send_a_byte_at_times_are_disconnected() {
             }
             assert_eq!(waiting.write(1 << 19, 2, 1 << 16), None);
             assert_eq!(waiting.read(1 << 19, 512), Ok(vec![2; 512]));
-            // The one that remains holds what nobody waits for.
+            // The remaining client holds memory that no other waits for.
             door.interrupt.raise();
         });
     });
@@ -417,9 +417,9 @@ fn a_client_that_has_sent_its_last_request_gets_its_replies() {
     assert_eq!((clients.dropped, clients.requests), (0, 8));
 }
 
-/// While the last requests are answered, nobody else is served.
+/// While the last requests are answered, no other client is served.
 #[test]
-fn who_comes_after_the_signal_is_turned_away() {
+fn clients_after_the_signal_are_refused() {
     let (clients, _) = serve_at(4 << 20, |[mut a, _b], faults, door| {
         let (seen, taken) = channel();
         // The first command, and no other.

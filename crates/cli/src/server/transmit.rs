@@ -45,8 +45,8 @@ fn is_unsupported(error: &TargetError) -> bool {
 }
 
 impl EventLoop<'_, '_> {
-    /// Sends the replies of a connection as far as its socket takes them, until its turn is over.
-    /// That they cannot be sent does not end it: what the client had sent before it left is still
+    /// Sends the replies of a connection as far as its socket takes them and its budget lasts. That
+    /// they cannot be sent does not end it: data that the client had sent before it left is still
     /// received.
     pub(super) fn send(&mut self, key: Key) {
         let Some(connection) = self.connections.get_mut(key) else { return };
@@ -55,7 +55,7 @@ impl EventLoop<'_, '_> {
         }
         let (payloads, stats) = (&mut self.payloads, &mut self.stats);
         let (mut progress, mut reused) = (false, Vec::new());
-        while connection.writable && connection.has_output() && self.turn > 0 {
+        while connection.writable && connection.has_output() && self.budget > 0 {
             let held = &mut connection.held;
             let free = |buffer: Buffer, len, of| {
                 stats.sent += len as u64;
@@ -68,7 +68,7 @@ impl EventLoop<'_, '_> {
             match connection.outgoing.send(&mut connection.stream, free) {
                 Ok(Some(sent)) => {
                     progress = true;
-                    self.turn = self.turn.saturating_sub(sent);
+                    self.budget = self.budget.saturating_sub(sent);
                     connection.note_moved(sent);
                 }
                 Ok(None) => connection.writable = false,
@@ -81,7 +81,7 @@ impl EventLoop<'_, '_> {
         if progress {
             connection.note_done();
         }
-        // Its turn is over before its replies are sent.
+        // Its budget is used up before its replies are sent.
         let remains = connection.writable && connection.has_output();
         // It may have stopped receiving until its replies were taken, or are discarded.
         let receives = (progress || connection.gone)
@@ -177,8 +177,8 @@ impl EventLoop<'_, '_> {
         self.finish_if_complete(key);
     }
 
-    /// Passes on a buffer that the target is about to get for an operation, unless nobody needs the
-    /// result any more.
+    /// Passes on a buffer that the target is about to get for an operation, unless its result is
+    /// not needed any more.
     pub(super) fn lend(&mut self, tag: u64, buffer: Buffer) -> Option<Buffer> {
         let key = Key::from_word(tag);
         let is_needed = self.is_needed(key);
@@ -210,7 +210,7 @@ impl EventLoop<'_, '_> {
         operation.pending -= 1;
         let client = operation.connection;
         // Nothing of it may be at the target, whose completions would pass these on. Each is
-        // cancelled when its turn comes.
+        // cancelled when it is next.
         operation.unissued.drain(..).for_each(|issue| self.issues.push(client, issue));
         self.stop_streamed(key);
         self.return_memory(client, buffer);
@@ -235,12 +235,12 @@ impl EventLoop<'_, '_> {
         operation.pending -= 1;
         operation.at_target = operation.at_target.saturating_sub(1);
         operation.lent = operation.lent.saturating_sub(buffer.as_ref().map_or(0, Buffer::len));
-        // What is not back now does not come any more. Others of its parts may still be unissued,
-        // or wait for memory.
+        // A part that has not returned by now never does. Others of its parts may still be
+        // unissued, or wait for memory.
         let lost = if operation.at_target == 0 { std::mem::take(&mut operation.lent) } else { 0 };
         let connection = operation.connection;
         self.issues.note_returned(connection);
-        // Those of a read that is not needed are cancelled when their turn comes.
+        // Parts of a read that is not needed are cancelled when they are next.
         let next =
             if is_needed { 1 } else { operation.unissued.len() }.min(operation.unissued.len());
         operation.unissued.drain(..next).for_each(|issue| self.issues.push(connection, issue));
@@ -399,7 +399,7 @@ impl EventLoop<'_, '_> {
         if let Some(connection) = self.connections.get_mut(client) {
             connection.held = connection.held.saturating_sub(bytes);
         }
-        // Those that wait for more than remains have to learn it.
+        // Clients that wait for more than remains are refused.
         self.feed();
     }
 
@@ -423,8 +423,8 @@ impl EventLoop<'_, '_> {
 // parts follow one header in order, other replies of the connection wait behind them, and an error
 // after the first part can be reported only by the end of the connection ("Simple reply message").
 
-/// The most memory of one such read: as much as its client may move in one turn.
-const WINDOW: usize = super::receive::TURN;
+/// The most memory of one such read: as much as its client may move in one iteration of the loop.
+const WINDOW: usize = super::receive::BUDGET;
 
 impl EventLoop<'_, '_> {
     /// Starts a read with the memory that its client may have, or not at all if that is none.

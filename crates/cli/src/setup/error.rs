@@ -403,7 +403,7 @@ pub(crate) enum LimitError {
     SizeNeeded {
         /// The target.
         target: String,
-        /// What it is.
+        /// The state of the target.
         state: &'static str,
     },
     /// A source that holds only zeroes.

@@ -1,4 +1,5 @@
-//! A target that is open, with a queue for each job; the size and number of requests that it allows.
+//! A target that is open, with a queue for each job; the size and number of requests that it
+//! allows.
 
 use super::error::{LimitError, OpenError};
 use super::resolve::{

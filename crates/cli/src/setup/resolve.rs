@@ -25,7 +25,7 @@ pub(crate) const BLOCK: u64 = 512;
 /// The most memory of a model controller.
 const MAX_MEMORY: u64 = 1 << 40;
 
-/// What stores the bytes of a target.
+/// The storage of a target's bytes.
 #[derive(Debug)]
 pub(crate) enum Medium {
     /// A file, through io_uring.
@@ -34,7 +34,7 @@ pub(crate) enum Medium {
     Controller(ControllerMedium),
 }
 
-/// What stores the bytes of a controller.
+/// The storage of a controller's bytes.
 #[derive(Debug)]
 pub(crate) enum ControllerMedium {
     /// An image file, of a model controller.
@@ -71,7 +71,7 @@ pub(crate) struct ResolvedTarget {
     pub(crate) name: String,
     /// The path, for messages about files.
     pub(crate) path: PathBuf,
-    /// What stores its bytes.
+    /// The storage of its bytes.
     pub(crate) medium: Medium,
 }
 
@@ -318,7 +318,7 @@ fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), O
         return Err(OpenError::NotRegular(name));
     }
     let bytes = metadata.len();
-    // What the kernel makes up when it is read (/proc, cgroups) has a length of 0.
+    // A file whose content the kernel generates on a read (/proc, cgroups) has a length of 0.
     let more = file.read_at(&mut [0], bytes).map_err(system)? > 0;
     // One that has grown meanwhile is found by what needs the whole of it.
     if more && file.metadata().map_err(system)?.len() == bytes {
@@ -351,7 +351,7 @@ pub(crate) fn refuse_kernel_nvme(name: String, path: &Path) -> OpenError {
     }
 }
 
-/// What is behind an NVMe device.
+/// The controller behind an NVMe device.
 #[derive(PartialEq, Eq, Debug)]
 enum Found {
     Pci(Bdf),
@@ -454,7 +454,7 @@ mod tests {
         file.set_len(1 << 20).unwrap();
         assert!(!may_hold_data(&file, 1 << 20, 0));
         file.write_all_at(b"data", 300_000).unwrap();
-        // What a file system that does not count blocks says.
+        // The answer of a file system that does not count blocks.
         assert!(may_hold_data(&file, 1 << 20, 0));
         assert!(may_hold_data(&file, 1 << 20, 8));
     }

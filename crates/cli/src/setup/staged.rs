@@ -352,7 +352,7 @@ fn temporary_name() -> Result<OsString, Errno> {
 
 // A file that is created for a run and has no name during it.
 
-/// What a path names.
+/// The kind of file that a path names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     /// Nothing: a file can be created.

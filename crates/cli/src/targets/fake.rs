@@ -46,7 +46,7 @@ pub(crate) struct Fake<B = Vec<u8>> {
     pub(crate) requests: usize,
     /// The most requests that were in flight.
     pub(crate) peak: usize,
-    /// What is completed is held until the next poll.
+    /// Completions are held until the next poll.
     pub(crate) holds: bool,
     held: Vec<Completion<B>>,
     /// The most requests that were in flight or held.

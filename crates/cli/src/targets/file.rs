@@ -157,8 +157,8 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         self.queue.len()
     }
 
-    /// Submits the queued requests. Those the kernel does not accept stay queued; the next call
-    /// retries or reports why.
+    /// Submits the queued requests. Requests that the kernel does not accept stay queued; the next
+    /// call retries or reports why.
     fn submit_batch(&mut self) {
         if let Err(error) = self.queue.submit() {
             tracing::debug!(%error, "not submitted yet");

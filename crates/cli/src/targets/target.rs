@@ -105,7 +105,7 @@ pub(crate) struct TargetInfo {
     pub(crate) trim_zeroes: bool,
 }
 
-/// What bytes are read from and written to.
+/// A file or a namespace that bytes are read from and written to.
 pub(crate) trait Target<B> {
     /// Returns the properties.
     fn info(&self) -> &TargetInfo;
@@ -154,7 +154,7 @@ pub(crate) trait Target<B> {
 
 // The record of one I/O.
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum IoDirection {
     /// Reads from the target into the buffer.
@@ -227,9 +227,10 @@ impl fmt::Display for Io {
     }
 }
 
-// [`Durability`]: whether what was written to a file can still become durable; [`Flusher`]: a thread that makes it so.
+// [`Durability`]: whether data written to a file can still become durable; [`Flusher`]: a thread
+// that makes it so.
 
-/// What all queues of a file know of its flushes.
+/// The state of a file's flushes that all its queues share.
 ///
 /// The kernel reports that data could not be written back once for each open file (`errseq_t`), to
 /// whichever thread flushes next, and all queues share one. From then on no flush of this run may
@@ -264,9 +265,9 @@ impl Durability {
 pub(crate) struct Flusher<R> {
     start: Sender<()>,
     results: Receiver<rustix::io::Result<()>>,
-    /// Those that the present flush completes.
+    /// The requests that the present flush completes.
     running: Vec<R>,
-    /// Those that came later: it may have begun before what they have to make durable was written.
+    /// Later requests: the flush may have begun before the data that they make durable was written.
     waiting: Vec<R>,
 }
 

@@ -117,7 +117,7 @@ fn an_existing_destination_is_kept_without_force() {
 }
 
 #[test]
-fn a_target_that_is_too_small_is_refused_before_anything_is_written() {
+fn a_target_too_small_is_refused_before_any_write() {
     let folder = Folder::new();
     let (source, out) = (folder.file("in", &bytes(4097)), folder.arg("out"));
     for via in ["soft:4k", "soft:4607", "soft:512"] {
@@ -354,7 +354,7 @@ fn a_destination_that_cannot_be_replaced_is_refused_first() {
         (std::fs::read(&out).unwrap(), folder.names()),
         (b"old".to_vec(), words("in link out"))
     );
-    // What the help says of one that can.
+    // The help mentions an option that can.
     pinfold(&words(&copied)).ok();
     assert_eq!(std::fs::metadata(&out).unwrap().len(), 1 << 20);
     assert_eq!(std::fs::read(folder.path("link")).unwrap(), b"old");

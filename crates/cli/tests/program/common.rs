@@ -33,7 +33,7 @@ impl Ended {
         for part in parts {
             assert!(self.err.contains(part), "{part:?} is not in {self:#?}");
         }
-        // What is waited for may be a warning before. clap's errors have more lines: the word, the
+        // The line may be preceded by a warning. clap's errors have more lines: the word, the
         // known ones, the usage.
         let lines = self.err.lines().filter(|line| !line.starts_with(" WARN ")).count();
         assert!(lines == 1 || self.err.starts_with("error: "), "{self:#?}");

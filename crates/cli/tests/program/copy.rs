@@ -83,7 +83,7 @@ fn a_larger_file_with_its_report() {
     let domain = &report["stack"]["domain"];
     assert_eq!((&domain["maps"], &domain["maps_fixed"]), (&130.into(), &0.into()));
     assert_eq!(domain["quarantined"], 0);
-    // Those of neighbours that are revoked together are one.
+    // Requests of neighbours that are revoked together are one.
     assert!((2..=130).contains(&domain["invalidations_asked"].as_u64().unwrap()), "{domain}");
     let device = &report["stack"]["devices"][0];
     // 65 there and 65 back; a flush is one command more.
@@ -363,7 +363,7 @@ fn a_failed_copy_prints_its_report() {
     assert_eq!(ended.out, "");
     ended.failed(1, &["namespace not ready"]);
     assert_eq!(folder.names(), ["in"]);
-    // What was to be replaced is still there.
+    // The file that was to be replaced is still there.
     let out = folder.file("out", b"old");
     let ended = pinfold(&words(&format!("{line} --force")));
     assert!(ended.out.contains("the destination is as it was"), "{ended:#?}");
@@ -375,7 +375,7 @@ fn an_interrupted_copy_prints_its_report() {
     use rustix::process::{Pid, Signal, kill_process};
     let folder = Folder::new();
     let source = folder.file("in", &bytes(3 << 20));
-    // What waits for a retry is not waited for.
+    // The copy does not wait for a retry.
     let line = format!(
         "copy {source} {} --via soft:4M,not-ready=1h --retry-limit 1h --json",
         folder.arg("out")
@@ -489,8 +489,8 @@ fn a_size_that_is_no_multiple_of_the_block_round_trips() {
     let source = folder.arg("in");
     let piece = bytes(64 << 20);
     let mut file = std::fs::File::create(&source).unwrap();
-    for turn in 0..16u8 {
-        let turned: Vec<u8> = piece.iter().map(|byte| byte ^ turn).collect();
+    for round in 0..16u8 {
+        let turned: Vec<u8> = piece.iter().map(|byte| byte ^ round).collect();
         std::io::Write::write_all(&mut file, &turned).unwrap();
     }
     std::io::Write::write_all(&mut file, &piece[..513]).unwrap();

@@ -27,7 +27,7 @@ fn collect_keys(value: &Value, path: &str, keys: &mut BTreeSet<String>) {
     }
 }
 
-/// Those of fio's keys that are absent, because nothing measures them (docs/io-json.md lists them).
+/// The keys of fio that are absent, because nothing measures them (docs/io-json.md lists them).
 const NOT_MEASURED: [&str; 10] = [
     "/ctx",
     "/majf",
@@ -291,7 +291,7 @@ fn rates_are_sampled_every_half_second_or_absent() {
     assert!(read.get("iops_mean").is_none() && read.get("bw_min").is_none(), "{read}");
 }
 
-/// What is cached is read by the call that submits: slat has nearly all of the time, as in fio.
+/// Cached data is read by the call that submits: slat has nearly all of the time, as in fio.
 #[test]
 fn slat_includes_the_call_that_submits() {
     let folder = Folder::new();

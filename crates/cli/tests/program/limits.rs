@@ -31,7 +31,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// What doctor reports about `what`: the state, the detail, the fix.
+/// Returns the report of doctor about `what`: the state, the detail, the fix.
 fn finding(report: &Value, what: &str) -> (String, String, Option<String>) {
     let findings = report["findings"].as_array().unwrap();
     let found = findings.iter().find(|finding| finding["what"] == what).unwrap();
@@ -143,7 +143,7 @@ fn a_hugetlb_limit_of_a_control_group_is_named_and_raised() {
 }
 
 #[test]
-fn a_memory_limit_of_a_control_group_is_in_doctor_and_in_the_check() {
+fn the_memory_limit_of_a_control_group_is_reported_and_checked() {
     let Some(group) = Group::new("memory", "memory") else { return };
     let Some(file) = group.set("memory.max", "memory.limit_in_bytes", "100663296") else {
         return skipped("the controller of memory is not delegated");

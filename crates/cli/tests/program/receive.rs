@@ -256,7 +256,7 @@ fn packets_in_the_ring_at_the_end_are_received() {
 }
 
 #[test]
-fn what_cannot_be_received_is_named() {
+fn unreceivable_interfaces_are_named() {
     pinfold(&["receive", "no-such-link"]).failed(1, &["no interface no-such-link", "ip link"]);
     pinfold(&["receive", "lo", "--pcap", "f", "--reflect"]).failed(2, &["--reflect"]);
     let Some(_wire) = Wire::new(1, 1500) else { return };
@@ -292,7 +292,7 @@ fn limited(by: &[&str]) -> Ended {
 }
 
 #[test]
-fn what_is_not_permitted_is_named_with_the_command_that_permits_it() {
+fn missing_permissions_are_named_with_the_command() {
     let Some(_wire) = Wire::new(1, 1500) else { return };
     if Command::new("setpriv").arg("--version").output().is_err() {
         return skipped("setpriv is not installed");

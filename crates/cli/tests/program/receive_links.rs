@@ -339,7 +339,7 @@ fn the_default_route_is_found_wherever_it_is() {
 }
 
 #[test]
-fn a_default_route_over_a_tunnel_that_is_bound_to_none_is_refused() {
+fn a_default_route_over_an_unbound_tunnel_is_refused() {
     let mut tried = 0;
     for (kind, command) in [
         ("vxlan", "ip link add x0 type vxlan id 5 dstport 4789"),
@@ -392,7 +392,7 @@ fn the_default_route_is_found_without_proc() {
 }
 
 #[test]
-fn what_has_no_correct_reply_is_counted() {
+fn packets_without_a_correct_reply_are_counted() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let child = receiving(&["--reflect", "--json"]);
     let before = crate::receive::arrived();

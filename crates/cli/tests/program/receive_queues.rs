@@ -80,7 +80,7 @@ fn replies_are_counted_once_the_kernel_has_sent_them() {
         let words = format!("v1 has {transmit} transmit queue");
         assert_eq!(err.contains(&words), note, "{err}");
         assert_eq!(report["notes"].to_string().contains(&words), note, "{report}");
-        // What left the interface, by the counters of its other end.
+        // The packets that left the interface, by the counters of its other end.
         let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
         let line = table.lines().find_map(|line| line.trim().strip_prefix("v0:")).unwrap();
         let fields: Vec<u64> =
@@ -185,7 +185,7 @@ fn merged_packets_that_are_dropped_are_named_with_the_command() {
     wait_for_program(true);
     wait_for_queues(&child);
     let lines = lines(&mut child);
-    // The mirror answers a SYN by a SYN. What is written then goes out in packets beyond the MTU.
+    // The mirror answers a SYN by a SYN. Data written then goes out in packets beyond the MTU.
     let mut stream = TcpStream::connect(("10.99.0.2", 7000)).unwrap();
     stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.write_all(&[7; 60_000]).unwrap();

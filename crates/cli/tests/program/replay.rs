@@ -47,7 +47,7 @@ fn json_has_a_line_for_the_trace_each_device_and_each_policy() {
 }
 
 #[test]
-fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written() {
+fn text_has_the_recorded_row_and_pictures_are_written() {
     let folder = Folder::new();
     let args = ["replay", &sample(), "--policy", "batch,lazy", "--svg", &folder.arg("a/b")];
     let out = pinfold(&args).ok();
@@ -78,7 +78,7 @@ fn text_has_the_recorded_row_beside_the_chosen_policies_and_pictures_are_written
 }
 
 #[test]
-fn what_is_still_mapped_is_listed_where_a_table_can_be_read() {
+fn remaining_mappings_are_listed_where_a_table_can_be_read() {
     let args = ["replay", &sample(), "--mapped", "--policy", "lazy,strict"];
     let all = objects(pinfold(&[&args[..], &["--json"]].concat()));
     let mut runs = 0;
@@ -210,7 +210,7 @@ fn how_explains_recording_and_needs_no_trace() {
 }
 
 #[test]
-fn what_cannot_be_replayed_is_refused_with_advice() {
+fn an_unreplayable_trace_is_refused_with_advice() {
     pinfold(&["replay"]).failed(2, &["<TRACE>"]);
     pinfold(&["replay", "x", "--policy", "magazines"]).failed(2, &["magazines", "linux-strict"]);
     pinfold(&["replay", "x", "--limit", "0"]).failed(2, &["--limit", "0"]);

@@ -19,7 +19,7 @@ pub(crate) struct Server {
     child: Option<Child>,
     pub(crate) uri: String,
     pub(crate) socket: String,
-    /// What it said when clients could connect.
+    /// The line printed when clients could connect.
     pub(crate) listening: serde_json::Value,
 }
 

@@ -1,5 +1,5 @@
-//! `pinfold serve` with the clients of others: qemu-img and nbdsh, block devices of other sectors than
-//! usual, large requests.
+//! `pinfold serve` with the clients of others: qemu-img and nbdsh, block devices of other sectors
+//! than usual, large requests.
 
 use crate::common::{Ended, Folder, assert_same, bytes, pinfold, skipped, words};
 use crate::serve::{Server, client};
@@ -35,8 +35,8 @@ fn qemu_img_converts_compares_and_maps() {
     }
 }
 
-/// What a client in Python finds: sizes, flags, the extents of a hole, errors by name, and data
-/// through asynchronous commands.
+/// The findings of a client in Python: sizes, flags, the extents of a hole, errors by name, and
+/// data through asynchronous commands.
 const SCRIPT: &str = r#"
 import errno
 assert h.get_size() == 16 << 20

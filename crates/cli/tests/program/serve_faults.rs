@@ -1,4 +1,4 @@
-//! `pinfold serve` and `copy` where system calls fail, or the process stands still.
+//! `pinfold serve` and `copy` where system calls fail, or the process is stopped.
 
 use crate::client::Client;
 use crate::common::{Ended, Folder, assert_same, bytes, finish_with, skipped};

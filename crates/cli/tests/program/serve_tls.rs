@@ -120,7 +120,7 @@ fn clients_of_others_copy_inside_tls() {
 }
 
 #[test]
-fn who_has_no_tls_or_no_certificate_is_refused() {
+fn clients_without_tls_or_certificate_are_refused() {
     let folder = Folder::new();
     let Some(pki) = certificates(&folder, "pki") else { return };
     let Some(strangers) = certificates(&folder, "strangers") else { return };
@@ -177,7 +177,7 @@ fn replies_wait_for_a_client_that_does_not_take_them() {
 }
 
 #[test]
-fn what_is_no_tls_ends_its_connection_alone() {
+fn bytes_that_are_not_tls_end_their_connection_alone() {
     let folder = Folder::new();
     let Some(pki) = certificates(&folder, "pki") else { return };
     let server =
@@ -229,7 +229,7 @@ fn certificates_that_do_not_fit_are_named() {
 }
 
 #[test]
-fn what_precedes_the_end_inside_tls_is_answered_and_written() {
+fn requests_before_the_end_of_tls_are_answered_and_written() {
     let folder = Folder::new();
     let Some(pki) = certificates(&folder, "pki") else { return };
     let disk = folder.file("disk", &bytes(SIZE));
@@ -249,7 +249,7 @@ fn what_precedes_the_end_inside_tls_is_answered_and_written() {
     client.0.read_to_end(&mut answer).unwrap();
     assert_eq!(answer.len(), 16 + 512, "answered, and then ended");
 
-    // Replies that nobody takes until the client has disconnected.
+    // Replies that the client does not take before it has disconnected.
     let mut client = secure(&server, &pki);
     for cookie in 0..4 {
         client.send(Nbd::READ, cookie, cookie << 20, 1 << 20);

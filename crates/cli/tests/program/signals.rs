@@ -158,7 +158,7 @@ fn one_signal_ends_a_hanging_run_after_the_grace_period() {
     }
 }
 
-/// What waits for a device that is not ready is not waited for, the flush at the end included: its
+/// The end does not wait for requests to a device that is not ready, the last flush included: their
 /// retries would last an hour.
 #[test]
 fn one_signal_ends_a_run_whose_device_is_not_ready() {
@@ -296,7 +296,7 @@ fn a_failed_run_reports_what_it_did_and_why_it_ended() {
         });
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         assert!(ended.err.contains("cut short") && ended.err.lines().count() == 1, "{ended:#?}");
-        // What was asked for, not a length that the file never had; and nothing is copied.
+        // The requested length, not one that the file never had; and nothing is copied.
         assert!(
             !ended.err.contains("at the start") && !ended.err.contains("copy it"),
             "{ended:#?}"

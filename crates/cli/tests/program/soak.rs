@@ -25,7 +25,8 @@ const ROUND: u64 = 20_000;
 const HELD: usize = 1500;
 const HOLDERS: usize = 3;
 
-/// What this process has: its descriptors, the rings that are mapped, and its locked memory.
+/// The resources of this process: its descriptors, the rings that are mapped, and its locked
+/// memory.
 #[derive(PartialEq, Eq, Debug)]
 struct Resources {
     descriptors: usize,

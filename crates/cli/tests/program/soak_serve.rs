@@ -22,8 +22,8 @@ const WORK_MS: u64 = 700;
 /// How long a server may take to notice that its clients have left.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a server has while nobody is connected: descriptors, threads, and mappings of files and of
-/// rings.
+/// The resources of a server while no client is connected: descriptors, threads, and mappings of
+/// files and of rings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Resources {
     descriptors: usize,
@@ -82,7 +82,7 @@ fn a_soak_of_serve_loses_no_write_and_leaks_nothing() {
 /// and ends the server meanwhile.
 fn round(folder: &Folder, target: &str, options: &str, regions: &mut [Region], round: u64) -> u64 {
     let server = Server::start(folder, target, options);
-    // What a first client has the server create stays.
+    // Resources that the server creates for a first client stay.
     for region in &mut *regions {
         region.verify_after_end(&mut connect(&server.socket).unwrap());
     }
@@ -118,7 +118,7 @@ fn settled(server: &Server, before: Option<&Resources>) -> Resources {
         if now == *before.unwrap_or(&last) {
             return now;
         }
-        assert!(Instant::now() < until, "{now:?} with nobody connected, before {before:?}");
+        assert!(Instant::now() < until, "{now:?} with no client connected, before {before:?}");
         last = now;
     }
 }

@@ -6,7 +6,7 @@ use pinfold_nbd::{
     TransmissionFlags,
 };
 
-/// What came of a connection.
+/// The outcome of a connection.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) output: Vec<u8>,

@@ -317,7 +317,7 @@ fn the_handshake_goes_on_inside_tls() {
     let outcome = talk_tls(3, &[start.clone(), start.clone(), structured.clone(), go.clone()]);
     assert_eq!(kinds(&outcome)[..3], [option_reply::ACK, option_reply::INVALID, option_reply::ACK]);
     assert_eq!(outcome.session, Some(Session { structured: true, base_allocation: false }));
-    // What was asked for before does not count.
+    // Earlier requests of the handshake do not count.
     let outcome = talk_tls(3, &[structured, start, go]);
     assert_eq!(outcome.session, Some(Session::default()));
 }

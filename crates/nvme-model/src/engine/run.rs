@@ -324,7 +324,7 @@ pub(super) struct RogueWrite {
     pub(super) len: usize,
 }
 
-/// What an engine shares with its controller.
+/// The state that an engine shares with its controller.
 pub(crate) struct EngineParts<B> {
     pub(crate) registers: Arc<RegisterFile>,
     pub(crate) bus: B,

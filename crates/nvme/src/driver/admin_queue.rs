@@ -48,7 +48,7 @@ pub(super) struct AbortAnswer {
     pub(super) aborted: bool,
 }
 
-/// What an outstanding admin command is.
+/// The state of an outstanding admin command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pending {
     /// The command that is waited for.

@@ -33,9 +33,9 @@ impl<F: Fn() -> u64 + Send + Sync> Clock for F {
     }
 }
 
-/// A clock that stands still while the process does: what passes between two looks at it, of all
-/// threads, counts as at most a second. The driver looks ten times a second or more while requests
-/// are in flight.
+/// A clock that stops while the process is stopped: the time between two readings, of all threads,
+/// counts as at most a second. The driver reads it ten times a second or more while requests are in
+/// flight.
 ///
 /// A process that was stopped (SIGSTOP, a debugger, the freezer of a control group, a paused
 /// virtual machine) finds every deadline passed, whatever the device has done, and a device of the
@@ -175,7 +175,7 @@ mod tests {
             assert!((939..=1_074).contains(&after_ms(ms)), "{ms} ms");
         }
         assert_eq!(after_ms(100), 100, "time goes on");
-        // What does not fit any more counts.
+        // Time that does not fit any more counts.
         raw_ns.store(u64::MAX - 1_000 * MS, Ordering::Relaxed);
         clock.now_ns();
         assert_eq!(after_ms(500), 500);

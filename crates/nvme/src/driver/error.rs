@@ -53,7 +53,7 @@ pub enum Error {
     /// Memory for a queue or a buffer could not be allocated.
     #[error("cannot allocate {what}: {error}")]
     Source {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: &'static str,
         /// The cause.
         error: SourceError,
@@ -66,7 +66,7 @@ pub enum Error {
     /// Memory of the source is misaligned or outside of it.
     #[error("the memory for {what} is not inside its source, or not addressable by the device")]
     BadSource {
-        /// What the memory is for.
+        /// The purpose of the memory.
         what: &'static str,
     },
     /// The pool of list pages could not be created.
@@ -260,7 +260,8 @@ pub enum CommandError {
     #[error("a part of the request cannot be described to the controller: {0}")]
     Layout(LayoutError),
     /// A part of the request was still to be sent, or sent again, when its namespace was found to
-    /// have another block size, or to be gone. What was sent before may have been carried out.
+    /// have another block size, or to be gone. Commands that were sent before may have been
+    /// executed.
     #[error(
         "namespace {nsid} was detached or formatted before all of the request was carried out: identify it again, create a \
          new queue"

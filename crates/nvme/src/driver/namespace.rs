@@ -172,7 +172,7 @@ fn unsupported(data: &NamespaceData, csi: u8) -> Option<Unusable> {
 
 // The identify data of a controller (Base 5.17.2.1).
 
-/// What a controller reports about itself (Base, "Identify Controller Data Structure").
+/// The identity and limits that a controller reports (Base, "Identify Controller Data Structure").
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Identity {
     /// VID: the PCI vendor identifier.

@@ -99,7 +99,7 @@ fn a_pause_of_the_process_is_no_timeout() {
 }
 
 #[test]
-fn a_request_that_the_controller_did_not_abort_is_quarantined_at_once() {
+fn a_request_that_was_not_aborted_is_quarantined_at_once() {
     let (bench, clock) = with_test_clock(3);
     let mut queue = bench.controller.create_queue(4).unwrap();
     bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
@@ -185,7 +185,7 @@ fn outstanding_aborts_are_limited_by_acl() {
 }
 
 #[test]
-fn an_identify_without_completion_is_aborted_and_the_controller_continues() {
+fn an_identify_without_completion_is_aborted() {
     let arena = Arena(Memory::new(256));
     let model =
         ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();

@@ -249,7 +249,7 @@ fn transfers_are_checked() {
 }
 
 #[test]
-fn every_range_of_a_discard_is_checked_before_the_first_takes_effect() {
+fn all_ranges_of_a_discard_are_checked_before_any_takes_effect() {
     let mut host = Host::with_queue();
     host.memory().fill(0, 4096, 7).unwrap();
     let write = host.transfer(nvm::WRITE, 0, 8);

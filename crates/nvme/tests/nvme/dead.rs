@@ -41,7 +41,7 @@ fn failed_and_lost_admin_commands_are_named() {
 }
 
 #[test]
-fn a_queue_dropped_with_commands_in_flight_keeps_what_they_reach() {
+fn a_queue_dropped_with_commands_keeps_the_memory_they_reach() {
     let (bench, _) = with_test_clock();
     let faults = bench.model.faults();
     let mut queue = bench.controller.create_queue(2).unwrap();
@@ -93,7 +93,7 @@ impl Registers for Lent {
 }
 
 #[test]
-fn a_controller_whose_removal_is_requested_is_disabled_and_everything_is_released() {
+fn a_controller_to_be_removed_is_disabled_and_released() {
     let arena = Arena(Memory::new(256));
     let model =
         ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();

@@ -91,7 +91,7 @@ fn notice(bench: &Bench, queue: &mut TestQueue) {
 }
 
 #[test]
-fn a_namespace_that_changed_is_identified_again_before_the_next_request() {
+fn a_changed_namespace_is_identified_before_the_next_request() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let mut queue = bench.controller.create_queue(2).unwrap();
     let blocks = Arc::new(AtomicU64::new(1000));

@@ -197,7 +197,7 @@ fn too_many_lost_commands_require_a_reset() {
 }
 
 #[test]
-fn a_request_queued_behind_lost_commands_is_reported_as_never_sent() {
+fn a_request_behind_lost_commands_is_reported_as_never_sent() {
     let clock = TestClock::default();
     let config = Config {
         timeout: Duration::from_secs(1),

@@ -26,7 +26,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn garbage_in_the_completion_queue_is_counted_and_nothing_is_lost(
+    fn garbage_in_the_completion_queue_is_counted_and_loses_nothing(
         entries in proptest::collection::vec(entry(), 1..64),
         requests in 1usize..12,
         blocks in 1u32..200,
@@ -54,11 +54,11 @@ proptest! {
         }
         let mut held = Vec::new();
         let mut seen = 0;
-        for turn in 0..400 {
-            if turn == 200 {
+        for round in 0..400 {
+            if round == 200 {
                 clock.advance(2_000_000_000);
             }
-            if turn == 300 {
+            if round == 300 {
                 bench.controller.reset().unwrap();
             }
             let Some(completion) = queue.poll().unwrap() else { continue };

@@ -33,7 +33,7 @@ struct Liar {
     completed: usize,
     /// Requests that no true completion was written for, by their command.
     in_flight: Vec<(Claim, InFlight<Buffer>)>,
-    /// Those that may be returned.
+    /// The requests that may be returned.
     done: Vec<InFlight<Buffer>>,
 }
 

@@ -92,7 +92,7 @@ fn another_command_set_is_named_even_if_it_looks_like_nvm() {
 }
 
 #[test]
-fn a_namespace_that_cannot_be_identified_does_not_affect_the_others() {
+fn an_unidentifiable_namespace_does_not_affect_the_others() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let status = Status::INTERNAL_ERROR;
     let first =
@@ -127,7 +127,7 @@ fn a_controller_is_sent_only_commands_of_its_version() {
 }
 
 #[test]
-fn without_a_list_identifiers_are_tried_up_to_a_bound_whatever_nn_says() {
+fn without_a_list_identifiers_are_tried_up_to_a_bound() {
     let mut model = ModelConfig::new(namespaces(1 << 20));
     model.version = 0x1_0000;
     let bench = bench(256, model, Config::default());
@@ -208,7 +208,7 @@ fn endless(model: &ModelController) {
 }
 
 #[test]
-fn endless_lists_and_slow_completions_delay_a_start_by_a_bounded_time() {
+fn endless_lists_delay_a_start_by_a_bounded_time() {
     let arena = Arena(Memory::new(256));
     let spawn =
         || ModelController::spawn(arena.clone(), ModelConfig::new(namespaces(1 << 20))).unwrap();

@@ -104,7 +104,7 @@ fn a_large_segment_is_one_descriptor_and_two_pages_need_none() {
 }
 
 #[test]
-fn many_whole_pages_use_a_prp_list_and_many_odd_segments_several_commands() {
+fn whole_pages_use_a_prp_list_and_odd_segments_more_commands() {
     let config = Config { max_transfer_bytes: 8 << 20, ..Config::default() };
     let mut model = ModelConfig::new(namespaces(16 << 20));
     (model.sgls, model.mdts) = (SglSupport::AnyAlignment, 0);

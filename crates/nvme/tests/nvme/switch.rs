@@ -9,7 +9,7 @@ use pinfold_nvme_model::{Fault, ModelConfig, ModelController, ModelRegisters, Tr
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What a fast clock shows, and by how much each reading advances it, in ns.
+/// The time of a fast clock, and by how much each reading advances it, in ns.
 #[derive(Default)]
 struct FastClock {
     ticks: AtomicU64,
@@ -207,7 +207,7 @@ fn a_failed_enable_is_a_fatal_error_and_releases_the_memory() {
 }
 
 #[test]
-fn a_drop_notifies_the_controller_of_the_shutdown_and_a_reset_does_not() {
+fn only_a_drop_notifies_the_controller_of_the_shutdown() {
     let (arena, model) = spawn();
     works(&model, &arena);
     assert_eq!(model.stats().shutdowns, 1, "dropped");
@@ -224,7 +224,7 @@ fn a_drop_notifies_the_controller_of_the_shutdown_and_a_reset_does_not() {
 }
 
 #[test]
-fn a_shutdown_that_does_not_complete_delays_a_drop_by_its_limit_at_most() {
+fn a_hanging_shutdown_delays_a_drop_by_its_limit_at_most() {
     for (rtd3_entry_us, wait) in [(0, 10), (2_000_000, 2), (u32::MAX, 60)] {
         let arena = Arena(Memory::new(256));
         let mut config = ModelConfig::new(namespaces(1 << 20));

@@ -11,7 +11,8 @@
 //! let arena = Arena::builder().size(1 << 20).build(&domain)?;
 //! let mut samples = Vec::new_in(ArenaAlloc::new(&arena)?);
 //! samples.resize(1000, 0_u32);
-//! let mapped = domain.map(DmaVec::new(samples)?, FromDevice)?; // from here the device may write it ...
+//! // From here the device may write it ...
+//! let mapped = domain.map(DmaVec::new(samples)?, FromDevice)?;
 //! # domain.port().ok_or("no device")?.write(mapped.iova().start(), &7_u32.to_ne_bytes())?;
 //! let samples = mapped.unmap()?.into_vec(); // ... to here
 //! assert_eq!((samples[0], samples.len()), (7, 1000));
@@ -79,7 +80,7 @@ impl ArenaAlloc {
     /// any more.
     unsafe fn free_frames(&self, ptr: NonNull<u8>, frames: u32) {
         let offset = ptr.addr().get().wrapping_sub(self.arena.addr());
-        // What was allocated here is a run of the arena, so this is always a frame of it.
+        // An allocation of this allocator is a run of the arena, so this is always a frame of it.
         if let Some(first) = u32::try_from(offset / FRAME).ok().and_then(Frame::new) {
             self.arena.state().free(Run { first, frames });
         }

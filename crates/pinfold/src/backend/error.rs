@@ -47,7 +47,7 @@ pub enum OpenError {
     /// A kernel module is not loaded.
     #[error("{missing} is missing: {}", kernel::load(if *.type1 { "vfio_iommu_type1" } else { "vfio-pci" }))]
     NoModule {
-        /// What is missing.
+        /// The missing parts.
         missing: String,
         /// Whether it is the module for IOMMUs.
         type1: bool,

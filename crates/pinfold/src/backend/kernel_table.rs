@@ -28,7 +28,7 @@ pub(crate) struct KernelTable {
     limit: Option<u64>,
 }
 
-/// What is mapped, and what may be mapped.
+/// The ranges that are mapped, and those that may be mapped.
 #[derive(Default)]
 struct MappedRanges {
     /// Lengths of registered memory by address.

@@ -1,9 +1,9 @@
 //! VFIO without an IOMMU: nothing is translated and nothing is protected. The device reaches memory
 //! at its physical address, and all other memory too.
 //!
-//! The kernel provides the device and its interrupts and ignores memory. What a device is to reach
-//! must therefore not move: hugetlb pages do not as long as they are mapped. The kernel can move
-//! other pages even if they are locked, so they are refused.
+//! The kernel provides the device and its interrupts and ignores memory. Memory that a device is to
+//! reach must therefore not move: hugetlb pages do not as long as they are mapped. The kernel can
+//! move other pages even if they are locked, so they are refused.
 
 use super::container::Container;
 use super::context::{IommuContext, Limits};

@@ -12,7 +12,8 @@
 //! use pinfold::Arena;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let memory = Arena::builder().size(4 << 20).build_unmapped()?; // for io_uring, or a device that is opened later
+//! // For io_uring, or a device that is opened later:
+//! let memory = Arena::builder().size(4 << 20).build_unmapped()?;
 //! let mut buffer = memory.alloc(8192)?;
 //! buffer.as_mut_slice()?.fill(7);
 //! # let domain = pinfold::Domain::soft()?;

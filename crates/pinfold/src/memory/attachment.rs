@@ -1,5 +1,5 @@
-//! Memory in the domains that it is mapped into, the policy by which it is mapped, and its count when
-//! it can never be returned; the range of it that a ring registers.
+//! Memory in the domains that it is mapped into, the policy by which it is mapped, and its count
+//! when it can never be returned; the range of it that a ring registers.
 
 #[cfg(test)]
 pub(in crate::memory) mod fake;
@@ -315,7 +315,7 @@ impl DomainOps for Domain {
 
 // When memory is mapped.
 
-/// Which part of an arena, or of owned memory, the devices of its domains can reach.
+/// The part of an arena, or of owned memory, that the devices of its domains can reach.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum MappingPolicy {
     /// All of it, for its lifetime: mapped once, without table work afterwards. A device may write
@@ -349,8 +349,8 @@ thread_local! {
     static QUARANTINED_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// What this thread has quarantined: the count of the process moves while other tests quarantine
-/// memory, too.
+/// The bytes that this thread has quarantined: the count of the process moves while other tests
+/// quarantine memory, too.
 #[cfg(test)]
 pub(super) fn quarantined_here() -> u64 {
     let (all, here) = (quarantined_bytes(), QUARANTINED_HERE.get());

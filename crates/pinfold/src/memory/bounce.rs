@@ -37,15 +37,15 @@
 //! The pages of a pool hold bounced payloads and nothing else, and are mapped for the pool's
 //! direction only. They stay mapped as long as the pool, its payloads, or clones of it live, so
 //! **every device of the domain can reach all payloads of its pools at all times**: pages of their
-//! own would not separate payloads that are all mapped at once. What separates them is the domain:
+//! own would not separate payloads that are all mapped at once. Only the domain separates them:
 //! give devices that must not see each other's payloads a domain each, as they need for everything
 //! else that stays mapped.
 //!
 //! Every byte of a pool that is not part of a payload that exists is 0, unless a device has written
 //! it: a page is zeroed before it is mapped, and a payload before its block is used again. So no
 //! device reads a byte of an earlier payload, of the arena's earlier buffers, or of the program.
-//! What a device writes beside its payload, or after it has reported completion, changes free bytes
-//! of the pool or payloads of devices of the same domain, never the program's memory.
+//! Bytes that a device writes beside its payload, or after it has reported completion, change free
+//! bytes of the pool or payloads of devices of the same domain, never the program's memory.
 //!
 //! In an arena with [`MappingPolicy::Whole`](super::MappingPolicy::Whole) a device reaches the rest
 //! of the arena anyway, in both directions.
@@ -208,7 +208,7 @@ impl<D: Direction> BounceLocal<D> {
     }
 }
 
-/// Which class of blocks holds `len` bytes.
+/// Returns the class of blocks that holds `len` bytes.
 fn class_of<D: Direction>(len: usize) -> Result<usize, BounceError> {
     let class = CLASSES.iter().position(|&size| len > 0 && len <= size);
     class.ok_or_else(|| too_long::<D>(len))
@@ -260,8 +260,8 @@ impl<D: Direction> Bounced<D> {
         self.len
     }
 
-    /// Returns the payload for access by copies: its bytes, and no others of their page. What the
-    /// device wrote is complete when the queue has returned the value.
+    /// Returns the payload for access by copies: its bytes, and no others of their page. The data
+    /// that the device wrote is complete when the queue has returned the value.
     pub fn memory(&self) -> DmaMemory<'_> {
         // A block is at least as long as its payload.
         let memory = self.block.as_ref().map_or(DmaMemory::EMPTY, Block::memory);
@@ -367,8 +367,8 @@ unsafe impl ChunkSource for Pages {
     unsafe fn release(&self, frame: Frame, order: Order) {
         // SAFETY: the caller upholds the contract of the same method.
         unsafe { ChunkSource::release(&self.arena, frame, order) };
-        // The room is not given back: pages return with the last handle, when nobody is left who
-        // could take them again.
+        // The room is not given back: pages return with the last handle, when no handle is
+        // left that could take them again.
     }
 }
 

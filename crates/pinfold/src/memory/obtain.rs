@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// What is requested.
+/// A request for memory.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) bytes: u64,
@@ -19,7 +19,7 @@ pub(super) struct Request {
     pub(super) caller: Option<(NonNull<u8>, usize)>,
 }
 
-/// What was obtained.
+/// Memory that was obtained.
 #[derive(Debug)]
 pub(super) struct Obtained {
     pub(super) region: Region,
@@ -139,7 +139,7 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
     prepare(&region, request.node).map_err(Failure::Fatal)?;
     if source.is_hugetlb() {
         if let Err(errno) = populate(&region, request.node) {
-            // What is free, and what the control groups have in use, is read without the pages of
+            // The free memory, and the use of the control groups, are read without the pages of
             // this attempt.
             drop((region, fd));
             return Err(

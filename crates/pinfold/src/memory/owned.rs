@@ -23,11 +23,10 @@ const PAGE: usize = 4096;
 /// The program passes the memory by value, and [`reclaim`](Self::reclaim) returns it when no device
 /// can reach it: meanwhile it can be neither freed nor sliced. [`map_into`](Self::map_into)
 /// registers it with a domain; [`take`](Self::take) returns all of it as an [`OwnedPiece`], which
-/// can be split, mapped, and passed to queues. What is not whole pages is given by
-/// [`sharing_pages`](Self::sharing_pages), or [bounced](super::bounce).
-/// [`fixed`](Self::fixed) registers it with a ring, so that files are read into its pieces without
-/// the kernel pinning them each time; [`Buffers::register_owned`] pins it for the kernel's own
-/// devices.
+/// can be split, mapped, and passed to queues. Memory that is not whole pages is passed to
+/// [`sharing_pages`](Self::sharing_pages), or [bounced](super::bounce). [`fixed`](Self::fixed)
+/// registers it with a ring, so that files are read into its pieces without the kernel pinning them
+/// each time; [`Buffers::register_owned`] pins it for the kernel's own devices.
 ///
 /// [`Buffers::register_owned`]: crate::registered::Buffers::register_owned
 ///
@@ -123,7 +122,7 @@ struct State {
     start: usize,
     /// The whole pages.
     memory: DmaMemory<'static>,
-    /// What may be transferred of them: at least one byte of each page.
+    /// The bytes of them that may be transferred: at least one byte of each page.
     exact: Range<usize>,
     /// Freed only after no device reaches the memory.
     owner: ManuallyDrop<Box<dyn Any + Send>>,
@@ -329,7 +328,7 @@ pub struct CutError {
     pub at: usize,
     /// The length of the piece.
     pub len: usize,
-    /// What the position must be a multiple of.
+    /// The unit that the position must be a multiple of.
     pub unit: usize,
 }
 
@@ -474,9 +473,9 @@ impl OwnedMemory {
     /// [Registered buffers](crate::registered::Buffers::register_owned), and copies through the
     /// memory of a piece, reach whole pages.
     ///
-    /// For a payload whose neighbours nobody needs. A page is registered with a domain once: of two
-    /// payloads on one page, only one can be mapped into a domain at a time. Without the
-    /// declaration a payload is [bounced](crate::memory::bounce).
+    /// For a payload whose neighbours on the page are not used. A page is registered with a domain
+    /// once: of two payloads on one page, only one can be mapped into a domain at a time. Without
+    /// the declaration a payload is [bounced](crate::memory::bounce).
     ///
     /// ```
     /// use pinfold::OwnedMemory;

@@ -228,7 +228,7 @@ fn list(limits: &[GroupLimit]) -> String {
     limits.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What keeps an arena's pages in memory.
+/// The means that keeps an arena's pages in memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Residency {
@@ -329,7 +329,7 @@ mod tests {
             "RLIMIT_MEMLOCK: 16777216 bytes requested, 4096 locked already, 8388608 allowed; ulimit -l 16388"
         );
         let refused = NotLocked::Limit { requested: 64 << 20, used: 4096, allowed: 8 << 20, limit };
-        // More than the hard limit: only root can raise that, if anybody.
+        // More than the hard limit: only root can raise that, if at all.
         assert!(refused.fix().unwrap().contains("67112960"));
     }
 }

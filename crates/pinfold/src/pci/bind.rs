@@ -355,7 +355,7 @@ pub enum BindError {
     InUse {
         /// The device.
         bdf: Bdf,
-        /// What uses it.
+        /// The uses of the device.
         uses: Vec<InUse>,
     },
     /// A program has the device open through VFIO; an unbind would block until it closes it.

@@ -35,7 +35,7 @@ pub struct GroupMember {
     pub driver: String,
 }
 
-/// What `/sys` says about a device.
+/// The description of a device in `/sys`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PciDevice {
     pub(crate) bdf: Bdf,

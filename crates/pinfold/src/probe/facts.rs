@@ -63,7 +63,7 @@ pub struct Facts {
     pub command_line: Option<String>,
     /// Folders that cannot be listed.
     pub unreadable: Vec<Unreadable>,
-    /// What was found by trying it.
+    /// The results of attempts.
     pub live: Live,
 }
 
@@ -155,7 +155,7 @@ pub struct Refused {
     pub errno: Errno,
 }
 
-/// What io_uring supports here.
+/// The support of this kernel for io_uring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoUring {
     /// Reads and writes with registered buffers (`READ_FIXED`, `WRITE_FIXED`; Linux 5.1, reported
@@ -169,7 +169,7 @@ pub struct IoUring {
     pub clone_buffers: Answer,
 }
 
-/// What was found by trying it, as this process. Whatever is opened is closed again.
+/// The results of attempts by this process. Everything that was opened for them is closed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Live {
     /// Whether a page of 2 MiB of the hugetlb pool can be allocated.
@@ -188,12 +188,12 @@ pub struct Live {
     /// Whether `/proc/self/pagemap` shows a page's frame number (needs `CAP_SYS_ADMIN` since Linux
     /// 4.2).
     pub pagemap: Answer,
-    /// What the process may do.
+    /// The privileges of the process.
     pub privileges: Privileges,
     /// The limit of open files.
     pub open_files: OpenFiles,
-    /// Those of `/proc/sys`, `/sys` and `/sys/fs/cgroup` that are mounted read-only, as in a
-    /// container: nothing there can be changed from here.
+    /// The file systems among `/proc/sys`, `/sys` and `/sys/fs/cgroup` that are mounted read-only,
+    /// as in a container: their settings cannot be changed from here.
     pub read_only: Vec<&'static str>,
     /// Whether the kernel's command line is set in `/etc/default/grub`, and applied by
     /// `update-grub`.

@@ -87,14 +87,14 @@ impl fmt::Display for State {
     }
 }
 
-/// What was found about one facility.
+/// The state of one facility.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// Its name: `kernel`, `hugepages 2 MiB`, `io_uring` ...
     pub what: String,
     /// Whether it can be used.
     pub state: State,
-    /// What was found, in one line.
+    /// The finding, in one line.
     pub detail: String,
     /// The command that fixes it, if there is one; with `sudo` if it needs root.
     pub remedy: Option<String>,

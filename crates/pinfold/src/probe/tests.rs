@@ -288,7 +288,7 @@ fn findings_with(change: impl Fn(&Roots), live: Live) -> Vec<Finding> {
 }
 
 #[test]
-fn what_cannot_be_listed_is_unknown_and_has_no_fix() {
+fn unlistable_facilities_are_unknown_and_have_no_fix() {
     let hide = |roots: &Roots| {
         for folder in [
             roots.sys.join("kernel/mm/hugepages"),
@@ -315,7 +315,7 @@ fn what_cannot_be_listed_is_unknown_and_has_no_fix() {
                 "{found}"
             );
         }
-        // What was tried works, whatever can be read about it.
+        // An attempt that succeeded decides, whatever can be read about it.
         assert_eq!(find(&findings, "transparent hugepages").state, State::Good);
         assert_eq!(find(&findings, "hugepages 1 GiB").state, State::Good);
     }

@@ -60,7 +60,7 @@ pub struct Registration {
     pub(super) monitored: Result<Monitored, Errno>,
     /// The memory, if it was lent to the table.
     pub(super) lent: Option<DmaMemory<'static>>,
-    /// What keeps the memory, if it was given up by value.
+    /// The owner of the memory, if it was given up by value.
     pub(super) owned: Option<OwnedMemory>,
 }
 
@@ -71,7 +71,7 @@ pub(super) enum PinKind {
     Locked { first: usize, last: usize },
 }
 
-/// What is to be registered.
+/// A range to be registered.
 pub(super) struct Extent {
     pub(super) addr: usize,
     pub(super) len: u64,

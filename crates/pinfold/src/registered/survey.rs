@@ -122,7 +122,7 @@ impl FrameRun {
         let read = if piece.page == PageSize::Size4K {
             inspector.pagemap.each(first, last, enter)
         } else {
-            // What one entry maps is contiguous, so its first page suffices.
+            // The range that one entry maps is contiguous, so its first page suffices.
             (first..last)
                 .step_by(page)
                 .try_for_each(|at| inspector.pagemap.each(at, at + 4096, &mut enter))
@@ -414,7 +414,7 @@ pub enum RegistrationError {
     Memlock {
         /// Bytes that the kernel would charge, as far as known.
         requested: u64,
-        /// Bytes that it has charged to this process. Those of the user's other processes count,
+        /// Bytes that it has charged to this process. Bytes of the user's other processes count,
         /// too, but are unknown.
         used: u64,
         /// `RLIMIT_MEMLOCK`.
@@ -458,14 +458,14 @@ pub enum RegistrationError {
     Gone {
         /// The buffer.
         index: BufferIndex,
-        /// What happened.
+        /// The event.
         why: Gone,
         /// Where.
         addr: usize,
     },
 }
 
-/// What happened to registered memory.
+/// The change of registered memory that made its pages differ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Gone {
     /// It was unmapped (`munmap`, or another mapping over it): the addresses may have been reused.

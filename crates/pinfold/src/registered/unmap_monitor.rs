@@ -52,7 +52,7 @@ struct Shared {
 struct Place {
     start: AtomicUsize,
     end: AtomicUsize,
-    /// What happened: 0, or one of the codes; `gone_at` is stored before.
+    /// The event: 0, or one of the codes; `gone_at` is stored before.
     gone: AtomicUsize,
     gone_at: AtomicUsize,
 }

@@ -38,7 +38,7 @@ impl fmt::Display for GroupLimit {
 /// The limits of a process's control group and of all groups that contain it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GroupLimits {
-    /// Those that could be read. A group without a limit is not listed.
+    /// The limits that could be read. A group without a limit is not listed.
     pub limits: Vec<GroupLimit>,
     /// Why there may be others that could not be read.
     pub unknown: Option<String>,

@@ -1,5 +1,5 @@
-//! Where `/proc`, `/sys` and `/dev` are, and parsers for the small text files in them. Any content gives a result or `None`,
-//! never a panic.
+//! The places of `/proc`, `/sys` and `/dev`, and parsers for the small text files in them. Any
+//! content gives a result or `None`, never a panic.
 
 use super::errno::Errno;
 use std::path::{Path, PathBuf};

@@ -92,7 +92,7 @@ pub struct RingRefusal {
     pub cause: RingRefusalCause,
 }
 
-/// What refuses io_uring to this process.
+/// The setting or filter that refuses io_uring to this process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum RingRefusalCause {
@@ -346,8 +346,8 @@ mod tests {
         assert!(advice().unwrap_err().contains("--device"));
     }
 
-    /// What refused, with `kernel.io_uring_disabled` of this value; `None`: the file does not
-    /// exist.
+    /// The reason of a refusal, with `kernel.io_uring_disabled` of this value; `None`: the file
+    /// does not exist.
     fn with(
         value: Option<&str>,
         errno: i32,

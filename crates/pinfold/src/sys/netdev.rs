@@ -4,7 +4,7 @@ use super::errno::{Errno, last_errno};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// What the kernel says about an interface.
+/// The kernel's description of an interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Facts {
     pub(crate) index: u32,

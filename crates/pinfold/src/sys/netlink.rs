@@ -1,7 +1,7 @@
 //! Route netlink (`rtnetlink(7)`): requests, and the messages that answer them. In the calling
 //! thread's network namespace, and without `/proc`.
 //!
-//! The answers are read by hand: three kinds of message and a dozen attributes are needed, which a
+//! The answers are parsed here: three kinds of message and a dozen attributes are needed, which a
 //! library for all of netlink would read with 20,000 lines.
 
 use super::errno::{Errno, last_errno};

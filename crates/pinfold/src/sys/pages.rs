@@ -368,7 +368,7 @@ pub(crate) struct Vma {
     pub(crate) end: usize,
     /// Bytes backed by pages of memory, without those of `hugetlb`.
     pub(crate) resident: u64,
-    /// Those on transparent hugepages.
+    /// The bytes on transparent hugepages.
     pub(crate) transparent: u64,
     /// Bytes on pages of the hugetlb pool.
     pub(crate) hugetlb: u64,

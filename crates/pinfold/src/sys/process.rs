@@ -161,7 +161,7 @@ const AF_XDP: [(&str, CapabilitySet); 3] = [
     ("cap_bpf", CapabilitySet::BPF),
 ];
 
-/// What the calling thread may do.
+/// The capabilities of the calling thread.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Privileges {
     /// The effective user.
@@ -172,7 +172,8 @@ pub struct Privileges {
     /// The capabilities that `AF_XDP` requires and the thread lacks, by the names that `setcap`
     /// takes.
     pub missing: Vec<&'static str>,
-    /// Those of them that no program started from here can get: they are not in the bounding set.
+    /// The capabilities among them that no program started from here can get: they are not in the
+    /// bounding set.
     pub out_of_reach: Vec<&'static str>,
     /// Whether a program's own capabilities (`setcap`) are ignored (`no_new_privs`).
     pub no_new_privileges: bool,

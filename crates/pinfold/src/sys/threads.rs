@@ -1,4 +1,4 @@
-//! Which limit refuses another thread.
+//! The limits on the number of threads, and the one that refuses another thread.
 
 use super::{control_group, files, limits, process};
 use rustix::process::Resource;
@@ -8,8 +8,7 @@ use std::path::Path;
 /// The stack that the standard library maps for a thread.
 const STACK: u64 = 2 << 20;
 
-/// What limits the number of threads: each with the number that are there, as far as that can be
-/// read.
+/// The limits on the number of threads: each with the present number, as far as that can be read.
 struct Limit {
     name: String,
     limit: u64,

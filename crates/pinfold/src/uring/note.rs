@@ -56,8 +56,8 @@ pub enum BufferedReason {
     },
 }
 
-/// What a ring or a first transfer answers where the file, its file system or its device does not
-/// poll: `NODATA` stands for an empty file.
+/// The errors of a ring or a first transfer where the file, its file system or its device does not
+/// poll: `NODATA` means an empty file.
 const UNPOLLED: [Errno; 3] = [Errno::OPNOTSUPP, Errno::INVAL, Errno::NODATA];
 
 impl Note {

@@ -93,7 +93,7 @@ impl<B> From<Rejected<B>> for FileError {
     }
 }
 
-/// What one call submitted.
+/// The result of one call that submits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Submitted {
     /// The number of transfers.

@@ -336,7 +336,7 @@ pub struct Attachment {
     pub interface: IommuInterface,
     /// The reason for this interface, in a few words.
     pub reason: String,
-    /// What the kernel translates.
+    /// The limits of the kernel's translation.
     pub limits: Limits,
 }
 

@@ -6,7 +6,7 @@ use crate::sys::process::Privileges;
 use crate::sys::{Errno, netdev};
 use std::fmt;
 
-/// What the packets of an interface begin with, by the type of its link-layer addresses
+/// The header that the packets of an interface begin with, by the type of its link-layer addresses
 /// (`ARPHRD_*`, `if_arp.h`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkType {

@@ -37,8 +37,9 @@ impl Program {
     /// program.
     ///
     /// # Errors
-    /// [`CallError`]: `EBUSY` or `EEXIST` if the interface has a program, `EPERM` without the [capabilities](super::missing_capabilities); any other if
-    /// the driver does not run one: `EOPNOTSUPP`, `ERANGE` for a veth pair with a large MTU.
+    /// A [`CallError`]: `EBUSY` or `EEXIST` if the interface has a program, `EPERM` without the
+    /// [capabilities](super::missing_capabilities); any other if the driver does not run one:
+    /// `EOPNOTSUPP`, `ERANGE` for a veth pair with a large MTU.
     pub fn attach(
         interface: &Interface,
         queues: u32,
@@ -139,7 +140,7 @@ impl Generator {
 
     /// Attaches the program to `interface` as well, natively and for as long as the generator
     /// lives: otherwise the kernel prepares it again for each call of [`send`](Self::send), which
-    /// takes it milliseconds. What `interface` receives meanwhile is sent like the copies.
+    /// takes it milliseconds. Packets that `interface` receives meanwhile are sent like the copies.
     ///
     /// # Errors
     /// [`CallError`], as [`Program::attach`](super::Program::attach).
@@ -151,13 +152,13 @@ impl Generator {
         })
     }
 
-    /// Sends `count` copies of `packet`, from the header of Ethernet on. What the driver has no
-    /// room for is dropped and in the interface's counters, so this does not wait for the receiver.
-    /// O(count).
+    /// Sends `count` copies of `packet`, from the header of Ethernet on. Copies that the driver has
+    /// no room for are dropped and counted by the interface, so this does not wait for the
+    /// receiver. O(count).
     ///
     /// # Errors
-    /// [`CallError`]: `EINVAL` before Linux 5.18, or for a packet without a header or larger than some 3,500 bytes; `EINTR` on
-    /// a signal, with some of them sent.
+    /// A [`CallError`]: `EINVAL` before Linux 5.18, or for a packet without a header or larger than
+    /// some 3,500 bytes; `EINTR` on a signal, with some of them sent.
     pub fn send(&self, packet: &[u8], count: u32) -> Result<(), CallError> {
         bpf::run_on_copies(self.program.as_fd(), packet, count).map_err(at("bpf (sending copies)"))
     }

@@ -1,4 +1,4 @@
-//! Which interfaces the default route depends on: without their packets the machine may be
+//! The interfaces that the default route depends on: without their packets the machine may be
 //! unreachable.
 
 use crate::sys::netlink::{Attributes, Netlink, NetlinkError, u16_at, u32_at};
@@ -25,7 +25,7 @@ pub enum RouteError {
     Beneath {
         /// The name of the tunnel.
         interface: String,
-        /// What it is, as `ip -details link` shows.
+        /// The kind of the interface, as `ip -details link` shows it.
         kind: String,
     },
 }
@@ -169,7 +169,7 @@ fn route(body: &[u8], family: i32) -> Option<Vec<Hop>> {
     (!hops.is_empty()).then_some(hops)
 }
 
-/// What an object of `ip nexthop` leads to.
+/// The destination of an object of `ip nexthop`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Object {
     Interface(u32),
@@ -240,7 +240,7 @@ fn links(netlink: &mut Netlink) -> Result<Vec<Link>, NetlinkError> {
     })
 }
 
-/// What an interface's packets come through before they reach it.
+/// The interfaces that packets pass before they reach this one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Through {
     /// The other end of a pair; `None` if that is in another namespace.
@@ -278,9 +278,9 @@ struct Link {
     master: Option<u32>,
     /// The one below it, or the other end of a pair, in the same namespace.
     lower: Option<u32>,
-    /// What is below it, or its other end, is in another namespace.
+    /// Whether the interface below it, or its other end, is in another namespace.
     is_elsewhere: bool,
-    /// What it is; empty for a card.
+    /// The kind of the interface; empty for a card.
     kind: String,
     is_pair: bool,
     /// It gets packets that the one below it has received.
@@ -349,7 +349,8 @@ fn depends(links: &[Link], first: u32) -> Vec<u32> {
         let mut more: Vec<u32> = ports(index).map(|port| port.index).collect();
         if let Some(link) = links.iter().find(|link| link.index == index) {
             more.extend(link.lower);
-            // What leaves the other end of a pair goes on through the bridge that it is a port of.
+            // Packets that leave the other end of a pair go on through the bridge that it is a port
+            // of.
             let other = link.lower.filter(|_| link.is_pair);
             let other = other.and_then(|other| links.iter().find(|link| link.index == other));
             more.extend(other.and_then(|other| other.master));
@@ -410,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_not_taken_for_no_route() {
+    fn a_truncated_answer_is_not_taken_for_no_route() {
         let several = [hop(4), hop(9)].concat();
         let whole = route_of(V4, 0, 1, &[(1, &[0; 4]), (9, &several)]);
         // Behind a whole attribute a cut cannot be seen in the body alone, but the message's length

@@ -70,8 +70,8 @@ impl RawSocket {
     /// Creates a socket, registers all of the UMEM in chunks of `chunk_bytes`, and maps the rings.
     ///
     /// # Errors
-    /// [`CallError`]: `EPERM` without `CAP_NET_RAW`, `ENOBUFS` beyond `RLIMIT_MEMLOCK`, `EINVAL` for sizes that the kernel
-    /// does not accept.
+    /// A [`CallError`]: `EPERM` without `CAP_NET_RAW`, `ENOBUFS` beyond `RLIMIT_MEMLOCK`, `EINVAL`
+    /// for sizes that the kernel does not accept.
     ///
     /// # Safety
     /// The caller makes each address that it enters in the fill or transmit ring, and the bytes up
@@ -101,8 +101,8 @@ impl RawSocket {
     /// Binds it to a queue. `zero_copy`: required, refused, or the kernel's choice (`None`).
     ///
     /// # Errors
-    /// [`CallError`]: `EBUSY` if another socket has the queue, `EINVAL` if there is no such queue, `EOPNOTSUPP` if the
-    /// driver has no zero-copy, `ENETDOWN` if the interface is down.
+    /// A [`CallError`]: `EBUSY` if another socket has the queue, `EINVAL` if there is no such
+    /// queue, `EOPNOTSUPP` if the driver has no zero-copy, `ENETDOWN` if the interface is down.
     pub fn bind(
         &self,
         interface: &Interface,

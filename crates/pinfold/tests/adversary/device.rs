@@ -166,8 +166,8 @@ impl<'w> Device<'w> {
         }
     }
 
-    /// What the unit has recorded of any device's faults: permissions that are missing, and nothing
-    /// else.
+    /// Checks the faults that the unit has recorded of any device: permissions that are missing,
+    /// and nothing else.
     fn judge_records(&self) {
         for record in self.iommu.take_faults().records {
             let denied = if record.is_read() { FaultReason::NoRead } else { FaultReason::NoWrite };

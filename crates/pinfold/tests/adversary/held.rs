@@ -1,4 +1,4 @@
-//! What owners hold and hand to each other.
+//! The buffers and mappings that owners hold and pass to each other.
 
 use super::world::Live;
 use pinfold::Buffer;
@@ -48,8 +48,8 @@ impl Through {
     }
 }
 
-/// What owners have handed to whichever takes it: mappings that no device may rely on any more, and
-/// revoked ones.
+/// Mappings that owners have passed on, for any owner to take: live ones that no device may rely
+/// on any more, and revoked ones.
 #[derive(Default)]
 pub(crate) struct Mail {
     mapped: Mutex<Vec<(Live, Held)>>,

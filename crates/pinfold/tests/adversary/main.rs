@@ -2,12 +2,12 @@
 //! known mistake is caught.
 //!
 //! Several owners map, revoke and unmap buffers of 4 KiB to 2 MiB behind the software IOMMU, one by
-//! one and in batches, through the domain and through handles with windows of their own; they hand
+//! one and in batches, through the domain and through handles with windows of their own; they pass
 //! mappings to each other and give up their handles. Meanwhile devices do DMA at random. Every page
 //! carries tags that say whose it is ([`tag`]), so that the reader of a page knows at once whether
 //! it should have. Table pages are so few that they are constantly retired and used again; free
-//! ones are poisoned. The addresses lie around multiples of 1 GiB. What the IOMMU does when is
-//! drawn from the seed of each [`round`].
+//! ones are poisoned. The addresses lie around multiples of 1 GiB. The times of the IOMMU are drawn
+//! from the seed of each [`round`].
 //!
 //! Choices follow from the seed; what threads do to each other does not, so a seed repeats a round
 //! in kind and not to the instruction. `PINFOLD_ADVERSARY_ACCESSES` makes the run without a mistake
@@ -160,7 +160,7 @@ fn a_soak_of_200_threads_is_clean() {
     }
 }
 
-/// What goes wrong in a round: a decision of the stack, or a queue.
+/// The mistake of a round: a decision of the stack, or a queue.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     Stack(Mistake),

@@ -15,7 +15,7 @@ use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::table::TableError;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What the owners of a round share.
+/// The state that the owners of a round share.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared<'w, 'd> {
     pub(crate) world: &'w World,
@@ -120,7 +120,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         self.shared.through.is_by_handle(&mut self.random)
     }
 
-    /// Takes what other owners have handed on, hands something on, or gives up the handle: its
+    /// Takes mappings that other owners have passed on, passes some on, or gives up the handle: its
     /// windows are then closed by the last of their mappings, wherever that ends.
     fn exchange(&mut self) {
         let mail = self.shared.mail;
@@ -262,7 +262,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         }
         // The domain drops what is missing when its late flush has completed.
         self.world.untagged.fetch_or(returned.len() < asked, Relaxed);
-        // What was mapped of the rest was taken back and flushed: it is the owner's again.
+        // The part of the rest that was mapped was revoked and flushed: the owner has it again.
         returned.into_iter().for_each(|buffer| self.keep(buffer));
     }
 
@@ -358,7 +358,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         }
     }
 
-    /// What was changed in a buffer that its owner has tagged, or that is new.
+    /// Returns the first change in a buffer that its owner has tagged, or that is new.
     fn changed(buffer: &Buffer) -> Option<(u64, Tag)> {
         tag::find_not(buffer.memory(), Kind::Owned).filter(|(_, found)| found.kind != Kind::Blank)
     }

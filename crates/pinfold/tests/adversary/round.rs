@@ -28,7 +28,7 @@ pub(crate) struct Size {
     pub(crate) length: Duration,
 }
 
-/// What a round came to.
+/// The outcome of a round.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) caught: Option<String>,
@@ -84,7 +84,7 @@ fn config(random: &mut Random, seed: u64, through: Through, owners: usize) -> So
     config.abort_one_in = seed.is_multiple_of(2).then(|| 2 + random.below(20));
     config.queue_entries = random.pick(&[4, 16, 256]);
     config.queue_depth = random.pick(&[1, 2, 4, 16]);
-    // In turns, so that a dozen rounds have had all of it.
+    // By the seed, so that a dozen rounds cover all combinations.
     config.caching_mode = seed.is_multiple_of(3);
     config.contiguous_bytes =
         seed.is_multiple_of(2).then(|| random.pick(&[4 << 10, 4 << 10, 16 << 10]));
@@ -115,8 +115,8 @@ fn fence(domain: &Domain, regions: &[(u64, u64)], bits: u32) {
     reserve_range(from, end);
 }
 
-/// Returns what the owners of a round map through. In turns, and not in step with the rest of the
-/// configuration.
+/// Returns the handles that the owners of a round map through: by the seed, and not in step with
+/// the rest of the configuration.
 fn through(seed: u64) -> Through {
     match seed % 5 {
         0 => Through::Both,
@@ -182,7 +182,7 @@ pub(crate) fn play(seed: u64, wrong: Option<Wrong>, asked: Option<Through>, size
     if let Some(wrong) = tag::find_not(trap.memory(), Kind::Trap) {
         world.catch(|| format!("a device wrote into the trap: (page, found) = {wrong:?}"));
     }
-    // What is late completes soon, now that nothing else is submitted.
+    // Late flushes complete soon, now that nothing else is submitted.
     let soon = Instant::now() + Duration::from_secs(10);
     while domain.release_late() > 0 && Instant::now() < soon {
         std::thread::sleep(Duration::from_millis(1));

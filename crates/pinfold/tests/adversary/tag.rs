@@ -13,7 +13,7 @@ const GENERATION: u32 = 36;
 const NUMBER: u64 = (1 << GENERATION) - 1;
 const GENERATIONS: u64 = (1 << (KIND - GENERATION)) - 1;
 
-/// Whose a page is.
+/// The owner of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Never tagged.

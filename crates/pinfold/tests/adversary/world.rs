@@ -1,5 +1,5 @@
-//! What owners and devices share: what is mapped now, what was mapped recently, and what was
-//! caught.
+//! The state that owners and devices share: the present mappings, recent mappings, and the
+//! violations caught.
 
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;
@@ -34,7 +34,7 @@ struct Slot {
 pub(crate) struct Counts {
     /// Accesses of devices.
     pub(crate) accesses: AtomicU64,
-    /// Those that did not fault.
+    /// The accesses that did not fault.
     pub(crate) landed: AtomicU64,
     pub(crate) maps: AtomicU64,
     /// Maps that failed for lack of table pages.

@@ -11,7 +11,7 @@ fn memory(error: MemoryError) -> RegistrationError {
 }
 
 #[test]
-fn memory_that_cannot_be_registered_is_an_error_and_changes_nothing() {
+fn unregistrable_memory_is_an_error_that_changes_nothing() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let parts =

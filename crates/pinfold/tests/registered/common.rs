@@ -66,7 +66,7 @@ impl Drop for Hugepages {
     }
 }
 
-/// What a part of an area is to be.
+/// The kind of memory of a part of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Plain pages that are there.
@@ -233,7 +233,7 @@ pub(crate) fn register_for(
     unsafe { buffers.register_addresses(None, addr, len, access) }.map(|index| index.get())
 }
 
-/// What the kernel says that this process has pinned.
+/// Returns the bytes that this process has pinned, by the kernel's count.
 pub(crate) fn pinned_by_kernel() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPin:")).unwrap();

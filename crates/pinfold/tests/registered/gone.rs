@@ -26,7 +26,7 @@ fn gone(buffers: &mut Buffers<'_>, index: BufferIndex, why: Gone, addr: usize) {
 }
 
 #[test]
-fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_returns() {
+fn unmapped_or_moved_memory_is_revoked_before_the_call_returns() {
     let _alone = alone();
     let _pages = Hugepages::reserve(2);
     let kinds = [
@@ -88,7 +88,7 @@ fn memory_that_is_unmapped_or_moved_or_discarded_is_revoked_before_the_call_retu
 }
 
 #[test]
-fn memory_that_cannot_be_monitored_is_reported_and_keeps_its_old_pages() {
+fn unmonitored_memory_is_reported_and_keeps_its_old_pages() {
     let _alone = alone();
     let Some((mut buffers, area, index)) = registered(Kind::Disk, 4 * PAGE) else { return };
     let registration = buffers.get(index).unwrap();
@@ -141,8 +141,7 @@ fn a_page_that_is_unmapped_while_pinned_is_not_reused() {
         .output();
     drop(other);
     (0..area.bytes).for_each(|at| poke(area.addr + at, 0x11));
-    // What the kernel writes to the file is the old content: the pages are still the
-    // registration's.
+    // The kernel writes the old content to the file: the registration still has the pages.
     let file = tempfile::tempfile().unwrap();
     assert_eq!(transfer(&mut ring, &file, true, place, 0), done);
     let mut written = vec![0; len];
@@ -159,7 +158,7 @@ fn a_page_that_is_unmapped_while_pinned_is_not_reused() {
 }
 
 #[test]
-fn after_a_fork_the_parent_keeps_the_pages_and_the_child_cannot_unpin_them() {
+fn a_fork_leaves_the_pages_pinned_for_the_parent() {
     let _alone = alone();
     let Some((mut buffers, area, index)) = registered(Kind::Plain, 4 * PAGE) else { return };
     let before = pinned_by_kernel();
@@ -196,7 +195,7 @@ fn after_a_fork_the_parent_keeps_the_pages_and_the_child_cannot_unpin_them() {
 }
 
 #[test]
-fn stress_a_registration_is_never_used_after_its_memory_was_unmapped() {
+fn stress_no_registration_is_used_after_an_unmap() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let until = std::time::Instant::now() + std::time::Duration::from_secs(1);

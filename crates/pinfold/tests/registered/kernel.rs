@@ -104,7 +104,7 @@ fn data_goes_both_ways_through_fixed_buffers_of_a_mixture() {
 }
 
 #[test]
-fn memory_unregistered_with_io_in_flight_stays_pinned_until_it_completes() {
+fn memory_unregistered_during_io_stays_pinned_until_the_end() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();
@@ -147,7 +147,7 @@ fn an_update_in_place_releases_the_previous_buffer() {
 }
 
 #[test]
-fn a_table_dropped_while_io_is_in_flight_keeps_its_memory_pinned() {
+fn a_table_dropped_during_io_keeps_its_memory_pinned() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 4 * PAGE)]).unwrap();

@@ -10,7 +10,7 @@ fn limit() -> Option<u64> {
 }
 
 #[test]
-fn exceeding_memlock_is_refused_with_figures_and_command_and_pins_nothing() {
+fn exceeding_memlock_names_the_command_and_pins_nothing() {
     let _alone = alone();
     // Pinning has to touch the pages, so a large limit is not worth its test.
     let Some(limit) = limit().filter(|limit| *limit <= 256 << 20) else {
@@ -71,7 +71,7 @@ fn a_hugepage_is_counted_whole_for_any_part_of_it() {
 }
 
 #[test]
-fn memory_with_larger_pages_than_surveyed_is_refused_with_the_true_charge() {
+fn larger_pages_than_surveyed_are_refused_with_the_true_charge() {
     let _alone = alone();
     let Some(limit) = limit().filter(|limit| (4 << 20..64 << 20).contains(limit)) else {
         return skipped("RLIMIT_MEMLOCK is small or large, or there is none");

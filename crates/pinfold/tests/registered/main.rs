@@ -1,6 +1,6 @@
 //! Registered buffers on this machine's kernel. A test binary of its own: it changes the machine's
 //! pool of hugepages, and reads what the kernel says that the whole process has pinned, so its
-//! tests run one at a time. What a machine does not allow is skipped, and said so.
+//! tests run one at a time. Cases that a machine does not allow are skipped with a message.
 #![expect(clippy::unwrap_used, reason = "test code outside of test functions")]
 
 mod bad;

@@ -49,7 +49,7 @@ fn random_registrations_are_charged_and_pinned_as_reported() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut live: BTreeMap<BufferIndex, (usize, usize)> = BTreeMap::new();
     let mut holds: Vec<(Hold, usize)> = Vec::new();
-    // Those that have left and are held: a number, what they are on, how many holds.
+    // Buffers that have left and are held: a number, their place, the number of holds.
     let mut leaving: BTreeMap<usize, ((usize, usize), usize)> = BTreeMap::new();
     let mut held: BTreeMap<BufferIndex, Vec<usize>> = BTreeMap::new();
     let mut ticket = 0;

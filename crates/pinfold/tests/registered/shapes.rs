@@ -117,7 +117,7 @@ fn transparent_hugepages_are_found_and_charged_whole() {
     if buffers(View::Process).is_some() {
         assert_eq!(charged(area.addr + 5, 2 * HUGE), 3 * HUGE as u64);
     }
-    // What was only read is not there yet, though zeroes are mapped by one entry.
+    // Pages that were only read are not present yet, though one entry maps zeroes there.
     let read = Area::new(0, &[(Kind::Untouched, 2 * HUGE)]).unwrap();
     advise(read.addr, 2 * HUGE, libc::MADV_HUGEPAGE);
     assert_eq!(peek(read.addr + HUGE), 0);
@@ -237,7 +237,7 @@ fn two_buffers_on_one_hugepage_are_pinned_and_charged_once() {
 }
 
 #[test]
-fn plain_pages_that_two_buffers_share_are_pinned_once_and_charged_twice() {
+fn plain_pages_of_two_buffers_are_pinned_once_and_charged_twice() {
     let _alone = alone();
     let Some(mut buffers) = buffers(View::Process) else { return };
     let area = Area::new(0, &[(Kind::Plain, 3 * PAGE)]).unwrap();

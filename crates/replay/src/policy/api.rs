@@ -110,7 +110,8 @@ impl Payload {
 #[must_use = "it stays mapped until it is unmapped"]
 pub struct Dma(Kept);
 
-/// What identifies it. A program keeps it with its request, so nothing else is kept beside it.
+/// The identifier of the mapping. A program keeps it with its request, so nothing else is kept
+/// beside it.
 #[derive(Debug)]
 enum Kept {
     /// The addresses, and the memory.
@@ -208,9 +209,9 @@ pub trait PolicyThread: Send {
     fn settle(&mut self, freed: &mut Vec<PhysRange>) -> Result<(), PolicyError>;
 }
 
-// What a policy has done.
+// The counts of a policy.
 
-/// What a policy has done so far, and what it holds.
+/// The counts of a policy so far, and the memory that it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PolicyStats {
@@ -232,7 +233,7 @@ pub struct PolicyStats {
     pub entries: u64,
     /// Table entries that the IOMMU has read.
     pub walk_reads: u64,
-    /// What that took of the devices' time, in nanoseconds: modelled.
+    /// The devices' time for that, in nanoseconds: modelled.
     pub walk_ns: u64,
     /// Pages of the I/O page table.
     pub table_pages: u64,

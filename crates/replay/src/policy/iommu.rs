@@ -76,7 +76,7 @@ impl Iommu {
         // SAFETY: `Self` keeps the IOMMU. The pages form the one table attached here, and only this
         // invalidator submits.
         let memory_of_table = unsafe { iommu.table_memory() };
-        // What is reserved; or what is left in one piece, which takes memory as it is used: the
+        // The reserved part; or the rest in one piece, which takes memory as it is used: the
         // baselines' table does not grow. A small limit has been given out with the first piece.
         let rest = if reserves { None } else { memory_of_table.grow(u32::MAX) };
         let (pages, phys) = match rest {

@@ -206,7 +206,7 @@ impl Locked {
             Arc::new(Inner { iommu: Iommu::new(memory, config)?, state: KernelLock::new(state) });
         let ticked = Arc::clone(&inner);
         let timer = Timer::start(move || {
-            // What a flush that fails leaves queued is flushed again by the next one.
+            // Ranges that a failed flush leaves queued are flushed again by the next one.
             let _ = ticked.flush(&mut ticked.state.lock());
         })?;
         Ok(Self { inner, _timer: timer })

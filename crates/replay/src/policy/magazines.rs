@@ -42,7 +42,7 @@ impl Cached {
             Inner { iommu: Iommu::new(memory, config)?, addresses: Magazines::new(), queues };
         let inner = Arc::new(inner);
         let ticked = Arc::clone(&inner);
-        // What a flush that fails leaves queued is flushed again when a queue is full.
+        // Ranges that a failed flush leaves queued are flushed again when a queue is full.
         let timer = lazy.then(|| Timer::start(move || drop(ticked.tick()))).transpose()?;
         Ok(Self { inner, _timer: timer })
     }
@@ -260,7 +260,7 @@ impl Magazines {
                 magazines.push(std::mem::take(&mut cache.previous));
             }
             for magazine in magazines {
-                // What the caches hold came from the tree.
+                // The addresses in the caches came from the tree.
                 let known = self.return_all(class, magazine);
                 debug_assert!(known);
             }

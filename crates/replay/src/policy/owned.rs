@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// What an unmap does.
+/// The effect of an unmap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Unmap {
     /// Revokes and waits.
@@ -138,7 +138,7 @@ fn map(
     Ok(Dma::of_mapping(mapping))
 }
 
-/// What a thread's unmaps hold, and for how long.
+/// The buffers that a thread's unmaps hold, and for how long.
 #[derive(Default)]
 struct Figures {
     held_bytes: u64,
@@ -274,7 +274,7 @@ impl PolicyThread for Single<'_> {
             freed.push(self.owner.unmap(mapping)?.range()?);
             return Ok(());
         }
-        // What earlier calls revoked, which has completed meanwhile: a thread then uses the same
+        // The flushes of earlier calls that have completed meanwhile: a thread then uses the same
         // few buffers again.
         self.poll(freed)?;
         self.figures.hold(bytes);
@@ -390,7 +390,7 @@ impl PolicyThread for Batches<'_> {
         }
         self.gathered.push(dma.into_mapping()?);
         if self.gathered.len() == BATCH {
-            // What earlier calls revoked, which has completed meanwhile: a thread then uses the
+            // The flushes of earlier calls that have completed meanwhile: a thread then uses the
             // same few buffers again.
             self.poll(freed)?;
             self.revoke_gathered();

@@ -1,4 +1,4 @@
-//! What is still mapped when a trace ends.
+//! The mappings that remain when a trace ends.
 
 use super::*;
 use pinfold_core::table::MappedRun;

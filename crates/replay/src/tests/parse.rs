@@ -155,7 +155,7 @@ fn a_scatter_list_of_two_kernels() {
 }
 
 #[test]
-fn what_is_no_event_is_told_apart() {
+fn lines_without_an_event_are_told_apart() {
     for header in
         ["", "  ", "# tracer: nop", "##### CPU 1 buffer started ####", "cpus=2", "CPU 1 is empty"]
     {
@@ -316,7 +316,7 @@ fn actions() -> impl Strategy<Value = Action<'static>> {
 
 proptest! {
     #[test]
-    fn what_is_formatted_is_parsed_back(head in heads(), action in actions()) {
+    fn formatted_events_are_parsed_back(head in heads(), action in actions()) {
         // A name that ends like a whole head would be one.
         prop_assume!(!head.task.contains(['[', '#']) && !head.task.starts_with("CPU"));
         let line = line_of(&head, &action);

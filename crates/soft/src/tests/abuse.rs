@@ -1,6 +1,6 @@
 //! Use at the limits: configurations of any numbers, handles dropped in any order and forgotten,
-//! many owners. What is asked for is refused or works; nothing panics, and what was returned is
-//! there again.
+//! many owners. Every request is refused or works; nothing panics, and all that was returned is
+//! available again.
 
 use super::harness::{Arena, PAGE, Page};
 use crate::{Effect, Random, SoftConfig, SoftIommu, Stage, domain};
@@ -131,7 +131,7 @@ fn thousands_of_owners_leave_nothing_behind() {
             });
         });
     });
-    // What was retired last is reclaimed by the next operations.
+    // The buffers retired last are reclaimed by the next operations.
     with_memory(&domain, &arena, || {
         for _ in 0..200 {
             drop(domain.map(arena.page(0), ToDevice).unwrap().unmap().unwrap());
@@ -145,9 +145,9 @@ fn thousands_of_owners_leave_nothing_behind() {
     assert!(pages <= 2 * 64 + 4, "{pages} table pages for nothing but the kept ones");
 }
 
-/// What is forgotten stays mapped and allocated; everything else goes on.
+/// Forgotten mappings stay mapped and allocated; everything else goes on.
 #[test]
-fn forgotten_handles_mappings_and_revocations_disturb_nothing_else() {
+fn forgotten_handles_and_mappings_disturb_nothing_else() {
     let (domain, bus) = domain(SoftConfig::default()).unwrap();
     let arena = Arena::new(8);
     with_memory(&domain, &arena, || {

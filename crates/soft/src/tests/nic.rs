@@ -75,7 +75,7 @@ fn frames_go_around_the_rings_in_order() {
 }
 
 #[test]
-fn what_the_card_cannot_reach_is_a_descriptor_with_a_fault() {
+fn an_unreachable_buffer_is_a_descriptor_with_a_fault() {
     let (domain, bus) = domain(SoftConfig::default()).unwrap();
     let (mut driver, mut card) = Driver::new(&domain, &bus);
     let read_only = driver.map(ToDevice);

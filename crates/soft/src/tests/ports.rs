@@ -193,7 +193,7 @@ fn table_memory_grows_as_it_is_used_up_to_a_limit() {
 /// Writes a table one level at a time, with explicit flushes, so that what is cached at each level
 /// shows.
 #[test]
-fn absent_entries_are_cached_at_every_level_until_a_flush_of_more_than_leaves() {
+fn absent_entries_are_cached_until_a_flush_above_leaves() {
     let config = SoftConfig { caching_mode: true, effect: Effect::AtOnce, ..SoftConfig::default() };
     let iommu = SoftIommu::new(config).unwrap();
     let arena = Arena::new(1);
@@ -339,8 +339,8 @@ fn a_batch_larger_than_the_queue_completes() {
     assert!(stats.parts >= 13, "{stats}");
 }
 
-/// The unit records what it has blocked: who asked for what, and why. What the device itself
-/// refuses is not recorded.
+/// The unit records the accesses that it has blocked: the device, the access, and the reason.
+/// Accesses that the device itself refuses are not recorded.
 #[test]
 fn blocked_requests_are_recorded_until_they_are_handled() {
     let (domain, bus) = domain(SoftConfig::default()).unwrap();

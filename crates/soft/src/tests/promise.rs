@@ -1,4 +1,5 @@
-//! What the random adversary finds, step by step: each case correct, and with a known mistake.
+//! The mistakes that the random adversary finds, step by step: each case correct, and with a known
+//! mistake.
 
 use super::harness::{Arena, PAGE};
 use crate::{Effect, FaultKind, Port, SoftConfig, SoftIommu, domain};
@@ -153,7 +154,7 @@ fn a_flush_that_hangs_is_an_error_and_its_buffer_is_not_reused() {
 /// A queue that never answers costs a waiter its own limit: it gets the buffer's `Revoked` back,
 /// and the domain goes on.
 #[test]
-fn a_wait_with_a_limit_returns_what_is_late_and_the_domain_goes_on() {
+fn a_wait_with_a_limit_returns_late_flushes() {
     let (domain, bus) = domain(SoftConfig { hang_from: Some(1), ..SoftConfig::default() }).unwrap();
     let mut owner = domain.local();
     let pages = |n: usize| (0..n).map(|_| bus.alloc_pages(1).unwrap());

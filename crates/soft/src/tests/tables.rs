@@ -36,8 +36,8 @@ fn with_place(
     (domain, bus, place)
 }
 
-/// What a device without any cached entry needs to read all pages of a range: entries of its IOTLB,
-/// and entries of tables.
+/// Returns the entries that a device without any cached one needs to read all pages of a range: of
+/// its IOTLB, and of tables.
 fn cost_of_reading(bus: &SoftBus, range: IovaRange) -> (u64, u64) {
     let (before, port) = (bus.stats(), bus.port());
     for page in 0..range.len() / PAGE as u64 {
@@ -111,8 +111,8 @@ fn a_limit_beyond_all_memory_costs_nothing() {
     domain.unregister_memory(arena.memory());
 }
 
-/// What is reserved is in memory before the first map, in one piece; what is not is touched by the
-/// maps, as before.
+/// Reserved tables are in memory before the first map, in one piece; other tables are touched by
+/// the maps.
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel which pages are in memory")]
 fn reserved_table_pages_are_in_memory_from_the_start() {
@@ -199,7 +199,7 @@ fn physical_addresses_have_the_width_of_the_unit() {
     );
 }
 
-// What walks cost on the timeline.
+// The cost of walks on the timeline.
 
 const STEP: u64 = 197;
 
@@ -349,7 +349,7 @@ fn an_unmap_reaches_the_devices_of_every_unit() {
     assert_eq!(
         found,
         [Err(FaultKind::NotMapped), Ok(0), Err(FaultKind::NotMapped), Ok(0)],
-        "in turns"
+        "over the units"
     );
 }
 

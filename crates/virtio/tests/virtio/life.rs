@@ -30,7 +30,7 @@ fn a_place_has_one_stack() {
 }
 
 #[test]
-fn a_leak_of_the_driver_is_reported_and_the_stack_stays_installed() {
+fn a_leak_of_the_driver_is_reported_and_the_stack_stays() {
     place!(Here);
     let Rig { mut driver, disk, stack, domain: _domain } = Rig::<Here>::new(4 << 20);
     disk.hold();
@@ -48,7 +48,7 @@ fn a_leak_of_the_driver_is_reported_and_the_stack_stays_installed() {
 }
 
 #[test]
-fn a_stack_dropped_before_its_driver_stays_until_the_driver_has_freed_everything() {
+fn a_stack_dropped_first_stays_until_its_driver_has_freed_all() {
     place!(Here);
     let Rig { driver, disk, stack, domain } = Rig::<Here>::new(4 << 20);
     drop(stack);
@@ -73,7 +73,7 @@ fn without_a_stack_a_driver_gets_no_rings() {
 }
 
 #[test]
-fn a_disk_behind_an_iommu_refuses_a_driver_without_access_platform() {
+fn a_disk_behind_an_iommu_refuses_a_driver_without_platform() {
     place!(Here);
     let Rig { driver, disk, stack, domain: _domain } = Rig::<Here>::new(4 << 20);
     drop(driver);
@@ -91,7 +91,7 @@ fn a_disk_behind_an_iommu_refuses_a_driver_without_access_platform() {
 }
 
 #[test]
-fn missing_memory_is_an_error_for_rings_and_a_panic_with_the_reason_for_payloads() {
+fn missing_memory_is_an_error_for_rings_and_panics_for_payloads() {
     place!(Here);
     let mut rig = Rig::<Here>::new(64 << 10);
     let (iova, _) = PinfoldHal::<Here>::dma_alloc(1000, BufferDirection::Both);
@@ -157,7 +157,7 @@ fn rings_are_zeroed_when_their_frames_are_reused() {
 }
 
 #[test]
-fn frames_that_a_hanging_iommu_does_not_release_are_quarantined_and_counted() {
+fn frames_that_a_hanging_iommu_keeps_are_quarantined() {
     place!(Here);
     let mut config = SoftConfig::default();
     (config.hang_from, config.timeout) = (Some(1), Duration::from_millis(2));
@@ -201,7 +201,7 @@ const IN_PLACE: &str = "PINFOLD_TEST_IN_PLACE";
 
 #[test]
 fn a_payload_that_stays_reachable_in_place_aborts_the_process() {
-    let name = "life::frames_that_a_hanging_iommu_does_not_release_are_quarantined_and_counted";
+    let name = "life::frames_that_a_hanging_iommu_keeps_are_quarantined";
     let ended = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(IN_PLACE, "1")
@@ -216,10 +216,9 @@ fn a_payload_that_stays_reachable_in_place_aborts_the_process() {
     assert!(stderr.contains("may still access 4096 bytes"), "{stderr}");
 }
 
-/// What was bounced once stays with its pool: it must not leave nothing for rings and longer
-/// copies.
+/// Memory of bounced payloads stays with its pool: it must leave some for rings and longer copies.
 #[test]
-fn copies_and_rings_have_memory_after_a_burst_of_bounced_payloads() {
+fn copies_and_rings_have_memory_after_many_bounced_payloads() {
     place!(Here);
     let Rig { driver, stack, .. } = Rig::<Here>::new(2 << 20);
     let mut payloads = vec![[1_u8; BOUNCED_BYTES]; 100];

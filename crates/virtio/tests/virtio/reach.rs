@@ -1,4 +1,4 @@
-//! What the device can reach: shared memory only, in its direction, and only while it is shared.
+//! The memory that the device can reach: shared memory only, in its direction, while it is shared.
 
 use crate::common::{Driver, Rig, pattern, place};
 use pinfold::soft::{Fault, FaultKind};
@@ -74,7 +74,7 @@ fn a_copy_has_nothing_of_the_program_behind_it() {
 }
 
 #[test]
-fn a_stale_access_to_a_bounced_payload_reaches_no_byte_of_the_program() {
+fn a_stale_access_to_a_bounced_payload_misses_the_program() {
     place!(Here);
     let mut rig = Rig::<Here>::new(4 << 20);
     let (data, mut back) = ([7; SECTOR], [0; SECTOR]);
@@ -148,7 +148,7 @@ fn the_rest_of_a_partly_shared_page_is_not_reachable() {
 }
 
 #[test]
-fn descriptors_are_read_only_and_rings_are_unmapped_with_the_driver() {
+fn descriptors_are_read_only_and_rings_end_with_the_driver() {
     place!(Here);
     let rig = Rig::<Here>::new(4 << 20);
     let [descriptors, offered, used] = rig.disk.rings();

@@ -4,11 +4,11 @@
 //! the slot to its receiver is written in parts and read back whole, which a processor cannot do
 //! before the parts have left its store buffer.
 //!
-//! An entry of a ring is an address in the UMEM. What it stands for is in `slots`, by the number of
-//! its chunk: the kernel's entries are looked up there, never trusted. So a chunk has one owner at
-//! any time: the pool, the rings, or a packet.
-// The one unsafe call of the crate (the one `unsafe impl` is in `packet.rs`): opening a socket, whose
-// contract is what this file keeps.
+//! An entry of a ring is an address in the UMEM. Its owner is in `slots`, by the number of its
+//! chunk: the kernel's entries are looked up there, never trusted. So a chunk has one owner at any
+//! time: the pool, the rings, or a packet.
+// The one unsafe call of the crate (the one `unsafe impl` is in `packet.rs`): opening a socket,
+// whose contract is what this file keeps.
 #![allow(unsafe_code)]
 
 use super::packet::Packet;
@@ -24,7 +24,7 @@ pub(crate) const DRAIN: Duration = Duration::from_millis(200);
 /// `XDP_RING_NEED_WAKEUP`.
 const NEED_WAKEUP: u32 = 1;
 
-/// Who has a chunk of the UMEM.
+/// The owner of a chunk of the UMEM.
 #[derive(Debug, Default)]
 enum Slot {
     /// The pool, or a packet.
@@ -131,8 +131,8 @@ impl Rings {
         self.fill.room(wanted)
     }
 
-    /// Passes chunks to the kernel, which receives into them; returns how many. What has no place
-    /// in the fill ring stays.
+    /// Passes chunks to the kernel, which receives into them; returns how many. Chunks that have no
+    /// place in the fill ring stay.
     #[inline]
     pub(crate) fn fill<P: Piece>(&mut self, pieces: &mut [Option<P>]) -> u32 {
         for piece in pieces {
@@ -228,7 +228,7 @@ impl Rings {
     /// Passes what was queued to the kernel, which sends it.
     ///
     /// # Errors
-    /// [`CallError`] if the interface is down or gone. What was queued stays queued.
+    /// [`CallError`] if the interface is down or gone. Queued packets stay queued.
     pub(crate) fn flush(&mut self) -> Result<(), CallError> {
         self.transmit.publish();
         // The kernel sends some 32 packets in a call and asks to be called again.
@@ -334,8 +334,8 @@ fn is_set<const N: usize>(ring: &Producer<RingMemory, N>) -> bool {
 }
 
 impl Drop for Rings {
-    /// Waits for what is being sent. What the kernel has taken and not sent then is quarantined:
-    /// the network stack may read it after the socket is closed.
+    /// Waits for packets that are being sent. Chunks that the kernel has taken and not sent then
+    /// are quarantined: the network stack may read it after the socket is closed.
     fn drop(&mut self) {
         if self.drain(DRAIN, drop) > 0 {
             self.give_up_untaken();
@@ -348,7 +348,7 @@ impl Drop for Rings {
             "the pages of packets that were not sent are quarantined"
         );
         for slot in &mut self.slots {
-            // What is filled stays until the socket is closed.
+            // Chunks in the fill ring stay until the socket is closed.
             if matches!(slot, Slot::Sending(_)) {
                 std::mem::forget(std::mem::take(slot));
             }

@@ -1,5 +1,5 @@
-//! [`Packet`], a chunk that the kernel has written to and where in it the packet is, and its page as
-//! the payload of a device.
+//! [`Packet`], a chunk that the kernel has written to and where in it the packet is, and its page
+//! as the payload of a device.
 
 use super::ring::Chunk;
 use pinfold::DmaMemory;
@@ -143,7 +143,7 @@ impl PacketPage {
         (self.page, self.offset, self.len)
     }
 
-    /// Returns where in the page the packet starts, in bytes. What precedes it is free for the
+    /// Returns where in the page the packet starts, in bytes. The bytes before it are free for the
     /// program's own header.
     pub fn offset(&self) -> usize {
         self.offset as usize

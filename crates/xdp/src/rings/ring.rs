@@ -193,7 +193,7 @@ impl<M: Shared, const N: usize> Consumer<M, N> {
     }
 }
 
-// A chunk: the memory that one entry of a ring stands for.
+// A chunk: the memory that one entry of a ring refers to.
 
 /// The memory of one packet: a page, or a part of one.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ pub(crate) enum Chunk {
     Part(Fragment),
 }
 
-/// What a [`Chunk`] is made of.
+/// The memory of a [`Chunk`].
 pub(crate) trait Piece {
     fn memory(&self) -> DmaMemory<'_>;
     fn into_chunk(self) -> Chunk;

@@ -82,8 +82,8 @@ proptest! {
         let memory = Plain::new(2 * entries as usize, start);
         let mut producer = Producer::<_, 2>::new(memory.clone());
         let mut consumer = Consumer::<_, 2>::new(memory);
-        // What was pushed and is not published, what is published and was not taken, and what was
-        // taken and not released.
+        // The entries that were pushed and are not published, those published and not taken, and
+        // those taken and not released.
         let (mut pending, mut published, mut taken) = (VecDeque::new(), VecDeque::new(), 0);
         let mut next = 0u64;
         for step in steps {
@@ -113,8 +113,8 @@ proptest! {
                 Step::Room(wanted) => {
                     let room = producer.room(wanted) as usize;
                     let free = entries as usize - used;
-                    // What is known may be old, but never more than there is, nor less than what
-                    // was wanted and is there.
+                    // The known count may be old, but is never above the entries present, nor below
+                    // those wanted and present.
                     prop_assert!(room <= free && room >= free.min(wanted as usize), "{} of {}", room, free);
                 }
             }

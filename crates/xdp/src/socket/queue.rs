@@ -40,8 +40,8 @@ pub struct Socket {
     gone: bool,
 }
 
-/// What enters the fill ring next, between two refills nothing: allocated together, and entered
-/// together.
+/// The chunks that enter the fill ring next, between two refills none: allocated together, and
+/// entered together.
 #[derive(Debug)]
 enum Next {
     Pages(Box<[Option<Page>; BATCH as usize]>),
@@ -356,7 +356,7 @@ impl Socket {
     }
 
     /// Waits until all that is queued has been sent, for a fifth of a second at most, and returns
-    /// its pages to the pool; returns how many packets have not been sent. Those that the kernel
+    /// its pages to the pool; returns how many packets have not been sent. Packets that the kernel
     /// has not taken by the time the socket is closed are never sent.
     pub fn drain(&mut self) -> u32 {
         let (pool, sent) = (&mut self.pool, &mut self.traffic.sent);

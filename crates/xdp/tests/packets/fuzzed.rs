@@ -1,4 +1,4 @@
-//! What holds of any bytes as a packet.
+//! The properties of any bytes as a packet.
 
 use pinfold_xdp::mirror::reflect_bytes;
 use pinfold_xdp::{LinkType, Protocol};

@@ -1,4 +1,4 @@
-//! What packets are, on packets of another library's making and on any bytes.
+//! The parsing of packets: of those that another library makes, and of any bytes.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -159,7 +159,7 @@ fn tags_of_vlans_stay_and_padding_is_not_summed() {
 }
 
 #[test]
-fn what_has_no_correct_reply_is_left_alone() {
+fn packets_without_a_correct_reply_are_left_alone() {
     let link = LinkType::Ethernet;
     let of = |kind, is_v6| packet(kind, is_v6, link, false, [false; 3], &[3; 16]);
     let mut cases = Vec::new();

@@ -1,4 +1,4 @@
-//! What cannot be opened, and what the errors say.
+//! Sockets that cannot be opened, and the errors.
 
 use crate::common::{Wire, run};
 use pinfold_xdp::{
@@ -6,7 +6,7 @@ use pinfold_xdp::{
 };
 
 #[test]
-fn what_does_not_exist_is_named() {
+fn missing_interfaces_and_queues_are_named() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let error = redirect::interface("v9").unwrap_err();
     assert!(matches!(&error, OpenError::NoInterface { name } if name == "v9"), "{error}");
@@ -42,7 +42,7 @@ fn a_queue_in_use_is_named() {
 }
 
 #[test]
-fn packets_larger_than_a_chunk_are_refused_before_they_would_be_dropped() {
+fn packets_larger_than_a_chunk_are_refused_not_dropped() {
     let Some(wire) = Wire::new(1, 3000) else { return };
     let half = Socket::options().chunk(ChunkSize::HalfPage);
     let error = half.open(&wire.far()).unwrap_err();
@@ -111,7 +111,7 @@ fn links_without_a_header_that_is_known_are_named() {
 }
 
 #[test]
-fn an_interface_that_is_down_and_drivers_without_zero_copy_are_named() {
+fn an_interface_that_is_down_or_without_zero_copy_is_named() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let error = Socket::options().copying(Copying::Never).open(&wire.far()).unwrap_err();
     assert!(matches!(error, OpenError::NoZeroCopy { queue: 0, .. }), "{error}");

@@ -1,4 +1,4 @@
-//! What outlives what: pages and sockets, programs and processes, sockets and interfaces.
+//! Lifetimes: of pages and sockets, of programs and processes, of sockets and interfaces.
 
 use crate::common::{Wire, number_of, receive_until, run};
 use pinfold::xdp::RingSizes;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[test]
-fn pages_that_are_never_returned_are_named_after_the_socket_is_closed() {
+fn pages_never_returned_are_named_after_the_socket_is_closed() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let mut sockets = wire.receive(Socket::options());
     let leak = sockets[0].holder("leak").unwrap();
@@ -87,7 +87,7 @@ fn reception_goes_on_when_pages_come_back_from_another_thread() {
         receive(socket, &mut packets, 50);
         socket.recycle_all(&mut packets);
         assert!(packets.is_empty());
-        // What is not with the kernel is free again.
+        // Chunks that the kernel does not have are free again.
         socket.receive(&mut packets, 64);
         socket.recycle_all(&mut packets);
         let report = socket.stats().unwrap();
@@ -111,7 +111,7 @@ fn a_removed_interface_ends_the_wait() {
     let end = Instant::now() + Duration::from_secs(60);
     let mut packets = Vec::new();
     let error = loop {
-        // What was received before is still there.
+        // Packets received before are still there.
         socket.receive(&mut packets, 64);
         packets.clear();
         match socket.wait(Duration::from_millis(20)) {
@@ -123,7 +123,8 @@ fn a_removed_interface_ends_the_wait() {
     drop(sockets);
 }
 
-/// What a child of the next test is: it attaches, says so, and waits for its end.
+/// The variable that makes a process the child of the next test: it attaches, prints a line, and
+/// waits for its end.
 const CHILD: &str = "PINFOLD_XDP_TEST_CHILD";
 
 #[test]

@@ -61,7 +61,7 @@ fn every_packet_of_a_stream_is_received_or_counted() {
 }
 
 #[test]
-fn packets_that_the_program_holds_are_held_and_the_rest_is_counted() {
+fn packets_beyond_those_that_the_program_holds_are_counted() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let rings = RingSizes { fill: 64, completion: 64, receive: 64, transmit: 64 };
     // 128 chunks: the program can hold that many, and then the kernel has none.
@@ -174,7 +174,7 @@ fn queues_are_received_by_threads_of_their_own() {
 }
 
 #[test]
-fn a_socket_that_polls_the_driver_receives_what_the_kernel_makes() {
+fn a_socket_that_polls_the_driver_receives_kernel_packets() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let mut sockets = wire.receive(Socket::options().busy_poll(BusyPoll::default()));
     let socket = &mut sockets[0];

@@ -50,7 +50,7 @@ fn a_mirror_answers_datagrams() {
 }
 
 #[test]
-fn packets_that_the_kernel_has_not_taken_are_freed_with_the_socket() {
+fn packets_not_taken_by_the_kernel_are_freed_with_the_socket() {
     let Some(wire) = Wire::new(1, 1500) else { return };
     let frame = [&[2, 0, 0, 0, 0, 0x11, 2, 0, 0, 0, 0, 0x12, 0x88, 0xb5][..], &[7; 50]].concat();
     let mut far = Socket::options().open(&wire.far()).unwrap();
@@ -115,7 +115,7 @@ fn packets_that_cannot_be_sent_come_back() {
     }
     let packet = far.packet(&frame).unwrap();
     assert_eq!(far.transmit(packet).unwrap_err().why, TransmitRefused::Full);
-    // What was queued arrives at the other end, once a program passes it there.
+    // Queued packets arrive at the other end, once a program passes it there.
     let redirect = Redirect::attach(&wire.near()).unwrap();
     near.redirect(&redirect).unwrap();
     far.flush().unwrap();

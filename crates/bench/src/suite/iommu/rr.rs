@@ -85,7 +85,7 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     Ok(records)
 }
 
-/// What runs, and for how long.
+/// The subject that runs, and for how long.
 #[derive(Clone, Copy)]
 struct Workload {
     case: &'static str,
@@ -95,7 +95,7 @@ struct Workload {
     time: Duration,
 }
 
-/// What threads have done, and the processor time that it took.
+/// The work of threads, and the processor time that it took.
 #[derive(Default)]
 struct Account {
     transactions: u64,

@@ -2,8 +2,8 @@
 //!
 //! The first thread is the device and its driver: 64 packets arrive in the pages of a ring of 512
 //! descriptors, are passed to the second thread, and their descriptors are refilled. The second
-//! thread reads each packet and frees its page. What is timed is all of it, from the first packet
-//! to the last free.
+//! thread reads each packet and frees its page. All of it is timed, from the first packet to the
+//! last free.
 
 use super::{FRAMES, pool};
 use crate::baseline::buddy::{Buddy, Offset};
@@ -31,9 +31,9 @@ type Outcome = Result<(), BenchError>;
 struct Path<Refill, Write, Read, Freer> {
     /// Fills the empty descriptors.
     refill: Refill,
-    /// What the device writes into a page.
+    /// The function by which the device writes into a page.
     write: Write,
-    /// What the second thread reads there.
+    /// The function by which the second thread reads it.
     read: Read,
     /// Makes the function by which the second thread frees a batch.
     freer: Freer,

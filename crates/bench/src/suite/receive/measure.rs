@@ -22,12 +22,12 @@ const BURST: u32 = 8192;
 /// How long a run may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a run receives.
+/// The load of a run.
 #[derive(Clone, Copy)]
 pub(super) struct Load<'w> {
     pub(super) wire: &'w Wire,
     pub(super) bytes: usize,
-    /// Whether the threads send as well, in turns.
+    /// Whether the threads send as well, alternately.
     pub(super) turns: bool,
     /// How many packets each thread receives.
     pub(super) packets: u64,
@@ -49,7 +49,7 @@ pub(super) trait Receiver: Send {
     fn dropped(&self) -> Result<u64, BenchError>;
 }
 
-/// What a receiver took for its packets.
+/// The time that a receiver took for its packets.
 struct Took {
     wall: Duration,
     /// The thread's processor time, without the polls that found nothing.
@@ -155,7 +155,7 @@ fn until(receiver: &mut impl Receiver, packets: u64) -> Result<Took, BenchError>
         let (before, start) = (got, thread_time());
         receiver.poll()?;
         got += drain(receiver)?;
-        // What finds nothing waits for the sender, and is not the cost of a packet.
+        // A poll that finds nothing waits for the sender, and is not the cost of a packet.
         if got > before {
             processor += thread_time().saturating_sub(start);
         } else if began.elapsed() > LIMIT {
@@ -172,16 +172,17 @@ fn until(receiver: &mut impl Receiver, packets: u64) -> Result<Took, BenchError>
     })
 }
 
-// A run in which one thread sends and receives in turns: the program's own part of a packet.
+// A run in which one thread sends and receives alternately: the program's own part of a packet.
 //
 // Sender and receiver on two processors wait for each other, and how long differs from run to run
 // by more than the subjects do. Here nothing runs at the same time, and no packet is dropped for
 // want of time. The driver passes the packets to the socket as they are sent, so its time is the
-// sender's, which is not measured. In each turn's time are one poll of the driver that finds
-// nothing more, and a reading of the clock: for all subjects the same few ns of a packet.
+// sender's, which is not measured. The time of each burst includes one poll of the driver that
+// finds nothing more, and a reading of the clock: for all subjects the same few ns of a packet.
 
-/// How many packets a turn of the sender is: fewer than the 256 that wait between the two ends.
-const TURN: u32 = 192;
+/// The number of packets that the sender of such a run sends at a time: fewer than the 256 that
+/// wait between the two ends.
+const ALTERNATE: u32 = 192;
 
 /// Opens a receiver for each queue and records the processor time of receiving.
 #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 packets a run")]
@@ -225,8 +226,8 @@ fn turns(
 ) -> Result<f64, BenchError> {
     let (began, mut processor, mut got) = (Instant::now(), Duration::ZERO, 0);
     while got < packets {
-        generator.send(packet, TURN)?;
-        let all = got + u64::from(TURN);
+        generator.send(packet, ALTERNATE)?;
+        let all = got + u64::from(ALTERNATE);
         while got < all {
             let (before, start) = (got, thread_time());
             receiver.poll()?;

@@ -5,7 +5,7 @@ use crate::error::BenchError;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Which way data moves.
+/// The direction in which data moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
     Read,
@@ -23,7 +23,7 @@ pub(super) struct Fio {
     pub(super) duration: Duration,
 }
 
-/// What fio reports.
+/// The report of fio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Outcome {
     pub(super) requests: f64,

@@ -214,7 +214,7 @@ fn socket() -> PathBuf {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What it serves is gone with this process in any case. An error means that it has ended
+        // The served data is gone with this process in any case. An error means that it has ended
         // already.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -28,7 +28,7 @@ const QUICK_RUN: Duration = Duration::from_secs(1);
 /// The file through which the kernel probes a device's driver.
 const PROBE: &str = "/sys/bus/pci/drivers_probe";
 
-/// What the measurement needs.
+/// The requirements of the measurement.
 pub(super) struct Requirements {
     bdf: Bdf,
     fio: Fio,

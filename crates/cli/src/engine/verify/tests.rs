@@ -34,8 +34,8 @@ fn verify(
 ) -> Result<(WorkloadStats, Verified), EngineError> {
     let options = VerifyOptions { min_block, counted_blocks };
     let (progress, sampler, interrupt) = (Progress::hidden(), Sampler::new(), Interrupt::default());
-    let watch = Watch { progress: &progress, sampler: &sampler, interrupt: &interrupt };
-    let (stats, verified, ended) = run(target, workload, options, buffers, watch);
+    let observers = Observers { progress: &progress, sampler: &sampler, interrupt: &interrupt };
+    let (stats, verified, ended) = run(target, workload, options, buffers, observers);
     ended.map(|()| (stats, verified))
 }
 
@@ -76,7 +76,7 @@ fn requests_have_all_lengths() {
     assert!(seen.last().is_some_and(|&most| most > 2000 && most <= 2048));
 }
 
-/// What a faulty target does to one request.
+/// The mistake of a faulty target with one request.
 #[derive(Clone, Copy, Debug)]
 enum Corruption {
     /// Completes a write without writing.
@@ -106,7 +106,7 @@ impl Target<Vec<u8>> for Faulty {
         let last = at + request.io.len == self.inner.data.len();
         if self.inner.requests >= self.at {
             let corrupted = match (self.corruption, request.io.direction) {
-                // What is there is written again.
+                // The present content is written again.
                 (Corruption::LostWrite, IoDirection::Write) => {
                     request.buffer.write_at(0, &held).unwrap();
                     true

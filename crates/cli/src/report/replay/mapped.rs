@@ -1,4 +1,4 @@
-//! What was still mapped at the end of a trace.
+//! The mappings that remain at the end of a trace.
 
 use super::Row;
 use crate::units::{ByteSize, counted};

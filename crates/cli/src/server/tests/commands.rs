@@ -1,4 +1,4 @@
-//! What commands do at the target.
+//! The effects of commands at the target.
 
 use super::*;
 use crate::targets::file::{FileOptions, FileTarget};
@@ -9,7 +9,7 @@ use std::fs::File;
 /// Deallocation is advice: a controller may complete it without any effect, whatever DLFEAT says of
 /// what it deallocates.
 #[test]
-fn zeroes_are_read_after_a_controller_has_ignored_a_deallocation() {
+fn zeroes_are_read_where_a_deallocation_was_ignored() {
     let ignored = Trigger::Matches(Box::new(|command| command.queue != 0 && command.opcode == 9));
     let (_, target) = serve(4 << 20, |[mut a, _b], faults| {
         faults.inject(ignored, Fault::Fail(Status::SUCCESS));
@@ -67,7 +67,7 @@ fn zeroes_without_holes_are_written() {
     }
 }
 
-// What happens at the target's limits: interrupts that nobody waits for, buffers that do not come
+// Behaviour at the target's limits: interrupts that no thread waits for, buffers that do not come
 // back, clients that leave.
 
 /// The controller's interrupt stays signalled after the last completion, and must not end every
@@ -155,7 +155,7 @@ fn arrived(client: &mut Client) -> Vec<u8> {
     bytes
 }
 
-/// Each answer shows that another turn of the loop is over: what was sent before has been handled
+/// Each answer shows that another iteration of the loop is over: earlier requests have been handled
 /// in the second at the latest.
 fn let_the_loop_turn(client: &mut Client) {
     for _ in 0..2 {

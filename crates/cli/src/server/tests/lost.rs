@@ -224,15 +224,15 @@ fn a_read_that_has_not_begun_ends_with_its_client() {
         others.iter_mut().chain([&mut b]).for_each(|client| client.send(Command::READ, 1, 0, 4096));
         (0..8).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());
         a.send(Command::READ, 1, 0, 2 << 20);
-        // Each answer is that of a later turn.
-        let turn = |client: &mut Client| {
+        // Each answer is that of a later iteration.
+        let iterate = |client: &mut Client| {
             assert_eq!(client.simple(Command(77), 0, 0), Some(ErrorNumber::Invalid))
         };
-        turn(&mut c);
-        turn(&mut c);
+        iterate(&mut c);
+        iterate(&mut c);
         drop(a);
-        turn(&mut c);
-        turn(&mut c);
+        iterate(&mut c);
+        iterate(&mut c);
         faults.clear();
         faults.release();
         for client in others.iter_mut().chain([&mut b]) {
@@ -246,7 +246,7 @@ fn a_read_that_has_not_begun_ends_with_its_client() {
 /// Replies wait for it, so that no further request of its is received, and it leaves. Whole, in
 /// parts, and over TCP, which is reset.
 #[test]
-fn what_came_behind_replies_that_nobody_takes_is_done() {
+fn requests_behind_replies_that_are_not_taken_are_executed() {
     for budget in [8 << 20, PIECE] {
         let (stats, _) = serve_at(budget, |[a, mut b], _, door| {
             leave_behind_replies(a, 0x11, &mut b);

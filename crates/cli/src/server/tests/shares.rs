@@ -1,4 +1,4 @@
-//! What a client gets while others keep what they have: memory, places in the queue, and reads that
+//! The share of a client while others keep theirs: memory, places in the queue, and reads that
 //! are larger than both.
 
 use super::*;
@@ -13,7 +13,7 @@ use std::fs::File;
 /// Of three clients that read no reply, with flushes that do not end, and one that waits for 64
 /// KiB. A queue of 8 has a place for no more that come one after the other: 4, 2 and 1 are taken.
 #[test]
-fn who_reads_no_reply_delays_nobody() {
+fn a_client_that_reads_no_reply_delays_no_other() {
     let (stats, _) = serve_at(4 << 20, |[hog, mut victim], faults, door| {
         assert_eq!(victim.write(0, 0x33, 64 << 10), None);
         let flush = |command: &CommandInfo| command.opcode == pinfold_nvme::spec::nvm::FLUSH;
@@ -21,14 +21,14 @@ fn who_reads_no_reply_delays_nobody() {
         let mut hogs = vec![hog, door.client(), door.client()];
         for (cookie, hog) in (0..).zip(&mut hogs) {
             (0..8).for_each(|_| hog.send(Command::FLUSH, cookie, 0, 0));
-            // What does not fit is followed by what does.
+            // Requests that do not fit are followed by requests that do.
             for length in [1 << 20, 512 << 10, 256 << 10].into_iter().chain([64 << 10; 8]) {
                 hog.send(Command::READ, cookie, 0, length);
             }
             // Each has taken its share before the next one comes.
             assert_eq!(victim.read(0, 64 << 10), Ok(vec![0x33; 64 << 10]));
         }
-        // The loop turns with each answer, and the others take what they can get.
+        // The loop goes on with each answer, and the others take all that they can get.
         for _ in 0..100 {
             assert_eq!(victim.read(0, 64 << 10), Ok(vec![0x33; 64 << 10]));
         }

@@ -92,7 +92,7 @@ impl Setup {
 const PROTECTIONS: [Protect; 4] =
     [Protect::Strict, Protect::Revoke, Protect::Batch, Protect::Static];
 
-/// Those that end a mapping with its request.
+/// The policies that end a mapping with its request.
 const PER_REQUEST: [Protect; 3] = [Protect::Strict, Protect::Revoke, Protect::Batch];
 
 fn execute(
@@ -160,7 +160,7 @@ fn a_final_error_ends_the_run_and_returns_all_buffers() {
 /// An IOMMU that no longer answers, or has failed: the requests end with a typed error within their
 /// limit, and the buffers that the controller may still reach stay with the domain.
 #[test]
-fn a_flush_that_never_completes_ends_the_run_and_keeps_the_buffers() {
+fn an_endless_flush_ends_the_run_and_keeps_the_buffers() {
     let hangs = SoftConfig { hang_from: Some(4), ..SoftConfig::default() };
     let fails = SoftConfig { fail_from: Some(4), ..SoftConfig::default() };
     for (config, is_hang) in [(hangs, true), (fails, false)] {
@@ -234,7 +234,7 @@ fn retries_are_limited() {
 }
 
 #[test]
-fn a_command_that_never_completes_quarantines_its_buffer_and_no_other() {
+fn an_endless_command_quarantines_its_buffer_and_no_other() {
     for protect in PROTECTIONS {
         let setup = Setup::new(protect);
         // A model that gets no processor for so long loses more than one command.
@@ -274,7 +274,7 @@ fn reads(buffers: Vec<Buffer>) -> Vec<Request<Buffer>> {
 
 /// All of a batch is mapped, or nothing of it.
 #[test]
-fn a_batch_with_a_buffer_that_cannot_be_mapped_is_returned_whole() {
+fn a_batch_with_an_unmappable_buffer_is_returned_whole() {
     for protect in PER_REQUEST {
         let setup = Setup::new(protect);
         let elsewhere =
@@ -374,7 +374,7 @@ fn reads_are_written(setup: &Setup, target: &Soft, bytes: u64) {
 /// limit: the poll returns without a buffer, another batch is read and held meanwhile, and all
 /// buffers return when their flushes have completed, in order.
 #[test]
-fn strict_holds_the_buffers_of_a_flush_that_takes_longer_than_a_poll_waits() {
+fn strict_holds_the_buffers_of_a_flush_longer_than_a_poll() {
     let flush_cost = Duration::from_secs(1);
     let config = SoftConfig { flush_cost, effect: Effect::AtLast, ..SoftConfig::default() };
     let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Strict);
@@ -444,7 +444,7 @@ fn strict_does_not_wait_longer_than_a_poll_may() {
 /// The flush takes longer than the limit too: the requests end with an error that names the flush,
 /// and the domain keeps the buffers until it has completed.
 #[test]
-fn strict_gives_up_the_buffers_of_a_flush_that_exceeds_the_limit() {
+fn strict_gives_up_the_buffers_of_a_flush_beyond_the_limit() {
     let flush_cost = Duration::from_secs(2);
     let config = SoftConfig { flush_cost, ..SoftConfig::default() };
     let setup = Setup::on(pinfold::Domain::soft_with(config).unwrap(), Protect::Strict);

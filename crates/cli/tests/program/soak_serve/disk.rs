@@ -19,11 +19,12 @@ struct Sector {
     /// The last one before an answered flush, and the last one that was answered.
     flushed: u64,
     answered: u64,
-    /// Those that were answered between the two.
+    /// The writes that were answered between the two.
     between: Vec<u64>,
-    /// Those of requests without an answer, which may be executed until the server ends.
+    /// The writes of requests without an answer, which may be executed until the server ends.
     unanswered: Vec<u64>,
-    /// Those of the server before, which the kernel may still have been executing when it was gone.
+    /// The writes of the server before, which the kernel may still have been executing when it was
+    /// gone.
     late: Vec<u64>,
 }
 

@@ -21,13 +21,13 @@ use zerocopy::{FromBytes, IntoBytes};
 /// The deepest queue: command identifiers keep 6 bits for the use count of a slot.
 const MAX_DEPTH: usize = 1023;
 
-/// What the controller reported when it was enabled.
+/// The properties that the controller reported when it was enabled.
 #[derive(Clone, Debug)]
 pub(in crate::driver) struct ControllerInfo {
     pub(in crate::driver) identity: Identity,
     /// All active namespaces.
     pub(in crate::driver) found: Arc<[NamespaceInfo]>,
-    /// Those that the driver supports.
+    /// The namespaces that the driver supports.
     pub(in crate::driver) namespaces: Arc<[Namespace]>,
     /// CRDT1 to CRDT3.
     pub(in crate::driver) retry_delays: RetryDelays,
@@ -73,7 +73,7 @@ pub(in crate::driver) struct Control<S: ChunkSource> {
     pub(super) attached: bool,
     /// Whether the last change of CC.EN did not take effect in time.
     pub(super) unresponsive: bool,
-    /// Which queue identifiers a [`Queue`](crate::driver::Queue) has; number 1 is first. An
+    /// The queue identifiers that a [`Queue`](crate::driver::Queue) has; number 1 is first. An
     /// identifier is reserved until its queue is dropped, so that a doorbell of an old queue never
     /// reaches a new one.
     pub(super) ids: Vec<bool>,
@@ -301,7 +301,7 @@ pub(in crate::driver) struct CreatedQueuePair<S: ChunkSource> {
     pub(in crate::driver) id: u16,
     /// The generation of the controller that has it.
     pub(in crate::driver) generation: u64,
-    /// What the controller reported in that generation.
+    /// The properties that the controller reported in that generation.
     pub(in crate::driver) info: ControllerInfo,
     /// The version of the namespaces in `info`; even, so that a change since then is noticed.
     pub(in crate::driver) namespace_version: u64,

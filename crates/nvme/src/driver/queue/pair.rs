@@ -39,7 +39,7 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) max_transfer: u32,
     pub(super) can_discard: bool,
     pub(super) can_write_zeroes: bool,
-    /// What the controller's SGLs may contain, if it supports them.
+    /// The permitted contents of the controller's SGLs, if it supports them.
     pub(super) sgl: Option<Profile>,
     pub(super) timeout_ns: u64,
     pub(super) retry_limit_ns: u64,

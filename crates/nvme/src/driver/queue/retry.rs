@@ -2,10 +2,10 @@
 //! controller asks for.
 //!
 //! A flush is the exception: one that may have been carried out is not repeated, whatever its
-//! status says. What could not be written may be dropped with the error, and the next flush then
-//! succeeds without it. Only a controller that says that it did not get to it, by the code
-//! "namespace not ready" or "command interrupted", is asked again. Every other command carries what
-//! it needs to be repeated; none is sent with FUA.
+//! status says. Data that could not be written may be dropped with the error, and the next flush
+//! then succeeds without it. Only a controller that reports that it did not execute the command, by
+//! the code "namespace not ready" or "command interrupted", is asked again. Every other command
+//! carries what it needs to be repeated; none is sent with FUA.
 //!
 //! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing
 //! sleeps. If its namespace is formatted or detached meanwhile, it is not sent again.

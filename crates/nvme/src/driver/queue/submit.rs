@@ -34,7 +34,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::ToDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
     /// # use pinfold_nvme::{Registers, driver::Queue};
-    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<P, ToDevice>) {
+    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(
+    ///     q: &mut Queue<R, S>,
+    ///     p: Mapping<P, ToDevice>,
+    /// ) {
     ///     let _ = q.read(1, 0, 8, p); // the device may only read it
     /// }
     /// ```
@@ -71,7 +74,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     /// ```compile_fail,E0277
     /// # use pinfold_core::{access::FromDevice, domain::{Mapping, Pinned}, dma_pool::ChunkSource};
     /// # use pinfold_nvme::{Registers, driver::Queue};
-    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(q: &mut Queue<R, S>, p: Mapping<P, FromDevice>) {
+    /// fn wrong<R: Registers, S: ChunkSource + Clone, P: Pinned>(
+    ///     q: &mut Queue<R, S>,
+    ///     p: Mapping<P, FromDevice>,
+    /// ) {
     ///     let _ = q.write(1, 0, 8, p); // the device may only write it
     /// }
     /// ```
@@ -365,7 +371,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 }
 
-/// What bounds a command of a queue.
+/// The limits of a command of a queue.
 struct Limits<'q> {
     sgl: Option<&'q Profile>,
     max_transfer: u32,

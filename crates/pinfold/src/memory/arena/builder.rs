@@ -1,4 +1,4 @@
-//! What is requested of an arena, and how it is built.
+//! The builder of an arena: its size, sources, policies and limits.
 
 use super::error::{ArenaReport, BuildError};
 use super::handle::{Arena, ArenaMemory};
@@ -11,7 +11,7 @@ use crate::sys::limits::MemlockLimit;
 use crate::sys::region::Region;
 use std::ptr::NonNull;
 
-/// What to do if the memory cannot be locked.
+/// The action if the memory cannot be locked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Pinning {
     /// Continue, and report it in [`ArenaReport::residency`].
@@ -21,7 +21,7 @@ pub enum Pinning {
     Required,
 }
 
-/// What is requested of an arena. See [`Arena::builder`].
+/// Collects the properties of an arena and builds it. See [`Arena::builder`].
 #[derive(Clone, Debug)]
 pub struct ArenaBuilder {
     size: u64,

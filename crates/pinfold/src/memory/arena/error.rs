@@ -115,7 +115,7 @@ pub struct NotExclusive;
 
 // Reports of an arena: its source, its pages, how much of it is in use.
 
-/// What was requested of an arena, what it got, and which sources were unavailable.
+/// The size requested of an arena, the memory it got, and the sources that were unavailable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ArenaReport {
     /// The requested size in bytes.
@@ -129,7 +129,7 @@ pub struct ArenaReport {
     pub page_size: PageSize,
     /// The NUMA node that its pages are bound to.
     pub numa_node: Option<u32>,
-    /// What keeps its pages in memory.
+    /// The means that keeps its pages in memory.
     pub residency: Residency,
     /// The sources that were tried before.
     pub unavailable: Vec<SourceUnavailable>,

@@ -1,5 +1,5 @@
-//! What all handles of an arena share: the memory, its frames, and the domains that it is mapped
-//! into.
+//! The state that all handles of an arena share: its memory, its frames, and the domains that it is
+//! mapped into.
 
 use super::error::{AllocError, ArenaReport};
 use crate::memory::attachment::{

@@ -1,4 +1,5 @@
-//! Arenas on this machine's kernel. What the machine does not allow is skipped with a message.
+//! Arenas on this machine's kernel. Cases that the machine does not allow are skipped with a
+//! message.
 
 mod domains;
 mod local;

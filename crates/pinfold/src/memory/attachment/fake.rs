@@ -45,7 +45,7 @@ impl FakeDomain {
         Self { observer: Arc::new(observer), ..self }
     }
 
-    /// What it was asked for so far.
+    /// Returns the calls so far.
     pub(in crate::memory) fn steps(&self) -> Vec<&'static str> {
         self.steps.lock().unwrap().clone()
     }

@@ -15,7 +15,7 @@ fn a_chunk_is_unmapped_once() {
     let memory = memory();
     for (fake, first) in [
         (FakeDomain::working(), Ok(())),
-        // What failed once is not tried again: nothing would be left to clear.
+        // A failed step is not tried again: nothing would be left to clear.
         (FakeDomain::failing("unmap", REACHABLE), Err(REACHABLE)),
     ] {
         let attachment =

@@ -58,7 +58,7 @@ fn a_device_reads_and_writes_the_payload_in_its_direction_only() {
 }
 
 #[test]
-fn a_device_that_probes_sees_bounced_payloads_and_zeroes_but_nothing_of_the_program() {
+fn a_probing_device_sees_bounced_payloads_and_zeroes_only() {
     const SECRET: u8 = 0xa5;
     let domain = Domain::soft().unwrap();
     let (arena, port) = (arena(&domain, 1 << 20), domain.port().unwrap());
@@ -97,7 +97,7 @@ fn a_device_that_probes_sees_bounced_payloads_and_zeroes_but_nothing_of_the_prog
 }
 
 #[test]
-fn what_was_received_is_not_found_in_the_next_payload() {
+fn a_received_payload_is_not_found_in_the_next_one() {
     let domain = Domain::soft().unwrap();
     let (arena, port) = (arena(&domain, 1 << 20), domain.port().unwrap());
     let pool = BouncePool::<FromDevice>::new(&arena).unwrap();
@@ -111,7 +111,7 @@ fn what_was_received_is_not_found_in_the_next_payload() {
 }
 
 #[test]
-fn a_payload_keeps_its_pages_mapped_after_its_pool_and_on_another_thread() {
+fn a_payload_keeps_its_pages_mapped_after_its_pool() {
     let domain = Domain::soft().unwrap();
     let port = domain.port().unwrap();
     let payload = {
@@ -125,7 +125,7 @@ fn a_payload_keeps_its_pages_mapped_after_its_pool_and_on_another_thread() {
 }
 
 #[test]
-fn impossible_lengths_and_exhaustion_are_errors_with_value_and_limit() {
+fn impossible_lengths_and_exhaustion_name_value_and_limit() {
     let domain = Domain::soft().unwrap();
     let arena = arena(&domain, 64 << 10);
     let pool = BouncePool::<FromDevice>::new(&arena).unwrap();

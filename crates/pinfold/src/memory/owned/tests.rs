@@ -70,7 +70,7 @@ fn a_device_writes_and_reads_across_hugepages_and_small_pages() {
 }
 
 #[test]
-fn memory_is_neither_freed_nor_reclaimed_while_a_device_may_reach_it() {
+fn memory_is_kept_while_a_device_may_reach_it() {
     let (domain, (memory, freed)) = (soft(), mixed());
     memory.map_into(&domain, MappingPolicy::PerUse).unwrap();
     let mapping = domain.map(memory.take().unwrap(), Bidirectional).unwrap();
@@ -162,7 +162,7 @@ fn impossible_cuts_change_nothing() {
 }
 
 #[test]
-fn memory_of_another_domain_is_refused_until_it_is_mapped_into_this_one() {
+fn memory_of_another_domain_is_refused_until_mapped_into_this() {
     let ((memory, _), here, other) = (mixed(), soft(), soft());
     memory.map_into(&other, MappingPolicy::PerUse).unwrap();
     let refused = here.map(memory.take().unwrap(), Bidirectional).unwrap_err();
@@ -203,7 +203,7 @@ fn registered_owned_memory_is_kept_until_it_is_unregistered() {
 }
 
 #[test]
-fn pieces_cut_twice_do_not_overlap_and_several_have_addresses_of_their_own() {
+fn pieces_cut_twice_do_not_overlap_and_have_own_addresses() {
     let (domain, (memory, _)) = (soft(), mixed());
     memory.map_into(&domain, MappingPolicy::Whole).unwrap();
     let mut first = memory.take().unwrap();

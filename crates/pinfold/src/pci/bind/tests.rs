@@ -194,7 +194,7 @@ fn a_failed_write_leaves_the_state_as_before() {
 }
 
 #[test]
-fn a_device_without_an_iommu_is_bound_only_if_the_kernel_allows_it() {
+fn a_device_without_iommu_is_bound_only_if_the_kernel_allows() {
     let kernel = Kernel::new();
     std::fs::remove_file(kernel.device().join("iommu_group")).unwrap();
     assert_eq!(kernel.binder().bind(bdf(), false), Err(BindError::NoIommu(bdf())));

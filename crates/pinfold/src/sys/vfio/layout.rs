@@ -60,7 +60,7 @@ pub(crate) const REGION_READ: u32 = 1;
 pub(crate) const REGION_WRITE: u32 = 2;
 pub(crate) const REGION_MMAP: u32 = 4;
 pub(crate) const REGION_CAPS: u32 = 8;
-/// Which parts of a region can be mapped, where not all can.
+/// The mappable parts of a region, where not all of it can be mapped.
 pub(crate) const CAP_SPARSE_MMAP: u16 = 1;
 
 /// `vfio_region_info`.
@@ -115,7 +115,7 @@ pub(crate) struct IrqSet {
 
 pub(crate) const INFO_PGSIZES: u32 = 1;
 pub(crate) const INFO_CAPS: u32 = 2;
-/// Which I/O virtual addresses may be used (Linux 5.4).
+/// The I/O virtual addresses that may be used (Linux 5.4).
 pub(crate) const CAP_IOVA_RANGE: u16 = 1;
 /// How many more mappings are allowed (Linux 5.10).
 pub(crate) const CAP_DMA_AVAIL: u16 = 3;

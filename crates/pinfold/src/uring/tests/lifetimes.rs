@@ -30,7 +30,7 @@ fn dropping_a_queue_frees_every_buffer_once() {
 }
 
 #[test]
-fn a_drop_waits_for_the_kernel_and_quarantines_what_does_not_complete() {
+fn a_drop_waits_for_the_kernel_or_quarantines() {
     let options = Options { direct: false, ..Options::default() };
     for answered in [true, false] {
         let file = waiting();
@@ -58,8 +58,8 @@ fn a_drop_waits_for_the_kernel_and_quarantines_what_does_not_complete() {
     }
 }
 
-/// Whether anybody has the file open to write it: a read lease is refused then (`fcntl(2)`). `None`
-/// where the file system has no leases.
+/// Whether any process has the file open for writing: a read lease is refused then (`fcntl(2)`).
+/// `None` where the file system has no leases.
 fn is_being_written(path: &Path) -> Option<bool> {
     let reader = std::fs::File::open(path).unwrap();
     // SAFETY: the call takes no memory, and the descriptor is open.

@@ -31,7 +31,7 @@ fn one_thread_and_polling_move_the_same_bytes() {
 }
 
 #[test]
-fn polling_is_refused_with_a_note_where_there_is_nothing_to_poll() {
+fn polling_without_a_device_that_polls_is_a_note() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
     let options = Options { poll: true, ..Options::default() };
     let queue: FileQueue<Pages> =

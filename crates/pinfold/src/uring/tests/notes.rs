@@ -9,7 +9,7 @@ use crate::sys::limits::MemlockRefusal;
 use rustix::io::Errno;
 
 #[test]
-fn an_insufficient_memlock_is_a_note_with_figures_and_the_command() {
+fn an_insufficient_memlock_is_a_note_with_the_command() {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
     // Pinning has to touch the pages, so a large limit is not worth its test.
     let Some(limit) = limit.filter(|limit| *limit <= 256 << 20) else { return };

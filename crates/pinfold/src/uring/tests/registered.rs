@@ -9,7 +9,7 @@ use rustix::mm::{Advice, madvise};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 
-/// What one transfer gave.
+/// Returns the completion of one transfer.
 fn transfer(ring: &mut IoUring, entry: &squeue::Entry) -> cqueue::Entry {
     push(ring, entry);
     ring.submit_and_wait(1).unwrap();
@@ -147,7 +147,7 @@ fn a_transfer_keeps_its_memory_and_the_tag_arrives_after_it() {
 }
 
 #[test]
-fn a_table_dropped_with_a_transfer_in_flight_keeps_its_memory_pinned() {
+fn a_table_dropped_during_a_transfer_keeps_its_memory_pinned() {
     let Some([mut ring]) = rings() else { return };
     let memory = arena(4096);
     let table = RingBuffers::register(&ring, &[memory.into()]).unwrap();

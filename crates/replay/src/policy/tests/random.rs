@@ -26,8 +26,8 @@ impl Live {
     }
 }
 
-/// What one thread does in its part of the memory: no two mappings of the same memory, so that
-/// addresses are unique under `identity` too.
+/// The operations of one thread in its part of the memory: no two mappings of the same memory, so
+/// that addresses are unique under `identity` too.
 fn run(
     policy: &dyn Policy,
     memory: &Memory,

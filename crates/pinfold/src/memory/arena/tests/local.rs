@@ -55,7 +55,7 @@ fn an_exhausted_arena_fills_what_it_can() {
 }
 
 #[test]
-fn buffers_of_other_arenas_and_sizes_are_freed_where_they_belong() {
+fn buffers_of_other_arenas_and_sizes_are_freed_to_their_owner() {
     let (memory, other) = (unmapped(2 << 20), unmapped(2 << 20));
     let mut local = memory.local();
     local.free(other.alloc(4096).unwrap());
@@ -66,7 +66,7 @@ fn buffers_of_other_arenas_and_sizes_are_freed_where_they_belong() {
 }
 
 #[test]
-fn local_buffers_outlive_their_owner_on_other_threads_and_keep_the_arena() {
+fn local_buffers_outlive_their_owner_and_keep_the_arena() {
     let domain = soft();
     assert!(is_gone(|| {
         let memory = unmapped(2 << 20);

@@ -111,7 +111,7 @@ fn a_closed_pool_leaves_its_pages_reachable() {
 }
 
 #[test]
-fn stress_page_pool_destroyed_under_devices_that_write_all_the_time() {
+fn stress_page_pool_destroyed_while_devices_write() {
     for config in configs() {
         let domain = Domain::soft_with(config).unwrap();
         let arena = arena_in(&domain, 4 << 20, MappingPolicy::PerUse);
@@ -192,7 +192,7 @@ fn pages_are_recycled_without_table_work() {
 }
 
 #[test]
-fn an_arena_that_is_mapped_whole_keeps_its_pages_reachable_and_reports_it() {
+fn an_arena_mapped_whole_reports_that_its_pages_stay_reachable() {
     let domain = soft();
     let arena = arena_in(&domain, 2 << 20, MappingPolicy::Whole);
     let port = domain.port().unwrap();

@@ -164,7 +164,7 @@ fn impossible_sizes_are_refused() {
 }
 
 #[test]
-fn memory_that_cannot_be_locked_is_reported_or_refused_as_configured() {
+fn unlockable_memory_is_reported_or_refused_as_configured() {
     let limit = MemlockLimit::here();
     let arena = build(64 << 20, Source::Plain).unwrap();
     if limit.left().is_none_or(|left| left >= 64 << 20) {

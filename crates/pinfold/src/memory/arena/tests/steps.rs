@@ -170,7 +170,7 @@ fn a_domain_that_cannot_unmap_quarantines_the_arena_for_all() {
 }
 
 #[test]
-fn a_domain_that_may_reach_the_memory_after_a_failed_map_quarantines_it() {
+fn a_domain_that_reaches_memory_after_a_failed_map_quarantines() {
     let _alone = alone();
     let before = quarantined_here();
     let fake = FakeDomain::failing("map_static", REACHABLE);
@@ -187,7 +187,7 @@ fn a_domain_that_may_reach_the_memory_after_a_failed_map_quarantines_it() {
 /// The mappings of a domain that pins are charged to RLIMIT_MEMLOCK: locked as well, the memory
 /// would count twice.
 #[test]
-fn memory_is_unlocked_for_a_domain_that_pins_and_locked_again_if_that_domain_refuses() {
+fn memory_is_locked_again_if_a_pinning_domain_refuses() {
     let memory = plain(MappingPolicy::Whole).build_unmapped().unwrap();
     if memory.report().residency != Residency::Locked {
         return skipped("RLIMIT_MEMLOCK does not allow to lock 2 MiB");
