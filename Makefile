@@ -29,7 +29,7 @@ run: setup ## The main job: copy a file through the whole stack and compare it
 	@PINFOLD=target/ci/pinfold scripts/run-sample "$(FILE)" "$(PROTECT)" "$(WORK)"
 
 .PHONY: test
-test: setup ## What every change must pass: format, lints, docs, tests, no_std, the main job (minutes)
+test: setup ## The checks that every change must pass: format, lints, docs, tests, no_std, the main job (minutes)
 	scripts/test
 
 .PHONY: test-all

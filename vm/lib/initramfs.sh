@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# The guest's only file system: busybox, the kernel's modules, `init`, and the programs under test. Sourced
-# with `vm_folder` and `repo_folder` set.
+# The guest's only file system: busybox, the kernel's modules, `init`, and the programs under test.
+# Sourced with `vm_folder` and `repo_folder` set.
 # shellcheck disable=SC2154
 
-# make_initramfs KERNEL_FOLDER FILE WORK ENTRY...: an ENTRY is FILE=PATH, a file of the host and its place in the guest.
+# make_initramfs KERNEL_FOLDER FILE WORK ENTRY...: an ENTRY is FILE=PATH, a file of the host and its
+# place in the guest.
 make_initramfs() {
     local kernel=$1 archive=$2 root=$3/root busybox entry
     shift 3
@@ -24,7 +25,8 @@ make_initramfs() {
     rm -rf "$root"
 }
 
-# static_busybox: prints the path of this machine's, if statically linked, else of Debian's, unpacked into the cache.
+# static_busybox: prints the path of this machine's, if statically linked, else of Debian's,
+# unpacked into the cache.
 static_busybox() {
     local path cache
     path=$(command -v busybox || true)

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Debian's kernel, unpacked but not installed: a folder with `vmlinuz`, `release`, and the guest's modules as
-# `modules/NN-name.ko` in load order. Sourced; needs tools.sh.
+# Debian's kernel, unpacked but not installed: a folder with `vmlinuz`, `release`, and the guest's
+# modules as `modules/NN-name.ko` in load order. Sourced; needs tools.sh.
 
 # The guest's modules; their dependencies come from modules.dep.
 guest_modules=(
@@ -12,8 +12,9 @@ guest_modules=(
     crc32c_generic ext4
 )
 
-# kernel_package: the newest 6.12 that apt offers here, else the release's own kernel (6.1 in Debian 12). Debian 12 has
-# 6.12 in its security and its backports archive; the signed package, not "-cloud" (no NVMe) and not "-rt".
+# kernel_package: the newest 6.12 that apt offers here, else the release's own kernel (6.1 in Debian
+# 12). Debian 12 has 6.12 in its security and its backports archive; the signed package, not
+# "-cloud" (no NVMe) and not "-rt".
 kernel_package() {
     local meta package
     for meta in linux-image-6.12-amd64 linux-image-amd64; do
@@ -78,7 +79,8 @@ fetch_debian_kernel() {
     say "kernel $release is in $cache"
 }
 
-# unpack_modules TREE INTO NAME...: numbers each module after its dependencies (modules.dep lists them last one first).
+# unpack_modules TREE INTO NAME...: numbers each module after its dependencies (modules.dep lists
+# them last one first).
 unpack_modules() {
     local tree=$1 into=$2 name path plain number=10
     shift 2

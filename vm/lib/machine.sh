@@ -7,7 +7,8 @@
 # | nvme2        | 0000:03:00.0 | no MDTS; namespace 1: 512-byte, namespace 2: 4 KiB; 256 MiB each | nvme2             |
 # | vda          | 0000:04:00.0 | virtio-blk behind the IOMMU, 64 MiB                              | vblk              |
 #
-# Each is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its own and hot-pluggable.
+# Each is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its
+# own and hot-pluggable.
 # shellcheck disable=SC2054 # the commas are QEMU's
 
 # image FILE SIZE: creates a sparse file.
@@ -53,10 +54,12 @@ machine_arguments() {
 # The data need not outlive the machine: no flush to the host's disk.
 drive() { machine+=(-drive "id=$1,file=$2,if=none,format=raw,cache=unsafe,discard=unmap"); }
 
-# Without "erms" and "fsrm": with them kernel and C library copy by `rep movsb`, a byte at a time under emulation.
+# Without "erms" and "fsrm": with them kernel and C library copy by `rep movsb`, a byte at a time
+# under emulation.
 cpu_model=qemu64,+pdpe1gb,+rdrand,+ssse3,+sse4.1,+sse4.2,+popcnt
 
-# channel_arguments WORK: the guest's log, and four byte streams to the host: output, errors, requests, and the heartbeat.
+# channel_arguments WORK: the guest's log, and four byte streams to the host: output, errors,
+# requests, and the heartbeat.
 channel_arguments() {
     local work=$1 name
     machine+=(-chardev "file,id=log,path=$work/guest.log" -serial chardev:log -device virtio-serial-pci,bus=pcie.0,addr=0x10)

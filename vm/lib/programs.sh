@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Debian's programs with the libraries that they load, unpacked but not installed. Sourced; needs tools.sh.
+# Debian's programs with the libraries that they load, unpacked but not installed. Sourced; needs
+# tools.sh.
 
-# program_files PACKAGE: a line "FILE=/PLACE" for each file that the guest needs to run the program of the same name (of
-# e2fsprogs: mke2fs and e2fsck); fetched when the cache has none.
+# program_files PACKAGE: a line "FILE=/PLACE" for each file that the guest needs to run the program
+# of the same name (of e2fsprogs: mke2fs and e2fsck); fetched when the cache has none.
 program_files() {
     local cache folder
     cache=$(cache_folder)
@@ -16,7 +17,8 @@ fetch_program() {
     [ ! -d "$folder" ] || return 0
     [ "$name" != e2fsprogs ] || programs=(mke2fs e2fsck)
     need dpkg-deb:dpkg
-    # Storage programs link to many libraries, and these to others; python and the rest are for other uses of the package.
+    # Storage programs link to many libraries, and these to others; python and the rest are for
+    # other uses of the package.
     mapfile -t packages < <(apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks \
         --no-replaces --no-enhances "$name" | grep -E "^($name|lib[a-z0-9.+-]+)\$" | grep -vE '^lib(python|perl)' | sort -u)
     [ "${#packages[@]}" -gt 1 ] || die "apt knows no $name. Please run: sudo apt-get update"
@@ -33,7 +35,8 @@ fetch_program() {
     rm -rf "$work"
 }
 
-# copy_libraries ROOT PROGRAM INTO: copies the libraries that PROGRAM loads, transitively, from ROOT.
+# copy_libraries ROOT PROGRAM INTO: copies the libraries that PROGRAM loads, transitively, from
+# ROOT.
 copy_libraries() {
     local root=$1 program=$2 into=$3 folders name path
     folders=$(find "$root" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:)

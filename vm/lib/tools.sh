@@ -25,8 +25,8 @@ apt_get() {
     }
 }
 
-# need COMMAND:PACKAGE ...: installs the packages whose command is missing; if it may not, prints what to install.
-# A command with a slash is a file that must exist.
+# need COMMAND:PACKAGE ...: installs the packages whose command is missing; if it may not, prints
+# what to install. A command with a slash is a file that must exist.
 need() {
     local pair command missing=()
     for pair in "$@"; do
@@ -48,7 +48,8 @@ need() {
     fi
 }
 
-# fetched PACKAGE...: downloads and unpacks packages; prints the folder that has them under `root`. The caller removes it.
+# fetched PACKAGE...: downloads and unpacks packages; prints the folder that has them under `root`.
+# The caller removes it.
 fetched() {
     local work package
     work=$(mktemp -d "$(cache_folder)/.fetch-XXXXXX")

@@ -38,7 +38,8 @@ domain_is_measured() {
     note "$(sed -n 's/.*"case":"\(map-[48][km]\)","subject":"\([^"]*\)".*"median":\([0-9]*\).*/\1 \2 \3 ns/p' /tmp/bench | tr '\n' ',')"
 }
 
-# fio is not in the machine: a stand-in reads its disk, which shows that the kernel's driver has it at that moment.
+# fio is not in the machine: a stand-in reads its disk, which shows that the kernel's driver has it
+# at that moment.
 iops_are_measured_interleaved() {
     bind_to_vfio $nvme0
     pinfold-bench vfio --quick --json --runs 1 >/tmp/bench 2>/tmp/left-out

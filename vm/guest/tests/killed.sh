@@ -1,8 +1,8 @@
 # shellcheck shell=sh disable=SC2154,SC2086 # set by the suite; addresses hold nothing to be split
 # kill -9 at any moment: the next program must be able to use the controller, and nothing may leak.
 
-# observe_phase PID: sets `phase` to the program's progress as seen from outside. Phases only advance, so a kill lands in this
-# phase or a later one.
+# observe_phase PID: sets `phase` to the program's progress as seen from outside. Phases only
+# advance, so a kill lands in this phase or a later one.
 #   open    it has not opened a file of VFIO yet
 #   start   it has, and no I/O command has completed: vectors from 1 on belong to I/O queues, and are new in each run
 #   flight  one has completed: from then on `io` keeps its queue full
@@ -27,8 +27,8 @@ wait_for_phase() {
 # pause MILLISECONDS: sleeps a random time up to that.
 pause() { usleep $(($(od -An -tu2 -N2 /dev/urandom) * $1 / 65 + 1)); }
 
-# held_resources: prints what the system holds for programs: hugepages in use and reserved, pinned pages, IOMMU table pages,
-# files.
+# held_resources: prints what the system holds for programs: hugepages in use and reserved, pinned
+# pages, IOMMU table pages, files.
 held_resources() {
     grep -E '^HugePages_(Free|Rsvd|Surp)' /proc/meminfo
     echo 1 >/proc/sys/vm/stat_refresh
@@ -49,7 +49,8 @@ start_io() {
     pid=$!
 }
 
-# nothing_leaked WHEN: no program has the device open, and nothing is mapped, pinned or reserved beyond /tmp/held-before.
+# nothing_leaked WHEN: no program has the device open, and nothing is mapped, pinned or reserved
+# beyond /tmp/held-before.
 nothing_leaked() {
     group_is_free || fail "$1: the group cannot be opened"
     # The kernel frees some of them a little later.

@@ -52,8 +52,9 @@ limits_entries_are_reported() {
     pinfold io vfio:$nvme0 --rw randrw --bs 4k --iodepth 8 --size 1M --verify --force >/tmp/io
 }
 
-# pull BDF: surprise removal. Switches the slot's power off, on which QEMU removes the device from the bus at once, while the
-# slot's interrupts are off; then restores the slot, which is empty and reports it. The kernel is not asked first.
+# pull BDF: surprise removal. Switches the slot's power off, on which QEMU removes the device from
+# the bus at once, while the slot's interrupts are off; then restores the slot, which is empty and
+# reports it. The kernel is not asked first.
 pull() {
     port=$(dirname "$(readlink -f "/sys/bus/pci/devices/$1")")
     byte() { od -An -tu1 -j "$1" -N1 "$port/config" | tr -d ' '; }
@@ -65,7 +66,8 @@ pull() {
     # Power off (bit 10), power indicator off (bits 9 and 8), no interrupts (bit 5).
     word $(((before | 0x700) & ~0x20)) >/tmp/off
     word $before >/tmp/on
-    # Both without a pause: a driver that closes the device in between makes the kernel reset a missing device, for 60 s.
+    # Both without a pause: a driver that closes the device in between makes the kernel reset a
+    # missing device, for 60 s.
     dd if=/tmp/off of="$port/config" bs=2 seek=$((at / 2)) conv=notrunc 2>/dev/null
     dd if=/tmp/on of="$port/config" bs=2 seek=$((at / 2)) conv=notrunc 2>/dev/null
 }
@@ -74,7 +76,8 @@ pull() {
 # shellcheck disable=SC2059 # the format is the bytes
 word() { printf "\\$(printf %03o $(($1 & 255)))\\$(printf %03o $(($1 >> 8)))"; }
 
-# ends_with_error PID SECONDS: the program exits within that time, with an error and not by a signal.
+# ends_with_error PID SECONDS: the program exits within that time, with an error and not by a
+# signal.
 ends_with_error() {
     began=$(hundredths)
     while kill -0 "$1" 2>/dev/null; do
@@ -109,7 +112,8 @@ vfio_device_del() {
     wait_for_phase $pid flight
     sleep 1
     kill -0 $pid
-    # QEMU presses the slot's attention button; five seconds later the kernel requests the device from its user.
+    # QEMU presses the slot's attention button; five seconds later the kernel requests the device
+    # from its user.
     echo "device_del nvme2" >/dev/host-control
     ends_with_error $pid 240
     same "free hugepages" "$before" "$(free_hugepages)"

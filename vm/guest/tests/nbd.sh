@@ -103,7 +103,7 @@ nbd_stores_a_file_system() {
     mount -t ext4 -o ro "$disk" /tmp/disk
     (cd /tmp/disk && sha256sum -c /tmp/sums) >/tmp/ran 2>&1 || { grep -v OK /tmp/ran; fail "files differ on the disk"; }
     umount /tmp/disk
-    # What follows expects a disk without a file system.
+    # The next steps expect a disk without a file system.
     dd if=/dev/zero of="$disk" bs=1M count=1 oflag=direct 2>/dev/null
     note "$(grep requests /tmp/serve | tr -s ' '), $(grep trims /tmp/serve | tr -s ' ')"
 }

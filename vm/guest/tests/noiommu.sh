@@ -9,7 +9,8 @@ noiommu_only_on_request() {
     pinfold bind $nvme0
     refused 'IOMMU' pinfold io vfio:$nvme0 --rw read --size 1M
     before=$(free_hugepages)
-    # Checks that each page is present and cannot move before its address is passed to the device; prints the error for others.
+    # Checks that each page is present and cannot move before its address is passed to the device;
+    # prints the error for others.
     vfio_check $nvme0 noiommu
     /test/unprotected $nvme0 >/tmp/unprotected 2>&1 || { cat /tmp/unprotected; fail "the controller did not move its data"; }
     same "free hugepages" "$before" "$(free_hugepages)"

@@ -73,7 +73,8 @@ vfio_copies() {
     done
 }
 
-# vfio_verifies TARGET PROTECT REQUESTS: at queue depth 1 and 64, polled and by interrupt, a quarter of the requests each.
+# vfio_verifies TARGET PROTECT REQUESTS: at queue depth 1 and 64, polled and by interrupt, a quarter
+# of the requests each.
 vfio_verifies() {
     target=$1 protect=$2 requests=$(($3 / 4))
     bind_to_vfio "${target%/*}"
@@ -84,7 +85,8 @@ vfio_verifies() {
                 --protect "$protect" --verify --force $mode >/tmp/io
             has /tmp/io '^Verified: '
             if [ "$mode" ]; then has /tmp/io 'queues .*polled'; else has /tmp/io 'queues .*by interrupt: '; fi
-            # With few requests on a busy machine, each may complete before the program polls: then it never sleeps.
+            # With few requests on a busy machine, each may complete before the program polls: then
+            # it never sleeps.
             if grep -q 'queues .*by interrupt: .* [1-9][0-9,]* interrupt' /tmp/io; then echo yes >>/tmp/slept; fi
             sed -n "s/^Verified: \(.*\)/depth $depth ${mode:-by interrupt}: \1/p" /tmp/io
         done

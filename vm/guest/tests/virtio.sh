@@ -1,5 +1,6 @@
 # shellcheck shell=sh disable=SC2154
-# A third-party driver, virtio-drivers, on Pinfold's memory; the kernel's driver before and after it.
+# A third-party driver, virtio-drivers, on Pinfold's memory; the kernel's driver before and after
+# it.
 
 virtio_blk_on_pinfold() {
     kernel_disk() { for path in "/sys/bus/pci/devices/$vblk"/virtio*/block/*; do echo "/dev/${path##*/}"; done; }
