@@ -2,11 +2,10 @@
 
 use super::*;
 use crate::policy::PolicyKind;
+use pinfold_core::table::MappedRun;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-mod mapped;
 
 const SAMPLE: &str = include_str!("../samples/linux-6.12-nvme-ahci-e1000e.txt");
 
@@ -523,4 +522,31 @@ fn names_of_devices_can_be_printed() {
     assert_eq!(trace.devices.len(), 2);
     let lines: Vec<u64> = trace.summary.first_damaged.iter().map(|(line, _)| *line).collect();
     assert_eq!((trace.summary.damaged, lines), (5, vec![2, 3, 4, 5, 7]));
+}
+
+/// Returns the addresses of what a table maps, as runs that do not abut.
+fn extents(mapped: &[MappedRun]) -> Vec<Run> {
+    let mut extents: Vec<Run> = Vec::new();
+    for iova in mapped.iter().map(|run| run.iova) {
+        match extents.last_mut().filter(|last| last.end() == iova.start().raw()) {
+            Some(last) => last.len += iova.len(),
+            None => extents.push(Run { start: iova.start().raw(), len: iova.len() }),
+        }
+    }
+    extents
+}
+
+#[test]
+fn a_table_maps_in_the_end_what_the_trace_never_unmaps() {
+    for_each_outcome(|device, kind, outcome, who| {
+        assert_eq!(
+            outcome.mapped.is_some(),
+            matches!(kind, PolicyKind::Strict | PolicyKind::Revoke | PolicyKind::Batch),
+            "{who}"
+        );
+        let Some(mapped) = &outcome.mapped else { return };
+        let left = trace::live_after(&device.operations, usize::MAX, &outcome.addresses);
+        assert_eq!(extents(mapped), left, "{who}");
+        assert_eq!(left.is_empty(), device.counts.never_unmapped == 0, "{who}");
+    });
 }

@@ -75,7 +75,7 @@ fn counted_a_batch_takes_one_lock_and_a_window_two() {
     let mut free: Vec<_> = (0..DEPTH).map(|_| data.alloc(BLOCKS as usize * 512).unwrap()).collect();
     let mut in_flight = Vec::with_capacity(DEPTH);
     let mut mappings = Vec::with_capacity(DEPTH);
-    let mut revoked: Vec<Revoked<_, _>> = Vec::with_capacity(DEPTH);
+    let mut revoked: Vec<Revoked<_>> = Vec::with_capacity(DEPTH);
     // Of the requests, of revoking them, and of waiting for the flush.
     let mut locks = [0; 3];
     let mut run = |batches: usize| {

@@ -1,16 +1,16 @@
-//! Namespaces that cannot be used, and minimal controllers: the reason is reported, the others
-//! work.
+//! Namespaces that cannot be used, minimal controllers, and asynchronous events: the reason is reported,
+//! the others work; a namespace that changed is identified again.
 
 use crate::common::*;
-use pinfold_nvme::driver::{Config, Controller, Error, Reject, Unusable};
+use pinfold_nvme::driver::{Config, Controller, Error, Event, EventKind, Reject, Unusable};
 use pinfold_nvme::spec::{Command, Status, admin, cns, csi, nvm};
 use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, Trigger};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Whether a command identifies namespace 1 by `cns`.
-fn identifies(command: &Command, cns: u8) -> bool {
-    (command.opcode, command.nsid.get(), command.cdw10.get()) == (admin::IDENTIFY, 1, cns.into())
+fn identifies(command: &Command, nsid: u32, cns: u8) -> bool {
+    (command.opcode, command.nsid.get(), command.cdw10.get()) == (admin::IDENTIFY, nsid, cns.into())
 }
 
 /// Reads a block of namespace 2.
@@ -41,7 +41,7 @@ fn reason(forge: impl Fn(&Command, &mut [u8]) + Send + 'static) -> Option<Unusab
 /// The same, with byte `at` of identify namespace changed.
 fn changed(at: usize, byte: u8) -> Option<Unusable> {
     reason(move |command, data| {
-        if identifies(command, cns::NAMESPACE) {
+        if identifies(command, 1, cns::NAMESPACE) {
             data[at] = byte;
         }
     })
@@ -60,19 +60,19 @@ fn an_unsupported_namespace_is_reported_with_the_reason() {
     let huge = changed(7, 0xff).unwrap();
     assert!(matches!(huge, Unusable::Size { blocks } if blocks > 1 << 62), "{huge}");
     let both = reason(|command, data| {
-        if identifies(command, cns::NAMESPACE) {
+        if identifies(command, 1, cns::NAMESPACE) {
             (data[26], data[128]) = (1 << 4, 8);
         }
     });
     assert_eq!(both, Some(Unusable::Metadata { bytes: 8, interleaved: true }));
     let empty = reason(|command, data| {
-        if identifies(command, cns::NAMESPACE) {
+        if identifies(command, 1, cns::NAMESPACE) {
             data[..8].fill(0);
         }
     });
     assert_eq!(empty, Some(Unusable::Size { blocks: 0 }));
     let inactive = reason(|command, data| {
-        if identifies(command, cns::NAMESPACE) {
+        if identifies(command, 1, cns::NAMESPACE) {
             data.fill(0);
         }
     });
@@ -83,7 +83,7 @@ fn an_unsupported_namespace_is_reported_with_the_reason() {
 fn another_command_set_is_named_even_if_it_looks_like_nvm() {
     for csi in [csi::KEY_VALUE, csi::ZONED, 0x31] {
         let found = reason(move |command, data| {
-            if identifies(command, cns::DESCRIPTORS) {
+            if identifies(command, 1, cns::DESCRIPTORS) {
                 data[..5].copy_from_slice(&[4, 1, 0, 0, csi]);
             }
         });
@@ -246,4 +246,136 @@ fn a_controller_with_other_queue_entries_is_not_used() {
         let started = Controller::start(model.registers(), arena.clone(), Config::default());
         assert_eq!(started.unwrap_err(), Error::EntrySize { sqes, cqes });
     }
+}
+
+/// Type 1, information 1, log page 2: the temperature is above its threshold.
+const TOO_HOT: u32 = 1 | 1 << 8 | 2 << 16;
+/// Type 2, information 0, log page 4: a namespace changed.
+const NAMESPACE: u32 = 2 | 4 << 16;
+
+/// Polls until `count` events have arrived.
+fn events(bench: &Bench, count: usize) -> Vec<Event> {
+    let mut events = Vec::new();
+    while events.len() < count {
+        events.extend(bench.controller.events().unwrap());
+        std::thread::yield_now();
+    }
+    events
+}
+
+#[test]
+fn events_are_reported_counted_and_requested_again() {
+    for aerl in [0, 3, 255] {
+        let mut model = ModelConfig::new(namespaces(1 << 20));
+        model.aerl = aerl;
+        let bench = bench(256, model, Config::default());
+        assert_eq!(bench.controller.events().unwrap(), []);
+        // The second one is masked until the log page has been read.
+        bench.model.faults().raise_event(TOO_HOT);
+        bench.model.faults().raise_event(TOO_HOT);
+        let hot = Event { kind: EventKind::Health, information: 1, log_page: 2 };
+        assert_eq!(events(&bench, 2), [hot, hot]);
+        bench.controller.reset().unwrap();
+        bench.model.faults().raise_event(NAMESPACE);
+        assert!(events(&bench, 1)[0].is_namespace_change());
+        let stats = bench.controller.stats();
+        assert_eq!((stats.events, stats.health_events, stats.namespace_events), (3, 2, 1));
+        assert_eq!((stats.events_lost, stats.spurious_admin_completions), (0, 0));
+        assert_eq!(bench.model.stats().errors, 0, "more requests than AERL {aerl} allows");
+    }
+}
+
+#[test]
+fn a_controller_without_events_works() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let request = |seen: &CommandInfo| {
+        seen.queue == 0 && matches!(seen.opcode, admin::ASYNC_EVENT)
+            || seen.opcode == admin::SET_FEATURES && seen.slba & 0xff == 0x0b
+    };
+    let status = Status::INVALID_OPCODE.do_not_retry();
+    bench.model.faults().inject(Trigger::Matches(Box::new(request)), Fault::Fail(status));
+    bench.controller.reset().unwrap();
+    assert_eq!(bench.controller.events().unwrap(), []);
+    let mut queue = bench.controller.create_queue(1).unwrap();
+    let flush = queue.flush(1).unwrap();
+    one(&mut queue, flush).1.unwrap();
+    assert!(bench.model.stats().errors <= 2, "the requests were repeated endlessly");
+}
+
+#[test]
+fn uncollected_events_are_bounded_and_counted() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    for i in 0..100 {
+        // Each names another log page, so none is masked.
+        bench.model.faults().raise_event(7 | i << 16);
+    }
+    while bench.controller.stats().events < 100 {
+        bench.controller.scan_namespaces().unwrap();
+    }
+    assert_eq!(bench.controller.stats().events_lost, 36);
+    assert_eq!(bench.controller.events().unwrap().len(), 64);
+}
+
+/// Polls until the driver has seen the event: it polls the admin queue once per millisecond.
+fn notice(bench: &Bench, queue: &mut TestQueue) {
+    let before = bench.controller.stats().namespace_events;
+    while bench.controller.stats().namespace_events == before {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let flush = queue.flush(2).unwrap();
+        one(queue, flush).1.unwrap();
+    }
+}
+
+#[test]
+fn a_changed_namespace_is_identified_before_the_next_request() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let blocks = Arc::new(AtomicU64::new(1000));
+    let shown = blocks.clone();
+    bench.model.faults().tamper(move |command, data| {
+        if identifies(command, 1, cns::NAMESPACE) {
+            data[..8].copy_from_slice(&shown.load(Ordering::SeqCst).to_le_bytes());
+        }
+    });
+    let last = |queue: &mut TestQueue| {
+        let read = queue.read(1, 1999, 1, Buffer::new(&bench.arena, 512));
+        read.map(|read| one(queue, read).1.unwrap()).map_err(|rejected| rejected.reason)
+    };
+    assert_eq!(last(&mut queue), Ok(()), "it has 2048 blocks");
+    bench.model.faults().raise_event(NAMESPACE);
+    notice(&bench, &mut queue);
+    assert_eq!(
+        last(&mut queue),
+        Err(Reject::OutOfRange { nsid: 1, slba: 1999, blocks: 1, size: 1000 })
+    );
+    assert_eq!(bench.controller.namespace(1).unwrap().blocks, 1000);
+    blocks.store(2000, Ordering::SeqCst);
+    bench.model.faults().raise_event(NAMESPACE);
+    notice(&bench, &mut queue);
+    assert_eq!(last(&mut queue), Ok(()));
+}
+
+#[test]
+fn a_reformatted_namespace_is_rejected_by_queues_created_before() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    bench.model.faults().tamper(|command, data| {
+        if identifies(command, 1, cns::NAMESPACE) {
+            // FLBAS: format 1, blocks of 4096 bytes.
+            data[26] = 1;
+        }
+    });
+    bench.model.faults().raise_event(NAMESPACE);
+    notice(&bench, &mut queue);
+    let buffer = || Buffer::new(&bench.arena, 4096);
+    for _ in 0..2 {
+        let refused = queue.read(1, 0, 8, buffer()).unwrap_err();
+        assert_eq!(refused.reason, Reject::NamespaceChanged { nsid: 1 });
+    }
+    let read = queue.read(2, 0, 1, buffer()).unwrap();
+    one(&mut queue, read).1.unwrap();
+    drop(queue);
+    let queue = bench.controller.create_queue(2).unwrap();
+    assert_eq!(bench.controller.namespace(1).unwrap().block_bytes, 4096);
+    drop(queue);
 }

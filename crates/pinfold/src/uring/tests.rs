@@ -1,11 +1,7 @@
 //! Queues and rings on this machine's kernel, with real files.
 
-mod errors;
 mod lifetimes;
-mod memory;
-mod modes;
-mod notes;
-mod registered;
+mod refusals;
 mod transfers;
 
 use super::file::Target;

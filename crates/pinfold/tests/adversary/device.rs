@@ -1,8 +1,7 @@
 //! A device that does DMA at random: to what is mapped, to what was mapped recently, to where it
 //! landed before, to anywhere near. It judges every access by what it finds.
 
-use super::tag::{Kind, PAGE, STEP, Tag, WORDS, is_older};
-use super::world::{Live, World};
+use super::world::{Kind, Live, PAGE, STEP, Tag, WORDS, World, is_older};
 use pinfold::soft::{Fault, FaultKind, FaultReason, Port, Random, SoftBus};
 use pinfold_core::access::Access;
 use pinfold_core::addr::Iova;

@@ -20,19 +20,15 @@
     reason = "a test, of small numbers"
 )]
 
-use faulty::Fault;
-use held::Through;
+use owner::Through;
 use pinfold_core::known_bad::Mistake;
-use round::{Outcome, Size, play};
+use round::{Fault, Outcome, Size, play};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 mod device;
-mod faulty;
-mod held;
 mod owner;
 mod round;
-mod tag;
 mod world;
 
 const ROUND: Size =

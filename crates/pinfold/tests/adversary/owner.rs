@@ -1,19 +1,18 @@
 //! An owner of buffers: maps, revokes and unmaps them at random, and checks every page when it owns
 //! it again.
 
-use super::held::{Handle, Held, Mail, Revoked, Through};
-use super::tag::{self, Kind, PAGE, Tag};
-use super::world::{LIVE, Live, World};
+use super::world::{self, Kind, LIVE, Live, PAGE, Tag, World};
 use pinfold::soft::Random;
 use pinfold::{Arena, Buffer};
 use pinfold_core::access::{Access, Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{
-    BackendError, Domain, MapError, MapManyError, Mapping, NotQuiesced, Unrevoked,
+    BackendError, Domain, DomainLocal, MapError, MapManyError, Mapping, NotQuiesced, Unrevoked,
 };
 use pinfold_core::invalidate::{WaitError, WaitLimit};
 use pinfold_core::table::TableError;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state that the owners of a round share.
 #[derive(Clone, Copy)]
@@ -168,7 +167,7 @@ impl<'w, 'd> Owner<'w, 'd> {
             self.world.wait_for_calls();
         }
         if self.world.untagged.load(Relaxed) {
-            tag::write_kind(buffer.memory(), Kind::Owned);
+            world::write_kind(buffer.memory(), Kind::Owned);
         }
         Some(buffer)
     }
@@ -210,7 +209,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         direction: D,
         hold: impl Fn(Mapping<Buffer, D>) -> Held,
     ) {
-        buffers.iter().for_each(|buffer| tag::write_kind(buffer.memory(), Kind::Leaving));
+        buffers.iter().for_each(|buffer| world::write_kind(buffer.memory(), Kind::Leaving));
         let asked = buffers.len();
         let mapped = if many {
             self.handle
@@ -239,7 +238,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         let Some(slot) = self.free_slot() else { return };
         let (iova, pages) = (mapped.iova().start(), mapped.iova().len() / PAGE);
         let generation = self.world.next_generation();
-        tag::write(mapped.memory(), |page| Tag::mapped(at(iova, page), generation));
+        world::write(mapped.memory(), |page| Tag::mapped(at(iova, page), generation));
         let live = Live { slot, generation, iova, pages, access: D::ACCESS };
         self.world.publish(&live);
         self.world.counts.maps.fetch_add(1, Relaxed);
@@ -337,7 +336,7 @@ impl<'w, 'd> Owner<'w, 'd> {
 
     /// The buffer is the owner's: from here on no device reaches it.
     fn quiesced(&mut self, live: &Live, buffer: Buffer) {
-        let wrong = tag::find(buffer.memory(), |page, found| {
+        let wrong = world::find(buffer.memory(), |page, found| {
             let here = at(live.iova, page);
             let written = live.access.contains(Access::WRITE) && found == Tag::device(here);
             written || found == Tag::mapped(here, live.generation)
@@ -349,7 +348,7 @@ impl<'w, 'd> Owner<'w, 'd> {
     }
 
     fn keep(&mut self, buffer: Buffer) {
-        tag::write_kind(buffer.memory(), Kind::Owned);
+        world::write_kind(buffer.memory(), Kind::Owned);
         self.kept.push(buffer);
         if self.kept.len() > KEPT {
             // Back to the arena, for any owner to take.
@@ -360,7 +359,7 @@ impl<'w, 'd> Owner<'w, 'd> {
 
     /// Returns the first change in a buffer that its owner has tagged, or that is new.
     fn changed(buffer: &Buffer) -> Option<(u64, Tag)> {
-        tag::find_not(buffer.memory(), Kind::Owned).filter(|(_, found)| found.kind != Kind::Blank)
+        world::find_not(buffer.memory(), Kind::Owned).filter(|(_, found)| found.kind != Kind::Blank)
     }
 
     fn check_owned(&self, buffer: &Buffer) {
@@ -373,4 +372,90 @@ impl<'w, 'd> Owner<'w, 'd> {
 
 fn at(iova: Iova, page: u64) -> Iova {
     Iova::new(iova.raw() + page * PAGE)
+}
+
+pub(crate) type Handle = DomainLocal;
+pub(crate) type Revoked = pinfold_core::domain::Revoked<Buffer>;
+
+/// A mapping of any direction.
+pub(crate) enum Held {
+    Read(Mapping<Buffer, ToDevice>),
+    Write(Mapping<Buffer, FromDevice>),
+    Both(Mapping<Buffer, Bidirectional>),
+}
+
+impl From<Held> for Unrevoked<Buffer> {
+    fn from(held: Held) -> Self {
+        match held {
+            Held::Read(mapping) => mapping.into(),
+            Held::Write(mapping) => mapping.into(),
+            Held::Both(mapping) => mapping.into(),
+        }
+    }
+}
+
+/// Through what owners map, revoke and wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Through {
+    /// The domain, which any thread may use.
+    Domain,
+    /// A handle of each owner, with windows of its own.
+    Handles,
+    /// Either, at random.
+    Both,
+}
+
+impl Through {
+    pub(crate) fn is_by_handle(self, random: &mut Random) -> bool {
+        match self {
+            Self::Domain => false,
+            Self::Handles => true,
+            Self::Both => random.one_in(2),
+        }
+    }
+}
+
+/// Mappings that owners have passed on, for any owner to take: live ones that no device may rely
+/// on any more, and revoked ones.
+#[derive(Default)]
+pub(crate) struct Mail {
+    mapped: Mutex<Vec<(Live, Held)>>,
+    revoked: Mutex<Vec<(Live, Revoked)>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Mail {
+    /// The most of each kind that is handed on.
+    const ROOM: usize = 8;
+
+    /// Hands a mapping on, or returns it if there is no room.
+    pub(crate) fn send(&self, mapping: (Live, Held)) -> Option<(Live, Held)> {
+        let mut mapped = lock(&self.mapped);
+        if mapped.len() == Self::ROOM {
+            return Some(mapping);
+        }
+        mapped.push(mapping);
+        None
+    }
+
+    /// Hands a revoked mapping on, or returns it if there is no room.
+    pub(crate) fn send_revoked(&self, one: (Live, Revoked)) -> Option<(Live, Revoked)> {
+        let mut revoked = lock(&self.revoked);
+        if revoked.len() == Self::ROOM {
+            return Some(one);
+        }
+        revoked.push(one);
+        None
+    }
+
+    pub(crate) fn take(&self) -> Option<(Live, Held)> {
+        lock(&self.mapped).pop()
+    }
+
+    pub(crate) fn take_revoked(&self) -> Option<(Live, Revoked)> {
+        lock(&self.revoked).pop()
+    }
 }

@@ -3,10 +3,8 @@
 //! tests run one at a time. Cases that a machine does not allow are skipped with a message.
 #![expect(clippy::unwrap_used, reason = "test code outside of test functions")]
 
-mod bad;
 mod common;
 mod gone;
 mod kernel;
 mod limits;
-mod random;
 mod shapes;

@@ -2,7 +2,6 @@
 //! kept.
 
 mod random;
-mod tree;
 
 use super::*;
 use pinfold::soft::{FaultKind, Port, SoftConfig};

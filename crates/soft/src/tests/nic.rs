@@ -1,10 +1,17 @@
-//! A card with rings beside drivers that map and revoke its buffers.
+//! A model network card behind ports, and asynchronous tasks that wait for flushes.
 
 use crate::{Effect, Nic, NicEvent, Pages, SoftBus, SoftConfig, domain};
 use pinfold_core::access::{Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::{Domain, DomainLocal, Mapping};
-use std::time::Duration;
+use pinfold_core::domain::{BackendError, Domain, DomainLocal, Mapping, Revoked};
+use pinfold_core::invalidate::WaitError;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 
 const ENTRIES: u32 = 4;
 /// The transmit ring is in the second half of the page.
@@ -152,4 +159,141 @@ fn is_blocked(driver: &mut Driver<'_>, card: &mut Nic, entry: u32, stale: Iova) 
         blocked &= card.receive(&[0xff; 64]).unwrap() == NicEvent::Faulted;
     }
     blocked
+}
+
+/// Wakes a thread, and counts how often.
+struct Unpark(Thread, AtomicUsize);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.unpark();
+    }
+}
+
+/// Runs `future` in this thread, which sleeps while it is pending. Returns how often it was polled.
+fn block_on<T>(future: impl Future<Output = T>) -> (T, usize) {
+    let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
+    let waker = Waker::from(Arc::clone(&unpark));
+    let (mut future, mut polls) = (pin!(future), 0);
+    loop {
+        polls += 1;
+        let seen = unpark.1.load(Ordering::SeqCst);
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return (value, polls);
+        }
+        while unpark.1.load(Ordering::SeqCst) == seen {
+            std::thread::park();
+        }
+    }
+}
+
+fn revoked(domain: &Domain, bus: &crate::SoftBus) -> Revoked<Pages> {
+    domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap().revoke()
+}
+
+#[test]
+fn a_task_sleeps_until_its_flush_completes() {
+    let flush_cost = Duration::from_millis(20);
+    let (domain, bus) = domain(SoftConfig { flush_cost, ..SoftConfig::default() }).unwrap();
+    let revoked = revoked(&domain, &bus);
+    let ((), polls) = block_on(async { drop(revoked.await.unwrap()) });
+    // When it is in flight, and when it has completed; each effect of it may be an event.
+    assert!(polls <= 4, "{polls} polls");
+    let stats = domain.stats();
+    assert_eq!((stats.live, stats.deferred, stats.backend.invalidations.waited), (0, 0, 0));
+}
+
+/// One batch may be in flight: what gathers behind it is submitted by the tasks that wait for it.
+#[test]
+fn tasks_behind_a_full_queue_are_woken_to_submit() {
+    let config = SoftConfig {
+        flush_cost: Duration::from_millis(2),
+        queue_entries: 4,
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let all: Vec<_> = (0..20).map(|_| revoked(&domain, &bus)).collect();
+    // The last first, so that no other task submits for it.
+    let polls: usize =
+        all.into_iter().rev().map(|one| block_on(async { drop(one.await.unwrap()) }).1).sum();
+    assert!(polls < 200, "{polls} polls");
+    assert_eq!(domain.stats().live, 0);
+}
+
+#[test]
+fn a_dropped_task_returns_at_once_and_its_buffer_later() {
+    let flush_cost = Duration::from_secs(3600);
+    let config =
+        SoftConfig { flush_cost, timeout: Duration::from_secs(7200), ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    {
+        let mut task = pin!(revoked(&domain, &bus).quiesced());
+        assert!(task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    let stats = domain.stats();
+    assert_eq!((stats.deferred, stats.quarantined), (1, 0));
+    // The same with a flush that ends.
+    let (domain, bus) = crate::domain(SoftConfig {
+        flush_cost: Duration::from_millis(20),
+        ..SoftConfig::default()
+    })
+    .unwrap();
+    {
+        let mut task = pin!(revoked(&domain, &bus).quiesced());
+        assert!(task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    let limit = Instant::now() + Duration::from_secs(60);
+    while domain.release_late() > 0 {
+        assert!(Instant::now() < limit, "it is never released");
+        std::thread::yield_now();
+    }
+    assert_eq!(domain.stats().live, 0);
+}
+
+#[test]
+fn a_task_ends_at_the_deadline_of_its_flush() {
+    let config = SoftConfig {
+        hang_from: Some(1),
+        timeout: Duration::from_millis(5),
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let (failed, _) = block_on(revoked(&domain, &bus).quiesced());
+    let Err(failed) = failed else { panic!("a flush that hangs has completed") };
+    assert!(
+        matches!(failed.error, BackendError::Flush(WaitError::TimedOut { .. })),
+        "{}",
+        failed.error
+    );
+    assert!(failed.revoked.is_some());
+}
+
+#[test]
+fn a_task_ends_when_the_unit_fails() {
+    let config = SoftConfig {
+        fail_from: Some(2),
+        flush_cost: Duration::from_secs(3600),
+        queue_depth: 2,
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let first = revoked(&domain, &bus);
+    let waits = std::thread::scope(|scope| {
+        let task = scope.spawn(|| block_on(first.quiesced()).0.err().map(|failed| failed.error));
+        drop(domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap().unmap());
+        task.join().unwrap()
+    });
+    assert!(matches!(waits, Some(BackendError::Flush(WaitError::UnitFailed { .. }))), "{waits:?}");
+}
+
+/// Aborted waits are submitted again by the task that is woken.
+#[test]
+fn tasks_outlast_aborts() {
+    let config = SoftConfig { abort_one_in: Some(2), units: 2, ..SoftConfig::default() };
+    let (domain, bus) = domain(config).unwrap();
+    for _ in 0..100 {
+        block_on(async { drop(revoked(&domain, &bus).await.unwrap()) });
+    }
+    assert!(domain.stats().backend.invalidations.resubmitted > 0);
 }

@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod bad_input;
 mod common;
 mod lifetimes;
 mod streams;
-mod transmit;

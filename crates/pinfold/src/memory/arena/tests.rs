@@ -2,11 +2,8 @@
 //! message.
 
 mod domains;
-mod local;
 mod memory;
-mod page_pool;
 mod sources;
-mod steps;
 
 use super::*;
 use crate::domain::Domain;

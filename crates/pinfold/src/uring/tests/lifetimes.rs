@@ -1,11 +1,316 @@
-//! Buffers of a queue that is dropped.
+//! The lifetimes of memory: of a queue that is dropped, and of a program's own ring with Pinfold's table.
 
-use super::memory::{Counted, Pages, create, pattern, waiting};
+use super::super::registered::MOST_BYTES;
+use super::transfers::{Counted, Pages, arena, create, pattern, waiting, without_ipc_lock};
 use super::*;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use pinfold_core::folio::BufferIndex;
+use rustix::mm::{Advice, madvise};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+
+/// Returns the completion of one transfer.
+fn transfer(ring: &mut IoUring, entry: &squeue::Entry) -> cqueue::Entry {
+    push(ring, entry);
+    ring.submit_and_wait(1).unwrap();
+    ring.completion().next().unwrap()
+}
+
+fn push(ring: &mut IoUring, entry: &squeue::Entry) {
+    // SAFETY: the memory of all tests is leaked, and each waits for its transfers.
+    unsafe { ring.submission().push(entry) }.unwrap();
+}
+
+fn read(file: &File, memory: DmaMemory<'_>, index: BufferIndex) -> squeue::Entry {
+    let len = u32::try_from(memory.len()).unwrap();
+    opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), memory.as_ptr().as_ptr(), len, index.get())
+        .build()
+}
+
+fn write(file: &File, memory: DmaMemory<'_>, index: BufferIndex) -> squeue::Entry {
+    let len = u32::try_from(memory.len()).unwrap();
+    opcode::WriteFixed::new(types::Fd(file.as_raw_fd()), memory.as_ptr().as_ptr(), len, index.get())
+        .build()
+}
+
+/// No ring, no test.
+fn rings<const N: usize>() -> Option<[IoUring; N]> {
+    let rings: Vec<IoUring> = (0..N).map_while(|_| IoUring::new(8).ok()).collect();
+    rings.try_into().ok()
+}
+
+fn index(number: u16) -> BufferIndex {
+    BufferIndex::new(number)
+}
+
+/// 8 MiB of hugepages, as far as there are any, and 1 MiB of plain pages behind them.
+fn mixture() -> DmaMemory<'static> {
+    let memory = arena(12 << 20);
+    let skip = memory.addr().next_multiple_of(2 << 20) - memory.addr();
+    let memory = memory.part(skip, 9 << 20).unwrap();
+    let huge = memory.part(0, 8 << 20).unwrap();
+    let at = huge.as_ptr().as_ptr().cast();
+    // SAFETY: mapped until exit; it is advice about page sizes only.
+    unsafe { madvise(at, huge.len(), Advice::LinuxHugepage) }.unwrap();
+    memory.fill(0, memory.len(), 0).unwrap();
+    memory
+}
+
+#[test]
+fn every_position_of_a_buffer_on_hugepages_round_trips() {
+    let Some([mut ring]) = rings() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = create().open(folder.path().join("lies")).unwrap();
+    let memory = mixture();
+    let (huge, page) = (2 << 20, 4096);
+    for (what, lies) in [
+        ("one hugepage", &[(0, huge)][..]),
+        ("begins within one", &[(page, huge - page)]),
+        ("begins within a page", &[(page + 123, huge)]),
+        ("ends within one", &[(0, huge + 5 * page)]),
+        ("ends within a page", &[(0, huge + 77)]),
+        ("several", &[(0, 4 * huge)]),
+        ("several, and begins and ends within", &[(3 * page + 1, 3 * huge)]),
+        ("with plain pages behind", &[(huge, 3 * huge + (1 << 20))]),
+        ("several buffers on one", &[(0, 8 * page), (8 * page, page), (64 * page + 9, huge)]),
+    ] {
+        let parts: Vec<DmaMemory<'static>> =
+            lies.iter().map(|&(at, len)| memory.part(at, len).unwrap()).collect();
+        let fixed: Vec<Fixed<'static>> = parts.iter().map(|&part| part.into()).collect();
+        let table = match RingBuffers::register(&ring, &fixed) {
+            Err(refused @ RegisterError::Memlock { .. }) => {
+                eprintln!("SKIPPED: {what}: {refused}");
+                continue;
+            }
+            registered => registered.unwrap(),
+        };
+        let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        assert_eq!((table.len(), table.bytes()), (parts.len(), bytes), "{what}");
+        for (number, part) in parts.iter().enumerate() {
+            let place = table.index_of(*part).unwrap();
+            assert_eq!(usize::from(place.get()), number);
+            let content = pattern(part.len(), number as u64);
+            part.copy_from_slice(0, &content).unwrap();
+            assert_eq!(
+                transfer(&mut ring, &write(&file, *part, place)).result(),
+                i32::try_from(part.len()).unwrap()
+            );
+            part.fill(0, part.len(), 0xee).unwrap();
+            assert_eq!(
+                transfer(&mut ring, &read(&file, *part, place)).result(),
+                i32::try_from(part.len()).unwrap()
+            );
+            let mut back = vec![0; part.len()];
+            part.copy_to_slice(0, &mut back).unwrap();
+            assert!(back == content, "{what}");
+        }
+        table.unregister().unwrap();
+        // Gone is gone: a transfer with a number of it fails, and moves nothing.
+        assert_eq!(transfer(&mut ring, &read(&file, parts[0], index(0))).result(), -libc::EFAULT);
+    }
+}
+
+#[test]
+fn a_transfer_keeps_its_memory_and_the_tag_arrives_after_it() {
+    let Some([mut ring]) = rings() else { return };
+    let memory = arena(8192);
+    let (first, second) = (memory.part(0, 4096).unwrap(), memory.part(4096, 4096).unwrap());
+    let mut table = match RingBuffers::sparse(&ring, 4) {
+        Err(RegisterError::Unsupported { .. }) => return,
+        table => table.unwrap(),
+    };
+    assert!(table.is_empty() && table.capacity() == 4);
+    assert_eq!(table.add(first.into(), 0x7a6).unwrap(), index(0));
+    let file = waiting();
+    push(&mut ring, &read(&file, first.part(0, 8).unwrap(), index(0)).user_data(1));
+    ring.submit().unwrap();
+    // Replaced while a transfer is in flight with what was there.
+    table.set(index(0), second.into(), 0).unwrap();
+    assert_eq!((table.index_of(first), table.index_of(second)), (None, Some(index(0))));
+    assert!(ring.completion().next().is_none());
+    (&file).write_all(&0x1122_3344u64.to_ne_bytes()).unwrap();
+    ring.submit_and_wait(2).unwrap();
+    let over: Vec<(u64, i32)> =
+        ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+    assert_eq!(over, [(1, 8), (0x7a6, 0)]);
+    assert_eq!(first.read_u64(0).unwrap(), 0x1122_3344);
+    (&file).write_all(&5u64.to_ne_bytes()).unwrap();
+    assert_eq!(transfer(&mut ring, &read(&file, second.part(0, 8).unwrap(), index(0))).result(), 8);
+    assert_eq!((first.read_u64(0).unwrap(), second.read_u64(0).unwrap()), (0x1122_3344, 5));
+    table.clear(index(0)).unwrap();
+    assert_eq!(table.clear(index(0)), Err(RegisterError::Vacant { index: index(0) }));
+    (&file).write_all(&5u64.to_ne_bytes()).unwrap();
+    assert_eq!(
+        transfer(&mut ring, &read(&file, second.part(0, 8).unwrap(), index(0))).result(),
+        -libc::EFAULT
+    );
+}
+
+#[test]
+fn a_table_dropped_during_a_transfer_keeps_its_memory_pinned() {
+    let Some([mut ring]) = rings() else { return };
+    let memory = arena(4096);
+    let table = RingBuffers::register(&ring, &[memory.into()]).unwrap();
+    let file = waiting();
+    push(&mut ring, &read(&file, memory.part(0, 8).unwrap(), index(0)));
+    ring.submit().unwrap();
+    // Before Linux 5.13 (and on some later ones) the kernel waits for the transfer here: it is
+    // ended from elsewhere.
+    let mut other = file.try_clone().unwrap();
+    let answer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        other.write_all(&9u64.to_ne_bytes()).unwrap();
+    });
+    drop(table);
+    ring.submit_and_wait(1).unwrap();
+    assert_eq!((ring.completion().next().unwrap().result(), memory.read_u64(0).unwrap()), (8, 9));
+    answer.join().unwrap();
+}
+
+#[test]
+fn a_second_ring_has_the_same_buffers_at_the_same_indices() {
+    let Some([mut one, mut two]) = rings() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = create().open(folder.path().join("shared")).unwrap();
+    let memory = arena(16384);
+    let parts: Vec<DmaMemory<'static>> =
+        (0..4).map(|i| memory.part(i * 4096, 4096).unwrap()).collect();
+    let fixed: Vec<Fixed<'static>> = parts.iter().map(|&part| part.into()).collect();
+    let table = RingBuffers::register(&one, &fixed).unwrap();
+    let (shared, how) = table.share_with(&two).unwrap();
+    assert!(matches!(how, Sharing::Shared | Sharing::Again(_)));
+    parts[2].fill(0, 4096, 0xab).unwrap();
+    let place = shared.index_of(parts[2]).unwrap();
+    assert_eq!(transfer(&mut two, &write(&file, parts[2], place)).result(), 4096);
+    // Each goes by itself.
+    table.unregister().unwrap();
+    parts[2].fill(0, 4096, 0).unwrap();
+    assert_eq!(transfer(&mut two, &read(&file, parts[2], place)).result(), 4096);
+    assert_eq!(parts[2].read_u8(4095).unwrap(), 0xab);
+    assert_eq!(transfer(&mut one, &read(&file, parts[2], place)).result(), -libc::EFAULT);
+    let (back, _) = shared.share_with(&one).unwrap();
+    assert_eq!(shared.share_with(&one).unwrap_err(), RegisterError::HasTable);
+    assert_eq!((back.len(), back.bytes()), (4, 16384));
+}
+
+#[test]
+fn vectored_fixed_transfers_work_where_the_kernel_has_them() {
+    let Some([mut ring]) = rings() else { return };
+    let mut probe = io_uring::Probe::new();
+    ring.submitter().register_probe(&mut probe).unwrap();
+    if !probe.is_supported(opcode::WritevFixed::CODE) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = create().open(folder.path().join("parts")).unwrap();
+    let memory = arena(64 << 10);
+    memory.copy_from_slice(0, &pattern(64 << 10, 3)).unwrap();
+    let table = RingBuffers::register(&ring, &[memory.into()]).unwrap();
+    let part = |at: usize, len: usize| {
+        let part = memory.part(at, len).unwrap();
+        assert_eq!(table.index_of(part), Some(index(0)));
+        libc::iovec { iov_base: part.as_ptr().as_ptr().cast(), iov_len: len }
+    };
+    let parts = [part(40_000, 1000), part(5, 70), part(20_000, 4096)];
+    let entry = opcode::WritevFixed::new(types::Fd(file.as_raw_fd()), parts.as_ptr(), 3, 0).build();
+    assert_eq!(transfer(&mut ring, &entry).result(), 5166);
+    let all = pattern(64 << 10, 3);
+    let expected = [&all[40_000..41_000], &all[5..75], &all[20_000..24_096]].concat();
+    assert!(std::fs::read(folder.path().join("parts")).unwrap() == expected);
+}
+
+#[test]
+fn impossible_registrations_are_errors_and_change_nothing() {
+    let Some([ring]) = rings() else { return };
+    let memory = arena(16384);
+    let part = |at, len| -> Fixed<'static> { memory.part(at, len).unwrap().into() };
+    let no_ring =
+        RingBuffers::register(File::open("/dev/null").unwrap(), &[part(0, 4096)]).unwrap_err();
+    assert!(matches!(no_ring, RegisterError::NoRing { .. }), "{no_ring}");
+    let none = RingBuffers::register(&ring, &[]).unwrap_err();
+    assert_eq!(none, RegisterError::Capacity { requested: 0, limit: 16_384 });
+    assert!(matches!(
+        RingBuffers::sparse(&ring, 16_385),
+        Err(RegisterError::Capacity { requested: 16_385, .. })
+    ));
+    let twice = RingBuffers::register(&ring, &[part(0, 8192), part(4096, 8192)]).unwrap_err();
+    assert!(matches!(twice, RegisterError::Overlaps { len: 8192, .. }));
+
+    let mut table = RingBuffers::sparse(&ring, 2).unwrap();
+    assert_eq!(
+        RingBuffers::register(&ring, &[part(0, 4096)]).unwrap_err(),
+        RegisterError::HasTable
+    );
+    table.set(index(1), part(0, 4096), 0).unwrap();
+    let beyond = RegisterError::Beyond { index: index(2), capacity: 2 };
+    assert_eq!(
+        (table.set(index(2), part(4096, 1), 0), table.clear(index(9)).is_err()),
+        (Err(beyond), true)
+    );
+    let overlaps = table.set(index(0), part(4095, 2), 0).unwrap_err();
+    assert!(matches!(overlaps, RegisterError::Overlaps { with, .. } if with == index(1)));
+    let mut long = part(4096, 1);
+    long.len = MOST_BYTES + 1;
+    let long = table.set(index(0), long, 0).unwrap_err();
+    assert!(matches!(long, RegisterError::Length { limit: MOST_BYTES, .. }));
+    assert_eq!(table.add(part(4096, 1), 0), Ok(index(0)));
+    assert_eq!(table.add(part(8192, 1), 0), Err(RegisterError::Full { capacity: 2 }));
+    assert_eq!((table.len(), table.bytes()), (2, 4097));
+    // The place itself can be given the memory that it has, or more of it.
+    table.set(index(0), part(4096, 4096), 0).unwrap();
+    table.unregister().unwrap();
+
+    // Memory that is there, but may only be read.
+    let page = arena(4096);
+    let at = page.as_ptr().as_ptr().cast();
+    // SAFETY: a page of its own, which is not accessed from here on.
+    unsafe { rustix::mm::mprotect(at, 4096, rustix::mm::MprotectFlags::READ) }.unwrap();
+    let refused = RingBuffers::register(&ring, &[page.into()]).unwrap_err();
+    assert!(matches!(refused, RegisterError::Memory { .. }), "{refused}");
+    RingBuffers::register(&ring, &[part(0, 4096)]).unwrap().unregister().unwrap();
+}
+
+#[test]
+fn a_ring_of_another_thread_is_refused() {
+    let mut builder = IoUring::<squeue::Entry, cqueue::Entry>::builder();
+    builder.setup_single_issuer().setup_defer_taskrun();
+    let Ok(ring) = builder.build(8) else { return };
+    let memory = arena(4096);
+    let table = RingBuffers::register(&ring, &[memory.into()]).unwrap();
+    let refused = std::thread::scope(|scope| scope.spawn(|| table.unregister()).join().unwrap());
+    assert_eq!(refused, Err(RegisterError::OtherThread));
+}
+
+#[test]
+fn the_memlock_error_has_the_figures_and_the_command() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    // Pinning has to touch the pages, so a large limit is not worth its test.
+    let Some(limit) = limit.filter(|limit| *limit <= 256 << 20) else { return };
+    let asked = limit.next_multiple_of(4096) + (1 << 20);
+    let memory = arena(usize::try_from(asked).unwrap());
+    let small = memory.part(0, 4096).unwrap();
+    without_ipc_lock(move || {
+        let Some([ring]) = rings() else { return };
+        let error = match RingBuffers::register(&ring, &[memory.into()]) {
+            // A kernel before 5.12 counts by user, and root's is not limited.
+            Ok(_) => return,
+            Err(error) => error,
+        };
+        let text = error.to_string();
+        assert!(
+            matches!(error, RegisterError::Memlock { requested: said, .. } if said == asked),
+            "{error}"
+        );
+        assert!(
+            text.contains(&format!("{asked} bytes more")) && text.contains("memlock"),
+            "{text}"
+        );
+        // Nothing stays pinned: what fits still fits.
+        drop(RingBuffers::register(&ring, &[small.into()]).unwrap());
+    });
+}
 
 #[test]
 fn dropping_a_queue_frees_every_buffer_once() {

@@ -1,0 +1,313 @@
+//! Transfers and modes that are refused: errors that return the buffer, notices of missing features,
+//! short transfers; queues that stay with their thread, and queues that poll.
+
+use super::super::slot::RETRIES;
+use super::transfers::{
+    Counted, Pages, arena, create, pattern, round_trip, waiting, without_ipc_lock,
+};
+use super::*;
+use crate::sys::kernel::{RingRefusal, RingRefusalCause};
+use crate::sys::limits::MemlockRefusal;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+#[test]
+fn a_file_that_shrinks_is_a_typed_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shrinks");
+    for direct in [true, false] {
+        for (now, done) in [(0u64, 0), (4096, 4096), (5000, 5000)] {
+            std::fs::write(&path, pattern(16384, 0)).unwrap();
+            let options = Options { direct, ..Options::default() };
+            let mut queue = FileQueue::open(&path, &create(), &options).unwrap();
+            std::fs::File::options().write(true).open(&path).unwrap().set_len(now).unwrap();
+            queue.read(Pages::new(16384), 0, 16384, 9).unwrap();
+            let mut over = Vec::new();
+            queue.wait(1, &mut over).unwrap();
+            let short = FileError::Short {
+                op: Op::Read,
+                path: path.as_path().into(),
+                offset: 0,
+                len: 16384,
+                done,
+            };
+            assert_eq!(over[0].result, Err(short), "direct: {direct}");
+            assert_eq!(over[0].buffer.bytes(done), pattern(16384, 0)[..done]);
+        }
+    }
+}
+
+#[test]
+fn rejected_transfers_return_their_buffer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bad");
+    std::fs::write(&path, pattern(16384, 0)).unwrap();
+    let options = Options { depth: 2, ..Options::default() };
+    let mut queue = FileQueue::open(&path, &create(), &options).unwrap();
+    let pages = || Pages::new(8192);
+    let room = |len, padded| FileError::Room { len, padded, size: 8192 };
+    assert_eq!(queue.read(pages(), 0, 0, 0).unwrap_err().error, room(0, 0));
+    let large = queue.read(pages(), 0, 8193, 0).unwrap_err().error;
+    assert!(matches!(large, FileError::Room { len: 8193, size: 8192, .. }));
+    let beyond = queue.write(pages(), u64::MAX - 4095, 4096, 0).unwrap_err().error;
+    assert_eq!(beyond, FileError::Beyond { offset: u64::MAX - 4095, len: 4096 });
+    if queue.is_direct() {
+        let crooked = queue.read(pages(), 100, 4096, 0).unwrap_err();
+        assert!(matches!(crooked.error, FileError::Misaligned { offset: 100, .. }));
+        // Padding would overwrite what lies behind.
+        let inside = queue.write(crooked.buffer, 4096, 100, 0).unwrap_err().error;
+        assert!(matches!(
+            inside,
+            FileError::Misaligned { op: Op::Write, offset: 4096, len: 100, .. }
+        ));
+    }
+    queue.read(pages(), 0, 4096, 0).unwrap();
+    queue.read(pages(), 4096, 4096, 1).unwrap();
+    assert_eq!(queue.read(pages(), 0, 1, 2).unwrap_err().error, FileError::Full { depth: 2 });
+    assert_eq!(queue.set_len(0), Err(FileError::Busy { in_flight: 2 }));
+    let mut done = Vec::new();
+    assert_eq!(queue.wait(usize::MAX, &mut done).unwrap(), 2);
+    assert_eq!(queue.wait(1, &mut done).unwrap(), 0);
+    assert_eq!(std::fs::read(&path).unwrap(), pattern(16384, 0));
+}
+
+#[test]
+fn impossible_queues_are_rejected_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let open = |path: &Path, how: &OpenOptions, depth, block| {
+        FileQueue::<Pages>::open(path, how, &Options { depth, block, ..Options::default() })
+            .unwrap_err()
+    };
+    let limit = 32_768;
+    assert_eq!(open(&path, &create(), 0, 512), FileError::Depth { requested: 0, limit });
+    assert_eq!(
+        open(&path, &create(), 1_000_000_000, 512),
+        FileError::Depth { requested: 1_000_000_000, limit }
+    );
+    assert_eq!(open(&path, &create(), 1, 3), FileError::Block { requested: 3 });
+    assert_eq!(open(&path, &create(), 1, 0), FileError::Block { requested: 0 });
+    let mut read = OpenOptions::new();
+    read.read(true);
+    let missing = open(&folder.path().join("none"), &read, 1, 512);
+    assert!(missing.to_string().ends_with("no such file or folder; check the path"), "{missing}");
+    assert!(matches!(
+        open(folder.path(), &read, 1, 512),
+        FileError::System { errno: Errno::ISDIR, .. }
+    ));
+}
+
+#[test]
+fn a_full_disk_is_named() {
+    // A device that is always full, and refuses O_DIRECT.
+    let mut how = OpenOptions::new();
+    how.write(true);
+    let Ok(mut queue) = FileQueue::open(Path::new("/dev/full"), &how, &Options::default()) else {
+        return;
+    };
+    queue.write(Pages::new(4096), 0, 4096, 0).unwrap();
+    let mut done = Vec::new();
+    queue.wait(1, &mut done).unwrap();
+    let error = done[0].result.clone().unwrap_err();
+    assert!(matches!(error, FileError::Transfer { errno: Errno::NOSPC, done: 0, .. }), "{error}");
+    assert!(error.to_string().contains("the disk is full"), "{error}");
+}
+
+#[test]
+fn an_insufficient_memlock_is_a_note_with_the_command() {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    // Pinning has to touch the pages, so a large limit is not worth its test.
+    let Some(limit) = limit.filter(|limit| *limit <= 256 << 20) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memlock");
+    let asked = limit.next_multiple_of(4096) + (1 << 20);
+    let memory = arena(usize::try_from(asked).unwrap());
+    let fixed = [memory.into()];
+    let notes = without_ipc_lock(|| {
+        round_trip(
+            &path,
+            &pattern(50_000, 4),
+            4096,
+            memory,
+            &Options { fixed: &fixed, ..Options::default() },
+        )
+    });
+    let [.., Note::NotFixed { memlock: Some(refused), errno: Errno::NOMEM, .. }] = notes[..] else {
+        // No ring at all, or none that counts.
+        assert!(notes.iter().any(|note| matches!(note, Note::NoRing(_))), "{notes:?}");
+        return;
+    };
+    assert_eq!((refused.requested, refused.limit), (asked, limit));
+    let text = notes.last().unwrap().to_string();
+    assert!(text.contains(&format!("{asked} bytes more")) && text.contains("; fix: "), "{text}");
+}
+
+#[test]
+fn a_short_transfer_continues_and_one_without_progress_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("parts");
+    let file = create().open(&path).unwrap();
+    let mut target = Target::new(file, &path, false, 512, &mut Vec::new()).unwrap();
+    target.block = 512;
+    let slot = |op, len, padded| Slot {
+        buffer: (),
+        tag: 0,
+        op,
+        offset: 0,
+        len,
+        padded,
+        done: 0,
+        retries: 0,
+        since: Instant::now(),
+    };
+    let mut read = slot(Op::Read, 1000, 1024);
+    assert_eq!(read.result_of(&target, Ok(512)), None);
+    assert_eq!(read.result_of(&target, Err(Errno::INTR)), None);
+    assert_eq!(read.result_of(&target, Ok(488)), Some(Ok(())));
+    let mut short = slot(Op::Read, 1000, 1024);
+    assert!(matches!(
+        short.result_of(&target, Ok(999)),
+        Some(Err(FileError::Short { done: 999, .. }))
+    ));
+    // A padded write has completed when the padding is written.
+    let mut write = slot(Op::Write, 600, 1024);
+    assert_eq!(write.result_of(&target, Ok(512)), None);
+    assert!(matches!(
+        write.result_of(&target, Ok(0)),
+        Some(Err(FileError::Short { op: Op::Write, .. }))
+    ));
+    let mut busy = slot(Op::Write, 512, 512);
+    for _ in 0..RETRIES {
+        assert_eq!(busy.result_of(&target, Err(Errno::AGAIN)), None);
+    }
+    let gone = busy.result_of(&target, Err(Errno::AGAIN));
+    assert!(matches!(gone, Some(Err(FileError::Transfer { errno: Errno::AGAIN, .. }))));
+}
+
+#[test]
+fn notes_name_the_command_that_fixes_them() {
+    let text = |note: Note| note.to_string();
+    let refused =
+        |errno: Errno, cause| text(Note::NoRing(RingRefusal { errno: errno.into(), cause }));
+    assert!(
+        refused(Errno::PERM, RingRefusalCause::Sysctl(2))
+            .contains("; fix: sudo sysctl kernel.io_uring_disabled=0")
+    );
+    assert!(!refused(Errno::PERM, RingRefusalCause::Filter { seccomp: true }).contains("fix:"));
+    let memlock = Some(MemlockRefusal { requested: 4096, limit: 8192 });
+    let refused = RingRefusalCause::LockedMemory(MemlockRefusal { requested: 4096, limit: 8192 });
+    for note in [
+        Note::NotFixed { requested: 4096, errno: Errno::NOMEM, memlock },
+        Note::NotPolled { errno: Errno::NOMEM, memlock },
+        Note::NoRing(RingRefusal { errno: Errno::NOMEM.into(), cause: refused }),
+    ] {
+        assert_eq!(note.memlock(), memlock);
+        assert!(note.to_string().contains("8192 bytes for all processes of this user"), "{note}");
+        assert!(
+            note.to_string().contains("; fix: ")
+                && !note.without_fix().to_string().contains("fix:")
+        );
+    }
+    assert!(
+        text(Note::NotPolled { errno: Errno::OPNOTSUPP, memlock: None })
+            .contains("the file does not support it")
+    );
+    assert!(!text(Note::NotPolled { errno: Errno::PERM, memlock: None }).contains("the file"));
+    assert!(
+        !text(Note::Buffered(BufferedReason::Refused(Errno::PERM))).contains("does not support")
+    );
+    let why = BufferedReason::Block { requested: 512, needed: 4096 };
+    assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
+}
+
+fn without_ring(notes: &[Note]) -> bool {
+    notes.iter().any(|note| matches!(note, Note::NoRing(_)))
+}
+
+#[test]
+fn one_thread_and_polling_move_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = arena(1 << 20);
+    let fixed = [memory.into()];
+    for (one_thread, poll, fixed) in [
+        (true, false, &fixed[..]),
+        (true, true, &fixed[..]),
+        (false, true, &[]),
+        (true, false, &[]),
+    ] {
+        let options = Options { one_thread, poll, fixed, depth: 16, ..Options::default() };
+        let path = folder.path().join("modes");
+        let notes = round_trip(&path, &pattern(777_777, 1), 16_384, memory, &options);
+        if !poll {
+            assert!(!notes.iter().any(|note| matches!(note, Note::NotPolled { .. })), "{notes:?}");
+        }
+    }
+}
+
+#[test]
+fn polling_without_a_device_that_polls_is_a_note() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let options = Options { poll: true, ..Options::default() };
+    let queue: FileQueue<Pages> =
+        FileQueue::open(&folder.path().join("shm"), &create(), &options).unwrap();
+    let said = queue.notes().iter().any(|note| matches!(note, Note::NotPolled { .. }));
+    assert!(said || without_ring(queue.notes()), "{:?}", queue.notes());
+}
+
+#[test]
+fn a_queue_of_one_thread_is_refused_to_others() {
+    let options = Options { direct: false, one_thread: true, ..Options::default() };
+    let freed = Arc::new(AtomicUsize::new(0));
+    let file = waiting();
+    let mut queue =
+        FileQueue::new(file.try_clone().unwrap(), Path::new("eventfd"), &options).unwrap();
+    if without_ring(queue.notes())
+        || queue.notes().iter().any(|note| matches!(note, Note::NotDeferred { .. }))
+    {
+        return;
+    }
+    queue.read(Counted(Pages::new(4096), freed.clone()), 0, 8, 0).unwrap();
+    queue.submit().unwrap();
+    let mut queue = std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut done = Vec::new();
+            assert_eq!(queue.submit(), Err(FileError::OtherThread));
+            assert_eq!(queue.wait(1, &mut done), Err(FileError::OtherThread));
+            assert_eq!(queue.poll(&mut done), Err(FileError::OtherThread));
+            queue
+        });
+        other.join().unwrap()
+    });
+    // Nothing is lost by it.
+    std::io::Write::write_all(&mut &file, &7u64.to_ne_bytes()).unwrap();
+    let mut done = Vec::new();
+    assert_eq!(queue.wait(1, &mut done).unwrap(), 1);
+    assert!(done[0].result.is_ok() && done[0].buffer.0.bytes(8) == 7u64.to_ne_bytes());
+
+    // Dropped on another thread it cannot wait for the kernel: the buffer is quarantined at once,
+    // and counted.
+    queue.read(Counted(Pages::new(4096), freed.clone()), 0, 8, 0).unwrap();
+    queue.submit().unwrap();
+    let (before, start) = (quarantined_buffers(), Instant::now());
+    std::thread::scope(|scope| scope.spawn(|| drop(queue)).join().unwrap());
+    assert!(start.elapsed() < Duration::from_secs(10) && quarantined_buffers() > before);
+    assert_eq!(freed.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn polling_finds_completions_that_need_a_system_call() {
+    let folder = tempfile::tempdir().unwrap();
+    for poll in [false, true] {
+        let options = Options { one_thread: true, poll, ..Options::default() };
+        let mut queue = FileQueue::open(&folder.path().join("poll"), &create(), &options).unwrap();
+        let mut done = Vec::new();
+        queue.write(Pages::new(4096), 0, 4096, 5).unwrap();
+        assert_eq!(queue.poll(&mut done).unwrap(), 0, "nothing goes before it is submitted");
+        queue.submit().unwrap();
+        while queue.poll(&mut done).unwrap() == 0 {
+            std::thread::yield_now();
+        }
+        assert!(done[0].tag == 5 && done[0].result.is_ok() && !done[0].latency.is_zero());
+    }
+}
