@@ -50,7 +50,6 @@ mod clock;
 mod config;
 mod controller;
 mod data_pointer;
-mod dma_buffer;
 mod enable;
 mod error;
 mod event;

@@ -1,8 +1,8 @@
+//! `cargo run -p pinfold --example revoke_async`
+//!
 //! Revocations awaited in `async` functions, without any particular executor: the one here is 20
 //! lines, and sleeps until a flush completes. A task that is given up returns at once, and its
 //! buffer stays with the domain until its flush has completed.
-//!
-//! `cargo run --example revoke_async`
 
 use pinfold::core::access::FromDevice;
 use pinfold::soft::SoftConfig;

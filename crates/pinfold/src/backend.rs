@@ -4,14 +4,11 @@
 //! has none: these three are an [`IommuContext`](context::IommuContext), a file each, below the
 //! shared [`KernelTable`](kernel_table::KernelTable).
 
-mod container;
 pub(crate) mod context;
 pub(crate) mod error;
 #[cfg(test)]
 pub(crate) mod fake;
-pub(crate) mod interface;
 pub(crate) mod iommufd;
-pub(crate) mod iova_ranges;
 pub(crate) mod kernel_table;
 pub(crate) mod none;
 #[cfg(feature = "soft")]

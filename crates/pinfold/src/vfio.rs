@@ -33,9 +33,9 @@ mod device;
 mod irq;
 mod open;
 
+pub use crate::backend::context::IommuInterface;
 pub use crate::backend::context::Limits;
 pub use crate::backend::error::OpenError;
-pub use crate::backend::interface::IommuInterface;
 pub use bar::Bar;
 pub use device::{Attachment, Device, DeviceError, Ids, Options};
 pub use irq::Irq;

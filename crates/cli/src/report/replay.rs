@@ -3,13 +3,12 @@
 use crate::args::TimingArg;
 use crate::output::OutputError;
 use crate::units::{ByteSize, counted, grouped, time};
-use mapped::MappedLine;
+use pinfold_core::access::Access;
+use pinfold_core::table::MappedRun;
 use pinfold_replay::{Counts, Device, Footprint, Outcome, Summary, Times, Trace};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
-
-mod mapped;
 
 /// The report of a replay.
 #[derive(Debug)]
@@ -171,7 +170,7 @@ impl<'t> Report<'t> {
             addresses(&mut out, rows);
             flushes(&mut out, rows, device.counts);
             times(&mut out, rows);
-            mapped::append(&mut out, rows);
+            append_mapped(&mut out, rows);
         }
         out.push_str(NOTES);
         out
@@ -386,3 +385,69 @@ what the policy keeps for its addresses. per page: pages flushed for each page t
 a trace has no flushes, so these are the unmaps of the IOMMU's driver and what VT-d would flush for them in strict mode.
 The IOMMU of the policies is a model: a flush and its wait take 1 µs, each further flush 0.22 µs.
 ";
+
+/// Adjacent leaves of a table.
+#[derive(Debug, Serialize)]
+struct MappedLine {
+    iova: u64,
+    bytes: u64,
+    /// In the memory of the replay, not that of the trace.
+    phys: u64,
+    page_bytes: u64,
+    access: &'static str,
+}
+
+impl From<&MappedRun> for MappedLine {
+    fn from(run: &MappedRun) -> Self {
+        Self {
+            iova: run.iova.start().raw(),
+            bytes: run.iova.len(),
+            phys: run.phys.raw(),
+            page_bytes: run.page_size.bytes(),
+            access: words(run.access),
+        }
+    }
+}
+
+fn words(access: Access) -> &'static str {
+    match (access.contains(Access::READ), access.contains(Access::WRITE)) {
+        (true, true) => "read-write",
+        (true, false) => "read",
+        (false, true) => "write",
+        (false, false) => "none",
+    }
+}
+
+/// Appends what each policy's table maps at the end, if that is listed.
+fn append_mapped(out: &mut String, rows: &[Row<'_>]) {
+    for Row { policy, mapped, .. } in rows {
+        let Some(runs) = mapped else { continue };
+        let bytes = runs.iter().map(|run| run.bytes).sum();
+        // Writing to a `String` does not fail, here and below.
+        let _ = writeln!(
+            out,
+            "  still mapped by {policy}: {} in {}",
+            ByteSize(bytes),
+            counted(runs.len() as u64, "run")
+        );
+        if runs.is_empty() {
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "  {:>18}{:>12}{:>20}{:>10}  access",
+            "iova", "bytes", "physical", "page"
+        );
+        for run in runs {
+            let _ = writeln!(
+                out,
+                "  {:>#18x}{:>12}{:>#20x}{:>10}  {}",
+                run.iova,
+                ByteSize(run.bytes),
+                run.phys,
+                ByteSize(run.page_bytes),
+                run.access
+            );
+        }
+    }
+}

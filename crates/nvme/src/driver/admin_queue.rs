@@ -3,12 +3,11 @@
 
 use super::clock::{Backoff, RetryDelays};
 use super::config::{Config, nanoseconds};
-use super::dma_buffer::{self, DmaBuffer};
 use super::enable::ControllerRegisters;
 use super::error::Error;
 use super::event::{EventKind, EventLog};
 use super::in_flight::SharedState;
-use super::slots::{CompletionRing, SubmissionRing, next_sequential};
+use super::slots::{self, CompletionRing, DmaBuffer, SubmissionRing, next_sequential};
 use crate::registers::Registers;
 use crate::spec::{Command, ControllerData, Cqe, Doorbell, PAGE_BYTES, admin, offset};
 use pinfold_core::dma_pool::ChunkSource;
@@ -81,7 +80,7 @@ pub(super) struct AdminQueue<S: ChunkSource> {
 impl<S: ChunkSource + Clone> AdminQueue<S> {
     pub(super) fn new(source: &S, shared: Arc<SharedState>) -> Result<Self, Error> {
         let entries = usize::from(ENTRIES);
-        let allocate = |bytes, what| dma_buffer::allocate(source, bytes, what);
+        let allocate = |bytes, what| slots::allocate(source, bytes, what);
         let sq_buffer = allocate(entries * Command::BYTES, "the admin submission queue")?;
         let cq_buffer = allocate(entries * Cqe::BYTES, "the admin completion queue")?;
         Ok(Self {
@@ -369,7 +368,7 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         self.data_buffer.zero();
         command.prp1 = U64::new(self.data_buffer.iova().raw());
         self.execute(registers, config, what, command)?;
-        let data = dma_buffer::read(self.data_buffer.memory(), 0);
+        let data = slots::read(self.data_buffer.memory(), 0);
         data.map(Box::new).map_err(|_| Error::BadSource { what: "identify data" })
     }
 }

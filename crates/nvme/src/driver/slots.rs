@@ -2,12 +2,14 @@
 //! in it can be written by the controller.
 
 use super::data_pointer::{DataPointer, SegmentCursor};
-use super::dma_buffer::{self, DmaBuffer};
-use super::error::CommandError;
+use super::error::{CommandError, Error};
 use crate::spec::{Command, Cqe, Status};
 use core::mem::offset_of;
-use pinfold_core::dma_pool::ChunkSource;
-use zerocopy::IntoBytes;
+use pinfold_core::dma_pool::{ChunkSource, Coherent};
+use pinfold_core::frame::Frame;
+use pinfold_core::mem::{AccessError, DmaMemory};
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A command. Its identifier is the slot and the slot's use count, so that a second completion of
 /// an earlier command in the same slot is recognised.
@@ -223,7 +225,7 @@ impl<S: ChunkSource> CompletionRing<S> {
         if !self.is_ready() {
             return None;
         }
-        let cqe = dma_buffer::read(self.buffer.memory(), self.head as usize * Cqe::BYTES).ok()?;
+        let cqe = read(self.buffer.memory(), self.head as usize * Cqe::BYTES).ok()?;
         self.head += 1;
         if self.head == self.entries {
             self.head = 0;
@@ -324,4 +326,35 @@ mod tests {
             assert_ne!(cid, 0xffff);
         }
     }
+}
+
+/// Frames that the controller can access. They are released by their last owner: the ring, or the
+/// queue or [`PendingRelease`](super::inner::PendingRelease) that waits until the controller no
+/// longer uses them.
+pub(super) type DmaBuffer<S> = Arc<Coherent<S>>;
+
+/// Allocates at least `bytes` zeroed bytes.
+pub(super) fn allocate<S: ChunkSource + Clone>(
+    source: &S,
+    bytes: usize,
+    what: &'static str,
+) -> Result<DmaBuffer<S>, Error> {
+    let run = Coherent::new(source.clone(), bytes as u64)
+        .map_err(|error| Error::Source { what, error })?;
+    if !run.iova().is_aligned(Frame::BYTES) {
+        return Err(Error::BadSource { what });
+    }
+    run.zero();
+    Ok(Arc::new(run))
+}
+
+/// Copies a `T` out of memory that the controller can write; the copy no longer changes.
+#[inline]
+pub(super) fn read<T: FromBytes + IntoBytes>(
+    memory: DmaMemory<'_>,
+    offset: usize,
+) -> Result<T, AccessError> {
+    let mut value = T::new_zeroed();
+    memory.copy_to_slice(offset, value.as_mut_bytes())?;
+    Ok(value)
 }

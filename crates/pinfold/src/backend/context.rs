@@ -1,15 +1,18 @@
-//! The interface to a kernel that translates for the devices of a domain.
+//! The kernel's interfaces to a device and its IOMMU: the one through which a device is opened, its
+//! limits, and the address space behind each.
 
 use super::error::OpenError;
-use super::interface::IommuInterface;
 use crate::pci::lookup::PciDevice;
 use crate::sys::Errno;
 use crate::sys::files::Roots;
 use pinfold_core::access::Access;
-use pinfold_core::addr::IovaRange;
+use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::domain::BackendError;
+use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
+use std::fmt;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::ptr::NonNull;
 
 /// The addresses, page sizes and number of mappings that the kernel supports for a domain.
@@ -71,5 +74,172 @@ pub(crate) trait IommuContext: Send + Sync {
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         let _ = memory;
         Ok(None)
+    }
+}
+
+/// A kernel interface to a device and its IOMMU.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum IommuInterface {
+    /// iommufd if the kernel has it for the device, else type1.
+    #[default]
+    Best,
+    /// A VFIO container with type1 (Linux 4.0).
+    Type1,
+    /// An address space of `/dev/iommu` (Linux 6.6).
+    Iommufd,
+    /// No IOMMU (Linux 4.5), where the kernel is configured to allow that.
+    ///
+    /// **Nothing is protected.** The device reaches all memory of the machine at its physical
+    /// address, whatever this program maps, and a revocation revokes nothing: this library cannot
+    /// promise anything about a faulty or hostile device. Therefore only
+    /// [`Options::without_iommu`](crate::vfio::Options::without_iommu), which is `unsafe`, opens a
+    /// device this way. Arenas must be mapped as a whole and consist of hugetlb pages.
+    NoIommu,
+}
+
+impl fmt::Display for IommuInterface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Best => "best",
+            Self::Type1 => "type1",
+            Self::Iommufd => "iommufd",
+            Self::NoIommu => "no IOMMU",
+        })
+    }
+}
+
+/// The interface that [`IommuInterface::Best`] means for a device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Selection {
+    pub(crate) interface: IommuInterface,
+    pub(crate) reason: String,
+    /// The device's own node, for iommufd.
+    pub(super) node: Option<PathBuf>,
+}
+
+/// Returns iommufd if the kernel has it for the device with this character device and this user may
+/// open it, else type1, with the reason in a few words.
+pub(crate) fn select(roots: &Roots, cdev: Option<&str>) -> Selection {
+    let type1 = |reason: String| Selection { interface: IommuInterface::Type1, reason, node: None };
+    let iommu = roots.dev.join("iommu");
+    let node = cdev.map(|cdev| roots.dev.join("vfio/devices").join(cdev));
+    for path in [Some(&iommu), node.as_ref()].into_iter().flatten() {
+        use rustix::fs::{self, Access, AtFlags};
+        let wanted = Access::READ_OK | Access::WRITE_OK;
+        // As the effective user, who opens it.
+        match fs::accessat(fs::CWD, path, wanted, AtFlags::EACCESS) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::NOENT) => {
+                return type1(format!("type1, because there is no {}", path.display()));
+            }
+            Err(_) => {
+                return type1(format!("type1, because this user may not open {}", path.display()));
+            }
+        }
+    }
+    match node {
+        None => type1(
+            "type1, because the kernel has no device nodes of VFIO (Linux 6.6, VFIO_DEVICE_CDEV)"
+                .to_owned(),
+        ),
+        Some(node) => {
+            let reason = format!(
+                "iommufd, because {} and {} can be opened",
+                iommu.display(),
+                node.display()
+            );
+            Selection { interface: IommuInterface::Iommufd, reason, node: Some(node) }
+        }
+    }
+}
+
+/// The usable ranges of a kernel that does not report them: the narrowest IOMMU of x86, without its
+/// interrupt window.
+const DEFAULT_RANGES: [(u64, u64); 2] = [(0, 0xfedf_ffff), (0xfef0_0000, (1 << 39) - 1)];
+
+/// Returns the addresses that may be allocated: those that the kernel translates, within the `bits`
+/// that the device reaches.
+pub(crate) fn iova_space(limits: &Limits, bits: u32) -> Result<IovaSpace, BackendError> {
+    let reach =
+        usable(limits).iter().map(|(_, last)| u64::BITS - last.leading_zeros()).max().unwrap_or(0);
+    // A width below the minimum of `IovaSpace` is an error; one above its maximum is used in part.
+    let space = IovaSpace::new(reach.min(bits).min(57))?;
+    for gap in gaps(limits, bits) {
+        space.reserve(gap)?;
+    }
+    Ok(space)
+}
+
+/// Returns what lies between the usable ranges, after them, and beyond `bits`.
+pub(crate) fn gaps(limits: &Limits, bits: u32) -> Vec<IovaRange> {
+    let mut gaps = Vec::new();
+    let mut free_from = 0u64;
+    let beyond = 1u64.checked_shl(bits).unwrap_or(u64::MAX);
+    for (first, last) in usable(limits).into_iter().chain([(u64::MAX, u64::MAX)]) {
+        // A range need not begin or end at a page: the granules that it does not fill are reserved
+        // with the gap.
+        let gap = first.saturating_sub(free_from);
+        gaps.extend(IovaRange::new(Iova::new(free_from), gap));
+        free_from = free_from.max(last.saturating_add(1));
+    }
+    gaps.extend(IovaRange::new(Iova::new(beyond), u64::MAX - beyond));
+    gaps
+}
+
+/// Returns the usable ranges in ascending order.
+fn usable(limits: &Limits) -> Vec<(u64, u64)> {
+    let mut ranges = limits.ranges.clone().unwrap_or_else(|| DEFAULT_RANGES.to_vec());
+    ranges.retain(|(first, last)| first <= last);
+    ranges.sort_unstable();
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn limits(ranges: &[(u64, u64)]) -> Limits {
+        Limits { ranges: Some(ranges.to_vec()), ..Limits::default() }
+    }
+
+    #[test]
+    fn the_interrupt_window_is_never_allocated() {
+        for limits in [limits(&DEFAULT_RANGES), Limits::default()] {
+            let space = iova_space(&limits, 32).unwrap();
+            let window = IovaRange::new(Iova::new(0xfee0_0000), 0x10_0000).unwrap();
+            assert!(space.alloc_at(window).is_err());
+            let mut got = 0u64;
+            while let Ok(range) = space.alloc(1 << 20, 4096, None) {
+                assert!(!range.overlaps(&window) && range.end().raw() <= 1 << 32, "{range}");
+                got += range.len();
+            }
+            assert_eq!(
+                got,
+                (1 << 32) - (2 << 20),
+                "all but the window and the piece that the null page breaks"
+            );
+        }
+    }
+
+    #[test]
+    fn the_width_is_the_smaller_of_iommu_and_device() {
+        assert_eq!(iova_space(&limits(&DEFAULT_RANGES), 64).unwrap().bits(), 39);
+        assert_eq!(iova_space(&limits(&DEFAULT_RANGES), 36).unwrap().bits(), 36);
+        assert_eq!(iova_space(&limits(&[(0, u64::MAX)]), 64).unwrap().bits(), 57);
+        assert!(iova_space(&limits(&[]), 64).is_err(), "nothing is translated");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_outside_the_ranges_is_allocated(ranges in proptest::collection::vec((0u64..1 << 24, 0u64..1 << 24), 1..6)) {
+            let limits = limits(&ranges);
+            if let Ok(space) = iova_space(&limits, 24) {
+                while let Ok(got) = space.alloc(0x4000, 0x1000, None) {
+                    let inside = |at: u64| ranges.iter().any(|(first, last)| (*first..=*last).contains(&at));
+                    prop_assert!((got.start().raw()..got.end().raw()).step_by(0x400).all(inside), "{got}");
+                }
+            }
+        }
     }
 }

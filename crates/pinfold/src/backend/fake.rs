@@ -1,9 +1,7 @@
 //! A fake kernel that keeps a table as type1 version 2 does, and records its calls.
 
-use super::context::{IommuContext, Limits};
+use super::context::{IommuContext, IommuInterface, Limits, iova_space};
 use super::error::OpenError;
-use super::interface::IommuInterface;
-use super::iova_ranges::iova_space;
 use super::kernel_table::KernelTable;
 use crate::domain::Domain;
 use crate::pci::NoDevice;

@@ -1,10 +1,9 @@
 //! iommufd: an address space (IOAS) of `/dev/iommu`, to which devices are attached without groups.
 //! Linux 6.6.
 
-use super::container::open_node;
-use super::context::{IommuContext, Limits};
+use super::context::{IommuContext, IommuInterface, Limits, Selection, select};
 use super::error::OpenError;
-use super::interface::{IommuInterface, Selection, select};
+use super::vfio::open_node;
 use crate::pci::lookup::PciDevice;
 use crate::sys::Errno;
 use crate::sys::files::Roots;

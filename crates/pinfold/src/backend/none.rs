@@ -5,10 +5,9 @@
 //! reach must therefore not move: hugetlb pages do not as long as they are mapped. The kernel can
 //! move other pages even if they are locked, so they are refused.
 
-use super::container::Container;
-use super::context::{IommuContext, Limits};
+use super::context::{IommuContext, IommuInterface, Limits};
 use super::error::OpenError;
-use super::interface::IommuInterface;
+use super::vfio::Container;
 use crate::pci::lookup::PciDevice;
 use crate::sys::files::Roots;
 use crate::sys::pages::Pagemap;

@@ -1,6 +1,6 @@
 //! IOMMU groups, and the device nodes of VFIO and iommufd.
 
-use crate::backend::interface::{self, IommuInterface};
+use crate::backend::context::{self, IommuInterface};
 use crate::pci::lookup;
 use crate::sys::files::Roots;
 use crate::sys::process::permit;
@@ -150,7 +150,7 @@ fn bound(roots: &Roots) -> Vec<Bound> {
     let select = |address: String| {
         let found = lookup::find(roots, address.parse().ok()?).ok()?;
         let unprotected = found.group.as_ref().is_some_and(|group| group.unprotected);
-        let selection = interface::select(roots, found.cdev.as_deref());
+        let selection = context::select(roots, found.cdev.as_deref());
         let (interface, reason) = match unprotected {
             true => (IommuInterface::NoIommu, "name only, because it has no IOMMU".to_owned()),
             false => (selection.interface, selection.reason),

@@ -161,7 +161,7 @@ fn a_machine_with_nothing_lacks_everything_and_names_the_fixes() {
 
 #[test]
 fn bound_devices_report_their_interface_and_reason() {
-    use crate::backend::interface::IommuInterface;
+    use crate::backend::context::IommuInterface;
     let files = [
         EVERYTHING,
         &[

@@ -1,7 +1,6 @@
 //! An open device, the options for opening it, and its errors.
 
-use crate::backend::context::Limits;
-use crate::backend::interface::IommuInterface;
+use crate::backend::context::{IommuInterface, Limits};
 use crate::domain::Domain;
 use crate::pci::Bdf;
 use crate::sys::Errno;

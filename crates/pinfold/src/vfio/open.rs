@@ -1,11 +1,9 @@
 //! Opens a device by its address, and checks the common omissions in the order in which they fail.
 
 use super::device::{Attachment, Device, Inner, Options};
-use crate::backend::context::{IommuContext, Limits};
+use crate::backend::context::{IommuContext, IommuInterface, Limits, gaps, iova_space, select};
 use crate::backend::error::OpenError;
-use crate::backend::interface::{IommuInterface, select};
 use crate::backend::iommufd::Iommufd;
-use crate::backend::iova_ranges::{gaps, iova_space};
 use crate::backend::kernel_table::KernelTable;
 use crate::backend::none::NoIommu;
 use crate::backend::vfio::Type1;

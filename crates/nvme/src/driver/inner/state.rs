@@ -4,11 +4,11 @@ use crate::driver::admin_queue::AdminQueue;
 use crate::driver::clock::RetryDelays;
 use crate::driver::config::Config;
 use crate::driver::data_pointer::DataPointer;
-use crate::driver::dma_buffer::{self, DmaBuffer};
 use crate::driver::enable::{ControllerRegisters, ReadyWait};
 use crate::driver::error::Error;
 use crate::driver::in_flight::{SharedState, count_quarantined_bytes};
 use crate::driver::namespace::{Identity, Namespace, NamespaceInfo};
+use crate::driver::slots::{self, DmaBuffer};
 use crate::registers::Registers;
 use crate::spec::{Command, Cqe, PAGE, PAGE_BYTES, admin, create_cq};
 use pinfold_core::dma_pool::{ChunkSource, DmaPool};
@@ -317,7 +317,7 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         vector: Option<u16>,
     ) -> Result<CreatedQueuePair<S>, Error> {
         let allocate =
-            |entries, size, what| dma_buffer::allocate(&self.source, entries as usize * size, what);
+            |entries, size, what| slots::allocate(&self.source, entries as usize * size, what);
         let sq = allocate(sizes.submission, Command::BYTES, "a submission queue")?;
         let cq = allocate(sizes.completion, Cqe::BYTES, "a completion queue")?;
         let mut control = self.control();

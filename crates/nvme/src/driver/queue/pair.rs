@@ -2,12 +2,13 @@
 
 use crate::driver::clock::RetryDelays;
 use crate::driver::config::{QueueStats, nanoseconds};
-use crate::driver::dma_buffer::DmaBuffer;
 use crate::driver::error::{Error, PollError};
 use crate::driver::in_flight::Completion;
 use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
 use crate::driver::namespace::Namespace;
-use crate::driver::slots::{CommandIds, CommandSlot, CompletionRing, RequestSlot, SubmissionRing};
+use crate::driver::slots::{
+    CommandIds, CommandSlot, CompletionRing, DmaBuffer, RequestSlot, SubmissionRing,
+};
 use crate::interrupt::Interrupt;
 use crate::registers::Registers;
 use crate::spec::{Doorbell, SglSupport};

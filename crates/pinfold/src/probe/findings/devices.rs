@@ -1,6 +1,6 @@
 //! Access to real devices: IOMMU, VFIO, iommufd.
 
-use crate::backend::interface::IommuInterface;
+use crate::backend::context::IommuInterface;
 use crate::probe::devices::{Access, Bound, Node};
 use crate::probe::facts::Facts;
 use crate::probe::findings::{Finding, State, finding};
