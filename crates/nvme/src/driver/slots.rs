@@ -297,36 +297,7 @@ pub(super) fn next_sequential(cid: u16) -> u16 {
     if cid >= CommandIds::RESERVED - 1 { 0 } else { cid + 1 }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_identifier_is_ffff_for_any_number_of_slots() {
-        for slots in [1, 2, 63, 64, 65, 1023, 1024, 4096, 32_768, 32_769, 65_535] {
-            let ids = CommandIds::new(slots);
-            let last = u16::try_from(slots - 1).unwrap();
-            for slot in [0, 1.min(last), last / 2, last] {
-                let mut uses = 0;
-                for _ in 0..70_000 {
-                    let before = ids.encode(uses, slot);
-                    uses = ids.next(uses, slot);
-                    let cid = ids.encode(uses, slot);
-                    assert_ne!(cid, 0xffff, "{slots} slots");
-                    assert_eq!(ids.slot(cid), slot);
-                    // With 15 or 16 bits for the slot, none are left for the use count of the last
-                    // slot.
-                    assert!(cid != before || slots >= 32_768);
-                }
-            }
-        }
-        let mut cid = 0;
-        for _ in 0..70_000 {
-            cid = next_sequential(cid);
-            assert_ne!(cid, 0xffff);
-        }
-    }
-}
+// Memory for rings and buffers, and typed reads of the values that the controller wrote there.
 
 /// Frames that the controller can access. They are released by their last owner: the ring, or the
 /// queue or [`PendingRelease`](super::inner::PendingRelease) that waits until the controller no
@@ -357,4 +328,35 @@ pub(super) fn read<T: FromBytes + IntoBytes>(
     let mut value = T::new_zeroed();
     memory.copy_to_slice(offset, value.as_mut_bytes())?;
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_identifier_is_ffff_for_any_number_of_slots() {
+        for slots in [1, 2, 63, 64, 65, 1023, 1024, 4096, 32_768, 32_769, 65_535] {
+            let ids = CommandIds::new(slots);
+            let last = u16::try_from(slots - 1).unwrap();
+            for slot in [0, 1.min(last), last / 2, last] {
+                let mut uses = 0;
+                for _ in 0..70_000 {
+                    let before = ids.encode(uses, slot);
+                    uses = ids.next(uses, slot);
+                    let cid = ids.encode(uses, slot);
+                    assert_ne!(cid, 0xffff, "{slots} slots");
+                    assert_eq!(ids.slot(cid), slot);
+                    // With 15 or 16 bits for the slot, none are left for the use count of the last
+                    // slot.
+                    assert!(cid != before || slots >= 32_768);
+                }
+            }
+        }
+        let mut cid = 0;
+        for _ in 0..70_000 {
+            cid = next_sequential(cid);
+            assert_ne!(cid, 0xffff);
+        }
+    }
 }
