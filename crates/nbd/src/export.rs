@@ -15,7 +15,7 @@ pub struct BlockSizes {
 }
 
 impl Default for BlockSizes {
-    /// The constraints of a server that names none: 1, 4096 and 32 MiB.
+    /// Returns the constraints of a server that names none: 1, 4096 and 32 MiB.
     fn default() -> Self {
         Self { minimum: 1, preferred: 4096, maximum: 32 << 20 }
     }

@@ -366,7 +366,7 @@ impl Handshake {
 }
 
 impl Export {
-    /// Whether a client means this export.
+    /// Returns whether a client means this export.
     fn is_called(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.name.as_bytes()
     }
@@ -414,7 +414,7 @@ impl<'b> Fields<'b> {
         Some(u64::from_be_bytes(*first))
     }
 
-    /// A length and as many bytes.
+    /// Returns a length and as many bytes.
     pub(crate) fn string(&mut self) -> Option<&'b [u8]> {
         let len = usize::try_from(self.u32()?).ok()?;
         let (first, rest) = self.0.split_at_checked(len)?;

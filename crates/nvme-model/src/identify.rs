@@ -73,7 +73,7 @@ pub(crate) fn descriptors() -> Box<NamespaceDescriptors> {
     list
 }
 
-/// The active namespaces above `after`, of 1 to `count`.
+/// Returns the active namespaces above `after`, of 1 to `count`.
 pub(crate) fn active(after: u32, count: u32) -> Box<NamespaceList> {
     let mut list = Box::new(NamespaceList::new_zeroed());
     for (to, nsid) in list.nsids.iter_mut().zip(after.saturating_add(1)..=count) {

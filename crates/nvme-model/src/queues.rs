@@ -82,12 +82,12 @@ impl CompletionQueue {
         Self { base, size, users: 0, tail: 0, phase: true, backlog, vector, signal: false }
     }
 
-    /// Whether completions wait for a free entry.
+    /// Returns whether completions wait for a free entry.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.backlog.is_empty()
     }
 
-    /// Whether an entry is free after the host has read up to `head`.
+    /// Returns whether an entry is free after the host has read up to `head`.
     fn has_free_entry(&self, head: u32) -> bool {
         (self.tail + 1) % self.size != head
     }

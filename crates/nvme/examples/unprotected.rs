@@ -27,7 +27,7 @@ fn finish<P>(queue: &mut Queue<Arc<PciRegisters>, Arena>, in_flight: InFlight<P>
     }
 }
 
-/// The byte at offset `at`: no two pages are equal.
+/// Returns the byte at offset `at`: no two pages are equal.
 fn byte(at: usize) -> u8 {
     u8::try_from((at ^ (at >> 8) ^ (at >> 16)) & 0xff).unwrap_or(0)
 }

@@ -27,8 +27,8 @@ pub trait Registers: Send + Sync {
         None
     }
 
-    /// Whether the system requests the device: it still works, and is removed once it is released.
-    /// The driver checks this periodically, not for each command.
+    /// Returns whether the system requests the device: it still works, and is removed once it is
+    /// released. The driver checks this periodically, not for each command.
     fn is_removal_requested(&self) -> bool {
         false
     }

@@ -10,7 +10,7 @@ use pinfold::soft::Port;
 use pinfold::{Arena, Domain};
 use std::error::Error;
 
-/// The device of this example: it doubles `count` numbers at `iova`.
+/// Returns the device of this example: it doubles `count` numbers at `iova`.
 fn double(device: &Port, iova: Iova, count: usize) -> Result<(), Box<dyn Error>> {
     let mut bytes = vec![0; count * 4];
     device.read(iova, &mut bytes)?;

@@ -204,7 +204,7 @@ fn unprotected(device: &Device) -> Outcome {
     check("a per-use arena is refused, because nothing can be revoked", per_use.is_err())
 }
 
-/// The kernel allows 16.
+/// Maps until the limit of entries, which the kernel of this check sets to 16.
 fn entries(domain: &Domain) -> Outcome {
     let limit = domain.stats().backend.entries_limit;
     println!("the kernel allows {limit:?} entries");

@@ -125,7 +125,7 @@ impl PolicyKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Whether no device reaches memory after its unmap has returned.
+    /// Returns whether no device reaches memory after its unmap has returned.
     #[cfg(test)]
     pub(crate) fn is_strict(self) -> bool {
         matches!(self, Self::LinuxStrict | Self::Identity | Self::Strict)

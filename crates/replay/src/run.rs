@@ -316,7 +316,8 @@ fn nanoseconds(time: Duration) -> u32 {
     u32::try_from(time.as_nanos()).unwrap_or(u32::MAX)
 }
 
-/// A trace has fewer than 2^32 runs: its builder leaves out what would be more.
+/// Returns an index as 32 bits: a trace has fewer than 2^32 runs, since its builder leaves out
+/// more.
 fn index(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }

@@ -354,8 +354,8 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// A device whose mappings `runs` are mapped in order, and of which the first is unmapped in
-    /// the end.
+    /// Returns a device whose mappings `runs` are mapped in order, and of which the first is
+    /// unmapped in the end.
     fn device(runs: &[(u64, u64)]) -> Device {
         let mut device = Device { peak_at: runs.len(), ..Device::default() };
         for ((start, pages), at) in runs.iter().zip(0..) {

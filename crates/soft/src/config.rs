@@ -100,9 +100,9 @@ impl SoftConfig {
 }
 
 impl Default for SoftConfig {
-    /// A flush and its wait take 1 us (published for VT-d: 2,127 cycles; measured in an emulated
-    /// one: 0.97 us), each further flush 0.22 us (fifteen and a wait: 4.1 us), without delay. Walks
-    /// take no time ([`Self::WALK_COST`] is the published one).
+    /// Returns the default costs: a flush and its wait take 1 us (published for VT-d: 2,127
+    /// cycles; measured in an emulated one: 0.97 us), each further flush 0.22 us (fifteen and a
+    /// wait: 4.1 us), without delay. Walks take no time ([`Self::WALK_COST`] is the published one).
     fn default() -> Self {
         Self {
             units: 1,

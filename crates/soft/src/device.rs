@@ -150,7 +150,8 @@ impl Device {
         }
     }
 
-    /// The lock for an invalidation, of which there is one at a time: its unit's queue is locked.
+    /// Locks the state for an invalidation, of which there is one at a time: its unit's queue is
+    /// locked.
     fn state_for_flush(&self) -> MutexGuard<'_, State> {
         if let Some(state) = self.try_state() {
             return state;

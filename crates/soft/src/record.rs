@@ -87,7 +87,7 @@ impl FaultRecord {
         Iova::new(self.0[0] & Self::PAGE)
     }
 
-    /// Whether the request was a read.
+    /// Returns whether the request was a read.
     pub fn is_read(self) -> bool {
         self.0[1] & Self::READ != 0
     }

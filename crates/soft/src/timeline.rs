@@ -223,7 +223,7 @@ impl Model {
         }
     }
 
-    /// Whether everything happens when it is submitted, so that nothing is ever in flight.
+    /// Returns whether everything happens when it is submitted, so that nothing is ever in flight.
     pub(super) fn is_immediate(&self) -> bool {
         self.batch_ns == 0 && self.late_ns == 0 && !self.goes_wrong
     }

@@ -57,7 +57,8 @@ pub enum ShareError {
 }
 
 impl ShareError {
-    /// Whether a device may still access the payload itself, so that its owner must not reuse it.
+    /// Returns whether a device may still access the payload itself, so that its owner must not
+    /// reuse it.
     pub fn stays_reachable(&self) -> bool {
         match self {
             Self::NotRevoked { .. } => true,
@@ -233,7 +234,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Whether the payload consists of whole pages of the arena.
+    /// Returns whether the payload consists of whole pages of the arena.
     fn in_whole_pages(&self, payload: NonNull<[u8]>) -> bool {
         let span = self.arena.span();
         let (addr, len) = (payload.addr().get(), payload.len());
@@ -372,7 +373,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Whether nothing is outstanding, quarantined or wrongly freed.
+    /// Returns whether nothing is outstanding, quarantined or wrongly freed.
     pub fn is_clean(&self) -> bool {
         let Self { dma_pages_live, shares_live, invalid_frees, quarantined_bytes, .. } = *self;
         [dma_pages_live, shares_live, invalid_frees, quarantined_bytes] == [0; 4]

@@ -164,9 +164,9 @@ fn runs(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>
 /// A request's pages.
 type Slots<T> = [Option<T>; PAGES];
 
-/// The receive loop of an RPC server. A request needs 259 pages; serving it consumes some of them,
-/// and they are refilled before the next one. Only the refill is timed. How many pages each
-/// consumed, from 1 to all, and which, is the same for every subject. Consumed pages are freed
+/// Measures the receive loop of an RPC server. A request needs 259 pages; serving it consumes some
+/// of them, and they are refilled before the next one. Only the refill is timed. How many pages
+/// each consumed, from 1 to all, and which, is the same for every subject. Consumed pages are freed
 /// outside the timed part: to the zone, as the network side would; to the owner's own list in
 /// `single`, which saves it refills, the most favourable case for it.
 fn rpc(harness: &Harness<'_>, zone: &Zone, buddy: &Buddy) -> Result<Vec<Record>, BenchError> {

@@ -101,7 +101,7 @@ impl WorkerStats {
         }
     }
 
-    /// How many requests completed without an error.
+    /// Returns how many requests completed without an error.
     pub(crate) fn requests(&self) -> u64 {
         self.reads.requests + self.writes.requests + self.trims.requests
     }
@@ -496,7 +496,7 @@ pub(crate) enum EngineError {
 }
 
 impl EngineError {
-    /// Why the flush at the end failed: after an interrupt it is not tried again.
+    /// Returns why the flush at the end failed: after an interrupt it is not tried again.
     pub(crate) fn of_flush(error: TargetError, interrupt: &Interrupt) -> Self {
         if interrupt.is_raised() { Self::Interrupted } else { error.into() }
     }

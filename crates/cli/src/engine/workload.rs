@@ -358,8 +358,8 @@ pub(crate) fn refill<B: DataBuffer>(
 
 #[cfg(test)]
 impl Workload {
-    /// A workload for tests: `requests` requests of 512 bytes in a region of `blocks` blocks at the
-    /// start of the target.
+    /// Returns a workload for tests: `requests` requests of 512 bytes in a region of `blocks`
+    /// blocks at the start of the target.
     pub(super) fn sample(rw: Rw, blocks: u64, requests: u64) -> Self {
         let (block, start, runtime, ramp) = (512, 0, None, Duration::ZERO);
         Self {

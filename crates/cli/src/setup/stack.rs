@@ -419,7 +419,7 @@ mod tests {
         );
     }
 
-    /// A `/proc` and cgroups in a folder.
+    /// Returns a `/proc` and cgroups in a folder.
     fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
         let root = tempfile::tempdir().unwrap();
         let at = root.path().display().to_string();

@@ -145,7 +145,7 @@ fn interfere(folder: &Folder, options: &str, meanwhile: impl Fn(Pid)) -> Ended {
     interfere_once(folder, options, |_| true, meanwhile)
 }
 
-/// The same once `ready` says so of the temporary file.
+/// Returns the same once `ready` says so of the temporary file.
 fn interfere_once(
     folder: &Folder,
     options: &str,

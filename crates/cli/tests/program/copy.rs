@@ -172,7 +172,7 @@ fn allocated(path: &std::path::Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks() * 512
 }
 
-/// The bytes of a file that is mostly holes: 1 GiB with `PINFOLD_BIG`.
+/// Returns the bytes of a file that is mostly holes: 1 GiB with `PINFOLD_BIG`.
 fn with_holes() -> u64 {
     if std::env::var_os("PINFOLD_BIG").is_some() { 1 << 30 } else { 128 << 20 }
 }

@@ -200,7 +200,7 @@ fn memory_is_checked_without_procfs_and_control_groups() {
     run_after(&["unshare", "-m"], &hidden, "io soft:4M --size 4M").ok();
 }
 
-/// A command that runs another one under a limit that only a system call sets, by Python.
+/// Returns a command that runs another one under a limit that only a system call sets, by Python.
 fn python(setup: &str) -> Option<Vec<String>> {
     let script = format!(
         "import ctypes, os, struct, sys\nlibc = ctypes.CDLL(None, use_errno=True)\n{setup}\nos.execvp(sys.argv[1], sys.argv[1:])"
@@ -216,7 +216,7 @@ fn run_by(by: &[String], args: &str) -> Ended {
     run(&by.iter().map(String::as_str).collect::<Vec<_>>(), args)
 }
 
-/// A seccomp filter that answers the system call `number` with `errno`.
+/// Returns a seccomp filter that answers the system call `number` with `errno`.
 fn seccomp(number: u32, errno: i32) -> Option<Vec<String>> {
     python(&format!(
         "code = [(0x20, 0, 0, 0), (0x15, 0, 1, {number}), (0x06, 0, 0, 0x50000 | {errno}), (0x06, 0, 0, 0x7fff0000)]\n\
@@ -414,7 +414,7 @@ fn with_memlock(user: u32, bytes: u64) -> Option<Vec<String>> {
     Some(by)
 }
 
-/// The limit in a fix, be it a command or words.
+/// Returns the limit in a fix, be it a command or words.
 fn memlock_of(fix: &str) -> u64 {
     let after = fix.split("memlock").nth(1).unwrap_or_else(|| panic!("{fix}"));
     let digits = after.trim_start_matches(|c: char| !c.is_ascii_digit());
@@ -442,7 +442,7 @@ fn without_notes(by: &[String], line: &str) -> (String, Vec<String>) {
     }
 }
 
-/// A folder that all users may use, with a file.
+/// Returns a folder that all users may use, with a file.
 fn shared_file() -> (Folder, String) {
     use std::os::unix::fs::PermissionsExt;
     let folder = Folder::new();

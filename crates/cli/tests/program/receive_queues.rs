@@ -15,8 +15,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// A wire whose near end has as many transmit queues as its far end receives from, which has other
-/// transmit queues.
+/// Returns a wire whose near end has as many transmit queues as its far end receives from, which
+/// has other transmit queues.
 fn uneven(receive: u32, transmit: u32) -> Option<Wire> {
     let wire = Wire::new(1, 1500)?;
     run("ip link del v0");

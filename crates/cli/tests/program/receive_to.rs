@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The bytes of datagram `number`: of every length up to 1,400, and different from those of any
-/// other.
+/// Returns the bytes of datagram `number`: of every length up to 1,400, and different from those of
+/// any other.
 pub(crate) fn datagram(number: u64) -> Vec<u8> {
     let len = 8 + number * 131 % 1392;
     let rest = (0..len - 8).map(|at| (number * 7 + at * 13 + (at >> 8)).to_le_bytes()[0]);

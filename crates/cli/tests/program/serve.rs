@@ -29,7 +29,7 @@ impl Server {
         Self::start_at(folder, &format!("unix:{}", folder.arg("socket")), target, options)
     }
 
-    /// The same at another address.
+    /// Returns the same at another address.
     pub(crate) fn start_at(folder: &Folder, address: &str, target: &str, options: &str) -> Self {
         let line = words(&format!("serve {target} --nbd {address} --json {options}"));
         Self::started(start(&line), folder.arg("socket"))

@@ -48,7 +48,7 @@ fn talk(flags: u32, options: &[Vec<u8>]) -> Outcome {
     run(false, std::iter::once(&*said(flags, options)))
 }
 
-/// The same where TLS is required.
+/// Returns the same where TLS is required.
 fn talk_tls(flags: u32, options: &[Vec<u8>]) -> Outcome {
     run(true, std::iter::once(&*said(flags, options)))
 }
@@ -189,7 +189,7 @@ fn any_header() -> impl Strategy<Value = RequestHeader> {
     )
 }
 
-/// A conversation that gets far: valid options and requests, with some bytes changed.
+/// Returns a conversation that gets far: valid options and requests, with some bytes changed.
 fn conversation() -> impl Strategy<Value = Vec<u8>> {
     let name = prop_oneof![Just("disk"), Just(""), Just("other")];
     let option = prop_oneof![

@@ -202,7 +202,7 @@ impl<B: Bus> Engine<B> {
         }
     }
 
-    /// Whether the namespaces are not ready yet
+    /// Returns whether the namespaces are not ready yet
     /// ([`ModelConfig::not_ready`](crate::ModelConfig::not_ready)).
     fn is_not_ready(&mut self) -> bool {
         self.not_ready_until = self.not_ready_until.filter(|until| Instant::now() < *until);

@@ -129,7 +129,7 @@ impl RetryDelays {
         )
     }
 
-    /// Whether the controller reports any delay.
+    /// Returns whether the controller reports any delay.
     pub(super) fn any(self) -> bool {
         self.0.iter().any(|ns| *ns > 0)
     }

@@ -57,7 +57,7 @@ impl Event {
         Self { kind, information, log_page }
     }
 
-    /// Whether a namespace was attached, detached, or changed its size or format.
+    /// Returns whether a namespace was attached, detached, or changed its size or format.
     pub fn is_namespace_change(&self) -> bool {
         (self.kind, self.information) == (EventKind::Notice, NAMESPACE_ATTRIBUTE_CHANGED)
     }
@@ -125,7 +125,7 @@ impl EventLog {
         self.unread.pop()
     }
 
-    /// Whether a namespace changed since the last call.
+    /// Returns whether a namespace changed since the last call.
     pub(super) fn take_namespaces_changed(&mut self) -> bool {
         std::mem::take(&mut self.namespaces_changed)
     }

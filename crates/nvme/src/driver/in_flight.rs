@@ -28,7 +28,7 @@ impl Completion {
         self.id.tag.into()
     }
 
-    /// Whether the request was given up, so that its payload is quarantined.
+    /// Returns whether the request was given up, so that its payload is quarantined.
     pub fn timed_out(&self) -> bool {
         matches!(self.result, RequestResult::TimedOut)
     }
@@ -137,7 +137,7 @@ impl<P> fmt::Debug for Quarantined<P> {
 }
 
 impl<P> Quarantined<P> {
-    /// Whether the controller has been reset since the request was submitted.
+    /// Returns whether the controller has been reset since the request was submitted.
     fn is_recoverable(&self) -> bool {
         self.shared.generation() > self.generation
     }
@@ -224,7 +224,7 @@ impl SharedState {
         TransitionGuard(self)
     }
 
-    /// Whether a thread of this process is disabling or enabling the controller.
+    /// Returns whether a thread of this process is disabling or enabling the controller.
     pub(super) fn in_transition(&self) -> bool {
         self.transitions.load(Ordering::Acquire) > 0
     }

@@ -209,7 +209,7 @@ impl<S: ChunkSource> CompletionRing<S> {
         Self { buffer, entries, head: 0, phase: true, unpublished: 0 }
     }
 
-    /// Whether the controller has written the next entry.
+    /// Returns whether the controller has written the next entry.
     #[inline]
     pub(super) fn is_ready(&self) -> bool {
         // In bounds, as for the other ring. The acquire load orders reads of the entry behind its

@@ -150,20 +150,20 @@ impl Status {
         Self(self.0 & !(3 << 11) | (crd as u16 & 3) << 11)
     }
 
-    /// Whether the status type is that of media and data integrity errors (SCT 2h).
+    /// Returns whether the status type is that of media and data integrity errors (SCT 2h).
     pub const fn is_media_error(self) -> bool {
         self.0 >> 8 & 7 == 2
     }
 
-    /// Whether the code says that the controller did not get to the command: the namespace was not
-    /// ready, or the command was interrupted. Any other error may be that of an attempt.
+    /// Returns whether the code says that the controller did not get to the command: the namespace
+    /// was not ready, or the command was interrupted. Any other error may be that of an attempt.
     pub const fn is_not_executed(self) -> bool {
         let code = self.code().0;
         code == Self::NAMESPACE_NOT_READY.0 || code == Self::COMMAND_INTERRUPTED.0
     }
 
-    /// Whether the controller was not ready for the command and may be later: DNR is clear, and it
-    /// asks for a delay (CRD) or says so by the code.
+    /// Returns whether the controller was not ready for the command and may be later: DNR is clear,
+    /// and it asks for a delay (CRD) or says so by the code.
     pub const fn is_not_ready(self) -> bool {
         self.may_retry() && (self.retry_delay() > 0 || self.is_not_executed())
     }
@@ -183,12 +183,12 @@ impl Status {
         Self(self.0 | Self::DO_NOT_RETRY)
     }
 
-    /// Whether the command succeeded.
+    /// Returns whether the command succeeded.
     pub const fn is_success(self) -> bool {
         self.code().0 == 0
     }
 
-    /// Whether the same command may succeed if it is sent again: DNR is clear.
+    /// Returns whether the same command may succeed if it is sent again: DNR is clear.
     pub const fn may_retry(self) -> bool {
         !self.is_success() && self.0 & Self::DO_NOT_RETRY == 0
     }

@@ -143,7 +143,7 @@ impl ControllerData {
         Box::new(Self::new_zeroed())
     }
 
-    /// Whether queue entries may have these sizes, which are powers of two (SQES, CQES).
+    /// Returns whether queue entries may have these sizes, which are powers of two (SQES, CQES).
     pub fn supports_entries(&self, submission: usize, completion: usize) -> bool {
         let allows = |field: u8, bytes: usize| {
             let shift = bytes.trailing_zeros();
@@ -248,7 +248,7 @@ impl NamespaceData {
         self.format & 0xf | (self.format >> 5 & 3) << 4
     }
 
-    /// Whether metadata is interleaved with the data (FLBAS bit 4).
+    /// Returns whether metadata is interleaved with the data (FLBAS bit 4).
     pub fn is_interleaved(&self) -> bool {
         self.format & 1 << 4 != 0
     }

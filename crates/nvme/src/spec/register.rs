@@ -61,15 +61,16 @@ impl Cap {
     pub const fn doorbell_stride_shift(self) -> u8 {
         ((self.0 >> 32) & 0xf) as u8
     }
-    /// Whether CRTO.CRWMT reports how long enabling may take (CRMS.CRWMS, bit 59).
+    /// Returns whether CRTO.CRWMT reports how long enabling may take (CRMS.CRWMS, bit 59).
     pub const fn has_ready_with_media_timeout(self) -> bool {
         self.0 & (1 << 59) != 0
     }
-    /// Whether there may be namespaces of other I/O command sets (CSS, bits 44:37; IOCSS, bit 43).
+    /// Returns whether there may be namespaces of other I/O command sets (CSS, bits 44:37; IOCSS,
+    /// bit 43).
     pub const fn has_io_command_sets(self) -> bool {
         self.0 & (1 << 43) != 0
     }
-    /// Whether the NVM command set is supported (CSS, bits 44:37; bit 37).
+    /// Returns whether the NVM command set is supported (CSS, bits 44:37; bit 37).
     pub const fn has_nvm_command_set(self) -> bool {
         self.0 & (1 << 37) != 0
     }
@@ -104,7 +105,7 @@ impl Cc {
     /// CRIME, bit 24: ready independent of media.
     const READY_WITHOUT_MEDIA: u32 = 1 << 24;
 
-    /// Whether EN, bit 0, is set.
+    /// Returns whether EN, bit 0, is set.
     pub const fn enabled(self) -> bool {
         self.0 & 1 != 0
     }
@@ -118,7 +119,7 @@ impl Cc {
     pub const fn shutting_down(self) -> Self {
         Self(self.0 & !Self::SHUTDOWN | Self::SHUTDOWN_NORMAL)
     }
-    /// Whether CSTS.RDY does not wait for the media (CRIME, bit 24).
+    /// Returns whether CSTS.RDY does not wait for the media (CRIME, bit 24).
     pub const fn ready_without_media(self) -> bool {
         self.0 & Self::READY_WITHOUT_MEDIA != 0
     }
@@ -130,7 +131,7 @@ impl Cc {
     pub const fn page_shift(self) -> u32 {
         12 + ((self.0 >> 7) & 0xf)
     }
-    /// Whether a shutdown was requested (SHN, bits 15:14).
+    /// Returns whether a shutdown was requested (SHN, bits 15:14).
     pub const fn shutdown(self) -> bool {
         self.0 & Self::SHUTDOWN != 0
     }

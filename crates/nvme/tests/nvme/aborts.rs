@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A bench whose clock stops until the test advances it; requests and aborts time out after one
-/// second.
+/// Returns a bench whose clock stops until the test advances it; requests and aborts time out after
+/// one second.
 fn with_test_clock(acl: u8) -> (Bench, TestClock) {
     let clock = TestClock::default();
     let second = Duration::from_secs(1);

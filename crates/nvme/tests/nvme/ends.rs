@@ -1,6 +1,6 @@
-//! The end of a controller and of its queues: a failure or a removal is a typed error within the limit;
-//! a queue belongs to one generation; nothing is released that the controller may reach, or before it
-//! is known to have stopped (CC.EN, CC.SHN and CSTS).
+//! The end of a controller and of its queues: a failure or a removal is a typed error within the
+//! limit; a queue belongs to one generation; nothing is released that the controller may reach, or
+//! before it is known to have stopped (CC.EN, CC.SHN and CSTS).
 
 use crate::common::*;
 use crate::faults::{SECOND, settle, with_test_clock};
@@ -48,7 +48,7 @@ impl FastClock {
     }
 }
 
-/// A clock that advances by `step` ns with each reading.
+/// Returns a clock that advances by `step` ns with each reading.
 fn fast_clock(step: u64) -> (Config, Arc<FastClock>) {
     let ticks = Arc::new(FastClock::default());
     ticks.run(step, u64::MAX);

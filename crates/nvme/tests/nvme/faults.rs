@@ -11,8 +11,8 @@ use std::time::Duration;
 
 pub(crate) const SECOND: u64 = 1_000_000_000;
 
-/// A bench whose clock stops until the test advances it; requests time out after one second,
-/// without an abort.
+/// Returns a bench whose clock stops until the test advances it; requests time out after one
+/// second, without an abort.
 pub(crate) fn with_test_clock() -> (Bench, TestClock) {
     let clock = TestClock::default();
     let config = Config {

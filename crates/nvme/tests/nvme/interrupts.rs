@@ -12,7 +12,7 @@ fn with_vectors(vectors: u16) -> Bench {
     with_timeout(vectors, Duration::from_secs(60))
 }
 
-/// A sleep has no test clock: where requests are to time out, the time is real.
+/// Returns a bench whose requests time out in real time: a sleep has no test clock.
 fn with_timeout(vectors: u16, timeout: Duration) -> Bench {
     let mut model = ModelConfig::new(namespaces(4 << 20));
     (model.vectors, model.queues) = (vectors, 4);

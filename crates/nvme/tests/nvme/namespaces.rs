@@ -1,5 +1,5 @@
-//! Namespaces that cannot be used, minimal controllers, and asynchronous events: the reason is reported,
-//! the others work; a namespace that changed is identified again.
+//! Namespaces that cannot be used, minimal controllers, and asynchronous events: the reason is
+//! reported, the others work; a namespace that changed is identified again.
 
 use crate::common::*;
 use pinfold_nvme::driver::{Config, Controller, Error, Event, EventKind, Reject, Unusable};
@@ -8,7 +8,7 @@ use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, Trigg
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Whether a command identifies namespace 1 by `cns`.
+/// Returns whether a command identifies namespace 1 by `cns`.
 fn identifies(command: &Command, nsid: u32, cns: u8) -> bool {
     (command.opcode, command.nsid.get(), command.cdw10.get()) == (admin::IDENTIFY, nsid, cns.into())
 }
@@ -20,7 +20,7 @@ fn reads(bench: &Bench) {
     one(&mut queue, read).1.unwrap();
 }
 
-/// Why namespace 1 is unusable after `forge` has changed the identify data.
+/// Returns why namespace 1 is unusable after `forge` has changed the identify data.
 fn reason(forge: impl Fn(&Command, &mut [u8]) + Send + 'static) -> Option<Unusable> {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     bench.model.faults().tamper(forge);
@@ -38,7 +38,7 @@ fn reason(forge: impl Fn(&Command, &mut [u8]) + Send + 'static) -> Option<Unusab
     survey[0].unusable
 }
 
-/// The same, with byte `at` of identify namespace changed.
+/// Returns the same, with byte `at` of identify namespace changed.
 fn changed(at: usize, byte: u8) -> Option<Unusable> {
     reason(move |command, data| {
         if identifies(command, 1, cns::NAMESPACE) {

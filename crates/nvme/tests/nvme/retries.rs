@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 const MS: u64 = 1_000_000;
 const NOT_READY: Status = Status::NAMESPACE_NOT_READY;
 
-/// A bench whose clock the test advances, and a controller with CRDT1 of 2 s and CRDT3 of 100 s.
+/// Returns a bench whose clock the test advances, and a controller with CRDT1 of 2 s and CRDT3 of
+/// 100 s.
 fn rig() -> (Bench, TestClock) {
     let clock = TestClock::default();
     let config = Config {

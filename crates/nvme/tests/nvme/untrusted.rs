@@ -1,6 +1,7 @@
 //! Controllers that answer wrongly: random garbage in the completion queue, and one that replays,
 //! reorders, misdirects and invents completions, across queues and resets. It ends exactly the
-//! commands that it names by their queue and identifier, and nothing that the device writes is trusted.
+//! commands that it names by their queue and identifier, and nothing that the device writes is
+//! trusted.
 
 use crate::common::*;
 use pinfold_core::mem::DmaMemory;
@@ -98,7 +99,8 @@ impl Liar {
     }
 }
 
-/// A controller that completes no I/O command by itself, and the number of its "delete" commands.
+/// Returns a controller that completes no I/O command by itself, and the number of its "delete"
+/// commands.
 fn rig() -> (Bench, Arc<AtomicUsize>) {
     let config = Config { clock: Arc::new(TestClock::default()), queues: 255, ..Config::default() };
     let mut model = ModelConfig::new(namespaces(1 << 20));
@@ -421,7 +423,7 @@ proptest! {
     }
 }
 
-/// An entry as a hostile device may write it: garbage, or nearly right.
+/// Returns an entry as a hostile device may write it: garbage, or nearly right.
 fn entry() -> impl Strategy<Value = [u8; 16]> {
     let near = (0u16..70, 0u16..4, 0u16..80, 0u16..3, any::<u16>()).prop_map(
         |(place, generation, head, sq, status)| {

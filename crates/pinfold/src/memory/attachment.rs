@@ -54,7 +54,7 @@ pub(super) trait DomainOps: Send + Sync {
     fn id(&self) -> Option<DomainId> {
         None
     }
-    /// Whether a mapping pins its memory.
+    /// Returns whether a mapping pins its memory.
     fn pins(&self) -> bool {
         false
     }
@@ -133,12 +133,12 @@ impl Attachment {
         self.iova
     }
 
-    /// The part of the address range at `offset`.
+    /// Returns the part of the address range at `offset`.
     pub(super) fn iova_of(&self, offset: u64, bytes: u64) -> Option<IovaRange> {
         self.iova.part(offset, bytes)
     }
 
-    /// Whether all of the memory is mapped.
+    /// Returns whether all of the memory is mapped.
     pub(super) fn is_whole(&self) -> bool {
         matches!(self.place, Place::Whole(_))
     }
@@ -184,7 +184,7 @@ impl Attachment {
         }
     }
 
-    /// A panic while the lock was held left the map consistent.
+    /// Locks the map, which a panic while the lock was held has left consistent.
     fn chunks(&self) -> MutexGuard<'_, BTreeMap<u64, StaticMapping>> {
         self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -263,8 +263,8 @@ impl Attachments {
     }
 }
 
-/// The alignment of the address range: 2 MiB, so that a pool's chunks of any order are aligned to
-/// their size, or 1 GiB where that allows larger leaves.
+/// Returns the alignment of the address range: 2 MiB, so that a pool's chunks of any order are
+/// aligned to their size, or 1 GiB where that allows larger leaves.
 fn alignment(memory: DmaMemory) -> u64 {
     let huge = PageSize::Size1G.bytes();
     let fits = memory.len() as u64 >= huge && (memory.addr() as u64).is_multiple_of(huge);
@@ -349,8 +349,8 @@ thread_local! {
     static QUARANTINED_HERE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// The bytes that this thread has quarantined: the count of the process moves while other tests
-/// quarantine memory, too.
+/// Returns the bytes that this thread has quarantined: the count of the process moves while other
+/// tests quarantine memory, too.
 #[cfg(test)]
 pub(super) fn quarantined_here() -> u64 {
     let (all, here) = (quarantined_bytes(), QUARANTINED_HERE.get());

@@ -268,7 +268,7 @@ impl<D: Direction> Bounced<D> {
         memory.part(0, self.len).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// The payload, with a copy of as many bytes as it has.
+    /// Returns the payload, with a copy of as many bytes as it has.
     fn with(self, bytes: &[u8]) -> Self {
         // As long as the bytes, so this does not fail.
         let copied = self.memory().copy_from_slice(0, bytes);

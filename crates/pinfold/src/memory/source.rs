@@ -81,7 +81,7 @@ impl Source {
         matches!(self, Self::Hugetlb1G | Self::Hugetlb2M | Self::Memfd1G | Self::Memfd2M)
     }
 
-    /// Whether it is tried by default for `bytes` bytes.
+    /// Returns whether it is tried by default for `bytes` bytes.
     pub(crate) fn is_warranted(self, bytes: u64) -> bool {
         let page = self.page_size();
         match page {

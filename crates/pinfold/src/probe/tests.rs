@@ -19,7 +19,7 @@ fn root() -> Privileges {
     }
 }
 
-/// A source that the kernel refuses for this reason.
+/// Returns a source that the kernel refuses for this reason.
 fn refused(
     source: Source,
     reason: UnavailableReason,
@@ -280,7 +280,7 @@ fn a_node_that_may_not_be_opened_is_limited_not_missing() {
     assert!(find(&findings, "iommufd").remedy.as_ref().unwrap().starts_with("sudo chown $USER "));
 }
 
-/// The machine that has everything, with changes.
+/// Returns the machine that has everything, with changes.
 fn findings_with(change: impl Fn(&Roots), live: Live) -> Vec<Finding> {
     let (_top, roots) = machine(EVERYTHING);
     change(&roots);

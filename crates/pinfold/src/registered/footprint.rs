@@ -94,7 +94,7 @@ impl Footprint {
         }
     }
 
-    /// All ranges.
+    /// Returns all ranges.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.plain.iter().chain(&self.larger).copied()
     }

@@ -149,8 +149,8 @@ impl Registration {
 }
 
 impl Survey {
-    /// The bounds of the pages that it touches; hugepages whole, since advice about a part of one
-    /// splits it.
+    /// Returns the bounds of the pages that it touches; hugepages whole, since advice about a part
+    /// of one splits it.
     pub(super) fn page_bounds(&self) -> (usize, usize) {
         let mask = |piece: &super::survey::Piece| bytes(piece.page.mask());
         let first = self.pieces().first().map_or(4095, mask);

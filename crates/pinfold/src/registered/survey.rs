@@ -303,7 +303,7 @@ impl Survey {
         self.len
     }
 
-    /// The first address after it.
+    /// Returns the first address after it.
     pub(super) fn end(&self) -> usize {
         // It is mapped, so it does not wrap.
         self.addr + bytes(self.len)

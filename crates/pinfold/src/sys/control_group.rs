@@ -87,7 +87,7 @@ enum Resource {
 }
 
 impl Resource {
-    /// The controller's name.
+    /// Returns the controller's name.
     fn controller(self) -> &'static str {
         match self {
             Self::Memory => "memory",
@@ -96,7 +96,7 @@ impl Resource {
         }
     }
 
-    /// The files of limits, with those of what is used.
+    /// Returns the files of limits, with those of what is used.
     fn files(self, v2: bool) -> Vec<(String, String)> {
         let (limit, usage) =
             if v2 { ("max", "current") } else { ("limit_in_bytes", "usage_in_bytes") };
@@ -240,7 +240,7 @@ mod tests {
 
     const INITIAL: &str = "cgroup:[4026531835]";
 
-    /// A `/proc` and control groups in a folder: `AT` in a file's text is that folder.
+    /// Returns a `/proc` and control groups in a folder: `AT` in a file's text is that folder.
     fn machine(namespace: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let at = root.path().display().to_string();

@@ -346,8 +346,8 @@ mod tests {
         assert!(advice().unwrap_err().contains("--device"));
     }
 
-    /// The reason of a refusal, with `kernel.io_uring_disabled` of this value; `None`: the file
-    /// does not exist.
+    /// Returns the reason of a refusal, with `kernel.io_uring_disabled` of this value; `None`: the
+    /// file does not exist.
     fn with(
         value: Option<&str>,
         errno: i32,

@@ -62,12 +62,12 @@ impl Ring {
         Self::Plain(VecDeque::with_capacity(options.depth as usize))
     }
 
-    /// Whether it is bound to the thread that created it.
+    /// Returns whether it is bound to the thread that created it.
     pub(super) fn one_thread(&self) -> bool {
         matches!(self, Self::Uring(ring) if ring.made.one_thread)
     }
 
-    /// The ring's descriptor.
+    /// Returns the ring's descriptor.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Uring(ring) => Some(ring.made.ring.as_fd()),
@@ -82,7 +82,7 @@ impl Ring {
         }
     }
 
-    /// The operation code of a read into the memory, if there is a ring.
+    /// Returns the operation code of a read into the memory, if there is a ring.
     #[cfg(test)]
     pub(super) fn read_code(&self, file: &File, memory: DmaMemory<'_>) -> Option<u32> {
         let Self::Uring(ring) = self else { return None };
@@ -90,7 +90,7 @@ impl Ring {
         Some(entry(file, false, ring.made.fixed.as_ref(), &read).get_opcode())
     }
 
-    /// The number of transfers in flight in the kernel.
+    /// Returns the number of transfers in flight in the kernel.
     pub(super) fn in_kernel(&self) -> usize {
         match self {
             Self::Uring(ring) => ring.in_kernel,
@@ -173,7 +173,7 @@ impl Ring {
         }
     }
 
-    /// Whether outcomes become visible only by a system call.
+    /// Returns whether outcomes become visible only by a system call.
     pub(super) fn must_ask(&self) -> bool {
         matches!(self, Self::Uring(ring) if ring.in_kernel > 0 && (ring.made.one_thread || ring.made.polled))
     }

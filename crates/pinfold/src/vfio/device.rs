@@ -171,7 +171,7 @@ impl Region {
         self.region.offset.checked_add(offset).filter(|_| inside).ok_or(outside)
     }
 
-    /// Reads; an aligned read of 1, 2, 4 or 8 bytes is one access to the device.
+    /// Reads from the region; an aligned read of 1, 2, 4 or 8 bytes is one access to the device.
     pub(super) fn read(&self, of: &Inner, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
         let (at, len) = (self.position(offset, to.len())?, to.len());
         let got = rustix::io::pread(of.fd(), to, at).map_err(|e| of.failed("pread", e.into()))?;

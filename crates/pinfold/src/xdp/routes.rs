@@ -467,7 +467,7 @@ mod tests {
         }
     }
 
-    /// A message about interface 9, named t0, with attributes, and those of its kind.
+    /// Returns a message about interface 9, named t0, with attributes, and those of its kind.
     fn link_of(kind: &str, attributes: &[(u16, u32)], data: &[(u16, u32)]) -> Option<Link> {
         let mut body = [[0; 4], 9u32.to_ne_bytes(), [0; 4], [0; 4]].concat();
         push_attribute(&mut body, 3, b"t0\0");

@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// The number of slots for mappings that are live.
+    /// Returns the number of slots for mappings that are live.
     pub(crate) fn slots(&self) -> usize {
         self.live.len()
     }
@@ -224,7 +224,7 @@ impl Tag {
     }
 }
 
-/// Whether generation `a` is older than `b`, although the numbers wrap.
+/// Returns whether generation `a` is older than `b`, although the numbers wrap.
 pub(crate) fn is_older(a: u64, b: u64) -> bool {
     let behind = b.wrapping_sub(a) & GENERATIONS;
     behind != 0 && behind <= GENERATIONS / 2
@@ -241,7 +241,7 @@ pub(crate) fn write_kind(memory: DmaMemory, kind: Kind) {
     write(memory, |page| Tag { kind, generation: 0, number: first + page });
 }
 
-/// The first word of `memory` that is not `right`: its page, and what it says.
+/// Returns the first word of `memory` that is not `right`: its page, and what it says.
 pub(crate) fn find(memory: DmaMemory, right: impl Fn(u64, Tag) -> bool) -> Option<(u64, Tag)> {
     let mut wrong = None;
     each(memory, |page, offset| {
@@ -253,7 +253,8 @@ pub(crate) fn find(memory: DmaMemory, right: impl Fn(u64, Tag) -> bool) -> Optio
     wrong
 }
 
-/// The first word that says something else than `kind` and the page's address in this process.
+/// Returns the first word that says something else than `kind` and the page's address in this
+/// process.
 pub(crate) fn find_not(memory: DmaMemory, kind: Kind) -> Option<(u64, Tag)> {
     let first = memory.addr() as u64 / PAGE;
     find(memory, |page, tag| tag.kind == kind && tag.number == (first + page) & NUMBER)

@@ -99,7 +99,7 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// The parts begin `lead` bytes after a multiple of 2 MiB.
+    /// Maps an area whose parts begin `lead` bytes after a multiple of 2 MiB.
     pub(crate) fn new(lead: usize, parts: &[(Kind, usize)]) -> Option<Self> {
         let bytes: usize = parts.iter().map(|part| part.1).sum();
         let len = bytes + lead + 2 * HUGE;
@@ -240,7 +240,7 @@ pub(crate) fn pinned_by_kernel() -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// A table, unless the machine has no io_uring.
+/// Returns a table, unless the machine has no io_uring.
 pub(crate) fn buffers(view: View) -> Option<Buffers<'static>> {
     let made = Buffers::new(64, view);
     if let Err(error @ RegistrationError::NoRing(_)) = &made {

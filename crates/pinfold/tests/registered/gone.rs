@@ -6,7 +6,7 @@ use crate::kernel::{cloned, transfer};
 use crate::shapes::IntoIndex;
 use pinfold::registered::{BufferIndex, Buffers, Gone, RegistrationError, View};
 
-/// A registered area of four pages, or hugepages.
+/// Returns a registered area of four pages, or hugepages.
 fn registered(kind: Kind, len: usize) -> Option<(Buffers<'static>, Area, BufferIndex)> {
     let mut buffers = buffers(View::Process)?;
     let area = Area::new(0, &[(kind, len)])?;

@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
-/// A ring of the caller's, which has a buffer's places from ours without pinning again.
+/// Returns a ring of the caller's, which has a buffer's places from ours without pinning again.
 pub(crate) fn cloned(
     buffers: &Buffers<'_>,
     index: BufferIndex,

@@ -129,7 +129,7 @@ fn transparent_hugepages_are_found_and_charged_whole() {
     assert_eq!((survey.pages(PageSize::Size2M), survey.pages(PageSize::Size4K)), (2, 512));
 }
 
-/// All kinds in one buffer, beginning and ending in plain pages.
+/// Returns all kinds in one buffer, beginning and ending in plain pages.
 fn mixture() -> Option<Area> {
     let parts = [
         (Kind::Plain, 3 * PAGE),

@@ -104,10 +104,10 @@ impl Drop for Memory {
 
 // The mappings that drivers make when they start and keep.
 
-/// The sizes in pages of `count` mappings that four drivers make at boot, in order: two network
-/// cards whose queues have a descriptor ring and a buffer for each descriptor, a storage controller
-/// with queue pairs, and one with a command table for each of its commands. Each has an area of an
-/// odd size too, for its firmware.
+/// Returns the sizes in pages of `count` mappings that four drivers make at boot, in order: two
+/// network cards whose queues have a descriptor ring and a buffer for each descriptor, a storage
+/// controller with queue pairs, and one with a command table for each of its commands. Each has an
+/// area of an odd size too, for its firmware.
 ///
 /// The study of 2015 counted tens of thousands of such mappings for the drivers of two network
 /// cards alone.

@@ -27,7 +27,7 @@ fn fault(result: Result<(), pinfold::soft::Fault>) -> Option<FaultKind> {
     result.err().map(|fault| fault.kind)
 }
 
-/// Whether a device reaches an address for writes.
+/// Returns whether a device reaches an address for writes.
 fn reaches(port: &Port, iova: Iova) -> bool {
     port.write(iova, &[1; 8]).is_ok()
 }

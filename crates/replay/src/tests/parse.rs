@@ -239,7 +239,7 @@ fn clocks_that_do_not_count_seconds_give_no_time() {
     }
 }
 
-/// A random event, as the kernel prints it.
+/// Returns a random event, as the kernel prints it.
 fn line_of(head: &Head, action: &Action<'_>) -> String {
     let Head { task, pid, cpu, flags, seconds, micros } = head;
     let text = match *action {

@@ -23,7 +23,7 @@ fn at(place: &Reservation, offset: u64, len: u64) -> IovaRange {
     IovaRange::new(Iova::new(place.range().start().raw() + offset), len).unwrap()
 }
 
-/// A domain with registered memory, and a place for mappings.
+/// Returns a domain with registered memory, and a place for mappings.
 fn with_place(
     config: SoftConfig,
     arena: &Arc<Arena>,

@@ -1,5 +1,5 @@
-//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, and both in batches; and unmapping and
-//! mapping at random among many mappings: `live-1k`, `live-1m`.
+//! The life of a mapping in a domain: `domain-4k`, `domain-1m`, and both in batches; and unmapping
+//! and mapping at random among many mappings: `live-1k`, `live-1m`.
 
 use super::payload::Nothing;
 use crate::error::BenchError;
@@ -18,8 +18,8 @@ const BATCH: usize = 256;
 
 type Outcome = Result<(), BenchError>;
 
-/// A software IOMMU whose flushes take no time: what is left is the cost of the domain and of the
-/// model's bookkeeping.
+/// Returns a software IOMMU whose flushes take no time: what is left is the cost of the domain and
+/// of the model's bookkeeping.
 pub(super) fn free_flushes() -> SoftConfig {
     SoftConfig { flush_cost: Duration::ZERO, effect: Effect::AtLast, ..SoftConfig::default() }
 }

@@ -167,7 +167,7 @@ where
     }
 }
 
-/// The device and its driver.
+/// Plays the device and its driver.
 #[inline(always)]
 fn arrive<P>(
     ring: &mut [Option<P>],
@@ -195,7 +195,7 @@ fn arrive<P>(
     Ok(())
 }
 
-/// The second thread.
+/// Runs the second thread.
 #[inline(always)]
 fn consume<P>(
     full: &Receiver<Vec<P>>,

@@ -60,12 +60,12 @@ impl Setup {
         self.target_with(Duration::from_secs(60))
     }
 
-    /// A target whose commands time out.
+    /// Returns a target whose commands time out.
     fn target_with(&self, timeout: Duration) -> Soft {
         self.target_within(timeout, Duration::from_millis(200))
     }
 
-    /// A target whose commands time out, and whose flushes do.
+    /// Returns a target whose commands time out, and whose flushes do.
     fn target_within(&self, timeout: Duration, flush_limit: Duration) -> Soft {
         let config = Config { timeout, retry_limit: self.retry_limit, ..Config::default() };
         let controller =

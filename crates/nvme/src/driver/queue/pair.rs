@@ -197,7 +197,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.stats.doorbells += 1;
     }
 
-    /// Whether the controller has been reset since the queue was created.
+    /// Returns whether the controller has been reset since the queue was created.
     pub(super) fn is_stale(&self) -> bool {
         self.inner.shared.generation() != self.generation
     }

@@ -36,7 +36,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
     }
 
-    /// Whether the queue has an interrupt.
+    /// Returns whether the queue has an interrupt.
     pub fn has_interrupt(&self) -> bool {
         self.interrupt.is_some()
     }

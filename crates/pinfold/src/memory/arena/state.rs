@@ -33,8 +33,8 @@ impl Run {
         u64::from(self.frames) * Frame::BYTES
     }
 
-    /// The order that the zone allocates it by; `None` if the zone allocates it by length. (A part
-    /// of a run may have the length of an order without its alignment.)
+    /// Returns the order that the zone allocates it by; `None` if the zone allocates it by length.
+    /// (A part of a run may have the length of an order without its alignment.)
     fn order(self) -> Option<Order> {
         let order = u8::try_from(self.frames.trailing_zeros()).ok()?;
         let whole = self.frames.is_power_of_two() && self.first.index().is_multiple_of(self.frames);
@@ -60,7 +60,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The report's residency is the initial one.
+    /// Creates the state; the report's residency is the initial one.
     pub(super) fn new(
         region: Region,
         memfd: Option<OwnedFd>,
@@ -230,7 +230,7 @@ impl State {
         }
     }
 
-    /// The memory of an allocated run.
+    /// Returns the memory of an allocated run.
     pub(crate) fn memory_of(&self, run: Run) -> DmaMemory<'_> {
         let offset = usize::try_from(run.first.offset()).unwrap_or(usize::MAX);
         let len = usize::try_from(run.bytes()).unwrap_or(usize::MAX);
@@ -238,8 +238,8 @@ impl State {
         self.region.memory().part(offset, len).unwrap_or(DmaMemory::EMPTY)
     }
 
-    /// The address at which a run is mapped in `domain` for as long as the arena lives. O(domains),
-    /// with loads only.
+    /// Returns the address at which a run is mapped in `domain` for as long as the arena lives.
+    /// O(domains), with loads only.
     pub(crate) fn fixed_iova_of(&self, run: Run, domain: DomainId) -> Option<Iova> {
         match self.policy {
             MappingPolicy::Whole => Some(
@@ -249,8 +249,8 @@ impl State {
         }
     }
 
-    /// Whether an unmapped buffer can be reached by its owner only: by no device, and by no other
-    /// process (nor this one through `write`, which is safe) as a file.
+    /// Returns whether an unmapped buffer can be reached by its owner only: by no device, and by no
+    /// other process (nor this one through `write`, which is safe) as a file.
     pub(crate) fn is_private(&self) -> bool {
         self.policy == MappingPolicy::PerUse && self.memfd.is_none()
     }
@@ -274,8 +274,8 @@ impl Drop for State {
     }
 }
 
-/// A zone of `frames` frames. It has at least 2 MiB: what a smaller arena lacks stays allocated,
-/// and is counted by the second value.
+/// Returns a zone of `frames` frames. It has at least 2 MiB: what a smaller arena lacks stays
+/// allocated, and is counted by the second value.
 fn zone(frames: u32) -> Result<(Zone, u64), FrameError> {
     let all = frames.max(Zone::MIN_FRAMES);
     let zone = Zone::new(all)?;

@@ -17,7 +17,7 @@ use pinfold_core::frame::Order;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The tests that count what the whole machine has (hugepages) run one at a time.
+/// Locks out other tests that count resources of the whole machine (hugepages).
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -21,7 +21,7 @@ fn segment<D: Direction>(bounced: &Bounced<D>) -> Segment {
     bounced.segment(0).unwrap()
 }
 
-/// All bytes of the arena that a device can read, by their offset.
+/// Returns all bytes of the arena that a device can read, by their offset.
 fn visible(port: &Port, arena: &Arena) -> Vec<(u64, u8)> {
     let mut bytes = Vec::new();
     for page in (0..arena.len() as u64).step_by(PAGE) {

@@ -63,7 +63,7 @@ impl Kernel {
         }
     }
 
-    /// All that a bind can change.
+    /// Returns all that a bind can change.
     fn state(&self) -> (Option<String>, String, bool) {
         let forced = std::fs::read_to_string(self.device().join("driver_override")).unwrap();
         (self.driver(), forced, self.root.path().join("records").join(BDF).exists())

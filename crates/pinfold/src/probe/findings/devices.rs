@@ -130,7 +130,7 @@ fn bound_device(bound: &Bound, facts: &Facts) -> Finding {
     finding(bound.address.clone(), state, format!("by {}{limit}", bound.reason))
 }
 
-/// A node that this user may not open.
+/// Returns a node that this user may not open.
 fn denied(what: &str, node: &Node) -> Finding {
     let errno = node.errno.map_or(String::new(), |errno| format!(" ({errno})"));
     let by = match &node.fix {
@@ -141,7 +141,7 @@ fn denied(what: &str, node: &Node) -> Finding {
     Finding { remedy: node.fix.clone(), ..finding(what, State::Limited, detail) }
 }
 
-/// A node that does not exist.
+/// Returns a node that does not exist.
 fn absent(what: &str, node: &Node, load: &Result<String, String>) -> Finding {
     let path = &node.path;
     let detail = match node.errno {

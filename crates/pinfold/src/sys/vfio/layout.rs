@@ -205,7 +205,7 @@ mod caps_tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A header of 24 bytes, then capability 3 (one number), then 1 (two ranges).
+    /// Returns a header of 24 bytes, then capability 3 (one number), then 1 (two ranges).
     fn info() -> Vec<u8> {
         let mut info = vec![0; 24];
         let mut cap = |id: u16, next: u32, body: &[u8]| {

@@ -1,4 +1,5 @@
-//! The lifetimes of memory: of a queue that is dropped, and of a program's own ring with Pinfold's table.
+//! The lifetimes of memory: of a queue that is dropped, and of a program's own ring with Pinfold's
+//! table.
 
 use super::super::registered::MOST_BYTES;
 use super::transfers::{Counted, Pages, arena, create, pattern, waiting, without_ipc_lock};
@@ -363,8 +364,8 @@ fn a_drop_waits_for_the_kernel_or_quarantines() {
     }
 }
 
-/// Whether any process has the file open for writing: a read lease is refused then (`fcntl(2)`).
-/// `None` where the file system has no leases.
+/// Returns whether any process has the file open for writing: a read lease is refused then
+/// (`fcntl(2)`). `None` where the file system has no leases.
 fn is_being_written(path: &Path) -> Option<bool> {
     let reader = std::fs::File::open(path).unwrap();
     // SAFETY: the call takes no memory, and the descriptor is open.

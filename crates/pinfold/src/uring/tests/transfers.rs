@@ -273,7 +273,7 @@ unsafe impl Pinned for Counted {
     }
 }
 
-/// A file whose reads wait until something is written to it.
+/// Returns a file whose reads wait until something is written to it.
 pub(super) fn waiting() -> File {
     // SAFETY: a system call without pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };

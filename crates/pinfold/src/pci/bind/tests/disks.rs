@@ -50,7 +50,7 @@ impl Disk {
         ran(Command::new(command).args(args).arg(&self.node)).is_some()
     }
 
-    /// A device of the fake kernel with this disk, or with this and its first partition.
+    /// Returns a device of the fake kernel with this disk, or with this and its first partition.
     fn kernel(&self, parts: bool) -> Kernel {
         let kernel = Kernel::new();
         let folder = kernel.device().join(self.name());
@@ -152,7 +152,7 @@ fn a_partition_that_is_held_is_named() {
     binder.bind(bdf(), false).unwrap();
 }
 
-/// A program with `node` as its standard input.
+/// Returns a program with `node` as its standard input.
 fn opened_by_a_program(node: &str) -> Child {
     let input = std::fs::File::open(node).unwrap();
     Command::new("sleep").arg("100").stdin(input).spawn().unwrap()
