@@ -81,6 +81,19 @@ fn bytes_that_no_block_uses_are_refused_as_misaligned() {
 
 /// The neighbours of a chunk are in the same unit, and may be another pool's.
 #[test]
+fn an_owner_drops_the_block_of_another_pool_there() {
+    let (heap, other_heap) = (heap(2), heap(2));
+    let (pool, other) = (pool(&heap, 64), pool(&other_heap, 64));
+    let (mut local, block) = (pool.local(), other.alloc().unwrap());
+    let raw = block.as_raw();
+    local.free(block);
+    assert_eq!(other.alloc().unwrap().as_raw(), raw, "it is free in its own pool");
+    let own = local.alloc().unwrap().as_raw();
+    let place = own.as_ptr().as_ptr().addr().wrapping_sub(heap.start());
+    assert!(place < heap.bytes(), "{own:?} is no block of this pool");
+}
+
+#[test]
 fn an_address_beside_a_chunk_is_foreign() {
     let heap = heap(2);
     let before = heap.acquire(Order::PAGE).unwrap();

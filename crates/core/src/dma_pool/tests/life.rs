@@ -155,6 +155,11 @@ fn the_last_of_a_pools_blocks_ends_it() {
     drop(first);
     let _ = second.into_raw();
     assert_eq!((Arc::strong_count(&heap), heap.frames_taken()), (1, 1));
+    // Nor is it waited for where no block is left: it can be freed by nobody.
+    let pool = super::pool(&heap, 4096);
+    let _ = pool.alloc_raw().unwrap();
+    drop(pool);
+    assert_eq!((Arc::strong_count(&heap), heap.frames_taken()), (1, 2));
 }
 
 #[test]
@@ -186,6 +191,9 @@ fn shrink_keeps_the_minimum_and_no_more() {
     assert_eq!(pool.shrink(), 0);
     drop(pool);
     assert_eq!(heap.frames_taken(), 0);
+    // Also where a chunk is one block.
+    let pool = limited(&heap, 4096, 1, u64::MAX).unwrap();
+    assert_eq!((pool.shrink(), pool.stats().blocks), (0, 1));
 }
 
 #[test]

@@ -101,6 +101,25 @@ fn a_unit_that_refuses_a_batch_for_good_has_failed() {
     assert_eq!(inv.wait(ticket), Err(WaitError::UnitFailed { ticket }));
     assert!(inv.has_failed());
     assert_eq!(inv.queue().relaxed.load(Ordering::SeqCst), 0);
+    // It is given nothing more, whatever it would say now: what completed behind the refused batch
+    // would complete that too.
+    inv.queue().gone.store(false, Ordering::SeqCst);
+    let later = inv.request_one(flush(2, 1));
+    assert_eq!(inv.wait(later), Err(WaitError::UnitFailed { ticket: later }));
+    assert!(inv.queue().batches.lock().unwrap().is_empty());
+}
+
+/// A single request has a batch of its own: it meets the refusal in another place.
+#[test]
+fn a_single_request_after_a_refused_one_is_not_submitted() {
+    let inv = Invalidator::new(Hand { gone: true.into(), depth: 2, ..Hand::default() });
+    let refused = inv.request_one(flush(1, 1));
+    inv.queue().gone.store(false, Ordering::SeqCst);
+    let later = inv.request_one(flush(2, 1));
+    for ticket in [refused, later] {
+        assert_eq!(inv.wait(ticket), Err(WaitError::UnitFailed { ticket }));
+    }
+    assert!(inv.queue().batches.lock().unwrap().is_empty());
 }
 
 #[test]
