@@ -7,6 +7,7 @@
 use super::unit::State;
 use super::{ChunkSource, DmaPool, Local, RawBlock, SourceError};
 use crate::addr::Iova;
+use crate::domain::DomainId;
 use crate::frame::{Frame, FrameError, Order};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -427,4 +428,58 @@ fn loom_the_last_block_or_handle_ends_the_pool() {
             assert_eq!(std::sync::Arc::strong_count(&source.taken), 1, "the pool has ended");
         });
     }
+}
+
+/// A source whose end loom reports unless all uses come before it.
+struct Watched(Source, UnsafeCell<u32>);
+
+// SAFETY: the source is; the cell is loom's, which reports what is not ordered.
+unsafe impl Send for Watched {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Watched {}
+
+// SAFETY: as the source.
+unsafe impl ChunkSource for Watched {
+    fn span(&self) -> NonNull<[u8]> {
+        self.0.span()
+    }
+    fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+    fn domain(&self) -> Option<DomainId> {
+        // SAFETY: written by the drop only.
+        self.1.with(|cell| assert_eq!(unsafe { *cell }, 0));
+        None
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        self.0.acquire(order)
+    }
+    unsafe fn release(&self, frame: Frame, order: Order) {
+        // SAFETY: the caller upholds the contract of the same method.
+        unsafe { self.0.release(frame, order) };
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // SAFETY: exclusive; loom reports a use that is not ordered before.
+        self.1.with_mut(|cell| unsafe { *cell = 1 });
+    }
+}
+
+/// What a handle does without a lock comes before the end of the pool by another one.
+#[test]
+fn loom_the_end_of_a_pool_comes_after_the_uses_of_all_handles() {
+    check(2, || {
+        let builder = DmaPool::builder("model").block(SIZE).cached_bytes(0);
+        let source = Watched(Source::default(), UnsafeCell::new(0));
+        let pool = builder.build(&std::sync::Arc::new(source)).unwrap();
+        let other = thread::spawn({
+            let pool = pool.clone();
+            move || assert_eq!(pool.domain(), None)
+        });
+        assert_eq!(pool.domain(), None);
+        drop(pool);
+        other.join().unwrap();
+    });
 }

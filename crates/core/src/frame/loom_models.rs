@@ -338,6 +338,25 @@ fn loom_a_region_against_a_single_claim() {
     });
 }
 
+/// A region is freed as a whole while a claim of one of its frames is undone, which it sees: the
+/// region is among the whole ones all the same.
+#[test]
+fn loom_a_region_that_is_freed_against_a_claim_that_is_undone() {
+    model(|| {
+        let zone = Zone::with_slots(1024, 0);
+        // The second one: the hints of the current region are updated by the search.
+        let [_, second] = [zone.alloc(Order::HUGE).unwrap(), zone.alloc(Order::HUGE).unwrap()];
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(second, Order::HUGE).unwrap()
+        });
+        let single = zone.0.claim_in(1, 1);
+        other.join().unwrap();
+        single.into_iter().for_each(|part| zone.0.release(part).unwrap());
+        assert_eq!(zone.alloc(Order::HUGE), Ok(second), "the region is whole, and is found");
+    });
+}
+
 /// A claim of one frame by a thread that found the region before it was claimed as a whole, and
 /// that is split meanwhile: the claim is undone, and frees nothing of the owner's.
 #[test]

@@ -116,6 +116,25 @@ fn a_window_is_pinned_until_its_owner_and_all_mappings_are_gone() {
     );
 }
 
+/// The last page of one window and the first of the next are neighbours: revoked together, each is
+/// cleared through the pin of its own window.
+#[test]
+fn neighbours_in_two_windows_are_revoked_through_their_pins() {
+    let (unit, domain) = domain(16, Scattered::default());
+    let mut local = domain.local();
+    let map = |_| local.map(Nowhere(1), FromDevice).unwrap();
+    let mut all: Vec<_> = (0..2 * WINDOW_PAGES).map(map).collect();
+    all.sort_by_key(|mapping| mapping.iova().start());
+    let (last, first) = (all[511].iova(), all[512].iova());
+    assert_eq!(last.end(), first.start());
+    assert_ne!(window_of(&all[511]), window_of(&all[512]));
+    let mut revoked = Vec::new();
+    local.revoke_many(all.drain(511..513), &mut revoked);
+    assert!(!is_mapped(&unit, last) && !is_mapped(&unit, first));
+    revoked.into_iter().for_each(|one| assert!(local.wait(one).is_ok()));
+    assert_eq!(domain.stats().quarantined, 0);
+}
+
 /// Of a mapping in its owner's window, of one beside others that are revoked, of one whose owner is
 /// gone, and of one in no window.
 #[test]
