@@ -3,12 +3,12 @@
 use crate::{Effect, Nic, NicEvent, Pages, SoftBus, SoftConfig, domain};
 use pinfold_core::access::{Bidirectional, Direction, FromDevice, ToDevice};
 use pinfold_core::addr::Iova;
-use pinfold_core::domain::{BackendError, Domain, DomainLocal, Mapping, Revoked};
+use pinfold_core::domain::{BackendError, Domain, DomainLocal, Mapping, Quiesced, Revoked};
 use pinfold_core::invalidate::WaitError;
 use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -208,7 +208,9 @@ fn a_task_sleeps_until_its_flush_completes() {
 #[test]
 fn tasks_behind_a_full_queue_are_woken_to_submit() {
     let config = SoftConfig {
-        flush_cost: Duration::from_millis(2),
+        flush_cost: Duration::from_millis(50),
+        // Not what wakes them.
+        timeout: Duration::from_secs(3600),
         queue_entries: 4,
         ..SoftConfig::default()
     };
@@ -269,22 +271,70 @@ fn a_task_ends_at_the_deadline_of_its_flush() {
     assert!(failed.revoked.is_some());
 }
 
+/// The task is woken by the failure: no event of the timeline would.
 #[test]
 fn a_task_ends_when_the_unit_fails() {
     let config = SoftConfig {
         fail_from: Some(2),
         flush_cost: Duration::from_secs(3600),
+        timeout: Duration::from_secs(7200),
         queue_depth: 2,
         ..SoftConfig::default()
     };
     let (domain, bus) = domain(config).unwrap();
-    let first = revoked(&domain, &bus);
-    let waits = std::thread::scope(|scope| {
-        let task = scope.spawn(|| block_on(first.quiesced()).0.err().map(|failed| failed.error));
-        drop(domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap().unmap());
-        task.join().unwrap()
-    });
-    assert!(matches!(waits, Some(BackendError::Flush(WaitError::UnitFailed { .. }))), "{waits:?}");
+    let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
+    let mut task = pin!(revoked(&domain, &bus).quiesced());
+    let waker = Waker::from(Arc::clone(&unpark));
+    assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    // For the timer's thread, which sleeps until the flush is due.
+    (0..1000).for_each(|_| std::thread::yield_now());
+    drop(domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap().unmap());
+    wait_until_woken(&unpark);
+    let Poll::Ready(ended) = task.as_mut().poll(&mut Context::from_waker(&waker)) else {
+        panic!("the unit has failed")
+    };
+    let error = ended.err().map(|failed| failed.error);
+    assert!(matches!(error, Some(BackendError::Flush(WaitError::UnitFailed { .. }))), "{error:?}");
+}
+
+fn wait_until_woken(unpark: &Unpark) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while unpark.1.load(Ordering::SeqCst) == 0 {
+        assert!(Instant::now() < limit, "it is never woken");
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+}
+
+/// Polls another task where it is woken, and panics.
+struct Rude(Mutex<Quiesced<Pages>>);
+
+impl Wake for Rude {
+    fn wake(self: Arc<Self>) {
+        let mut other = self.0.lock().unwrap();
+        let _ = Pin::new(&mut *other).poll(&mut Context::from_waker(Waker::noop()));
+        panic!("a waker");
+    }
+}
+
+/// Two tasks wait for one flush, and the first to be woken misbehaves: the second is woken too.
+#[test]
+fn each_task_of_a_flush_is_woken_whatever_the_others_do() {
+    let flush_cost = Duration::from_millis(20);
+    let (domain, bus) = domain(SoftConfig { flush_cost, ..SoftConfig::default() }).unwrap();
+    let mapping = || domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap();
+    let mut both = Vec::new();
+    domain.revoke_many([mapping(), mapping()], &mut both);
+    let rude = Waker::from(Arc::new(Rude(Mutex::new(revoked(&domain, &bus).quiesced()))));
+    let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
+    let wakers = [rude, Waker::from(Arc::clone(&unpark))];
+    let mut tasks: Vec<_> = both.into_iter().map(Revoked::quiesced).collect();
+    let mut pending = 0;
+    for (task, waker) in tasks.iter_mut().zip(&wakers) {
+        pending += usize::from(Pin::new(task).poll(&mut Context::from_waker(waker)).is_pending());
+    }
+    if pending == 2 {
+        wait_until_woken(&unpark);
+    }
 }
 
 /// Aborted waits are submitted again by the task that is woken.
