@@ -338,6 +338,23 @@ fn loom_a_region_against_a_single_claim() {
     });
 }
 
+/// A region is added to a set while a search clears the bit above its word: it is found.
+#[test]
+fn loom_a_hint_is_added_while_the_bit_above_it_is_cleared() {
+    model(|| {
+        let hints = loom::sync::Arc::new(super::hints::Hints::new(128, 0));
+        hints.set(64);
+        assert!(hints.take(64));
+        let other = thread::spawn({
+            let hints = loom::sync::Arc::clone(&hints);
+            move || _ = hints.next_from(0)
+        });
+        hints.set(65);
+        other.join().unwrap();
+        assert_eq!(hints.next_from(0), Some(65));
+    });
+}
+
 /// A region is freed as a whole while a claim of one of its frames is undone, which it sees: the
 /// region is among the whole ones all the same.
 #[test]
@@ -352,6 +369,10 @@ fn loom_a_region_that_is_freed_against_a_claim_that_is_undone() {
         });
         let single = zone.0.claim_in(1, 1);
         other.join().unwrap();
+        if single.is_some() {
+            let more = zone.alloc(Order::PAGE).expect("511 frames are free, and are found");
+            zone.free(more, Order::PAGE).unwrap();
+        }
         single.into_iter().for_each(|part| zone.0.release(part).unwrap());
         assert_eq!(zone.alloc(Order::HUGE), Ok(second), "the region is whole, and is found");
     });

@@ -120,6 +120,40 @@ fn a_misaligned_run_is_released_and_reported() {
     pool.alloc().unwrap();
 }
 
+/// A source that returns runs behind its span, and counts those not returned. It hides nothing.
+struct Outside(Heap, Arc<AtomicUsize>);
+
+// SAFETY: it breaks the contract, and the pool must find that out before it uses the run.
+unsafe impl ChunkSource for Outside {
+    fn span(&self) -> NonNull<[u8]> {
+        self.0.span()
+    }
+    fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+    fn acquire(&self, _: Order) -> Result<Frame, SourceError> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        Ok(Frame::new(1024).unwrap())
+    }
+    unsafe fn release(&self, frame: Frame, _: Order) {
+        assert_eq!(frame.index(), 1024);
+        self.1.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: as above.
+unsafe impl RevocableSource for Outside {}
+
+#[test]
+fn a_run_outside_the_span_is_released_and_reported() {
+    let (heap, out) = (Heap::new(4 << 20), Arc::new(AtomicUsize::new(0)));
+    let mut pool =
+        PagePool::new(Outside(heap, Arc::clone(&out)), "outside", Config::default()).unwrap();
+    let error = pool.alloc().unwrap_err();
+    assert!(matches!(error, AllocError::Misplaced { frame, .. } if frame.index() == 1024));
+    assert_eq!((pool.stats().pages, out.load(Ordering::Relaxed)), (0, 0));
+}
+
 // A `SyncOps`, or the `hide` of a source, that panics.
 
 /// Panics at the `at`th call, and with `always` at all later ones.

@@ -33,6 +33,23 @@ fn no_room_is_awaited_for_leaves_that_the_hardware_has_not() {
     assert_eq!(b.table.awaits_room(range(0, 2 * M2), PhysAddr::new(0)), Ok(false));
 }
 
+/// A reclaim retires the page above, which comes with the next clear wherever that is.
+#[test]
+fn a_clear_collects_what_a_reclaim_has_retired() {
+    let b: Bench = bench(8, 3);
+    b.map(0, 0, K4).unwrap();
+    b.map(G1, 0, K4).unwrap();
+    let mut retired = Retired::new();
+    b.table.clear(range(0, K4), &mut retired).unwrap();
+    b.table.reclaim(retired).unwrap();
+    assert_eq!(b.table.stats().retired, 1);
+    let mut retired = Retired::new();
+    b.table.clear(range(G1, K4), &mut retired).unwrap();
+    assert_eq!(retired.len(), 2);
+    b.table.reclaim(retired).unwrap();
+    b.is_pristine();
+}
+
 /// The ranges of many neighbours that were retired together are those of 64 pages each, and
 /// together all of them; lists of them are joined as they are.
 #[test]
