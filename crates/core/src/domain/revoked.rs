@@ -507,7 +507,8 @@ impl Space {
 /// It needs no particular executor, and does not keep one busy: between polls it waits for the
 /// backend to [wake](super::Backend::wake) it when the flush has completed or its deadline has
 /// passed. Dropping it early never waits: the domain holds the buffer until its flush has
-/// completed, as after a late flush ([`Domain::release_late`]).
+/// completed, as after a late flush ([`Domain::release_late`]). Where it was the last handle of its
+/// domain, a buffer whose flush has not completed is quarantined.
 #[must_use = "the buffer is held until its ticket has completed: await it"]
 pub struct Quiesced<P: Pinned>(Option<Revoked<P>>);
 

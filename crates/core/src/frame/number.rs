@@ -119,7 +119,7 @@ impl From<AlreadyFree> for FrameError {
 #[non_exhaustive]
 pub enum FrameError {
     /// The zone has no free run of this order.
-    #[error("no free run of order {order} in a zone of {frames} frames", order = order.get())]
+    #[error("cannot allocate {} contiguous bytes: no free run is that long", Frame::BYTES << order.get())]
     Exhausted {
         /// The requested order.
         order: Order,

@@ -76,7 +76,8 @@ pub unsafe trait RevocableSource: ChunkSource {
         Err(RevokeError::NotAsked)
     }
 
-    /// Releases a hidden run.
+    /// Releases a hidden run. A source with a `hide` of its own has this, too: by default it is
+    /// `release`, which would revoke once more.
     ///
     /// # Safety
     /// `hide` returned `Ok` for it, it has not been released since, and the caller no longer

@@ -57,9 +57,14 @@ pub struct OwnedMemory(Arc<State>);
 /// Memory that was not accepted, with its owner.
 #[derive(thiserror::Error)]
 #[error(
-    "bytes {}..{} of {len} bytes at {addr:#x} contain no whole page of 4096 bytes, or are not inside whole pages: \
-     align the memory to pages, or bounce it (BouncePool)",
-    bytes.start, bytes.end
+    "cannot use bytes {}..{} of {len} bytes at {addr:#x} for devices: {}",
+    bytes.start, bytes.end,
+    if bytes.is_empty() {
+        "they are empty; pass at least a page of 4096 bytes"
+    } else {
+        "they contain no whole page of 4096 bytes, or are not inside whole pages; align the memory \
+         to pages, or bounce it (BouncePool)"
+    }
 )]
 pub struct OwnedMemoryError<K = Vec<u8>> {
     /// The address of the memory.
