@@ -2,9 +2,9 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`domain`] | I/O address spaces, and the life of a mapping: map, revoke, flush, reuse |
 //! | [`folio`], [`gather`] | buffers as few segments, and the segments as what a device accepts |
 //! | [`dma_pool`], [`page_pool`] | descriptor blocks; pages that stay mapped while they are recycled |
+//! | [`domain`] | I/O address spaces, and the life of a mapping: map, revoke, flush, reuse |
 //! | [`frame`], [`iova`] | allocators of page frames and of I/O virtual addresses |
 //! | [`table`], [`invalidate`] | I/O page tables, and when a device can no longer reach something |
 //! | [`access`], [`addr`], [`mem`], [`share`], [`sync`] | directions, addresses, device-shared memory, shared handles, atomics |
