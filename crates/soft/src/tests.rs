@@ -6,3 +6,4 @@ mod nic;
 mod ports;
 mod promise;
 mod tables;
+mod tasks;
