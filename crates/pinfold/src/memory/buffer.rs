@@ -7,6 +7,7 @@ use pinfold_core::domain::{DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 
 /// Memory of an arena, owned by the value and freed when it is dropped.
 ///
@@ -35,6 +36,27 @@ impl Buffer {
         // SAFETY: `this` is neither used afterwards nor dropped, so the handle is moved out of it
         // once.
         (unsafe { std::ptr::read(&this.arena) }, this.run)
+    }
+
+    /// Gives up the value and returns its memory, which stays allocated until
+    /// [`from_raw`](Self::from_raw): for a caller that keeps only addresses, as a C interface does.
+    pub fn into_raw(self) -> NonNull<[u8]> {
+        let this = ManuallyDrop::new(self);
+        NonNull::slice_from_raw_parts(this.memory.as_ptr(), this.memory.len())
+    }
+
+    /// Returns the buffer of [`into_raw`](Self::into_raw); `None` if the memory is not whole frames
+    /// of the arena.
+    ///
+    /// # Safety
+    /// `into_raw` of a buffer of this arena returned `memory`, which has not become a buffer again
+    /// since, and no device reaches it except through mappings that last as long as the arena.
+    pub unsafe fn from_raw(arena: &ArenaMemory, memory: NonNull<[u8]>) -> Option<Self> {
+        let run = arena.state().run_at(memory)?;
+        // SAFETY: a copy of a handle, whose share `into_raw` left counted for this buffer; so it
+        // is moved here, and `arena` keeps its own.
+        let arena = unsafe { std::ptr::read(arena) };
+        Some(Self::new(arena, run))
     }
 
     /// Returns the usable length in bytes: the requested one, rounded up to whole frames of 4096.

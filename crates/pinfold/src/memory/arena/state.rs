@@ -14,6 +14,7 @@ use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 use pinfold_core::mem::DmaMemory;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -236,6 +237,18 @@ impl State {
         let len = usize::try_from(run.bytes()).unwrap_or(usize::MAX);
         // The zone has as many frames as the region, so the part is always inside.
         self.region.memory().part(offset, len).unwrap_or(DmaMemory::EMPTY)
+    }
+
+    /// Returns the run that has this memory; `None` if it is not whole frames of the arena.
+    pub(crate) fn run_at(&self, memory: NonNull<[u8]>) -> Option<Run> {
+        let region = self.region.memory();
+        let offset = memory.cast::<u8>().addr().get().checked_sub(region.addr())?;
+        let (offset, len) = (offset as u64, memory.len() as u64);
+        let frames = |bytes: u64| u32::try_from(bytes / Frame::BYTES).ok();
+        let whole = (offset | len).is_multiple_of(Frame::BYTES)
+            && offset.checked_add(len).is_some_and(|end| end <= region.len() as u64);
+        let first = Frame::new(frames(offset).filter(|_| whole)?)?;
+        Some(Run { first, frames: frames(len)? })
     }
 
     /// Returns the address at which a run is mapped in `domain` for as long as the arena lives.

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0
+ *
+ * pinfold.h - DMA memory for user space: libpinfold(3) describes it.
+ *
+ * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the sentence that
+ * belongs to it. Handles are opaque: one that is stale, of another kind or destroyed twice gives
+ * -EBADF, and one that another thread is destroying or using alone -EBUSY. Made from the library's
+ * source: do not edit. */
+
+
+#ifndef PINFOLD_H
+#define PINFOLD_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+/*
+ Bits of pf_arena_opts.sources: what the memory may come from. Tried in the order of the bits.
+ */
+#define PF_SOURCE_HUGETLB_1G (1 << 0)
+
+/*
+ 2 MiB pages of the hugetlb pool.
+ */
+#define PF_SOURCE_HUGETLB_2M (1 << 1)
+
+/*
+ Transparent hugepages.
+ */
+#define PF_SOURCE_THP (1 << 2)
+
+/*
+ 4 KiB pages.
+ */
+#define PF_SOURCE_PLAIN (1 << 3)
+
+/*
+ A memfd of 4 KiB pages: pf_arena_region() has its file descriptor.
+ */
+#define PF_SOURCE_MEMFD (1 << 4)
+
+/*
+ A memfd of 2 MiB pages.
+ */
+#define PF_SOURCE_MEMFD_2M (1 << 5)
+
+/*
+ A memfd of 1 GiB pages.
+ */
+#define PF_SOURCE_MEMFD_1G (1 << 6)
+
+/*
+ For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
+ device is known at once (the default).
+ */
+#define PF_POLICY_WHOLE 0
+
+/*
+ For pf_arena_opts.policy: a device reaches only what pf_map() maps, and pools.
+ */
+#define PF_POLICY_PER_USE 1
+
+/*
+ For pf_domain_vfio(): iommufd where the kernel offers it for the device, else type 1.
+ */
+#define PF_IOMMU_BEST 0
+
+/*
+ For pf_domain_vfio(): VFIO's type 1 interface.
+ */
+#define PF_IOMMU_TYPE1 1
+
+/*
+ For pf_domain_vfio(): iommufd.
+ */
+#define PF_IOMMU_IOMMUFD 2
+
+/*
+ What an event is about.
+ */
+typedef enum pf_event_kind {
+  /*
+   Memory was allocated: `va`, `len`.
+   */
+  PF_EVENT_ALLOC = 1,
+  /*
+   Memory was freed.
+   */
+  PF_EVENT_FREE = 2,
+  /*
+   Memory was mapped: `va`, `iova`, `len`.
+   */
+  PF_EVENT_MAP = 3,
+  /*
+   A mapping was revoked.
+   */
+  PF_EVENT_REVOKE = 4,
+} pf_event_kind;
+
+/*
+ Pinned memory.
+ */
+typedef struct pf_arena_t pf_arena_t;
+
+/*
+ One I/O address space.
+ */
+typedef struct pf_domain_t pf_domain_t;
+
+/*
+ Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
+ */
+typedef struct pf_arena_opts {
+  /*
+   sizeof(struct pf_arena_opts).
+   */
+  size_t opts_size;
+  /*
+   Bytes; rounded up to the page size of the source.
+   */
+  uint64_t size;
+  /*
+   The caller's own memory, at a multiple of 4096, `size` bytes; NULL: from `sources`. The
+   caller keeps it mapped until pf_arena_put() has returned 0.
+   */
+  void *va;
+  /*
+   PF_SOURCE_*; 0: hugepages if there are any, else plain pages.
+   */
+  uint32_t sources;
+  /*
+   PF_POLICY_WHOLE or PF_POLICY_PER_USE.
+   */
+  uint32_t policy;
+  /*
+   One more than the number of the NUMA node; 0: any.
+   */
+  uint32_t numa_node_plus_one;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} pf_arena_opts;
+
+/*
+ A region of memory, as libblkio's `struct blkio_mem_region` describes it, with its address for
+ devices.
+ */
+typedef struct pf_region {
+  /*
+   Its address in this process.
+   */
+  void *addr;
+  /*
+   Bytes.
+   */
+  size_t len;
+  /*
+   Its address for the devices of the arena's first domain; 0 unless it is mapped as a whole.
+   */
+  uint64_t iova;
+  /*
+   Where it begins in the file.
+   */
+  int64_t fd_offset;
+  /*
+   The file descriptor, which stays the arena's: duplicate it to keep it. -1: none.
+   */
+  int fd;
+  /*
+   0.
+   */
+  uint32_t flags;
+} pf_region;
+
+/*
+ One event.
+ */
+typedef struct pf_event {
+  /*
+   What happened: `enum pf_event_kind`.
+   */
+  uint32_t kind;
+  /*
+   Reserved: 0.
+   */
+  uint32_t reserved;
+  /*
+   The memory, as the program addresses it.
+   */
+  void *va;
+  /*
+   The memory, as a device addresses it; 0 where it has no such address.
+   */
+  uint64_t iova;
+  /*
+   Bytes.
+   */
+  uint64_t len;
+  /*
+   The instruction behind the call of the library.
+   */
+  const void *caller;
+  /*
+   The handle that was used.
+   */
+  uint64_t handle;
+} pf_event;
+
+/*
+ Called in the thread of the event, inside its call: it must not call the library, and must not
+ unwind or jump out of it.
+ */
+typedef void (*pf_trace_fn)(void *arg, const struct pf_event *event);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ Obtains pinned memory and maps it into a domain.
+
+ @domain: the domain.
+ @opts: the options; `size` at least.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
+ `size` is not a multiple of 4096); E2BIG (fields of a newer version); ENOMEM (the message lists
+ each source that was tried, and what it lacks); EBADF; EFAULT; ENFILE.
+ Thread: any. Allocates. Ends with pf_arena_put(). Since 0.1.
+
+ */
+int pf_arena_create(struct pf_domain_t *domain,
+                    const struct pf_arena_opts *opts,
+                    struct pf_arena_t **out);
+
+/*
+ Maps an arena into another domain, too: a device there reaches it as well.
+
+ @arena: the arena.
+ @domain: the domain.
+ @iova: where the arena's address for its devices is stored (0 unless PF_POLICY_WHOLE); NULL: not
+ needed.
+
+ Return: 0, or -errno: EBADF; ENOMEM, ENOSPC (the domain's limits).
+ Thread: any. Allocates. It stays mapped until pf_arena_put(). Since 0.1.
+
+ */
+int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint64_t *iova);
+
+/*
+ Gives an arena back: its memory is unmapped and freed.
+
+ @arena: the arena; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool: the
+ message says how much of each); EBADF.
+ Thread: any. Since 0.1.
+ */
+int pf_arena_put(struct pf_arena_t *arena);
+
+/*
+ Allocates memory of an arena: whole pages of 4096 bytes, zeroed, contiguous for the device.
+
+ @arena: the arena.
+ @len: bytes, at least 1; rounded up to pages.
+ @iova: where its address for the devices of the arena's first domain is stored (0 unless
+ PF_POLICY_WHOLE); NULL: not needed.
+
+ Return: the address; or NULL, and errno: ENOMEM (the message says how much is in use); EINVAL
+ (0 bytes); EBADF.
+ Thread: any. Ownership: the caller's, until pf_free(). Since 0.1.
+
+ */
+void *pf_alloc(struct pf_arena_t *arena, size_t len, uint64_t *iova);
+
+/*
+ Frees memory of pf_alloc() or of pf_frames_fill().
+
+ @arena: the arena that allocated it.
+ @va: its address, as it was returned; NULL does nothing.
+
+ Return: 0, or -errno: EINVAL (it is not allocated: freed before, or never; or it is inside an
+ allocation, or of another arena); EBUSY (a mapping or a request uses it). Nothing has changed
+ then. EBADF.
+ Thread: any. Since 0.1.
+ */
+int pf_free(struct pf_arena_t *arena, void *va);
+
+/*
+ Returns the address of memory for the devices of a domain, as vtophys functions do.
+
+ @domain: the domain.
+ @va: memory that is mapped there as a whole: of an arena of PF_POLICY_WHOLE, or registered.
+ @len: bytes that the caller needs, all of which are mapped there in one piece.
+ @iova: where the address is stored.
+
+ Return: 0, or -errno: ENXIO (it is not in this domain, or not mapped as a whole); EINVAL (not
+ allocated, or not `len` bytes of it); EFAULT; EBADF.
+ Thread: any. Since 0.1.
+
+ */
+int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *iova);
+
+/*
+ Describes an arena's memory, for a program that shares it by its file descriptor.
+
+ @arena: the arena.
+ @region: where the description is stored.
+
+ Return: 0, or -errno: EFAULT; EBADF.
+ Thread: any. Since 0.1.
+
+ */
+int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region);
+
+/*
+ Creates a domain behind a software IOMMU: for tests, for models of devices, and for a program
+ that has no hardware. What is mapped is checked as with a real one.
+
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: ENOMEM; EFAULT (`out` is NULL); ENFILE (65,536 domains exist).
+ Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+
+ */
+int pf_domain_soft(struct pf_domain_t **out);
+
+/*
+ Opens a PCI device through VFIO, and creates the domain that it is in.
+
+ @out: where the handle is stored.
+ @bdf: the device's address, as "0000:01:00.0". It must be bound to vfio-pci (`pinfold bind`).
+ @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+
+ Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or
+ unknown `flags`); EFAULT. The message names the step that is missing.
+ Thread: any. Allocates. Ends with pf_domain_put(), after which the device is reset. Since 0.1.
+
+ */
+int pf_domain_vfio(struct pf_domain_t **out, const char *bdf, uint32_t flags);
+
+/*
+ Attaches another device to a domain of pf_domain_vfio(): both reach the same memory at the same
+ addresses.
+
+ @domain: the domain.
+ @bdf: the device's address.
+
+ Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached); ENOTSUP (a software domain).
+ Thread: any. Allocates. Since 0.1.
+
+ */
+int pf_domain_attach(struct pf_domain_t *domain, const char *bdf);
+
+/*
+ Detaches a device from its domain: it is reset, and reaches nothing any more. A controller that
+ was opened on it keeps it until pf_nvme_put().
+
+ @domain: the domain.
+ @bdf: the device's address, as it was attached.
+
+ Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
+ Thread: any. Since 0.1.
+
+ */
+int pf_domain_detach(struct pf_domain_t *domain, const char *bdf);
+
+/*
+ Gives a domain back. What was created in it keeps it: owners, arenas, registrations, controllers.
+
+ @domain: the domain; NULL does nothing.
+
+ Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
+ Thread: any. Since 0.1.
+ */
+int pf_domain_put(struct pf_domain_t *domain);
+
+/*
+ Returns what the last failed call of this thread said: a sentence with the value, the limit and
+ the next step. The empty string if none has failed.
+
+ Valid until the next call of the library in this thread that fails.
+
+ Thread: any; the message is the thread's own. Since 0.1.
+ */
+const char *pf_strerror_last(void);
+
+/*
+ Sets the function that sees each alloc, free, map and revoke; NULL for none. Off at first.
+
+ @function: called in the thread of the event, after the event, inside its call. It must not
+ call the library, and must not jump out. Calls that began before it was replaced may still call
+ it.
+ @arg: passed to it.
+
+ Return: 0.
+ Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.1.
+
+ */
+int pf_trace_set(pf_trace_fn function, void *arg);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* PINFOLD_H */

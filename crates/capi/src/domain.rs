@@ -1,0 +1,245 @@
+//! Domains: one I/O address space each, behind the software IOMMU or a device's.
+
+use crate::failure::{Failure, call, check_out, fail, store};
+use crate::handle::Table;
+use crate::region::{Region, Span};
+use pinfold::Domain;
+use pinfold::vfio::{Device, IommuInterface, Options};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
+
+/// One I/O address space.
+pub struct pf_domain_t {
+    pub(crate) state: Arc<State>,
+}
+
+/// What handles of a domain and of what is in it share.
+pub(crate) struct State {
+    pub(crate) domain: Domain,
+    /// The devices that are attached to it, by name.
+    devices: Mutex<Vec<(String, Device)>>,
+    /// The memory in it, by its first address.
+    pub(crate) regions: RwLock<BTreeMap<usize, Arc<Region>>>,
+}
+
+pub(crate) static DOMAINS: Table<pf_domain_t> = Table::new(1, "domain");
+
+impl State {
+    fn new(domain: Domain, devices: Vec<(String, Device)>) -> Arc<Self> {
+        Arc::new(Self { domain, devices: Mutex::new(devices), regions: RwLock::default() })
+    }
+
+    /// Returns the memory at `addr` for a device's use.
+    ///
+    /// # Errors
+    /// `ENXIO`: it is not in this domain. `EINVAL`: it is not allocated.
+    pub(crate) fn span(&self, addr: usize, len: usize) -> Result<Span, Failure> {
+        // Held until the span is counted, so that the region is not taken out meanwhile.
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let nearest = regions.range(..=addr).next_back().map(|(_, region)| region);
+        match nearest.filter(|region| addr - region.addr() < region.len()) {
+            Some(region) => Span::new(region, addr, len),
+            None => Err(fail!(
+                ENXIO,
+                "{len} bytes at {addr:#x} are in no memory of this domain: allocate them from an arena of it, or call \
+                 pf_register for them"
+            )),
+        }
+    }
+
+    /// Returns the memory in the domain, to be changed.
+    pub(crate) fn regions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<usize, Arc<Region>>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds memory that is in the domain.
+    pub(crate) fn add(&self, region: &Arc<Region>) {
+        self.regions_mut().insert(region.addr(), Arc::clone(region));
+    }
+
+    /// Takes memory out of all its domains if `check` allows it, while no mapping or request of it
+    /// can begin.
+    pub(crate) fn take_out(
+        domains: &[Arc<Self>],
+        region: &Region,
+        check: impl FnOnce(&Region) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let mut ordered: Vec<&Arc<Self>> = domains.iter().collect();
+        // Two threads that take different memory out of the same domains lock them in one order.
+        ordered.sort_by_key(|state| Arc::as_ptr(state).addr());
+        let mut locked: Vec<_> = ordered.into_iter().map(|state| state.regions_mut()).collect();
+        check(region)?;
+        for regions in &mut locked {
+            regions.remove(&region.addr());
+        }
+        Ok(())
+    }
+
+    /// Returns the device at `address`, if it is attached.
+    pub(crate) fn device(&self, address: &str) -> Option<Device> {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.iter().find(|(name, _)| name == address).map(|(_, device)| device.clone())
+    }
+}
+
+/// Returns a C string.
+///
+/// # Safety
+/// `text` is null or a C string.
+pub(crate) unsafe fn text<'t>(text: *const c_char, name: &str) -> Result<&'t str, Failure> {
+    check_out(text, name)?;
+    // SAFETY: not null, so it is a C string.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| fail!(EINVAL, "`{name}` is not UTF-8"))
+}
+
+/// Creates a domain behind a software IOMMU: for tests, for models of devices, and for a program
+/// that has no hardware. What is mapped is checked as with a real one.
+///
+/// @out: where the handle is stored.
+///
+/// Return: 0, or -errno: ENOMEM; EFAULT (`out` is NULL); ENFILE (65,536 domains exist).
+/// Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+///
+/// # Safety
+/// `out` is null, or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_domain_soft(out: *mut *mut pf_domain_t) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        let domain = Domain::soft().map_err(|error| Failure::from(&error))?;
+        let handle = DOMAINS.insert(pf_domain_t { state: State::new(domain, Vec::new()) })?;
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }?;
+        Ok(0)
+    })
+}
+
+/// Opens a PCI device through VFIO, and creates the domain that it is in.
+///
+/// @out: where the handle is stored.
+/// @bdf: the device's address, as "0000:01:00.0". It must be bound to vfio-pci (`pinfold bind`).
+/// @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+///
+/// Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or
+/// unknown `flags`); EFAULT. The message names the step that is missing.
+/// Thread: any. Allocates. Ends with pf_domain_put(), after which the device is reset. Since 0.1.
+///
+/// # Safety
+/// `out` is null, or can be written; `bdf` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_domain_vfio(
+    out: *mut *mut pf_domain_t,
+    bdf: *const c_char,
+    flags: u32,
+) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        // SAFETY: as the caller promises.
+        let bdf = unsafe { text(bdf, "bdf") }?;
+        let options = Options::new().interface(interface(flags)?);
+        let device = Device::open(bdf, &options).map_err(|error| Failure::from(&error))?;
+        let state = State::new(device.domain().clone(), vec![(bdf.to_owned(), device)]);
+        let handle = DOMAINS.insert(pf_domain_t { state })?;
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }?;
+        Ok(0)
+    })
+}
+
+/// For pf_domain_vfio(): iommufd where the kernel offers it for the device, else type 1.
+pub const PF_IOMMU_BEST: u32 = 0;
+/// For pf_domain_vfio(): VFIO's type 1 interface.
+pub const PF_IOMMU_TYPE1: u32 = 1;
+/// For pf_domain_vfio(): iommufd.
+pub const PF_IOMMU_IOMMUFD: u32 = 2;
+
+fn interface(flags: u32) -> Result<IommuInterface, Failure> {
+    match flags {
+        PF_IOMMU_BEST => Ok(IommuInterface::Best),
+        PF_IOMMU_TYPE1 => Ok(IommuInterface::Type1),
+        PF_IOMMU_IOMMUFD => Ok(IommuInterface::Iommufd),
+        _ => Err(fail!(
+            EINVAL,
+            "flags {flags:#x}: pass PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD"
+        )),
+    }
+}
+
+/// Attaches another device to a domain of pf_domain_vfio(): both reach the same memory at the same
+/// addresses.
+///
+/// @domain: the domain.
+/// @bdf: the device's address.
+///
+/// Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached); ENOTSUP (a software domain).
+/// Thread: any. Allocates. Since 0.1.
+///
+/// # Safety
+/// `bdf` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_domain_attach(domain: *mut pf_domain_t, bdf: *const c_char) -> c_int {
+    call(|| {
+        let domain = DOMAINS.get(domain)?;
+        // SAFETY: as the caller promises.
+        let bdf = unsafe { text(bdf, "bdf") }?;
+        let mut devices = domain.state.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if devices.iter().any(|(name, _)| name == bdf) {
+            return Err(fail!(EEXIST, "{bdf} is attached to this domain already"));
+        }
+        let Some((_, first)) = devices.first() else {
+            return Err(fail!(
+                ENOTSUP,
+                "this domain has no device that {bdf} could join: create one with pf_domain_vfio"
+            ));
+        };
+        let options = Options::new().interface(first.attachment().interface);
+        let device = Device::open_in(bdf, &domain.state.domain, &options)
+            .map_err(|error| Failure::from(&error))?;
+        devices.push((bdf.to_owned(), device));
+        Ok(0)
+    })
+}
+
+/// Detaches a device from its domain: it is reset, and reaches nothing any more. A controller that
+/// was opened on it keeps it until pf_nvme_put().
+///
+/// @domain: the domain.
+/// @bdf: the device's address, as it was attached.
+///
+/// Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
+/// Thread: any. Since 0.1.
+///
+/// # Safety
+/// `bdf` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_domain_detach(domain: *mut pf_domain_t, bdf: *const c_char) -> c_int {
+    call(|| {
+        let domain = DOMAINS.get(domain)?;
+        // SAFETY: as the caller promises.
+        let bdf = unsafe { text(bdf, "bdf") }?;
+        let mut devices = domain.state.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(at) = devices.iter().position(|(name, _)| name == bdf) else {
+            return Err(fail!(ENODEV, "{bdf} is not attached to this domain"));
+        };
+        drop(devices.remove(at));
+        Ok(0)
+    })
+}
+
+/// Gives a domain back. What was created in it keeps it: owners, arenas, registrations, controllers.
+///
+/// @domain: the domain; NULL does nothing.
+///
+/// Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
+/// Thread: any. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_domain_put(domain: *mut pf_domain_t) -> c_int {
+    call(|| {
+        if !domain.is_null() {
+            drop(DOMAINS.remove(domain, |_| Ok(()))?);
+        }
+        Ok(0)
+    })
+}

@@ -1,0 +1,442 @@
+//! [`Table`]: the objects of one kind, which a C program names by handles.
+//!
+//! C copies handles, keeps them after their object is gone, and mixes them up. So a handle is no
+//! address: it is an index, a generation and the kind, and each use compares them with the table.
+//! The value of a handle is no valid address either (bits 63 to 56 are 0x50, which no processor
+//! of today translates), so that a program which follows one is stopped at once.
+//!
+//! A call uses an object either shared (the object is `Sync`) or exclusively (a thread's own
+//! handle: a second thread is refused with `EBUSY`). An object is removed when no call uses it:
+//! `EBUSY` otherwise. Each is one compare-exchange at the start of a call and one write at its
+//! end.
+
+use crate::failure::{Failure, fail};
+use std::cell::UnsafeCell;
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::ptr::without_provenance_mut;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+#[cfg(not(handle_model))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[cfg(handle_model)]
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+/// Bits 63 to 56 of every handle.
+const MARK: u64 = 0x50;
+const INDEX_BITS: u32 = 24;
+const GENERATION_BITS: u32 = 24;
+const KIND_SHIFT: u32 = INDEX_BITS + GENERATION_BITS;
+const MARK_SHIFT: u32 = 56;
+
+/// Objects of one kind that can exist at a time.
+pub(crate) const CAPACITY: usize = CHUNK * CHUNKS;
+const CHUNK: usize = 256;
+const CHUNKS: usize = 256;
+
+/// In a slot's word: a call uses the object exclusively; the bits below count those that share it.
+const EXCLUSIVE: u64 = 1 << 31;
+const GENERATION_SHIFT: u32 = 32;
+/// A slot whose generations are used up stays vacant, so no handle is ever valid twice. The last
+/// generation is even: vacant.
+const LAST_GENERATION: u64 = (1 << GENERATION_BITS) - 2;
+
+/// One object. Its word has the generation (odd while there is an object) and the calls in it.
+struct Slot<T> {
+    word: AtomicU64,
+    object: UnsafeCell<Option<T>>,
+}
+
+// SAFETY: the object is reached by `Use`, `Exclusive` and `remove` only. Each has changed the word
+// by a compare-exchange that sees the generation and excludes what must not run beside it: `Use`
+// hands out `&T`, for which the table requires `T: Sync`; the others are alone. The values move
+// between threads, for which the tables require `T: Send`.
+unsafe impl<T: Send> Sync for Slot<T> {}
+
+/// The objects of one kind.
+pub(crate) struct Table<T> {
+    kind: u8,
+    /// What messages call the objects.
+    name: &'static str,
+    chunks: [OnceLock<Box<[Slot<T>]>>; CHUNKS],
+    vacant: Mutex<Vacant>,
+}
+
+/// Slots without an object.
+struct Vacant {
+    /// Those that were used, longest unused first: a stale handle stays recognizable longest.
+    used: VecDeque<u32>,
+    /// The first that was never used.
+    next: u32,
+}
+
+/// What a handle says.
+struct Parts {
+    kind: u8,
+    generation: u64,
+    index: u32,
+}
+
+impl Parts {
+    fn of<T>(handle: *mut T) -> Option<Self> {
+        let handle = handle.addr() as u64;
+        let field = |shift: u32, bits: u32| (handle >> shift) & ((1 << bits) - 1);
+        (handle >> MARK_SHIFT == MARK).then(|| Self {
+            kind: u8::try_from(field(KIND_SHIFT, 8)).unwrap_or(0),
+            generation: field(INDEX_BITS, GENERATION_BITS),
+            index: u32::try_from(field(0, INDEX_BITS)).unwrap_or(u32::MAX),
+        })
+    }
+
+    fn encode<T>(&self) -> *mut T {
+        let value = MARK << MARK_SHIFT
+            | u64::from(self.kind) << KIND_SHIFT
+            | self.generation << INDEX_BITS
+            | u64::from(self.index);
+        #[expect(clippy::cast_possible_truncation, reason = "pointers have 64 bits")]
+        without_provenance_mut(value as usize)
+    }
+}
+
+impl<T: Send + 'static> Table<T> {
+    /// Creates an empty table. Each kind has one number.
+    pub(crate) const fn new(kind: u8, name: &'static str) -> Self {
+        Self {
+            kind,
+            name,
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            vacant: Mutex::new(Vacant { used: VecDeque::new(), next: 0 }),
+        }
+    }
+
+    /// Moves an object into the table. Takes a lock; allocates once in 256 objects.
+    ///
+    /// # Errors
+    /// `ENFILE` at [`CAPACITY`] objects.
+    pub(crate) fn insert(&self, object: T) -> Result<*mut T, Failure> {
+        crate::failure::note_use();
+        let index = {
+            let mut vacant = self.vacant.lock().unwrap_or_else(PoisonError::into_inner);
+            match vacant.used.pop_front() {
+                Some(index) => index,
+                None if (vacant.next as usize) < CAPACITY => {
+                    vacant.next += 1;
+                    vacant.next - 1
+                }
+                None => {
+                    let name = self.name;
+                    return Err(fail!(
+                        ENFILE,
+                        "{CAPACITY} handles of {name}s exist, the most: destroy some"
+                    ));
+                }
+            }
+        };
+        let chunk = self.chunks.get(index as usize / CHUNK).map(|chunk| {
+            chunk.get_or_init(|| {
+                let vacant = || Slot { word: AtomicU64::new(0), object: UnsafeCell::new(None) };
+                std::iter::repeat_with(vacant).take(CHUNK).collect()
+            })
+        });
+        let Some(slot) = chunk.and_then(|chunk| chunk.get(index as usize % CHUNK)) else {
+            return Err(fail!(ENFILE, "handle {index} is beyond the table"));
+        };
+        let generation = (slot.word.load(Ordering::Relaxed) >> GENERATION_SHIFT) + 1;
+        // SAFETY: the slot is vacant (its generation is even, so no call enters it), and its index
+        // was taken from the list of vacant ones by this thread alone.
+        unsafe { *slot.object.get() = Some(object) };
+        // Release: whoever sees the generation sees the object.
+        slot.word.store(generation << GENERATION_SHIFT, Ordering::Release);
+        Ok(Parts { kind: self.kind, generation, index }.encode())
+    }
+
+    /// Returns the object for use beside other threads.
+    ///
+    /// # Errors
+    /// `EBADF`: no such object. `EBUSY`: it is being destroyed.
+    pub(crate) fn get(&self, handle: *mut T) -> Result<Use<'_, T>, Failure>
+    where
+        T: Sync,
+    {
+        let (slot, generation) = self.find(handle)?;
+        let mut word = slot.word.load(Ordering::Relaxed);
+        loop {
+            self.check(word, generation)?;
+            if word & EXCLUSIVE != 0 {
+                return Err(self.busy());
+            }
+            // Acquire: what the last exclusive call did with it, and its creation, come before.
+            match slot.word.compare_exchange_weak(
+                word,
+                word + 1,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                // SAFETY: the slot has this generation and no exclusive user, and none enters
+                // before the `Use` has left, which holds a count. So there is an object.
+                Ok(_) => match unsafe { &*slot.object.get() } {
+                    Some(object) => return Ok(Use { slot, object }),
+                    None => {
+                        slot.word.fetch_sub(1, Ordering::Release);
+                        return Err(self.stale());
+                    }
+                },
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Returns the object for use by this call alone.
+    ///
+    /// # Errors
+    /// `EBADF`: no such object. `EBUSY`: another call uses it.
+    pub(crate) fn get_mut(&self, handle: *mut T) -> Result<Exclusive<'_, T>, Failure> {
+        let (slot, generation) = self.find(handle)?;
+        self.lock(slot, generation)?;
+        // SAFETY: `lock` has excluded all others until the `Exclusive` leaves.
+        match unsafe { &mut *slot.object.get() } {
+            Some(object) => Ok(Exclusive { slot, object, generation }),
+            None => {
+                unlock(slot, generation);
+                Err(self.stale())
+            }
+        }
+    }
+
+    /// Removes the object if `check` allows it.
+    ///
+    /// # Errors
+    /// `EBADF`: no such object. `EBUSY`: another call uses it. Those of `check`; the object is as
+    /// before then.
+    pub(crate) fn remove(
+        &self,
+        handle: *mut T,
+        check: impl FnOnce(&mut T) -> Result<(), Failure>,
+    ) -> Result<T, Failure> {
+        let mut object = self.get_mut(handle)?;
+        check(&mut object)?;
+        let (slot, generation) = (object.slot, object.generation);
+        // Its drop would make the slot usable again.
+        std::mem::forget(object);
+        // SAFETY: still excluded from `get_mut` on.
+        let removed = unsafe { (*slot.object.get()).take() };
+        let next = generation + 1;
+        slot.word.store(next << GENERATION_SHIFT, Ordering::Release);
+        if next < LAST_GENERATION
+            && let Some(Parts { index, .. }) = Parts::of(handle)
+        {
+            self.vacant.lock().unwrap_or_else(PoisonError::into_inner).used.push_back(index);
+        }
+        removed.ok_or_else(|| self.stale())
+    }
+
+    fn find(&self, handle: *mut T) -> Result<(&Slot<T>, u64), Failure> {
+        let Some(parts) = Parts::of(handle) else {
+            let (name, value) = (self.name, handle.addr());
+            return Err(fail!(
+                EBADF,
+                "{value:#x} is no handle of a {name}: pass what its create function stored"
+            ));
+        };
+        let slot = self.chunks.get(parts.index as usize / CHUNK).and_then(OnceLock::get);
+        match slot.and_then(|chunk| chunk.get(parts.index as usize % CHUNK)) {
+            Some(slot) if parts.kind == self.kind => Ok((slot, parts.generation)),
+            _ => {
+                let (name, value) = (self.name, handle.addr());
+                Err(fail!(EBADF, "{value:#x} is a handle, but not of a {name}"))
+            }
+        }
+    }
+
+    /// Checks that the slot has this generation, and an object.
+    fn check(&self, word: u64, generation: u64) -> Result<(), Failure> {
+        let valid = word >> GENERATION_SHIFT == generation && generation % 2 == 1;
+        if valid { Ok(()) } else { Err(self.stale()) }
+    }
+
+    fn lock(&self, slot: &Slot<T>, generation: u64) -> Result<(), Failure> {
+        let mut word = slot.word.load(Ordering::Relaxed);
+        loop {
+            self.check(word, generation)?;
+            if word & (EXCLUSIVE | (EXCLUSIVE - 1)) != 0 {
+                return Err(self.busy());
+            }
+            // Acquire: what earlier calls did with the object comes before.
+            match slot.word.compare_exchange_weak(
+                word,
+                word | EXCLUSIVE,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Ok(()),
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    #[cold]
+    fn stale(&self) -> Failure {
+        fail!(EBADF, "the {} has been destroyed: this handle is of an earlier one", self.name)
+    }
+
+    #[cold]
+    fn busy(&self) -> Failure {
+        fail!(
+            EBUSY,
+            "another thread is in a call with this {}: wait for it, or use a handle for each thread",
+            self.name
+        )
+    }
+}
+
+/// Ends an exclusive use. Nobody else has changed the word meanwhile.
+fn unlock<T>(slot: &Slot<T>, generation: u64) {
+    slot.word.store(generation << GENERATION_SHIFT, Ordering::Release);
+}
+
+/// An object in use, beside other threads.
+pub(crate) struct Use<'t, T> {
+    slot: &'t Slot<T>,
+    object: &'t T,
+}
+
+impl<T> Deref for Use<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.object
+    }
+}
+
+impl<T> Drop for Use<'_, T> {
+    fn drop(&mut self) {
+        // Release: what this call did comes before its destruction.
+        self.slot.word.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// An object in use by one call alone.
+pub(crate) struct Exclusive<'t, T> {
+    slot: &'t Slot<T>,
+    object: &'t mut T,
+    generation: u64,
+}
+
+impl<T> Deref for Exclusive<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.object
+    }
+}
+
+impl<T> DerefMut for Exclusive<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.object
+    }
+}
+
+impl<T> Drop for Exclusive<'_, T> {
+    fn drop(&mut self) {
+        unlock(self.slot, self.generation);
+    }
+}
+
+#[cfg(all(test, not(handle_model)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_is_valid_until_its_object_is_removed_and_never_again() {
+        let table: Table<u32> = Table::new(1, "number");
+        let first = table.insert(7).unwrap();
+        assert_eq!(*table.get(first).unwrap(), 7);
+        assert_eq!(table.remove(first, |_| Ok(())).unwrap(), 7);
+        assert_eq!(table.get(first).err().unwrap().errno(), libc::EBADF);
+        // The same slot, which the old handle does not reach.
+        let second = table.insert(8).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(first.addr() & 0xff_ffff, second.addr() & 0xff_ffff);
+        assert_eq!(table.get_mut(first).err().unwrap().errno(), libc::EBADF);
+        assert_eq!(table.remove(first, |_| Ok(())).err().unwrap().errno(), libc::EBADF);
+        assert_eq!(*table.get(second).unwrap(), 8);
+    }
+
+    #[test]
+    fn calls_share_an_object_or_one_has_it_alone() {
+        let table: Table<u32> = Table::new(1, "number");
+        let handle = table.insert(7).unwrap();
+        let (one, two) = (table.get(handle).unwrap(), table.get(handle).unwrap());
+        assert_eq!(table.get_mut(handle).err().unwrap().errno(), libc::EBUSY);
+        drop(one);
+        assert_eq!(table.remove(handle, |_| Ok(())).err().unwrap().errno(), libc::EBUSY);
+        drop(two);
+        let alone = table.get_mut(handle).unwrap();
+        assert_eq!(table.get(handle).err().unwrap().errno(), libc::EBUSY);
+        drop(alone);
+        let refused = table.remove(handle, |_| Err(fail!(EBUSY, "in use")));
+        assert_eq!(refused.err().unwrap().errno(), libc::EBUSY);
+        assert_eq!(*table.get(handle).unwrap(), 7);
+    }
+
+    #[test]
+    fn values_that_are_no_handles_of_the_kind_are_refused() {
+        let (table, other): (Table<u32>, Table<u32>) =
+            (Table::new(1, "number"), Table::new(2, "digit"));
+        let handle = table.insert(7).unwrap();
+        let valid = handle.addr();
+        for value in [0, 1, usize::MAX, valid ^ (1 << 63), valid + 1, valid + CHUNK] {
+            let result = table.get(without_provenance_mut(value));
+            assert_eq!(result.err().unwrap().errno(), libc::EBADF, "{value:#x}");
+        }
+        assert_eq!(other.get(handle).err().unwrap().errno(), libc::EBADF);
+    }
+
+    #[test]
+    fn a_full_table_refuses_and_takes_again_after_a_removal() {
+        let table: Table<u8> = Table::new(1, "byte");
+        let handles: Vec<_> = (0..CAPACITY).map(|_| table.insert(0).unwrap()).collect();
+        assert_eq!(table.insert(0).err().unwrap().errno(), libc::ENFILE);
+        table.remove(handles[1234], |_| Ok(())).unwrap();
+        let again = table.insert(1).unwrap();
+        assert_eq!(*table.get(again).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_slot_is_retired_before_its_generations_repeat() {
+        let table: Table<u8> = Table::new(1, "byte");
+        let handle = table.insert(0).unwrap();
+        let (slot, _) = table.find(handle).unwrap();
+        slot.word.store((LAST_GENERATION - 1) << GENERATION_SHIFT, Ordering::Relaxed);
+        let last = Parts { kind: 1, generation: LAST_GENERATION - 1, index: 0 }.encode();
+        table.remove(last, |_| Ok(())).unwrap();
+        let next = table.insert(1).unwrap();
+        assert_eq!(next.addr() & 0xff_ffff, 1);
+    }
+
+    #[test]
+    fn threads_that_use_and_destroy_one_object_meet_no_other() {
+        let table: &'static Table<u64> = Box::leak(Box::new(Table::new(1, "number")));
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                scope.spawn(move || {
+                    for round in 0..5_000 {
+                        let value = thread << 32 | round;
+                        let handle = table.insert(value).unwrap();
+                        let name = handle.expose_provenance();
+                        let user = scope.spawn(move || {
+                            let handle = without_provenance_mut(name);
+                            table.get(handle).map_or(value, |object| *object)
+                        });
+                        let removed = loop {
+                            match table.remove(handle, |_| Ok(())) {
+                                Ok(removed) => break removed,
+                                Err(failure) => assert_eq!(failure.errno(), libc::EBUSY),
+                            }
+                        };
+                        assert_eq!((removed, user.join().unwrap()), (value, value));
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,29 @@
+//! libpinfold: the C interface of Pinfold.
+//!
+//! Each function of `pinfold.h` is here, with the comment that stands in the header. What they
+//! have in common:
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`handle`] | the tables that handles are indices of |
+//! | [`failure`] | errno values and messages; the border that no panic crosses |
+//! | [`options`] | structs that grow: their first field says how long the caller's is |
+//! | [`region`] | memory that C programs pass by address: which arena or registration it is in |
+//! | [`trace`] | the hook that sees alloc, free, map and revoke |
+//! | the others | the functions, by the object that they are of |
+//!
+//! A C program cannot be kept from using memory that it has freed, or that a device writes to. All
+//! else is checked here: a stale, foreign or wrong-typed handle, an address that is not allocated,
+//! a block that is freed twice, memory that is freed while a request or a mapping has it.
+
+#![expect(non_camel_case_types, reason = "the names that C programs use")]
+
+pub mod arena;
+pub mod domain;
+mod errno;
+pub mod failure;
+pub mod frames;
+mod handle;
+mod options;
+mod region;
+pub mod trace;

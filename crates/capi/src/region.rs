@@ -1,0 +1,372 @@
+//! [`Region`]: memory that a C program passes by address, an arena or a registration; what of it is
+//! allocated; and [`Span`], a part of one that a device uses.
+//!
+//! A Rust program cannot free a buffer that a mapping or a request has; a C program passes an
+//! address and keeps it. So each 4096 bytes of an arena have a word that says to which allocation
+//! they belong, and an allocation counts the mappings and requests that use it: `pf_free` refuses
+//! one that is in use, or that was freed before.
+
+use crate::failure::{Failure, fail};
+use pinfold::core::dma_pool::ChunkSource;
+use pinfold::core::domain::DomainId;
+use pinfold::core::frame::Frame;
+use pinfold::{Arena, ArenaMemory, DmaMemory, Iova, OwnedPiece, Pinned};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+const PAGE: usize = Frame::BYTES as usize;
+
+/// What keeps the memory valid.
+pub(crate) enum Keep {
+    /// An arena.
+    Arena(ArenaMemory),
+    /// Memory that the program registered.
+    Registered(OwnedPiece),
+}
+
+/// Memory with an address in this process, in any number of domains.
+pub(crate) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    keep: Keep,
+    /// Where it is mapped as a whole, by domain.
+    places: Mutex<Vec<(DomainId, Iova)>>,
+    /// Mappings and requests that use any of it.
+    uses: AtomicU64,
+    /// What of it is allocated; empty for a registration.
+    pages: Box<[AtomicU64]>,
+}
+
+// SAFETY: the pointer is that of memory which `keep` holds; it is accessed as `DmaMemory` only.
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Region {}
+
+/// What the word of a page says: nothing allocated; the first page of an allocation, with its
+/// number of pages and of uses; a later page, with its distance from the first; or memory that a
+/// pool cuts into blocks, whose uses the pool's own state covers.
+const KIND_BITS: u64 = 3;
+const FIRST: u64 = 1;
+const LATER: u64 = 2;
+const POOL: u64 = 3;
+const NUMBER_SHIFT: u32 = 2;
+const NUMBER_BITS: u64 = (1 << 30) - 1;
+const ONE_USE: u64 = 1 << 32;
+
+/// The number in a word: of pages, or the distance from the first page.
+fn number(word: u64) -> usize {
+    usize::try_from(word >> NUMBER_SHIFT & NUMBER_BITS).unwrap_or(0)
+}
+
+impl Region {
+    /// Describes an arena's memory.
+    pub(crate) fn arena(arena: &Arena) -> Self {
+        let span = arena.span();
+        let (base, len) = (span.cast(), span.len());
+        let pages = std::iter::repeat_with(|| AtomicU64::new(0)).take(len / PAGE).collect();
+        Self {
+            base,
+            len,
+            keep: Keep::Arena(ArenaMemory::clone(arena)),
+            places: Mutex::default(),
+            uses: AtomicU64::new(0),
+            pages,
+        }
+    }
+
+    /// Describes memory that the program registered.
+    pub(crate) fn registered(piece: OwnedPiece) -> Self {
+        let memory = Pinned::memory(&piece);
+        let (base, len) = (memory.as_ptr(), memory.len());
+        let keep = Keep::Registered(piece);
+        Self {
+            base,
+            len,
+            keep,
+            places: Mutex::default(),
+            uses: AtomicU64::new(0),
+            pages: Box::default(),
+        }
+    }
+
+    pub(crate) fn addr(&self) -> usize {
+        self.base.addr().get()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns a pointer to `addr`, an address of the region; to its end for one behind it.
+    pub(crate) fn pointer(&self, addr: usize) -> NonNull<u8> {
+        let at = addr.saturating_sub(self.addr()).min(self.len);
+        // SAFETY: at most the end of the region, which is one allocation.
+        unsafe { self.base.add(at) }
+    }
+
+    pub(crate) fn into_keep(self) -> Keep {
+        self.keep
+    }
+
+    /// Notes where the region is mapped in a domain.
+    pub(crate) fn add_place(&self, domain: DomainId, iova: Iova) {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).push((domain, iova));
+    }
+
+    /// Returns the address of its start for the devices of the domain, if all of it is mapped.
+    pub(crate) fn place(&self, domain: DomainId) -> Option<Iova> {
+        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        places.iter().find(|(place, _)| *place == domain).map(|(_, iova)| *iova)
+    }
+
+    /// Returns how many mappings and requests use any of it.
+    pub(crate) fn uses(&self) -> u64 {
+        self.uses.load(Ordering::Acquire)
+    }
+
+    /// Returns how many allocations there are. O(pages).
+    pub(crate) fn allocations(&self) -> usize {
+        self.pages.iter().filter(|page| page.load(Ordering::Relaxed) & KIND_BITS == FIRST).count()
+    }
+
+    fn page(&self, addr: usize) -> Option<(usize, &AtomicU64)> {
+        let page = addr.checked_sub(self.addr())? / PAGE;
+        self.pages.get(page).map(|word| (page, word))
+    }
+
+    /// Marks memory that was allocated.
+    #[inline]
+    pub(crate) fn mark_allocated(&self, addr: usize, len: usize) {
+        let Some((first, _)) = self.page(addr) else { return };
+        let count = len / PAGE;
+        // The first page last: until then nothing can be freed or used.
+        for distance in (0..count).rev() {
+            let word = match distance {
+                0 => FIRST | (count as u64) << NUMBER_SHIFT,
+                _ => LATER | (distance as u64) << NUMBER_SHIFT,
+            };
+            if let Some(page) = self.pages.get(first + distance) {
+                page.store(word, Ordering::Release);
+            }
+        }
+    }
+
+    /// Marks memory that a pool has, or no longer has.
+    pub(crate) fn mark_pool(&self, addr: usize, len: usize, has: bool) {
+        let Some((first, _)) = self.page(addr) else { return };
+        for page in self.pages.iter().skip(first).take(len / PAGE) {
+            page.store(if has { POOL } else { 0 }, Ordering::Release);
+        }
+    }
+
+    /// Takes an allocation back from the C program, and returns its length: to one of the threads
+    /// that try.
+    ///
+    /// # Errors
+    /// `EINVAL`: nothing begins there. `EBUSY`: a mapping or a request uses it.
+    #[inline]
+    pub(crate) fn claim(&self, addr: usize) -> Result<usize, Failure> {
+        let Some((first, word)) = self.page(addr) else { return Err(self.not_here(addr)) };
+        let seen = word.load(Ordering::Relaxed);
+        if seen & KIND_BITS != FIRST || addr % PAGE != 0 {
+            return Err(Self::not_allocated(addr, seen));
+        }
+        if seen >= ONE_USE {
+            return Err(Self::in_use(addr, seen));
+        }
+        // Acquire: the allocation by another thread comes before.
+        if let Err(now) = word.compare_exchange(seen, 0, Ordering::Acquire, Ordering::Relaxed) {
+            return Err(if now >= ONE_USE {
+                Self::in_use(addr, now)
+            } else {
+                Self::not_allocated(addr, now)
+            });
+        }
+        let count = number(seen);
+        for page in self.pages.iter().skip(first + 1).take(count.saturating_sub(1)) {
+            page.store(0, Ordering::Relaxed);
+        }
+        Ok(count * PAGE)
+    }
+
+    #[cold]
+    fn not_here(&self, addr: usize) -> Failure {
+        let (base, len) = (self.addr(), self.len);
+        fail!(
+            EINVAL,
+            "{addr:#x} is not in this arena, which has {len:#x} bytes at {base:#x}: pass the arena that allocated it"
+        )
+    }
+
+    #[cold]
+    fn not_allocated(addr: usize, word: u64) -> Failure {
+        match word & KIND_BITS {
+            LATER => {
+                let first = addr - addr % PAGE - number(word) * PAGE;
+                fail!(EINVAL, "{addr:#x} is inside the allocation at {first:#x}: pass that address")
+            }
+            FIRST => fail!(
+                EINVAL,
+                "{addr:#x} is not where its allocation begins, which is {:#x}",
+                addr - addr % PAGE
+            ),
+            POOL => fail!(EINVAL, "{addr:#x} is in a block of a pool: free it with pf_put_bulk"),
+            _ => {
+                fail!(EINVAL, "{addr:#x} is not allocated: it was freed before, or never allocated")
+            }
+        }
+    }
+
+    #[cold]
+    fn in_use(addr: usize, word: u64) -> Failure {
+        let uses = word / ONE_USE;
+        fail!(
+            EBUSY,
+            "{addr:#x} is in use by {uses} mappings or requests: unmap it, or wait for them, first"
+        )
+    }
+
+    /// Begins a device's use of `len` bytes at `addr`.
+    ///
+    /// # Errors
+    /// `EINVAL`: they are not all in one allocation.
+    fn enter(&self, addr: usize, len: usize) -> Result<Option<usize>, Failure> {
+        if self.pages.is_empty() {
+            self.uses.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
+        }
+        let Some((page, word)) = self.page(addr) else { return Err(self.not_here(addr)) };
+        let seen = word.load(Ordering::Acquire);
+        let first = match seen & KIND_BITS {
+            FIRST => page,
+            LATER => page.saturating_sub(number(seen)),
+            POOL => {
+                let end = addr + len;
+                let pages = self.pages.iter().skip(page).take((end - 1) / PAGE - addr / PAGE + 1);
+                if let Some(other) = pages
+                    .map(|page| page.load(Ordering::Acquire))
+                    .find(|word| word & KIND_BITS != POOL)
+                {
+                    return Err(fail!(
+                        EINVAL,
+                        "{len} bytes at {addr:#x} reach beyond their pool ({other:#x})"
+                    ));
+                }
+                self.uses.fetch_add(1, Ordering::Relaxed);
+                return Ok(None);
+            }
+            _ => return Err(Self::not_allocated(addr, seen)),
+        };
+        let Some(word) = self.pages.get(first) else { return Err(Self::not_allocated(addr, seen)) };
+        let mut seen = word.load(Ordering::Acquire);
+        loop {
+            let end = (first + number(seen)) * PAGE;
+            if seen & KIND_BITS != FIRST || addr - self.addr() + len > end {
+                let bytes = number(seen) * PAGE;
+                let start = self.addr() + first * PAGE;
+                return Err(fail!(
+                    EINVAL,
+                    "{len} bytes at {addr:#x} are not all allocated: the allocation has {bytes} bytes at {start:#x}"
+                ));
+            }
+            match word.compare_exchange_weak(
+                seen,
+                seen + ONE_USE,
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => break,
+                Err(now) => seen = now,
+            }
+        }
+        self.uses.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(first))
+    }
+
+    /// Ends a device's use. Release: what the program sees of it comes before another allocation.
+    fn leave(&self, first: Option<usize>) {
+        if let Some(word) = first.and_then(|first| self.pages.get(first)) {
+            word.fetch_sub(ONE_USE, Ordering::Release);
+        }
+        self.uses.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Part of a region, for a device: it keeps the region, and the allocation in it.
+pub(crate) struct Span {
+    region: Arc<Region>,
+    /// The whole pages around the part.
+    memory: DmaMemory<'static>,
+    /// Where the part begins in them, and its length.
+    part: (usize, usize),
+    first: Option<usize>,
+}
+
+impl Span {
+    /// Describes `len` bytes at `addr` of the region.
+    ///
+    /// # Errors
+    /// `EINVAL`: they are not allocated, or not all in one allocation.
+    pub(crate) fn new(region: &Arc<Region>, addr: usize, len: usize) -> Result<Self, Failure> {
+        let inside = addr
+            .checked_sub(region.addr())
+            .filter(|at| at.checked_add(len).is_some_and(|end| end <= region.len));
+        let Some(at) = inside.filter(|_| len > 0) else {
+            let (base, bytes) = (region.addr(), region.len);
+            return Err(fail!(
+                EINVAL,
+                "{len} bytes at {addr:#x} are not inside the {bytes} bytes at {base:#x}"
+            ));
+        };
+        let first = region.enter(addr, len)?;
+        let start = at - at % PAGE;
+        let bytes = (at + len).next_multiple_of(PAGE).min(region.len) - start;
+        // SAFETY: `start` is inside the region.
+        let base = unsafe { region.base.add(start) };
+        // SAFETY: `bytes` from there are inside the region, which this value keeps.
+        let memory = unsafe { DmaMemory::from_raw(base, bytes) };
+        Ok(Self { region: Arc::clone(region), memory, part: (at - start, len), first })
+    }
+
+    /// Returns where the part begins in its pages, and its length in bytes.
+    pub(crate) fn part(&self) -> (usize, usize) {
+        self.part
+    }
+
+    /// Returns the address of the part in this process.
+    pub(crate) fn addr(&self) -> usize {
+        self.memory.as_ptr().addr().get() + self.part.0
+    }
+
+    /// Returns the address of the part for the devices of the domain, if the region is mapped there
+    /// as a whole.
+    pub(crate) fn fixed(&self, domain: DomainId) -> Option<Iova> {
+        let place = self.region.place(domain)?;
+        place.checked_add((self.addr() - self.region.addr()) as u64)
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        self.region.leave(self.first);
+    }
+}
+
+// SAFETY: the pages are part of a region that the value keeps, where they stay. They are the
+// value's alone as far as Rust is concerned: a C program accesses them as it likes, and a `Span`
+// lends no reference to them, only `DmaMemory`.
+unsafe impl Pinned for Span {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.memory
+    }
+
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        let place = self.region.place(domain)?;
+        place.checked_add((self.memory.as_ptr().addr().get() - self.region.addr()) as u64)
+    }
+
+    fn extent(&self, index: usize) -> Option<(u64, u64)> {
+        (index == 0).then_some((self.part.0 as u64, self.part.1 as u64))
+    }
+}

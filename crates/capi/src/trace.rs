@@ -1,0 +1,121 @@
+//! The hook that sees each alloc, free, map and revoke, with the address and the caller.
+//!
+//! Off by default: then each call pays one load and a branch. The caller's address is the return
+//! address of the call into the library: a stub of two instructions passes it on as one more
+//! argument (`pass_caller!`).
+
+use crate::failure::{Failure, call};
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// What an event is about.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum pf_event_kind {
+    /// Memory was allocated: `va`, `len`.
+    PF_EVENT_ALLOC = 1,
+    /// Memory was freed.
+    PF_EVENT_FREE = 2,
+    /// Memory was mapped: `va`, `iova`, `len`.
+    PF_EVENT_MAP = 3,
+    /// A mapping was revoked.
+    PF_EVENT_REVOKE = 4,
+}
+
+/// One event.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pf_event {
+    /// What happened: `enum pf_event_kind`.
+    pub kind: u32,
+    /// Reserved: 0.
+    pub reserved: u32,
+    /// The memory, as the program addresses it.
+    pub va: *mut c_void,
+    /// The memory, as a device addresses it; 0 where it has no such address.
+    pub iova: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The instruction behind the call of the library.
+    pub caller: *const c_void,
+    /// The handle that was used.
+    pub handle: u64,
+}
+
+/// Called in the thread of the event, inside its call: it must not call the library, and must not
+/// unwind or jump out of it.
+pub type pf_trace_fn = Option<unsafe extern "C" fn(arg: *mut c_void, event: *const pf_event)>;
+
+struct Hook {
+    function: unsafe extern "C" fn(*mut c_void, *const pf_event),
+    arg: *mut c_void,
+}
+
+static HOOK: AtomicPtr<Hook> = AtomicPtr::new(null_mut());
+
+/// The address behind the call of the library.
+pub(crate) type Caller = *const c_void;
+
+/// Returns the hook if one is set.
+#[inline(always)]
+pub(crate) fn hook() -> Option<Tracer> {
+    // Acquire: the hook's fields were written before it was set.
+    let hook = HOOK.load(Ordering::Acquire);
+    // SAFETY: a hook that was ever set is never freed.
+    unsafe { hook.as_ref() }.map(Tracer)
+}
+
+/// Reports events.
+#[derive(Clone, Copy)]
+pub(crate) struct Tracer(&'static Hook);
+
+impl Tracer {
+    /// Reports one.
+    #[cold]
+    pub(crate) fn report(self, event: pf_event) {
+        // SAFETY: `pf_trace_set` requires that the function can be called with its argument, in
+        // any thread, as long as calls are made that began before another one was set.
+        unsafe { (self.0.function)(self.0.arg, &raw const event) }
+    }
+}
+
+/// Sets the function that sees each alloc, free, map and revoke; NULL for none. Off at first.
+///
+/// @function: called in the thread of the event, after the event, inside its call. It must not
+/// call the library, and must not jump out. Calls that began before it was replaced may still call
+/// it.
+/// @arg: passed to it.
+///
+/// Return: 0.
+/// Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.1.
+///
+/// # Safety
+/// `function` can be called with `arg` from any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_trace_set(function: pf_trace_fn, arg: *mut c_void) -> c_int {
+    call(|| -> Result<c_int, Failure> {
+        let hook =
+            function.map_or(null_mut(), |function| Box::into_raw(Box::new(Hook { function, arg })));
+        // Release: its fields come before it. The old one may still be in use, so it is not freed.
+        HOOK.store(hook, Ordering::Release);
+        Ok(0)
+    })
+}
+
+/// The body of a C function with the given number of arguments: jumps to `$target`, which has the
+/// same arguments and then the [`Caller`].
+macro_rules! pass_caller {
+    (1, $target:path) => { $crate::trace::pass_caller!(@ "rsi", "x1", $target) };
+    (2, $target:path) => { $crate::trace::pass_caller!(@ "rdx", "x2", $target) };
+    (3, $target:path) => { $crate::trace::pass_caller!(@ "rcx", "x3", $target) };
+    (4, $target:path) => { $crate::trace::pass_caller!(@ "r8", "x4", $target) };
+    (5, $target:path) => { $crate::trace::pass_caller!(@ "r9", "x5", $target) };
+    (@ $x86:literal, $arm:literal, $target:path) => {
+        #[cfg(target_arch = "x86_64")]
+        ::std::arch::naked_asm!(concat!("mov ", $x86, ", [rsp]"), "jmp {}", sym $target);
+        #[cfg(target_arch = "aarch64")]
+        ::std::arch::naked_asm!(concat!("mov ", $arm, ", x30"), "b {}", sym $target);
+    };
+}
+pub(crate) use pass_caller;

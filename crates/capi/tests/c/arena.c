@@ -1,0 +1,200 @@
+/* Domains and arenas: every function, and every misuse. */
+#include "check.h"
+#include <pthread.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static pf_domain_t *domain;
+static pf_arena_t *arena;
+static struct pf_event seen[4];
+static unsigned events;
+
+static void note(void *arg, const struct pf_event *event) {
+    CHECK(arg == &events);
+    if (events < 4)
+        seen[events] = *event;
+    events++;
+}
+
+static void create(void) {
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
+    REFUSED(EFAULT, "`out` is NULL", pf_domain_soft(NULL));
+    OK(pf_domain_soft(&domain));
+    REFUSED(EFAULT, "`out` is NULL", pf_arena_create(domain, &opts, NULL));
+    REFUSED(EBADF, "no handle of a domain", pf_arena_create(NULL, &opts, &arena));
+    REFUSED(EBADF, "no handle of a domain", pf_arena_create((pf_domain_t *)&opts, &opts, &arena));
+    opts.opts_size = 3;
+    REFUSED(EINVAL, "3 bytes", pf_arena_create(domain, &opts, &arena));
+    opts.opts_size = sizeof opts;
+    opts.policy = 7;
+    REFUSED(EINVAL, "policy 7", pf_arena_create(domain, &opts, &arena));
+    opts.policy = PF_POLICY_WHOLE;
+    opts.sources = 1u << 30;
+    REFUSED(EINVAL, "0x40000000", pf_arena_create(domain, &opts, &arena));
+    opts.sources = 0;
+    opts.size = 0;
+    REFUSED(EINVAL, "0 bytes", pf_arena_create(domain, &opts, &arena));
+    opts.size = UINT64_MAX;
+    REFUSED(EOVERFLOW, "18446744073709551615", pf_arena_create(domain, &opts, &arena));
+    opts.size = 4 << 20;
+    OK(pf_arena_create(domain, &opts, &arena));
+}
+
+static void alloc_and_free(void) {
+    uint64_t iova = 0, same = 0;
+    char *memory = pf_alloc(arena, 10000, &iova);
+    CHECK(memory != NULL && iova != 0 && (uintptr_t)memory % 4096 == 0);
+    for (int at = 0; at < 12288; at++)
+        CHECK(memory[at] == 0);
+    memset(memory, 0xee, 12288);
+    OK(pf_iova(domain, memory + 5000, 5000, &same));
+    CHECK(same == iova + 5000);
+    REFUSED(EINVAL, "not all allocated", pf_iova(domain, memory + 5000, 12288, &same));
+    REFUSED(ENXIO, "no memory of this domain", pf_iova(domain, &same, 1, &same));
+    REFUSED(EFAULT, "`iova` is NULL", pf_iova(domain, memory, 1, NULL));
+    REFUSED(EINVAL, "inside the allocation", pf_free(arena, memory + 4096));
+    REFUSED(EINVAL, "not where its allocation begins", pf_free(arena, memory + 1));
+    REFUSED(EINVAL, "not in this arena", pf_free(arena, &iova));
+    REFUSED(EBUSY, "1 allocations", pf_arena_put(arena));
+    OK(pf_free(arena, memory));
+    REFUSED(EINVAL, "freed before", pf_free(arena, memory));
+    REFUSED(EINVAL, "freed before", pf_iova(domain, memory, 1, &same));
+    OK(pf_free(arena, NULL));
+    errno = 0;
+    CHECK(pf_alloc(arena, 0, NULL) == NULL && errno == EINVAL);
+    errno = 0;
+    CHECK(pf_alloc(arena, (size_t)1 << 60, NULL) == NULL && errno == ENOMEM);
+    errno = 0;
+    CHECK(pf_alloc(NULL, 1, NULL) == NULL && errno == EBADF);
+    /* All of it, and then no more. */
+    unsigned count = 0;
+    static void *all[4096];
+    while ((all[count] = pf_alloc(arena, 4096, NULL)) != NULL)
+        count++;
+    CHECK(count == 1024 && errno == ENOMEM);
+    while (count > 0)
+        OK(pf_free(arena, all[--count]));
+}
+
+__attribute__((noinline)) static uintptr_t here(void) {
+    __asm__ volatile(""); /* Each call is made. */
+    return (uintptr_t)__builtin_return_address(0);
+}
+
+static void traced(void) {
+    OK(pf_trace_set(note, &events));
+    uint64_t iova = 0;
+    uintptr_t first = here();
+    void *memory = pf_alloc(arena, 4096, &iova);
+    uintptr_t between = here();
+    OK(pf_free(arena, memory));
+    uintptr_t last = here();
+    OK(pf_trace_set(NULL, NULL));
+    OK(pf_free(arena, pf_alloc(arena, 4096, NULL)));
+    CHECK(events == 2 && seen[0].kind == PF_EVENT_ALLOC && seen[1].kind == PF_EVENT_FREE);
+    CHECK(seen[0].va == memory && seen[0].iova == iova && seen[0].len == 4096);
+    CHECK(seen[1].va == memory && seen[1].handle == (uint64_t)(uintptr_t)arena);
+    /* The callers are the two calls above. */
+    uintptr_t alloc = (uintptr_t)seen[0].caller, free = (uintptr_t)seen[1].caller;
+    CHECK(first < alloc && alloc < between && between < free && free < last);
+}
+
+static void own_memory_and_files(void) {
+    const size_t size = 1 << 20;
+    char *own = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED);
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size, .va = own + 1};
+    pf_arena_t *other;
+    REFUSED(EINVAL, "multiples of 4096", pf_arena_create(domain, &opts, &other));
+    opts.va = own;
+    OK(pf_arena_create(domain, &opts, &other));
+    char *memory = pf_alloc(other, 1, NULL);
+    CHECK(memory >= own && memory < own + size);
+    REFUSED(EINVAL, "not in this arena", pf_free(arena, memory));
+    OK(pf_free(other, memory));
+    struct pf_region region;
+    OK(pf_arena_region(other, &region));
+    CHECK(region.addr == own && region.len == size && region.fd == -1);
+    OK(pf_arena_put(other));
+    CHECK(munmap(own, size) == 0);
+
+    opts = (struct pf_arena_opts){.opts_size = sizeof opts, .size = size, .sources = PF_SOURCE_MEMFD};
+    OK(pf_arena_create(domain, &opts, &other));
+    OK(pf_arena_region(other, &region));
+    memory = pf_alloc(other, 4096, NULL);
+    strcpy(memory, "through the file");
+    char *again = mmap(NULL, size, PROT_READ, MAP_SHARED, region.fd, region.fd_offset);
+    CHECK(again != MAP_FAILED);
+    CHECK(strcmp(again + (memory - (char *)region.addr), "through the file") == 0);
+    /* In a second domain, at an address of its own. */
+    pf_domain_t *second;
+    uint64_t iova;
+    OK(pf_domain_soft(&second));
+    OK(pf_arena_map_into(other, second, &iova));
+    OK(pf_iova(second, memory, 1, &iova));
+    OK(pf_domain_put(second));
+    OK(pf_free(other, memory));
+    OK(pf_arena_put(other));
+    REFUSED(EBADF, "destroyed", pf_arena_region(other, &region));
+}
+
+static void *use(void *stop) {
+    while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED)) {
+        void *memory = pf_alloc(arena, 4096, NULL);
+        if (memory != NULL)
+            OK(pf_free(arena, memory));
+    }
+    return NULL;
+}
+
+/* Threads use the arena while others try to end it: it ends only when nobody has anything of it. */
+static void ended_by_threads(void) {
+    pthread_t threads[8];
+    int stop = 0;
+    for (int i = 0; i < 8; i++)
+        CHECK(pthread_create(&threads[i], NULL, use, &stop) == 0);
+    void *kept = pf_alloc(arena, 4096, NULL);
+    for (int i = 0; i < 20000; i++)
+        CHECK(pf_arena_put(arena) == -EBUSY);
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < 8; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    OK(pf_free(arena, kept));
+}
+
+static void in_a_child(void) {
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK(pf_free(arena, NULL) == -EPERM);
+        CHECK(strstr(pf_strerror_last(), "forked") != NULL);
+        _exit(7);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
+}
+
+int main(void) {
+    CHECK(strcmp(pf_strerror_last(), "") == 0);
+    create();
+    alloc_and_free();
+    traced();
+    own_memory_and_files();
+    REFUSED(EBADF, "not of a domain", pf_domain_put((pf_domain_t *)arena));
+    REFUSED(EBADF, "not of a arena", pf_arena_put((pf_arena_t *)domain));
+    ended_by_threads();
+    in_a_child();
+    /* The domain's handle first: the arena keeps the domain. */
+    OK(pf_domain_put(domain));
+    REFUSED(EBADF, "destroyed", pf_domain_put(domain));
+    void *memory = pf_alloc(arena, 4096, NULL);
+    CHECK(memory != NULL);
+    OK(pf_free(arena, memory));
+    OK(pf_arena_put(arena));
+    REFUSED(EBADF, "destroyed", pf_arena_put(arena));
+    OK(pf_arena_put(NULL));
+    OK(pf_domain_put(NULL));
+    puts("arena: ok");
+    return 0;
+}
