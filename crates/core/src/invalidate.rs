@@ -87,4 +87,3 @@ pub use queue::{
     WaitLimit,
 };
 pub use stats::InvalidationStats;
-pub(crate) use stats::write_rows;

@@ -10,6 +10,7 @@ use super::magazine::{Cap, Depot};
 use super::source::{ChunkSource, span_memory};
 use super::unit::{RawBlock, Span, State, Units};
 use crate::addr::Iova;
+use crate::counters;
 use crate::domain::DomainId;
 use crate::frame::Frame;
 use crate::mem::DmaMemory;
@@ -404,36 +405,39 @@ impl fmt::Display for Busy {
 
 impl core::error::Error for Busy {}
 
-/// A pool's statistics. While other threads allocate and free, the numbers may be of slightly
-/// different times.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DmaPoolStats {
-    /// The pool's name.
-    pub name: alloc::string::String,
-    /// Bytes of a block.
-    pub block_bytes: u64,
-    /// Allocated blocks.
-    pub in_use: u64,
-    /// The most blocks that were in use or cached by owners at a time. Taken when an owner fetches
-    /// blocks, so it is at least the peak in use, and above it by at most the blocks that owners
-    /// cache.
-    pub peak: u64,
-    /// All blocks.
-    pub blocks: u64,
-    /// Free blocks that owners cache, the pool's front among them.
-    pub cached: u64,
-    /// Free blocks in the depot, available to every owner.
-    pub in_depot: u64,
-    /// Chunks of frames.
-    pub chunks: u64,
-    /// Chunks of which no block is in use. [`shrink`](super::DmaPool::shrink) releases those of
-    /// which no block is cached either, as far as the [minimum](super::Builder::minimum) allows.
-    pub free_chunks: u64,
-    /// Bytes of all chunks.
-    pub bytes: u64,
-    /// Free blocks that debug mode found overwritten (see [`Damage`]); 0 without
-    /// debug mode.
-    pub damaged: u64,
+counters! {
+    /// A pool's statistics. While other threads allocate and free, the numbers may be of slightly
+    /// different times.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    pub struct DmaPoolStats {
+        /// The size of a block.
+        block_bytes: Level Bytes "bytes of a block",
+        /// All blocks.
+        blocks: Level Count "blocks",
+        /// Allocated blocks.
+        in_use: Level Count "  in use",
+        /// The most blocks that were in use or cached by owners at a time. Taken when an owner
+        /// fetches blocks, so it is at least the peak in use, and above it by at most the blocks
+        /// that owners cache.
+        peak: Peak Count "  peak",
+        /// Free blocks that owners cache, the pool's front among them.
+        cached: Level Count "  cached by owners",
+        /// Free blocks in the depot, available to every owner.
+        in_depot: Level Count "  in the depot",
+        /// Chunks of frames.
+        chunks: Level Count "chunks",
+        /// Chunks of which no block is in use. A shrink releases those of which no block is cached
+        /// either, as far as the pool's minimum allows.
+        free_chunks: Level Count "  free",
+        /// The size of all chunks.
+        bytes: Level Bytes "  bytes",
+        /// Free blocks that debug mode found overwritten; 0 without debug mode.
+        damaged: Total Count "damaged blocks",
+    }
+    besides {
+        /// The pool's name.
+        name: alloc::string::String,
+    }
 }
 
 /// The kernel's report, byte for byte: its header, then the pool's line, `%-16s %4zu %4zu %4u %2zu`

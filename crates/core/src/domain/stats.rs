@@ -1,116 +1,95 @@
 //! Statistics of a domain and of its backend, the counters behind them, and the limit on what is
 //! held.
 
-use crate::invalidate::{InvalidationStats, write_rows};
+use crate::counters;
+use crate::counters::Counters;
+use crate::invalidate::InvalidationStats;
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
-/// The operations of a domain so far, and the buffers that it holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct DomainStats {
-    /// Buffers mapped.
-    pub maps: u64,
-    /// Of these, the ones that needed no table work because they stay mapped for their lifetime.
-    pub maps_fixed: u64,
-    /// Mappings revoked.
-    pub revokes: u64,
-    /// Buffers returned after their ticket had completed.
-    pub unmaps: u64,
-    /// Mappings that have not been revoked.
-    pub live: u64,
-    /// Bytes of buffers that have been revoked and not returned.
-    pub held_bytes: u64,
-    /// Revocations that waited because [too many bytes](super::Domain::set_held_limit) were held.
-    pub limited: u64,
-    /// Payloads that were not mapped, for any reason: a [`MapError`](super::MapError) each.
-    pub refused: u64,
-    /// Owner's handles.
-    pub owners: u64,
-    /// Windows of 2 MiB of addresses that they hold, or that mappings of dropped ones are in.
-    pub windows: u64,
-    /// Buffers that the domain holds until their late flush completes.
-    pub deferred: u64,
-    /// The bytes of these.
-    pub deferred_bytes: u64,
-    /// Buffers quarantined, because a device may reach them for good.
-    pub quarantined: u64,
-    /// The bytes of these.
-    pub quarantined_bytes: u64,
-    /// Ranges of memory that stay mapped for their lifetime.
-    pub static_mappings: u64,
-    /// Free extents of the I/O address space.
-    pub iova_extents: u64,
-    /// The backend's statistics.
-    pub backend: BackendStats,
+counters! {
+    /// The operations of a domain so far, and the buffers that it holds. It prints as a table.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    #[non_exhaustive]
+    pub struct DomainStats {
+        /// Buffers mapped.
+        maps: Total Count "buffers mapped",
+        /// Of these, the ones that needed no table work because they stay mapped for their
+        /// lifetime.
+        maps_fixed: Total Count "  at a static mapping",
+        /// Payloads that were not mapped, for any reason.
+        refused: Total Count "  refused",
+        /// Mappings that have not been revoked.
+        live: Level Count "  live",
+        /// Mappings revoked.
+        revokes: Total Count "buffers revoked",
+        /// Buffers returned after their ticket had completed.
+        unmaps: Total Count "  returned",
+        /// Bytes of buffers that have been revoked and not returned.
+        held_bytes: Level Bytes "  bytes held",
+        /// Revocations that waited because too many bytes were held.
+        limited: Total Count "  limited",
+        /// Buffers that the domain holds until their late flush completes.
+        deferred: Level Count "buffers deferred",
+        /// The bytes of these.
+        deferred_bytes: Level Bytes "  bytes",
+        /// Buffers quarantined, because a device may reach them for good.
+        quarantined: Total Count "buffers quarantined",
+        /// The bytes of these.
+        quarantined_bytes: Total Bytes "  bytes",
+        /// Ranges of memory that stay mapped for their lifetime.
+        static_mappings: Level Count "static mappings",
+        /// Owner's handles.
+        owners: Level Count "owners",
+        /// Windows of 2 MiB of addresses that they hold, or that mappings of dropped ones are in.
+        windows: Level Count "  windows",
+        /// Free extents of the I/O address space.
+        iova_extents: Level Count "free address extents",
+    }
+    besides {
+        /// The backend's statistics.
+        backend: BackendStats,
+    }
 }
 
 /// A table: a line for each counter, then those of the backend.
 impl fmt::Display for DomainStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_rows(
-            f,
-            &[
-                ("buffers mapped", self.maps),
-                ("  at a static mapping", self.maps_fixed),
-                ("  refused", self.refused),
-                ("  live", self.live),
-                ("buffers revoked", self.revokes),
-                ("  returned", self.unmaps),
-                ("  bytes held", self.held_bytes),
-                ("  limited", self.limited),
-                ("buffers deferred", self.deferred),
-                ("  bytes", self.deferred_bytes),
-                ("buffers quarantined", self.quarantined),
-                ("  bytes", self.quarantined_bytes),
-                ("static mappings", self.static_mappings),
-                ("owners", self.owners),
-                ("  windows", self.windows),
-                ("free address extents", self.iova_extents),
-            ],
-        )?;
+        self.write_rows(f)?;
         write!(f, "\n{}", self.backend)
     }
 }
 
-/// The operations of a backend so far, and the pages that it holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct BackendStats {
-    /// Statistics of the invalidation queue.
-    pub invalidations: InvalidationStats,
-    /// Pages of the table in use.
-    pub table_pages: u64,
-    /// Table pages that wait for a flush before they can be reused.
-    pub table_pages_retired: u64,
-    /// Entries in the kernel's table, if the kernel owns it.
-    pub entries: u64,
-    /// The kernel's limit on these; `None` if there is none, or no such table.
-    pub entries_limit: Option<u64>,
-    /// The largest number of entries so far.
-    pub entries_peak: u64,
-    /// Bytes pinned for these entries; memory that is mapped twice counts twice.
-    pub pinned_bytes: u64,
+counters! {
+    /// The operations of a backend so far, and the pages that it holds. It prints as a table.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    #[non_exhaustive]
+    pub struct BackendStats {
+        /// Pages of the table in use.
+        table_pages: Level Count "table pages",
+        /// Table pages that wait for a flush before they can be reused.
+        table_pages_retired: Level Count "  retired",
+        /// Entries in the kernel's table, if the kernel owns it.
+        entries: Level Count "kernel entries",
+        /// The largest number of entries so far.
+        entries_peak: Peak Count "  peak",
+        /// Bytes pinned for these entries; memory that is mapped twice counts twice.
+        pinned_bytes: Level Bytes "  bytes pinned",
+    }
+    besides {
+        /// The kernel's limit on entries; `None` if there is none, or no such table.
+        entries_limit: Option<u64>,
+        /// Statistics of the invalidation queue.
+        invalidations: InvalidationStats,
+    }
 }
 
-/// A table: a line for each counter, then those of the invalidation queue. The lines of the
-/// kernel's table are left out where there is none.
+/// A table: a line for each counter, then those of the invalidation queue.
 impl fmt::Display for BackendStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pages = [("table pages", self.table_pages), ("  retired", self.table_pages_retired)];
-        write_rows(f, &pages)?;
-        if self.entries_peak > 0 || self.entries_limit.is_some() {
-            let rows = [
-                ("kernel entries", self.entries),
-                ("  peak", self.entries_peak),
-                ("  bytes pinned", self.pinned_bytes),
-            ];
-            writeln!(f)?;
-            write_rows(f, &rows)?;
-        }
+        self.write_rows(f)?;
         if let Some(limit) = self.entries_limit {
-            writeln!(f)?;
-            write_rows(f, &[("  limit", limit)])?;
+            write!(f, "\n{:<24}{limit:>16}", "  limit")?;
         }
         write!(f, "\n{}", self.invalidations)
     }
@@ -260,7 +239,7 @@ mod tests {
         assert_eq!(text.lines().next(), Some(&*line("buffers mapped", 12)));
         assert!(text.lines().any(|found| found == line("  bytes held", 4096)), "{text}");
         assert!(text.lines().all(|line| line.len() == 40), "{text}");
-        assert!(!text.contains("kernel entries"), "{text}");
+        assert!(!text.contains("  limit  "), "{text}");
         let kernel = BackendStats { entries: 3, entries_limit: Some(65_535), ..stats.backend };
         let text = kernel.to_string();
         assert!(text.lines().any(|found| found == line("kernel entries", 3)), "{text}");

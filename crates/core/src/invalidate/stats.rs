@@ -1,79 +1,58 @@
 //! Statistics of an invalidator.
 
+use crate::counters;
+use crate::counters::Counters;
 use crate::sync::{AtomicU64, Ordering};
 use core::fmt;
 
-/// The work of an [`Invalidator`](super::Invalidator) so far.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub struct InvalidationStats {
-    /// Ranges requested: one for each range that was cleared, and those of `requested_tables`.
-    pub requested: u64,
-    /// Of these, ranges that cover table pages too: one for each request that retired some (and for
-    /// each map, if entries that are not present are cached).
-    pub requested_tables: u64,
-    /// Pages of 4096 bytes in the ranges requested.
-    pub pages_requested: u64,
-    /// Pages that were flushed for them: at most twice as many. A flush of the whole domain counts
-    /// as the pages that were requested, as what else it drops is unknown; see `domain_flushes`.
-    pub pages_flushed: u64,
-    /// Ranges that needed no flush of their own, because another flush covered them.
-    pub merged: u64,
-    /// Flushes of the IOTLB submitted to the queue: a range that is not an aligned block may need
-    /// several.
-    pub sent: u64,
-    /// Of these, flushes of the whole domain, because that costs less than what they replace.
-    pub domain_flushes: u64,
-    /// Flushes of the TLBs of devices submitted to the queue.
-    pub sent_device_tlb: u64,
-    /// Waits submitted to the queue: one a batch.
-    pub waits: u64,
-    /// Parts in which batches were submitted, because the queue did not accept all descriptors at
-    /// once.
-    pub parts: u64,
-    /// How often the waits in flight were submitted again, because the unit had aborted them.
-    pub resubmitted: u64,
-    /// The largest number of batches in flight so far.
-    pub in_flight_peak: u64,
-    /// Calls that had to poll.
-    pub waited: u64,
-    /// Nanoseconds spent in them, if the queue has a clock.
-    pub wait_ns: u64,
-    /// Waits that ended before the flush completed.
-    pub timed_out: u64,
+counters! {
+    /// The work of an [`Invalidator`](super::Invalidator) so far. It prints as a table.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    #[non_exhaustive]
+    pub struct InvalidationStats {
+        /// Ranges requested: one for each range that was cleared, and those with table pages.
+        requested: Total Count "ranges to flush",
+        /// Of these, ranges that cover table pages too: one for each request that retired some
+        /// (and for each map, if entries that are not present are cached).
+        requested_tables: Total Count "  with table pages",
+        /// Pages of 4096 bytes in the ranges requested.
+        pages_requested: Total Count "  pages",
+        /// Ranges that needed no flush of their own, because another flush covered them.
+        merged: Total Count "  merged with others",
+        /// Flushes of the IOTLB submitted to the queue: a range that is not an aligned block may
+        /// need several.
+        sent: Total Count "flushes sent",
+        /// Pages that were flushed for the ranges requested: at most twice as many. A flush of the
+        /// whole domain counts as the pages that were requested, as what else it drops is unknown.
+        pages_flushed: Total Count "  pages",
+        /// Of the flushes sent, those of the whole domain, because that costs less than what they
+        /// replace.
+        domain_flushes: Total Count "  of the whole domain",
+        /// Flushes of the TLBs of devices submitted to the queue.
+        sent_device_tlb: Total Count "  to device TLBs",
+        /// Waits submitted to the queue: one a batch.
+        waits: Total Count "batches of flushes",
+        /// Parts in which batches were submitted, because the queue did not accept all descriptors
+        /// at once.
+        parts: Total Count "  parts",
+        /// The largest number of batches in flight so far.
+        in_flight_peak: Peak Count "  peak in flight",
+        /// How often the waits in flight were submitted again, because the unit had aborted them.
+        resubmitted: Total Count "  resubmitted",
+        /// Calls that had to poll.
+        waited: Total Count "waits",
+        /// Nanoseconds spent in them, if the queue has a clock.
+        wait_ns: Total Nanoseconds "  nanoseconds",
+        /// Waits that ended before the flush completed.
+        timed_out: Total Count "  timed out",
+    }
 }
 
 /// A table: a line for each counter.
 impl fmt::Display for InvalidationStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_rows(
-            f,
-            &[
-                ("ranges to flush", self.requested),
-                ("  with table pages", self.requested_tables),
-                ("  pages", self.pages_requested),
-                ("  merged with others", self.merged),
-                ("flushes sent", self.sent),
-                ("  pages", self.pages_flushed),
-                ("  of the whole domain", self.domain_flushes),
-                ("  to device TLBs", self.sent_device_tlb),
-                ("batches of flushes", self.waits),
-                ("  peak in flight", self.in_flight_peak),
-                ("  resubmitted", self.resubmitted),
-                ("waits", self.waited),
-                ("  nanoseconds", self.wait_ns),
-                ("  timed out", self.timed_out),
-            ],
-        )
+        self.write_rows(f)
     }
-}
-
-/// Writes a line for each of `rows`, name and value in columns, without an end of the last line.
-pub(crate) fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[(&str, u64)]) -> fmt::Result {
-    rows.iter().enumerate().try_for_each(|(row, (name, value))| {
-        let end = if row == 0 { "" } else { "\n" };
-        write!(f, "{end}{name:<24}{value:>16}")
-    })
 }
 
 /// A counter of one writer at a time: no read-modify-write.

@@ -1,92 +1,81 @@
 //! A page pool's counters, where its pages are, and who holds them.
 
+use crate::counters;
+use crate::counters::Counters;
 use alloc::string::String;
 use core::fmt;
 
-/// The counters of Linux's page pool, by their names (`struct page_pool_alloc_stats` and
-/// `page_pool_recycle_stats`).
-///
-/// Counting costs nothing on the hot paths: `fast` and `cached` follow from the magazine's state,
-/// `ring` is the ring's position, and the others are off the hot paths.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counts {
-    /// alloc: pages from the magazine.
-    pub fast: u64,
-    /// alloc: pages of 4 KiB allocated from the spill list, a fresh chunk, or the idle open page.
-    pub slow: u64,
-    /// alloc: the same for larger pages.
-    pub slow_high_order: u64,
-    /// alloc: how often the ring was empty when the magazine needed a refill.
-    pub empty: u64,
-    /// alloc: how often the magazine was refilled from the ring.
-    pub refill: u64,
-    /// alloc: entries that could not be used. In the kernel these are pages of another NUMA node;
-    /// here they are second frees of raw pages that were detected late.
-    pub waive: u64,
-    /// recycle: pages put into the magazine.
-    pub cached: u64,
-    /// recycle: how often the magazine was full, so that half of it went to the ring first.
-    pub cache_full: u64,
-    /// recycle: pages put into the ring.
-    pub ring: u64,
-    /// recycle: pages that met a full ring. The kernel releases such pages; here they go to a list
-    /// and stay mapped.
-    pub ring_full: u64,
-    /// recycle: pages released rather than recycled, because they were still held when the pool was
-    /// taken down.
-    pub released_refcnt: u64,
+counters! {
+    /// The counters of Linux's page pool, by their names (`struct page_pool_alloc_stats` and
+    /// `page_pool_recycle_stats`).
+    ///
+    /// Counting costs nothing on the hot paths: `fast` and `cached` follow from the magazine's
+    /// state, `ring` is the ring's position, and the others are off the hot paths.
+    #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+    pub struct Counts {
+        /// Pages allocated from the magazine.
+        fast: Total Count "rx_pp_alloc_fast",
+        /// Pages of 4 KiB allocated from the spill list, a fresh chunk, or the idle open page.
+        slow: Total Count "rx_pp_alloc_slow",
+        /// The same for larger pages.
+        slow_high_order: Total Count "rx_pp_alloc_slow_high_order",
+        /// How often the ring was empty when the magazine needed a refill.
+        empty: Total Count "rx_pp_alloc_empty",
+        /// How often the magazine was refilled from the ring.
+        refill: Total Count "rx_pp_alloc_refill",
+        /// Entries that could not be used. In the kernel these are pages of another NUMA node;
+        /// here they are second frees of raw pages that were detected late.
+        waive: Total Count "rx_pp_alloc_waive",
+        /// Pages recycled into the magazine.
+        cached: Total Count "rx_pp_recycle_cached",
+        /// How often the magazine was full, so that half of it went to the ring first.
+        cache_full: Total Count "rx_pp_recycle_cache_full",
+        /// Pages recycled into the ring.
+        ring: Total Count "rx_pp_recycle_ring",
+        /// Pages that met a full ring. The kernel releases such pages; here they go to a list and
+        /// stay mapped.
+        ring_full: Total Count "rx_pp_recycle_ring_full",
+        /// Pages released rather than recycled, because they were still held when the pool was
+        /// taken down.
+        released_refcnt: Total Count "rx_pp_recycle_released_ref",
+    }
 }
 
 impl fmt::Display for Counts {
     /// Writes one counter per line, by the names that `ethtool -S` shows for the kernel's.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let alloc = [
-            ("fast", self.fast),
-            ("slow", self.slow),
-            ("slow_high_order", self.slow_high_order),
-            ("empty", self.empty),
-            ("refill", self.refill),
-            ("waive", self.waive),
-        ];
-        let recycle = [
-            ("cached", self.cached),
-            ("cache_full", self.cache_full),
-            ("ring", self.ring),
-            ("ring_full", self.ring_full),
-            ("released_ref", self.released_refcnt),
-        ];
-        for (name, count) in alloc {
-            writeln!(f, "rx_pp_alloc_{name}: {count}")?;
-        }
-        for (name, count) in recycle {
-            writeln!(f, "rx_pp_recycle_{name}: {count}")?;
-        }
-        Ok(())
+        let mut result = Ok(());
+        self.for_each(&mut |counter, count| {
+            result = result.and_then(|()| writeln!(f, "{}: {count}", counter.label));
+        });
+        result
     }
 }
 
-/// Where a pool's pages are. While other threads free pages, the numbers may be from slightly
-/// different times.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct PagePoolStats {
-    /// Pages that are allocated and not freed.
-    pub in_use: u64,
-    /// All pages.
-    pub pages: u64,
-    /// Free pages in the magazine.
-    pub in_magazine: u64,
-    /// Pages in the ring.
-    pub in_ring: u64,
-    /// Pages that the consumer takes when magazine and ring are empty: those that met a full ring,
-    /// and those never allocated.
-    pub below: u64,
-    /// Chunks acquired from the source.
-    pub chunks: u64,
-    /// The size of the chunks in bytes.
-    pub bytes: u64,
-    /// How many allocs were refused because [`Config::max_in_use`](super::Config::max_in_use) pages
-    /// were in use. A call that fills slots ends with the first, and counts one.
-    pub limited: u64,
+counters! {
+    /// Where a pool's pages are. While other threads free pages, the numbers may be from slightly
+    /// different times.
+    #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+    pub struct PagePoolStats {
+        /// All pages.
+        pages: Level Count "pages",
+        /// Pages that are allocated and not freed.
+        in_use: Level Count "  in use",
+        /// Free pages in the magazine.
+        in_magazine: Level Count "  in the magazine",
+        /// Pages in the ring.
+        in_ring: Level Count "  in the ring",
+        /// Pages that the consumer takes when magazine and ring are empty: those that met a full
+        /// ring, and those never allocated.
+        below: Level Count "  below",
+        /// Chunks acquired from the source.
+        chunks: Level Count "chunks",
+        /// The size of the chunks.
+        bytes: Level Bytes "  bytes",
+        /// How many allocs were refused because the most pages were in use. A call that fills
+        /// slots ends with the first, and counts one.
+        limited: Total Count "allocs refused",
+    }
 }
 
 /// A holder of pages.

@@ -1,6 +1,8 @@
 //! The configuration of the driver, and its counters.
 
 use super::clock::{Clock, SystemClock, Unpaused};
+use pinfold_core::counters;
+use pinfold_core::counters::Counters;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,54 +80,56 @@ pub(super) fn nanoseconds(duration: Duration) -> u64 {
 
 // Counters of the driver.
 
-/// Counters of a queue since it was created.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct QueueStats {
-    /// Requests accepted.
-    pub requests: u64,
-    /// Commands sent; a request larger than the largest transfer has several.
-    pub commands: u64,
-    /// Completions of commands.
-    pub completions: u64,
-    /// Completions with an error status.
-    pub errors: u64,
-    /// Requests of which a command was retried.
-    pub retried_requests: u64,
-    /// Commands sent again because their status permits a retry.
-    pub retries: u64,
-    /// Nanoseconds for which commands waited for their retry; commands that wait together count
-    /// once.
-    pub retry_wait_ns: u64,
-    /// Segments of all payloads; divided by `requests`, segments per request.
-    pub segments: u64,
-    /// The most segments of a payload.
-    pub segments_max: u64,
-    /// PRP entries.
-    pub prp_entries: u64,
-    /// PRP list pages, over all commands.
-    pub prp_list_pages: u64,
-    /// SGL data block descriptors.
-    pub sgl_data_blocks: u64,
-    /// Pages of SGL segments, over all commands.
-    pub sgl_segment_pages: u64,
-    /// Doorbell writes, of both kinds.
-    pub doorbells: u64,
-    /// Sleeps until an interrupt.
-    pub sleeps: u64,
-    /// Sleeps that an interrupt ended.
-    pub interrupts: u64,
-    /// Requests that did not complete in time.
-    pub timeouts: u64,
-    /// Abort commands sent for their commands.
-    pub aborts: u64,
-    /// Requests that completed by being aborted.
-    pub aborted: u64,
-    /// Completions of quarantined commands.
-    pub late_completions: u64,
-    /// Completions that belong to no command: unknown identifier, wrong queue, or a second one.
-    pub spurious_completions: u64,
-    /// Submission queue heads outside the queue.
-    pub bad_heads: u64,
+counters! {
+    /// Counters of a queue since it was created. It prints as a table.
+    #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+    pub struct QueueStats {
+        /// Requests accepted.
+        requests: Total Count "requests",
+        /// Requests of which a command was retried.
+        retried_requests: Total Count "  retried",
+        /// Requests that did not complete in time.
+        timeouts: Total Count "  timed out",
+        /// Requests that completed by being aborted.
+        aborted: Total Count "  aborted",
+        /// Commands sent; a request larger than the largest transfer has several.
+        commands: Total Count "commands",
+        /// Commands sent again because their status permits a retry.
+        retries: Total Count "  sent again",
+        /// Nanoseconds for which commands waited for their retry; commands that wait together
+        /// count once.
+        retry_wait_ns: Total Nanoseconds "  waiting, ns",
+        /// Abort commands sent for commands that did not complete in time.
+        aborts: Total Count "  to abort others",
+        /// Completions of commands.
+        completions: Total Count "completions",
+        /// Completions with an error status.
+        errors: Total Count "  with an error",
+        /// Completions of quarantined commands.
+        late_completions: Total Count "  late",
+        /// Completions that belong to no command: unknown identifier, wrong queue, or a second one.
+        spurious_completions: Total Count "  spurious",
+        /// Submission queue heads outside the queue.
+        bad_heads: Total Count "  with a bad head",
+        /// Segments of all payloads; divided by the requests, segments per request.
+        segments: Total Count "segments",
+        /// The most segments of a payload.
+        segments_max: Peak Count "  of a payload, most",
+        /// PRP entries.
+        prp_entries: Total Count "PRP entries",
+        /// PRP list pages, over all commands.
+        prp_list_pages: Total Count "PRP list pages",
+        /// SGL data block descriptors.
+        sgl_data_blocks: Total Count "SGL data blocks",
+        /// Pages of SGL segments, over all commands.
+        sgl_segment_pages: Total Count "SGL pages",
+        /// Doorbell writes, of both kinds.
+        doorbells: Total Count "doorbells",
+        /// Sleeps until an interrupt.
+        sleeps: Total Count "sleeps",
+        /// Sleeps that an interrupt ended.
+        interrupts: Total Count "  interrupted",
+    }
 }
 
 impl QueueStats {
@@ -161,90 +165,45 @@ impl QueueStats {
 
 impl fmt::Display for QueueStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        rows(
-            f,
-            &[
-                ("requests", self.requests),
-                ("requests retried", self.retried_requests),
-                ("  waiting, ms", self.retry_wait_ns / 1_000_000),
-                ("commands", self.commands),
-                ("completions", self.completions),
-                ("  with an error", self.errors),
-                ("  late", self.late_completions),
-                ("  spurious", self.spurious_completions),
-                ("  with a bad head", self.bad_heads),
-                ("segments", self.segments),
-                ("PRP entries", self.prp_entries),
-                ("PRP list pages", self.prp_list_pages),
-                ("SGL data blocks", self.sgl_data_blocks),
-                ("SGL pages", self.sgl_segment_pages),
-                ("doorbells", self.doorbells),
-                ("sleeps", self.sleeps),
-                ("  interrupted", self.interrupts),
-                ("timeouts", self.timeouts),
-                ("aborts", self.aborts),
-                ("requests aborted", self.aborted),
-            ],
-        )
+        self.write_rows(f)
     }
 }
 
-/// Counters of a controller beside those of its queues.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct ControllerStats {
-    /// Resets, the first start included.
-    pub resets: u64,
-    /// Pages of PRP lists and SGL segments in use.
-    pub list_pages_used: u64,
-    /// The most such pages that were in use or kept by a queue pair for its next commands.
-    pub list_pages_max: u64,
-    /// Payloads quarantined now.
-    pub quarantined: u64,
-    /// Queue pairs whose memory is quarantined now: the controller did not confirm their deletion.
-    pub quarantined_queues: u64,
-    /// Payloads dropped while the controller might access them, and quarantined for the life of the
-    /// process.
-    pub quarantined_permanently: u64,
-    /// Asynchronous events reported by the controller.
-    pub events: u64,
-    /// Events about its health (reliability, temperature, spare).
-    pub health_events: u64,
-    /// Events about a changed namespace.
-    pub namespace_events: u64,
-    /// Events dropped because [`Controller::events`](super::Controller::events) was not called.
-    pub events_lost: u64,
-    /// Admin commands sent again because the controller was not ready.
-    pub admin_retries: u64,
-    /// Admin completions that belong to no outstanding command.
-    pub spurious_admin_completions: u64,
+counters! {
+    /// Counters of a controller beside those of its queues. It prints as a table.
+    #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+    pub struct ControllerStats {
+        /// Resets, the first start included.
+        resets: Total Count "resets",
+        /// Pages of PRP lists and SGL segments in use.
+        list_pages_used: Level Count "list pages in use",
+        /// The most such pages that were in use or kept by a queue pair for its next commands.
+        list_pages_max: Peak Count "  peak",
+        /// Payloads quarantined now.
+        quarantined: Level Count "payloads quarantined",
+        /// Payloads dropped while the controller might access them, and quarantined for the life
+        /// of the process.
+        quarantined_permanently: Total Count "  for ever",
+        /// Queue pairs whose memory is quarantined now: the controller did not confirm their
+        /// deletion.
+        quarantined_queues: Level Count "queues quarantined",
+        /// Asynchronous events reported by the controller.
+        events: Total Count "events",
+        /// Events about its health (reliability, temperature, spare).
+        health_events: Total Count "  health",
+        /// Events about a changed namespace.
+        namespace_events: Total Count "  namespace",
+        /// Events dropped because the program did not fetch them.
+        events_lost: Total Count "  lost",
+        /// Admin commands sent again because the controller was not ready.
+        admin_retries: Total Count "admin retries",
+        /// Admin completions that belong to no outstanding command.
+        spurious_admin_completions: Total Count "admin spurious",
+    }
 }
 
 impl fmt::Display for ControllerStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        rows(
-            f,
-            &[
-                ("resets", self.resets),
-                ("list pages in use", self.list_pages_used),
-                ("  at the peak", self.list_pages_max),
-                ("payloads quarantined", self.quarantined),
-                ("  for ever", self.quarantined_permanently),
-                ("queues quarantined", self.quarantined_queues),
-                ("events", self.events),
-                ("  health", self.health_events),
-                ("  namespace", self.namespace_events),
-                ("  lost", self.events_lost),
-                ("admin retries", self.admin_retries),
-                ("admin spurious", self.spurious_admin_completions),
-            ],
-        )
+        self.write_rows(f)
     }
-}
-
-/// Prints a line for each counter.
-fn rows(f: &mut fmt::Formatter<'_>, rows: &[(&str, u64)]) -> fmt::Result {
-    rows.iter().enumerate().try_for_each(|(at, (name, count))| {
-        let line_end = if at == 0 { "" } else { "\n" };
-        write!(f, "{line_end}{name:<20} {count:>14}")
-    })
 }

@@ -3,6 +3,8 @@
 use crate::memory::source::{NotLocked, Residency, Source, SourceUnavailable};
 use crate::sys::Errno;
 use pinfold_core::addr::PageSize;
+use pinfold_core::counters;
+use pinfold_core::counters::Counters;
 use pinfold_core::domain::BackendError;
 use pinfold_core::frame::FrameError;
 use std::fmt;
@@ -148,32 +150,27 @@ impl fmt::Display for ArenaReport {
     }
 }
 
-/// How much of an arena is in use. It prints as a table.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ArenaStats {
-    /// The size in bytes.
-    pub bytes: u64,
-    /// The size in frames of 4096 bytes.
-    pub frames: u64,
-    /// Allocated frames, quarantined ones included.
-    pub frames_in_use: u64,
-    /// The most frames that were allocated at once.
-    pub frames_peak: u64,
-    /// Frames that a device may still reach: they are never allocated again.
-    pub frames_quarantined: u64,
-    /// Bytes that the kernel keeps in memory once touched: all of them, or 0.
-    pub pinned_bytes: u64,
+counters! {
+    /// How much of an arena is in use. It prints as a table.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct ArenaStats {
+        /// The size.
+        bytes: Level Bytes "bytes",
+        /// Bytes that the kernel keeps in memory once touched: all of them, or 0.
+        pinned_bytes: Level Bytes "  pinned",
+        /// The size in frames of 4096 bytes.
+        frames: Level Count "frames",
+        /// Allocated frames, quarantined ones included.
+        frames_in_use: Level Count "  in use",
+        /// The most frames that were allocated at once.
+        frames_peak: Peak Count "  peak",
+        /// Frames that a device may still reach: they are never allocated again.
+        frames_quarantined: Total Count "  quarantined",
+    }
 }
 
 impl fmt::Display for ArenaStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bytes, frames, frames_in_use, frames_peak, frames_quarantined, pinned_bytes } =
-            self;
-        writeln!(f, "bytes              {bytes:>14}")?;
-        writeln!(f, "bytes pinned       {pinned_bytes:>14}")?;
-        writeln!(f, "frames             {frames:>14}")?;
-        writeln!(f, "frames in use      {frames_in_use:>14}")?;
-        writeln!(f, "frames at the peak {frames_peak:>14}")?;
-        write!(f, "frames quarantined {frames_quarantined:>14}")
+        self.write_rows(f)
     }
 }
