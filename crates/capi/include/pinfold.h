@@ -77,6 +77,24 @@
 #define PF_IOMMU_IOMMUFD 2
 
 /*
+ How a counter changes.
+ */
+typedef enum pf_counter_kind {
+  /*
+   It grows: what happened so far.
+   */
+  PF_COUNTER_TOTAL = 0,
+  /*
+   It grows and shrinks: what is now.
+   */
+  PF_COUNTER_LEVEL = 1,
+  /*
+   The highest so far.
+   */
+  PF_COUNTER_PEAK = 2,
+} pf_counter_kind;
+
+/*
  What an event is about.
  */
 typedef enum pf_event_kind {
@@ -173,6 +191,36 @@ typedef struct pf_region {
    */
   uint32_t flags;
 } pf_region;
+
+/*
+ A counter of an object.
+ */
+typedef struct pf_counter {
+  /*
+   Its name, as in JSON and in docs/counters.md. All strings stay valid for good.
+   */
+  const char *name;
+  /*
+   "count", "bytes" or "ns".
+   */
+  const char *unit;
+  /*
+   What it means, in a sentence.
+   */
+  const char *meaning;
+  /*
+   Its value.
+   */
+  uint64_t value;
+  /*
+   How it changes: enum pf_counter_kind.
+   */
+  uint32_t kind;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} pf_counter;
 
 /*
  One event.
@@ -386,6 +434,38 @@ int pf_domain_put(struct pf_domain_t *domain);
  Thread: any; the message is the thread's own. Since 0.1.
  */
 const char *pf_strerror_last(void);
+
+/*
+ Reads the counters of an object.
+
+ @handle: a domain, an arena, a pool, a page pool, a controller or a queue.
+ @counters: where they are stored; NULL to learn their number.
+ @max: how many fit there.
+
+ Owners count without locks or shared writes, so the counters are exact whenever no thread is in
+ a call with the object, and may be of slightly different times else. A domain's are followed by
+ those of its IOMMU and of its invalidation queue.
+
+ Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
+ EBUSY (a thread is in a call with a page pool or queue, which belong to one).
+ Thread: any. Since 0.1.
+
+ */
+int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
+
+/*
+ Reads the counters of an object as one JSON object, their values by their names.
+
+ @handle: as for pf_stats().
+ @buffer: where the text is stored, with a NUL behind it; cut at `len` - 1 bytes. NULL to learn
+ its length.
+ @len: the size of the buffer.
+
+ Return: the length of the whole text, without the NUL; or -errno: as pf_stats().
+ Thread: any. Allocates. Since 0.1.
+
+ */
+int pf_stats_json(const void *handle, char *buffer, size_t len);
 
 /*
  Sets the function that sees each alloc, free, map and revoke; NULL for none. Off at first.

@@ -99,6 +99,11 @@ impl Parts {
     }
 }
 
+/// Returns the kind that a handle says it is of, if it is one.
+pub(crate) fn kind_of<T>(handle: *mut T) -> Option<u8> {
+    Parts::of(handle).map(|parts| parts.kind)
+}
+
 impl<T: Send + 'static> Table<T> {
     /// Creates an empty table. Each kind has one number.
     pub(crate) const fn new(kind: u8, name: &'static str) -> Self {
@@ -108,6 +113,11 @@ impl<T: Send + 'static> Table<T> {
             chunks: [const { OnceLock::new() }; CHUNKS],
             vacant: Mutex::new(Vacant { used: VecDeque::new(), next: 0 }),
         }
+    }
+
+    /// Returns the number of the kind.
+    pub(crate) fn kind(&self) -> u8 {
+        self.kind
     }
 
     /// Moves an object into the table. Takes a lock; allocates once in 256 objects.

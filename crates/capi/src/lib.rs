@@ -26,4 +26,5 @@ pub mod frames;
 mod handle;
 mod options;
 mod region;
+pub mod report;
 pub mod trace;

@@ -74,8 +74,6 @@ pub(crate) struct NvmeStats {
     pub(crate) name: String,
     /// How many queues are counted.
     pub(crate) queues: u64,
-    /// Requests that the driver accepted.
-    pub(crate) requests: u64,
     /// Whether a wait sleeps until an interrupt.
     pub(crate) by_interrupt: bool,
     /// The driver's figures for the queue.
@@ -88,20 +86,7 @@ impl NvmeStats {
     /// Adds another queue of the same controller.
     pub(crate) fn add(&mut self, other: &Self) {
         self.queues += other.queues;
-        self.requests += other.requests;
-        let (sum, queue) = (&mut self.queue, &other.queue);
-        sum.commands += queue.commands;
-        sum.errors += queue.errors;
-        sum.retried_requests += queue.retried_requests;
-        sum.retries += queue.retries;
-        sum.retry_wait_ns += queue.retry_wait_ns;
-        sum.timeouts += queue.timeouts;
-        sum.doorbells += queue.doorbells;
-        sum.sleeps += queue.sleeps;
-        sum.interrupts += queue.interrupts;
-        sum.segments += queue.segments;
-        sum.prp_entries += queue.prp_entries;
-        sum.prp_list_pages += queue.prp_list_pages;
+        self.queue = self.queue.merged(other.queue);
     }
 }
 
@@ -126,7 +111,6 @@ pub(crate) struct NvmeTarget<B: Pinned, R: Registers, S: ChunkSource + Clone> {
     /// Whether the controller writes zeroes without a payload.
     writes_zeroes: bool,
     lost: LostData,
-    requests: u64,
     /// The tags of the requests since the last doorbell.
     unsubmitted: Vec<usize>,
     queue: Queue<R, S>,
@@ -171,7 +155,6 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
             quarantined: Vec::new(),
             writes_zeroes: identity.can_write_zeroes,
             lost: LostData::default(),
-            requests: 0,
             unsubmitted: Vec::with_capacity(depth),
             queue,
             controller,
@@ -198,7 +181,6 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         NvmeStats {
             name: self.info.name.clone(),
             queues: 1,
-            requests: self.requests,
             by_interrupt: self.queue.has_interrupt(),
             queue: self.queue.stats(),
             controller: self.controller.stats(),
@@ -374,7 +356,6 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
             buffer: payload.unmap(&mut self.domain).ok(),
             error: TargetError::Rejected { target: self.info.name.clone(), reason },
         })?;
-        self.requests += 1;
         // One doorbell for many: the next poll or wait rings for the rest.
         if self.unsubmitted.len() >= BATCH {
             self.ring_doorbell();

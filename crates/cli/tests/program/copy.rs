@@ -84,13 +84,13 @@ fn a_larger_file_with_its_report() {
     assert_eq!((&domain["maps"], &domain["maps_fixed"]), (&130.into(), &0.into()));
     assert_eq!(domain["quarantined"], 0);
     // Requests of neighbours that are revoked together are one.
-    assert!((2..=130).contains(&domain["invalidations_asked"].as_u64().unwrap()), "{domain}");
+    assert!((2..=130).contains(&domain["requested"].as_u64().unwrap()), "{domain}");
     let device = &report["stack"]["devices"][0];
     // 65 there and 65 back; a flush is one command more.
     assert_eq!((&device["requests"], &device["commands"]), (&130.into(), &131.into()));
     assert_eq!(device["segments"], 130);
-    assert_eq!(device["prp_pages_in_use"], 0);
-    assert!(device["prp_pages"].as_u64().unwrap() >= 128);
+    assert_eq!(device["list_pages_used"], 0);
+    assert!(device["prp_list_pages"].as_u64().unwrap() >= 128);
     let memory = &report["stack"]["memory"][0];
     assert_eq!(memory["frames_quarantined"], 0);
 }
@@ -102,7 +102,7 @@ fn static_buffers_are_mapped_once() {
     let report = round_trip(&folder, &source, "--via soft:1M --protect static --bs 4k");
     let domain = &report["stack"]["domain"];
     assert_eq!(domain["maps"], domain["maps_fixed"]);
-    assert_eq!(domain["invalidations_asked"], 0);
+    assert_eq!(domain["requested"], 0);
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn a_failed_copy_prints_its_report() {
     let ended = pinfold(&words(&format!("{line} --json")));
     let report: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
     assert!(report["error"].as_str().unwrap().contains("namespace not ready"), "{report}");
-    assert_eq!(report["stack"]["devices"][0]["retried"], 3);
+    assert_eq!(report["stack"]["devices"][0]["retried_requests"], 3);
     ended.failed(1, &["namespace not ready"]);
     let ended = pinfold(&words(&format!("{line} -q")));
     assert_eq!(ended.out, "");

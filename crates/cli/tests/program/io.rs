@@ -39,7 +39,7 @@ fn each_word_of_protect_requests_the_flushes_it_promises() {
         let line = format!("soft:64M --rw randread --iodepth 32 --protect {protect}");
         let result = json(&line);
         assert_eq!(result["read"]["requests"], requests, "{protect}");
-        result["stack"]["domain"]["waits_sent"].as_u64().unwrap()
+        result["stack"]["domain"]["waits"].as_u64().unwrap()
     };
     // The queue merges what it is asked for while a flush is in flight.
     let (strict, revoke, batch) = (flushes("strict"), flushes("revoke"), flushes("batch"));

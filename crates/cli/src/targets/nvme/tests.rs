@@ -288,7 +288,7 @@ fn a_batch_with_an_unmappable_buffer_is_returned_whole() {
             TargetError::Domain { error: BackendError::NotRegistered { .. }, .. }
         ));
         assert_eq!((rejected.queued, rejected.buffers.len()), (0, 9));
-        assert_eq!((setup.domain.stats().live, target.stats().requests), (0, 0));
+        assert_eq!((setup.domain.stats().live, target.stats().queue.requests), (0, 0));
     }
 }
 
