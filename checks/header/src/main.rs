@@ -22,8 +22,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     }
-    // Nothing of Rust is left in the comments: intra-doc links, and the section on safety, which
-    // the parameters' descriptions say in C's terms.
+    // The section on safety is Rust's: the parameters' descriptions say the same in C's terms.
     let made = plain(&String::from_utf8_lossy(&made));
     if std::env::args().any(|word| word == "--check") {
         let there = std::fs::read_to_string(&header).unwrap_or_default();
@@ -42,7 +41,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Leaves out the sections `# Safety` of comments.
+/// Leaves out the sections `# Safety` of comments, and the names without `struct` of types that do
+/// not end in `_t`: functions may have these names.
 fn plain(header: &str) -> String {
     let mut lines: Vec<&str> = Vec::new();
     let mut skipping = false;
@@ -58,7 +58,7 @@ fn plain(header: &str) -> String {
             skipping = false;
         }
         if !skipping {
-            lines.push(line.trim_end());
+            lines.push(untyped(line.trim_end()));
         }
     }
     let mut header = lines.join("\n");
@@ -66,8 +66,32 @@ fn plain(header: &str) -> String {
     header
 }
 
+/// Returns the first or last line of a type's definition without its `typedef`, unless the name ends
+/// in `_t`; any other line as it is.
+fn untyped(line: &str) -> &str {
+    if let Some(definition) = line.strip_prefix("typedef ")
+        && let Some(name) = definition.strip_suffix(" {")
+        && !name.ends_with("_t")
+    {
+        return definition;
+    }
+    match line.strip_prefix("} ").and_then(|rest| rest.strip_suffix(';')) {
+        Some(name) if !name.ends_with("_t") => "};",
+        _ => line,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn only_types_that_end_in_t_have_a_name_without_struct() {
+        let header = "typedef struct pf_event {\n} pf_event;\ntypedef struct pf_map_t {\n} pf_map_t;\n\
+                      typedef void (*pf_trace_fn)(void);\n#endif\n";
+        let plain = "struct pf_event {\n};\ntypedef struct pf_map_t {\n} pf_map_t;\n\
+                     typedef void (*pf_trace_fn)(void);\n#endif\n";
+        assert_eq!(super::plain(header), plain);
+    }
+
     #[test]
     fn sections_on_safety_are_left_out_with_the_line_before_them() {
         let header = "/**\n * Does it.\n *\n * # Safety\n * It is.\n */\nint pf(void);\n";
