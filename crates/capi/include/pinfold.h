@@ -77,9 +77,15 @@
 #define PF_IOMMU_IOMMUFD 2
 
 /*
+ For pf_pool_opts.flags: free blocks are filled with a pattern, and writes to them counted
+ (pf_pool_stats.damaged). Each call takes a lock, and time proportional to the block.
+ */
+#define PF_POOL_DEBUG (1 << 0)
+
+/*
  How a counter changes.
  */
-typedef enum pf_counter_kind {
+enum pf_counter_kind {
   /*
    It grows: what happened so far.
    */
@@ -92,12 +98,12 @@ typedef enum pf_counter_kind {
    The highest so far.
    */
   PF_COUNTER_PEAK = 2,
-} pf_counter_kind;
+};
 
 /*
  What an event is about.
  */
-typedef enum pf_event_kind {
+enum pf_event_kind {
   /*
    Memory was allocated: `va`, `len`.
    */
@@ -114,7 +120,7 @@ typedef enum pf_event_kind {
    A mapping was revoked.
    */
   PF_EVENT_REVOKE = 4,
-} pf_event_kind;
+};
 
 /*
  Pinned memory.
@@ -122,14 +128,24 @@ typedef enum pf_event_kind {
 typedef struct pf_arena_t pf_arena_t;
 
 /*
+ One thread's cache of a pool's blocks.
+ */
+typedef struct pf_cache_t pf_cache_t;
+
+/*
  One I/O address space.
  */
 typedef struct pf_domain_t pf_domain_t;
 
 /*
+ A pool of blocks of one size.
+ */
+typedef struct pf_pool_t pf_pool_t;
+
+/*
  Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
  */
-typedef struct pf_arena_opts {
+struct pf_arena_opts {
   /*
    sizeof(struct pf_arena_opts).
    */
@@ -159,13 +175,13 @@ typedef struct pf_arena_opts {
    0.
    */
   uint32_t reserved;
-} pf_arena_opts;
+};
 
 /*
  A region of memory, as libblkio's `struct blkio_mem_region` describes it, with its address for
  devices.
  */
-typedef struct pf_region {
+struct pf_region {
   /*
    Its address in this process.
    */
@@ -190,12 +206,128 @@ typedef struct pf_region {
    0.
    */
   uint32_t flags;
-} pf_region;
+};
+
+/*
+ Options of a pool. Set `opts_size` to its sizeof, and what is not needed to 0.
+ */
+struct pf_pool_opts {
+  /*
+   sizeof(struct pf_pool_opts).
+   */
+  size_t opts_size;
+  /*
+   What reports and messages call the pool; NULL: "pool".
+   */
+  const char *name;
+  /*
+   Bytes of a block, 1 to 1 GiB: raised to 16, and rounded up to `align`.
+   */
+  size_t size;
+  /*
+   The alignment of blocks: a power of two; 0: none.
+   */
+  size_t align;
+  /*
+   Blocks do not cross a multiple of it: a power of two of at least a block; 0: no boundary.
+   */
+  size_t boundary;
+  /*
+   Blocks that the pool acquires at once, and keeps.
+   */
+  uint64_t minimum;
+  /*
+   Blocks after which it acquires no more memory; the last chunk may exceed it by less than the
+   blocks of a page. 0: no maximum.
+   */
+  uint64_t maximum;
+  /*
+   Bytes of free blocks that a cache keeps at most: at least one block, at most 1,024 blocks.
+   0: 512 KiB.
+   */
+  uint64_t cached_bytes;
+  /*
+   PF_POOL_DEBUG.
+   */
+  uint32_t flags;
+  /*
+   0.
+   */
+  uint32_t reserved;
+};
+
+/*
+ A block of memory that a device can reach, or a part of one.
+ */
+typedef struct pf_block_t {
+  /*
+   Its address in this process.
+   */
+  void *va;
+  /*
+   Its address for the device.
+   */
+  uint64_t iova;
+  /*
+   Bytes.
+   */
+  uint32_t len;
+  /*
+   The caller's own: the library neither reads nor writes it.
+   */
+  uint32_t tag;
+} pf_block_t;
+
+/*
+ A pool's counters. Exact while no other thread allocates or frees.
+ */
+struct pf_pool_stats {
+  /*
+   sizeof(struct pf_pool_stats): set by the caller.
+   */
+  size_t opts_size;
+  /*
+   Bytes of a block, after rounding.
+   */
+  uint64_t block_bytes;
+  /*
+   All blocks.
+   */
+  uint64_t blocks;
+  /*
+   Blocks that are allocated.
+   */
+  uint64_t in_use;
+  /*
+   Free blocks: `cached` and those that every cache can have at once.
+   */
+  uint64_t free;
+  /*
+   Free blocks that caches keep for their threads.
+   */
+  uint64_t cached;
+  /*
+   The most blocks that were in use or cached at a time.
+   */
+  uint64_t peak;
+  /*
+   Pieces of memory: chunks of the arena, and what was added.
+   */
+  uint64_t chunks;
+  /*
+   Bytes of these.
+   */
+  uint64_t bytes;
+  /*
+   Free blocks that were found overwritten; 0 without PF_POOL_DEBUG.
+   */
+  uint64_t damaged;
+};
 
 /*
  A counter of an object.
  */
-typedef struct pf_counter {
+struct pf_counter {
   /*
    Its name, as in JSON and in docs/counters.md. All strings stay valid for good.
    */
@@ -220,12 +352,12 @@ typedef struct pf_counter {
    0.
    */
   uint32_t reserved;
-} pf_counter;
+};
 
 /*
  One event.
  */
-typedef struct pf_event {
+struct pf_event {
   /*
    What happened: `enum pf_event_kind`.
    */
@@ -254,7 +386,7 @@ typedef struct pf_event {
    The handle that was used.
    */
   uint64_t handle;
-} pf_event;
+};
 
 /*
  Called in the thread of the event, inside its call: it must not call the library, and must not
@@ -302,8 +434,9 @@ int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint
 
  @arena: the arena; NULL does nothing.
 
- Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool: the
- message says how much of each); EBADF.
+ Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
+ pool or a handle of frames exists that may allocate from it: the message says how much of each);
+ EBADF.
  Thread: any. Since 0.1.
  */
 int pf_arena_put(struct pf_arena_t *arena);
@@ -434,6 +567,183 @@ int pf_domain_put(struct pf_domain_t *domain);
  Thread: any; the message is the thread's own. Since 0.1.
  */
 const char *pf_strerror_last(void);
+
+/*
+ Creates a pool of blocks of one size.
+
+ @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
+ @opts: the options; `size` at least.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EINVAL (size, align, boundary, limits, unknown flags, or a minimum without
+ an arena: the message has the value and its limit); ENOMEM (the arena has less than the
+ minimum); E2BIG (fields of a newer version); EBADF; EFAULT; ENFILE.
+ Thread: any. Allocates. Ends with pf_pool_put(), and the arena not before. Since 0.1.
+
+ */
+int pf_pool_create(struct pf_arena_t *arena,
+                   const struct pf_pool_opts *opts,
+                   struct pf_pool_t **out);
+
+/*
+ Adds memory of the caller to a pool, in any number of pieces: the way to have a pool in memory
+ that is mapped for the device already.
+
+ Blocks follow one another from `va` at a distance of pf_pool_stats.block_bytes, which is the
+ size of the options if that is a multiple of `align`, and at least 16. In each 2 MiB from `va` on
+ (1 GiB if a block is larger than 2 MiB) there are as many as fit, so that a piece of `len` bytes
+ has `len / block_bytes` blocks if `len` is at most 2 MiB, or the size divides 2 MiB; and one
+ less for each 2 MiB at most otherwise.
+
+ @pool: the pool.
+ @va: the memory. A multiple of the pool's `align`, and of its `boundary` (or of 2 MiB, if that
+ is less); not of 4096.
+ @len: bytes, of at least one block. The rest behind the last block stays unused.
+ @iova: its address for the device, aligned as `va`; what follows is linear. The library passes
+ it on, and does not map anything.
+
+ Return: how many blocks were added: fewer than fit where the pool's 2^32 numbers are used up; or
+ -errno: EINVAL (alignment, no block fits, or the end is beyond 64 bits: the message has the
+ values); EEXIST (part of it is in the pool already); ENOSPC (the maximum, or no number is left);
+ EFAULT; EBADF.
+ Thread: any. Allocates. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
+
+ */
+int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova);
+
+/*
+ Creates one thread's cache of a pool: allocating and freeing through it takes no lock, as long
+ as it has blocks.
+
+ @pool: the pool.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EBADF; EFAULT; ENFILE.
+ Thread: any; then one thread at a time uses the cache. Allocates. Ends with pf_cache_destroy().
+ Since 0.1.
+
+ */
+int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out);
+
+/*
+ Ends a cache: its free blocks go back to the pool. Blocks that were allocated through it stay
+ allocated; any cache of the pool frees them.
+
+ @cache: the cache; NULL does nothing.
+
+ Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
+ Thread: any. Since 0.1.
+ */
+int pf_cache_destroy(struct pf_cache_t *cache);
+
+/*
+ Allocates a block. Its content is what the last user left.
+
+ @cache: the cache.
+ @block: where the addresses and the length are stored; its tag stays.
+
+ Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
+ which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
+ Thread: the cache's. Ownership: the caller's, until pf_put(). Since 0.1.
+
+ */
+int pf_get(struct pf_cache_t *cache, struct pf_block_t *block);
+
+/*
+ Frees a block, whichever cache of the pool allocated it.
+
+ @cache: a cache of the block's pool.
+ @block: the block: its two addresses as they were returned.
+
+ Return: 0, or -errno: EINVAL (it is free already, of another pool, not where a block begins, or
+ its addresses do not belong together); nothing has changed then. EFAULT; EBADF; EBUSY (another
+ thread is in a call with the cache).
+ Thread: the cache's. Since 0.1.
+
+ */
+int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
+
+/*
+ Allocates `n` blocks, all or none.
+
+ @cache: the cache.
+ @blocks: where they are stored: addresses and lengths; the tags stay.
+ @n: how many.
+
+ Return: 0; or -errno: ENOMEM (the message says how many there are), and each `va` is NULL then;
+ EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
+ Thread: the cache's. Ownership: the caller's, until pf_put() or pf_put_bulk(). Since 0.1.
+
+ */
+int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned int n);
+
+/*
+ Frees `n` blocks, whichever caches of the pool allocated them, until one is refused.
+
+ @cache: a cache of the blocks' pool.
+ @blocks: the blocks.
+ @n: how many.
+ @bad: where the index of the block is stored that was refused; NULL: not needed.
+
+ Return: 0; or -errno: EINVAL, as for pf_put(): those before `*bad` are freed, it and those
+ behind it are as before. EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
+ Thread: the cache's. Since 0.1.
+
+ */
+int pf_put_bulk(struct pf_cache_t *cache,
+                const struct pf_block_t *blocks,
+                unsigned int n,
+                unsigned int *bad);
+
+/*
+ Returns a pool's counters. O(blocks).
+
+ @pool: the pool.
+ @stats: where they are stored; its `opts_size` is set before.
+
+ Return: 0, or -errno: EINVAL (`opts_size`); EFAULT; EBADF.
+ Thread: any. Since 0.1.
+
+ */
+int pf_pool_stats(struct pf_pool_t *pool, struct pf_pool_stats *stats);
+
+/*
+ Writes the pool's report, in the format of the kernel's `pools` file: a line "poolinfo - 0.1",
+ then one of name, blocks in use, all blocks, bytes of a block, chunks.
+
+ @pool: the pool.
+ @text: where it is written, with a NUL at its end; NULL with `size` 0: only the length is
+ needed.
+ @size: bytes of `text`; what does not fit is left out.
+
+ Return: the length of all of the report, without the NUL; or -errno: EFAULT; EBADF.
+ Thread: any. Since 0.1.
+
+ */
+int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size);
+
+/*
+ Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
+ Blocks that caches keep stay; what was added with pf_pool_add() stays.
+
+ @pool: the pool.
+
+ Return: how many bytes; or -errno: EBADF.
+ Thread: any. Takes time proportional to the blocks. Since 0.1.
+ */
+int64_t pf_pool_shrink(struct pf_pool_t *pool);
+
+/*
+ Gives a pool back: its memory goes back to the arena, and what was added to it is the caller's
+ again.
+
+ @pool: the pool; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (blocks are allocated, or caches exist: the message says how many);
+ EBADF. The pool is as before then.
+ Thread: any. Since 0.1.
+ */
+int pf_pool_put(struct pf_pool_t *pool);
 
 /*
  Reads the counters of an object.

@@ -229,8 +229,9 @@ pub unsafe extern "C" fn pf_arena_map_into(
 ///
 /// @arena: the arena; NULL does nothing.
 ///
-/// Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool: the
-/// message says how much of each); EBADF.
+/// Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
+/// pool or a handle of frames exists that may allocate from it: the message says how much of each);
+/// EBADF.
 /// Thread: any. Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
@@ -242,12 +243,13 @@ pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
             let domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
             State::take_out(&domains, &arena.region, |region| {
                 let (allocations, uses) = (region.allocations(), region.uses());
-                let used = arena.arena.stats().frames_in_use * 4096;
-                if allocations > 0 || uses > 0 || used > 0 {
+                let (holders, used) = (region.holders(), arena.arena.stats().frames_in_use * 4096);
+                if allocations > 0 || uses > 0 || holders > 0 || used > 0 {
                     return Err(fail!(
                         EBUSY,
                         "{used} bytes of the arena are in use, in {allocations} allocations, the rest in pools and \
-                         queues; {uses} mappings or requests use it: free, unmap and destroy them first"
+                         queues; {holders} pools and handles of frames allocate from it, {uses} mappings or requests \
+                         use it: free, unmap and destroy them first"
                     ));
                 }
                 Ok(())

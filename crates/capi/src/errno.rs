@@ -110,3 +110,12 @@ impl Errno for dma_pool::FreeError {
         EINVAL
     }
 }
+
+impl Errno for dma_pool::RangeError {
+    fn errno(&self) -> c_int {
+        match self {
+            Self::Maximum { .. } | Self::Numbers { .. } => ENOSPC,
+            _ => EINVAL,
+        }
+    }
+}

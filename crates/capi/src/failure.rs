@@ -36,6 +36,14 @@ impl Failure {
         Self { errno, message }
     }
 
+    /// Puts what was attempted before the message.
+    #[cold]
+    pub(crate) fn context(mut self, what: &str) -> Self {
+        self.message.insert_str(0, ": ");
+        self.message.insert_str(0, what);
+        self
+    }
+
     /// Returns the errno value, positive.
     pub(crate) fn errno(&self) -> c_int {
         self.errno

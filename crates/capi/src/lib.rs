@@ -9,6 +9,7 @@
 //! | [`failure`] | errno values and messages; the border that no panic crosses |
 //! | [`options`] | structs that grow: their first field says how long the caller's is |
 //! | [`region`] | memory that C programs pass by address: which arena or registration it is in |
+//! | [`source`] | an arena as the source of pools |
 //! | [`trace`] | the hook that sees alloc, free, map and revoke |
 //! | the others | the functions, by the object that they are of |
 //!
@@ -25,6 +26,8 @@ pub mod failure;
 pub mod frames;
 mod handle;
 mod options;
+pub mod pool;
 mod region;
 pub mod report;
+mod source;
 pub mod trace;

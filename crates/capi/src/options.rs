@@ -2,7 +2,7 @@
 //! caller's compiler knows it. A shorter one than this library's has its defaults in what is
 //! missing; of a longer one what is unknown here must be 0.
 
-use crate::failure::{Failure, fail};
+use crate::failure::{Failure, check_out, fail};
 use std::mem::size_of;
 
 /// A struct of options.
@@ -56,6 +56,39 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Failure> {
         }
     }
     Ok(value)
+}
+
+/// Stores a result in a struct of the caller, which says first how long that is. What is unknown
+/// here becomes 0.
+///
+/// # Errors
+/// `EFAULT` for null, `EINVAL` for a size that is too small or not plausible.
+///
+/// # Safety
+/// `out` is null, or points to a `size_t` and, if that is at most 4096, as many bytes can be
+/// written.
+pub(crate) unsafe fn fill<T: Options>(out: *mut T, value: &T, name: &str) -> Result<(), Failure> {
+    check_out(out, name)?;
+    let word = size_of::<usize>();
+    // SAFETY: not null, so it points to the size.
+    let size = unsafe { out.cast::<usize>().read_unaligned() };
+    if !(2 * word..=4096).contains(&size) {
+        return Err(fail!(
+            EINVAL,
+            "`{name}` says that it has {size} bytes, not {} to 4096: set its first field to sizeof",
+            2 * word
+        ));
+    }
+    let known = size.min(size_of::<T>());
+    let (from, to) = ((&raw const *value).cast::<u8>(), out.cast::<u8>());
+    // SAFETY: both have `known` bytes, the first `word` of which stay the caller's; the value is
+    // initialized and not part of what the caller passed.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.wrapping_add(word), to.wrapping_add(word), known - word)
+    };
+    // SAFETY: within the caller's struct.
+    unsafe { to.wrapping_add(known).write_bytes(0, size - known) };
+    Ok(())
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ pub(crate) struct Region {
     places: Mutex<Vec<(DomainId, Iova)>>,
     /// Mappings and requests that use any of it.
     uses: AtomicU64,
+    /// Pools and handles that allocate from it.
+    holders: AtomicU64,
     /// What of it is allocated; empty for a registration.
     pages: Box<[AtomicU64]>,
 }
@@ -71,6 +73,7 @@ impl Region {
             keep: Keep::Arena(ArenaMemory::clone(arena)),
             places: Mutex::default(),
             uses: AtomicU64::new(0),
+            holders: AtomicU64::new(0),
             pages,
         }
     }
@@ -86,6 +89,7 @@ impl Region {
             keep,
             places: Mutex::default(),
             uses: AtomicU64::new(0),
+            holders: AtomicU64::new(0),
             pages: Box::default(),
         }
     }
@@ -123,6 +127,11 @@ impl Region {
     /// Returns how many mappings and requests use any of it.
     pub(crate) fn uses(&self) -> u64 {
         self.uses.load(Ordering::Acquire)
+    }
+
+    /// Returns how many pools and handles allocate from it.
+    pub(crate) fn holders(&self) -> u64 {
+        self.holders.load(Ordering::Acquire)
     }
 
     /// Returns how many allocations there are. O(pages).
@@ -290,6 +299,29 @@ impl Region {
             word.fetch_sub(ONE_USE, Ordering::Release);
         }
         self.uses.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Keeps an arena from being ended: of a pool or a handle that allocates from it, also while that
+/// has nothing of it.
+pub(crate) struct Hold(Arc<Region>);
+
+impl Hold {
+    /// Holds the region of an arena that a call uses, so that nothing ends it meanwhile.
+    pub(crate) fn new(region: &Arc<Region>) -> Self {
+        region.holders.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(region))
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.0
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Release: what was done through it comes before the arena's end.
+        self.0.holders.fetch_sub(1, Ordering::Release);
     }
 }
 
