@@ -9,6 +9,7 @@
 //! | [`failure`] | errno values and messages; the border that no panic crosses |
 //! | [`options`] | structs that grow: their first field says how long the caller's is |
 //! | [`region`] | memory that C programs pass by address: which arena or registration it is in |
+//! | [`block`] | memory with its two addresses |
 //! | [`source`] | an arena as the source of pools |
 //! | [`trace`] | the hook that sees alloc, free, map and revoke |
 //! | the others | the functions, by the object that they are of |
@@ -20,6 +21,7 @@
 #![expect(non_camel_case_types, reason = "the names that C programs use")]
 
 pub mod arena;
+pub mod block;
 pub mod domain;
 mod errno;
 pub mod failure;

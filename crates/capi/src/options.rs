@@ -48,7 +48,7 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Failure> {
     };
     for at in known..size {
         // SAFETY: within the caller's struct.
-        if unsafe { options.cast::<u8>().add(at).read() } != 0 {
+        if unsafe { options.cast::<u8>().wrapping_add(at).read() } != 0 {
             return Err(fail!(
                 E2BIG,
                 "byte {at} of the options is set, but this library knows the first {known} only: install a newer one"

@@ -1,6 +1,7 @@
 //! Pools: blocks of one size that a device can reach, and one thread's cache of them.
 
 use crate::arena::{ARENAS, pf_arena_t};
+use crate::block::{Addresses, pf_block_t, read_block, write_block, write_va};
 use crate::domain::text;
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
@@ -32,20 +33,6 @@ pub struct pf_cache_t {
 
 static POOLS: Table<pf_pool_t> = Table::new(4, "pool");
 static CACHES: Table<pf_cache_t> = Table::new(5, "cache");
-
-/// A block of memory that a device can reach, or a part of one.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct pf_block_t {
-    /// Its address in this process.
-    pub va: *mut c_void,
-    /// Its address for the device.
-    pub iova: u64,
-    /// Bytes.
-    pub len: u32,
-    /// The caller's own: the library neither reads nor writes it.
-    pub tag: u32,
-}
 
 /// For pf_pool_opts.flags: free blocks are filled with a pattern, and writes to them counted
 /// (pf_pool_stats.damaged). Each call takes a lock, and time proportional to the block.
@@ -361,10 +348,9 @@ unsafe extern "C" fn get(handle: *mut pf_cache_t, out: *mut pf_block_t, caller: 
         check_out(out, "block")?;
         let block = cache.local.alloc_raw().map_err(|error| exhausted(&error))?;
         // SAFETY: not null, so the caller promises that it can be written.
-        unsafe { write_block(out, block, cache.block_bytes) };
+        unsafe { write_block(out, addresses(block), cache.block_bytes) };
         if let Some(hook) = hook() {
-            let iova = block.iova().raw();
-            cache.report(hook, true, block.as_ptr(), iova, caller, handle);
+            cache.report(hook, pf_event_kind::PF_EVENT_ALLOC, addresses(block), caller, handle);
         }
         Ok(0)
     })
@@ -397,10 +383,10 @@ unsafe extern "C" fn put(
         let mut cache = CACHES.get_mut(handle)?;
         check_out(block, "block")?;
         // SAFETY: not null, so the caller promises that it can be read.
-        let (va, iova) = unsafe { read_block(block) };
-        cache.free(va, iova)?;
-        if let (Some(hook), Some(va)) = (hook(), NonNull::new(va)) {
-            cache.report(hook, false, va, iova, caller, handle);
+        let block = unsafe { read_block(block) };
+        cache.free(block)?;
+        if let Some(hook) = hook() {
+            cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, caller, handle);
         }
         Ok(0)
     })
@@ -451,7 +437,7 @@ unsafe extern "C" fn get_bulk(
             let before = full;
             for block in slots.iter().flatten() {
                 // SAFETY: one of the `n` blocks of the caller.
-                unsafe { write_block(at(full), *block, cache.block_bytes) };
+                unsafe { write_block(at(full), addresses(*block), cache.block_bytes) };
                 full += 1;
             }
             if full - before == slots.len() {
@@ -461,19 +447,19 @@ unsafe extern "C" fn get_bulk(
             match cache.local.alloc_raw() {
                 Ok(block) => {
                     // SAFETY: as above.
-                    unsafe { write_block(at(full), block, cache.block_bytes) };
+                    unsafe { write_block(at(full), addresses(block), cache.block_bytes) };
                     full += 1;
                 }
                 Err(error) => {
                     for index in 0..n {
                         if index < full {
                             // SAFETY: written above.
-                            let (va, iova) = unsafe { read_block(at(index)) };
+                            let block = unsafe { read_block(at(index)) };
                             // Only a wrong free by the program can have freed it meanwhile.
-                            let _ = cache.free(va, iova);
+                            let _ = cache.free(block);
                         }
                         // SAFETY: one of the `n` blocks of the caller.
-                        unsafe { (&raw mut (*at(index)).va).write_unaligned(std::ptr::null_mut()) };
+                        unsafe { write_va(at(index), std::ptr::null_mut()) };
                     }
                     let why = exhausted(&error);
                     return Err(why.context(&format!("{full} of {n} blocks are available")));
@@ -483,10 +469,8 @@ unsafe extern "C" fn get_bulk(
         if let Some(hook) = hook() {
             for index in 0..n {
                 // SAFETY: written above.
-                let (va, iova) = unsafe { read_block(at(index)) };
-                if let Some(va) = NonNull::new(va) {
-                    cache.report(hook, true, va, iova, caller, handle);
-                }
+                let block = unsafe { read_block(at(index)) };
+                cache.report(hook, pf_event_kind::PF_EVENT_ALLOC, block, caller, handle);
             }
         }
         Ok(0)
@@ -532,57 +516,30 @@ unsafe extern "C" fn put_bulk(
         let hook = hook();
         for index in 0..n {
             // SAFETY: one of the `n` blocks of the caller.
-            let (va, iova) = unsafe { read_block(blocks.wrapping_add(index as usize)) };
-            if let Err(failure) = cache.free(va, iova) {
+            let block = unsafe { read_block(blocks.wrapping_add(index as usize)) };
+            if let Err(failure) = cache.free(block) {
                 if !bad.is_null() {
                     // SAFETY: as the caller promises.
                     unsafe { bad.write_unaligned(index) };
                 }
                 return Err(failure.context(&format!("block {index} of {n} was refused")));
             }
-            if let (Some(hook), Some(va)) = (hook, NonNull::new(va)) {
-                cache.report(hook, false, va, iova, caller, handle);
+            if let Some(hook) = hook {
+                cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, caller, handle);
             }
         }
         Ok(0)
     })
 }
 
-/// Stores a block in the caller's, whose tag stays.
-///
-/// # Safety
-/// `out` can be written.
-#[inline(always)]
-pub(crate) unsafe fn write_block(out: *mut pf_block_t, block: RawBlock, len: u32) {
-    // SAFETY: as the caller promises; C need not align it.
-    unsafe { (&raw mut (*out).va).write_unaligned(block.as_ptr().as_ptr().cast()) };
-    // SAFETY: as above.
-    unsafe { (&raw mut (*out).iova).write_unaligned(block.iova().raw()) };
-    // SAFETY: as above.
-    unsafe { (&raw mut (*out).len).write_unaligned(len) };
-}
-
-/// Returns the two addresses of the caller's block.
-///
-/// # Safety
-/// `block` can be read.
-#[inline(always)]
-pub(crate) unsafe fn read_block(block: *const pf_block_t) -> (*mut u8, u64) {
-    // SAFETY: as the caller promises.
-    let va = unsafe { (&raw const (*block).va).read_unaligned() };
-    // SAFETY: as above.
-    let iova = unsafe { (&raw const (*block).iova).read_unaligned() };
-    (va.cast(), iova)
-}
-
 impl pf_cache_t {
     /// Frees a block by its addresses. Nothing has changed where it is refused.
     #[inline(always)]
-    fn free(&mut self, va: *mut u8, iova: u64) -> Result<(), Failure> {
-        let Some(at) = NonNull::new(va) else {
+    fn free(&mut self, block: Addresses) -> Result<(), Failure> {
+        let Some(va) = NonNull::new(block.va) else {
             return Err(fail!(EINVAL, "the block's va is NULL: pass what pf_get stored"));
         };
-        let block = RawBlock::from_parts(at, Iova::new(iova));
+        let block = RawBlock::from_parts(va, Iova::new(block.iova));
         self.local.free_raw(block).map_err(|error| refused(&error))
     }
 
@@ -590,23 +547,27 @@ impl pf_cache_t {
     fn report(
         &self,
         hook: Tracer,
-        alloc: bool,
-        va: NonNull<u8>,
-        iova: u64,
+        kind: pf_event_kind,
+        block: Addresses,
         caller: Caller,
         handle: *mut Self,
     ) {
-        let kind = if alloc { pf_event_kind::PF_EVENT_ALLOC } else { pf_event_kind::PF_EVENT_FREE };
         hook.report(pf_event {
             kind: kind as u32,
             reserved: 0,
-            va: va.as_ptr().cast(),
-            iova,
+            va: block.va.cast(),
+            iova: block.iova,
             len: self.block_bytes.into(),
             caller,
             handle: handle.addr() as u64,
         });
     }
+}
+
+/// Returns the addresses of a block for the caller.
+#[inline(always)]
+fn addresses(block: RawBlock) -> Addresses {
+    Addresses { va: block.as_ptr().as_ptr(), iova: block.iova().raw() }
 }
 
 /// Why no block can be allocated, in the terms of C.

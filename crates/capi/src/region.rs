@@ -9,13 +9,12 @@
 use crate::failure::{Failure, fail};
 use pinfold::core::dma_pool::ChunkSource;
 use pinfold::core::domain::DomainId;
-use pinfold::core::frame::Frame;
 use pinfold::{Arena, ArenaMemory, DmaMemory, Iova, OwnedPiece, Pinned};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-const PAGE: usize = Frame::BYTES as usize;
+pub(crate) const PAGE: usize = 4096;
 
 /// What keeps the memory valid.
 pub(crate) enum Keep {
@@ -178,7 +177,7 @@ impl Region {
     pub(crate) fn claim(&self, addr: usize) -> Result<usize, Failure> {
         let Some((first, word)) = self.page(addr) else { return Err(self.not_here(addr)) };
         let seen = word.load(Ordering::Relaxed);
-        if seen & KIND_BITS != FIRST || addr % PAGE != 0 {
+        if seen & KIND_BITS != FIRST || !addr.is_multiple_of(PAGE) {
             return Err(Self::not_allocated(addr, seen));
         }
         if seen >= ONE_USE {

@@ -1,7 +1,7 @@
 //! [`Marked`]: an arena as the source of a pool's chunks, whose memory is marked as the pool's.
 
 use crate::arena::pf_arena_t;
-use crate::region::{Hold, Region};
+use crate::region::{Hold, PAGE, Region};
 use pinfold::core::domain::DomainId;
 use pinfold::core::frame::{Frame, Order};
 use pinfold::dma_pool::{ChunkSource, SourceError};
@@ -33,7 +33,7 @@ impl Marked {
     fn mark(&self, frame: Frame, order: Order, has: bool) {
         // Inside the region: a frame of its arena.
         let at = usize::try_from(frame.offset()).unwrap_or(usize::MAX);
-        let bytes = order.frames() as usize * Frame::BYTES as usize;
+        let bytes = order.frames() as usize * PAGE;
         self.region().mark_pool(self.region().addr().saturating_add(at), bytes, has);
     }
 }
