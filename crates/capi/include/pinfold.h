@@ -101,6 +101,24 @@ enum pf_counter_kind {
 };
 
 /*
+ What a device may do with memory that is mapped.
+ */
+enum pf_dir {
+  /*
+   Read it.
+   */
+  PF_TO_DEVICE = 1,
+  /*
+   Write it.
+   */
+  PF_FROM_DEVICE = 2,
+  /*
+   Both.
+   */
+  PF_BIDIR = 3,
+};
+
+/*
  What an event is about.
  */
 enum pf_event_kind {
@@ -138,9 +156,19 @@ typedef struct pf_cache_t pf_cache_t;
 typedef struct pf_domain_t pf_domain_t;
 
 /*
+ One thread's handle of a domain, for mappings.
+ */
+typedef struct pf_owner_t pf_owner_t;
+
+/*
  A pool of blocks of one size.
  */
 typedef struct pf_pool_t pf_pool_t;
+
+/*
+ Memory that the program already has, in a domain.
+ */
+typedef struct pf_reg_t pf_reg_t;
 
 /*
  Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
@@ -206,6 +234,62 @@ struct pf_region {
    0.
    */
   uint32_t flags;
+};
+
+/*
+ The name of a mapping, from pf_map(), for the owner that made it. All zeros name none.
+ */
+typedef struct pf_map_t {
+  /*
+   The owner's slot.
+   */
+  uint64_t id;
+  /*
+   The slot's generation.
+   */
+  uint64_t gen;
+} pf_map_t;
+
+/*
+ What a thread waits for until memory is its own again: see pf_revoke_many(). Of the owner that
+ it was made by. 0 is none.
+ */
+typedef struct pf_ticket_t {
+  /*
+   Its number: 1 for the first of an owner.
+   */
+  uint64_t seq;
+} pf_ticket_t;
+
+/*
+ Memory of a domain that a device may still reach although its mapping has ended. Set `size` to
+ its sizeof.
+ */
+struct pf_held {
+  /*
+   sizeof(struct pf_held).
+   */
+  size_t size;
+  /*
+   Mappings whose flush is late: their memory stays in use until it completes.
+   */
+  uint64_t deferred;
+  /*
+   The bytes of their pages.
+   */
+  uint64_t deferred_bytes;
+  /*
+   Mappings whose flush never completes: their memory stays in use for good.
+   */
+  uint64_t quarantined;
+  /*
+   The bytes of their pages.
+   */
+  uint64_t quarantined_bytes;
+  /*
+   Bytes of whole arenas and registrations, of any domain, that could not be unmapped.
+   */
+  uint64_t process_bytes;
 };
 
 /*
@@ -569,6 +653,110 @@ int pf_domain_put(struct pf_domain_t *domain);
 const char *pf_strerror_last(void);
 
 /*
+ Maps memory for a device: until it is revoked, the device reaches it, in this direction, at the
+ address that is stored. pf_free() of it is EBUSY until then.
+
+ A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
+ registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
+ and its end does not keep the device from the memory.
+
+ @owner: the owner, of the memory's domain.
+ @va: the memory: any bytes of one allocation of an arena in the domain, of one pool, or of
+ registered memory.
+ @len: bytes, at least 1.
+ @dir: enum pf_dir: what the device may do.
+ @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
+ @iova: where the device's address of `va` is stored.
+
+ Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len` bytes
+ of it, 0 bytes, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
+ ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
+ is mapped then.
+ Thread: the owner's. Allocates when the owner has more mappings than ever. Since 0.1.
+
+ */
+int pf_map(struct pf_owner_t *owner,
+           void *va,
+           size_t len,
+           unsigned int dir,
+           struct pf_map_t *map,
+           uint64_t *iova);
+
+/*
+ Maps many pieces of memory, all or none. Up to 1 MiB altogether, with the rest of their pages,
+ they have consecutive addresses where the domain has room, so that a device may take them as one.
+
+ @owner: the owner, of the memory's domain.
+ @iov: the pieces, each as for pf_map().
+ @n: how many; 0 does nothing.
+ @dir: enum pf_dir: what the device may do with all of them.
+ @maps: where the `n` names are stored.
+ @iovas: where the `n` addresses are stored.
+
+ Return: 0, or -errno: as pf_map(); the message names the index of the piece. Nothing is mapped
+ then, and nothing is stored.
+ Thread: the owner's. Allocates. Since 0.1.
+
+ */
+int pf_map_many(struct pf_owner_t *owner,
+                const struct iovec *iov,
+                unsigned int n,
+                unsigned int dir,
+                struct pf_map_t *maps,
+                uint64_t *iovas);
+
+/*
+ Ends a mapping: revokes the device's access, and waits until it cannot reach the memory.
+
+ @owner: the owner that made the mapping.
+ @map: its name. It names nothing from then on, also after EIO and ETIMEDOUT.
+
+ Return: 0, or -errno: ESTALE (it has ended before, or is another owner's: nothing has changed);
+ ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
+ pf_quarantine(); pf_revoke_many() keeps a ticket to wait with); EIO (it never completes: the
+ memory is quarantined, and pf_free() of it stays EBUSY); EBADF; EBUSY (another thread is in a
+ call with the owner).
+ Thread: the owner's. Since 0.1.
+ */
+int pf_unmap(struct pf_owner_t *owner, struct pf_map_t map);
+
+/*
+ Revokes a device's access to many mappings, with one flush, and does not wait for it: until the
+ ticket has completed the device may still reach the memory, which stays in use.
+
+ @owner: the owner that made the mappings.
+ @maps: their names, which name nothing from then on.
+ @n: how many. With 0 the ticket has completed.
+ @ticket: where the ticket is stored, for pf_quiesced() and pf_wait() of this owner: one of them
+ hands the memory back.
+
+ Return: 0, or -errno: ESTALE (one has ended before, is another owner's, or is there twice: the
+ message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
+ call with the owner).
+ Thread: the owner's. Allocates when more tickets are pending than ever. Since 0.1.
+
+ */
+int pf_revoke_many(struct pf_owner_t *owner,
+                   const struct pf_map_t *maps,
+                   unsigned int n,
+                   struct pf_ticket_t *ticket);
+
+/*
+ Describes the memory of a domain that is held because a device may still reach it. Memory whose
+ late flush has completed meanwhile is handed back first.
+
+ @domain: the domain.
+ @out: where the counts are stored; its `size` says how long it is. NULL: not needed.
+ @why: where a sentence is stored, with its end (NUL), cut off to fit; NULL: not needed.
+ @why_len: the bytes of `why`.
+
+ Return: the length of the whole sentence without its end, or -errno: EINVAL (`size`); EBADF.
+ Thread: any. Takes locks. Since 0.1.
+
+ */
+int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, size_t why_len);
+
+/*
  Creates a pool of blocks of one size.
 
  @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
@@ -776,6 +964,214 @@ int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
 
  */
 int pf_stats_json(const void *handle, char *buffer, size_t len);
+
+/*
+ Creates a thread's handle of a domain, for its mappings: no lock, and addresses of its own.
+
+ @domain: the domain.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EBADF; EFAULT (`out` is NULL); ENFILE (65,536 owners exist).
+ Thread: any. An owner is used by one thread at a time: a call beside another's gives EBUSY.
+ Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.1.
+
+ */
+int pf_owner_create(struct pf_domain_t *domain, struct pf_owner_t **out);
+
+/*
+ Destroys an owner. Memory of tickets that have completed is handed back; quarantined memory
+ stays so. The descriptor of pf_quiesce_fd() is closed.
+
+ @owner: the owner; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (mappings are live or tickets have not completed, and the message
+ counts them; or another thread is in a call with it); EBADF.
+ Thread: any. Since 0.1.
+ */
+int pf_owner_destroy(struct pf_owner_t *owner);
+
+/*
+ Returns whether no device can reach the memory of a ticket any more, and then hands it back: it
+ can be read as the device left it, mapped again, and freed. Never waits.
+
+ @owner: the owner that revoked the mappings.
+ @ticket: what pf_revoke_many() stored. One that was handed back before stays 1.
+
+ Return: 1; 0: not yet; or -errno: ETIMEDOUT (the flush is past its deadline; it may still
+ complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
+ see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF; EBUSY
+ (another thread is in a call with the owner).
+ Thread: the owner's. Since 0.1.
+ */
+int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket);
+
+/*
+ Waits until no device can reach the memory of a ticket, and hands it back.
+
+ @owner: the owner that revoked the mappings.
+ @ticket: what pf_revoke_many() stored. One that was handed back before needs no wait.
+ @ns: the longest wait in nanoseconds; UINT64_MAX: as long as it takes.
+
+ Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
+ completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
+ (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
+ Thread: the owner's. Since 0.1.
+ */
+int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns);
+
+/*
+ Returns an eventfd that becomes readable when a ticket of this owner has completed, failed, or
+ passed its deadline: for a program's own event loop. Nothing polls meanwhile.
+
+ When it is readable, read its 8 bytes and then ask pf_quiesced() about the oldest tickets, until
+ one is not 1. It may be readable although nothing has completed. A ticket that was ETIMEDOUT is
+ not announced again.
+
+ @owner: the owner.
+
+ Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
+ EBUSY (another thread is in a call with the owner).
+ Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
+ it. Since 0.1.
+ */
+int pf_quiesce_fd(struct pf_owner_t *owner);
+
+/*
+ Registers memory of the program with a domain: whole pages, of any origin. Until
+ pf_unregister() all of it is mapped there, for reading and writing, so that pf_iova(),
+ pf_segments() and requests find it by its address.
+
+ The pages are populated. Memory may be registered with several domains, by one call for each.
+
+ @domain: the domain.
+ @va: the memory, at a multiple of 4096.
+ @len: bytes, a multiple of 4096.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (not mapped, not writable, or
+ `out` is NULL); EEXIST (part of it is an arena's or registered in this domain: the message says
+ what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
+ Nothing is registered then.
+ Thread: any. Allocates; linear in the pages. Ownership: the caller's, which keeps the memory
+ mapped and of this process until pf_unregister() has returned 0. Since 0.1.
+
+ */
+int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_t **out);
+
+/*
+ Unregisters memory: no device of its domain reaches it afterwards.
+
+ @reg: the registration; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (mappings or requests use it, or it is in the table of a ring: the
+ message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
+ be kept from it: the registration is gone, but keep the memory mapped until the process ends).
+ Thread: any. Since 0.1.
+ */
+int pf_unregister(struct pf_reg_t *reg);
+
+/*
+ Cuts a part of registered memory into segments that a device can address in one piece, of less
+ than 4 GiB each.
+
+ @reg: the registration.
+ @off: where the part begins.
+ @len: bytes, at least 1.
+ @segments: where the segments are stored; their `tag` is not changed.
+ @max: how many can be stored.
+
+ Return: how many there are, or -errno: ENOSPC (more than `max`: the message says how many);
+ EINVAL (not inside the memory, or 0 bytes); EFAULT; EBADF. Nothing is stored then.
+ Thread: any. Since 0.1.
+
+ */
+int pf_segments(struct pf_reg_t *reg,
+                size_t off,
+                size_t len,
+                struct pf_block_t *segments,
+                unsigned int max);
+
+/*
+ Lays out a part of registered memory as the PRP entries of an NVMe command, for a controller
+ with pages of 4096 bytes (NVM Express Base Specification, section 4.1.1).
+
+ @reg: the registration, of the controller's domain.
+ @off: where the part begins: a multiple of 4.
+ @len: bytes, at least 1.
+ @lists: pages for PRP lists, each 4096 bytes and aligned for the controller, as pf_get() of a
+ pool of such blocks gives them. They are in use until the command has completed. At most 64 are
+ used: 127 MiB.
+ @n_lists: how many.
+ @prp: where PRP1 and PRP2 are stored.
+
+ Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
+ pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
+ EFAULT; EBADF. Then nothing is stored, except in list pages.
+ Thread: any. Since 0.1.
+
+ */
+int pf_prp(struct pf_reg_t *reg,
+           size_t off,
+           size_t len,
+           const struct pf_block_t *lists,
+           unsigned int n_lists,
+           uint64_t *prp);
+
+/*
+ Lays out a part of registered memory as the SGL of an NVMe command (NVM Express Base
+ Specification, section 4.1.2).
+
+ @reg: the registration, of the controller's domain.
+ @off: where the part begins.
+ @len: bytes, at least 1.
+ @lists: memory for arrays of descriptors, each at least 32 bytes and aligned to 8. They are in
+ use until the command has completed. At most 64 are used.
+ @n_lists: how many. None is needed for less than 4 GiB: the memory is one piece for the device.
+ @sgl1: where the 16 bytes of the command's descriptor are stored.
+
+ Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
+ pages); EINVAL (not inside the memory, 0 bytes, or a list page that is not as above); EFAULT;
+ EBADF. Then nothing is stored, except in list pages.
+ Thread: any. Since 0.1.
+
+ */
+int pf_sgl(struct pf_reg_t *reg,
+           size_t off,
+           size_t len,
+           const struct pf_block_t *lists,
+           unsigned int n_lists,
+           uint8_t *sgl1);
+
+/*
+ Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this index
+ then use it, without the kernel pinning it for each.
+
+ @reg: the registration, of at most 1 GiB.
+ @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
+ kept open until pf_uring_unregister().
+ @index: the place in the table; what is there is replaced.
+
+ Return: 0, or -errno: EBADF (no ring, or no registration); ENXIO (the ring has no table); EINVAL
+ (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);
+ EFAULT (the kernel cannot pin it); EEXIST (the ring is another thread's). Nothing has changed
+ then.
+ Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+ */
+int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index);
+
+/*
+ Takes registered memory out of the table of a ring. Requests in flight keep the pages until they
+ have completed: the program waits for them before it uses the memory otherwise.
+
+ @reg: the registration.
+ @ring_fd: the ring, as pf_uring_register() got it; it may have been closed.
+ @index: the place in the table.
+
+ Return: 0, also where the ring's table is gone; or -errno: ENOENT (it is not there); EEXIST (the
+ ring is another thread's); EBADF.
+ Thread: any, unless the ring is one thread's. Since 0.1.
+ */
+int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index);
 
 /*
  Sets the function that sees each alloc, free, map and revoke; NULL for none. Off at first.

@@ -26,7 +26,7 @@ pub(crate) struct State {
 pub(crate) static DOMAINS: Table<pf_domain_t> = Table::new(1, "domain");
 
 impl State {
-    fn new(domain: Domain, devices: Vec<(String, Device)>) -> Arc<Self> {
+    pub(crate) fn new(domain: Domain, devices: Vec<(String, Device)>) -> Arc<Self> {
         Arc::new(Self { domain, devices: Mutex::new(devices), regions: RwLock::default() })
     }
 
@@ -46,6 +46,15 @@ impl State {
                  pf_register for them"
             )),
         }
+    }
+
+    /// Returns address and length of memory in the domain that these bytes overlap, if any.
+    pub(crate) fn overlapping(&self, addr: usize, len: usize) -> Option<(usize, usize)> {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        // No two overlap: the last one that begins before the end reaches furthest.
+        let (_, nearest) = regions.range(..addr.saturating_add(len)).next_back()?;
+        let (other, bytes) = (nearest.addr(), nearest.len());
+        (other + bytes > addr).then_some((other, bytes))
     }
 
     /// Returns the memory in the domain, to be changed.

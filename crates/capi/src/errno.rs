@@ -2,13 +2,14 @@
 
 use crate::failure::Failure;
 use libc::{
-    EACCES, EBUSY, EINVAL, EIO, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOTSUP, ENXIO, EOVERFLOW, ERANGE,
-    ETIMEDOUT,
+    EACCES, EBADF, EBUSY, EEXIST, EFAULT, EINVAL, EIO, ENODEV, ENOENT, ENOMEM, ENOSPC, ENOTSUP,
+    ENXIO, EOVERFLOW, ERANGE, ETIMEDOUT,
 };
 use pinfold::arena::{AllocError, BuildError};
 use pinfold::core::domain::BackendError;
 use pinfold::core::invalidate::WaitError;
 use pinfold::dma_pool;
+use pinfold::uring::RegisterError;
 use pinfold::vfio::OpenError;
 use std::ffi::c_int;
 
@@ -53,7 +54,7 @@ impl Errno for BackendError {
         match self {
             Self::NotPages { .. } | Self::LengthsDiffer { .. } | Self::NotReserved { .. } => EINVAL,
             Self::NotRegistered { .. } | Self::OtherDomain { .. } => ENXIO,
-            Self::AlreadyRegistered { .. } => libc::EEXIST,
+            Self::AlreadyRegistered { .. } => EEXIST,
             Self::NoMemory { .. } | Self::LockedMemory { .. } | Self::Table(_) => ENOMEM,
             Self::Iova(_) | Self::NoEntries { .. } => ENOSPC,
             Self::Flush(error)
@@ -115,6 +116,23 @@ impl Errno for dma_pool::RangeError {
     fn errno(&self) -> c_int {
         match self {
             Self::Maximum { .. } | Self::Numbers { .. } => ENOSPC,
+            _ => EINVAL,
+        }
+    }
+}
+
+impl Errno for RegisterError {
+    fn errno(&self) -> c_int {
+        match self {
+            Self::NoRing { .. } => EBADF,
+            Self::HasTable => EBUSY,
+            Self::NoTable => ENXIO,
+            Self::OtherThread | Self::Overlaps { .. } => EEXIST,
+            Self::Memlock { .. } => ENOMEM,
+            Self::Memory { .. } => EFAULT,
+            Self::Full { .. } => ENOSPC,
+            Self::Unsupported { .. } => ENOTSUP,
+            Self::System { errno } => errno.raw(),
             _ => EINVAL,
         }
     }

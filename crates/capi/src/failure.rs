@@ -170,6 +170,23 @@ pub(crate) fn check_out<T>(out: *const T, name: &str) -> Result<(), Failure> {
     }
 }
 
+/// Stores a text, as `snprintf` does: with its end, cut off to fit; returns its whole length.
+///
+/// # Safety
+/// `to` is null, or `len` bytes can be written there.
+pub(crate) unsafe fn store_text(text: &str, to: *mut c_char, len: usize) -> c_int {
+    if !to.is_null()
+        && let Some(room) = len.checked_sub(1)
+    {
+        let count = text.len().min(room);
+        // SAFETY: `count` bytes of the text, and less than the `len` that the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), count) };
+        // SAFETY: `count` is less than `len`.
+        unsafe { to.wrapping_add(count).write(0) };
+    }
+    c_int::try_from(text.len()).unwrap_or(c_int::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,6 +213,17 @@ mod tests {
         let code = call(|| panic!("a defect"));
         assert_eq!(code, -libc::ENOTRECOVERABLE);
         assert!(last().contains("defect of libpinfold"));
+    }
+
+    #[test]
+    fn a_text_is_cut_off_to_fit_and_has_its_end() {
+        let mut room = [7 as c_char; 4];
+        // SAFETY: three bytes of four.
+        assert_eq!(unsafe { store_text("text", room.as_mut_ptr(), 3) }, 4);
+        assert_eq!(room.map(|byte| byte as u8), [b't', b'e', 0, 7]);
+        // SAFETY: no bytes.
+        assert_eq!(unsafe { store_text("text", room.as_mut_ptr(), 0) }, 4);
+        assert_eq!(room[0] as u8, b't');
     }
 
     #[test]

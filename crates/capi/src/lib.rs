@@ -8,6 +8,7 @@
 //! | [`handle`] | the tables that handles are indices of |
 //! | [`failure`] | errno values and messages; the border that no panic crosses |
 //! | [`options`] | structs that grow: their first field says how long the caller's is |
+//! | [`slots`] | an owner's mappings, which C programs name |
 //! | [`region`] | memory that C programs pass by address: which arena or registration it is in |
 //! | [`block`] | memory with its two addresses |
 //! | [`source`] | an arena as the source of pools |
@@ -27,9 +28,14 @@ mod errno;
 pub mod failure;
 pub mod frames;
 mod handle;
+mod lists;
+pub mod map;
 mod options;
+pub mod owner;
 pub mod pool;
 mod region;
+pub mod registered;
 pub mod report;
+pub mod slots;
 mod source;
 pub mod trace;

@@ -17,7 +17,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) const PAGE: usize = 4096;
 
 /// What keeps the memory valid.
-pub(crate) enum Keep {
+#[expect(dead_code, reason = "held, and dropped with the region")]
+enum Keep {
     /// An arena.
     Arena(ArenaMemory),
     /// Memory that the program registered.
@@ -28,6 +29,7 @@ pub(crate) enum Keep {
 pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
+    #[expect(dead_code, reason = "held, and dropped with the region")]
     keep: Keep,
     /// Where it is mapped as a whole, by domain.
     places: Mutex<Vec<(DomainId, Iova)>>,
@@ -77,16 +79,17 @@ impl Region {
         }
     }
 
-    /// Describes memory that the program registered.
-    pub(crate) fn registered(piece: OwnedPiece) -> Self {
+    /// Describes memory that the program registered, with its places in these domains.
+    pub(crate) fn registered(piece: OwnedPiece, domains: &[DomainId]) -> Self {
         let memory = Pinned::memory(&piece);
         let (base, len) = (memory.as_ptr(), memory.len());
+        let places = domains.iter().filter_map(|&id| Some((id, piece.fixed_iova(id)?))).collect();
         let keep = Keep::Registered(piece);
         Self {
             base,
             len,
             keep,
-            places: Mutex::default(),
+            places: Mutex::new(places),
             uses: AtomicU64::new(0),
             holders: AtomicU64::new(0),
             pages: Box::default(),
@@ -106,10 +109,6 @@ impl Region {
         let at = addr.saturating_sub(self.addr()).min(self.len);
         // SAFETY: at most the end of the region, which is one allocation.
         unsafe { self.base.add(at) }
-    }
-
-    pub(crate) fn into_keep(self) -> Keep {
-        self.keep
     }
 
     /// Notes where the region is mapped in a domain.
@@ -231,7 +230,8 @@ impl Region {
         let uses = word / ONE_USE;
         fail!(
             EBUSY,
-            "{addr:#x} is in use by {uses} mappings or requests: unmap it, or wait for them, first"
+            "{addr:#x} is in use by {uses} mappings or requests: unmap it, or wait for them, first; pf_quarantine says \
+             whether a device may reach it for good"
         )
     }
 

@@ -111,6 +111,19 @@ macro_rules! pass_caller {
     (3, $target:path) => { $crate::trace::pass_caller!(@ "rcx", "x3", $target) };
     (4, $target:path) => { $crate::trace::pass_caller!(@ "r8", "x4", $target) };
     (5, $target:path) => { $crate::trace::pass_caller!(@ "r9", "x5", $target) };
+    // The seventh argument is on the stack, which `push` leaves aligned.
+    (6, $target:path) => {
+        #[cfg(target_arch = "x86_64")]
+        ::std::arch::naked_asm!(
+            "push qword ptr [rsp]",
+            "call {}",
+            "add rsp, 8",
+            "ret",
+            sym $target
+        );
+        #[cfg(target_arch = "aarch64")]
+        ::std::arch::naked_asm!("mov x6, x30", "b {}", sym $target);
+    };
     (@ $x86:literal, $arm:literal, $target:path) => {
         #[cfg(target_arch = "x86_64")]
         ::std::arch::naked_asm!(concat!("mov ", $x86, ", [rsp]"), "jmp {}", sym $target);

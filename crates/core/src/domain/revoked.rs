@@ -310,8 +310,14 @@ impl<P: Pinned> Revoked<P> {
         NotQuiesced { revoked: None, error }
     }
 
-    /// Returns how a wait would end, if it would end now.
-    pub(super) fn check(&self) -> Poll<Result<(), BackendError>> {
+    /// Returns how a [`wait`](Self::wait) would end if it ended now; `Pending` while the flush is in
+    /// flight. Moves nothing and never waits.
+    ///
+    /// For a program with an event loop of its own, which has [`wake`](Self::wake) write to it.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait), which then returns the same at once.
+    pub fn check(&self) -> Poll<Result<(), BackendError>> {
         if self.is_quiesced() {
             return Poll::Ready(Ok(()));
         }
@@ -321,8 +327,9 @@ impl<P: Pinned> Revoked<P> {
         }
     }
 
-    /// Wakes `waker` when [`check`](Self::check) may find more than now.
-    pub(super) fn wake(&self, waker: &Waker) {
+    /// Wakes `waker` once, when [`check`](Self::check) may find more than now, and at once if it
+    /// does: so check again after this returns. It may wake early, and then is called again.
+    pub fn wake(&self, waker: &Waker) {
         let ticket = self.0.ticket();
         self.0.domain.call(|backend| backend.wake(ticket, waker));
     }

@@ -250,6 +250,37 @@ impl Drop for RingBuffers<'_> {
     }
 }
 
+/// Sets the memory of a place in the table of a ring, at most 1 GiB, or vacates it: for a table that
+/// the program has registered itself, by other means than [`RingBuffers`]. Linux 5.13.
+///
+/// Transfers in flight keep what was there: the kernel pins its pages until they complete.
+///
+/// # Errors
+/// [`RegisterError`]; the place is unchanged then.
+pub fn set_place(
+    ring: impl AsFd,
+    index: BufferIndex,
+    memory: Option<Fixed<'_>>,
+) -> Result<(), RegisterError> {
+    let (ring, range) = (ring.as_fd(), memory.map(|memory| (memory.addr, memory.len)));
+    if let Some((_, len)) = range.filter(|(_, len)| !(1..=MOST_BYTES).contains(len)) {
+        return Err(RegisterError::Length { len, limit: MOST_BYTES });
+    }
+    let asked = range.map_or(0, |(_, len)| len as u64);
+    uring::update(ring, index.get().into(), vector(range), 0).map_err(|errno| {
+        // The kernel returns the same number for memory that it cannot pin and for a descriptor
+        // that is no ring; a ring has no such place.
+        let is_ring = || {
+            uring::update(ring, u32::MAX - 1, vector(None), 0) != Err(Errno::new(libc::EOPNOTSUPP))
+        };
+        match errno.raw() {
+            libc::EINVAL => RegisterError::NoPlace { index },
+            libc::EOPNOTSUPP if !is_ring() => RegisterError::NoRing { errno },
+            _ => RegisterError::of(errno, asked),
+        }
+    })
+}
+
 fn duplicate(ring: &impl AsFd) -> Result<OwnedFd, RegisterError> {
     let errno = |error: io::Error| Errno::new(error.raw_os_error().unwrap_or(0));
     ring.as_fd().try_clone_to_owned().map_err(|error| RegisterError::System { errno: errno(error) })
@@ -457,6 +488,14 @@ pub enum RegisterError {
         index: BufferIndex,
         /// The number of places.
         capacity: usize,
+    },
+    /// The ring's table, which the program made, has no such place.
+    #[error(
+        "the ring's table has no {index}: register a longer one (before Linux 5.13 its places cannot change)"
+    )]
+    NoPlace {
+        /// The place.
+        index: BufferIndex,
     },
     /// The place is vacant.
     #[error("{index} is vacant: set it first")]

@@ -1,0 +1,467 @@
+//! Mappings: memory that a device reaches until it is revoked.
+
+use crate::domain::{DOMAINS, pf_domain_t};
+use crate::failure::{Failure, call, check_out, fail, store, store_text};
+use crate::options::{Options, fill};
+use crate::owner::{OWNERS, pf_owner_t, pf_ticket_t};
+use crate::region::Span;
+use crate::slots::{Stale, pf_map_t};
+use crate::trace::{Caller, hook, pass_caller, pf_event, pf_event_kind};
+use libc::iovec;
+use pinfold::core::domain::MapManyError;
+use pinfold::{
+    BackendError, Bidirectional, DomainLocal, FromDevice, MapError, ToDevice, Unrevoked,
+};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+
+#[cfg(test)]
+mod tests;
+
+/// What a device may do with memory that is mapped.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum pf_dir {
+    /// Read it.
+    PF_TO_DEVICE = 1,
+    /// Write it.
+    PF_FROM_DEVICE = 2,
+    /// Both.
+    PF_BIDIR = 3,
+}
+
+impl pf_dir {
+    fn of(value: c_uint) -> Result<Self, Failure> {
+        match value {
+            1 => Ok(Self::PF_TO_DEVICE),
+            2 => Ok(Self::PF_FROM_DEVICE),
+            3 => Ok(Self::PF_BIDIR),
+            _ => Err(fail!(
+                EINVAL,
+                "direction {value}: pass PF_TO_DEVICE, PF_FROM_DEVICE or PF_BIDIR"
+            )),
+        }
+    }
+
+    fn map(self, local: &mut DomainLocal, span: Span) -> Result<Unrevoked<Span>, MapError<Span>> {
+        match self {
+            Self::PF_TO_DEVICE => local.map(span, ToDevice).map(Unrevoked::from),
+            Self::PF_FROM_DEVICE => local.map(span, FromDevice).map(Unrevoked::from),
+            Self::PF_BIDIR => local.map(span, Bidirectional).map(Unrevoked::from),
+        }
+    }
+
+    fn map_many(
+        self,
+        local: &mut DomainLocal,
+        spans: Vec<Span>,
+        mapped: impl FnMut(Unrevoked<Span>),
+    ) -> Result<(), MapManyError<Span>> {
+        match self {
+            Self::PF_TO_DEVICE => {
+                let mappings = local.map_many(spans, ToDevice)?;
+                mappings.into_iter().map(Unrevoked::from).for_each(mapped);
+            }
+            Self::PF_FROM_DEVICE => {
+                let mappings = local.map_many(spans, FromDevice)?;
+                mappings.into_iter().map(Unrevoked::from).for_each(mapped);
+            }
+            Self::PF_BIDIR => {
+                let mappings = local.map_many(spans, Bidirectional)?;
+                mappings.into_iter().map(Unrevoked::from).for_each(mapped);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Maps memory for a device: until it is revoked, the device reaches it, in this direction, at the
+/// address that is stored. pf_free() of it is EBUSY until then.
+///
+/// A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
+/// registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
+/// and its end does not keep the device from the memory.
+///
+/// @owner: the owner, of the memory's domain.
+/// @va: the memory: any bytes of one allocation of an arena in the domain, of one pool, or of
+/// registered memory.
+/// @len: bytes, at least 1.
+/// @dir: enum pf_dir: what the device may do.
+/// @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
+/// @iova: where the device's address of `va` is stored.
+///
+/// Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len` bytes
+/// of it, 0 bytes, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
+/// ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
+/// is mapped then.
+/// Thread: the owner's. Allocates when the owner has more mappings than ever. Since 0.1.
+///
+/// # Safety
+/// `map` and `iova` are null or can be written.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn pf_map(
+    owner: *mut pf_owner_t,
+    va: *mut c_void,
+    len: usize,
+    dir: c_uint,
+    map: *mut pf_map_t,
+    iova: *mut u64,
+) -> c_int {
+    pass_caller!(6, map_one);
+}
+
+unsafe extern "C" fn map_one(
+    handle: *mut pf_owner_t,
+    va: *mut c_void,
+    len: usize,
+    dir: c_uint,
+    map: *mut pf_map_t,
+    iova: *mut u64,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        check_out(map, "map")?;
+        check_out(iova, "iova")?;
+        let dir = pf_dir::of(dir)?;
+        let mut owner = OWNERS.get_mut(handle)?;
+        let owner = &mut *owner;
+        let span = owner.state.span(va.addr(), len)?;
+        let at = span.part().0 as u64;
+        let mapping =
+            dir.map(&mut owner.local, span).map_err(|refused| Failure::from(&refused.error))?;
+        let address = mapping.iova().start().raw() + at;
+        let name = owner.mappings.add(mapping, va.addr(), len);
+        // SAFETY: as the caller of `pf_map` promises.
+        unsafe { store(map, name, "map") }?;
+        // SAFETY: as the caller of `pf_map` promises.
+        unsafe { store(iova, address, "iova") }?;
+        report(pf_event_kind::PF_EVENT_MAP, handle, caller, || [(va, address, len)]);
+        Ok(0)
+    })
+}
+
+/// Maps many pieces of memory, all or none. Up to 1 MiB altogether, with the rest of their pages,
+/// they have consecutive addresses where the domain has room, so that a device may take them as one.
+///
+/// @owner: the owner, of the memory's domain.
+/// @iov: the pieces, each as for pf_map().
+/// @n: how many; 0 does nothing.
+/// @dir: enum pf_dir: what the device may do with all of them.
+/// @maps: where the `n` names are stored.
+/// @iovas: where the `n` addresses are stored.
+///
+/// Return: 0, or -errno: as pf_map(); the message names the index of the piece. Nothing is mapped
+/// then, and nothing is stored.
+/// Thread: the owner's. Allocates. Since 0.1.
+///
+/// # Safety
+/// `iov` is null or has `n` elements; `maps` and `iovas` are null, or as many can be written.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn pf_map_many(
+    owner: *mut pf_owner_t,
+    iov: *const iovec,
+    n: c_uint,
+    dir: c_uint,
+    maps: *mut pf_map_t,
+    iovas: *mut u64,
+) -> c_int {
+    pass_caller!(6, map_many);
+}
+
+unsafe extern "C" fn map_many(
+    handle: *mut pf_owner_t,
+    iov: *const iovec,
+    n: c_uint,
+    dir: c_uint,
+    maps: *mut pf_map_t,
+    iovas: *mut u64,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        let dir = pf_dir::of(dir)?;
+        let mut owner = OWNERS.get_mut(handle)?;
+        if n == 0 {
+            return Ok(0);
+        }
+        check_out(iov, "iov")?;
+        check_out(maps, "maps")?;
+        check_out(iovas, "iovas")?;
+        let owner = &mut *owner;
+        let mut spans = Vec::new();
+        for index in 0..n as usize {
+            // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
+            let piece = unsafe { iov.wrapping_add(index).read_unaligned() };
+            let span = owner.state.span(piece.iov_base.addr(), piece.iov_len);
+            spans.push(span.map_err(|failure| failure.context(&format!("piece {index}")))?);
+        }
+        let parts: Vec<_> = spans.iter().map(|span| (span.addr(), span.part())).collect();
+        let (mut stored, mut addresses) = (0, Vec::with_capacity(parts.len()));
+        let mappings = &mut owner.mappings;
+        let mapped = dir.map_many(&mut owner.local, spans, |mapping| {
+            let (addr, (at, len)) = parts.get(stored).copied().unwrap_or_default();
+            let address = mapping.iova().start().raw() + at as u64;
+            let name = mappings.add(mapping, addr, len);
+            // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
+            unsafe { maps.wrapping_add(stored).write_unaligned(name) };
+            // SAFETY: as for the names.
+            unsafe { iovas.wrapping_add(stored).write_unaligned(address) };
+            addresses.push(address);
+            stored += 1;
+        });
+        if let Err(refused) = mapped {
+            let what = format!("piece {}", refused.index);
+            return Err(Failure::from(&refused.error).context(&what));
+        }
+        report(pf_event_kind::PF_EVENT_MAP, handle, caller, || {
+            let pieces = parts.iter().zip(&addresses);
+            pieces.map(|((addr, (_, len)), iova)| (pointer(*addr), *iova, *len))
+        });
+        Ok(0)
+    })
+}
+
+/// Ends a mapping: revokes the device's access, and waits until it cannot reach the memory.
+///
+/// @owner: the owner that made the mapping.
+/// @map: its name. It names nothing from then on, also after EIO and ETIMEDOUT.
+///
+/// Return: 0, or -errno: ESTALE (it has ended before, or is another owner's: nothing has changed);
+/// ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
+/// pf_quarantine(); pf_revoke_many() keeps a ticket to wait with); EIO (it never completes: the
+/// memory is quarantined, and pf_free() of it stays EBUSY); EBADF; EBUSY (another thread is in a
+/// call with the owner).
+/// Thread: the owner's. Since 0.1.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub extern "C" fn pf_unmap(owner: *mut pf_owner_t, map: pf_map_t) -> c_int {
+    pass_caller!(3, unmap);
+}
+
+extern "C" fn unmap(handle: *mut pf_owner_t, map: pf_map_t, caller: Caller) -> c_int {
+    call(|| {
+        let mut owner = OWNERS.get_mut(handle)?;
+        let owner = &mut *owner;
+        owner.mappings.claim(std::iter::once(map)).map_err(stale)?;
+        let Some(mapping) = owner.mappings.take_claimed().next() else { return Ok(0) };
+        let start = mapping.iova().start().raw();
+        let unmapped = owner.local.unmap(mapping);
+        let revoked = || owner.mappings.claimed_parts().map(|part| revoked_part(part, start));
+        report(pf_event_kind::PF_EVENT_REVOKE, handle, caller, revoked);
+        match unmapped {
+            Ok(span) => drop(span),
+            Err(error) => return Err(not_unmapped(&error)),
+        }
+        Ok(0)
+    })
+}
+
+#[cold]
+fn not_unmapped(error: &BackendError) -> Failure {
+    if error.late_ticket().is_some() {
+        return fail!(
+            ETIMEDOUT,
+            "the flush of the mapping has not completed in time, and a device may still reach its memory: it stays in \
+             use until the flush completes; pf_quarantine counts it"
+        );
+    }
+    fail!(
+        EIO,
+        "the flush of the mapping never completes, so a device may reach its memory for good: it is quarantined, and \
+         pf_free and pf_unregister refuse it; pf_quarantine counts it"
+    )
+}
+
+/// Revokes a device's access to many mappings, with one flush, and does not wait for it: until the
+/// ticket has completed the device may still reach the memory, which stays in use.
+///
+/// @owner: the owner that made the mappings.
+/// @maps: their names, which name nothing from then on.
+/// @n: how many. With 0 the ticket has completed.
+/// @ticket: where the ticket is stored, for pf_quiesced() and pf_wait() of this owner: one of them
+/// hands the memory back.
+///
+/// Return: 0, or -errno: ESTALE (one has ended before, is another owner's, or is there twice: the
+/// message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
+/// call with the owner).
+/// Thread: the owner's. Allocates when more tickets are pending than ever. Since 0.1.
+///
+/// # Safety
+/// `maps` is null or has `n` elements; `ticket` is null or can be written.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn pf_revoke_many(
+    owner: *mut pf_owner_t,
+    maps: *const pf_map_t,
+    n: c_uint,
+    ticket: *mut pf_ticket_t,
+) -> c_int {
+    pass_caller!(4, revoke_many);
+}
+
+unsafe extern "C" fn revoke_many(
+    handle: *mut pf_owner_t,
+    maps: *const pf_map_t,
+    n: c_uint,
+    ticket: *mut pf_ticket_t,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        check_out(ticket, "ticket")?;
+        if n > 0 {
+            check_out(maps, "maps")?;
+        }
+        let mut owner = OWNERS.get_mut(handle)?;
+        // SAFETY: each is one of the `n` elements, as the caller of `pf_revoke_many` promises.
+        let names = (0..n as usize).map(|at| unsafe { maps.wrapping_add(at).read_unaligned() });
+        owner.mappings.claim(names).map_err(stale)?;
+        let issued = owner.revoke_claimed();
+        // SAFETY: as the caller of `pf_revoke_many` promises.
+        unsafe { store(ticket, issued, "ticket") }?;
+        report(pf_event_kind::PF_EVENT_REVOKE, handle, caller, || {
+            let parts = owner.mappings.claimed_parts().zip(owner.last_revoked());
+            parts.map(|(part, start)| revoked_part(part, start))
+        });
+        Ok(0)
+    })
+}
+
+/// Returns what is reported of a mapping whose pages begin at `start` for the device.
+fn revoked_part((addr, len): (usize, usize), start: u64) -> (*mut c_void, u64, usize) {
+    (pointer(addr), start + (addr % 4096) as u64, len)
+}
+
+/// An address that is shown, not followed.
+fn pointer(addr: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(addr)
+}
+
+/// Reports the parts if the hook is set.
+#[inline(always)]
+fn report<I: IntoIterator<Item = (*mut c_void, u64, usize)>>(
+    kind: pf_event_kind,
+    handle: *mut pf_owner_t,
+    caller: Caller,
+    parts: impl FnOnce() -> I,
+) {
+    let Some(hook) = hook() else { return };
+    let (kind, handle) = (kind as u32, handle.addr() as u64);
+    for (va, iova, len) in parts() {
+        hook.report(pf_event { kind, reserved: 0, va, iova, len: len as u64, caller, handle });
+    }
+}
+
+#[cold]
+fn stale(stale: Stale) -> Failure {
+    let Stale { index, name: pf_map_t { id, r#gen }, repeated } = stale;
+    let why = if repeated {
+        "it is there twice"
+    } else {
+        "it has ended before, or this owner never made it"
+    };
+    fail!(
+        ESTALE,
+        "mapping {index} (id {id}, gen {gen:#x}): {why}; nothing is revoked: pass each name that pf_map stored once"
+    )
+}
+
+/// Memory of a domain that a device may still reach although its mapping has ended. Set `size` to
+/// its sizeof.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pf_held {
+    /// sizeof(struct pf_held).
+    pub size: usize,
+    /// Mappings whose flush is late: their memory stays in use until it completes.
+    pub deferred: u64,
+    /// The bytes of their pages.
+    pub deferred_bytes: u64,
+    /// Mappings whose flush never completes: their memory stays in use for good.
+    pub quarantined: u64,
+    /// The bytes of their pages.
+    pub quarantined_bytes: u64,
+    /// Bytes of whole arenas and registrations, of any domain, that could not be unmapped.
+    pub process_bytes: u64,
+}
+
+// SAFETY: six words.
+unsafe impl Options for pf_held {
+    const DEFAULT: Self = Self {
+        size: 0,
+        deferred: 0,
+        deferred_bytes: 0,
+        quarantined: 0,
+        quarantined_bytes: 0,
+        process_bytes: 0,
+    };
+}
+
+/// Describes the memory of a domain that is held because a device may still reach it. Memory whose
+/// late flush has completed meanwhile is handed back first.
+///
+/// @domain: the domain.
+/// @out: where the counts are stored; its `size` says how long it is. NULL: not needed.
+/// @why: where a sentence is stored, with its end (NUL), cut off to fit; NULL: not needed.
+/// @why_len: the bytes of `why`.
+///
+/// Return: the length of the whole sentence without its end, or -errno: EINVAL (`size`); EBADF.
+/// Thread: any. Takes locks. Since 0.1.
+///
+/// # Safety
+/// `out` is null or can be written, for as many bytes as its first field says; `why` is null or
+/// `why_len` bytes can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_quarantine(
+    domain: *mut pf_domain_t,
+    out: *mut pf_held,
+    why: *mut c_char,
+    why_len: usize,
+) -> c_int {
+    call(|| {
+        let state = std::sync::Arc::clone(&DOMAINS.get(domain)?.state);
+        state.domain.release_late();
+        let stats = state.domain.stats();
+        let value = pf_held {
+            size: 0,
+            deferred: stats.deferred,
+            deferred_bytes: stats.deferred_bytes,
+            quarantined: stats.quarantined,
+            quarantined_bytes: stats.quarantined_bytes,
+            process_bytes: pinfold::quarantined_bytes(),
+        };
+        if out != null_mut() {
+            // SAFETY: as the caller promises.
+            unsafe { fill(out, &value, "out") }?;
+        }
+        // SAFETY: as the caller promises.
+        Ok(unsafe { store_text(&sentence(&value), why, why_len) })
+    })
+}
+
+fn sentence(held: &pf_held) -> String {
+    let mut parts = Vec::new();
+    if held.deferred > 0 {
+        parts.push(format!(
+            "{} mappings ({} bytes) wait for a flush that is late: their memory is handed back when it completes",
+            held.deferred, held.deferred_bytes
+        ));
+    }
+    if held.quarantined > 0 {
+        parts.push(format!(
+            "{} mappings ({} bytes) could not be revoked, because the invalidation unit has failed: a device may reach \
+             their memory for good, so it is never freed; reset the device and restart the process",
+            held.quarantined, held.quarantined_bytes
+        ));
+    }
+    if held.process_bytes > 0 {
+        parts.push(format!(
+            "{} bytes of arenas and registrations could not be unmapped, and are kept until the process ends",
+            held.process_bytes
+        ));
+    }
+    if parts.is_empty() {
+        return "no memory is held: no device reaches what is not mapped".to_owned();
+    }
+    parts.join("; ")
+}

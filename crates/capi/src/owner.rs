@@ -1,0 +1,423 @@
+//! Owners: one thread's handle of a domain, with its mappings and its tickets.
+//!
+//! A ticket stands for the mappings of one pf_revoke_many() until no device can reach their memory.
+//! They are kept here by the ticket's number: pf_quiesced() and pf_wait() hand the memory back, that
+//! is, end its use, after which pf_free() accepts it. Where the flush never completes the domain
+//! quarantines it: its use does not end, so it can neither be freed nor unregistered.
+
+use crate::domain::{DOMAINS, State, pf_domain_t};
+use crate::failure::{Failure, call, check_out, fail, store};
+use crate::handle::Table;
+use crate::region::Span;
+use crate::slots::Slots;
+use pinfold::{BackendError, DomainLocal, NotQuiesced, Revoked, Ticket, Unrevoked, WaitLimit};
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Poll, Wake, Waker};
+use std::time::Duration;
+
+/// One thread's handle of a domain, for mappings.
+pub struct pf_owner_t {
+    /// Before `state`, the domain of which it is.
+    pub(crate) local: DomainLocal,
+    pub(crate) mappings: Slots<Unrevoked<Span>>,
+    tickets: Tickets,
+    pub(crate) state: Arc<State>,
+}
+
+/// What a thread waits for until memory is its own again: see pf_revoke_many(). Of the owner that
+/// it was made by. 0 is none.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct pf_ticket_t {
+    /// Its number: 1 for the first of an owner.
+    pub seq: u64,
+}
+
+pub(crate) static OWNERS: Table<pf_owner_t> = Table::new(7, "owner");
+
+/// A wait that only looks.
+const NOW: WaitLimit = WaitLimit::within(Duration::ZERO);
+
+/// The mappings of one ticket. None if their memory was quarantined, which is reported for good.
+struct Batch {
+    seq: u64,
+    revoked: Vec<Revoked<Span>>,
+    /// Of these, one whose ticket is the last to complete.
+    last: usize,
+    /// Mappings that were quarantined.
+    lost: usize,
+    /// The file descriptor has announced its end.
+    announced: bool,
+}
+
+impl Batch {
+    /// Returns how a wait for all would end now.
+    fn check(&self) -> Poll<Result<(), BackendError>> {
+        self.revoked.get(self.last).map_or(Poll::Ready(Ok(())), Revoked::check)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost > 0 && self.revoked.is_empty()
+    }
+}
+
+/// An owner's tickets that have not been handed back.
+struct Tickets {
+    /// By their numbers.
+    batches: VecDeque<Batch>,
+    /// The number of the last ticket.
+    last: u64,
+    /// Empty lists for the next batches.
+    spare: Vec<Vec<Revoked<Span>>>,
+    announcer: Option<(Arc<Announcer>, Waker)>,
+}
+
+/// An eventfd.
+struct Announcer(OwnedFd);
+
+impl Wake for Announcer {
+    fn wake(self: Arc<Self>) {
+        self.announce();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.announce();
+    }
+}
+
+impl Announcer {
+    fn new() -> Result<Self, Failure> {
+        // SAFETY: the call takes no pointer.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            let error = std::io::Error::last_os_error();
+            let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+            return Err(Failure::new(errno, format!("cannot create an eventfd: {error}")));
+        }
+        // SAFETY: a new descriptor, which is nobody else's.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Makes the descriptor readable.
+    fn announce(&self) {
+        let one = 1u64;
+        // Refused only when the counter is full; then it is readable.
+        // SAFETY: the eight bytes are read during the call.
+        let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+}
+
+impl Tickets {
+    fn new() -> Self {
+        Self { batches: VecDeque::new(), last: 0, spare: Vec::new(), announcer: None }
+    }
+
+    /// Finds a ticket. `None`: its memory has been handed back.
+    ///
+    /// # Errors
+    /// `ESTALE`: it was never issued.
+    fn find(&self, ticket: pf_ticket_t) -> Result<Option<usize>, Failure> {
+        let (seq, last) = (ticket.seq, self.last);
+        if seq == 0 || seq > last {
+            return Err(fail!(
+                ESTALE,
+                "ticket {seq} is none of this owner, whose last is {last}: pass what pf_revoke_many stored"
+            ));
+        }
+        // The oldest, most often.
+        if self.batches.front().is_some_and(|batch| batch.seq == seq) {
+            return Ok(Some(0));
+        }
+        Ok(self.batches.binary_search_by_key(&seq, |batch| batch.seq).ok())
+    }
+
+    /// Returns tickets and mappings whose memory has not been handed back, without lost ones.
+    fn pending(&self) -> (usize, usize) {
+        let pending = self.batches.iter().filter(|batch| !batch.is_lost());
+        pending.fold((0, 0), |(tickets, mappings), batch| {
+            (tickets + 1, mappings + batch.revoked.len())
+        })
+    }
+
+    /// Hands the memory of a ticket back if no device can reach it. Returns whether it was.
+    ///
+    /// # Errors
+    /// `EIO`: it is quarantined. `ETIMEDOUT`: the flush is past its deadline.
+    fn settle(&mut self, local: &mut DomainLocal, at: usize) -> Result<bool, Failure> {
+        let Some(batch) = self.batches.get_mut(at) else { return Ok(true) };
+        if batch.is_lost() {
+            return Err(lost(batch));
+        }
+        match batch.check() {
+            Poll::Pending => return Ok(false),
+            Poll::Ready(Ok(())) => {
+                for revoked in batch.revoked.drain(..) {
+                    // It has completed, as the last has.
+                    drop(local.poll(revoked));
+                }
+            }
+            Poll::Ready(Err(error)) if error.late_ticket().is_some() => return Err(late(batch)),
+            Poll::Ready(Err(_)) => {
+                for revoked in batch.revoked.drain(..) {
+                    // Some may have completed before.
+                    batch.lost += usize::from(local.wait_for(revoked, NOW).is_err());
+                }
+            }
+        }
+        self.finish(at).map(|()| true)
+    }
+
+    /// Ends a ticket of which nothing is left to wait for.
+    fn finish(&mut self, at: usize) -> Result<(), Failure> {
+        if let Some(batch) = self.batches.get(at).filter(|batch| batch.lost > 0) {
+            return Err(lost(batch));
+        }
+        self.spare.extend(self.batches.remove(at).map(|batch| batch.revoked));
+        Ok(())
+    }
+
+    /// Waits for a ticket for at most `limit`, and hands its memory back.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle); `ETIMEDOUT` also after `limit`.
+    fn wait(
+        &mut self,
+        local: &mut DomainLocal,
+        at: usize,
+        limit: WaitLimit,
+    ) -> Result<(), Failure> {
+        let Some(batch) = self.batches.get_mut(at) else { return Ok(()) };
+        if !matches!(batch.check(), Poll::Ready(Ok(()))) && !batch.is_lost() {
+            // The others complete before it, or with it.
+            let last = batch.revoked.swap_remove(batch.last);
+            match local.wait_for(last, limit) {
+                Ok(span) => drop(span),
+                Err(NotQuiesced { revoked: Some(late), .. }) => {
+                    batch.last = batch.revoked.len();
+                    batch.revoked.push(late);
+                    return Err(self::late(batch));
+                }
+                Err(NotQuiesced { revoked: None, .. }) => batch.lost += 1,
+            }
+            batch.last = last_of(&batch.revoked);
+            if batch.revoked.is_empty() {
+                return self.finish(at);
+            }
+        }
+        self.settle(local, at).map(drop)
+    }
+
+    /// Has the descriptor announce what has ended, and the end of the next ticket: tickets end in
+    /// their order.
+    fn arm(&mut self) {
+        let Some((announcer, waker)) = &self.announcer else { return };
+        for batch in self.batches.iter_mut().filter(|batch| !batch.announced && !batch.is_lost()) {
+            if batch.check().is_pending()
+                && let Some(last) = batch.revoked.get(batch.last)
+            {
+                last.wake(waker);
+                // It may have ended before it was to be woken.
+                if last.check().is_pending() {
+                    return;
+                }
+            }
+            batch.announced = true;
+            announcer.announce();
+        }
+    }
+}
+
+/// Returns the index of one with the greatest ticket, which completes last, if ever.
+fn last_of(revoked: &[Revoked<Span>]) -> usize {
+    let (mut last, mut ticket) = (0, Ticket::COMPLETED);
+    for (at, one) in revoked.iter().enumerate() {
+        if one.ticket() > ticket {
+            (last, ticket) = (at, one.ticket());
+        }
+    }
+    last
+}
+
+#[cold]
+fn late(batch: &Batch) -> Failure {
+    let (seq, count) = (batch.seq, batch.revoked.len());
+    fail!(
+        ETIMEDOUT,
+        "ticket {seq}: its flush has not completed in time, and a device may still reach the memory of {count} \
+         mappings: it stays in use; call pf_wait again"
+    )
+}
+
+#[cold]
+fn lost(batch: &Batch) -> Failure {
+    let Batch { seq, lost, .. } = batch;
+    fail!(
+        EIO,
+        "ticket {seq}: its flush never completes, so a device may reach the memory of {lost} mappings for good: it is \
+         quarantined, and pf_free and pf_unregister refuse it; pf_quarantine counts it"
+    )
+}
+
+impl pf_owner_t {
+    /// Revokes the mappings that were claimed, with one flush, and returns their ticket.
+    pub(crate) fn revoke_claimed(&mut self) -> pf_ticket_t {
+        let tickets = &mut self.tickets;
+        let mut revoked = tickets.spare.pop().unwrap_or_default();
+        self.local.revoke_many(self.mappings.take_claimed(), &mut revoked);
+        tickets.last += 1;
+        let (seq, last) = (tickets.last, last_of(&revoked));
+        tickets.batches.push_back(Batch { seq, revoked, last, lost: 0, announced: false });
+        tickets.arm();
+        pf_ticket_t { seq }
+    }
+
+    /// Yields the addresses of the mappings of the last ticket.
+    pub(crate) fn last_revoked(&self) -> impl Iterator<Item = u64> {
+        let last = self.tickets.batches.back();
+        last.into_iter().flat_map(|batch| &batch.revoked).map(|one| one.iova().start().raw())
+    }
+}
+
+/// Creates a thread's handle of a domain, for its mappings: no lock, and addresses of its own.
+///
+/// @domain: the domain.
+/// @out: where the handle is stored.
+///
+/// Return: 0, or -errno: EBADF; EFAULT (`out` is NULL); ENFILE (65,536 owners exist).
+/// Thread: any. An owner is used by one thread at a time: a call beside another's gives EBUSY.
+/// Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.1.
+///
+/// # Safety
+/// `out` is null, or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_owner_create(
+    domain: *mut pf_domain_t,
+    out: *mut *mut pf_owner_t,
+) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        let state = Arc::clone(&DOMAINS.get(domain)?.state);
+        let local = state.domain.local();
+        let (mappings, tickets) = (Slots::new(), Tickets::new());
+        let handle = OWNERS.insert(pf_owner_t { local, mappings, tickets, state })?;
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }?;
+        Ok(0)
+    })
+}
+
+/// Destroys an owner. Memory of tickets that have completed is handed back; quarantined memory
+/// stays so. The descriptor of pf_quiesce_fd() is closed.
+///
+/// @owner: the owner; NULL does nothing.
+///
+/// Return: 0, or -errno: EBUSY (mappings are live or tickets have not completed, and the message
+/// counts them; or another thread is in a call with it); EBADF.
+/// Thread: any. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
+    call(|| {
+        if owner.is_null() {
+            return Ok(0);
+        }
+        let removed = OWNERS.remove(owner, |owner| {
+            let live = owner.mappings.live();
+            if live == 0 {
+                // From the back, because those that are handed back leave the list.
+                for at in (0..owner.tickets.batches.len()).rev() {
+                    // What is late or lost is counted below, or stays quarantined.
+                    let _ = owner.tickets.settle(&mut owner.local, at);
+                }
+            }
+            let (tickets, revoked) = owner.tickets.pending();
+            if live == 0 && tickets == 0 {
+                return Ok(());
+            }
+            Err(fail!(
+                EBUSY,
+                "the owner has {live} live mappings, and {tickets} tickets with {revoked} mappings that have not been \
+                 handed back: call pf_unmap or pf_revoke_many, and pf_wait, for them first"
+            ))
+        })?;
+        drop(removed);
+        Ok(0)
+    })
+}
+
+/// Returns whether no device can reach the memory of a ticket any more, and then hands it back: it
+/// can be read as the device left it, mapped again, and freed. Never waits.
+///
+/// @owner: the owner that revoked the mappings.
+/// @ticket: what pf_revoke_many() stored. One that was handed back before stays 1.
+///
+/// Return: 1; 0: not yet; or -errno: ETIMEDOUT (the flush is past its deadline; it may still
+/// complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
+/// see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF; EBUSY
+/// (another thread is in a call with the owner).
+/// Thread: the owner's. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_quiesced(owner: *mut pf_owner_t, ticket: pf_ticket_t) -> c_int {
+    call(|| {
+        let mut owner = OWNERS.get_mut(owner)?;
+        let owner = &mut *owner;
+        let Some(at) = owner.tickets.find(ticket)? else { return Ok(1) };
+        let settled = owner.tickets.settle(&mut owner.local, at);
+        owner.tickets.arm();
+        settled.map(c_int::from)
+    })
+}
+
+/// Waits until no device can reach the memory of a ticket, and hands it back.
+///
+/// @owner: the owner that revoked the mappings.
+/// @ticket: what pf_revoke_many() stored. One that was handed back before needs no wait.
+/// @ns: the longest wait in nanoseconds; UINT64_MAX: as long as it takes.
+///
+/// Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
+/// completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
+/// (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
+/// Thread: the owner's. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) -> c_int {
+    call(|| {
+        let mut owner = OWNERS.get_mut(owner)?;
+        let owner = &mut *owner;
+        let Some(at) = owner.tickets.find(ticket)? else { return Ok(0) };
+        let limit = WaitLimit::within(Duration::from_nanos(ns));
+        let waited = owner.tickets.wait(&mut owner.local, at, limit);
+        owner.tickets.arm();
+        waited.map(|()| 0)
+    })
+}
+
+/// Returns an eventfd that becomes readable when a ticket of this owner has completed, failed, or
+/// passed its deadline: for a program's own event loop. Nothing polls meanwhile.
+///
+/// When it is readable, read its 8 bytes and then ask pf_quiesced() about the oldest tickets, until
+/// one is not 1. It may be readable although nothing has completed. A ticket that was ETIMEDOUT is
+/// not announced again.
+///
+/// @owner: the owner.
+///
+/// Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
+/// EBUSY (another thread is in a call with the owner).
+/// Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
+/// it. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_quiesce_fd(owner: *mut pf_owner_t) -> c_int {
+    call(|| {
+        let mut owner = OWNERS.get_mut(owner)?;
+        let tickets = &mut owner.tickets;
+        if let Some((announcer, _)) = &tickets.announcer {
+            return Ok(announcer.0.as_raw_fd());
+        }
+        let announcer = Arc::new(Announcer::new()?);
+        let fd = announcer.0.as_raw_fd();
+        tickets.announcer = Some((Arc::clone(&announcer), Waker::from(announcer)));
+        tickets.arm();
+        Ok(fd)
+    })
+}

@@ -1,0 +1,435 @@
+//! Registered memory: any memory of the program, mapped for the devices of a domain until it is
+//! unregistered, and handed to the program's io_uring.
+
+use crate::block::pf_block_t;
+use crate::domain::{DOMAINS, State, pf_domain_t};
+use crate::failure::{Failure, call, check_out, fail, store};
+use crate::handle::Table;
+use crate::lists::{self, Lists};
+use crate::region::Region;
+use pinfold::registered::BufferIndex;
+use pinfold::uring::{RegisterError, set_place};
+use pinfold::{MappingPolicy, OwnedMemory, Segment};
+use std::ffi::{c_int, c_uint, c_void};
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Memory that the program already has, in a domain.
+pub struct pf_reg_t {
+    memory: OwnedMemory,
+    /// It has the only piece of the memory.
+    region: Arc<Region>,
+    state: Arc<State>,
+    /// The rings that have it.
+    rings: Mutex<Vec<Ring>>,
+}
+
+/// A place in a ring's table.
+struct Ring {
+    /// The number of the descriptor that the program passed.
+    fd: c_int,
+    index: u16,
+    /// A duplicate of it: the number may become another file's.
+    ring: OwnedFd,
+}
+
+static REGS: Table<pf_reg_t> = Table::new(8, "registration");
+
+const PAGE: usize = 4096;
+
+/// Registers memory of the program with a domain: whole pages, of any origin. Until
+/// pf_unregister() all of it is mapped there, for reading and writing, so that pf_iova(),
+/// pf_segments() and requests find it by its address.
+///
+/// The pages are populated. Memory may be registered with several domains, by one call for each.
+///
+/// @domain: the domain.
+/// @va: the memory, at a multiple of 4096.
+/// @len: bytes, a multiple of 4096.
+/// @out: where the handle is stored.
+///
+/// Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (not mapped, not writable, or
+/// `out` is NULL); EEXIST (part of it is an arena's or registered in this domain: the message says
+/// what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
+/// Nothing is registered then.
+/// Thread: any. Allocates; linear in the pages. Ownership: the caller's, which keeps the memory
+/// mapped and of this process until pf_unregister() has returned 0. Since 0.1.
+///
+/// # Safety
+/// `out` is null or can be written; the memory stays mapped until it has been unregistered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_register(
+    domain: *mut pf_domain_t,
+    va: *mut c_void,
+    len: usize,
+    out: *mut *mut pf_reg_t,
+) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        let state = Arc::clone(&DOMAINS.get(domain)?.state);
+        let memory = check_memory(va, len)?;
+        refuse_overlap(&state, va.addr(), len)?;
+        populate(va, len)?;
+        // SAFETY: the caller keeps the memory mapped until it is unregistered, and is C: no
+        // reference into it exists, and none is made of it here.
+        let owned = unsafe { OwnedMemory::new(memory, ()) };
+        let owned = owned.map_err(|error| fail!(EINVAL, "{error}"))?;
+        let mapped = owned.map_into(&state.domain, MappingPolicy::Whole);
+        mapped.map_err(|error| Failure::from(&error))?;
+        let piece = owned.take().ok_or_else(|| fail!(EINVAL, "the memory is in use"))?;
+        let region = Arc::new(Region::registered(piece, &[state.domain.id()]));
+        let added = Arc::clone(&region);
+        let reg =
+            pf_reg_t { memory: owned, region, state: Arc::clone(&state), rings: Mutex::default() };
+        let handle = REGS.insert(reg)?;
+        // Added last: from here on other threads use it.
+        state.add(&added);
+        drop(added);
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }.map(|()| 0)
+    })
+}
+
+/// Returns the memory, if it is whole pages.
+fn check_memory(va: *mut c_void, len: usize) -> Result<NonNull<[u8]>, Failure> {
+    let Some(base) = NonNull::new(va) else {
+        return Err(fail!(EFAULT, "`va` is NULL: pass the memory's address"));
+    };
+    let whole = len > 0 && (va.addr() | len) % PAGE == 0 && va.addr().checked_add(len).is_some();
+    if !whole || isize::try_from(len).is_err() {
+        return Err(fail!(
+            EINVAL,
+            "cannot register {len:#x} bytes at {va:p}: address and length must be multiples of 4096, the length at \
+             least that; allocate it with aligned_alloc or mmap"
+        ));
+    }
+    Ok(NonNull::slice_from_raw_parts(base.cast(), len))
+}
+
+fn refuse_overlap(state: &State, addr: usize, len: usize) -> Result<(), Failure> {
+    match state.overlapping(addr, len) {
+        None => Ok(()),
+        Some((other, bytes)) => Err(fail!(
+            EEXIST,
+            "cannot register {len:#x} bytes at {addr:#x}: the domain has {bytes:#x} bytes at {other:#x}, an arena's or \
+             registered; call pf_unregister for those first, or register the rest"
+        )),
+    }
+}
+
+/// Populates the pages, which shows that they are mapped and can be written.
+fn populate(va: *mut c_void, len: usize) -> Result<(), Failure> {
+    // SAFETY: the call changes no contents, and refuses what is not mapped.
+    let populate = |va, len| unsafe { libc::madvise(va, len, libc::MADV_POPULATE_WRITE) } == 0;
+    if populate(va, len) {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EINVAL) {
+        // Before Linux 5.14 the kernel knows no such advice, also for memory that can be written.
+        #[repr(align(4096))]
+        struct Page([u8; PAGE]);
+        let mut page = Page([0; PAGE]);
+        if !populate((&raw mut page.0).cast(), PAGE) {
+            return Ok(());
+        }
+    }
+    Err(fail!(
+        EFAULT,
+        "cannot register {len:#x} bytes at {va:p}: they are not all mapped, or cannot be written ({error})"
+    ))
+}
+
+/// Unregisters memory: no device of its domain reaches it afterwards.
+///
+/// @reg: the registration; NULL does nothing.
+///
+/// Return: 0, or -errno: EBUSY (mappings or requests use it, or it is in the table of a ring: the
+/// message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
+/// be kept from it: the registration is gone, but keep the memory mapped until the process ends).
+/// Thread: any. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_unregister(reg: *mut pf_reg_t) -> c_int {
+    call(|| {
+        if reg.is_null() {
+            return Ok(0);
+        }
+        let removed = REGS.remove(reg, |reg| {
+            // What is late may have completed.
+            reg.state.domain.release_late();
+            let rings = reg.rings().len();
+            State::take_out(std::slice::from_ref(&reg.state), &reg.region, |region| {
+                let uses = region.uses();
+                // A use that ends just now: of the references two are the registration's own.
+                let ending = Arc::strong_count(&reg.region) > 2;
+                if rings > 0 || uses > 0 || ending {
+                    return Err(fail!(
+                        EBUSY,
+                        "{uses} mappings or requests use the memory, and {rings} tables of rings have it: end them \
+                         first, the latter with pf_uring_unregister"
+                    ));
+                }
+                Ok(())
+            })
+        })?;
+        let pf_reg_t { memory, region, .. } = removed;
+        drop(region);
+        memory
+            .reclaim::<()>()
+            .map_err(|error| fail!(EIO, "{error}; keep it mapped: a device may still reach it"))?;
+        Ok(0)
+    })
+}
+
+impl pf_reg_t {
+    fn rings(&self) -> MutexGuard<'_, Vec<Ring>> {
+        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns `len` bytes from `off` as the device addresses them.
+    fn segment(&self, off: usize, len: usize) -> Result<Segment, Failure> {
+        let bytes = self.region.len();
+        let inside = off.checked_add(len).is_some_and(|end| len > 0 && end <= bytes);
+        let place = self.region.place(self.state.domain.id());
+        match place.and_then(|place| place.checked_add(off as u64)).filter(|_| inside) {
+            Some(iova) => Ok(Segment { iova, len: len as u64 }),
+            None => Err(fail!(
+                EINVAL,
+                "{len} bytes from {off} are not inside the {bytes} bytes that are registered"
+            )),
+        }
+    }
+}
+
+/// Cuts a part of registered memory into segments that a device can address in one piece, of less
+/// than 4 GiB each.
+///
+/// @reg: the registration.
+/// @off: where the part begins.
+/// @len: bytes, at least 1.
+/// @segments: where the segments are stored; their `tag` is not changed.
+/// @max: how many can be stored.
+///
+/// Return: how many there are, or -errno: ENOSPC (more than `max`: the message says how many);
+/// EINVAL (not inside the memory, or 0 bytes); EFAULT; EBADF. Nothing is stored then.
+/// Thread: any. Since 0.1.
+///
+/// # Safety
+/// `segments` is null, or `max` elements can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_segments(
+    reg: *mut pf_reg_t,
+    off: usize,
+    len: usize,
+    segments: *mut pf_block_t,
+    max: c_uint,
+) -> c_int {
+    call(|| {
+        check_out(segments, "segments")?;
+        let reg = REGS.get(reg)?;
+        let cut = lists::segments([reg.segment(off, len)?], max)?;
+        let cut = cut.collect::<Result<Vec<_>, _>>()?;
+        let mut addr = reg.region.addr() + off;
+        for (at, segment) in cut.iter().enumerate() {
+            let to = segments.wrapping_add(at);
+            let len = u32::try_from(segment.len).unwrap_or(u32::MAX);
+            let va = reg.region.pointer(addr).as_ptr().cast();
+            // SAFETY: one of the `max` elements, all of which the caller promises.
+            unsafe { (&raw mut (*to).va).write_unaligned(va) };
+            // SAFETY: as before.
+            unsafe { (&raw mut (*to).iova).write_unaligned(segment.iova.raw()) };
+            // SAFETY: as before.
+            unsafe { (&raw mut (*to).len).write_unaligned(len) };
+            addr += len as usize;
+        }
+        Ok(c_int::try_from(cut.len()).unwrap_or(c_int::MAX))
+    })
+}
+
+/// Reads the list pages that a caller passes.
+///
+/// # Safety
+/// `lists` is null or has `count` elements, of memory that can be written.
+unsafe fn read_lists(lists: *const pf_block_t, count: c_uint) -> Result<Vec<pf_block_t>, Failure> {
+    if count > 0 {
+        check_out(lists, "lists")?;
+    }
+    let most = lists::MOST_LISTS;
+    let count = (count as usize).min(most);
+    // SAFETY: one of the elements, as the caller promises.
+    Ok((0..count).map(|at| unsafe { lists.wrapping_add(at).read_unaligned() }).collect())
+}
+
+/// Lays out a part of registered memory as the PRP entries of an NVMe command, for a controller
+/// with pages of 4096 bytes (NVM Express Base Specification, section 4.1.1).
+///
+/// @reg: the registration, of the controller's domain.
+/// @off: where the part begins: a multiple of 4.
+/// @len: bytes, at least 1.
+/// @lists: pages for PRP lists, each 4096 bytes and aligned for the controller, as pf_get() of a
+/// pool of such blocks gives them. They are in use until the command has completed. At most 64 are
+/// used: 127 MiB.
+/// @n_lists: how many.
+/// @prp: where PRP1 and PRP2 are stored.
+///
+/// Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
+/// pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
+/// EFAULT; EBADF. Then nothing is stored, except in list pages.
+/// Thread: any. Since 0.1.
+///
+/// # Safety
+/// `lists` is null or has `n_lists` elements, of memory that can be written; `prp` is null, or two
+/// elements can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_prp(
+    reg: *mut pf_reg_t,
+    off: usize,
+    len: usize,
+    lists: *const pf_block_t,
+    n_lists: c_uint,
+    prp: *mut u64,
+) -> c_int {
+    call(|| {
+        check_out(prp, "prp")?;
+        let reg = REGS.get(reg)?;
+        // SAFETY: as the caller promises.
+        let pages = unsafe { read_lists(lists, n_lists) }?;
+        // SAFETY: as the caller promises.
+        let pages = unsafe { Lists::new(&pages) }?;
+        let (entries, used) = lists::prp([reg.segment(off, len)?], pages)?;
+        // SAFETY: as the caller promises.
+        unsafe { store(prp.cast::<[u64; 2]>(), entries, "prp") }?;
+        Ok(c_int::try_from(used).unwrap_or(c_int::MAX))
+    })
+}
+
+/// Lays out a part of registered memory as the SGL of an NVMe command (NVM Express Base
+/// Specification, section 4.1.2).
+///
+/// @reg: the registration, of the controller's domain.
+/// @off: where the part begins.
+/// @len: bytes, at least 1.
+/// @lists: memory for arrays of descriptors, each at least 32 bytes and aligned to 8. They are in
+/// use until the command has completed. At most 64 are used.
+/// @n_lists: how many. None is needed for less than 4 GiB: the memory is one piece for the device.
+/// @sgl1: where the 16 bytes of the command's descriptor are stored.
+///
+/// Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
+/// pages); EINVAL (not inside the memory, 0 bytes, or a list page that is not as above); EFAULT;
+/// EBADF. Then nothing is stored, except in list pages.
+/// Thread: any. Since 0.1.
+///
+/// # Safety
+/// `lists` is null or has `n_lists` elements, of memory that can be written; `sgl1` is null, or 16
+/// bytes can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_sgl(
+    reg: *mut pf_reg_t,
+    off: usize,
+    len: usize,
+    lists: *const pf_block_t,
+    n_lists: c_uint,
+    sgl1: *mut u8,
+) -> c_int {
+    call(|| {
+        check_out(sgl1, "sgl1")?;
+        let reg = REGS.get(reg)?;
+        // SAFETY: as the caller promises.
+        let pages = unsafe { read_lists(lists, n_lists) }?;
+        // SAFETY: as the caller promises.
+        let pages = unsafe { Lists::new(&pages) }?;
+        let (descriptor, used) = lists::sgl([reg.segment(off, len)?], pages)?;
+        // SAFETY: as the caller promises.
+        unsafe { store(sgl1.cast::<[u8; 16]>(), descriptor, "sgl1") }?;
+        Ok(c_int::try_from(used).unwrap_or(c_int::MAX))
+    })
+}
+
+/// Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this index
+/// then use it, without the kernel pinning it for each.
+///
+/// @reg: the registration, of at most 1 GiB.
+/// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
+/// kept open until pf_uring_unregister().
+/// @index: the place in the table; what is there is replaced.
+///
+/// Return: 0, or -errno: EBADF (no ring, or no registration); ENXIO (the ring has no table); EINVAL
+/// (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);
+/// EFAULT (the kernel cannot pin it); EEXIST (the ring is another thread's). Nothing has changed
+/// then.
+/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
+    call(|| {
+        let reg = REGS.get(reg)?;
+        let index = place(index)?;
+        let ring = duplicate(ring_fd)?;
+        let mut rings = reg.rings();
+        set_place(&ring, BufferIndex::new(index), Some(reg.memory.fixed()))
+            .map_err(|error| refused(&error))?;
+        rings.retain(|other| (other.fd, other.index) != (ring_fd, index));
+        rings.push(Ring { fd: ring_fd, index, ring });
+        Ok(0)
+    })
+}
+
+/// Takes registered memory out of the table of a ring. Requests in flight keep the pages until they
+/// have completed: the program waits for them before it uses the memory otherwise.
+///
+/// @reg: the registration.
+/// @ring_fd: the ring, as pf_uring_register() got it; it may have been closed.
+/// @index: the place in the table.
+///
+/// Return: 0, also where the ring's table is gone; or -errno: ENOENT (it is not there); EEXIST (the
+/// ring is another thread's); EBADF.
+/// Thread: any, unless the ring is one thread's. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_uring_unregister(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
+    call(|| {
+        let reg = REGS.get(reg)?;
+        let mut rings = reg.rings();
+        let found =
+            rings.iter().position(|ring| ring.fd == ring_fd && c_uint::from(ring.index) == index);
+        let Some((at, ring)) = found.and_then(|at| rings.get(at).map(|ring| (at, ring))) else {
+            return Err(fail!(
+                ENOENT,
+                "the memory is not at place {index} of ring {ring_fd}: pass what pf_uring_register got"
+            ));
+        };
+        match set_place(&ring.ring, BufferIndex::new(ring.index), None) {
+            Ok(()) | Err(RegisterError::NoTable | RegisterError::NoPlace { .. }) => {}
+            Err(error) => return Err(refused(&error)),
+        }
+        rings.swap_remove(at);
+        Ok(0)
+    })
+}
+
+fn place(index: c_uint) -> Result<u16, Failure> {
+    u16::try_from(index).map_err(|_| fail!(EINVAL, "place {index}: a ring's table has 16,384"))
+}
+
+fn duplicate(fd: c_int) -> Result<OwnedFd, Failure> {
+    // SAFETY: the call takes no pointer, and refuses a number that is no open file's.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        let error = io::Error::last_os_error();
+        let errno = error.raw_os_error().unwrap_or(libc::EBADF);
+        return Err(Failure::new(errno, format!("descriptor {fd} is no ring: {error}")));
+    }
+    // SAFETY: a new descriptor, which is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+#[cold]
+fn refused(error: &RegisterError) -> Failure {
+    match error {
+        RegisterError::NoTable => fail!(
+            ENXIO,
+            "the ring has no table of buffers: call io_uring_register_buffers_sparse first"
+        ),
+        error => Failure::from(error),
+    }
+}

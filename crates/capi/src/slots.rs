@@ -1,0 +1,208 @@
+//! [`Slots`]: an owner's mappings, which a C program names by [`pf_map_t`]s.
+//!
+//! A name is a slot and the slot's generation, which changes when the mapping ends: a name that is
+//! used again, or twice in one call, is recognized. The generations of different owners differ, so
+//! a name used with another owner is recognized too.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The name of a mapping, from pf_map(), for the owner that made it. All zeros name none.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct pf_map_t {
+    /// The owner's slot.
+    pub id: u64,
+    /// The slot's generation.
+    pub r#gen: u64,
+}
+
+/// Of a generation: the low bits count, the others are the owner's number.
+const COUNT_BITS: u32 = 40;
+const COUNT: u64 = (1 << COUNT_BITS) - 1;
+/// No slot.
+const NONE: u32 = u32::MAX;
+
+/// A mapping, with what the program passed for it.
+struct Slot<M> {
+    /// Of the mapping, or of the next one in a vacant slot.
+    generation: u64,
+    mapping: Option<M>,
+    addr: usize,
+    len: usize,
+    /// The next vacant slot.
+    next: u32,
+}
+
+/// Why names were refused: the first that names no mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stale {
+    /// Its index among those of the call.
+    pub(crate) index: usize,
+    pub(crate) name: pf_map_t,
+    /// An earlier one of the call is the same.
+    pub(crate) repeated: bool,
+}
+
+/// Mappings of one owner.
+pub(crate) struct Slots<M> {
+    slots: Vec<Slot<M>>,
+    /// The first vacant slot: the last one that became vacant.
+    vacant: u32,
+    live: usize,
+    /// The slots that [`claim`](Self::claim) has claimed.
+    claimed: Vec<u32>,
+    first_generation: u64,
+}
+
+impl<M> Slots<M> {
+    pub(crate) fn new() -> Self {
+        static OWNERS: AtomicU64 = AtomicU64::new(1);
+        let owner = OWNERS.fetch_add(1, Ordering::Relaxed);
+        let first_generation = owner << COUNT_BITS | 1;
+        Self { slots: Vec::new(), vacant: NONE, live: 0, claimed: Vec::new(), first_generation }
+    }
+
+    /// Returns how many mappings there are.
+    pub(crate) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Adds a mapping of `len` bytes at `addr`.
+    pub(crate) fn add(&mut self, mapping: M, addr: usize, len: usize) -> pf_map_t {
+        self.live += 1;
+        if let Some(slot) = self.slots.get_mut(self.vacant as usize) {
+            let id = u64::from(std::mem::replace(&mut self.vacant, slot.next));
+            (slot.mapping, slot.addr, slot.len) = (Some(mapping), addr, len);
+            return pf_map_t { id, r#gen: slot.generation };
+        }
+        let (id, generation) = (self.slots.len() as u64, self.first_generation);
+        self.slots.push(Slot { generation, mapping: Some(mapping), addr, len, next: NONE });
+        pf_map_t { id, r#gen: generation }
+    }
+
+    /// Claims the mappings of all `names`: they are to be [taken](Self::take_claimed).
+    ///
+    /// # Errors
+    /// [`Stale`]: nothing has changed.
+    #[inline]
+    pub(crate) fn claim(&mut self, names: impl Iterator<Item = pf_map_t>) -> Result<(), Stale> {
+        self.claimed.clear();
+        for (index, name) in names.enumerate() {
+            let slot = usize::try_from(name.id).ok().and_then(|id| self.slots.get_mut(id));
+            match slot {
+                Some(slot) if slot.generation == name.r#gen && slot.mapping.is_some() => {
+                    // From here on the name is stale.
+                    slot.generation += 1;
+                    // There are fewer slots.
+                    self.claimed.push(u32::try_from(name.id).unwrap_or(NONE));
+                }
+                _ => return Err(self.refuse(index, name)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up the claims.
+    #[cold]
+    fn refuse(&mut self, index: usize, name: pf_map_t) -> Stale {
+        let mut repeated = false;
+        for id in self.claimed.drain(..) {
+            if let Some(slot) = self.slots.get_mut(id as usize) {
+                slot.generation -= 1;
+                repeated |= u64::from(id) == name.id && slot.generation == name.r#gen;
+            }
+        }
+        Stale { index, name, repeated }
+    }
+
+    /// Yields the mappings that were claimed, in their order, and makes their slots vacant.
+    #[inline]
+    pub(crate) fn take_claimed(&mut self) -> impl Iterator<Item = M> {
+        let Self { slots, vacant, live, claimed, .. } = self;
+        claimed.iter().filter_map(|&id| {
+            let slot = slots.get_mut(id as usize)?;
+            let mapping = slot.mapping.take()?;
+            *live -= 1;
+            // Else its generations are used up: it stays vacant.
+            if slot.generation & COUNT != 0 {
+                slot.next = std::mem::replace(vacant, id);
+            }
+            Some(mapping)
+        })
+    }
+
+    /// Yields the address and the length of the mappings that were claimed, until another is added.
+    pub(crate) fn claimed_parts(&self) -> impl Iterator<Item = (usize, usize)> {
+        let slots = self.claimed.iter().filter_map(|&id| self.slots.get(id as usize));
+        slots.map(|slot| (slot.addr, slot.len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn name(id: u64, generation: u64) -> pf_map_t {
+        pf_map_t { id, r#gen: generation }
+    }
+
+    #[test]
+    fn a_name_of_another_owner_is_stale() {
+        let (mut one, mut other) = (Slots::new(), Slots::new());
+        let (first, second) = (one.add('a', 0, 1), other.add('b', 0, 1));
+        assert_eq!(first.id, second.id);
+        let stale = Stale { index: 0, name: second, repeated: false };
+        assert_eq!(one.claim([second].into_iter()), Err(stale));
+        assert!(one.claim([name(0, 0)].into_iter()).is_err());
+        assert!(one.claim([name(u64::MAX, first.r#gen)].into_iter()).is_err());
+        assert!(one.claim([first].into_iter()).is_ok());
+    }
+
+    #[test]
+    fn a_slot_is_retired_before_its_generations_repeat() {
+        let mut slots = Slots::new();
+        let first = slots.add(0, 0, 1);
+        slots.slots[0].generation |= COUNT;
+        let last = name(0, first.r#gen | COUNT);
+        slots.claim([last].into_iter()).unwrap();
+        assert_eq!(slots.take_claimed().count(), 1);
+        assert_eq!(slots.add(1, 0, 1).id, 1);
+        assert!(slots.claim([last].into_iter()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn slots_agree_with_a_map(
+            steps in prop::collection::vec((any::<bool>(), prop::collection::vec(0usize..40, 0..6)), 1..100),
+        ) {
+            let mut slots = Slots::new();
+            let (mut names, mut model) = (Vec::new(), HashMap::new());
+            for (number, (add, picks)) in steps.into_iter().enumerate() {
+                if add {
+                    let name = slots.add(number, number * 2, number + 1);
+                    prop_assert!(model.insert((name.id, name.r#gen), number).is_none());
+                    names.push(name);
+                    continue;
+                }
+                let picked: Vec<_> = picks.iter().filter_map(|&at| names.get(at).copied()).collect();
+                let bad = picked.iter().enumerate().position(|(at, name)| {
+                    picked[..at].contains(name) || !model.contains_key(&(name.id, name.r#gen))
+                });
+                let claimed = slots.claim(picked.iter().copied());
+                prop_assert_eq!(claimed.err().map(|stale| stale.index), bad);
+                if let Err(stale) = claimed {
+                    prop_assert_eq!(stale.repeated, picked[..stale.index].contains(&stale.name));
+                    continue;
+                }
+                let expected: Vec<_> =
+                    picked.iter().filter_map(|name| model.remove(&(name.id, name.r#gen))).collect();
+                let parts: Vec<_> = expected.iter().map(|number| (number * 2, number + 1)).collect();
+                prop_assert_eq!(slots.take_claimed().collect::<Vec<_>>(), expected);
+                prop_assert_eq!(slots.claimed_parts().collect::<Vec<_>>(), parts);
+                prop_assert_eq!(slots.live(), model.len());
+            }
+        }
+    }
+}
