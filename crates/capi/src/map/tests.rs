@@ -1,1 +1,373 @@
+//! What a device reaches, and when the memory is handed back: with the device side of the software
+//! IOMMU, which the C interface does not have.
 
+use super::*;
+use crate::arena::{
+    ARENAS, PF_POLICY_PER_USE, PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts,
+    pf_arena_put, pf_arena_t, pf_free,
+};
+use crate::domain::{State, pf_domain_put};
+use crate::owner::{
+    pf_owner_create, pf_owner_destroy, pf_quiesce_fd, pf_quiesced, pf_ticket_t, pf_wait,
+};
+use crate::registered::{pf_reg_t, pf_register, pf_unregister};
+use pinfold::soft::{Port, SoftConfig};
+use pinfold::{Domain, Iova};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A program in C, and the device of its domain.
+struct Program {
+    domain: *mut pf_domain_t,
+    arena: *mut pf_arena_t,
+    owner: *mut pf_owner_t,
+    device: Port,
+}
+
+fn program(config: SoftConfig, policy: u32) -> Program {
+    let domain = Domain::soft_with(config).unwrap();
+    let device = domain.port().unwrap();
+    let domain = DOMAINS.insert(pf_domain_t { state: State::new(domain, Vec::new()) }).unwrap();
+    let opts = pf_arena_opts {
+        opts_size: size_of::<pf_arena_opts>(),
+        size: 4 << 20,
+        policy,
+        ..pf_arena_opts::DEFAULT
+    };
+    let (mut arena, mut owner) = (null_mut(), null_mut());
+    // SAFETY: options and results are locals.
+    assert_eq!(unsafe { pf_arena_create(domain, &raw const opts, &raw mut arena) }, 0);
+    // SAFETY: the result is a local.
+    assert_eq!(unsafe { pf_owner_create(domain, &raw mut owner) }, 0);
+    Program { domain, arena, owner, device }
+}
+
+impl Program {
+    fn alloc(&self, len: usize) -> *mut c_void {
+        // SAFETY: NULL is allowed.
+        let memory = unsafe { pf_alloc(self.arena, len, null_mut()) };
+        assert!(!memory.is_null());
+        memory
+    }
+
+    fn map(&self, va: *mut c_void, len: usize, dir: pf_dir) -> (pf_map_t, Iova) {
+        let (mut map, mut iova) = (pf_map_t { id: 0, r#gen: 0 }, 0);
+        // SAFETY: the results are locals.
+        let code = unsafe { pf_map(self.owner, va, len, dir as u32, &raw mut map, &raw mut iova) };
+        assert_eq!(code, 0);
+        (map, Iova::new(iova))
+    }
+
+    fn revoke(&self, maps: &[pf_map_t]) -> pf_ticket_t {
+        let (mut ticket, count) = (pf_ticket_t { seq: 0 }, u32::try_from(maps.len()).unwrap());
+        // SAFETY: the names are a slice, the result is a local.
+        let code = unsafe { pf_revoke_many(self.owner, maps.as_ptr(), count, &raw mut ticket) };
+        assert_eq!(code, 0);
+        ticket
+    }
+
+    fn held(&self) -> (pf_held, String) {
+        let mut held = pf_held { size: size_of::<pf_held>(), ..pf_held::DEFAULT };
+        let mut why = [0; 512];
+        // SAFETY: the results are locals.
+        let len = unsafe {
+            pf_quarantine(self.domain, &raw mut held, why.as_mut_ptr().cast(), why.len())
+        };
+        (held, String::from_utf8(why[..usize::try_from(len).unwrap()].to_vec()).unwrap())
+    }
+
+    /// Ends it: nothing is left.
+    fn end(self) {
+        assert_eq!(pf_owner_destroy(self.owner), 0);
+        assert_eq!(pf_arena_put(self.arena), 0);
+        assert_eq!(pf_domain_put(self.domain), 0);
+    }
+}
+
+/// Reads memory that a device may write.
+fn bytes<const N: usize>(va: *mut c_void) -> [u8; N] {
+    // SAFETY: memory of the test's arena, which no device writes meanwhile.
+    unsafe { va.cast::<[u8; N]>().read_volatile() }
+}
+
+#[test]
+fn a_device_reaches_what_is_mapped_and_nothing_after() {
+    let program = program(SoftConfig::default(), PF_POLICY_PER_USE);
+    let Program { device, .. } = &program;
+    let memory = program.alloc(1 << 16);
+    for round in 0..8 {
+        let from = memory.wrapping_byte_add(round * 4096 + 5);
+        let (written, to) = program.map(from, 100, pf_dir::PF_FROM_DEVICE);
+        let (read, from_iova) = program.map(from, 100, pf_dir::PF_TO_DEVICE);
+        device.write(to, b"packet").unwrap();
+        assert_eq!(&bytes::<6>(from), b"packet");
+        let mut seen = [0; 6];
+        device.read(from_iova, &mut seen).unwrap();
+        assert_eq!(&seen, b"packet");
+        device.write(from_iova, b"wrong direction").unwrap_err();
+        device.read(to, &mut seen).unwrap_err();
+        let ticket = program.revoke(&[written]);
+        if round % 2 == 0 {
+            assert_eq!(pf_wait(program.owner, ticket, u64::MAX), 0);
+        } else {
+            while pf_quiesced(program.owner, ticket) == 0 {}
+        }
+        device.write(to, b"late").unwrap_err();
+        device.read(from_iova, &mut seen).unwrap();
+        assert_eq!(pf_unmap(program.owner, read), 0);
+        device.read(from_iova, &mut seen).unwrap_err();
+        assert_eq!(&bytes::<6>(from), b"packet");
+    }
+    assert_eq!(pf_free(program.arena, memory), 0);
+    program.end();
+}
+
+#[test]
+fn pieces_of_a_batch_are_where_their_addresses_say() {
+    let program = program(SoftConfig::default(), PF_POLICY_PER_USE);
+    let memory = program.alloc(1 << 16);
+    let pieces: Vec<_> = (0..10)
+        .map(|at| iovec { iov_base: memory.wrapping_byte_add(at * 4096 + at), iov_len: 9 })
+        .collect();
+    let (mut maps, mut iovas) = ([pf_map_t { id: 0, r#gen: 0 }; 10], [0; 10]);
+    let dir = pf_dir::PF_BIDIR as u32;
+    let (to, at) = (maps.as_mut_ptr(), iovas.as_mut_ptr());
+    // SAFETY: ten elements each.
+    assert_eq!(unsafe { pf_map_many(program.owner, pieces.as_ptr(), 10, dir, to, at) }, 0);
+    for (number, iova) in (0..).zip(iovas) {
+        program.device.write(Iova::new(iova), &[number; 9]).unwrap();
+    }
+    for (number, piece) in (0..).zip(&pieces) {
+        assert_eq!(bytes::<9>(piece.iov_base), [number; 9]);
+    }
+    let ticket = program.revoke(&maps);
+    assert_eq!(pf_wait(program.owner, ticket, u64::MAX), 0);
+    assert!(iovas.iter().all(|&iova| program.device.write(Iova::new(iova), b"late").is_err()));
+    assert_eq!(pf_free(program.arena, memory), 0);
+    program.end();
+}
+
+#[test]
+fn memory_that_was_handed_back_is_never_written() {
+    // Flushes complete late and out of order, while a device writes wherever it was ever told to.
+    let late_by = Duration::from_micros(200);
+    let program = program(SoftConfig { late_by, ..SoftConfig::default() }, PF_POLICY_PER_USE);
+    let known = [const { AtomicU64::new(0) }; 64];
+    let (stop, writes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let device = program.device.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for iova in &known {
+                    let iova = Iova::new(iova.load(Ordering::Relaxed));
+                    let written = device.write(iova, &[0xff; 16]).is_ok();
+                    writes.fetch_add(u64::from(written), Ordering::Relaxed);
+                }
+            }
+        });
+        let memory = program.alloc(64 * 4096);
+        let page = |at: usize| memory.wrapping_byte_add(at * 4096);
+        for round in 0..200_u8 {
+            let (maps, iovas): (Vec<_>, Vec<_>) =
+                (0..64).map(|at| program.map(page(at), 16, pf_dir::PF_FROM_DEVICE)).unzip();
+            for (known, iova) in known.iter().zip(&iovas) {
+                known.store(iova.raw(), Ordering::Relaxed);
+            }
+            let tickets = [program.revoke(&maps[..32]), program.revoke(&maps[32..])];
+            for (number, ticket) in tickets.into_iter().enumerate().rev() {
+                assert_eq!(pf_wait(program.owner, ticket, u64::MAX), 0);
+                for at in number * 32..number * 32 + 32 {
+                    // SAFETY: memory of this test, which has been handed back.
+                    unsafe { page(at).cast::<[u8; 16]>().write_volatile([round; 16]) };
+                }
+            }
+            std::thread::yield_now();
+            assert!((0..64).all(|at| bytes::<16>(page(at)) == [round; 16]), "{round}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(pf_free(program.arena, memory), 0);
+    });
+    assert!(writes.into_inner() > 0);
+    drop(device);
+    program.end();
+}
+
+#[test]
+fn a_late_flush_may_be_waited_for_again() {
+    let config = SoftConfig {
+        flush_cost: Duration::from_millis(60),
+        timeout: Duration::from_millis(10),
+        ..SoftConfig::default()
+    };
+    let program = program(config, PF_POLICY_PER_USE);
+    let memory = program.alloc(8192);
+    let (map, iova) = program.map(memory, 8192, pf_dir::PF_FROM_DEVICE);
+    program.device.write(iova, b"before").unwrap();
+    let ticket = program.revoke(&[map]);
+    assert_eq!(pf_quiesced(program.owner, ticket), 0);
+    for _ in 0..3 {
+        assert_eq!(pf_wait(program.owner, ticket, 1_000), -libc::ETIMEDOUT);
+        assert_eq!(pf_free(program.arena, memory), -libc::EBUSY);
+        assert_eq!(pf_owner_destroy(program.owner), -libc::EBUSY);
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(pf_quiesced(program.owner, ticket), -libc::ETIMEDOUT);
+    assert_eq!(pf_wait(program.owner, ticket, u64::MAX), 0);
+    assert_eq!(pf_free(program.arena, memory), 0);
+    program.end();
+}
+
+#[test]
+fn a_late_unmap_leaves_its_memory_with_the_domain() {
+    let config = SoftConfig {
+        flush_cost: Duration::from_millis(60),
+        timeout: Duration::from_millis(10),
+        ..SoftConfig::default()
+    };
+    let program = program(config, PF_POLICY_PER_USE);
+    let memory = program.alloc(8192);
+    let (map, _) = program.map(memory, 8192, pf_dir::PF_FROM_DEVICE);
+    assert_eq!(pf_unmap(program.owner, map), -libc::ETIMEDOUT);
+    assert_eq!(pf_unmap(program.owner, map), -libc::ESTALE);
+    let (held, why) = program.held();
+    assert_eq!((held.deferred, held.deferred_bytes, held.quarantined), (1, 8192, 0));
+    assert!(why.contains("1 mappings (8192 bytes) wait"), "{why}");
+    assert_eq!(pf_free(program.arena, memory), -libc::EBUSY);
+    std::thread::sleep(Duration::from_millis(80));
+    assert_eq!(program.held().0.deferred, 0);
+    assert_eq!(pf_free(program.arena, memory), 0);
+    program.end();
+}
+
+#[test]
+fn a_flush_that_never_completes_quarantines_the_memory() {
+    let config = SoftConfig { fail_from: Some(1), ..SoftConfig::default() };
+    let program = program(config, PF_POLICY_PER_USE);
+    let (lost, kept) = (program.alloc(4096), program.alloc(4096));
+    let (map, iova) = program.map(lost, 4096, pf_dir::PF_FROM_DEVICE);
+    let (strict, _) = program.map(lost, 4096, pf_dir::PF_FROM_DEVICE);
+    program.device.write(iova, b"cached").unwrap();
+    // Together with one that is mapped for its lifetime, and needs no flush.
+    let page = std::alloc::Layout::from_size_align(4096, 4096).unwrap();
+    // SAFETY: 4096 bytes.
+    let own: *mut c_void = unsafe { std::alloc::alloc_zeroed(page) }.cast();
+    let mut reg: *mut pf_reg_t = null_mut();
+    // SAFETY: the memory is freed after it has been unregistered.
+    assert_eq!(unsafe { pf_register(program.domain, own, 4096, &raw mut reg) }, 0);
+    let (fixed, _) = program.map(own, 4096, pf_dir::PF_FROM_DEVICE);
+    let ticket = program.revoke(&[map, fixed]);
+    for _ in 0..3 {
+        assert_eq!(pf_wait(program.owner, ticket, 1_000_000), -libc::EIO);
+        assert!(last_message().contains("memory of 1 mappings for good"));
+        assert_eq!(pf_quiesced(program.owner, ticket), -libc::EIO);
+        assert_eq!(pf_free(program.arena, lost), -libc::EBUSY);
+    }
+    let message = last_message();
+    assert!(message.contains("in use by 2 mappings"), "{message}");
+    let (held, why) = program.held();
+    assert_eq!((held.quarantined, held.quarantined_bytes, held.deferred), (1, 4096, 0));
+    assert!(why.contains("1 mappings (4096 bytes) could not be revoked"), "{why}");
+    assert_eq!(pf_unmap(program.owner, strict), -libc::EIO);
+    assert_eq!(program.held().0.quarantined, 2);
+    // What was fixed has been handed back, but cannot be unmapped: the page is leaked.
+    assert_eq!(pf_unregister(reg), -libc::EIO);
+    assert!(last_message().contains("keep it mapped"));
+    assert_eq!(pf_unregister(reg), -libc::EBADF);
+    assert_eq!(pf_free(program.arena, kept), 0);
+    assert_eq!(pf_owner_destroy(program.owner), 0);
+    assert_eq!(pf_free(program.arena, lost), -libc::EBUSY);
+    assert_eq!(pf_arena_put(program.arena), -libc::EBUSY);
+    assert!(ARENAS.get(program.arena).is_ok());
+}
+
+fn last_message() -> String {
+    // SAFETY: a C string, valid until the next failure.
+    let last = unsafe { std::ffi::CStr::from_ptr(crate::failure::pf_strerror_last()) };
+    last.to_str().unwrap().to_owned()
+}
+
+/// Waits until the descriptor is readable, and reads it; false after `timeout`.
+fn readable(fd: c_int, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let timeout = c_int::try_from(timeout.as_millis()).unwrap();
+    // SAFETY: one element.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, timeout) } == 1;
+    let mut count = 0_u64;
+    // SAFETY: eight bytes of a local.
+    let read = unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
+    assert_eq!(read == 8, ready);
+    ready
+}
+
+#[test]
+fn the_descriptor_announces_each_end_once() {
+    let flush_cost = Duration::from_millis(20);
+    let program = program(SoftConfig { flush_cost, ..SoftConfig::default() }, PF_POLICY_PER_USE);
+    let memory = program.alloc(4096);
+    let fd = pf_quiesce_fd(program.owner);
+    let begin = Instant::now();
+    let tickets: Vec<_> =
+        (0..3).map(|_| program.revoke(&[program.map(memory, 4096, pf_dir::PF_BIDIR).0])).collect();
+    let mut done = 0;
+    while done < 3 {
+        assert!(readable(fd, Duration::from_secs(10)));
+        while done < 3 && pf_quiesced(program.owner, tickets[done]) == 1 {
+            done += 1;
+        }
+    }
+    assert!(begin.elapsed() >= flush_cost);
+    // What needs no flush, and what was not asked about.
+    while readable(fd, Duration::ZERO) {}
+    let (quick, empty) = (program.revoke(&[]), program.revoke(&[]));
+    assert!(readable(fd, Duration::ZERO));
+    assert_eq!(pf_quiesced(program.owner, empty), 1);
+    assert!(!readable(fd, Duration::from_millis(50)), "announced again");
+    assert_eq!(pf_quiesced(program.owner, quick), 1);
+    assert_eq!(pf_free(program.arena, memory), 0);
+    program.end();
+}
+
+#[test]
+fn the_descriptor_announces_a_deadline_and_a_failure() {
+    let timeout = Duration::from_millis(20);
+    let hanging = SoftConfig { hang_from: Some(1), timeout, ..SoftConfig::default() };
+    let failed = SoftConfig { fail_from: Some(1), ..SoftConfig::default() };
+    for (config, error) in [(hanging, libc::ETIMEDOUT), (failed, libc::EIO)] {
+        let program = program(config, PF_POLICY_PER_USE);
+        let memory = program.alloc(4096);
+        let ticket = program.revoke(&[program.map(memory, 4096, pf_dir::PF_BIDIR).0]);
+        let fd = pf_quiesce_fd(program.owner);
+        let mut code = 0;
+        while code == 0 {
+            assert!(readable(fd, Duration::from_secs(10)));
+            code = pf_quiesced(program.owner, ticket);
+        }
+        assert_eq!(code, -error);
+        while readable(fd, Duration::ZERO) {}
+        assert_eq!(pf_quiesced(program.owner, ticket), -error);
+        assert!(!readable(fd, Duration::from_millis(50)), "a loop that never ends");
+        assert_eq!(pf_free(program.arena, memory), -libc::EBUSY);
+    }
+}
+
+#[test]
+fn memory_mapped_whole_stays_reachable_until_it_is_unregistered() {
+    let program = program(SoftConfig::default(), PF_POLICY_WHOLE);
+    let page = std::alloc::Layout::from_size_align(8192, 4096).unwrap();
+    // SAFETY: 8192 bytes.
+    let own: *mut c_void = unsafe { std::alloc::alloc_zeroed(page) }.cast();
+    let mut reg: *mut pf_reg_t = null_mut();
+    // SAFETY: the memory is freed after it has been unregistered.
+    assert_eq!(unsafe { pf_register(program.domain, own, 8192, &raw mut reg) }, 0);
+    let (map, iova) = program.map(own.wrapping_byte_add(5000), 100, pf_dir::PF_TO_DEVICE);
+    program.device.write(iova, b"registered").unwrap();
+    assert_eq!(&bytes::<10>(own.wrapping_byte_add(5000)), b"registered");
+    assert_eq!(pf_unmap(program.owner, map), 0);
+    program.device.write(iova, b"still").unwrap();
+    assert_eq!(pf_unregister(reg), 0);
+    program.device.write(iova, b"never").unwrap_err();
+    assert_eq!(&bytes::<5>(own.wrapping_byte_add(5000)), b"still");
+    // SAFETY: allocated above; no device reaches it.
+    unsafe { std::alloc::dealloc(own.cast(), page) };
+    program.end();
+}
