@@ -83,14 +83,21 @@ pub struct PciController {
 }
 
 impl PciController {
-    /// Opens the controller at `address`. It is reset where it supports that, and disabled, before
-    /// it may access memory, so that nothing an earlier program left running continues. It gets as
-    /// many interrupts as it has, at most `vectors`.
+    /// Opens the controller at `address`, as [`from_device`](Self::from_device) does.
     ///
     /// # Errors
     /// [`PciError`]; the device is closed again.
     pub fn open(address: &str, options: &Options, vectors: u32) -> Result<Self, PciError> {
-        let device = Device::open(address, options)?;
+        Self::from_device(Device::open(address, options)?, vectors)
+    }
+
+    /// Takes over an open device, of which nothing else may be in use. It is reset where it
+    /// supports that, and disabled, before it may access memory, so that nothing an earlier program
+    /// left running continues. It gets as many interrupts as it has, at most `vectors`.
+    ///
+    /// # Errors
+    /// [`PciError`]; this handle of the device is dropped.
+    pub fn from_device(device: Device, vectors: u32) -> Result<Self, PciError> {
         let bdf = device.address();
         let class = device.ids()?.class;
         if class != NVME_CLASS {

@@ -192,7 +192,8 @@ pub enum LayoutError {
 }
 
 impl LayoutError {
-    pub(super) fn is_out_of_pages(&self) -> bool {
+    /// Returns whether no list page was free: the same request may succeed later.
+    pub fn is_out_of_pages(&self) -> bool {
         matches!(self, Self::Prp(PrpError::Take(_)) | Self::Sgl(SglError::Take(_)))
     }
 
