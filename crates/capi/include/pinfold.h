@@ -77,10 +77,77 @@
 #define PF_IOMMU_IOMMUFD 2
 
 /*
+ For pf_nvme_info.flags: the controller discards (PF_DISCARD).
+ */
+#define PF_NVME_DISCARD (1 << 0)
+
+/*
+ For pf_nvme_info.flags: what is discarded reads as zeroes.
+ */
+#define PF_NVME_DISCARD_ZEROES (1 << 1)
+
+/*
  For pf_pool_opts.flags: free blocks are filled with a pattern, and writes to them counted
  (pf_pool_stats.damaged). Each call takes a lock, and time proportional to the block.
  */
 #define PF_POOL_DEBUG (1 << 0)
+
+/*
+ For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
+ it must be mapped as a whole (PF_POLICY_WHOLE, or registered).
+ */
+#define PF_PROTECT_STATIC 0
+
+/*
+ For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
+ completed; pf_complete() waits for one flush after the other.
+ */
+#define PF_PROTECT_STRICT 1
+
+/*
+ For pf_queue_opts.protect: the same without waiting: a request is reported by a later call, when
+ its flush has completed.
+ */
+#define PF_PROTECT_REVOKE 2
+
+/*
+ For pf_queue_opts.protect: as PF_PROTECT_REVOKE, with one flush for all that a call finds.
+ */
+#define PF_PROTECT_BATCH 3
+
+/*
+ For pf_queue_opts.flags: the controller raises an interrupt, so that pf_queue_wait() sleeps and
+ pf_queue_fd() has a descriptor.
+ */
+#define PF_QUEUE_INTERRUPT (1 << 0)
+
+/*
+ Reads from the controller into the memory of `iov`.
+ */
+#define PF_READ 1
+
+/*
+ Writes the memory of `iov` to the controller.
+ */
+#define PF_WRITE 2
+
+/*
+ Makes durable what writes that were reported have written. After an error earlier writes may be
+ lost, and a later flush that succeeds does not prove the contrary.
+ */
+#define PF_FLUSH 3
+
+/*
+ Discards `len` bytes from `offset`. The controller may keep them all the same.
+ */
+#define PF_DISCARD 4
+
+/*
+ In pf_completion.status: the request was given up, and the device may still reach its memory,
+ which stays in use: pf_free() and pf_unregister() refuse it, until pf_nvme_put() has disabled
+ the controller.
+ */
+#define PF_LOST 2147483648
 
 /*
  How a counter changes.
@@ -156,6 +223,11 @@ typedef struct pf_cache_t pf_cache_t;
 typedef struct pf_domain_t pf_domain_t;
 
 /*
+ An NVMe controller.
+ */
+typedef struct pf_nvme_t pf_nvme_t;
+
+/*
  One thread's handle of a domain, for mappings.
  */
 typedef struct pf_owner_t pf_owner_t;
@@ -164,6 +236,11 @@ typedef struct pf_owner_t pf_owner_t;
  A pool of blocks of one size.
  */
 typedef struct pf_pool_t pf_pool_t;
+
+/*
+ One thread's queue of a controller.
+ */
+typedef struct pf_queue_t pf_queue_t;
 
 /*
  Memory that the program already has, in a domain.
@@ -293,6 +370,80 @@ struct pf_held {
 };
 
 /*
+ Options of a controller. Set `opts_size` to its sizeof, and what is not needed to 0.
+ */
+struct pf_nvme_opts {
+  /*
+   sizeof(struct pf_nvme_opts).
+   */
+  size_t opts_size;
+  /*
+   The device's address, as it was attached to the domain; NULL: a model of a controller, which
+   runs in a thread of this process, behind the software IOMMU.
+   */
+  const char *bdf;
+  /*
+   A model's medium: a file, which is created if there is none, and grown to `size`; NULL:
+   memory.
+   */
+  const char *path;
+  /*
+   A model's size in bytes; 0: that of the file.
+   */
+  uint64_t size;
+  /*
+   A model's block: 512 or 4096; 0: 512.
+   */
+  uint32_t block_bytes;
+  /*
+   0.
+   */
+  uint32_t flags;
+};
+
+/*
+ What a controller and one of its namespaces can do.
+ */
+struct pf_nvme_info {
+  /*
+   sizeof(struct pf_nvme_info): the caller sets it.
+   */
+  size_t info_size;
+  /*
+   Bytes of the namespace.
+   */
+  uint64_t capacity;
+  /*
+   The most bytes of one request.
+   */
+  uint64_t max_transfer;
+  /*
+   The most bytes of one command: a larger request becomes several.
+   */
+  uint32_t max_command;
+  /*
+   The unit of offsets and lengths, bytes.
+   */
+  uint32_t block_bytes;
+  /*
+   The most requests of a queue.
+   */
+  uint32_t max_depth;
+  /*
+   The namespace's number.
+   */
+  uint32_t nsid;
+  /*
+   PF_NVME_* bits.
+   */
+  uint32_t flags;
+  /*
+   0.
+   */
+  uint32_t reserved;
+};
+
+/*
  Options of a pool. Set `opts_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_pool_opts {
@@ -406,6 +557,95 @@ struct pf_pool_stats {
    Free blocks that were found overwritten; 0 without PF_POOL_DEBUG.
    */
   uint64_t damaged;
+};
+
+/*
+ Options of a queue. Set `opts_size` to its sizeof, and what is not needed to 0.
+ */
+struct pf_queue_opts {
+  /*
+   sizeof(struct pf_queue_opts).
+   */
+  size_t opts_size;
+  /*
+   The most requests between pf_submit() and their report by pf_complete(): 1 to
+   pf_nvme_info.max_depth.
+   */
+  uint32_t depth;
+  /*
+   PF_PROTECT_*.
+   */
+  uint32_t protect;
+  /*
+   PF_QUEUE_* bits.
+   */
+  uint32_t flags;
+  /*
+   0.
+   */
+  uint32_t reserved;
+};
+
+/*
+ A request. What it points to is read by pf_submit() only.
+ */
+struct pf_request {
+  /*
+   PF_READ, PF_WRITE, PF_FLUSH or PF_DISCARD.
+   */
+  uint32_t op;
+  /*
+   The namespace, from 1.
+   */
+  uint32_t nsid;
+  /*
+   Its first byte: a multiple of the block. PF_FLUSH: 0.
+   */
+  uint64_t offset;
+  /*
+   PF_DISCARD: bytes, a multiple of the block; else 0, or the sum of `iov`.
+   */
+  uint64_t len;
+  /*
+   The memory of PF_READ and PF_WRITE: a multiple of the block in all, and at most
+   pf_nvme_info.max_transfer. Each entry is inside one allocation of the domain or one
+   registration. A controller without SGLs (a model has none) can use scattered memory if the
+   first entry begins at a multiple of 4, the others at a multiple of 4096, and all but the
+   last end at one.
+   */
+  const struct iovec *iov;
+  /*
+   Entries of it: 1 to 1024.
+   */
+  uint32_t iovcnt;
+  /*
+   0.
+   */
+  uint32_t flags;
+  /*
+   The caller's; its completion has it.
+   */
+  uint64_t user_data;
+};
+
+/*
+ The report of a request.
+ */
+struct pf_completion {
+  /*
+   The request's.
+   */
+  uint64_t user_data;
+  /*
+   0, or -errno: EIO (the controller's `status`); ETIMEDOUT (given up); ECANCELED (aborted
+   because it took too long, or the controller was disabled); ENODEV (the controller is gone);
+   ESTALE (the namespace has changed); EINVAL (the controller cannot be given a part of it).
+   */
+  int32_t result;
+  /*
+   The controller's status: bits 31:17 of the completion's DW3; and PF_LOST.
+   */
+  uint32_t status;
 };
 
 /*
@@ -757,6 +997,128 @@ int pf_revoke_many(struct pf_owner_t *owner,
 int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, size_t why_len);
 
 /*
+ Opens an NVMe controller: resets it, enables it, and finds its namespaces.
+
+ @domain: the domain that the controller is in.
+ @arena: memory for its rings and lists, of this domain; pf_arena_put() refuses it until
+ pf_nvme_put(). 1 MiB, and 256 KiB for each queue, are plenty.
+ @opts: the options: `bdf`, or a model's `path` or `size`.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EINVAL (a model without a size, or of an unsupported block or size;
+ unknown flags); ENODEV (`bdf` is not attached to the domain, or not there); EBUSY (a controller
+ is open on it); ENOTSUP (a model in a device's domain; not an NVMe controller, or one that lacks
+ what is needed); ENXIO (the arena is not in this domain); ENOMEM; EIO or ETIMEDOUT (the
+ controller does not answer as it should); errors of the file; E2BIG; EBADF; EFAULT; ENFILE.
+ Thread: any. It blocks until the controller answers. Allocates. Ends with pf_nvme_put(). Since
+ 0.1.
+
+ */
+int pf_nvme_open(struct pf_domain_t *domain,
+                 struct pf_arena_t *arena,
+                 const struct pf_nvme_opts *opts,
+                 struct pf_nvme_t **out);
+
+/*
+ Shuts a controller down and gives it back. Memory of requests that were given up (PF_LOST) is no
+ longer in use after that.
+
+ @nvme: the controller; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (it has queues); EBADF. EIO, ENODEV or ETIMEDOUT: the controller
+ could not be disabled; the handle has ended nevertheless, and what the controller may still
+ reach stays in use for good: its rings, and the memory of requests that were given up.
+ Thread: any. It blocks until the controller has written back what it caches, at most a minute.
+ Since 0.1.
+ */
+int pf_nvme_put(struct pf_nvme_t *nvme);
+
+/*
+ Tells what a controller and one of its namespaces can do.
+
+ @nvme: the controller.
+ @nsid: the namespace's number, from 1; 0: the first.
+ @info: where it is stored; the caller sets `info_size`.
+
+ Return: 0, or -errno: ENODEV (no such namespace, or one that is not supported: the message says
+ why); EINVAL (`info_size`); EFAULT; EBADF.
+ Thread: any. Since 0.1.
+
+ */
+int pf_nvme_info(struct pf_nvme_t *nvme, uint32_t nsid, struct pf_nvme_info *info);
+
+/*
+ Creates a thread's handle of a domain, for its mappings: no lock, and addresses of its own.
+
+ @domain: the domain.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EBADF; EFAULT (`out` is NULL); ENFILE (65,536 owners exist).
+ Thread: any. An owner is used by one thread at a time: a call beside another's gives EBUSY.
+ Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.1.
+
+ */
+int pf_owner_create(struct pf_domain_t *domain, struct pf_owner_t **out);
+
+/*
+ Destroys an owner. Memory of tickets that have completed is handed back; quarantined memory
+ stays so. The descriptor of pf_quiesce_fd() is closed.
+
+ @owner: the owner; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (mappings are live or tickets have not completed, and the message
+ counts them; or another thread is in a call with it); EBADF.
+ Thread: any. Since 0.1.
+ */
+int pf_owner_destroy(struct pf_owner_t *owner);
+
+/*
+ Returns whether no device can reach the memory of a ticket any more, and then hands it back: it
+ can be read as the device left it, mapped again, and freed. Never waits.
+
+ @owner: the owner that revoked the mappings.
+ @ticket: what pf_revoke_many() stored. One that was handed back before stays 1.
+
+ Return: 1; 0: not yet; or -errno: ETIMEDOUT (the flush is past its deadline; it may still
+ complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
+ see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF; EBUSY
+ (another thread is in a call with the owner).
+ Thread: the owner's. Since 0.1.
+ */
+int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket);
+
+/*
+ Waits until no device can reach the memory of a ticket, and hands it back.
+
+ @owner: the owner that revoked the mappings.
+ @ticket: what pf_revoke_many() stored. One that was handed back before needs no wait.
+ @ns: the longest wait in nanoseconds; UINT64_MAX: as long as it takes.
+
+ Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
+ completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
+ (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
+ Thread: the owner's. Since 0.1.
+ */
+int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns);
+
+/*
+ Returns an eventfd that becomes readable when a ticket of this owner has completed, failed, or
+ passed its deadline: for a program's own event loop. Nothing polls meanwhile.
+
+ When it is readable, read its 8 bytes and then ask pf_quiesced() about the oldest tickets, until
+ one is not 1. It may be readable although nothing has completed. A ticket that was ETIMEDOUT is
+ not announced again.
+
+ @owner: the owner.
+
+ Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
+ EBUSY (another thread is in a call with the owner).
+ Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
+ it. Since 0.1.
+ */
+int pf_quiesce_fd(struct pf_owner_t *owner);
+
+/*
  Creates a pool of blocks of one size.
 
  @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
@@ -934,107 +1296,96 @@ int64_t pf_pool_shrink(struct pf_pool_t *pool);
 int pf_pool_put(struct pf_pool_t *pool);
 
 /*
- Reads the counters of an object.
+ Creates a queue of a controller, for one thread at a time.
 
- @handle: a domain, an arena, a pool, a page pool, a controller or a queue.
- @counters: where they are stored; NULL to learn their number.
- @max: how many fit there.
-
- Owners count without locks or shared writes, so the counters are exact whenever no thread is in
- a call with the object, and may be of slightly different times else. A domain's are followed by
- those of its IOMMU and of its invalidation queue.
-
- Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
- EBUSY (a thread is in a call with a page pool or queue, which belong to one).
- Thread: any. Since 0.1.
-
- */
-int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
-
-/*
- Reads the counters of an object as one JSON object, their values by their names.
-
- @handle: as for pf_stats().
- @buffer: where the text is stored, with a NUL behind it; cut at `len` - 1 bytes. NULL to learn
- its length.
- @len: the size of the buffer.
-
- Return: the length of the whole text, without the NUL; or -errno: as pf_stats().
- Thread: any. Allocates. Since 0.1.
-
- */
-int pf_stats_json(const void *handle, char *buffer, size_t len);
-
-/*
- Creates a thread's handle of a domain, for its mappings: no lock, and addresses of its own.
-
- @domain: the domain.
+ @nvme: the controller.
+ @opts: the options; `depth` at least.
  @out: where the handle is stored.
 
- Return: 0, or -errno: EBADF; EFAULT (`out` is NULL); ENFILE (65,536 owners exist).
- Thread: any. An owner is used by one thread at a time: a call beside another's gives EBUSY.
- Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.1.
+ Return: 0, or -errno: EINVAL (depth; unknown protection, flags or reserved fields); ENOSPC (no
+ queue or no interrupt of the controller is left); ENOMEM (of its arena); EIO, ETIMEDOUT (the
+ controller refuses it, or does not answer); E2BIG; EBADF; EFAULT; ENFILE.
+ Thread: any. Allocates. Ends with pf_queue_destroy(). Since 0.1.
 
  */
-int pf_owner_create(struct pf_domain_t *domain, struct pf_owner_t **out);
+int pf_queue_create(struct pf_nvme_t *nvme,
+                    const struct pf_queue_opts *opts,
+                    struct pf_queue_t **out);
 
 /*
- Destroys an owner. Memory of tickets that have completed is handed back; quarantined memory
- stays so. The descriptor of pf_quiesce_fd() is closed.
+ Deletes a queue.
 
- @owner: the owner; NULL does nothing.
+ @queue: the queue; NULL does nothing.
 
- Return: 0, or -errno: EBUSY (mappings are live or tickets have not completed, and the message
- counts them; or another thread is in a call with it); EBADF.
- Thread: any. Since 0.1.
+ Return: 0, or -errno: EBUSY (requests have not been reported yet: the message says how many; or
+ another thread is in a call with it); EBADF.
+ Thread: any, when no other is in a call with it. Since 0.1.
  */
-int pf_owner_destroy(struct pf_owner_t *owner);
+int pf_queue_destroy(struct pf_queue_t *queue);
 
 /*
- Returns whether no device can reach the memory of a ticket any more, and then hands it back: it
- can be read as the device left it, mapped again, and freed. Never waits.
+ Submits requests, in their order, up to the first that is refused. Their memory is in use until
+ they are reported: pf_free() refuses it meanwhile.
 
- @owner: the owner that revoked the mappings.
- @ticket: what pf_revoke_many() stored. One that was handed back before stays 1.
+ @queue: the queue.
+ @requests: the requests.
+ @n: how many.
 
- Return: 1; 0: not yet; or -errno: ETIMEDOUT (the flush is past its deadline; it may still
- complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
- see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF; EBUSY
- (another thread is in a call with the owner).
- Thread: the owner's. Since 0.1.
+ Return: how many were accepted; or -errno if the first was refused: EAGAIN (as many are
+ unreported as the queue is deep); EINVAL (an offset or a length that is no multiple of the
+ block, beyond the end of the namespace, or 0; more than the largest transfer; an unknown
+ operation or flag; memory that is not allocated, or that the controller cannot be given: the
+ message has the entry of `iov`; memory that is mapped as a whole, unless PF_PROTECT_STATIC);
+ ENXIO (memory that is not in the domain, or not mapped as a whole for PF_PROTECT_STATIC); ENODEV
+ (no such namespace); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was
+ formatted or detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or
+ describing it to the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
+ Thread: one at a time. Ownership: the memory is lent until the report. Since 0.1.
+
  */
-int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket);
+int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint32_t n);
 
 /*
- Waits until no device can reach the memory of a ticket, and hands it back.
+ Reports requests that have completed and whose memory no device can reach any more (except with
+ PF_PROTECT_STATIC). Revokes what is found to have completed.
 
- @owner: the owner that revoked the mappings.
- @ticket: what pf_revoke_many() stored. One that was handed back before needs no wait.
- @ns: the longest wait in nanoseconds; UINT64_MAX: as long as it takes.
+ @queue: the queue.
+ @completions: where the reports are stored.
+ @max: how many fit.
 
- Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
- completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
- (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
- Thread: the owner's. Since 0.1.
+ Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY (another thread is in a call with
+ it). An error of a request is its own `result`.
+ Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that has
+ failed to be disabled; else never. Ownership: the memory of what is reported is the caller's
+ again, unless PF_LOST. Since 0.1.
+
  */
-int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns);
+int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uint32_t max);
 
 /*
- Returns an eventfd that becomes readable when a ticket of this owner has completed, failed, or
- passed its deadline: for a program's own event loop. Nothing polls meanwhile.
+ Waits until a request can be reported: sleeps, for a queue with PF_QUEUE_INTERRUPT, else polls.
 
- When it is readable, read its 8 bytes and then ask pf_quiesced() about the oldest tickets, until
- one is not 1. It may be readable although nothing has completed. A ticket that was ETIMEDOUT is
- not announced again.
+ @queue: the queue.
+ @ns: nanoseconds to wait at most; 0: only looks once.
 
- @owner: the owner.
-
- Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
- EBUSY (another thread is in a call with the owner).
- Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
- it. Since 0.1.
+ Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if
+ none is outstanding; or -errno: EBADF; EBUSY (another thread is in a call with it).
+ Thread: one at a time. Since 0.1.
  */
-int pf_quiesce_fd(struct pf_owner_t *owner);
+int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns);
+
+/*
+ Returns a descriptor for poll() and epoll: readable when requests may be reported. From then on
+ a pf_complete() that returns 0 clears it; so call that until it does, then wait for at most 100
+ ms (a controller that is gone raises no interrupt), and call it again. It stays readable while a
+ request waits for its flush.
+
+ @queue: a queue with PF_QUEUE_INTERRUPT.
+
+ Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EBADF; EBUSY.
+ Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.1.
+ */
+int pf_queue_fd(struct pf_queue_t *queue);
 
 /*
  Registers memory of the program with a domain: whole pages, of any origin. Until
@@ -1172,6 +1523,38 @@ int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index);
  Thread: any, unless the ring is one thread's. Since 0.1.
  */
 int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index);
+
+/*
+ Reads the counters of an object.
+
+ @handle: a domain, an arena, a pool, a page pool, a controller or a queue.
+ @counters: where they are stored; NULL to learn their number.
+ @max: how many fit there.
+
+ Owners count without locks or shared writes, so the counters are exact whenever no thread is in
+ a call with the object, and may be of slightly different times else. A domain's are followed by
+ those of its IOMMU and of its invalidation queue.
+
+ Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
+ EBUSY (a thread is in a call with a page pool or queue, which belong to one).
+ Thread: any. Since 0.1.
+
+ */
+int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
+
+/*
+ Reads the counters of an object as one JSON object, their values by their names.
+
+ @handle: as for pf_stats().
+ @buffer: where the text is stored, with a NUL behind it; cut at `len` - 1 bytes. NULL to learn
+ its length.
+ @len: the size of the buffer.
+
+ Return: the length of the whole text, without the NUL; or -errno: as pf_stats().
+ Thread: any. Allocates. Since 0.1.
+
+ */
+int pf_stats_json(const void *handle, char *buffer, size_t len);
 
 /*
  Sets the function that sees each alloc, free, map and revoke; NULL for none. Off at first.

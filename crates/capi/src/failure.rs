@@ -36,12 +36,10 @@ impl Failure {
         Self { errno, message }
     }
 
-    /// Puts what was attempted before the message.
+    /// Returns the same failure, of one of several things.
     #[cold]
-    pub(crate) fn context(mut self, what: &str) -> Self {
-        self.message.insert_str(0, ": ");
-        self.message.insert_str(0, what);
-        self
+    pub(crate) fn of(self, what: impl std::fmt::Display) -> Self {
+        Self { message: format!("{what}: {}", self.message), ..self }
     }
 
     /// Returns the errno value, positive.

@@ -12,6 +12,7 @@
 //! | [`region`] | memory that C programs pass by address: which arena or registration it is in |
 //! | [`block`] | memory with its two addresses |
 //! | [`source`] | an arena as the source of pools |
+//! | [`transfer`] | the memory of a queue's requests |
 //! | [`trace`] | the hook that sees alloc, free, map and revoke |
 //! | the others | the functions, by the object that they are of |
 //!
@@ -30,12 +31,15 @@ pub mod frames;
 mod handle;
 mod lists;
 pub mod map;
+pub mod nvme;
 mod options;
 pub mod owner;
 pub mod pool;
+pub mod queue;
 mod region;
 pub mod registered;
 pub mod report;
 pub mod slots;
 mod source;
 pub mod trace;
+mod transfer;

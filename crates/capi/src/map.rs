@@ -194,7 +194,7 @@ unsafe extern "C" fn map_many(
             // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
             let piece = unsafe { iov.wrapping_add(index).read_unaligned() };
             let span = owner.state.span(piece.iov_base.addr(), piece.iov_len);
-            spans.push(span.map_err(|failure| failure.context(&format!("piece {index}")))?);
+            spans.push(span.map_err(|failure| failure.of(&format!("piece {index}")))?);
         }
         let parts: Vec<_> = spans.iter().map(|span| (span.addr(), span.part())).collect();
         let (mut stored, mut addresses) = (0, Vec::with_capacity(parts.len()));
@@ -212,7 +212,7 @@ unsafe extern "C" fn map_many(
         });
         if let Err(refused) = mapped {
             let what = format!("piece {}", refused.index);
-            return Err(Failure::from(&refused.error).context(&what));
+            return Err(Failure::from(&refused.error).of(&what));
         }
         report(pf_event_kind::PF_EVENT_MAP, handle, caller, || {
             let pieces = parts.iter().zip(&addresses);

@@ -462,7 +462,7 @@ unsafe extern "C" fn get_bulk(
                         unsafe { write_va(at(index), std::ptr::null_mut()) };
                     }
                     let why = exhausted(&error);
-                    return Err(why.context(&format!("{full} of {n} blocks are available")));
+                    return Err(why.of(&format!("{full} of {n} blocks are available")));
                 }
             }
         }
@@ -522,7 +522,7 @@ unsafe extern "C" fn put_bulk(
                     // SAFETY: as the caller promises.
                     unsafe { bad.write_unaligned(index) };
                 }
-                return Err(failure.context(&format!("block {index} of {n} was refused")));
+                return Err(failure.of(&format!("block {index} of {n} was refused")));
             }
             if let Some(hook) = hook {
                 cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, caller, handle);

@@ -1,0 +1,299 @@
+//! [`Data`]: the memory of a request as its device gets it, and [`Attempt`], the request at its
+//! controller.
+//!
+//! A C program names memory by iovecs. Each becomes a [`Span`], which keeps the allocation that it
+//! is in counted as used for as long as a device may reach it: `pf_free` refuses it meanwhile.
+
+use crate::failure::{Failure, fail};
+use crate::region::Span;
+use crate::trace::{Caller, Tracer, pf_event, pf_event_kind};
+use pinfold::core::access::{Direction, FromDevice, ToDevice};
+use pinfold::core::addr::Segment;
+use pinfold::core::domain::{DomainId, DomainLocal, MapError, Mapping, Payload, Unrevoked};
+use pinfold::core::frame::Frame;
+use pinfold::{DmaMemory, Iova, Pinned};
+use pinfold_nvme::driver::{Completion, InFlight, Outcome, Quarantined};
+
+/// Which call of the C program events are reported for.
+#[derive(Clone, Copy)]
+pub(crate) struct Site {
+    pub(crate) caller: Caller,
+    pub(crate) handle: u64,
+}
+
+/// One or several parts; one needs no allocation.
+pub(crate) enum Parts<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> Parts<T> {
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        match self {
+            Self::One(part) => (index == 0).then_some(part),
+            Self::Many(parts) => parts.get(index),
+        }
+    }
+
+    /// Returns the parts of `each`, in their order; the first that fails ends it.
+    pub(crate) fn collect(
+        each: impl Iterator<Item = Result<T, Failure>>,
+    ) -> Result<Option<Self>, Failure> {
+        let mut each = each.fuse();
+        let Some(first) = each.next().transpose()? else { return Ok(None) };
+        let Some(second) = each.next().transpose()? else { return Ok(Some(Self::One(first))) };
+        let mut parts = vec![first, second];
+        for part in each {
+            parts.push(part?);
+        }
+        Ok(Some(Self::Many(parts)))
+    }
+}
+
+/// Memory to be mapped for one request: its parts are mapped one behind the other.
+pub(crate) struct Scattered(Parts<Part>);
+
+pub(crate) struct Part {
+    span: Span,
+    /// Where its pages begin in the range at which all are mapped.
+    start: u64,
+}
+
+impl Scattered {
+    /// # Errors
+    /// Those of `spans`; `EINVAL`: one is mapped as a whole, so that it could not be revoked.
+    pub(crate) fn new(
+        spans: impl Iterator<Item = Result<Span, Failure>>,
+        domain: DomainId,
+    ) -> Result<Option<Self>, Failure> {
+        let mut end = 0;
+        let parts = Parts::collect(spans.map(|span| {
+            let span = span?;
+            if span.fixed(domain).is_some() {
+                return Err(fail!(
+                    EINVAL,
+                    "the memory at {:#x} is mapped as a whole, so that its access could not be revoked: allocate it from \
+                     an arena of PF_POLICY_PER_USE, or create the queue with PF_PROTECT_STATIC",
+                    span.addr()
+                ));
+            }
+            let start = end;
+            end += span.memory().len() as u64;
+            Ok(Part { span, start })
+        }))?;
+        Ok(parts.map(Self))
+    }
+}
+
+// SAFETY: as for each of the spans, which the value keeps and never changes. A value with more than
+// one has no fixed address.
+unsafe impl Pinned for Scattered {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.0.get(0).map_or(DmaMemory::EMPTY, |part| part.span.memory())
+    }
+
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        match &self.0 {
+            Parts::One(part) => part.span.fixed_iova(domain),
+            Parts::Many(_) => None,
+        }
+    }
+
+    fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        self.0.get(index).map(|part| part.span.memory())
+    }
+
+    fn extent(&self, index: usize) -> Option<(u64, u64)> {
+        let part = self.0.get(index)?;
+        let (before, len) = part.span.part();
+        Some((part.start + before as u64, len as u64))
+    }
+}
+
+/// Memory that is mapped as a whole, for as long as its region lives: a span keeps the region.
+pub(crate) struct Fixed {
+    parts: Parts<(Span, Segment)>,
+    domain: DomainId,
+}
+
+impl Fixed {
+    /// Looks the addresses up.
+    ///
+    /// # Errors
+    /// Those of `spans`; `ENXIO`: one is not mapped as a whole.
+    pub(crate) fn new(
+        spans: impl Iterator<Item = Result<Span, Failure>>,
+        domain: DomainId,
+    ) -> Result<Option<Self>, Failure> {
+        let parts = Parts::collect(spans.map(|span| {
+            let span = span?;
+            let (_, len) = span.part();
+            match span.fixed(domain) {
+                Some(iova) => Ok((span, Segment { iova, len: len as u64 })),
+                None => Err(fail!(
+                    ENXIO,
+                    "{len} bytes at {:#x} are not mapped as a whole, as PF_PROTECT_STATIC requires: allocate them from \
+                     an arena of PF_POLICY_WHOLE, or create the queue with another protection",
+                    span.addr()
+                )),
+            }
+        }))?;
+        Ok(parts.map(|parts| Self { parts, domain }))
+    }
+}
+
+/// The memory of a request, mapped for it.
+pub(crate) enum Data {
+    /// Mapped for its lifetime.
+    Fixed(Fixed),
+    /// The device writes it.
+    Read(Mapping<Scattered, FromDevice>),
+    /// The device reads it.
+    Write(Mapping<Scattered, ToDevice>),
+}
+
+impl Data {
+    /// Maps memory for a request that reads from the device, or that writes to it.
+    ///
+    /// # Errors
+    /// Those of the domain.
+    pub(crate) fn map(
+        memory: Scattered,
+        read: bool,
+        domain: &mut DomainLocal,
+    ) -> Result<Self, Failure> {
+        let failed = |failed: MapError<Scattered>| Failure::from(&failed.error);
+        if read {
+            domain.map(memory, FromDevice).map(Self::Read).map_err(failed)
+        } else {
+            domain.map(memory, ToDevice).map(Self::Write).map_err(failed)
+        }
+    }
+
+    /// Reports an event for each part; none for memory that stays mapped.
+    pub(crate) fn report(&self, hook: Tracer, kind: pf_event_kind, site: Site) {
+        match self {
+            Self::Fixed(_) => {}
+            Self::Read(mapping) => report(mapping, hook, kind, site),
+            Self::Write(mapping) => report(mapping, hook, kind, site),
+        }
+    }
+
+    /// Returns segment `index` of what the device reads or writes.
+    pub(crate) fn segment_at(&self, index: usize, read: bool) -> Option<Segment> {
+        match read {
+            true => Payload::<FromDevice>::segment(self, index),
+            false => Payload::<ToDevice>::segment(self, index),
+        }
+    }
+
+    /// Returns what has to be revoked; memory that stays mapped is dropped.
+    pub(crate) fn into_unrevoked(self) -> Option<Unrevoked<Scattered>> {
+        match self {
+            Self::Fixed(_) => None,
+            Self::Read(mapping) => Some(mapping.into()),
+            Self::Write(mapping) => Some(mapping.into()),
+        }
+    }
+}
+
+fn report<D: Direction>(
+    mapping: &Mapping<Scattered, D>,
+    hook: Tracer,
+    kind: pf_event_kind,
+    site: Site,
+) {
+    for (index, part) in mapping.segments().enumerate() {
+        let Some(pages) = mapping.piece(index) else { return };
+        // Pages are mapped at multiples of their size.
+        let before = usize::try_from(part.iova.raw()).unwrap_or(0) % Frame::BYTES as usize;
+        let va = pages.as_ptr().as_ptr().wrapping_add(before).cast();
+        let (iova, len) = (part.iova.raw(), part.len);
+        let Site { caller, handle } = site;
+        hook.report(pf_event { kind: kind as u32, reserved: 0, va, iova, len, caller, handle });
+    }
+}
+
+// SAFETY: the segments of `Fixed` are of whole mappings, which are for both directions and last
+// until the region is dropped, which each span keeps; they were computed once. Those of `Read` are
+// the mapping's. The other variant has none.
+unsafe impl Payload<FromDevice> for Data {
+    fn segment(&self, index: usize) -> Option<Segment> {
+        match self {
+            Self::Fixed(fixed) => fixed.parts.get(index).map(|(_, segment)| *segment),
+            Self::Read(mapping) => mapping.extent(index),
+            Self::Write(_) => None,
+        }
+    }
+
+    fn domain(&self) -> Option<DomainId> {
+        domain_of(self)
+    }
+}
+
+// SAFETY: as for the other direction, with `Write` for `Read`.
+unsafe impl Payload<ToDevice> for Data {
+    fn segment(&self, index: usize) -> Option<Segment> {
+        match self {
+            Self::Fixed(fixed) => fixed.parts.get(index).map(|(_, segment)| *segment),
+            Self::Write(mapping) => mapping.extent(index),
+            Self::Read(_) => None,
+        }
+    }
+
+    fn domain(&self) -> Option<DomainId> {
+        domain_of(self)
+    }
+}
+
+fn domain_of(data: &Data) -> Option<DomainId> {
+    match data {
+        Data::Fixed(fixed) => Some(fixed.domain),
+        Data::Read(mapping) => Payload::domain(mapping),
+        Data::Write(mapping) => Payload::domain(mapping),
+    }
+}
+
+/// A request at the controller.
+pub(crate) enum Attempt {
+    /// A read or a write.
+    Data(InFlight<Data>),
+    /// A flush or a discard.
+    Bare(InFlight<()>),
+}
+
+/// What has become of one.
+pub(crate) enum Ended {
+    /// The controller no longer accesses the memory.
+    Completed(Option<Data>, Result<(), pinfold_nvme::driver::CommandError>),
+    /// It was given up: the controller may still access the memory.
+    Lost(Option<Quarantined<Data>>),
+    /// The completion is another request's.
+    Foreign(Attempt),
+}
+
+impl Attempt {
+    /// Returns the driver's number of it, below the queue's depth.
+    pub(crate) fn tag(&self) -> usize {
+        match self {
+            Self::Data(in_flight) => in_flight.tag(),
+            Self::Bare(in_flight) => in_flight.tag(),
+        }
+    }
+
+    /// Applies `completion`.
+    pub(crate) fn finish(self, completion: Completion) -> Ended {
+        match self {
+            Self::Data(in_flight) => match in_flight.finish(completion) {
+                Outcome::Completed { payload, result } => Ended::Completed(Some(payload), result),
+                Outcome::TimedOut(payload) => Ended::Lost(Some(payload)),
+                Outcome::Foreign(in_flight, _) => Ended::Foreign(Self::Data(in_flight)),
+            },
+            Self::Bare(in_flight) => match in_flight.finish(completion) {
+                Outcome::Completed { result, .. } => Ended::Completed(None, result),
+                Outcome::TimedOut(_) => Ended::Lost(None),
+                Outcome::Foreign(in_flight, _) => Ended::Foreign(Self::Bare(in_flight)),
+            },
+        }
+    }
+}
