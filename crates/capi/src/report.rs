@@ -178,6 +178,7 @@ fn names(counter: &'static Counter) -> Option<&'static Names> {
 mod tests {
     use super::*;
     use pinfold::arena::ArenaStats;
+    use pinfold::core::counters::Unit;
     use pinfold::core::dma_pool::DmaPoolStats;
     use pinfold::core::domain::{BackendStats, DomainStats};
     use pinfold::core::invalidate::InvalidationStats;
@@ -213,6 +214,10 @@ mod tests {
             .unwrap();
             for Counter { name, kind, unit, meaning, .. } in table {
                 assert!(meaning.ends_with('.') && !meaning.contains('['), "{name}: {meaning}");
+                assert_eq!(name.ends_with("bytes"), *unit == Unit::Bytes, "{name}");
+                assert_eq!(name.ends_with("_ns"), *unit == Unit::Nanoseconds, "{name}");
+                let same = table.iter().filter(|other| other.name == *name).count();
+                assert_eq!(same, 1, "{name}");
                 writeln!(page, "| `{name}` | {} | {} | {meaning} |", kind.name(), unit.name())
                     .unwrap();
             }

@@ -192,23 +192,4 @@ mod tests {
             "done                                   7\n  bytes                             4096"
         );
     }
-
-    #[test]
-    fn meanings_are_sentences_and_names_are_unique() {
-        use crate::domain::{BackendStats, DomainStats};
-        use crate::invalidate::InvalidationStats;
-        let tables = [DomainStats::TABLE, BackendStats::TABLE, InvalidationStats::TABLE];
-        for table in tables {
-            for (at, counter) in table.iter().enumerate() {
-                let Counter { name, meaning, unit, .. } = counter;
-                assert!(
-                    meaning.ends_with('.') && !meaning.contains(['[', ']', '`']),
-                    "{name}: {meaning}"
-                );
-                assert_eq!(name.ends_with("bytes"), *unit == Unit::Bytes, "{name}");
-                assert_eq!(name.ends_with("_ns"), *unit == Unit::Nanoseconds, "{name}");
-                assert!(table[..at].iter().all(|other| other.name != *name), "{name} twice");
-            }
-        }
-    }
 }
