@@ -8,6 +8,7 @@ use crate::failure::{Failure, call};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// What an event is about.
 #[repr(C)]
@@ -53,6 +54,11 @@ struct Hook {
 }
 
 static HOOK: AtomicPtr<Hook> = AtomicPtr::new(null_mut());
+/// All hooks that were ever set: a call that began before may still use an old one.
+static HOOKS: Mutex<Vec<&'static Hook>> = Mutex::new(Vec::new());
+
+// SAFETY: `pf_trace_set` requires that the function can be called with the argument by any thread.
+unsafe impl Sync for Hook {}
 
 /// The address behind the call of the library.
 pub(crate) type Caller = *const c_void;
