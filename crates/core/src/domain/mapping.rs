@@ -472,8 +472,8 @@ impl Space {
         self.alloc_up_to(caller, memory.len() as u64, || alignment(memory), limit)
     }
 
-    /// Allocates as the caller does, and up to `limit` if there is one. Tries again without what
-    /// the caller keeps for later.
+    /// Allocates as the caller does, or up to `limit` if there is one: not from the windows of an
+    /// owner, which are anywhere. Tries again without what the caller keeps for later.
     #[inline(always)]
     fn alloc_up_to(
         &self,
@@ -482,16 +482,17 @@ impl Space {
         align: impl Fn() -> u64,
         limit: Option<Iova>,
     ) -> Result<Addresses, BackendError> {
-        let alloc = |caller: &mut _| match limit {
-            None => Caller::alloc(caller, self, len, &align),
-            // Not from the windows of an owner, which are anywhere.
-            Some(_) => {
-                Ok(Addresses { iova: self.alloc_iova(len, align(), limit)?, origin: Origin::Space })
-            }
+        let in_space = || {
+            let iova = self.alloc_iova(len, align(), limit)?;
+            Ok(Addresses { iova, origin: Origin::Space })
         };
-        match alloc(caller) {
+        let allocated = match limit {
+            None => caller.alloc(self, len, &align),
+            Some(_) => in_space(),
+        };
+        match allocated {
             Err(BackendError::Iova(IovaError::Exhausted { .. })) if caller.give_up_idle(self) => {
-                alloc(caller)
+                in_space()
             }
             allocated => allocated,
         }
