@@ -104,8 +104,8 @@ pub trait Backend: Send + Sync {
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError>;
 
     /// Revokes access to all of `ranges` and requests one flush for them. The device may reach them
-    /// until the ticket has completed. Those in a window of [`windows`](Self::windows) come with
-    /// its pin. Allocates nothing.
+    /// until the ticket has completed; by then all earlier tickets have completed too. Those in a
+    /// window of [`windows`](Self::windows) come with its pin. Allocates nothing.
     ///
     /// # Errors
     /// A device may reach any of the ranges for good.

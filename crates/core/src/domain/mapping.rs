@@ -172,7 +172,7 @@ impl<P: Pinned> Unrevoked<P> {
     #[inline(always)]
     pub(super) fn revoke_and_wait(&mut self, caller: &mut impl Caller) -> Result<(), BackendError> {
         self.0.revoke(caller);
-        self.0.quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket, None)))
+        self.0.quiesce(caller, |domain, ticket| domain.call(|backend| backend.wait(ticket, None)))
     }
 
     /// Returns the payload of one that is quiesced.

@@ -59,6 +59,19 @@ pub(super) trait Caller {
         None
     }
 
+    /// Whether the caller has seen `ticket` complete, or a later one.
+    #[inline(always)]
+    fn has_seen(&self, ticket: Ticket) -> bool {
+        let _ = ticket;
+        false
+    }
+
+    /// Remembers that `ticket` has completed, and with it all before.
+    #[inline(always)]
+    fn note_completed(&mut self, ticket: Ticket) {
+        let _ = ticket;
+    }
+
     /// Returns where `memory` is mapped for its lifetime, if the domain has it at `start`.
     fn static_at(
         &mut self,
@@ -118,13 +131,16 @@ pub(super) struct Owner {
     hit: Option<Hit>,
     /// The registered memory that was mapped last.
     extents: ExtentCache,
+    /// The last ticket that a wait or poll of this owner has seen complete.
+    completed: Ticket,
 }
 
 impl Owner {
     pub(super) fn new() -> Self {
         let shared = Arc::new(OwnerShared::new());
         let windows = Windows::new(Arc::clone(&shared));
-        Self { windows, shared, hit: None, extents: ExtentCache::new() }
+        let extents = ExtentCache::new();
+        Self { windows, shared, hit: None, extents, completed: Ticket::COMPLETED }
     }
 
     /// Prepares for allocations of `bytes` altogether, which are to be contiguous, until
@@ -201,6 +217,19 @@ impl Caller for Owner {
     #[inline(always)]
     fn extents(&mut self) -> Option<&mut ExtentCache> {
         Some(&mut self.extents)
+    }
+
+    #[inline(always)]
+    fn has_seen(&self, ticket: Ticket) -> bool {
+        ticket <= self.completed
+    }
+
+    #[inline(always)]
+    fn note_completed(&mut self, ticket: Ticket) {
+        // Never with `NEVER`, whatever a backend says: every ticket would count as completed.
+        if ticket != Ticket::NEVER {
+            self.completed = self.completed.max(ticket);
+        }
     }
 
     fn static_at(

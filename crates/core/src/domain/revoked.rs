@@ -83,16 +83,25 @@ impl<P: Pinned> MappedPayload<P> {
     }
 
     #[inline(always)]
-    fn is_quiesced(&self) -> bool {
-        self.addresses.is_fixed()
+    fn is_quiesced(&self, caller: &mut impl Caller) -> bool {
+        if self.addresses.is_fixed()
             || known_bad::makes(Mistake::BufferEarly)
-            || self.domain.has_completed(self.ticket)
+            || caller.has_seen(self.ticket)
+        {
+            return true;
+        }
+        let completed = self.domain.has_completed(self.ticket);
+        if completed {
+            caller.note_completed(self.ticket);
+        }
+        completed
     }
 
-    /// Waits by `wait`.
+    /// Waits by `wait`, unless the caller has seen the ticket complete.
     #[inline(always)]
     pub(super) fn quiesce(
         &mut self,
+        caller: &mut impl Caller,
         wait: impl FnOnce(&Space, Ticket) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         if self.addresses.is_fixed() || known_bad::makes(Mistake::BufferEarly) {
@@ -101,10 +110,12 @@ impl<P: Pinned> MappedPayload<P> {
         }
         let result = match self.ticket {
             Ticket::NEVER => Err(BackendError::NotRevoked),
+            ticket if caller.has_seen(ticket) => Ok(()),
             ticket => wait(&self.domain, ticket),
         };
         match result {
             Ok(()) => {
+                caller.note_completed(self.ticket);
                 self.late = false;
                 Ok(())
             }
@@ -149,7 +160,7 @@ impl<P: Pinned> MappedPayload<P> {
             return self.park();
         }
         let held = DropGuard::new(Unfinished(self));
-        let quiesced = held.0.is_quiesced();
+        let quiesced = held.0.is_quiesced(&mut Anyone);
         let held = held.into_inner().0;
         if quiesced {
             drop(held.release(&mut Anyone));
@@ -187,9 +198,11 @@ impl<P: Pinned> CleanUp for MappedPayload<P> {
         let failed = !held.0.late
             && held
                 .0
-                .quiesce(|domain, ticket| domain.call(|backend| backend.wait(ticket, None)))
+                .quiesce(&mut Anyone, |domain, ticket| {
+                    domain.call(|backend| backend.wait(ticket, None))
+                })
                 .is_err();
-        let quiesced = held.0.is_quiesced();
+        let quiesced = held.0.is_quiesced(&mut Anyone);
         let held = held.into_inner().0;
         if quiesced {
             drop(held.release(&mut Anyone));
@@ -238,7 +251,7 @@ impl<P: Pinned> Revoked<P> {
     /// nothing, so it is the cheap check of the first of a queue.
     #[inline(always)]
     pub fn is_quiesced(&self) -> bool {
-        self.0.is_quiesced()
+        self.0.is_quiesced(&mut Anyone)
     }
 
     /// Returns the buffer if the ticket has completed, without waiting.
@@ -274,7 +287,7 @@ impl<P: Pinned> Revoked<P> {
     #[inline(always)]
     pub(super) fn poll_by(self, caller: &mut impl Caller) -> Result<(P, Shared<Space>), Self> {
         self.0.domain.release_late();
-        if self.is_quiesced() { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
+        if self.0.is_quiesced(caller) { Ok(self.0.into_inner().release(caller)) } else { Err(self) }
     }
 
     #[inline(always)]
@@ -293,7 +306,7 @@ impl<P: Pinned> Revoked<P> {
         wait: impl FnOnce(&Space, Ticket) -> Result<(), BackendError>,
     ) -> Result<(P, Shared<Space>), NotQuiesced<P>> {
         self.0.domain.release_late();
-        match self.0.quiesce(wait) {
+        match self.0.quiesce(caller, wait) {
             Ok(()) => Ok(self.0.into_inner().release(caller)),
             Err(error) => Err(self.keep(error)),
         }

@@ -135,6 +135,40 @@ fn a_batch_is_waited_for_with_one_deadline() {
 }
 
 #[test]
+fn an_owner_asks_once_about_tickets_that_have_completed() {
+    let (mock, domain, drops) = domain();
+    let mut owner = domain.local();
+    let revoke = |owner: &mut DomainLocal| {
+        let mapping = owner.map(Buf::new(1, &drops), FromDevice).unwrap();
+        owner.revoke(mapping)
+    };
+    let [first, second, third, fourth] = core::array::from_fn(|_| revoke(&mut owner));
+    let waits = || mock.waits.load(Ordering::SeqCst);
+    complete(&mock, second.ticket());
+    owner.wait(second).unwrap();
+    assert_eq!(waits(), 1);
+    owner.wait(first).unwrap();
+    assert_eq!(waits(), 1, "an earlier ticket");
+    let third = owner.wait(third).unwrap_err().revoked.unwrap();
+    assert_eq!(waits(), 2, "a later ticket");
+    let fourth = owner.poll(fourth).unwrap_err();
+    complete(&mock, fourth.ticket());
+    owner.poll(fourth).unwrap();
+    owner.wait(third).unwrap();
+    assert_eq!(waits(), 2, "a ticket before that of a poll");
+    // Even if the backend calls it completed, as it does here, `NEVER` is not remembered.
+    set(&mock.refuse_revoke);
+    let refused = revoke(&mut owner);
+    mock.refuse_revoke.store(false, Ordering::SeqCst);
+    let done = mock.done.swap(u64::MAX, Ordering::SeqCst);
+    owner.poll(refused).unwrap();
+    mock.done.store(done, Ordering::SeqCst);
+    let fifth = revoke(&mut owner);
+    let fifth = owner.poll(fifth).unwrap_err();
+    complete(&mock, fifth.ticket());
+}
+
+#[test]
 fn what_belongs_to_another_domain_is_revoked_there() {
     let ((mock, domain, drops), (other_mock, other, _)) = (shared(), shared());
     let (mut owner, mut other_owner) = (domain.local(), other.local());
