@@ -281,6 +281,15 @@ impl<P> CleanUp for Unmapped<'_, P> {
     }
 }
 
+/// Memory that is mapped at `iova`, a part of `addresses`.
+#[derive(Clone, Copy)]
+struct Part<'m> {
+    addresses: &'m Addresses,
+    iova: IovaRange,
+    memory: DmaMemory<'m>,
+    access: Access,
+}
+
 /// Returns how many bytes of addresses the payloads need.
 pub(super) fn total_bytes<P: Pinned>(payloads: &[P]) -> u64 {
     let bytes = payloads.iter().flat_map(pieces).map(|piece| piece.len() as u64);
@@ -381,8 +390,8 @@ impl Space {
         limit: Option<Iova>,
     ) -> Result<Addresses, (Option<Addresses>, BackendError)> {
         let addresses = self.alloc_for(caller, memory, limit).map_err(|error| (None, error))?;
-        let mapped = self.map_part(caller, &addresses, addresses.iova, memory, access);
-        let Err(error) = mapped else { return Ok(addresses) };
+        let part = Part { addresses: &addresses, iova: addresses.iova, memory, access };
+        let Err(error) = self.map_part(caller, part) else { return Ok(addresses) };
         if error.stays_reachable() {
             return Err((Some(addresses), error));
         }
@@ -390,19 +399,12 @@ impl Space {
         Err((None, error))
     }
 
-    /// Maps `memory` at `iova`, part of `addresses`.
+    /// Maps `part`.
     #[inline(always)]
-    fn map_part(
-        &self,
-        caller: &mut impl Caller,
-        addresses: &Addresses,
-        iova: IovaRange,
-        memory: DmaMemory,
-        access: Access,
-    ) -> Result<(), BackendError> {
-        match self.try_map_part(caller, addresses, iova, memory, access) {
+    fn map_part(&self, caller: &mut impl Caller, part: Part<'_>) -> Result<(), BackendError> {
+        match self.try_map_part(caller, part) {
             Ok(()) => Ok(()),
-            Err(error) => self.map_with_room(caller, addresses, iova, memory, access, error),
+            Err(error) => self.map_with_room(caller, part, error),
         }
     }
 
@@ -413,10 +415,7 @@ impl Space {
     fn map_with_room(
         &self,
         caller: &mut impl Caller,
-        addresses: &Addresses,
-        iova: IovaRange,
-        memory: DmaMemory,
-        access: Access,
+        part: Part<'_>,
         error: BackendError,
     ) -> Result<(), BackendError> {
         let mut error = error;
@@ -425,7 +424,7 @@ impl Space {
                 break;
             }
             if if of_all { self.reclaim_idle() } else { caller.give_up_idle(self) } {
-                match self.try_map_part(caller, addresses, iova, memory, access) {
+                match self.try_map_part(caller, part) {
                     Ok(()) => return Ok(()),
                     Err(again) => error = again,
                 }
@@ -435,14 +434,8 @@ impl Space {
     }
 
     #[inline(always)]
-    fn try_map_part(
-        &self,
-        caller: &mut impl Caller,
-        addresses: &Addresses,
-        iova: IovaRange,
-        memory: DmaMemory,
-        access: Access,
-    ) -> Result<(), BackendError> {
+    fn try_map_part(&self, caller: &mut impl Caller, part: Part<'_>) -> Result<(), BackendError> {
+        let Part { addresses, iova, memory, access } = part;
         match (addresses.pin(), caller.extents()) {
             (Some(pin), Some(extents)) => self.call(|backend| match backend.windows() {
                 Some(windows) => windows.map_pinned(pin, extents, iova, memory, access),
@@ -513,10 +506,9 @@ impl Space {
         for piece in pieces(payload) {
             let len = piece.len() as u64;
             let differs = || BackendError::LengthsDiffer { iova, memory_bytes: piece.len() };
-            let result = iova.part(mapped, len).ok_or_else(differs);
-            if let Err(error) =
-                result.and_then(|at| self.map_part(caller, &addresses, at, piece, access))
-            {
+            let part = iova.part(mapped, len).ok_or_else(differs);
+            let part = part.map(|iova| Part { addresses: &addresses, iova, memory: piece, access });
+            if let Err(error) = part.and_then(|part| self.map_part(caller, part)) {
                 let error = self.undo_map(&addresses, mapped, error);
                 if error.stays_reachable() {
                     return Err((Some(addresses), error));
