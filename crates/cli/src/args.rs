@@ -78,9 +78,13 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the man page
+    /// Print the man page of the program and all its commands, or of one command
     #[command(after_long_help = help::MAN.long, after_help = help::MAN.examples)]
-    Man,
+    Man {
+        /// The command
+        #[arg(value_parser = help::page_of)]
+        command: Option<String>,
+    },
 }
 
 /// How the memory stack is used.

@@ -77,8 +77,9 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
             clap_complete::generate(shell, &mut Cli::command(), "pinfold", &mut script);
             Ok(output::bytes(&script)?)
         }
-        Command::Man => {
-            Ok(output::bytes(&args::man_page(Cli::command()).map_err(output::OutputError::Write)?)?)
+        Command::Man { command } => {
+            let page = args::man_page(Cli::command(), command.as_deref());
+            Ok(output::bytes(&page.map_err(output::OutputError::Write)?)?)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The texts of `--help`, and the man page.
 
-use clap::Command;
+use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 use std::io;
 
@@ -325,6 +325,7 @@ help! { COMPLETIONS: ;
 
 help! { MAN: ;
     "  pinfold man | man -l -
+  pinfold man copy | man -l -
   pinfold man > ~/.local/share/man/man1/pinfold.1"
 }
 
@@ -355,26 +356,56 @@ report and 1. What --pcap or --to has written stays, complete.
   pinfold receive veth1 --reflect"
 }
 
-/// Renders the man page: one for the program and all its commands, from the definition of the
-/// command line.
-pub(crate) fn man_page(mut cli: Command) -> io::Result<Vec<u8>> {
+/// Parses the name of a command that has a man page.
+pub(super) fn page_of(name: &str) -> Result<String, String> {
+    let cli = super::Cli::command();
+    let mut names: Vec<_> = cli.get_subcommands().map(Command::get_name).collect();
+    names.sort_unstable();
+    if names.contains(&name) {
+        Ok(name.to_owned())
+    } else {
+        Err(format!("no such command: name one of {}", names.join(", ")))
+    }
+}
+
+/// Renders a man page from the definition of the command line: that of one command, or one for the
+/// program and all its commands.
+pub(crate) fn man_page(mut cli: Command, command: Option<&str>) -> io::Result<Vec<u8>> {
     cli.build();
     let mut page = Vec::new();
-    let man = Man::new(cli.clone());
+    let one = command.and_then(|name| cli.find_subcommand(name));
+    let subject = one.unwrap_or(&cli);
+    let man = Man::new(subject.clone()).title(subject.get_display_name().unwrap_or("pinfold"));
+    let man = man.source(cli.render_version().trim_end()).manual("Pinfold");
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
     man.render_synopsis_section(&mut page)?;
     man.render_options_section(&mut page)?;
-    for command in cli.get_subcommands().filter(|command| command.get_name() != "help") {
+    if one.is_some() {
+        heading(&mut page, "NOTES");
+        notes(&mut page, subject);
+        heading(&mut page, "SEE ALSO");
+        page.extend_from_slice(b".BR pinfold (1)\n");
+        return Ok(page);
+    }
+    let commands = || cli.get_subcommands().filter(|command| command.get_name() != "help");
+    for command in commands() {
         heading(&mut page, &format!("COMMAND {}", command.get_name().to_uppercase()));
         let man = Man::new(command.clone());
         man.render_description_section(&mut page)?;
         man.render_synopsis_section(&mut page)?;
         man.render_options_section(&mut page)?;
+        page.extend_from_slice(b".SS NOTES\n");
         notes(&mut page, command);
     }
     heading(&mut page, "ALL COMMANDS");
     notes(&mut page, &cli);
+    heading(&mut page, "SEE ALSO");
+    for command in commands() {
+        let name = escaped(command.get_name());
+        page.extend_from_slice(format!(".BR pinfold\\-{name} (1)\n").as_bytes());
+    }
+    page.extend_from_slice(b".BR libpinfold (3)\n");
     Ok(page)
 }
 
@@ -386,7 +417,6 @@ fn heading(page: &mut Vec<u8>, text: &str) {
 /// there.
 fn notes(page: &mut Vec<u8>, command: &Command) {
     let Some(text) = command.get_after_long_help() else { return };
-    page.extend_from_slice(b".SS NOTES\n");
     for line in text.to_string().lines() {
         let text = line.trim_start();
         let indent = line.len() - text.len();

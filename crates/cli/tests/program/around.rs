@@ -44,6 +44,27 @@ fn completions_and_the_man_page_have_all_options() {
 }
 
 #[test]
+fn each_command_has_a_man_page_of_its_own() {
+    let all = pinfold(&["man"]).ok();
+    let see_also = all.split(".SH \"SEE ALSO\"").nth(1).unwrap();
+    let names = see_also.lines().filter_map(|line| line.strip_prefix(".BR pinfold\\-"));
+    let names: Vec<_> = names.map(|rest| rest.trim_end_matches(" (1)")).collect();
+    assert!(names.contains(&"copy") && names.contains(&"serve") && names.len() > 8, "{names:?}");
+    for name in &names {
+        let page = pinfold(&["man", name]).ok();
+        for part in
+            [&format!(".TH pinfold-{name} 1 "), &format!("pinfold\\-{name} \\- "), "Examples:"]
+        {
+            assert!(page.contains(part), "{name}: {part}");
+        }
+        assert!(!page.contains("COMMAND "), "{name}");
+    }
+    let ended = pinfold(&["man", "cpoy"]);
+    assert_eq!(ended.code, Some(2), "{ended:#?}");
+    assert!(ended.err.contains("name one of bind, completions, copy"), "{ended:#?}");
+}
+
+#[test]
 fn doctor_reports_what_is_supported_and_what_is_missing() {
     let text = pinfold(&["doctor"]).ok();
     let report = pinfold(&["doctor", "--json"]).json();
@@ -217,6 +238,7 @@ fn unwritable_standard_output_fails_every_command() {
         "bind --help",
         "completions bash",
         "man",
+        "man copy",
         "doctor",
         "doctor --json",
         "pools",
