@@ -7,6 +7,8 @@ PROTECT ?= batch
 WORK ?= target/run
 ACCESSES ?= 1000000000
 SOAK_SECONDS ?= 60
+PROFILE ?= release
+PREFIX ?= /usr/local
 
 .PHONY: help
 help: ## Print this list
@@ -67,6 +69,19 @@ bench: build ## Head to head with what Pinfold replaces
 instructions: setup ## Instructions per operation of the hottest paths, under valgrind, compared with the record
 	@scripts/setup --instructions
 	scripts/instructions
+
+.PHONY: install
+install: ## Install the program, man pages, completions, units and the C library (PREFIX=/usr/local, DESTDIR=...)
+	PROFILE=$(PROFILE) PREFIX=$(PREFIX) DESTDIR=$(DESTDIR) scripts/install
+
+.PHONY: deb
+deb: setup ## Debian packages in target/deb: pinfold, libpinfold0.1, libpinfold-dev (PROFILE=ci is faster to build)
+	@scripts/setup --packages
+	PROFILE=$(PROFILE) scripts/deb
+
+.PHONY: deb-test
+deb-test: deb ## Install, use and purge them in clean systems, Debian 12 and 13 (as root)
+	scripts/deb-test
 
 .PHONY: vm-test
 vm-test: setup ## Tests with devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)
