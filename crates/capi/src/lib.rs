@@ -43,3 +43,16 @@ pub mod slots;
 mod source;
 pub mod trace;
 mod transfer;
+
+#[cfg(test)]
+mod tests {
+    /// `scripts/capi test` compiles and runs it.
+    #[test]
+    fn the_program_of_the_page_is_the_example() {
+        let page = include_str!("../../../docs/c.md");
+        assert!(
+            page.contains(include_str!("../examples/first.c")),
+            "docs/c.md differs from first.c"
+        );
+    }
+}
