@@ -64,9 +64,13 @@ const MAX_IOVECS: u32 = 1024;
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// The longest sleep. A device that is gone raises no interrupt.
 const SLEEP: Duration = Duration::from_millis(50);
-/// A wait spins for so many polls, yields for as many more, and then pauses between two polls.
+/// A wait without an interrupt spins for so many polls, then yields to other threads for so many,
+/// and then pauses between two polls.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 10_000;
+/// One with an interrupt yields so often before it sleeps: a sleep and its wake-up take longer, and
+/// what completes meanwhile is found together.
+const YIELDS_BEFORE_SLEEP: u32 = 4;
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// One thread's queue of a controller.
@@ -491,6 +495,9 @@ impl pf_queue_t {
                 "flags {flags:#x}, reserved {reserved:#x}: set PF_QUEUE_INTERRUPT only, and reserved to 0"
             ));
         }
+        if protect > PF_PROTECT_BATCH {
+            return Err(fail!(EINVAL, "protection {protect}: pass one of PF_PROTECT_*"));
+        }
         let (capacity, local) = (depth as usize, || device.state.domain.local());
         let lease = Lease::new(device, flags & PF_QUEUE_INTERRUPT != 0)?;
         let queue = match lease.vector.clone() {
@@ -502,10 +509,7 @@ impl pf_queue_t {
             PF_PROTECT_STATIC => Protection::Static,
             PF_PROTECT_STRICT => Protection::Strict(local()),
             PF_PROTECT_REVOKE => Protection::Revoke(local()),
-            PF_PROTECT_BATCH => Protection::Batch(local(), Found::new(capacity)),
-            other => {
-                return Err(fail!(EINVAL, "protection {other}: pass one of PF_PROTECT_*"));
-            }
+            _ => Protection::Batch(local(), Found::new(capacity)),
         };
         Ok(Self {
             queue,
@@ -549,6 +553,12 @@ impl pf_queue_t {
                     return Err(fail!(
                         EINVAL,
                         "`len` is {len}, and `iov` has {bytes} bytes: set `len` to 0"
+                    ));
+                }
+                if bytes > MAX_TRANSFER {
+                    return Err(fail!(
+                        EINVAL,
+                        "{bytes} bytes: a request has at most {MAX_TRANSFER} (pf_nvme_info.max_transfer)"
                     ));
                 }
                 let (slba, blocks) = self.blocks(nsid, offset, bytes)?;
@@ -625,13 +635,6 @@ impl pf_queue_t {
         (nsid, slba, blocks): (u32, u64, u32),
         site: Site,
     ) -> Result<Attempt, Failure> {
-        let bytes = memory.bytes()?;
-        if bytes > MAX_TRANSFER {
-            return Err(fail!(
-                EINVAL,
-                "{bytes} bytes: a request has at most {MAX_TRANSFER} (pf_nvme_info.max_transfer)"
-            ));
-        }
         let device = &self.lease.device;
         let data = match self.protection.domain() {
             None => Fixed::new(memory.spans(device), device.state.domain.id())?.map(Data::Fixed),
@@ -710,6 +713,7 @@ impl pf_queue_t {
             Reject::Layout(error) if error.is_out_of_pages() => {
                 Failure::new(libc::ENOMEM, reason.to_string())
             }
+            Reject::QueueFull { .. } => Failure::new(libc::EAGAIN, reason.to_string()),
             Reject::OtherDomain => Failure::new(ENXIO, reason.to_string()),
             _ => Failure::new(EINVAL, reason.to_string()),
         }
@@ -865,15 +869,16 @@ impl pf_queue_t {
         }
     }
 
-    /// Pauses between two polls of a wait.
+    /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
+    /// flush.
     fn pause(&mut self, polls: u32, limit: Duration) {
-        let sleeps = self.queue.has_interrupt() && self.held.is_empty();
-        if polls <= SPINS && !sleeps {
-            std::hint::spin_loop();
-        } else if self.queue.in_flight() == 0 && !self.held.is_empty() {
-            self.wait_for_flush(limit);
-        } else if sleeps {
+        let flushing = !self.held.is_empty();
+        if self.queue.has_interrupt() && !flushing && polls > YIELDS_BEFORE_SLEEP {
             self.queue.sleep(limit);
+        } else if flushing && polls > SPINS && self.queue.in_flight() == 0 {
+            self.wait_for_flush(limit);
+        } else if polls <= SPINS && (flushing || !self.queue.has_interrupt()) {
+            std::hint::spin_loop();
         } else if polls <= SPINS + YIELDS {
             std::thread::yield_now();
         } else {

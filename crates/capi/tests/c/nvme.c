@@ -10,6 +10,10 @@
 #include <unistd.h>
 
 enum { BLOCK = 512, DEPTH = 32, CAPACITY = 32 << 20, MOST = 1 << 20 };
+#define LONG 60000000000u /* ns: an error, if it lasts as long */
+
+/* Of each protection; an argument makes it fewer, for valgrind. */
+static unsigned requests = 10000;
 
 static pf_domain_t *domain;
 /* Mapped as a whole, and per use. */
@@ -17,7 +21,7 @@ static pf_arena_t *whole, *per_use;
 static pf_nvme_t *nvme;
 static unsigned char shadow[CAPACITY];
 
-static uint64_t state = 88172645463325252u;
+static _Thread_local uint64_t state = 88172645463325252u;
 static uint64_t number(uint64_t below) {
     state ^= state << 13;
     state ^= state >> 7;
@@ -139,31 +143,50 @@ struct slot {
     bool busy, writes;
 };
 
-/* Random reads and writes, of 512 bytes to 1 MiB, each of a range that no other in flight has. */
-static void random_requests(uint32_t protect, uint32_t flags, unsigned requests) {
-    static struct slot slots[DEPTH];
-    pf_arena_t *from = memory_for(protect);
-    pf_queue_t *on = queue(DEPTH, protect, flags);
+/* What one thread does with a queue of its own, in its own part of the namespace. */
+struct job {
+    uint32_t protect, flags;
+    unsigned requests;
+    uint64_t first, bytes;
+};
+
+/* Takes a free slot with a range that no other has; false if there is none. */
+static bool take_slot(struct slot *slots, const struct job *job, int *taken) {
+    for (int i = 0; i < DEPTH; i++) {
+        struct slot *slot = &slots[i];
+        if (slot->busy)
+            continue;
+        slot->bytes = BLOCK << number(12);
+        slot->bytes -= BLOCK * number(slot->bytes / BLOCK / 2 + 1);
+        slot->offset = job->first + BLOCK * number((job->bytes - slot->bytes) / BLOCK);
+        bool apart = true;
+        for (int j = 0; j < DEPTH; j++)
+            apart &= !slots[j].busy || slots[j].offset >= slot->offset + slot->bytes ||
+                     slot->offset >= slots[j].offset + slots[j].bytes;
+        *taken = i;
+        if (apart)
+            return true;
+    }
+    return false;
+}
+
+/* Reads and writes of 512 bytes to 1 MiB. */
+static void *random_requests(void *arg) {
+    const struct job *job = arg;
+    struct slot slots[DEPTH] = {0};
+    pf_arena_t *from = memory_for(job->protect);
+    pf_queue_t *on = queue(DEPTH, job->protect, job->flags);
     for (int i = 0; i < DEPTH; i++)
         CHECK((slots[i].memory = pf_alloc(from, MOST, NULL)) != NULL);
-    unsigned submitted = 0, reported = 0, full = 0;
-    while (reported < requests) {
+    unsigned submitted = 0, reported = 0;
+    while (reported < job->requests) {
         struct pf_request batch[8];
         struct iovec iov[8];
         unsigned count = 0, last = number(8) + 1;
-        for (int i = 0; i < DEPTH && count < last && submitted + count < requests; i++) {
-            struct slot *slot = &slots[i];
-            if (slot->busy)
-                continue;
-            slot->bytes = BLOCK << number(12);
-            slot->bytes -= slot->bytes > BLOCK ? BLOCK * number(slot->bytes / BLOCK / 2) : 0;
-            slot->offset = BLOCK * number((CAPACITY - slot->bytes) / BLOCK);
-            bool apart = true;
-            for (int j = 0; j < DEPTH; j++)
-                apart &= !slots[j].busy || slots[j].offset >= slot->offset + slot->bytes ||
-                         slot->offset >= slots[j].offset + slots[j].bytes;
-            if (!apart)
-                continue;
+        int taken;
+        while (count < last && submitted + count < job->requests &&
+               take_slot(slots, job, &taken)) {
+            struct slot *slot = &slots[taken];
             slot->busy = true;
             slot->writes = number(2);
             if (slot->writes) {
@@ -179,14 +202,13 @@ static void random_requests(uint32_t protect, uint32_t flags, unsigned requests)
                                                .offset = slot->offset,
                                                .iov = &iov[count],
                                                .iovcnt = 1,
-                                               .user_data = i};
+                                               .user_data = taken};
             count++;
         }
         CHECK(OK(pf_submit(on, batch, count)) == count);
         submitted += count;
-        full += count == 0;
         if (submitted - reported == DEPTH || count == 0)
-            CHECK(OK(pf_queue_wait(on, 10000000000u)) > 0);
+            CHECK(OK(pf_queue_wait(on, LONG)) > 0);
         struct pf_completion done[5];
         int found = OK(pf_complete(on, done, 5));
         for (int i = 0; i < found; i++) {
@@ -201,16 +223,413 @@ static void random_requests(uint32_t protect, uint32_t flags, unsigned requests)
     OK(pf_queue_destroy(on));
     for (int i = 0; i < DEPTH; i++)
         OK(pf_free(from, slots[i].memory));
+    return NULL;
 }
 
-int main(void) {
+static void with_all_protections(void) {
+    for (uint32_t protect = PF_PROTECT_STATIC; protect <= PF_PROTECT_BATCH; protect++) {
+        struct job job = {.protect = protect,
+                          .flags = protect % 2 ? PF_QUEUE_INTERRUPT : 0,
+                          .requests = requests,
+                          .bytes = CAPACITY};
+        random_requests(&job);
+    }
+    /* Four threads beside each other, each with another protection. */
+    pthread_t threads[4];
+    struct job jobs[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        jobs[i] = (struct job){.protect = i,
+                               .flags = i % 2 ? 0 : PF_QUEUE_INTERRUPT,
+                               .requests = requests / 20,
+                               .first = i * (CAPACITY / 4),
+                               .bytes = CAPACITY / 4};
+        CHECK(pthread_create(&threads[i], NULL, random_requests, &jobs[i]) == 0);
+    }
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+/* Scattered memory, in pieces as small as a controller without SGLs can use. */
+static void vectored(uint32_t protect) {
+    enum { PAGE = 4096, PAGES = 64, BYTES = 2048 + 20 * PAGE + 1024 };
+    pf_arena_t *from = memory_for(protect);
+    pf_queue_t *on = queue(4, protect, 0);
+    unsigned char *memory = pf_alloc(from, PAGES * PAGE, NULL), *flat = pf_alloc(from, BYTES, NULL);
+    struct iovec iov[64], one = {flat, BYTES};
+    CHECK(memory != NULL && flat != NULL);
+    /* The end of a page, pages in any order, two in pieces that follow each other, the start of
+     * one. */
+    unsigned count = 0;
+    iov[count++] = (struct iovec){memory + PAGE + 2048, 2048};
+    for (int page = 0; page < 18; page++)
+        iov[count++] = (struct iovec){memory + (60 - 3 * page) * PAGE, PAGE};
+    for (int part = 0; part < 8; part++)
+        iov[count++] = (struct iovec){memory + 2 * PAGE + part * 1024, 1024};
+    iov[count++] = (struct iovec){memory + 62 * PAGE, 1024};
+    uint64_t offset = 3 * BLOCK;
+    for (int at = 0; at < BYTES; at++)
+        flat[at] = number(256);
+    memcpy(shadow + offset, flat, BYTES);
+    struct pf_request write = {.op = PF_WRITE, .nsid = 1, .offset = offset, .iov = &one, .iovcnt = 1};
+    struct pf_request read = {.op = PF_READ, .nsid = 1, .offset = offset, .iov = iov, .iovcnt = count};
+    CHECK(run(on, write).result == 0);
+    memset(memory, 0, PAGES * PAGE);
+    read.len = BYTES;
+    CHECK(run(on, read).result == 0);
+    unsigned char *expected = flat;
+    for (unsigned i = 0; i < count; i++) {
+        CHECK(memcmp(iov[i].iov_base, expected, iov[i].iov_len) == 0);
+        expected += iov[i].iov_len;
+    }
+    /* And no byte beside it. */
+    for (int at = 0; at < PAGES * PAGE; at++)
+        memory[at] = 0x5c;
+    CHECK(run(on, read).result == 0);
+    unsigned written = 0;
+    for (unsigned i = 0; i < count; i++)
+        memset(iov[i].iov_base, 0x5c, iov[i].iov_len);
+    for (int at = 0; at < PAGES * PAGE; at++)
+        written += memory[at] != 0x5c;
+    CHECK(written == 0);
+    /* The most entries. */
+    struct iovec many[1025];
+    for (int i = 0; i < 1025; i++)
+        many[i] = (struct iovec){memory + number(PAGES) * PAGE, PAGE};
+    read = (struct pf_request){.op = PF_READ, .nsid = 1, .iov = many, .iovcnt = 1024};
+    CHECK(run(on, read).result == 0);
+    CHECK(memcmp(many[1023].iov_base, shadow + 1023 * PAGE, PAGE) == 0);
+    read.iovcnt = 1025;
+    REFUSED(EINVAL, "1025 entries", pf_submit(on, &read, 1));
+
+    /* What the controller cannot be given. */
+    read.iovcnt = 1;
+    many[0] = (struct iovec){memory + 2, 512};
+    REFUSED(EINVAL, "iov[0], 512 bytes at 0x", pf_submit(on, &read, 1));
+    read.iovcnt = 2;
+    many[0] = (struct iovec){memory, 512};
+    many[1] = (struct iovec){memory + PAGE, 512};
+    REFUSED(EINVAL, "iov[0], 512 bytes at 0x", pf_submit(on, &read, 1));
+    many[0] = (struct iovec){memory, PAGE};
+    many[1] = (struct iovec){memory + 3 * PAGE + 512, 512};
+    REFUSED(EINVAL, "iov[1], 512 bytes at 0x", pf_submit(on, &read, 1));
+    many[1] = (struct iovec){memory + 3 * PAGE, 512};
+    CHECK(run(on, read).result == 0);
+    /* Aligned to 4 suffices for the first. */
+    read.iovcnt = 1;
+    many[0] = (struct iovec){memory + 4, 1024};
+    CHECK(run(on, read).result == 0 && memcmp(memory + 4, shadow, 1024) == 0);
+    OK(pf_queue_destroy(on));
+    OK(pf_free(from, memory));
+    OK(pf_free(from, flat));
+}
+
+static void flush_and_discard(void) {
+    pf_queue_t *on = queue(2, PF_PROTECT_BATCH, 0);
+    unsigned char *memory = pf_alloc(per_use, 8192, NULL);
+    struct iovec iov = {memory, 8192};
+    memset(memory, 0x77, 8192);
+    struct pf_request request = {.op = PF_WRITE, .nsid = 1, .iov = &iov, .iovcnt = 1};
+    CHECK(run(on, request).result == 0);
+    struct pf_request flush = {.op = PF_FLUSH, .nsid = 1};
+    CHECK(run(on, flush).result == 0);
+    struct pf_request discard = {.op = PF_DISCARD, .nsid = 1, .offset = 512, .len = 1024};
+    CHECK(run(on, discard).result == 0);
+    request.op = PF_READ;
+    CHECK(run(on, request).result == 0);
+    for (int at = 0; at < 8192; at++)
+        CHECK(memory[at] == (at >= 512 && at < 1536 ? 0 : 0x77));
+    memcpy(shadow, memory, 8192);
+    flush.len = 512;
+    REFUSED(EINVAL, "a flush", pf_submit(on, &flush, 1));
+    flush.len = 0;
+    flush.nsid = 9;
+    REFUSED(ENODEV, "namespace 9", pf_submit(on, &flush, 1));
+    discard.len = 0;
+    REFUSED(EINVAL, "0 bytes at 512", pf_submit(on, &discard, 1));
+    discard.len = 100;
+    REFUSED(EINVAL, "100 bytes at 512", pf_submit(on, &discard, 1));
+    discard.len = CAPACITY;
+    REFUSED(EINVAL, "beyond the end", pf_submit(on, &discard, 1));
+    OK(pf_queue_destroy(on));
+    OK(pf_free(per_use, memory));
+}
+
+/* Calls that are refused change nothing: the queue is as it was. */
+static void refused(uint32_t protect) {
+    pf_arena_t *from = memory_for(protect);
+    pf_queue_t *on = queue(2, protect, 0);
+    unsigned char *memory = pf_alloc(from, 8192, NULL), *freed = pf_alloc(from, 8192, NULL);
+    struct iovec iov = {memory, 512};
+    const struct pf_request good = {.op = PF_READ, .nsid = 1, .iov = &iov, .iovcnt = 1};
+    struct pf_request request = good;
+    struct pf_completion done[4];
+    OK(pf_free(from, freed));
+    REFUSED(EBADF, "no handle of a queue", pf_submit(NULL, &request, 1));
+    REFUSED(EBADF, "not of a queue", pf_submit((pf_queue_t *)nvme, &request, 1));
+    REFUSED(EFAULT, "`requests` is NULL", pf_submit(on, NULL, 1));
+    CHECK(pf_submit(on, NULL, 0) == 0);
+    REFUSED(EBADF, "not of a queue", pf_complete((pf_queue_t *)from, done, 1));
+    REFUSED(EFAULT, "`completions` is NULL", pf_complete(on, NULL, 1));
+    CHECK(pf_complete(on, NULL, 0) == 0 && pf_complete(on, done, 4) == 0);
+    REFUSED(EBADF, "not of a queue", pf_queue_wait((pf_queue_t *)from, 0));
+    CHECK(pf_queue_wait(on, UINT64_MAX) == 0);
+    REFUSED(ENOTSUP, "PF_QUEUE_INTERRUPT", pf_queue_fd(on));
+    REFUSED(EBADF, "no handle", pf_queue_fd(NULL));
+
+    for (uint32_t op = 0; op < 10; op += op == 0 ? 5 : 1) {
+        request.op = op;
+        REFUSED(EINVAL, "operation", pf_submit(on, &request, 1));
+    }
+    request = good, request.flags = 1;
+    REFUSED(EINVAL, "flags 0x1", pf_submit(on, &request, 1));
+    request = good, request.nsid = 0;
+    REFUSED(ENODEV, "namespace 0", pf_submit(on, &request, 1));
+    request = good, request.nsid = UINT32_MAX;
+    REFUSED(ENODEV, "4294967295", pf_submit(on, &request, 1));
+    request = good, request.offset = 100;
+    REFUSED(EINVAL, "512 bytes at 100", pf_submit(on, &request, 1));
+    request = good, request.offset = CAPACITY;
+    REFUSED(EINVAL, "beyond the end", pf_submit(on, &request, 1));
+    request = good, request.offset = UINT64_MAX - 511;
+    REFUSED(EINVAL, "beyond the end", pf_submit(on, &request, 1));
+    request = good, request.len = 1024;
+    REFUSED(EINVAL, "`len` is 1024", pf_submit(on, &request, 1));
+    request = good, request.iov = NULL;
+    REFUSED(EFAULT, "`iov` is NULL", pf_submit(on, &request, 1));
+    request = good, request.iovcnt = 0;
+    REFUSED(EINVAL, "0 entries", pf_submit(on, &request, 1));
+    request = good, request.iovcnt = UINT32_MAX;
+    REFUSED(EINVAL, "4294967295 entries", pf_submit(on, &request, 1));
+    request = good, request.iov = (struct iovec *)((char *)&iov + 1);
+    REFUSED(EINVAL, "aligned", pf_submit(on, &request, 1));
+    request = good;
+    iov.iov_len = 0;
+    REFUSED(EINVAL, "iov[0] at 0x", pf_submit(on, &request, 1));
+    iov.iov_len = 100;
+    REFUSED(EINVAL, "100 bytes at 0", pf_submit(on, &request, 1));
+    iov.iov_len = SIZE_MAX;
+    REFUSED(EINVAL, "18446744073709551615 bytes", pf_submit(on, &request, 1));
+    iov.iov_len = (64 << 20) + 512;
+    REFUSED(EINVAL, "at most 67108864", pf_submit(on, &request, 1));
+    iov.iov_len = 16384;
+    REFUSED(EINVAL, "iov[0]: 16384 bytes at 0x", pf_submit(on, &request, 1));
+    iov = (struct iovec){freed, 512};
+    REFUSED(EINVAL, "freed before", pf_submit(on, &request, 1));
+    iov.iov_base = NULL;
+    REFUSED(ENXIO, "no memory of this domain", pf_submit(on, &request, 1));
+    iov.iov_base = done;
+    REFUSED(ENXIO, "no memory of this domain", pf_submit(on, &request, 1));
+    iov.iov_base = (void *)UINTPTR_MAX;
+    REFUSED(ENXIO, "no memory of this domain", pf_submit(on, &request, 1));
+    /* The second entry: the first is no longer in use after the refusal. */
+    struct iovec two[2] = {{memory, 4096}, {freed, 512}};
+    request.iov = two, request.iovcnt = 2;
+    REFUSED(EINVAL, "iov[1]", pf_submit(on, &request, 1));
+    /* Memory that the other protections need. */
+    pf_arena_t *wrong = protect == PF_PROTECT_STATIC ? per_use : whole;
+    iov.iov_base = pf_alloc(wrong, 512, NULL);
+    request = good;
+    if (protect == PF_PROTECT_STATIC)
+        REFUSED(ENXIO, "not mapped as a whole", pf_submit(on, &request, 1));
+    else
+        REFUSED(EINVAL, "is mapped as a whole", pf_submit(on, &request, 1));
+    OK(pf_free(wrong, iov.iov_base));
+
+    /* In flight: its memory, its queue, its controller and its arena stay. */
+    iov.iov_base = memory;
+    CHECK(OK(pf_submit(on, &request, 1)) == 1);
+    REFUSED(EBUSY, "1 mappings or requests", pf_free(from, memory));
+    REFUSED(EBUSY, "1 requests of the queue", pf_queue_destroy(on));
+    REFUSED(EBUSY, "1 queues", pf_nvme_put(nvme));
+    REFUSED(EBUSY, "1 mappings or requests", pf_arena_put(from));
+    /* Of three that follow, one fits; then none. */
+    struct pf_request three[3] = {good, good, good};
+    CHECK(OK(pf_submit(on, three, 3)) == 1);
+    REFUSED(EBUSY, "2 mappings or requests", pf_free(from, memory));
+    REFUSED(EAGAIN, "2 requests are unreported", pf_submit(on, three, 3));
+    /* Completed, but not reported. */
+    CHECK(OK(pf_queue_wait(on, LONG)) > 0);
+    REFUSED(EBUSY, "2 requests", pf_queue_destroy(on));
+    REFUSED(EAGAIN, "2 requests are unreported", pf_submit(on, &request, 1));
+    for (int left = 2; left > 0;) {
+        CHECK(OK(pf_queue_wait(on, LONG)) > 0);
+        CHECK(OK(pf_complete(on, done, 1)) == 1 && done[0].result == 0);
+        left--;
+    }
+    /* The first of three is accepted, the second refused: it is reported by the next call. */
+    three[1].offset = 1;
+    CHECK(OK(pf_submit(on, three, 3)) == 1);
+    REFUSED(EINVAL, "512 bytes at 1", pf_submit(on, three + 1, 2));
+    CHECK(OK(pf_queue_wait(on, LONG)) == 1 && OK(pf_complete(on, done, 4)) == 1);
+    OK(pf_free(from, memory));
+    OK(pf_queue_destroy(on));
+    REFUSED(EBADF, "destroyed", pf_submit(on, &request, 1));
+    REFUSED(EBADF, "destroyed", pf_complete(on, done, 1));
+    REFUSED(EBADF, "destroyed", pf_queue_destroy(on));
+}
+
+/* An event loop: the descriptor is readable when there is something to report, and not else. */
+static void by_descriptor(uint32_t protect) {
+    pf_arena_t *from = memory_for(protect);
+    pf_queue_t *on = queue(8, protect, PF_QUEUE_INTERRUPT);
+    struct pollfd event = {.fd = OK(pf_queue_fd(on)), .events = POLLIN};
+    unsigned char *memory = pf_alloc(from, 8 * 4096, NULL);
+    struct pf_completion done[8];
+    CHECK(OK(pf_complete(on, done, 8)) == 0 && poll(&event, 1, 0) == 0);
+    for (int round = 0; round < 50; round++) {
+        struct iovec iov[8];
+        struct pf_request batch[8];
+        int count = number(8) + 1;
+        for (int i = 0; i < count; i++) {
+            iov[i] = (struct iovec){memory + 4096 * i, 4096};
+            batch[i] = (struct pf_request){
+                .op = PF_READ, .nsid = 1, .offset = 4096 * i, .iov = &iov[i], .iovcnt = 1};
+        }
+        CHECK(OK(pf_submit(on, batch, count)) == count);
+        while (count > 0) {
+            CHECK(poll(&event, 1, 10000) == 1 && event.revents == POLLIN);
+            int found;
+            while ((found = OK(pf_complete(on, done, 3))) > 0)
+                count -= found;
+        }
+        CHECK(poll(&event, 1, 0) == 0);
+    }
+    CHECK(memcmp(memory, shadow, 4096) == 0);
+    OK(pf_queue_destroy(on));
+    OK(pf_free(from, memory));
+}
+
+static int stop;
+static void *look(void *on) {
+    struct pf_completion done;
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+        int found = pf_complete(on, &done, 0);
+        CHECK(found == 0 || (found == -EBUSY && strstr(pf_strerror_last(), "another thread")));
+    }
+    return NULL;
+}
+
+/* A second thread is refused, and disturbs nothing. */
+static void by_two_threads(void) {
+    pf_queue_t *on = queue(1, PF_PROTECT_STRICT, 0);
+    unsigned char *memory = pf_alloc(per_use, 4096, NULL);
+    struct iovec iov = {memory, 4096};
+    const struct pf_request request = {.op = PF_READ, .nsid = 1, .iov = &iov, .iovcnt = 1};
+    struct pf_completion done;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, look, on) == 0);
+    unsigned refusals = 0, reported = 0;
+    for (unsigned rounds = 0; reported < requests / 10 || refusals < requests / 200; rounds++) {
+        int accepted = pf_submit(on, &request, 1);
+        CHECK(accepted == 1 || accepted == -EBUSY || accepted == -EAGAIN);
+        int found = pf_complete(on, &done, 1);
+        CHECK(found >= 0 || found == -EBUSY);
+        refusals += (accepted == -EBUSY) + (found == -EBUSY);
+        reported += found > 0;
+        CHECK(rounds < 100000000);
+    }
+    __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+    CHECK(pthread_join(thread, NULL) == 0);
+    while (pf_queue_wait(on, LONG) > 0)
+        CHECK(OK(pf_complete(on, &done, 1)) == 1);
+    OK(pf_queue_destroy(on));
+    OK(pf_free(per_use, memory));
+}
+
+/* A model on a file: what was written and flushed is in it. */
+static void on_a_file(void) {
+    char path[] = "/tmp/pinfold-nvme-XXXXXX";
+    int file = mkstemp(path);
+    CHECK(file >= 0);
+    struct pf_nvme_opts opts = {
+        .opts_size = sizeof opts, .path = path, .size = 1 << 20, .block_bytes = 4096};
+    pf_nvme_t *memory_model = nvme;
+    struct pf_nvme_info info = {.info_size = sizeof info};
+    OK(pf_nvme_open(domain, per_use, &opts, &nvme));
+    OK(pf_nvme_info(nvme, 1, &info));
+    CHECK(info.block_bytes == 4096 && info.capacity == 1 << 20);
+    pf_queue_t *on = queue(1, PF_PROTECT_STRICT, 0);
+    unsigned char *memory = pf_alloc(per_use, 4096, NULL), found[4096];
+    memset(memory, 0x42, 4096);
+    struct iovec iov = {memory, 4096};
+    struct pf_request request = {
+        .op = PF_WRITE, .nsid = 1, .offset = 8192, .iov = &iov, .iovcnt = 1};
+    CHECK(run(on, request).result == 0);
+    CHECK(run(on, (struct pf_request){.op = PF_FLUSH, .nsid = 1}).result == 0);
+    CHECK(pread(file, found, 4096, 8192) == 4096 && memcmp(found, memory, 4096) == 0);
+    /* The file has become shorter: the medium fails, and the request with it. */
+    CHECK(ftruncate(file, 4096) == 0);
+    request.op = PF_READ;
+    struct pf_completion failed = run(on, request);
+    CHECK(failed.result == -EIO && failed.status != 0 && !(failed.status & PF_LOST));
+    OK(pf_free(per_use, memory));
+    OK(pf_queue_destroy(on));
+    OK(pf_nvme_put(nvme));
+    nvme = memory_model;
+    close(file);
+    unlink(path);
+}
+
+static struct pf_event events[8];
+static unsigned event_count;
+static void note(void *arg, const struct pf_event *event) {
+    CHECK(arg == events);
+    if (event_count < 8)
+        events[event_count] = *event;
+    event_count++;
+}
+
+__attribute__((noinline)) static uintptr_t here(void) {
+    __asm__ volatile(""); /* Each call is made. */
+    return (uintptr_t)__builtin_return_address(0);
+}
+
+/* The hook sees what a queue maps and revokes. */
+static void traced(void) {
+    pf_queue_t *on = queue(1, PF_PROTECT_STRICT, 0);
+    unsigned char *memory = pf_alloc(per_use, 3 * 4096, NULL);
+    struct iovec iov[2] = {{memory + 4096 + 512, 4096 - 512}, {memory, 512}};
+    const struct pf_request request = {.op = PF_READ, .nsid = 1, .iov = iov, .iovcnt = 2};
+    struct pf_completion done;
+    OK(pf_trace_set(note, events));
+    uintptr_t before = here();
+    CHECK(pf_submit(on, &request, 1) == 1);
+    uintptr_t between = here();
+    CHECK(pf_queue_wait(on, LONG) == 1);
+    uintptr_t after = here();
+    CHECK(pf_complete(on, &done, 1) == 1 && done.result == 0);
+    OK(pf_trace_set(NULL, NULL));
+    CHECK(event_count == 4);
+    for (int i = 0; i < 4; i++) {
+        uintptr_t caller = (uintptr_t)events[i].caller;
+        CHECK(events[i].kind == (i < 2 ? PF_EVENT_MAP : PF_EVENT_REVOKE));
+        CHECK(events[i].va == iov[i % 2].iov_base && events[i].len == iov[i % 2].iov_len);
+        CHECK(events[i].iova != 0 && events[i].iova == events[i % 2].iova);
+        CHECK(events[i].handle == (uint64_t)(uintptr_t)on);
+        CHECK(i < 2 ? before < caller && caller < between : between < caller && caller < after);
+    }
+    OK(pf_queue_destroy(on));
+    OK(pf_free(per_use, memory));
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1)
+        requests = strtoul(argv[1], NULL, 10);
     OK(pf_domain_soft(&domain));
-    whole = arena(48 << 20, PF_POLICY_WHOLE);
-    per_use = arena(48 << 20, PF_POLICY_PER_USE);
+    whole = arena(80 << 20, PF_POLICY_WHOLE);
+    per_use = arena(160 << 20, PF_POLICY_PER_USE);
     open_and_look();
     create_queues();
-    random_requests(PF_PROTECT_STATIC, 0, 10000);
-    (void)run;
+    with_all_protections();
+    for (uint32_t protect = PF_PROTECT_STATIC; protect <= PF_PROTECT_BATCH; protect++) {
+        vectored(protect);
+        refused(protect);
+        by_descriptor(protect);
+    }
+    flush_and_discard();
+    by_two_threads();
+    traced();
+    on_a_file();
     OK(pf_nvme_put(nvme));
     REFUSED(EBADF, "destroyed", pf_nvme_put(nvme));
     OK(pf_arena_put(whole));
