@@ -12,7 +12,6 @@
 //! | [`region`] | memory that C programs pass by address: which arena or registration it is in |
 //! | [`block`] | memory with its two addresses |
 //! | [`source`] | an arena as the source of pools |
-//! | [`transfer`] | the memory of a queue's requests |
 //! | [`trace`] | the hook that sees alloc, free, map and revoke |
 //! | the others | the functions, by the object that they are of |
 //!
@@ -42,7 +41,6 @@ pub mod report;
 pub mod slots;
 mod source;
 pub mod trace;
-mod transfer;
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,7 @@ use crate::errno::Errno;
 use crate::failure::{Failure, call, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, fill, read};
-use crate::transfer::Data;
+use crate::queue::transfer::Data;
 use libc::{EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
 use pinfold::Arena;
 use pinfold::vfio::DeviceError;

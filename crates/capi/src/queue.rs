@@ -4,28 +4,26 @@
 //! the queue's protection says, and it is reported. What it names is the program's again with the
 //! report, and not before.
 
-use crate::errno::Errno;
+mod report;
+mod submit;
+pub(crate) mod transfer;
+
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
-use crate::nvme::{Device, Lease, MAX_TRANSFER, NVMES, pf_nvme_t};
+use crate::nvme::{Device, Lease, NVMES, pf_nvme_t};
 use crate::options::{Options, read};
-use crate::region::Span;
-use crate::trace::{Caller, hook, pass_caller, pf_event_kind};
-use crate::transfer::{Attempt, Data, Ended, Fixed, Scattered, Site};
-use libc::{ECANCELED, EINVAL, EIO, ENODEV, ENXIO, ESTALE, ETIMEDOUT, iovec};
+use crate::trace::{Caller, pass_caller};
+use libc::iovec;
 use pinfold::Arena;
-use pinfold::core::access::{FromDevice, ToDevice};
-use pinfold::core::domain::{DomainLocal, NotQuiesced, Revoked, Unrevoked};
-use pinfold::core::invalidate::{Ticket, WaitLimit};
+use pinfold::core::domain::{DomainLocal, Revoked, Unrevoked};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{
-    CommandError, Completion, LayoutError, Namespace, Queue, Reject, Rejected,
-};
+use pinfold_nvme::driver::{Namespace, Queue};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use transfer::{Attempt, Scattered, Site};
 
 /// For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
 /// it must be mapped as a whole (PF_POLICY_WHOLE, or registered).
@@ -58,21 +56,8 @@ pub const PF_DISCARD: u32 = 4;
 /// the controller.
 pub const PF_LOST: u32 = 0x8000_0000;
 
-/// The most entries of a request's `iov`.
-const MAX_IOVECS: u32 = 1024;
-/// How long a request may wait for its flush before it is reported as lost.
+/// The default of `flush_limit`.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
-/// The longest sleep. A device that is gone raises no interrupt.
-const SLEEP: Duration = Duration::from_millis(50);
-/// A wait without an interrupt spins for so many polls, then yields to other threads for so many,
-/// and then pauses between two polls.
-const SPINS: u32 = 64;
-const YIELDS: u32 = 10_000;
-/// One with an interrupt yields so often before it sleeps: a sleep and its wake-up take longer, and
-/// what completes meanwhile is found together.
-const YIELDS_BEFORE_SLEEP: u32 = 4;
-const PAUSE: Duration = Duration::from_micros(50);
-
 /// One thread's queue of a controller.
 pub struct pf_queue_t {
     queue: Queue<Arc<dyn Registers>, Arena>,
@@ -89,6 +74,8 @@ pub struct pf_queue_t {
     outstanding: usize,
     /// Why the controller is not used any more.
     failed: Option<String>,
+    /// How long a request may wait for its flush before it is reported as lost.
+    flush_limit: Duration,
     /// The program waits for the descriptor.
     has_fd: bool,
     /// Dropped after the queue.
@@ -308,7 +295,7 @@ unsafe extern "C" fn submit(
         let mut accepted = 0;
         for at in 0..n as usize {
             // SAFETY: the caller promises `n` requests. C need not align them.
-            let request = unsafe { requests.add(at).read_unaligned() };
+            let request = unsafe { requests.wrapping_add(at).read_unaligned() };
             // SAFETY: as the caller promises of `iov`.
             match unsafe { queue.submit(&request, site) } {
                 Ok(()) => accepted += 1,
@@ -362,7 +349,7 @@ unsafe extern "C" fn complete(
         let found = queue.ready.len().min(max as usize);
         for (at, completion) in queue.ready.drain(..found).enumerate() {
             // SAFETY: `found` is at most `max`, for which the caller promises room.
-            unsafe { completions.add(at).write_unaligned(completion) };
+            unsafe { completions.wrapping_add(at).write_unaligned(completion) };
         }
         queue.outstanding -= found;
         if queue.has_fd && found == 0 {
@@ -425,63 +412,6 @@ fn check_in<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
     if pointer.is_null() { Err(fail!(EFAULT, "`{name}` is NULL")) } else { Ok(()) }
 }
 
-/// The memory of a request, as the program names it.
-struct Memory<'r>(&'r [iovec]);
-
-impl<'r> Memory<'r> {
-    /// # Safety
-    /// `iov` of the request is null, or `iovcnt` entries that nothing changes meanwhile.
-    unsafe fn new(request: &'r pf_request) -> Result<Self, Failure> {
-        let pf_request { iov, iovcnt, .. } = *request;
-        check_in(iov, "iov")?;
-        if !(1..=MAX_IOVECS).contains(&iovcnt) || !iov.is_aligned() {
-            return Err(fail!(
-                EINVAL,
-                "`iov` has {iovcnt} entries at {iov:p}: pass 1 to {MAX_IOVECS}, aligned to 8"
-            ));
-        }
-        // SAFETY: not null, aligned, and `iovcnt` entries, as the caller promises.
-        Ok(Self(unsafe { std::slice::from_raw_parts(iov, iovcnt as usize) }))
-    }
-
-    /// Returns the bytes of all.
-    fn bytes(&self) -> Result<u64, Failure> {
-        let mut bytes = 0u64;
-        for (index, entry) in self.0.iter().enumerate() {
-            if entry.iov_len == 0 {
-                let base = entry.iov_base;
-                return Err(fail!(EINVAL, "iov[{index}] at {base:p} has 0 bytes: leave it out"));
-            }
-            bytes = bytes.saturating_add(entry.iov_len as u64);
-        }
-        Ok(bytes)
-    }
-
-    /// Yields the number, the address and the length of each, as one where they follow each other
-    /// within a page: so that the device is not given a gap.
-    fn pieces(&self) -> impl Iterator<Item = (usize, usize, usize)> {
-        let mut entries = self.0.iter().enumerate().peekable();
-        std::iter::from_fn(move || {
-            let (index, entry) = entries.next()?;
-            let (addr, mut len) = (entry.iov_base.addr(), entry.iov_len);
-            while let Some(end) = addr.checked_add(len)
-                && !end.is_multiple_of(4096)
-                && let Some((_, next)) = entries.next_if(|(_, next)| next.iov_base.addr() == end)
-            {
-                len = len.saturating_add(next.iov_len);
-            }
-            Some((index, addr, len))
-        })
-    }
-
-    /// Counts each as in use, and yields it.
-    fn spans<'m>(&'m self, device: &'m Device) -> impl Iterator<Item = Result<Span, Failure>> + 'm {
-        self.pieces().map(|(index, addr, len)| {
-            device.state.span(addr, len).map_err(|failure| failure.of(format_args!("iov[{index}]")))
-        })
-    }
-}
-
 impl pf_queue_t {
     /// Creates the queue.
     ///
@@ -520,411 +450,12 @@ impl pf_queue_t {
             ready: VecDeque::with_capacity(capacity),
             outstanding: 0,
             failed: None,
+            flush_limit: FLUSH_LIMIT,
             has_fd: false,
             lease,
         })
     }
-
-    /// Submits a request; the doorbell is not rung.
-    ///
-    /// # Errors
-    /// Those of [`pf_submit`]; nothing has changed.
-    ///
-    /// # Safety
-    /// As for [`Memory::new`].
-    unsafe fn submit(&mut self, request: &pf_request, site: Site) -> Result<(), Failure> {
-        let depth = self.queue.depth();
-        if self.outstanding >= depth {
-            return Err(fail!(
-                EAGAIN,
-                "{depth} requests are unreported, the depth of the queue: call pf_complete first"
-            ));
-        }
-        let pf_request { op, nsid, offset, len, flags, user_data, .. } = *request;
-        if flags != 0 {
-            return Err(fail!(EINVAL, "flags {flags:#x}: there are none, set them to 0"));
-        }
-        let attempt = match op {
-            PF_READ | PF_WRITE => {
-                // SAFETY: as the caller promises.
-                let memory = unsafe { Memory::new(request) }?;
-                let bytes = memory.bytes()?;
-                if len != 0 && len != bytes {
-                    return Err(fail!(
-                        EINVAL,
-                        "`len` is {len}, and `iov` has {bytes} bytes: set `len` to 0"
-                    ));
-                }
-                if bytes > MAX_TRANSFER {
-                    return Err(fail!(
-                        EINVAL,
-                        "{bytes} bytes: a request has at most {MAX_TRANSFER} (pf_nvme_info.max_transfer)"
-                    ));
-                }
-                let (slba, blocks) = self.blocks(nsid, offset, bytes)?;
-                self.transfer(&memory, op == PF_READ, (nsid, slba, blocks), site)?
-            }
-            PF_FLUSH if offset == 0 && len == 0 && request.iovcnt == 0 => {
-                let flushing = self.queue.flush(nsid);
-                Attempt::Bare(flushing.map_err(|refused| self.refused(&refused.reason))?)
-            }
-            PF_FLUSH => {
-                return Err(fail!(
-                    EINVAL,
-                    "a flush is of the namespace: set `offset`, `len` and `iovcnt` to 0"
-                ));
-            }
-            PF_DISCARD => {
-                let (slba, blocks) = self.blocks(nsid, offset, len)?;
-                let discarding = self.queue.discard(nsid, slba, blocks);
-                Attempt::Bare(discarding.map_err(|refused| self.refused(&refused.reason))?)
-            }
-            _ => {
-                return Err(fail!(
-                    EINVAL,
-                    "operation {op}: pass PF_READ, PF_WRITE, PF_FLUSH or PF_DISCARD"
-                ));
-            }
-        };
-        self.outstanding += 1;
-        if let Some(place) = self.in_flight.get_mut(attempt.tag()) {
-            *place = Some(Pending { attempt, user_data });
-        }
-        Ok(())
-    }
-
-    /// Returns the range in blocks.
-    fn blocks(&mut self, nsid: u32, offset: u64, bytes: u64) -> Result<(u64, u32), Failure> {
-        let known = self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
-        let namespace = match known {
-            Some(namespace) => *namespace,
-            None if nsid == 0 => {
-                return Err(fail!(ENODEV, "namespace 0: the first is 1; pf_nvme_info has it"));
-            }
-            None => {
-                let found = self.lease.device.namespace(nsid)?;
-                self.namespaces.push(found);
-                found
-            }
-        };
-        let (block, capacity) = (u64::from(namespace.block_bytes), namespace.bytes());
-        if bytes == 0 || !bytes.is_multiple_of(block) || !offset.is_multiple_of(block) {
-            return Err(fail!(
-                EINVAL,
-                "{bytes} bytes at {offset}: both must be multiples of the block of {block} bytes, and at least one block"
-            ));
-        }
-        if offset.checked_add(bytes).is_none_or(|end| end > capacity) {
-            return Err(fail!(
-                EINVAL,
-                "{bytes} bytes at {offset} reach beyond the end of namespace {nsid}, which has {capacity} bytes"
-            ));
-        }
-        let blocks = bytes / block;
-        match u32::try_from(blocks) {
-            Ok(blocks) => Ok((offset / block, blocks)),
-            Err(_) => Err(fail!(EINVAL, "{blocks} blocks: a request has at most 4294967295")),
-        }
-    }
-
-    /// Has memory mapped, and read or written.
-    fn transfer(
-        &mut self,
-        memory: &Memory<'_>,
-        read: bool,
-        (nsid, slba, blocks): (u32, u64, u32),
-        site: Site,
-    ) -> Result<Attempt, Failure> {
-        let device = &self.lease.device;
-        let data = match self.protection.domain() {
-            None => Fixed::new(memory.spans(device), device.state.domain.id())?.map(Data::Fixed),
-            Some(domain) => match Scattered::new(memory.spans(device), device.state.domain.id())? {
-                None => None,
-                Some(memory) => Some(Data::map(memory, read, domain)?),
-            },
-        };
-        let Some(data) = data else { return Err(fail!(EINVAL, "no memory")) };
-        let tracer = hook();
-        if let Some(tracer) = tracer {
-            data.report(tracer, pf_event_kind::PF_EVENT_MAP, site);
-        }
-        let submitted = if read {
-            self.queue.read::<_, FromDevice>(nsid, slba, blocks, data)
-        } else {
-            self.queue.write::<_, ToDevice>(nsid, slba, blocks, data)
-        };
-        submitted.map(Attempt::Data).map_err(|Rejected { payload, reason }| {
-            let failure = self.refused_memory(memory, &payload, read, &reason);
-            if let Some(tracer) = tracer {
-                payload.report(tracer, pf_event_kind::PF_EVENT_REVOKE, site);
-            }
-            if let (Some(mapped), Some(domain)) =
-                (payload.into_unrevoked(), self.protection.domain())
-            {
-                // What cannot be revoked stays with the domain, and counted.
-                drop(domain.unmap(mapped));
-            }
-            failure
-        })
-    }
-
-    /// Returns why the driver has refused memory, with the entry that it names.
-    #[cold]
-    fn refused_memory(
-        &self,
-        memory: &Memory<'_>,
-        data: &Data,
-        read: bool,
-        reason: &Reject,
-    ) -> Failure {
-        let Reject::Layout(LayoutError::Prp(error)) = reason else { return self.refused(reason) };
-        use pinfold::core::gather::prp::PrpError::{Offset, Ragged};
-        let (Offset { iova } | Ragged { iova, .. }) = error else { return self.refused(reason) };
-        let named = (0..).map_while(|index| data.segment_at(index, read)).position(|segment| {
-            segment.iova == *iova || segment.iova.checked_add(segment.len) == Some(*iova)
-        });
-        let piece = memory.pieces().nth(named.unwrap_or(0));
-        let (index, addr, len) = piece.unwrap_or_default();
-        fail!(
-            EINVAL,
-            "iov[{index}], {len} bytes at {addr:#x}: {error}; without SGLs the first entry begins at a multiple of 4, the \
-             others at multiples of 4096, and all but the last end at one"
-        )
-    }
-
-    /// Returns why the driver has refused a request.
-    #[cold]
-    fn refused(&self, reason: &Reject) -> Failure {
-        match reason {
-            Reject::NeedsReset => {
-                let why =
-                    self.failed.as_deref().unwrap_or("it was disabled, or commands were lost");
-                fail!(
-                    EIO,
-                    "the controller is not used any more: {why}: end it by pf_nvme_put, and open it again"
-                )
-            }
-            Reject::NoSuchNamespace { nsid } => fail!(ENODEV, "there is no namespace {nsid}"),
-            Reject::NamespaceChanged { nsid } => fail!(
-                ESTALE,
-                "namespace {nsid} was detached or formatted: look at it by pf_nvme_info, and create a new queue"
-            ),
-            Reject::NoDiscard => Failure::new(libc::EOPNOTSUPP, reason.to_string()),
-            Reject::Layout(error) if error.is_out_of_pages() => {
-                Failure::new(libc::ENOMEM, reason.to_string())
-            }
-            Reject::QueueFull { .. } => Failure::new(libc::EAGAIN, reason.to_string()),
-            Reject::OtherDomain => Failure::new(ENXIO, reason.to_string()),
-            _ => Failure::new(EINVAL, reason.to_string()),
-        }
-    }
 }
 
-// From the controller's completions to reports.
-
-impl pf_queue_t {
-    /// Takes the controller's completions, revokes their memory, and collects what can be reported.
-    fn step(&mut self, site: Site) {
-        loop {
-            match self.queue.poll() {
-                Ok(Some(completion)) => self.take(completion, site),
-                Ok(None) => break,
-                // Once it has been seen disabled, all that it has completes with an error, and it
-                // reaches no memory.
-                Err(error) => {
-                    self.failed = Some(error.to_string());
-                    if self.lease.device.controller.disable().is_err() {
-                        self.give_up();
-                        break;
-                    }
-                }
-            }
-        }
-        self.revoke_batch();
-        self.release();
-    }
-
-    fn take(&mut self, completion: Completion, site: Site) {
-        let tag = completion.tag();
-        let Some(place) = self.in_flight.get_mut(tag) else { return };
-        let Some(Pending { attempt, user_data }) = place.take() else { return };
-        match attempt.finish(completion) {
-            Ended::Foreign(attempt) => *place = Some(Pending { attempt, user_data }),
-            Ended::Lost(data) => {
-                let status = if data.is_some() { PF_LOST } else { 0 };
-                if let Some(data) = data {
-                    self.lease.device.keep_lost(data);
-                }
-                self.ready.push_back(pf_completion { user_data, result: -ETIMEDOUT, status });
-            }
-            Ended::Completed(data, result) => {
-                let (result, status) = outcome(result);
-                let completion = pf_completion { user_data, result, status };
-                if let (Some(tracer), Some(data)) = (hook(), &data) {
-                    data.report(tracer, pf_event_kind::PF_EVENT_REVOKE, site);
-                }
-                match data.and_then(Data::into_unrevoked) {
-                    None => self.ready.push_back(completion),
-                    Some(mapped) => self.revoke(mapped, completion),
-                }
-            }
-        }
-    }
-
-    /// Begins the end of a mapping.
-    fn revoke(&mut self, mapped: Unrevoked<Scattered>, completion: pf_completion) {
-        match &mut self.protection {
-            // Nothing is mapped for a request.
-            Protection::Static => self.ready.push_back(completion),
-            Protection::Strict(domain) => {
-                let ended = domain.unmap(mapped).map(drop);
-                self.ready.push_back(completion.after(ended.map_err(|error| error.errno())));
-            }
-            Protection::Revoke(domain) => {
-                let (revoked, since) = (domain.revoke(mapped), Instant::now());
-                self.held.push_back(Held { revoked, completion, since });
-            }
-            Protection::Batch(_, found) => {
-                found.mapped.push(mapped);
-                found.completions.push(completion);
-            }
-        }
-    }
-
-    /// Revokes what this call has found, with one flush.
-    fn revoke_batch(&mut self) {
-        let Protection::Batch(domain, found) = &mut self.protection else { return };
-        if found.mapped.is_empty() {
-            return;
-        }
-        domain.revoke_many(found.mapped.drain(..), &mut found.revoked);
-        let since = Instant::now();
-        let each = found.revoked.drain(..).zip(found.completions.drain(..));
-        self.held.extend(each.map(|(revoked, completion)| Held { revoked, completion, since }));
-    }
-
-    /// Collects what no device can reach any more. Flushes complete in the order of their requests.
-    fn release(&mut self) {
-        let Some(domain) = self.protection.domain() else { return };
-        // What could not be revoked has no flush to wait for.
-        let ended =
-            |held: &mut Held| held.revoked.is_quiesced() || held.revoked.ticket() == Ticket::NEVER;
-        while let Some(Held { revoked, completion, .. }) = self.held.pop_front_if(ended) {
-            let ended = domain.wait(revoked).map(drop);
-            self.ready.push_back(completion.after(ended.map_err(|failed| failed.error.errno())));
-        }
-        if self.ready.is_empty() && !self.held.is_empty() {
-            self.wait_for_flush(Duration::ZERO);
-        }
-    }
-
-    /// Waits for the first flush, and gives up what has waited for too long: the domain keeps that
-    /// memory until its flush has completed.
-    fn wait_for_flush(&mut self, limit: Duration) {
-        let Some(domain) = self.protection.domain() else { return };
-        let late = |held: &Held| held.since.elapsed() >= FLUSH_LIMIT;
-        if limit.is_zero() && !self.held.front().is_some_and(late) {
-            return;
-        }
-        let Some(Held { revoked, completion, since }) = self.held.pop_front() else { return };
-        let ended = match domain.wait_for(revoked, WaitLimit::within(limit)) {
-            Ok(memory) => {
-                drop(memory);
-                Ok(())
-            }
-            Err(NotQuiesced { revoked: Some(revoked), .. }) if since.elapsed() < FLUSH_LIMIT => {
-                self.held.push_front(Held { revoked, completion, since });
-                return;
-            }
-            Err(failed) => Err(failed.error.errno()),
-        };
-        self.ready.push_back(completion.after(ended));
-    }
-
-    /// Reports all that the controller has as lost: it cannot be disabled.
-    #[cold]
-    fn give_up(&mut self) {
-        for Pending { attempt, user_data } in self.in_flight.iter_mut().filter_map(Option::take) {
-            let status = if matches!(attempt, Attempt::Data(_)) { PF_LOST } else { 0 };
-            // Its memory is quarantined for the life of the process.
-            drop(attempt);
-            self.ready.push_back(pf_completion { user_data, result: -ENODEV, status });
-        }
-    }
-
-    /// Waits until something can be reported, for at most `limit`; returns how much.
-    fn wait(&mut self, limit: Duration, site: Site) -> usize {
-        let (since, mut polls) = (Instant::now(), 0u32);
-        loop {
-            self.step(site);
-            if !self.ready.is_empty() || self.outstanding == 0 {
-                return self.ready.len();
-            }
-            let Some(left) = limit.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
-            else {
-                return 0;
-            };
-            polls = polls.saturating_add(1);
-            self.pause(polls, left.min(SLEEP));
-        }
-    }
-
-    /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
-    /// flush.
-    fn pause(&mut self, polls: u32, limit: Duration) {
-        let flushing = !self.held.is_empty();
-        if self.queue.has_interrupt() && !flushing && polls > YIELDS_BEFORE_SLEEP {
-            self.queue.sleep(limit);
-        } else if flushing && polls > SPINS && self.queue.in_flight() == 0 {
-            self.wait_for_flush(limit);
-        } else if polls <= SPINS && (flushing || !self.queue.has_interrupt()) {
-            std::hint::spin_loop();
-        } else if polls <= SPINS + YIELDS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(PAUSE.min(limit));
-        }
-    }
-
-    /// Has the descriptor become readable with the next completion.
-    fn arm(&mut self) {
-        let wait = self.queue.arm_interrupt();
-        // No interrupt reports the end of a flush, which takes microseconds.
-        if self.outstanding > 0 && (wait.is_zero() || !self.held.is_empty()) {
-            self.signal();
-        }
-    }
-
-    /// Has the descriptor be readable now.
-    fn signal(&self) {
-        let Some(fd) = self.queue.interrupt_fd() else { return };
-        let one = 1u64.to_ne_bytes();
-        // SAFETY: 8 bytes that are initialized. A full counter is readable already.
-        let _ = unsafe { libc::write(fd.as_raw_fd(), one.as_ptr().cast(), one.len()) };
-    }
-}
-
-impl pf_completion {
-    /// Returns the report of a request whose mapping has ended so.
-    fn after(self, ended: Result<(), c_int>) -> Self {
-        match ended {
-            Ok(()) => self,
-            Err(errno) => {
-                let result = if self.result == 0 { -errno } else { self.result };
-                Self { result, status: self.status | PF_LOST, ..self }
-            }
-        }
-    }
-}
-
-/// Returns `result` and `status` of a request that its controller has completed.
-fn outcome(result: Result<(), CommandError>) -> (i32, u32) {
-    match result {
-        Ok(()) => (0, 0),
-        Err(CommandError::Status(status)) => (-EIO, status.bits().into()),
-        Err(CommandError::Aborted | CommandError::Reset | CommandError::NotSent) => (-ECANCELED, 0),
-        Err(CommandError::NamespaceChanged { .. }) => (-ESTALE, 0),
-        Err(CommandError::Layout(_)) => (-EINVAL, 0),
-        Err(_) => (-EIO, 0),
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,9 @@
 //! Errors of the driver.
 
 use crate::spec::Status;
+use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{AllocError, CreateError, SourceError};
+use pinfold_core::gather::GatherError;
 use pinfold_core::gather::prp::PrpError;
 use pinfold_core::gather::sgl::SglError;
 use std::fmt;
@@ -192,6 +194,16 @@ pub enum LayoutError {
 }
 
 impl LayoutError {
+    /// Returns where the payload has the gap or the misaligned part that cannot be described, if
+    /// that is the reason.
+    pub fn iova(&self) -> Option<Iova> {
+        match self {
+            Self::Prp(PrpError::Offset { iova } | PrpError::Ragged { iova, .. })
+            | Self::Sgl(SglError::Gather(GatherError::Misaligned { iova, .. })) => Some(*iova),
+            _ => None,
+        }
+    }
+
     /// Returns whether no list page was free: the same request may succeed later.
     pub fn is_out_of_pages(&self) -> bool {
         matches!(self, Self::Prp(PrpError::Take(_)) | Self::Sgl(SglError::Take(_)))

@@ -206,7 +206,7 @@ fn report<D: Direction>(
     for (index, part) in mapping.segments().enumerate() {
         let Some(pages) = mapping.piece(index) else { return };
         // Pages are mapped at multiples of their size.
-        let before = usize::try_from(part.iova.raw()).unwrap_or(0) % Frame::BYTES as usize;
+        let before = usize::try_from(part.iova.raw() % Frame::BYTES).unwrap_or(0);
         let va = pages.as_ptr().as_ptr().wrapping_add(before).cast();
         let (iova, len) = (part.iova.raw(), part.len);
         let Site { caller, handle } = site;

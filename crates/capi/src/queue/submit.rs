@@ -1,0 +1,274 @@
+//! From a request of the C program to one of the driver: the memory, the blocks, what is refused.
+
+use super::transfer::{Attempt, Data, Fixed, Scattered, Site};
+use super::{PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
+use super::{Pending, check_in, pf_queue_t, pf_request};
+use crate::failure::{Failure, fail};
+use crate::nvme::{Device, MAX_TRANSFER};
+use crate::region::Span;
+use crate::trace::{hook, pf_event_kind};
+use libc::{EINVAL, ENXIO, iovec};
+use pinfold::core::access::{FromDevice, ToDevice};
+use pinfold_nvme::driver::{LayoutError, Reject, Rejected};
+
+/// The most entries of a request's `iov`.
+const MAX_IOVECS: u32 = 1024;
+
+/// The memory of a request, as the program names it.
+struct Memory<'r>(&'r [iovec]);
+
+impl<'r> Memory<'r> {
+    /// # Safety
+    /// `iov` of the request is null, or `iovcnt` entries that nothing changes meanwhile.
+    unsafe fn new(request: &'r pf_request) -> Result<Self, Failure> {
+        let pf_request { iov, iovcnt, .. } = *request;
+        check_in(iov, "iov")?;
+        if !(1..=MAX_IOVECS).contains(&iovcnt) || !iov.is_aligned() {
+            return Err(fail!(
+                EINVAL,
+                "`iov` has {iovcnt} entries at {iov:p}: pass 1 to {MAX_IOVECS}, aligned to 8"
+            ));
+        }
+        // SAFETY: not null, aligned, and `iovcnt` entries, as the caller promises.
+        Ok(Self(unsafe { std::slice::from_raw_parts(iov, iovcnt as usize) }))
+    }
+
+    /// Returns the bytes of all.
+    fn bytes(&self) -> Result<u64, Failure> {
+        let mut bytes = 0u64;
+        for (index, entry) in self.0.iter().enumerate() {
+            if entry.iov_len == 0 {
+                let base = entry.iov_base;
+                return Err(fail!(EINVAL, "iov[{index}] at {base:p} has 0 bytes: leave it out"));
+            }
+            bytes = bytes.saturating_add(entry.iov_len as u64);
+        }
+        Ok(bytes)
+    }
+
+    /// Yields the number, the address and the length of each, as one where they follow each other
+    /// within a page: so that the device is not given a gap.
+    fn pieces(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let mut entries = self.0.iter().enumerate().peekable();
+        std::iter::from_fn(move || {
+            let (index, entry) = entries.next()?;
+            let (addr, mut len) = (entry.iov_base.addr(), entry.iov_len);
+            while let Some(end) = addr.checked_add(len)
+                && !end.is_multiple_of(4096)
+                && let Some((_, next)) = entries.next_if(|(_, next)| next.iov_base.addr() == end)
+            {
+                len = len.saturating_add(next.iov_len);
+            }
+            Some((index, addr, len))
+        })
+    }
+
+    /// Counts each as in use, and yields it.
+    fn spans<'m>(&'m self, device: &'m Device) -> impl Iterator<Item = Result<Span, Failure>> + 'm {
+        self.pieces().map(|(index, addr, len)| {
+            device.state.span(addr, len).map_err(|failure| failure.of(format_args!("iov[{index}]")))
+        })
+    }
+}
+
+impl pf_queue_t {
+    /// Submits a request; the doorbell is not rung.
+    ///
+    /// # Errors
+    /// Those of [`pf_submit`]; nothing has changed.
+    ///
+    /// # Safety
+    /// As for [`Memory::new`].
+    pub(super) unsafe fn submit(
+        &mut self,
+        request: &pf_request,
+        site: Site,
+    ) -> Result<(), Failure> {
+        let depth = self.queue.depth();
+        if self.outstanding >= depth {
+            return Err(fail!(
+                EAGAIN,
+                "{depth} requests are unreported, the depth of the queue: call pf_complete first"
+            ));
+        }
+        let pf_request { op, nsid, offset, len, flags, user_data, .. } = *request;
+        if flags != 0 {
+            return Err(fail!(EINVAL, "flags {flags:#x}: there are none, set them to 0"));
+        }
+        let attempt = match op {
+            PF_READ | PF_WRITE => {
+                // SAFETY: as the caller promises.
+                let memory = unsafe { Memory::new(request) }?;
+                let bytes = memory.bytes()?;
+                if len != 0 && len != bytes {
+                    return Err(fail!(
+                        EINVAL,
+                        "`len` is {len}, and `iov` has {bytes} bytes: set `len` to 0"
+                    ));
+                }
+                if bytes > MAX_TRANSFER {
+                    return Err(fail!(
+                        EINVAL,
+                        "{bytes} bytes: a request has at most {MAX_TRANSFER} (pf_nvme_info.max_transfer)"
+                    ));
+                }
+                let (slba, blocks) = self.blocks(nsid, offset, bytes)?;
+                self.transfer(&memory, op == PF_READ, (nsid, slba, blocks), site)?
+            }
+            PF_FLUSH if offset == 0 && len == 0 && request.iovcnt == 0 => {
+                let flushing = self.queue.flush(nsid);
+                Attempt::Bare(flushing.map_err(|refused| self.refused(&refused.reason))?)
+            }
+            PF_FLUSH => {
+                return Err(fail!(
+                    EINVAL,
+                    "a flush is of the namespace: set `offset`, `len` and `iovcnt` to 0"
+                ));
+            }
+            PF_DISCARD => {
+                let (slba, blocks) = self.blocks(nsid, offset, len)?;
+                let discarding = self.queue.discard(nsid, slba, blocks);
+                Attempt::Bare(discarding.map_err(|refused| self.refused(&refused.reason))?)
+            }
+            _ => {
+                return Err(fail!(
+                    EINVAL,
+                    "operation {op}: pass PF_READ, PF_WRITE, PF_FLUSH or PF_DISCARD"
+                ));
+            }
+        };
+        self.outstanding += 1;
+        if let Some(place) = self.in_flight.get_mut(attempt.tag()) {
+            *place = Some(Pending { attempt, user_data });
+        }
+        Ok(())
+    }
+
+    /// Returns the range in blocks.
+    fn blocks(&mut self, nsid: u32, offset: u64, bytes: u64) -> Result<(u64, u32), Failure> {
+        let known = self.namespaces.iter().find(|namespace| namespace.nsid == nsid);
+        let namespace = match known {
+            Some(namespace) => *namespace,
+            None if nsid == 0 => {
+                return Err(fail!(ENODEV, "namespace 0: the first is 1; pf_nvme_info has it"));
+            }
+            None => {
+                let found = self.lease.device.namespace(nsid)?;
+                self.namespaces.push(found);
+                found
+            }
+        };
+        let (block, capacity) = (u64::from(namespace.block_bytes), namespace.bytes());
+        if bytes == 0 || !bytes.is_multiple_of(block) || !offset.is_multiple_of(block) {
+            return Err(fail!(
+                EINVAL,
+                "{bytes} bytes at {offset}: both must be multiples of the block of {block} bytes, and at least one block"
+            ));
+        }
+        if offset.checked_add(bytes).is_none_or(|end| end > capacity) {
+            return Err(fail!(
+                EINVAL,
+                "{bytes} bytes at {offset} reach beyond the end of namespace {nsid}, which has {capacity} bytes"
+            ));
+        }
+        let blocks = bytes / block;
+        match u32::try_from(blocks) {
+            Ok(blocks) => Ok((offset / block, blocks)),
+            Err(_) => Err(fail!(EINVAL, "{blocks} blocks: a request has at most 4294967295")),
+        }
+    }
+
+    /// Has memory mapped, and read or written.
+    fn transfer(
+        &mut self,
+        memory: &Memory<'_>,
+        read: bool,
+        (nsid, slba, blocks): (u32, u64, u32),
+        site: Site,
+    ) -> Result<Attempt, Failure> {
+        let device = &self.lease.device;
+        let data = match self.protection.domain() {
+            None => Fixed::new(memory.spans(device), device.state.domain.id())?.map(Data::Fixed),
+            Some(domain) => match Scattered::new(memory.spans(device), device.state.domain.id())? {
+                None => None,
+                Some(memory) => Some(Data::map(memory, read, domain)?),
+            },
+        };
+        let Some(data) = data else { return Err(fail!(EINVAL, "no memory")) };
+        let tracer = hook();
+        if let Some(tracer) = tracer {
+            data.report(tracer, pf_event_kind::PF_EVENT_MAP, site);
+        }
+        let submitted = if read {
+            self.queue.read::<_, FromDevice>(nsid, slba, blocks, data)
+        } else {
+            self.queue.write::<_, ToDevice>(nsid, slba, blocks, data)
+        };
+        submitted.map(Attempt::Data).map_err(|Rejected { payload, reason }| {
+            let failure = self.refused_memory(memory, &payload, read, &reason);
+            if let Some(tracer) = tracer {
+                payload.report(tracer, pf_event_kind::PF_EVENT_REVOKE, site);
+            }
+            if let (Some(mapped), Some(domain)) =
+                (payload.into_unrevoked(), self.protection.domain())
+            {
+                // What cannot be revoked stays with the domain, and counted.
+                drop(domain.unmap(mapped));
+            }
+            failure
+        })
+    }
+
+    /// Returns why the driver has refused memory, with the entry that it names.
+    #[cold]
+    fn refused_memory(
+        &self,
+        memory: &Memory<'_>,
+        data: &Data,
+        read: bool,
+        reason: &Reject,
+    ) -> Failure {
+        let Reject::Layout(error) = reason else { return self.refused(reason) };
+        let Some(iova) = error.iova() else { return self.refused(reason) };
+        let named = (0..).map_while(|index| data.segment_at(index, read)).position(|segment| {
+            segment.iova == iova || segment.iova.checked_add(segment.len) == Some(iova)
+        });
+        let piece = memory.pieces().nth(named.unwrap_or(0));
+        let (index, addr, len) = piece.unwrap_or_default();
+        let rule = match error {
+            LayoutError::Prp(_) => {
+                "; without SGLs the first entry begins at a multiple of 4, the others at multiples of 4096, and all but \
+                 the last end at one"
+            }
+            _ => "",
+        };
+        fail!(EINVAL, "iov[{index}], {len} bytes at {addr:#x}: {error}{rule}")
+    }
+
+    /// Returns why the driver has refused a request.
+    #[cold]
+    fn refused(&self, reason: &Reject) -> Failure {
+        match reason {
+            Reject::NeedsReset => {
+                let why =
+                    self.failed.as_deref().unwrap_or("it was disabled, or commands were lost");
+                fail!(
+                    EIO,
+                    "the controller is not used any more: {why}: end it by pf_nvme_put, and open it again"
+                )
+            }
+            Reject::NoSuchNamespace { nsid } => fail!(ENODEV, "there is no namespace {nsid}"),
+            Reject::NamespaceChanged { nsid } => fail!(
+                ESTALE,
+                "namespace {nsid} was detached or formatted: look at it by pf_nvme_info, and create a new queue"
+            ),
+            Reject::NoDiscard => Failure::new(libc::EOPNOTSUPP, reason.to_string()),
+            Reject::Layout(error) if error.is_out_of_pages() => {
+                Failure::new(libc::ENOMEM, reason.to_string())
+            }
+            Reject::QueueFull { .. } => Failure::new(libc::EAGAIN, reason.to_string()),
+            Reject::OtherDomain => Failure::new(ENXIO, reason.to_string()),
+            _ => Failure::new(EINVAL, reason.to_string()),
+        }
+    }
+}

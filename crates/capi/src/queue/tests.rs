@@ -1,0 +1,395 @@
+//! A controller that fails commands, loses them, or fails itself: each request is reported once,
+//! and memory that the controller may still reach stays in use.
+
+use super::transfer::Site;
+use super::*;
+use crate::arena::{PF_POLICY_PER_USE, PF_POLICY_WHOLE};
+use crate::arena::{pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t, pf_free};
+use crate::domain::{DOMAINS, State, pf_domain_put, pf_domain_t};
+use crate::failure::pf_strerror_last;
+use crate::nvme::{open_model, pf_nvme_put};
+use libc::{EBUSY, ECANCELED, EIO, ENODEV, ETIMEDOUT};
+use pinfold::Domain;
+use pinfold::soft::{Effect, SoftConfig};
+use pinfold_nvme::driver::Config;
+use pinfold_nvme::spec::{SglSupport, Status, nvm};
+use pinfold_nvme_model::{
+    self as model, BusAccess, CommandInfo, Fault, Faults, InjectionOutcome, MemoryMedia,
+    ModelConfig, Trigger,
+};
+use std::ffi::{CStr, c_void};
+use std::ptr::null_mut;
+
+const BLOCK: usize = 4096;
+const COUNT: usize = 8;
+const PROTECTIONS: [u32; 4] =
+    [PF_PROTECT_STATIC, PF_PROTECT_STRICT, PF_PROTECT_REVOKE, PF_PROTECT_BATCH];
+/// Those that end a mapping with its request.
+const PER_REQUEST: [u32; 3] = [PF_PROTECT_STRICT, PF_PROTECT_REVOKE, PF_PROTECT_BATCH];
+
+/// A program, as its C would have it.
+struct Program {
+    domain: *mut pf_domain_t,
+    core: Domain,
+    rings: *mut pf_arena_t,
+    arena: *mut pf_arena_t,
+    memory: *mut c_void,
+    nvme: *mut pf_nvme_t,
+    queue: *mut pf_queue_t,
+    faults: Faults,
+}
+
+fn arena(domain: *mut pf_domain_t, policy: u32) -> *mut pf_arena_t {
+    let opts = pf_arena_opts {
+        opts_size: size_of::<pf_arena_opts>(),
+        size: 2 << 20,
+        policy,
+        ..pf_arena_opts::DEFAULT
+    };
+    let mut arena = null_mut();
+    // SAFETY: the options have as many bytes as they say, and the handle can be stored.
+    assert_eq!(unsafe { pf_arena_create(domain, &raw const opts, &raw mut arena) }, 0);
+    arena
+}
+
+/// A configuration whose commands are given up soon, without an abort.
+fn impatient() -> Config {
+    Config {
+        timeout: Duration::from_secs(2),
+        abort_timeout: Duration::ZERO,
+        retry_limit: Duration::ZERO,
+        ..Config::default()
+    }
+}
+
+impl Program {
+    fn new(protect: u32, config: Config) -> Self {
+        Self::on(Domain::soft().unwrap(), protect, config, |_| {})
+    }
+
+    fn on(
+        core: Domain,
+        protect: u32,
+        config: Config,
+        change: impl FnOnce(&mut ModelConfig),
+    ) -> Self {
+        let state = State::new(core.clone(), Vec::new());
+        let domain = DOMAINS.insert(pf_domain_t { state: Arc::clone(&state) }).unwrap();
+        let rings = arena(domain, PF_POLICY_WHOLE);
+        let policy = if protect == PF_PROTECT_STATIC { PF_POLICY_WHOLE } else { PF_POLICY_PER_USE };
+        let arena = arena(domain, policy);
+        let namespace = model::Namespace::new(Arc::new(MemoryMedia::new(1 << 20)), 512).unwrap();
+        let mut model = ModelConfig::new(vec![namespace]);
+        // Units of 500 ms: a controller that is stuck is given up soon.
+        model.timeout_500ms = 2;
+        change(&mut model);
+        let source = crate::arena::ARENAS.get(rings).unwrap().arena.clone();
+        let (device, faults) = open_model(state, source, model, config).unwrap();
+        let nvme = NVMES.insert(pf_nvme_t { device: Arc::new(device) }).unwrap();
+        let opts = pf_queue_opts {
+            opts_size: size_of::<pf_queue_opts>(),
+            depth: 32,
+            protect,
+            ..pf_queue_opts::DEFAULT
+        };
+        let mut queue = null_mut();
+        // SAFETY: as for the arena.
+        assert_eq!(unsafe { pf_queue_create(nvme, &raw const opts, &raw mut queue) }, 0);
+        // SAFETY: null is allowed.
+        let memory = unsafe { pf_alloc(arena, COUNT * BLOCK, null_mut()) };
+        assert!(!memory.is_null());
+        Self { domain, core, rings, arena, memory, nvme, queue, faults }
+    }
+
+    /// Submits reads or writes of a block each, with their number as `user_data`.
+    fn submit(&self, op: u32, count: usize) -> c_int {
+        let iovs: Vec<iovec> = (0..count)
+            .map(|at| iovec {
+                iov_base: self.memory.wrapping_byte_add(at % COUNT * BLOCK),
+                iov_len: BLOCK,
+            })
+            .collect();
+        let request = |(at, iov): (usize, &iovec)| pf_request {
+            op,
+            nsid: 1,
+            offset: (at % COUNT * BLOCK) as u64,
+            len: 0,
+            iov,
+            iovcnt: 1,
+            flags: 0,
+            user_data: at as u64,
+        };
+        let requests: Vec<_> = iovs.iter().enumerate().map(request).collect();
+        // SAFETY: there are `count` requests, of one entry each.
+        unsafe { pf_submit(self.queue, requests.as_ptr(), count as u32) }
+    }
+
+    /// Waits for the reports of `count` requests, and returns them in the order of the requests.
+    fn reports(&self, count: usize) -> Vec<(i32, u32)> {
+        let mut found: Vec<Option<(i32, u32)>> = vec![None; count];
+        let none = pf_completion { user_data: u64::MAX, result: 1, status: 1 };
+        while found.iter().any(Option::is_none) {
+            assert!(pf_queue_wait(self.queue, 60_000_000_000) > 0, "{found:?}");
+            let mut done = [none; 3];
+            // SAFETY: three fit.
+            let stored = unsafe { pf_complete(self.queue, done.as_mut_ptr(), 3) };
+            for one in &done[..usize::try_from(stored).unwrap()] {
+                let place = &mut found[usize::try_from(one.user_data).unwrap()];
+                assert_eq!(place.replace((one.result, one.status)), None, "reported twice");
+            }
+        }
+        assert_eq!(pf_queue_wait(self.queue, 0), 0);
+        found.into_iter().flatten().collect()
+    }
+
+    fn free(&self) -> c_int {
+        pf_free(self.arena, self.memory)
+    }
+
+    /// Ends all, in the order that a program would: no call is refused.
+    fn end(self) {
+        assert_eq!(pf_queue_destroy(self.queue), 0);
+        assert_eq!(pf_nvme_put(self.nvme), 0);
+        assert_eq!(self.free(), 0, "{}", message());
+        for arena in [self.arena, self.rings] {
+            assert_eq!(pf_arena_put(arena), 0, "{}", message());
+        }
+        assert_eq!(pf_domain_put(self.domain), 0);
+        let stats = self.core.stats();
+        assert_eq!((stats.live, stats.deferred, stats.quarantined), (0, 0, 0));
+    }
+}
+
+fn message() -> String {
+    // SAFETY: a C string, which is valid until the next failure.
+    unsafe { CStr::from_ptr(pf_strerror_last()) }.to_str().unwrap().to_owned()
+}
+
+/// Selects the `nth` read or write, from 1.
+fn nth(nth: u64) -> Trigger {
+    let mut seen = 0;
+    Trigger::Matches(Box::new(move |info: &CommandInfo| {
+        let moves = info.queue != 0 && matches!(info.opcode, nvm::READ | nvm::WRITE);
+        seen += u64::from(moves);
+        moves && seen == nth
+    }))
+}
+
+#[test]
+fn a_failed_command_is_reported_with_its_status_and_no_other() {
+    for protect in PROTECTIONS {
+        let program = Program::new(protect, Config::default());
+        let status = Status::LBA_OUT_OF_RANGE.do_not_retry();
+        program.faults.inject(nth(3), Fault::Fail(status));
+        assert_eq!(program.submit(PF_WRITE, COUNT), 8);
+        let mut expected = vec![(0, 0); COUNT];
+        expected[2] = (-EIO, 0x4080);
+        assert_eq!(program.reports(COUNT), expected, "{protect}");
+        program.end();
+    }
+}
+
+#[test]
+fn a_command_that_hangs_is_reported_lost_and_keeps_its_memory() {
+    for protect in PROTECTIONS {
+        let program = Program::new(protect, impatient());
+        program.faults.inject(nth(5), Fault::NeverComplete);
+        assert_eq!(program.submit(PF_READ, COUNT), 8);
+        let mut expected = vec![(0, 0); COUNT];
+        expected[4] = (-ETIMEDOUT, PF_LOST);
+        assert_eq!(program.reports(COUNT), expected, "{protect}");
+        // One of eight requests still has the allocation.
+        assert_eq!(program.free(), -EBUSY);
+        assert!(message().contains("1 mappings or requests"), "{}", message());
+        assert_eq!(pf_arena_put(program.arena), -EBUSY);
+        // The queue goes on.
+        program.faults.clear();
+        assert_eq!(program.submit(PF_READ, COUNT), 8);
+        assert_eq!(program.reports(COUNT), [(0, 0); COUNT]);
+        assert_eq!(program.free(), -EBUSY);
+        // The controller is disabled by `pf_nvme_put`, and gives it up.
+        program.end();
+    }
+}
+
+#[test]
+fn an_aborted_command_is_canceled_and_returns_its_memory() {
+    for protect in PROTECTIONS {
+        let config = Config { abort_timeout: Duration::from_secs(60), ..impatient() };
+        let program = Program::new(protect, config);
+        program.faults.inject(nth(1), Fault::Hold);
+        assert_eq!(program.submit(PF_WRITE, 2), 2);
+        assert_eq!(program.reports(2), [(-ECANCELED, 0), (0, 0)], "{protect}");
+        assert_eq!(program.free(), 0);
+        // SAFETY: null is allowed.
+        let memory = unsafe { pf_alloc(program.arena, COUNT * BLOCK, null_mut()) };
+        Program { memory, ..program }.end();
+    }
+}
+
+#[test]
+fn a_controller_that_fails_is_disabled_and_all_memory_returns() {
+    for protect in PROTECTIONS {
+        let program = Program::new(protect, Config::default());
+        program.faults.inject(nth(3), Fault::Fatal);
+        assert_eq!(program.submit(PF_WRITE, COUNT), 8);
+        let reports = program.reports(COUNT);
+        assert!(
+            reports.iter().all(|one| matches!(one, (0, 0)) || *one == (-ECANCELED, 0)),
+            "{reports:?}"
+        );
+        assert_eq!(reports[2], (-ECANCELED, 0), "{protect}");
+        assert_eq!(program.submit(PF_WRITE, 1), -EIO);
+        assert!(message().contains("CSTS.CFS") && message().contains("pf_nvme_put"));
+        program.end();
+    }
+}
+
+#[test]
+fn a_controller_that_cannot_be_disabled_keeps_the_memory_for_good() {
+    for protect in [PF_PROTECT_STATIC, PF_PROTECT_BATCH] {
+        let program = Program::new(protect, Config::default());
+        program.faults.inject(nth(1), Fault::Fatal);
+        program.faults.set_stuck(true);
+        assert_eq!(program.submit(PF_READ, 3), 3);
+        assert_eq!(program.reports(3), [(-ENODEV, PF_LOST); 3], "{protect}");
+        assert_eq!(program.free(), -EBUSY);
+        assert_eq!(pf_queue_destroy(program.queue), 0);
+        assert_eq!(pf_nvme_put(program.nvme), -ETIMEDOUT, "{}", message());
+        // Its handle has ended, and the memory is as it was.
+        assert_eq!(pf_nvme_put(program.nvme), -libc::EBADF);
+        assert_eq!(program.free(), -EBUSY);
+        assert!(message().contains("3 mappings or requests"), "{}", message());
+        assert_eq!(pf_arena_put(program.arena), -EBUSY);
+        assert_eq!(pf_arena_put(program.rings), -EBUSY);
+    }
+}
+
+/// On an IOMMU that drops what it has cached as late as it may.
+#[test]
+fn no_device_reaches_memory_that_is_reported_unless_it_is_static() {
+    for protect in PROTECTIONS {
+        let flush_cost = Duration::from_millis(2);
+        let config = SoftConfig { flush_cost, effect: Effect::AtLast, ..SoftConfig::default() };
+        let core = Domain::soft_with(config).unwrap();
+        let program = Program::on(core, protect, Config::default(), |_| {});
+        program.faults.inject(Trigger::Every(1), Fault::Remember);
+        for op in [PF_READ, PF_WRITE] {
+            assert_eq!(program.submit(op, COUNT), 8);
+            assert_eq!(program.reports(COUNT), [(0, 0); COUNT]);
+        }
+        for access in [BusAccess::Read, BusAccess::Write] {
+            let outcomes = program.faults.access_remembered(access);
+            assert_eq!(outcomes.len(), 2 * COUNT);
+            let reached = outcomes.iter().filter(|one| one.outcome == InjectionOutcome::Succeeded);
+            let expected = if protect == PF_PROTECT_STATIC { 2 * COUNT } else { 0 };
+            assert_eq!(reached.count(), expected, "{protect}: {access:?}");
+        }
+        program.end();
+    }
+}
+
+/// What one call finds: a flush for each request, or one for all.
+#[test]
+fn a_batch_is_one_flush_and_the_others_are_one_for_each() {
+    for protect in PER_REQUEST {
+        let program = Program::new(protect, Config::default());
+        let flushes = || program.core.stats().backend.invalidations.waits;
+        assert_eq!(program.submit(PF_READ, COUNT), 8);
+        // The model executes in order: an admin command that has completed is behind all of them.
+        let device = Arc::clone(&NVMES.get(program.nvme).unwrap().device);
+        device.controller.scan_namespaces().unwrap();
+        drop(device);
+        let before = flushes();
+        let site = Site { caller: std::ptr::null(), handle: 0 };
+        QUEUES.get_mut(program.queue).unwrap().step(site);
+        let expected = if protect == PF_PROTECT_BATCH { 1 } else { 8 };
+        assert_eq!(flushes() - before, expected, "{protect}");
+        assert_eq!(program.reports(COUNT), [(0, 0); COUNT]);
+        program.end();
+    }
+}
+
+/// The flush never completes: its requests are reported as lost, and the domain has the memory.
+#[test]
+fn a_flush_that_hangs_keeps_the_memory_of_its_requests() {
+    for protect in PER_REQUEST {
+        let timeout = Duration::from_millis(100);
+        let config = SoftConfig { hang_from: Some(1), timeout, ..SoftConfig::default() };
+        let core = Domain::soft_with(config).unwrap();
+        let program = Program::on(core, protect, Config::default(), |_| {});
+        QUEUES.get_mut(program.queue).unwrap().flush_limit = Duration::from_millis(200);
+        assert_eq!(program.submit(PF_READ, 2), 2);
+        assert_eq!(program.reports(2), [(-ETIMEDOUT, PF_LOST); 2], "{protect}");
+        assert_eq!(program.free(), -EBUSY);
+        assert!(message().contains("2 mappings or requests"), "{}", message());
+        assert_eq!(pf_queue_destroy(program.queue), 0);
+        assert_eq!(pf_nvme_put(program.nvme), 0);
+        assert_eq!(program.free(), -EBUSY);
+    }
+}
+
+/// A flush that is later than a poll may wait, but not lost: its requests are held until then.
+#[test]
+fn a_request_is_held_until_its_flush_has_completed() {
+    for protect in PER_REQUEST {
+        let flush_cost = Duration::from_millis(300);
+        let core = Domain::soft_with(SoftConfig { flush_cost, ..SoftConfig::default() }).unwrap();
+        let program = Program::on(core, protect, Config::default(), |_| {});
+        let since = Instant::now();
+        assert_eq!(program.submit(PF_READ, 1), 1);
+        assert_eq!(program.reports(1), [(0, 0)]);
+        assert!(since.elapsed() >= flush_cost, "{protect}: reported before its flush");
+        program.end();
+    }
+}
+
+#[test]
+fn a_controller_with_sgls_takes_memory_with_gaps() {
+    for protect in PROTECTIONS {
+        let core = Domain::soft().unwrap();
+        let sgls = |model: &mut ModelConfig| model.sgls = SglSupport::DwordAligned;
+        let program = Program::on(core, protect, Config::default(), sgls);
+        let bytes = program.memory.cast::<u8>();
+        for at in 0..COUNT * BLOCK {
+            // SAFETY: inside of the allocation, which no request has.
+            unsafe { bytes.wrapping_add(at).write((at % 251) as u8) };
+        }
+        // Two parts of one page and one of another, with gaps; and the other way round.
+        let part = |at: usize, iov_len| iovec { iov_base: bytes.wrapping_add(at).cast(), iov_len };
+        let parts = [part(4, 500), part(1000, 524), part(8192 + 8, 512)];
+        let back = [part(20_000, 1000), part(24_000, 536)];
+        let request = |op, parts: &[iovec]| pf_request {
+            op,
+            nsid: 1,
+            offset: 0,
+            len: 1536,
+            iov: parts.as_ptr(),
+            iovcnt: parts.len() as u32,
+            flags: 0,
+            user_data: 0,
+        };
+        for request in [request(PF_WRITE, &parts), request(PF_READ, &back)] {
+            // SAFETY: one request, of as many entries as it says.
+            assert_eq!(unsafe { pf_submit(program.queue, &raw const request, 1) }, 1);
+            assert_eq!(program.reports(1), [(0, 0)], "{protect}");
+        }
+        let copy = |parts: &[iovec]| -> Vec<u8> {
+            let bytes = |part: &iovec| {
+                let (base, len) = (part.iov_base.cast::<u8>(), part.iov_len);
+                // SAFETY: inside of the allocation, which no request has any more.
+                unsafe { std::slice::from_raw_parts(base, len) }.to_vec()
+            };
+            parts.iter().flat_map(bytes).collect()
+        };
+        assert_eq!(copy(&parts), copy(&back), "{protect}");
+        // Not at a multiple of 4.
+        let odd = [part(512, 512), part(8192 + 2, 512)];
+        let request = pf_request { len: 0, ..request(PF_READ, &odd) };
+        // SAFETY: as above.
+        let refused = unsafe { pf_submit(program.queue, &raw const request, 1) };
+        assert_eq!(refused, -libc::EINVAL);
+        assert!(message().starts_with("iov[1], 512 bytes at 0x"), "{}", message());
+        program.end();
+    }
+}
