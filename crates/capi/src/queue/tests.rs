@@ -121,7 +121,7 @@ impl Program {
         };
         let requests: Vec<_> = iovs.iter().enumerate().map(request).collect();
         // SAFETY: there are `count` requests, of one entry each.
-        unsafe { pf_submit(self.queue, requests.as_ptr(), count as u32) }
+        unsafe { pf_submit(self.queue, requests.as_ptr(), u32::try_from(count).unwrap()) }
     }
 
     /// Waits for the reports of `count` requests, and returns them in the order of the requests.
@@ -353,7 +353,7 @@ fn a_controller_with_sgls_takes_memory_with_gaps() {
         let bytes = program.memory.cast::<u8>();
         for at in 0..COUNT * BLOCK {
             // SAFETY: inside of the allocation, which no request has.
-            unsafe { bytes.wrapping_add(at).write((at % 251) as u8) };
+            unsafe { bytes.wrapping_add(at).write(u8::try_from(at % 251).unwrap()) };
         }
         // Two parts of one page and one of another, with gaps; and the other way round.
         let part = |at: usize, iov_len| iovec { iov_base: bytes.wrapping_add(at).cast(), iov_len };
@@ -365,7 +365,7 @@ fn a_controller_with_sgls_takes_memory_with_gaps() {
             offset: 0,
             len: 1536,
             iov: parts.as_ptr(),
-            iovcnt: parts.len() as u32,
+            iovcnt: u32::try_from(parts.len()).unwrap(),
             flags: 0,
             user_data: 0,
         };

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/stat.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { BLOCK = 512, DEPTH = 32, CAPACITY = 32 << 20, MOST = 1 << 20 };
@@ -570,6 +570,43 @@ static void on_a_file(void) {
     unlink(path);
 }
 
+/* Memory of the program that is registered, and a block of a pool. */
+static void other_memory(void) {
+    enum { BYTES = 1 << 16 };
+    pf_queue_t *on = queue(4, PF_PROTECT_STATIC, 0), *strict = queue(4, PF_PROTECT_STRICT, 0);
+    unsigned char *own = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED);
+    struct iovec iov = {own + 512, BYTES - 512};
+    struct pf_request read = {.op = PF_READ, .nsid = 1, .offset = 1024, .iov = &iov, .iovcnt = 1};
+    struct pf_completion done;
+    pf_reg_t *registered;
+    REFUSED(ENXIO, "pf_register", pf_submit(on, &read, 1));
+    OK(pf_register(domain, own, BYTES, &registered));
+    CHECK(run(on, read).result == 0 && memcmp(own + 512, shadow + 1024, BYTES - 512) == 0);
+    REFUSED(EINVAL, "is mapped as a whole", pf_submit(strict, &read, 1));
+    CHECK(OK(pf_submit(on, &read, 1)) == 1);
+    CHECK(pf_unregister(registered) == -EBUSY);
+    CHECK(OK(pf_queue_wait(on, LONG)) == 1 && OK(pf_complete(on, &done, 1)) == 1);
+    OK(pf_unregister(registered));
+    REFUSED(ENXIO, "pf_register", pf_submit(on, &read, 1));
+    CHECK(munmap(own, BYTES) == 0);
+
+    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 4096, .align = 4096};
+    pf_pool_t *pool;
+    pf_cache_t *cache;
+    pf_block_t block;
+    OK(pf_pool_create(whole, &opts, &pool));
+    OK(pf_pool_cache(pool, &cache));
+    OK(pf_get(cache, &block));
+    iov = (struct iovec){block.va, 4096};
+    CHECK(run(on, read).result == 0 && memcmp(block.va, shadow + 1024, 4096) == 0);
+    OK(pf_put(cache, &block));
+    OK(pf_cache_destroy(cache));
+    OK(pf_pool_put(pool));
+    OK(pf_queue_destroy(on));
+    OK(pf_queue_destroy(strict));
+}
+
 static struct pf_event events[8];
 static unsigned event_count;
 static void note(void *arg, const struct pf_event *event) {
@@ -627,6 +664,7 @@ int main(int argc, char **argv) {
         by_descriptor(protect);
     }
     flush_and_discard();
+    other_memory();
     by_two_threads();
     traced();
     on_a_file();
