@@ -90,6 +90,7 @@ impl Program {
             opts_size: size_of::<pf_queue_opts>(),
             depth: 32,
             protect,
+            flags: PF_QUEUE_INTERRUPT,
             ..pf_queue_opts::DEFAULT
         };
         let mut queue = null_mut();
@@ -340,6 +341,38 @@ fn a_request_is_held_until_its_flush_has_completed() {
         assert_eq!(program.submit(PF_READ, 1), 1);
         assert_eq!(program.reports(1), [(0, 0)]);
         assert!(since.elapsed() >= flush_cost, "{protect}: reported before its flush");
+        program.end();
+    }
+}
+
+/// An event loop learns of the end of a flush, which no interrupt reports.
+#[test]
+fn a_descriptor_is_readable_while_a_request_waits_for_its_flush() {
+    for protect in [PF_PROTECT_REVOKE, PF_PROTECT_BATCH] {
+        let flush_cost = Duration::from_millis(300);
+        let core = Domain::soft_with(SoftConfig { flush_cost, ..SoftConfig::default() }).unwrap();
+        let program = Program::on(core, protect, Config::default(), |_| {});
+        let fd = pf_queue_fd(program.queue);
+        assert!(fd >= 0, "{}", message());
+        let none = pf_completion { user_data: 0, result: 1, status: 1 };
+        let (mut done, mut looks) = ([none; 2], 0);
+        assert_eq!(program.submit(PF_READ, 1), 1);
+        loop {
+            let mut event = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            // SAFETY: one event.
+            assert_eq!(unsafe { libc::poll(&raw mut event, 1, 60_000) }, 1, "asleep");
+            // SAFETY: two fit.
+            if unsafe { pf_complete(program.queue, done.as_mut_ptr(), 2) } > 0 {
+                break;
+            }
+            looks += 1;
+        }
+        assert!(looks > 1 && done[0].result == 0, "{looks}");
+        let mut event = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: two fit.
+        assert_eq!(unsafe { pf_complete(program.queue, done.as_mut_ptr(), 2) }, 0);
+        // SAFETY: one event.
+        assert_eq!(unsafe { libc::poll(&raw mut event, 1, 0) }, 0);
         program.end();
     }
 }

@@ -82,10 +82,19 @@ static void open_and_look(void) {
     pf_domain_t *other;
     OK(pf_domain_soft(&other));
     REFUSED(ENXIO, "pf_arena_map_into", pf_nvme_open(other, whole, &opts, &nvme));
-    /* An arena of another domain that was mapped into this one. */
+    /* An arena of another domain that was mapped into this one, at another address. */
+    struct pf_arena_opts first = {.opts_size = sizeof first, .size = 1 << 20};
+    pf_arena_t *before;
+    uint64_t here, there;
+    void *memory = pf_alloc(whole, 1, &here);
+    OK(pf_arena_create(other, &first, &before));
     OK(pf_arena_map_into(whole, other, NULL));
+    OK(pf_iova(other, memory, 1, &there));
+    CHECK(here != there);
     OK(pf_nvme_open(other, whole, &opts, &nvme));
     OK(pf_nvme_put(nvme));
+    OK(pf_free(whole, memory));
+    OK(pf_arena_put(before));
     OK(pf_domain_put(other));
     OK(pf_nvme_open(domain, whole, &opts, &nvme));
 
