@@ -1001,7 +1001,8 @@ int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, si
 
  @domain: the domain that the controller is in.
  @arena: memory for its rings and lists, of this domain; pf_arena_put() refuses it until
- pf_nvme_put(). 1 MiB, and 256 KiB for each queue, are plenty.
+ pf_nvme_put(). 2 MiB are enough for a queue of 32; where it lacks memory for lists, requests
+ wait for each other.
  @opts: the options: `bdf`, or a model's `path` or `size`.
  @out: where the handle is stored.
 
