@@ -367,7 +367,8 @@ fn a_descriptor_is_readable_while_a_request_waits_for_its_flush() {
             }
             looks += 1;
         }
-        assert!(looks > 1 && done[0].result == 0, "{looks}");
+        // A look that waited for the flush would be the last.
+        assert!(looks > 5 && done[0].result == 0, "{looks}");
         let mut event = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: two fit.
         assert_eq!(unsafe { pf_complete(program.queue, done.as_mut_ptr(), 2) }, 0);
