@@ -101,8 +101,11 @@ impl Tracer {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_trace_set(function: pf_trace_fn, arg: *mut c_void) -> c_int {
     call(|| -> Result<c_int, Failure> {
-        let hook =
-            function.map_or(null_mut(), |function| Box::into_raw(Box::new(Hook { function, arg })));
+        let hook = function.map_or(null_mut(), |function| {
+            let hook: &'static Hook = Box::leak(Box::new(Hook { function, arg }));
+            HOOKS.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
+            std::ptr::from_ref(hook).cast_mut()
+        });
         // Release: its fields come before it. The old one may still be in use, so it is not freed.
         HOOK.store(hook, Ordering::Release);
         Ok(0)
