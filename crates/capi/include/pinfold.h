@@ -223,6 +223,11 @@ typedef struct pf_cache_t pf_cache_t;
 typedef struct pf_domain_t pf_domain_t;
 
 /*
+ One thread's handle of an arena.
+ */
+typedef struct pf_frames_t pf_frames_t;
+
+/*
  An NVMe controller.
  */
 typedef struct pf_nvme_t pf_nvme_t;
@@ -231,6 +236,11 @@ typedef struct pf_nvme_t pf_nvme_t;
  One thread's handle of a domain, for mappings.
  */
 typedef struct pf_owner_t pf_owner_t;
+
+/*
+ A pool of pages. Calls of its consumer and of other threads use it at the same time.
+ */
+typedef struct pf_pages_t pf_pages_t;
 
 /*
  A pool of blocks of one size.
@@ -444,6 +454,28 @@ struct pf_nvme_info {
 };
 
 /*
+ A block of memory that a device can reach, or a part of one.
+ */
+typedef struct pf_block_t {
+  /*
+   Its address in this process.
+   */
+  void *va;
+  /*
+   Its address for the device.
+   */
+  uint64_t iova;
+  /*
+   Bytes.
+   */
+  uint32_t len;
+  /*
+   The caller's own: the library neither reads nor writes it.
+   */
+  uint32_t tag;
+} pf_block_t;
+
+/*
  Options of a pool. Set `opts_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_pool_opts {
@@ -490,28 +522,6 @@ struct pf_pool_opts {
    */
   uint32_t reserved;
 };
-
-/*
- A block of memory that a device can reach, or a part of one.
- */
-typedef struct pf_block_t {
-  /*
-   Its address in this process.
-   */
-  void *va;
-  /*
-   Its address for the device.
-   */
-  uint64_t iova;
-  /*
-   Bytes.
-   */
-  uint32_t len;
-  /*
-   The caller's own: the library neither reads nor writes it.
-   */
-  uint32_t tag;
-} pf_block_t;
 
 /*
  A pool's counters. Exact while no other thread allocates or frees.
@@ -893,6 +903,80 @@ int pf_domain_put(struct pf_domain_t *domain);
 const char *pf_strerror_last(void);
 
 /*
+ Creates one thread's handle of an arena, for allocating and freeing frames of 4096 bytes without
+ a lock. It caches frames, which go back when it ends or the arena runs short.
+
+ @arena: the arena.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EBADF; EFAULT; ENFILE.
+ Thread: any; then one thread at a time uses the handle. Allocates. Ends with
+ pf_frames_destroy(), and the arena not before. Since 0.1.
+
+ */
+int pf_frames_create(struct pf_arena_t *arena, struct pf_frames_t **out);
+
+/*
+ Ends a handle. Frames that were allocated through it stay allocated: pf_free() or another handle
+ of the arena frees them.
+
+ @frames: the handle; NULL does nothing.
+
+ Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
+ Thread: any. Since 0.1.
+ */
+int pf_frames_destroy(struct pf_frames_t *frames);
+
+/*
+ Allocates a frame for each slot that is NULL, until the arena runs short. Slots that are not
+ NULL stay as they are. The content is what the last user left.
+
+ In an arena of 64 MiB or more, a call stops before the last 1/800 (at most 80 MiB) of it, which is
+ for pf_alloc(); but it allocates one frame, while there is one.
+
+ @frames: the handle.
+ @slots: the slots.
+ @n: how many; at most INT_MAX.
+
+ Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
+ thread is in a call with the handle).
+ Thread: the handle's. Ownership: the caller's, until pf_frames_free() or pf_free(). Since 0.1.
+
+ */
+int pf_frames_fill(struct pf_frames_t *frames, void **slots, unsigned int n);
+
+/*
+ Allocates `n` frames and links them: the first word of each is the address of the next, NULL in
+ the last. Fewer if the arena runs short.
+
+ @frames: the handle.
+ @n: how many; at most INT_MAX.
+ @head: where the address of the first is stored: NULL if there is none.
+
+ Return: how many there are; or -errno, as for pf_frames_fill().
+ Thread: the handle's. Ownership: the caller's, each until pf_frames_free() or pf_free(). Since
+ 0.1.
+
+ */
+int pf_frames_list(struct pf_frames_t *frames, unsigned int n, void **head);
+
+/*
+ Frees the memory in each slot that is not NULL, and makes the slot NULL, until one is refused.
+
+ @frames: a handle of the memory's arena.
+ @slots: memory of pf_frames_fill(), pf_frames_list() or pf_alloc(), of any handle.
+ @n: how many; at most INT_MAX.
+
+ Return: 0, or -errno: EINVAL (it is not allocated: freed before, or never; or it is inside an
+ allocation, or of another arena); EBUSY (a mapping or a request uses it, or another thread is in
+ a call with the handle). The message has the index of the slot, which stays with those behind
+ it. EFAULT; EBADF.
+ Thread: the handle's. Since 0.1.
+
+ */
+int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
+
+/*
  Maps memory for a device: until it is revoked, the device reaches it, in this direction, at the
  address that is stored. pf_free() of it is EBUSY until then.
 
@@ -1120,6 +1204,91 @@ int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns);
 int pf_quiesce_fd(struct pf_owner_t *owner);
 
 /*
+ Creates a pool of pages for a receive path: a page is mapped for the device once, and stays
+ mapped while it is used and recycled.
+
+ @arena: where its memory comes from, as it is needed.
+ @page_bytes: 4096 times a power of two, up to 2 MiB.
+ @ring: how many pages other threads can return before the consumer takes them, a power of two up
+ to 1,048,576; 0: 1024. More are returned all the same, by a slower way.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); EBADF; EFAULT; ENFILE.
+ Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.1.
+
+ */
+int pf_pages_create(struct pf_arena_t *arena,
+                    unsigned int page_bytes,
+                    unsigned int ring,
+                    struct pf_pages_t **out);
+
+/*
+ Ends a pool of pages: its memory goes back to the arena.
+
+ @pages: the pool; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (pages are in use: the message says how many; a mapping or a request
+ uses one; or another thread is in a call with it); EBADF. The pool is as before then.
+ Thread: any. Since 0.1.
+ */
+int pf_pages_destroy(struct pf_pages_t *pages);
+
+/*
+ Allocates a page for each slot whose `va` is NULL, until pages run out. Other slots stay as they
+ are. The content is what the last user left.
+
+ @pages: the pool.
+ @slots: the slots; their tags stay.
+ @n: how many; at most INT_MAX.
+
+ Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
+ thread is the pool's consumer in a call).
+ Thread: the consumer's. Ownership: the caller's, until pf_pages_recycle() or pf_pages_return().
+ Since 0.1.
+
+ */
+int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned int n);
+
+/*
+ Returns pages to the pool, on the consumer's thread: the fast way.
+
+ @pages: the pool.
+ @blocks: the pages: the two addresses as they were returned. `va` NULL is skipped.
+ @n: how many.
+ @bad: where the index of the page is stored that was refused; NULL: not needed.
+
+ Return: 0; or -errno: EINVAL (it is free already, of another pool, not where a page begins, or
+ its addresses do not belong together) or EBUSY (a mapping or a request uses it): those before
+ `*bad` are returned, it and those behind it are as before. EBUSY without `*bad` where another
+ thread is the pool's consumer in a call. EFAULT; EBADF.
+ Thread: the consumer's. Since 0.1.
+
+ */
+int pf_pages_recycle(struct pf_pages_t *pages,
+                     const struct pf_block_t *blocks,
+                     unsigned int n,
+                     unsigned int *bad);
+
+/*
+ Returns pages to the pool, on any thread, also while the consumer is in a call.
+
+ @pages: the pool.
+ @blocks: the pages: the two addresses as they were returned. `va` NULL is skipped.
+ @n: how many.
+ @bad: where the index of the page is stored that was refused; NULL: not needed.
+
+ Return: 0, or -errno as for pf_pages_recycle(); EBUSY without `*bad` only while another thread
+ tries to destroy the pool. One misuse is not reported: two threads that return one page in the
+ same instant. It is returned once.
+ Thread: any. The event of the return may come after that of the page's next use. Since 0.1.
+
+ */
+int pf_pages_return(struct pf_pages_t *pages,
+                    const struct pf_block_t *blocks,
+                    unsigned int n,
+                    unsigned int *bad);
+
+/*
  Creates a pool of blocks of one size.
 
  @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
@@ -1207,8 +1376,9 @@ int pf_get(struct pf_cache_t *cache, struct pf_block_t *block);
  @block: the block: its two addresses as they were returned.
 
  Return: 0, or -errno: EINVAL (it is free already, of another pool, not where a block begins, or
- its addresses do not belong together); nothing has changed then. EFAULT; EBADF; EBUSY (another
- thread is in a call with the cache).
+ its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena that
+ is the block's alone: not seen of blocks that share their pages; or another thread is in a call
+ with the cache); nothing has changed then. EFAULT; EBADF.
  Thread: the cache's. Since 0.1.
 
  */
@@ -1236,8 +1406,8 @@ int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned in
  @n: how many.
  @bad: where the index of the block is stored that was refused; NULL: not needed.
 
- Return: 0; or -errno: EINVAL, as for pf_put(): those before `*bad` are freed, it and those
- behind it are as before. EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
+ Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
+ those behind it are as before. EFAULT; EBADF.
  Thread: the cache's. Since 0.1.
 
  */
@@ -1275,7 +1445,8 @@ int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size);
 
 /*
  Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
- Blocks that caches keep stay; what was added with pf_pool_add() stays.
+ Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a request
+ uses still goes back with a later call.
 
  @pool: the pool.
 
@@ -1290,8 +1461,9 @@ int64_t pf_pool_shrink(struct pf_pool_t *pool);
 
  @pool: the pool; NULL does nothing.
 
- Return: 0, or -errno: EBUSY (blocks are allocated, or caches exist: the message says how many);
- EBADF. The pool is as before then.
+ Return: 0, or -errno: EBUSY (blocks are allocated, caches exist, or a mapping or a request uses
+ memory of the arena that the pool has: the message says how many); EBADF. The pool is as before
+ then.
  Thread: any. Since 0.1.
  */
 int pf_pool_put(struct pf_pool_t *pool);

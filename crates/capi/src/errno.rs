@@ -8,9 +8,9 @@ use libc::{
 use pinfold::arena::{AllocError, BuildError};
 use pinfold::core::domain::BackendError;
 use pinfold::core::invalidate::WaitError;
-use pinfold::dma_pool;
 use pinfold::uring::RegisterError;
 use pinfold::vfio::OpenError;
+use pinfold::{dma_pool, page_pool};
 use std::ffi::c_int;
 
 /// An error that C gets as an errno value.
@@ -135,5 +135,17 @@ impl Errno for RegisterError {
             Self::System { errno } => errno.raw(),
             _ => EINVAL,
         }
+    }
+}
+
+impl Errno for page_pool::CreateError {
+    fn errno(&self) -> c_int {
+        EINVAL
+    }
+}
+
+impl Errno for page_pool::FreeError {
+    fn errno(&self) -> c_int {
+        EINVAL
     }
 }

@@ -33,6 +33,7 @@ pub mod map;
 pub mod nvme;
 mod options;
 pub mod owner;
+pub mod pages;
 pub mod pool;
 pub mod queue;
 mod region;

@@ -28,6 +28,7 @@ pub struct pf_pool_t {
 /// One thread's cache of a pool's blocks.
 pub struct pf_cache_t {
     local: Local,
+    source: Option<Arc<Marked>>,
     block_bytes: u32,
 }
 
@@ -300,8 +301,11 @@ pub unsafe extern "C" fn pf_pool_cache(pool: *mut pf_pool_t, out: *mut *mut pf_c
     call(|| {
         check_out(out, "out")?;
         let pool = POOLS.get(pool)?;
-        let cache = pf_cache_t { local: pool.pool.local(), block_bytes: pool.block_bytes };
-        let handle = CACHES.insert(cache)?;
+        let handle = CACHES.insert(pf_cache_t {
+            local: pool.pool.local(),
+            source: pool.source.clone(),
+            block_bytes: pool.block_bytes,
+        })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
         Ok(0)
@@ -362,8 +366,9 @@ unsafe extern "C" fn get(handle: *mut pf_cache_t, out: *mut pf_block_t, caller: 
 /// @block: the block: its two addresses as they were returned.
 ///
 /// Return: 0, or -errno: EINVAL (it is free already, of another pool, not where a block begins, or
-/// its addresses do not belong together); nothing has changed then. EFAULT; EBADF; EBUSY (another
-/// thread is in a call with the cache).
+/// its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena that
+/// is the block's alone: not seen of blocks that share their pages; or another thread is in a call
+/// with the cache); nothing has changed then. EFAULT; EBADF.
 /// Thread: the cache's. Since 0.1.
 ///
 /// # Safety
@@ -462,7 +467,7 @@ unsafe extern "C" fn get_bulk(
                         unsafe { write_va(at(index), std::ptr::null_mut()) };
                     }
                     let why = exhausted(&error);
-                    return Err(why.of(&format!("{full} of {n} blocks are available")));
+                    return Err(why.of(format!("{full} of {n} blocks are available")));
                 }
             }
         }
@@ -484,8 +489,8 @@ unsafe extern "C" fn get_bulk(
 /// @n: how many.
 /// @bad: where the index of the block is stored that was refused; NULL: not needed.
 ///
-/// Return: 0; or -errno: EINVAL, as for pf_put(): those before `*bad` are freed, it and those
-/// behind it are as before. EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
+/// Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
+/// those behind it are as before. EFAULT; EBADF.
 /// Thread: the cache's. Since 0.1.
 ///
 /// # Safety
@@ -522,7 +527,7 @@ unsafe extern "C" fn put_bulk(
                     // SAFETY: as the caller promises.
                     unsafe { bad.write_unaligned(index) };
                 }
-                return Err(failure.of(&format!("block {index} of {n} was refused")));
+                return Err(failure.of(format!("block {index} of {n} was refused")));
             }
             if let Some(hook) = hook {
                 cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, caller, handle);
@@ -539,6 +544,9 @@ impl pf_cache_t {
         let Some(va) = NonNull::new(block.va) else {
             return Err(fail!(EINVAL, "the block's va is NULL: pass what pf_get stored"));
         };
+        if let Some(source) = &self.source {
+            source.region().check_unused(va.addr().get(), self.block_bytes as usize)?;
+        }
         let block = RawBlock::from_parts(va, Iova::new(block.iova));
         self.local.free_raw(block).map_err(|error| refused(&error))
     }
@@ -668,7 +676,8 @@ pub unsafe extern "C" fn pf_pool_report(
 }
 
 /// Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
-/// Blocks that caches keep stay; what was added with pf_pool_add() stays.
+/// Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a request
+/// uses still goes back with a later call.
 ///
 /// @pool: the pool.
 ///
@@ -690,8 +699,9 @@ pub extern "C" fn pf_pool_shrink(pool: *mut pf_pool_t) -> i64 {
 ///
 /// @pool: the pool; NULL does nothing.
 ///
-/// Return: 0, or -errno: EBUSY (blocks are allocated, or caches exist: the message says how many);
-/// EBADF. The pool is as before then.
+/// Return: 0, or -errno: EBUSY (blocks are allocated, caches exist, or a mapping or a request uses
+/// memory of the arena that the pool has: the message says how many); EBADF. The pool is as before
+/// then.
 /// Thread: any. Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_pool_put(pool: *mut pf_pool_t) -> c_int {
@@ -704,14 +714,14 @@ pub extern "C" fn pf_pool_put(pool: *mut pf_pool_t) -> c_int {
 }
 
 impl pf_pool_t {
-    /// Refuses while blocks are allocated or caches exist.
+    /// Refuses while blocks are allocated, caches exist, or a device uses memory of it.
     fn check_unused(&self) -> Result<(), Failure> {
         // Of a second handle, so it is refused in any case, with what there is.
         let Err(busy) = self.pool.clone().destroy() else { return Ok(()) };
         // But for this one.
         let (blocks, caches) = (busy.blocks, busy.handles.saturating_sub(1));
         if blocks == 0 && caches == 0 {
-            return Ok(());
+            return self.source.as_ref().map_or(Ok(()), |source| source.check_unused());
         }
         let name = self.pool.name();
         let one = match (busy.first, busy.holder) {

@@ -47,8 +47,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 /// What the word of a page says: nothing allocated; the first page of an allocation, with its
-/// number of pages and of uses; a later page, with its distance from the first; or memory that a
-/// pool cuts into blocks, whose uses the pool's own state covers.
+/// number of pages and of uses; a later page, with its distance from the first; or a page that a
+/// pool cuts into blocks, with its own number of uses.
 const KIND_BITS: u64 = 3;
 const FIRST: u64 = 1;
 const LATER: u64 = 2;
@@ -159,12 +159,59 @@ impl Region {
         }
     }
 
-    /// Marks memory that a pool has, or no longer has.
-    pub(crate) fn mark_pool(&self, addr: usize, len: usize, has: bool) {
-        let Some((first, _)) = self.page(addr) else { return };
-        for page in self.pages.iter().skip(first).take(len / PAGE) {
-            page.store(if has { POOL } else { 0 }, Ordering::Release);
+    /// Marks memory that a pool has acquired.
+    pub(crate) fn mark_pool(&self, addr: usize, len: usize) {
+        self.pages_at(addr, len).for_each(|page| page.store(POOL, Ordering::Release));
+    }
+
+    /// Marks memory that a pool gives up; false, and nothing has changed, where a mapping or a
+    /// request uses any of it.
+    pub(crate) fn unmark_pool(&self, addr: usize, len: usize) -> bool {
+        for (count, page) in self.pages_at(addr, len).enumerate() {
+            // Acquire: what devices did with it comes before its next use.
+            if page.compare_exchange(POOL, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+                self.mark_pool(addr, count * PAGE);
+                return false;
+            }
         }
+        true
+    }
+
+    /// Refuses memory of a pool of which a mapping or a request uses a page that lies in it as a
+    /// whole: a page that is in part another block's may be used for that.
+    ///
+    /// # Errors
+    /// `EBUSY`.
+    #[inline(always)]
+    pub(crate) fn check_unused(&self, addr: usize, len: usize) -> Result<(), Failure> {
+        if len < PAGE {
+            return Ok(());
+        }
+        // No address in the last page of 64 bits is the region's.
+        let first = addr.checked_next_multiple_of(PAGE).unwrap_or(0);
+        match self.first_use(first, addr.saturating_add(len).saturating_sub(first)) {
+            Some((page, uses)) => Err(Self::in_use(page, uses)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the first page of the pool's whose memory a mapping or a request uses, and by how
+    /// many.
+    #[inline(always)]
+    pub(crate) fn first_use(&self, addr: usize, len: usize) -> Option<(usize, u64)> {
+        // Acquire: what a device did in a use that has ended comes before the block's next one.
+        let mut pages = self.pages_at(addr, len).map(|page| page.load(Ordering::Acquire));
+        let at = pages.position(|word| word >= ONE_USE)?;
+        let word = self.pages_at(addr, len).nth(at)?.load(Ordering::Relaxed);
+        Some((addr + at * PAGE, (word / ONE_USE).max(1)))
+    }
+
+    /// Returns the whole pages of `len` bytes at `addr`, as far as they are in the region.
+    #[inline(always)]
+    fn pages_at(&self, addr: usize, len: usize) -> impl Iterator<Item = &AtomicU64> {
+        let first = addr.checked_sub(self.addr()).map(|at| at / PAGE);
+        let pages = first.and_then(|first| self.pages.get(first..)).unwrap_or_default();
+        pages.iter().take(len / PAGE)
     }
 
     /// Takes an allocation back from the C program, and returns its length: to one of the threads
@@ -180,12 +227,12 @@ impl Region {
             return Err(Self::not_allocated(addr, seen));
         }
         if seen >= ONE_USE {
-            return Err(Self::in_use(addr, seen));
+            return Err(Self::in_use(addr, seen / ONE_USE));
         }
         // Acquire: the allocation by another thread comes before.
         if let Err(now) = word.compare_exchange(seen, 0, Ordering::Acquire, Ordering::Relaxed) {
             return Err(if now >= ONE_USE {
-                Self::in_use(addr, now)
+                Self::in_use(addr, now / ONE_USE)
             } else {
                 Self::not_allocated(addr, now)
             });
@@ -218,7 +265,10 @@ impl Region {
                 "{addr:#x} is not where its allocation begins, which is {:#x}",
                 addr - addr % PAGE
             ),
-            POOL => fail!(EINVAL, "{addr:#x} is in a block of a pool: free it with pf_put_bulk"),
+            POOL => fail!(
+                EINVAL,
+                "{addr:#x} is in a block of a pool: free it with pf_put, or pf_pages_recycle"
+            ),
             _ => {
                 fail!(EINVAL, "{addr:#x} is not allocated: it was freed before, or never allocated")
             }
@@ -226,8 +276,7 @@ impl Region {
     }
 
     #[cold]
-    fn in_use(addr: usize, word: u64) -> Failure {
-        let uses = word / ONE_USE;
+    fn in_use(addr: usize, uses: u64) -> Failure {
         fail!(
             EBUSY,
             "{addr:#x} is in use by {uses} mappings or requests: unmap it, or wait for them, first; pf_quarantine says \
@@ -239,31 +288,17 @@ impl Region {
     ///
     /// # Errors
     /// `EINVAL`: they are not all in one allocation.
-    fn enter(&self, addr: usize, len: usize) -> Result<Option<usize>, Failure> {
+    fn enter(&self, addr: usize, len: usize) -> Result<Counted, Failure> {
         if self.pages.is_empty() {
             self.uses.fetch_add(1, Ordering::Relaxed);
-            return Ok(None);
+            return Ok(Counted { first: 0, pages: 0 });
         }
         let Some((page, word)) = self.page(addr) else { return Err(self.not_here(addr)) };
         let seen = word.load(Ordering::Acquire);
         let first = match seen & KIND_BITS {
             FIRST => page,
             LATER => page.saturating_sub(number(seen)),
-            POOL => {
-                let end = addr + len;
-                let pages = self.pages.iter().skip(page).take((end - 1) / PAGE - addr / PAGE + 1);
-                if let Some(other) = pages
-                    .map(|page| page.load(Ordering::Acquire))
-                    .find(|word| word & KIND_BITS != POOL)
-                {
-                    return Err(fail!(
-                        EINVAL,
-                        "{len} bytes at {addr:#x} reach beyond their pool ({other:#x})"
-                    ));
-                }
-                self.uses.fetch_add(1, Ordering::Relaxed);
-                return Ok(None);
-            }
+            POOL => return self.enter_pool(addr, len),
             _ => return Err(Self::not_allocated(addr, seen)),
         };
         let Some(word) = self.pages.get(first) else { return Err(Self::not_allocated(addr, seen)) };
@@ -289,15 +324,39 @@ impl Region {
             }
         }
         self.uses.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(first))
+        Ok(Counted { first, pages: 1 })
     }
 
-    /// Ends a device's use. Release: what the program sees of it comes before another allocation.
-    fn leave(&self, first: Option<usize>) {
-        if let Some(word) = first.and_then(|first| self.pages.get(first)) {
-            word.fetch_sub(ONE_USE, Ordering::Release);
+    /// Begins a device's use of memory of a pool: each of its pages is counted.
+    fn enter_pool(&self, addr: usize, len: usize) -> Result<Counted, Failure> {
+        let at = addr - self.addr();
+        let (first, count) = (at / PAGE, (at + len).div_ceil(PAGE) - at / PAGE);
+        for (entered, page) in self.pages.iter().skip(first).take(count).enumerate() {
+            let enter = |word| (word & KIND_BITS == POOL).then_some(word + ONE_USE);
+            if page.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_err() {
+                self.leave_pages(Counted { first, pages: entered });
+                return Err(fail!(
+                    EINVAL,
+                    "{len} bytes at {addr:#x} reach beyond their pool, which ends at {:#x}",
+                    self.addr() + (first + entered) * PAGE
+                ));
+            }
         }
+        self.uses.fetch_add(1, Ordering::Relaxed);
+        Ok(Counted { first, pages: count })
+    }
+
+    /// Ends a device's use.
+    fn leave(&self, counted: Counted) {
+        self.leave_pages(counted);
         self.uses.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Release: what the program sees of a use comes before another allocation.
+    fn leave_pages(&self, counted: Counted) {
+        for page in self.pages.iter().skip(counted.first).take(counted.pages) {
+            page.fetch_sub(ONE_USE, Ordering::Release);
+        }
     }
 }
 
@@ -324,6 +383,14 @@ impl Drop for Hold {
     }
 }
 
+/// The pages whose words count a use: the first of an allocation, all of a pool's, none of a
+/// registration.
+#[derive(Clone, Copy)]
+struct Counted {
+    first: usize,
+    pages: usize,
+}
+
 /// Part of a region, for a device: it keeps the region, and the allocation in it.
 pub(crate) struct Span {
     region: Arc<Region>,
@@ -331,7 +398,7 @@ pub(crate) struct Span {
     memory: DmaMemory<'static>,
     /// Where the part begins in them, and its length.
     part: (usize, usize),
-    first: Option<usize>,
+    counted: Counted,
 }
 
 impl Span {
@@ -350,14 +417,14 @@ impl Span {
                 "{len} bytes at {addr:#x} are not inside the {bytes} bytes at {base:#x}"
             ));
         };
-        let first = region.enter(addr, len)?;
+        let counted = region.enter(addr, len)?;
         let start = at - at % PAGE;
         let bytes = (at + len).next_multiple_of(PAGE).min(region.len) - start;
         // SAFETY: `start` is inside the region.
         let base = unsafe { region.base.add(start) };
         // SAFETY: `bytes` from there are inside the region, which this value keeps.
         let memory = unsafe { DmaMemory::from_raw(base, bytes) };
-        Ok(Self { region: Arc::clone(region), memory, part: (at - start, len), first })
+        Ok(Self { region: Arc::clone(region), memory, part: (at - start, len), counted })
     }
 
     /// Returns where the part begins in its pages, and its length in bytes.
@@ -380,7 +447,7 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        self.region.leave(self.first);
+        self.region.leave(self.counted);
     }
 }
 

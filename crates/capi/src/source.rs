@@ -1,28 +1,45 @@
 //! [`Marked`]: an arena as the source of a pool's chunks, whose memory is marked as the pool's.
 
 use crate::arena::pf_arena_t;
+use crate::failure::{Failure, fail};
 use crate::region::{Hold, PAGE, Region};
 use pinfold::core::domain::DomainId;
 use pinfold::core::frame::{Frame, Order};
 use pinfold::dma_pool::{ChunkSource, SourceError};
-use pinfold::page_pool::{RevocableSource, RevokeError};
+use pinfold::page_pool::RevocableSource;
 use pinfold::{Arena, Iova};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An arena that a pool acquires chunks from. Chunks are marked in the region while the pool has
-/// them, so that devices may be given memory of its blocks, and `pf_free` refuses it.
+/// them, so that devices may be given memory of its blocks, and `pf_free` refuses it. A chunk that
+/// the pool releases while a mapping or a request still uses it goes back to the arena later: with
+/// the next call of the pool that acquires or releases one.
 ///
 /// It keeps the arena, which `pf_arena_put` refuses to end meanwhile, whether the pool has a chunk
 /// or not: memory that the pool acquires later is still found by its address.
 pub(crate) struct Marked {
     arena: Arena,
+    chunks: Mutex<BTreeMap<Frame, Chunk>>,
     hold: Hold,
+}
+
+/// A run of frames that is the pool's, or was.
+#[derive(Clone, Copy)]
+struct Chunk {
+    order: Order,
+    /// The pool has released it.
+    released: bool,
 }
 
 impl Marked {
     pub(crate) fn new(arena: &pf_arena_t) -> Arc<Self> {
-        Arc::new(Self { arena: arena.arena.clone(), hold: Hold::new(&arena.region) })
+        Arc::new(Self {
+            arena: arena.arena.clone(),
+            chunks: Mutex::default(),
+            hold: Hold::new(&arena.region),
+        })
     }
 
     /// Returns the arena's memory.
@@ -30,22 +47,65 @@ impl Marked {
         self.hold.region()
     }
 
-    fn mark(&self, frame: Frame, order: Order, has: bool) {
-        // Inside the region: a frame of its arena.
+    /// Checks that no mapping or request uses memory of the pool. O(pages).
+    ///
+    /// # Errors
+    /// `EBUSY`, with the address of a page that is in use.
+    pub(crate) fn check_unused(&self) -> Result<(), Failure> {
+        for (&frame, chunk) in &*self.chunks() {
+            let (addr, len) = self.place(frame, chunk.order);
+            if let Some((page, uses)) = self.region().first_use(addr, len) {
+                return Err(fail!(
+                    EBUSY,
+                    "{uses} mappings or requests use {page:#x}, memory of the pool: unmap it, or wait for them, first"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn chunks(&self) -> MutexGuard<'_, BTreeMap<Frame, Chunk>> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the address and the length of a run.
+    fn place(&self, frame: Frame, order: Order) -> (usize, usize) {
+        // Inside the region: frames of its arena.
         let at = usize::try_from(frame.offset()).unwrap_or(usize::MAX);
-        let bytes = order.frames() as usize * PAGE;
-        self.region().mark_pool(self.region().addr().saturating_add(at), bytes, has);
+        (self.region().addr().saturating_add(at), order.frames() as usize * PAGE)
+    }
+
+    /// Gives back to the arena what the pool has released and no device uses.
+    fn sweep(&self, chunks: &mut BTreeMap<Frame, Chunk>) {
+        chunks.retain(|&frame, chunk| {
+            let (addr, len) = self.place(frame, chunk.order);
+            if !chunk.released || !self.region().unmark_pool(addr, len) {
+                return true;
+            }
+            // SAFETY: acquired with this order; the pool has released it, so it does not access it
+            // any more, and it is released to the arena here, once: it is removed with this.
+            unsafe { self.arena.release(frame, chunk.order) };
+            false
+        });
     }
 }
 
-// SAFETY: each call is forwarded to the arena, which gives these guarantees and is the value's.
+impl Drop for Marked {
+    fn drop(&mut self) {
+        // What a device uses still stays allocated, and so the arena stays.
+        self.sweep(&mut self.chunks());
+    }
+}
+
+// SAFETY: the span and the address are the arena's, which the value owns. So are the runs, which
+// the arena allocates to no other caller until they are released to it: that is after `release`.
 unsafe impl ChunkSource for Marked {
     fn span(&self) -> NonNull<[u8]> {
         self.arena.span()
     }
 
     fn iova(&self) -> Iova {
-        ChunkSource::iova(&self.arena)
+        self.arena.iova()
     }
 
     fn domain(&self) -> Option<DomainId> {
@@ -53,27 +113,173 @@ unsafe impl ChunkSource for Marked {
     }
 
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
-        self.arena.acquire(order).inspect(|&frame| self.mark(frame, order, true))
+        let mut chunks = self.chunks();
+        self.sweep(&mut chunks);
+        let frame = self.arena.acquire(order)?;
+        chunks.insert(frame, Chunk { order, released: false });
+        let (addr, len) = self.place(frame, order);
+        self.region().mark_pool(addr, len);
+        Ok(frame)
     }
 
-    unsafe fn release(&self, frame: Frame, order: Order) {
-        // Before another allocation can have it.
-        self.mark(frame, order, false);
-        // SAFETY: the caller upholds the contract of the same method.
-        unsafe { self.arena.release(frame, order) };
+    unsafe fn release(&self, frame: Frame, _order: Order) {
+        let mut chunks = self.chunks();
+        if let Some(chunk) = chunks.get_mut(&frame) {
+            chunk.released = true;
+        }
+        self.sweep(&mut chunks);
     }
 }
 
-// SAFETY: as for `ChunkSource`.
-unsafe impl RevocableSource for Marked {
-    unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
-        // SAFETY: the caller upholds the contract of the same method.
-        unsafe { self.arena.hide(frame, order) }
+// SAFETY: it cannot revoke, so there is nothing to guarantee.
+unsafe impl RevocableSource for Marked {}
+
+#[cfg(test)]
+#[cfg(not(handle_model))]
+mod tests {
+    use crate::arena::{
+        PF_POLICY_PER_USE, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t,
+    };
+    use crate::block::pf_block_t;
+    use crate::domain::{DOMAINS, State, pf_domain_put, pf_domain_soft, pf_domain_t};
+    use crate::options::Options;
+    use crate::pages::{
+        pf_pages_create, pf_pages_destroy, pf_pages_fill, pf_pages_recycle, pf_pages_return,
+    };
+    use crate::pool::{
+        pf_cache_destroy, pf_get_bulk, pf_pool_cache, pf_pool_create, pf_pool_opts, pf_pool_put,
+        pf_pool_shrink, pf_put, pf_put_bulk,
+    };
+    use crate::region::Span;
+    use std::ptr::null_mut;
+    use std::sync::Arc;
+
+    const EMPTY: pf_block_t = pf_block_t { va: null_mut(), iova: 0, len: 0, tag: 0 };
+
+    struct Memory {
+        domain: *mut pf_domain_t,
+        arena: *mut pf_arena_t,
+        state: Arc<State>,
     }
 
-    unsafe fn release_hidden(&self, frame: Frame, order: Order) {
-        self.mark(frame, order, false);
-        // SAFETY: the caller upholds the contract of the same method.
-        unsafe { self.arena.release_hidden(frame, order) };
+    impl Memory {
+        fn new() -> Self {
+            let (mut domain, mut arena) = (null_mut(), null_mut());
+            // SAFETY: it can be written.
+            assert_eq!(unsafe { pf_domain_soft(&raw mut domain) }, 0);
+            let opts = pf_arena_opts {
+                opts_size: size_of::<pf_arena_opts>(),
+                size: 4 << 20,
+                policy: PF_POLICY_PER_USE,
+                ..Options::DEFAULT
+            };
+            // SAFETY: the options have their size; the handle can be written.
+            assert_eq!(unsafe { pf_arena_create(domain, &raw const opts, &raw mut arena) }, 0);
+            let state = Arc::clone(&DOMAINS.get(domain).unwrap().state);
+            Self { domain, arena, state }
+        }
+
+        /// As a mapping or a request of these bytes does.
+        fn used(&self, block: &pf_block_t, at: usize, len: usize) -> Span {
+            self.state.span(block.va.addr() + at, len).unwrap()
+        }
+
+        fn end(self) {
+            assert_eq!(pf_arena_put(self.arena), 0);
+            assert_eq!(pf_domain_put(self.domain), 0);
+        }
+    }
+
+    #[test]
+    fn a_block_that_a_device_uses_is_not_freed_and_its_chunk_not_released() {
+        let memory = Memory::new();
+        let (mut pool, mut cache) = (null_mut(), null_mut());
+        // Blocks of two pages, at half pages.
+        let opts =
+            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 8192, ..Options::DEFAULT };
+        // SAFETY: the options have their size; the handles can be written.
+        assert_eq!(unsafe { pf_pool_create(memory.arena, &raw const opts, &raw mut pool) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { pf_pool_cache(pool, &raw mut cache) }, 0);
+        let mut blocks = [EMPTY; 8];
+        // SAFETY: it has 8 blocks.
+        assert_eq!(unsafe { pf_get_bulk(cache, blocks.as_mut_ptr(), 8) }, 0);
+        for at in [0, 4095, 4096, 8191] {
+            let used = memory.used(&blocks[3], at, 1);
+            // SAFETY: a block.
+            assert_eq!(unsafe { pf_put(cache, &raw const blocks[3]) }, -libc::EBUSY);
+            drop(used);
+        }
+        let (first, last) = (memory.used(&blocks[3], 100, 8000), memory.used(&blocks[3], 0, 8192));
+        drop(first);
+        let mut bad = 99;
+        // SAFETY: it has 8 blocks.
+        let refused = unsafe { pf_put_bulk(cache, blocks.as_ptr(), 8, &raw mut bad) };
+        assert_eq!((refused, bad), (-libc::EBUSY, 3));
+        drop(last);
+        // SAFETY: as above.
+        assert_eq!(unsafe { pf_put_bulk(cache, blocks[3..].as_ptr(), 5, null_mut()) }, 0);
+        // Of a block that is free: the program's mistake, and the memory stays the pool's.
+        let late = memory.used(&blocks[0], 5000, 2);
+        assert_eq!(pf_cache_destroy(cache), 0);
+        assert_eq!(pf_pool_put(pool), -libc::EBUSY);
+        assert!(pf_pool_shrink(pool) > 0);
+        assert_eq!(pf_pool_put(pool), -libc::EBUSY);
+        assert!(memory.state.span(blocks[0].va.addr(), 1).is_ok());
+        drop(late);
+        assert_eq!(pf_pool_put(pool), 0);
+        assert!(memory.state.span(blocks[0].va.addr(), 1).is_err());
+        memory.end();
+    }
+
+    #[test]
+    fn blocks_that_share_a_page_are_not_looked_at() {
+        let memory = Memory::new();
+        let (mut pool, mut cache) = (null_mut(), null_mut());
+        let opts =
+            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 64, ..Options::DEFAULT };
+        // SAFETY: the options have their size; the handles can be written.
+        assert_eq!(unsafe { pf_pool_create(memory.arena, &raw const opts, &raw mut pool) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { pf_pool_cache(pool, &raw mut cache) }, 0);
+        let mut blocks = [EMPTY; 2];
+        // SAFETY: it has 2 blocks.
+        assert_eq!(unsafe { pf_get_bulk(cache, blocks.as_mut_ptr(), 2) }, 0);
+        let used = memory.used(&blocks[0], 0, 64);
+        // SAFETY: a block.
+        assert_eq!(unsafe { pf_put(cache, &raw const blocks[1]) }, 0);
+        drop(used);
+        // SAFETY: a block.
+        assert_eq!(unsafe { pf_put(cache, &raw const blocks[0]) }, 0);
+        assert_eq!(pf_cache_destroy(cache), 0);
+        assert_eq!(pf_pool_put(pool), 0);
+        memory.end();
+    }
+
+    #[test]
+    fn a_page_that_a_device_uses_is_not_recycled() {
+        let memory = Memory::new();
+        let mut pages = null_mut();
+        // SAFETY: the handle can be written.
+        assert_eq!(unsafe { pf_pages_create(memory.arena, 4096, 0, &raw mut pages) }, 0);
+        let mut slots = [EMPTY; 2];
+        // SAFETY: it has 2 slots.
+        assert_eq!(unsafe { pf_pages_fill(pages, slots.as_mut_ptr(), 2) }, 2);
+        let used = memory.used(&slots[1], 4095, 1);
+        let mut bad = 99;
+        // SAFETY: it has 2 blocks.
+        let refused = unsafe { pf_pages_return(pages, slots.as_ptr(), 2, &raw mut bad) };
+        assert_eq!((refused, bad), (-libc::EBUSY, 1));
+        // SAFETY: a block.
+        let refused = unsafe { pf_pages_recycle(pages, &raw const slots[1], 1, &raw mut bad) };
+        assert_eq!((refused, bad), (-libc::EBUSY, 0));
+        drop(used);
+        // SAFETY: a block.
+        assert_eq!(unsafe { pf_pages_recycle(pages, &raw const slots[1], 1, null_mut()) }, 0);
+        let late = memory.used(&slots[1], 0, 1);
+        assert_eq!(pf_pages_destroy(pages), -libc::EBUSY);
+        drop(late);
+        assert_eq!(pf_pages_destroy(pages), 0);
+        memory.end();
     }
 }

@@ -1,0 +1,337 @@
+//! Page pools: pages that stay mapped for the device while they are recycled.
+
+use crate::arena::{ARENAS, pf_arena_t};
+use crate::block::{Addresses, pf_block_t, read_block, write_block};
+use crate::failure::{Failure, call, check_out, fail, store};
+use crate::handle::Table;
+use crate::source::Marked;
+use crate::trace::{Caller, hook, pass_caller, pf_event, pf_event_kind};
+use pinfold::Iova;
+use pinfold::core::frame::Order;
+use pinfold::page_pool::{Config, CreateError, FreeError, PagePool, RawPage, Remote};
+use std::ffi::{c_int, c_uint};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+
+/// A pool of pages. Calls of its consumer and of other threads use it at the same time.
+pub struct pf_pages_t {
+    /// Locked by one call at a time; a second one is refused.
+    consumer: Mutex<PagePool>,
+    remote: Remote,
+    source: Arc<Marked>,
+    page_bytes: u32,
+}
+
+static PAGES: Table<pf_pages_t> = Table::new(6, "page pool");
+
+/// How many pages are moved between the caller's array and the pool at once.
+const BATCH: usize = 64;
+
+/// Pages of a ring, where the caller names none.
+const RING: u32 = 1024;
+
+/// Creates a pool of pages for a receive path: a page is mapped for the device once, and stays
+/// mapped while it is used and recycled.
+///
+/// @arena: where its memory comes from, as it is needed.
+/// @page_bytes: 4096 times a power of two, up to 2 MiB.
+/// @ring: how many pages other threads can return before the consumer takes them, a power of two up
+/// to 1,048,576; 0: 1024. More are returned all the same, by a slower way.
+/// @out: where the handle is stored.
+///
+/// Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); EBADF; EFAULT; ENFILE.
+/// Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.1.
+///
+/// # Safety
+/// `out` is null or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_pages_create(
+    arena: *mut pf_arena_t,
+    page_bytes: c_uint,
+    ring: c_uint,
+    out: *mut *mut pf_pages_t,
+) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        let source = Marked::new(&*ARENAS.get(arena)?);
+        let order = Order::for_bytes(page_bytes.into())
+            .filter(|order| u64::from(order.frames()) * 4096 == u64::from(page_bytes))
+            .filter(|&order| order <= Order::HUGE);
+        let Some(order) = order else {
+            return Err(fail!(
+                EINVAL,
+                "pages of {page_bytes} bytes: pass 4096 times a power of two, at most {}",
+                2 << 20
+            ));
+        };
+        let ring = if ring == 0 { RING } else { ring };
+        let config = Config { order, ring, ..Config::default() };
+        let pool = PagePool::new(Arc::clone(&source), "pages", config)
+            .map_err(|error: CreateError| Failure::from(&error))?;
+        let remote = pool.remote();
+        let consumer = Mutex::new(pool);
+        let handle = PAGES.insert(pf_pages_t { consumer, remote, source, page_bytes })?;
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }?;
+        Ok(0)
+    })
+}
+
+/// Ends a pool of pages: its memory goes back to the arena.
+///
+/// @pages: the pool; NULL does nothing.
+///
+/// Return: 0, or -errno: EBUSY (pages are in use: the message says how many; a mapping or a request
+/// uses one; or another thread is in a call with it); EBADF. The pool is as before then.
+/// Thread: any. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
+    call(|| {
+        if pages.is_null() {
+            return Ok(0);
+        }
+        let ended = PAGES.remove(pages, |pages| {
+            let in_use = pages.lock()?.stats().in_use;
+            if in_use > 0 {
+                return Err(fail!(
+                    EBUSY,
+                    "{in_use} pages are in use: return them with pf_pages_recycle or pf_pages_return first"
+                ));
+            }
+            pages.source.check_unused()
+        })?;
+        drop(ended);
+        Ok(0)
+    })
+}
+
+/// Allocates a page for each slot whose `va` is NULL, until pages run out. Other slots stay as they
+/// are. The content is what the last user left.
+///
+/// @pages: the pool.
+/// @slots: the slots; their tags stay.
+/// @n: how many; at most INT_MAX.
+///
+/// Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
+/// thread is the pool's consumer in a call).
+/// Thread: the consumer's. Ownership: the caller's, until pf_pages_recycle() or pf_pages_return().
+/// Since 0.1.
+///
+/// # Safety
+/// `slots` is null or `n` blocks that can be read and written.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn pf_pages_fill(
+    pages: *mut pf_pages_t,
+    slots: *mut pf_block_t,
+    n: c_uint,
+) -> c_int {
+    pass_caller!(3, fill_slots);
+}
+
+unsafe extern "C" fn fill_slots(
+    handle: *mut pf_pages_t,
+    slots: *mut pf_block_t,
+    n: c_uint,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        let pages = PAGES.get(handle)?;
+        let mut consumer = pages.lock()?;
+        if c_int::try_from(n).is_err() {
+            return Err(fail!(EINVAL, "n {n}: at most {} in one call", c_int::MAX));
+        }
+        if n > 0 {
+            check_out(slots, "slots")?;
+        }
+        let (n, hook) = (n as usize, hook());
+        let slot = |index| slots.wrapping_add(index);
+        // SAFETY: one of the `n` slots of the caller, here and below.
+        let is_empty = |index: usize| unsafe { read_block(slot(index)) }.va.is_null();
+        let (mut missing, mut first) = (0, 0);
+        while first < n {
+            let end = n.min(first + BATCH);
+            let wanted = (first..end).filter(|&index| is_empty(index)).count();
+            let mut taken = [None; BATCH];
+            let taken = taken.get_mut(..wanted).unwrap_or_default();
+            let filled = if missing > 0 { 0 } else { consumer.fill_raw(taken) };
+            let mut new = taken.iter().flatten();
+            for index in first..end {
+                if !is_empty(index) {
+                    continue;
+                }
+                let Some(page) = new.next() else { break };
+                let page = Addresses { va: page.as_ptr().as_ptr(), iova: page.iova().raw() };
+                // SAFETY: one of the slots.
+                unsafe { write_block(slot(index), page, pages.page_bytes) };
+                if let Some(hook) = hook {
+                    hook.report(pages.event(true, page, caller, handle));
+                }
+            }
+            missing += wanted - filled;
+            first = end;
+        }
+        // At most `n`, which a `c_int` holds.
+        Ok(c_int::try_from(n - missing).unwrap_or(c_int::MAX))
+    })
+}
+
+/// Returns pages to the pool, on the consumer's thread: the fast way.
+///
+/// @pages: the pool.
+/// @blocks: the pages: the two addresses as they were returned. `va` NULL is skipped.
+/// @n: how many.
+/// @bad: where the index of the page is stored that was refused; NULL: not needed.
+///
+/// Return: 0; or -errno: EINVAL (it is free already, of another pool, not where a page begins, or
+/// its addresses do not belong together) or EBUSY (a mapping or a request uses it): those before
+/// `*bad` are returned, it and those behind it are as before. EBUSY without `*bad` where another
+/// thread is the pool's consumer in a call. EFAULT; EBADF.
+/// Thread: the consumer's. Since 0.1.
+///
+/// # Safety
+/// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn pf_pages_recycle(
+    pages: *mut pf_pages_t,
+    blocks: *const pf_block_t,
+    n: c_uint,
+    bad: *mut c_uint,
+) -> c_int {
+    pass_caller!(4, recycle);
+}
+
+unsafe extern "C" fn recycle(
+    handle: *mut pf_pages_t,
+    blocks: *const pf_block_t,
+    n: c_uint,
+    bad: *mut c_uint,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        let pages = PAGES.get(handle)?;
+        let mut consumer = pages.lock()?;
+        let free = |page| consumer.free_raw(page);
+        // SAFETY: as the caller promises.
+        unsafe { pages.give_back((blocks, n, bad), free, caller, handle) }
+    })
+}
+
+/// Returns pages to the pool, on any thread, also while the consumer is in a call.
+///
+/// @pages: the pool.
+/// @blocks: the pages: the two addresses as they were returned. `va` NULL is skipped.
+/// @n: how many.
+/// @bad: where the index of the page is stored that was refused; NULL: not needed.
+///
+/// Return: 0, or -errno as for pf_pages_recycle(); EBUSY without `*bad` only while another thread
+/// tries to destroy the pool. One misuse is not reported: two threads that return one page in the
+/// same instant. It is returned once.
+/// Thread: any. The event of the return may come after that of the page's next use. Since 0.1.
+///
+/// # Safety
+/// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn pf_pages_return(
+    pages: *mut pf_pages_t,
+    blocks: *const pf_block_t,
+    n: c_uint,
+    bad: *mut c_uint,
+) -> c_int {
+    pass_caller!(4, return_pages);
+}
+
+unsafe extern "C" fn return_pages(
+    handle: *mut pf_pages_t,
+    blocks: *const pf_block_t,
+    n: c_uint,
+    bad: *mut c_uint,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        let pages = PAGES.get(handle)?;
+        let free = |page| pages.remote.free_raw(page);
+        // SAFETY: as the caller promises.
+        unsafe { pages.give_back((blocks, n, bad), free, caller, handle) }
+    })
+}
+
+impl pf_pages_t {
+    /// Returns the consumer's side, for one call at a time.
+    fn lock(&self) -> Result<MutexGuard<'_, PagePool>, Failure> {
+        match self.consumer.try_lock() {
+            Ok(consumer) => Ok(consumer),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(fail!(
+                EBUSY,
+                "another thread is in a call with this page pool: one thread fills and recycles, others use \
+                 pf_pages_return"
+            )),
+        }
+    }
+
+    /// Returns the caller's pages by `free`, until one is refused.
+    ///
+    /// # Safety
+    /// Of the second and third argument, as for [`pf_pages_recycle`].
+    unsafe fn give_back(
+        &self,
+        (blocks, n, bad): (*const pf_block_t, c_uint, *mut c_uint),
+        mut free: impl FnMut(RawPage) -> Result<(), FreeError>,
+        caller: Caller,
+        handle: *mut Self,
+    ) -> Result<c_int, Failure> {
+        if n > 0 {
+            check_out(blocks, "blocks")?;
+        }
+        let hook = hook();
+        for index in 0..n {
+            // SAFETY: one of the `n` blocks of the caller.
+            let page = unsafe { read_block(blocks.wrapping_add(index as usize)) };
+            let Some(va) = NonNull::new(page.va) else { continue };
+            let unused =
+                self.source.region().check_unused(va.addr().get(), self.page_bytes as usize);
+            let page_at = RawPage::from_parts(va, Iova::new(page.iova));
+            if let Err(failure) =
+                unused.and_then(|()| free(page_at).map_err(|error| refused(&error)))
+            {
+                if !bad.is_null() {
+                    // SAFETY: as the caller promises.
+                    unsafe { bad.write_unaligned(index) };
+                }
+                return Err(failure.of(format!("page {index} of {n} was refused")));
+            }
+            if let Some(hook) = hook {
+                hook.report(self.event(false, page, caller, handle));
+            }
+        }
+        Ok(0)
+    }
+
+    #[cold]
+    fn event(&self, alloc: bool, page: Addresses, caller: Caller, handle: *mut Self) -> pf_event {
+        let kind = if alloc { pf_event_kind::PF_EVENT_ALLOC } else { pf_event_kind::PF_EVENT_FREE };
+        pf_event {
+            kind: kind as u32,
+            reserved: 0,
+            va: page.va.cast(),
+            iova: page.iova,
+            len: self.page_bytes.into(),
+            caller,
+            handle: handle.addr() as u64,
+        }
+    }
+}
+
+/// Why a page is not returned, in the terms of C.
+#[cold]
+fn refused(error: &FreeError) -> Failure {
+    match error {
+        FreeError::Foreign { addr, .. } => {
+            fail!(EINVAL, "{addr:#x} is in no page of this pool: pass the pool that allocated it")
+        }
+        other => Failure::from(other),
+    }
+}
