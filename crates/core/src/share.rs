@@ -209,6 +209,24 @@ impl<T> Stock<T> {
         self.value.is_same(share)
     }
 
+    /// Issues `shares` shares that no value holds, for objects whose owner keeps only addresses. They
+    /// stay counted until [`take_back_lent`](Self::take_back_lent). At most one read-modify-write.
+    pub fn lend(&mut self, shares: u32) {
+        if shares > 0 {
+            core::mem::forget(self.split(shares));
+        }
+    }
+
+    /// Takes back a share of an object whose owner kept only an address. O(1).
+    ///
+    /// # Safety
+    /// The share was [lent](Self::lend), or [issued](Self::issue) and forgotten, by a stock of the
+    /// same value, and has not been taken back since.
+    #[inline(always)]
+    pub unsafe fn take_back_lent(&mut self) {
+        self.shares += 1;
+    }
+
     /// Takes `shares` shares out of the stock, as a stock of its own. At most one
     /// read-modify-write.
     pub(crate) fn split(&mut self, shares: u32) -> Self {

@@ -78,6 +78,24 @@ fn what_is_split_from_a_stock_keeps_the_value_and_returns() {
 }
 
 #[test]
+fn what_is_lent_keeps_the_value_until_it_is_taken_back() {
+    let (front, drops) = value();
+    let (mut owner, mut other) = (front.stock(), front.stock());
+    owner.lend(0);
+    owner.lend(3);
+    assert_eq!(owner.shares, Stock::<Value>::SHARES - 3);
+    drop((front, owner));
+    for _ in 0..3 {
+        // SAFETY: one of the three that were lent by a stock of the same value.
+        unsafe { other.take_back_lent() };
+    }
+    assert_eq!(other.shares, Stock::<Value>::SHARES + 3);
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    drop(other);
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+}
+
+#[test]
 fn a_value_is_exclusive_only_without_a_stock_and_what_it_issued() {
     let (mut front, drops) = value();
     let mut owner = front.stock();

@@ -7,6 +7,7 @@ use crate::memory::buffer::Buffer;
 use pinfold_core::frame::{Frame, Order, ZoneLocal};
 use pinfold_core::share::Stock;
 use std::fmt;
+use std::ptr::NonNull;
 
 /// The most frames that are moved at once.
 const BATCH: usize = 64;
@@ -100,6 +101,55 @@ impl ArenaLocal {
     /// Frees the buffers in all slots, which are empty afterwards.
     pub fn free_all(&mut self, slots: &mut [Option<Buffer>]) {
         slots.iter_mut().filter_map(Option::take).for_each(|buffer| self.free(buffer));
+    }
+
+    /// Allocates up to `count` buffers of one frame, and passes the memory of each to `each`: what
+    /// [`Buffer::into_raw`] returns of it. Returns how many there were, as [`fill`](Self::fill) does.
+    /// For a caller that keeps only addresses, as a C interface does.
+    pub fn fill_raw(&mut self, count: usize, mut each: impl FnMut(NonNull<u8>)) -> usize {
+        let mut missing = count;
+        while missing > 0 {
+            let mut frames = [None; BATCH];
+            let batch = frames.get_mut(..missing.min(BATCH)).unwrap_or_default();
+            let filled = self.frames.fill(batch);
+            // At most `BATCH`.
+            self.shares.lend(u32::try_from(filled).unwrap_or(0));
+            let base = self.shares.region().memory().as_ptr();
+            for frame in batch.iter().flatten() {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "less than the arena's length"
+                )]
+                // SAFETY: a frame of the zone, which has as many as the region.
+                each(unsafe { base.add(frame.offset() as usize) });
+            }
+            missing -= filled;
+            if filled < batch.len() {
+                break;
+            }
+        }
+        self.shares.update_peak();
+        count - missing
+    }
+
+    /// Frees a buffer of one frame by its address: into the cache. O(1) on average.
+    ///
+    /// # Safety
+    /// As for [`Buffer::from_raw`]: `memory` is that of a buffer of one frame of this arena, which
+    /// [`fill_raw`](Self::fill_raw) or [`Buffer::into_raw`] returned, and which has not become a
+    /// buffer again or been freed since; no device reaches it except through mappings that last as
+    /// long as the arena.
+    #[inline]
+    pub unsafe fn free_raw(&mut self, memory: NonNull<u8>) {
+        let base = self.shares.region().memory().as_ptr();
+        let offset = memory.addr().get().wrapping_sub(base.addr().get()) as u64;
+        let frame = u32::try_from(offset / Frame::BYTES).ok().and_then(Frame::new);
+        let freed = frame.map(|frame| self.frames.free(frame, Order::PAGE));
+        if let Some(Err(error)) = freed {
+            tracing::error!(?frame, %error, "a frame could not be freed");
+        }
+        // SAFETY: as the caller promises, the buffer's share was left counted for it.
+        unsafe { self.shares.take_back_lent() };
     }
 
     /// Returns how many frames are cached.

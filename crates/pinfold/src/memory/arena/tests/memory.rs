@@ -6,6 +6,7 @@ use pinfold_core::access::Bidirectional;
 use pinfold_core::dma_pool::{ChunkSource, Coherent};
 use pinfold_core::domain::Pinned;
 use proptest::prelude::*;
+use std::ptr::NonNull;
 
 fn plain(bytes: u64, mapping_policy: MappingPolicy) -> Arena {
     Arena::builder()
@@ -334,6 +335,48 @@ fn buffers_of_other_arenas_and_sizes_are_freed_to_their_owner() {
     assert_eq!(other.stats().frames_in_use, 0);
     drop(local);
     assert_eq!(memory.stats().frames_in_use, 0);
+}
+
+#[test]
+fn frames_by_address_are_buffers_and_keep_the_arena() {
+    let domain = soft();
+    assert!(is_gone(|| {
+        let memory = unmapped(2 << 20);
+        let addr = memory.addr();
+        let arena = memory.map_into(&domain).unwrap();
+        let mut local = memory.local();
+        let mut raw = Vec::new();
+        assert_eq!(local.fill_raw(0, |frame| raw.push(frame)), 0);
+        assert_eq!(local.fill_raw(200, |frame| raw.push(frame)), 200);
+        raw.sort();
+        raw.dedup();
+        assert_eq!(raw.len(), 200);
+        for frame in &raw {
+            let offset = frame.addr().get() - addr;
+            assert!(offset < 2 << 20 && offset.is_multiple_of(4096));
+        }
+        // Each form is freed as the other.
+        let frame: NonNull<u8> = raw.pop().unwrap();
+        // SAFETY: from `fill_raw`, and used nowhere else.
+        let buffer =
+            unsafe { Buffer::from_raw(&memory, NonNull::slice_from_raw_parts(frame, 4096)) };
+        local.free(buffer.unwrap());
+        raw.push(local.alloc().unwrap().into_raw().cast());
+        // All of it, one below the watermark each time.
+        while local.fill_raw(1000, |frame| raw.push(frame)) > 0 {}
+        assert_eq!(raw.len(), 512);
+        let last = raw.pop().unwrap();
+        // SAFETY: from `fill_raw` or `into_raw`, once each.
+        raw.into_iter().for_each(|frame| unsafe { local.free_raw(frame) });
+        drop((arena, local));
+        // SAFETY: as above.
+        let last = unsafe { Buffer::from_raw(&memory, NonNull::slice_from_raw_parts(last, 4096)) };
+        drop(memory);
+        // The share that was lent for it keeps the arena.
+        assert!(is_mapped(addr));
+        drop(last);
+        addr
+    }));
 }
 
 #[test]
