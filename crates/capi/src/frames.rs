@@ -259,16 +259,20 @@ impl pf_frames_t {
     /// Allocates up to `wanted` frames, at most [`BATCH`], and passes each to `put`. Returns how
     /// many there were.
     fn take(&mut self, wanted: usize, trace: Trace, mut put: impl FnMut(NonNull<u8>)) -> usize {
-        let mut buffers: [Option<Buffer>; BATCH] = [const { None }; BATCH];
-        let batch = buffers.get_mut(..wanted).unwrap_or_default();
-        let filled = self.local.fill(batch);
-        for buffer in batch.iter_mut().filter_map(Option::take) {
-            let va = buffer.into_raw().cast::<u8>();
-            self.hold.region().mark_allocated(va.addr().get(), PAGE);
+        let Self { local, hold, .. } = self;
+        let mut taken = [None; BATCH];
+        let mut free = taken.iter_mut();
+        let filled = local.fill_raw(wanted, |va| {
+            hold.region().mark_page(va.addr().get());
             put(va);
-            if trace.is_some() {
-                self.report(trace, pf_event_kind::PF_EVENT_ALLOC, va, PAGE);
+            if trace.is_some()
+                && let Some(place) = free.next()
+            {
+                *place = Some(va);
             }
+        });
+        for va in taken.into_iter().flatten() {
+            self.report(trace, pf_event_kind::PF_EVENT_ALLOC, va, PAGE);
         }
         filled
     }
@@ -277,12 +281,19 @@ impl pf_frames_t {
     ///
     /// # Errors
     /// As [`Region::claim`](crate::region::Region::claim).
+    #[inline(always)]
     fn free(&mut self, addr: usize, trace: Trace) -> Result<(), Failure> {
         let region = self.hold.region();
         let len = region.claim(addr)?;
         let va = region.pointer(addr);
         if trace.is_some() {
             self.report(trace, pf_event_kind::PF_EVENT_FREE, va, len);
+        }
+        if len == PAGE {
+            // SAFETY: `claim` has given the allocation, which was a buffer of this arena before, or
+            // came from `fill_raw` of a handle, to this call alone; no mapping or request uses it.
+            unsafe { self.local.free_raw(va) };
+            return Ok(());
         }
         let memory = NonNull::slice_from_raw_parts(va, len);
         // SAFETY: `claim` has given the allocation, which was made of a buffer of this arena, to

@@ -56,6 +56,8 @@ const POOL: u64 = 3;
 const NUMBER_SHIFT: u32 = 2;
 const NUMBER_BITS: u64 = (1 << 30) - 1;
 const ONE_USE: u64 = 1 << 32;
+/// An allocation of one page that nothing uses.
+const ONE_PAGE: u64 = FIRST | 1 << NUMBER_SHIFT;
 
 /// The number in a word: of pages, or the distance from the first page.
 fn number(word: u64) -> usize {
@@ -96,6 +98,7 @@ impl Region {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn addr(&self) -> usize {
         self.base.addr().get()
     }
@@ -137,6 +140,7 @@ impl Region {
         self.pages.iter().filter(|page| page.load(Ordering::Relaxed) & KIND_BITS == FIRST).count()
     }
 
+    #[inline(always)]
     fn page(&self, addr: usize) -> Option<(usize, &AtomicU64)> {
         let page = addr.checked_sub(self.addr())? / PAGE;
         self.pages.get(page).map(|word| (page, word))
@@ -156,6 +160,14 @@ impl Region {
             if let Some(page) = self.pages.get(first + distance) {
                 page.store(word, Ordering::Release);
             }
+        }
+    }
+
+    /// Marks an allocation of one page.
+    #[inline(always)]
+    pub(crate) fn mark_page(&self, addr: usize) {
+        if let Some((_, page)) = self.page(addr) {
+            page.store(ONE_PAGE, Ordering::Release);
         }
     }
 
@@ -219,8 +231,20 @@ impl Region {
     ///
     /// # Errors
     /// `EINVAL`: nothing begins there. `EBUSY`: a mapping or a request uses it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn claim(&self, addr: usize) -> Result<usize, Failure> {
+        // Most are of one page that nothing uses. Acquire: as below.
+        if let Some((_, word)) = self.page(addr)
+            && addr.is_multiple_of(PAGE)
+            && word.compare_exchange(ONE_PAGE, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Ok(PAGE);
+        }
+        self.claim_any(addr)
+    }
+
+    #[inline(never)]
+    fn claim_any(&self, addr: usize) -> Result<usize, Failure> {
         let Some((first, word)) = self.page(addr) else { return Err(self.not_here(addr)) };
         let seen = word.load(Ordering::Relaxed);
         if seen & KIND_BITS != FIRST || !addr.is_multiple_of(PAGE) {
@@ -433,6 +457,7 @@ impl Span {
     }
 
     /// Returns the address of the part in this process.
+    #[inline(always)]
     pub(crate) fn addr(&self) -> usize {
         self.memory.as_ptr().addr().get() + self.part.0
     }
