@@ -32,7 +32,7 @@ const MARK_SHIFT: u32 = 56;
 
 /// Objects of one kind that can exist at a time.
 pub(crate) const CAPACITY: usize = CHUNK * CHUNKS;
-const CHUNK: usize = 256;
+const CHUNK: usize = if cfg!(handle_model) { 2 } else { 256 };
 const CHUNKS: usize = 256;
 
 /// In a slot's word: a call uses the object exclusively; the bits below count those that share it.
@@ -350,6 +350,9 @@ impl<T> Drop for Exclusive<'_, T> {
         unlock(self.slot, self.generation);
     }
 }
+
+#[cfg(all(test, handle_model))]
+mod model;
 
 #[cfg(all(test, not(handle_model)))]
 mod tests {
