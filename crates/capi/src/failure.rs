@@ -43,6 +43,7 @@ impl Failure {
     }
 
     /// Returns the errno value, positive.
+    #[cfg(test)]
     pub(crate) fn errno(&self) -> c_int {
         self.errno
     }

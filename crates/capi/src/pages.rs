@@ -8,7 +8,9 @@ use crate::source::Marked;
 use crate::trace::{Caller, hook, pass_caller, pf_event, pf_event_kind};
 use pinfold::Iova;
 use pinfold::core::frame::Order;
-use pinfold::page_pool::{Config, CreateError, FreeError, PagePool, RawPage, Remote};
+use pinfold::page_pool::{
+    Config, Counts, CreateError, FreeError, PagePool, PagePoolStats, RawPage, Remote,
+};
 use std::ffi::{c_int, c_uint};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -22,7 +24,7 @@ pub struct pf_pages_t {
     page_bytes: u32,
 }
 
-static PAGES: Table<pf_pages_t> = Table::new(6, "page pool");
+pub(crate) static PAGES: Table<pf_pages_t> = Table::new(6, "page pool");
 
 /// How many pages are moved between the caller's array and the pool at once.
 const BATCH: usize = 64;
@@ -259,6 +261,12 @@ unsafe extern "C" fn return_pages(
 }
 
 impl pf_pages_t {
+    /// Returns where the pages are, and the kernel's counters.
+    pub(crate) fn stats(&self) -> Result<(PagePoolStats, Counts), Failure> {
+        let consumer = self.lock()?;
+        Ok((consumer.stats(), consumer.counts()))
+    }
+
     /// Returns the consumer's side, for one call at a time.
     fn lock(&self) -> Result<MutexGuard<'_, PagePool>, Failure> {
         match self.consumer.try_lock() {

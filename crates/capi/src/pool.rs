@@ -9,7 +9,9 @@ use crate::options::{Options, fill, read};
 use crate::source::Marked;
 use crate::trace::{Caller, Tracer, hook, pass_caller, pf_event, pf_event_kind};
 use pinfold::Iova;
-use pinfold::dma_pool::{AllocError, DmaPool, FreeError, Local, RangeError, RawBlock};
+use pinfold::dma_pool::{
+    AllocError, DmaPool, DmaPoolStats, FreeError, Local, RangeError, RawBlock,
+};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -32,7 +34,7 @@ pub struct pf_cache_t {
     block_bytes: u32,
 }
 
-static POOLS: Table<pf_pool_t> = Table::new(4, "pool");
+pub(crate) static POOLS: Table<pf_pool_t> = Table::new(4, "pool");
 static CACHES: Table<pf_cache_t> = Table::new(5, "cache");
 
 /// For pf_pool_opts.flags: free blocks are filled with a pattern, and writes to them counted
@@ -268,6 +270,10 @@ pub unsafe extern "C" fn pf_pool_add(
 }
 
 impl pf_pool_t {
+    pub(crate) fn stats(&self) -> DmaPoolStats {
+        self.pool.stats()
+    }
+
     /// Returns memory of the pool that overlaps with this.
     fn overlap(
         &self,

@@ -17,7 +17,7 @@ use libc::iovec;
 use pinfold::Arena;
 use pinfold::core::domain::{DomainLocal, Revoked, Unrevoked};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{Namespace, Queue};
+use pinfold_nvme::driver::{Namespace, Queue, QueueStats};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -413,6 +413,10 @@ fn check_in<T>(pointer: *const T, name: &str) -> Result<(), Failure> {
 }
 
 impl pf_queue_t {
+    pub(crate) fn stats(&self) -> QueueStats {
+        self.queue.stats()
+    }
+
     /// Creates the queue.
     ///
     /// # Errors

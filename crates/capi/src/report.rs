@@ -5,8 +5,13 @@ use crate::arena::{ARENAS, pf_arena_t};
 use crate::domain::{DOMAINS, pf_domain_t};
 use crate::failure::{Failure, call, check_out, fail};
 use crate::handle::kind_of;
+use crate::nvme::{NVMES, pf_nvme_t};
+use crate::pages::{PAGES, pf_pages_t};
+use crate::pool::{POOLS, pf_pool_t};
+use crate::queue::{QUEUES, pf_queue_t};
 use pinfold::core::counters::{Counter, Counters, Kind};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::sync::{Mutex, PoisonError};
 
@@ -75,7 +80,9 @@ pub unsafe extern "C" fn pf_stats(
             let [name, unit, meaning] = names.each_ref().map(|text| text.as_ptr());
             let counter = pf_counter { name, unit, meaning, value: *value, kind, reserved: 0 };
             // SAFETY: less than `max`, for which the caller promises room.
-            unsafe { counters.add(at).write_unaligned(counter) };
+            let place = unsafe { counters.add(at) };
+            // SAFETY: as before. C need not align it.
+            unsafe { place.write_unaligned(counter) };
         }
         c_int::try_from(all.len()).map_err(|_| fail!(EOVERFLOW, "{} counters", all.len()))
     })
@@ -123,7 +130,9 @@ pub(crate) unsafe fn write_text(
         // SAFETY: `stored` bytes and the NUL are at most `len`; the text is not in the buffer.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), stored) };
         // SAFETY: `stored` is less than `len`.
-        unsafe { buffer.add(stored).write(0) };
+        let end = unsafe { buffer.add(stored) };
+        // SAFETY: as before.
+        unsafe { end.write(0) };
     }
     c_int::try_from(text.len()).map_err(|_| fail!(EOVERFLOW, "a text of {} bytes", text.len()))
 }
@@ -143,6 +152,20 @@ fn read(handle: *const c_void) -> Result<Read, Failure> {
         }
         Some(kind) if kind == ARENAS.kind() => {
             add(&mut all, &ARENAS.get(handle.cast::<pf_arena_t>())?.arena.stats());
+        }
+        Some(kind) if kind == POOLS.kind() => {
+            add(&mut all, &POOLS.get(handle.cast::<pf_pool_t>())?.stats());
+        }
+        Some(kind) if kind == PAGES.kind() => {
+            let (stats, counts) = PAGES.get(handle.cast::<pf_pages_t>())?.stats()?;
+            add(&mut all, &stats);
+            add(&mut all, &counts);
+        }
+        Some(kind) if kind == NVMES.kind() => {
+            add(&mut all, &NVMES.get(handle.cast::<pf_nvme_t>())?.device.controller.stats());
+        }
+        Some(kind) if kind == QUEUES.kind() => {
+            add(&mut all, &QUEUES.get_mut(handle.cast::<pf_queue_t>())?.stats());
         }
         _ => {
             return Err(fail!(
@@ -165,13 +188,14 @@ type Names = [CString; 3];
 fn names(counter: &'static Counter) -> Option<&'static Names> {
     static MADE: Mutex<BTreeMap<usize, &'static Names>> = Mutex::new(BTreeMap::new());
     let mut made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = std::ptr::from_ref(counter).addr();
-    if !made.contains_key(&place) {
-        let text = |text: &str| CString::new(text).ok();
-        let names = [text(counter.name)?, text(counter.unit.name())?, text(counter.meaning)?];
-        made.insert(place, Box::leak(Box::new(names)));
+    match made.entry(std::ptr::from_ref(counter).addr()) {
+        Entry::Occupied(there) => Some(*there.get()),
+        Entry::Vacant(place) => {
+            let text = |text: &str| CString::new(text).ok();
+            let names = [text(counter.name)?, text(counter.unit.name())?, text(counter.meaning)?];
+            Some(*place.insert(Box::leak(Box::new(names))))
+        }
     }
-    made.get(&place).copied()
 }
 
 #[cfg(test)]

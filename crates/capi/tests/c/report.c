@@ -50,6 +50,40 @@ int main(void) {
     CHECK(memcmp(part, text, 7) == 0 && part[7] == '\0' && part[8] == 'x');
     CHECK(OK(pf_stats_json(arena, NULL, 0)) == len);
 
+    /* The other kinds of objects. */
+    struct pf_pool_opts blocks = {.opts_size = sizeof blocks, .name = "blocks", .size = 64};
+    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 1 << 20};
+    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 4};
+    pf_pool_t *pool;
+    pf_cache_t *cache;
+    pf_block_t block;
+    pf_pages_t *pages;
+    pf_nvme_t *nvme;
+    pf_queue_t *queue;
+    OK(pf_pool_create(arena, &blocks, &pool));
+    OK(pf_pool_cache(pool, &cache));
+    OK(pf_get(cache, &block));
+    CHECK(value(pool, "in_use") == 1 && value(pool, "block_bytes") == 64);
+    OK(pf_put(cache, &block));
+    OK(pf_cache_destroy(cache));
+    CHECK(value(pool, "in_use") == 0);
+    OK(pf_pool_put(pool));
+    OK(pf_pages_create(arena, 4096, 0, &pages));
+    CHECK(value(pages, "in_use") == 0 && value(pages, "fast") == 0);
+    OK(pf_pages_destroy(pages));
+    OK(pf_nvme_open(domain, arena, &model, &nvme));
+    OK(pf_queue_create(nvme, &depth, &queue));
+    CHECK(value(nvme, "resets") == 1);
+    struct pf_request flush = {.op = PF_FLUSH, .nsid = 1};
+    struct pf_completion done;
+    CHECK(OK(pf_submit(queue, &flush, 1)) == 1);
+    while (OK(pf_complete(queue, &done, 1)) == 0)
+        OK(pf_queue_wait(queue, 1000000));
+    CHECK(value(queue, "requests") == 1 && value(queue, "completions") == 1);
+    OK(pf_queue_destroy(queue));
+    REFUSED(EBADF, "destroyed", pf_stats(queue, two, 1));
+    OK(pf_nvme_put(nvme));
+
     REFUSED(EFAULT, "`handle` is NULL", pf_stats(NULL, two, 1));
     REFUSED(EBADF, "no handle of an object", pf_stats(two, two, 1));
     REFUSED(EBADF, "no handle of an object", pf_stats_json(text, text, 1));
