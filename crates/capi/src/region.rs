@@ -10,9 +10,10 @@ use crate::failure::{Failure, fail};
 use pinfold::core::dma_pool::ChunkSource;
 use pinfold::core::domain::DomainId;
 use pinfold::{Arena, ArenaMemory, DmaMemory, Iova, OwnedPiece, Pinned};
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -31,9 +32,8 @@ pub(crate) struct Region {
     len: usize,
     #[expect(dead_code, reason = "held, and dropped with the region")]
     keep: Keep,
-    /// Where it is mapped as a whole, by domain.
-    places: Mutex<Vec<(DomainId, Iova)>>,
-    /// Mappings and requests that use any of it.
+    places: Places,
+    /// Mappings and requests that use any of it, without those that the words of allocations count.
     uses: AtomicU64,
     /// Pools and handles that allocate from it.
     holders: AtomicU64,
@@ -74,7 +74,7 @@ impl Region {
             base,
             len,
             keep: Keep::Arena(ArenaMemory::clone(arena)),
-            places: Mutex::default(),
+            places: Places::default(),
             uses: AtomicU64::new(0),
             holders: AtomicU64::new(0),
             pages,
@@ -85,13 +85,16 @@ impl Region {
     pub(crate) fn registered(piece: OwnedPiece, domains: &[DomainId]) -> Self {
         let memory = Pinned::memory(&piece);
         let (base, len) = (memory.as_ptr(), memory.len());
-        let places = domains.iter().filter_map(|&id| Some((id, piece.fixed_iova(id)?))).collect();
+        let places = Places::default();
+        for (id, iova) in domains.iter().filter_map(|&id| Some((id, piece.fixed_iova(id)?))) {
+            places.add(id, iova);
+        }
         let keep = Keep::Registered(piece);
         Self {
             base,
             len,
             keep,
-            places: Mutex::new(places),
+            places,
             uses: AtomicU64::new(0),
             holders: AtomicU64::new(0),
             pages: Box::default(),
@@ -116,18 +119,19 @@ impl Region {
 
     /// Notes where the region is mapped in a domain.
     pub(crate) fn add_place(&self, domain: DomainId, iova: Iova) {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner).push((domain, iova));
+        self.places.add(domain, iova);
     }
 
     /// Returns the address of its start for the devices of the domain, if all of it is mapped.
     pub(crate) fn place(&self, domain: DomainId) -> Option<Iova> {
-        let places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        places.iter().find(|(place, _)| *place == domain).map(|(_, iova)| *iova)
+        self.places.find(domain)
     }
 
-    /// Returns how many mappings and requests use any of it.
+    /// Returns how many mappings and requests use any of it. O(pages).
     pub(crate) fn uses(&self) -> u64 {
-        self.uses.load(Ordering::Acquire)
+        let words = self.pages.iter().map(|page| page.load(Ordering::Acquire));
+        let allocations = words.filter(|word| word & KIND_BITS == FIRST);
+        self.uses.load(Ordering::Acquire) + allocations.map(|word| word / ONE_USE).sum::<u64>()
     }
 
     /// Returns how many pools and handles allocate from it.
@@ -315,7 +319,7 @@ impl Region {
     fn enter(&self, addr: usize, len: usize) -> Result<Counted, Failure> {
         if self.pages.is_empty() {
             self.uses.fetch_add(1, Ordering::Relaxed);
-            return Ok(Counted { first: 0, pages: 0 });
+            return Ok(Counted::Region);
         }
         let Some((page, word)) = self.page(addr) else { return Err(self.not_here(addr)) };
         let seen = word.load(Ordering::Acquire);
@@ -347,18 +351,17 @@ impl Region {
                 Err(now) => seen = now,
             }
         }
-        self.uses.fetch_add(1, Ordering::Relaxed);
-        Ok(Counted { first, pages: 1 })
+        Ok(Counted::Allocation(u32::try_from(first).unwrap_or(u32::MAX)))
     }
 
     /// Begins a device's use of memory of a pool: each of its pages is counted.
     fn enter_pool(&self, addr: usize, len: usize) -> Result<Counted, Failure> {
-        let at = addr - self.addr();
-        let (first, count) = (at / PAGE, (at + len).div_ceil(PAGE) - at / PAGE);
-        for (entered, page) in self.pages.iter().skip(first).take(count).enumerate() {
+        let pages = pages_of(addr - self.addr(), len);
+        let first = pages.start;
+        for (entered, page) in self.pages.get(pages).unwrap_or_default().iter().enumerate() {
             let enter = |word| (word & KIND_BITS == POOL).then_some(word + ONE_USE);
             if page.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_err() {
-                self.leave_pages(Counted { first, pages: entered });
+                self.leave_pages(first..first + entered);
                 return Err(fail!(
                     EINVAL,
                     "{len} bytes at {addr:#x} reach beyond their pool, which ends at {:#x}",
@@ -367,20 +370,66 @@ impl Region {
             }
         }
         self.uses.fetch_add(1, Ordering::Relaxed);
-        Ok(Counted { first, pages: count })
+        Ok(Counted::Pool)
     }
 
-    /// Ends a device's use.
-    fn leave(&self, counted: Counted) {
-        self.leave_pages(counted);
-        self.uses.fetch_sub(1, Ordering::Release);
+    /// Ends the use of `len` bytes at offset `at`: as soon as it is counted no more, the region may
+    /// be gone. Release: what the program sees of a use comes before another allocation.
+    #[inline]
+    fn leave(&self, counted: Counted, at: usize, len: usize) {
+        match counted {
+            Counted::Allocation(first) => {
+                if let Some(page) = self.pages.get(first as usize) {
+                    page.fetch_sub(ONE_USE, Ordering::Release);
+                }
+            }
+            Counted::Pool => {
+                self.leave_pages(pages_of(at, len));
+                self.uses.fetch_sub(1, Ordering::Release);
+            }
+            Counted::Region => {
+                self.uses.fetch_sub(1, Ordering::Release);
+            }
+        }
     }
 
-    /// Release: what the program sees of a use comes before another allocation.
-    fn leave_pages(&self, counted: Counted) {
-        for page in self.pages.iter().skip(counted.first).take(counted.pages) {
+    fn leave_pages(&self, pages: Range<usize>) {
+        for page in self.pages.get(pages).unwrap_or_default() {
             page.fetch_sub(ONE_USE, Ordering::Release);
         }
+    }
+}
+
+/// Returns the pages of `len` bytes at offset `at`.
+fn pages_of(at: usize, len: usize) -> Range<usize> {
+    at / PAGE..(at + len).div_ceil(PAGE)
+}
+
+/// Where a region is mapped as a whole, by domain: a list that only grows, read without a lock.
+#[derive(Default)]
+struct Places {
+    place: OnceLock<(DomainId, Iova)>,
+    next: OnceLock<Box<Self>>,
+}
+
+impl Places {
+    fn add(&self, domain: DomainId, iova: Iova) {
+        let mut link = self;
+        while link.place.set((domain, iova)).is_err() {
+            link = link.next.get_or_init(Box::default);
+        }
+    }
+
+    #[inline]
+    fn find(&self, domain: DomainId) -> Option<Iova> {
+        let mut link = Some(self);
+        while let Some((place, iova)) = link.and_then(|link| link.place.get()) {
+            if *place == domain {
+                return Some(*iova);
+            }
+            link = link.and_then(|link| link.next.get()).map(|next| &**next);
+        }
+        None
     }
 }
 
@@ -407,26 +456,33 @@ impl Drop for Hold {
     }
 }
 
-/// The pages whose words count a use: the first of an allocation, all of a pool's, none of a
-/// registration.
+/// What counts a use.
 #[derive(Clone, Copy)]
-struct Counted {
-    first: usize,
-    pages: usize,
+enum Counted {
+    /// The word of the allocation's first page.
+    Allocation(u32),
+    /// The words of all its pages, which are a pool's, and the region.
+    Pool,
+    /// The region alone: of a registration.
+    Region,
 }
 
 /// Part of a region, for a device: it keeps the region, and the allocation in it.
 pub(crate) struct Span {
-    region: Arc<Region>,
-    /// The whole pages around the part.
-    memory: DmaMemory<'static>,
-    /// Where the part begins in them, and its length.
-    part: (usize, usize),
+    region: NonNull<Region>,
+    /// Where the part begins in the region.
+    at: usize,
+    len: usize,
     counted: Counted,
 }
 
+// SAFETY: it is a share of the region, which is `Sync` and lives as long; see `Span::region`.
+unsafe impl Send for Span {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Span {}
+
 impl Span {
-    /// Describes `len` bytes at `addr` of the region.
+    /// Describes `len` bytes at `addr` of a region, which is not taken out of its domains meanwhile.
     ///
     /// # Errors
     /// `EINVAL`: they are not allocated, or not all in one allocation.
@@ -442,37 +498,40 @@ impl Span {
             ));
         };
         let counted = region.enter(addr, len)?;
-        let start = at - at % PAGE;
-        let bytes = (at + len).next_multiple_of(PAGE).min(region.len) - start;
-        // SAFETY: `start` is inside the region.
-        let base = unsafe { region.base.add(start) };
-        // SAFETY: `bytes` from there are inside the region, which this value keeps.
-        let memory = unsafe { DmaMemory::from_raw(base, bytes) };
-        Ok(Self { region: Arc::clone(region), memory, part: (at - start, len), counted })
+        Ok(Self { region: NonNull::from(&**region), at, len, counted })
+    }
+
+    #[inline(always)]
+    fn region(&self) -> &Region {
+        // SAFETY: the use is counted until the value is dropped. An arena with such an allocation,
+        // and a region with such a use, is neither ended nor unregistered (`State::take_out`, whose
+        // lock excludes `State::span`), and what is not keeps its region, which is in an `Arc`.
+        unsafe { self.region.as_ref() }
     }
 
     /// Returns where the part begins in its pages, and its length in bytes.
+    #[inline]
     pub(crate) fn part(&self) -> (usize, usize) {
-        self.part
+        (self.at % PAGE, self.len)
     }
 
     /// Returns the address of the part in this process.
     #[inline(always)]
     pub(crate) fn addr(&self) -> usize {
-        self.memory.as_ptr().addr().get() + self.part.0
+        self.region().addr() + self.at
     }
 
     /// Returns the address of the part for the devices of the domain, if the region is mapped there
     /// as a whole.
     pub(crate) fn fixed(&self, domain: DomainId) -> Option<Iova> {
-        let place = self.region.place(domain)?;
-        place.checked_add((self.addr() - self.region.addr()) as u64)
+        self.region().place(domain)?.checked_add(self.at as u64)
     }
 }
 
 impl Drop for Span {
+    #[inline]
     fn drop(&mut self) {
-        self.region.leave(self.counted);
+        self.region().leave(self.counted, self.at, self.len);
     }
 }
 
@@ -480,16 +539,23 @@ impl Drop for Span {
 // value's alone as far as Rust is concerned: a C program accesses them as it likes, and a `Span`
 // lends no reference to them, only `DmaMemory`.
 unsafe impl Pinned for Span {
+    #[inline]
     fn memory(&self) -> DmaMemory<'_> {
-        self.memory
+        // A region is whole pages.
+        let Range { start, end } = pages_of(self.at, self.len);
+        // SAFETY: `start` is inside the region.
+        let base = unsafe { self.region().base.add(start * PAGE) };
+        // SAFETY: the pages are inside the region, which this value keeps.
+        unsafe { DmaMemory::from_raw(base, (end - start) * PAGE) }
     }
 
+    #[inline]
     fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
-        let place = self.region.place(domain)?;
-        place.checked_add((self.memory.as_ptr().addr().get() - self.region.addr()) as u64)
+        self.region().place(domain)?.checked_add((self.at - self.at % PAGE) as u64)
     }
 
+    #[inline]
     fn extent(&self, index: usize) -> Option<(u64, u64)> {
-        (index == 0).then_some((self.part.0 as u64, self.part.1 as u64))
+        (index == 0).then_some(((self.at % PAGE) as u64, self.len as u64))
     }
 }

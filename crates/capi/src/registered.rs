@@ -162,9 +162,7 @@ pub extern "C" fn pf_unregister(reg: *mut pf_reg_t) -> c_int {
             let rings = reg.rings().len();
             State::take_out(std::slice::from_ref(&reg.state), &reg.region, |region| {
                 let uses = region.uses();
-                // A use that ends just now: of the references two are the registration's own.
-                let ending = Arc::strong_count(&reg.region) > 2;
-                if rings > 0 || uses > 0 || ending {
+                if rings > 0 || uses > 0 {
                     return Err(fail!(
                         EBUSY,
                         "{uses} mappings or requests use the memory, and {rings} tables of rings have it: end them \
