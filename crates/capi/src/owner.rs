@@ -230,15 +230,10 @@ impl Tickets {
     }
 }
 
-/// Returns the index of one with the greatest ticket, which completes last, if ever.
+/// Returns the index of one that completes last, if ever: those that need a flush have one ticket,
+/// and the others have completed.
 fn last_of(revoked: &[Revoked<Span>]) -> usize {
-    let (mut last, mut ticket) = (0, Ticket::COMPLETED);
-    for (at, one) in revoked.iter().enumerate() {
-        if one.ticket() > ticket {
-            (last, ticket) = (at, one.ticket());
-        }
-    }
-    last
+    revoked.iter().position(|one| one.ticket() != Ticket::COMPLETED).unwrap_or(0)
 }
 
 #[cold]

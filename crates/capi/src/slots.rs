@@ -115,14 +115,15 @@ impl<M> Slots<M> {
         Stale { index, name, repeated }
     }
 
-    /// Yields the mappings that were claimed, in their order, and makes their slots vacant.
+    /// Yields the mappings that were claimed, in their order, and makes their slots vacant: to be
+    /// called once for each claim, and read to the end.
     #[inline]
     pub(crate) fn take_claimed(&mut self) -> impl Iterator<Item = M> {
         let Self { slots, vacant, live, claimed, .. } = self;
+        *live -= claimed.len();
         claimed.iter().filter_map(|&id| {
             let slot = slots.get_mut(id as usize)?;
             let mapping = slot.mapping.take()?;
-            *live -= 1;
             // Else its generations are used up: it stays vacant.
             if slot.generation & COUNT != 0 {
                 slot.next = std::mem::replace(vacant, id);
