@@ -4,6 +4,7 @@
 //! used again, or twice in one call, is recognized. The generations of different owners differ, so
 //! a name used with another owner is recognized too.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The name of a mapping, from pf_map(), for the owner that made it. All zeros name none.
@@ -26,7 +27,10 @@ const NONE: u32 = u32::MAX;
 struct Slot<M> {
     /// Of the mapping, or of the next one in a vacant slot.
     generation: u64,
-    mapping: Option<M>,
+    live: bool,
+    /// Initialized while it is live. No `Option`: to take a value out of one, the compiler moves it
+    /// field by field.
+    mapping: MaybeUninit<M>,
     addr: usize,
     len: usize,
     /// The next vacant slot.
@@ -72,11 +76,13 @@ impl<M> Slots<M> {
         self.live += 1;
         if let Some(slot) = self.slots.get_mut(self.vacant as usize) {
             let id = u64::from(std::mem::replace(&mut self.vacant, slot.next));
-            (slot.mapping, slot.addr, slot.len) = (Some(mapping), addr, len);
+            slot.mapping.write(mapping);
+            (slot.live, slot.addr, slot.len) = (true, addr, len);
             return pf_map_t { id, r#gen: slot.generation };
         }
         let (id, generation) = (self.slots.len() as u64, self.first_generation);
-        self.slots.push(Slot { generation, mapping: Some(mapping), addr, len, next: NONE });
+        let mapping = MaybeUninit::new(mapping);
+        self.slots.push(Slot { generation, live: true, mapping, addr, len, next: NONE });
         pf_map_t { id, r#gen: generation }
     }
 
@@ -84,13 +90,13 @@ impl<M> Slots<M> {
     ///
     /// # Errors
     /// [`Stale`]: nothing has changed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn claim(&mut self, names: impl Iterator<Item = pf_map_t>) -> Result<(), Stale> {
         self.claimed.clear();
         for (index, name) in names.enumerate() {
             let slot = usize::try_from(name.id).ok().and_then(|id| self.slots.get_mut(id));
             match slot {
-                Some(slot) if slot.generation == name.r#gen && slot.mapping.is_some() => {
+                Some(slot) if slot.generation == name.r#gen && slot.live => {
                     // From here on the name is stale.
                     slot.generation += 1;
                     // There are fewer slots.
@@ -117,18 +123,21 @@ impl<M> Slots<M> {
 
     /// Yields the mappings that were claimed, in their order, and makes their slots vacant: to be
     /// called once for each claim, and read to the end.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_claimed(&mut self) -> impl Iterator<Item = M> {
         let Self { slots, vacant, live, claimed, .. } = self;
         *live -= claimed.len();
         claimed.iter().filter_map(|&id| {
             let slot = slots.get_mut(id as usize)?;
-            let mapping = slot.mapping.take()?;
+            if !std::mem::replace(&mut slot.live, false) {
+                return None;
+            }
             // Else its generations are used up: it stays vacant.
             if slot.generation & COUNT != 0 {
                 slot.next = std::mem::replace(vacant, id);
             }
-            Some(mapping)
+            // SAFETY: it was live, and is not any more: the value is read once.
+            Some(unsafe { slot.mapping.assume_init_read() })
         })
     }
 
@@ -136,6 +145,15 @@ impl<M> Slots<M> {
     pub(crate) fn claimed_parts(&self) -> impl Iterator<Item = (usize, usize)> {
         let slots = self.claimed.iter().filter_map(|&id| self.slots.get(id as usize));
         slots.map(|slot| (slot.addr, slot.len))
+    }
+}
+
+impl<M> Drop for Slots<M> {
+    fn drop(&mut self) {
+        for slot in self.slots.iter_mut().filter(|slot| slot.live) {
+            // SAFETY: it is live, so it is initialized, and nothing uses it afterwards.
+            unsafe { slot.mapping.assume_init_drop() };
+        }
     }
 }
 
@@ -171,6 +189,18 @@ mod tests {
         assert_eq!(slots.take_claimed().count(), 1);
         assert_eq!(slots.add(1, 0, 1).id, 1);
         assert!(slots.claim([last].into_iter()).is_err());
+    }
+
+    #[test]
+    fn what_is_live_is_dropped_with_the_slots() {
+        let shared = std::rc::Rc::new(());
+        let mut slots = Slots::new();
+        let names: Vec<_> = (0..3).map(|_| slots.add(std::rc::Rc::clone(&shared), 0, 1)).collect();
+        slots.claim(names[1..2].iter().copied()).unwrap();
+        slots.take_claimed().for_each(drop);
+        assert_eq!(std::rc::Rc::strong_count(&shared), 3);
+        drop(slots);
+        assert_eq!(std::rc::Rc::strong_count(&shared), 1);
     }
 
     proptest! {

@@ -271,7 +271,7 @@ static void ended_by_threads(void) {
     int stop = 0, ended = 0;
     for (int i = 0; i < 4; i++)
         CHECK(pthread_create(&threads[i], NULL, use, &stop) == 0);
-    for (int tries = 0; tries < 20000 || ended < 20; tries++) {
+    for (int tries = 0; tries < 2000 || ended < 20; tries++) {
         int result = pf_unregister(reg);
         CHECK(result == 0 || result == -EBUSY);
         if (result == 0) {
