@@ -13,7 +13,6 @@ use pinfold::{
     BackendError, Bidirectional, DomainLocal, FromDevice, MapError, ToDevice, Unrevoked,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::ptr::null_mut;
 
 #[cfg(test)]
 mod tests;
@@ -194,7 +193,7 @@ unsafe extern "C" fn map_many(
             // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
             let piece = unsafe { iov.wrapping_add(index).read_unaligned() };
             let span = owner.state.span(piece.iov_base.addr(), piece.iov_len);
-            spans.push(span.map_err(|failure| failure.of(&format!("piece {index}")))?);
+            spans.push(span.map_err(|failure| failure.of(format_args!("piece {index}")))?);
         }
         let parts: Vec<_> = spans.iter().map(|span| (span.addr(), span.part())).collect();
         let (mut stored, mut addresses) = (0, Vec::with_capacity(parts.len()));
@@ -430,7 +429,7 @@ pub unsafe extern "C" fn pf_quarantine(
             quarantined_bytes: stats.quarantined_bytes,
             process_bytes: pinfold::quarantined_bytes(),
         };
-        if out != null_mut() {
+        if !out.is_null() {
             // SAFETY: as the caller promises.
             unsafe { fill(out, &value, "out") }?;
         }

@@ -13,6 +13,7 @@ use crate::owner::{
 use crate::registered::{pf_reg_t, pf_register, pf_unregister};
 use pinfold::soft::{Port, SoftConfig};
 use pinfold::{Domain, Iova};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
