@@ -1,7 +1,7 @@
 //! Registered memory: any memory of the program, mapped for the devices of a domain until it is
 //! unregistered, and handed to the program's io_uring.
 
-use crate::block::pf_block_t;
+use crate::block::{Addresses, pf_block_t, write_block};
 use crate::domain::{DOMAINS, State, pf_domain_t};
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
@@ -97,7 +97,8 @@ fn check_memory(va: *mut c_void, len: usize) -> Result<NonNull<[u8]>, Failure> {
     let Some(base) = NonNull::new(va) else {
         return Err(fail!(EFAULT, "`va` is NULL: pass the memory's address"));
     };
-    let whole = len > 0 && (va.addr() | len) % PAGE == 0 && va.addr().checked_add(len).is_some();
+    let whole =
+        len > 0 && (va.addr() | len).is_multiple_of(PAGE) && va.addr().checked_add(len).is_some();
     if !whole || isize::try_from(len).is_err() {
         return Err(fail!(
             EINVAL,
@@ -233,13 +234,10 @@ pub unsafe extern "C" fn pf_segments(
         for (at, segment) in cut.iter().enumerate() {
             let to = segments.wrapping_add(at);
             let len = u32::try_from(segment.len).unwrap_or(u32::MAX);
-            let va = reg.region.pointer(addr).as_ptr().cast();
+            let block =
+                Addresses { va: reg.region.pointer(addr).as_ptr(), iova: segment.iova.raw() };
             // SAFETY: one of the `max` elements, all of which the caller promises.
-            unsafe { (&raw mut (*to).va).write_unaligned(va) };
-            // SAFETY: as before.
-            unsafe { (&raw mut (*to).iova).write_unaligned(segment.iova.raw()) };
-            // SAFETY: as before.
-            unsafe { (&raw mut (*to).len).write_unaligned(len) };
+            unsafe { write_block(to, block, len) };
             addr += len as usize;
         }
         Ok(c_int::try_from(cut.len()).unwrap_or(c_int::MAX))
