@@ -83,6 +83,11 @@ deb: setup ## Debian packages in target/deb: pinfold, libpinfold0.1, libpinfold-
 deb-test: deb ## Install, use and purge them in clean systems, Debian 12 and 13 (as root)
 	scripts/deb-test
 
+.PHONY: foreign
+foreign: setup ## Foreign programs on libpinfold (fio, DPDK, libblkio) at full length, and the packages on clean systems
+	@scripts/setup --clients --generator --packages
+	scripts/foreign
+
 .PHONY: vm-test
 vm-test: setup ## Tests with devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)
 	vm/test
