@@ -100,7 +100,7 @@
 
 /*
  For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
- completed; pf_complete() waits for one flush after the other.
+ completed; pf_complete() waits for the flush, one for all that it finds.
  */
 #define PF_PROTECT_STRICT 1
 

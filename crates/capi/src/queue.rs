@@ -29,7 +29,7 @@ use transfer::{Attempt, Scattered, Site};
 /// it must be mapped as a whole (PF_POLICY_WHOLE, or registered).
 pub const PF_PROTECT_STATIC: u32 = 0;
 /// For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
-/// completed; pf_complete() waits for one flush after the other.
+/// completed; pf_complete() waits for the flush, one for all that it finds.
 pub const PF_PROTECT_STRICT: u32 = 1;
 /// For pf_queue_opts.protect: the same without waiting: a request is reported by a later call, when
 /// its flush has completed.
@@ -87,7 +87,7 @@ pub(crate) static QUEUES: Table<pf_queue_t> = Table::new(10, "queue");
 /// When the device can reach the memory of requests.
 enum Protection {
     Static,
-    Strict(DomainLocal),
+    Strict(DomainLocal, Found),
     Revoke(DomainLocal),
     Batch(DomainLocal, Found),
 }
@@ -114,7 +114,7 @@ impl Protection {
     fn domain(&mut self) -> Option<&mut DomainLocal> {
         match self {
             Self::Static => None,
-            Self::Strict(domain) | Self::Revoke(domain) | Self::Batch(domain, ..) => Some(domain),
+            Self::Strict(domain, _) | Self::Revoke(domain) | Self::Batch(domain, _) => Some(domain),
         }
     }
 }
@@ -441,7 +441,7 @@ impl pf_queue_t {
         let queue = queue.map_err(|error| Failure::from(&error))?;
         let protection = match protect {
             PF_PROTECT_STATIC => Protection::Static,
-            PF_PROTECT_STRICT => Protection::Strict(local()),
+            PF_PROTECT_STRICT => Protection::Strict(local(), Found::new(capacity)),
             PF_PROTECT_REVOKE => Protection::Revoke(local()),
             _ => Protection::Batch(local(), Found::new(capacity)),
         };

@@ -78,31 +78,39 @@ impl pf_queue_t {
         match &mut self.protection {
             // Nothing is mapped for a request.
             Protection::Static => self.ready.push_back(completion),
-            Protection::Strict(domain) => {
-                let ended = domain.unmap(mapped).map(drop);
-                self.ready.push_back(completion.after(ended.map_err(|error| error.errno())));
-            }
             Protection::Revoke(domain) => {
                 let (revoked, since) = (domain.revoke(mapped), Instant::now());
                 self.held.push_back(Held { revoked, completion, since });
             }
-            Protection::Batch(_, found) => {
+            Protection::Strict(_, found) | Protection::Batch(_, found) => {
                 found.mapped.push(mapped);
                 found.completions.push(completion);
             }
         }
     }
 
-    /// Revokes what this call has found, with one flush.
+    /// Revokes what this call has found, with one flush, for which a strict queue waits.
     fn revoke_batch(&mut self) {
-        let Protection::Batch(domain, found) = &mut self.protection else { return };
+        let (domain, found, waits) = match &mut self.protection {
+            Protection::Strict(domain, found) => (domain, found, true),
+            Protection::Batch(domain, found) => (domain, found, false),
+            Protection::Static | Protection::Revoke(_) => return,
+        };
         if found.mapped.is_empty() {
             return;
         }
         domain.revoke_many(found.mapped.drain(..), &mut found.revoked);
         let since = Instant::now();
-        let each = found.revoked.drain(..).zip(found.completions.drain(..));
-        self.held.extend(each.map(|(revoked, completion)| Held { revoked, completion, since }));
+        for (revoked, completion) in found.revoked.drain(..).zip(found.completions.drain(..)) {
+            if waits {
+                // What does not complete in time stays with the domain.
+                let ended = domain.wait(revoked).map(drop);
+                let ended = ended.map_err(|failed| failed.error.errno());
+                self.ready.push_back(completion.after(ended));
+            } else {
+                self.held.push_back(Held { revoked, completion, since });
+            }
+        }
     }
 
     /// Collects what no device can reach any more. Flushes complete in the order of their requests.

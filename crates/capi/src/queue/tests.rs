@@ -292,7 +292,7 @@ fn no_device_reaches_memory_that_is_reported_unless_it_is_static() {
 
 /// What one call finds: a flush for each request, or one for all.
 #[test]
-fn a_batch_is_one_flush_and_the_others_are_one_for_each() {
+fn strict_and_batch_need_one_flush_for_what_a_call_finds() {
     for protect in PER_REQUEST {
         let program = Program::new(protect, Config::default());
         let flushes = || program.core.stats().backend.invalidations.waits;
@@ -304,7 +304,7 @@ fn a_batch_is_one_flush_and_the_others_are_one_for_each() {
         let before = flushes();
         let site = Site { caller: std::ptr::null(), handle: 0 };
         QUEUES.get_mut(program.queue).unwrap().step(site);
-        let expected = if protect == PF_PROTECT_BATCH { 1 } else { 8 };
+        let expected = if protect == PF_PROTECT_REVOKE { 8 } else { 1 };
         assert_eq!(flushes() - before, expected, "{protect}");
         assert_eq!(program.reports(COUNT), [(0, 0); COUNT]);
         program.end();
