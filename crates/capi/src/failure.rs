@@ -1,4 +1,4 @@
-//! [`Failure`]: an errno value with its message; and [`call`], the border between C and Rust.
+//! `Failure`: an errno value with its message; and `call`, the border between C and Rust.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};

@@ -5,14 +5,14 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | [`handle`] | the tables that handles are indices of |
-//! | [`failure`] | errno values and messages; the border that no panic crosses |
-//! | [`options`] | structs that grow: their first field says how long the caller's is |
+//! | `handle` | the tables that handles are indices of |
+//! | `failure` | errno values and messages; the border that no panic crosses |
+//! | `options` | structs that grow: their first field says how long the caller's is |
 //! | [`slots`] | an owner's mappings, which C programs name |
-//! | [`region`] | memory that C programs pass by address: which arena or registration it is in |
+//! | `region` | memory that C programs pass by address: which arena or registration it is in |
 //! | [`block`] | memory with its two addresses |
-//! | [`source`] | an arena as the source of pools |
-//! | [`trace`] | the hook that sees alloc, free, map and revoke |
+//! | `source` | an arena as the source of pools |
+//! | `trace` | the hook that sees alloc, free, map and revoke |
 //! | the others | the functions, by the object that they are of |
 //!
 //! A C program cannot be kept from using memory that it has freed, or that a device writes to. All

@@ -1,5 +1,5 @@
 //! Reports: the counters of an object, as an array of structs and as JSON, by one table for each
-//! kind of object ([`pinfold::core::counters`]).
+//! kind of object (`pinfold::core::counters`).
 
 use crate::arena::{ARENAS, pf_arena_t};
 use crate::domain::{DOMAINS, pf_domain_t};

@@ -1,4 +1,4 @@
-//! [`Slots`]: an owner's mappings, which a C program names by [`pf_map_t`]s.
+//! `Slots`: an owner's mappings, which a C program names by [`pf_map_t`]s.
 //!
 //! A name is a slot and the slot's generation, which changes when the mapping ends: a name that is
 //! used again, or twice in one call, is recognized. The generations of different owners differ, so

@@ -7,7 +7,7 @@
 //! | [`domain`] | I/O address spaces, and the life of a mapping: map, revoke, flush, reuse |
 //! | [`frame`], [`iova`] | allocators of page frames and of I/O virtual addresses |
 //! | [`table`], [`invalidate`] | I/O page tables, and when a device can no longer reach something |
-//! | [`access`], [`addr`], [`counters`], [`mem`], [`share`], [`sync`] | directions, addresses, device-shared memory, shared handles, atomics |
+//! | [`access`], [`addr`], [`counters`](mod@counters), [`mem`], [`share`], [`sync`] | directions, addresses, device-shared memory, shared handles, atomics |
 //!
 //! A module uses only modules in its own row and below. The crate makes no system call, starts no
 //! thread and reads no clock: its environment comes in through small traits. It allocates in

@@ -75,7 +75,7 @@ impl pf_queue_t {
     /// Submits a request; the doorbell is not rung.
     ///
     /// # Errors
-    /// Those of [`pf_submit`]; nothing has changed.
+    /// Those of `pf_submit`; nothing has changed.
     ///
     /// # Safety
     /// As for [`Memory::new`].
