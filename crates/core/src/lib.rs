@@ -11,7 +11,9 @@
 //!
 //! A module uses only modules in its own row and below. The crate makes no system call, starts no
 //! thread and reads no clock: its environment comes in through small traits. It allocates in
-//! constructors and when something grows, never on free, unmap or revoke.
+//! constructors and when something grows, never on free, unmap or revoke, with two exceptions: a
+//! buffer that is left with its [`domain`] until a late flush completes is boxed and listed there,
+//! and freeing a part of an allocation of [I/O virtual addresses](iova) may need a map of the rest.
 //!
 //! Pools get their memory from a [`ChunkSource`](dma_pool::ChunkSource). In practice that is an
 //! arena, `pinfold::Arena` of the crate `pinfold`: memory that is pinned and mapped for a device.

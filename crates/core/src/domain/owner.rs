@@ -572,6 +572,8 @@ impl Windows {
             Some(number) => number,
             None => {
                 self.slots.push(None);
+                // Room for all of them, so that emptying a window allocates nothing.
+                self.vacant.reserve(self.slots.len());
                 u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
             }
         };

@@ -92,7 +92,7 @@ impl OwnerShared {
         Self {
             counts: CachePadded(Counts::new(Writers::One)),
             returned: CachePadded(AtomicU64::new(0)),
-            // Room for all that are kept, so that returning addresses allocates nothing.
+            // Room for all that are kept, so that keeping a window allocates nothing.
             idle: SpinLock::new(Vec::with_capacity(IDLE)),
         }
     }

@@ -1,0 +1,119 @@
+//! Unmapping allocates nothing, counted at the global allocator.
+//!
+//! One test, so that nothing else allocates meanwhile.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use pinfold_core::access::{Access, FromDevice};
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::{Backend, BackendError, BackendStats, Domain, DomainId, Pinned};
+use pinfold_core::invalidate::{Ticket, WaitLimit};
+use pinfold_core::iova::IovaSpace;
+use pinfold_core::mem::DmaMemory;
+use pinfold_core::table::PinnedLeaf;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is forwarded to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller upholds the same contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller upholds the same contract.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A backend without a device: all flushes have completed.
+struct NoDevice;
+
+impl Backend for NoDevice {
+    fn name(&self) -> &'static str {
+        "no device"
+    }
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: DmaMemory) {}
+    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke(
+        &self,
+        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
+        Ok(Ticket::COMPLETED)
+    }
+    fn check(&self, _: Ticket) -> Poll<Result<(), BackendError>> {
+        Poll::Ready(Ok(()))
+    }
+    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn stats(&self) -> BackendStats {
+        BackendStats::default()
+    }
+}
+
+const BYTES: usize = 1 << 20;
+
+/// Half a window of memory.
+struct Buffer(NonNull<u8>);
+
+impl Buffer {
+    fn new() -> Self {
+        let layout = Layout::from_size_align(BYTES, 4096).unwrap();
+        // SAFETY: the layout is not empty.
+        Self(NonNull::new(unsafe { System.alloc_zeroed(layout) }).unwrap())
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: from `new`, with this layout.
+        unsafe { System.dealloc(self.0.as_ptr(), Layout::from_size_align(BYTES, 4096).unwrap()) }
+    }
+}
+
+// SAFETY: the memory is the value's own.
+unsafe impl Send for Buffer {}
+// SAFETY: the memory is the value's own, and no reference into it exists.
+unsafe impl Pinned for Buffer {
+    fn memory(&self) -> DmaMemory<'_> {
+        // SAFETY: from `new`, and valid until the drop.
+        unsafe { DmaMemory::from_raw(self.0, BYTES) }
+    }
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
+        None
+    }
+}
+
+/// More windows than an owner keeps: the last ones are closed.
+const BUFFERS: usize = 2 * 160;
+
+#[test]
+fn unmapping_allocates_nothing_also_where_windows_become_empty() {
+    let domain = Domain::new(Box::new(NoDevice), IovaSpace::new(39).unwrap());
+    let mut local = domain.local();
+    let mapped: Vec<_> =
+        (0..BUFFERS).map(|_| local.map(Buffer::new(), FromDevice).unwrap()).collect();
+    assert!(domain.stats().windows >= BUFFERS as u64 / 2);
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    for mapping in mapped {
+        drop(local.unmap(mapping).unwrap());
+    }
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before);
+    assert!(domain.stats().windows < BUFFERS as u64 / 2, "windows were closed");
+}
