@@ -7,8 +7,8 @@
 //! declares and re-exports its modules, and is in no layer.
 //!
 //! A file may use items of the modules that contain it, which use it in turn: they are one module.
-//! `--strict` counts that as a cycle too. The tests that ARCHITECTURE.md names must exist. Exits 1
-//! with one line for each contradiction.
+//! `--strict` counts that as a cycle too. The tests that ARCHITECTURE.md names must exist, and the
+//! modules of its reading order. Exits 1 with one line for each contradiction.
 
 mod imports;
 mod named;
@@ -139,6 +139,8 @@ fn main() {
     }
     let missing = named::missing(&text, &root.join("crates"));
     wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is no test {name}")));
+    let missing = named::missing_modules(&text, &root.join("crates/core/src"));
+    wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is no module {name}")));
     wrong.iter().for_each(|line| eprintln!("{line}"));
     if !wrong.is_empty() {
         std::process::exit(1);

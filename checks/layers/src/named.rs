@@ -1,4 +1,4 @@
-//! The tests that ARCHITECTURE.md names: each must exist.
+//! The tests and the modules that ARCHITECTURE.md names: each must exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,6 +15,29 @@ pub fn missing(text: &str, crates: &Path) -> Vec<String> {
             && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
     };
     names.filter(is_name).filter(|name| !functions.contains(*name)).map(str::to_owned).collect()
+}
+
+/// Returns the names in backticks, of the table `| module | keeps | read |`, that are no module of
+/// `core`, and no file of the modules in the first cell of their row.
+pub fn missing_modules(text: &str, core: &Path) -> Vec<String> {
+    let names = |cell: Option<&&str>| -> Vec<String> {
+        cell.iter().flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
+    };
+    let exists = |path: &str| core.join(path).with_extension("rs").exists();
+    let table = text.lines().skip_while(|line| !line.starts_with("| module | keeps | read |"));
+    let rows: Vec<_> = table.skip(2).map_while(|line| line.strip_prefix('|')).collect();
+    let mut missing =
+        if rows.is_empty() { vec!["table of modules".to_owned()] } else { Vec::new() };
+    for row in rows {
+        let cells: Vec<_> = row.split('|').collect();
+        let (modules, files) = (names(cells.first()), names(cells.get(2)));
+        let is_file = |file: &str| {
+            modules.iter().any(|module| module == file || exists(&format!("{module}/{file}")))
+        };
+        missing.extend(files.into_iter().filter(|file| !is_file(file)));
+        missing.extend(modules.into_iter().filter(|module| !exists(module)));
+    }
+    missing
 }
 
 fn collect(folder: &Path, functions: &mut BTreeSet<String>) {
