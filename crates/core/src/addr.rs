@@ -1,6 +1,7 @@
-//! Addresses, page sizes and ranges: a type for each kind, so that they cannot be confused.
+//! Addresses, page sizes, ranges, and the [`Segment`]s of a buffer: a type for each kind, so that
+//! they cannot be confused.
 //!
-//! Every sum is checked. A range is checked once, when it is created.
+//! Every sum is checked. A range is checked once, when it is created; a segment is not.
 //!
 //! ```
 //! use pinfold_core::addr::{Iova, IovaRange};

@@ -5,7 +5,7 @@
 //!
 //! /// Pool, handle and blocks in one struct: it can move between threads.
 //! struct Driver {
-//!     local: Local, // one per thread; its calls take no lock
+//!     local: Local, // one per thread; a call rarely takes a lock
 //!     in_flight: Vec<Block>,
 //! }
 //!
@@ -36,14 +36,18 @@
 //!
 //! **Owners.** Each [`Local`] has two *magazines*, arrays of the numbers of free blocks (Bonwick
 //! and Adams, USENIX 2001). Alloc pops a number, free pushes one. When both magazines are empty, or
-//! full, one is exchanged as a whole at the *depot*, under the pool's only lock beside that of the
-//! *front*: an owner behind a lock, for calls on [`DmaPool`] itself and for each [`Block`] that is
-//! dropped instead of freed by a `Local`. No block belongs to an owner: what one allocates and
-//! another frees is an ordinary free there.
+//! full, one is exchanged as a whole at the *depot*, under its lock. The *front* is an owner behind
+//! a lock of its own, for calls on [`DmaPool`] itself and for each [`Block`] that is dropped, not
+//! freed by a `Local`. No block belongs to an owner: what one allocates and another frees is an
+//! ordinary free there. Growing and shrinking have a permit: a flag, and a lock that its holder
+//! alone takes. Debug mode has a lock for its history, which each alloc and free takes.
 //!
-//! **States.** One byte a block, out of band, is absent, free, raw or owned. A raw free claims its
-//! block by a compare-exchange of raw to free: of any number of raw frees of one allocation, on any
-//! threads, one succeeds. Alloc and the free of a [`Block`] store plainly, because the number in a
+//! **States.** One byte a block, out of band, is absent, free, raw or owned, and for a moment
+//! *listed* (free, while the pool is being shrunk) or *claimed*. A raw free claims its block by a
+//! compare-exchange of raw to free: of any number of raw frees of one allocation, on any threads,
+//! one succeeds. Where blocks form groups or chunks may start off the multiples of a block's size,
+//! the exchange is of raw to claimed; the block is then freed if it is the one that was meant, and
+//! raw again otherwise. Alloc and the free of a [`Block`] store plainly, because the number in a
 //! magazine, or the `Block`, is exclusive. A foreign, misaligned, double or still-owned free is
 //! refused in release builds too, and changes nothing. One wrong free cannot be told from a right
 //! one: that of a stale copy of a [`RawBlock`] after the same block was allocated as raw again. It

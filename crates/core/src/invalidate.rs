@@ -13,6 +13,12 @@
 //!                  is_completed(ticket) / wait(ticket)
 //! ```
 //!
+//! [`request_and_submit`](Invalidator::request_and_submit) does the first two in one call. So do
+//! `request_one` and `request_list`, by which a [`TableBackend`](crate::domain::TableBackend)
+//! revokes: the flush is submitted before it returns, unless the queue is full or another thread is
+//! submitting. Several units are one queue to an invalidator: a [`FanOut`] submits each batch to
+//! all of them, and the batch is complete when all have completed it.
+//!
 //! The rule that everything rests on: **a request is made after its entries are cleared, and its
 //! ticket completes only when a flush that was submitted after the request has completed.** The
 //! lock on the open batch orders the two; no lock is held while a thread waits. A waiter that finds

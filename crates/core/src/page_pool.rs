@@ -24,15 +24,16 @@
 //!
 //! One *consumer*, which owns the [`PagePool`], allocates from a magazine of 128 pages and recycles
 //! into it without a lock or an atomic read-modify-write. Other threads return pages through a
-//! *ring* ([`Config::ring`]): lock-free, bounded, one compare-and-swap per page, or per 64 pages
-//! with [`Remote`]. An empty magazine is refilled with up to 64 pages: from the ring; if that is
-//! empty, from the *spill* list of pages that met a full ring; then from the rest of the newest
-//! chunk; then from the source.
+//! *ring* ([`Config::ring`]): bounded, without a lock, one compare-and-swap per page, or per 64
+//! pages with [`Remote`]. A full magazine moves 64 pages there, by one compare-and-swap too. An
+//! empty one is refilled with up to 64 pages: from the ring; if that is empty, or its first entry
+//! not filled yet, from the *spill* list of pages that met a full ring; then from the rest of the
+//! newest chunk; then from the source.
 //!
 //! ```text
-//! alloc ◀─ magazine ◀─ ring ◀─ drop of a page, on any thread
-//!             ▲          └─ full: spill list
-//!             └─ spill list · rest of the newest chunk · new chunk from the source
+//! alloc   ◀─ magazine ◀─ ring ◀─ drop of a page, on any thread; a full magazine
+//! recycle ─▶    ▲          └─ full: spill list
+//!               └─ spill list · rest of the newest chunk · new chunk from the source
 //! ```
 //!
 //! Chunks come from a [`ChunkSource`](crate::dma_pool::ChunkSource): 64 pages first, then as many
@@ -48,9 +49,11 @@
 //! has a holder's name, shares and a generation, so an exchange of arrays with a depot would not
 //! replace the ring's entries, and one consumer needs no depot.
 //!
-//! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. Every
-//! free takes constant time and allocates no memory; only pages that meet a full ring, or that are
-//! freed after the pool was taken down, take a lock.
+//! All state is out of band: 16 bytes for each 4096 (0.4 %) and 8 for each 2 MiB of the span. No
+//! free allocates memory; only pages that meet a full ring, or that are freed after the pool was
+//! taken down, take a lock. A free takes constant time, but for two cases: if second raw frees have
+//! filled the spill list, it is sorted to discard them; and after the pool was taken down a free
+//! searches the list of chunks and may release one.
 //!
 //! # Checks
 //!

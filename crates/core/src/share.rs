@@ -1,8 +1,8 @@
 //! Keeps a value alive for the objects that come from it, by shares of one count.
 //!
-//! A mapping needs its domain, a block its pool, and a program keeps all of them in one struct: so
-//! handles own what they refer to. A reference count for each would add a read-modify-write on a
-//! cache line that all threads share to each alloc and free.
+//! A mapping needs its domain, and a program keeps both in one struct: so handles own what they
+//! refer to. A reference count for each would add a read-modify-write on a cache line that all
+//! threads share to each map and unmap.
 //!
 //! [`Shared`] is that count, and [`Stock`] avoids its price: an owner takes [`Stock::SHARES`]
 //! shares with one read-modify-write, issues one with each object that it allocates and takes it
@@ -10,15 +10,20 @@
 //! dropped elsewhere return their share to the count itself. This is weighted reference counting
 //! (Bevan, PARLE 1987).
 //!
+//! Zones, domains and their windows are kept so, and arenas of the crate `pinfold`. The pools have
+//! no share in each object: a [DMA pool](crate::dma_pool) counts its handles, and its blocks only
+//! when the last handle is dropped; a [page pool](crate::page_pool) counts its handles and pages
+//! together, by one count with a bias.
+//!
 //! ```
 //! use pinfold_core::share::Shared;
 //!
-//! let pool = Shared::new(String::from("a pool"));
-//! let mut owner = pool.stock(); // one per thread
-//! let share = owner.issue(); // travels with a block; no atomic operation
-//! assert_eq!(*share, "a pool");
-//! drop(pool);
-//! assert_eq!(*share, "a pool"); // still there
+//! let domain = Shared::new(String::from("a domain"));
+//! let mut owner = domain.stock(); // one per thread
+//! let share = owner.issue(); // travels with a mapping; no atomic operation
+//! assert_eq!(*share, "a domain");
+//! drop(domain);
+//! assert_eq!(*share, "a domain"); // still there
 //! owner.take_back(share);
 //! ```
 

@@ -1,4 +1,5 @@
-//! The crate's atomics, locks and cells, which test builds replace.
+//! The crate's atomics, locks and cells, which test builds replace; and what goes with them: cache
+//! line padding, waiting between attempts (`relax`, `spin_then_yield`), unique numbers.
 //!
 //! Concurrent structures of this crate use only these. `--cfg loom` replaces them by those of a
 //! model checker that tries every interleaving, and the feature `count-rmw` by ones that count

@@ -1,4 +1,4 @@
-//! One of the units that devices are behind: its invalidation queue, and the devices.
+//! [`Lane`]: one unit of the IOMMU (the whole is `Unit`): its invalidation queue and its devices.
 
 use crate::config::SoftConfig;
 use crate::device::Device;

@@ -1,4 +1,4 @@
-//! The IOMMU that all ports share.
+//! [`Unit`]: the whole IOMMU, which all ports share. Its units, one or more, are [`Lane`]s.
 
 use crate::config::{Fault, PortStats, SoftConfig};
 use crate::device::{Device, State};

@@ -1,5 +1,6 @@
-//! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two; [`Depot`], where
-//! they are exchanged.
+//! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two, of a size that
+//! [`Cap`] limits; [`Depot`], where they are exchanged, which also has the list of chunks, the
+//! pool's totals and the owners' numbers, and takes out the chunks that a shrink releases.
 
 use super::unit::{Chunk, State, Units};
 use alloc::boxed::Box;

@@ -1,5 +1,9 @@
-//! Memory that is held until a flush completes: buffers whose flush is late, which are only then
-//! dropped, and retired table pages, which are only then reclaimed.
+//! Memory that is held until a flush completes: buffers that no handle holds any more, which are
+//! only then dropped, and retired table pages, which are only then reclaimed.
+//!
+//! Such buffers are those whose wait ended early, or whose future was dropped; those of a map that
+//! was refused and could not be undone in time; and those whose clean-up a panic has ended, which
+//! may have to be revoked first.
 //!
 //! Maps, revocations and waits check whether the oldest ticket here has completed, which costs them
 //! one load while nothing is held.

@@ -1,5 +1,7 @@
-//! The end of a mapping: it is revoked, held until no device can reach its payload, and returned:
-//! to a thread that polls or waits, or to an `async` function.
+//! A payload from its map to its end: [`MappedPayload`], the state of a mapping before and after it
+//! is revoked; [`Revoked`], which holds it until no device can reach it and returns it to a thread
+//! that polls or waits; [`Quiesced`], the same as a future; and the release of buffers that the
+//! domain holds ([`Domain::release_late`]).
 
 use super::error::BackendError;
 use super::late::{Due, PendingRelease};

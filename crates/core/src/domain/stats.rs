@@ -1,5 +1,4 @@
-//! Statistics of a domain and of its backend, the counters behind them, and the limit on what is
-//! held.
+//! Statistics of a domain and of its backend, and the counters behind them.
 
 use crate::counters;
 use crate::counters::Counters;

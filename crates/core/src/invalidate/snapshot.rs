@@ -1,4 +1,5 @@
-//! A queue for tests and models.
+//! [`Snapshot`]: an invalidation queue for tests and models that records what was cleared when each
+//! flush was submitted. It can refuse submissions and abort.
 
 use super::{Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::addr::Iova;

@@ -114,7 +114,7 @@ impl fmt::Debug for Page {
 }
 
 /// Returns pages from any thread: into the ring, and into the spill list what does not fit there.
-/// Lock-free unless the ring is full or the pool has been taken down.
+/// Takes no lock unless the ring is full or the pool has been taken down.
 ///
 /// # Safety
 /// Each entry is either a raw free whose caller holds a [`PoolRef`] (the free itself may be wrong),
@@ -213,7 +213,7 @@ impl Inner {
 
 /// A handle by which threads other than the consumer's return pages. It may be cloned or shared.
 ///
-/// Its calls are lock-free unless the ring is full or the pool has been taken down. It may outlive
+/// Its calls take no lock unless the ring is full or the pool has been taken down. It may outlive
 /// the pool: pages returned later go back to the source with their chunk.
 pub struct Remote(PoolRef);
 

@@ -1,9 +1,11 @@
 //! The ring by which other threads return pages to the consumer.
 //!
-//! Bounded, lock-free, multiple producers, one consumer. A producer claims a slot for each of its
-//! pages by one compare-and-swap of the tail, and fills each by a release store. That store is its
-//! *last* access to the pool. The consumer takes filled slots in order, clears them and advances
-//! the head.
+//! Bounded, without a lock, multiple producers, one consumer. A producer claims a slot for each of
+//! its pages by one compare-and-swap of the tail, and fills each by a release store. That store is
+//! its *last* access to the pool. The consumer takes filled slots in order, clears them and
+//! advances the head. It stops at a slot that is claimed but not filled: a producer that stalls in
+//! between delays the entries behind its own, but neither other producers nor the consumer, which
+//! takes pages elsewhere. Only closing the ring waits for it.
 //!
 //! A bit of the tail marks the ring as closed. It is set by a read-modify-write, so every claim is
 //! either made before that, and the closing thread collects its pages, or refused.

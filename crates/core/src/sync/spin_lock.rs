@@ -1,4 +1,11 @@
-//! [`SpinLock`]: a lock that is held for a few instructions.
+//! [`SpinLock`]: a lock that is mostly held for a few instructions, and never while a source, a
+//! backend or a queue is called.
+//!
+//! It is held longer for a list of requests to an invalidator (16 appends, one of which may sort
+//! the 256 requests of a full batch), for a move of up to 128 idle windows, and in the front of a
+//! DMA pool: for an exchange at the depot, or a look through its chunks to explain a refused free,
+//! both under the depot's [`Mutex`](super::Mutex); for filling a block in debug mode; and for
+//! counting the blocks in use when the last handle is dropped.
 
 use super::{AtomicBool, Ordering, UnsafeCell, relax};
 use core::ops::{Deref, DerefMut};

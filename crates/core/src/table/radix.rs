@@ -1,4 +1,5 @@
-//! [`Table`]: maps, clears and reclaims; and the pages that it has retired.
+//! [`Table`], the interface of the module, over the tree that does the work: maps, clears,
+//! translates and reclaims; [`Retired`], the pages that a clear has retired; [`TableStats`].
 
 use super::directory::{List, PAGES_A_HOLD};
 use super::error::TableError;
