@@ -57,7 +57,8 @@
 #define PF_POLICY_WHOLE 0
 
 /*
- For pf_arena_opts.policy: a device reaches only what pf_map() maps, and pools.
+ For pf_arena_opts.policy: a device reaches only what pf_map() or a request maps, and the memory
+ of pools, at the addresses in their blocks.
  */
 #define PF_POLICY_PER_USE 1
 
@@ -94,13 +95,15 @@
 
 /*
  For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
- it must be mapped as a whole (PF_POLICY_WHOLE, or registered).
+ it must be mapped as a whole (PF_POLICY_WHOLE, or registered). The default.
  */
 #define PF_PROTECT_STATIC 0
 
 /*
  For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
- completed; pf_complete() waits for the flush, one for all that it finds.
+ completed; pf_complete() waits for the flush, one for all that it finds. It is of pf_alloc() or
+ pf_frames_fill(), from an arena of PF_POLICY_PER_USE. Blocks and pages of pools in such an arena
+ are accepted, too, but stay reachable at the addresses in them.
  */
 #define PF_PROTECT_STRICT 1
 
@@ -462,7 +465,7 @@ typedef struct pf_block_t {
    */
   void *va;
   /*
-   Its address for the device.
+   Its address for the devices of its arena's first domain; or as pf_pool_add() was told.
    */
   uint64_t iova;
   /*
@@ -583,7 +586,7 @@ struct pf_queue_opts {
    */
   uint32_t depth;
   /*
-   PF_PROTECT_*.
+   PF_PROTECT_*; 0: PF_PROTECT_STATIC.
    */
   uint32_t protect;
   /*
@@ -625,7 +628,7 @@ struct pf_request {
    */
   const struct iovec *iov;
   /*
-   Entries of it: 1 to 1024.
+   Entries of it: 1 to 1024; PF_FLUSH: 0.
    */
   uint32_t iovcnt;
   /*
@@ -740,8 +743,9 @@ extern "C" {
  @out: where the handle is stored.
 
  Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
- `size` is not a multiple of 4096); E2BIG (fields of a newer version); ENOMEM (the message lists
- each source that was tried, and what it lacks); EBADF; EFAULT; ENFILE.
+ `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
+ of a newer version); ENOMEM (the message lists each source that was tried, and what it lacks);
+ EBADF; EFAULT; ENFILE.
  Thread: any. Allocates. Ends with pf_arena_put(). Since 0.1.
 
  */
@@ -807,7 +811,8 @@ int pf_free(struct pf_arena_t *arena, void *va);
  Returns the address of memory for the devices of a domain, as vtophys functions do.
 
  @domain: the domain.
- @va: memory that is mapped there as a whole: of an arena of PF_POLICY_WHOLE, or registered.
+ @va: memory that is mapped there as a whole: of an arena of PF_POLICY_WHOLE, or registered. A
+ block or a page of another arena's pool has its address beside it.
  @len: bytes that the caller needs, all of which are mapped there in one piece.
  @iova: where the address is stored.
 
@@ -831,8 +836,9 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
 int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region);
 
 /*
- Creates a domain behind a software IOMMU: for tests, for models of devices, and for a program
- that has no hardware. What is mapped is checked as with a real one.
+ Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
+ The only device in it is a model of a controller (pf_nvme_open() without `bdf`), whose accesses
+ are checked as by a real IOMMU.
 
  @out: where the handle is stored.
 
@@ -982,7 +988,8 @@ int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
 
  A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
  registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
- and its end does not keep the device from the memory.
+ and its end does not keep the device from the memory. Nor does the end of a mapping of a pool's
+ memory, which stays reachable at the addresses in its blocks or pages.
 
  @owner: the owner, of the memory's domain.
  @va: the memory: any bytes of one allocation of an arena in the domain, of one pool, or of
@@ -1204,8 +1211,8 @@ int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns);
 int pf_quiesce_fd(struct pf_owner_t *owner);
 
 /*
- Creates a pool of pages for a receive path: a page is mapped for the device once, and stays
- mapped while it is used and recycled.
+ Creates a pool of pages for a receive path: the devices of the arena's first domain read and write
+ a page from when it is first allocated on, also while it is free.
 
  @arena: where its memory comes from, as it is needed.
  @page_bytes: 4096 times a power of two, up to 2 MiB.
@@ -1289,7 +1296,8 @@ int pf_pages_return(struct pf_pages_t *pages,
                     unsigned int *bad);
 
 /*
- Creates a pool of blocks of one size.
+ Creates a pool of blocks of one size. Devices of the arena's first domain reach its memory, for
+ reading and writing, for as long as the pool has it, also with PF_POLICY_PER_USE.
 
  @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
  @opts: the options; `size` at least.
@@ -1520,7 +1528,7 @@ int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint3
 
 /*
  Reports requests that have completed and whose memory no device can reach any more (except with
- PF_PROTECT_STATIC). Revokes what is found to have completed.
+ PF_PROTECT_STATIC, and memory of pools). Revokes what is found to have completed.
 
  @queue: the queue.
  @completions: where the reports are stored.
@@ -1708,8 +1716,9 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index);
  a call with the object, and may be of slightly different times else. A domain's are followed by
  those of its IOMMU and of its invalidation queue.
 
- Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
- EBUSY (a thread is in a call with a page pool or queue, which belong to one).
+ Return: how many counters the object has, of which the first `max` are stored; or -errno: EFAULT
+ (`handle` is NULL); EBADF; EBUSY (a thread is in a call with the page pool or queue, which belongs
+ to one).
  Thread: any. Since 0.1.
 
  */

@@ -51,7 +51,8 @@ const SOURCES: [Source; 7] = [
 /// For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
 /// device is known at once (the default).
 pub const PF_POLICY_WHOLE: u32 = 0;
-/// For pf_arena_opts.policy: a device reaches only what pf_map() maps, and pools.
+/// For pf_arena_opts.policy: a device reaches only what pf_map() or a request maps, and the memory
+/// of pools, at the addresses in their blocks.
 pub const PF_POLICY_PER_USE: u32 = 1;
 
 /// Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
@@ -114,8 +115,9 @@ pub struct pf_region {
 /// @out: where the handle is stored.
 ///
 /// Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
-/// `size` is not a multiple of 4096); E2BIG (fields of a newer version); ENOMEM (the message lists
-/// each source that was tried, and what it lacks); EBADF; EFAULT; ENFILE.
+/// `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
+/// of a newer version); ENOMEM (the message lists each source that was tried, and what it lacks);
+/// EBADF; EFAULT; ENFILE.
 /// Thread: any. Allocates. Ends with pf_arena_put(). Since 0.1.
 ///
 /// # Safety
@@ -382,7 +384,8 @@ impl pf_arena_t {
 /// Returns the address of memory for the devices of a domain, as vtophys functions do.
 ///
 /// @domain: the domain.
-/// @va: memory that is mapped there as a whole: of an arena of PF_POLICY_WHOLE, or registered.
+/// @va: memory that is mapped there as a whole: of an arena of PF_POLICY_WHOLE, or registered. A
+/// block or a page of another arena's pool has its address beside it.
 /// @len: bytes that the caller needs, all of which are mapped there in one piece.
 /// @iova: where the address is stored.
 ///

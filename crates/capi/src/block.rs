@@ -9,7 +9,7 @@ use std::mem::offset_of;
 pub struct pf_block_t {
     /// Its address in this process.
     pub va: *mut c_void,
-    /// Its address for the device.
+    /// Its address for the devices of its arena's first domain; or as pf_pool_add() was told.
     pub iova: u64,
     /// Bytes.
     pub len: u32,

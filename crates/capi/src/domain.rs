@@ -103,8 +103,9 @@ pub(crate) unsafe fn text<'t>(text: *const c_char, name: &str) -> Result<&'t str
     text.to_str().map_err(|_| fail!(EINVAL, "`{name}` is not UTF-8"))
 }
 
-/// Creates a domain behind a software IOMMU: for tests, for models of devices, and for a program
-/// that has no hardware. What is mapped is checked as with a real one.
+/// Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
+/// The only device in it is a model of a controller (pf_nvme_open() without `bdf`), whose accesses
+/// are checked as by a real IOMMU.
 ///
 /// @out: where the handle is stored.
 ///

@@ -163,7 +163,7 @@ pub(crate) unsafe fn store<T>(out: *mut T, value: T, name: &str) -> Result<(), F
 /// Refuses a null pointer before anything is done.
 pub(crate) fn check_out<T>(out: *const T, name: &str) -> Result<(), Failure> {
     if out.is_null() {
-        Err(fail!(EFAULT, "`{name}` is NULL: pass where the result is to be stored"))
+        Err(fail!(EFAULT, "`{name}` is NULL: this parameter is needed"))
     } else {
         Ok(())
     }

@@ -79,7 +79,8 @@ impl pf_dir {
 ///
 /// A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
 /// registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
-/// and its end does not keep the device from the memory.
+/// and its end does not keep the device from the memory. Nor does the end of a mapping of a pool's
+/// memory, which stays reachable at the addresses in its blocks or pages.
 ///
 /// @owner: the owner, of the memory's domain.
 /// @va: the memory: any bytes of one allocation of an arena in the domain, of one pool, or of

@@ -32,8 +32,8 @@ const BATCH: usize = 64;
 /// Pages of a ring, where the caller names none.
 const RING: u32 = 1024;
 
-/// Creates a pool of pages for a receive path: a page is mapped for the device once, and stays
-/// mapped while it is used and recycled.
+/// Creates a pool of pages for a receive path: the devices of the arena's first domain read and write
+/// a page from when it is first allocated on, also while it is free.
 ///
 /// @arena: where its memory comes from, as it is needed.
 /// @page_bytes: 4096 times a power of two, up to 2 MiB.

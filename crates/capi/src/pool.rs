@@ -127,7 +127,8 @@ unsafe impl Options for pf_pool_stats {
     };
 }
 
-/// Creates a pool of blocks of one size.
+/// Creates a pool of blocks of one size. Devices of the arena's first domain reach its memory, for
+/// reading and writing, for as long as the pool has it, also with PF_POLICY_PER_USE.
 ///
 /// @arena: where its memory comes from, as it is needed; NULL: only from pf_pool_add().
 /// @opts: the options; `size` at least.

@@ -26,10 +26,12 @@ use std::time::{Duration, Instant};
 use transfer::{Attempt, Scattered, Site};
 
 /// For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
-/// it must be mapped as a whole (PF_POLICY_WHOLE, or registered).
+/// it must be mapped as a whole (PF_POLICY_WHOLE, or registered). The default.
 pub const PF_PROTECT_STATIC: u32 = 0;
 /// For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
-/// completed; pf_complete() waits for the flush, one for all that it finds.
+/// completed; pf_complete() waits for the flush, one for all that it finds. It is of pf_alloc() or
+/// pf_frames_fill(), from an arena of PF_POLICY_PER_USE. Blocks and pages of pools in such an arena
+/// are accepted, too, but stay reachable at the addresses in them.
 pub const PF_PROTECT_STRICT: u32 = 1;
 /// For pf_queue_opts.protect: the same without waiting: a request is reported by a later call, when
 /// its flush has completed.
@@ -141,7 +143,7 @@ pub struct pf_queue_opts {
     /// The most requests between pf_submit() and their report by pf_complete(): 1 to
     /// pf_nvme_info.max_depth.
     pub depth: u32,
-    /// PF_PROTECT_*.
+    /// PF_PROTECT_*; 0: PF_PROTECT_STATIC.
     pub protect: u32,
     /// PF_QUEUE_* bits.
     pub flags: u32,
@@ -173,7 +175,7 @@ pub struct pf_request {
     /// first entry begins at a multiple of 4, the others at a multiple of 4096, and all but the
     /// last end at one.
     pub iov: *const iovec,
-    /// Entries of it: 1 to 1024.
+    /// Entries of it: 1 to 1024; PF_FLUSH: 0.
     pub iovcnt: u32,
     /// 0.
     pub flags: u32,
@@ -309,7 +311,7 @@ unsafe extern "C" fn submit(
 }
 
 /// Reports requests that have completed and whose memory no device can reach any more (except with
-/// PF_PROTECT_STATIC). Revokes what is found to have completed.
+/// PF_PROTECT_STATIC, and memory of pools). Revokes what is found to have completed.
 ///
 /// @queue: the queue.
 /// @completions: where the reports are stored.

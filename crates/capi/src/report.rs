@@ -55,8 +55,9 @@ pub struct pf_counter {
 /// a call with the object, and may be of slightly different times else. A domain's are followed by
 /// those of its IOMMU and of its invalidation queue.
 ///
-/// Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
-/// EBUSY (a thread is in a call with a page pool or queue, which belong to one).
+/// Return: how many counters the object has, of which the first `max` are stored; or -errno: EFAULT
+/// (`handle` is NULL); EBADF; EBUSY (a thread is in a call with the page pool or queue, which belongs
+/// to one).
 /// Thread: any. Since 0.1.
 ///
 /// # Safety
@@ -170,7 +171,7 @@ fn read(handle: *const c_void) -> Result<Read, Failure> {
         _ => {
             return Err(fail!(
                 EBADF,
-                "{handle:p} is no handle of an object with counters: pass a domain, an arena, a pool, a controller or a queue"
+                "{handle:p} is no handle of an object with counters: pass a domain, an arena, a pool, a page pool, a controller or a queue"
             ));
         }
     }
