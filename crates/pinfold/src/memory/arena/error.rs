@@ -160,7 +160,8 @@ counters! {
         pinned_bytes: Level Bytes "  pinned",
         /// The size in frames of 4096 bytes.
         frames: Level Count "frames",
-        /// Allocated frames, quarantined ones included.
+        /// Allocated frames, quarantined ones included. While owners' handles exist, it lags behind
+        /// by what they have not reported yet.
         frames_in_use: Level Count "  in use",
         /// The most frames that were allocated at once.
         frames_peak: Peak Count "  peak",
