@@ -101,9 +101,9 @@
 
 /*
  For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
- completed; pf_complete() waits for the flush, one for all that it finds. The memory is of pf_alloc()
- or pf_frames_fill(), from an arena of PF_POLICY_PER_USE. Blocks and pages of pools in it are
- accepted, too, but stay reachable at the addresses in them.
+ completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
+ pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: blocks and pages of
+ pools in it are accepted, too, but stay reachable at the addresses in them.
  */
 #define PF_PROTECT_STRICT 1
 
@@ -1713,13 +1713,13 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index);
  @max: how many fit there.
 
  Owners count without locks or shared writes, so the counters are exact whenever no thread is in
- a call with the object, and may be of slightly different times else. An arena's frames in use lag
- behind while a handle of pf_frames_create() exists. A domain's are followed by those of its IOMMU
- and of its invalidation queue.
+ a call with the object, and may be of slightly different times else. An arena's frames in use
+ lag behind while a handle of pf_frames_create() exists. A domain's are followed by those of its
+ IOMMU and of its invalidation queue.
 
  Return: how many counters the object has, of which the first `max` are stored; or -errno: EFAULT
- (`handle` is NULL); EBADF; EBUSY (a thread is in a call with the page pool or queue, which belongs
- to one).
+ (`handle` is NULL); EBADF; EBUSY (a thread is in a call with the page pool or queue, which
+ belongs to one).
  Thread: any. Since 0.1.
 
  */

@@ -29,9 +29,9 @@ use transfer::{Attempt, Scattered, Site};
 /// it must be mapped as a whole (PF_POLICY_WHOLE, or registered). The default.
 pub const PF_PROTECT_STATIC: u32 = 0;
 /// For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
-/// completed; pf_complete() waits for the flush, one for all that it finds. The memory is of pf_alloc()
-/// or pf_frames_fill(), from an arena of PF_POLICY_PER_USE. Blocks and pages of pools in it are
-/// accepted, too, but stay reachable at the addresses in them.
+/// completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
+/// pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: blocks and pages of
+/// pools in it are accepted, too, but stay reachable at the addresses in them.
 pub const PF_PROTECT_STRICT: u32 = 1;
 /// For pf_queue_opts.protect: the same without waiting: a request is reported by a later call, when
 /// its flush has completed.
