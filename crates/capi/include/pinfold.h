@@ -95,15 +95,15 @@
 
 /*
  For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
- it must be mapped as a whole (PF_POLICY_WHOLE, or registered). The default.
+ it must stay mapped (PF_POLICY_WHOLE, registered, or a pool's). The default.
  */
 #define PF_PROTECT_STATIC 0
 
 /*
  For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
  completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
- pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: blocks and pages of
- pools in it are accepted, too, but stay reachable at the addresses in them.
+ pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped (that
+ of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked.
  */
 #define PF_PROTECT_STRICT 1
 
@@ -988,19 +988,18 @@ int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
 
  A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
  registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
- and its end does not keep the device from the memory. Nor does the end of a mapping of a pool's
- memory, which stays reachable at the addresses in its blocks or pages.
+ and its end does not keep the device from the memory. Memory of pools in an arena of
+ PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and pages, and is refused here.
 
  @owner: the owner, of the memory's domain.
- @va: the memory: any bytes of one allocation of an arena in the domain, of one pool, or of
- registered memory.
+ @va: the memory: any bytes of one allocation of an arena in the domain, or of registered memory.
  @len: bytes, at least 1.
  @dir: enum pf_dir: what the device may do.
  @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
  @iova: where the device's address of `va` is stored.
 
  Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len` bytes
- of it, 0 bytes, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
+ of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
  ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
  is mapped then.
  Thread: the owner's. Allocates when the owner has more mappings than ever. Since 0.1.
@@ -1528,7 +1527,7 @@ int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint3
 
 /*
  Reports requests that have completed and whose memory no device can reach any more (except with
- PF_PROTECT_STATIC, and memory of pools). Revokes what is found to have completed.
+ PF_PROTECT_STATIC). Revokes what is found to have completed.
 
  @queue: the queue.
  @completions: where the reports are stored.

@@ -79,19 +79,18 @@ impl pf_dir {
 ///
 /// A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
 /// registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
-/// and its end does not keep the device from the memory. Nor does the end of a mapping of a pool's
-/// memory, which stays reachable at the addresses in its blocks or pages.
+/// and its end does not keep the device from the memory. Memory of pools in an arena of
+/// PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and pages, and is refused here.
 ///
 /// @owner: the owner, of the memory's domain.
-/// @va: the memory: any bytes of one allocation of an arena in the domain, of one pool, or of
-/// registered memory.
+/// @va: the memory: any bytes of one allocation of an arena in the domain, or of registered memory.
 /// @len: bytes, at least 1.
 /// @dir: enum pf_dir: what the device may do.
 /// @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
 /// @iova: where the device's address of `va` is stored.
 ///
 /// Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len` bytes
-/// of it, 0 bytes, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
+/// of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
 /// ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
 /// is mapped then.
 /// Thread: the owner's. Allocates when the owner has more mappings than ever. Since 0.1.
@@ -127,6 +126,7 @@ unsafe extern "C" fn map_one(
         let mut owner = OWNERS.get_mut(handle)?;
         let owner = &mut *owner;
         let span = owner.state.span(va.addr(), len)?;
+        span.check_mappable(owner.state.domain.id())?;
         let at = span.part().0 as u64;
         let mapping =
             dir.map(&mut owner.local, span).map_err(|refused| Failure::from(&refused.error))?;
@@ -193,7 +193,10 @@ unsafe extern "C" fn map_many(
         for index in 0..n as usize {
             // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
             let piece = unsafe { iov.wrapping_add(index).read_unaligned() };
-            let span = owner.state.span(piece.iov_base.addr(), piece.iov_len);
+            let span = owner.state.span(piece.iov_base.addr(), piece.iov_len).and_then(|span| {
+                span.check_mappable(owner.state.domain.id())?;
+                Ok(span)
+            });
             spans.push(span.map_err(|failure| failure.of(format_args!("piece {index}")))?);
         }
         let parts: Vec<_> = spans.iter().map(|span| (span.addr(), span.part())).collect();

@@ -26,12 +26,12 @@ use std::time::{Duration, Instant};
 use transfer::{Attempt, Scattered, Site};
 
 /// For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
-/// it must be mapped as a whole (PF_POLICY_WHOLE, or registered). The default.
+/// it must stay mapped (PF_POLICY_WHOLE, registered, or a pool's). The default.
 pub const PF_PROTECT_STATIC: u32 = 0;
 /// For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
 /// completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
-/// pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: blocks and pages of
-/// pools in it are accepted, too, but stay reachable at the addresses in them.
+/// pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped (that
+/// of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked.
 pub const PF_PROTECT_STRICT: u32 = 1;
 /// For pf_queue_opts.protect: the same without waiting: a request is reported by a later call, when
 /// its flush has completed.
@@ -311,7 +311,7 @@ unsafe extern "C" fn submit(
 }
 
 /// Reports requests that have completed and whose memory no device can reach any more (except with
-/// PF_PROTECT_STATIC, and memory of pools). Revokes what is found to have completed.
+/// PF_PROTECT_STATIC). Revokes what is found to have completed.
 ///
 /// @queue: the queue.
 /// @completions: where the reports are stored.

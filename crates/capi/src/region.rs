@@ -33,6 +33,8 @@ pub(crate) struct Region {
     #[expect(dead_code, reason = "held, and dropped with the region")]
     keep: Keep,
     places: Places,
+    /// Where the memory of its pools is mapped for as long as they have it, counted from its start.
+    pools_at: Option<(DomainId, Iova)>,
     /// Mappings and requests that use any of it, without those that the words of allocations count.
     uses: AtomicU64,
     /// Pools and handles that allocate from it.
@@ -75,6 +77,7 @@ impl Region {
             len,
             keep: Keep::Arena(ArenaMemory::clone(arena)),
             places: Places::default(),
+            pools_at: arena.domain().map(|domain| (domain, arena.iova())),
             uses: AtomicU64::new(0),
             holders: AtomicU64::new(0),
             pages,
@@ -95,6 +98,7 @@ impl Region {
             len,
             keep,
             places,
+            pools_at: None,
             uses: AtomicU64::new(0),
             holders: AtomicU64::new(0),
             pages: Box::default(),
@@ -521,10 +525,33 @@ impl Span {
         self.region().addr() + self.at
     }
 
-    /// Returns the address of the part for the devices of the domain, if the region is mapped there
-    /// as a whole.
+    /// Returns the address of the part for the devices of the domain, if it stays mapped there: in a
+    /// region that is mapped as a whole, or in a pool.
     pub(crate) fn fixed(&self, domain: DomainId) -> Option<Iova> {
-        self.region().place(domain)?.checked_add(self.at as u64)
+        let start = self.region().place(domain).or_else(|| self.pool_place(domain));
+        start?.checked_add(self.at as u64)
+    }
+
+    /// Returns where the region would begin for the devices of the domain, if the part is a pool's,
+    /// which has mapped it there.
+    fn pool_place(&self, domain: DomainId) -> Option<Iova> {
+        let (own, start) = self.region().pools_at?;
+        (matches!(self.counted, Counted::Pool) && own == domain).then_some(start)
+    }
+
+    /// Refuses memory that a mapping would not protect: a pool keeps its own mapped.
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub(crate) fn check_mappable(&self, domain: DomainId) -> Result<(), Failure> {
+        if self.region().place(domain).is_some() || self.pool_place(domain).is_none() {
+            return Ok(());
+        }
+        let (addr, len) = (self.addr(), self.len);
+        Err(fail!(
+            EINVAL,
+            "{len} bytes at {addr:#x} are a pool's, which stay mapped: use the block's own iova, or memory of pf_alloc"
+        ))
     }
 }
 

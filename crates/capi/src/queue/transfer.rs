@@ -61,7 +61,7 @@ pub(crate) struct Part {
 
 impl Scattered {
     /// # Errors
-    /// Those of `spans`; `EINVAL`: one is mapped as a whole, so that it could not be revoked.
+    /// Those of `spans`; `EINVAL`: one stays mapped, so that it could not be revoked.
     pub(crate) fn new(
         spans: impl Iterator<Item = Result<Span, Failure>>,
         domain: DomainId,
@@ -72,8 +72,9 @@ impl Scattered {
             if span.fixed(domain).is_some() {
                 return Err(fail!(
                     EINVAL,
-                    "the memory at {:#x} is mapped as a whole, so that its access could not be revoked: allocate it from \
-                     an arena of PF_POLICY_PER_USE, or create the queue with PF_PROTECT_STATIC",
+                    "the memory at {:#x} stays mapped (the arena's, the registration's, or the pool's), so that \
+                     its access could not be revoked: allocate it with pf_alloc from an arena of PF_POLICY_PER_USE, or \
+                     create the queue with PF_PROTECT_STATIC",
                     span.addr()
                 ));
             }

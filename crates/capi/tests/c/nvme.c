@@ -441,7 +441,7 @@ static void refused(uint32_t protect) {
     if (protect == PF_PROTECT_STATIC)
         REFUSED(ENXIO, "not mapped as a whole", pf_submit(on, &request, 1));
     else
-        REFUSED(EINVAL, "is mapped as a whole", pf_submit(on, &request, 1));
+        REFUSED(EINVAL, "stays mapped", pf_submit(on, &request, 1));
     OK(pf_free(wrong, iov.iov_base));
 
     /* In flight: its memory, its queue, its controller and its arena stay. */
@@ -592,7 +592,7 @@ static void other_memory(void) {
     REFUSED(ENXIO, "pf_register", pf_submit(on, &read, 1));
     OK(pf_register(domain, own, BYTES, &registered));
     CHECK(run(on, read).result == 0 && memcmp(own + 512, shadow + 1024, BYTES - 512) == 0);
-    REFUSED(EINVAL, "is mapped as a whole", pf_submit(strict, &read, 1));
+    REFUSED(EINVAL, "stays mapped", pf_submit(strict, &read, 1));
     CHECK(OK(pf_submit(on, &read, 1)) == 1);
     CHECK(pf_unregister(registered) == -EBUSY);
     CHECK(OK(pf_queue_wait(on, LONG)) == 1 && OK(pf_complete(on, &done, 1)) == 1);
@@ -600,18 +600,35 @@ static void other_memory(void) {
     REFUSED(ENXIO, "pf_register", pf_submit(on, &read, 1));
     CHECK(munmap(own, BYTES) == 0);
 
+    /* A block of a pool stays mapped, whatever the arena's policy is. */
     struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 4096, .align = 4096};
-    pf_pool_t *pool;
-    pf_cache_t *cache;
-    pf_block_t block;
-    OK(pf_pool_create(whole, &opts, &pool));
-    OK(pf_pool_cache(pool, &cache));
-    OK(pf_get(cache, &block));
-    iov = (struct iovec){block.va, 4096};
-    CHECK(run(on, read).result == 0 && memcmp(block.va, shadow + 1024, 4096) == 0);
-    OK(pf_put(cache, &block));
-    OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    pf_arena_t *arenas[2] = {whole, per_use};
+    pf_owner_t *owner;
+    OK(pf_owner_create(domain, &owner));
+    for (int at = 0; at < 2; at++) {
+        pf_pool_t *pool;
+        pf_cache_t *cache;
+        pf_block_t block;
+        uint64_t iova;
+        OK(pf_pool_create(arenas[at], &opts, &pool));
+        OK(pf_pool_cache(pool, &cache));
+        OK(pf_get(cache, &block));
+        OK(pf_iova(domain, (char *)block.va + 100, 7, &iova));
+        CHECK(iova == block.iova + 100);
+        iov = (struct iovec){block.va, 4096};
+        CHECK(run(on, read).result == 0 && memcmp(block.va, shadow + 1024, 4096) == 0);
+        REFUSED(EINVAL, "stays mapped", pf_submit(strict, &read, 1));
+        if (arenas[at] == per_use) {
+            pf_map_t map;
+            struct iovec piece = {block.va, 4096};
+            REFUSED(EINVAL, "are a pool's", pf_map(owner, block.va, 8, PF_BIDIR, &map, &iova));
+            REFUSED(EINVAL, "piece 0", pf_map_many(owner, &piece, 1, PF_BIDIR, &map, &iova));
+        }
+        OK(pf_put(cache, &block));
+        OK(pf_cache_destroy(cache));
+        OK(pf_pool_put(pool));
+    }
+    OK(pf_owner_destroy(owner));
     OK(pf_queue_destroy(on));
     OK(pf_queue_destroy(strict));
 }
