@@ -1716,9 +1716,8 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index);
  lag behind while a handle of pf_frames_create() exists. A domain's are followed by those of its
  IOMMU and of its invalidation queue.
 
- Return: how many counters the object has, of which the first `max` are stored; or -errno: EFAULT
- (`handle` is NULL); EBADF; EBUSY (a thread is in a call with the page pool or queue, which
- belongs to one).
+ Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
+ EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
  Thread: any. Since 0.1.
 
  */

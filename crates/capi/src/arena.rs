@@ -170,6 +170,9 @@ unsafe fn build(opts: &pf_arena_opts, state: &State) -> Result<Arena, Failure> {
             "sources {sources:#x}, reserved {reserved:#x}: set PF_SOURCE_* bits only, and reserved to 0"
         ));
     }
+    if opts.size == 0 {
+        return Err(fail!(EINVAL, "an arena of 0 bytes: set pf_arena_opts.size"));
+    }
     let mut builder = Arena::builder().size(opts.size).mapping_policy(policy);
     if let Some(node) = opts.numa_node_plus_one.checked_sub(1) {
         builder = builder.numa_node(node);

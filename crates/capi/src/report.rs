@@ -3,7 +3,7 @@
 
 use crate::arena::{ARENAS, pf_arena_t};
 use crate::domain::{DOMAINS, pf_domain_t};
-use crate::failure::{Failure, call, check_out, fail};
+use crate::failure::{Failure, call, fail};
 use crate::handle::kind_of;
 use crate::nvme::{NVMES, pf_nvme_t};
 use crate::pages::{PAGES, pf_pages_t};
@@ -56,9 +56,8 @@ pub struct pf_counter {
 /// lag behind while a handle of pf_frames_create() exists. A domain's are followed by those of its
 /// IOMMU and of its invalidation queue.
 ///
-/// Return: how many counters the object has, of which the first `max` are stored; or -errno: EFAULT
-/// (`handle` is NULL); EBADF; EBUSY (a thread is in a call with the page pool or queue, which
-/// belongs to one).
+/// Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
+/// EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
 /// Thread: any. Since 0.1.
 ///
 /// # Safety
@@ -143,7 +142,6 @@ type Read = Vec<(&'static Counter, u64)>;
 
 /// Reads the counters of the object that a handle of any kind is of.
 fn read(handle: *const c_void) -> Result<Read, Failure> {
-    check_out(handle, "handle")?;
     let (handle, mut all) = (handle.cast_mut(), Vec::new());
     match kind_of(handle) {
         Some(kind) if kind == DOMAINS.kind() => {

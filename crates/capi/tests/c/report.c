@@ -84,7 +84,7 @@ int main(void) {
     REFUSED(EBADF, "destroyed", pf_stats(queue, two, 1));
     OK(pf_nvme_put(nvme));
 
-    REFUSED(EFAULT, "`handle` is NULL", pf_stats(NULL, two, 1));
+    REFUSED(EBADF, "no handle of an object", pf_stats(NULL, two, 1));
     REFUSED(EBADF, "no handle of an object", pf_stats(two, two, 1));
     REFUSED(EBADF, "no handle of an object", pf_stats_json(text, text, 1));
     OK(pf_arena_put(arena));

@@ -122,11 +122,13 @@ impl ArenaMemory {
             Residency::ByMapping => self.0.policy() == MappingPolicy::Whole,
             Residency::NotLocked(_) => false,
         };
+        let in_use = self.0.in_use();
         ArenaStats {
             bytes,
             frames: bytes / Frame::BYTES,
-            frames_in_use: self.0.in_use(),
-            frames_peak: self.0.peak(),
+            frames_in_use: in_use,
+            // An owner's counts may have arrived since the peak was noted.
+            frames_peak: self.0.peak().max(in_use),
             frames_quarantined: self.0.quarantined(),
             pinned_bytes: if pinned { bytes } else { 0 },
         }
