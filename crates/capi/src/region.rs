@@ -37,8 +37,8 @@ pub(crate) struct Region {
     pools_at: Option<(DomainId, Iova)>,
     /// Mappings and requests that use any of it, without those that the words of allocations count.
     uses: AtomicU64,
-    /// Pools and handles that allocate from it.
-    holders: AtomicU64,
+    /// Pools, handles and controllers that allocate from it.
+    holders: Arc<AtomicU64>,
     /// What of it is allocated; empty for a registration.
     pages: Box<[AtomicU64]>,
 }
@@ -79,7 +79,7 @@ impl Region {
             places: Places::default(),
             pools_at: arena.domain().map(|domain| (domain, arena.iova())),
             uses: AtomicU64::new(0),
-            holders: AtomicU64::new(0),
+            holders: Arc::default(),
             pages,
         }
     }
@@ -100,7 +100,7 @@ impl Region {
             places,
             pools_at: None,
             uses: AtomicU64::new(0),
-            holders: AtomicU64::new(0),
+            holders: Arc::default(),
             pages: Box::default(),
         }
     }
@@ -138,7 +138,7 @@ impl Region {
         self.uses.load(Ordering::Acquire) + allocations.map(|word| word / ONE_USE).sum::<u64>()
     }
 
-    /// Returns how many pools and handles allocate from it.
+    /// Returns how many pools, handles and controllers allocate from it.
     pub(crate) fn holders(&self) -> u64 {
         self.holders.load(Ordering::Acquire)
     }
@@ -437,26 +437,34 @@ impl Places {
     }
 }
 
-/// Keeps an arena from being ended: of a pool or a handle that allocates from it, also while that
-/// has nothing of it.
-pub(crate) struct Hold(Arc<Region>);
+/// Keeps an arena from being ended: of a pool, a handle or a controller that allocates from it, also
+/// while that has nothing of it. Its owner drops what it has of the arena before.
+pub(crate) struct Hold {
+    region: Arc<Region>,
+    /// After `region`: when it is counted no more, nothing of it keeps the arena's memory.
+    #[expect(dead_code, reason = "held, and dropped last")]
+    counted: Holder,
+}
 
 impl Hold {
     /// Holds the region of an arena that a call uses, so that nothing ends it meanwhile.
     pub(crate) fn new(region: &Arc<Region>) -> Self {
         region.holders.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(region))
+        Self { region: Arc::clone(region), counted: Holder(Arc::clone(&region.holders)) }
     }
 
     pub(crate) fn region(&self) -> &Region {
-        &self.0
+        &self.region
     }
 }
 
-impl Drop for Hold {
+/// One that is counted.
+struct Holder(Arc<AtomicU64>);
+
+impl Drop for Holder {
     fn drop(&mut self) {
         // Release: what was done through it comes before the arena's end.
-        self.0.holders.fetch_sub(1, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -584,5 +592,47 @@ unsafe impl Pinned for Span {
     #[inline]
     fn extent(&self, index: usize) -> Option<(u64, u64)> {
         (index == 0).then_some(((self.at % PAGE) as u64, self.len as u64))
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(handle_model))]
+mod tests {
+    use super::*;
+    use pinfold::Domain;
+    use std::sync::atomic::AtomicBool;
+
+    /// An arena may be of memory that the program frees when it has ended.
+    #[test]
+    fn a_hold_that_is_not_counted_keeps_nothing() {
+        let domain = Domain::soft().unwrap();
+        let arena = Arena::builder().size(1 << 20).build(&domain).unwrap();
+        let region = Arc::new(Region::arena(&arena));
+        let held = AtomicBool::new(false);
+        let (region, held) = (&region, &held);
+        let mut most = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for _ in 0..100_000 {
+                    let hold = Hold::new(region);
+                    held.store(true, Ordering::Release);
+                    drop(hold);
+                    while held.load(Ordering::Acquire) {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            for _ in 0..100_000 {
+                while !held.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                while region.holders() > 0 {
+                    std::hint::spin_loop();
+                }
+                most = most.max(Arc::strong_count(region));
+                held.store(false, Ordering::Release);
+            }
+            assert_eq!(most, 1);
+        });
     }
 }
