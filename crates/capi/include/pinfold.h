@@ -773,8 +773,8 @@ int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint
  @arena: the arena; NULL does nothing.
 
  Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
- pool or a handle of frames exists that may allocate from it: the message says how much of each);
- EBADF.
+ pool, a controller or a handle of frames exists that may allocate from it: the message says how
+ much of each); EBADF.
  Thread: any. Since 0.1.
  */
 int pf_arena_put(struct pf_arena_t *arena);

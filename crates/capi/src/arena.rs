@@ -235,8 +235,8 @@ pub unsafe extern "C" fn pf_arena_map_into(
 /// @arena: the arena; NULL does nothing.
 ///
 /// Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
-/// pool or a handle of frames exists that may allocate from it: the message says how much of each);
-/// EBADF.
+/// pool, a controller or a handle of frames exists that may allocate from it: the message says how
+/// much of each); EBADF.
 /// Thread: any. Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
@@ -253,8 +253,8 @@ pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
                     return Err(fail!(
                         EBUSY,
                         "{used} bytes of the arena are in use, in {allocations} allocations, the rest in pools and \
-                         queues; {holders} pools and handles of frames allocate from it, {uses} mappings or requests \
-                         use it: free, unmap and destroy them first"
+                         queues; {holders} pools, controllers and handles of frames allocate from it, {uses} mappings \
+                         or requests use it: free, unmap and destroy them first"
                     ));
                 }
                 Ok(())

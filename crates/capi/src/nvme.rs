@@ -7,6 +7,7 @@ use crate::failure::{Failure, call, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, fill, read};
 use crate::queue::transfer::Data;
+use crate::region::Hold;
 use libc::{EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
 use pinfold::Arena;
 use pinfold::vfio::DeviceError;
@@ -49,6 +50,9 @@ pub(crate) struct Device {
     lost: Mutex<Vec<Quarantined<Data>>>,
     /// Dropped after the controller.
     backing: Backing,
+    /// Dropped last: the arena of the rings is not ended before.
+    #[expect(dead_code, reason = "held")]
+    hold: Hold,
 }
 
 enum Backing {
@@ -120,7 +124,7 @@ impl Drop for Lease {
 impl Device {
     fn new(
         registers: Arc<dyn Registers>,
-        rings: Arena,
+        (rings, hold): (Arena, Hold),
         config: Config,
         state: Arc<State>,
         (vectors, backing): (Vec<Vector>, Backing),
@@ -134,6 +138,7 @@ impl Device {
             queues: AtomicUsize::new(0),
             lost: Mutex::default(),
             backing,
+            hold,
         })
     }
 
@@ -310,11 +315,11 @@ pub unsafe extern "C" fn pf_nvme_open(
     })
 }
 
-/// Returns the arena as memory of this domain.
-fn rings(arena: *mut pf_arena_t, state: &Arc<State>) -> Result<Arena, Failure> {
+/// Returns the arena as memory of this domain, and what keeps it from being ended.
+pub(crate) fn rings(arena: *mut pf_arena_t, state: &Arc<State>) -> Result<(Arena, Hold), Failure> {
     let arena = ARENAS.get(arena)?;
     let domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
-    match domains.iter().position(|other| Arc::ptr_eq(other, state)) {
+    let memory = match domains.iter().position(|other| Arc::ptr_eq(other, state)) {
         Some(0) => Ok(arena.arena.clone()),
         // Mapped there already, so this finds it.
         Some(_) => arena.arena.map_into(&state.domain).map_err(|error| Failure::from(&error)),
@@ -322,7 +327,8 @@ fn rings(arena: *mut pf_arena_t, state: &Arc<State>) -> Result<Arena, Failure> {
             ENXIO,
             "the arena is not in the controller's domain: create it there, or call pf_arena_map_into"
         )),
-    }
+    };
+    Ok((memory?, Hold::new(&arena.region)))
 }
 
 /// # Safety
@@ -347,7 +353,7 @@ unsafe fn medium(opts: &pf_nvme_opts) -> Result<Arc<dyn Media>, Failure> {
 /// have, too.
 pub(crate) fn open_model(
     state: Arc<State>,
-    rings: Arena,
+    rings: (Arena, Hold),
     mut model: ModelConfig,
     config: Config,
 ) -> Result<(Device, model::Faults), Failure> {
@@ -370,7 +376,7 @@ pub(crate) fn open_model(
     Ok((Device::new(registers, rings, config, state, held)?, faults))
 }
 
-fn open_pci(state: Arc<State>, rings: Arena, bdf: &str) -> Result<Device, Failure> {
+fn open_pci(state: Arc<State>, rings: (Arena, Hold), bdf: &str) -> Result<Device, Failure> {
     let Some(device) = state.device(bdf) else {
         return Err(fail!(
             ENODEV,

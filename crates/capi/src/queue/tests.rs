@@ -83,7 +83,7 @@ impl Program {
         // Units of 500 ms: a controller that is stuck is given up soon.
         model.timeout_500ms = 2;
         change(&mut model);
-        let source = crate::arena::ARENAS.get(rings).unwrap().arena.clone();
+        let source = crate::nvme::rings(rings, &state).unwrap();
         let (device, faults) = open_model(state, source, model, config).unwrap();
         let nvme = NVMES.insert(pf_nvme_t { device: Arc::new(device) }).unwrap();
         let opts = pf_queue_opts {

@@ -30,7 +30,7 @@ static void create(void) {
     CHECK(frames == NULL);
     frames = new_frames(arena);
     /* The arena does not end before its handles. */
-    REFUSED(EBUSY, "1 pools and handles", pf_arena_put(arena));
+    REFUSED(EBUSY, "1 pools, controllers and handles", pf_arena_put(arena));
     OK(pf_frames_destroy(frames));
     REFUSED(EBADF, "destroyed", pf_frames_destroy(frames));
     void *slot = NULL;

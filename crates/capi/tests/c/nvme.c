@@ -675,6 +675,33 @@ static void traced(void) {
     OK(pf_free(per_use, memory));
 }
 
+static void *put_until_told(void *to_put) {
+    int code = -EBUSY;
+    while (code == -EBUSY && !__atomic_load_n(&stop, __ATOMIC_RELAXED))
+        code = pf_arena_put(to_put);
+    return (void *)(intptr_t)code;
+}
+
+/* A thread ends the arena while another one opens a controller on it: one of them is refused. */
+static void opened_while_the_arena_ends(void) {
+    struct pf_nvme_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
+    for (int i = 0; i < 100; i++) {
+        pf_arena_t *rings = arena(2 << 20, PF_POLICY_WHOLE);
+        pf_nvme_t *opened = NULL;
+        pthread_t thread;
+        void *put;
+        __atomic_store_n(&stop, 0, __ATOMIC_RELAXED);
+        CHECK(pthread_create(&thread, NULL, put_until_told, rings) == 0);
+        int code = pf_nvme_open(domain, rings, &opts, &opened);
+        __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+        CHECK(pthread_join(thread, &put) == 0);
+        CHECK((code == 0) == (put != NULL));
+        OK(pf_nvme_put(opened));
+        if (put != NULL)
+            OK(pf_arena_put(rings));
+    }
+}
+
 int main(void) {
     const char *checker = getenv("CHECKER");
     if (checker != NULL)
@@ -694,6 +721,7 @@ int main(void) {
     other_memory();
     by_two_threads();
     traced();
+    opened_while_the_arena_ends();
     on_a_file();
     OK(pf_nvme_put(nvme));
     REFUSED(EBADF, "destroyed", pf_nvme_put(nvme));
