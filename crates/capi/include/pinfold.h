@@ -346,7 +346,7 @@ typedef struct pf_map_t {
  */
 typedef struct pf_ticket_t {
   /*
-   Its number: 1 for the first of an owner.
+   Its number: one more than that of the owner's ticket before. Owners have different numbers.
    */
   uint64_t seq;
 } pf_ticket_t;

@@ -32,7 +32,7 @@ pub struct pf_owner_t {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct pf_ticket_t {
-    /// Its number: 1 for the first of an owner.
+    /// Its number: one more than that of the owner's ticket before. Owners have different numbers.
     pub seq: u64,
 }
 
@@ -68,6 +68,8 @@ impl Batch {
 struct Tickets {
     /// By their numbers.
     batches: VecDeque<Batch>,
+    /// Less than the number of the first ticket.
+    none: u64,
     /// The number of the last ticket.
     last: u64,
     /// Empty lists for the next batches.
@@ -111,20 +113,21 @@ impl Announcer {
 }
 
 impl Tickets {
-    fn new() -> Self {
-        Self { batches: VecDeque::new(), last: 0, spare: Vec::new(), announcer: None }
+    /// Creates the list; its numbers are greater than `none`.
+    fn new(none: u64) -> Self {
+        Self { batches: VecDeque::new(), none, last: none, spare: Vec::new(), announcer: None }
     }
 
     /// Finds a ticket. `None`: its memory has been handed back.
     ///
     /// # Errors
-    /// `ESTALE`: it was never issued.
+    /// `ESTALE`: it is none of this owner's.
     fn find(&self, ticket: pf_ticket_t) -> Result<Option<usize>, Failure> {
         let (seq, last) = (ticket.seq, self.last);
-        if seq == 0 || seq > last {
+        if seq <= self.none || seq > last {
             return Err(fail!(
                 ESTALE,
-                "ticket {seq} is none of this owner, whose last is {last}: pass what pf_revoke_many stored"
+                "ticket {seq:#x} is none of this owner, whose last is {last:#x}: pass what pf_revoke_many stored"
             ));
         }
         // The oldest, most often.
@@ -241,7 +244,7 @@ fn late(batch: &Batch) -> Failure {
     let (seq, count) = (batch.seq, batch.revoked.len());
     fail!(
         ETIMEDOUT,
-        "ticket {seq}: its flush has not completed in time, and a device may still reach the memory of {count} \
+        "ticket {seq:#x}: its flush has not completed in time, and a device may still reach the memory of {count} \
          mappings: it stays in use; call pf_wait again"
     )
 }
@@ -251,7 +254,7 @@ fn lost(batch: &Batch) -> Failure {
     let Batch { seq, lost, .. } = batch;
     fail!(
         EIO,
-        "ticket {seq}: its flush never completes, so a device may reach the memory of {lost} mappings for good: it is \
+        "ticket {seq:#x}: its flush never completes, so a device may reach the memory of {lost} mappings for good: it is \
          quarantined, and pf_free and pf_unregister refuse it; pf_quarantine counts it"
     )
 }
@@ -296,7 +299,8 @@ pub unsafe extern "C" fn pf_owner_create(
         check_out(out, "out")?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         let local = state.domain.local();
-        let (mappings, tickets) = (Slots::new(), Tickets::new());
+        let mappings = Slots::new();
+        let tickets = Tickets::new(mappings.number());
         let handle = OWNERS.insert(pf_owner_t { local, mappings, tickets, state })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;

@@ -66,6 +66,11 @@ impl<M> Slots<M> {
         Self { slots: Vec::new(), vacant: NONE, live: 0, claimed: Vec::new(), first_generation }
     }
 
+    /// Returns the owner's number: 2^40 less than that of the next owner.
+    pub(crate) fn number(&self) -> u64 {
+        self.first_generation & !COUNT
+    }
+
     /// Returns how many mappings there are.
     pub(crate) fn live(&self) -> usize {
         self.live

@@ -143,6 +143,13 @@ static void many(void) {
     REFUSED(ESTALE, "ticket 0", pf_quiesced(owner, (pf_ticket_t){0}));
     REFUSED(ESTALE, "whose last is", pf_quiesced(owner, (pf_ticket_t){next.seq + 1}));
     REFUSED(ESTALE, "none of this owner", pf_wait(owner, (pf_ticket_t){UINT64_MAX}, 0));
+    pf_owner_t *other;
+    pf_ticket_t own;
+    OK(pf_owner_create(domain, &other));
+    OK(pf_revoke_many(other, NULL, 0, &own));
+    REFUSED(ESTALE, "none of this owner", pf_quiesced(other, ticket));
+    REFUSED(ESTALE, "none of this owner", pf_wait(owner, own, 0));
+    OK(pf_owner_destroy(other));
     REFUSED(EBADF, "no handle", pf_wait(NULL, ticket, 0));
     REFUSED(EBADF, "no handle", pf_quiesced((pf_owner_t *)&ticket, ticket));
     /* In any order, and again. */
