@@ -401,7 +401,7 @@ struct pf_nvme_opts {
    */
   const char *path;
   /*
-   A model's size in bytes; 0: that of the file.
+   A model's size in bytes; 0: that of the file. At most 16 TiB in memory.
    */
   uint64_t size;
   /*

@@ -34,6 +34,8 @@ pub(crate) type Driver = Controller<Arc<dyn Registers>, Arena>;
 /// The most bytes of one request; the driver makes several commands of what is more than the
 /// controller's largest transfer.
 pub(crate) const MAX_TRANSFER: u64 = 64 << 20;
+/// The most bytes of a model in memory, whose table has 40 bytes for each 2 MiB.
+const MOST_MEMORY: u64 = 1 << 44;
 /// The block size of a model, unless the options say another.
 const MODEL_BLOCK: u32 = 512;
 
@@ -194,7 +196,7 @@ pub struct pf_nvme_opts {
     /// A model's medium: a file, which is created if there is none, and grown to `size`; NULL:
     /// memory.
     pub path: *const c_char,
-    /// A model's size in bytes; 0: that of the file.
+    /// A model's size in bytes; 0: that of the file. At most 16 TiB in memory.
     pub size: u64,
     /// A model's block: 512 or 4096; 0: 512.
     pub block_bytes: u32,
@@ -335,6 +337,13 @@ pub(crate) fn rings(arena: *mut pf_arena_t, state: &Arc<State>) -> Result<(Arena
 /// `path` of the options is null or a C string.
 unsafe fn medium(opts: &pf_nvme_opts) -> Result<Arc<dyn Media>, Failure> {
     if opts.path.is_null() {
+        if opts.size > MOST_MEMORY {
+            let size = opts.size;
+            return Err(fail!(
+                EINVAL,
+                "a model of {size} bytes in memory: at most {MOST_MEMORY}; name a file in `path`"
+            ));
+        }
         return Ok(Arc::new(MemoryMedia::new(opts.size)));
     }
     // SAFETY: as the caller promises.

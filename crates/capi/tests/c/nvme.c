@@ -72,6 +72,10 @@ static void open_and_look(void) {
     opts.block_bytes = 0;
     opts.size = 100;
     REFUSED(EINVAL, "100 bytes", pf_nvme_open(domain, whole, &opts, &nvme));
+    opts.size = (1ull << 44) + 1;
+    REFUSED(EINVAL, "in memory", pf_nvme_open(domain, whole, &opts, &nvme));
+    opts.size = UINT64_MAX;
+    REFUSED(EINVAL, "in memory", pf_nvme_open(domain, whole, &opts, &nvme));
     opts.size = CAPACITY;
     opts.bdf = "0000:01:00.0";
     REFUSED(ENODEV, "not attached", pf_nvme_open(domain, whole, &opts, &nvme));
