@@ -1680,7 +1680,7 @@ int pf_sgl(struct pf_reg_t *reg,
  @reg: the registration, of at most 1 GiB.
  @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
  kept open until pf_uring_unregister().
- @index: the place in the table; what is there is replaced.
+ @index: the place in the table; what is there is replaced, and is not in the table any more.
 
  Return: 0, or -errno: EBADF (no ring, or no registration); ENXIO (the ring has no table); EINVAL
  (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);

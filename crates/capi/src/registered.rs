@@ -10,10 +10,12 @@ use crate::region::Region;
 use pinfold::registered::BufferIndex;
 use pinfold::uring::{RegisterError, set_place};
 use pinfold::{MappingPolicy, OwnedMemory, Segment};
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Memory that the program already has, in a domain.
@@ -33,6 +35,16 @@ struct Ring {
     index: u16,
     /// A duplicate of it: the number may become another file's.
     ring: OwnedFd,
+    /// Another registration has the place now.
+    replaced: Arc<AtomicBool>,
+}
+
+/// Who has each place of a ring's table: what becomes true when it is replaced.
+static PLACES: Mutex<BTreeMap<(c_int, u16), Arc<AtomicBool>>> = Mutex::new(BTreeMap::new());
+
+/// Locked while a place is changed. After the list of a registration's rings.
+fn places() -> MutexGuard<'static, BTreeMap<(c_int, u16), Arc<AtomicBool>>> {
+    PLACES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 static REGS: Table<pf_reg_t> = Table::new(8, "registration");
@@ -160,7 +172,9 @@ pub extern "C" fn pf_unregister(reg: *mut pf_reg_t) -> c_int {
         let removed = REGS.remove(reg, |reg| {
             // What is late may have completed.
             reg.state.domain.release_late();
-            let rings = reg.rings().len();
+            let mut rings = reg.rings();
+            rings.retain(|ring| !ring.replaced.load(Ordering::Relaxed));
+            let rings = rings.len();
             State::take_out(std::slice::from_ref(&reg.state), &reg.region, |region| {
                 let uses = region.uses();
                 if rings > 0 || uses > 0 {
@@ -349,7 +363,7 @@ pub unsafe extern "C" fn pf_sgl(
 /// @reg: the registration, of at most 1 GiB.
 /// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
 /// kept open until pf_uring_unregister().
-/// @index: the place in the table; what is there is replaced.
+/// @index: the place in the table; what is there is replaced, and is not in the table any more.
 ///
 /// Return: 0, or -errno: EBADF (no ring, or no registration); ENXIO (the ring has no table); EINVAL
 /// (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);
@@ -362,11 +376,15 @@ pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c
         let reg = REGS.get(reg)?;
         let index = place(index)?;
         let ring = duplicate(ring_fd)?;
-        let mut rings = reg.rings();
+        let (mut rings, mut places) = (reg.rings(), places());
         set_place(&ring, BufferIndex::new(index), Some(reg.memory.fixed()))
             .map_err(|error| refused(&error))?;
-        rings.retain(|other| (other.fd, other.index) != (ring_fd, index));
-        rings.push(Ring { fd: ring_fd, index, ring });
+        let replaced = Arc::<AtomicBool>::default();
+        if let Some(before) = places.insert((ring_fd, index), Arc::clone(&replaced)) {
+            before.store(true, Ordering::Relaxed);
+        }
+        rings.retain(|other| !other.replaced.load(Ordering::Relaxed));
+        rings.push(Ring { fd: ring_fd, index, ring, replaced });
         Ok(0)
     })
 }
@@ -385,7 +403,8 @@ pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c
 pub extern "C" fn pf_uring_unregister(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
     call(|| {
         let reg = REGS.get(reg)?;
-        let mut rings = reg.rings();
+        let (mut rings, mut places) = (reg.rings(), places());
+        rings.retain(|ring| !ring.replaced.load(Ordering::Relaxed));
         let found =
             rings.iter().position(|ring| ring.fd == ring_fd && c_uint::from(ring.index) == index);
         let Some((at, ring)) = found.and_then(|at| rings.get(at).map(|ring| (at, ring))) else {
@@ -398,6 +417,7 @@ pub extern "C" fn pf_uring_unregister(reg: *mut pf_reg_t, ring_fd: c_int, index:
             Ok(()) | Err(RegisterError::NoTable | RegisterError::NoPlace { .. }) => {}
             Err(error) => return Err(refused(&error)),
         }
+        places.remove(&(ring.fd, ring.index));
         rings.swap_remove(at);
         Ok(0)
     })

@@ -230,6 +230,19 @@ static void in_a_ring(void) {
     REFUSED(ENOENT, "not at place 2", pf_uring_unregister(reg, ring.fd, 2));
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 2) == -EFAULT);
     CHECK(read_fixed(&ring, file, memory, sizeof text, 0) == sizeof text);
+    /* Another registration takes the place, which its end by the first one does not empty. */
+    char *more = pages(4096, PROT_READ | PROT_WRITE);
+    pf_reg_t *second;
+    OK(pf_register(domain, more, 4096, &second));
+    OK(pf_uring_register(reg, ring.fd, 1));
+    OK(pf_uring_register(second, ring.fd, 1));
+    REFUSED(EBUSY, "1 tables of rings", pf_unregister(reg));
+    REFUSED(ENOENT, "not at place 1", pf_uring_unregister(reg, ring.fd, 1));
+    CHECK(read_fixed(&ring, file, more, sizeof text, 1) == sizeof text);
+    REFUSED(EBUSY, "1 tables of rings", pf_unregister(second));
+    OK(pf_uring_unregister(second, ring.fd, 1));
+    OK(pf_unregister(second));
+    CHECK(munmap(more, 4096) == 0);
     /* Another ring takes the number of one that was closed. */
     struct ring other;
     CHECK(open_ring(&other));
