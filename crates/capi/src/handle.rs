@@ -405,6 +405,17 @@ mod tests {
     }
 
     #[test]
+    fn the_slot_that_is_vacant_for_longest_is_used_first() {
+        let table: Table<u32> = Table::new(1, "number");
+        let handles: Vec<_> = (0..3).map(|value| table.insert(value).unwrap()).collect();
+        for at in [1, 0, 2] {
+            table.remove(handles[at], |_| Ok(())).unwrap();
+        }
+        let next = |_| table.insert(9).unwrap().addr() & 0xff_ffff;
+        assert_eq!([0, 1, 2].map(next), [1, 0, 2]);
+    }
+
+    #[test]
     fn a_full_table_refuses_and_takes_again_after_a_removal() {
         let table: Table<u8> = Table::new(1, "byte");
         let handles: Vec<_> = (0..CAPACITY).map(|_| table.insert(0).unwrap()).collect();
