@@ -744,8 +744,8 @@ extern "C" {
 
  Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
  `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
- of a newer version); ENOMEM (the message lists each source that was tried, and what it lacks);
- EBADF; EFAULT; ENFILE.
+ of a newer version); EEXIST (part of `va` is an arena's or registered in this domain); ENOMEM
+ (the message lists each source that was tried, and what it lacks); EBADF; EFAULT; ENFILE.
  Thread: any. Allocates. Ends with pf_arena_put(). Since 0.1.
 
  */
@@ -761,7 +761,8 @@ int pf_arena_create(struct pf_domain_t *domain,
  @iova: where the arena's address for its devices is stored (0 unless PF_POLICY_WHOLE); NULL: not
  needed.
 
- Return: 0, or -errno: EBADF; ENOMEM, ENOSPC (the domain's limits).
+ Return: 0, or -errno: EEXIST (part of its memory is registered in this domain); ENOMEM, ENOSPC (the
+ domain's limits); EBADF.
  Thread: any. Allocates. It stays mapped until pf_arena_put(). Since 0.1.
 
  */
@@ -775,7 +776,8 @@ int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint
  Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
  pool, a controller or a handle of frames exists that may allocate from it: the message says how
  much of each); EBADF.
- Thread: any. Since 0.1.
+ Thread: any. While it looks, calls of other threads with the arena give EBUSY, also pf_alloc() and
+ pf_free(). Since 0.1.
  */
 int pf_arena_put(struct pf_arena_t *arena);
 
@@ -900,7 +902,8 @@ int pf_domain_put(struct pf_domain_t *domain);
 
 /*
  Returns what the last failed call of this thread said: a sentence with the value, the limit and
- the next step. The empty string if none has failed.
+ the next step. The empty string if none has failed; also in handlers that run at the end of the
+ thread or of the process (pthread_key_create(), atexit()).
 
  Valid until the next call of the library in this thread that fails.
 
@@ -1742,7 +1745,7 @@ int pf_stats_json(const void *handle, char *buffer, size_t len);
 
  @function: called in the thread of the event, after the event, inside its call. It must not
  call the library, and must not jump out. Calls that began before it was replaced may still call
- it.
+ it. The event of a pf_put() may come after that of the block's next pf_get() by another thread.
  @arg: passed to it.
 
  Return: 0.

@@ -116,8 +116,8 @@ pub struct pf_region {
 ///
 /// Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
 /// `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
-/// of a newer version); ENOMEM (the message lists each source that was tried, and what it lacks);
-/// EBADF; EFAULT; ENFILE.
+/// of a newer version); EEXIST (part of `va` is an arena's or registered in this domain); ENOMEM
+/// (the message lists each source that was tried, and what it lacks); EBADF; EFAULT; ENFILE.
 /// Thread: any. Allocates. Ends with pf_arena_put(). Since 0.1.
 ///
 /// # Safety
@@ -197,7 +197,8 @@ unsafe fn build(opts: &pf_arena_opts, state: &State) -> Result<Arena, Failure> {
 /// @iova: where the arena's address for its devices is stored (0 unless PF_POLICY_WHOLE); NULL: not
 /// needed.
 ///
-/// Return: 0, or -errno: EBADF; ENOMEM, ENOSPC (the domain's limits).
+/// Return: 0, or -errno: EEXIST (part of its memory is registered in this domain); ENOMEM, ENOSPC (the
+/// domain's limits); EBADF.
 /// Thread: any. Allocates. It stays mapped until pf_arena_put(). Since 0.1.
 ///
 /// # Safety
@@ -237,7 +238,8 @@ pub unsafe extern "C" fn pf_arena_map_into(
 /// Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
 /// pool, a controller or a handle of frames exists that may allocate from it: the message says how
 /// much of each); EBADF.
-/// Thread: any. Since 0.1.
+/// Thread: any. While it looks, calls of other threads with the arena give EBUSY, also pf_alloc() and
+/// pf_free(). Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
     call(|| {

@@ -136,7 +136,8 @@ fn forked() -> Failure {
 }
 
 /// Returns what the last failed call of this thread said: a sentence with the value, the limit and
-/// the next step. The empty string if none has failed.
+/// the next step. The empty string if none has failed; also in handlers that run at the end of the
+/// thread or of the process (pthread_key_create(), atexit()).
 ///
 /// Valid until the next call of the library in this thread that fails.
 ///

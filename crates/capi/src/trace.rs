@@ -90,7 +90,7 @@ impl Tracer {
 ///
 /// @function: called in the thread of the event, after the event, inside its call. It must not
 /// call the library, and must not jump out. Calls that began before it was replaced may still call
-/// it.
+/// it. The event of a pf_put() may come after that of the block's next pf_get() by another thread.
 /// @arg: passed to it.
 ///
 /// Return: 0.
