@@ -138,7 +138,7 @@ unsafe impl RevocableSource for Marked {}
 #[cfg(not(handle_model))]
 mod tests {
     use crate::arena::{
-        PF_POLICY_PER_USE, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t,
+        ARENAS, PF_POLICY_PER_USE, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t,
     };
     use crate::block::pf_block_t;
     use crate::domain::{DOMAINS, State, pf_domain_put, pf_domain_soft, pf_domain_t};
@@ -229,6 +229,33 @@ mod tests {
         drop(late);
         assert_eq!(pf_pool_put(pool), 0);
         assert!(memory.state.span(blocks[0].va.addr(), 1).is_err());
+        memory.end();
+    }
+
+    #[test]
+    fn a_chunk_that_was_used_goes_back_with_the_next_chunk() {
+        let memory = Memory::new();
+        let (mut pool, mut cache, mut block) = (null_mut(), null_mut(), EMPTY);
+        let opts =
+            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 8192, ..Options::DEFAULT };
+        // SAFETY: the options have their size; the handles can be written.
+        assert_eq!(unsafe { pf_pool_create(memory.arena, &raw const opts, &raw mut pool) }, 0);
+        let mut in_use = [0; 2];
+        for round in &mut in_use {
+            // SAFETY: the handle can be written.
+            assert_eq!(unsafe { pf_pool_cache(pool, &raw mut cache) }, 0);
+            // SAFETY: one block.
+            assert_eq!(unsafe { pf_get_bulk(cache, &raw mut block, 1) }, 0);
+            *round = ARENAS.get(memory.arena).unwrap().arena.stats().frames_in_use;
+            // SAFETY: a block.
+            assert_eq!(unsafe { pf_put(cache, &raw const block) }, 0);
+            assert_eq!(pf_cache_destroy(cache), 0);
+            let late = memory.used(&block, 0, 1);
+            assert!(pf_pool_shrink(pool) > 0);
+            drop(late);
+        }
+        assert!(in_use[0] > 0 && in_use[0] == in_use[1], "{in_use:?}");
+        assert_eq!(pf_pool_put(pool), 0);
         memory.end();
     }
 
