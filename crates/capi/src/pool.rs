@@ -177,6 +177,12 @@ unsafe fn build(opts: &pf_pool_opts, source: Option<&Arc<Marked>>) -> Result<Dma
     }
     // SAFETY: a C string, as the caller promises.
     let name = if opts.name.is_null() { "pool" } else { unsafe { text(opts.name, "name") }? };
+    if name.contains(char::is_control) {
+        return Err(fail!(
+            EINVAL,
+            "the pool's name {name:?} has a control character: a report is lines"
+        ));
+    }
     let mut builder = DmaPool::builder(name)
         .block(opts.size)
         .align(opts.align)

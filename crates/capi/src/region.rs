@@ -71,7 +71,11 @@ impl Region {
     pub(crate) fn arena(arena: &Arena) -> Self {
         let span = arena.span();
         let (base, len) = (span.cast(), span.len());
-        let pages = std::iter::repeat_with(|| AtomicU64::new(0)).take(len / PAGE).collect();
+        // Zeroed by the kernel as it is touched: a large arena has many words.
+        let words: Box<[u64]> = vec![0; len / PAGE].into_boxed_slice();
+        // SAFETY: an `AtomicU64` has the size, the alignment and the values of a `u64` (on the 64-bit
+        // targets that this builds for), and the box is this function's own.
+        let pages = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) };
         Self {
             base,
             len,

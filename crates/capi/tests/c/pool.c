@@ -74,6 +74,8 @@ static void create(void) {
     opts.minimum = 0;
     opts.name = "\xff";
     REFUSED(EINVAL, "not UTF-8", pf_pool_create(arena, &opts, &pool));
+    opts.name = "two\nlines";
+    REFUSED(EINVAL, "control character", pf_pool_create(arena, &opts, &pool));
     CHECK(pool == NULL);
     /* Nothing of the arena is left in use. */
     struct {
