@@ -79,15 +79,16 @@ fn protection_is_measured_with_its_accounts_apart() {
         let of = |r: &&Record| (r.case, r.subject, r.unit) == ("rr-1", subject, unit);
         records.iter().find(of).unwrap_or_else(|| panic!("{subject}, {unit}")).median
     };
-    // A wait for each of two unmaps, at most one for sixteen, none.
-    for subject in ["strict", "linux-strict"] {
-        assert!(figure(subject, "waits/op") > 1.5, "{subject}");
-    }
+    // A wait for each of two unmaps, at most one for sixteen, none. On a busy machine a short run of
+    // one subject may end before its first transaction, and has no wait then.
+    let strict = ["strict", "linux-strict"].map(|subject| figure(subject, "waits/op"));
+    assert!(strict.iter().all(|&waits| waits > 1.5 || waits == 0.0), "{strict:?}");
+    let most = strict.into_iter().fold(0.0, f64::max);
     // A short run may end before the first flush of those that gather.
-    assert!(figure("batch", "waits/op") < figure("strict", "waits/op"));
+    assert!(figure("batch", "waits/op") < most);
     assert_eq!((figure("static", "waits/op"), figure("none", "waits/op")), (0.0, 0.0));
-    assert!(figure("strict", "ns waited/op") > figure("static", "ns waited/op"));
-    // A short run of one subject may end before its first transaction.
+    let waited = ["strict", "linux-strict"].map(|subject| figure(subject, "ns waited/op"));
+    assert!(waited.into_iter().fold(0.0, f64::max) > figure("static", "ns waited/op"));
     let device = |subject| figure(subject, "ns device CPU/op") > 0.0;
     assert!(["none", "static", "batch", "strict"].into_iter().any(device));
 }
