@@ -200,8 +200,10 @@ static void returned_elsewhere(void) {
         while (at - __atomic_load_n(&out, __ATOMIC_ACQUIRE) >= 32)
             CHECK(pf_pages_destroy(shared) == -EBUSY);
         pf_block_t page = {0};
-        /* No other thread is the consumer, or ends the pool. */
-        CHECK(OK(pf_pages_fill(shared, &page, 1)) == 1);
+        /* No other thread is the consumer, or ends the pool. None is there while the arena is full
+         * and a thread that returns the next page is interrupted. */
+        while (OK(pf_pages_fill(shared, &page, 1)) == 0)
+            ;
         *(unsigned long *)page.va = at;
         ring[at % 64] = page;
         __atomic_store_n(&in, at + 1, __ATOMIC_RELEASE);
