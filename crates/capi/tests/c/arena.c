@@ -1,22 +1,12 @@
 /* Domains and arenas: every function, and every misuse. */
-#include "check.h"
+#include "traced.h"
 #include <pthread.h>
-#include <stdint.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 static pf_domain_t *domain;
 static pf_arena_t *arena;
-static struct pf_event seen[4];
-static unsigned events;
-
-static void note(void *arg, const struct pf_event *event) {
-    CHECK(arg == &events);
-    if (events < 4)
-        seen[events] = *event;
-    events++;
-}
 
 static void create(void) {
     struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
@@ -76,11 +66,6 @@ static void alloc_and_free(void) {
     CHECK(count == 1024 && errno == ENOMEM);
     while (count > 0)
         OK(pf_free(arena, all[--count]));
-}
-
-__attribute__((noinline)) static uintptr_t here(void) {
-    __asm__ volatile(""); /* Each call is made. */
-    return (uintptr_t)__builtin_return_address(0);
 }
 
 static void traced(void) {

@@ -1,5 +1,5 @@
 /* Handles of frames: every function, and every misuse. */
-#include "check.h"
+#include "traced.h"
 #include <limits.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -156,21 +156,6 @@ static void foreign(void) {
     OK(pf_frames_destroy(frames));
     OK(pf_frames_destroy(others));
     OK(pf_arena_put(other));
-}
-
-static struct pf_event seen[8];
-static unsigned events;
-
-static void note(void *arg, const struct pf_event *event) {
-    CHECK(arg == &events);
-    if (events < 8)
-        seen[events] = *event;
-    events++;
-}
-
-__attribute__((noinline)) static uintptr_t here(void) {
-    __asm__ volatile(""); /* Each call is made. */
-    return (uintptr_t)__builtin_return_address(0);
 }
 
 static void traced(void) {

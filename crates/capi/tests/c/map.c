@@ -1,5 +1,5 @@
 /* Owners, mappings and tickets: every function, and every misuse. */
-#include "check.h"
+#include "traced.h"
 #include <poll.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -11,15 +11,6 @@ enum { MANY = 100000 };
 static pf_domain_t *domain;
 static pf_arena_t *arena; /* mapped per use */
 static pf_owner_t *owner;
-static struct pf_event seen[64];
-static unsigned events;
-
-static void note(void *arg, const struct pf_event *event) {
-    CHECK(arg == &events);
-    if (events < 64)
-        seen[events] = *event;
-    events++;
-}
 
 static void create(void) {
     struct pf_arena_opts opts = {
@@ -220,11 +211,6 @@ static void live_by_the_hundred_thousand(void) {
     OK(pf_free(pages, memory));
     OK(pf_arena_put(pages));
     free(maps);
-}
-
-__attribute__((noinline)) static uintptr_t here(void) {
-    __asm__ volatile(""); /* Each call is made. */
-    return (uintptr_t)__builtin_return_address(0);
 }
 
 static int between(uintptr_t first, const void *caller, uintptr_t last) {

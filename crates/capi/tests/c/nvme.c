@@ -1,6 +1,6 @@
 /* Controllers and queues: random reads and writes against a copy, with every protection; scattered
  * memory, flushes, discards, descriptors; every misuse. */
-#include "check.h"
+#include "traced.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -22,6 +22,7 @@ static pf_nvme_t *nvme;
 static unsigned char shadow[CAPACITY];
 
 static _Thread_local uint64_t state = 88172645463325252u;
+
 static uint64_t number(uint64_t below) {
     state ^= state << 13;
     state ^= state >> 7;
@@ -513,6 +514,7 @@ static void by_descriptor(uint32_t protect) {
 }
 
 static int stop;
+
 static void *look(void *on) {
     struct pf_completion done;
     while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
@@ -637,20 +639,6 @@ static void other_memory(void) {
     OK(pf_queue_destroy(strict));
 }
 
-static struct pf_event events[8];
-static unsigned event_count;
-static void note(void *arg, const struct pf_event *event) {
-    CHECK(arg == events);
-    if (event_count < 8)
-        events[event_count] = *event;
-    event_count++;
-}
-
-__attribute__((noinline)) static uintptr_t here(void) {
-    __asm__ volatile(""); /* Each call is made. */
-    return (uintptr_t)__builtin_return_address(0);
-}
-
 /* The hook sees what a queue maps and revokes. */
 static void traced(void) {
     pf_queue_t *on = queue(1, PF_PROTECT_STRICT, 0);
@@ -658,7 +646,7 @@ static void traced(void) {
     struct iovec iov[2] = {{memory + 4096 + 512, 4096 - 512}, {memory, 512}};
     const struct pf_request request = {.op = PF_READ, .nsid = 1, .iov = iov, .iovcnt = 2};
     struct pf_completion done;
-    OK(pf_trace_set(note, events));
+    OK(pf_trace_set(note, &events));
     uintptr_t before = here();
     CHECK(pf_submit(on, &request, 1) == 1);
     uintptr_t between = here();
@@ -666,13 +654,13 @@ static void traced(void) {
     uintptr_t after = here();
     CHECK(pf_complete(on, &done, 1) == 1 && done.result == 0);
     OK(pf_trace_set(NULL, NULL));
-    CHECK(event_count == 4);
+    CHECK(events == 4);
     for (int i = 0; i < 4; i++) {
-        uintptr_t caller = (uintptr_t)events[i].caller;
-        CHECK(events[i].kind == (i < 2 ? PF_EVENT_MAP : PF_EVENT_REVOKE));
-        CHECK(events[i].va == iov[i % 2].iov_base && events[i].len == iov[i % 2].iov_len);
-        CHECK(events[i].iova != 0 && events[i].iova == events[i % 2].iova);
-        CHECK(events[i].handle == (uint64_t)(uintptr_t)on);
+        uintptr_t caller = (uintptr_t)seen[i].caller;
+        CHECK(seen[i].kind == (i < 2 ? PF_EVENT_MAP : PF_EVENT_REVOKE));
+        CHECK(seen[i].va == iov[i % 2].iov_base && seen[i].len == iov[i % 2].iov_len);
+        CHECK(seen[i].iova != 0 && seen[i].iova == seen[i % 2].iova);
+        CHECK(seen[i].handle == (uint64_t)(uintptr_t)on);
         CHECK(i < 2 ? before < caller && caller < between : between < caller && caller < after);
     }
     OK(pf_queue_destroy(on));

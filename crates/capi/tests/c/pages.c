@@ -1,5 +1,5 @@
 /* Page pools: every function, and every misuse. */
-#include "check.h"
+#include "traced.h"
 #include <limits.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -118,21 +118,6 @@ static void exhausted(void) {
     void *whole = pf_alloc(arena, PAGES * 4096, NULL);
     CHECK(whole != NULL);
     OK(pf_free(arena, whole));
-}
-
-static struct pf_event seen[8];
-static unsigned events;
-
-static void note(void *arg, const struct pf_event *event) {
-    CHECK(arg == &events);
-    if (events < 8)
-        seen[events] = *event;
-    events++;
-}
-
-__attribute__((noinline)) static uintptr_t here(void) {
-    __asm__ volatile(""); /* Each call is made. */
-    return (uintptr_t)__builtin_return_address(0);
 }
 
 static void traced(void) {

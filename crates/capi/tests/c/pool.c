@@ -1,5 +1,5 @@
 /* Pools and caches: every function, and every misuse. */
-#include "check.h"
+#include "traced.h"
 #include <pthread.h>
 #include <stdalign.h>
 #include <stdint.h>
@@ -328,21 +328,6 @@ static void mapped_per_use(void) {
     OK(pf_cache_destroy(cache));
     OK(pf_pool_put(pool));
     OK(pf_arena_put(per_use));
-}
-
-static struct pf_event seen[16];
-static unsigned events;
-
-static void note(void *arg, const struct pf_event *event) {
-    CHECK(arg == &events);
-    if (events < 16)
-        seen[events] = *event;
-    events++;
-}
-
-__attribute__((noinline)) static uintptr_t here(void) {
-    __asm__ volatile(""); /* Each call is made. */
-    return (uintptr_t)__builtin_return_address(0);
 }
 
 static void traced(void) {
