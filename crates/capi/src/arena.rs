@@ -5,7 +5,7 @@ use crate::failure::{Failure, call, call_pointer, check_out, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, read};
 use crate::region::Region;
-use crate::trace::{Caller, hook, pass_caller, pf_event, pf_event_kind};
+use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
 use pinfold::memory::Source;
 use pinfold::{Arena, ArenaMemory, Buffer, MappingPolicy};
 use std::ffi::{c_int, c_void};
@@ -304,7 +304,7 @@ unsafe extern "C" fn alloc(
             // SAFETY: as the caller of `pf_alloc` promises.
             unsafe { store(iova, address, "iova") }?;
         }
-        Ok(arena.hand_out(buffer, address, caller, handle.addr() as u64).as_ptr().cast())
+        Ok(arena.hand_out(buffer, address, Site::new(caller, handle)).as_ptr().cast())
     })
 }
 
@@ -327,7 +327,7 @@ extern "C" fn free(handle: *mut pf_arena_t, va: *mut c_void, caller: Caller) -> 
     call(|| {
         if !va.is_null() {
             let arena = ARENAS.get(handle)?;
-            drop(arena.take_back(va.addr(), caller, handle.addr() as u64)?);
+            drop(arena.take_back(va.addr(), Site::new(caller, handle))?);
         }
         Ok(0)
     })
@@ -335,20 +335,12 @@ extern "C" fn free(handle: *mut pf_arena_t, va: *mut c_void, caller: Caller) -> 
 
 impl pf_arena_t {
     /// Gives a buffer to the C program, which has its address from then on.
-    pub(crate) fn hand_out(
-        &self,
-        buffer: Buffer,
-        iova: u64,
-        caller: Caller,
-        handle: u64,
-    ) -> NonNull<u8> {
+    pub(crate) fn hand_out(&self, buffer: Buffer, iova: u64, site: Site) -> NonNull<u8> {
         let memory = buffer.into_raw();
         let (va, len) = (memory.cast::<u8>(), memory.len());
         self.region.mark_allocated(va.addr().get(), len);
         if let Some(hook) = hook() {
-            let kind = pf_event_kind::PF_EVENT_ALLOC as u32;
-            let va = va.as_ptr().cast();
-            hook.report(pf_event { kind, reserved: 0, va, iova, len: len as u64, caller, handle });
+            hook.report(pf_event_kind::PF_EVENT_ALLOC, va.as_ptr(), iova, len as u64, site);
         }
         va
     }
@@ -357,26 +349,11 @@ impl pf_arena_t {
     ///
     /// # Errors
     /// As [`Region::claim`].
-    pub(crate) fn take_back(
-        &self,
-        addr: usize,
-        caller: Caller,
-        handle: u64,
-    ) -> Result<Buffer, Failure> {
+    pub(crate) fn take_back(&self, addr: usize, site: Site) -> Result<Buffer, Failure> {
         let len = self.region.claim(addr)?;
         let va = self.region.pointer(addr);
         if let Some(hook) = hook() {
-            let kind = pf_event_kind::PF_EVENT_FREE as u32;
-            let va = va.as_ptr().cast();
-            hook.report(pf_event {
-                kind,
-                reserved: 0,
-                va,
-                iova: 0,
-                len: len as u64,
-                caller,
-                handle,
-            });
+            hook.report(pf_event_kind::PF_EVENT_FREE, va.as_ptr(), 0, len as u64, site);
         }
         let memory: &ArenaMemory = &self.arena;
         // SAFETY: `claim` has given the allocation, which `hand_out` had made of a buffer of this

@@ -1,6 +1,7 @@
 //! [`pf_block_t`]: memory with its two addresses, as C programs store it.
 
-use std::ffi::c_void;
+use crate::failure::{Failure, check_out};
+use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
 
 /// A block of memory that a device can reach, or a part of one.
@@ -68,4 +69,37 @@ pub(crate) unsafe fn write_block(out: *mut pf_block_t, at: Addresses, len: u32) 
 pub(crate) unsafe fn write_va(out: *mut pf_block_t, va: *mut u8) {
     // SAFETY: as the caller promises.
     unsafe { field::<*mut u8>(out, offset_of!(pf_block_t, va)).write_unaligned(va) };
+}
+
+/// What a C program returns: blocks, how many, and where the index of a refused one is stored.
+pub(crate) type Returned = (*const pf_block_t, c_uint, *mut c_uint);
+
+/// Frees each block by `free`, until one is refused: those before it are freed then.
+///
+/// # Errors
+/// Those of `free`, with the index, which is stored as well; `EFAULT`: there are no blocks.
+///
+/// # Safety
+/// The first is null or so many blocks that can be read; the last is null or can be written.
+#[inline(always)]
+pub(crate) unsafe fn free_each(
+    (blocks, n, bad): Returned,
+    name: &str,
+    mut free: impl FnMut(Addresses) -> Result<(), Failure>,
+) -> Result<c_int, Failure> {
+    if n > 0 {
+        check_out(blocks, "blocks")?;
+    }
+    for index in 0..n {
+        // SAFETY: one of the `n` blocks of the caller.
+        let block = unsafe { read_block(blocks.wrapping_add(index as usize)) };
+        if let Err(failure) = free(block) {
+            if !bad.is_null() {
+                // SAFETY: as the caller promises.
+                unsafe { bad.write_unaligned(index) };
+            }
+            return Err(failure.of(format!("{name} {index} of {n} was refused")));
+        }
+    }
+    Ok(0)
 }

@@ -1,7 +1,7 @@
 //! `Failure`: an errno value with its message; and `call`, the border between C and Rust.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -185,6 +185,17 @@ pub(crate) unsafe fn store_text(text: &str, to: *mut c_char, len: usize) -> c_in
         unsafe { to.wrapping_add(count).write(0) };
     }
     c_int::try_from(text.len()).unwrap_or(c_int::MAX)
+}
+
+/// Checks a number of slots that a call returns as `c_int`, and that there are such slots.
+pub(crate) fn count<T>(n: c_uint, slots: *const T, name: &str) -> Result<usize, Failure> {
+    if c_int::try_from(n).is_err() {
+        return Err(fail!(EINVAL, "n {n}: at most {} in one call", c_int::MAX));
+    }
+    if n > 0 {
+        check_out(slots, name)?;
+    }
+    Ok(n as usize)
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! Frames: one thread's handle of an arena, for memory of 4096 bytes, many at a time.
 
 use crate::arena::{ARENAS, pf_arena_t};
-use crate::failure::{Failure, call, check_out, fail, store};
+use crate::failure::{Failure, call, check_out, count, fail, store};
 use crate::handle::Table;
 use crate::region::{Hold, PAGE};
-use crate::trace::{Caller, Tracer, hook, pass_caller, pf_event, pf_event_kind};
+use crate::trace::{Caller, Site, Tracer, hook, pass_caller, pf_event_kind};
 use pinfold::{ArenaLocal, ArenaMemory, Buffer, MappingPolicy};
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -109,7 +109,7 @@ unsafe extern "C" fn fill_slots(
     call(|| {
         let mut frames = FRAMES.get_mut(handle)?;
         let n = count(n, slots, "slots")?;
-        let trace = hook().map(|hook| (hook, caller, handle));
+        let trace = hook().map(|hook| (hook, Site::new(caller, handle)));
         let slot = |index| slots.wrapping_add(index);
         // SAFETY: one of the `n` slots of the caller, here and below.
         let is_empty = |index: usize| unsafe { slot(index).read_unaligned() }.is_null();
@@ -169,7 +169,7 @@ unsafe extern "C" fn list(
         let mut frames = FRAMES.get_mut(handle)?;
         check_out(head, "head")?;
         let n = count(n, head, "head")?;
-        let trace = hook().map(|hook| (hook, caller, handle));
+        let trace = hook().map(|hook| (hook, Site::new(caller, handle)));
         let (mut listed, mut next) = (0, head);
         while listed < n {
             let wanted = BATCH.min(n - listed);
@@ -223,7 +223,7 @@ unsafe extern "C" fn free_slots(
     call(|| {
         let mut frames = FRAMES.get_mut(handle)?;
         let n = count(n, slots, "slots")?;
-        let trace = hook().map(|hook| (hook, caller, handle));
+        let trace = hook().map(|hook| (hook, Site::new(caller, handle)));
         for index in 0..n {
             let slot = slots.wrapping_add(index);
             // SAFETY: one of the `n` slots of the caller.
@@ -241,19 +241,8 @@ unsafe extern "C" fn free_slots(
     })
 }
 
-/// Checks a number of slots that a call returns as `c_int`.
-fn count<T>(n: c_uint, slots: *const T, name: &str) -> Result<usize, Failure> {
-    if c_int::try_from(n).is_err() {
-        return Err(fail!(EINVAL, "n {n}: at most {} in one call", c_int::MAX));
-    }
-    if n > 0 {
-        check_out(slots, name)?;
-    }
-    Ok(n as usize)
-}
-
-/// The hook, the caller, and the handle that was used.
-type Trace = Option<(Tracer, Caller, *mut pf_frames_t)>;
+/// The hook, and where the call comes from.
+type Trace = Option<(Tracer, Site)>;
 
 impl pf_frames_t {
     /// Allocates up to `wanted` frames, at most [`BATCH`], and passes each to `put`. Returns how
@@ -307,16 +296,9 @@ impl pf_frames_t {
 
     #[cold]
     fn report(&self, trace: Trace, kind: pf_event_kind, va: NonNull<u8>, len: usize) {
-        let Some((hook, caller, handle)) = trace else { return };
+        let Some((hook, site)) = trace else { return };
         let offset = va.addr().get() - self.hold.region().addr();
-        hook.report(pf_event {
-            kind: kind as u32,
-            reserved: 0,
-            va: va.as_ptr().cast(),
-            iova: self.iova.map_or(0, |start| start + offset as u64),
-            len: len as u64,
-            caller,
-            handle: handle.addr() as u64,
-        });
+        let iova = self.iova.map_or(0, |start| start + offset as u64);
+        hook.report(kind, va.as_ptr(), iova, len as u64, site);
     }
 }

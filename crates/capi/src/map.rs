@@ -6,7 +6,7 @@ use crate::options::{Options, fill};
 use crate::owner::{OWNERS, pf_owner_t, pf_ticket_t};
 use crate::region::Span;
 use crate::slots::{Stale, pf_map_t};
-use crate::trace::{Caller, hook, pass_caller, pf_event, pf_event_kind};
+use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
 use libc::iovec;
 use pinfold::core::domain::MapManyError;
 use pinfold::{
@@ -349,9 +349,8 @@ fn report<I: IntoIterator<Item = (*mut c_void, u64, usize)>>(
     parts: impl FnOnce() -> I,
 ) {
     let Some(hook) = hook() else { return };
-    let (kind, handle) = (kind as u32, handle.addr() as u64);
     for (va, iova, len) in parts() {
-        hook.report(pf_event { kind, reserved: 0, va, iova, len: len as u64, caller, handle });
+        hook.report(kind, va, iova, len as u64, Site::new(caller, handle));
     }
 }
 

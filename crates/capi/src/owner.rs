@@ -11,9 +11,10 @@ use crate::handle::Table;
 use crate::region::Span;
 use crate::slots::Slots;
 use pinfold::{BackendError, DomainLocal, NotQuiesced, Revoked, Ticket, Unrevoked, WaitLimit};
+use pinfold_nvme::EventFd;
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
@@ -77,38 +78,25 @@ struct Tickets {
     announcer: Option<(Arc<Announcer>, Waker)>,
 }
 
-/// An eventfd.
-struct Announcer(OwnedFd);
+/// Wakes by signalling an eventfd.
+struct Announcer(EventFd);
 
 impl Wake for Announcer {
     fn wake(self: Arc<Self>) {
-        self.announce();
+        self.0.signal();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.announce();
+        self.0.signal();
     }
 }
 
 impl Announcer {
     fn new() -> Result<Self, Failure> {
-        // SAFETY: the call takes no pointer.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            let error = std::io::Error::last_os_error();
+        EventFd::new().map(Self).map_err(|error| {
             let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
-            return Err(Failure::new(errno, format!("cannot create an eventfd: {error}")));
-        }
-        // SAFETY: a new descriptor, which is nobody else's.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    /// Makes the descriptor readable.
-    fn announce(&self) {
-        let one = 1u64;
-        // Refused only when the counter is full; then it is readable.
-        // SAFETY: the eight bytes are read during the call.
-        let _ = unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+            Failure::new(errno, format!("cannot create an eventfd: {error}"))
+        })
     }
 }
 
@@ -228,7 +216,7 @@ impl Tickets {
                 }
             }
             batch.announced = true;
-            announcer.announce();
+            announcer.0.signal();
         }
     }
 }
@@ -411,10 +399,10 @@ pub extern "C" fn pf_quiesce_fd(owner: *mut pf_owner_t) -> c_int {
         let mut owner = OWNERS.get_mut(owner)?;
         let tickets = &mut owner.tickets;
         if let Some((announcer, _)) = &tickets.announcer {
-            return Ok(announcer.0.as_raw_fd());
+            return Ok(announcer.0.as_fd().as_raw_fd());
         }
         let announcer = Arc::new(Announcer::new()?);
-        let fd = announcer.0.as_raw_fd();
+        let fd = announcer.0.as_fd().as_raw_fd();
         tickets.announcer = Some((Arc::clone(&announcer), Waker::from(announcer)));
         tickets.arm();
         Ok(fd)

@@ -1,11 +1,11 @@
 //! Page pools: pages that stay mapped for the device while they are recycled.
 
 use crate::arena::{ARENAS, pf_arena_t};
-use crate::block::{Addresses, pf_block_t, read_block, write_block};
-use crate::failure::{Failure, call, check_out, fail, store};
+use crate::block::{Addresses, Returned, free_each, pf_block_t, read_block, write_block};
+use crate::failure::{Failure, call, check_out, count, fail, store};
 use crate::handle::Table;
 use crate::source::Marked;
-use crate::trace::{Caller, hook, pass_caller, pf_event, pf_event_kind};
+use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
 use pinfold::Iova;
 use pinfold::core::frame::Order;
 use pinfold::page_pool::{
@@ -140,13 +140,7 @@ unsafe extern "C" fn fill_slots(
     call(|| {
         let pages = PAGES.get(handle)?;
         let mut consumer = pages.lock()?;
-        if c_int::try_from(n).is_err() {
-            return Err(fail!(EINVAL, "n {n}: at most {} in one call", c_int::MAX));
-        }
-        if n > 0 {
-            check_out(slots, "slots")?;
-        }
-        let (n, hook) = (n as usize, hook());
+        let (n, hook) = (count(n, slots, "slots")?, hook());
         let slot = |index| slots.wrapping_add(index);
         // SAFETY: one of the `n` slots of the caller, here and below.
         let is_empty = |index: usize| unsafe { read_block(slot(index)) }.va.is_null();
@@ -167,7 +161,8 @@ unsafe extern "C" fn fill_slots(
                 // SAFETY: one of the slots.
                 unsafe { write_block(slot(index), page, pages.page_bytes) };
                 if let Some(hook) = hook {
-                    hook.report(pages.event(true, page, caller, handle));
+                    let (kind, len) = (pf_event_kind::PF_EVENT_ALLOC, pages.page_bytes.into());
+                    hook.report(kind, page.va, page.iova, len, Site::new(caller, handle));
                 }
             }
             missing += wanted - filled;
@@ -216,7 +211,7 @@ unsafe extern "C" fn recycle(
         let mut consumer = pages.lock()?;
         let free = |page| consumer.free_raw(page);
         // SAFETY: as the caller promises.
-        unsafe { pages.give_back((blocks, n, bad), free, caller, handle) }
+        unsafe { pages.give_back((blocks, n, bad), free, Site::new(caller, handle)) }
     })
 }
 
@@ -256,7 +251,7 @@ unsafe extern "C" fn return_pages(
         let pages = PAGES.get(handle)?;
         let free = |page| pages.remote.free_raw(page);
         // SAFETY: as the caller promises.
-        unsafe { pages.give_back((blocks, n, bad), free, caller, handle) }
+        unsafe { pages.give_back((blocks, n, bad), free, Site::new(caller, handle)) }
     })
 }
 
@@ -283,53 +278,26 @@ impl pf_pages_t {
     /// Returns the caller's pages by `free`, until one is refused.
     ///
     /// # Safety
-    /// Of the second and third argument, as for [`pf_pages_recycle`].
+    /// As for [`free_each`].
     unsafe fn give_back(
         &self,
-        (blocks, n, bad): (*const pf_block_t, c_uint, *mut c_uint),
+        returned: Returned,
         mut free: impl FnMut(RawPage) -> Result<(), FreeError>,
-        caller: Caller,
-        handle: *mut Self,
+        site: Site,
     ) -> Result<c_int, Failure> {
-        if n > 0 {
-            check_out(blocks, "blocks")?;
-        }
-        let hook = hook();
-        for index in 0..n {
-            // SAFETY: one of the `n` blocks of the caller.
-            let page = unsafe { read_block(blocks.wrapping_add(index as usize)) };
-            let Some(va) = NonNull::new(page.va) else { continue };
-            let unused =
-                self.source.region().check_unused(va.addr().get(), self.page_bytes as usize);
-            let page_at = RawPage::from_parts(va, Iova::new(page.iova));
-            if let Err(failure) =
-                unused.and_then(|()| free(page_at).map_err(|error| refused(&error)))
-            {
-                if !bad.is_null() {
-                    // SAFETY: as the caller promises.
-                    unsafe { bad.write_unaligned(index) };
-                }
-                return Err(failure.of(format!("page {index} of {n} was refused")));
-            }
+        let (hook, len) = (hook(), self.page_bytes);
+        let free = |page: Addresses| {
+            let Some(va) = NonNull::new(page.va) else { return Ok(()) };
+            self.source.region().check_unused(va.addr().get(), len as usize)?;
+            let raw = RawPage::from_parts(va, Iova::new(page.iova));
+            free(raw).map_err(|error| refused(&error))?;
             if let Some(hook) = hook {
-                hook.report(self.event(false, page, caller, handle));
+                hook.report(pf_event_kind::PF_EVENT_FREE, page.va, page.iova, len.into(), site);
             }
-        }
-        Ok(0)
-    }
-
-    #[cold]
-    fn event(&self, alloc: bool, page: Addresses, caller: Caller, handle: *mut Self) -> pf_event {
-        let kind = if alloc { pf_event_kind::PF_EVENT_ALLOC } else { pf_event_kind::PF_EVENT_FREE };
-        pf_event {
-            kind: kind as u32,
-            reserved: 0,
-            va: page.va.cast(),
-            iova: page.iova,
-            len: self.page_bytes.into(),
-            caller,
-            handle: handle.addr() as u64,
-        }
+            Ok(())
+        };
+        // SAFETY: as the caller promises.
+        unsafe { free_each(returned, "page", free) }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Pools: blocks of one size that a device can reach, and one thread's cache of them.
 
 use crate::arena::{ARENAS, pf_arena_t};
-use crate::block::{Addresses, pf_block_t, read_block, write_block, write_va};
+use crate::block::{Addresses, free_each, pf_block_t, read_block, write_block, write_va};
 use crate::domain::text;
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, fill, read};
 use crate::source::Marked;
-use crate::trace::{Caller, Tracer, hook, pass_caller, pf_event, pf_event_kind};
+use crate::trace::{Caller, Site, Tracer, hook, pass_caller, pf_event_kind};
 use pinfold::Iova;
 use pinfold::dma_pool::{
     AllocError, DmaPool, DmaPoolStats, FreeError, Local, RangeError, RawBlock,
@@ -367,7 +367,12 @@ unsafe extern "C" fn get(handle: *mut pf_cache_t, out: *mut pf_block_t, caller: 
         // SAFETY: not null, so the caller promises that it can be written.
         unsafe { write_block(out, addresses(block), cache.block_bytes) };
         if let Some(hook) = hook() {
-            cache.report(hook, pf_event_kind::PF_EVENT_ALLOC, addresses(block), caller, handle);
+            cache.report(
+                hook,
+                pf_event_kind::PF_EVENT_ALLOC,
+                addresses(block),
+                Site::new(caller, handle),
+            );
         }
         Ok(0)
     })
@@ -404,7 +409,7 @@ unsafe extern "C" fn put(
         let block = unsafe { read_block(block) };
         cache.free(block)?;
         if let Some(hook) = hook() {
-            cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, caller, handle);
+            cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, Site::new(caller, handle));
         }
         Ok(0)
     })
@@ -488,7 +493,7 @@ unsafe extern "C" fn get_bulk(
             for index in 0..n {
                 // SAFETY: written above.
                 let block = unsafe { read_block(at(index)) };
-                cache.report(hook, pf_event_kind::PF_EVENT_ALLOC, block, caller, handle);
+                cache.report(hook, pf_event_kind::PF_EVENT_ALLOC, block, Site::new(caller, handle));
             }
         }
         Ok(0)
@@ -528,25 +533,16 @@ unsafe extern "C" fn put_bulk(
 ) -> c_int {
     call(|| {
         let mut cache = CACHES.get_mut(handle)?;
-        if n > 0 {
-            check_out(blocks, "blocks")?;
-        }
-        let hook = hook();
-        for index in 0..n {
-            // SAFETY: one of the `n` blocks of the caller.
-            let block = unsafe { read_block(blocks.wrapping_add(index as usize)) };
-            if let Err(failure) = cache.free(block) {
-                if !bad.is_null() {
-                    // SAFETY: as the caller promises.
-                    unsafe { bad.write_unaligned(index) };
-                }
-                return Err(failure.of(format!("block {index} of {n} was refused")));
-            }
+        let (hook, site) = (hook(), Site::new(caller, handle));
+        let free = |block| {
+            cache.free(block)?;
             if let Some(hook) = hook {
-                cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, caller, handle);
+                cache.report(hook, pf_event_kind::PF_EVENT_FREE, block, site);
             }
-        }
-        Ok(0)
+            Ok(())
+        };
+        // SAFETY: as the caller promises.
+        unsafe { free_each((blocks, n, bad), "block", free) }
     })
 }
 
@@ -565,23 +561,8 @@ impl pf_cache_t {
     }
 
     #[cold]
-    fn report(
-        &self,
-        hook: Tracer,
-        kind: pf_event_kind,
-        block: Addresses,
-        caller: Caller,
-        handle: *mut Self,
-    ) {
-        hook.report(pf_event {
-            kind: kind as u32,
-            reserved: 0,
-            va: block.va.cast(),
-            iova: block.iova,
-            len: self.block_bytes.into(),
-            caller,
-            handle: handle.addr() as u64,
-        });
+    fn report(&self, hook: Tracer, kind: pf_event_kind, block: Addresses, site: Site) {
+        hook.report(kind, block.va, block.iova, self.block_bytes.into(), site);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::nvme::{Device, Lease, NVMES, pf_nvme_t};
 use crate::options::{Options, read};
-use crate::trace::{Caller, pass_caller};
+use crate::trace::{Caller, Site, pass_caller};
 use libc::iovec;
 use pinfold::Arena;
 use pinfold::core::domain::{DomainLocal, Revoked, Unrevoked};
@@ -23,7 +23,7 @@ use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use transfer::{Attempt, Scattered, Site};
+use transfer::{Attempt, Scattered};
 
 /// For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
 /// it must stay mapped (PF_POLICY_WHOLE, registered, or a pool's). The default.
@@ -290,7 +290,7 @@ unsafe extern "C" fn submit(
 ) -> c_int {
     call(|| {
         let mut queue = QUEUES.get_mut(handle)?;
-        let site = Site { caller, handle: handle.addr() as u64 };
+        let site = Site::new(caller, handle);
         if n > 0 {
             check_in(requests, "requests")?;
         }
@@ -347,7 +347,7 @@ unsafe extern "C" fn complete(
             check_out(completions, "completions")?;
         }
         let queue = &mut *queue;
-        queue.step(Site { caller, handle: handle.addr() as u64 });
+        queue.step(Site::new(caller, handle));
         let found = queue.ready.len().min(max as usize);
         for (at, completion) in queue.ready.drain(..found).enumerate() {
             // SAFETY: `found` is at most `max`, for which the caller promises room.
@@ -378,7 +378,7 @@ pub extern "C" fn pf_queue_wait(queue: *mut pf_queue_t, ns: u64) -> c_int {
 extern "C" fn wait(handle: *mut pf_queue_t, ns: u64, caller: Caller) -> c_int {
     call(|| {
         let mut queue = QUEUES.get_mut(handle)?;
-        let site = Site { caller, handle: handle.addr() as u64 };
+        let site = Site::new(caller, handle);
         let found = queue.wait(Duration::from_nanos(ns), site);
         Ok(c_int::try_from(found).unwrap_or(c_int::MAX))
     })

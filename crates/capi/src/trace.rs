@@ -72,14 +72,38 @@ pub(crate) fn hook() -> Option<Tracer> {
     unsafe { hook.as_ref() }.map(Tracer)
 }
 
+/// Where an event comes from.
+#[derive(Clone, Copy)]
+pub(crate) struct Site {
+    pub(crate) caller: Caller,
+    /// The handle that was used.
+    pub(crate) handle: u64,
+}
+
+impl Site {
+    #[inline(always)]
+    pub(crate) fn new<T>(caller: Caller, handle: *mut T) -> Self {
+        Self { caller, handle: handle.addr() as u64 }
+    }
+}
+
 /// Reports events.
 #[derive(Clone, Copy)]
 pub(crate) struct Tracer(&'static Hook);
 
 impl Tracer {
-    /// Reports one.
+    /// Reports an event of `len` bytes at `va`, which a device reaches at `iova`, or 0.
     #[cold]
-    pub(crate) fn report(self, event: pf_event) {
+    pub(crate) fn report<T>(
+        self,
+        kind: pf_event_kind,
+        va: *mut T,
+        iova: u64,
+        len: u64,
+        site: Site,
+    ) {
+        let (kind, va, Site { caller, handle }) = (kind as u32, va.cast(), site);
+        let event = pf_event { kind, reserved: 0, va, iova, len, caller, handle };
         // SAFETY: `pf_trace_set` requires that the function can be called with its argument, in
         // any thread, as long as calls are made that began before another one was set.
         unsafe { (self.0.function)(self.0.arg, &raw const event) }

@@ -1,10 +1,10 @@
 //! From the controller's completions to reports: each request's memory is revoked, and it is held
 //! until the flush has completed.
 
-use super::transfer::{Attempt, Data, Ended, Scattered, Site};
+use super::transfer::{Attempt, Data, Ended, Scattered};
 use super::{Held, PF_LOST, Pending, Protection, pf_completion, pf_queue_t};
 use crate::errno::Errno;
-use crate::trace::{hook, pf_event_kind};
+use crate::trace::{Site, hook, pf_event_kind};
 use libc::{ECANCELED, EINVAL, EIO, ENODEV, ESTALE, ETIMEDOUT};
 use pinfold::core::domain::{NotQuiesced, Unrevoked};
 use pinfold::core::invalidate::{Ticket, WaitLimit};

@@ -1,12 +1,12 @@
 //! From a request of the C program to one of the driver: the memory, the blocks, what is refused.
 
-use super::transfer::{Attempt, Data, Fixed, Scattered, Site};
+use super::transfer::{Attempt, Data, Fixed, Scattered};
 use super::{PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
 use super::{Pending, check_in, pf_queue_t, pf_request};
 use crate::failure::{Failure, fail};
 use crate::nvme::{Device, MAX_TRANSFER};
 use crate::region::Span;
-use crate::trace::{hook, pf_event_kind};
+use crate::trace::{Site, hook, pf_event_kind};
 use libc::{EINVAL, ENXIO, iovec};
 use pinfold::core::access::{FromDevice, ToDevice};
 use pinfold_nvme::driver::{LayoutError, Reject, Rejected};

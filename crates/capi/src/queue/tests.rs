@@ -1,13 +1,13 @@
 //! A controller that fails commands, loses them, or fails itself: each request is reported once,
 //! and memory that the controller may still reach stays in use.
 
-use super::transfer::Site;
 use super::*;
 use crate::arena::{PF_POLICY_PER_USE, PF_POLICY_WHOLE};
 use crate::arena::{pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t, pf_free};
 use crate::domain::{DOMAINS, State, pf_domain_put, pf_domain_t};
 use crate::failure::pf_strerror_last;
 use crate::nvme::{open_model, pf_nvme_put};
+use crate::trace::Site;
 use libc::{EBUSY, ECANCELED, EIO, ENODEV, ETIMEDOUT};
 use pinfold::Domain;
 use pinfold::soft::{Effect, SoftConfig};

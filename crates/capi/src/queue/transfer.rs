@@ -6,20 +6,13 @@
 
 use crate::failure::{Failure, fail};
 use crate::region::Span;
-use crate::trace::{Caller, Tracer, pf_event, pf_event_kind};
+use crate::trace::{Site, Tracer, pf_event_kind};
 use pinfold::core::access::{Direction, FromDevice, ToDevice};
 use pinfold::core::addr::Segment;
 use pinfold::core::domain::{DomainId, DomainLocal, MapError, Mapping, Payload, Unrevoked};
 use pinfold::core::frame::Frame;
 use pinfold::{DmaMemory, Iova, Pinned};
 use pinfold_nvme::driver::{Completion, InFlight, Outcome, Quarantined};
-
-/// Which call of the C program events are reported for.
-#[derive(Clone, Copy)]
-pub(crate) struct Site {
-    pub(crate) caller: Caller,
-    pub(crate) handle: u64,
-}
 
 /// One or several parts; one needs no allocation.
 pub(crate) enum Parts<T> {
@@ -208,10 +201,8 @@ fn report<D: Direction>(
         let Some(pages) = mapping.piece(index) else { return };
         // Pages are mapped at multiples of their size.
         let before = usize::try_from(part.iova.raw() % Frame::BYTES).unwrap_or(0);
-        let va = pages.as_ptr().as_ptr().wrapping_add(before).cast();
-        let (iova, len) = (part.iova.raw(), part.len);
-        let Site { caller, handle } = site;
-        hook.report(pf_event { kind: kind as u32, reserved: 0, va, iova, len, caller, handle });
+        let va = pages.as_ptr().as_ptr().wrapping_add(before);
+        hook.report(kind, va, part.iova.raw(), part.len, site);
     }
 }
 
