@@ -1332,10 +1332,9 @@ int pf_pool_create(struct pf_arena_t *arena,
  @iova: its address for the device, aligned as `va`; what follows is linear. The library passes
  it on, and does not map anything.
 
- Return: how many blocks were added: fewer than fit where the pool's 2^32 numbers are used up; or
- -errno: EINVAL (alignment, no block fits, or the end is beyond 64 bits: the message has the
- values); EEXIST (part of it is in the pool already); ENOSPC (the maximum, or no number is left);
- EFAULT; EBADF.
+ Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits, or
+ the end is beyond 64 bits: the message has the values); EEXIST (part of it is in the pool
+ already); ENOSPC (the maximum, or the 32 bits that number the blocks); EFAULT; EBADF.
  Thread: any. Allocates. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
 
  */

@@ -227,10 +227,9 @@ unsafe fn build(opts: &pf_pool_opts, source: Option<&Arc<Marked>>) -> Result<Dma
 /// @iova: its address for the device, aligned as `va`; what follows is linear. The library passes
 /// it on, and does not map anything.
 ///
-/// Return: how many blocks were added: fewer than fit where the pool's 2^32 numbers are used up; or
-/// -errno: EINVAL (alignment, no block fits, or the end is beyond 64 bits: the message has the
-/// values); EEXIST (part of it is in the pool already); ENOSPC (the maximum, or no number is left);
-/// EFAULT; EBADF.
+/// Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits, or
+/// the end is beyond 64 bits: the message has the values); EEXIST (part of it is in the pool
+/// already); ENOSPC (the maximum, or the 32 bits that number the blocks); EFAULT; EBADF.
 /// Thread: any. Allocates. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
 ///
 /// # Safety
@@ -262,12 +261,8 @@ pub unsafe extern "C" fn pf_pool_add(
         }
         let memory = NonNull::slice_from_raw_parts(base, len);
         // SAFETY: as the caller promises; no part of it was added before.
-        let blocks = match unsafe { pool.pool.add_range(memory, Iova::new(iova)) } {
-            Ok(blocks) => blocks,
-            // The pool has part of the memory.
-            Err(RangeError::Numbers { blocks }) if blocks > 0 => blocks,
-            Err(error) => return Err(Failure::from(&error)),
-        };
+        let added_now = unsafe { pool.pool.add_range(memory, Iova::new(iova)) };
+        let blocks = added_now.map_err(|error| Failure::from(&error))?;
         ranges.insert(start, end);
         // Of 32 bits.
         added = i64::try_from(blocks).unwrap_or(i64::MAX);

@@ -87,8 +87,9 @@ fn protection_is_measured_with_its_accounts_apart() {
     // A short run may end before the first flush of those that gather.
     assert!(figure("batch", "waits/op") < most);
     assert_eq!((figure("static", "waits/op"), figure("none", "waits/op")), (0.0, 0.0));
-    let waited = ["strict", "linux-strict"].map(|subject| figure(subject, "ns waited/op"));
-    assert!(waited.into_iter().fold(0.0, f64::max) > figure("static", "ns waited/op"));
+    // A flush may complete before a thread that is interrupted looks: a wait may take no time.
+    let waited = ["static", "none"].map(|subject| figure(subject, "ns waited/op"));
+    assert_eq!(waited, [0.0; 2]);
     let device = |subject| figure(subject, "ns device CPU/op") > 0.0;
     assert!(["none", "static", "batch", "strict"].into_iter().any(device));
 }

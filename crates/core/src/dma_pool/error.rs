@@ -233,11 +233,17 @@ pub enum RangeError {
         /// The limit.
         maximum: u64,
     },
-    /// Blocks are numbered with 32 bits; a part of the range may have been added.
-    #[error("no number is left for a block: {blocks} blocks of the range were added")]
+    /// Blocks are numbered with 32 bits.
+    #[error(
+        "cannot add {len} bytes: numbers are left for {left} bytes of blocks of {size} bytes; use another pool"
+    )]
     Numbers {
-        /// How many of its blocks the pool has now.
-        blocks: u64,
+        /// How many bytes the range has.
+        len: usize,
+        /// How many bytes a block has.
+        size: u64,
+        /// How many bytes of blocks could still be added.
+        left: u64,
     },
 }
 

@@ -144,11 +144,9 @@ impl Inner {
         if !(addr as u64 | iova.raw()).is_multiple_of(needed) {
             return Err(RangeError::Align { addr, iova, needed });
         }
-        let places = || {
-            let starts = (0..len as u64).step_by(usize::try_from(unit).unwrap_or(usize::MAX));
-            starts.map(|offset| (offset, unit.min(len as u64 - offset)))
-        };
-        let blocks: u64 = places().map(|(_, bytes)| u64::from(self.layout.blocks_in(bytes))).sum();
+        let (whole, rest) = (len as u64 / unit, len as u64 % unit);
+        let in_rest = u64::from(self.layout.blocks_in(rest));
+        let blocks = (whole * u64::from(self.layout.blocks_in(unit))).saturating_add(in_rest);
         if blocks == 0 || iova.checked_add(len as u64).is_none() {
             return Err(RangeError::Size { len, iova, size });
         }
@@ -157,10 +155,16 @@ impl Inner {
         if blocks.saturating_add(have) > maximum {
             return Err(RangeError::Maximum { blocks, have, maximum });
         }
-        let mut added = 0;
         let kept = &mut permit.state().kept;
+        // Before anything is allocated for it: a range that is not added costs nothing.
+        let (units, left) = (whole + u64::from(in_rest > 0), self.units.left(kept));
+        if units > left {
+            return Err(RangeError::Numbers { len, size, left: left * unit });
+        }
         let span = self.units.add_span(kept, Span::new(&self.layout, base, len, iova));
-        for place in places().filter(|&(_, bytes)| self.layout.blocks_in(bytes) > 0) {
+        for index in 0..units {
+            let offset = index * unit;
+            let place = (offset, unit.min(len as u64 - offset));
             let chunk = self.units.enter(
                 &self.layout,
                 NonNull::from(self).cast(),
@@ -169,11 +173,10 @@ impl Inner {
                 place,
                 None,
             );
-            let chunk = chunk.ok_or(RangeError::Numbers { blocks: added })?;
-            added += u64::from(chunk.blocks);
+            let chunk = chunk.ok_or(RangeError::Numbers { len, size, left: left * unit })?;
             self.add(chunk);
         }
-        Ok(added)
+        Ok(blocks)
     }
 
     /// Releases the chunks whose blocks are all in the depot, down to the minimum; returns their

@@ -234,7 +234,7 @@ impl DmaPool {
     /// through the ranges one after the other.
     ///
     /// # Errors
-    /// [`RangeError`]; then nothing has changed, unless the numbers of blocks are used up.
+    /// [`RangeError`]; then nothing has changed.
     ///
     /// # Safety
     /// `memory` is one allocation, valid for reads and writes and used by nothing else until the

@@ -378,7 +378,17 @@ impl Units {
 
     /// Returns how many bytes of chunks have numbers.
     pub(super) fn limit(&self, layout: &Layout) -> u64 {
-        ((1 << (32 - self.slot_bits)) - 1) << layout.unit_shift()
+        self.most() << layout.unit_shift()
+    }
+
+    /// Returns how many units have numbers.
+    fn most(&self) -> u64 {
+        (1 << (32 - self.slot_bits)) - 1
+    }
+
+    /// Returns how many more units there can be.
+    pub(super) fn left(&self, kept: &Kept) -> u64 {
+        self.most().saturating_sub(kept.units.len() as u64)
     }
 
     pub(super) fn first_span(&self) -> &Span {

@@ -89,6 +89,17 @@ fn ranges_that_do_not_fit_are_refused_by_name() {
     ));
     assert_eq!(add(0, 4096, 0), Ok(64));
     assert_eq!(pool.stats().blocks, 64);
+    // 2^17 numbers for each 2 MiB of blocks of 16 bytes: of 64 GiB, all but the last.
+    let pool = DmaPool::builder("numbers").block(16).build_empty().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { pool.add_range(part(&heap, 0, 4096), Iova::new(0)) }, Ok(256));
+    for len in [32_767 << 21, 1 << 47, 1 << 62] {
+        let range = NonNull::slice_from_raw_parts(NonNull::<u128>::dangling().cast::<u8>(), len);
+        // SAFETY: refused before anything uses it.
+        let refused = unsafe { pool.add_range(range, Iova::new(0)) };
+        assert_eq!(refused, Err(RangeError::Numbers { len, size: 16, left: 32_766 << 21 }));
+    }
+    assert_eq!(pool.stats().blocks, 256);
     let refused = DmaPool::builder("ranges").block(64).minimum(1).build_empty();
     assert!(matches!(refused, Err(CreateError::Minimum { minimum: 1, available: 0, .. })));
 }
