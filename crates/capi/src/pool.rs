@@ -9,9 +9,7 @@ use crate::options::{Options, fill, read};
 use crate::source::Marked;
 use crate::trace::{Caller, Site, Tracer, hook, pass_caller, pf_event_kind};
 use pinfold::Iova;
-use pinfold::dma_pool::{
-    AllocError, DmaPool, DmaPoolStats, FreeError, Local, RangeError, RawBlock,
-};
+use pinfold::dma_pool::{AllocError, DmaPool, DmaPoolStats, FreeError, Local, RawBlock};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
