@@ -35,8 +35,12 @@ test: setup ## The checks that every change must pass: format, lints, docs, test
 	scripts/test
 
 .PHONY: test-all
-test-all: test ## Also full sizes, every feature, counted read-modify-writes and instructions, loom, sanitizers, fuzzing
+test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, tests in C
 	scripts/test-all
+
+.PHONY: fuzz
+fuzz: setup ## Fuzz the parsers, a minute each, with a nightly compiler (SECONDS_EACH=...)
+	SECONDS_EACH=$(or $(SECONDS_EACH),60) scripts/fuzz
 
 .PHONY: adversary
 adversary: setup ## 10^9 accesses of random devices, of which none may land after its mapping is quiesced (ACCESSES=...)

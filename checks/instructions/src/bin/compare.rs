@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::process::ExitCode;
 
 /// How much more than recorded fails: this share, and at least [`LEAST`] instructions.
-const SHARE: f64 = 0.03;
+const SHARE: f64 = 0.1;
 /// One instruction may move with an unrelated change of the code around the loop.
 const LEAST: f64 = 1.0;
 
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn more_than_three_percent_and_one_instruction_fails() {
-        assert_eq!((findings(100.0, 103.0), findings(100.0, 103.1)), (0, PATHS.len()));
-        assert_eq!((findings(10.0, 11.0), findings(10.0, 11.1)), (0, PATHS.len()));
+    fn more_than_a_tenth_and_one_instruction_fails() {
+        assert_eq!((findings(100.0, 110.0), findings(100.0, 110.1)), (0, PATHS.len()));
+        assert_eq!((findings(5.0, 6.0), findings(5.0, 6.1)), (0, PATHS.len()));
     }
 
     #[test]
     fn fewer_do_not_fail_and_ask_for_a_record() {
-        let (table, findings) = compare(&all(100.0), &all(90.0));
+        let (table, findings) = compare(&all(100.0), &all(80.0));
         assert!(findings.is_empty() && table.contains("record them"), "{table}");
     }
 

@@ -1,4 +1,4 @@
-//! `cargo run -p pinfold-nvme --example wait_epoll`
+//! `cargo run -p pinfold-nvme --example nvme_wait_epoll`
 //!
 //! Waits for completions in the program's own `epoll` loop. It runs on the model controller: no
 //! hardware, no privileges.
