@@ -41,8 +41,8 @@ fn cases<'r>(records: &'r [serde_json::Value], suite: &str) -> BTreeSet<&'r str>
 /// The tests of the suites run each of them whole.
 #[test]
 fn short_runs_print_records_and_what_is_modelled() {
-    let records = records(&["frame", "iommu/rr-1"]);
-    for suite in ["frame", "iommu"] {
+    let records = records(&["frame", "buffer/gather-8m", "iommu/rr-1"]);
+    for suite in ["frame", "buffer", "iommu"] {
         assert!(!cases(&records, suite).is_empty(), "{suite}");
     }
     let modelled = records.iter().filter(|record| record["modelled"] == true);

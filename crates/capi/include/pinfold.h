@@ -1334,7 +1334,8 @@ int pf_pool_create(struct pf_arena_t *arena,
 
  Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits, or
  the end is beyond 64 bits: the message has the values); EEXIST (part of it is in the pool
- already); ENOSPC (the maximum, or the 32 bits that number the blocks); EFAULT; EBADF.
+ already); ENOSPC (the maximum, or the 32 bits that number the blocks, of which each piece takes
+ those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT; EBADF.
  Thread: any. Allocates. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
 
  */

@@ -235,14 +235,15 @@ pub enum RangeError {
     },
     /// Blocks are numbered with 32 bits.
     #[error(
-        "cannot add {len} bytes: numbers are left for {left} bytes of blocks of {size} bytes; use another pool"
+        "cannot add {len} bytes: numbers are left for one range of {left} bytes, with blocks of {size} bytes; use another pool"
     )]
     Numbers {
         /// How many bytes the range has.
         len: usize,
         /// How many bytes a block has.
         size: u64,
-        /// How many bytes of blocks could still be added.
+        /// How many bytes the longest range has that could be added. Each range takes the numbers
+        /// of whole units of 2 MiB (of 1 GiB for blocks of more than 2 MiB).
         left: u64,
     },
 }

@@ -146,7 +146,8 @@ impl Inner {
         }
         let (whole, rest) = (len as u64 / unit, len as u64 % unit);
         let in_rest = u64::from(self.layout.blocks_in(rest));
-        let blocks = (whole * u64::from(self.layout.blocks_in(unit))).saturating_add(in_rest);
+        // At most a sixteenth of `len`.
+        let blocks = whole * u64::from(self.layout.blocks_in(unit)) + in_rest;
         if blocks == 0 || iova.checked_add(len as u64).is_none() {
             return Err(RangeError::Size { len, iova, size });
         }

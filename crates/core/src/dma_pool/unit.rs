@@ -558,6 +558,7 @@ mod tests {
             let unit = Arc::new(Unit::new(&layout, pool, base, Iova::new(0), 0));
             kept.units = core::iter::repeat_n(unit, units).collect();
             kept.tables.push((0..units).map(|_| AtomicPtr::new(null_mut())).collect());
+            assert_eq!(table.left(&kept), u64::from(is_left));
             let whole = (0, UNIT as u64);
             let chunk = table.enter(&layout, pool, &mut kept, table.first_span(), whole, None);
             assert_eq!(chunk.is_some(), is_left);

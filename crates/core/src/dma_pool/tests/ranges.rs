@@ -27,10 +27,15 @@ fn ranges_are_added_in_pieces_with_addresses_of_their_own() {
         .unwrap();
     assert!(matches!(pool.alloc(), Err(AllocError::Ranges { blocks: 0 })));
     let mut expected = 0;
-    // One of less than a unit, one of several, one that ends within a group.
-    for (offset, bytes, iova) in
-        [(0, 8192, 1 << 33), (8 << 20, 5 << 20, 1 << 20), (64 << 10, 4096 + 200, 7 << 40)]
-    {
+    // One of less than a unit, one of several, one of exactly one, one whose rest has no block, one
+    // that ends within a group.
+    for (offset, bytes, iova) in [
+        (0, 8192, 1 << 33),
+        (8 << 20, 5 << 20, 1 << 20),
+        (2 << 20, 2 << 20, 1 << 41),
+        (4 << 20, (2 << 20) + 100, 1 << 42),
+        (64 << 10, 4096 + 200, 7 << 40),
+    ] {
         // SAFETY: the heap outlives the pool, and nothing else uses the part.
         let added = unsafe { pool.add_range(part(&heap, offset, bytes), Iova::new(iova)) }.unwrap();
         assert_eq!(added, (bytes / 4096 * 21 + (bytes % 4096) / 192) as u64);
@@ -47,6 +52,8 @@ fn ranges_are_added_in_pieces_with_addresses_of_their_own() {
         let iova = match offset {
             0..8192 => (1 << 33) + offset,
             65_536..73_728 => (7 << 40) + offset - 65_536,
+            0x20_0000..0x40_0000 => (1 << 41) + offset - (2 << 20),
+            0x40_0000..0x60_0000 => (1 << 42) + offset - (4 << 20),
             _ => (1 << 20) + offset - (8 << 20),
         };
         assert_eq!(block.iova().raw(), iova as u64);
@@ -91,11 +98,11 @@ fn ranges_that_do_not_fit_are_refused_by_name() {
     assert_eq!(pool.stats().blocks, 64);
     // 2^17 numbers for each 2 MiB of blocks of 16 bytes: of 64 GiB, all but the last.
     let pool = DmaPool::builder("numbers").block(16).build_empty().unwrap();
-    // SAFETY: as above.
-    assert_eq!(unsafe { pool.add_range(part(&heap, 0, 4096), Iova::new(0)) }, Ok(256));
-    for len in [32_767 << 21, 1 << 47, 1 << 62] {
+    // SAFETY: as above; the other pool has the first page.
+    assert_eq!(unsafe { pool.add_range(part(&heap, 1 << 20, 4096), Iova::new(0)) }, Ok(256));
+    for len in [(32_766 << 21) + 16, 32_767 << 21, 1 << 47, 1 << 62] {
         let range = NonNull::slice_from_raw_parts(NonNull::<u128>::dangling().cast::<u8>(), len);
-        // SAFETY: refused before anything uses it.
+        // SAFETY: refused for its length, before anything uses it.
         let refused = unsafe { pool.add_range(range, Iova::new(0)) };
         assert_eq!(refused, Err(RangeError::Numbers { len, size: 16, left: 32_766 << 21 }));
     }
