@@ -260,8 +260,8 @@ pub unsafe extern "C" fn pf_pool_add(
         }
         let memory = NonNull::slice_from_raw_parts(base, len);
         // SAFETY: as the caller promises; no part of it was added before.
-        let added_now = unsafe { pool.pool.add_range(memory, Iova::new(iova)) };
-        let blocks = added_now.map_err(|error| Failure::from(&error))?;
+        let blocks = unsafe { pool.pool.add_range(memory, Iova::new(iova)) }
+            .map_err(|error| Failure::from(&error))?;
         ranges.insert(start, end);
         // Of 32 bits.
         added = i64::try_from(blocks).unwrap_or(i64::MAX);

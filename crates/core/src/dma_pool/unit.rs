@@ -381,7 +381,8 @@ impl Units {
         self.most() << layout.unit_shift()
     }
 
-    /// Returns how many units have numbers.
+    /// Returns how many units have numbers: one less than there are, as the number after a chunk's
+    /// last must be one too.
     fn most(&self) -> u64 {
         (1 << (32 - self.slot_bits)) - 1
     }
@@ -477,10 +478,11 @@ impl Units {
             // SAFETY: entries point to units of `kept`.
             return Some(unsafe { unit.as_ref() });
         }
+        if self.left(kept) == 0 {
+            return None;
+        }
         let id = kept.units.len();
         let first = u32::try_from((id as u64) << self.slot_bits).ok()?;
-        // Not the last one either: the number after a chunk's last must be one too.
-        first.checked_add(1 << self.slot_bits)?;
         if kept.tables.last().is_none_or(|table| table.len() == id) {
             let old = kept.tables.last().map_or(&[][..], |table| table);
             let copies = old.iter().map(|entry| AtomicPtr::new(entry.load(Ordering::Relaxed)));
