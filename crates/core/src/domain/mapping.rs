@@ -10,7 +10,7 @@ use super::space::{
 };
 use super::window::{Addresses, Origin};
 use crate::access::{Access, Direction};
-use crate::addr::{Iova, IovaRange, Segment};
+use crate::addr::{Iova, IovaRange, PageSize, Segment};
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::iova::IovaError;
 use crate::mem::DmaMemory;
@@ -466,7 +466,7 @@ impl Space {
     }
 
     /// Allocates as the caller does, or up to `limit` if there is one: not from the windows of an
-    /// owner, which are anywhere. Tries again without what the caller keeps for later.
+    /// owner, which are anywhere.
     #[inline(always)]
     fn alloc_up_to(
         &self,
@@ -475,20 +475,48 @@ impl Space {
         align: impl Fn() -> u64,
         limit: Option<Iova>,
     ) -> Result<Addresses, BackendError> {
-        let in_space = || {
-            let iova = self.alloc_iova(len, align(), limit)?;
-            Ok(Addresses { iova, origin: Origin::Space })
-        };
         let allocated = match limit {
             None => caller.alloc(self, len, &align),
-            Some(_) => in_space(),
+            Some(_) => self.alloc_in_space(len, align(), limit),
         };
         match allocated {
-            Err(BackendError::Iova(IovaError::Exhausted { .. })) if caller.give_up_idle(self) => {
-                in_space()
+            Err(error @ BackendError::Iova(IovaError::Exhausted { .. })) => {
+                self.alloc_what_is_left(caller, len, align(), limit, error)
             }
             allocated => allocated,
         }
+    }
+
+    fn alloc_in_space(
+        &self,
+        len: u64,
+        align: u64,
+        limit: Option<Iova>,
+    ) -> Result<Addresses, BackendError> {
+        let iova = self.alloc_iova(len, align, limit)?;
+        Ok(Addresses { iova, origin: Origin::Space })
+    }
+
+    /// Tries again after `error`: without what the caller keeps for later, and then with the
+    /// alignment of smaller leaves, since that of the largest is only faster.
+    #[cold]
+    fn alloc_what_is_left(
+        &self,
+        caller: &mut impl Caller,
+        len: u64,
+        align: u64,
+        limit: Option<Iova>,
+        mut error: BackendError,
+    ) -> Result<Addresses, BackendError> {
+        let gave_up = caller.give_up_idle(self);
+        let tried = |&smaller: &u64| smaller > align || (smaller == align && !gave_up);
+        for align in PageSize::ALL.iter().rev().map(|size| size.bytes()).skip_while(tried) {
+            match self.alloc_in_space(len, align, limit) {
+                Err(again @ BackendError::Iova(IovaError::Exhausted { .. })) => error = again,
+                allocated => return allocated,
+            }
+        }
+        Err(error)
     }
 
     /// Maps the pieces of `payload` at one contiguous range. Errors as for

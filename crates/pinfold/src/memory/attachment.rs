@@ -10,6 +10,7 @@ use crate::domain::Domain;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PageSize};
 use pinfold_core::domain::{BackendError, DomainId, Reservation, StaticMapping};
+use pinfold_core::iova::IovaError;
 use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -93,9 +94,7 @@ impl Attachment {
             // SAFETY: the memory outlives the mapping, as above; memory that is mapped whole lends
             // no reference.
             MappingPolicy::Whole => unsafe { domain.map_static(memory) }.map(Place::Whole),
-            MappingPolicy::PerUse => {
-                domain.reserve(memory.len() as u64, alignment(memory)).map(Place::PerUse)
-            }
+            MappingPolicy::PerUse => reserve(&*domain, memory).map(Place::PerUse),
         };
         let place = placed.inspect_err(|error| {
             if error.stays_reachable() {
@@ -263,12 +262,17 @@ impl Attachments {
     }
 }
 
-/// Returns the alignment of the address range: 2 MiB, so that a pool's chunks of any order are
-/// aligned to their size, or 1 GiB where that allows larger leaves.
-fn alignment(memory: DmaMemory) -> u64 {
-    let huge = PageSize::Size1G.bytes();
-    let fits = memory.len() as u64 >= huge && (memory.addr() as u64).is_multiple_of(huge);
-    if fits { huge } else { PageSize::Size2M.bytes() }
+/// Reserves addresses for all of `memory`, aligned to 2 MiB, so that a pool's chunks of any order
+/// are aligned to their size; to 1 GiB where that allows larger leaves and there are such addresses.
+fn reserve(domain: &dyn DomainOps, memory: DmaMemory) -> Result<Reservation, BackendError> {
+    let (len, huge) = (memory.len() as u64, PageSize::Size1G.bytes());
+    if len >= huge && (memory.addr() as u64).is_multiple_of(huge) {
+        match domain.reserve(len, huge) {
+            Err(BackendError::Iova(IovaError::Exhausted { .. })) => {}
+            reserved => return reserved,
+        }
+    }
+    domain.reserve(len, PageSize::Size2M.bytes())
 }
 
 /// The access of a device to memory that is mapped as a whole, and to a pool's chunks.

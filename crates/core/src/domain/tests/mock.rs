@@ -154,7 +154,11 @@ unsafe impl Pinned for Buf {
 
 impl Buf {
     pub(super) fn new(pages: usize, drops: &Arc<AtomicUsize>) -> Self {
-        let layout = core::alloc::Layout::from_size_align(pages * PAGE, PAGE).unwrap();
+        Self::aligned(pages, PAGE, drops)
+    }
+
+    pub(super) fn aligned(pages: usize, align: usize, drops: &Arc<AtomicUsize>) -> Self {
+        let layout = core::alloc::Layout::from_size_align(pages * PAGE, align).unwrap();
         // SAFETY: the tests ask for at least one page.
         let base = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).unwrap();
         Self { base, layout, fixed: None, drops: Arc::clone(drops) }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::domain::owner::{Anyone, Caller, MAX_BYTES, Owner};
 use crate::domain::window::{Addresses, FreeRuns, GRANULES, Granules, IDLE, WINDOW_BYTES};
+use crate::iova::IovaError;
 use crate::testing::Random;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -455,6 +456,29 @@ fn an_owner_does_not_stand_in_its_own_way() {
     let (reachable, error) = all.expect_err("the backend maps no more than 8 pages");
     assert!(reachable.is_none() && matches!(error, BackendError::NotRegistered { .. }), "{error}");
     assert_eq!(domain.stats().windows, 0);
+}
+
+/// Memory that large leaves could map is mapped by small ones where no address is aligned for them.
+#[test]
+fn the_alignment_of_large_leaves_is_no_condition() {
+    const LARGE: usize = 2 << 20;
+    // The first page is never used, so one aligned range of 2 MiB is free, and none of 3 MiB.
+    for (bytes, limit) in [(3 << 20, None), (LARGE, Some(Iova::new((3 << 20) - 1)))] {
+        let memory = Buf::aligned(bytes / PAGE, LARGE, &Arc::default());
+        let domain = Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(22).unwrap());
+        let mut owner = domain.space.register_owner();
+        let by_owner = domain.space.map_fresh(&mut owner, memory.memory(), Access::READ, limit);
+        let by_anyone = domain.space.map_fresh(&mut Anyone, memory.memory(), Access::READ, limit);
+        for mapped in [by_owner, by_anyone] {
+            let (_, error) = mapped.expect_err("the backend maps no more than 8 pages");
+            assert!(matches!(error, BackendError::NotRegistered { .. }), "{error}");
+        }
+        // What does not fit anywhere is refused with the alignment that was tried last.
+        let memory = Buf::aligned(2 * LARGE / PAGE, LARGE, &Arc::default());
+        let all = domain.space.map_fresh(&mut owner, memory.memory(), Access::READ, limit);
+        let Err((None, BackendError::Iova(error))) = all else { panic!("mapped") };
+        assert!(matches!(error, IovaError::Exhausted { align: 4096, .. }), "{error}");
+    }
 }
 
 proptest! {
