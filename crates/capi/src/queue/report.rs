@@ -27,9 +27,11 @@ const PAUSE: Duration = Duration::from_micros(50);
 impl pf_queue_t {
     /// Takes the controller's completions, revokes their memory, and collects what can be reported.
     pub(super) fn step(&mut self, site: Site) {
+        // Of what this call finds.
+        let mut since = None;
         loop {
             match self.queue.poll() {
-                Ok(Some(completion)) => self.take(completion, site),
+                Ok(Some(completion)) => self.take(completion, &mut since, site),
                 Ok(None) => break,
                 // Once it has been seen disabled, all that it has completes with an error, and it
                 // reaches no memory.
@@ -46,7 +48,7 @@ impl pf_queue_t {
         self.release();
     }
 
-    fn take(&mut self, completion: Completion, site: Site) {
+    fn take(&mut self, completion: Completion, since: &mut Option<Instant>, site: Site) {
         let tag = completion.tag();
         let Some(place) = self.in_flight.get_mut(tag) else { return };
         let Some(Pending { attempt, user_data }) = place.take() else { return };
@@ -67,19 +69,26 @@ impl pf_queue_t {
                 }
                 match data.and_then(Data::into_unrevoked) {
                     None => self.ready.push_back(completion),
-                    Some(mapped) => self.revoke(mapped, completion),
+                    Some(mapped) => self.revoke(mapped, completion, since),
                 }
             }
         }
     }
 
-    /// Begins the end of a mapping.
-    fn revoke(&mut self, mapped: Unrevoked<Scattered>, completion: pf_completion) {
+    /// Begins the end of a mapping. `since` is when the first was begun by this call, which reads the
+    /// clock once.
+    fn revoke(
+        &mut self,
+        mapped: Unrevoked<Scattered>,
+        completion: pf_completion,
+        since: &mut Option<Instant>,
+    ) {
         match &mut self.protection {
             // Nothing is mapped for a request.
             Protection::Static => self.ready.push_back(completion),
             Protection::Revoke(domain) => {
-                let (revoked, since) = (domain.revoke(mapped), Instant::now());
+                let revoked = domain.revoke(mapped);
+                let since = *since.get_or_insert_with(Instant::now);
                 self.held.push_back(Held { revoked, completion, since });
             }
             Protection::Strict(_, found) | Protection::Batch(_, found) => {
