@@ -41,6 +41,8 @@ impl pf_queue_t {
                         self.give_up();
                         break;
                     }
+                    // That may have taken a minute.
+                    since = None;
                 }
             }
         }

@@ -468,7 +468,7 @@ impl Space {
     /// Allocates as the caller does, or up to `limit` if there is one: not from the windows of an
     /// owner, which are anywhere.
     #[inline(always)]
-    fn alloc_up_to(
+    pub(super) fn alloc_up_to(
         &self,
         caller: &mut impl Caller,
         len: u64,
@@ -508,9 +508,15 @@ impl Space {
         limit: Option<Iova>,
         mut error: BackendError,
     ) -> Result<Addresses, BackendError> {
-        let gave_up = caller.give_up_idle(self);
-        let tried = |&smaller: &u64| smaller > align || (smaller == align && !gave_up);
-        for align in PageSize::ALL.iter().rev().map(|size| size.bytes()).skip_while(tried) {
+        let same = caller.give_up_idle(self).then_some(align);
+        let sizes = PageSize::ALL.iter().rev().map(|size| size.bytes());
+        for align in same.into_iter().chain(sizes.filter(|&smaller| smaller < align)) {
+            // No alignment helps where no range is long enough.
+            if same != Some(align)
+                && matches!(error, BackendError::Iova(IovaError::Exhausted { largest_free, .. }) if largest_free < len)
+            {
+                break;
+            }
             match self.alloc_in_space(len, align, limit) {
                 Err(again @ BackendError::Iova(IovaError::Exhausted { .. })) => error = again,
                 allocated => return allocated,

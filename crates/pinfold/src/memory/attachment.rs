@@ -263,16 +263,19 @@ impl Attachments {
 }
 
 /// Reserves addresses for all of `memory`, aligned to 2 MiB, so that a pool's chunks of any order
-/// are aligned to their size; to 1 GiB where that allows larger leaves and there are such addresses.
+/// are aligned to their size; to 1 GiB where that allows larger leaves. Where no such addresses are
+/// free, with less: a pool that needs more says so when it is created.
 fn reserve(domain: &dyn DomainOps, memory: DmaMemory) -> Result<Reservation, BackendError> {
     let (len, huge) = (memory.len() as u64, PageSize::Size1G.bytes());
-    if len >= huge && (memory.addr() as u64).is_multiple_of(huge) {
-        match domain.reserve(len, huge) {
-            Err(BackendError::Iova(IovaError::Exhausted { .. })) => {}
-            reserved => return reserved,
-        }
-    }
-    domain.reserve(len, PageSize::Size2M.bytes())
+    let aligned_to = |size: PageSize| match domain.reserve(len, size.bytes()) {
+        Err(BackendError::Iova(IovaError::Exhausted { .. })) => None,
+        reserved => Some(reserved),
+    };
+    let fits = len >= huge && (memory.addr() as u64).is_multiple_of(huge);
+    fits.then(|| aligned_to(PageSize::Size1G))
+        .flatten()
+        .or_else(|| aligned_to(PageSize::Size2M))
+        .unwrap_or_else(|| domain.reserve(len, PageSize::Size4K.bytes()))
 }
 
 /// The access of a device to memory that is mapped as a whole, and to a pool's chunks.

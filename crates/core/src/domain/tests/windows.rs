@@ -458,27 +458,62 @@ fn an_owner_does_not_stand_in_its_own_way() {
     assert_eq!(domain.stats().windows, 0);
 }
 
-/// Memory that large leaves could map is mapped by small ones where no address is aligned for them.
+/// Memory that large leaves could map is mapped by smaller ones where no address is aligned for
+/// them; first by the largest that do, and the caller's idle windows are given up before.
 #[test]
 fn the_alignment_of_large_leaves_is_no_condition() {
-    const LARGE: usize = 2 << 20;
-    // The first page is never used, so one aligned range of 2 MiB is free, and none of 3 MiB.
-    for (bytes, limit) in [(3 << 20, None), (LARGE, Some(Iova::new((3 << 20) - 1)))] {
-        let memory = Buf::aligned(bytes / PAGE, LARGE, &Arc::default());
-        let domain = Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(22).unwrap());
-        let mut owner = domain.space.register_owner();
-        let by_owner = domain.space.map_fresh(&mut owner, memory.memory(), Access::READ, limit);
-        let by_anyone = domain.space.map_fresh(&mut Anyone, memory.memory(), Access::READ, limit);
-        for mapped in [by_owner, by_anyone] {
-            let (_, error) = mapped.expect_err("the backend maps no more than 8 pages");
-            assert!(matches!(error, BackendError::NotRegistered { .. }), "{error}");
-        }
-        // What does not fit anywhere is refused with the alignment that was tried last.
-        let memory = Buf::aligned(2 * LARGE / PAGE, LARGE, &Arc::default());
-        let all = domain.space.map_fresh(&mut owner, memory.memory(), Access::READ, limit);
-        let Err((None, BackendError::Iova(error))) = all else { panic!("mapped") };
-        assert!(matches!(error, IovaError::Exhausted { align: 4096, .. }), "{error}");
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    let domain =
+        |bits| Domain::new(Box::new(Arc::new(Mock::default())), IovaSpace::new(bits).unwrap());
+    let start = |addresses: Result<Addresses, BackendError>| {
+        addresses.map(|addresses| addresses.iova.start().raw())
+    };
+    let last = |bytes: u64| Some(Iova::new(bytes - 1));
+
+    // Free are 4 KiB to 1 GiB, and from there without the first and the last page to 2 GiB.
+    let large = domain(31);
+    for page in [GIB, 2 * GIB - 4096] {
+        large.reserve_range(IovaRange::new(Iova::new(page), 4096).unwrap()).unwrap();
     }
+    let mut owner = large.space.register_owner();
+    for (len, limit, expected) in [
+        (GIB / 2, None, 2 * MIB),
+        (GIB / 2, last(GIB / 2 + 2 * MIB), 2 * MIB),
+        (GIB / 2, last(GIB / 2 + 4096), 4096),
+        (GIB - 4096, None, 4096),
+    ] {
+        for by_owner in [true, false] {
+            let got = match by_owner {
+                true => large.space.alloc_up_to(&mut owner, len, || GIB, limit),
+                false => large.space.alloc_up_to(&mut Anyone, len, || GIB, limit),
+            };
+            let got = got.unwrap();
+            assert_eq!(got.iova.start().raw(), expected, "{len:#x} up to {limit:?}");
+            Anyone.release(&large.space, got);
+        }
+    }
+    // What fits nowhere is refused at once.
+    let refused = start(large.space.alloc_up_to(&mut owner, GIB, || GIB, None));
+    let Err(BackendError::Iova(IovaError::Exhausted { align: GIB, largest_free, .. })) = refused
+    else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(largest_free, GIB - 4096);
+    large.space.retire_owner(&mut owner);
+
+    // The only aligned address is in the way of the caller's own window, and 4 KiB is free.
+    let small = domain(23);
+    let taken = IovaRange::new(Iova::new(4 * MIB), 4 * MIB).unwrap();
+    small.reserve_range(taken).unwrap();
+    let mut owner = small.space.register_owner();
+    let one = pages(&small, &mut owner, 1).remove(0);
+    assert_eq!(one.iova.start().raw(), 2 * MIB);
+    owner.release(&small.space, one);
+    let len = 2 * MIB - 4096;
+    let whole = small.space.alloc_up_to(&mut owner, len, || 2 * MIB, None);
+    assert_eq!(start(whole), Ok(2 * MIB));
+    small.space.retire_owner(&mut owner);
 }
 
 proptest! {

@@ -3,6 +3,7 @@
 use super::fake::{FakeDomain, REACHABLE, REFUSED};
 use super::*;
 use crate::sys::region::Region;
+use pinfold_soft::SoftConfig;
 
 /// Memory that outlives the test, because what a device may reach is never unmapped.
 fn memory() -> DmaMemory<'static> {
@@ -47,26 +48,40 @@ fn chunks_of_memory_that_is_mapped_whole_need_no_unmap() {
     assert_eq!(fake.steps(), ["register_memory", "map_static"]);
 }
 
-/// The alignment of the largest leaves is faster, and no condition.
+/// The alignment of large leaves is faster, and no condition.
 #[test]
 fn memory_of_1_gib_needs_no_address_aligned_to_1_gib() {
     const HUGE: u64 = 1 << 30;
     let region = Region::anonymous(1 << 30, 1 << 30).unwrap();
-    let soft = Domain::soft().unwrap();
+    let soft = Domain::soft_with(SoftConfig { levels: 3, ..SoftConfig::default() }).unwrap();
+    let attached = || {
+        let memory = region.memory();
+        let attachment =
+            Attachment::new(Box::new(soft.clone()), memory, MappingPolicy::PerUse).unwrap();
+        let start = attachment.iova.start().raw();
+        assert!(attachment.detach(memory));
+        start
+    };
+    let exclude = |page: Option<IovaRange>| soft.reserve_range(page.unwrap()).unwrap();
+
     let mut taken: Vec<_> = std::iter::from_fn(|| soft.reserve_iova(HUGE, HUGE).ok()).collect();
-    // Of two that follow each other, all but the first and the last page is free.
+    // Two that follow each other become free.
     let follow = |at: usize| taken[at].range().end() == taken[at + 1].range().start();
     let at = (0..taken.len() - 1).find(|&at| follow(at)).expect("neighbours");
     let [first, second] = [at, at + 1].map(|at| taken[at].range());
     drop(taken.drain(at..at + 2));
-    for page in [first.part(0, 4096), second.part(HUGE - 4096, 4096)] {
-        soft.reserve_range(page.unwrap()).unwrap();
-    }
-    assert!(soft.reserve_iova(HUGE, HUGE).is_err());
-    let policy = MappingPolicy::PerUse;
-    let attachment = Attachment::new(Box::new(soft.clone()), region.memory(), policy).unwrap();
-    assert_eq!(attachment.iova.start().raw(), first.start().raw() + (2 << 20));
-    assert!(attachment.detach(region.memory()));
+    let start = first.start().raw();
+    exclude(first.part(4096, 4096));
+    assert_eq!(attached(), start + HUGE);
+    exclude(second.part(HUGE - 4096, 4096));
+    assert_eq!(attached(), start + (2 << 20));
+    exclude(second.part(4096, 4096));
+    exclude(first.part(HUGE - 4096, 4096));
+    let refused =
+        Attachment::new(Box::new(soft.clone()), region.memory(), MappingPolicy::PerUse).map(drop);
+    let Err(BackendError::Iova(IovaError::Exhausted { align: 4096, .. })) = refused else {
+        panic!("{refused:?}")
+    };
 }
 
 #[test]
