@@ -1,6 +1,6 @@
 //! From a request of the C program to one of the driver: the memory, the blocks, what is refused.
 
-use super::transfer::{Attempt, Data, Fixed, Scattered};
+use super::transfer::{Attempt, Data, Fixed, Parts, Scattered};
 use super::{PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
 use super::{Pending, check_in, pf_queue_t, pf_request};
 use crate::failure::{Failure, fail};
@@ -63,11 +63,20 @@ impl<'r> Memory<'r> {
         })
     }
 
-    /// Counts each as in use, and yields it.
-    fn spans<'m>(&'m self, device: &'m Device) -> impl Iterator<Item = Result<Span, Failure>> + 'm {
-        self.pieces().map(|(index, addr, len)| {
-            device.state.span(addr, len).map_err(|failure| failure.of(format_args!("iov[{index}]")))
-        })
+    /// Counts each as in use.
+    ///
+    /// # Errors
+    /// Those of `State::span`, with the number of the entry.
+    #[inline(always)]
+    fn spans(&self, device: &Device) -> Result<Parts<Span>, Failure> {
+        let span = |(index, addr, len)| {
+            let span = device.state.span(addr, len);
+            span.map_err(|failure| failure.of(format_args!("iov[{index}]")))
+        };
+        match self.0 {
+            [one] => span((0, one.iov_base.addr(), one.iov_len)).map(Parts::One),
+            _ => self.pieces().map(span).collect::<Result<_, _>>().map(Parts::Many),
+        }
     }
 }
 
@@ -187,14 +196,11 @@ impl pf_queue_t {
         site: Site,
     ) -> Result<Attempt, Failure> {
         let device = &self.lease.device;
+        let (spans, id) = (memory.spans(device)?, device.state.domain.id());
         let data = match self.protection.domain() {
-            None => Fixed::new(memory.spans(device), device.state.domain.id())?.map(Data::Fixed),
-            Some(domain) => match Scattered::new(memory.spans(device), device.state.domain.id())? {
-                None => None,
-                Some(memory) => Some(Data::map(memory, read, domain)?),
-            },
+            None => Data::Fixed(Fixed::new(spans, id)?),
+            Some(domain) => Data::map(Scattered::new(spans, id)?, read, domain)?,
         };
-        let Some(data) = data else { return Err(fail!(EINVAL, "no memory")) };
         let tracer = hook();
         if let Some(tracer) = tracer {
             data.report(tracer, pf_event_kind::PF_EVENT_MAP, site);

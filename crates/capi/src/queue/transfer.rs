@@ -28,18 +28,16 @@ impl<T> Parts<T> {
         }
     }
 
-    /// Returns the parts of `each`, in their order; the first that fails ends it.
-    pub(crate) fn collect(
-        each: impl Iterator<Item = Result<T, Failure>>,
-    ) -> Result<Option<Self>, Failure> {
-        let mut each = each.fuse();
-        let Some(first) = each.next().transpose()? else { return Ok(None) };
-        let Some(second) = each.next().transpose()? else { return Ok(Some(Self::One(first))) };
-        let mut parts = vec![first, second];
-        for part in each {
-            parts.push(part?);
-        }
-        Ok(Some(Self::Many(parts)))
+    /// Returns what `part` makes of each, in their order; the first that fails ends it.
+    #[inline(always)]
+    pub(crate) fn try_map<U>(
+        self,
+        mut part: impl FnMut(T) -> Result<U, Failure>,
+    ) -> Result<Parts<U>, Failure> {
+        Ok(match self {
+            Self::One(one) => Parts::One(part(one)?),
+            Self::Many(many) => Parts::Many(many.into_iter().map(part).collect::<Result<_, _>>()?),
+        })
     }
 }
 
@@ -54,14 +52,11 @@ pub(crate) struct Part {
 
 impl Scattered {
     /// # Errors
-    /// Those of `spans`; `EINVAL`: one stays mapped, so that it could not be revoked.
-    pub(crate) fn new(
-        spans: impl Iterator<Item = Result<Span, Failure>>,
-        domain: DomainId,
-    ) -> Result<Option<Self>, Failure> {
+    /// `EINVAL`: one stays mapped, so that it could not be revoked.
+    #[inline(always)]
+    pub(crate) fn new(spans: Parts<Span>, domain: DomainId) -> Result<Self, Failure> {
         let mut end = 0;
-        let parts = Parts::collect(spans.map(|span| {
-            let span = span?;
+        let parts = spans.try_map(|span| {
             if span.fixed(domain).is_some() {
                 return Err(fail!(
                     EINVAL,
@@ -74,8 +69,8 @@ impl Scattered {
             let start = end;
             end += span.memory().len() as u64;
             Ok(Part { span, start })
-        }))?;
-        Ok(parts.map(Self))
+        })?;
+        Ok(Self(parts))
     }
 }
 
@@ -114,13 +109,10 @@ impl Fixed {
     /// Looks the addresses up.
     ///
     /// # Errors
-    /// Those of `spans`; `ENXIO`: one is not mapped as a whole.
-    pub(crate) fn new(
-        spans: impl Iterator<Item = Result<Span, Failure>>,
-        domain: DomainId,
-    ) -> Result<Option<Self>, Failure> {
-        let parts = Parts::collect(spans.map(|span| {
-            let span = span?;
+    /// `ENXIO`: one is not mapped as a whole.
+    #[inline(always)]
+    pub(crate) fn new(spans: Parts<Span>, domain: DomainId) -> Result<Self, Failure> {
+        let parts = spans.try_map(|span| {
             let (_, len) = span.part();
             match span.fixed(domain) {
                 Some(iova) => Ok((span, Segment { iova, len: len as u64 })),
@@ -131,8 +123,8 @@ impl Fixed {
                     span.addr()
                 )),
             }
-        }))?;
-        Ok(parts.map(|parts| Self { parts, domain }))
+        })?;
+        Ok(Self { parts, domain })
     }
 }
 
