@@ -386,12 +386,16 @@ mod tests {
             let memory = MemoryMedia::new(2 * CHUNK);
             let expected = usize::try_from(at).unwrap() % PAGE;
             let mut seen = Vec::new();
+            let mut saw = |expected, bytes: &[u8]| {
+                seen.push((expected, place(bytes)));
+                Ok(())
+            };
             // Of zeroes that are not stored, and of a file, each piece begins at a page.
-            memory.read(at, 1024, &mut |from| Ok(seen.push((0, place(from))))).unwrap();
-            file.read(at, 1024, &mut |from| Ok(seen.push((0, place(from))))).unwrap();
-            file.write(at, 1024, &mut |to| Ok(seen.push((0, place(to))))).unwrap();
-            memory.write(at, 1024, &mut |to| Ok(seen.push((expected, place(to))))).unwrap();
-            memory.read(at, 1024, &mut |from| Ok(seen.push((expected, place(from))))).unwrap();
+            memory.read(at, 1024, &mut |from| saw(0, from)).unwrap();
+            file.read(at, 1024, &mut |from| saw(0, from)).unwrap();
+            file.write(at, 1024, &mut |to| saw(0, to)).unwrap();
+            memory.write(at, 1024, &mut |to| saw(expected, to)).unwrap();
+            memory.read(at, 1024, &mut |from| saw(expected, from)).unwrap();
             assert_eq!(seen.len(), 5);
             assert!(seen.iter().all(|(expected, is)| is == expected), "{at}: {seen:?}");
         }
