@@ -88,9 +88,9 @@ pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
 
 // Memory of the media.
 
-/// Bytes that begin at a page, as the buffers of drivers do: some processors (AMD's Zen 3) take 2 to
-/// 20 times as long for a copy whose destination is a few bytes behind its source by the place in a
-/// page, and memory of the allocator begins 16 bytes behind one.
+/// Bytes that begin at a page, as the buffers of drivers do. Some processors (AMD's Zen 3) take 2 to
+/// 20 times as long for a copy whose destination has an offset in its page that is a few bytes above
+/// the source's, and the allocator's memory begins 16 bytes into a page.
 struct Pages {
     /// A page more than the bytes.
     bytes: Box<[u8]>,
@@ -376,7 +376,8 @@ impl Media for FileMedia {
 mod tests {
     use super::*;
 
-    /// Each byte is where a buffer that begins at a page has it.
+    /// As in a buffer that begins at a page: stored bytes have their offset in the page, zeroes and
+    /// a file's begin at one.
     #[test]
     fn data_have_their_place_in_the_page() {
         let file = FileMedia::from_file(tempfile::tempfile().unwrap(), 2 * CHUNK);

@@ -41,7 +41,7 @@ impl pf_queue_t {
                         self.give_up();
                         break;
                     }
-                    // That may have taken a minute.
+                    // Disabling may take a minute: flushes that begin now get all of their time.
                     since = None;
                 }
             }

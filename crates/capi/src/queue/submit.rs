@@ -63,11 +63,11 @@ impl<'r> Memory<'r> {
         })
     }
 
-    /// Counts each as in use.
+    /// Returns the parts of regions that the entries name, each counted as in use.
     ///
     /// # Errors
     /// Those of `State::span`, with the number of the entry.
-    #[inline(always)]
+    #[inline]
     fn spans(&self, device: &Device) -> Result<Parts<Span>, Failure> {
         let span = |(index, addr, len)| {
             let span = device.state.span(addr, len);
@@ -75,7 +75,13 @@ impl<'r> Memory<'r> {
         };
         match self.0 {
             [one] => span((0, one.iov_base.addr(), one.iov_len)).map(Parts::One),
-            _ => self.pieces().map(span).collect::<Result<_, _>>().map(Parts::Many),
+            many => {
+                let mut spans = Vec::with_capacity(many.len());
+                for piece in self.pieces() {
+                    spans.push(span(piece)?);
+                }
+                Ok(Parts::Many(spans))
+            }
         }
     }
 }

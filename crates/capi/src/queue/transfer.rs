@@ -14,7 +14,7 @@ use pinfold::core::frame::Frame;
 use pinfold::{DmaMemory, Iova, Pinned};
 use pinfold_nvme::driver::{Completion, InFlight, Outcome, Quarantined};
 
-/// One or several parts; one needs no allocation.
+/// The parts of one entry of a request's `iov`, which need no allocation, or of several.
 pub(crate) enum Parts<T> {
     One(T),
     Many(Vec<T>),
@@ -29,14 +29,20 @@ impl<T> Parts<T> {
     }
 
     /// Returns what `part` makes of each, in their order; the first that fails ends it.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn try_map<U>(
         self,
         mut part: impl FnMut(T) -> Result<U, Failure>,
     ) -> Result<Parts<U>, Failure> {
         Ok(match self {
             Self::One(one) => Parts::One(part(one)?),
-            Self::Many(many) => Parts::Many(many.into_iter().map(part).collect::<Result<_, _>>()?),
+            Self::Many(many) => {
+                let mut parts = Vec::with_capacity(many.len());
+                for each in many {
+                    parts.push(part(each)?);
+                }
+                Parts::Many(parts)
+            }
         })
     }
 }
@@ -53,7 +59,7 @@ pub(crate) struct Part {
 impl Scattered {
     /// # Errors
     /// `EINVAL`: one stays mapped, so that it could not be revoked.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(spans: Parts<Span>, domain: DomainId) -> Result<Self, Failure> {
         let mut end = 0;
         let parts = spans.try_map(|span| {
@@ -74,8 +80,8 @@ impl Scattered {
     }
 }
 
-// SAFETY: as for each of the spans, which the value keeps and never changes. A value with more than
-// one has no fixed address.
+// SAFETY: as for each of the spans, which the value keeps and never changes. `Many` have
+// no fixed address.
 unsafe impl Pinned for Scattered {
     fn memory(&self) -> DmaMemory<'_> {
         self.0.get(0).map_or(DmaMemory::EMPTY, |part| part.span.memory())
@@ -110,7 +116,7 @@ impl Fixed {
     ///
     /// # Errors
     /// `ENXIO`: one is not mapped as a whole.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn new(spans: Parts<Span>, domain: DomainId) -> Result<Self, Failure> {
         let parts = spans.try_map(|span| {
             let (_, len) = span.part();

@@ -264,11 +264,16 @@ impl Attachments {
 
 /// Reserves addresses for all of `memory`, aligned to 2 MiB, so that a pool's chunks of any order
 /// are aligned to their size; to 1 GiB where that allows larger leaves. Where no such addresses are
-/// free, with less: a pool that needs more says so when it is created.
+/// free, to less: a pool then has smaller chunks, or says when it is created that it needs more.
 fn reserve(domain: &dyn DomainOps, memory: DmaMemory) -> Result<Reservation, BackendError> {
     let (len, huge) = (memory.len() as u64, PageSize::Size1G.bytes());
     let aligned_to = |size: PageSize| match domain.reserve(len, size.bytes()) {
-        Err(BackendError::Iova(IovaError::Exhausted { .. })) => None,
+        // Where no range is long enough, no alignment helps.
+        Err(BackendError::Iova(IovaError::Exhausted { largest_free, .. }))
+            if largest_free >= len =>
+        {
+            None
+        }
         reserved => Some(reserved),
     };
     let fits = len >= huge && (memory.addr() as u64).is_multiple_of(huge);

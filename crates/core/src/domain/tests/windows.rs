@@ -471,7 +471,7 @@ fn the_alignment_of_large_leaves_is_no_condition() {
     };
     let last = |bytes: u64| Some(Iova::new(bytes - 1));
 
-    // Free are 4 KiB to 1 GiB, and from there without the first and the last page to 2 GiB.
+    // All is free but the pages at 0, at 1 GiB, and the last one before 2 GiB.
     let large = domain(31);
     for page in [GIB, 2 * GIB - 4096] {
         large.reserve_range(IovaRange::new(Iova::new(page), 4096).unwrap()).unwrap();
@@ -502,7 +502,7 @@ fn the_alignment_of_large_leaves_is_no_condition() {
     assert_eq!(largest_free, GIB - 4096);
     large.space.retire_owner(&mut owner);
 
-    // The only aligned address is in the way of the caller's own window, and 4 KiB is free.
+    // The caller's own idle window is at the only aligned address; the one at 4 KiB is free.
     let small = domain(23);
     let taken = IovaRange::new(Iova::new(4 * MIB), 4 * MIB).unwrap();
     small.reserve_range(taken).unwrap();
@@ -514,6 +514,14 @@ fn the_alignment_of_large_leaves_is_no_condition() {
     let whole = small.space.alloc_up_to(&mut owner, len, || 2 * MIB, None);
     assert_eq!(start(whole), Ok(2 * MIB));
     small.space.retire_owner(&mut owner);
+
+    // A map asks for the alignment that its memory allows.
+    let memory = Buf::aligned((3 << 20) / PAGE, 2 << 20, &Arc::default());
+    let memory = memory.memory();
+    let small = domain(22);
+    let mapped = small.space.map_fresh(&mut Anyone, memory, Access::READ, None);
+    let (_, error) = mapped.expect_err("the backend maps no more than 8 pages");
+    assert!(matches!(error, BackendError::NotRegistered { .. }), "{error}");
 }
 
 proptest! {
