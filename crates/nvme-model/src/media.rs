@@ -88,6 +88,8 @@ pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
 
 // Memory of the media.
 
+const PAGE: usize = 4096;
+
 /// Bytes that begin at a page, as the buffers of drivers do. Some processors (AMD's Zen 3) take 2 to
 /// 20 times as long for a copy whose destination has an offset in its page that is a few bytes above
 /// the source's, and the allocator's memory begins 16 bytes into a page.
@@ -127,7 +129,6 @@ impl fmt::Debug for Pages {
 
 // Blocks in memory, which is allocated when it is first written.
 
-const PAGE: usize = 4096;
 const CHUNK: u64 = 2 << 20;
 const CHUNK_BYTES: usize = 2 << 20;
 

@@ -80,8 +80,8 @@ impl Scattered {
     }
 }
 
-// SAFETY: as for each of the spans, which the value keeps and never changes. `Many` have
-// no fixed address.
+// SAFETY: as for each of the spans, which the value keeps and never changes. `Many` have no
+// fixed address.
 unsafe impl Pinned for Scattered {
     fn memory(&self) -> DmaMemory<'_> {
         self.0.get(0).map_or(DmaMemory::EMPTY, |part| part.span.memory())

@@ -510,11 +510,13 @@ impl Space {
     ) -> Result<Addresses, BackendError> {
         let same = caller.give_up_idle(self).then_some(align);
         let sizes = PageSize::ALL.iter().rev().map(|size| size.bytes());
+        // No alignment helps where no range is long enough.
+        let is_too_long = |error: &BackendError| match error {
+            BackendError::Iova(IovaError::Exhausted { largest_free, .. }) => *largest_free < len,
+            _ => false,
+        };
         for align in same.into_iter().chain(sizes.filter(|&smaller| smaller < align)) {
-            // No alignment helps where no range is long enough.
-            if same != Some(align)
-                && matches!(error, BackendError::Iova(IovaError::Exhausted { largest_free, .. }) if largest_free < len)
-            {
+            if same != Some(align) && is_too_long(&error) {
                 break;
             }
             match self.alloc_in_space(len, align, limit) {
