@@ -1,0 +1,128 @@
+//! A source file with all of its changes written into it, each behind the switch.
+
+use crate::sites::Site;
+use std::ops::Range;
+
+/// Where the text of a change begins and ends in the written file.
+pub struct Written {
+    pub id: u32,
+    pub place: Range<usize>,
+}
+
+/// Returns `source` with `sites`, and where each of them is in it. Changes may contain each other:
+/// the one outside begins first and ends last.
+pub fn rewrite(source: &str, sites: &[Site]) -> (String, Vec<Written>) {
+    let mut insertions: Vec<_> = sites
+        .iter()
+        .enumerate()
+        .flat_map(|(order, site)| {
+            let len = site.place.len();
+            // What ends here comes before what begins here.
+            let begin = (site.place.start, 1, usize::MAX - len, order);
+            let end = (site.place.end, 0, len, usize::MAX - order);
+            [(begin, order, true), (end, order, false)]
+        })
+        .collect();
+    insertions.sort_unstable();
+    let mut text = String::with_capacity(source.len() * 2);
+    let mut written: Vec<_> =
+        sites.iter().map(|site| Written { id: site.id, place: 0..0 }).collect();
+    let mut copied = 0;
+    for ((position, ..), order, begins) in insertions {
+        text.push_str(&source[copied..position]);
+        copied = position;
+        if begins {
+            written[order].place.start = text.len();
+            text.push_str(&sites[order].before);
+        } else {
+            text.push_str(&sites[order].after);
+            written[order].place.end = text.len();
+        }
+    }
+    text.push_str(&source[copied..]);
+    (text, written)
+}
+
+/// The switch: the module that each changed crate gets.
+pub const SWITCH: &str = r#"//! Which change is on: that of PINFOLD_MUTANT. With PINFOLD_MUTANT_RECORD, a file gets the
+//! number of each change that a thread passes, and the thread's name, which is the test's.
+extern crate std;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::io::Write as _;
+use std::{cell::RefCell, collections::BTreeSet, format, string::String};
+
+const UNKNOWN: u32 = u32::MAX;
+const RECORD: u32 = u32::MAX - 1;
+static ON: AtomicU32 = AtomicU32::new(UNKNOWN);
+std::thread_local!(static PASSED: RefCell<BTreeSet<u32>> = const { RefCell::new(BTreeSet::new()) });
+
+#[inline]
+pub fn on(id: u32) -> bool {
+    let on = ON.load(Relaxed);
+    if on >= RECORD { slow(id, on) } else { on == id }
+}
+
+#[cold]
+fn slow(id: u32, on: u32) -> bool {
+    if on == UNKNOWN {
+        let number = std::env::var("PINFOLD_MUTANT").ok().and_then(|text| text.parse().ok());
+        let record = std::env::var_os("PINFOLD_MUTANT_RECORD").is_some();
+        ON.store(if record { RECORD } else { number.unwrap_or(0) }, Relaxed);
+        return self::on(id);
+    }
+    let new = PASSED.try_with(|passed| passed.try_borrow_mut().is_ok_and(|mut passed| passed.insert(id)));
+    if new == Ok(true) && let Some(path) = std::env::var_os("PINFOLD_MUTANT_RECORD") {
+        let thread = std::thread::current();
+        let line: String = format!("{id} {}\n", thread.name().unwrap_or("?"));
+        if let Ok(mut file) = std::fs::OpenOptions::new().append(true).create(true).open(path) {
+            let _ = file.write_all(line.as_bytes());
+        }
+    }
+    false
+}
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::rewrite;
+    use crate::sites::find;
+
+    fn text(source: &str, kinds: &[crate::sites::Kind]) -> String {
+        let sites: Vec<_> = find("f.rs", source, 1)
+            .unwrap()
+            .into_iter()
+            .filter(|site| kinds.contains(&site.kind))
+            .collect();
+        rewrite(source, &sites).0.replace("crate::pinfold_mutant::", "")
+    }
+
+    #[test]
+    fn changes_that_contain_each_other_nest() {
+        use crate::sites::Kind;
+        let source = "fn f() -> bool { g(); a < b && c > d }";
+        let changed = text(source, &[Kind::Operator, Kind::Statement]);
+        assert_eq!(
+            changed,
+            "fn f() -> bool { if !on(1) { g(); } (if on(2) { a < b || c > d } else { (if on(3) { a <= b } else { a < b }) \
+             && (if on(4) { c >= d } else { c > d }) }) }"
+        );
+        syn::parse_file(&changed).unwrap();
+    }
+
+    #[test]
+    fn a_condition_is_true_or_false_and_its_operands_are_changed() {
+        use crate::sites::Kind;
+        let changed = text("fn f() { if a == 1 { g() } }", &[Kind::Condition, Kind::Number]);
+        assert_eq!(
+            changed,
+            "fn f() { if (on(1) || (!on(2) && (a == (if on(4) { 2 } else { 1 })))) { g() } }"
+        );
+    }
+
+    #[test]
+    fn tests_constants_and_patterns_are_left_alone() {
+        let source = "const A: u8 = 1 + 2; const fn f() -> u8 { 1 } #[cfg(test)] mod t { fn g() -> u8 { 1 + 1 } } \
+                      fn h(x: [u8; 3]) { match x { [1, ..] => (), _ => () } }";
+        assert!(find("f.rs", source, 1).unwrap().is_empty());
+    }
+}
