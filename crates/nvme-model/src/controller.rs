@@ -6,6 +6,7 @@ use crate::config::{Counters, ModelConfig, ModelError, ModelStats};
 use crate::engine::{Engine, EngineParts};
 use crate::faults::Faults;
 use crate::registers::{ModelRegisters, RegisterFile};
+use pinfold::Signals;
 use pinfold_nvme::EventFd;
 use pinfold_nvme::spec::Cap;
 use std::fmt;
@@ -57,14 +58,13 @@ impl ModelController {
         let bus = Arc::new(bus);
         // The engine needs a handle of its own thread, which therefore waits for it.
         let (send, receive) = std::sync::mpsc::channel::<Engine<_>>();
-        let join = std::thread::Builder::new()
-            .name("nvme-model".into())
-            .spawn(move || {
-                if let Ok(engine) = receive.recv() {
-                    engine.run();
-                }
-            })
-            .map_err(ModelError::Thread)?;
+        let thread = std::thread::Builder::new().name("nvme-model".into());
+        let run = move || {
+            if let Ok(engine) = receive.recv() {
+                engine.run();
+            }
+        };
+        let join = Signals::blocked_while(|| thread.spawn(run)).map_err(ModelError::Thread)?;
         let thread = join.thread().clone();
         let faults = {
             let (registers, thread) = (registers.clone(), thread.clone());

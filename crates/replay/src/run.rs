@@ -3,6 +3,7 @@
 use super::error::ReplayError;
 use super::trace::{Addresses, Device, Footprint, Run, Times, Trace};
 use crate::policy::{Dma, Memory, Policy, PolicyError, PolicyKind, PolicyStats, PolicyThread};
+use pinfold::Signals;
 use pinfold::soft::SoftConfig;
 use pinfold_core::addr::PhysRange;
 use pinfold_core::table::MappedRun;
@@ -102,7 +103,9 @@ pub fn replay_all(
     }
     std::thread::scope(|scope| {
         let start = |device| {
-            let started = Builder::new().spawn_scoped(scope, move || one(device));
+            let builder = Builder::new();
+            let started =
+                Signals::blocked_while(|| builder.spawn_scoped(scope, move || one(device)));
             started.map_err(|error| ReplayError::NoThread { device: device.name.clone(), error })
         };
         let running: Vec<_> = trace.devices.iter().map(start).collect::<Result<_, _>>()?;

@@ -58,6 +58,7 @@ mod port;
 mod record;
 #[cfg(test)]
 mod tests;
+mod thread;
 mod timeline;
 mod timer;
 mod tlb;

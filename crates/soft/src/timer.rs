@@ -1,6 +1,7 @@
 //! The source that wakes tasks which wait for a flush: one thread for a queue, from the first task
 //! that waits on.
 
+use crate::thread::with_signals_blocked;
 use crate::unit::Unit;
 use pinfold_core::invalidate::{InvalidationQueue, Ticket};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -67,7 +68,8 @@ impl Timer {
         if !tasks.has_thread {
             let (shared, unit) = (Arc::clone(&self.0), Arc::clone(unit));
             let thread = std::thread::Builder::new().name("pinfold-flushes".into());
-            tasks.has_thread = thread.spawn(move || shared.run(&unit)).is_ok();
+            tasks.has_thread =
+                with_signals_blocked(|| thread.spawn(move || shared.run(&unit))).is_ok();
         }
         if !tasks.has_thread {
             // The task polls instead.

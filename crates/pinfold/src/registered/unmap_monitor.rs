@@ -10,6 +10,7 @@
 
 use super::footprint::Coverage;
 use super::survey::Gone;
+use crate::sys::process::Signals;
 use crate::sys::userfault::{Event, Userfault, What};
 use crate::sys::{Errno, bytes};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -68,7 +69,7 @@ impl UnmapMonitor {
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
         let (seen, halt) = (shared.clone(), stop.clone());
         let named = std::thread::Builder::new().name("pinfold-unmap".to_owned());
-        let thread = named.spawn(move || seen.run(&halt));
+        let thread = Signals::blocked_while(|| named.spawn(move || seen.run(&halt)));
         let thread =
             thread.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         let vacant = (0..places).rev().collect();

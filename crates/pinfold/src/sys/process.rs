@@ -102,6 +102,31 @@ impl Signals {
         }
     }
 
+    /// Runs `start`, which starts a thread of a library, with all signals blocked, and then unblocks
+    /// those that were not blocked before. The thread inherits the mask: a signal that the program
+    /// takes by a signalfd, or in a thread of its own, never arrives in a thread that the program
+    /// does not know.
+    pub fn blocked_while<R>(start: impl FnOnce() -> R) -> R {
+        struct Restore(libc::sigset_t);
+
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                let none = std::ptr::null_mut();
+                // SAFETY: the mask that this thread had.
+                unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, none) };
+            }
+        }
+
+        // SAFETY: a struct of integers, for which zero is valid.
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+        // SAFETY: it stores a set there.
+        unsafe { libc::sigfillset(&raw mut all) };
+        // SAFETY: an initialized set, and a place for the mask of this thread. It cannot fail.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before) };
+        let _restore = Restore(before);
+        start()
+    }
+
     /// Waits until one of the signals arrives, at most `limit` (a day if there is none); `None` if
     /// none did.
     pub fn wait(&self, limit: Option<Duration>) -> Option<i32> {

@@ -7,6 +7,7 @@
 use super::api::PolicyError;
 use super::iommu::Iommu;
 use crate::lock::KernelLock;
+use pinfold::Signals;
 use pinfold_core::addr::IovaRange;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -161,10 +162,8 @@ impl Timer {
                 }
             }
         };
-        let thread = Builder::new()
-            .name("flush timer".to_owned())
-            .spawn(work)
-            .map_err(PolicyError::NoTimer)?;
+        let thread = Builder::new().name("flush timer".to_owned());
+        let thread = Signals::blocked_while(|| thread.spawn(work)).map_err(PolicyError::NoTimer)?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
