@@ -107,14 +107,16 @@ int main(int argc, char **argv) {
     pf_nvme_t *controller;
     pf_queue_t *queue;
     struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 * BYTES,
-                                 .sources = PF_SOURCE_MEMFD};
+                                 .sources = PF_SOURCE_MEMFD, .policy = PF_POLICY_WHOLE};
     pf(pf_domain_soft(&domain), "pf_domain_soft");
     pf(pf_arena_create(domain, &opts, &arena), "pf_arena_create");
     opts.sources = 0;
     pf(pf_arena_create(domain, &opts, &rings), "pf_arena_create");
     struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 8 * BYTES};
     pf(pf_nvme_open(domain, rings, &model, &controller), "pf_nvme_open");
-    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 4};
+    /* What libblkio allocates is registered, so that it stays mapped, and the arena may as well. */
+    struct pf_queue_opts depth = {
+        .opts_size = sizeof depth, .depth = 4, .protect = PF_PROTECT_STATIC};
     pf(pf_queue_create(controller, &depth, &queue), "pf_queue_create");
 
     /* Export: another process reads the file into the arena; the controller takes it from there. */

@@ -120,7 +120,9 @@ static int release(struct target *target) {
 /* Opens the parts. The caller releases them if one fails. */
 static int open_parts(struct target *target, const struct spec *spec) {
     struct pf_nvme_opts nvme = {.opts_size = sizeof nvme};
-    struct pf_arena_opts arena = {.opts_size = sizeof arena, .size = ARENA_BYTES};
+    /* The rings, which the controller reaches all the time. */
+    struct pf_arena_opts arena = {
+        .opts_size = sizeof arena, .size = ARENA_BYTES, .policy = PF_POLICY_WHOLE};
     int failed;
     if (spec->kind == VFIO) {
         nvme.bdf = spec->text;

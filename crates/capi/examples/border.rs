@@ -8,7 +8,9 @@
 
 use pinfold::dma_pool::{DmaPool, Local, RawBlock};
 use pinfold::{Arena, ArenaLocal, Buffer, Domain, MappingPolicy};
-use pinfold_capi::arena::{pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_t, pf_free};
+use pinfold_capi::arena::{
+    PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_t, pf_free,
+};
 use pinfold_capi::block::pf_block_t;
 use pinfold_capi::domain::{pf_domain_soft, pf_domain_t};
 use pinfold_capi::failure::pf_strerror_last;
@@ -93,8 +95,12 @@ impl C {
         let mut frames: *mut pf_frames_t = null_mut();
         // SAFETY: all zeros are a value of the options, which are integers and pointers.
         let zeros: pf_arena_opts = unsafe { std::mem::zeroed() };
-        let arena_opts =
-            pf_arena_opts { opts_size: size_of::<pf_arena_opts>(), size: BYTES, ..zeros };
+        let arena_opts = pf_arena_opts {
+            opts_size: size_of::<pf_arena_opts>(),
+            size: BYTES,
+            policy: PF_POLICY_WHOLE,
+            ..zeros
+        };
         // SAFETY: as above.
         let zeros: pf_pool_opts = unsafe { std::mem::zeroed() };
         let pool_opts = pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: BLOCK, ..zeros };

@@ -2,8 +2,7 @@
 #include <stdio.h>
 
 int main(void) {
-    struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 4 << 20, .policy = PF_POLICY_PER_USE};
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
     pf_domain_t *domain;
     pf_arena_t *arena;
     pf_owner_t *owner;
@@ -16,7 +15,7 @@ int main(void) {
         pf_map(owner, buffer, 8192, PF_FROM_DEVICE, &map, &iova) < 0)
         return fprintf(stderr, "%s\n", pf_strerror_last()), 1;
     printf("a device may write 8192 bytes at 0x%llx\n", (unsigned long long)iova);
-    if (pf_unmap(owner, map) < 0) /* from here on it cannot */
+    if (pf_unmap(owner, map) != 0) /* from here on it cannot */
         return fprintf(stderr, "%s\n", pf_strerror_last()), 1;
     return pf_free(arena, buffer) || pf_owner_destroy(owner) || pf_arena_put(arena) ||
            pf_domain_put(domain);

@@ -61,9 +61,9 @@ static void flush(pf_queue_t *queue) {
 
 int main(void) {
     /* The controller's own memory; and the buffers, which it reaches only during requests. */
-    struct pf_arena_opts rings = {.opts_size = sizeof rings, .size = 2 << 20};
-    struct pf_arena_opts data = {
-        .opts_size = sizeof data, .size = 4 << 20, .policy = PF_POLICY_PER_USE};
+    struct pf_arena_opts rings = {
+        .opts_size = sizeof rings, .size = 2 << 20, .policy = PF_POLICY_WHOLE};
+    struct pf_arena_opts data = {.opts_size = sizeof data, .size = 4 << 20};
     /* With `bdf` it is a device. */
     struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 16 << 20};
     struct pf_queue_opts options = {

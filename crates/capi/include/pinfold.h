@@ -5,7 +5,36 @@
  * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the sentence that
  * belongs to it. Handles are opaque: one that is stale, of another kind or destroyed twice gives
  * -EBADF, and one that another thread is destroying or using alone -EBUSY. Made from the library's
- * source: do not edit. */
+ * source: do not edit.
+ *
+ * What else a program may do, at any moment:
+ *
+ * signals     The library installs no handler and no alternate stack, and leaves the masks of the
+ *             program's threads as they are. Its own threads block all signals: one that the program
+ *             takes by a signalfd or in a thread of its own does not arrive there. A handler may
+ *             interrupt any call, which goes on (no EINTR). It must not call the library: no
+ *             function is async-signal-safe.
+ * fork        A child that has a copy of the memory (fork, _Fork, clone) of a process with objects
+ *             gets -EPERM from every call: devices do not reach its memory. Fork before the first
+ *             call, or exec. A child that shares the memory (vfork, CLONE_VM) is for _exit and exec,
+ *             as in POSIX: it creates no object (-EPERM).
+ * exit        exit(), quick_exit(), and a return from main(), while other threads are in calls, are
+ *             allowed; so are calls in handlers of atexit() and at_quick_exit(), and in destructors
+ *             of a thread's values. Objects need not be destroyed before the process ends: its
+ *             memory is unmapped from devices by the kernel. The end of a thread ends no object.
+ * cancel      pthread_cancel() acts after a call, never inside it, nor in a hook. With
+ *             PTHREAD_CANCEL_ASYNCHRONOUS a thread must not call the library.
+ * hooks       A hook (pf_trace_set) must return. pthread_exit() or an exception in it ends the
+ *             process; after a longjmp() out of it the object of the call stays in use for good
+ *             (-EBUSY).
+ * copies      dlclose() keeps the library in the process, and dlopen() finds it again, with its
+ *             objects. Of several copies (linked statically and shared, dlmopen, an older version)
+ *             each refuses the handles of the others (-EBADF).
+ * descriptors Those of the library are not the program's to close: closefrom() and the like come
+ *             before the first call. Afterwards a call that needs one fails, or uses what the program
+ *             has opened in its place.
+ * identity    setuid(), chroot(), chdir(), umask() and limits may change: what exists is not
+ *             affected, what is created later is subject to the new ones. */
 
 
 #ifndef PINFOLD_H
@@ -51,16 +80,16 @@
 #define PF_SOURCE_MEMFD_1G (1 << 6)
 
 /*
- For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
- device is known at once (the default).
- */
-#define PF_POLICY_WHOLE 0
-
-/*
  For pf_arena_opts.policy: a device reaches only what pf_map() or a request maps, and the memory
- of pools, at the addresses in their blocks.
+ of pools, at the addresses in their blocks. The default: 0 is the same.
  */
 #define PF_POLICY_PER_USE 1
+
+/*
+ For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
+ device is known at once, and devices reach also what is not mapped, or not any more.
+ */
+#define PF_POLICY_WHOLE 2
 
 /*
  For pf_domain_vfio(): iommufd where the kernel offers it for the device, else type 1.
@@ -76,6 +105,12 @@
  For pf_domain_vfio(): iommufd.
  */
 #define PF_IOMMU_IOMMUFD 2
+
+/*
+ What the end of a mapping returns if devices still reach the memory: it is of an arena of
+ PF_POLICY_WHOLE, or registered.
+ */
+#define PF_STAYS_MAPPED 1
 
 /*
  For pf_nvme_info.flags: the controller discards (PF_DISCARD).
@@ -94,16 +129,11 @@
 #define PF_POOL_DEBUG (1 << 0)
 
 /*
- For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
- it must stay mapped (PF_POLICY_WHOLE, registered, or a pool's). The default.
- */
-#define PF_PROTECT_STATIC 0
-
-/*
  For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
  completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
  pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped (that
- of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked.
+ of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked. The
+ default: 0 is the same.
  */
 #define PF_PROTECT_STRICT 1
 
@@ -117,6 +147,13 @@
  For pf_queue_opts.protect: as PF_PROTECT_REVOKE, with one flush for all that a call finds.
  */
 #define PF_PROTECT_BATCH 3
+
+/*
+ For pf_queue_opts.protect: no protection: the device reaches the memory for as long as that is in
+ the domain, also after its request. It must stay mapped (PF_POLICY_WHOLE, registered, or a
+ pool's).
+ */
+#define PF_PROTECT_STATIC 4
 
 /*
  For pf_queue_opts.flags: the controller raises an interrupt, so that pf_queue_wait() sleeps and
@@ -282,7 +319,7 @@ struct pf_arena_opts {
    */
   uint32_t sources;
   /*
-   PF_POLICY_WHOLE or PF_POLICY_PER_USE.
+   PF_POLICY_*; 0: PF_POLICY_PER_USE.
    */
   uint32_t policy;
   /*
@@ -331,11 +368,11 @@ struct pf_region {
  */
 typedef struct pf_map_t {
   /*
-   The owner's slot.
+   The owner's slot, and half of the owner's number.
    */
   uint64_t id;
   /*
-   The slot's generation.
+   The slot's generation, and the other half.
    */
   uint64_t gen;
 } pf_map_t;
@@ -346,7 +383,7 @@ typedef struct pf_map_t {
  */
 typedef struct pf_ticket_t {
   /*
-   Its number: one more than that of the owner's ticket before. Owners have different numbers.
+   Its number, greater than that of the owner's ticket before. No two tickets have one number.
    */
   uint64_t seq;
 } pf_ticket_t;
@@ -586,7 +623,7 @@ struct pf_queue_opts {
    */
   uint32_t depth;
   /*
-   PF_PROTECT_*; 0: PF_PROTECT_STATIC.
+   PF_PROTECT_*; 0: PF_PROTECT_STRICT.
    */
   uint32_t protect;
   /*
@@ -905,7 +942,8 @@ int pf_domain_put(struct pf_domain_t *domain);
  the next step. The empty string if none has failed; also in handlers that run at the end of the
  thread or of the process (pthread_key_create(), atexit()).
 
- Valid until the next call of the library in this thread that fails.
+ The text is in a buffer of the thread, at the same address as long as the thread exists; the next
+ call of the library in this thread that fails changes it. At most 2047 bytes.
 
  Thread: any; the message is the thread's own. Since 0.1.
  */
@@ -991,7 +1029,7 @@ int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
 
  A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
  registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
- and its end does not keep the device from the memory. Memory of pools in an arena of
+ and its end does not keep the device from the memory: it returns PF_STAYS_MAPPED. Memory of pools in an arena of
  PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and pages, and is refused here.
 
  @owner: the owner, of the memory's domain.
@@ -1044,14 +1082,16 @@ int pf_map_many(struct pf_owner_t *owner,
  @owner: the owner that made the mapping.
  @map: its name. It names nothing from then on, also after EIO and ETIMEDOUT.
 
- Return: 0, or -errno: ESTALE (it has ended before, or is another owner's: nothing has changed);
- ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
+ Return: 0: no device reaches the memory by this domain; PF_STAYS_MAPPED: the mapping has ended,
+ and devices still reach the memory, as it is mapped for its lifetime; or -errno: ESTALE (it has
+ ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
  pf_quarantine(); pf_revoke_many() keeps a ticket to wait with); EIO (it never completes: the
  memory is quarantined, and pf_free() of it stays EBUSY); EBADF; EBUSY (another thread is in a
  call with the owner).
  Thread: the owner's. Since 0.1.
  */
-int pf_unmap(struct pf_owner_t *owner, struct pf_map_t map);
+int pf_unmap(struct pf_owner_t *owner,
+             struct pf_map_t map);
 
 /*
  Revokes a device's access to many mappings, with one flush, and does not wait for it: until the
@@ -1063,8 +1103,9 @@ int pf_unmap(struct pf_owner_t *owner, struct pf_map_t map);
  @ticket: where the ticket is stored, for pf_quiesced() and pf_wait() of this owner: one of them
  hands the memory back.
 
- Return: 0, or -errno: ESTALE (one has ended before, is another owner's, or is there twice: the
- message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
+ Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the ticket
+ has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before, is
+ another owner's, or is there twice: the message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
  call with the owner).
  Thread: the owner's. Allocates when more tickets are pending than ever. Since 0.1.
 
@@ -1477,6 +1518,8 @@ int64_t pf_pool_shrink(struct pf_pool_t *pool);
  Thread: any. Since 0.1.
  */
 int pf_pool_put(struct pf_pool_t *pool);
+
+extern int32_t pthread_setcancelstate(int32_t state, int32_t *before);
 
 /*
  Creates a queue of a controller, for one thread at a time.

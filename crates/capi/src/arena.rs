@@ -1,7 +1,7 @@
 //! Arenas: pinned memory, and its allocation by address.
 
 use crate::domain::{DOMAINS, State, pf_domain_t};
-use crate::failure::{Failure, call, call_pointer, check_out, fail, store};
+use crate::failure::{Failure, brief_call, call, call_pointer, check_out, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, read};
 use crate::region::Region;
@@ -48,12 +48,12 @@ const SOURCES: [Source; 7] = [
     Source::Memfd1G,
 ];
 
-/// For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
-/// device is known at once (the default).
-pub const PF_POLICY_WHOLE: u32 = 0;
 /// For pf_arena_opts.policy: a device reaches only what pf_map() or a request maps, and the memory
-/// of pools, at the addresses in their blocks.
+/// of pools, at the addresses in their blocks. The default: 0 is the same.
 pub const PF_POLICY_PER_USE: u32 = 1;
+/// For pf_arena_opts.policy: all of the arena is mapped while it lives, so an address for the
+/// device is known at once, and devices reach also what is not mapped, or not any more.
+pub const PF_POLICY_WHOLE: u32 = 2;
 
 /// Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
 #[repr(C)]
@@ -68,7 +68,7 @@ pub struct pf_arena_opts {
     pub va: *mut c_void,
     /// PF_SOURCE_*; 0: hugepages if there are any, else plain pages.
     pub sources: u32,
-    /// PF_POLICY_WHOLE or PF_POLICY_PER_USE.
+    /// PF_POLICY_*; 0: PF_POLICY_PER_USE.
     pub policy: u32,
     /// One more than the number of the NUMA node; 0: any.
     pub numa_node_plus_one: u32,
@@ -83,7 +83,7 @@ unsafe impl Options for pf_arena_opts {
         size: 0,
         va: std::ptr::null_mut(),
         sources: 0,
-        policy: PF_POLICY_WHOLE,
+        policy: 0,
         numa_node_plus_one: 0,
         reserved: 0,
     };
@@ -157,8 +157,8 @@ pub unsafe extern "C" fn pf_arena_create(
 /// As for [`pf_arena_create`].
 unsafe fn build(opts: &pf_arena_opts, state: &State) -> Result<Arena, Failure> {
     let policy = match opts.policy {
+        0 | PF_POLICY_PER_USE => MappingPolicy::PerUse,
         PF_POLICY_WHOLE => MappingPolicy::Whole,
-        PF_POLICY_PER_USE => MappingPolicy::PerUse,
         other => {
             return Err(fail!(EINVAL, "policy {other}: pass PF_POLICY_WHOLE or PF_POLICY_PER_USE"));
         }
@@ -324,7 +324,7 @@ pub extern "C" fn pf_free(arena: *mut pf_arena_t, va: *mut c_void) -> c_int {
 }
 
 extern "C" fn free(handle: *mut pf_arena_t, va: *mut c_void, caller: Caller) -> c_int {
-    call(|| {
+    brief_call(|| {
         if !va.is_null() {
             let arena = ARENAS.get(handle)?;
             drop(arena.take_back(va.addr(), Site::new(caller, handle))?);
@@ -384,7 +384,7 @@ pub unsafe extern "C" fn pf_iova(
     len: usize,
     iova: *mut u64,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         check_out(iova, "iova")?;
         let domain = DOMAINS.get(domain)?;
         let span = domain.state.span(va.addr(), len)?;

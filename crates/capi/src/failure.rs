@@ -1,10 +1,9 @@
 //! `Failure`: an errno value with its message; and `call`, the border between C and Rust.
 
-use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int, c_uint};
+use crate::process::{self, Uncancelled};
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why a call is refused: what C gets as `-errno`, and the sentence of `pf_strerror_last`.
 #[derive(Debug)]
@@ -51,7 +50,7 @@ impl Failure {
     /// Stores the message for this thread, and returns what C gets.
     #[cold]
     fn raise(self) -> c_int {
-        set_message(self.message);
+        set_message(&self.message);
         -self.errno
     }
 }
@@ -64,21 +63,38 @@ macro_rules! fail {
 }
 pub(crate) use fail;
 
+/// The longest message, with its end.
+const MESSAGE_BYTES: usize = 2048;
+
 thread_local! {
-    /// The message of this thread's last call that failed.
-    static MESSAGE: RefCell<Option<CString>> = const { RefCell::new(None) };
+    /// The message of this thread's last call that failed, with its end: in place as long as the
+    /// thread exists, also while its destructors run.
+    static MESSAGE: [Cell<u8>; MESSAGE_BYTES] = const { [const { Cell::new(0) }; MESSAGE_BYTES] };
 }
 
-fn set_message(message: String) {
-    let message = CString::new(message.replace('\0', " ")).ok();
-    // A thread that is ending has no message any more.
-    let _ = MESSAGE.try_with(|last| last.replace(message));
+/// Stores the message of this thread, cut off to fit. Allocates nothing: a child may do it.
+fn set_message(message: &str) {
+    let fitting = message.floor_char_boundary(MESSAGE_BYTES - 1);
+    let bytes = message.bytes().take(fitting).map(|byte| if byte == 0 { b' ' } else { byte });
+    MESSAGE.with(|cells| {
+        for (cell, byte) in cells.iter().zip(bytes.chain([0])) {
+            cell.set(byte);
+        }
+    });
 }
 
-/// Runs a call of the C program: no panic leaves it.
+/// Runs a call of the C program: no panic leaves it, and pthread_cancel() acts after it.
 pub(crate) fn call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    if FORKED.load(Ordering::Relaxed) {
-        return forked().raise();
+    let _uncancelled = Uncancelled::new();
+    brief_call(body)
+}
+
+/// As [`call`], for functions that reach no cancellation point: they make no system call, or only
+/// such as libc has no function for.
+#[inline(always)]
+pub(crate) fn brief_call(body: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
+    if process::is_child() {
+        return forked();
     }
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
@@ -109,45 +125,27 @@ pub(crate) fn call_pointer<T>(body: impl FnOnce() -> Result<*mut T, Failure>) ->
     pointer
 }
 
-/// This process is a child of one that had objects.
-static FORKED: AtomicBool = AtomicBool::new(false);
-static WATCH: Once = Once::new();
-
-/// Notes that this process has objects: a child made by `fork` from now on cannot use them. Locks
-/// may be held by threads that the child does not have, and devices reach the parent's memory only.
-pub(crate) fn note_use() {
-    extern "C" fn in_child() {
-        FORKED.store(true, Ordering::Relaxed);
-    }
-    WATCH.call_once(|| {
-        // SAFETY: the handler stores to one atomic, which is allowed after `fork`. Where it cannot
-        // be registered (no memory), a child is not refused, as documented for `fork` in general.
-        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
-}
-
+/// Refuses a call in a child, without the heap: `_Fork` leaves its locks as they were.
 #[cold]
-fn forked() -> Failure {
-    fail!(
-        EPERM,
-        "this process was forked from one that uses libpinfold: devices do not reach its memory; fork before the \
-         first call, or exec"
-    )
+fn forked() -> c_int {
+    set_message(
+        "this process was forked from one that uses libpinfold: devices do not reach its memory; fork before the first \
+         call, or exec",
+    );
+    -libc::EPERM
 }
 
 /// Returns what the last failed call of this thread said: a sentence with the value, the limit and
 /// the next step. The empty string if none has failed; also in handlers that run at the end of the
 /// thread or of the process (pthread_key_create(), atexit()).
 ///
-/// Valid until the next call of the library in this thread that fails.
+/// The text is in a buffer of the thread, at the same address as long as the thread exists; the next
+/// call of the library in this thread that fails changes it. At most 2047 bytes.
 ///
 /// Thread: any; the message is the thread's own. Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_strerror_last() -> *const c_char {
-    let message = |last: &RefCell<Option<CString>>| {
-        last.try_borrow().ok().and_then(|last| last.as_ref().map(|message| message.as_ptr()))
-    };
-    MESSAGE.try_with(message).ok().flatten().unwrap_or(c"".as_ptr())
+    MESSAGE.with(|cells| cells.as_ptr().cast())
 }
 
 /// Stores `value` where a C program wants it.
@@ -204,7 +202,7 @@ mod tests {
     use std::ffi::CStr;
 
     fn last() -> String {
-        // SAFETY: the function returns a C string that is valid until the next failure.
+        // SAFETY: a C string of this thread, which nothing changes meanwhile.
         unsafe { CStr::from_ptr(pf_strerror_last()) }.to_str().unwrap().to_owned()
     }
 
@@ -217,6 +215,17 @@ mod tests {
         assert_eq!(std::thread::spawn(last).join().unwrap(), "");
         assert_eq!(call(|| Ok(0)), 0);
         assert_eq!(last(), "size 5");
+    }
+
+    #[test]
+    fn a_message_stays_where_it_is_and_is_cut_off_to_fit() {
+        let before = pf_strerror_last();
+        let long = "\u{e4}".repeat(MESSAGE_BYTES);
+        assert_eq!(call(|| Err(Failure::new(libc::EIO, long))), -libc::EIO);
+        assert_eq!(before, pf_strerror_last());
+        assert_eq!(last(), "\u{e4}".repeat(MESSAGE_BYTES / 2 - 1));
+        assert_eq!(call(|| Err(fail!(EIO, "a\0b"))), -libc::EIO);
+        assert_eq!(last(), "a b");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Frames: one thread's handle of an arena, for memory of 4096 bytes, many at a time.
 
 use crate::arena::{ARENAS, pf_arena_t};
-use crate::failure::{Failure, call, check_out, count, fail, store};
+use crate::failure::{Failure, brief_call, call, check_out, count, fail, store};
 use crate::handle::Table;
 use crate::region::{Hold, PAGE};
 use crate::trace::{Caller, Site, Tracer, hook, pass_caller, pf_event_kind};
@@ -106,7 +106,7 @@ unsafe extern "C" fn fill_slots(
     n: c_uint,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let mut frames = FRAMES.get_mut(handle)?;
         let n = count(n, slots, "slots")?;
         let trace = hook().map(|hook| (hook, Site::new(caller, handle)));
@@ -165,7 +165,7 @@ unsafe extern "C" fn list(
     head: *mut *mut c_void,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let mut frames = FRAMES.get_mut(handle)?;
         check_out(head, "head")?;
         let n = count(n, head, "head")?;
@@ -220,7 +220,7 @@ unsafe extern "C" fn free_slots(
     n: c_uint,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let mut frames = FRAMES.get_mut(handle)?;
         let n = count(n, slots, "slots")?;
         let trace = hook().map(|hook| (hook, Site::new(caller, handle)));

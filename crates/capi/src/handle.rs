@@ -2,6 +2,8 @@
 //!
 //! C copies handles, keeps them after their object is gone, and mixes them up. So a handle is no
 //! address: it is an index, a generation and the kind, and each use compares them with the table.
+//! The bits of the generation are changed by the key of this copy of the library (`process`), so
+//! that another copy in the process refuses them.
 //! The value of a handle is no valid address either (bits 63 to 56 are 0x50, which no processor
 //! of today translates), so that a program which follows one is stopped at once.
 //!
@@ -11,6 +13,7 @@
 //! end.
 
 use crate::failure::{Failure, fail};
+use crate::process;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -25,9 +28,15 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits 63 to 56 of every handle.
 const MARK: u64 = 0x50;
-const INDEX_BITS: u32 = 24;
+const INDEX_BITS: u32 = 16;
+/// 0, in a handle of this copy of the library.
+const COPY_BITS: u32 = 8;
+const COPY_SHIFT: u32 = INDEX_BITS;
 const GENERATION_BITS: u32 = 24;
-const KIND_SHIFT: u32 = INDEX_BITS + GENERATION_BITS;
+const GENERATION_AT: u32 = COPY_SHIFT + COPY_BITS;
+const KIND_SHIFT: u32 = GENERATION_AT + GENERATION_BITS;
+/// What the key of this copy of the library changes: where another copy's handles have other bits.
+const KEY_BITS: u64 = ((1 << KIND_SHIFT) - 1) & !((1 << INDEX_BITS) - 1);
 const MARK_SHIFT: u32 = 56;
 
 /// Objects of one kind that can exist at a time.
@@ -74,17 +83,20 @@ struct Vacant {
 /// What a handle says.
 struct Parts {
     kind: u8,
+    /// 0, unless another copy of the library made it.
+    copy: u64,
     generation: u64,
     index: u32,
 }
 
 impl Parts {
     fn of<T>(handle: *mut T) -> Option<Self> {
-        let handle = handle.addr() as u64;
+        let handle = handle.addr() as u64 ^ (process::key() & KEY_BITS);
         let field = |shift: u32, bits: u32| (handle >> shift) & ((1 << bits) - 1);
         (handle >> MARK_SHIFT == MARK).then(|| Self {
             kind: u8::try_from(field(KIND_SHIFT, 8)).unwrap_or(0),
-            generation: field(INDEX_BITS, GENERATION_BITS),
+            copy: field(COPY_SHIFT, COPY_BITS),
+            generation: field(GENERATION_AT, GENERATION_BITS),
             index: u32::try_from(field(0, INDEX_BITS)).unwrap_or(u32::MAX),
         })
     }
@@ -92,8 +104,9 @@ impl Parts {
     fn encode<T>(&self) -> *mut T {
         let value = MARK << MARK_SHIFT
             | u64::from(self.kind) << KIND_SHIFT
-            | self.generation << INDEX_BITS
+            | self.generation << GENERATION_AT
             | u64::from(self.index);
+        let value = value ^ (process::key() & KEY_BITS);
         #[expect(clippy::cast_possible_truncation, reason = "pointers have 64 bits")]
         without_provenance_mut(value as usize)
     }
@@ -123,9 +136,9 @@ impl<T: Send + 'static> Table<T> {
     /// Moves an object into the table. Takes a lock; allocates once in 256 objects.
     ///
     /// # Errors
-    /// `ENFILE` at [`CAPACITY`] objects.
+    /// `ENFILE` at [`CAPACITY`] objects; those of [`process::enter`].
     pub(crate) fn insert(&self, object: T) -> Result<*mut T, Failure> {
-        crate::failure::note_use();
+        process::enter()?;
         let index = {
             let mut vacant = self.vacant.lock().unwrap_or_else(PoisonError::into_inner);
             match vacant.used.pop_front() {
@@ -158,7 +171,7 @@ impl<T: Send + 'static> Table<T> {
         unsafe { *slot.object.get() = Some(object) };
         // Release: whoever sees the generation sees the object.
         slot.word.store(generation << GENERATION_SHIFT, Ordering::Release);
-        Ok(Parts { kind: self.kind, generation, index }.encode())
+        Ok(Parts { kind: self.kind, copy: 0, generation, index }.encode())
     }
 
     /// Returns the object for use beside other threads.
@@ -249,6 +262,13 @@ impl<T: Send + 'static> Table<T> {
                 "{value:#x} is no handle of a {name}: pass what its create function stored"
             ));
         };
+        if parts.copy != 0 {
+            return Err(fail!(
+                EBADF,
+                "{:#x} is a handle of an earlier or another copy of libpinfold in this process, or none: link it once",
+                handle.addr()
+            ));
+        }
         let slot = self.chunks.get(parts.index as usize / CHUNK).and_then(OnceLock::get);
         match slot.and_then(|chunk| chunk.get(parts.index as usize % CHUNK)) {
             Some(slot) if parts.kind == self.kind => Ok((slot, parts.generation)),
@@ -368,7 +388,7 @@ mod tests {
         // The same slot, which the old handle does not reach.
         let second = table.insert(8).unwrap();
         assert_ne!(first, second);
-        assert_eq!(first.addr() & 0xff_ffff, second.addr() & 0xff_ffff);
+        assert_eq!(first.addr() & 0xffff, second.addr() & 0xffff);
         assert_eq!(table.get_mut(first).err().unwrap().errno(), libc::EBADF);
         assert_eq!(table.remove(first, |_| Ok(())).err().unwrap().errno(), libc::EBADF);
         assert_eq!(*table.get(second).unwrap(), 8);
@@ -411,7 +431,7 @@ mod tests {
         for at in [1, 0, 2] {
             table.remove(handles[at], |_| Ok(())).unwrap();
         }
-        let next = |_| table.insert(9).unwrap().addr() & 0xff_ffff;
+        let next = |_| table.insert(9).unwrap().addr() & 0xffff;
         assert_eq!([0, 1, 2].map(next), [1, 0, 2]);
     }
 
@@ -431,10 +451,10 @@ mod tests {
         let handle = table.insert(0).unwrap();
         let (slot, _) = table.find(handle).unwrap();
         slot.word.store((LAST_GENERATION - 1) << GENERATION_SHIFT, Ordering::Relaxed);
-        let last = Parts { kind: 1, generation: LAST_GENERATION - 1, index: 0 }.encode();
+        let last = Parts { kind: 1, copy: 0, generation: LAST_GENERATION - 1, index: 0 }.encode();
         table.remove(last, |_| Ok(())).unwrap();
         let next = table.insert(1).unwrap();
-        assert_eq!(next.addr() & 0xff_ffff, 1);
+        assert_eq!(next.addr() & 0xffff, 1);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | `handle` | the tables that handles are indices of |
+//! | `process` | children, other copies of the library, threads that are cancelled |
 //! | `failure` | errno values and messages; the border that no panic crosses |
 //! | `options` | structs that grow: their first field says how long the caller's is |
 //! | [`slots`] | an owner's mappings, which C programs name |
@@ -35,6 +36,7 @@ mod options;
 pub mod owner;
 pub mod pages;
 pub mod pool;
+mod process;
 pub mod queue;
 mod region;
 pub mod registered;

@@ -5,7 +5,7 @@ use crate::failure::{Failure, call, check_out, fail, store, store_text};
 use crate::options::{Options, fill};
 use crate::owner::{OWNERS, pf_owner_t, pf_ticket_t};
 use crate::region::Span;
-use crate::slots::{Stale, pf_map_t};
+use crate::slots::{Slots, Stale, pf_map_t};
 use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
 use libc::iovec;
 use pinfold::core::domain::MapManyError;
@@ -16,6 +16,10 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 #[cfg(test)]
 mod tests;
+
+/// What the end of a mapping returns if devices still reach the memory: it is of an arena of
+/// PF_POLICY_WHOLE, or registered.
+pub const PF_STAYS_MAPPED: c_int = 1;
 
 /// What a device may do with memory that is mapped.
 #[repr(C)]
@@ -79,7 +83,7 @@ impl pf_dir {
 ///
 /// A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
 /// registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
-/// and its end does not keep the device from the memory. Memory of pools in an arena of
+/// and its end does not keep the device from the memory: it returns PF_STAYS_MAPPED. Memory of pools in an arena of
 /// PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and pages, and is refused here.
 ///
 /// @owner: the owner, of the memory's domain.
@@ -126,12 +130,12 @@ unsafe extern "C" fn map_one(
         let mut owner = OWNERS.get_mut(handle)?;
         let owner = &mut *owner;
         let span = owner.state.span(va.addr(), len)?;
-        span.check_mappable(owner.state.domain.id())?;
+        let stays = span.check_mappable(owner.state.domain.id())?;
         let at = span.part().0 as u64;
         let mapping =
             dir.map(&mut owner.local, span).map_err(|refused| Failure::from(&refused.error))?;
         let address = mapping.iova().start().raw() + at;
-        let name = owner.mappings.add(mapping, va.addr(), len);
+        let name = owner.mappings.add(mapping, va.addr(), len, stays);
         // SAFETY: as the caller of `pf_map` promises.
         unsafe { store(map, name, "map") }?;
         // SAFETY: as the caller of `pf_map` promises.
@@ -189,12 +193,12 @@ unsafe extern "C" fn map_many(
         check_out(maps, "maps")?;
         check_out(iovas, "iovas")?;
         let owner = &mut *owner;
-        let mut spans = Vec::new();
+        let (mut spans, mut stay) = (Vec::new(), Vec::new());
         for index in 0..n as usize {
             // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
             let piece = unsafe { iov.wrapping_add(index).read_unaligned() };
             let span = owner.state.span(piece.iov_base.addr(), piece.iov_len).and_then(|span| {
-                span.check_mappable(owner.state.domain.id())?;
+                stay.push(span.check_mappable(owner.state.domain.id())?);
                 Ok(span)
             });
             spans.push(span.map_err(|failure| failure.of(format_args!("piece {index}")))?);
@@ -205,7 +209,8 @@ unsafe extern "C" fn map_many(
         let mapped = dir.map_many(&mut owner.local, spans, |mapping| {
             let (addr, (at, len)) = parts.get(stored).copied().unwrap_or_default();
             let address = mapping.iova().start().raw() + at as u64;
-            let name = mappings.add(mapping, addr, len);
+            let stays = stay.get(stored).copied().unwrap_or_default();
+            let name = mappings.add(mapping, addr, len, stays);
             // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
             unsafe { maps.wrapping_add(stored).write_unaligned(name) };
             // SAFETY: as for the names.
@@ -230,8 +235,9 @@ unsafe extern "C" fn map_many(
 /// @owner: the owner that made the mapping.
 /// @map: its name. It names nothing from then on, also after EIO and ETIMEDOUT.
 ///
-/// Return: 0, or -errno: ESTALE (it has ended before, or is another owner's: nothing has changed);
-/// ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
+/// Return: 0: no device reaches the memory by this domain; PF_STAYS_MAPPED: the mapping has ended,
+/// and devices still reach the memory, as it is mapped for its lifetime; or -errno: ESTALE (it has
+/// ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
 /// pf_quarantine(); pf_revoke_many() keeps a ticket to wait with); EIO (it never completes: the
 /// memory is quarantined, and pf_free() of it stays EBUSY); EBADF; EBUSY (another thread is in a
 /// call with the owner).
@@ -256,8 +262,13 @@ extern "C" fn unmap(handle: *mut pf_owner_t, map: pf_map_t, caller: Caller) -> c
             Ok(span) => drop(span),
             Err(error) => return Err(not_unmapped(&error)),
         }
-        Ok(0)
+        Ok(stays_mapped(&owner.mappings))
     })
+}
+
+/// Returns what the end of the mappings that were claimed is reported as.
+fn stays_mapped<M>(mappings: &Slots<M>) -> c_int {
+    if mappings.claimed_stays() { PF_STAYS_MAPPED } else { 0 }
 }
 
 #[cold]
@@ -285,8 +296,9 @@ fn not_unmapped(error: &BackendError) -> Failure {
 /// @ticket: where the ticket is stored, for pf_quiesced() and pf_wait() of this owner: one of them
 /// hands the memory back.
 ///
-/// Return: 0, or -errno: ESTALE (one has ended before, is another owner's, or is there twice: the
-/// message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
+/// Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the ticket
+/// has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before, is
+/// another owner's, or is there twice: the message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
 /// call with the owner).
 /// Thread: the owner's. Allocates when more tickets are pending than ever. Since 0.1.
 ///
@@ -326,7 +338,7 @@ unsafe extern "C" fn revoke_many(
             let parts = owner.mappings.claimed_parts().zip(owner.last_revoked());
             parts.map(|(part, start)| revoked_part(part, start))
         });
-        Ok(0)
+        Ok(stays_mapped(&owner.mappings))
     })
 }
 

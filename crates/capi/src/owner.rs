@@ -14,8 +14,10 @@ use pinfold::{BackendError, DomainLocal, NotQuiesced, Revoked, Ticket, Unrevoked
 use pinfold_nvme::EventFd;
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -33,7 +35,7 @@ pub struct pf_owner_t {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct pf_ticket_t {
-    /// Its number: one more than that of the owner's ticket before. Owners have different numbers.
+    /// Its number, greater than that of the owner's ticket before. No two tickets have one number.
     pub seq: u64,
 }
 
@@ -69,13 +71,47 @@ impl Batch {
 struct Tickets {
     /// By their numbers.
     batches: VecDeque<Batch>,
-    /// Less than the number of the first ticket.
-    none: u64,
-    /// The number of the last ticket.
-    last: u64,
+    numbers: Numbers,
     /// Empty lists for the next batches.
     spare: Vec<Vec<Revoked<Span>>>,
     announcer: Option<(Arc<Announcer>, Waker)>,
+}
+
+/// The numbers of an owner's tickets, in ranges that no other owner has. Each is a thousand times as
+/// long as the one before, so that there are few, and that a process does not use them up: the
+/// shortest is for 2^54 owners, and what is taken is at most a thousand times what is used.
+struct Numbers {
+    /// The numbers that were given, and the end of what is reserved.
+    ranges: Vec<(Range<u64>, u64)>,
+}
+
+impl Numbers {
+    const FIRST: u64 = 1 << 10;
+
+    /// Returns a number that none was before.
+    fn next(&mut self) -> u64 {
+        /// The first number that no owner has. 0 is none.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        match self.ranges.last_mut() {
+            Some((given, end)) if given.end < *end => {
+                given.end += 1;
+                given.end - 1
+            }
+            last => {
+                let len = last.map_or(Self::FIRST, |(given, _)| {
+                    (given.end - given.start).saturating_mul(1 << 10).min(1 << 40)
+                });
+                let start = NEXT.fetch_add(len, Ordering::Relaxed);
+                self.ranges.push((start..start + 1, start + len));
+                start
+            }
+        }
+    }
+
+    /// Returns whether it is the number of a ticket of this owner.
+    fn were_given(&self, number: u64) -> bool {
+        self.ranges.iter().rev().any(|(given, _)| given.contains(&number))
+    }
 }
 
 /// Wakes by signalling an eventfd.
@@ -101,9 +137,9 @@ impl Announcer {
 }
 
 impl Tickets {
-    /// Creates the list; its numbers are greater than `none`.
-    fn new(none: u64) -> Self {
-        Self { batches: VecDeque::new(), none, last: none, spare: Vec::new(), announcer: None }
+    fn new() -> Self {
+        let numbers = Numbers { ranges: Vec::new() };
+        Self { batches: VecDeque::new(), numbers, spare: Vec::new(), announcer: None }
     }
 
     /// Finds a ticket. `None`: its memory has been handed back.
@@ -111,11 +147,11 @@ impl Tickets {
     /// # Errors
     /// `ESTALE`: it is none of this owner's.
     fn find(&self, ticket: pf_ticket_t) -> Result<Option<usize>, Failure> {
-        let (seq, last) = (ticket.seq, self.last);
-        if seq <= self.none || seq > last {
+        let seq = ticket.seq;
+        if !self.numbers.were_given(seq) {
             return Err(fail!(
                 ESTALE,
-                "ticket {seq:#x} is none of this owner, whose last is {last:#x}: pass what pf_revoke_many stored"
+                "ticket {seq:#x} is none of this owner: pass what pf_revoke_many stored"
             ));
         }
         // The oldest, most often.
@@ -253,8 +289,7 @@ impl pf_owner_t {
         let tickets = &mut self.tickets;
         let mut revoked = tickets.spare.pop().unwrap_or_default();
         self.local.revoke_many(self.mappings.take_claimed(), &mut revoked);
-        tickets.last += 1;
-        let (seq, last) = (tickets.last, last_of(&revoked));
+        let (seq, last) = (tickets.numbers.next(), last_of(&revoked));
         tickets.batches.push_back(Batch { seq, revoked, last, lost: 0, announced: false });
         tickets.arm();
         pf_ticket_t { seq }
@@ -287,8 +322,7 @@ pub unsafe extern "C" fn pf_owner_create(
         check_out(out, "out")?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         let local = state.domain.local();
-        let mappings = Slots::new();
-        let tickets = Tickets::new(mappings.number());
+        let (mappings, tickets) = (Slots::new(), Tickets::new());
         let handle = OWNERS.insert(pf_owner_t { local, mappings, tickets, state })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
@@ -407,4 +441,25 @@ pub extern "C" fn pf_quiesce_fd(owner: *mut pf_owner_t) -> c_int {
         tickets.arm();
         Ok(fd)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_tickets_have_one_number() {
+        let (mut one, mut other) = (Numbers { ranges: Vec::new() }, Numbers { ranges: Vec::new() });
+        let mut before = (0, 0);
+        for _ in 0..3 * Numbers::FIRST {
+            let (first, second) = (one.next(), other.next());
+            assert!(first > before.0 && second > before.1);
+            assert!(one.were_given(first) && !one.were_given(second) && !other.were_given(first));
+            before = (first, second);
+        }
+        let (given, end) = one.ranges[0].clone();
+        assert!(one.were_given(given.start) && given.end == end && !one.were_given(end));
+        assert!(!one.were_given(0) && !one.were_given(before.0 + 1));
+        assert_eq!(one.ranges.len(), 2);
+    }
 }

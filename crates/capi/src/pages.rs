@@ -2,7 +2,7 @@
 
 use crate::arena::{ARENAS, pf_arena_t};
 use crate::block::{Addresses, Returned, free_each, pf_block_t, read_block, write_block};
-use crate::failure::{Failure, call, check_out, count, fail, store};
+use crate::failure::{Failure, brief_call, call, check_out, count, fail, store};
 use crate::handle::Table;
 use crate::source::Marked;
 use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
@@ -137,7 +137,7 @@ unsafe extern "C" fn fill_slots(
     n: c_uint,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let pages = PAGES.get(handle)?;
         let mut consumer = pages.lock()?;
         let (n, hook) = (count(n, slots, "slots")?, hook());
@@ -206,7 +206,7 @@ unsafe extern "C" fn recycle(
     bad: *mut c_uint,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let pages = PAGES.get(handle)?;
         let mut consumer = pages.lock()?;
         let free = |page| consumer.free_raw(page);
@@ -247,7 +247,7 @@ unsafe extern "C" fn return_pages(
     bad: *mut c_uint,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let pages = PAGES.get(handle)?;
         let free = |page| pages.remote.free_raw(page);
         // SAFETY: as the caller promises.

@@ -3,7 +3,7 @@
 use crate::arena::{ARENAS, pf_arena_t};
 use crate::block::{Addresses, free_each, pf_block_t, read_block, write_block, write_va};
 use crate::domain::text;
-use crate::failure::{Failure, call, check_out, fail, store};
+use crate::failure::{Failure, brief_call, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, fill, read};
 use crate::source::Marked;
@@ -354,7 +354,7 @@ pub unsafe extern "C" fn pf_get(cache: *mut pf_cache_t, block: *mut pf_block_t) 
 }
 
 unsafe extern "C" fn get(handle: *mut pf_cache_t, out: *mut pf_block_t, caller: Caller) -> c_int {
-    call(|| {
+    brief_call(|| {
         let mut cache = CACHES.get_mut(handle)?;
         check_out(out, "block")?;
         let block = cache.local.alloc_raw().map_err(|error| exhausted(&error))?;
@@ -396,7 +396,7 @@ unsafe extern "C" fn put(
     block: *const pf_block_t,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let mut cache = CACHES.get_mut(handle)?;
         check_out(block, "block")?;
         // SAFETY: not null, so the caller promises that it can be read.
@@ -440,7 +440,7 @@ unsafe extern "C" fn get_bulk(
     n: c_uint,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let mut cache = CACHES.get_mut(handle)?;
         let (n, mut full) = (n as usize, 0);
         if n > 0 {
@@ -525,7 +525,7 @@ unsafe extern "C" fn put_bulk(
     bad: *mut c_uint,
     caller: Caller,
 ) -> c_int {
-    call(|| {
+    brief_call(|| {
         let mut cache = CACHES.get_mut(handle)?;
         let (hook, site) = (hook(), Site::new(caller, handle));
         let free = |block| {

@@ -25,19 +25,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use transfer::{Attempt, Scattered};
 
-/// For pf_queue_opts.protect: the device reaches the memory for as long as that is in the domain;
-/// it must stay mapped (PF_POLICY_WHOLE, registered, or a pool's). The default.
-pub const PF_PROTECT_STATIC: u32 = 0;
 /// For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
 /// completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
 /// pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped (that
-/// of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked.
+/// of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked. The
+/// default: 0 is the same.
 pub const PF_PROTECT_STRICT: u32 = 1;
 /// For pf_queue_opts.protect: the same without waiting: a request is reported by a later call, when
 /// its flush has completed.
 pub const PF_PROTECT_REVOKE: u32 = 2;
 /// For pf_queue_opts.protect: as PF_PROTECT_REVOKE, with one flush for all that a call finds.
 pub const PF_PROTECT_BATCH: u32 = 3;
+/// For pf_queue_opts.protect: no protection: the device reaches the memory for as long as that is in
+/// the domain, also after its request. It must stay mapped (PF_POLICY_WHOLE, registered, or a
+/// pool's).
+pub const PF_PROTECT_STATIC: u32 = 4;
 
 /// For pf_queue_opts.flags: the controller raises an interrupt, so that pf_queue_wait() sleeps and
 /// pf_queue_fd() has a descriptor.
@@ -143,7 +145,7 @@ pub struct pf_queue_opts {
     /// The most requests between pf_submit() and their report by pf_complete(): 1 to
     /// pf_nvme_info.max_depth.
     pub depth: u32,
-    /// PF_PROTECT_*; 0: PF_PROTECT_STATIC.
+    /// PF_PROTECT_*; 0: PF_PROTECT_STRICT.
     pub protect: u32,
     /// PF_QUEUE_* bits.
     pub flags: u32,
@@ -153,8 +155,7 @@ pub struct pf_queue_opts {
 
 // SAFETY: a size and four halves of words, without padding.
 unsafe impl Options for pf_queue_opts {
-    const DEFAULT: Self =
-        Self { opts_size: 0, depth: 0, protect: PF_PROTECT_STATIC, flags: 0, reserved: 0 };
+    const DEFAULT: Self = Self { opts_size: 0, depth: 0, protect: 0, flags: 0, reserved: 0 };
 }
 
 /// A request. What it points to is read by pf_submit() only.
@@ -431,7 +432,7 @@ impl pf_queue_t {
                 "flags {flags:#x}, reserved {reserved:#x}: set PF_QUEUE_INTERRUPT only, and reserved to 0"
             ));
         }
-        if protect > PF_PROTECT_BATCH {
+        if protect > PF_PROTECT_STATIC {
             return Err(fail!(EINVAL, "protection {protect}: pass one of PF_PROTECT_*"));
         }
         let (capacity, local) = (depth as usize, || device.state.domain.local());
@@ -443,7 +444,7 @@ impl pf_queue_t {
         let queue = queue.map_err(|error| Failure::from(&error))?;
         let protection = match protect {
             PF_PROTECT_STATIC => Protection::Static,
-            PF_PROTECT_STRICT => Protection::Strict(local(), Found::new(capacity)),
+            0 | PF_PROTECT_STRICT => Protection::Strict(local(), Found::new(capacity)),
             PF_PROTECT_REVOKE => Protection::Revoke(local()),
             _ => Protection::Batch(local(), Found::new(capacity)),
         };

@@ -555,9 +555,10 @@ impl Span {
     ///
     /// # Errors
     /// `EINVAL`.
-    pub(crate) fn check_mappable(&self, domain: DomainId) -> Result<(), Failure> {
-        if self.region().place(domain).is_some() || self.pool_place(domain).is_none() {
-            return Ok(());
+    pub(crate) fn check_mappable(&self, domain: DomainId) -> Result<bool, Failure> {
+        let stays = self.region().place(domain).is_some();
+        if stays || self.pool_place(domain).is_none() {
+            return Ok(stays);
         }
         let (addr, len) = (self.addr(), self.len);
         Err(fail!(

@@ -11,15 +11,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct pf_map_t {
-    /// The owner's slot.
+    /// The owner's slot, and half of the owner's number.
     pub id: u64,
-    /// The slot's generation.
+    /// The slot's generation, and the other half.
     pub r#gen: u64,
 }
 
-/// Of a generation: the low bits count, the others are the owner's number.
+/// Of a generation: the low bits count, the others are the high bits of the owner's number.
 const COUNT_BITS: u32 = 40;
 const COUNT: u64 = (1 << COUNT_BITS) - 1;
+/// Of an identifier: the low bits are the slot's, the others the low bits of the owner's number. So
+/// that has 56 bits, which no process uses up.
+const SLOT_BITS: u32 = 32;
 /// No slot.
 const NONE: u32 = u32::MAX;
 
@@ -33,6 +36,8 @@ struct Slot<M> {
     mapping: MaybeUninit<M>,
     addr: usize,
     len: usize,
+    /// Devices reach the memory after the mapping has ended.
+    stays: bool,
     /// The next vacant slot.
     next: u32,
 }
@@ -55,20 +60,29 @@ pub(crate) struct Slots<M> {
     live: usize,
     /// The slots that [`claim`](Self::claim) has claimed.
     claimed: Vec<u32>,
+    /// The owner's bits of an identifier.
+    owner: u64,
     first_generation: u64,
 }
 
 impl<M> Slots<M> {
     pub(crate) fn new() -> Self {
         static OWNERS: AtomicU64 = AtomicU64::new(1);
-        let owner = OWNERS.fetch_add(1, Ordering::Relaxed);
-        let first_generation = owner << COUNT_BITS | 1;
-        Self { slots: Vec::new(), vacant: NONE, live: 0, claimed: Vec::new(), first_generation }
+        Self::of(OWNERS.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the owner's number: 2^40 less than that of the next owner.
-    pub(crate) fn number(&self) -> u64 {
-        self.first_generation & !COUNT
+    /// Creates those of the owner with this number.
+    fn of(number: u64) -> Self {
+        let owner = number << SLOT_BITS;
+        let first_generation = number >> SLOT_BITS << COUNT_BITS | 1;
+        Self {
+            slots: Vec::new(),
+            vacant: NONE,
+            live: 0,
+            claimed: Vec::new(),
+            owner,
+            first_generation,
+        }
     }
 
     /// Returns how many mappings there are.
@@ -76,19 +90,19 @@ impl<M> Slots<M> {
         self.live
     }
 
-    /// Adds a mapping of `len` bytes at `addr`.
-    pub(crate) fn add(&mut self, mapping: M, addr: usize, len: usize) -> pf_map_t {
+    /// Adds a mapping of `len` bytes at `addr`, which devices reach after its end if it `stays`.
+    pub(crate) fn add(&mut self, mapping: M, addr: usize, len: usize, stays: bool) -> pf_map_t {
         self.live += 1;
         if let Some(slot) = self.slots.get_mut(self.vacant as usize) {
             let id = u64::from(std::mem::replace(&mut self.vacant, slot.next));
             slot.mapping.write(mapping);
-            (slot.live, slot.addr, slot.len) = (true, addr, len);
-            return pf_map_t { id, r#gen: slot.generation };
+            (slot.live, slot.addr, slot.len, slot.stays) = (true, addr, len, stays);
+            return pf_map_t { id: self.owner | id, r#gen: slot.generation };
         }
         let (id, generation) = (self.slots.len() as u64, self.first_generation);
         let mapping = MaybeUninit::new(mapping);
-        self.slots.push(Slot { generation, live: true, mapping, addr, len, next: NONE });
-        pf_map_t { id, r#gen: generation }
+        self.slots.push(Slot { generation, live: true, mapping, addr, len, stays, next: NONE });
+        pf_map_t { id: self.owner | id, r#gen: generation }
     }
 
     /// Claims the mappings of all `names`: they are to be [taken](Self::take_claimed).
@@ -99,13 +113,15 @@ impl<M> Slots<M> {
     pub(crate) fn claim(&mut self, names: impl Iterator<Item = pf_map_t>) -> Result<(), Stale> {
         self.claimed.clear();
         for (index, name) in names.enumerate() {
-            let slot = usize::try_from(name.id).ok().and_then(|id| self.slots.get_mut(id));
+            // Another owner's is beyond all slots.
+            let id = name.id ^ self.owner;
+            let slot = usize::try_from(id).ok().and_then(|id| self.slots.get_mut(id));
             match slot {
                 Some(slot) if slot.generation == name.r#gen && slot.live => {
                     // From here on the name is stale.
                     slot.generation += 1;
                     // There are fewer slots.
-                    self.claimed.push(u32::try_from(name.id).unwrap_or(NONE));
+                    self.claimed.push(u32::try_from(id).unwrap_or(NONE));
                 }
                 _ => return Err(self.refuse(index, name)),
             }
@@ -120,7 +136,7 @@ impl<M> Slots<M> {
         for id in self.claimed.drain(..) {
             if let Some(slot) = self.slots.get_mut(id as usize) {
                 slot.generation -= 1;
-                repeated |= u64::from(id) == name.id && slot.generation == name.r#gen;
+                repeated |= self.owner | u64::from(id) == name.id && slot.generation == name.r#gen;
             }
         }
         Stale { index, name, repeated }
@@ -151,6 +167,11 @@ impl<M> Slots<M> {
         let slots = self.claimed.iter().filter_map(|&id| self.slots.get(id as usize));
         slots.map(|slot| (slot.addr, slot.len))
     }
+
+    /// Returns whether devices reach the memory of one that was claimed after its end.
+    pub(crate) fn claimed_stays(&self) -> bool {
+        self.claimed.iter().any(|&id| self.slots.get(id as usize).is_some_and(|slot| slot.stays))
+    }
 }
 
 impl<M> Drop for Slots<M> {
@@ -175,8 +196,8 @@ mod tests {
     #[test]
     fn a_name_of_another_owner_is_stale() {
         let (mut one, mut other) = (Slots::new(), Slots::new());
-        let (first, second) = (one.add('a', 0, 1), other.add('b', 0, 1));
-        assert_eq!(first.id, second.id);
+        let (first, second) = (one.add('a', 0, 1, false), other.add('b', 0, 1, false));
+        assert_eq!(first.id ^ second.id, (one.owner ^ other.owner));
         let stale = Stale { index: 0, name: second, repeated: false };
         assert_eq!(one.claim([second].into_iter()), Err(stale));
         assert!(one.claim([name(0, 0)].into_iter()).is_err());
@@ -185,14 +206,27 @@ mod tests {
     }
 
     #[test]
+    fn the_names_of_any_two_owners_differ() {
+        // Numbers that differ in one bit: each has its place in the name.
+        for bit in 0..56 {
+            for number in [1, (1 << 56) - 1 - (1 << bit)] {
+                let (mut one, mut other) = (Slots::of(number), Slots::of(number ^ 1 << bit));
+                let (first, second) = (one.add('a', 0, 1, false), other.add('b', 0, 1, false));
+                assert!(one.claim([second].into_iter()).is_err(), "{number:#x}, bit {bit}");
+                assert!(other.claim([first].into_iter()).is_err(), "{number:#x}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
     fn a_slot_is_retired_before_its_generations_repeat() {
         let mut slots = Slots::new();
-        let first = slots.add(0, 0, 1);
+        let first = slots.add(0, 0, 1, false);
         slots.slots[0].generation |= COUNT;
-        let last = name(0, first.r#gen | COUNT);
+        let last = name(first.id, first.r#gen | COUNT);
         slots.claim([last].into_iter()).unwrap();
         assert_eq!(slots.take_claimed().count(), 1);
-        assert_eq!(slots.add(1, 0, 1).id, 1);
+        assert_eq!(slots.add(1, 0, 1, false).id ^ first.id, 1);
         assert!(slots.claim([last].into_iter()).is_err());
     }
 
@@ -200,7 +234,8 @@ mod tests {
     fn what_is_live_is_dropped_with_the_slots() {
         let shared = std::rc::Rc::new(());
         let mut slots = Slots::new();
-        let names: Vec<_> = (0..3).map(|_| slots.add(std::rc::Rc::clone(&shared), 0, 1)).collect();
+        let names: Vec<_> =
+            (0..3).map(|_| slots.add(std::rc::Rc::clone(&shared), 0, 1, false)).collect();
         slots.claim(names[1..2].iter().copied()).unwrap();
         slots.take_claimed().for_each(drop);
         assert_eq!(std::rc::Rc::strong_count(&shared), 3);
@@ -217,7 +252,7 @@ mod tests {
             let (mut names, mut model) = (Vec::new(), HashMap::new());
             for (number, (add, picks)) in steps.into_iter().enumerate() {
                 if add {
-                    let name = slots.add(number, number * 2, number + 1);
+                    let name = slots.add(number, number * 2, number + 1, number % 3 == 0);
                     prop_assert!(model.insert((name.id, name.r#gen), number).is_none());
                     names.push(name);
                     continue;
@@ -235,8 +270,9 @@ mod tests {
                 let expected: Vec<_> =
                     picked.iter().filter_map(|name| model.remove(&(name.id, name.r#gen))).collect();
                 let parts: Vec<_> = expected.iter().map(|number| (number * 2, number + 1)).collect();
-                prop_assert_eq!(slots.take_claimed().collect::<Vec<_>>(), expected);
+                prop_assert_eq!(slots.take_claimed().collect::<Vec<_>>(), expected.clone());
                 prop_assert_eq!(slots.claimed_parts().collect::<Vec<_>>(), parts);
+                prop_assert_eq!(slots.claimed_stays(), expected.iter().any(|number| number % 3 == 0));
                 prop_assert_eq!(slots.live(), model.len());
             }
         }

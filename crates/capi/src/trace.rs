@@ -5,6 +5,7 @@
 //! argument (`pass_caller!`).
 
 use crate::failure::{Failure, call};
+use crate::process::Uncancelled;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -104,6 +105,8 @@ impl Tracer {
     ) {
         let (kind, va, Site { caller, handle }) = (kind as u32, va.cast(), site);
         let event = pf_event { kind, reserved: 0, va, iova, len, caller, handle };
+        // The function may well reach a cancellation point.
+        let _uncancelled = Uncancelled::new();
         // SAFETY: `pf_trace_set` requires that the function can be called with its argument, in
         // any thread, as long as calls are made that began before another one was set.
         unsafe { (self.0.function)(self.0.arg, &raw const event) }
@@ -137,7 +140,8 @@ pub unsafe extern "C" fn pf_trace_set(function: pf_trace_fn, arg: *mut c_void) -
 }
 
 /// The body of a C function with the given number of arguments: jumps to `$target`, which has the
-/// same arguments and then the [`Caller`].
+/// same arguments and then the [`Caller`]. The compiler describes no naked function to unwinders, so
+/// the `.cfi` lines do: else what walks the stack, as a hook may, stops here.
 macro_rules! pass_caller {
     (1, $target:path) => { $crate::trace::pass_caller!(@ "rsi", "x1", $target) };
     (2, $target:path) => { $crate::trace::pass_caller!(@ "rdx", "x2", $target) };
@@ -148,20 +152,42 @@ macro_rules! pass_caller {
     (6, $target:path) => {
         #[cfg(target_arch = "x86_64")]
         ::std::arch::naked_asm!(
+            ".cfi_startproc",
             "push qword ptr [rsp]",
+            ".cfi_adjust_cfa_offset 8",
             "call {}",
             "add rsp, 8",
+            ".cfi_adjust_cfa_offset -8",
             "ret",
+            ".cfi_endproc",
             sym $target
         );
         #[cfg(target_arch = "aarch64")]
-        ::std::arch::naked_asm!("mov x6, x30", "b {}", sym $target);
+        ::std::arch::naked_asm!(
+            ".cfi_startproc",
+            "mov x6, x30",
+            "b {}",
+            ".cfi_endproc",
+            sym $target
+        );
     };
     (@ $x86:literal, $arm:literal, $target:path) => {
         #[cfg(target_arch = "x86_64")]
-        ::std::arch::naked_asm!(concat!("mov ", $x86, ", [rsp]"), "jmp {}", sym $target);
+        ::std::arch::naked_asm!(
+            ".cfi_startproc",
+            concat!("mov ", $x86, ", [rsp]"),
+            "jmp {}",
+            ".cfi_endproc",
+            sym $target
+        );
         #[cfg(target_arch = "aarch64")]
-        ::std::arch::naked_asm!(concat!("mov ", $arm, ", x30"), "b {}", sym $target);
+        ::std::arch::naked_asm!(
+            ".cfi_startproc",
+            concat!("mov ", $arm, ", x30"),
+            "b {}",
+            ".cfi_endproc",
+            sym $target
+        );
     };
 }
 pub(crate) use pass_caller;

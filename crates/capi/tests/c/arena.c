@@ -10,6 +10,7 @@ static pf_arena_t *arena;
 
 static void create(void) {
     struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
+    CHECK(PF_POLICY_PER_USE == 1 && PF_POLICY_WHOLE == 2);
     REFUSED(EFAULT, "`out` is NULL", pf_domain_soft(NULL));
     OK(pf_domain_soft(&domain));
     REFUSED(EFAULT, "`out` is NULL", pf_arena_create(domain, &opts, NULL));
@@ -105,7 +106,10 @@ static void own_memory_and_files(void) {
     OK(pf_arena_put(other));
     CHECK(munmap(own, size) == 0);
 
-    opts = (struct pf_arena_opts){.opts_size = sizeof opts, .size = size, .sources = PF_SOURCE_MEMFD};
+    opts = (struct pf_arena_opts){.opts_size = sizeof opts,
+                                  .size = size,
+                                  .sources = PF_SOURCE_MEMFD,
+                                  .policy = PF_POLICY_WHOLE};
     OK(pf_arena_create(domain, &opts, &other));
     OK(pf_arena_region(other, &region));
     memory = pf_alloc(other, 4096, NULL);

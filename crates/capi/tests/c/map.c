@@ -132,7 +132,7 @@ static void many(void) {
     OK(pf_revoke_many(owner, kept + 4, 5, &next));
     REFUSED(ESTALE, "mapping 0", pf_revoke_many(owner, kept, 9, &ticket));
     REFUSED(ESTALE, "ticket 0", pf_quiesced(owner, (pf_ticket_t){0}));
-    REFUSED(ESTALE, "whose last is", pf_quiesced(owner, (pf_ticket_t){next.seq + 1}));
+    REFUSED(ESTALE, "none of this owner", pf_quiesced(owner, (pf_ticket_t){next.seq + 1}));
     REFUSED(ESTALE, "none of this owner", pf_wait(owner, (pf_ticket_t){UINT64_MAX}, 0));
     pf_owner_t *other;
     pf_ticket_t own;
@@ -330,7 +330,8 @@ int main(void) {
     quarantined();
     full();
     /* A whole arena: it is where pf_iova() says, and stays there. */
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
+    struct pf_arena_opts opts = {
+        .opts_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     pf_arena_t *whole;
     pf_map_t map;
     uint64_t iova, fixed;
@@ -340,8 +341,10 @@ int main(void) {
     OK(pf_map(owner, memory + 7, 9, PF_BIDIR, &map, &iova));
     CHECK(iova == fixed + 7);
     REFUSED(EBUSY, "1 mappings", pf_arena_put(whole));
-    OK(pf_revoke_many(owner, &map, 1, &ticket));
+    CHECK(OK(pf_revoke_many(owner, &map, 1, &ticket)) == PF_STAYS_MAPPED);
     CHECK(pf_quiesced(owner, ticket) == 1);
+    OK(pf_map(owner, memory, 9, PF_BIDIR, &map, &iova));
+    CHECK(OK(pf_unmap(owner, map)) == PF_STAYS_MAPPED);
     OK(pf_free(whole, memory));
     OK(pf_arena_put(whole));
     /* The domain's handle first: the owner keeps the domain. */

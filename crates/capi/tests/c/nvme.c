@@ -127,8 +127,8 @@ static void create_queues(void) {
     opts.depth = UINT32_MAX;
     REFUSED(EINVAL, "4294967295", pf_queue_create(nvme, &opts, &made));
     opts.depth = 4;
-    opts.protect = 4;
-    REFUSED(EINVAL, "protection 4", pf_queue_create(nvme, &opts, &made));
+    opts.protect = 5;
+    REFUSED(EINVAL, "protection 5", pf_queue_create(nvme, &opts, &made));
     opts.protect = 0;
     opts.flags = 2;
     REFUSED(EINVAL, "flags 0x2", pf_queue_create(nvme, &opts, &made));
@@ -242,7 +242,7 @@ static void *random_requests(void *arg) {
 }
 
 static void with_all_protections(void) {
-    for (uint32_t protect = PF_PROTECT_STATIC; protect <= PF_PROTECT_BATCH; protect++) {
+    for (uint32_t protect = PF_PROTECT_STRICT; protect <= PF_PROTECT_STATIC; protect++) {
         struct job job = {.protect = protect,
                           .flags = protect % 2 ? PF_QUEUE_INTERRUPT : 0,
                           .requests = requests,
@@ -253,7 +253,7 @@ static void with_all_protections(void) {
     pthread_t threads[4];
     struct job jobs[4];
     for (uint32_t i = 0; i < 4; i++) {
-        jobs[i] = (struct job){.protect = i,
+        jobs[i] = (struct job){.protect = PF_PROTECT_STRICT + i,
                                .flags = i % 2 ? 0 : PF_QUEUE_INTERRUPT,
                                .requests = requests / 20,
                                .first = i * (CAPACITY / 4),
@@ -589,6 +589,31 @@ static void on_a_file(void) {
     unlink(path);
 }
 
+/* Zeroed options protect: of an arena, whose controller works from it too, and of a queue. */
+static void defaults(void) {
+    pf_arena_t *zeroed = arena(8 << 20, 0);
+    struct pf_nvme_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
+    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 4};
+    pf_nvme_t *other;
+    pf_queue_t *on;
+    uint64_t iova = 1;
+    void *memory = pf_alloc(zeroed, 4096, &iova), *stays = pf_alloc(whole, 4096, NULL);
+    CHECK(memory != NULL && iova == 0 && stays != NULL);
+    OK(pf_nvme_open(domain, zeroed, &opts, &other));
+    OK(pf_queue_create(other, &depth, &on));
+    struct iovec iov = {memory, 4096};
+    struct pf_request read = {.op = PF_READ, .nsid = 1, .iov = &iov, .iovcnt = 1};
+    CHECK(run(on, read).result == 0);
+    CHECK(pf_iova(domain, memory, 4096, &iova) < 0);
+    iov.iov_base = stays;
+    REFUSED(EINVAL, "stays mapped", pf_submit(on, &read, 1));
+    OK(pf_free(zeroed, memory));
+    OK(pf_free(whole, stays));
+    OK(pf_queue_destroy(on));
+    OK(pf_nvme_put(other));
+    OK(pf_arena_put(zeroed));
+}
+
 /* Memory of the program that is registered, and a block of a pool. */
 static void other_memory(void) {
     enum { BYTES = 1 << 16 };
@@ -708,11 +733,12 @@ int main(void) {
     open_and_look();
     create_queues();
     with_all_protections();
-    for (uint32_t protect = PF_PROTECT_STATIC; protect <= PF_PROTECT_BATCH; protect++) {
+    for (uint32_t protect = PF_PROTECT_STRICT; protect <= PF_PROTECT_STATIC; protect++) {
         vectored(protect);
         refused(protect);
         by_descriptor(protect);
     }
+    defaults();
     flush_and_discard();
     other_memory();
     by_two_threads();

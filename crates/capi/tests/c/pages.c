@@ -283,7 +283,7 @@ static void full_table(void) {
 
 int main(void) {
     OK(pf_domain_soft(&domain));
-    for (unsigned policy = PF_POLICY_WHOLE; policy <= PF_POLICY_PER_USE; policy++) {
+    for (unsigned policy = PF_POLICY_WHOLE; policy >= PF_POLICY_PER_USE; policy--) {
         arena = new_arena(policy);
         if (policy == PF_POLICY_WHOLE) {
             create();

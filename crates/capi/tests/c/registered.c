@@ -271,7 +271,7 @@ static void *use(void *stop) {
         int result = pf_map(owner, memory, 4096, PF_BIDIR, &map, &iova);
         CHECK(result == 0 || result == -ENXIO);
         if (result == 0)
-            OK(pf_unmap(owner, map));
+            CHECK(pf_unmap(owner, map) == PF_STAYS_MAPPED);
         usleep(20);
     }
     OK(pf_owner_destroy(owner));

@@ -19,7 +19,7 @@ static uint64_t value(const void *handle, const char *name) {
 int main(void) {
     pf_domain_t *domain;
     pf_arena_t *arena;
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     CHECK(value(domain, "static_mappings") == 1);

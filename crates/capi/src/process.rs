@@ -1,0 +1,134 @@
+//! The process that this copy of the library is used in: its key, which a child does not have; and
+//! what a thread may not be stopped by inside a call.
+//!
+//! A child made by `fork`, `_Fork` or `clone` has a copy of the memory, which no device reaches, and
+//! copies of locks whose threads it does not have. The key is on a page that the kernel wipes in a
+//! child, whichever function made it. A program may have several copies of the library (linked
+//! statically and shared, or opened from two places): their keys differ, so that a handle of one is
+//! no handle of another.
+
+use crate::failure::{Failure, fail};
+use std::hash::{BuildHasher, RandomState};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+/// On a page of its own.
+struct Page {
+    /// Not 0, except in a child.
+    key: AtomicU64,
+    /// The process that made it.
+    process: AtomicU32,
+}
+
+/// Null until the first object is made.
+static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
+
+#[inline(always)]
+fn page() -> Option<&'static Page> {
+    // Acquire: it was written before.
+    let page = PAGE.load(Ordering::Acquire);
+    // SAFETY: null, or a page that `map` has initialized and that is never unmapped.
+    unsafe { page.as_ref() }
+}
+
+/// Returns whether this process is a child of one that had objects.
+#[inline(always)]
+pub(crate) fn is_child() -> bool {
+    page().is_some_and(|page| page.key.load(Ordering::Relaxed) == 0)
+}
+
+/// Returns the key of this copy of the library; 0 while it has no objects.
+#[inline(always)]
+pub(crate) fn key() -> u64 {
+    page().map_or(0, |page| page.key.load(Ordering::Relaxed))
+}
+
+/// Prepares for an object.
+///
+/// # Errors
+/// `ENOMEM`: no page is left. `EPERM`: a child that shares the memory of its parent (`vfork`) must
+/// not make objects: they would outlive it.
+pub(crate) fn enter() -> Result<(), Failure> {
+    let page = match page() {
+        Some(page) => page,
+        None => map()?,
+    };
+    if page.process.load(Ordering::Relaxed) == std::process::id() {
+        return Ok(());
+    }
+    Err(fail!(
+        EPERM,
+        "this process shares the memory of the one that uses libpinfold (vfork): call _exit or exec only"
+    ))
+}
+
+/// Maps the page, unless another thread is faster.
+#[cold]
+fn map() -> Result<&'static Page, Failure> {
+    let (access, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: new memory, at an address that the kernel chooses.
+    let memory = unsafe { libc::mmap(null_mut(), size_of::<Page>(), access, kind, -1, 0) };
+    if memory == libc::MAP_FAILED {
+        let error = std::io::Error::last_os_error();
+        return Err(fail!(ENOMEM, "cannot map a page for the library: {error}"));
+    }
+    // SAFETY: a whole page, which was just mapped. Where the kernel refuses it, the handler below
+    // does the same for the children of `fork`.
+    let _ = unsafe { libc::madvise(memory, size_of::<Page>(), libc::MADV_WIPEONFORK) };
+    let new: *mut Page = memory.cast();
+    // Odd, so that it is not 0.
+    let key = AtomicU64::new(RandomState::new().hash_one(memory.addr()) | 1);
+    // SAFETY: the page is large enough, aligned, and this thread's alone.
+    unsafe { new.write(Page { key, process: AtomicU32::new(std::process::id()) }) };
+    // Release: whoever sees the page sees the key.
+    match PAGE.compare_exchange(null_mut(), new, Ordering::Release, Ordering::Acquire) {
+        Ok(_) => {
+            // SAFETY: the handler stores to one atomic, which is allowed after `fork`.
+            let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        }
+        Err(_) => {
+            // SAFETY: it was mapped above, and no other thread has seen it.
+            unsafe { libc::munmap(memory, size_of::<Page>()) };
+        }
+    }
+    page().ok_or_else(|| fail!(ENOMEM, "the library has no page"))
+}
+
+extern "C" fn in_child() {
+    if let Some(page) = page() {
+        page.key.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Keeps `pthread_cancel` from ending this thread until it is dropped: a thread that ended inside a
+/// call would leave its object in use for good.
+pub(crate) struct Uncancelled {
+    before: i32,
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`, of glibc and musl.
+const DISABLE: i32 = 1;
+
+impl Uncancelled {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: it stores the former state there; it fails for unknown states only.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for Uncancelled {
+    #[inline]
+    fn drop(&mut self) {
+        let mut own = 0;
+        // SAFETY: as above. The state is the one that the thread had.
+        unsafe { pthread_setcancelstate(self.before, &raw mut own) };
+    }
+}
