@@ -141,6 +141,13 @@ static int check(struct thread_data *td, const struct pf_nvme_info *info) {
     return 0;
 }
 
+/* A job's file is its target, whatever name it has. */
+static void describe(struct fio_file *f, const struct target *target) {
+    f->filetype = FIO_TYPE_BLOCK;
+    f->real_file_size = target->info.capacity;
+    fio_file_set_size_known(f);
+}
+
 static int pinfold_setup(struct thread_data *td) {
     const struct options *o = td->eo;
     struct target *target;
@@ -157,7 +164,8 @@ static int pinfold_setup(struct thread_data *td) {
         log_err("pinfold: no target: add --target=soft:SIZE, soft:IMAGE or vfio:BDF[/NSID]\n");
         return refuse(td, EINVAL);
     }
-    if (td->files_index != 1) {
+    /* The file of a log that is replayed is added when that is read, before pinfold_init(). */
+    if (td->files_index != (td->o.read_iolog_file ? 0 : 1)) {
         log_err("pinfold: %u files: a job has one target, --target\n", td->files_index);
         return refuse(td, EINVAL);
     }
@@ -177,23 +185,27 @@ static int pinfold_setup(struct thread_data *td) {
     job->depth = td->o.iodepth;
     job->n_queues = o->queues;
     td->io_ops_data = job;
-    struct fio_file *f = td->files[0];
-    f->filetype = FIO_TYPE_BLOCK;
-    f->real_file_size = target->info.capacity;
-    fio_file_set_size_known(f);
+    if (td->files_index)
+        describe(td->files[0], target);
     return 0;
 }
 
 static int pinfold_init(struct thread_data *td) {
     const struct options *o = td->eo;
     struct job *job = td->io_ops_data;
-    const struct fio_file *f = td->files[0];
     const struct pf_queue_opts opts = {
         .opts_size = sizeof opts,
         .depth = job->depth,
         .protect = o->protect,
         .flags = o->poll ? 0 : PF_QUEUE_INTERRUPT,
     };
+    if (td->files_index != 1) {
+        log_err("pinfold: %u files in the log: a job has one target, --target\n", td->files_index);
+        return refuse(td, EINVAL);
+    }
+    if (td->o.read_iolog_file)
+        describe(td->files[0], job->target);
+    const struct fio_file *f = td->files[0];
     if (f->file_offset + f->io_size > f->real_file_size) {
         log_err("pinfold: offset=%llu and size=%llu: the target ends at %llu\n",
                 (unsigned long long)f->file_offset, (unsigned long long)f->io_size,
@@ -234,11 +246,31 @@ static int pinfold_iomem_alloc(struct thread_data *td, size_t bytes) {
     return job->buffers ? 0 : report(td, "pf_alloc", -errno);
 }
 
+/* Waits for all requests: fio may end a job before it has asked for their results. Its io_us may be
+ * gone, so they are not touched. */
+static int drain(struct job *job) {
+    job->n_pending = job->n_done = 0;
+    for (unsigned at = 0; at < job->n_queues; at++) {
+        struct queue *queue = &job->queues[at];
+        while (queue->in_flight) {
+            const int ready = pf_queue_wait(queue->handle, WAIT_NS);
+            const int n = ready < 0 ? ready
+                                    : pf_complete(queue->handle, job->completions, queue->in_flight);
+            if (n < 0)
+                return n;
+            queue->in_flight -= n;
+        }
+    }
+    return 0;
+}
+
 static void pinfold_iomem_free(struct thread_data *td) {
     struct job *job = td->io_ops_data;
     if (!job || !job->arena)
         return;
-    int failed = pf_free(job->arena, job->buffers);
+    int failed = drain(job);
+    if (!failed)
+        failed = pf_free(job->arena, job->buffers);
     if (!failed)
         failed = pf_arena_put(job->arena);
     if (failed)
@@ -251,6 +283,9 @@ static void pinfold_cleanup(struct thread_data *td) {
     struct job *job = td->io_ops_data;
     if (!job)
         return;
+    const int late = drain(job);
+    if (late)
+        report(td, "cleanup", late);
     for (unsigned at = 0; at < job->n_queues; at++) {
         const int failed = job->queues[at].handle ? pf_queue_destroy(job->queues[at].handle) : 0;
         if (failed)
