@@ -61,9 +61,32 @@ fn plain(header: &str) -> String {
             lines.push(untyped(line.trim_end()));
         }
     }
-    let mut header = lines.join("\n");
+    let mut header = checked(&lines.join("\n"));
     header.push('\n');
     header
+}
+
+/// Marks the functions whose result says whether the program may go on: all that return a number or
+/// an address, except those that end or free something, and reports.
+fn checked(header: &str) -> String {
+    const UNMARKED: [&str; 8] =
+        ["_put(", "_put_bulk(", "_destroy(", "_free(", "_strerror_last(", "_trace_set(", "_stats", "_version("];
+    let mut made = Vec::new();
+    let mut marking = false;
+    for line in header.lines() {
+        let starts = line.starts_with("int ") || line.starts_with("void *") || line.starts_with("int64_t ");
+        if starts && line.contains("pf_") && line.contains('(') {
+            marking = !UNMARKED.iter().any(|name| line.contains(name));
+        }
+        match line.strip_suffix(");").filter(|_| marking) {
+            Some(declaration) => {
+                made.push(format!("{declaration}) PF_CHECKED;"));
+                marking = false;
+            }
+            None => made.push(line.to_owned()),
+        }
+    }
+    made.join("\n")
 }
 
 /// Returns the first or last line of a type's definition without its `typedef`, unless the name ends
@@ -90,6 +113,16 @@ mod tests {
         let plain = "struct pf_event {\n};\ntypedef struct pf_map_t {\n} pf_map_t;\n\
                      typedef void (*pf_trace_fn)(void);\n#endif\n";
         assert_eq!(super::plain(header), plain);
+    }
+
+    #[test]
+    fn what_allocates_is_checked_and_what_frees_is_not() {
+        let header = "int pf_get(int a);\nint pf_map(int a,\n           int b);\nint pf_put(int a);\nint pf_free(int a);\n\
+                      void *pf_alloc(void);\nconst char *pf_strerror_last(void);\ntypedef int (*pf_fn)(void);\n";
+        let made = "int pf_get(int a) PF_CHECKED;\nint pf_map(int a,\n           int b) PF_CHECKED;\nint pf_put(int a);\n\
+                    int pf_free(int a);\nvoid *pf_alloc(void) PF_CHECKED;\nconst char *pf_strerror_last(void);\n\
+                    typedef int (*pf_fn)(void);\n";
+        assert_eq!(super::plain(header), made);
     }
 
     #[test]

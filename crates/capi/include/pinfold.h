@@ -44,6 +44,13 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+/* The result of these functions says whether the memory is there, or is the program's again. */
+#if defined(__GNUC__) && !defined(PF_CHECKED)
+#define PF_CHECKED __attribute__((__warn_unused_result__))
+#elif !defined(PF_CHECKED)
+#define PF_CHECKED
+#endif
+
 /*
  Bits of pf_arena_opts.sources: what the memory may come from. Tried in the order of the bits.
  */
@@ -188,6 +195,11 @@
  the controller.
  */
 #define PF_LOST 2147483648
+
+/*
+ The version of this header: major << 16 | minor << 8 | patch. pf_version() has the library's.
+ */
+#define PF_VERSION 256
 
 /*
  How a counter changes.
@@ -788,7 +800,7 @@ extern "C" {
  */
 int pf_arena_create(struct pf_domain_t *domain,
                     const struct pf_arena_opts *opts,
-                    struct pf_arena_t **out);
+                    struct pf_arena_t **out) PF_CHECKED;
 
 /*
  Maps an arena into another domain, too: a device there reaches it as well.
@@ -803,7 +815,7 @@ int pf_arena_create(struct pf_domain_t *domain,
  Thread: any. Allocates. It stays mapped until pf_arena_put(). Since 0.1.
 
  */
-int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint64_t *iova);
+int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint64_t *iova) PF_CHECKED;
 
 /*
  Gives an arena back: its memory is unmapped and freed.
@@ -831,7 +843,7 @@ int pf_arena_put(struct pf_arena_t *arena);
  Thread: any. Ownership: the caller's, until pf_free(). Since 0.1.
 
  */
-void *pf_alloc(struct pf_arena_t *arena, size_t len, uint64_t *iova);
+void *pf_alloc(struct pf_arena_t *arena, size_t len, uint64_t *iova) PF_CHECKED;
 
 /*
  Frees memory of pf_alloc() or of pf_frames_fill().
@@ -860,7 +872,7 @@ int pf_free(struct pf_arena_t *arena, void *va);
  Thread: any. Since 0.1.
 
  */
-int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *iova);
+int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *iova) PF_CHECKED;
 
 /*
  Describes an arena's memory, for a program that shares it by its file descriptor.
@@ -872,7 +884,7 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
  Thread: any. Since 0.1.
 
  */
-int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region);
+int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region) PF_CHECKED;
 
 /*
  Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
@@ -885,7 +897,7 @@ int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region);
  Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
 
  */
-int pf_domain_soft(struct pf_domain_t **out);
+int pf_domain_soft(struct pf_domain_t **out) PF_CHECKED;
 
 /*
  Opens a PCI device through VFIO, and creates the domain that it is in.
@@ -899,7 +911,7 @@ int pf_domain_soft(struct pf_domain_t **out);
  Thread: any. Allocates. Ends with pf_domain_put(), after which the device is reset. Since 0.1.
 
  */
-int pf_domain_vfio(struct pf_domain_t **out, const char *bdf, uint32_t flags);
+int pf_domain_vfio(struct pf_domain_t **out, const char *bdf, uint32_t flags) PF_CHECKED;
 
 /*
  Attaches another device to a domain of pf_domain_vfio(): both reach the same memory at the same
@@ -912,7 +924,7 @@ int pf_domain_vfio(struct pf_domain_t **out, const char *bdf, uint32_t flags);
  Thread: any. Allocates. Since 0.1.
 
  */
-int pf_domain_attach(struct pf_domain_t *domain, const char *bdf);
+int pf_domain_attach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 
 /*
  Detaches a device from its domain: it is reset, and reaches nothing any more. A controller that
@@ -925,7 +937,7 @@ int pf_domain_attach(struct pf_domain_t *domain, const char *bdf);
  Thread: any. Since 0.1.
 
  */
-int pf_domain_detach(struct pf_domain_t *domain, const char *bdf);
+int pf_domain_detach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 
 /*
  Gives a domain back. What was created in it keeps it: owners, arenas, registrations, controllers.
@@ -961,7 +973,7 @@ const char *pf_strerror_last(void);
  pf_frames_destroy(), and the arena not before. Since 0.1.
 
  */
-int pf_frames_create(struct pf_arena_t *arena, struct pf_frames_t **out);
+int pf_frames_create(struct pf_arena_t *arena, struct pf_frames_t **out) PF_CHECKED;
 
 /*
  Ends a handle. Frames that were allocated through it stay allocated: pf_free() or another handle
@@ -990,7 +1002,7 @@ int pf_frames_destroy(struct pf_frames_t *frames);
  Thread: the handle's. Ownership: the caller's, until pf_frames_free() or pf_free(). Since 0.1.
 
  */
-int pf_frames_fill(struct pf_frames_t *frames, void **slots, unsigned int n);
+int pf_frames_fill(struct pf_frames_t *frames, void **slots, unsigned int n) PF_CHECKED;
 
 /*
  Allocates `n` frames and links them: the first word of each is the address of the next, NULL in
@@ -1005,7 +1017,7 @@ int pf_frames_fill(struct pf_frames_t *frames, void **slots, unsigned int n);
  0.1.
 
  */
-int pf_frames_list(struct pf_frames_t *frames, unsigned int n, void **head);
+int pf_frames_list(struct pf_frames_t *frames, unsigned int n, void **head) PF_CHECKED;
 
 /*
  Frees the memory in each slot that is not NULL, and makes the slot NULL, until one is refused.
@@ -1051,7 +1063,7 @@ int pf_map(struct pf_owner_t *owner,
            size_t len,
            unsigned int dir,
            struct pf_map_t *map,
-           uint64_t *iova);
+           uint64_t *iova) PF_CHECKED;
 
 /*
  Maps many pieces of memory, all or none. Up to 1 MiB altogether, with the rest of their pages,
@@ -1074,7 +1086,7 @@ int pf_map_many(struct pf_owner_t *owner,
                 unsigned int n,
                 unsigned int dir,
                 struct pf_map_t *maps,
-                uint64_t *iovas);
+                uint64_t *iovas) PF_CHECKED;
 
 /*
  Ends a mapping: revokes the device's access, and waits until it cannot reach the memory.
@@ -1091,7 +1103,7 @@ int pf_map_many(struct pf_owner_t *owner,
  Thread: the owner's. Since 0.1.
  */
 int pf_unmap(struct pf_owner_t *owner,
-             struct pf_map_t map);
+             struct pf_map_t map) PF_CHECKED;
 
 /*
  Revokes a device's access to many mappings, with one flush, and does not wait for it: until the
@@ -1113,7 +1125,7 @@ int pf_unmap(struct pf_owner_t *owner,
 int pf_revoke_many(struct pf_owner_t *owner,
                    const struct pf_map_t *maps,
                    unsigned int n,
-                   struct pf_ticket_t *ticket);
+                   struct pf_ticket_t *ticket) PF_CHECKED;
 
 /*
  Describes the memory of a domain that is held because a device may still reach it. Memory whose
@@ -1128,7 +1140,7 @@ int pf_revoke_many(struct pf_owner_t *owner,
  Thread: any. Takes locks. Since 0.1.
 
  */
-int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, size_t why_len);
+int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, size_t why_len) PF_CHECKED;
 
 /*
  Opens an NVMe controller: resets it, enables it, and finds its namespaces.
@@ -1152,7 +1164,7 @@ int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, si
 int pf_nvme_open(struct pf_domain_t *domain,
                  struct pf_arena_t *arena,
                  const struct pf_nvme_opts *opts,
-                 struct pf_nvme_t **out);
+                 struct pf_nvme_t **out) PF_CHECKED;
 
 /*
  Shuts a controller down and gives it back. Memory of requests that were given up (PF_LOST) is no
@@ -1180,7 +1192,7 @@ int pf_nvme_put(struct pf_nvme_t *nvme);
  Thread: any. Since 0.1.
 
  */
-int pf_nvme_info(struct pf_nvme_t *nvme, uint32_t nsid, struct pf_nvme_info *info);
+int pf_nvme_info(struct pf_nvme_t *nvme, uint32_t nsid, struct pf_nvme_info *info) PF_CHECKED;
 
 /*
  Creates a thread's handle of a domain, for its mappings: no lock, and addresses of its own.
@@ -1193,7 +1205,7 @@ int pf_nvme_info(struct pf_nvme_t *nvme, uint32_t nsid, struct pf_nvme_info *inf
  Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.1.
 
  */
-int pf_owner_create(struct pf_domain_t *domain, struct pf_owner_t **out);
+int pf_owner_create(struct pf_domain_t *domain, struct pf_owner_t **out) PF_CHECKED;
 
 /*
  Destroys an owner. Memory of tickets that have completed is handed back; quarantined memory
@@ -1220,7 +1232,7 @@ int pf_owner_destroy(struct pf_owner_t *owner);
  (another thread is in a call with the owner).
  Thread: the owner's. Since 0.1.
  */
-int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket);
+int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket) PF_CHECKED;
 
 /*
  Waits until no device can reach the memory of a ticket, and hands it back.
@@ -1234,7 +1246,7 @@ int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket);
  (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
  Thread: the owner's. Since 0.1.
  */
-int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns);
+int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns) PF_CHECKED;
 
 /*
  Returns an eventfd that becomes readable when a ticket of this owner has completed, failed, or
@@ -1251,7 +1263,7 @@ int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns);
  Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
  it. Since 0.1.
  */
-int pf_quiesce_fd(struct pf_owner_t *owner);
+int pf_quiesce_fd(struct pf_owner_t *owner) PF_CHECKED;
 
 /*
  Creates a pool of pages for a receive path: the devices of the arena's first domain read and write
@@ -1270,7 +1282,7 @@ int pf_quiesce_fd(struct pf_owner_t *owner);
 int pf_pages_create(struct pf_arena_t *arena,
                     unsigned int page_bytes,
                     unsigned int ring,
-                    struct pf_pages_t **out);
+                    struct pf_pages_t **out) PF_CHECKED;
 
 /*
  Ends a pool of pages: its memory goes back to the arena.
@@ -1297,7 +1309,7 @@ int pf_pages_destroy(struct pf_pages_t *pages);
  Since 0.1.
 
  */
-int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned int n);
+int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned int n) PF_CHECKED;
 
 /*
  Returns pages to the pool, on the consumer's thread: the fast way.
@@ -1317,7 +1329,7 @@ int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned i
 int pf_pages_recycle(struct pf_pages_t *pages,
                      const struct pf_block_t *blocks,
                      unsigned int n,
-                     unsigned int *bad);
+                     unsigned int *bad) PF_CHECKED;
 
 /*
  Returns pages to the pool, on any thread, also while the consumer is in a call.
@@ -1336,7 +1348,7 @@ int pf_pages_recycle(struct pf_pages_t *pages,
 int pf_pages_return(struct pf_pages_t *pages,
                     const struct pf_block_t *blocks,
                     unsigned int n,
-                    unsigned int *bad);
+                    unsigned int *bad) PF_CHECKED;
 
 /*
  Creates a pool of blocks of one size. Devices of the arena's first domain reach its memory, for
@@ -1354,7 +1366,7 @@ int pf_pages_return(struct pf_pages_t *pages,
  */
 int pf_pool_create(struct pf_arena_t *arena,
                    const struct pf_pool_opts *opts,
-                   struct pf_pool_t **out);
+                   struct pf_pool_t **out) PF_CHECKED;
 
 /*
  Adds memory of the caller to a pool, in any number of pieces: the way to have a pool in memory
@@ -1380,7 +1392,7 @@ int pf_pool_create(struct pf_arena_t *arena,
  Thread: any. Allocates. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
 
  */
-int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova);
+int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova) PF_CHECKED;
 
 /*
  Creates one thread's cache of a pool: allocating and freeing through it takes no lock, as long
@@ -1394,7 +1406,7 @@ int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova)
  Since 0.1.
 
  */
-int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out);
+int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out) PF_CHECKED;
 
 /*
  Ends a cache: its free blocks go back to the pool. Blocks that were allocated through it stay
@@ -1418,7 +1430,7 @@ int pf_cache_destroy(struct pf_cache_t *cache);
  Thread: the cache's. Ownership: the caller's, until pf_put(). Since 0.1.
 
  */
-int pf_get(struct pf_cache_t *cache, struct pf_block_t *block);
+int pf_get(struct pf_cache_t *cache, struct pf_block_t *block) PF_CHECKED;
 
 /*
  Frees a block, whichever cache of the pool allocated it.
@@ -1447,7 +1459,7 @@ int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
  Thread: the cache's. Ownership: the caller's, until pf_put() or pf_put_bulk(). Since 0.1.
 
  */
-int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned int n);
+int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned int n) PF_CHECKED;
 
 /*
  Frees `n` blocks, whichever caches of the pool allocated them, until one is refused.
@@ -1492,7 +1504,7 @@ int pf_pool_stats(struct pf_pool_t *pool, struct pf_pool_stats *stats);
  Thread: any. Since 0.1.
 
  */
-int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size);
+int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size) PF_CHECKED;
 
 /*
  Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
@@ -1504,7 +1516,7 @@ int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size);
  Return: how many bytes; or -errno: EBADF.
  Thread: any. Takes time proportional to the blocks. Since 0.1.
  */
-int64_t pf_pool_shrink(struct pf_pool_t *pool);
+int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
 
 /*
  Gives a pool back: its memory goes back to the arena, and what was added to it is the caller's
@@ -1536,7 +1548,7 @@ extern int32_t pthread_setcancelstate(int32_t state, int32_t *before);
  */
 int pf_queue_create(struct pf_nvme_t *nvme,
                     const struct pf_queue_opts *opts,
-                    struct pf_queue_t **out);
+                    struct pf_queue_t **out) PF_CHECKED;
 
 /*
  Deletes a queue.
@@ -1569,7 +1581,7 @@ int pf_queue_destroy(struct pf_queue_t *queue);
  Thread: one at a time. Ownership: the memory is lent until the report. Since 0.1.
 
  */
-int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint32_t n);
+int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint32_t n) PF_CHECKED;
 
 /*
  Reports requests that have completed and whose memory no device can reach any more (except with
@@ -1586,7 +1598,7 @@ int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint3
  again, unless PF_LOST. Since 0.1.
 
  */
-int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uint32_t max);
+int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uint32_t max) PF_CHECKED;
 
 /*
  Waits until a request can be reported: sleeps, for a queue with PF_QUEUE_INTERRUPT, else polls.
@@ -1598,7 +1610,7 @@ int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uin
  none is outstanding; or -errno: EBADF; EBUSY (another thread is in a call with it).
  Thread: one at a time. Since 0.1.
  */
-int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns);
+int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns) PF_CHECKED;
 
 /*
  Returns a descriptor for poll() and epoll: readable when requests may be reported. From then on
@@ -1611,7 +1623,7 @@ int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns);
  Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EBADF; EBUSY.
  Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.1.
  */
-int pf_queue_fd(struct pf_queue_t *queue);
+int pf_queue_fd(struct pf_queue_t *queue) PF_CHECKED;
 
 /*
  Registers memory of the program with a domain: whole pages, of any origin. Until
@@ -1633,7 +1645,7 @@ int pf_queue_fd(struct pf_queue_t *queue);
  mapped and of this process until pf_unregister() has returned 0. Since 0.1.
 
  */
-int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_t **out);
+int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_t **out) PF_CHECKED;
 
 /*
  Unregisters memory: no device of its domain reaches it afterwards.
@@ -1645,7 +1657,7 @@ int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_
  be kept from it: the registration is gone, but keep the memory mapped until the process ends).
  Thread: any. Since 0.1.
  */
-int pf_unregister(struct pf_reg_t *reg);
+int pf_unregister(struct pf_reg_t *reg) PF_CHECKED;
 
 /*
  Cuts a part of registered memory into segments that a device can address in one piece, of less
@@ -1666,7 +1678,7 @@ int pf_segments(struct pf_reg_t *reg,
                 size_t off,
                 size_t len,
                 struct pf_block_t *segments,
-                unsigned int max);
+                unsigned int max) PF_CHECKED;
 
 /*
  Lays out a part of registered memory as the PRP entries of an NVMe command, for a controller
@@ -1692,7 +1704,7 @@ int pf_prp(struct pf_reg_t *reg,
            size_t len,
            const struct pf_block_t *lists,
            unsigned int n_lists,
-           uint64_t *prp);
+           uint64_t *prp) PF_CHECKED;
 
 /*
  Lays out a part of registered memory as the SGL of an NVMe command (NVM Express Base
@@ -1717,7 +1729,7 @@ int pf_sgl(struct pf_reg_t *reg,
            size_t len,
            const struct pf_block_t *lists,
            unsigned int n_lists,
-           uint8_t *sgl1);
+           uint8_t *sgl1) PF_CHECKED;
 
 /*
  Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this index
@@ -1734,7 +1746,7 @@ int pf_sgl(struct pf_reg_t *reg,
  then.
  Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
  */
-int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index);
+int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index) PF_CHECKED;
 
 /*
  Takes registered memory out of the table of a ring. Requests in flight keep the pages until they
@@ -1748,7 +1760,7 @@ int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index);
  ring is another thread's); EBADF.
  Thread: any, unless the ring is one thread's. Since 0.1.
  */
-int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index);
+int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) PF_CHECKED;
 
 /*
  Reads the counters of an object.
@@ -1796,6 +1808,14 @@ int pf_stats_json(const void *handle, char *buffer, size_t len);
 
  */
 int pf_trace_set(pf_trace_fn function, void *arg);
+
+/*
+ Returns the version of the library: as PF_VERSION of the header that belongs to it. Structs and
+ functions that the header has and an older library lacks are refused (E2BIG), or not linked.
+
+ Thread: any; also in a child. Since 0.1.
+ */
+unsigned int pf_version(void);
 
 #ifdef __cplusplus
 }  // extern "C"

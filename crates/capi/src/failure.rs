@@ -1,6 +1,7 @@
 //! `Failure`: an errno value with its message; and `call`, the border between C and Rust.
 
 use crate::process::{self, Uncancelled};
+use crate::words::in_c;
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +16,7 @@ pub(crate) struct Failure {
 impl Failure {
     #[cold]
     pub(crate) fn new(errno: c_int, message: String) -> Self {
-        Self { errno, message }
+        Self { errno, message: in_c(message) }
     }
 
     /// Returns the failure of a library call, with its message and its causes.
@@ -32,7 +33,7 @@ impl Failure {
             }
             source = cause.source();
         }
-        Self { errno, message }
+        Self { errno, message: in_c(message) }
     }
 
     /// Returns the same failure, of one of several things.

@@ -13,6 +13,7 @@
 //! | `region` | memory that C programs pass by address: which arena or registration it is in |
 //! | [`block`] | memory with its two addresses |
 //! | `source` | an arena as the source of pools |
+//! | `words` | messages of the crates below, in the words of C |
 //! | `trace` | the hook that sees alloc, free, map and revoke |
 //! | the others | the functions, by the object that they are of |
 //!
@@ -44,6 +45,8 @@ pub mod report;
 pub mod slots;
 mod source;
 pub mod trace;
+pub mod version;
+mod words;
 
 #[cfg(test)]
 mod tests {

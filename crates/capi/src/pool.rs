@@ -163,6 +163,9 @@ pub unsafe extern "C" fn pf_pool_create(
     })
 }
 
+/// The most bytes of a block.
+const LARGEST: usize = 1 << 30;
+
 /// # Safety
 /// As for [`pf_pool_create`].
 unsafe fn build(opts: &pf_pool_opts, source: Option<&Arc<Marked>>) -> Result<DmaPool, Failure> {
@@ -179,6 +182,13 @@ unsafe fn build(opts: &pf_pool_opts, source: Option<&Arc<Marked>>) -> Result<Dma
         return Err(fail!(
             EINVAL,
             "the pool's name {name:?} has a control character: a report is lines"
+        ));
+    }
+    if !(1..=LARGEST).contains(&opts.size) {
+        let size = opts.size;
+        return Err(fail!(
+            EINVAL,
+            "cannot create blocks of {size} bytes: a block has 1 to {LARGEST} bytes"
         ));
     }
     let mut builder = DmaPool::builder(name)

@@ -459,8 +459,7 @@ static void thread_exits_in_a_call(void) {
     int null = open("/dev/null", O_WRONLY);
     dup2(null, 2);
     pf_block_t block;
-    pf_get(cache, &block);
-    exit(1);
+    exit(pf_get(cache, &block) == 0 ? 1 : 2);
 }
 
 static jmp_buf outside;
@@ -478,8 +477,9 @@ static void jumps(void) {
     OK(pf_trace_set(jump, NULL));
     static pf_block_t block;
     if (setjmp(outside) == 0) {
-        pf_get(other, &block);
-        CHECK(!"jumped");
+        int result = pf_get(other, &block);
+        fprintf(stderr, "not jumped: %d\n", result);
+        exit(1);
     }
     OK(pf_trace_set(NULL, NULL));
     REFUSED(EBUSY, "another thread", pf_get(other, &block));
