@@ -29,6 +29,7 @@
 //! | packets made by the kernel ([`Generator`]) | 5.18 | an error |
 
 mod interface;
+mod links;
 mod program;
 mod routes;
 mod socket;

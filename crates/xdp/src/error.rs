@@ -171,6 +171,7 @@ pub enum OpenError {
 
 fn queues_known(queues: Option<u32>) -> String {
     match queues {
+        Some(0) => ": it has none that receives".to_owned(),
         Some(1) => ": it has one, queue 0".to_owned(),
         Some(queues) => format!(": it has {queues}, 0 to {}", queues - 1),
         None => ": `ethtool --show-channels` lists them".to_owned(),

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     if !args.force {
         check_routes(&interface)?;
     }
-    let queues = queues(args, &interface);
+    let queues = queues(args, &interface)?;
     check_transmit(args, &interface)?;
     let budget = budget(args, queues.len())?;
     let tags = interface.vlan_tags();
@@ -179,10 +179,18 @@ fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
     Ok(budget)
 }
 
-/// Returns the queues that are requested.
-fn queues(args: &ReceiveArgs, interface: &Interface) -> Range<u32> {
-    let all = 0..interface.queues().unwrap_or(1);
-    args.queue.map_or(all, |queue| queue..queue.saturating_add(1))
+/// Returns the queues that are requested: at least one, so that a run receives from something or is
+/// refused.
+fn queues(args: &ReceiveArgs, interface: &Interface) -> Result<Range<u32>, OpenError> {
+    let Some(queue) = args.queue else { return Ok(0..interface.queues().unwrap_or(1).max(1)) };
+    match queue.checked_add(1) {
+        Some(end) => Ok(queue..end),
+        None => Err(OpenError::NoQueue {
+            interface: interface.name().to_owned(),
+            queue,
+            queues: interface.queues(),
+        }),
+    }
 }
 
 /// Opens a socket for each queue, in the memory of the target if packets are stored.

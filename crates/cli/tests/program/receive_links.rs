@@ -217,6 +217,68 @@ fn the_default_route_is_found_wherever_it_is() {
         ),
         (&["ip route add default dev v0 table 100", "ip rule add from all lookup 100"], "v0", ""),
         (&["ip route add 0.0.0.0/1 dev v0", "ip route add 128.0.0.0/1 dev v0"], "v0", ""),
+        (
+            &[
+                "ip route add 0.0.0.0/2 dev v0",
+                "ip route add 64.0.0.0/2 dev v0",
+                "ip route add 128.0.0.0/2 dev v0",
+                "ip route add 192.0.0.0/2 dev v0",
+            ],
+            "v0",
+            "",
+        ),
+        // All but what is private, as of a VPN: in parts, and no part of those that are left out.
+        (
+            &[
+                "ip route add 0.0.0.0/5 dev v0",
+                "ip route add 8.0.0.0/7 dev v0",
+                "ip route add 11.0.0.0/8 dev v0",
+                "ip route add 12.0.0.0/6 dev v0",
+                "ip route add 16.0.0.0/4 dev v0",
+                "ip route add 32.0.0.0/3 dev v0",
+            ],
+            "v0",
+            "",
+        ),
+        // A single one of these parts.
+        (&["ip route add 192.0.0.0/3 dev v0"], "v0", ""),
+        (
+            &[
+                "sysctl -q net.ipv6.conf.v0.disable_ipv6=0",
+                "ip -6 route add 2000::/4 dev v0",
+                "ip -6 route add 3000::/4 dev v0",
+            ],
+            "v0",
+            "",
+        ),
+        (
+            &[
+                "sysctl -q net.ipv6.conf.v0.disable_ipv6=0",
+                "sysctl -q net.ipv6.conf.d0.disable_ipv6=0",
+                "ip -6 route add default nexthop dev d0 nexthop dev v0",
+            ],
+            "v0",
+            "",
+        ),
+        // Of packets from one address, or with a mark; others leave by another interface.
+        (
+            &[
+                "ip route add default dev d0",
+                "ip route add default dev v0 table 100",
+                "ip rule add from 10.99.0.1 lookup 100",
+            ],
+            "v0",
+            "",
+        ),
+        (
+            &[
+                "ip route add default dev d0",
+                "ip route add default dev v0 table 100",
+                "ip rule add fwmark 7 lookup 100",
+            ],
+            "v0",
+            "",
+        ),
         (&["ip route add default nexthop dev d0 nexthop dev v0"], "v0", ""),
         (&["ip nexthop add id 7 dev v0", "ip route add default nhid 7"], "v0", ""),
         (
@@ -334,6 +396,9 @@ fn the_default_route_is_found_wherever_it_is() {
     run("ip link set dev d0 up");
     run("ip route add default dev d0");
     run("ip route add unreachable default metric 9999");
+    // Private addresses, and a table that no rule selects.
+    run("ip route add 192.168.0.0/16 dev v0");
+    run("ip route add default dev v0 table 200");
     pinfold(&["receive", "v1", "--seconds", "100ms"]).ok();
     pinfold(&["receive", "d0", "--seconds", "100ms", "--force"]).ok();
 }

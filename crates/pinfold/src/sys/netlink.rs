@@ -122,6 +122,28 @@ impl Netlink {
         }
     }
 
+    /// Sends a request that one message answers, and returns what `read` makes of it.
+    pub(crate) fn ask<T>(
+        &mut self,
+        kind: u16,
+        body: &[u8],
+        read: impl Fn(u16, &[u8]) -> Option<T>,
+    ) -> Result<T, NetlinkError> {
+        self.send(kind, REQUEST, body)?;
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            for message in Messages(self.receive(&mut buffer)?) {
+                let Message { kind, sequence, body, .. } = message?;
+                if sequence == self.sequence {
+                    if kind == ERROR {
+                        refusal(body)?;
+                    }
+                    return read(kind, body).ok_or(NetlinkError::Malformed);
+                }
+            }
+        }
+    }
+
     /// Asks for words with refusals (`NETLINK_EXT_ACK`, Linux 4.12), without a copy of the request
     /// (`NETLINK_CAP_ACK`).
     fn explain(&self) -> Result<(), Errno> {

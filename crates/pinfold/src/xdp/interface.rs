@@ -1,6 +1,7 @@
 //! Network interfaces, and what a process needs to receive from them.
 
-use super::routes::{self, RouteError, Through};
+use super::links::{self, Through};
+use super::routes::{self, RouteError};
 use crate::sys::limits::MemlockLimit;
 use crate::sys::process::Privileges;
 use crate::sys::{Errno, netdev};
@@ -117,7 +118,7 @@ impl Interface {
 
     /// Asks the kernel where the VLAN tags of received packets are, as it is now.
     pub fn vlan_tags(&self) -> VlanTags {
-        match routes::through(self.index()) {
+        match links::through(self.index()) {
             Ok(Through::Pair(None)) => VlanTags::BesideByPeer(None),
             Ok(Through::Pair(Some(peer))) if netdev::offloads(&peer).transmit_tags => {
                 VlanTags::BesideByPeer(Some(peer))
@@ -147,14 +148,16 @@ pub enum VlanTags {
     BesideByPeer(Option<String>),
 }
 
-/// Returns the interface of a default route that depends on `interface`: itself, or for instance a
-/// bridge that it is a port of.
+/// Returns the interface that packets to far addresses leave by and that depends on `interface`:
+/// itself, or for instance a bridge that it is a port of.
 ///
-/// The kernel is asked for the routes of both protocols in all tables, whatever rules select them.
-/// A route to at least half of the addresses of IPv4, or an eighth of those of IPv6, counts (those
-/// of a VPN, `2000::/3`). From its interface it is followed to the ports of a bridge, a bond or a
-/// VRF, to the interface below a VLAN, a macvlan or a tunnel that is bound to one, and to the other
-/// end of a veth pair in the same namespace.
+/// The kernel is asked where packets to a few public addresses of both protocols would go, all hops
+/// of a route with several: those of no particular source, from each address of this machine, in
+/// each VRF, and with each mark that a rule has. So a default route counts in whatever parts and by
+/// whatever rules it is found, and so does a route to one of these addresses alone. From its
+/// interface it is followed to the ports of a bridge, a bond or a VRF, to the interface below a
+/// VLAN, a macvlan or a tunnel that is bound to one, and to the other end of a veth pair in the same
+/// namespace.
 ///
 /// # Errors
 /// [`RouteError`]: it is not known.
