@@ -39,6 +39,10 @@ use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
+    // Before there are threads.
+    if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
+        pinfold::probe::share_one_heap();
+    }
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, args::io::given(&matches)))

@@ -1,6 +1,7 @@
 //! Where the model controller stores its blocks: memory, or a file.
 
 use crate::bus::BusFault;
+use pinfold::probe::MapLimit;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -23,7 +24,7 @@ pub enum MediaError {
     /// The access to memory faulted.
     #[error(transparent)]
     Bus(#[from] BusFault),
-    /// The medium is full.
+    /// The medium is full, or a limit allows it no more memory.
     #[error("the medium is full")]
     Full,
     /// A system call failed.
@@ -89,6 +90,8 @@ pub(crate) fn check(at: u64, len: u64, bytes: u64) -> Result<(), MediaError> {
 // Memory of the media.
 
 const PAGE: usize = 4096;
+/// What a medium in memory leaves to the rest of the program, where a limit ends its growth.
+const SPARED: usize = 8 << 20;
 
 /// Bytes that begin at a page, as the buffers of drivers do. Some processors (AMD's Zen 3) take 2 to
 /// 20 times as long for a copy whose destination has an offset in its page that is a few bytes above
@@ -105,6 +108,16 @@ impl Pages {
         let bytes = vec![0; len + PAGE].into_boxed_slice();
         let begin = bytes.as_ptr().align_offset(PAGE).min(PAGE);
         Self { bytes, begin }
+    }
+
+    /// As [`zeroed`](Self::zeroed), unless one of the `limits` would leave less than [`SPARED`]: a
+    /// program of whose allocations one is refused is ended.
+    fn within(limits: &[MapLimit], len: usize) -> Result<Self, MediaError> {
+        let needed = (len + PAGE + SPARED) as u64;
+        match limits.iter().any(|limit| limit.left < needed) {
+            true => Err(MediaError::Full),
+            false => Ok(Self::zeroed(len)),
+        }
     }
 
     fn range(&self) -> Range<usize> {
@@ -153,6 +166,8 @@ impl fmt::Debug for MemoryMedia {
 
 impl MemoryMedia {
     /// Creates a medium of `bytes` bytes without allocating them; the cost is 32 bytes per 2 MiB.
+    /// Where a limit of the process or the machine leaves too little memory for a chunk, the medium
+    /// is full.
     pub fn new(bytes: u64) -> Self {
         let chunks = (0..bytes.div_ceil(CHUNK)).map(|_| Mutex::new(None)).collect();
         Self { chunks, bytes }
@@ -223,7 +238,10 @@ impl Media for MemoryMedia {
     fn write(&self, at: u64, len: usize, source: &mut WriteSource<'_>) -> Result<(), MediaError> {
         self.each(at, len as u64, |chunk, from, piece| {
             let mut chunk = lock(chunk);
-            let bytes = chunk.get_or_insert_with(|| Pages::zeroed(CHUNK_BYTES));
+            let bytes = match chunk.as_mut() {
+                Some(bytes) => bytes,
+                None => chunk.insert(Pages::within(&MapLimit::here(), CHUNK_BYTES)?),
+            };
             match bytes.get_mut(from..from + piece) {
                 Some(bytes) => Ok(source(bytes)?),
                 None => Ok(()),
@@ -404,6 +422,17 @@ mod tests {
         let mut pages = Pages::zeroed(PAGE);
         assert!(pages.get(0..PAGE).is_some() && pages.get_mut(0..PAGE).is_some());
         assert!(pages.get(0..PAGE + 1).is_none() && pages.get_mut(PAGE..PAGE + 1).is_none());
+    }
+
+    #[test]
+    fn a_limit_ends_the_growth_before_it_ends_the_program() {
+        use pinfold::probe::MapSetting;
+        let needed = (CHUNK_BYTES + PAGE + SPARED) as u64;
+        let limit = |left| MapLimit { setting: MapSetting::Data, left, limit: 1 << 40 };
+        assert!(Pages::within(&[], CHUNK_BYTES).is_ok());
+        assert!(Pages::within(&[limit(needed)], CHUNK_BYTES).is_ok());
+        let refused = Pages::within(&[limit(u64::MAX), limit(needed - 1)], CHUNK_BYTES);
+        assert!(matches!(refused, Err(MediaError::Full)));
     }
 
     #[test]

@@ -98,7 +98,7 @@ pub enum ReplayError {
     )]
     NoTimes,
     /// A thread could not be started.
-    #[error("cannot start a thread for {device}: {error}")]
+    #[error("cannot start a thread for {device}: {}", pinfold::probe::threads::refusal(error))]
     NoThread {
         /// The device that it was for.
         device: String,

@@ -245,15 +245,16 @@ pub(crate) fn while_busy<T>(
     }
 }
 
-/// Returns whether a program is refused in whatever mode it is attached.
-pub(crate) fn is_final(errno: Errno) -> bool {
-    [EPERM, EACCES, ENODEV].contains(&errno.raw())
+/// Returns whether a program is refused in whatever mode it is attached: by a lack of privileges, or
+/// before any driver was asked.
+pub(crate) fn is_final(error: &CallError) -> bool {
+    !error.is_of_driver() || [EPERM, EACCES, ENODEV].contains(&error.errno.raw())
 }
 
 /// Returns whether it is the driver that refused a program: not one that is present, nor a lack of
-/// privileges.
-pub(crate) fn is_refusal(errno: Errno) -> bool {
-    !is_final(errno) && ![EBUSY, EEXIST].contains(&errno.raw())
+/// privileges or a limit of this process.
+pub(crate) fn is_refusal(error: &CallError) -> bool {
+    !is_final(error) && ![EBUSY, EEXIST].contains(&error.errno.raw())
 }
 
 /// Translates a failed look-up.
@@ -275,11 +276,11 @@ pub(crate) fn of_attach(interface: &Interface, error: CallError) -> OpenError {
 
 /// Names who refused the program, and asks for the reason.
 pub(crate) fn of_refusal(interface: &Interface, attached: Attached, error: CallError) -> OpenError {
-    if is_final(error.errno) {
+    if is_final(&error) {
         return of_attach(interface, error);
     }
     let reason = match attached {
-        Attached::Native if is_refusal(error.errno) => Program::reason_of_refusal(interface),
+        Attached::Native if is_refusal(&error) => Program::reason_of_refusal(interface),
         Attached::Native | Attached::Generic => None,
     };
     OpenError::Refused {
@@ -293,6 +294,8 @@ pub(crate) fn of_refusal(interface: &Interface, attached: Attached, error: CallE
 /// Translates a failure to create the socket over `bytes` bytes.
 pub(crate) fn of_memory(interface: &Interface, bytes: u64, error: CallError) -> OpenError {
     match error.errno.raw() {
+        // More locked memory would not help what the next call refuses.
+        ENOBUFS | ENOMEM if !pinfold::xdp::privileges().allow_af_xdp() => not_permitted(error.call),
         ENOBUFS | ENOMEM if pinfold::xdp::memlock_limit().left().is_some() => {
             OpenError::Memlock { bytes, limit: pinfold::xdp::memlock_limit() }
         }
@@ -317,13 +320,17 @@ pub(crate) fn of_bind(interface: &Interface, queue: u32, error: CallError) -> Op
 
 fn general(interface: &Interface, error: CallError) -> OpenError {
     match error.errno.raw() {
-        EPERM | EACCES => OpenError::Privileges {
-            call: error.call,
-            missing: pinfold::xdp::missing_capabilities(),
-            program: std::env::current_exe()
-                .map_or_else(|_| "PROGRAM".to_owned(), |path| path.display().to_string()),
-        },
+        EPERM | EACCES => not_permitted(error.call),
         _ => OpenError::Call { interface: interface.name().to_owned(), error },
+    }
+}
+
+fn not_permitted(call: &'static str) -> OpenError {
+    OpenError::Privileges {
+        call,
+        missing: pinfold::xdp::missing_capabilities(),
+        program: std::env::current_exe()
+            .map_or_else(|_| "PROGRAM".to_owned(), |path| path.display().to_string()),
     }
 }
 

@@ -45,7 +45,7 @@ impl Redirect {
     /// [`OpenError`], for instance if the interface has another program.
     pub fn attach(interface: &Interface) -> Result<Self, OpenError> {
         let native = match error::while_busy(interface, || Self::of(interface, Attached::Native)) {
-            Err(error) if error::is_final(error.errno) => {
+            Err(error) if error::is_final(&error) => {
                 return Err(error::of_attach(interface, error));
             }
             Err(error) => error,
@@ -57,7 +57,7 @@ impl Redirect {
         // A driver may be busy, too; the kernel allows no program in the stack beside one in the
         // driver.
         let attached = Self::of(interface, Attached::Generic).map_err(|generic| {
-            if error::is_refusal(native.errno) {
+            if error::is_refusal(&native) {
                 error::of_refusal(interface, Attached::Generic, generic)
             } else {
                 error::of_attach(interface, native)
@@ -73,7 +73,7 @@ impl Redirect {
     /// [`OpenError`]: [`OpenError::Refused`] with the reason if the driver does not run it.
     pub fn attach_as(interface: &Interface, attached: Attached) -> Result<Self, OpenError> {
         let result = error::while_busy(interface, || Self::of(interface, attached));
-        result.map_err(|error| match error::is_refusal(error.errno) {
+        result.map_err(|error| match error::is_refusal(&error) {
             true => error::of_refusal(interface, attached, error),
             false => error::of_attach(interface, error),
         })

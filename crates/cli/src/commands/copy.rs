@@ -272,7 +272,13 @@ pub(crate) fn copy(
     let requests = check_requests(args.bs, args.iodepth, &targets)?;
     let RequestLimits { block, .. } = requests;
     let depth = depth_for(job.ranges.total(), requests);
-    let buffers = BufferNeed { count: depth, bytes: block, lower: "--bs or --iodepth" };
+    let lower = match (block > 4096, depth > 1) {
+        (true, true) => "--bs or --iodepth",
+        (true, false) => "--bs",
+        (false, true) => "--iodepth",
+        (false, false) => "",
+    };
+    let buffers = BufferNeed { count: depth, bytes: block, threads: 1, lower };
     let stack = stack_for(args.stack, &targets, buffers)?;
     let open = |target: ResolvedTarget| -> Result<OpenTarget<'_>, Failure> {
         // Only controllers are polled: whether a file can be polled is unknown while it is empty.

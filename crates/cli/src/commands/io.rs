@@ -190,6 +190,9 @@ fn create(args: &IoArgs, spec: &TargetSpec, path: &Path, place: Place) -> Result
     })
 }
 
+/// The smallest block that all targets accept.
+const SMALLEST_BLOCK: usize = 4096;
+
 /// Runs the workload to its end.
 pub(crate) fn measure(args: &IoArgs, interrupt: &Interrupt) -> Result<IoReport, Failure> {
     match measure_all(args, interrupt)? {
@@ -222,7 +225,17 @@ fn measure_all(
         spare(args.stack.protect, jobs, depth, block)
     };
     let count = depth.saturating_add(spare).saturating_mul(jobs);
-    let buffers = BufferNeed { count, bytes: block, lower: "--iodepth, --bs or --numjobs" };
+    let lower = match (depth > 1, block > SMALLEST_BLOCK, jobs > 1) {
+        (true, true, true) => "--iodepth, --bs or --numjobs",
+        (true, true, false) => "--iodepth or --bs",
+        (true, false, true) => "--iodepth or --numjobs",
+        (true, false, false) => "--iodepth",
+        (false, true, true) => "--bs or --numjobs",
+        (false, true, false) => "--bs",
+        (false, false, true) => "--numjobs",
+        (false, false, false) => "",
+    };
+    let buffers = BufferNeed { count, bytes: block, threads: jobs, lower };
     let stack = stack_for(args.stack, &[&target], buffers)?;
     let alignment = file::alignment([min_block as u64, block as u64, part.offset, part.increment]);
     let options = TargetOptions {

@@ -15,7 +15,7 @@ use crate::report::stack::PoolReport;
 use crate::setup::error::OpenError;
 use crate::setup::open::{Device, TargetOptions};
 use crate::setup::resolve::{Medium, ResolvedTarget, domain_of};
-use crate::setup::stack::{BufferNeed, Stack};
+use crate::setup::stack::{self, BufferNeed, Stack};
 use crate::signal::Interrupt;
 use crate::units::ByteSize;
 use pinfold::pci::{Bdf, BindError, Binder, DriverChange};
@@ -150,13 +150,9 @@ fn identify(spec: &TargetSpec) -> Result<NvmeReport, Failure> {
         moves: false,
     };
     let args = StackArgs { protect: Protect::Static, ..StackArgs::default() };
-    let stack = Stack::build(
-        args,
-        domain,
-        BufferNeed { count: 1, bytes: 4096, ..BufferNeed::default() },
-        1,
-    )
-    .map_err(OpenError::from)?;
+    let buffers = BufferNeed { count: 1, bytes: 4096, threads: 1, lower: "" };
+    stack::check(Stack::need(buffers, 1, 0), args.memory).map_err(OpenError::from)?;
+    let stack = Stack::build(args, domain, buffers, 1).map_err(OpenError::from)?;
     let device = Device::open(&name, medium, &stack, options)?;
     let controller = device.controller(&name, &stack, options)?;
     let driver = |error| OpenError::Driver { name: name.clone(), error };
@@ -184,6 +180,15 @@ struct PoolsReport<'a> {
     pools: &'a [PoolReport],
 }
 
+/// Takes the options out of an error, which the user did not write and cannot lower.
+fn without_options(failure: Failure) -> Failure {
+    match failure {
+        Failure::Open(OpenError::Memory(error)) => OpenError::Memory(error.of_fixed_sizes()).into(),
+        Failure::Open(OpenError::Stack(error)) => OpenError::Stack(error.of_fixed_sizes()).into(),
+        failure => failure,
+    }
+}
+
 /// Runs a short workload on a model controller, and prints the DMA pools of its driver.
 pub(crate) fn pools(args: PoolsArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
@@ -194,7 +199,7 @@ pub(crate) fn pools(args: PoolsArgs) -> Result<(), Failure> {
         stack: args.stack,
         ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(64 << 20), SoftOptions::default()))
     };
-    let stack = io::measure(&workload, &interrupt)?.stack;
+    let stack = io::measure(&workload, &interrupt).map_err(without_options)?.stack;
     if args.json {
         return Ok(output::json(&PoolsReport { pools: &stack.pools })?);
     }

@@ -160,7 +160,13 @@ fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
                 let reason = format!("each queue needs at least {}", ByteSize(least));
                 return Err(TargetOpenError::Unsupported { option, value, reason }.into());
             }
-            (Budget::explicit(each), "--memory, or name one --queue")
+            let lower = match (each > least, queues > 1) {
+                (true, true) => "--memory, or name one --queue",
+                (true, false) => "--memory",
+                (false, true) => "the number of queues, or name one --queue",
+                (false, false) => "",
+            };
+            (Budget::explicit(each), lower)
         }
         None => (
             if stack::fits_hugepages(Budget::MOST.saturating_mul(queues as u64)) {
@@ -168,11 +174,14 @@ fn budget(args: &ReceiveArgs, queues: usize) -> Result<Budget, Failure> {
             } else {
                 Budget::shared(queues, chunk_bytes, stack::allowed())
             },
-            "the number of queues (`ethtool --set-channels`), or name one --queue",
+            match queues {
+                1 => "",
+                _ => "the number of queues (`ethtool --set-channels`), or name one --queue",
+            },
         ),
     };
     let bytes = usize::try_from(budget.bytes).unwrap_or(usize::MAX);
-    let buffers = BufferNeed { count: queues, bytes, lower };
+    let buffers = BufferNeed { count: queues, bytes, threads: queues + 1, lower };
     let arenas = budget.bytes.saturating_mul(queues as u64);
     stack::check(MemoryNeed { buffers, arenas, targets: 0 }, Memory::Auto)
         .map_err(TargetOpenError::from)?;

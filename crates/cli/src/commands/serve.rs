@@ -69,7 +69,7 @@ fn serve(
     let requests = check_requests(ByteSize(PIECE as u64), args.iodepth, &[&target])?;
     // A quarter more than is used at any time, since buffers of several sizes leave gaps.
     let count = (budget * threads).div_ceil(PIECE) * 5 / 4 + 2 * threads;
-    let buffers = BufferNeed { count, bytes: PIECE, lower: "--buffers" };
+    let buffers = BufferNeed { count, bytes: PIECE, threads: threads + 2, lower: "--buffers" };
     let stack = stack_for(args.stack, &[&target], buffers)?;
     let file = match &target.medium {
         Medium::File(file) => Some(file.try_clone()),

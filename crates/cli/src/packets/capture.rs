@@ -41,7 +41,15 @@ fn what(error: &io::Error) -> String {
     let advice = match error.kind() {
         io::ErrorKind::AlreadyExists => return "exists; --force replaces it".to_owned(),
         io::ErrorKind::NotFound => "; check the path: its folder does not exist",
-        io::ErrorKind::StorageFull => "; the file ends with the last packet that fit",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; the file ends with the last packet that fit: free some space there"
+        }
+        io::ErrorKind::FileTooLarge => {
+            "; the file ends with the last packet that fit: larger than a file may be (`ulimit -f`, or the file system's \
+             limit)"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => "; name a file on another file system",
+        io::ErrorKind::PermissionDenied => "; name a file in a folder that you may write",
         _ => "",
     };
     format!("could not be written: {error}{advice}")

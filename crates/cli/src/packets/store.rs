@@ -244,8 +244,12 @@ impl<'a> Destination<'a> {
             return Err(too_small(spec, *capacity));
         }
         let domain = Domain::soft().map_err(OpenError::Domain)?;
-        let in_flight =
-            BufferNeed { count: DEPTH.saturating_mul(queues), bytes: 4096, lower: "--memory SIZE" };
+        let in_flight = BufferNeed {
+            count: DEPTH.saturating_mul(queues),
+            bytes: 4096,
+            threads: queues,
+            lower: "--memory SIZE",
+        };
         let memory = memory.saturating_mul(queues as u64);
         let stack =
             Stack::with_memory(StackArgs::default(), domain, memory, in_flight, controllers)

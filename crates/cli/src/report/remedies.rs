@@ -4,6 +4,7 @@
 use crate::setup::stack::Stack;
 use pinfold::MemlockLimit;
 use pinfold::arena::{NotLocked, Residency, SourceUnavailable, UnavailableReason};
+use pinfold::probe::SystemMemory;
 use pinfold::probe::control_group::{self, GroupLimit};
 use pinfold::probe::hugepages::{self, HugetlbPool};
 use pinfold_core::addr::PageSize;
@@ -16,7 +17,8 @@ pub(super) fn commands(stack: &Stack, to_rings: u64) -> Vec<String> {
     let pool = |page| hugepages::pool(Path::new("/sys"), page);
     let unavailable =
         stack.arenas().flat_map(|(_, arena)| arena.report().unavailable).collect::<Vec<_>>();
-    let mut fixes = sources(unavailable.iter(), pool);
+    let available = SystemMemory::read(Path::new("/proc")).available;
+    let mut fixes = sources(unavailable.iter(), pool, available);
     let not_locked = stack.arenas().filter_map(|(_, arena)| match arena.report().residency {
         Residency::NotLocked(NotLocked::Limit { requested, limit, .. }) => Some((requested, limit)),
         _ => None,
@@ -30,6 +32,7 @@ pub(super) fn commands(stack: &Stack, to_rings: u64) -> Vec<String> {
 fn sources<'a>(
     unavailable: impl Iterator<Item = &'a SourceUnavailable>,
     pool: impl Fn(PageSize) -> Option<HugetlbPool>,
+    available: u64,
 ) -> Vec<String> {
     let mut needed: BTreeMap<u64, (PageSize, u64)> = BTreeMap::new();
     let mut groups: BTreeMap<PathBuf, (GroupLimit, u64)> = BTreeMap::new();
@@ -51,7 +54,7 @@ fn sources<'a>(
     let reserve = |(page, pages): (PageSize, u64)| {
         let pool = pool(page)?;
         let missing = pages.saturating_sub(pool.available());
-        Some(hugepages::reserve_command(page, pool.total.saturating_add(missing), None))
+        hugepages::grow_command(page, (pool.total, missing), None, available).ok()
     };
     let raise = |(limit, bytes)| control_group::raise_command(&[limit], bytes);
     needed
@@ -100,6 +103,13 @@ mod tests {
         }
     }
 
+    fn sources<'a>(
+        unavailable: impl Iterator<Item = &'a SourceUnavailable>,
+        pool: impl Fn(PageSize) -> Option<HugetlbPool>,
+    ) -> Vec<String> {
+        super::sources(unavailable, pool, 64 << 30)
+    }
+
     fn pool(total: u64, free: u64) -> impl Fn(PageSize) -> Option<HugetlbPool> {
         move |page| {
             let page_bytes = page.bytes();
@@ -121,6 +131,8 @@ mod tests {
         );
         let large = [few(PageSize::Size1G, 1, 0, 0), few(page, 512, 0, 0)];
         assert_eq!(sources(large.iter(), pool(0, 0)).len(), 2, "a pool for each size");
+        let words = super::sources(both.iter(), pool(0, 0), 270 << 20);
+        assert!(words.is_empty(), "the pages would leave nothing: {words:?}");
     }
 
     #[test]

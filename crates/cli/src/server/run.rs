@@ -167,7 +167,10 @@ impl Captive {
         uris: &[String],
         interrupt: &Interrupt,
     ) -> Result<Self, ServeError> {
-        let failed = |error| ServeError::Run { command: line.to_owned(), error };
+        let failed = |error: io::Error| {
+            let error = io::Error::new(error.kind(), threads::refusal(&error));
+            ServeError::Run { command: line.to_owned(), error }
+        };
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", line])

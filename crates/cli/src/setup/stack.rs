@@ -4,7 +4,7 @@
 use crate::args::{Memory, Protect, StackArgs};
 use crate::units::ByteSize;
 use pinfold::arena::{AllocError, BuildError};
-use pinfold::probe::{SystemMemory, control_group, hugepages};
+use pinfold::probe::{MapLimit, MapSetting, SystemMemory, control_group, hugepages};
 use pinfold::soft::Port;
 use pinfold::uring::Fixed;
 use pinfold::{Arena, Buffer, Domain, MappingPolicy, Source};
@@ -13,12 +13,23 @@ use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 use std::time::Duration;
 
+impl StackError {
+    /// Returns the error for a run whose sizes no option changes.
+    pub(crate) fn of_fixed_sizes(self) -> Self {
+        match self {
+            Self::Arena { purpose, error, .. } => Self::Arena { purpose, error, lower: "" },
+            error => error,
+        }
+    }
+}
+
 /// Why the memory stack could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StackError {
     /// An arena could not be allocated.
     #[error(
-        "no DMA memory for {purpose}: {error}; lower {lower}, or choose other memory with --memory"
+        "no DMA memory for {purpose}: {error}; {}choose other memory with --memory",
+        if lower.is_empty() { String::new() } else { format!("lower {lower}, or ") }
     )]
     Arena {
         /// `the data`, `the controllers' queues`.
@@ -85,7 +96,7 @@ impl Stack {
         buffers: BufferNeed,
         controllers: u64,
     ) -> Result<Self, StackError> {
-        let BufferNeed { count, bytes, lower } = buffers;
+        let BufferNeed { count, bytes, lower, .. } = buffers;
         let too_much = || StackError::TooMuch { count, bytes, lower };
         let allocated = allocated_bytes(bytes).ok_or_else(too_much)?;
         let data_bytes = allocated.checked_mul(count.max(1)).ok_or_else(too_much)?;
@@ -180,12 +191,21 @@ fn source(memory: Memory) -> Option<Source> {
 // How much memory a run needs, checked before any is allocated: otherwise the kernel would have to
 // kill a process.
 
+/// For a run whose sizes are fixed.
+pub(crate) const NOTHING: &str = "nothing";
+
 /// The share of the available memory that is left to other programs: a 16th.
 const LEFT_TO_OTHERS: u64 = 16;
 const RESERVE: &str = "the reserve for other programs";
 /// The most that a run may use where a control group's limit cannot be read: many times what each
 /// command needs by default.
 const ASSUMED: u64 = 512 << 20;
+
+/// What the program needs beside buffers and targets, where a limit counts all that it maps: rings,
+/// tables, and what its libraries allocate.
+const OWN: u64 = 16 << 20;
+/// The same for each of its threads, with the stack.
+const THREAD: u64 = 4 << 20;
 
 /// The data buffers of all jobs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -194,7 +214,9 @@ pub(crate) struct BufferNeed {
     pub(crate) count: usize,
     /// Bytes of each.
     pub(crate) bytes: usize,
-    /// The options that lower both, for errors.
+    /// The threads that use them, beside the first.
+    pub(crate) threads: usize,
+    /// The options that lower both, for errors; empty if none does.
     pub(crate) lower: &'static str,
 }
 
@@ -212,16 +234,28 @@ pub(crate) struct MemoryNeed {
 /// More memory than is available.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "this run needs {} of memory ({}), and {} are available, {} allowed by {by}: {}",
-    ByteSize(*.needed), parts(.buffers, *.targets), ByteSize(*.available), ByteSize(*.allowed), advice(.needed, .targets, .buffers.lower)
+    "this run needs {} of memory ({}{}), and {} are available, {} allowed by {by}: {}",
+    ByteSize(*.needed), parts(.buffers, *.targets),
+    if *.own > 0 { format!(", {} of its own", ByteSize(*.own)) } else { String::new() },
+    ByteSize(*.available), ByteSize(*.allowed), advice(.needed, .targets, .buffers.lower)
 )]
 pub(crate) struct MemoryError {
     needed: u64,
+    /// What the program itself needs, where that counts.
+    own: u64,
     buffers: BufferNeed,
     targets: u64,
     available: u64,
     allowed: u64,
     by: String,
+}
+
+impl MemoryError {
+    /// Returns the error for a run whose sizes no option changes.
+    pub(crate) fn of_fixed_sizes(mut self) -> Self {
+        self.buffers.lower = NOTHING;
+        self
+    }
 }
 
 fn parts(&BufferNeed { count, bytes, .. }: &BufferNeed, targets: u64) -> String {
@@ -234,13 +268,19 @@ fn parts(&BufferNeed { count, bytes, .. }: &BufferNeed, targets: u64) -> String 
 }
 
 fn advice(needed: &u64, targets: &u64, lower: &str) -> String {
+    if lower == NOTHING {
+        return "free memory, or raise what allows no more".to_owned();
+    }
     if *targets > needed / 2 {
         let disk = targets.next_multiple_of(512);
         return format!(
             "use an image (truncate -s {disk} disk.img, then soft:disk.img), or a part with --size"
         );
     }
-    format!("lower {lower}")
+    match lower.is_empty() {
+        true => "free memory, or raise what allows no more".to_owned(),
+        false => format!("lower {lower}"),
+    }
 }
 
 /// Checks that there is memory for `need`, of the kind that `--memory` selects.
@@ -252,16 +292,48 @@ pub(crate) fn check(need: MemoryNeed, memory: Memory) -> Result<(), MemoryError>
         Memory::Auto if fits_hugepages(need.arenas) => 0,
         _ => need.arenas,
     };
-    compare(need, arenas.saturating_add(need.targets), &Machine::here())
+    let machine = Machine::here();
+    compare_mapped(need, memory, &machine)?;
+    compare(need, arenas.saturating_add(need.targets), &machine)
+}
+
+/// Compares what the run maps, in whatever pages, with each limit that counts that.
+fn compare_mapped(need: MemoryNeed, memory: Memory, machine: &Machine) -> Result<(), MemoryError> {
+    let own = OWN.saturating_add(THREAD.saturating_mul(need.buffers.threads as u64 + 1));
+    let is_hugetlb =
+        matches!(memory, Memory::Hugetlb1g | Memory::Hugetlb2m | Memory::Memfd2m | Memory::Memfd1g);
+    let maybe_hugetlb = is_hugetlb || memory == Memory::Auto && fits_hugepages(need.arenas);
+    for &MapLimit { setting, left, .. } in &machine.mapped {
+        // The kernel's promise is for other pages.
+        let arenas = if maybe_hugetlb && setting == MapSetting::Commit { 0 } else { need.arenas };
+        let needed = arenas.saturating_add(need.targets).saturating_add(own);
+        if needed > left {
+            let MemoryNeed { buffers, targets, .. } = need;
+            let available = machine.available.unwrap_or(u64::MAX);
+            let by = setting.to_string();
+            return Err(MemoryError {
+                needed,
+                own,
+                buffers,
+                targets,
+                available,
+                allowed: left,
+                by,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Returns how many bytes this process may allocate now, with the reserve for other programs left.
 pub(crate) fn allowed() -> u64 {
     let machine = Machine::here();
     let available = machine.available.unwrap_or(u64::MAX);
+    let mapped = machine.mapped.iter().map(|limit| limit.left.saturating_sub(OWN)).min();
     machine
         .allowed
         .map_or(u64::MAX, |(allowed, _)| allowed)
+        .min(mapped.unwrap_or(u64::MAX))
         .min(available - available / LEFT_TO_OTHERS)
 }
 
@@ -290,7 +362,7 @@ fn compare(need: MemoryNeed, needed: u64, machine: &Machine) -> Result<(), Memor
     }
     let (allowed, by) = if usable < allowed { (usable, RESERVE.to_owned()) } else { (allowed, by) };
     let MemoryNeed { buffers, targets, .. } = need;
-    Err(MemoryError { needed, buffers, targets, available, allowed, by })
+    Err(MemoryError { needed, own: 0, buffers, targets, available, allowed, by })
 }
 
 /// The machine's available memory, and how much of it this process may allocate.
@@ -298,8 +370,10 @@ fn compare(need: MemoryNeed, needed: u64, machine: &Machine) -> Result<(), Memor
 struct Machine {
     /// `MemAvailable` (Linux 3.14).
     available: Option<u64>,
-    /// The least that a limit permits, and the limit.
+    /// The least that a limit of used memory permits, and the limit.
     allowed: Option<(u64, String)>,
+    /// The limits of mapped memory.
+    mapped: Vec<MapLimit>,
 }
 
 impl Machine {
@@ -309,14 +383,7 @@ impl Machine {
     }
 
     fn read(proc: &Path, address_space: Option<u64>, data: Option<u64>) -> Self {
-        let status = text(&proc.join("self/status"));
-        let left = |limit: Option<u64>, key: &str| {
-            Some(limit?.saturating_sub(kib(&status, key).unwrap_or(0)))
-        };
-        let limits = [
-            left(address_space, "VmSize").map(|left| (left, "RLIMIT_AS (`ulimit -v`)".to_owned())),
-            left(data, "VmData").map(|left| (left, "RLIMIT_DATA (`ulimit -d`)".to_owned())),
-        ];
+        let mapped = MapLimit::read(proc, address_space, data);
         let groups = control_group::memory(proc);
         let group = groups.tightest().map(|group| (group.left(), group.file.display().to_string()));
         let assumed = groups.unknown.map(|why| {
@@ -325,19 +392,9 @@ impl Machine {
         let SystemMemory { available, without_cache, .. } = SystemMemory::read(proc);
         let free = without_cache
             .map(|why| (reserved(available), format!("{RESERVE}, without page cache ({why})")));
-        let allowed = limits.into_iter().flatten().chain(group).chain(assumed).chain(free).min();
-        Self { available: Some(available), allowed }
+        let allowed = group.into_iter().chain(assumed).chain(free).min();
+        Self { available: Some(available), allowed, mapped }
     }
-}
-
-fn text(path: &Path) -> String {
-    std::fs::read_to_string(path).unwrap_or_default()
-}
-
-/// Returns the value of `key:   64 kB` in bytes.
-fn kib(text: &str, key: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 #[cfg(test)]
@@ -376,6 +433,7 @@ mod tests {
             buffers: BufferNeed {
                 count: 1023,
                 bytes: 64 << 20,
+                threads: 0,
                 lower: "--iodepth, --bs or --numjobs",
             },
             arenas,
@@ -385,7 +443,7 @@ mod tests {
 
     #[test]
     fn more_than_is_available_is_reported_with_the_remedy() {
-        let machine = Machine { available: Some(16 * GIB), allowed: None };
+        let machine = Machine { available: Some(16 * GIB), allowed: None, mapped: vec![] };
         assert_eq!(compare(need(15 * GIB, 0), 15 * GIB, &machine), Ok(()));
         let words = compare(need(64 * GIB, 0), 64 * GIB, &machine).unwrap_err().to_string();
         for part in [
@@ -399,16 +457,22 @@ mod tests {
         }
         let words = compare(need(GIB, 20 * GIB), 21 * GIB, &machine).unwrap_err().to_string();
         assert!(words.contains("20 GiB of targets") && words.contains("soft:disk.img"), "{words}");
-        let machine = Machine { available: Some(16 * GIB), allowed: Some((GIB, "a limit".into())) };
+        let machine = Machine { allowed: Some((GIB, "a limit".into())), ..machine };
         let words = compare(need(2 * GIB, 0), 2 * GIB, &machine).unwrap_err().to_string();
         assert!(words.contains("1 GiB allowed by a limit"), "{words}");
         assert_eq!(
-            compare(need(u64::MAX, 0), u64::MAX, &Machine { available: None, allowed: None }),
+            compare(
+                need(u64::MAX, 0),
+                u64::MAX,
+                &Machine { available: None, allowed: None, mapped: vec![] }
+            ),
             Err(MemoryError {
                 needed: u64::MAX,
+                own: 0,
                 buffers: BufferNeed {
                     count: 1023,
                     bytes: 64 << 20,
+                    threads: 0,
                     lower: "--iodepth, --bs or --numjobs"
                 },
                 targets: 0,
@@ -477,11 +541,41 @@ mod tests {
 
     #[test]
     fn memory_of_the_process_counts_against_its_own_limits() {
-        let status = ("proc/self/status", "VmSize:\t1000 kB\nVmData:\t 200 kB\n");
+        let status = ("proc/self/status", "VmSize:\t1024 kB\nVmData:\t 512 kB\n");
         let (root, _) = machine(&[GROUPED[0], status]);
-        let read =
-            |space, data| Machine::read(&root.path().join("proc"), space, data).allowed.unwrap();
-        assert_eq!(read(Some(2_048_000), None), (1_024_000, "RLIMIT_AS (`ulimit -v`)".into()));
-        assert_eq!(read(Some(2_048_000), Some(204_800)), (0, "RLIMIT_DATA (`ulimit -d`)".into()));
+        let read = |space, data| Machine::read(&root.path().join("proc"), space, data);
+        const MIB: u64 = 1 << 20;
+        let small = |threads| MemoryNeed {
+            buffers: BufferNeed { count: 1, bytes: 4096, threads, lower: "" },
+            arenas: 4 * MIB,
+            targets: 8 * MIB,
+        };
+        // The program's own memory, and that of its threads, is needed whatever the pages are.
+        let needs = |threads: u64| 12 * MIB + OWN + (threads + 1) * THREAD;
+        for (threads, by, machine) in [
+            (0, "RLIMIT_AS", read(Some(needs(0) + MIB), None)),
+            (3, "RLIMIT_DATA", read(None, Some(needs(3) + MIB / 2))),
+        ] {
+            for memory in [Memory::Plain, Memory::Hugetlb2m] {
+                assert_eq!(compare_mapped(small(threads), memory, &machine), Ok(()));
+                let refused = compare_mapped(small(threads + 1), memory, &machine);
+                let words = refused.unwrap_err().to_string();
+                let parts = [by, "of its own", "free memory, or raise what allows no more"];
+                assert!(parts.iter().all(|part| words.contains(part)), "{words}");
+            }
+        }
+        // The commit limit is not for hugepages.
+        let commit = |left| Machine {
+            available: Some(GIB),
+            allowed: None,
+            mapped: vec![MapLimit { setting: MapSetting::Commit, left, limit: GIB }],
+        };
+        let short = commit(needs(0) - 1);
+        assert_eq!(compare_mapped(small(0), Memory::Hugetlb2m, &short), Ok(()));
+        let words = compare_mapped(small(0), Memory::Plain, &short).unwrap_err().to_string();
+        assert!(words.contains("vm.overcommit_memory is 2"), "{words}");
+        assert_eq!(compare_mapped(small(0), Memory::Plain, &commit(needs(0))), Ok(()));
+        let none = commit(0);
+        assert!(compare_mapped(small(0), Memory::Hugetlb2m, &none).is_err());
     }
 }

@@ -69,7 +69,7 @@ pub(crate) enum StagedError {
         error: Errno,
     },
     /// A step failed.
-    #[error("{name}: {step} failed: {error}{}", advice(*.error))]
+    #[error("{name}: {step} failed: {error}{}", advice(step, *.error))]
     System {
         /// The destination.
         name: String,
@@ -81,8 +81,14 @@ pub(crate) enum StagedError {
 }
 
 /// Returns what to do, to be appended to the error.
-fn advice(error: Errno) -> &'static str {
+fn advice(step: &str, error: Errno) -> &'static str {
+    // What no file system refuses to a program that has the file open.
+    let is_own = step == RANDOM || step.starts_with("flushing") || step == SIZE;
     match error {
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS if is_own => {
+            ": a seccomp filter or a security module refuses the call: run it with a profile that allows it (of a container: \
+             --security-opt seccomp=PROFILE; of a service: SystemCallFilter=)"
+        }
         Errno::NOENT | Errno::NOTDIR => {
             ": name a file in a folder that exists, or make the folder first"
         }
@@ -100,6 +106,10 @@ fn advice(error: Errno) -> &'static str {
         _ => "",
     }
 }
+
+/// Steps that no file system forbids.
+const SIZE: &str = "setting its size";
+const RANDOM: &str = "a random name for it (getrandom)";
 
 /// How many names are tried.
 const ATTEMPTS: usize = 16;
@@ -142,8 +152,8 @@ impl Staged {
         if attributes(&directory, Path::new("")).intersects(FROZEN) {
             return Err(StagedError::Immutable(parent.display().to_string()));
         }
-        let (temporary, file) = create_unique(&directory)
-            .map_err(|error| system("creating a file in its folder", error))?;
+        let (temporary, file) =
+            create_unique(&directory).map_err(|(step, error)| system(step, error))?;
         let name = name.to_owned();
         let mode = Mode::from_raw_mode(mode.as_raw_mode() & !umask());
         Ok(Self {
@@ -203,7 +213,7 @@ impl Staged {
     /// destination is complete and survives a power loss.
     pub(crate) fn commit(mut self, bytes: u64) -> Result<(), StagedError> {
         let set_size = retry_on_intr(|| fs::ftruncate(&self.file, bytes));
-        set_size.map_err(|error| self.system("setting its size", error))?;
+        set_size.map_err(|error| self.system(SIZE, error))?;
         let set_mode = retry_on_intr(|| fs::fchmod(&self.file, self.mode));
         set_mode.map_err(|error| self.system("setting its mode", error))?;
         retry_on_intr(|| fs::fsync(&self.file))
@@ -322,16 +332,17 @@ fn attributes(directory: impl AsFd, path: &Path) -> StatxAttributes {
         .map_or(StatxAttributes::empty(), |statx| statx.stx_attributes & statx.stx_attributes_mask)
 }
 
-/// Creates an empty file with an unused name, which only its owner may open.
-fn create_unique(directory: &OwnedFd) -> Result<(OsString, OwnedFd), Errno> {
+/// Creates an empty file with an unused name, which only its owner may open; returns the step that
+/// failed with its error.
+fn create_unique(directory: &OwnedFd) -> Result<(OsString, OwnedFd), (&'static str, Errno)> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut attempts = 0;
     loop {
-        let name = temporary_name()?;
+        let name = temporary_name().map_err(|error| (RANDOM, error))?;
         match fs::openat(directory, OsStr::new(&name), flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => return Ok((name, file)),
             Err(Errno::EXIST) if attempts < ATTEMPTS => attempts += 1,
-            Err(error) => return Err(error),
+            Err(error) => return Err(("creating a file in its folder", error)),
         }
     }
 }

@@ -3,8 +3,9 @@
 use super::arena::BuildError;
 use super::source::{Residency, Source, SourceUnavailable, UnavailableReason};
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
+use crate::sys::limits::{MapLimit, SystemMemory};
 use crate::sys::region::Region;
-use crate::sys::{Errno, control_group, limits, pages, region};
+use crate::sys::{Errno, control_group, pages, process, region};
 use pinfold_core::addr::PageSize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -168,8 +169,8 @@ fn prepare(region: &Region, node: Option<u32>) -> Result<(), BuildError> {
 fn aligned(len: usize, no_space: UnavailableReason) -> Result<Region, UnavailableReason> {
     // Aligning it takes up to 2 MiB of addresses, and the guards two pages.
     let requested = (len as u64).saturating_add((2 << 20) + 8192);
-    let too_much = || match limits::address_space().filter(|(left, _)| *left < requested) {
-        Some((left, limit)) => UnavailableReason::AddressSpaceLimit { requested, left, limit },
+    let too_much = || match MapLimit::refusing(requested, false) {
+        Some(limit) => UnavailableReason::MapLimit { requested, limit },
         None => no_space,
     };
     Region::anonymous(len, 2 << 20).map_err(|errno| match errno.raw() {
@@ -205,14 +206,11 @@ fn transparent(len: usize, no_space: UnavailableReason) -> Result<Region, Unavai
 /// Touches the first page and checks its size: the advice guarantees nothing.
 fn touch_transparent(region: &Region) -> Result<(), UnavailableReason> {
     let touched = region.memory().write_u8(0, 0);
-    let Some(vma) = pages::vma_of(region.addr(), region.len()) else {
-        let errno = Errno::new(libc::ENOENT);
-        return Err(UnavailableReason::Kernel {
-            call: "read(/proc/self/smaps), which shows the pages",
-            errno,
-        });
+    let transparent = match pages::vma_of(region.addr(), region.len()) {
+        Some(vma) => vma.transparent > 0,
+        None => one_fault_suffices(region),
     };
-    if touched.is_ok() && vma.transparent > 0 {
+    if touched.is_ok() && transparent {
         return Ok(());
     }
     Err(if hugepages::thp_disabled_for_process() {
@@ -222,6 +220,14 @@ fn touch_transparent(region: &Region) -> Result<(), UnavailableReason> {
     } else {
         UnavailableReason::PlainInstead
     })
+}
+
+/// Returns whether the last page of the first 2 MiB is there once the first page has been touched:
+/// without `/proc/self/smaps`, which shows the pages.
+fn one_fault_suffices(region: &Region) -> bool {
+    let before = process::page_faults();
+    let touched = region.memory().write_u8((2 << 20) - 4096, 0);
+    touched.is_ok() && process::page_faults() == before
 }
 
 /// Allocates all of a hugetlb region's pages now: a page that is missing later raises a `SIGBUS`.
@@ -251,10 +257,8 @@ fn explain(
     let kernel = UnavailableReason::Kernel { call, errno };
     // A page fault that finds no page is `EFAULT` (or `EHWPOISON`) here, and never `EINVAL`.
     let refused = matches!(errno.raw(), libc::ENOMEM | libc::ENOSPC) || call.starts_with("madvise");
-    if refused
-        && let Some((left, limit)) = limits::address_space().filter(|(left, _)| *left < bytes)
-    {
-        return UnavailableReason::AddressSpaceLimit { requested: bytes, left, limit };
+    if refused && let Some(limit) = MapLimit::refusing(bytes, page != PageSize::Size4K) {
+        return UnavailableReason::MapLimit { requested: bytes, limit };
     }
     if page == PageSize::Size4K {
         return match errno.raw() {
@@ -329,17 +333,21 @@ fn unavailable(source: Source, reason: UnavailableReason, node: Option<u32>) -> 
     SourceUnavailable { source, reason, fix }
 }
 
+fn available() -> u64 {
+    SystemMemory::read(Path::new(PROC)).available
+}
+
 /// Returns the shell command that fixes it, if there is one.
 fn fix(reason: &UnavailableReason, node: Option<u32>) -> Option<String> {
     match reason {
         UnavailableReason::FewHugepages { page, needed, free, total } => {
-            let want = total.saturating_add(needed.saturating_sub(*free));
-            Some(hugepages::reserve_command(*page, want, node))
+            let missing = needed.saturating_sub(*free);
+            hugepages::grow_command(*page, (*total, missing), node, available()).ok()
         }
         UnavailableReason::FewOnNode { page, pages, .. } => {
             let pool = node.and_then(|node| hugepages::node_pool(Path::new(SYS), node, *page))?;
             let short = pages.saturating_sub(pool.available());
-            Some(hugepages::reserve_command(*page, pool.total.saturating_add(short), node))
+            hugepages::grow_command(*page, (pool.total, short), node, available()).ok()
         }
         UnavailableReason::ControlGroup { needed, limits, .. } => {
             Some(control_group::raise_command(limits, *needed))
@@ -349,10 +357,7 @@ fn fix(reason: &UnavailableReason, node: Option<u32>) -> Option<String> {
             .join("sys/vm/compact_memory")
             .exists()
             .then(|| "sudo sysctl vm.compact_memory=1".to_owned()),
-        UnavailableReason::AddressSpaceLimit { requested, left, limit } => {
-            let want = limit.saturating_add(requested.saturating_sub(*left));
-            limits::raise_address_space(want).ok()
-        }
+        UnavailableReason::MapLimit { requested, limit } => limit.raise(*requested).ok(),
         UnavailableReason::NoSuchPages { .. }
         | UnavailableReason::TransparentDisabled
         | UnavailableReason::PlainInstead

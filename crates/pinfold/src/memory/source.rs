@@ -2,7 +2,7 @@
 
 use crate::sys::Errno;
 use crate::sys::control_group::GroupLimit;
-use crate::sys::limits::MemlockLimit;
+use crate::sys::limits::{MapLimit, MemlockLimit};
 use crate::sys::process::placed;
 use pinfold_core::addr::PageSize;
 use std::fmt;
@@ -204,15 +204,13 @@ pub enum UnavailableReason {
         /// The requested size in bytes, after rounding.
         requested: u64,
     },
-    /// `RLIMIT_AS` is too small.
-    #[error("RLIMIT_AS (`ulimit -v`): {requested} bytes requested, {left} of {limit} left")]
-    AddressSpaceLimit {
+    /// A limit on what the process maps is too small.
+    #[error("{}: {requested} bytes requested, {} of {} left", .limit.setting, .limit.left, .limit.limit)]
+    MapLimit {
         /// The requested size in bytes, after rounding.
         requested: u64,
-        /// The number of bytes that the process may still map.
-        left: u64,
         /// The limit.
-        limit: u64,
+        limit: MapLimit,
     },
     /// Another error of the kernel.
     #[error("{call}: {errno}")]

@@ -121,6 +121,8 @@ pub struct Bound {
     pub interface: IommuInterface,
     /// The reason for it.
     pub reason: String,
+    /// The node that it is opened by, if that does not exist here.
+    pub missing: Option<PathBuf>,
 }
 
 const MODULES: [&str; 4] = ["vfio", "vfio_pci", "vfio_iommu_type1", "iommufd"];
@@ -155,10 +157,14 @@ fn bound(roots: &Roots) -> Vec<Bound> {
             true => (IommuInterface::NoIommu, "name only, because it has no IOMMU".to_owned()),
             false => (selection.interface, selection.reason),
         };
+        // That of a device decides about the interface, so it exists.
+        let group = found.group.as_ref().map(|group| group.node(roots));
+        let missing = group.filter(|node| interface != IommuInterface::Iommufd && !node.exists());
         (found.driver.as_deref() == Some(lookup::VFIO_PCI)).then_some(Bound {
             address,
             interface,
             reason,
+            missing,
         })
     };
     files::names(&lookup::devices(roots)).into_iter().filter_map(select).collect()

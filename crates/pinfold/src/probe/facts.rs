@@ -6,8 +6,9 @@ use crate::sys::control_group::{self, GroupLimits};
 use crate::sys::files::Roots;
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::kernel::{RingRefusal, ring_bytes};
-use crate::sys::limits::{self, MemlockLimit, OpenFiles, SystemMemory};
+use crate::sys::limits::{MapLimit, MemlockLimit, OpenFiles, SystemMemory};
 use crate::sys::process::Privileges;
+use crate::sys::threads::ThreadLimit;
 use crate::sys::{Errno, files, kernel, process};
 use io_uring::{IoUring as Ring, Probe, opcode};
 use pinfold_core::addr::PageSize;
@@ -198,8 +199,10 @@ pub struct Live {
     /// Whether the kernel's command line is set in `/etc/default/grub`, and applied by
     /// `update-grub`.
     pub grub: bool,
-    /// How many more bytes `RLIMIT_AS` allows to be mapped, and the limit; `None` without one.
-    pub address_space: Option<(u64, u64)>,
+    /// The limits on what it maps, those that are set.
+    pub map_limits: Vec<MapLimit>,
+    /// The limits on threads, as far as they can be read.
+    pub thread_limits: Vec<ThreadLimit>,
 }
 
 impl Live {
@@ -220,7 +223,8 @@ impl Live {
             open_files: OpenFiles::here(),
             read_only: process::read_only_mounts(),
             grub: grub(),
-            address_space: limits::address_space(),
+            map_limits: MapLimit::here(),
+            thread_limits: ThreadLimit::here(),
         }
     }
 }

@@ -7,8 +7,9 @@ use super::facts::Facts;
 use crate::probe::facts::{Answer, Refused};
 use crate::sys::kernel::{RingRefusalCause, parse_release};
 use crate::sys::{Errno, process};
-use memory::SUGGESTED;
+use memory::{ENOUGH_FILES, SUGGESTED};
 use std::fmt;
+use std::path::Path;
 
 impl Facts {
     /// Returns one finding per facility, in the order in which memory reaches a device.
@@ -233,7 +234,10 @@ fn af_xdp(facts: &Facts) -> Finding {
                 finding(what, State::Good, "a socket, its memory and its program can be created")
             }
         },
-        Err(Refused { call, errno }) if denied(errno) => {
+        // More locked memory would not help what the next call refuses.
+        Err(Refused { call, errno })
+            if denied(errno) || is_full(errno) && !privileges.allow_af_xdp() =>
+        {
             let program = std::env::current_exe().unwrap_or_else(|_| "PROGRAM".into());
             let (why, fix) = privileges.af_xdp_advice(&program);
             Finding {
@@ -241,25 +245,34 @@ fn af_xdp(facts: &Facts) -> Finding {
                 ..finding(what, State::Limited, format!("{call}: {errno}: {why}"))
             }
         }
-        Err(Refused { call, errno }) if [libc::ENOBUFS, libc::ENOMEM].contains(&errno.raw()) => {
-            match facts.memlock.binding() {
-                Some(limit) => {
-                    let limit = bytes(limit);
-                    let detail = format!(
-                        "{call}: {errno}: 1 MiB more exceeds RLIMIT_MEMLOCK, which is {limit} for all processes of this user together"
-                    );
-                    finding(what, State::Limited, detail)
-                        .fixed_if(facts.memlock.raise_for_user(SUGGESTED))
-                }
-                None => finding(
-                    what,
-                    State::Limited,
-                    format!("{call}: {errno}: 1 MiB cannot be locked"),
-                ),
+        Err(Refused { call, errno }) if is_full(errno) => match facts.memlock.binding() {
+            Some(limit) => {
+                let limit = bytes(limit);
+                let detail = format!(
+                    "{call}: {errno}: 1 MiB more exceeds RLIMIT_MEMLOCK, which is {limit} for all processes of this user together"
+                );
+                finding(what, State::Limited, detail)
+                    .fixed_if(facts.memlock.raise_for_user(SUGGESTED))
             }
+            None => {
+                finding(what, State::Limited, format!("{call}: {errno}: 1 MiB cannot be locked"))
+            }
+        },
+        Err(Refused { call, errno }) if errno.raw() == libc::EAFNOSUPPORT => {
+            let why = process::no_af_xdp(Path::new("/proc"));
+            finding(what, State::Missing, format!("{call}: {errno}: {why}"))
+        }
+        Err(Refused { call, errno }) if process::is_out_of_files(errno) => {
+            let needed = facts.live.open_files.open.unwrap_or(0).saturating_add(ENOUGH_FILES);
+            let detail = format!("{call}: {errno}: too few files may be open");
+            finding(what, State::Limited, detail).fixed_if(facts.live.open_files.raise(needed))
         }
         Err(Refused { call, errno }) => finding(what, State::Missing, format!("{call}: {errno}")),
     }
+}
+
+fn is_full(errno: Errno) -> bool {
+    [libc::ENOBUFS, libc::ENOMEM].contains(&errno.raw())
 }
 
 fn pagemap(answer: Answer) -> Finding {

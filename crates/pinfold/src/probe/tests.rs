@@ -45,7 +45,8 @@ fn locked_down() -> Live {
         open_files: OpenFiles { soft: Some(1024), hard: Some(4096), open: Some(3) },
         read_only: Vec::new(),
         grub: true,
-        address_space: None,
+        map_limits: Vec::new(),
+        thread_limits: Vec::new(),
     }
 }
 

@@ -59,9 +59,12 @@ impl GroupLimits {
 /// Returns the shell command that raises each of `limits` so that `bytes` more fit.
 pub fn raise_command(limits: &[GroupLimit], bytes: u64) -> String {
     let raise = |limit: &GroupLimit| {
-        format!("echo {} > {}", limit.used.saturating_add(bytes), limit.file.display())
+        // systemd writes `-` in a name as `\x2d`.
+        let file = process::shell_word(&limit.file.display().to_string());
+        format!("echo {} > {file}", limit.used.saturating_add(bytes))
     };
-    format!("sudo sh -c '{}'", limits.iter().map(raise).collect::<Vec<_>>().join(" && "))
+    let script = limits.iter().map(raise).collect::<Vec<_>>().join(" && ");
+    format!("sudo sh -c {}", process::shell_word(&script))
 }
 
 /// Returns the limits of memory. `proc` is where procfs is mounted.
@@ -102,6 +105,11 @@ impl Resource {
             if v2 { ("max", "current") } else { ("limit_in_bytes", "usage_in_bytes") };
         let pair = |prefix: &str| (format!("{prefix}.{limit}"), format!("{prefix}.{usage}"));
         match self {
+            // What exceeds `memory.high` is not refused: the kernel stops the process for longer and
+            // longer.
+            Self::Memory if v2 => {
+                vec![pair("memory"), ("memory.high".to_owned(), "memory.current".to_owned())]
+            }
             Self::Memory => vec![pair("memory")],
             Self::Threads => vec![("pids.max".to_owned(), "pids.current".to_owned())],
             Self::Hugetlb(page) => {
@@ -308,6 +316,34 @@ mod tests {
             ],
         );
         assert_eq!(found.tightest().unwrap().left(), 1500);
+    }
+
+    #[test]
+    fn what_slows_a_process_down_is_a_limit() {
+        let files = [
+            ("cg/a/memory.max", "max\n"),
+            ("cg/a/memory.high", "5000\n"),
+            ("cg/a/memory.current", "4000\n"),
+        ];
+        let found = memory_of(INITIAL, &v2("/", "/a"), &files);
+        let tightest = found.tightest().unwrap();
+        assert_eq!((tightest.left(), found.limits.len()), (1000, 1));
+        assert!(tightest.file.ends_with("memory.high"), "{tightest}");
+        let both = [("cg/a/memory.max", "4500\n"), files[1], files[2]];
+        let found = memory_of(INITIAL, &v2("/", "/a"), &both);
+        assert_eq!(found.refusing(2000).len(), 2, "both are to be raised");
+    }
+
+    #[test]
+    fn the_name_of_a_group_reaches_the_shell_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("it's a \\x2d $(group).max");
+        let limit = GroupLimit { file: file.clone(), limit: 5, used: 2 };
+        let command = raise_command(&[limit.clone(), limit], 7);
+        let script = command.strip_prefix("sudo ").unwrap();
+        let status = std::process::Command::new("sh").args(["-c", script]).status().unwrap();
+        assert!(status.success(), "{command}");
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "9\n", "{command}");
     }
 
     #[test]

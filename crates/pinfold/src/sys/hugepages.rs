@@ -96,7 +96,11 @@ pub fn thp_switch(sys: &Path) -> PathBuf {
 
 /// Returns the command that lets programs request transparent hugepages of 2 MiB.
 pub fn thp_command(sys: &Path) -> String {
-    format!("sudo sh -c 'echo madvise > {}'", thp_switch(sys).display())
+    thp_switch_command(&thp_switch(sys))
+}
+
+pub(crate) fn thp_switch_command(switch: &Path) -> String {
+    format!("sudo sh -c 'echo madvise > {}'", switch.display())
 }
 
 /// Returns whether transparent hugepages are switched off for this process, for advised memory too
@@ -132,23 +136,59 @@ pub fn online_nodes(sys: &Path) -> String {
     files::word(&sys.join("devices/system/node/online")).unwrap_or_else(|| "0".to_owned())
 }
 
+/// Memory that stays available beside a pool that grows: enough for this program, and a 16th for
+/// others.
+const KEPT: u64 = 256 << 20;
+
+/// Returns how many of `available` bytes a pool may take.
+pub(crate) fn room(available: u64) -> u64 {
+    available.saturating_sub(KEPT.max(available / 16))
+}
+
+/// Returns the command that adds `missing` pages to the `total` of a pool (of a node, if one is
+/// named), or in words why they are not available: the kernel takes all memory that it can get for
+/// a pool, whatever other programs need.
+///
+/// # Errors
+/// The words.
+pub fn grow_command(
+    page: PageSize,
+    (total, missing): (u64, u64),
+    node: Option<u32>,
+    available: u64,
+) -> Result<String, String> {
+    if missing.saturating_mul(page.bytes()) > room(available) {
+        let mib = available >> 20;
+        return Err(format!(
+            "{missing} more would leave other programs too little of the {mib} MiB that are available"
+        ));
+    }
+    Ok(reserve_command(page, total.saturating_add(missing), node))
+}
+
 /// Returns the command that resizes the pool (of a node, if one is named) to `pages` pages.
-pub fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String {
+pub(crate) fn reserve_command(page: PageSize, pages: u64, node: Option<u32>) -> String {
     let folder = folder_name(page.bytes());
+    // The kernel accepts a number that it cannot reach, and says nothing.
+    let checked = |file: String| {
+        let instead = match page {
+            PageSize::Size1G => format!("boot with hugepagesz=1G hugepages={pages}"),
+            _ => "free memory, or reserve them after a boot".to_owned(),
+        };
+        format!(
+            "sudo sh -c 'echo {pages} > {file}; grep -qx {pages} {file} || {{ echo \"memory is fragmented: {instead}\" >&2; exit 1; }}'"
+        )
+    };
     match (page, node) {
         (_, Some(node)) => {
-            let pool =
-                format!("/sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages");
-            format!("sudo sh -c 'echo {pages} > {pool}'")
+            checked(format!("/sys/devices/system/node/node{node}/hugepages/{folder}/nr_hugepages"))
         }
         // `vm.nr_hugepages` counts pages of the default size, which `default_hugepagesz=1G`
         // changes.
         (PageSize::Size2M, None) if default_is(PageSize::Size2M) => {
             format!("sudo sysctl vm.nr_hugepages={pages}")
         }
-        (_, None) => {
-            format!("sudo sh -c 'echo {pages} > /sys/kernel/mm/hugepages/{folder}/nr_hugepages'")
-        }
+        (_, None) => checked(format!("/sys/kernel/mm/hugepages/{folder}/nr_hugepages")),
     }
 }
 
@@ -230,6 +270,44 @@ mod tests {
                 "{own}"
             );
         }
+    }
+
+    #[test]
+    fn a_pool_leaves_memory_to_others() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!((room(100 * MIB), room(600 * MIB)), (0, 344 * MIB));
+        assert_eq!(room(16384 * MIB), 15360 * MIB);
+        let page = PageSize::Size2M;
+        let grow = |missing, available| grow_command(page, (10, missing), Some(0), available);
+        assert!(
+            grow(172, 600 * MIB).unwrap().contains("echo 182 > /sys/devices/system/node/node0/")
+        );
+        assert!(grow(173, 600 * MIB).unwrap_err().contains("of the 600 MiB"));
+        assert!(grow(u64::MAX, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_command_fails_where_the_kernel_has_fewer_pages() {
+        let command = reserve_command(PageSize::Size1G, 3, None);
+        let file = "/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages";
+        assert!(
+            command.contains(file) && command.contains("hugepagesz=1G hugepages=3"),
+            "{command}"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let pool = folder.path().join("pool");
+        let run = |script: &str| {
+            let script =
+                script.strip_prefix("sudo ").unwrap().replace(file, pool.to_str().unwrap());
+            std::process::Command::new("sh").args(["-c", &script]).output().unwrap()
+        };
+        assert!(run(&command).status.success(), "the pool has them");
+        // A pool that keeps the number that it has.
+        std::fs::write(&pool, "1\n").unwrap();
+        let kept = command.replace("echo 3 > ", "echo 3 < ");
+        let refused = run(&kept);
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(String::from_utf8(refused.stderr).unwrap().contains("boot with hugepagesz=1G"));
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl MemlockLimit {
 
 /// Returns the command that raises a limit, by its option of `ulimit`, the unit of that, and its
 /// name: up to the hard limit as this user, beyond it as root, or else what to do in words.
-fn raise(
+pub(super) fn raise(
     (option, unit, name): (&str, u64, &str),
     needed: u64,
     hard: Option<u64>,
@@ -229,18 +229,95 @@ impl SystemMemory {
     }
 }
 
-/// Returns how many more bytes `RLIMIT_AS` allows to be mapped, and the limit; `None` without one.
-pub(crate) fn address_space() -> Option<(u64, u64)> {
-    let limit = rustix::process::getrlimit(Resource::As).current?;
-    let status = std::fs::read("/proc/self/status").unwrap_or_default();
-    let used = files::field_kib(&status, "VmSize").unwrap_or(0);
-    Some((limit.saturating_sub(used), limit))
+/// The setting that limits the memory that a process maps, whether it is used or not.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MapSetting {
+    /// `RLIMIT_AS`, of all that it maps.
+    AddressSpace,
+    /// `RLIMIT_DATA`, of all that it maps privately and may write (Linux 4.7).
+    Data,
+    /// `vm.overcommit_memory` is 2: the kernel promises no process more memory than there is.
+    /// Hugetlb pages do not count.
+    Commit,
 }
 
-/// Returns the shell command that raises `RLIMIT_AS` to `bytes`, to be run before the program, or
-/// what to do in words.
-pub(crate) fn raise_address_space(bytes: u64) -> Result<String, String> {
-    raise(("v", 1024, "as"), bytes, rustix::process::getrlimit(Resource::As).maximum)
+impl fmt::Display for MapSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::AddressSpace => "RLIMIT_AS (`ulimit -v`)",
+            Self::Data => "RLIMIT_DATA (`ulimit -d`)",
+            Self::Commit => "the commit limit (vm.overcommit_memory is 2)",
+        })
+    }
+}
+
+/// A limit on what a process maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MapLimit {
+    /// The setting.
+    pub setting: MapSetting,
+    /// How many more bytes it allows.
+    pub left: u64,
+    /// The limit.
+    pub limit: u64,
+}
+
+impl MapLimit {
+    /// Reads those that are set for this process.
+    pub fn here() -> Vec<Self> {
+        let limit = |resource| rustix::process::getrlimit(resource).current;
+        Self::read(Path::new("/proc"), limit(Resource::As), limit(Resource::Data))
+    }
+
+    /// Reads what is used of the given limits, and the commit limit, below `proc`.
+    pub fn read(proc: &Path, address_space: Option<u64>, data: Option<u64>) -> Vec<Self> {
+        let status = std::fs::read(proc.join("self/status")).unwrap_or_default();
+        let of_process = |setting, limit: Option<u64>, key| {
+            let used = files::field_kib(&status, key).unwrap_or(0);
+            Some(Self { setting, left: limit?.saturating_sub(used), limit: limit? })
+        };
+        let all = [
+            of_process(MapSetting::AddressSpace, address_space, "VmSize"),
+            of_process(MapSetting::Data, data, "VmData"),
+            commit(proc),
+        ];
+        all.into_iter().flatten().collect()
+    }
+
+    /// Returns the one of this process that refuses `bytes` more, if one does; `hugetlb`: of pages
+    /// of the hugetlb pool.
+    pub(crate) fn refusing(bytes: u64, hugetlb: bool) -> Option<Self> {
+        let counts = |limit: &Self| !hugetlb || limit.setting != MapSetting::Commit;
+        Self::here().into_iter().find(|limit| limit.left < bytes && counts(limit))
+    }
+
+    /// Returns the shell command after which `more` bytes fit, or what to do in words.
+    pub fn raise(&self, more: u64) -> Result<String, String> {
+        let needed = self.limit.saturating_add(more.saturating_sub(self.left));
+        let hard = |resource| rustix::process::getrlimit(resource).maximum;
+        match self.setting {
+            MapSetting::AddressSpace => raise(("v", 1024, "as"), needed, hard(Resource::As)),
+            MapSetting::Data => raise(("d", 1024, "data"), needed, hard(Resource::Data)),
+            // Swap is added to what is set.
+            MapSetting::Commit => {
+                let meminfo = std::fs::read("/proc/meminfo").unwrap_or_default();
+                let swap = files::field_kib(&meminfo, "SwapTotal").unwrap_or(0);
+                let kib = needed.saturating_sub(swap).div_ceil(1024);
+                Ok(format!("sudo sysctl vm.overcommit_kbytes={kib}"))
+            }
+        }
+    }
+}
+
+fn commit(proc: &Path) -> Option<MapLimit> {
+    (files::number(&proc.join("sys/vm/overcommit_memory"))? == 2).then_some(())?;
+    let meminfo = std::fs::read(proc.join("meminfo")).ok()?;
+    let limit = files::field_kib(&meminfo, "CommitLimit")?;
+    let used = files::field_kib(&meminfo, "Committed_AS")?;
+    // Kept for root, who may take it.
+    let kept = files::number(&proc.join("sys/vm/admin_reserve_kbytes")).unwrap_or(8192);
+    let left = limit.saturating_sub(used).saturating_sub(kept.saturating_mul(1024));
+    Some(MapLimit { setting: MapSetting::Commit, left, limit })
 }
 
 /// Reads `VmLck` of `/proc/self/status`, in bytes.
@@ -252,6 +329,37 @@ fn locked_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_of_what_is_mapped_are_read_with_what_is_left() {
+        let proc = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = proc.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("self/status", "VmSize:\t1000 kB\nVmData:\t 200 kB\n");
+        write("meminfo", "CommitLimit: 90000 kB\nCommitted_AS: 50000 kB\n");
+        let read = |space, data| MapLimit::read(proc.path(), space, data);
+        assert_eq!(read(None, None), []);
+        write("sys/vm/overcommit_memory", "1\n");
+        assert_eq!(read(None, None), [], "it promises everything");
+        write("sys/vm/overcommit_memory", "2\n");
+        let found = read(Some(2_048_000), Some(204_800));
+        let left: Vec<_> = found.iter().map(|limit| (limit.setting, limit.left)).collect();
+        assert_eq!(
+            left,
+            [
+                (MapSetting::AddressSpace, 1_024_000),
+                (MapSetting::Data, 0),
+                (MapSetting::Commit, (40_000 - 8192) * 1024)
+            ]
+        );
+        write("sys/vm/admin_reserve_kbytes", "0\n");
+        assert_eq!(read(None, None)[0].left, 40_000 * 1024);
+        let command = found[2].raise(found[2].left + 4096).unwrap();
+        assert!(command.starts_with("sudo sysctl vm.overcommit_kbytes="), "{command}");
+    }
 
     #[test]
     fn a_limit_is_raised_by_who_may() {

@@ -227,6 +227,11 @@ impl Privileges {
         }
     }
 
+    /// Returns whether they suffice for all calls of `AF_XDP`.
+    pub fn allow_af_xdp(&self) -> bool {
+        self.initial_user_namespace && self.missing.is_empty()
+    }
+
     /// Returns why a call of `AF_XDP` is not permitted, and the command that permits it to
     /// `program`, if one can.
     pub fn af_xdp_advice(&self, program: &Path) -> (String, Option<String>) {
@@ -257,9 +262,75 @@ impl Privileges {
             );
             return (why, None);
         }
+        if is_nosuid(program) {
+            let why = format!(
+                "AF_XDP needs {missing}, and capabilities of {} have no effect, since its file system is mounted nosuid: run it \
+                 as root, or copy it to another file system",
+                program.display()
+            );
+            return (why, None);
+        }
+        let program = shell_word(&program.display().to_string());
         let setcap = "sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep";
-        (format!("AF_XDP needs {missing}"), Some(format!("{setcap} {}", program.display())))
+        (format!("AF_XDP needs {missing}"), Some(format!("{setcap} {program}")))
     }
+}
+
+/// Returns a word for a shell: itself, or in quotes where a shell would change it.
+pub(crate) fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
+}
+
+/// Returns why the kernel knows no `AF_XDP` (EAFNOSUPPORT): a filter that answers so, as
+/// `RestrictAddressFamilies=` of a service does, or a kernel without it.
+pub(crate) fn no_af_xdp(proc: &Path) -> &'static str {
+    let lists = |list: String| list.lines().any(|line| line.starts_with("XDP "));
+    match super::files::all(&proc.join("self/net/protocols")).map(lists) {
+        Ok(true) => {
+            "this kernel has AF_XDP, so a filter refuses it (of a service: add AF_XDP and AF_NETLINK to its \
+             RestrictAddressFamilies=; of a container: its seccomp profile)"
+        }
+        Ok(false) => "this kernel was built without AF_XDP (CONFIG_XDP_SOCKETS)",
+        Err(_) => {
+            "this kernel was built without AF_XDP, or a filter refuses it (RestrictAddressFamilies= of a service, the \
+             seccomp profile of a container)"
+        }
+    }
+}
+
+/// Returns whether a limit of open files refused a call.
+pub(crate) fn is_out_of_files(errno: Errno) -> bool {
+    [libc::EMFILE, libc::ENFILE].contains(&errno.raw())
+}
+
+/// Returns whether the file system of a program ignores its capabilities (`nosuid`).
+fn is_nosuid(program: &Path) -> bool {
+    let mount = rustix::fs::statvfs(program);
+    mount.is_ok_and(|mount| mount.f_flag.contains(rustix::fs::StatVfsMountFlags::NOSUID))
+}
+
+/// Returns how many page faults of the calling thread needed no transfer (`ru_minflt`; Linux
+/// 2.6.26).
+pub(crate) fn page_faults() -> i64 {
+    // SAFETY: a struct of integers, for which zero is valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one `rusage` there. The call cannot fail for `RUSAGE_THREAD`.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    usage.ru_minflt
+}
+
+/// Has all threads that are started from now on allocate from one heap: glibc reserves 64 MiB of
+/// addresses for each other one, which counts against `RLIMIT_AS`.
+pub fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call takes numbers only; with a value that it does not accept it does nothing.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1)
+    };
 }
 
 /// Returns whether a seccomp filter decides about the calling thread's system calls.
@@ -281,10 +352,11 @@ pub(crate) fn permit(node: &Path) -> Option<String> {
         .rev()
         .find(|folder| folder.is_dir() && !may(folder, fs::Access::EXEC_OK))
     {
-        return Some(format!("sudo chmod o+rx {}", folder.display()));
+        return Some(format!("sudo chmod o+rx {}", shell_word(&folder.display().to_string())));
     }
     let wanted = fs::Access::READ_OK | fs::Access::WRITE_OK;
-    (!may(node, wanted)).then(|| format!("sudo chown $USER {}", node.display()))
+    let word = shell_word(&node.display().to_string());
+    (!may(node, wanted)).then(|| format!("sudo chown $USER {word}"))
 }
 
 // Whether this process is in the namespaces that the kernel started with: elsewhere, root has no
@@ -332,8 +404,8 @@ pub(crate) fn read_only_mounts() -> Vec<&'static str> {
 pub(crate) fn place_of(command: &str, initial_user: bool, read_only: &[&str]) -> Option<String> {
     let file = match command.strip_prefix("sudo sysctl ") {
         Some(_) => Some("/proc/sys"),
-        None if command.contains("> /sys/fs/cgroup/") => Some("/sys/fs/cgroup"),
-        None if command.contains("> /sys/") => Some("/sys"),
+        None if command.contains("/sys/fs/cgroup/") => Some("/sys/fs/cgroup"),
+        None if command.contains("/sys/") => Some("/sys"),
         None => None,
     };
     match file.filter(|file| read_only.contains(file)) {
@@ -393,6 +465,31 @@ mod privileges_tests {
     use super::*;
 
     #[test]
+    fn words_reach_a_shell_as_they_are() {
+        for text in ["/bin/pinfold", "/a b/it's", "$(x) `y` \"z\" \\x2d", ""] {
+            let echo = format!("printf %s {}", shell_word(text));
+            let output = Command::new("sh").args(["-c", &echo]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text);
+        }
+        assert_eq!(shell_word("/bin/pinfold"), "/bin/pinfold", "no quotes where none are needed");
+    }
+
+    #[test]
+    fn a_kernel_without_af_xdp_is_told_from_a_filter() {
+        let proc = tempfile::tempdir().unwrap();
+        assert!(no_af_xdp(proc.path()).contains("built without AF_XDP, or a filter"));
+        let list = proc.path().join("self/net/protocols");
+        std::fs::create_dir_all(list.parent().unwrap()).unwrap();
+        for (text, part) in [
+            ("protocol  size\nXDP       1152\nUNIX  1\n", "so a filter refuses"),
+            ("protocol  size\nUNIX      1152\n", "built without AF_XDP (CONFIG_XDP_SOCKETS)"),
+        ] {
+            std::fs::write(&list, text).unwrap();
+            assert!(no_af_xdp(proc.path()).contains(part), "{text}");
+        }
+    }
+
+    #[test]
     fn setcap_is_advised_only_where_it_works() {
         let lacks = Privileges {
             user: 1000,
@@ -403,6 +500,13 @@ mod privileges_tests {
             seccomp: false,
         };
         let advice = |privileges: &Privileges| privileges.af_xdp_advice(Path::new("/bin/p"));
+        // A path of several words, and one on a file system whose capabilities are ignored.
+        let fix = lacks.af_xdp_advice(Path::new("/my bin/p")).1.unwrap();
+        assert!(fix.ends_with("+ep '/my bin/p'"), "{fix}");
+        let (why, fix) = lacks.af_xdp_advice(Path::new("/proc/version"));
+        if is_nosuid(Path::new("/proc/version")) {
+            assert!(why.contains("nosuid") && fix.is_none(), "{why} {fix:?}");
+        }
         let (why, fix) = advice(&lacks);
         assert_eq!(why, "AF_XDP needs cap_bpf");
         assert_eq!(

@@ -2,10 +2,11 @@
 
 use super::links::{self, Through};
 use super::routes::{self, RouteError};
-use crate::sys::limits::MemlockLimit;
-use crate::sys::process::Privileges;
+use crate::sys::limits::{MemlockLimit, OpenFiles};
+use crate::sys::process::{self, Privileges};
 use crate::sys::{Errno, netdev};
 use std::fmt;
+use std::path::Path;
 
 /// The header that the packets of an interface begin with, by the type of its link-layer addresses
 /// (`ARPHRD_*`, `if_arp.h`).
@@ -186,13 +187,42 @@ pub fn memlock_limit() -> MemlockLimit {
 
 /// A system call that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{call}: {errno}")]
+#[error("{call}: {errno}{}", self.advice())]
 pub struct CallError {
     /// The call, and what it was for.
     pub call: &'static str,
     /// The error.
     pub errno: Errno,
 }
+
+impl CallError {
+    /// Returns whether a limit of open files refused the call.
+    pub fn is_out_of_files(&self) -> bool {
+        process::is_out_of_files(self.errno)
+    }
+
+    /// Returns whether an interface's driver may have refused it, and not a limit of the process.
+    pub fn is_of_driver(&self) -> bool {
+        self.call == ATTACH && !self.is_out_of_files()
+    }
+
+    /// Returns the cause, and what to do, where they are known.
+    fn advice(&self) -> String {
+        match self.errno.raw() {
+            libc::EAFNOSUPPORT => format!(": {}", process::no_af_xdp(Path::new("/proc"))),
+            libc::ENFILE => ": raise fs.file-max, or end other programs".to_owned(),
+            libc::EMFILE => {
+                let files = OpenFiles::here();
+                let more = files.soft.unwrap_or(0).saturating_add(256);
+                format!(": {}", files.raise(more).unwrap_or_else(|words| words))
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+/// The call that attaches a program to an interface.
+pub(super) const ATTACH: &str = "bpf (attaching the program)";
 
 /// Names the call that failed.
 pub(super) fn at(call: &'static str) -> impl Fn(Errno) -> CallError {

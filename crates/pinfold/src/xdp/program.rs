@@ -1,6 +1,6 @@
 //! Programs in the kernel: one passes packets to sockets, one sends packets for measurements.
 
-use super::interface::{CallError, Interface, at};
+use super::interface::{ATTACH, CallError, Interface, at};
 use super::socket::RawSocket;
 use crate::sys::bpf;
 use crate::sys::netlink::{Netlink, push_attribute};
@@ -49,7 +49,7 @@ impl Program {
         let program = bpf::load_redirect(map.as_fd()).map_err(at("bpf (the program)"))?;
         let native = attached == Attached::Native;
         let link = bpf::attach(program.as_fd(), interface.index(), native);
-        Ok(Self { map, link: link.map_err(at("bpf (attaching the program)"))?, attached })
+        Ok(Self { map, link: link.map_err(at(ATTACH))?, attached })
     }
 
     /// Asks a driver that has refused the program once more, by netlink, which unlike a link

@@ -101,7 +101,21 @@ fn vfio(facts: &Facts) -> Finding {
     }
     let (bound, kind) =
         if vfio.groups.is_empty() { (&vfio.devices, "devices") } else { (&vfio.groups, "groups") };
+    if bound.is_empty() && !vfio.bound.is_empty() {
+        let detail = format!(
+            "{} devices are bound to it, and none of their nodes exists here: a container needs them (--device){unprotected}",
+            vfio.bound.len()
+        );
+        return finding(what, State::Limited, detail);
+    }
     let Some(first) = bound.first() else {
+        if facts.groups.is_empty()
+            && !vfio.noiommu
+            && facts.why_unreadable("iommu_groups").is_none()
+        {
+            let detail = "no device is bound to it, and none can be without an IOMMU";
+            return finding(what, State::Limited, detail);
+        }
         let detail = format!("no device is bound to it (BDF: the device's address){unprotected}");
         // The driver of the module binds devices.
         let bind = match vfio.modules.iter().any(|name| name == "vfio_pci") {
@@ -125,6 +139,14 @@ fn bound_device(bound: &Bound, facts: &Facts) -> Finding {
         (IommuInterface::Type1, Some(entries)) => format!("; at most {entries} mappings"),
         _ => String::new(),
     };
+    if let Some(node) = &bound.missing {
+        let detail = format!(
+            "by {}, and there is no {} here: a container needs it (--device)",
+            bound.reason,
+            node.display()
+        );
+        return finding(bound.address.clone(), State::Missing, detail);
+    }
     let state =
         if bound.interface == IommuInterface::NoIommu { State::Limited } else { State::Good };
     finding(bound.address.clone(), state, format!("by {}{limit}", bound.reason))

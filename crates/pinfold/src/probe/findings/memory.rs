@@ -4,29 +4,34 @@ use crate::probe::facts::{Facts, NumaNode};
 use crate::probe::findings::{Finding, State, bytes, finding};
 use crate::sys::control_group;
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
-use crate::sys::limits::SystemMemory;
+use crate::sys::limits::{MapLimit, MapSetting, SystemMemory};
+use crate::sys::threads::ThreadLimit;
 use pinfold_core::addr::PageSize;
 
 /// Many times what `pinfold copy` needs by default, to use and to lock.
 const ENOUGH: u64 = 256 << 20;
 /// A server of many clients, or as many queues.
-const ENOUGH_FILES: u64 = 256;
+pub(super) const ENOUGH_FILES: u64 = 256;
+/// A server or a reception with a thread for each queue.
+const ENOUGH_THREADS: u64 = 64;
 /// How much the suggested commands reserve.
 pub(super) const SUGGESTED: u64 = 1 << 30;
 
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     let mut all = vec![memory(facts)];
+    all.extend(facts.live.map_limits.iter().map(mapped));
     for page in [PageSize::Size2M, PageSize::Size1G] {
         all.push(hugetlb(facts, page));
     }
     all.push(transparent(facts));
     all.push(memlock(facts));
     all.push(open_files(facts));
+    all.push(threads(facts));
     all.push(numa(facts));
     all
 }
 
-/// Memory, and the least that a control group or `RLIMIT_AS` leaves of it.
+/// Memory, and the least that a control group leaves of it.
 fn memory(facts: &Facts) -> Finding {
     let SystemMemory { total, available, without_cache } = &facts.memory;
     let mut detail = match without_cache {
@@ -37,6 +42,20 @@ fn memory(facts: &Facts) -> Finding {
     };
     let mut state = if without_cache.is_some() { State::Limited } else { State::Good };
     let mut remedy = None;
+    if *available < ENOUGH {
+        state = State::Limited;
+        // Pages that a pool holds and nothing uses are no one's memory.
+        let page = PageSize::Size2M;
+        let pool = facts.hugetlb.iter().find(|pool| {
+            pool.page_bytes == page.bytes() && pool.node.is_none() && pool.available() > 0
+        });
+        if let Some(pool) = pool {
+            let held = bytes(pool.available().saturating_mul(page.bytes()));
+            detail += &format!("; {held} more are unused hugepages");
+            let excess = (2 * ENOUGH - available).div_ceil(page.bytes()).min(pool.available());
+            remedy = Some(hugepages::reserve_command(page, pool.total - excess, None));
+        }
+    }
     if let Some(group) = facts.memory_groups.tightest() {
         let file = group.file.display();
         detail += &format!("; {} of {} left by {file}", bytes(group.left()), bytes(group.limit));
@@ -52,11 +71,37 @@ fn memory(facts: &Facts) -> Finding {
         detail += &format!("; a control group's limit is not known ({why})");
         state = State::Limited;
     }
-    if let Some((left, limit)) = facts.live.address_space {
-        detail += &format!("; {} of {} left by RLIMIT_AS (`ulimit -v`)", bytes(left), bytes(limit));
-        state = if left < ENOUGH { State::Limited } else { state };
-    }
     Finding { remedy, ..finding("memory", state, detail) }
+}
+
+/// A limit on what the process maps.
+fn mapped(limit: &MapLimit) -> Finding {
+    let what = match limit.setting {
+        MapSetting::AddressSpace => "address space",
+        MapSetting::Data => "data segment",
+        MapSetting::Commit => "commit limit",
+    };
+    let detail =
+        format!("{} of {} left by {}", bytes(limit.left), bytes(limit.limit), limit.setting);
+    match limit.left >= ENOUGH {
+        true => finding(what, State::Good, detail),
+        false => finding(what, State::Limited, detail).fixed_if(limit.raise(2 * ENOUGH)),
+    }
+}
+
+/// The limits on threads: the one that leaves the fewest.
+fn threads(facts: &Facts) -> Finding {
+    let what = "threads";
+    match facts.live.thread_limits.iter().min_by_key(|limit| limit.left()) {
+        None => finding(what, State::Good, "no limit can be read here"),
+        Some(limit) if limit.left() >= ENOUGH_THREADS => {
+            finding(what, State::Good, ThreadLimit::text(limit))
+        }
+        Some(limit) => {
+            let words = ThreadLimit::text(limit);
+            finding(what, State::Limited, words).fixed_if(limit.raise(2 * ENOUGH_THREADS))
+        }
+    }
 }
 
 fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
@@ -91,9 +136,9 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
         .collect();
     let by_node = if nodes.len() > 1 { format!(" ({})", nodes.join(", ")) } else { String::new() };
     let mut detail = format!("{} free of {} reserved{by_node}", pool.available(), pool.total);
-    let suggested = (SUGGESTED / page.bytes()).max(1);
-    let want = pool.total.saturating_add(suggested);
-    let command = hugepages::reserve_command(page, want, None);
+    let available = facts.memory.available;
+    let suggested = (SUGGESTED.min(hugepages::room(available) / 2) / page.bytes()).max(1);
+    let command = hugepages::grow_command(page, (pool.total, suggested), None, available);
     // As many as are free should be usable, up to what is suggested.
     let usable = pool.available().min(suggested).saturating_mul(page.bytes());
     let refusing = groups.refusing(usable);
@@ -123,8 +168,12 @@ fn hugetlb(facts: &Facts, page: PageSize) -> Finding {
             State::Good,
             format!("{detail}; the kernel adds pages as needed ({} at most)", pool.overcommit),
         ),
-        (0, 1..) => finding(what, State::Limited, detail).fixed_by(command),
-        (0, 0) => finding(what, State::Missing, "none reserved").fixed_by(command),
+        (0, 1..) => finding(what, State::Limited, detail).fixed_if(command),
+        (0, 0) if page == PageSize::Size1G => {
+            let detail = "none reserved; at run time only where 1 GiB is free in one piece, at boot by hugepagesz=1G hugepages=1";
+            finding(what, State::Missing, detail).fixed_if(command)
+        }
+        (0, 0) => finding(what, State::Missing, "none reserved").fixed_if(command),
     }
 }
 
@@ -135,7 +184,7 @@ fn transparent(facts: &Facts) -> Finding {
         Some(Thp::Madvise) => "madvise: for programs that request them, as Pinfold does",
         Some(Thp::Never) => {
             let switch = facts.thp_switch.display();
-            let command = format!("sudo sh -c 'echo madvise > {switch}'");
+            let command = hugepages::thp_switch_command(&facts.thp_switch);
             return finding(what, State::Missing, format!("never: switched off ({switch})"))
                 .fixed_by(command);
         }
