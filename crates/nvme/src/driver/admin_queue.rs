@@ -25,15 +25,14 @@ pub(super) const STATUS_INTERVAL_NS: u64 = 1_000_000;
 const ENTRIES: u16 = 32;
 /// Most aborts outstanding, whatever ACL allows.
 const MAX_ABORTS: usize = 8;
-/// The owner of aborts of admin commands. No queue has this serial number before there have been
-/// 2^32 queues.
-const ADMIN_SERIAL: u32 = u32::MAX;
+/// The owner of aborts of admin commands. No queue has this serial number.
+const ADMIN_SERIAL: u64 = 0;
 
 /// The command that an abort is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AbortTarget {
     /// The serial number of the queue's owner.
-    pub(super) serial: u32,
+    pub(super) serial: u64,
     /// The submission queue.
     pub(super) queue: u16,
     pub(super) cid: u16,
@@ -235,12 +234,12 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
     }
 
     /// Returns the answers to aborts of the queue with this serial number since the last call.
-    pub(super) fn take_abort_answers(&mut self, serial: u32) -> Vec<AbortAnswer> {
+    pub(super) fn take_abort_answers(&mut self, serial: u64) -> Vec<AbortAnswer> {
         self.abort_answers.extract_if(.., |answer| answer.target.serial == serial).collect()
     }
 
     /// Discards the answers to aborts of a queue that no longer exists.
-    pub(super) fn forget_aborts(&mut self, serial: u32) {
+    pub(super) fn forget_aborts(&mut self, serial: u64) {
         self.abort_answers.retain(|answer| answer.target.serial != serial);
         for (_, pending) in &mut self.outstanding {
             if matches!(pending, Pending::Abort(Some(target)) if target.serial == serial) {

@@ -5,13 +5,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Identifies a request among all requests of a controller (until a slot has been used 2^32 times).
+/// Identifies a request among all requests of the process: those of other controllers, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RequestId {
     /// The queue's serial number.
-    pub(super) queue: u32,
+    pub(super) queue: u64,
     pub(super) tag: u16,
-    pub(super) sequence: u32,
+    /// How often the tag was used.
+    pub(super) sequence: u64,
 }
 
 /// Reports that a request has completed or has been given up. [`InFlight::finish`] accepts it.
@@ -187,12 +188,18 @@ pub(super) fn count_quarantined_bytes(bytes: u64) {
     QUARANTINED_BYTES.fetch_add(bytes, Ordering::Relaxed);
 }
 
+/// Returns a serial number that no other queue of the process has had, whatever its controller: a
+/// completion of one controller must not release a payload of another. 0 is not a queue's.
+pub(super) fn next_queue_serial() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
+
 #[derive(Debug, Default)]
 pub(super) struct SharedState {
     /// Advances whenever the controller has been seen disabled: commands of a lower generation
     /// access no memory.
     generation: AtomicU64,
-    queues: AtomicU32,
     /// Threads that are disabling or enabling the controller.
     transitions: AtomicU32,
     pub(super) quarantined: AtomicU64,
@@ -244,11 +251,6 @@ impl SharedState {
     /// [`namespaces_changed`](Self::namespaces_changed).
     pub(super) fn namespaces_scanned(&self) {
         self.namespaces.store((self.namespace_version() | 1).wrapping_add(1), Ordering::Release);
-    }
-
-    /// Returns a serial number that no other queue has had.
-    pub(super) fn next_queue_serial(&self) -> u32 {
-        self.queues.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Drops what was submitted in `generation`, or quarantines it where the controller may still

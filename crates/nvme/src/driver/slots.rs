@@ -99,7 +99,7 @@ impl Request {
 #[derive(Debug)]
 pub(super) struct RequestSlot {
     pub(super) busy: bool,
-    pub(super) sequence: u32,
+    pub(super) sequence: u64,
     pub(super) request: Request,
     pub(super) block_shift: u32,
     /// The first block of the next command.

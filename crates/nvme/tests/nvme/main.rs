@@ -14,6 +14,7 @@ mod conformance;
 mod counted;
 mod ends;
 mod faults;
+mod identities;
 mod interrupts;
 mod namespaces;
 mod owned;

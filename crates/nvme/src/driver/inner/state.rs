@@ -359,7 +359,7 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     pub(in crate::driver) fn delete_queue_pair(
         &self,
         id: u16,
-        serial: u32,
+        serial: u64,
         generation: u64,
         memory: PendingRelease<S>,
     ) {

@@ -3,7 +3,7 @@
 use crate::driver::clock::RetryDelays;
 use crate::driver::config::{QueueStats, nanoseconds};
 use crate::driver::error::{Error, PollError};
-use crate::driver::in_flight::Completion;
+use crate::driver::in_flight::{self, Completion};
 use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
 use crate::driver::namespace::Namespace;
 use crate::driver::slots::{
@@ -27,7 +27,7 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) inner: Arc<Inner<R, S>>,
     pub(super) id: u16,
     /// Distinguishes this queue's requests from those of any other.
-    pub(super) serial: u32,
+    pub(super) serial: u64,
     /// This owner's list pages.
     pub(super) lists: Local,
     /// The generation of the controller that has the queue.
@@ -118,7 +118,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let now_ns = inner.config.clock.now_ns();
         Ok(Self {
             id,
-            serial: inner.shared.next_queue_serial(),
+            serial: in_flight::next_queue_serial(),
             lists: inner.lists.local(),
             generation,
             namespaces: info.namespaces,
