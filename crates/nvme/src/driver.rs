@@ -15,6 +15,10 @@
 //! [`Config::retry_limit`]; its request is in flight meanwhile. A flush that may have been carried
 //! out is not repeated: the second could succeed without the data that the first has lost.
 //!
+//! Of two requests that overlap, of which at least one changes blocks, the later one of a queue is
+//! not sent before the older one has ended: no retry reverses what was acknowledged since. See
+//! [`Queue`] for requests of several queues.
+//!
 //! A request that does not complete in time is aborted. Where that does not complete it either, its
 //! payload and list pages are *quarantined* until [`Controller::reset`] has seen the controller
 //! disabled. Late completions are only counted.
@@ -56,6 +60,7 @@ mod event;
 mod in_flight;
 mod inner;
 mod namespace;
+mod overlap;
 mod queue;
 mod slots;
 

@@ -10,8 +10,9 @@ use std::time::Duration;
 /// Configures the driver; [`Config::default`] suits most programs.
 #[derive(Clone)]
 pub struct Config {
-    /// How long a request may take before it is aborted; a retry may take as long again. Default:
-    /// 30 s.
+    /// How long a request may take before it is aborted; a retry may take as long again, but all of
+    /// a request with its retries at most twice that and [`retry_limit`](Self::retry_limit). The
+    /// time for which it waits for older requests to the same blocks does not count. Default: 30 s.
     pub timeout: Duration,
     /// How long an abort may take before its request is quarantined; 0 quarantines at once, without
     /// an abort. Default: 5 s.

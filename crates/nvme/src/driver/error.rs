@@ -283,7 +283,8 @@ pub enum CommandError {
         /// The namespace.
         nsid: u32,
     },
-    /// The deadline passed before a command slot was free.
+    /// The deadline passed before a command slot was free or an overlapping request of another queue
+    /// had completed, or it was given up before.
     #[error("the request was never sent: earlier commands do not complete")]
     NotSent,
 }

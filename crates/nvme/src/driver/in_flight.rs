@@ -1,6 +1,7 @@
 //! The caller's side of a request: its payload while it is in flight, its completion, its outcome.
 
 use super::error::CommandError;
+use super::overlap::Retries;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -88,6 +89,10 @@ impl<P> InFlight<P> {
     /// Returns a number below the queue's depth that no other request in flight in the queue has.
     pub fn tag(&self) -> usize {
         self.id.tag.into()
+    }
+
+    pub(super) fn id(&self) -> RequestId {
+        self.id
     }
 
     /// Returns the payload and the result of the request. Constant time.
@@ -211,6 +216,7 @@ pub(super) struct SharedState {
     pub(super) namespace_events: AtomicU64,
     pub(super) admin_retries: AtomicU64,
     pub(super) spurious_admin_completions: AtomicU64,
+    pub(super) retries: Retries,
     /// Twice the number of namespace scans; odd where a namespace has changed since the last one.
     namespaces: AtomicU64,
 }

@@ -1,5 +1,6 @@
 //! I/O queue pairs: submission, completions, waiting, timeouts.
 
+mod order;
 mod pair;
 mod retry;
 mod submit;

@@ -101,6 +101,11 @@ pub(super) struct RequestSlot {
     pub(super) busy: bool,
     pub(super) sequence: u64,
     pub(super) request: Request,
+    /// Older requests of the queue that it conflicts with.
+    pub(super) blockers: usize,
+    /// Retries of other queues that are older have to end first; meaningful while it is unblocked
+    /// or retried.
+    pub(super) age: u64,
     pub(super) block_shift: u32,
     /// The first block of the next command.
     pub(super) next_slba: u64,
@@ -109,25 +114,35 @@ pub(super) struct RequestSlot {
     /// Commands in flight, or waiting for a retry.
     pub(super) commands: u16,
     pub(super) deadline_ns: u64,
+    /// The latest that retries may extend `deadline_ns` to, however many of its commands there are.
+    limit_ns: u64,
     /// Whether the request is overdue and its commands are being aborted, until `deadline_ns`.
     pub(super) aborting: bool,
     /// Whether any of its commands was scheduled for a retry.
     pub(super) retried: bool,
+    /// Whether its owner has given it up: nothing of it is sent again.
+    pub(super) given_up: bool,
     pub(super) error: Option<CommandError>,
     pub(super) segments: SegmentCursor,
 }
 
 impl RequestSlot {
-    pub(super) fn start(
-        &mut self,
-        request: Request,
-        block_shift: u32,
-        unsent: u64,
-        deadline_ns: u64,
-    ) {
+    pub(super) fn start(&mut self, request: Request, block_shift: u32, unsent: u64) {
         (self.request, self.block_shift, self.next_slba) = (request, block_shift, request.slba);
-        (self.unsent, self.commands, self.deadline_ns) = (unsent, 0, deadline_ns);
-        (self.error, self.aborting, self.retried) = (None, false, false);
+        (self.unsent, self.commands) = (unsent, 0);
+        (self.error, self.aborting, self.retried, self.given_up) = (None, false, false, false);
+    }
+
+    /// Sets the deadline, which retries may extend by `extension_ns` in all.
+    pub(super) fn set_deadline(&mut self, deadline_ns: u64, extension_ns: u64) {
+        self.deadline_ns = deadline_ns;
+        self.limit_ns = deadline_ns.saturating_add(extension_ns);
+    }
+
+    /// Extends the deadline for a retry, as far as its limit permits; returns whether it does.
+    pub(super) fn extend_deadline(&mut self, deadline_ns: u64) -> bool {
+        self.deadline_ns = self.deadline_ns.max(deadline_ns.min(self.limit_ns));
+        deadline_ns <= self.limit_ns
     }
 }
 
@@ -137,13 +152,17 @@ impl Default for RequestSlot {
             busy: false,
             sequence: 0,
             request: Request::NONE,
+            blockers: 0,
+            age: 0,
             block_shift: 0,
             next_slba: 0,
             unsent: 0,
             commands: 0,
             deadline_ns: 0,
+            limit_ns: 0,
             aborting: false,
             retried: false,
+            given_up: false,
             error: None,
             segments: SegmentCursor::default(),
         }

@@ -154,7 +154,7 @@ fn payloads_dropped_in_flight_are_quarantined_and_counted() {
     bench.model.faults().inject(Trigger::Every(1), Fault::NeverComplete);
     let used = bench.arena.0.used();
     drop(queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap());
-    let second = queue.write(1, 0, 1, Buffer::new(&bench.arena, 512)).unwrap();
+    let second = queue.write(1, 1, 1, Buffer::new(&bench.arena, 512)).unwrap();
     queue.ring_doorbell();
     clock.advance(2 * SECOND);
     drop(queue.poll().unwrap());

@@ -17,6 +17,7 @@ mod faults;
 mod identities;
 mod interrupts;
 mod namespaces;
+mod ordering;
 mod owned;
 mod payloads;
 mod retries;

@@ -183,6 +183,39 @@ fn only_the_failed_commands_of_a_request_are_retried() {
     assert_eq!(bench.controller.stats().list_pages_used, 0);
 }
 
+/// Each of its 128 commands fails once, one after the other.
+#[test]
+fn retries_extend_a_request_by_a_bounded_time() {
+    let clock = TestClock::default();
+    let config = Config {
+        clock: Arc::new(clock.clone()),
+        timeout: Duration::from_secs(1),
+        abort_timeout: Duration::ZERO,
+        ..Config::default()
+    };
+    let mut model = ModelConfig::new(namespaces(4 << 20));
+    (model.retry_delays, model.mqes, model.mdts) = ([20, 0, 0], 1, 3);
+    let bench = bench(256, model, config);
+    let mut queue = bench.controller.create_queue(1).unwrap();
+    let mut last = u64::MAX;
+    let once = move |seen: &CommandInfo| {
+        seen.queue != 0 && std::mem::replace(&mut last, seen.slba) != seen.slba
+    };
+    let status = NOT_READY.with_retry_delay(1);
+    bench.model.faults().inject(Trigger::Matches(Box::new(once)), Fault::Fail(status));
+    let zeroes = queue.write_zeroes(1, 0, 8192).unwrap();
+    let completion = loop {
+        match poll_all(&bench, &mut queue) {
+            Some(completion) => break completion,
+            None => clock.advance(1_000 * MS),
+        }
+    };
+    let Outcome::Completed { result, .. } = zeroes.finish(completion) else { panic!() };
+    assert_eq!(result, Err(CommandError::Status(status)));
+    // A second, the limit of 10 s, a second, which the sixth retry would exceed.
+    assert_eq!(clock.0.load(Ordering::SeqCst), 10_000 * MS);
+}
+
 #[test]
 fn a_final_error_ends_a_request_of_which_others_wait() {
     let (bench, _) = rig();

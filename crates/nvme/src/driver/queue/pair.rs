@@ -6,6 +6,7 @@ use crate::driver::error::{Error, PollError};
 use crate::driver::in_flight::{self, Completion};
 use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
 use crate::driver::namespace::Namespace;
+use crate::driver::overlap::Extents;
 use crate::driver::slots::{
     CommandIds, CommandSlot, CompletionRing, DmaBuffer, RequestSlot, SubmissionRing,
 };
@@ -23,6 +24,20 @@ use std::sync::Arc;
 const MIN_SLOTS: usize = 63;
 
 /// A queue pair of a controller, for one owner at a time. Dropping it deletes it at the controller.
+///
+/// # Order
+/// Two requests conflict if they have a block in common and at least one of them changes it (a
+/// write, a discard, a write of zeroes). A queue carries conflicting requests out in the order of
+/// their submission: the later one is not sent before the older one has completed, with all of its
+/// retries. All others, and flushes, are carried out in any order.
+///
+/// Of several queues of a controller: from when a command of a request was found to need a retry
+/// ([`poll`](Self::poll)) until the request has completed, no queue sends what conflicts with it.
+/// If several queues have such requests, the one that failed first is sent again first. Conflicting
+/// requests that two queues have in flight at the same time are in no order, as in NVMe itself.
+///
+/// A request that timed out ([`Outcome::TimedOut`](crate::driver::Outcome::TimedOut)) is not sent
+/// again, but the controller may still carry it out, until it is reset.
 pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) inner: Arc<Inner<R, S>>,
     pub(super) id: u16,
@@ -61,6 +76,13 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     pub(super) free_requests: Vec<u16>,
     /// Requests with commands that have not been sent, in order.
     pub(super) unsent: VecDeque<u16>,
+    /// The blocks of the requests that have not completed.
+    pub(super) extents: Extents,
+    /// Requests that conflict with older ones of this queue, in order. Nothing of them was sent.
+    pub(super) held: Vec<u16>,
+    /// Requests that only conflict with retries of other queues, if with any. Nothing of them was
+    /// sent.
+    pub(super) unblocked: Vec<u16>,
     /// Commands that wait for a retry.
     pub(super) retrying: Vec<u16>,
     /// Whether the owner has given up: nothing is retried any more.
@@ -143,6 +165,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             requests: (0..depth).map(|_| RequestSlot::default()).collect(),
             free_requests: free_list(depth),
             unsent: VecDeque::with_capacity(depth),
+            extents: Extents::new(depth),
+            held: Vec::with_capacity(depth),
+            unblocked: Vec::with_capacity(depth),
             retrying: Vec::with_capacity(slots),
             retries_abandoned: false,
             next_retry_ns: u64::MAX,
@@ -210,6 +235,8 @@ fn free_list(count: usize) -> Vec<u16> {
 
 impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
     fn drop(&mut self) {
+        // First: the deletion may take as long as an admin command.
+        self.inner.shared.retries.remove_all(self.serial);
         let mut memory = PendingRelease::new(std::mem::take(&mut self.rings));
         memory.data.extend(self.commands.iter_mut().filter_map(|slot| slot.data.take()));
         self.inner.delete_queue_pair(self.id, self.serial, self.generation, memory);

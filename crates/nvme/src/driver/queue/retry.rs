@@ -10,6 +10,7 @@
 //! A waiting command keeps its slot and its list pages, and a poll sends it when it is due: nothing
 //! sleeps. If its namespace is formatted or detached meanwhile, it is not sent again.
 
+use super::order::RECHECK_NS;
 use super::pair::Queue;
 use crate::driver::admin_queue::AbortTarget;
 use crate::driver::error::CommandError;
@@ -33,7 +34,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let RetryState { attempts, since_ns, .. } = slot.retry;
         let spent = status.is_media_error() && attempts >= MEDIA_RETRIES;
         let lossy = request.request.operation == Operation::Flush && !status.is_not_executed();
-        let given_up = self.retries_abandoned || request.aborting || request.error.is_some();
+        let given_up = self.retries_abandoned
+            || request.given_up
+            || request.aborting
+            || request.error.is_some();
         if !status.may_retry() || spent || lossy || given_up {
             return false;
         }
@@ -44,12 +48,20 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             return false;
         };
         let due_ns = now_ns.saturating_add(delay_ns);
+        // The timeout applies to each attempt.
+        if !request.extend_deadline(due_ns.saturating_add(self.timeout_ns)) {
+            return false;
+        }
         slot.state = CommandState::AwaitingRetry;
         slot.retry = RetryState { attempts: attempts.saturating_add(1), since_ns, due_ns, status };
-        // The timeout applies to each attempt.
-        request.deadline_ns = request.deadline_ns.max(due_ns.saturating_add(self.timeout_ns));
-        self.stats.retried_requests += u64::from(!request.retried);
-        request.retried = true;
+        if !request.retried {
+            self.stats.retried_requests += 1;
+            request.retried = true;
+            if let Some(extent) = self.extents.get(slot.tag) {
+                let retries = &self.inner.shared.retries;
+                request.age = retries.insert(self.serial, slot.tag, self.generation, *extent);
+            }
+        }
         if self.retrying.is_empty() {
             self.retrying_since_ns = now_ns;
         }
@@ -68,7 +80,11 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.next_retry_ns = u64::MAX;
         let mut at = 0;
         while let Some(&index) = self.retrying.get(at) {
-            let due_ns = self.commands.get(usize::from(index)).map_or(0, |slot| slot.retry.due_ns);
+            let slot = self.commands.get(usize::from(index));
+            let (mut due_ns, tag) = slot.map_or((0, 0), |slot| (slot.retry.due_ns, slot.tag));
+            if due_ns <= self.now_ns && self.waits_for_another_queue(tag) {
+                due_ns = self.now_ns.saturating_add(RECHECK_NS);
+            }
             if due_ns > self.now_ns {
                 self.next_retry_ns = self.next_retry_ns.min(due_ns);
                 at += 1;
@@ -91,8 +107,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.stats.commands += 1;
         self.stats.retries += 1;
         if let Some(request) = self.requests.get_mut(usize::from(slot.tag)) {
-            request.deadline_ns =
-                request.deadline_ns.max(self.now_ns.saturating_add(self.timeout_ns));
+            // A poll that comes late leaves it less.
+            let _ = request.extend_deadline(self.now_ns.saturating_add(self.timeout_ns));
         }
     }
 
@@ -115,11 +131,14 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.cancel_retries(tag);
     }
 
-    /// Sends nothing of a request again.
-    pub(super) fn cancel_retries(&mut self, tag: u16) {
+    /// Sends nothing of a request again; returns the last status of a command that waited.
+    pub(super) fn cancel_retries(&mut self, tag: u16) -> Option<Status> {
+        let mut status = None;
         for at in (0..self.retrying.len()).rev() {
             let Some(&index) = self.retrying.get(at) else { continue };
-            if self.commands.get(usize::from(index)).is_some_and(|slot| slot.tag == tag) {
+            let slot = self.commands.get(usize::from(index));
+            if let Some(slot) = slot.filter(|slot| slot.tag == tag) {
+                status = Some(slot.retry.status);
                 self.retrying.swap_remove(at);
                 self.free_command(index);
                 if let Some(request) = self.requests.get_mut(usize::from(tag)) {
@@ -128,6 +147,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             }
         }
         self.count_retry_wait();
+        status
     }
 
     /// Adds the time for which commands waited, if none waits any more.
@@ -158,7 +178,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 continue;
             }
             let Ok(number) = u16::try_from(tag) else { continue };
-            self.cancel_retries(number);
+            let last = self.cancel_retries(number);
             let Some(request) = self.requests.get_mut(tag) else { continue };
             let (sent, rest, aborting) =
                 (request.commands > 0, request.unsent > 0, request.aborting);
@@ -174,7 +194,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             if abort && rest {
                 self.cancel_unsent(tag, CommandError::Aborted);
             } else if !sent {
-                self.complete(tag, RequestResult::Completed(Err(CommandError::NotSent)));
+                let error = last.map_or(CommandError::NotSent, CommandError::Status);
+                self.complete(tag, RequestResult::Completed(Err(error)));
             } else if !abort {
                 self.quarantine(tag);
                 self.complete(tag, RequestResult::TimedOut);

@@ -6,6 +6,7 @@ use crate::driver::data_pointer::DataPointer;
 use crate::driver::error::{CommandError, LayoutError, Reject, Rejected};
 use crate::driver::in_flight::{InFlight, RequestId};
 use crate::driver::namespace::Namespace;
+use crate::driver::overlap::Extent;
 use crate::driver::slots::{AbortState, CommandState, Operation, Request, RequestSlot, RetryState};
 use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
@@ -191,6 +192,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             }
         }
         let deadline_ns = self.now_ns.saturating_add(self.timeout_ns);
+        let extension_ns = self.retry_limit_ns.saturating_add(self.timeout_ns);
         let Some(slot) = self.requests.get_mut(usize::from(tag)) else { return Err(full) };
         let needed = match request.operation.moves_data() {
             true => u64::from(request.blocks) << block_shift,
@@ -205,13 +207,16 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             // A flush or a discard is one command.
             _ => needed.max(1),
         };
-        slot.start(request, block_shift, unsent, deadline_ns);
+        slot.start(request, block_shift, unsent);
+        slot.set_deadline(deadline_ns, extension_ns);
         let segments = slot.segments.count();
+        let extent = Extent::new(&request);
         // Behind others that wait for slots, it waits too.
-        let sent = if self.unsent.is_empty() { self.send(tag)? } else { Sent::Part };
-        if sent == Sent::Part {
+        if self.may_send(tag, &extent) && (!self.unsent.is_empty() || self.send(tag)? == Sent::Part)
+        {
             self.unsent.push_back(tag);
         }
+        self.extents.insert(tag, extent);
         self.free_requests.pop();
         self.next_deadline_ns = self.next_deadline_ns.min(deadline_ns);
         self.stats.requests += 1;
@@ -261,7 +266,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let slot = |index: &u16| self.commands.get(usize::from(*index));
         let retrying = self.retrying.iter().filter_map(slot).map(|slot| slot.tag);
         let nsid = |tag: u16| Some((tag, self.requests.get(usize::from(tag))?.request.nsid));
-        let mut waiting = self.unsent.iter().copied().chain(retrying).filter_map(nsid);
+        let held = self.held.iter().chain(&self.unblocked).chain(&self.unsent).copied();
+        let mut waiting = held.chain(retrying).filter_map(nsid);
         waiting.find(|(_, nsid)| self.changed.contains(nsid))
     }
 

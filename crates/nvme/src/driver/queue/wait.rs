@@ -1,6 +1,7 @@
 //! Waiting for completions: polling, sleeping until an interrupt, or in the program's own event
 //! loop.
 
+use super::order::RECHECK_NS;
 use super::pair::Queue;
 use crate::driver::admin_queue::STATUS_INTERVAL_NS;
 use crate::driver::clock::Backoff;
@@ -86,7 +87,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if self.cq.is_ready() {
             return Duration::ZERO;
         }
-        let next_ns = self.next_deadline_ns.min(self.next_retry_ns);
+        let mut next_ns = self.next_deadline_ns.min(self.next_retry_ns);
+        if !self.unblocked.is_empty() {
+            next_ns = next_ns.min(self.now_ns.saturating_add(RECHECK_NS));
+        }
         Duration::from_nanos(next_ns.saturating_sub(self.now_ns)).min(MAX_SLEEP)
     }
 }
@@ -124,10 +128,16 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             let Some(cqe) = self.cq.next() else { break };
             self.handle_entry(&cqe);
         }
-        let waiting = !self.retrying.is_empty() || !self.unsent.is_empty();
+        let waiting = !self.retrying.is_empty()
+            || !self.unsent.is_empty()
+            || !self.unblocked.is_empty()
+            || !self.held.is_empty();
         if waiting && self.fail_changed() {
             if !self.retrying.is_empty() {
                 self.send_retries();
+            }
+            if !self.unblocked.is_empty() {
+                self.send_unblocked();
             }
             if !self.unsent.is_empty() {
                 self.send_more();
@@ -222,6 +232,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             request.busy = false;
             let id = RequestId { queue: self.serial, tag, sequence: request.sequence };
             self.completions.push_back(Completion { id, result });
+            self.end_order(tag);
         }
     }
 
@@ -276,6 +287,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
         (self.quarantined, self.aborts) = (0, 0);
         self.unsent.clear();
+        self.held.clear();
+        self.unblocked.clear();
         self.retrying.clear();
         self.count_retry_wait();
         for tag in (0..).take(self.requests.len()) {

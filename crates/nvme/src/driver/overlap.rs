@@ -1,0 +1,273 @@
+//! Requests to the same blocks, of which at least one changes them: the later one waits until the
+//! older one has ended.
+//!
+//! NVMe gives no order to commands in flight, and a command that is sent again may come seconds
+//! after one that was submitted later and acknowledged. [`Extents`] therefore orders the requests
+//! of a queue before they are sent. The queues of a controller share only [`Retries`], the requests
+//! that wait for a retry: as long as there are none, a submission costs them one load.
+
+use super::slots::{Operation, Request};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The blocks of a request, and whether it changes them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Extent {
+    nsid: u32,
+    changes: bool,
+    first: u64,
+    end: u64,
+}
+
+impl Extent {
+    /// Returns the extent of a request inside of its namespace. That of a flush is empty.
+    pub(super) fn new(request: &Request) -> Self {
+        let &Request { operation, nsid, slba: first, blocks } = request;
+        let end = first.saturating_add(blocks.into());
+        Self { nsid, changes: operation != Operation::Read, first, end }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.first == self.end
+    }
+
+    /// Returns whether one of both requests depends on the order of both. An empty extent overlaps
+    /// with none.
+    pub(super) fn conflicts(&self, other: &Self) -> bool {
+        (self.changes || other.changes)
+            && self.nsid == other.nsid
+            && self.first.max(other.first) < self.end.min(other.end)
+    }
+}
+
+/// The extents of the requests of a queue that have not ended.
+#[derive(Debug)]
+pub(super) struct Extents {
+    /// In no order: a scan reads those in flight and nothing else.
+    live: Vec<(Extent, u16)>,
+    /// The position of each tag in `live`; meaningful while it is there.
+    places: Box<[usize]>,
+    /// How many of them change their blocks.
+    changing: usize,
+}
+
+impl Extents {
+    /// Creates an empty set for tags below `depth`.
+    pub(super) fn new(depth: usize) -> Self {
+        let places = std::iter::repeat_n(usize::MAX, depth).collect();
+        Self { live: Vec::with_capacity(depth), places, changing: 0 }
+    }
+
+    /// Returns how many requests conflict with `extent`. Linear in the requests in flight; constant
+    /// for reads while none of them changes blocks.
+    pub(super) fn conflicts(&self, extent: &Extent) -> usize {
+        if extent.is_empty() || (self.changing == 0 && !extent.changes) {
+            return 0;
+        }
+        self.live.iter().filter(|(other, _)| extent.conflicts(other)).count()
+    }
+
+    /// Adds the request `tag`.
+    pub(super) fn insert(&mut self, tag: u16, extent: Extent) {
+        if extent.is_empty() {
+            return;
+        }
+        if let Some(place) = self.places.get_mut(usize::from(tag)) {
+            *place = self.live.len();
+            self.live.push((extent, tag));
+            self.changing += usize::from(extent.changes);
+        }
+    }
+
+    /// Returns the extent of the request `tag`, if it has one.
+    pub(super) fn get(&self, tag: u16) -> Option<&Extent> {
+        let place = self.places.get(usize::from(tag))?;
+        self.live.get(*place).map(|(extent, _)| extent)
+    }
+
+    /// Removes the request `tag`, which has ended, and returns its extent, if it has one.
+    pub(super) fn remove(&mut self, tag: u16) -> Option<Extent> {
+        let place = std::mem::replace(self.places.get_mut(usize::from(tag))?, usize::MAX);
+        if place >= self.live.len() {
+            return None;
+        }
+        let (extent, _) = self.live.swap_remove(place);
+        self.changing -= usize::from(extent.changes);
+        if let Some((_, moved)) = self.live.get(place)
+            && let Some(other) = self.places.get_mut(usize::from(*moved))
+        {
+            *other = place;
+        }
+        Some(extent)
+    }
+}
+
+/// A request that waits for a retry or has been sent again.
+#[derive(Clone, Copy, Debug)]
+struct Retried {
+    /// Its number among all of the controller.
+    age: u64,
+    /// The serial number of its queue.
+    queue: u64,
+    tag: u16,
+    /// The generation of the controller: after a reset it is not sent again.
+    generation: u64,
+    extent: Extent,
+}
+
+#[derive(Debug, Default)]
+struct RetryList {
+    requests: Vec<Retried>,
+    /// The age of the next one.
+    next_age: u64,
+}
+
+/// The requests of all queues of a controller of which a command was or will be sent again, until
+/// they have completed.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    /// How many there are. A submission that the program orders after the poll that has seen the
+    /// failure, in whatever way, sees it counted.
+    count: AtomicUsize,
+    list: Mutex<RetryList>,
+}
+
+impl Retries {
+    fn list(&self) -> MutexGuard<'_, RetryList> {
+        // Each change is a single push or removal, so a panic leaves it consistent.
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a request of a queue of `generation`; returns its age.
+    pub(super) fn insert(&self, queue: u64, tag: u16, generation: u64, extent: Extent) -> u64 {
+        let mut list = self.list();
+        let age = list.next_age;
+        list.next_age += 1;
+        list.requests.push(Retried { age, queue, tag, generation, extent });
+        self.count.store(list.requests.len(), Ordering::Release);
+        age
+    }
+
+    /// Removes the request `tag` of a queue.
+    pub(super) fn remove(&self, queue: u64, tag: u16) {
+        self.retain(|other| (other.queue, other.tag) != (queue, tag));
+    }
+
+    /// Removes all requests of a queue, which sends nothing more.
+    pub(super) fn remove_all(&self, queue: u64) {
+        self.retain(|other| other.queue != queue);
+    }
+
+    fn retain(&self, keep: impl Fn(&Retried) -> bool) {
+        let mut list = self.list();
+        list.requests.retain(keep);
+        self.count.store(list.requests.len(), Ordering::Release);
+    }
+
+    /// Returns an age that all requests on the list are older than, and all later ones are not.
+    pub(super) fn next_age(&self) -> u64 {
+        self.list().next_age
+    }
+
+    /// Returns whether `extent`, of a queue with this serial number and generation, conflicts with
+    /// a request that is older than `age`, of another queue of the same generation.
+    #[inline]
+    pub(super) fn conflict(
+        &self,
+        (queue, generation, age): (u64, u64, u64),
+        extent: &Extent,
+    ) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+            && self.list().requests.iter().any(|other| {
+                other.queue != queue
+                    && other.generation == generation
+                    && other.age < age
+                    && other.extent.conflicts(extent)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn extent() -> impl Strategy<Value = Extent> {
+        let operation = proptest::sample::select(vec![
+            Operation::Read,
+            Operation::Write,
+            Operation::WriteZeroes,
+            Operation::Discard,
+            Operation::Flush,
+        ]);
+        (operation, 1u32..3, 0u64..20, 1u32..8).prop_map(|(operation, nsid, slba, blocks)| {
+            let blocks = if operation == Operation::Flush { 0 } else { blocks };
+            Extent::new(&Request { operation, nsid, slba, blocks })
+        })
+    }
+
+    /// Block by block, as the specification of a conflict.
+    fn share_a_block(a: &Extent, b: &Extent) -> bool {
+        let blocks = |extent: &Extent| extent.first..extent.end;
+        a.nsid == b.nsid && (a.changes || b.changes) && blocks(a).any(|at| blocks(b).contains(&at))
+    }
+
+    proptest! {
+        #[test]
+        fn conflicts_are_those_of_the_live_requests(
+            steps in proptest::collection::vec((0u16..6, extent()), 1..60),
+        ) {
+            let mut extents = Extents::new(6);
+            let mut model: [Option<Extent>; 6] = [None; 6];
+            for (tag, extent) in steps {
+                let at = usize::from(tag);
+                let expected = model.iter().flatten().filter(|o| share_a_block(&extent, o)).count();
+                prop_assert_eq!(extents.conflicts(&extent), expected);
+                if model[at].is_some() {
+                    prop_assert_eq!(extents.get(tag), model[at].as_ref());
+                    prop_assert_eq!(extents.remove(tag), model[at].take());
+                } else if extent.is_empty() {
+                    extents.insert(tag, extent);
+                } else {
+                    extents.insert(tag, extent);
+                    model[at] = Some(extent);
+                }
+                prop_assert_eq!(extents.live.len(), model.iter().flatten().count());
+                prop_assert_eq!(extents.get(5), model[5].as_ref());
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_blocks_of_a_namespace_overlap() {
+        let at =
+            |slba| Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks: 8 });
+        assert!(at(u64::MAX - 8).conflicts(&at(u64::MAX - 1)));
+        assert!(!at(u64::MAX - 16).conflicts(&at(u64::MAX - 8)));
+    }
+
+    #[test]
+    fn older_retries_of_other_queues_of_this_generation_count() {
+        let write =
+            |slba| Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks: 8 });
+        let retries = Retries::default();
+        let conflict =
+            |queue, generation, age, slba| retries.conflict((queue, generation, age), &write(slba));
+        let age = retries.insert(1, 3, 7, write(0));
+        assert_eq!((retries.insert(1, 4, 7, write(100)), retries.next_age()), (age + 1, age + 2));
+        assert!(conflict(2, 7, u64::MAX, 4) && conflict(2, 7, age + 1, 4));
+        assert!(!conflict(2, 7, age, 4), "it is no older");
+        assert!(!conflict(1, 7, u64::MAX, 4), "its own are ordered otherwise");
+        assert!(!conflict(2, 8, u64::MAX, 4), "a reset has ended it");
+        assert!(!conflict(2, 7, u64::MAX, 8));
+        retries.insert(2, 3, 7, write(50));
+        retries.remove(1, 2);
+        retries.remove(2, 3);
+        assert!(conflict(2, 7, u64::MAX, 4) && !conflict(1, 7, u64::MAX, 50));
+        retries.remove_all(2);
+        assert!(conflict(2, 7, u64::MAX, 4));
+        retries.remove_all(1);
+        assert!(!conflict(2, 7, u64::MAX, 4));
+        assert_eq!(retries.count.load(Ordering::Acquire), 0);
+    }
+}
