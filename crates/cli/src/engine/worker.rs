@@ -263,6 +263,11 @@ impl<'t, B> Worker<'t, B> {
         }
     }
 
+    /// Gives requests up, as [`Target::abandon_retries_of`] does.
+    pub(crate) fn abandon_retries_of(&mut self, given_up: &mut dyn FnMut(&Io) -> bool) {
+        self.target.abandon_retries_of(given_up);
+    }
+
     /// Makes what was written durable, as [`Target::sync`] does. Returns how long it took.
     pub(crate) fn sync(&mut self, interrupt: &Interrupt) -> Result<Duration, TargetError> {
         let began = Instant::now();

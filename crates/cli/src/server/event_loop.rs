@@ -79,6 +79,8 @@ pub(crate) struct EventLoop<'s, 't> {
     pub(super) issues: Issues,
     /// Connections to be served.
     ready: VecDeque<Key>,
+    /// Whether a client may have departed from operations: one that takes no replies any more.
+    pub(super) departed: bool,
     /// Connections that wait for memory, longest first.
     pub(super) starved: VecDeque<Key>,
     pub(super) completed: Vec<Completion<Buffer>>,
@@ -129,6 +131,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             operations: Slab::default(),
             issues: Issues::default(),
             ready: VecDeque::new(),
+            departed: false,
             starved: VecDeque::new(),
             completed: Vec::new(),
             scratch: vec![0; 64 << 10].into_boxed_slice(),
@@ -161,6 +164,7 @@ impl<'s, 't> EventLoop<'s, 't> {
                 self.serve_ready();
                 self.issue();
             }
+            self.give_up_departed();
             let now = self.now();
             if draining.is_none() && self.shared.interrupt.is_raised() {
                 draining = Some(now);
@@ -326,6 +330,26 @@ impl<'s, 't> EventLoop<'s, 't> {
         completed.drain(..).for_each(|completion| self.take_completed(completion));
         self.completed = completed;
         any
+    }
+
+    /// Has nothing sent again that clients have departed from: it could be carried out seconds after
+    /// they left, and others would wait for it.
+    fn give_up_departed(&mut self) {
+        if !std::mem::take(&mut self.departed) {
+            return;
+        }
+        let (connections, operations) = (&mut self.connections, &mut self.operations);
+        let mut is_departed = |key| {
+            let client = operations.get_mut(key).map(|operation| operation.connection);
+            client.is_some_and(|key| connections.get_mut(key).is_none_or(|client| client.gone))
+        };
+        self.worker.abandon_retries_of(&mut |io| is_departed(Key::from_word(io.tag)));
+        // Others of their requests may not be at the target yet, or fail later.
+        let keys = self.operations.keys();
+        let mut clients =
+            keys.into_iter().filter_map(|key| Some(self.operations.get_mut(key)?.connection));
+        self.departed =
+            clients.any(|key| self.connections.get_mut(key).is_none_or(|client| client.gone));
     }
 
     /// Handles what the target has completed, at the offset in the export.

@@ -100,6 +100,7 @@ impl EventLoop<'_, '_> {
     pub(super) fn discard_replies(&mut self, key: Key) {
         let Some(connection) = self.connections.get_mut(key) else { return };
         connection.gone = true;
+        self.departed = true;
         let (streaming, mut buffers) = (connection.streaming, Vec::new());
         let parts = connection.outgoing.len();
         connection.outgoing.clear(|buffer| buffers.push(buffer));

@@ -448,6 +448,14 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
         self.queue.abandon_retries();
     }
 
+    fn abandon_retries_of(&mut self, given_up: &mut dyn FnMut(&Io) -> bool) {
+        for Command { io, attempt } in self.in_flight.iter().flatten() {
+            if given_up(io) {
+                attempt.abandon_retries(&mut self.queue);
+            }
+        }
+    }
+
     fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError> {
         let target = || self.info.name.clone();
         let rejected = |Rejected { reason, .. }: Rejected<()>| TargetError::Rejected {

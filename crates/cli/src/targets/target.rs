@@ -147,6 +147,11 @@ pub(crate) trait Target<B> {
     }
     /// Fails what waits for another attempt, and makes none from now on: the caller gives up.
     fn abandon_retries(&mut self) {}
+    /// Fails the requests that `given_up` selects if they wait for another attempt or for others,
+    /// and makes no more attempts for those: no one is interested in them any more.
+    fn abandon_retries_of(&mut self, given_up: &mut dyn FnMut(&Io) -> bool) {
+        let _ = given_up;
+    }
     /// Makes what was written durable, as far as the target has durable storage. Once `interrupt`
     /// is raised, it is not tried again.
     fn sync(&mut self, interrupt: &Interrupt) -> Result<(), TargetError>;

@@ -42,6 +42,8 @@ mod serve_clients;
 #[cfg(test)]
 mod serve_faults;
 #[cfg(test)]
+mod serve_order;
+#[cfg(test)]
 mod serve_tls;
 #[cfg(test)]
 mod signals;

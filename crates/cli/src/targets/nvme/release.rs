@@ -11,7 +11,7 @@ use pinfold_core::domain::{
 };
 use pinfold_core::invalidate::{Ticket, WaitLimit};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{self, CommandError, InFlight, Quarantined};
+use pinfold_nvme::driver::{self, CommandError, InFlight, Quarantined, Queue};
 use std::time::{Duration, Instant};
 
 /// A buffer that is mapped for its command.
@@ -73,6 +73,18 @@ impl<B: Pinned> Attempt<B> {
             Self::Read(in_flight) => in_flight.tag(),
             Self::Write(in_flight) => in_flight.tag(),
             Self::WithoutData(in_flight, _) => in_flight.tag(),
+        }
+    }
+
+    /// Has nothing of it sent again.
+    pub(super) fn abandon_retries<R: Registers, S: ChunkSource + Clone>(
+        &self,
+        queue: &mut Queue<R, S>,
+    ) {
+        match self {
+            Self::Read(in_flight) => queue.abandon_retries_of(in_flight),
+            Self::Write(in_flight) => queue.abandon_retries_of(in_flight),
+            Self::WithoutData(in_flight, _) => queue.abandon_retries_of(in_flight),
         }
     }
 
