@@ -6,7 +6,7 @@ use pinfold_nvme::driver::{Config, Controller, Error, Event, EventKind, Reject, 
 use pinfold_nvme::spec::{Command, Status, admin, cns, csi, nvm};
 use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, Trigger};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Returns whether a command identifies namespace 1 by `cns`.
 fn identifies(command: &Command, nsid: u32, cns: u8) -> bool {
@@ -314,6 +314,70 @@ fn uncollected_events_are_bounded_and_counted() {
     }
     assert_eq!(bench.controller.stats().events_lost, 36);
     assert_eq!(bench.controller.events().unwrap().len(), 64);
+}
+
+/// Has each command of these opcodes take 50 s, of the 60 s that it may take.
+fn slow(bench: &Bench, clock: &TestClock, opcodes: &'static [u8]) -> Arc<AtomicUsize> {
+    let (clock, count) = (clock.clone(), Arc::new(AtomicUsize::new(0)));
+    let seen = count.clone();
+    let slow = move |info: &CommandInfo| {
+        if info.queue == 0 && opcodes.contains(&info.opcode) {
+            clock.advance(50_000_000_000);
+            seen.fetch_add(1, Ordering::SeqCst);
+        }
+        false
+    };
+    bench.model.faults().inject(Trigger::Matches(Box::new(slow)), Fault::Fatal);
+    count
+}
+
+/// The controller names all log pages, and is slow.
+#[test]
+fn log_pages_delay_a_call_by_a_bounded_time() {
+    const MINUTE: u64 = 60_000_000_000;
+    let start = || {
+        let clock = TestClock::default();
+        let config = Config { clock: Arc::new(clock.clone()), ..Config::default() };
+        (bench(256, ModelConfig::new(namespaces(1 << 20)), config), clock)
+    };
+    let (bench, clock) = start();
+    for page in 0..=255 {
+        bench.model.faults().raise_event(7 | page << 16);
+    }
+    let read = slow(&bench, &clock, &[admin::GET_LOG_PAGE]);
+    let mut events = 0;
+    while read.load(Ordering::SeqCst) < 256 {
+        let before_ns = clock.0.load(Ordering::SeqCst);
+        events += bench.controller.events().unwrap().len();
+        // One begins in the last moment.
+        assert!(clock.0.load(Ordering::SeqCst) - before_ns <= 2 * MINUTE);
+    }
+    assert_eq!(events as u64 + bench.controller.stats().events_lost, 256);
+    assert_eq!(bench.controller.events().unwrap(), [], "each was read once");
+    assert_eq!(read.load(Ordering::SeqCst), 256);
+
+    // A submission after the event of a namespace.
+    let (bench, clock) = start();
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    for page in [4].into_iter().chain(5..=255) {
+        bench.model.faults().raise_event(if page == 4 { NAMESPACE } else { 7 | page << 16 });
+    }
+    while bench.controller.stats().events < 252 {
+        bench.controller.scan_namespaces().unwrap();
+    }
+    let read = slow(&bench, &clock, &[admin::GET_LOG_PAGE, admin::IDENTIFY]);
+    let flush = queue.flush(1).unwrap();
+    assert!(clock.0.load(Ordering::SeqCst) <= 7 * MINUTE);
+    assert!(read.load(Ordering::SeqCst) > 2, "pages and namespaces were read");
+    // The time that the controller has taken is the request's.
+    drop(flush);
+
+    // Lists without an end.
+    let (bench, clock) = start();
+    endless(&bench.model);
+    slow(&bench, &clock, &[admin::IDENTIFY]);
+    bench.controller.scan_namespaces().unwrap();
+    assert!(clock.0.load(Ordering::SeqCst) <= 5 * MINUTE + MINUTE / 2);
 }
 
 /// Polls until the driver has seen the event: it polls the admin queue once per millisecond.

@@ -162,7 +162,7 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     ) -> Result<Vec<NamespaceInfo>, Error> {
         let limit_ns = nanoseconds(self.config.admin_timeout).saturating_mul(SCAN_TIMEOUTS);
         let deadline_ns = self.config.clock.now_ns().saturating_add(limit_ns);
-        let listed = self.active_namespaces(control)?;
+        let listed = self.active_namespaces(control, deadline_ns)?;
         let is_listed = listed.is_some();
         let nsids = listed.unwrap_or_else(|| (1..=highest.min(MAX_SEQUENTIAL)).collect());
         if !is_listed && highest > MAX_SEQUENTIAL {
@@ -197,13 +197,17 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     /// Reads the lists of active namespaces, each of up to 1024 identifiers; `None` where the
     /// controller has none. Version 1.0 has one bit of CNS and would read 02h as 00h, so it is not
     /// asked.
-    fn active_namespaces(&self, control: &mut Control<S>) -> Result<Option<Vec<u32>>, Error> {
+    fn active_namespaces(
+        &self,
+        control: &mut Control<S>,
+        deadline_ns: u64,
+    ) -> Result<Option<Vec<u32>>, Error> {
         if self.version() < VERSION_1_1 {
             return Ok(None);
         }
         let mut all = Vec::new();
         let mut after = 0;
-        while all.len() < MAX_NAMESPACES {
+        while all.len() < MAX_NAMESPACES && self.config.clock.now_ns() <= deadline_ns {
             let command = Command::identify(after, cns::ACTIVE_NAMESPACES);
             let list: Box<NamespaceList> =
                 match self.fetch(control, "identify active namespaces", command) {
@@ -226,8 +230,9 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
             }
         }
         tracing::warn!(
+            nsid = after,
             MAX_NAMESPACES,
-            "the controller lists more namespaces: the remaining ones are not used"
+            "more namespaces than the limit, or their lists took too long: the remaining ones are not used"
         );
         Ok(Some(all))
     }
@@ -334,9 +339,11 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
     /// scans the namespaces if one changed.
     fn handle_events(&self, control: &mut Control<S>) -> Result<(), Error> {
         control.usable_admin()?.poll(&self.registers);
-        // There are 256 pages; this bounds the loop against a controller that names them again and
-        // again.
-        for _ in 0..=u8::MAX {
+        // A controller may name page after page, and take long for each: the rest is read by the
+        // next call.
+        let limit_ns = nanoseconds(self.config.admin_timeout);
+        let deadline_ns = self.config.clock.now_ns().saturating_add(limit_ns);
+        while self.config.clock.now_ns() < deadline_ns {
             let Some(page) = control.usable_admin()?.events.take_unread() else { break };
             let read = if page == log_page::CHANGED_NAMESPACES {
                 self.log_page::<NamespaceList>(control, "get log page: events", page).map(drop)
