@@ -155,8 +155,14 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     }
 
     /// Returns the ring's descriptor, which is readable while completions can be
-    /// [polled](Self::poll), for `epoll`; `None` without a ring, where [`submit`](Self::submit)
-    /// executes the transfers.
+    /// [polled](Self::poll), for `poll` and `epoll` on any thread. Waiting for it needs no time
+    /// limit. On the thread that has submitted, a completion may also end the wait with `EINTR`,
+    /// since the kernel finishes transfers there.
+    ///
+    /// `None` if no descriptor announces completions, so that [`poll`](Self::poll) or
+    /// [`wait`](Self::wait) must be called to find them: without a ring, where
+    /// [`submit`](Self::submit) executes the transfers; and with [`Options::one_thread`] or
+    /// [`Options::poll`], which leave the completions in the kernel until the queue asks.
     pub fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         self.ring.fd()
     }

@@ -67,11 +67,15 @@ impl Ring {
         matches!(self, Self::Uring(ring) if ring.made.one_thread)
     }
 
-    /// Returns the ring's descriptor.
+    /// Returns the ring's descriptor, if it becomes readable by itself with each completion. Where
+    /// completions are deferred or polled they are found by a system call, and until then the
+    /// kernel wakes no one that waits at the descriptor.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Self::Uring(ring) => Some(ring.made.ring.as_fd()),
-            Self::Plain(_) => None,
+            Self::Uring(ring) if !ring.made.one_thread && !ring.made.polled => {
+                Some(ring.made.ring.as_fd())
+            }
+            Self::Uring(_) | Self::Plain(_) => None,
         }
     }
 

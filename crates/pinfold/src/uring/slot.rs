@@ -25,13 +25,15 @@ pub struct Options<'o, 'm> {
     /// Uses io_uring; `false` makes synchronous transfers, as without io_uring.
     pub ring: bool,
     /// Binds the queue to the thread that creates it, which then receives completions in batches
-    /// when it waits instead of being interrupted (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). Calls
-    /// from another thread fail with [`FileError::OtherThread`], and a drop there quarantines the
+    /// when it waits instead of being interrupted (`IORING_SETUP_DEFER_TASKRUN`, Linux 6.1). For a
+    /// thread that waits in the queue alone: there is no
+    /// [descriptor](super::FileQueue::completion_fd) to wait at. Calls from another thread fail with [`FileError::OtherThread`], and a drop there quarantines the
     /// buffers in flight.
     pub one_thread: bool,
     /// Polls the device for completions instead of waiting for its interrupt
     /// (`IORING_SETUP_IOPOLL`, Linux 5.1), if the file supports it: with O_DIRECT, on a device with
-    /// poll queues. Waiting keeps a core busy.
+    /// poll queues. Waiting keeps a core busy, and there is no
+    /// [descriptor](super::FileQueue::completion_fd) to wait at.
     pub poll: bool,
 }
 

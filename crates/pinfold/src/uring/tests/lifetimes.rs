@@ -6,9 +6,11 @@ use super::transfers::{Counted, Pages, arena, create, pattern, waiting, without_
 use super::*;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use pinfold_core::folio::BufferIndex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -395,5 +397,57 @@ fn a_dropped_queue_holds_no_file() {
         assert!(open);
         drop(queue);
         assert_eq!(is_being_written(&path), Some(false), "one thread: {one_thread}");
+    }
+}
+
+/// Waits until the descriptor is readable, and returns how long that took.
+fn wait_at(fd: BorrowedFd<'_>) -> Duration {
+    let start = Instant::now();
+    let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+    while poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&limit)) == Err(Errno::INTR)
+        && start.elapsed() < Duration::from_secs(60)
+    {}
+    start.elapsed()
+}
+
+/// Whether the thread that has submitted waits, or another one while it sleeps; the transfer
+/// completes meanwhile. With deferred completions nothing would be readable, and there is nothing to
+/// wait for.
+#[test]
+fn a_completion_wakes_who_waits_at_the_descriptor() {
+    for (one_thread, elsewhere) in [(false, false), (false, true), (true, false)] {
+        let options = Options { direct: false, one_thread, ..Options::default() };
+        let file = waiting();
+        let mut queue =
+            FileQueue::new(file.try_clone().unwrap(), Path::new("eventfd"), &options).unwrap();
+        let deferred =
+            one_thread && !queue.notes().iter().any(|n| matches!(n, Note::NotDeferred { .. }));
+        if queue.notes().iter().any(|note| matches!(note, Note::NoRing(_))) {
+            assert!(queue.completion_fd().is_none(), "nothing is announced");
+            return;
+        }
+        assert_eq!(queue.completion_fd().is_none(), deferred);
+        for round in 0..50 {
+            queue.read(Pages::new(4096), 0, 8, round).unwrap();
+            queue.submit().unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(2));
+                    std::io::Write::write_all(&mut &file, &7u64.to_ne_bytes()).unwrap();
+                });
+                let Some(fd) = queue.completion_fd() else { return };
+                let slept = match elsewhere {
+                    true => scope.spawn(move || wait_at(fd)).join().unwrap(),
+                    false => wait_at(fd),
+                };
+                assert!(slept < Duration::from_secs(30), "{round}: {slept:?}");
+            });
+            let mut done = Vec::new();
+            // One call, where the descriptor has announced it.
+            while queue.poll(&mut done).unwrap() == 0 {
+                assert!(deferred, "{round}");
+            }
+            assert!(done.len() == 1 && done[0].tag == round && done[0].result.is_ok());
+        }
     }
 }
