@@ -290,7 +290,7 @@ pub(crate) fn copy(
             jobs: 1,
             jobs_option: "numjobs",
             poll,
-            moves: false,
+            one_thread: true,
             direct: true,
         };
         let mut target = OpenTarget::open(target, &stack, options)?;

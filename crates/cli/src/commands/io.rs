@@ -245,7 +245,7 @@ fn measure_all(
         jobs_option: "numjobs",
         poll: args.poll,
         direct: args.is_direct(),
-        moves: false,
+        one_thread: true,
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
     check_opened(requests, target.target().info())?;

@@ -147,7 +147,7 @@ fn identify(spec: &TargetSpec) -> Result<NvmeReport, Failure> {
         jobs_option: "numjobs",
         poll: true,
         direct: true,
-        moves: false,
+        one_thread: true,
     };
     let args = StackArgs { protect: Protect::Static, ..StackArgs::default() };
     let buffers = BufferNeed { count: 1, bytes: 4096, threads: 1, lower: "" };

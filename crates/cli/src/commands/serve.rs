@@ -88,7 +88,7 @@ fn serve(
         jobs_option: "threads",
         poll: args.poll,
         direct: !args.cached,
-        moves: false,
+        one_thread: false,
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
     check_blocks(args, target.target().info())?;

@@ -298,7 +298,7 @@ impl<'a> Destination<'a> {
             jobs_option: "queue",
             poll: false,
             direct: true,
-            moves: true,
+            one_thread: false,
         };
         OpenTarget::open(target, &self.stack, options)
     }

@@ -111,11 +111,11 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
         file: &File,
         path: &Path,
         stack: &'d Stack,
-        TargetOptions { alignment, depth, jobs, poll, direct, moves, .. }: TargetOptions,
+        TargetOptions { alignment, depth, jobs, poll, direct, one_thread, .. }: TargetOptions,
     ) -> Result<Self, OpenError> {
         // With several jobs, each queue moves to the thread of its job.
-        let options =
-            FileOptions { alignment, depth, direct, poll, one_thread: jobs == 1 && !moves };
+        let one_thread = jobs == 1 && one_thread;
+        let options = FileOptions { alignment, depth, direct, poll, one_thread };
         let durability = Durability::default();
         let queues = PerJob::new(jobs, |_| {
             let file = file.try_clone();
@@ -325,8 +325,9 @@ pub(crate) struct TargetOptions {
     pub(crate) jobs_option: &'static str,
     /// Polls for completions where it could sleep until an interrupt.
     pub(crate) poll: bool,
-    /// The queue of a single job moves to another thread, as those of several jobs do.
-    pub(crate) moves: bool,
+    /// The queue of a single job stays with the thread that opens it, which waits in the queue and
+    /// not at its descriptor.
+    pub(crate) one_thread: bool,
     /// Opens files with O_DIRECT where possible.
     pub(crate) direct: bool,
 }

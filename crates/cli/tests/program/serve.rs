@@ -5,7 +5,9 @@ use crate::client::Client;
 use crate::common::{Ended, Folder, assert_same, bytes, finish, pinfold, skipped, start, words};
 use pinfold_nbd::reply::ReplyHeader;
 use pinfold_nbd::{Command as Nbd, ErrorNumber, RequestHeader};
+use rustix::fs::{Advice, fadvise};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
@@ -307,6 +309,34 @@ fn a_file_that_shrinks_fails_reads_without_data() {
     assert_eq!(client.reply(), (1, Some(ErrorNumber::Io)));
     assert_eq!(client.read(0, 4096), Ok(vec![0x5a; 4096]));
     assert_eq!(server.stop()["clients"]["errors"], 1);
+}
+
+/// One processor, one thread, and pages that are not in the cache: what completes while the server
+/// sleeps has to wake it. Its sleep of 100 ms is for signals.
+#[test]
+fn a_server_with_one_processor_is_woken_by_each_completion() {
+    let mut one = CpuSet::new();
+    one.set(
+        (0..CpuSet::MAX_CPU).find(|cpu| sched_getaffinity(None).unwrap().is_set(*cpu)).unwrap(),
+    );
+    // This thread's, which the server inherits; each test has its own.
+    sched_setaffinity(None, &one).unwrap();
+    let folder = Folder::new();
+    let path = folder.file("disk", &[0x5a; 4 << 20]);
+    let file = std::fs::File::open(&path).unwrap();
+    file.sync_all().unwrap();
+    for options in ["--threads 1", "--threads 1 --cached", "--buffers 2M --cached"] {
+        let server = Server::start(&folder, &path, options);
+        let mut client = server.client();
+        let start = Instant::now();
+        for at in 0..100 {
+            fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+            assert_eq!(client.read(at * 40_960, 4096), Ok(vec![0x5a; 4096]));
+        }
+        let elapsed = start.elapsed();
+        assert!(elapsed < Duration::from_secs(5), "{options}: {elapsed:?} for 100 reads");
+        server.stop();
+    }
 }
 
 #[test]
