@@ -11,7 +11,8 @@
 //! | [`address`], [`listener`], [`stream`] | where clients connect; accepting them; their sockets, and TLS on them |
 //! | [`connection`], [`error`] | the state of a client; why it is gone, and why a server fails |
 //! | [`payload`] | threads and memory of a server: the buffers of payloads, bounded and shared |
-//! | [`operation`] | a request at the target; the order of the clients there; the allocated parts of a file |
+//! | [`operation`] | a request at the target; the order of the clients there |
+//! | [`extents`] | the allocated parts of a file, found beside the event loops |
 //! | [`event_loop`], [`receive`], [`transmit`], [`outgoing`] | one thread's connections: input, what is done for it, replies that wait to be sent |
 //! | [`run`] | all threads, from the first connection to the last reply; `--run` and `--pidfile` |
 
@@ -19,6 +20,7 @@ pub(crate) mod address;
 pub(crate) mod connection;
 pub(crate) mod error;
 pub(crate) mod event_loop;
+pub(crate) mod extents;
 pub(crate) mod listener;
 pub(crate) mod operation;
 pub(crate) mod outgoing;

@@ -84,6 +84,9 @@ pub(super) struct Connection {
     pub(super) listed: bool,
     /// Requests at the target.
     pub(super) operations: usize,
+    /// The page for the answer to its question about extents, which counts as an operation: it has
+    /// one at a time.
+    pub(super) asking: Option<Buffer>,
     /// The read among them that is answered part by part.
     pub(super) streaming: Option<Key>,
     /// Bytes of memory that it holds.
@@ -123,6 +126,7 @@ impl Connection {
             securing: false,
             listed: false,
             operations: 0,
+            asking: None,
             streaming: None,
             held: 0,
             waits_since: None,

@@ -6,6 +6,7 @@
 
 use super::connection::Connection;
 use super::error::{Ended, ServeError, WARNINGS};
+use super::extents::{Answer, ExtentFinder};
 use super::operation::{Issue, Issues, Operation, ServeStats};
 use super::payload::{Key, Payloads, Slab};
 use super::stream::Stream;
@@ -19,15 +20,14 @@ use pinfold_nvme::driver::{Clock, SystemClock, Unpaused};
 use rustix::event::{Timespec, epoll};
 use rustls::ServerConfig;
 use std::collections::VecDeque;
-use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-/// The longest sleep: how soon a signal is noticed.
-const MAX_SLEEP: Duration = Duration::from_millis(100);
+/// The longest sleep of a server's event loop: how soon a signal is noticed, and nothing else.
+pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(100);
 /// How often a connection that waits for memory tries again: another event loop may have returned
 /// some.
 const MEMORY_RETRY: Duration = Duration::from_millis(5);
@@ -46,14 +46,16 @@ pub(crate) struct Shared<'s> {
     pub(crate) export: &'s Export,
     /// The first byte of the target that is served.
     pub(crate) base: u64,
-    /// The file, if the target is one: for its extents.
-    pub(crate) file: Option<&'s File>,
+    /// Finds the extents of the target, if it is a file.
+    pub(crate) extents: Option<&'s ExtentFinder>,
     /// The server's part of TLS, without which no client is served, if there is one.
     pub(crate) tls: Option<&'s Arc<ServerConfig>>,
     /// How many clients are connected to the server.
     pub(crate) connected: &'s AtomicUsize,
     /// Raised to end the server.
     pub(crate) interrupt: &'s Interrupt,
+    /// The longest sleep, after which the interrupt is looked at.
+    pub(crate) max_sleep: Duration,
 }
 
 /// New clients of an event loop.
@@ -71,7 +73,9 @@ pub(crate) struct EventLoop<'s, 't> {
     worker: Worker<'t, Buffer>,
     pub(super) depth: usize,
     epoll: OwnedFd,
-    inbox: Inbox,
+    pub(super) inbox: Inbox,
+    /// The answers to clients that have asked for extents.
+    pub(super) answers: (Sender<Answer>, Receiver<Answer>),
     pub(super) payloads: Payloads,
     pub(super) connections: Slab<Connection>,
     pub(super) operations: Slab<Operation>,
@@ -110,7 +114,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
         let info = target.info().clone();
-        target.flush_in_background(&inbox.wake);
+        target.work_in_background(&inbox.wake);
         let worker = Worker::new(target, depth);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inbox.wake.as_fd(), epoll::EventData::new_u64(WAKE), edges)
@@ -126,6 +130,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             depth,
             epoll,
             inbox,
+            answers: channel(),
             payloads,
             connections: Slab::default(),
             operations: Slab::default(),
@@ -156,6 +161,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         let mut draining: Option<Duration> = None;
         let failed = loop {
             self.take_completions();
+            self.take_answers();
             self.serve_ready();
             self.issue();
             // A request to cached pages is complete once it is submitted: it is answered before the
@@ -207,7 +213,7 @@ impl<'s, 't> EventLoop<'s, 't> {
 
     /// Waits for events, and notes which connections they belong to.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), ServeError> {
-        let mut limit = if self.ready.is_empty() { MAX_SLEEP } else { Duration::ZERO };
+        let mut limit = if self.ready.is_empty() { self.shared.max_sleep } else { Duration::ZERO };
         if !self.starved.is_empty() {
             limit = limit.min(MEMORY_RETRY);
         }
@@ -422,6 +428,9 @@ impl<'s, 't> EventLoop<'s, 't> {
         self.abandon_receiving(key);
         self.discard_replies(key);
         let Some(mut connection) = self.connections.remove(key) else { return };
+        if let Some(buffer) = connection.asking.take() {
+            self.payloads.put(buffer);
+        }
         connection.stream.end(&mut self.scratch);
         self.shared.connected.fetch_sub(1, Ordering::Relaxed);
         self.feed();

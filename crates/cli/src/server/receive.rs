@@ -3,7 +3,8 @@
 use super::connection::{Phase, Receiving};
 use super::error::Ended;
 use super::event_loop::EventLoop;
-use super::operation::{Issue, Operation, Stage, extents};
+use super::extents::{Answer, Question, Span};
+use super::operation::{Issue, Operation, Stage};
 use super::outgoing::Part;
 use super::payload::{Key, PAGE, PIECE, rounded};
 use crate::targets::target::IoDirection;
@@ -15,9 +16,6 @@ use std::io::IoSliceMut;
 pub(super) const BUDGET: usize = 1 << 20;
 /// The share of the budget that a step with its input costs, besides the bytes of a payload.
 const STEP: usize = BUDGET / 512;
-/// The share of the budget that an extent costs: its two system calls take about as long as copying
-/// a page.
-const EXTENT: usize = 4096;
 
 /// The next step after a part of the input.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -193,6 +191,13 @@ impl EventLoop<'_, '_> {
             }
             return Next::Continue;
         }
+        if matches!(operation, Kind::BlockStatus { .. })
+            && let Some(connection) = self.connections.get_mut(key)
+            && connection.asking.is_some()
+        {
+            connection.waiting = Some(request);
+            return Next::Wait;
+        }
         let create = |stage| Operation::new(key, request, structured, stage);
         let is_gone = self.connections.get_mut(key).is_none_or(|connection| connection.gone);
         let started = match operation {
@@ -239,20 +244,47 @@ impl EventLoop<'_, '_> {
         Next::Wait
     }
 
-    /// Answers which parts of a range are allocated, in a page of the client's memory, or waits for
-    /// one.
+    /// Asks which parts of a range are allocated, with a page of the client's memory for the answer,
+    /// or waits for one.
     fn start_block_status(&mut self, key: Key, request: Request, one: bool) -> bool {
-        let Some(mut buffer) = self.take_memory(key, PAGE) else { return false };
-        let extents =
-            extents(self.shared.file, self.shared.base, (request.offset, request.length), one);
-        self.budget = self.budget.saturating_sub(extents.len() * EXTENT);
+        let Some(buffer) = self.take_memory(key, PAGE) else { return false };
+        let Some(connection) = self.connections.get_mut(key) else { return true };
+        connection.asking = Some(buffer);
+        connection.operations += 1;
+        let Request { offset, length, .. } = request;
+        let span = Span { offset: self.shared.base + offset, length, one };
+        let (answers, wake) = (self.answers.0.clone(), self.inbox.wake.clone());
+        let question = Question { client: key, request, span, answers, wake };
+        let asked = self.shared.extents.map(|finder| finder.ask(question));
+        if !matches!(asked, Some(Ok(()))) {
+            self.answer(Answer { client: key, request, extents: span.unknown() });
+        }
+        true
+    }
+
+    /// Replies to the clients whose extents were found.
+    pub(super) fn take_answers(&mut self) {
+        while let Ok(answer) = self.answers.1.try_recv() {
+            let client = answer.client;
+            self.answer(answer);
+            // It may have asked again.
+            self.list(client);
+        }
+    }
+
+    fn answer(&mut self, Answer { client, request, extents }: Answer) {
+        let Some(connection) = self.connections.get_mut(client) else { return };
+        let Some(mut buffer) = connection.asking.take() else { return };
+        connection.operations = connection.operations.saturating_sub(1);
+        if connection.gone {
+            return self.return_memory(client, buffer);
+        }
         let reply = reply::block_status(request.cookie, &extents);
         // The arena is mapped per use, so the slice is available; a page holds the most extents of
         // a reply.
         let page = buffer.as_mut_slice().unwrap_or_default();
         page.iter_mut().zip(&reply).for_each(|(to, from)| *to = *from);
-        self.push(key, Part::Payload { buffer, len: reply.len(), of: None });
-        true
+        self.push(client, Part::Payload { buffer, len: reply.len(), of: None });
     }
 
     /// Has a connection wait for `bytes` of memory.

@@ -1,7 +1,8 @@
 //! All threads of the server.
 
 use super::error::ServeError;
-use super::event_loop::{EventLoop, Inbox, Shared};
+use super::event_loop::{EventLoop, Inbox, MAX_SLEEP, Shared};
+use super::extents::ExtentFinder;
 use super::listener::{Listener, Outbox, accept_all};
 use super::operation::ServeStats;
 use super::payload::Payloads;
@@ -34,7 +35,7 @@ pub(crate) struct ServeOptions<'s> {
     pub(crate) export: &'s Export,
     /// Where it begins in the target.
     pub(crate) base: u64,
-    /// The file behind it, if it is one.
+    /// The file behind it, if it is one: for its extents.
     pub(crate) file: Option<&'s File>,
     /// The server's part of TLS, if clients have to use it.
     pub(crate) tls: Option<&'s Arc<ServerConfig>>,
@@ -77,7 +78,13 @@ pub(crate) fn run(
     let ServeOptions { export, base, file, tls, writable, connections, depth, budget } = options;
     let connected = &AtomicUsize::new(0);
     let stop = &interrupt.child();
-    let shared = Shared { export, base, file, tls, connected, interrupt: stop };
+    let max_sleep = MAX_SLEEP;
+    // Without it everything counts as allocated.
+    let extents = file.map(ExtentFinder::of_file).and_then(|finder| {
+        finder.inspect_err(|error| tracing::debug!("extents are not looked for: {error}")).ok()
+    });
+    let extents = extents.as_ref();
+    let shared = Shared { export, base, extents, tls, connected, interrupt: stop, max_sleep };
     let mut outboxes = Vec::with_capacity(targets.len());
     let mut loops = Vec::with_capacity(targets.len());
     for target in targets {

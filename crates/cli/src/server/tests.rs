@@ -3,6 +3,7 @@
 
 use super::client::Client;
 use super::event_loop::{EventLoop, Inbox, Shared};
+use super::extents::ExtentFinder;
 use super::operation::ServeStats;
 use super::payload::{PAGE, PIECE, Payloads};
 use super::stream::Stream;
@@ -26,6 +27,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+mod background;
 mod commands;
 mod lost;
 mod shares;
@@ -70,6 +72,12 @@ impl Door<'_> {
         let (ours, theirs) = UnixStream::pair().unwrap();
         self.admit(Stream::unix(theirs).unwrap());
         ours
+    }
+
+    /// Ends the event loop.
+    fn close(&self) {
+        self.interrupt.raise();
+        self.wake.signal();
     }
 
     fn admit(&self, stream: Stream) {
@@ -131,16 +139,29 @@ fn run(
     budget: usize,
     test: impl FnOnce([Client; 2], &Door<'_>),
 ) -> (ServeStats, WorkerStats) {
+    run_finding(target, data, budget, None, test)
+}
+
+/// The same, with the extents that `extents` finds.
+fn run_finding(
+    target: &mut (dyn Target<Buffer> + Send),
+    data: &ArenaMemory,
+    budget: usize,
+    extents: Option<&ExtentFinder>,
+    test: impl FnOnce([Client; 2], &Door<'_>),
+) -> (ServeStats, WorkerStats) {
     let flags = TransmissionFlags::all() - TransmissionFlags::READ_ONLY;
     let export = Export::new("", SIZE, flags);
     let (interrupt, connected) = (Interrupt::default(), AtomicUsize::new(2));
     let shared = Shared {
         export: &export,
         base: BASE,
-        file: None,
+        extents,
         tls: None,
         connected: &connected,
         interrupt: &interrupt,
+        // No test ends in time where this stands in for a wake-up.
+        max_sleep: Duration::from_secs(60),
     };
     let (sender, streams) = channel();
     let wake = Arc::new(EventFd::new().unwrap());
@@ -155,7 +176,7 @@ fn run(
         // However the test ends, the loop does.
         let outcome =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(clients, &door)));
-        interrupt.raise();
+        door.close();
         let (clients, target, failed) = served.join().unwrap().unwrap();
         assert!(failed.is_none(), "{failed:?}");
         let stats = (clients, target);
@@ -329,7 +350,7 @@ fn slow_clients_that_hold_all_memory_are_disconnected() {
             assert_eq!(waiting.write(1 << 19, 2, 1 << 16), None);
             assert_eq!(waiting.read(1 << 19, 512), Ok(vec![2; 512]));
             // The remaining client holds memory that no other waits for.
-            door.interrupt.raise();
+            door.close();
         });
     });
     assert!(stats.dropped >= 1, "{stats:?}");

@@ -4,13 +4,13 @@ use super::target::{
     Completion, DataBuffer, Durability, Flusher, Io, IoDirection, Request, SubmitError, Target,
     TargetError, TargetInfo,
 };
+use super::trimmer::{Trimmer, punch};
 use crate::signal::Interrupt;
 use pinfold::Buffer;
 use pinfold::uring::{self, FileError, FileQueue, Fixed, Note, Op, Options};
 use pinfold_core::domain::Pinned;
 use pinfold_nvme::EventFd;
-use rustix::fs::FallocateFlags;
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -26,8 +26,6 @@ pub(crate) const BLOCK: usize = 512;
 /// A system call submits at most this many requests, so that the device has work while more are
 /// prepared.
 const BATCH: usize = 32;
-/// How long an event loop waits for the ring at most; the kernel completes everything.
-const MAX_WAIT: Duration = Duration::from_millis(100);
 
 impl DataBuffer for Buffer {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
@@ -81,8 +79,11 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     /// known.
     measures: bool,
     durability: Durability,
-    /// Flushes beside other requests, if the caller is an event loop.
+    /// Flush and trim beside other requests, if the caller is an event loop.
     flusher: Option<Flusher<(Io, B)>>,
+    trimmer: Option<Trimmer<(Io, B)>>,
+    /// Deallocates a range of the file.
+    punch: fn(&File, u64, u64) -> rustix::io::Result<()>,
 }
 
 impl<'m, B: Pinned> FileTarget<'m, B> {
@@ -135,7 +136,15 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             measures: false,
             durability: Durability::default(),
             flusher: None,
+            trimmer: None,
+            punch,
         })
+    }
+
+    /// Has ranges deallocated by `punch`.
+    #[cfg(test)]
+    pub(crate) fn punching(self, punch: fn(&File, u64, u64) -> rustix::io::Result<()>) -> Self {
+        Self { punch, ..self }
     }
 
     /// Returns what fell back to something slower, and why. The command that raises a limit is
@@ -177,7 +186,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     }
 
     fn complete(&mut self, completed: &mut Vec<Completion<B>>) {
-        self.take_flushed(false);
+        self.take_background(false);
         completed.append(&mut self.executed);
         for done in self.finished.drain(..) {
             let Some(tag) = usize::try_from(done.tag).ok() else { continue };
@@ -194,15 +203,14 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         }
     }
 
-    /// Punches a hole, at once: a queue has no such operation.
+    /// Punches a hole, since a queue has no such operation: at once, or on the thread for that.
     fn trim(&mut self, io: Io, buffer: B) {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let punch = || rustix::fs::fallocate(&self.for_ranges, flags, io.offset, io.len as u64);
-        let trimmed = retry_on_intr(punch);
-        let error =
-            |errno| TargetError::Trim { target: self.info.name.clone(), io: Box::new(io), errno };
-        let result = trimmed.map(|()| io.len).map_err(error);
-        self.executed.push(Completion { io, buffer: Some(buffer), result });
+        let (offset, len) = (io.offset, io.len as u64);
+        if let Some(trimmer) = &mut self.trimmer {
+            return trimmer.push((offset, len), (io, buffer));
+        }
+        let trimmed = (self.punch)(&self.for_ranges, offset, len);
+        self.executed.push(trim_completion(&self.info.name, io, buffer, trimmed));
     }
 
     /// Shares what is known of flushes with the other queues of the same file.
@@ -220,14 +228,32 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
         self.executed.push(flush_completion(&self.info.name, io, buffer, flushed));
     }
 
-    /// Takes what has been flushed on the thread for that, after waiting for it if `wait` is set.
-    fn take_flushed(&mut self, wait: bool) {
-        let Self { flusher, executed, info, .. } = self;
-        let Some(flusher) = flusher else { return };
-        flusher.take(wait, |(io, buffer), flushed| {
-            executed.push(flush_completion(&info.name, io, buffer, flushed));
-        });
+    /// Takes what has been flushed and trimmed on the threads for that, after waiting for some of
+    /// it if `wait` is set.
+    fn take_background(&mut self, wait: bool) {
+        let Self { flusher, trimmer, executed, info, .. } = self;
+        if let Some(flusher) = flusher {
+            flusher.take(wait, |(io, buffer), flushed| {
+                executed.push(flush_completion(&info.name, io, buffer, flushed));
+            });
+        }
+        if let Some(trimmer) = trimmer {
+            trimmer.take(wait && executed.is_empty(), |(io, buffer), trimmed| {
+                executed.push(trim_completion(&info.name, io, buffer, trimmed));
+            });
+        }
     }
+}
+
+fn trim_completion<B>(
+    name: &str,
+    io: Io,
+    buffer: B,
+    trimmed: rustix::io::Result<()>,
+) -> Completion<B> {
+    let error = |errno| TargetError::Trim { target: name.to_owned(), io: Box::new(io), errno };
+    let result = trimmed.map(|()| io.len).map_err(error);
+    Completion { io, buffer: Some(buffer), result }
 }
 
 fn flush_completion<B>(
@@ -296,7 +322,7 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
             self.submit_batch();
         }
         if self.queue.in_flight() == 0 {
-            self.take_flushed(true);
+            self.take_background(true);
         }
         // The call below submits and waits.
         self.note_submitted();
@@ -314,24 +340,30 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         if !self.unsubmitted.is_empty() {
             self.submit_batch();
         }
-        // Without a ring, a submission executes all.
-        if self.executed.is_empty() && self.queue.completion_fd().is_some() {
-            MAX_WAIT
-        } else {
-            Duration::ZERO
-        }
+        // A descriptor or the flusher wakes the caller, or there is something that only a poll
+        // finds.
+        let wakes = self.queue.in_flight() == 0 || self.queue.completion_fd().is_some();
+        if self.executed.is_empty() && wakes { Duration::MAX } else { Duration::ZERO }
     }
 
     fn measure_submission(&mut self) {
         self.measures = true;
     }
 
-    fn flush_in_background(&mut self, wake: &Arc<EventFd>) {
-        let file = self.for_ranges.try_clone();
-        let flusher =
-            file.and_then(|file| Flusher::new(file, self.durability.clone(), wake.clone()));
+    fn work_in_background(&mut self, wake: &Arc<EventFd>) {
+        let flusher = self
+            .for_ranges
+            .try_clone()
+            .and_then(|file| Flusher::new(file, self.durability.clone(), wake.clone()));
         self.flusher = flusher
             .inspect_err(|error| tracing::debug!("flushes are not in the background: {error}"))
+            .ok();
+        let punch = self.punch;
+        let trimmer = self.for_ranges.try_clone().and_then(|file| {
+            Trimmer::new(move |(offset, len)| punch(&file, offset, len), wake.clone())
+        });
+        self.trimmer = trimmer
+            .inspect_err(|error| tracing::debug!("trims are not in the background: {error}"))
             .ok();
     }
 

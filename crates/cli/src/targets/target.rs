@@ -133,14 +133,15 @@ pub(crate) trait Target<B> {
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    /// Has flushes executed beside other requests, if they would keep the caller waiting; `wake` is
-    /// signalled when one has completed.
-    fn flush_in_background(&mut self, wake: &Arc<EventFd>) {
+    /// Has flushes and trims executed beside other requests, if they would keep the caller waiting;
+    /// `wake` is signalled when one has completed.
+    fn work_in_background(&mut self, wake: &Arc<EventFd>) {
         let _ = wake;
     }
     /// Submits what is queued, and prepares for waiting at [`completion_fd`](Self::completion_fd)
     /// until the next completion. Adds to `completed` what it had to give up. Returns how long to
-    /// wait at most before the next poll: zero if that may return something now.
+    /// wait at most before the next poll: zero if that may return something now, and without a
+    /// limit if the descriptor announces every completion.
     fn arm(&mut self, completed: &mut Vec<Completion<B>>) -> Duration {
         let _ = completed;
         Duration::ZERO

@@ -237,7 +237,7 @@ fn a_payload_that_has_begun_is_written_after_the_signal() {
         b.send_payload(Command::WRITE, 2, SIZE, 1 << 20, &[0x55; 1 << 19]);
         let mut c = door.client();
         let_the_loop_turn(&mut c);
-        door.interrupt.raise();
+        door.close();
         assert_eq!(c.0.read(&mut [0]).unwrap(), 0, "it has nothing to finish");
         for client in [&mut a, &mut b] {
             assert_eq!(arrived(client), b"");
