@@ -97,12 +97,15 @@ mod stats;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+mod watch;
 mod window;
 
 pub use backend::{
-    Backend, ExtentCache, PhysExtent, PhysTranslator, PinnedWindows, Properties, TableBackend,
+    Backend, ExtentCache, Generation, Generations, PhysExtent, PhysTranslator, PinnedWindows,
+    Properties, TableBackend, Until,
 };
 pub use error::BackendError;
+pub use late::{deferred_bytes, quarantined_bytes};
 #[cfg(feature = "bench-internals")]
 pub use local::BareAddresses;
 pub use local::DomainLocal;

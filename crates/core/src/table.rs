@@ -46,7 +46,8 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let pages: &'static [TablePage] = Box::leak((0..8).map(|_| TablePage::filled(0)).collect());
-//! let pages = TablePages::new(pages, PhysAddr::new(0x10_0000))?; // where the hardware finds them
+//! // SAFETY: the hardware finds the pages there, and nothing else uses them.
+//! let pages = unsafe { TablePages::new(pages, PhysAddr::new(0x10_0000)) }?;
 //! let table = Table::<VtdSecondStage>::new(pages, 3)?;
 //!
 //! let iova = IovaRange::new(Iova::new(0x4000_0000), 8192)?;

@@ -115,7 +115,7 @@ pub use pinfold_core::access::{self, Access, Bidirectional, FromDevice, ToDevice
 pub use pinfold_core::addr::{self, Iova, IovaRange, PageSize, PhysAddr, Segment};
 pub use pinfold_core::dma_pool::{self, DmaPool};
 pub use pinfold_core::domain::{
-    BackendError, MapError, Mapping, NotQuiesced, Pinned, Revoked, Unrevoked,
+    BackendError, MapError, Mapping, NotQuiesced, Pinned, Revoked, Unrevoked, deferred_bytes,
 };
 pub use pinfold_core::invalidate::{Ticket, WaitError, WaitLimit};
 pub use pinfold_core::mem::DmaMemory;

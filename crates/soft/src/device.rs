@@ -5,6 +5,7 @@ use crate::memory::inside;
 use crate::tlb::{Iotlb, Leaf, WalkCache};
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, PageSize};
+use pinfold_core::domain::Generation;
 use pinfold_core::invalidate::{Descriptor, Scope};
 use pinfold_core::mem::DmaMemory;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +35,7 @@ pub(super) struct State {
     walks_placed_ns: u64,
     walks_end_ns: u64,
     /// The registered memory found last, and the generation of the registry at that time.
-    pub(super) last: Option<(u64, DmaMemory<'static>)>,
+    pub(super) last: Option<(Generation, DmaMemory<'static>)>,
 }
 
 impl State {
@@ -42,7 +43,7 @@ impl State {
     /// is unchanged.
     pub(super) fn last_found(
         &self,
-        generation: u64,
+        generation: Generation,
         addr: usize,
         len: usize,
     ) -> Option<DmaMemory<'static>> {

@@ -9,7 +9,7 @@ use crate::timer::Timer;
 use crate::unit::Unit;
 use pinfold_core::addr::{Iova, PhysAddr};
 use pinfold_core::domain::{
-    BackendError, Domain, DomainId, PhysExtent, PhysTranslator, Pinned, TableBackend,
+    BackendError, Domain, DomainId, Generation, PhysExtent, PhysTranslator, Pinned, TableBackend,
 };
 use pinfold_core::invalidate::{
     Descriptor, FanOut, InvalidationQueue, QueueError, Ticket, WaitLimit,
@@ -230,7 +230,7 @@ impl<Q: InvalidationQueue> PhysTranslator for SoftQueue<Q> {
         self.iommu.extent(memory)
     }
 
-    fn generation(&self) -> u64 {
+    fn generation(&self) -> Generation {
         self.iommu.generation()
     }
 }
@@ -281,7 +281,8 @@ fn with_table<F: Format, Q: InvalidationQueue + 'static>(
     let pages = unsafe { iommu.table_pages() };
     // SAFETY: as above.
     let more = unsafe { iommu.table_memory() };
-    let pages = TablePages::new(pages, iommu.table_phys())?;
+    // SAFETY: `table_phys` is where the walker finds them; the table is the only one that uses them.
+    let pages = unsafe { TablePages::new(pages, iommu.table_phys()) }?;
     let table = Table::<F>::new(pages, config.levels)?.with_phys_bits(config.phys_bits)?;
     let table = table.with_memory(Box::new(more)).with_max_leaf(config.max_leaf);
     let backend = TableBackend::new("soft", queue, table);

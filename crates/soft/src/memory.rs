@@ -211,7 +211,9 @@ impl Tables {
         let (pages, phys) = (std::ptr::from_ref(self.pages(number)), self.phys(number));
         // SAFETY: the chunk is freed with `self`, which lives while the pages are used, as the
         // caller promises.
-        TablePages::new(unsafe { &*pages }, phys).ok()
+        let pages = unsafe { &*pages };
+        // SAFETY: the walker finds the chunk's pages there; they are given to one table.
+        unsafe { TablePages::new(pages, phys) }.ok()
     }
 
     /// Returns the pages of a chunk; none if there is no such chunk.

@@ -8,7 +8,7 @@ use crate::record::{FaultReason, FaultRecord, FaultRegisters, FaultReport};
 use crate::timeline::Clock;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{PhysAddr, PhysRange};
-use pinfold_core::domain::{BackendError, PhysExtent};
+use pinfold_core::domain::{BackendError, Generation, Generations, PhysExtent};
 use pinfold_core::invalidate::{FanOut, InvalidationQueue};
 use pinfold_core::mem::DmaMemory;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
@@ -25,8 +25,8 @@ pub(super) struct Unit {
     /// The number of the root, with the number of levels in the lower 3 bits; 0 means no table.
     root: AtomicU64,
     registry: RwLock<Registry>,
-    /// Incremented when memory is unregistered.
-    generation: AtomicU64,
+    /// Advanced when memory is unregistered.
+    generations: Generations,
     /// The first unit, and the others: what is cached is flushed by the queue of its device's lane.
     first: Arc<Lane>,
     others: Box<[Arc<Lane>]>,
@@ -53,7 +53,7 @@ impl Unit {
             clock,
             root: AtomicU64::new(0),
             registry: RwLock::default(),
-            generation: AtomicU64::new(0),
+            generations: Generations::new(),
             first,
             others,
             sources: AtomicU16::new(8),
@@ -99,7 +99,7 @@ impl Unit {
         if !self.registry.write().unwrap_or_else(PoisonError::into_inner).remove(memory) {
             return;
         }
-        self.generation.fetch_add(1, Ordering::Release);
+        self.generations.advance();
         // A device that found the memory before it left the registry did so under its own lock:
         // afterwards its access has ended and what it found is dropped.
         let removed = |page: &DmaMemory| inside(memory, page.addr(), page.len()).is_some();
@@ -122,9 +122,8 @@ impl Unit {
         Ok(PhysExtent::new(to_usize(start), phys))
     }
 
-    /// Returns how often memory has been unregistered.
-    pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+    pub(super) fn generation(&self) -> Generation {
+        self.generations.current()
     }
 
     /// Returns the registered memory that contains `addr..addr + len`, from `state` if it was found

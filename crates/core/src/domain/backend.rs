@@ -14,6 +14,7 @@ use crate::invalidate::{
 };
 use crate::known_bad::{self, Mistake};
 use crate::mem::DmaMemory;
+use crate::sync::{AtomicU64, Ordering, unique_number};
 use crate::table::{Format, MappedRun, PinnedLeaf, Retired, Table, TableError};
 use alloc::boxed::Box;
 use core::fmt;
@@ -44,12 +45,54 @@ impl Default for Properties {
     }
 }
 
+/// How long a task sleeps at most whose flush does not end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// Until the deadline of its flush, as a [`wait`](Backend::wait) without a limit.
+    Deadline,
+    /// Until the flush has completed, or never can: it is past its deadline already, or nobody
+    /// waits for one.
+    Completion,
+}
+
 /// The owner of a domain's table: software, the kernel, or none.
 ///
-/// Addresses are the domain's: it chooses them, within the mask of a device that has one, and asks
-/// the backend only where they cannot be chosen ([`required_iova`](Self::required_iova)). Flushes
-/// that a map needs (VT-d: caching mode) are the backend's: they have completed when
-/// [`map`](Self::map) returns.
+/// The example `own_backend` of this crate is one in a hundred lines, with its table in static
+/// memory.
+///
+/// # What the domain keeps
+/// - **Addresses** are the domain's: it chooses them, within the mask of a device that has one, and
+///   asks the backend only where they cannot be chosen ([`required_iova`](Self::required_iova)).
+///   Those given to [`map`](Self::map) are free: nothing is mapped there, and what was has been
+///   revoked and its flush has completed. They are as long as the memory, and both begin and end at
+///   multiples of 4096. The domain's space has as many bits as the
+///   [`IovaSpace`](crate::iova::IovaSpace) that it was
+///   created with; what the backend cannot translate of these it refuses
+///   ([`BackendError::Unmappable`]), or the domain is created without
+///   ([`Domain::reserve_range`](super::Domain::reserve_range)).
+/// - **A range given to [`revoke`](Self::revoke) consists of whole maps, of one or of many**: those
+///   that are adjacent in the domain are joined, whoever mapped them, for one call or for the many
+///   of a batch. No range begins or ends inside of what one `map` mapped, except that the pieces of
+///   a payload of several ([`Pinned::piece`](super::Pinned::piece)) are maps of their own. So a
+///   backend that keeps what was mapped, as by its first address, ends *all* that lies in the range,
+///   and not the entry of that address. Each map is revoked once, and before its addresses are used
+///   again.
+/// - Methods are called from any thread, several at once, but never two at once for overlapping
+///   addresses.
+///
+/// # What the backend keeps
+/// - It **refuses memory that is not registered** ([`BackendError::NotRegistered`]): the domain does
+///   not know what is. Memory that is unregistered while it is mapped is out of reach when
+///   [`unregister_memory`](Self::unregister_memory) returns; its ranges are revoked later all the
+///   same, and that is no error.
+/// - A map that fails has changed nothing, unless its error [says so](BackendError::stays_reachable).
+///   In words of its own it refuses by [`BackendError::Refused`].
+/// - Tickets ascend, and complete in this order: when one has completed, all before it have. They
+///   are not reused. [`Ticket::COMPLETED`] is what a revocation returns that needs no flush.
+///   [`check`](Self::check) and [`wait`](Self::wait) of a ticket that has completed return success,
+///   then and ever after, also when the unit has failed since; of one that it never returned they
+///   return an error.
+/// - Flushes that a map needs (VT-d: caching mode) have completed when `map` returns.
 ///
 /// # If a method panics
 /// The domain stays usable, and no device reaches what has been dropped. A payload that was being
@@ -72,7 +115,8 @@ pub trait Backend: Send + Sync {
         Properties::default()
     }
 
-    /// Allows the memory to be mapped until [`unregister_memory`](Self::unregister_memory).
+    /// Allows the memory, whole pages, to be mapped until
+    /// [`unregister_memory`](Self::unregister_memory). What is mapped later is any part of it.
     ///
     /// # Errors
     /// [`BackendError::AlreadyRegistered`] if part of it is registered.
@@ -81,8 +125,8 @@ pub trait Backend: Send + Sync {
     /// The caller keeps the memory valid until `unregister_memory` has returned.
     unsafe fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError>;
 
-    /// Forgets the memory: after this returns, no device reaches it through this backend, whatever
-    /// is mapped.
+    /// Forgets memory, as it was registered: after this returns, no device reaches it through this
+    /// backend, whatever is mapped. Memory that is not registered is none of its.
     fn unregister_memory(&self, memory: DmaMemory);
 
     /// Returns where memory has to be mapped if that cannot be chosen: without translation, at its
@@ -96,16 +140,20 @@ pub trait Backend: Send + Sync {
         Ok(None)
     }
 
-    /// Maps `memory` at `iova` for `access`. When it returns, the device finds it.
+    /// Maps `memory` at `iova` for `access`. When it returns, the device finds it, and has no other
+    /// access there.
     ///
     /// # Errors
-    /// Nothing has changed and no device reaches the memory, unless the error
+    /// [`BackendError::NotRegistered`] if part of the memory is not registered, and others. Nothing
+    /// has changed and no device reaches the memory, unless the error
     /// [says so](BackendError::stays_reachable).
     fn map(&self, iova: IovaRange, memory: DmaMemory, access: Access) -> Result<(), BackendError>;
 
-    /// Revokes access to all of `ranges` and requests one flush for them. The device may reach them
-    /// until the ticket has completed; by then all earlier tickets have completed too. Those in a
-    /// window of [`windows`](Self::windows) come with its pin. Allocates nothing.
+    /// Revokes access to all of `ranges`, each of which is the union of one or more whole maps, and
+    /// requests one flush for them. The device may reach them until the ticket has completed; by
+    /// then all earlier tickets have completed too. Those in a window of
+    /// [`windows`](Self::windows) come with its pin. Without any range nothing is to be flushed, as
+    /// [`Ticket::COMPLETED`] says. Allocates nothing.
     ///
     /// # Errors
     /// A device may reach any of the ranges for good.
@@ -114,8 +162,22 @@ pub trait Backend: Send + Sync {
         ranges: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
     ) -> Result<Ticket, BackendError>;
 
+    /// Revokes access to one range, as [`revoke`](Self::revoke) does.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    fn revoke_one(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+    ) -> Result<Ticket, BackendError> {
+        self.revoke(&mut core::iter::once((range, pin)))
+    }
+
     /// Returns whether the flush has completed, without waiting: `Pending` while it is in flight,
-    /// else how a [`wait`](Self::wait) without a limit ends. [`Ticket::NEVER`] is never completed.
+    /// else how a [`wait`](Self::wait) without a limit ends; success for good once it has completed.
+    /// [`Ticket::NEVER`] is never completed.
     fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>>;
 
     /// Waits until the flush has completed: until its deadline has passed, or with a limit for that
@@ -127,13 +189,17 @@ pub trait Backend: Send + Sync {
     fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError>;
 
     /// Wakes `waker` when [`check`](Self::check) of a pending ticket may have changed: at the
-    /// latest when the flush completes, fails or passes its deadline, and at once if it has. The
-    /// caller checks again after this returns.
+    /// latest when the flush completes or fails or, with [`Until::Deadline`], passes its deadline,
+    /// and at once if it has. The caller checks again after this returns.
+    ///
+    /// It may wake early, but not in a loop, and holds no lock of its own while it does: the woken
+    /// task may use the domain. The domain itself waits so for what it holds
+    /// ([`Domain::release_late`](super::Domain::release_late)), and releases it where it is woken.
     ///
     /// By default at once, which is right for a backend whose tickets complete before they are
     /// returned. One whose flushes take time overrides it, with a source of its own.
-    fn wake(&self, ticket: Ticket, waker: &Waker) {
-        let _ = ticket;
+    fn wake(&self, ticket: Ticket, until: Until, waker: &Waker) {
+        let _ = (ticket, until);
         waker.wake_by_ref();
     }
 
@@ -180,6 +246,9 @@ pub trait PinnedWindows {
 }
 
 /// Translates memory of this process to physical addresses.
+///
+/// The addresses are believed: they become leaves of a table, and what is there is what a device
+/// reaches. So they are those of the memory asked for, and stay so while it is registered.
 pub trait PhysTranslator: Send + Sync {
     /// Allows the memory to be given to devices.
     ///
@@ -202,9 +271,10 @@ pub trait PhysTranslator: Send + Sync {
     /// [`BackendError::NotRegistered`] if any part of `memory` is not registered.
     fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError>;
 
-    /// Returns a number that changes when memory is unregistered. An extent that was found after it
-    /// was read is valid for as long as it stays the same: [`ExtentCache`] relies on that.
-    fn generation(&self) -> u64;
+    /// Returns what changes when memory is unregistered, the [current](Generations::current) one of
+    /// its own [`Generations`]. An extent that was found after it was read is valid for as long as
+    /// it stays the same: [`ExtentCache`] relies on that.
+    fn generation(&self) -> Generation;
 
     /// Returns the physically contiguous run at the start of `memory`: a multiple of 4096 bytes, at
     /// most its length.
@@ -213,6 +283,39 @@ pub trait PhysTranslator: Send + Sync {
     /// [`BackendError::NotRegistered`].
     fn run(&self, memory: DmaMemory) -> Result<PhysRange, BackendError> {
         run_in(self.extent(memory)?, memory)
+    }
+}
+
+/// What one [`PhysTranslator`] has registered at one time: no other translator, and no other time,
+/// has the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Generation(u64);
+
+/// The generations of one [`PhysTranslator`].
+#[derive(Debug)]
+pub struct Generations(AtomicU64);
+
+impl Generations {
+    /// Begins with one that no other has had.
+    pub fn new() -> Self {
+        Self(AtomicU64::new(unique_number()))
+    }
+
+    /// Returns the current one.
+    #[inline(always)]
+    pub fn current(&self) -> Generation {
+        Generation(self.0.load(Ordering::Acquire))
+    }
+
+    /// Begins the next one, when memory has been unregistered.
+    pub fn advance(&self) {
+        self.0.store(unique_number(), Ordering::Release);
+    }
+}
+
+impl Default for Generations {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -268,7 +371,7 @@ impl PhysExtent {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct ExtentCache {
-    last: Option<(u64, PhysExtent)>,
+    last: Option<(Generation, PhysExtent)>,
 }
 
 impl ExtentCache {
@@ -278,7 +381,7 @@ impl ExtentCache {
     }
 
     /// Returns what [`PhysTranslator::run`] returns for `memory`, from the extent found last if
-    /// that contains it and nothing has been unregistered since.
+    /// that contains it, was found by the same translator, and nothing has been unregistered since.
     ///
     /// The caller keeps `memory` registered during the call: if it is unregistered meanwhile, this
     /// may return the physical addresses that it had.
@@ -471,9 +574,20 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> TableBackend<F, Q> {
         if known_bad::makes(Mistake::FlushBeforeClear) {
             return self.flush_then_clear(ranges);
         }
+        let Some((first, pin)) = ranges.next() else { return Ok(Ticket::COMPLETED) };
+        self.clear_from(first, pin, ranges)
+    }
+
+    /// Clears `first`, and the ranges behind it.
+    #[inline(always)]
+    fn clear_from<'r>(
+        &self,
+        first: IovaRange,
+        pin: Option<&PinnedLeaf>,
+        mut ranges: impl Iterator<Item = Cleared<'r>>,
+    ) -> Result<Ticket, TableError> {
         self.reclaim();
         let mut retired = Retired::new();
-        let Some((first, pin)) = ranges.next() else { return Ok(Ticket::COMPLETED) };
         self.clear_one(first, pin, &mut retired)?;
         match ranges.next() {
             // One range, which needs no list.
@@ -642,6 +756,19 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         Ok(self.clear(ranges)?)
     }
 
+    #[inline]
+    fn revoke_one(
+        &self,
+        range: IovaRange,
+        pin: Option<&PinnedLeaf>,
+    ) -> Result<Ticket, BackendError> {
+        #[cfg(any(test, feature = "known-bad"))]
+        if known_bad::makes(Mistake::FlushBeforeClear) {
+            return Ok(self.flush_then_clear(&mut core::iter::once((range, pin)))?);
+        }
+        Ok(self.clear_from(range, pin, core::iter::empty())?)
+    }
+
     fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
         self.invalidator.check(ticket).map_err(Into::into)
     }
@@ -654,8 +781,8 @@ impl<F: Format, Q: InvalidationQueue + PhysTranslator> Backend for TableBackend<
         Ok(waited?)
     }
 
-    fn wake(&self, ticket: Ticket, waker: &Waker) {
-        self.invalidator.wake(ticket, waker);
+    fn wake(&self, ticket: Ticket, until: Until, waker: &Waker) {
+        self.invalidator.wake(ticket, until == Until::Deadline, waker);
     }
 
     fn windows(&self) -> Option<&dyn PinnedWindows> {

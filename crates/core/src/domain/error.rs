@@ -4,6 +4,7 @@ use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitError};
 use crate::iova::IovaError;
 use crate::table::TableError;
+use alloc::borrow::Cow;
 use alloc::string::String;
 
 /// An error of a domain or its backend. Nothing has changed when one is returned, unless it says
@@ -86,10 +87,18 @@ pub enum BackendError {
         /// The failure of the flush.
         flush: WaitError,
     },
-    /// The kernel's table has no entry left.
+    /// A backend of the program's own refuses the map, for a reason of its own.
+    #[error("cannot map {iova}: {reason}")]
+    Refused {
+        /// The range.
+        iova: IovaRange,
+        /// The reason: the value, the limit, and the next step.
+        reason: Cow<'static, str>,
+    },
+    /// The table, which is the kernel's or the program's own, has no entry left.
     #[error(
-        "all {limit} entries that the kernel allows an I/O address space are in use: map fewer and larger ranges (such as \
-         an arena with MappingPolicy::Whole), or raise the limit: {remedy}"
+        "all {limit} entries of this I/O address space are in use: map fewer and larger ranges (such as an arena with \
+         MappingPolicy::Whole), or raise the limit: {remedy}"
     )]
     NoEntries {
         /// The number of entries.

@@ -16,6 +16,8 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::collections::btree_map::OccupiedEntry;
 use core::mem::ManuallyDrop;
+// Not those of `sync`: totals of the process, which order nothing.
+use core::sync::atomic::AtomicU64 as Total;
 
 /// When a device no longer reaches a buffer.
 #[derive(Clone, Copy)]
@@ -52,6 +54,31 @@ pub(super) struct PendingRelease {
     pub(super) mapped: bool,
 }
 
+/// Buffers of all domains that are held until a flush completes, in bytes.
+static DEFERRED: Total = Total::new(0);
+/// Buffers of all domains that are never released, in bytes.
+static QUARANTINED: Total = Total::new(0);
+
+/// Returns how many bytes of buffers all domains of this process hold until a late flush completes:
+/// the sum of [`DomainStats::deferred_bytes`](super::DomainStats::deferred_bytes), those of domains
+/// to which the program has no handle any more included. Each buffer keeps what it is a part of, as
+/// its arena.
+pub fn deferred_bytes() -> u64 {
+    DEFERRED.load(Ordering::Relaxed)
+}
+
+/// Returns how many bytes of buffers all domains of this process have quarantined: a device may
+/// reach them for good. What owners of memory have quarantined by themselves
+/// ([`Domain::count_quarantined`](super::Domain::count_quarantined)) is not in it.
+pub fn quarantined_bytes() -> u64 {
+    QUARANTINED.load(Ordering::Relaxed)
+}
+
+/// Counts a buffer that a domain never releases.
+pub(super) fn count_quarantined(bytes: u64) {
+    QUARANTINED.fetch_add(bytes, Ordering::Relaxed);
+}
+
 pub(super) struct PendingReleases {
     held: Mutex<Queue>,
     /// The first ticket of those held; [`Ticket::NEVER`] if there are none.
@@ -59,6 +86,8 @@ pub(super) struct PendingReleases {
     /// Whether a thread is releasing: a payload that is dropped may release others, which would
     /// nest without a bound.
     releasing: AtomicBool,
+    /// Whether the domain is to be woken by the backend, or a thread is arranging that.
+    watched: AtomicBool,
 }
 
 type Key = (Ticket, u64);
@@ -69,6 +98,26 @@ struct Queue {
     by_ticket: BTreeMap<Key, PendingRelease>,
     next: u64,
     bytes: u64,
+}
+
+impl Queue {
+    fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        DEFERRED.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn remove(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+        DEFERRED.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Queue {
+    /// Leaves the buffers leaked: the flushes that they wait for can no longer be observed.
+    fn drop(&mut self) {
+        count_quarantined(self.bytes);
+        self.remove(self.bytes);
+    }
 }
 
 /// The right to release, until it is dropped.
@@ -88,6 +137,7 @@ impl PendingReleases {
             held: Mutex::new(Queue::default()),
             first: AtomicU64::new(Ticket::NEVER.0),
             releasing: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
         }
     }
 
@@ -100,7 +150,7 @@ impl PendingReleases {
         let mut held = self.held.lock();
         let key = (release.due.ticket(), held.next);
         held.next += 1;
-        held.bytes += release.addresses.iova.len();
+        held.add(release.addresses.iova.len());
         held.by_ticket.insert(key, release);
         self.update_first(&held);
     }
@@ -111,6 +161,18 @@ impl PendingReleases {
         (!self.releasing.swap(true, Ordering::AcqRel)).then(|| Releasing(&self.releasing))
     }
 
+    /// Returns whether the caller is to arrange that the domain is woken: to exactly one thread
+    /// until [`unwatch`](Self::unwatch).
+    pub(super) fn try_watch(&self) -> bool {
+        !self.watched.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends the watch. The caller looks for what is held afterwards: others have left that to it.
+    pub(super) fn unwatch(&self) {
+        // A read-modify-write, as in `Releasing`.
+        self.watched.swap(false, Ordering::AcqRel);
+    }
+
     /// Removes the first for which something is to be done before it has a ticket. O(log buffers
     /// held).
     pub(super) fn pop_unfinished(&self) -> Option<PendingRelease> {
@@ -118,7 +180,7 @@ impl PendingReleases {
         let unfinished =
             |first: &OccupiedEntry<'_, Key, PendingRelease>| first.get().due.is_unfinished();
         let release = held.by_ticket.first_entry().filter(unfinished)?.remove();
-        held.bytes -= release.addresses.iova.len();
+        held.remove(release.addresses.iova.len());
         self.update_first(&held);
         Some(release)
     }
@@ -132,7 +194,7 @@ impl PendingReleases {
         };
         let first = held.by_ticket.first_entry().filter(ready)?;
         let release = first.remove();
-        held.bytes -= release.addresses.iova.len();
+        held.remove(release.addresses.iova.len());
         self.update_first(&held);
         Some(release)
     }

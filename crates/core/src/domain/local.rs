@@ -68,8 +68,8 @@ impl DomainLocal {
         payload: P,
         direction: D,
     ) -> Result<Mapping<P, D>, MapError<P>> {
-        let (payload, addresses) =
-            self.domain.map_payload(&mut self.owner, payload, direction, None)?;
+        let mapped = self.domain.map_payload(&mut self.owner, payload, direction, None);
+        let (payload, addresses) = mapped.map_err(|error| error.watched(|| self.domain.share()))?;
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
     }
 
@@ -84,8 +84,8 @@ impl DomainLocal {
         direction: D,
         limit: Iova,
     ) -> Result<Mapping<P, D>, MapError<P>> {
-        let (payload, addresses) =
-            self.domain.map_payload(&mut self.owner, payload, direction, Some(limit))?;
+        let mapped = self.domain.map_payload(&mut self.owner, payload, direction, Some(limit));
+        let (payload, addresses) = mapped.map_err(|error| error.watched(|| self.domain.share()))?;
         Ok(Mapping::new(self.domain.issue(), payload, addresses))
     }
 

@@ -8,15 +8,17 @@ use super::late::Due;
 use super::owner::{Anyone, Caller, MAX_BYTES, Owner};
 use super::stats::BackendStats;
 use super::window::{Addresses, Origin};
-use super::{Backend, BackendError, Domain};
-use crate::access::Access;
-use crate::addr::IovaRange;
+use super::{Backend, BackendError, Domain, DomainId, Pinned, Until};
+use crate::access::{Access, FromDevice};
+use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
-use crate::sync::{AtomicU64, Ordering, UnsafeCell};
+use crate::sync::{AtomicU64, Mutex, Ordering, UnsafeCell};
 use crate::table::PinnedLeaf;
-use core::task::Poll;
+use alloc::vec::Vec;
+use core::ptr::NonNull;
+use core::task::{Poll, Waker};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -273,5 +275,104 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         other.join().unwrap();
         assert_eq!(std::sync::Arc::strong_count(&dropped), 1);
         assert_eq!((domain.stats().deferred, domain.space.iovas.stats().bytes_in_use), (0, 0));
+    });
+}
+
+/// Completes its tickets when it is told, and wakes who waits for them.
+#[derive(Default)]
+struct Waking {
+    last: AtomicU64,
+    done: AtomicU64,
+    wakers: Mutex<Vec<(Ticket, Waker)>>,
+}
+
+impl Waking {
+    fn complete(&self, ticket: Ticket) {
+        let mut wakers = self.wakers.lock();
+        self.done.store(ticket.0, Ordering::Release);
+        let due: Vec<_> = wakers.extract_if(.., |(awaited, _)| *awaited <= ticket).collect();
+        drop(wakers);
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+impl Backend for Arc<Waking> {
+    fn name(&self) -> &'static str {
+        "waking"
+    }
+    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn unregister_memory(&self, _: DmaMemory) {}
+    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn revoke(
+        &self,
+        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
+    ) -> Result<Ticket, BackendError> {
+        Ok(Ticket(self.last.fetch_add(1, Ordering::Relaxed) + 1))
+    }
+    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
+        match self.done.load(Ordering::Acquire) >= ticket.0 {
+            true => Poll::Ready(Ok(())),
+            false => Poll::Pending,
+        }
+    }
+    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
+        Ok(())
+    }
+    fn wake(&self, ticket: Ticket, _: Until, waker: &Waker) {
+        let mut wakers = self.wakers.lock();
+        if self.done.load(Ordering::Acquire) < ticket.0 {
+            return wakers.push((ticket, waker.clone()));
+        }
+        drop(wakers);
+        waker.wake_by_ref();
+    }
+    fn stats(&self) -> BackendStats {
+        BackendStats::default()
+    }
+}
+
+/// Counts its drop; nothing touches its memory.
+struct Piece(Arc<AtomicU64>);
+
+// SAFETY: only its addresses are used.
+unsafe impl Pinned for Piece {
+    fn memory(&self) -> DmaMemory<'_> {
+        // SAFETY: as above.
+        unsafe { DmaMemory::from_raw(NonNull::without_provenance(4096.try_into().unwrap()), 4096) }
+    }
+    fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
+        None
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Two threads leave a buffer each with the domain while a third completes their flushes: whatever
+/// each of them sees of the others, both are freed, and no further call is needed.
+#[test]
+fn loom_what_is_held_is_freed_by_the_wake_that_completes_it() {
+    explore(2, || {
+        let (backend, drops) = (Arc::new(Waking::default()), Arc::new(AtomicU64::new(0)));
+        let domain = Domain::new(Box::new(Arc::clone(&backend)), IovaSpace::new(39).unwrap());
+        let revoke = || domain.map(Piece(Arc::clone(&drops)), FromDevice).unwrap().revoke();
+        let (first, second) = (revoke(), revoke());
+        let dropping = thread::spawn(move || drop(first.quiesced()));
+        let completing = {
+            let backend = Arc::clone(&backend);
+            thread::spawn(move || backend.complete(Ticket(2)))
+        };
+        drop(second.quiesced());
+        dropping.join().unwrap();
+        completing.join().unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 2);
+        assert!(backend.wakers.lock().is_empty());
     });
 }

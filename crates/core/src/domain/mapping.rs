@@ -8,6 +8,7 @@ use super::revoked::{MappedPayload, Revoked};
 use super::space::{
     Domain, DomainId, PAGE_BYTES, Payload, Pinned, Space, alignment, check_pages, pieces,
 };
+use super::watch::watch;
 use super::window::{Addresses, Origin};
 use crate::access::{Access, Direction};
 use crate::addr::{Iova, IovaRange, PageSize, Segment};
@@ -24,8 +25,12 @@ use core::marker::PhantomData;
 ///
 /// It owns what it refers to: it keeps its domain, and can be stored in a struct beside it.
 ///
-/// Dropping it revokes access, waits, and drops the payload. If the flush is late, the domain holds
-/// the payload until it completes; if it never completes, the payload is quarantined.
+/// Dropping it revokes access, waits, and drops the payload. It waits at most until the deadline of
+/// the flush: [`InvalidationQueue::limit`](crate::invalidate::InvalidationQueue::limit) from its
+/// submission, by default 5 s on the software IOMMU, and no time where the kernel keeps the table.
+/// If the flush is late, the domain holds the payload until it completes; if it never completes,
+/// the payload is quarantined. To end one without waiting, [`revoke`](Self::revoke) it and drop the
+/// [future](Revoked::quiesced).
 #[must_use = "dropping a mapping revokes the device's access"]
 pub struct Mapping<P: Pinned, D: Direction>(DropGuard<MappedPayload<P>>, PhantomData<D>);
 
@@ -220,6 +225,17 @@ pub struct MapError<P> {
     pub error: BackendError,
 }
 
+impl<P> MapError<P> {
+    /// Has the domain woken for a payload that it holds now.
+    #[cold]
+    pub(super) fn watched(self, domain: impl FnOnce() -> Shared<Space>) -> Self {
+        if self.payload.is_none() {
+            watch(&domain());
+        }
+        self
+    }
+}
+
 impl<P> fmt::Debug for MapError<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MapError").field("error", &self.error).finish_non_exhaustive()
@@ -277,7 +293,7 @@ struct Unmapped<'d, P> {
 impl<P> CleanUp for Unmapped<'_, P> {
     fn clean_up(self) {
         core::mem::forget(self.payload);
-        self.domain.count_quarantined(self.bytes);
+        self.domain.count_lost(self.bytes);
     }
 }
 
@@ -310,7 +326,8 @@ impl Domain {
         payload: P,
         direction: D,
     ) -> Result<Mapping<P, D>, MapError<P>> {
-        let (payload, addresses) = self.space.map_payload(&mut Anyone, payload, direction, None)?;
+        let mapped = self.space.map_payload(&mut Anyone, payload, direction, None);
+        let (payload, addresses) = mapped.map_err(|error| error.watched(|| self.space.clone()))?;
         Ok(Mapping::new(self.space.clone(), payload, addresses))
     }
 
@@ -328,8 +345,8 @@ impl Domain {
         direction: D,
         limit: Iova,
     ) -> Result<Mapping<P, D>, MapError<P>> {
-        let (payload, addresses) =
-            self.space.map_payload(&mut Anyone, payload, direction, Some(limit))?;
+        let mapped = self.space.map_payload(&mut Anyone, payload, direction, Some(limit));
+        let (payload, addresses) = mapped.map_err(|error| error.watched(|| self.space.clone()))?;
         Ok(Mapping::new(self.space.clone(), payload, addresses))
     }
 }
@@ -562,9 +579,7 @@ impl Space {
     fn undo_map(&self, addresses: &Addresses, len: u64, error: BackendError) -> BackendError {
         let iova = addresses.iova;
         let Some(part) = iova.part(0, len) else { return error };
-        let Ok(ticket) =
-            self.call(|backend| backend.revoke(&mut core::iter::once((part, addresses.pin()))))
-        else {
+        let Ok(ticket) = self.call(|backend| backend.revoke_one(part, addresses.pin())) else {
             return BackendError::NotRevoked;
         };
         match self.call(|backend| backend.wait(ticket, None)) {
@@ -599,6 +614,15 @@ impl Space {
 }
 
 impl Domain {
+    /// Revokes access and waits, as [`Mapping::unmap`] does. Takes a [`Mapping`], of any direction,
+    /// or one without its direction.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn unmap<P: Pinned>(&self, mapping: impl Into<Unrevoked<P>>) -> Result<P, BackendError> {
+        Ok(mapping.into().revoke().wait()?)
+    }
+
     /// Revokes many mappings with one flush, and appends them to `revoked`. Each item is a
     /// [`Mapping`] or, to mix reads and writes, an [`Unrevoked`].
     ///

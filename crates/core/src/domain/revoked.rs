@@ -3,10 +3,12 @@
 //! that polls or waits; [`Quiesced`], the same as a future; and the release of buffers that the
 //! domain holds ([`Domain::release_late`]).
 
+use super::backend::Until;
 use super::error::BackendError;
 use super::late::{Due, PendingRelease};
 use super::owner::{Anyone, Caller};
 use super::space::{Domain, Pinned, Space};
+use super::watch::watch;
 use super::window::{Addresses, Origin};
 use crate::addr::IovaRange;
 use crate::drop_guard::{CleanUp, DropGuard};
@@ -51,8 +53,8 @@ impl<P: Pinned> MappedPayload<P> {
     pub(super) fn revoke(&mut self, caller: &mut impl Caller) {
         self.domain.release_late();
         self.begin_revoke(caller);
-        let Some(range) = self.to_revoke() else { return };
-        let revoked = self.domain.call(|backend| backend.revoke(&mut core::iter::once(range)));
+        let Some((range, pin)) = self.to_revoke() else { return };
+        let revoked = self.domain.call(|backend| backend.revoke_one(range, pin));
         if let Ok(ticket) = revoked {
             self.set_ticket(ticket);
             self.domain.limit_held(caller, ticket);
@@ -153,6 +155,7 @@ impl<P: Pinned> MappedPayload<P> {
             domain.counts().count_no_longer_held(addresses.held_bytes());
         }
         domain.keep_reachable(payload, addresses, due, true);
+        watch(&domain);
     }
 
     /// Drops the payload if it is quiesced, and else leaves it with the domain until its flush
@@ -231,9 +234,11 @@ impl<P: Pinned> CleanUp for Unfinished<P> {
 /// `revoked.await` waits in an `async` function; [`quiesced`](Self::quiesced) is the future itself,
 /// for an executor.
 ///
-/// Dropping it waits, unless a wait has failed before, and drops the payload. If the flush is late,
-/// the domain holds the payload until it completes; if it never completes, the payload is
-/// quarantined.
+/// Dropping it waits, unless a wait has failed before, and drops the payload: at most until the
+/// deadline of the flush (5 s from its submission by default on the software IOMMU; no time where
+/// the kernel keeps the table). If the flush is late, the domain holds the payload until it
+/// completes; if it never completes, the payload is quarantined. To drop without waiting, drop its
+/// [future](Self::quiesced).
 #[must_use = "the buffer is held until its ticket has completed: poll() or wait()"]
 pub struct Revoked<P: Pinned>(pub(super) DropGuard<MappedPayload<P>>);
 
@@ -344,9 +349,24 @@ impl<P: Pinned> Revoked<P> {
 
     /// Wakes `waker` once, when [`check`](Self::check) may find more than now, and at once if it
     /// does: so check again after this returns. It may wake early, and then is called again.
+    ///
+    /// Where a [`wait`](Self::wait) has found the flush late, the deadline wakes no more: only its
+    /// end does.
     pub fn wake(&self, waker: &Waker) {
         let ticket = self.0.ticket();
-        self.0.domain.call(|backend| backend.wake(ticket, waker));
+        let until = if self.0.late { Until::Completion } else { Until::Deadline };
+        self.0.domain.call(|backend| backend.wake(ticket, until, waker));
+    }
+
+    /// Returns what its future finds: as [`check`](Self::check), but a flush that is known to be
+    /// late is awaited until it ends.
+    fn check_again(&self) -> Poll<Result<(), BackendError>> {
+        match self.check() {
+            Poll::Ready(Err(error)) if self.0.late && error.late_ticket().is_some() => {
+                Poll::Pending
+            }
+            checked => checked,
+        }
     }
 
     /// Drops the payload if it is quiesced, and else leaves it with the domain, without waiting.
@@ -402,7 +422,7 @@ struct Abandoned<'d>(&'d Space, PendingRelease);
 impl CleanUp for Abandoned<'_> {
     fn clean_up(self) {
         // The payload stays leaked.
-        self.0.count_quarantined(self.1.addresses.iova.len());
+        self.0.count_lost(self.1.addresses.iova.len());
     }
 }
 
@@ -410,10 +430,14 @@ impl Domain {
     /// Drops the buffers whose late flush has completed, and returns how many are still held. O(1)
     /// while none is.
     ///
-    /// Maps, revocations and waits do this too; a program that makes none calls it to recover its
-    /// memory.
+    /// Maps, revocations and waits do this too, and the domain by itself: its backend
+    /// [wakes](super::Backend::wake) it when the flush has completed, also where the program has
+    /// dropped every handle. A payload is then dropped by the thread that wakes. Where a backend
+    /// cannot wake (it panicked, or does so at once), a program that makes no calls calls this.
     pub fn release_late(&self) -> u64 {
-        self.space.release_late()
+        self.space.release_late();
+        watch(&self.space);
+        self.space.pending.len()
     }
 }
 
@@ -452,7 +476,7 @@ impl Space {
     ) {
         if matches!(due, Due::Never) {
             core::mem::forget(payload);
-            return self.count_quarantined(addresses.iova.len());
+            return self.count_lost(addresses.iova.len());
         }
         let payload = ManuallyDrop::new(Box::new(payload) as Box<dyn Send>);
         self.pending.push(PendingRelease { payload, addresses, due, mapped });
@@ -466,9 +490,8 @@ impl Space {
         *due = match *due {
             Due::Revocation => {
                 self.counts().count_revoked(0);
-                let revoked = self.call(|backend| {
-                    backend.revoke(&mut core::iter::once((addresses.iova, addresses.pin())))
-                });
+                let revoked =
+                    self.call(|backend| backend.revoke_one(addresses.iova, addresses.pin()));
                 revoked.map_or(Due::Never, Due::At)
             }
             known => known,
@@ -498,7 +521,7 @@ impl Space {
             while let Some(release) = self.pending.pop_unfinished() {
                 let release = self.make_up_for(release);
                 if matches!(release.due, Due::Never) {
-                    self.count_quarantined(release.addresses.iova.len());
+                    self.count_lost(release.addresses.iova.len());
                 } else {
                     self.pending.push(release);
                 }
@@ -513,7 +536,7 @@ impl Space {
                 self.finish_unmap(&mut Anyone, release.addresses);
             }
             while failed && let Some(release) = self.pending.pop(|_| true) {
-                self.count_quarantined(release.addresses.iova.len());
+                self.count_lost(release.addresses.iova.len());
             }
             drop(releasing);
             // Another call that found buffers due meanwhile left them to this one.
@@ -528,9 +551,14 @@ impl Space {
 ///
 /// It needs no particular executor, and does not keep one busy: between polls it waits for the
 /// backend to [wake](super::Backend::wake) it when the flush has completed or its deadline has
-/// passed. Dropping it early never waits: the domain holds the buffer until its flush has
-/// completed, as after a late flush ([`Domain::release_late`]). Where it was the last handle of its
-/// domain, a buffer whose flush has not completed is quarantined.
+/// passed. Past the deadline it resolves to [`NotQuiesced`] with the buffer, whose next future has
+/// no deadline: it waits until the flush has completed or never can, so a program that wants to
+/// give up again brings a timer of its own.
+///
+/// Dropping it early never waits, and drops the buffer: the domain holds it until its flush has
+/// completed, and then frees it ([`Domain::release_late`]), also where this was the last handle of
+/// its domain. To keep the buffer, poll the future by reference (`&mut future` in a `select!`) and
+/// await it again.
 #[must_use = "the buffer is held until its ticket has completed: await it"]
 pub struct Quiesced<P: Pinned>(Option<Revoked<P>>);
 
@@ -560,11 +588,11 @@ impl<P: Pinned> Future for Quiesced<P> {
     /// After completion it stays pending.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(revoked) = &self.0 else { return Poll::Pending };
-        let mut checked = revoked.check();
+        let mut checked = revoked.check_again();
         if checked.is_pending() {
             revoked.wake(context.waker());
             // It may have completed before the waker was registered.
-            checked = revoked.check();
+            checked = revoked.check_again();
         }
         let Poll::Ready(result) = checked else { return Poll::Pending };
         let Some(revoked) = self.0.take() else { return Poll::Pending };

@@ -4,7 +4,7 @@
 
 use super::backend::Backend;
 use super::error::BackendError;
-use super::late::PendingReleases;
+use super::late::{self, PendingReleases};
 use super::stats::{Counts, DomainStats, Sum, Writers};
 use super::window::{OwnerShared, SlotBox};
 use crate::access::{Access, Direction};
@@ -182,6 +182,12 @@ impl Space {
         }
     }
 
+    /// Counts a payload that is never released, because a device may reach it for good.
+    pub(super) fn count_lost(&self, bytes: u64) {
+        late::count_quarantined(bytes);
+        self.count_quarantined(bytes);
+    }
+
     /// Counts memory that is never reused, because a device may reach it for good.
     pub(super) fn count_quarantined(&self, bytes: u64) {
         self.quarantined.fetch_add(1, Ordering::Relaxed);
@@ -190,7 +196,8 @@ impl Space {
 }
 
 impl Drop for Space {
-    /// Leaves pending buffers leaked: their flush can no longer be observed.
+    /// Releases what has completed. The rest stays leaked: only a backend that did not promise to
+    /// wake the domain lets it end before.
     fn drop(&mut self) {
         if !self.is_unwinding() {
             self.release_late();
@@ -395,6 +402,12 @@ impl Statics {
 /// stays where it is, valid, and the value's alone (if the value is leaked, for good), except that
 /// others may access what lies outside all extents as with a [`DmaMemory`]. While the value is not
 /// borrowed, no reference into the memory exists. A value with a `fixed_iova` has one piece.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be mapped: it is not pinned memory that the value owns",
+    label = "a device would reach memory that may move, or be freed while it is mapped",
+    note = "allocate a buffer of an arena (`arena.alloc(len)`), or hand memory that the program has to an `OwnedMemory` \
+            and map its pieces"
+)]
 pub unsafe trait Pinned: Send + 'static {
     /// Returns the memory. Start and length are multiples of 4096.
     fn memory(&self) -> DmaMemory<'_>;
@@ -435,6 +448,12 @@ pub(super) fn pieces<P: Pinned + ?Sized>(payload: &P) -> impl Iterator<Item = Dm
 /// Until the value is dropped, wherever it is moved: `segment` and `domain` return the same, and
 /// every segment is part of a live mapping, in that domain and for direction `D`, that the value
 /// holds.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not mapped for a device's access `{D}`",
+    label = "this transfer needs a mapping for `{D}`",
+    note = "a device reads what is mapped `ToDevice` and writes what is mapped `FromDevice`; a buffer that is not mapped \
+            is mapped first: `domain.map(buffer, {D})`"
+)]
 pub unsafe trait Payload<D: Direction> {
     /// Returns segment `index`; `None` after the last.
     fn segment(&self, index: usize) -> Option<Segment>;

@@ -45,8 +45,7 @@ impl Domain {
             return Err(BackendError::OtherDomain { iova });
         }
         self.space.statics.remove(iova);
-        let ticket =
-            self.space.call(|backend| backend.revoke(&mut core::iter::once((iova, None))))?;
+        let ticket = self.space.call(|backend| backend.revoke_one(iova, None))?;
         self.space.call(|backend| backend.wait(ticket, None))?;
         mapping.release();
         Ok(())

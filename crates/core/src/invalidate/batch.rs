@@ -454,7 +454,8 @@ impl FlightCell {
 
     /// Whether a thread has claimed it at this moment.
     pub(super) fn is_claimed(&self) -> bool {
-        self.claimed.load(Ordering::Relaxed)
+        // Acquire: who finds it released sees what the claim has submitted and published.
+        self.claimed.load(Ordering::Acquire)
     }
 
     /// Returns the right to access the flight, unless another thread has it. Never waits.

@@ -453,16 +453,26 @@ impl<Q: InvalidationQueue> Invalidator<Q> {
     }
 
     /// Wakes `waker` when a [`check`](Self::check) of `ticket` may find more than now: when its
-    /// flush has completed or passed its deadline, or when the check can submit it. The caller
-    /// checks again after this returns.
-    pub(crate) fn wake(&self, ticket: Ticket, waker: &Waker) {
+    /// flush has completed or, if `to_deadline`, passed its deadline, or when the check can submit
+    /// it. The caller checks again after this returns.
+    pub(crate) fn wake(&self, ticket: Ticket, to_deadline: bool, waker: &Waker) {
         let submitted = ticket.0 <= self.submitted.load(Ordering::Acquire);
-        // Deadlines count from the oldest batch in flight.
+        let deadline_ns = if to_deadline { self.deadline_ns() } else { u64::MAX };
+        self.queue.wake(submitted.then_some(ticket), deadline_ns, waker);
+        // A thread that is submitting has taken out the batch before this request was in it, and
+        // its own may complete at once: the queue then has nothing to wake for. If it has ended,
+        // the caller's check submits the request.
+        if !submitted && self.flight.is_claimed() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Returns when a wait that begins now would end at the latest: deadlines count from the oldest
+    /// batch in flight.
+    fn deadline_ns(&self) -> u64 {
         let oldest = Ticket(self.completed.load(Ordering::Acquire).saturating_add(1));
         let since_ns = self.clock.since_ns(oldest).or_else(|| self.queue.now_ns());
-        let deadline_ns =
-            since_ns.map_or(u64::MAX, |since| since.saturating_add(self.queue.limit().time_ns));
-        self.queue.wake(submitted.then_some(ticket), deadline_ns, waker);
+        since_ns.map_or(u64::MAX, |since| since.saturating_add(self.queue.limit().time_ns))
     }
 
     /// Waits until the flush has completed, or for `limit` from now: for a ticket past its

@@ -87,9 +87,9 @@ pub trait InvalidationQueue: Send + Sync {
     }
 
     /// Wakes `waker` when [`completed`](Self::completed) has reached `ticket`, the unit has aborted
-    /// or failed, or its clock has reached `deadline_ns`; without a ticket, when the queue may
-    /// accept more than it does now. At once, if that is so already. It may wake early, but not in
-    /// a loop.
+    /// or failed, or its clock has reached `deadline_ns` (`u64::MAX`: never); without a ticket, when
+    /// `completed` or [`accepts`](Self::accepts) is above what it is now. At once, if that is so
+    /// already. It may wake early, but not in a loop.
     ///
     /// By default at once, which is right for a queue whose flushes have completed when
     /// [`submit`](Self::submit) returns. One whose flushes take time overrides it with a source of

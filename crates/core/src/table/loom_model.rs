@@ -24,7 +24,7 @@ fn bench(pages: usize) -> Arc<Bench> {
     let owned: Box<[TablePage]> = (0..pages).map(|_| TablePage::filled(0)).collect();
     // SAFETY: the pages live as long as the table, and are changed by it alone.
     let pages = unsafe { &*core::ptr::from_ref(&*owned) };
-    let pages = TablePages::new(pages, PhysAddr::new(0x7000_0000)).unwrap();
+    let pages = TablePages::of_a_test(pages, PhysAddr::new(0x7000_0000)).unwrap();
     Arc::new(Bench { table: Table::new(pages, 3).unwrap(), _pages: owned })
 }
 

@@ -45,13 +45,15 @@ impl TablePages {
 
     /// The table pages `pages`, which the hardware finds at `phys`. They need not be zero.
     ///
-    /// They are a table's from here on: nothing else may write them, and they must not be mapped
-    /// for any device.
-    ///
     /// # Errors
     /// [`TableError::BadPages`] where there is not one page, or more than 2^27 - 1, or where `phys`
     /// is no multiple of 4096, or the end is beyond 2^52.
-    pub fn new(pages: &'static [TablePage], phys: PhysAddr) -> Result<Self, TableError> {
+    ///
+    /// # Safety
+    /// If hardware walks the table: the pages are contiguous at `phys`, or it would follow links to
+    /// other memory and take its contents for entries. They are one table's from here on: nothing
+    /// else writes them, and no device reaches them.
+    pub unsafe fn new(pages: &'static [TablePage], phys: PhysAddr) -> Result<Self, TableError> {
         let bad = TableError::BadPages { phys, len: size_of_val(pages) };
         let count = u32::try_from(pages.len()).map_err(|_| bad)?;
         let end = phys.checked_add(u64::from(count) * 4096).ok_or(bad)?;
@@ -63,6 +65,16 @@ impl TablePages {
             return Err(bad);
         }
         Ok(Self { pages, phys, count })
+    }
+
+    /// Creates those of a test, which no hardware walks.
+    #[cfg(test)]
+    pub(crate) fn of_a_test(
+        pages: &'static [TablePage],
+        phys: PhysAddr,
+    ) -> Result<Self, TableError> {
+        // SAFETY: no hardware walks them; a test that changes them besides the table says so.
+        unsafe { Self::new(pages, phys) }
     }
 
     /// Returns the pages.
@@ -100,7 +112,8 @@ impl TablePages {
 ///     fn grow(&self, pages: u32) -> Option<TablePages> {
 ///         let phys = self.0.fetch_add(u64::from(pages) * 4096, Ordering::Relaxed);
 ///         let pages = (0..pages).map(|_| TablePage::filled(0)).collect();
-///         TablePages::new(Vec::leak(pages), PhysAddr::new(phys)).ok()
+///         // SAFETY: no hardware walks the table; the pages are nobody else's.
+///         unsafe { TablePages::new(Vec::leak(pages), PhysAddr::new(phys)) }.ok()
 ///     }
 ///     fn advice(&self) -> &'static str {
 ///         "add memory to the machine"

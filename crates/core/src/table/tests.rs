@@ -51,8 +51,11 @@ impl TableMemory for Pieces {
         let first = self.given.load(Ordering::SeqCst);
         let end = self.pages.len().min(first + pages as usize);
         self.given.store(end, Ordering::SeqCst);
-        TablePages::new(&self.pages[first..end], PhysAddr::new(TABLES.raw() + first as u64 * 4096))
-            .ok()
+        TablePages::of_a_test(
+            &self.pages[first..end],
+            PhysAddr::new(TABLES.raw() + first as u64 * 4096),
+        )
+        .ok()
     }
     fn advice(&self) -> &'static str {
         ADVICE
@@ -142,14 +145,14 @@ fn bad_arguments_are_refused() {
     ));
     assert!(matches!(b.map(K4, !0xfff, 2 * K4), Err(TableError::PhysOutside { .. })));
     assert_eq!(b.table.map(r, phys, Access::empty()), Err(TableError::NoAccess { range: r }));
-    let pages = TablePages::new(b.pages, TABLES).unwrap();
+    let pages = TablePages::of_a_test(b.pages, TABLES).unwrap();
     assert!(matches!(
         Table::<VtdSecondStage>::new(pages, 2),
         Err(TableError::Levels { levels: 2, min: 3, .. })
     ));
-    assert!(TablePages::new(b.pages, PhysAddr::new(8)).is_err());
-    assert!(TablePages::new(&[], TABLES).is_err());
-    assert!(TablePages::new(b.pages, PhysAddr::new(1 << 52)).is_err());
+    assert!(TablePages::of_a_test(b.pages, PhysAddr::new(8)).is_err());
+    assert!(TablePages::of_a_test(&[], TABLES).is_err());
+    assert!(TablePages::of_a_test(b.pages, PhysAddr::new(1 << 52)).is_err());
     b.is_pristine();
 }
 
@@ -216,7 +219,7 @@ fn a_table_of_tiny_chunks_stops_at_their_number() {
             static NEXT: AtomicUsize = AtomicUsize::new(1);
             let page = Box::leak(Box::new([TablePage::filled(0)]));
             let phys = NEXT.fetch_add(2, Ordering::SeqCst) as u64 * 4096;
-            TablePages::new(page, PhysAddr::new(phys)).ok()
+            TablePages::of_a_test(page, PhysAddr::new(phys)).ok()
         }
         fn advice(&self) -> &'static str {
             ADVICE
@@ -322,7 +325,7 @@ fn a_page_emptied_while_its_old_flush_is_pending_waits_for_another() {
 fn pages_of_another_table_are_returned() {
     let (a, b): (Bench, Bench) = (bench(8, 3), bench(8, 3));
     // Both benches claim the same physical address; give one another.
-    let pages = TablePages::new(b.pages, PhysAddr::new(0x1000_0000)).unwrap();
+    let pages = TablePages::of_a_test(b.pages, PhysAddr::new(0x1000_0000)).unwrap();
     let other = Table::<VtdSecondStage>::new(pages, 3).unwrap();
     a.map(0, 0, K4).unwrap();
     let mut retired = Retired::new();

@@ -342,11 +342,13 @@ pub enum MappingPolicy {
 
 static QUARANTINED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how many bytes of arenas and of [`OwnedMemory`](super::OwnedMemory) this process has
-/// quarantined: memory that was in use when its arena was dropped, or that a device may still
-/// reach.
+/// Returns how many bytes of arenas, of [`OwnedMemory`](super::OwnedMemory) and of their buffers
+/// this process has quarantined: memory that was in use when its arena was dropped, or that a
+/// device may reach for good. A buffer that a domain has quarantined keeps its arena, which is not
+/// counted. What waits for a flush that is only late is in
+/// [`deferred_bytes`](crate::deferred_bytes).
 pub fn quarantined_bytes() -> u64 {
-    QUARANTINED_BYTES.load(Ordering::Relaxed)
+    QUARANTINED_BYTES.load(Ordering::Relaxed) + pinfold_core::domain::quarantined_bytes()
 }
 
 /// Counts memory that is leaked from here on.

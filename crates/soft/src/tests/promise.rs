@@ -49,7 +49,9 @@ fn walk_through_a_retired_table_page() -> (Result<u32, FaultKind>, bool) {
     let config = SoftConfig { effect, flush_cost, table_bytes: 5 * PAGE, ..SoftConfig::default() };
     let iommu = SoftIommu::new(config).unwrap();
     // SAFETY: the table holds the IOMMU by its queue.
-    let pages = TablePages::new(unsafe { iommu.table_pages() }, iommu.table_phys()).unwrap();
+    let pages = unsafe { iommu.table_pages() };
+    // SAFETY: where the walker finds them; this is the only table.
+    let pages = unsafe { TablePages::new(pages, iommu.table_phys()) }.unwrap();
     let table = Table::<VtdSecondStage>::new(pages, 4).unwrap();
     let backend = TableBackend::new("test", iommu.queue(), table);
     iommu.attach(backend.root(), 4);

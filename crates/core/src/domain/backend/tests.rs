@@ -1,7 +1,7 @@
 use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr, PhysRange};
-use crate::domain::{Backend, BackendError, PhysExtent, PinnedWindows};
+use crate::domain::{Backend, BackendError, Generation, Generations, PhysExtent, PinnedWindows};
 use crate::invalidate::{
     Descriptor, Flush, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitError, WaitLimit,
 };
@@ -28,7 +28,7 @@ const RW: Access = Access::READ.union(Access::WRITE);
 #[derive(Default)]
 struct Scattered {
     missing: std::sync::Mutex<BTreeSet<usize>>,
-    generation: AtomicU64,
+    generations: Generations,
     /// Extents that were looked up.
     looked_up: AtomicU64,
     submitted: AtomicU64,
@@ -117,8 +117,8 @@ impl PhysTranslator for Scattered {
         // Every page lies twice as far from the start as in this process.
         Ok(PhysExtent::new(addr, PhysRange::new(PhysAddr::new((addr as u64) << 1), PAGE).unwrap()))
     }
-    fn generation(&self) -> u64 {
-        self.generation.load(Ordering::SeqCst)
+    fn generation(&self) -> Generation {
+        self.generations.current()
     }
 }
 
@@ -140,7 +140,7 @@ fn at(page: u64, pages: u64) -> IovaRange {
 /// A table of a few pages, that the test leaks (a table may outlive every test).
 fn paged(pages: usize, sink: Scattered) -> TableBackend<VtdSecondStage, Scattered> {
     let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
-    let pages = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
+    let pages = TablePages::of_a_test(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
     TableBackend::new("test", sink, Table::new(pages, 3).unwrap())
 }
 
@@ -179,7 +179,7 @@ fn an_extent_is_looked_up_once_per_generation() {
     // The start decides: the run ends where the extent does, and the rest is another look-up.
     assert_eq!(cache.run(&translator, memory), Ok(phys(0)));
     translator.missing.lock().unwrap().insert(memory.addr());
-    translator.generation.store(1, Ordering::SeqCst);
+    translator.generations.advance();
     assert!(matches!(cache.run(&translator, page(0)), Err(BackendError::NotRegistered { .. })));
     assert_eq!(translator.looked_up.load(Ordering::SeqCst), 4);
 }

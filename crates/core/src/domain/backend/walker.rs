@@ -2,7 +2,7 @@
 //! it walked through.
 
 use crate::addr::{PhysAddr, PhysRange};
-use crate::domain::{BackendError, PhysExtent, PhysTranslator};
+use crate::domain::{BackendError, Generation, Generations, PhysExtent, PhysTranslator};
 use crate::invalidate::{Descriptor, FlushCosts, InvalidationQueue, QueueError, Ticket, WaitLimit};
 use crate::mem::DmaMemory;
 use crate::sync::{AtomicU64, Mutex, Ordering};
@@ -23,6 +23,7 @@ pub(super) struct Walker {
     /// since.)
     pub(super) found_present_by_any: AtomicU64,
     submitted: AtomicU64,
+    generations: Generations,
 }
 
 impl Walker {
@@ -31,11 +32,19 @@ impl Walker {
     pub(super) fn new(pages: usize) -> (Self, TablePages) {
         let pages: &'static [TablePage] =
             Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
-        let table = TablePages::new(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
+        let table =
+            TablePages::of_a_test(pages, PhysAddr::new(pages.as_ptr().addr() as u64)).unwrap();
         let zero = || AtomicU64::new(0);
         let (found_present, found_present_by_any, submitted) = (zero(), zero(), zero());
         (
-            Self { pages, held: Mutex::new(None), found_present, found_present_by_any, submitted },
+            Self {
+                pages,
+                held: Mutex::new(None),
+                found_present,
+                found_present_by_any,
+                submitted,
+                generations: Generations::new(),
+            },
             table,
         )
     }
@@ -129,8 +138,8 @@ impl PhysTranslator for Walker {
         let phys = PhysRange::new(PhysAddr::new(memory.addr() as u64), 4096).unwrap();
         Ok(PhysExtent::new(memory.addr(), phys))
     }
-    fn generation(&self) -> u64 {
-        0
+    fn generation(&self) -> Generation {
+        self.generations.current()
     }
 }
 

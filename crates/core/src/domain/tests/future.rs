@@ -124,3 +124,46 @@ fn a_future_of_what_cannot_be_revoked_ends() {
         Poll::Ready(Err(NotQuiesced { revoked: None, error: BackendError::NotRevoked }))
     ));
 }
+
+/// A future that has found its flush late gives the buffer back once; the next one waits for the
+/// flush, is woken by it, and by nothing else.
+#[test]
+fn a_late_buffer_is_awaited_until_its_flush_completes() {
+    let (mock, domain, drops) = domain();
+    let late = domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke().wait();
+    let late = late.unwrap_err().revoked.expect("it is late");
+    set(&mock.overdue);
+    assert!(late.check().is_ready(), "a wait would end at once");
+    let ticket = late.ticket();
+    let mut again = task(late.quiesced());
+    for _ in 0..3 {
+        assert!(poll(&mut again).is_pending());
+    }
+    assert_eq!((woken(&again), mock.until.load(Ordering::SeqCst)), (0, 2));
+    complete(&mock, ticket);
+    assert_eq!(woken(&again), 3, "once for each poll: the mock keeps all");
+    let Poll::Ready(Ok(buf)) = poll(&mut again) else { panic!("its flush has completed") };
+    drop(buf);
+    assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (0, 1));
+}
+
+/// The same of a future whose deadline passes while it waits: it resolves, and its buffer can be
+/// awaited; and of one that can never complete.
+#[test]
+fn a_future_resolves_at_its_deadline_and_its_buffer_is_awaited() {
+    let (mock, domain, drops) = domain();
+    let mut first =
+        task(domain.map(Buf::new(1, &drops), Bidirectional).unwrap().revoke().quiesced());
+    assert!(poll(&mut first).is_pending());
+    assert_eq!(mock.until.load(Ordering::SeqCst), 1);
+    set(&mock.overdue);
+    let Poll::Ready(Err(NotQuiesced { revoked: Some(late), .. })) = poll(&mut first) else {
+        panic!("its deadline has passed")
+    };
+    let mut again = task(late.quiesced());
+    assert!(poll(&mut again).is_pending());
+    set(&mock.failed);
+    let ended = poll(&mut again);
+    assert!(matches!(ended, Poll::Ready(Err(NotQuiesced { revoked: None, .. }))));
+    assert_eq!(domain.stats().quarantined, 1);
+}

@@ -83,6 +83,39 @@ fn pieces_that_may_be_reached_after_a_failed_map_are_held_or_quarantined() {
     assert_eq!((domain.stats().quarantined, drops.load(Ordering::SeqCst)), (1, 2));
 }
 
+/// A later piece that stays reachable for good decides, however the revocation of those before it
+/// ends: in time, late, or not at all.
+#[test]
+fn pieces_with_one_that_cannot_be_revoked_are_quarantined() {
+    for how in 0..3 {
+        let (mock, domain, drops) = domain();
+        set(&mock.sticks_for_good);
+        match how {
+            0 => set(&mock.obliging),
+            1 => {}
+            _ => set(&mock.failed),
+        }
+        let stuck = domain.map(scattered([2, 9], &drops), Bidirectional).map(drop).unwrap_err();
+        assert_eq!(stuck.error, BackendError::NotRevoked, "{how}");
+        assert!(stuck.payload.is_none());
+        complete(&mock, Ticket(1));
+        let stats = domain.stats();
+        assert_eq!((stats.deferred, stats.quarantined, stats.quarantined_bytes), (0, 1, 11 * 4096));
+        assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 0), "{how}");
+    }
+}
+
+/// The revocation of the first piece fails for good, though nothing else does.
+#[test]
+fn pieces_whose_unit_fails_in_the_rollback_are_quarantined() {
+    let (mock, domain, drops) = domain();
+    set(&mock.failed);
+    let stuck = domain.map(scattered([2, 9], &drops), Bidirectional).map(drop).unwrap_err();
+    assert!(stuck.payload.is_none() && stuck.error.late_ticket().is_none());
+    assert!(matches!(stuck.error, BackendError::RollbackIncomplete { .. }), "{}", stuck.error);
+    assert_eq!((domain.stats().deferred, domain.stats().quarantined), (0, 1));
+}
+
 fn limit(bits: u32) -> Iova {
     Iova::new((1 << bits) - 1)
 }

@@ -28,6 +28,17 @@ pub(super) struct Mock {
     pub(super) completes_at_wake: AtomicBool,
     /// The tasks that wait for a ticket: woken by [`complete`], and by nothing else.
     pub(super) wakers: Mutex<Vec<(Ticket, Waker)>>,
+    /// What is refused stays reachable for good.
+    pub(super) sticks_for_good: AtomicBool,
+    /// Panics instead of registering a waker.
+    pub(super) wake_panics: AtomicBool,
+    /// Wakes at once, whatever has completed.
+    pub(super) wakes_at_once: AtomicBool,
+    pub(super) wakes: AtomicU64,
+    /// How the last waker waits: 1 until the deadline, 2 until the flush completes.
+    pub(super) until: AtomicU64,
+    /// What has not completed is past its deadline.
+    pub(super) overdue: AtomicBool,
     /// Ranges revoked.
     pub(super) ranges: AtomicU64,
 }
@@ -49,6 +60,9 @@ impl Backend for Arc<Mock> {
         if self.stick.load(Ordering::SeqCst) {
             let flush = WaitError::TimedOut { ticket: Ticket(1), waited_ns: 0, polls: 0 };
             return Err(BackendError::RollbackIncomplete { iova, flush });
+        }
+        if memory.len() > 8 * PAGE && self.sticks_for_good.load(Ordering::SeqCst) {
+            return Err(BackendError::NotRevoked);
         }
         if memory.len() > 8 * PAGE {
             return Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() });
@@ -91,6 +105,9 @@ impl Backend for Arc<Mock> {
         }
         match self.failed.load(Ordering::SeqCst) {
             true => Poll::Ready(Err(WaitError::UnitFailed { ticket }.into())),
+            false if self.overdue.load(Ordering::SeqCst) => {
+                Poll::Ready(Err(WaitError::TimedOut { ticket, waited_ns: 0, polls: 0 }.into()))
+            }
             false => Poll::Pending,
         }
     }
@@ -105,7 +122,13 @@ impl Backend for Arc<Mock> {
             Poll::Pending => Err(flush.into()),
         }
     }
-    fn wake(&self, ticket: Ticket, waker: &Waker) {
+    fn wake(&self, ticket: Ticket, until: Until, waker: &Waker) {
+        self.until.store(1 + u64::from(until == Until::Completion), Ordering::SeqCst);
+        self.wakes.fetch_add(1, Ordering::SeqCst);
+        assert!(!self.wake_panics.load(Ordering::SeqCst), "a backend");
+        if self.wakes_at_once.load(Ordering::SeqCst) {
+            return waker.wake_by_ref();
+        }
         if self.completes_at_wake.load(Ordering::SeqCst) {
             self.done.fetch_max(ticket.0, Ordering::SeqCst);
         }

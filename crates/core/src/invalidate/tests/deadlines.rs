@@ -178,3 +178,89 @@ fn a_flush_that_completes_while_a_wait_finds_out_that_it_is_over_has_completed()
         assert_eq!(inv.stats().timed_out, 0);
     }
 }
+
+/// A queue with a clock that a test sets, which records how tasks wait.
+#[derive(Default)]
+struct Clocked {
+    now_ns: core::sync::atomic::AtomicU64,
+    done: core::sync::atomic::AtomicU64,
+    waiting: std::sync::Mutex<Vec<(Option<Ticket>, u64)>>,
+    /// Called while a batch is submitted.
+    meanwhile: std::sync::OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl InvalidationQueue for Clocked {
+    fn submit(&self, _: &[Descriptor], _: Option<Ticket>) -> Result<(), QueueError> {
+        self.meanwhile.get().inspect(|meanwhile| meanwhile());
+        Ok(())
+    }
+    fn completed(&self) -> Ticket {
+        Ticket(self.done.load(Ordering::SeqCst))
+    }
+    fn wake(&self, ticket: Option<Ticket>, deadline_ns: u64, _: &core::task::Waker) {
+        self.waiting.lock().unwrap().push((ticket, deadline_ns));
+    }
+    fn now_ns(&self) -> Option<u64> {
+        Some(self.now_ns.load(Ordering::SeqCst))
+    }
+    fn limit(&self) -> WaitLimit {
+        WaitLimit { time_ns: 100, polls: u64::MAX }
+    }
+    fn queue_depth(&self) -> u64 {
+        2
+    }
+}
+
+/// A task sleeps as long as a wait may take: until the deadline of the oldest batch in flight.
+#[test]
+fn the_deadline_of_a_task_is_that_of_the_oldest_batch() {
+    let inv = Invalidator::new(Clocked::default());
+    let waiting = |ticket, to_deadline| {
+        inv.wake(ticket, to_deadline, core::task::Waker::noop());
+        inv.queue().waiting.lock().unwrap().pop().unwrap()
+    };
+    let request = |now_ns| {
+        inv.queue().now_ns.store(now_ns, Ordering::SeqCst);
+        inv.request_one(flush(now_ns, 1))
+    };
+    let (first, second, third) = (request(10), request(50), request(60));
+    assert_eq!(waiting(first, true), (Some(first), 110));
+    assert_eq!(waiting(second, true), (Some(second), 110));
+    assert_eq!(waiting(third, true), (None, 110), "it gathers: two may be in flight");
+    assert_eq!(waiting(second, false), (Some(second), u64::MAX));
+    inv.queue().done.store(1, Ordering::SeqCst);
+    assert!(inv.is_completed(first));
+    assert_eq!(waiting(second, true), (Some(second), 150));
+    assert_eq!(waiting(third, true), (Some(third), 150));
+    inv.queue().done.store(3, Ordering::SeqCst);
+    assert!(inv.is_completed(third));
+    inv.queue().now_ns.store(1000, Ordering::SeqCst);
+    assert_eq!(waiting(Ticket(4), true), (None, 1100), "nothing is in flight: from now");
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Woken(core::sync::atomic::AtomicU64);
+
+impl std::task::Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// While a batch is being submitted, what is requested then has no event to be woken by.
+#[test]
+fn a_task_behind_a_thread_that_submits_is_woken_at_once() {
+    let inv: &'static Invalidator<Clocked> =
+        Box::leak(Box::new(Invalidator::new(Clocked::default())));
+    let woken = std::sync::Arc::new(Woken::default());
+    let waker = core::task::Waker::from(std::sync::Arc::clone(&woken));
+    let meanwhile = Box::new(move || inv.wake(Ticket(2), true, &waker));
+    assert!(inv.queue().meanwhile.set(meanwhile).is_ok());
+    inv.request_one(flush(1, 1));
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    let waker = core::task::Waker::from(std::sync::Arc::clone(&woken));
+    inv.wake(Ticket(2), true, &waker);
+    inv.wake(Ticket(1), true, &waker);
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1, "only then");
+}

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 /// The pages of a table, and all of them again.
 fn twice(pages: usize) -> (&'static [TablePage], TablePages) {
     let pages: &'static [TablePage] = Box::leak((0..pages).map(|_| TablePage::filled(0)).collect());
-    (pages, TablePages::new(pages, TABLES).unwrap())
+    (pages, TablePages::of_a_test(pages, TABLES).unwrap())
 }
 
 #[test]
@@ -50,7 +50,8 @@ fn pages_retired_from_a_table_are_not_those_of_a_later_one_in_the_same_memory() 
         table.clear(range(0, K4), &mut old).unwrap();
     }
     assert_eq!(old.len(), 1);
-    let table = Table::<VtdSecondStage>::new(TablePages::new(pages, TABLES).unwrap(), 3).unwrap();
+    let table =
+        Table::<VtdSecondStage>::new(TablePages::of_a_test(pages, TABLES).unwrap(), 3).unwrap();
     assert!(table.retired_ranges(&old).is_err());
     assert!(table.collect_retired(&mut old).is_err());
     let old = table.reclaim(old).expect_err("pages of another table");

@@ -121,7 +121,7 @@ fn the_first_stage_translates_the_lower_half_and_grants_reads() {
             Err(TableError::Outside { range: beyond, bits: 47 })
         );
     }
-    let pages = TablePages::new(b.pages, TABLES).unwrap();
+    let pages = TablePages::of_a_test(b.pages, TABLES).unwrap();
     let three = Table::<VtdFirstStage>::new(pages, 3).map(drop);
     assert!(matches!(three, Err(TableError::Levels { levels: 3, min: 4, max: 5, .. })));
 }

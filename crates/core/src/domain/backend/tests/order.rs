@@ -21,6 +21,18 @@ fn gathered_pages_wait_for_the_latest_of_their_tickets() {
     }
 }
 
+/// Two translators know different memory: what one has found is nothing to the other.
+#[test]
+fn an_extent_of_another_translator_is_not_taken() {
+    let (here, there, mut cache) = (Scattered::default(), Scattered::default(), ExtentCache::new());
+    cache.run(&here, nowhere(1)).unwrap();
+    there.missing.lock().unwrap().insert(nowhere(1).addr());
+    let refused = cache.run(&there, nowhere(1));
+    assert!(matches!(refused, Err(BackendError::NotRegistered { .. })), "{refused:?}");
+    cache.run(&here, nowhere(1)).unwrap();
+    assert_eq!(here.looked_up.load(Ordering::SeqCst), 1, "and the first is still known");
+}
+
 /// Memory that is unregistered while its extent is looked up is looked up again.
 #[test]
 fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
@@ -32,10 +44,10 @@ fn an_extent_found_while_memory_is_unregistered_is_not_kept() {
         fn unregister_memory(&self, _: DmaMemory) {}
         fn extent(&self, memory: DmaMemory) -> Result<PhysExtent, BackendError> {
             let found = self.0.extent(memory);
-            self.0.generation.fetch_add(1, Ordering::SeqCst);
+            self.0.generations.advance();
             found
         }
-        fn generation(&self) -> u64 {
+        fn generation(&self) -> Generation {
             self.0.generation()
         }
     }

@@ -1,0 +1,100 @@
+//! The domain's own wait for the buffers that it holds until a flush completes: so that they are
+//! freed although no thread calls the domain any more.
+//!
+//! Such a buffer may keep the domain itself: it keeps its arena, which is mapped into the domain.
+//! What is registered with the backend therefore keeps the domain too, until it is woken; it then
+//! releases what is due, and with it perhaps the last handle of all three.
+
+use super::backend::Until;
+use super::space::Space;
+use crate::drop_guard::{CleanUp, DropGuard};
+use crate::invalidate::Ticket;
+use crate::share::Shared;
+use crate::sync::{AtomicU8, Ordering, relax};
+use alloc::sync::Arc;
+use alloc::task::Wake;
+use core::task::Waker;
+
+/// How often a watch is begun anew if the backend wakes at once and nothing has completed: another
+/// thread may just be submitting the flush.
+const ATTEMPTS: u32 = 80;
+
+/// The waker is being registered.
+const BEGINS: u8 = 0;
+/// It is registered, and has not been woken.
+const WAITS: u8 = 1;
+const WOKEN: u8 = 2;
+
+/// Releases what is due when it is woken.
+struct Watcher {
+    domain: Shared<Space>,
+    state: AtomicU8,
+}
+
+/// A watch that ends if the backend panics, or wakes at once.
+struct Beginning<'d>(&'d Space);
+
+impl CleanUp for Beginning<'_> {
+    fn clean_up(self) {
+        self.0.pending.unwatch();
+    }
+}
+
+/// Has the backend wake the domain when the first buffer that it holds may be due, unless that has
+/// been arranged.
+///
+/// Without effect while a thread unwinds from a panic of the backend, and where the backend wakes at
+/// once each time: then the next call of the domain releases what is due.
+#[cold]
+pub(super) fn watch(domain: &Shared<Space>) {
+    for attempt in 0..ATTEMPTS {
+        let first = domain.pending.first();
+        if first == Ticket::NEVER || domain.is_unwinding() || !domain.pending.try_watch() {
+            return;
+        }
+        let beginning = DropGuard::new(Beginning(domain));
+        let state = AtomicU8::new(BEGINS);
+        let watcher = Arc::new(Watcher { domain: domain.clone(), state });
+        let waker = Waker::from(Arc::clone(&watcher));
+        domain.call(|backend| backend.wake(first, Until::Completion, &waker));
+        let begun =
+            watcher.state.compare_exchange(BEGINS, WAITS, Ordering::AcqRel, Ordering::Acquire);
+        if begun.is_ok() {
+            beginning.into_inner();
+            // It may have completed before the waker was registered.
+            release(domain);
+            return;
+        }
+        drop(beginning);
+        release(domain);
+        if domain.pending.first() == first {
+            relax(attempt);
+        }
+    }
+}
+
+/// Releases what is due: all of it, also where the drop of a payload panics. That has no caller who
+/// could go on with the rest.
+fn release(domain: &Space) {
+    #[cfg(any(test, loom, feature = "std"))]
+    loop {
+        let held = domain.pending.len();
+        let released = std::panic::AssertUnwindSafe(|| domain.release_late());
+        // A panic of the backend has released nothing, and is not repeated.
+        if std::panic::catch_unwind(released).is_ok() || domain.pending.len() >= held {
+            return;
+        }
+    }
+    #[cfg(not(any(test, loom, feature = "std")))]
+    domain.release_late();
+}
+
+impl Wake for Watcher {
+    fn wake(self: Arc<Self>) {
+        if self.state.swap(WOKEN, Ordering::AcqRel) == WAITS {
+            self.domain.pending.unwatch();
+            release(&self.domain);
+            watch(&self.domain);
+        }
+    }
+}
