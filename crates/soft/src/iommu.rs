@@ -159,9 +159,11 @@ impl<Q: InvalidationQueue> InvalidationQueue for SoftQueue<Q> {
     #[inline]
     fn submit(&self, descriptors: &[Descriptor], wait: Option<Ticket>) -> Result<(), QueueError> {
         let submitted = self.units.submit(descriptors, wait);
-        if submitted == Err(QueueError::Failed) {
+        match submitted {
+            Ok(()) => self.timer.note_submission(&self.iommu),
             // Requests in flight have no event any more.
-            self.timer.look_again();
+            Err(QueueError::Failed) => self.timer.look_again(),
+            Err(_) => {}
         }
         submitted
     }

@@ -182,6 +182,12 @@ impl Unit {
         self.lanes().map(|lane| lane.next_ns()).min().unwrap_or(u64::MAX)
     }
 
+    /// Orders the caller behind all submissions that have ended: it sees their events. One that has
+    /// not sees what the caller has stored before.
+    pub(super) fn see_submissions(&self) {
+        self.lanes().for_each(|lane| lane.see_submissions());
+    }
+
     /// Executes what is due in all units.
     pub(super) fn advance(&self) {
         for lane in self.lanes() {

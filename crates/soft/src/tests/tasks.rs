@@ -188,6 +188,74 @@ fn each_task_of_a_flush_is_woken_whatever_the_others_do() {
     }
 }
 
+/// A future whose flush is late resolves once, and the next one waits until the flush has completed.
+#[test]
+fn a_late_future_is_awaited_again() {
+    let config = SoftConfig {
+        flush_cost: Duration::from_millis(200),
+        timeout: Duration::from_millis(1),
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let (failed, _) = block_on(revoked(&domain, &bus).quiesced());
+    let late = failed.err().and_then(|failed| failed.revoked).expect("the flush is late");
+    let (ended, polls) = block_on(late.quiesced());
+    drop(ended.unwrap());
+    assert!(polls <= 4, "{polls} polls");
+    assert_eq!((domain.stats().live, domain.stats().deferred), (0, 0));
+}
+
+/// Counts the polls of many tasks, each of which is polled when it is woken.
+struct Many {
+    ready: Mutex<Vec<usize>>,
+    thread: Thread,
+}
+
+struct One(Arc<Many>, usize);
+
+impl Wake for One {
+    fn wake(self: Arc<Self>) {
+        self.0.ready.lock().unwrap().push(self.1);
+        self.0.thread.unpark();
+    }
+}
+
+/// The queue is full, and tasks gather behind it: none is polled before a batch has completed.
+#[test]
+fn tasks_behind_a_full_queue_sleep() {
+    const TASKS: usize = 2_000;
+    let config = SoftConfig {
+        flush_cost: Duration::from_millis(100),
+        timeout: Duration::from_secs(3600),
+        queue_depth: 1,
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let many =
+        Arc::new(Many { ready: Mutex::new((0..TASKS).collect()), thread: std::thread::current() });
+    let wakers: Vec<_> =
+        (0..TASKS).map(|task| Waker::from(Arc::new(One(Arc::clone(&many), task)))).collect();
+    let mut tasks: Vec<_> = (0..TASKS).map(|_| Some(revoked(&domain, &bus).quiesced())).collect();
+    let (mut polls, mut left) = (0, TASKS);
+    while left > 0 {
+        let ready = std::mem::take(&mut *many.ready.lock().unwrap());
+        if ready.is_empty() {
+            std::thread::park();
+        }
+        for task in ready {
+            let Some(future) = &mut tasks[task] else { continue };
+            polls += 1;
+            if Pin::new(future).poll(&mut Context::from_waker(&wakers[task])).is_ready() {
+                tasks[task] = None;
+                left -= 1;
+            }
+        }
+    }
+    // At first, when the queue accepts what has gathered, and when it has completed.
+    assert!(polls <= 6 * TASKS, "{polls} polls of {TASKS} tasks");
+    assert_eq!(domain.stats().live, 0);
+}
+
 /// Aborted waits are submitted again by the task that is woken.
 #[test]
 fn tasks_outlast_aborts() {
