@@ -37,4 +37,6 @@ mod tests;
 
 pub use buffer::{Registered, Segments};
 pub use error::{BufferError, OutsideBuffer};
-pub use registry::{BufferIndex, Hold, IndexError, RegisterError, Registry, Unregistered};
+pub use registry::{
+    BufferIndex, Hold, IndexError, NotHeld, Refused, RegisterError, Registry, Unregistered,
+};

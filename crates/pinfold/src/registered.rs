@@ -75,6 +75,6 @@ mod unmap_monitor;
 pub use buffers::{Buffers, quarantined_bytes};
 pub use footprint::PinnedStats;
 pub use pin::RingPlace;
-pub use pinfold_core::folio::{BufferIndex, Hold, Registered};
+pub use pinfold_core::folio::{BufferIndex, Hold, NotHeld, Registered};
 pub use registration::{Registration, Released, View};
 pub use survey::{Backing, Gone, Means, MemoryError, Piece, RegistrationError, Survey};

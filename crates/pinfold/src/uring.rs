@@ -51,5 +51,5 @@ pub use error::{FileError, Op};
 pub use file::direct_alignment;
 pub use note::{BufferedReason, Note};
 pub use queue::{FileQueue, quarantined_buffers};
-pub use registered::{RegisterError, RingBuffers, Sharing, set_place};
+pub use registered::{RegisterError, RingBuffers, Sharing, StillRegistered, set_place};
 pub use slot::{Completion, Options, Rejected, Submitted};

@@ -24,6 +24,42 @@ impl Hold {
     }
 }
 
+/// A hold that another table issued: nothing has changed. It contains the hold, which its own table
+/// [releases](Registry::release).
+#[derive(PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the hold on {index} was not issued by this table: release it in the table that issued it",
+    index = self.0.index()
+)]
+pub struct NotHeld(pub Hold);
+
+/// A buffer that was not registered, and why. The table is unchanged.
+#[derive(PartialEq, Eq)]
+pub struct Refused<B> {
+    /// The buffer.
+    pub buffer: B,
+    /// Why it was refused.
+    pub error: RegisterError,
+}
+
+impl<B> fmt::Debug for Refused<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for Refused<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+
+impl<B> core::error::Error for Refused<B> {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
 /// An unregistered buffer.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "it owns what the table owned"]
@@ -131,43 +167,43 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// behind it in memory.
     ///
     /// # Errors
-    /// [`RegisterError::Full`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
-    pub fn register(&mut self, buffer: B) -> Result<BufferIndex, RegisterError> {
-        let index = self.vacant()?;
-        self.register_at(index, buffer)?;
-        Ok(index)
+    /// [`Refused`], with the buffer: [`RegisterError::Full`], [`RegisterError::Overlaps`],
+    /// [`RegisterError::NoMemory`].
+    pub fn register(&mut self, buffer: B) -> Result<BufferIndex, Refused<B>> {
+        match self.vacant() {
+            Ok(index) => self.register_at(index, buffer).map(|()| index),
+            Err(error) => Err(Refused { buffer, error }),
+        }
     }
 
     /// Registers the buffer in this place, which must be vacant.
     ///
     /// # Errors
-    /// [`RegisterError::Index`] if the place is beyond the end of the table,
-    /// [`RegisterError::Taken`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
-    pub(super) fn register_at(
-        &mut self,
-        index: BufferIndex,
-        buffer: B,
-    ) -> Result<(), RegisterError> {
-        if self.place(index)?.is_some() {
-            return Err(RegisterError::Taken { index });
+    /// [`Refused`], with the buffer: [`RegisterError::Index`] if the place is beyond the end of the
+    /// table, [`RegisterError::Taken`], [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
+    pub(super) fn register_at(&mut self, index: BufferIndex, buffer: B) -> Result<(), Refused<B>> {
+        match self.place(index) {
+            Ok(Some(_)) => Err(Refused { buffer, error: RegisterError::Taken { index } }),
+            // Nothing is replaced there; what is beyond the end is refused.
+            Ok(None) | Err(_) => self.update(index, buffer).map(|_| ()),
         }
-        // The place is vacant, so no buffer is replaced.
-        self.update(index, buffer).map(|_| ())
     }
 
     /// Registers the buffer in this place and unregisters the previous one, the only one that it
     /// may overlap. Linear in the number of buffers.
     ///
     /// # Errors
-    /// [`RegisterError::Index`] if the place is beyond the end of the table,
-    /// [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
+    /// [`Refused`], with the buffer: [`RegisterError::Index`] if the place is beyond the end of the
+    /// table, [`RegisterError::Overlaps`], [`RegisterError::NoMemory`].
     pub fn update(
         &mut self,
         index: BufferIndex,
         buffer: B,
-    ) -> Result<Option<Unregistered<B>>, RegisterError> {
+    ) -> Result<Option<Unregistered<B>>, Refused<B>> {
         let (addr, len) = (buffer.as_ref().addr(), buffer.as_ref().len());
-        self.prepare(Some(index), addr, len)?;
+        if let Err(error) = self.prepare(Some(index), addr, len) {
+            return Err(Refused { buffer, error });
+        }
         let before = self.unregister(index).ok();
         let at = self.order.partition_point(|&(start, _)| start <= addr);
         self.order.insert(at, (addr, index));
@@ -219,17 +255,17 @@ impl<B: AsRef<Registered>> Registry<B> {
     /// Constant time; for an unregistered buffer, linear in the number of those.
     ///
     /// # Errors
-    /// [`IndexError::NotHeld`] if the hold was issued by another table.
+    /// [`NotHeld`], with the hold, if another table issued it.
     #[inline]
-    pub fn release(&mut self, hold: Hold) -> Result<Option<B>, IndexError> {
+    pub fn release(&mut self, hold: Hold) -> Result<Option<B>, NotHeld> {
         let Hold { index, generation } = hold;
-        let not_held = IndexError::NotHeld { index };
         let place = self.places.get_mut(usize::from(index.0)).and_then(Option::as_mut);
         if let Some(entry) = place.filter(|entry| entry.generation == generation) {
-            entry.holds = entry.holds.checked_sub(1).ok_or(not_held)?;
+            // Never 0 before: a hold is issued with a count, and consumed with it.
+            entry.holds = entry.holds.saturating_sub(1);
             return Ok(None);
         }
-        self.release_leaving(index, generation).ok_or(not_held)
+        self.release_leaving(index, generation).ok_or(NotHeld(hold))
     }
 
     #[cold]
@@ -429,12 +465,6 @@ pub enum IndexError {
     /// The count of I/O in flight is at its limit.
     #[error("{index} is held {limit} times, which is the limit", limit = u32::MAX)]
     TooManyHolds {
-        /// The place.
-        index: BufferIndex,
-    },
-    /// The hold was issued by another table.
-    #[error("the hold on {index} was not issued by this table")]
-    NotHeld {
         /// The place.
         index: BufferIndex,
     },

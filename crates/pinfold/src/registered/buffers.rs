@@ -12,7 +12,7 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::Segment;
 #[cfg(doc)]
 use pinfold_core::folio::Registered;
-use pinfold_core::folio::{BufferIndex, Hold, IndexError, Registry, Segments};
+use pinfold_core::folio::{BufferIndex, Hold, IndexError, NotHeld, Registry, Segments};
 use pinfold_core::mem::DmaMemory;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -172,9 +172,9 @@ impl<'m> Buffers<'m> {
     /// Marks the end of I/O. The last release of an unregistered buffer unpins it.
     ///
     /// # Errors
-    /// [`RegistrationError::Index`] if the hold is another table's.
+    /// [`NotHeld`], with the hold, if it is another table's.
     #[inline]
-    pub fn release(&mut self, hold: Hold) -> Result<(), RegistrationError> {
+    pub fn release(&mut self, hold: Hold) -> Result<(), NotHeld> {
         if let Some(registration) = self.table.release(hold)?
             && self.check_process().is_ok()
         {

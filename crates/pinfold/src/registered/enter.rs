@@ -42,9 +42,14 @@ impl Buffers<'_> {
             owned,
             ..self.account_for(described, survey, footprint, pin, access)
         };
-        // Prepared above, so it succeeds.
-        let unregistered = self.table.update(index, registration)?;
-        Ok((index, unregistered.map_or(Released::Now, |buffer| self.finish(buffer))))
+        match self.table.update(index, registration) {
+            Ok(before) => Ok((index, before.map_or(Released::Now, |buffer| self.finish(buffer)))),
+            // Prepared above, so it succeeds; otherwise nothing stays pinned.
+            Err(refused) => {
+                self.end(refused.buffer);
+                Err(refused.error.into())
+            }
+        }
     }
 
     /// Fails in a child process: the rings are its parent's.

@@ -227,19 +227,32 @@ impl<'m> RingBuffers<'m> {
     /// Unregisters the table.
     ///
     /// # Errors
-    /// [`RegisterError`]; with [`RegisterError::OtherThread`] the ring keeps the table.
-    pub fn unregister(mut self) -> Result<(), RegisterError> {
-        self.unregister_now()
+    /// [`StillRegistered`], with the table: with [`RegisterError::OtherThread`] the ring keeps it,
+    /// and the thread that submits can unregister it.
+    pub fn unregister(mut self) -> Result<(), StillRegistered<'m>> {
+        match self.unregister_now() {
+            Ok(()) => Ok(()),
+            Err(error) => Err(StillRegistered { table: self, error }),
+        }
     }
 
     fn unregister_now(&mut self) -> Result<(), RegisterError> {
-        match std::mem::replace(&mut self.registered, false) {
-            true => {
-                uring::unregister(self.ring.as_fd()).map_err(|errno| RegisterError::of(errno, 0))
-            }
-            false => Ok(()),
+        if self.registered {
+            uring::unregister(self.ring.as_fd()).map_err(|errno| RegisterError::of(errno, 0))?;
+            self.registered = false;
         }
+        Ok(())
     }
+}
+
+/// A table that could not be unregistered, and why. Dropping it tries once more.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot unregister the table of buffers: {error}")]
+pub struct StillRegistered<'m> {
+    /// The table.
+    pub table: RingBuffers<'m>,
+    /// Why it was not unregistered.
+    pub error: RegisterError,
 }
 
 impl Drop for RingBuffers<'_> {
@@ -443,7 +456,9 @@ pub enum RegisterError {
     #[error("the ring has no table: it was unregistered by other means")]
     NoTable,
     /// The ring is bound to another thread (`IORING_SETUP_SINGLE_ISSUER`).
-    #[error("the ring is bound to another thread: register from the one that submits")]
+    #[error(
+        "the ring is bound to another thread: register and unregister from the one that submits"
+    )]
     OtherThread,
     /// The process may not pin that much.
     #[error(

@@ -5,7 +5,7 @@ use crate::shapes::IntoIndex;
 use io_uring::{IoUring, opcode, types};
 use pinfold::DmaMemory;
 use pinfold::registered::{
-    BufferIndex, Buffers, Hold, RegistrationError, Released, RingPlace, View,
+    BufferIndex, Buffers, Hold, NotHeld, RegistrationError, Released, RingPlace, View,
 };
 use pinfold_core::folio::RegisterError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,7 +115,6 @@ fn memory_unregistered_during_io_stays_pinned_until_the_end() {
     let before = pinned_by_kernel();
     let index = area.register(&mut buffers).unwrap().into_index();
     let (one, two) = (buffers.hold(index).unwrap(), buffers.hold(index).unwrap());
-    use pinfold::registered::Released;
     assert_eq!(buffers.unregister(index), Ok(Released::AfterIo { holds: 2 }));
     assert!(buffers.unregister(index).is_err(), "twice");
     assert!(buffers.get(index).is_err() && buffers.is_empty());
@@ -129,6 +128,24 @@ fn memory_unregistered_during_io_stays_pinned_until_the_end() {
     assert_eq!((buffers.stats().leaving, pinned_by_kernel() - before), (0, 4 * PAGE as u64));
     assert_eq!(buffers.unregister(index), Ok(Released::Now));
     assert_eq!(pinned_by_kernel(), before);
+}
+
+/// A hold that a table refuses is not lost: the buffer can still be unpinned.
+#[test]
+fn a_hold_given_to_another_table_comes_back() {
+    let _alone = alone();
+    let (Some(mut one), Some(mut other)) = (buffers(View::Process), buffers(View::Process)) else {
+        return;
+    };
+    let area = Area::new(0, &[(Kind::Plain, PAGE)]).unwrap();
+    let before = pinned_by_kernel();
+    let index = area.register(&mut one).unwrap().into_index();
+    let hold = one.hold(index).unwrap();
+    let NotHeld(hold) = other.release(hold).unwrap_err();
+    assert!(one.unregister(index).is_ok_and(|left| left != Released::Now));
+    let NotHeld(hold) = other.release(hold).unwrap_err();
+    one.release(hold).unwrap();
+    assert_eq!((one.stats().leaving, pinned_by_kernel()), (0, before));
 }
 
 #[test]

@@ -6,6 +6,14 @@ fn plain(addr: usize, len: u64) -> Registered {
     Registered::from_segments(addr, [seg(addr as u64, len)]).unwrap()
 }
 
+/// What a refusal returns.
+fn refused<T>(
+    buffer: Registered,
+    error: impl Into<RegisterError>,
+) -> Result<T, Refused<Registered>> {
+    Err(Refused { buffer, error: error.into() })
+}
+
 #[test]
 fn wrong_registrations_are_refused_and_change_nothing() {
     assert_eq!(Registry::<Registered>::new(0).unwrap_err(), RegisterError::Capacity { asked: 0 });
@@ -16,15 +24,25 @@ fn wrong_registrations_are_refused_and_change_nothing() {
     let mut table = Registry::new(2).unwrap();
     let first = table.register(plain(0x1000, 0x1000)).unwrap();
     let overlap = RegisterError::Overlaps { addr: 0x1fff, len: 1, with: first };
-    assert_eq!(table.register(plain(0x1fff, 1)), Err(overlap));
-    assert_eq!(
-        table.register_at(first, plain(0x9000, 1)),
-        Err(RegisterError::Taken { index: first })
-    );
+    assert_eq!(table.register(plain(0x1fff, 1)), refused(plain(0x1fff, 1), overlap));
+    let taken = RegisterError::Taken { index: first };
+    assert_eq!(table.register_at(first, plain(0x9000, 1)), refused(plain(0x9000, 1), taken));
     let beyond = IndexError::Beyond { index: BufferIndex::new(2), capacity: 2 };
-    assert_eq!(table.register_at(BufferIndex::new(2), plain(0x9000, 1)), Err(beyond.into()));
+    assert_eq!(
+        table.register_at(BufferIndex::new(2), plain(0x9000, 1)),
+        refused(plain(0x9000, 1), beyond)
+    );
+    assert_eq!(
+        table.update(BufferIndex::new(2), plain(0x9000, 1)),
+        refused(plain(0x9000, 1), beyond)
+    );
     let second = table.register(plain(0x2000, 0x1000)).unwrap();
-    assert_eq!(table.register(plain(0x9000, 1)), Err(RegisterError::Full { capacity: 2 }));
+    let full = RegisterError::Full { capacity: 2 };
+    assert_eq!(table.register(plain(0x9000, 1)), refused(plain(0x9000, 1), full));
+    assert_eq!(
+        table.register(plain(0x9000, 1)).unwrap_err().to_string(),
+        "all 2 places of the buffer table are taken: unregister one first"
+    );
     assert_eq!(table.find(0x2fff), Some((second, 0xfff)));
     assert_eq!(table.find(0x3000), None);
     assert_eq!(table.unregister(first), Ok(Unregistered::Free(plain(0x1000, 0x1000))));
@@ -54,10 +72,10 @@ proptest! {
                         prop_assert!(free);
                         model[span].fill(Some(index.get()));
                     }
-                    Err(RegisterError::Overlaps { with, .. }) => {
+                    Err(Refused { error: RegisterError::Overlaps { with, .. }, .. }) => {
                         prop_assert!(model[span].contains(&Some(with.get())));
                     }
-                    Err(error) => prop_assert_eq!((error, table.len()), (RegisterError::Full { capacity: 8 }, 8)),
+                    Err(refused) => prop_assert_eq!((refused.error, table.len()), (RegisterError::Full { capacity: 8 }, 8)),
                 }
             } else {
                 let there = model.contains(&Some(index.get()));
@@ -98,7 +116,7 @@ fn an_update_replaces_in_place_and_may_overlap_what_it_replaces() {
     assert_eq!(table.register(plain(0x1000, 0x1000)), Ok(a));
     let hold = table.hold(a).unwrap();
     let overlap = RegisterError::Overlaps { addr: 0x1000, len: 0x5000, with: c };
-    assert_eq!(table.update(a, plain(0x1000, 0x5000)), Err(overlap));
+    assert_eq!(table.update(a, plain(0x1000, 0x5000)), refused(plain(0x1000, 0x5000), overlap));
     assert_eq!(table.get(a), Ok(&plain(0x1000, 0x1000)), "the previous buffer is unchanged");
     assert_eq!(table.update(a, plain(0x1800, 0x2000)), Ok(Some(Unregistered::Held { holds: 1 })));
     assert_eq!(table.find(0x1000), None);
@@ -113,21 +131,33 @@ fn an_update_replaces_in_place_and_may_overlap_what_it_replaces() {
     );
 }
 
+/// Passes a hold to a table that did not issue it, and takes it back.
+fn release_elsewhere(table: &mut Registry<Registered>, hold: Hold) -> Hold {
+    let index = hold.index();
+    let NotHeld(back) = table.release(hold).unwrap_err();
+    assert_eq!(back.index(), index);
+    back
+}
+
 #[test]
-fn a_hold_of_another_table_is_refused() {
+fn a_hold_of_another_table_is_refused_and_given_back() {
     let mut one = Registry::new(1).unwrap();
     let mut other = Registry::new(1).unwrap();
     let index = one.register(plain(0x1000, 0x1000)).unwrap();
-    let foreign = one.hold(index).unwrap();
-    assert_eq!(other.release(foreign), Err(IndexError::NotHeld { index }));
+    let hold = one.hold(index).unwrap();
+    // A table without such a buffer, and one with another in that place.
+    let hold = release_elsewhere(&mut other, hold);
     other.register(plain(0x1000, 0x1000)).unwrap();
-    let foreign = one.hold(index).unwrap();
+    let hold = release_elsewhere(&mut other, hold);
+    assert_eq!((one.holds(index), other.holds(index)), (Ok(1), Ok(0)));
     assert_eq!(
-        other.release(foreign),
-        Err(IndexError::NotHeld { index }),
-        "the other table has no such hold"
+        NotHeld(hold).to_string(),
+        "the hold on buffer:0 was not issued by this table: release it in the table that issued it"
     );
-    assert_eq!(one.holds(index), Ok(2));
+    // It still ends the I/O in its own table.
+    let hold = one.hold(index).unwrap();
+    let hold = release_elsewhere(&mut other, hold);
+    assert_eq!((one.release(hold), one.holds(index)), (Ok(None), Ok(1)));
 }
 
 /// The other table has as many buffers in the same places, and I/O in flight on each.
@@ -136,17 +166,17 @@ fn a_hold_unpins_no_equal_buffer_of_another_table() {
     let mut tables = [Registry::new(2).unwrap(), Registry::new(2).unwrap()];
     let index = tables.each_mut().map(|table| table.register(plain(0x1000, 0x1000)).unwrap())[0];
     let [mine, other] = tables.each_mut().map(|table| table.hold(index).unwrap());
-    let not_held = Err(IndexError::NotHeld { index });
-    assert_eq!(tables[1].release(mine), not_held);
+    let mine = release_elsewhere(&mut tables[1], mine);
     assert_eq!(tables[1].holds(index), Ok(1));
-    // Likewise once the buffer has left its place.
-    assert_eq!(tables[1].unregister(index), Ok(Unregistered::Held { holds: 1 }));
-    let mine = tables[0].hold(index).unwrap();
-    assert_eq!(tables[1].release(mine), not_held);
-    assert_eq!(
-        (tables[1].leaving(), tables[1].release(other)),
-        (1, Ok(Some(plain(0x1000, 0x1000))))
-    );
+    // Likewise once the buffers have left their places.
+    for table in &mut tables {
+        assert_eq!(table.unregister(index), Ok(Unregistered::Held { holds: 1 }));
+    }
+    let mine = release_elsewhere(&mut tables[1], mine);
+    for (table, hold) in tables.iter_mut().zip([mine, other]) {
+        assert_eq!(table.leaving(), 1);
+        assert_eq!(table.release(hold), Ok(Some(plain(0x1000, 0x1000))));
+    }
 }
 
 #[test]
@@ -162,12 +192,13 @@ fn the_largest_table_is_full_at_its_last_place() {
         table.register_at(index, plain((127 << 40) + usize::from(i) * 8192, 4096)).unwrap();
     }
     let full = RegisterError::Full { capacity: 16_384 };
-    assert_eq!(table.register(plain((127 << 40) + (16_384 << 13), 1)), Err(full));
+    let one_more = plain((127 << 40) + (16_384 << 13), 1);
+    assert_eq!(table.register(one_more.clone()), refused(one_more, full));
     assert_eq!(table.find((126 << 40) + 5), Some((BufferIndex::new(126), 5)));
     let beyond = plain(usize::try_from(64 * tib).unwrap(), tib);
     assert!(matches!(
         table.update(BufferIndex::new(63), beyond),
-        Err(RegisterError::Overlaps { .. })
+        Err(Refused { error: RegisterError::Overlaps { .. }, .. })
     ));
     assert!(matches!(
         Registered::from_segments(0, [seg(0, tib + 1)]),

@@ -276,14 +276,24 @@ fn impossible_registrations_are_errors_and_change_nothing() {
 }
 
 #[test]
-fn a_ring_of_another_thread_is_refused() {
+fn a_ring_of_another_thread_is_refused_and_its_table_given_back() {
     let mut builder = IoUring::<squeue::Entry, cqueue::Entry>::builder();
     builder.setup_single_issuer().setup_defer_taskrun();
     let Ok(ring) = builder.build(8) else { return };
     let memory = arena(4096);
     let table = RingBuffers::register(&ring, &[memory.into()]).unwrap();
     let refused = std::thread::scope(|scope| scope.spawn(|| table.unregister()).join().unwrap());
-    assert_eq!(refused, Err(RegisterError::OtherThread));
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.error, RegisterError::OtherThread);
+    assert_eq!(
+        refused.to_string(),
+        "cannot unregister the table of buffers: the ring is bound to another thread: register and unregister from the one that submits"
+    );
+    // The ring has its table, which this thread unregisters.
+    let again = RingBuffers::register(&ring, &[memory.into()]).unwrap_err();
+    assert!(matches!(again, RegisterError::HasTable), "{again}");
+    refused.table.unregister().unwrap();
+    RingBuffers::register(&ring, &[memory.into()]).unwrap().unregister().unwrap();
 }
 
 #[test]
