@@ -1,5 +1,6 @@
 //! [`DropGuard`]: runs a clean-up that consumes its value on drop, unless the value is taken out
-//! first; and [`PanicFlag`]: whether a clean-up must not call a user's callback.
+//! first; [`PanicFlag`]: whether a clean-up must not call a user's callback; and [`for_all`], a
+//! clean-up of many that calls the user's callback for each, whichever of the calls panic.
 
 use core::mem::ManuallyDrop;
 use core::ops::{Deref, DerefMut};
@@ -94,10 +95,68 @@ impl PanicFlag {
     }
 }
 
+/// Calls `each` with every item, and panics afterwards as the first call that panicked did. While
+/// the thread unwinds it does not: a second panic would end the process.
+///
+/// Without `std`, which catches panics, the first one ends the loop.
+pub(crate) fn for_all<T>(items: impl IntoIterator<Item = T>, mut each: impl FnMut(T)) {
+    #[cfg(any(test, loom, feature = "std"))]
+    {
+        use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+        let mut first = None;
+        for item in items {
+            // `each` is used after a panic of its own, which its callers write it for.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| each(item))) {
+                first.get_or_insert(panic);
+            }
+        }
+        if let Some(panic) = first.filter(|_| !std::thread::panicking()) {
+            resume_unwind(panic);
+        }
+    }
+    #[cfg(not(any(test, loom, feature = "std")))]
+    items.into_iter().for_each(&mut each);
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use core::cell::Cell;
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+    /// The second and the fourth of six calls panic.
+    fn six(calls: &Cell<u32>) {
+        for_all(1..=6, |call| {
+            calls.set(calls.get() + 1);
+            if call == 2 || call == 4 {
+                resume_unwind(Box::new(call));
+            }
+        });
+    }
+
+    #[test]
+    fn all_are_called_and_the_first_panic_goes_on() {
+        let calls = Cell::new(0);
+        let panic = catch_unwind(AssertUnwindSafe(|| six(&calls))).unwrap_err();
+        assert_eq!((calls.get(), panic.downcast_ref()), (6, Some(&2)));
+    }
+
+    #[test]
+    fn a_clean_up_that_panics_while_its_thread_unwinds_ends_with_it() {
+        struct Six<'c>(&'c Cell<u32>);
+        impl Drop for Six<'_> {
+            fn drop(&mut self) {
+                six(self.0);
+            }
+        }
+        let calls = Cell::new(0);
+        let run = || {
+            let _six = Six(&calls);
+            resume_unwind(Box::new("the thread's own"));
+        };
+        let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+        assert_eq!((calls.get(), panic.downcast_ref()), (6, Some(&"the thread's own")));
+    }
 
     struct Counted<'c>(&'c Cell<u32>);
     impl CleanUp for Counted<'_> {

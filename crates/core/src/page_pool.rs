@@ -62,8 +62,9 @@
 //! the page is allocated and not held by a [`Page`]. A refused free changes nothing. One case is
 //! not reported to the caller: two raw frees of one page at the same instant, one of them through a
 //! [`Remote`]. The consumer detects the second by its generation, ignores it and counts it
-//! ([`Counts::waive`]). (Freeing a stale copy of a [`RawPage`] after the page was allocated raw
-//! again frees the new allocation: the copy is indistinguishable from it.)
+//! ([`Counts::waive`]), however many allocations later it finds it, but for one of a thread that has
+//! begun it 2^32 allocations of the page before. (Freeing a stale copy of a [`RawPage`] after the
+//! page was allocated raw again frees the new allocation: the copy is indistinguishable from it.)
 //!
 //! # Taking a pool down
 //!

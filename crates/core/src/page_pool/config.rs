@@ -61,7 +61,7 @@ impl Tag {
 /// [permanent](RevokeError::is_permanent) error the chunk is quarantined: its memory stays valid
 /// and is allocated to no other caller, forever, and the pool does not release it. Any other error
 /// is as if `hide` had not been called: the chunk is released by [`release`](ChunkSource::release).
-/// A chunk whose `hide` panics is quarantined too.
+/// A chunk whose `hide` panics is quarantined too; the others are hidden before the panic goes on.
 pub unsafe trait RevocableSource: ChunkSource {
     /// Revokes the device's access and waits until that has completed.
     ///

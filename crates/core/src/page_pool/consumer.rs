@@ -5,7 +5,7 @@ use super::config::{Config, RawPage, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
 use super::inner::{Inner, PoolRef};
 use super::page::{Page, Remote, recycle_remotely};
-use super::records::OpenPage;
+use super::records::{OpenPage, PageRecord};
 use super::ring::{BULK, BULK_PAGES, Entry};
 use super::stats::{Counts, Holder, PagePoolStats};
 use crate::frame::Order;
@@ -153,10 +153,14 @@ impl PagePool {
     #[inline]
     pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
         let frame = self.take()?;
+        if self.shared.directory.record(frame).is_some_and(PageRecord::is_last_generation) {
+            self.drop_stale();
+        }
         if let Some(record) = self.shared.directory.record(frame) {
             record.set_raw(self.shared.name_of(tag));
         }
-        Ok(self.shared.raw_at(frame))
+        // SAFETY: a page of the pool.
+        Ok(unsafe { self.shared.raw_at(frame) })
     }
 
     /// Fills the empty slots with raw pages, as [`fill`](Self::fill).
@@ -186,7 +190,8 @@ impl PagePool {
         let (frame, record) = self.shared.find(page)?;
         Inner::check_raw(record, page)?;
         // First: if it panics, the page stays allocated.
-        self.shared.sync_for_device(frame, self.written as usize);
+        // SAFETY: allocated raw until it is free below.
+        unsafe { self.shared.sync_for_device(frame, self.written as usize) };
         record.set_free();
         self.put(frame);
         Ok(())
@@ -199,7 +204,9 @@ impl PagePool {
     pub fn memory(&self, page: RawPage) -> Result<DmaMemory<'_>, FreeError> {
         let (frame, record) = self.shared.find(page)?;
         Inner::check_raw(record, page)?;
-        Ok(self.shared.memory_of(frame))
+        // SAFETY: allocated raw (checked above). Who frees it meanwhile breaks the rule of every
+        // access to a raw page: its addresses are used by its owner.
+        Ok(unsafe { self.shared.memory_of(frame) })
     }
 
     /// Returns the tag for a holder's name; the same name gives the same tag. O(names).
@@ -362,6 +369,26 @@ impl PagePool {
         }
     }
 
+    /// Takes every entry that is in the ring and the spill list: the generation of a page is about
+    /// to start again, and a second free that was left there would be taken for a free of the
+    /// allocation that has the same one, 2^32 allocations later.
+    #[cold]
+    fn drop_stale(&mut self) {
+        let mut entries = Vec::new();
+        self.shared.ring.drain(u64::from(self.shared.config.ring), |entry| entries.push(entry));
+        self.shared.take_spilled(usize::MAX, |entry| {
+            self.spill_taken += 1;
+            entries.push(entry);
+        });
+        for entry in entries {
+            if self.shared.accept(entry) {
+                self.put(entry.frame());
+            } else {
+                self.counts.waive += 1;
+            }
+        }
+    }
+
     fn refill_from_spill(&mut self) -> Option<u32> {
         if self.shared.ring_full() == self.spill_taken {
             return None;
@@ -405,7 +432,10 @@ impl PagePool {
         let count = ((end - first) / step).min(most);
         let pages = (0..count).map(|page| first + page * step);
         // First: if one of them panics, all of these pages stay fresh.
-        pages.clone().for_each(|frame| self.shared.sync_for_device(frame, self.written as usize));
+        pages.clone().for_each(|frame| {
+            // SAFETY: of the newest chunk, never allocated.
+            unsafe { self.shared.sync_for_device(frame, self.written as usize) }
+        });
         self.fresh.0 = first + count * step;
         // In descending order, so that they leave the magazine in ascending order.
         for frame in pages.skip(1).rev() {

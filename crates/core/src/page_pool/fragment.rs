@@ -60,12 +60,13 @@ impl Fragment {
     /// Returns the device's address of the fragment's first byte.
     pub fn iova(&self) -> Iova {
         // Does not wrap: it lies in the span, whose end fits in 64 bits (`CreateError::Span`).
-        Iova::new(self.shared().raw_at(self.frame).iova.raw().wrapping_add(u64::from(self.offset)))
+        Iova::new(self.shared().iova_of(self.frame).raw().wrapping_add(u64::from(self.offset)))
     }
 
     /// Returns the fragment's memory, to be accessed concurrently with the device.
     pub fn memory(&self) -> DmaMemory<'_> {
-        let page = self.shared().memory_of(self.frame);
+        // SAFETY: allocated while a fragment of it exists.
+        let page = unsafe { self.shared().memory_of(self.frame) };
         // `part` cannot fail: the fragment lies within its page.
         page.part(self.offset as usize, self.len as usize).unwrap_or(DmaMemory::EMPTY)
     }
@@ -76,7 +77,8 @@ impl Fragment {
         let written = u32::try_from(len).unwrap_or(u32::MAX).min(self.len);
         if let Some(ops) = &self.shared().sync {
             let (offset, len) = (self.offset as usize, written as usize);
-            self.shared().sync_range(&**ops, self.frame, offset, len, false);
+            // SAFETY: allocated while a fragment of it exists.
+            unsafe { self.shared().sync_range(&**ops, self.frame, offset, len, false) };
         }
         self.written = written;
     }
@@ -86,13 +88,9 @@ impl Fragment {
     fn sync_for_device(&self) {
         let shared = self.shared();
         if let Some(ops) = &shared.sync {
-            shared.sync_range(
-                &**ops,
-                self.frame,
-                self.offset as usize,
-                self.written as usize,
-                true,
-            );
+            let (offset, len) = (self.offset as usize, self.written as usize);
+            // SAFETY: allocated while a fragment of it exists.
+            unsafe { shared.sync_range(&**ops, self.frame, offset, len, true) };
         }
     }
 }

@@ -133,21 +133,31 @@ impl Inner {
 
     // Addresses of pages.
 
-    /// Returns the addresses of the page at `frame`, which lies in an acquired chunk.
+    /// Returns the device's address of a frame.
     #[inline(always)]
-    pub(super) fn raw_at(&self, frame: u32) -> RawPage {
-        let offset = u64::from(frame) * Frame::BYTES;
-        #[expect(clippy::cast_possible_truncation, reason = "less than the span, which is a usize")]
-        let bytes = offset as usize;
+    pub(super) fn iova_of(&self, frame: u32) -> Iova {
+        Iova::new(self.iova.raw().wrapping_add(u64::from(frame) * Frame::BYTES))
+    }
+
+    /// Returns the addresses of the page at `frame`.
+    ///
+    /// # Safety
+    /// The frame lies in a chunk that the pool has or had.
+    #[inline(always)]
+    pub(super) unsafe fn raw_at(&self, frame: u32) -> RawPage {
+        let bytes = frame as usize * 4096;
         // SAFETY: the frame belongs to a chunk, which `acquire` checked against the span; the span
         // is one allocation (contract of `DmaMemory::from_raw`).
         let ptr = unsafe { self.memory.as_ptr().add(bytes) };
-        RawPage { ptr, iova: Iova::new(self.iova.raw().wrapping_add(offset)) }
+        RawPage { ptr, iova: self.iova_of(frame) }
     }
 
     /// Returns the memory of the page at `frame`.
+    ///
+    /// # Safety
+    /// As long as the memory is used, the page is allocated, or the consumer's.
     #[inline]
-    pub(super) fn memory_of(&self, frame: u32) -> DmaMemory<'_> {
+    pub(super) unsafe fn memory_of(&self, frame: u32) -> DmaMemory<'_> {
         let offset = frame as usize * 4096;
         self.memory.part(offset, self.page_bytes).unwrap_or(DmaMemory::EMPTY)
     }
@@ -173,7 +183,7 @@ impl Inner {
 
     #[cold]
     fn wrong_iova(&self, page: RawPage, frame: u32) -> FreeError {
-        let expected = self.raw_at(frame).iova;
+        let expected = self.iova_of(frame);
         FreeError::WrongIova { addr: page.ptr.as_ptr().addr(), iova: page.iova, expected }
     }
 
@@ -185,7 +195,7 @@ impl Inner {
             |at: &u32| self.directory.record(*at).is_some_and(|a| a.state() != State::Absent);
         match start.filter(known) {
             Some(start) => {
-                let page = self.raw_at(start).ptr.as_ptr().addr();
+                let page = self.memory.addr() + start as usize * 4096;
                 FreeError::Misaligned { addr, page, page_bytes: self.page_bytes }
             }
             None => {
@@ -209,15 +219,23 @@ impl Inner {
     }
 
     /// Syncs the page for the device: `len` bytes from [`Config::offset`].
+    ///
+    /// # Safety
+    /// As for [`memory_of`](Self::memory_of).
     #[inline(always)]
-    pub(super) fn sync_for_device(&self, frame: u32, len: usize) {
+    pub(super) unsafe fn sync_for_device(&self, frame: u32, len: usize) {
         if let Some(ops) = &self.sync {
-            self.sync_range(&**ops, frame, self.config.offset, len, true);
+            // SAFETY: contract.
+            unsafe { self.sync_range(&**ops, frame, self.config.offset, len, true) };
         }
     }
 
+    /// Syncs a part of a page.
+    ///
+    /// # Safety
+    /// As for [`memory_of`](Self::memory_of).
     #[cold]
-    pub(super) fn sync_range(
+    pub(super) unsafe fn sync_range(
         &self,
         ops: &dyn SyncOps,
         frame: u32,
@@ -225,11 +243,12 @@ impl Inner {
         len: usize,
         device: bool,
     ) {
-        let Ok(part) = self.memory_of(frame).part(offset, len) else { return };
+        // SAFETY: contract.
+        let Ok(part) = unsafe { self.memory_of(frame) }.part(offset, len) else { return };
         if len == 0 || self.sync_panics.forbids_calls() {
             return;
         }
-        let iova = Iova::new(self.raw_at(frame).iova.raw().wrapping_add(offset as u64));
+        let iova = Iova::new(self.iova_of(frame).raw().wrapping_add(offset as u64));
         self.sync_panics
             .call(|| if device { ops.for_device(part, iova) } else { ops.for_cpu(part, iova) });
     }

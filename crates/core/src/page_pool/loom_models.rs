@@ -385,3 +385,59 @@ fn loom_page_pool_raw_return_against_destroy() {
         assert!(source.all_back() && source.is_alone());
     });
 }
+
+/// A source whose end loom reports unless all of its uses come before it.
+struct Watched(Source, UnsafeCell<u32>);
+
+// SAFETY: the source is; the cell is loom's, which reports what is not ordered.
+unsafe impl Send for Watched {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Watched {}
+
+// SAFETY: as the source.
+unsafe impl ChunkSource for Watched {
+    fn span(&self) -> NonNull<[u8]> {
+        self.0.span()
+    }
+    fn iova(&self) -> Iova {
+        self.0.iova()
+    }
+    fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        self.0.acquire(order)
+    }
+    unsafe fn release(&self, frame: Frame, order: Order) {
+        // SAFETY: the caller upholds the contract of the same method.
+        unsafe { self.0.release(frame, order) };
+        // SAFETY: written by the drop only.
+        self.1.with(|cell| assert_eq!(unsafe { *cell }, 0));
+    }
+}
+
+// SAFETY: it cannot revoke, so there is nothing to guarantee.
+unsafe impl RevocableSource for Watched {}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // SAFETY: exclusive; loom reports a use that is not ordered before.
+        self.1.with_mut(|cell| unsafe { *cell = 1 });
+    }
+}
+
+/// Whatever a thread did with the pool comes before the end of its state, which another thread
+/// ends with the last reference.
+#[test]
+fn loom_page_pool_ends_after_the_uses_of_all_references() {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(|| {
+        let source = Source::new();
+        let watched = Watched(source.clone(), UnsafeCell::new(0));
+        let mut pool = PagePool::new(watched, "", Config { ring: 2, ..Config::default() }).unwrap();
+        let page = pool.alloc().unwrap();
+        let end = pool.close();
+        let other = thread::spawn(move || drop(page));
+        drop(end);
+        other.join().unwrap();
+        assert!(source.all_back() && source.is_alone());
+    });
+}

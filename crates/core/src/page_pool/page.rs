@@ -9,6 +9,7 @@ use super::inner::{Inner, PoolRef};
 use super::records::State;
 use super::ring::{BULK, Closed, Entry};
 use crate::addr::Iova;
+use crate::drop_guard::for_all;
 use crate::mem::DmaMemory;
 use crate::sync::Ordering;
 use alloc::vec::Vec;
@@ -47,13 +48,14 @@ impl Page {
     /// [`Config::offset`](super::Config::offset) on.
     #[inline]
     pub fn iova(&self) -> Iova {
-        self.shared().raw_at(self.frame).iova
+        self.shared().iova_of(self.frame)
     }
 
     /// Returns the page's memory, all of it, to be accessed concurrently with the device.
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
-        self.shared().memory_of(self.frame)
+        // SAFETY: allocated as long as this value.
+        unsafe { self.shared().memory_of(self.frame) }
     }
 
     /// Names the page's holder, for [`PagePool::holders`](super::PagePool::holders), until the page
@@ -74,7 +76,8 @@ impl Page {
         let config = self.shared().config;
         let len = len.min(config.max_len);
         if let Some(ops) = &self.shared().sync {
-            self.shared().sync_range(&**ops, self.frame, config.offset, len, false);
+            // SAFETY: allocated as long as this value.
+            unsafe { self.shared().sync_range(&**ops, self.frame, config.offset, len, false) };
         }
         // At most 2 MiB. After the callback: if that panics, more is synced for the device, not
         // less.
@@ -89,7 +92,8 @@ impl Page {
         // SAFETY: the page was allocated as owned by this value, which is not dropped; what returns
         // it is forgotten below.
         let returning = unsafe { Returning::new(page.shared, page.frame) };
-        page.shared().sync_for_device(page.frame, page.written as usize);
+        // SAFETY: allocated until the entry is used.
+        unsafe { page.shared().sync_for_device(page.frame, page.written as usize) };
         core::mem::forget(returning);
         Entry::owned(page.frame)
     }
@@ -100,7 +104,8 @@ impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: the page was allocated as owned by this value, and is freed with it.
         let _returning = unsafe { Returning::new(self.shared, self.frame) };
-        self.shared().sync_for_device(self.frame, self.written as usize);
+        // SAFETY: allocated until `_returning` is dropped.
+        unsafe { self.shared().sync_for_device(self.frame, self.written as usize) };
     }
 }
 
@@ -168,14 +173,13 @@ unsafe fn recycle_slow(ptr: NonNull<Inner>, entries: &[Entry]) {
     if pool.spill(entries).is_ok() {
         return;
     }
-    for &entry in entries {
+    // All of them, also if the source panics for one.
+    for_all(entries, |&entry| {
+        // SAFETY: the ring is closed, so the count includes a reference for this page
+        // (`take_down`), or will before the bias is subtracted; it is released with the page.
+        let _page = entry.generation().is_none().then(|| unsafe { PoolRef::adopt(ptr) });
         pool.recycle_after_close(entry);
-        if entry.generation().is_none() {
-            // SAFETY: the ring is closed, so the count includes a reference for this page
-            // (`take_down`), or will before the bias is subtracted; it is released with the page.
-            drop(unsafe { PoolRef::adopt(ptr) });
-        }
-    }
+    });
 }
 
 impl Inner {
@@ -313,7 +317,8 @@ impl Remote {
         Inner::check_raw(record, page)?;
         let generation = record.generation();
         // First: if it panics, the page stays allocated.
-        self.0.sync_for_device(frame, self.0.config.max_len);
+        // SAFETY: allocated raw (checked above), and the caller frees it here.
+        unsafe { self.0.sync_for_device(frame, self.0.config.max_len) };
         record.remote_free(generation);
         Ok(Entry::raw(frame, generation))
     }

@@ -41,7 +41,9 @@ pub(super) enum State {
 pub(super) struct PageRecord {
     /// The state in the low byte, the holder's tag above.
     word: AtomicU32,
-    /// How often the page was allocated raw, modulo 2^32.
+    /// How often the page was allocated raw, modulo 2^32. Before it starts again, the consumer takes
+    /// all entries out of the ring and the spill list, so that none has the generation of an
+    /// allocation 2^32 later.
     generation: AtomicU32,
     /// The generation of a raw free by a thread other than the consumer's. Every allocation makes
     /// it differ from the new generation, so that no free of 2^32 allocations ago is taken for one
@@ -103,6 +105,12 @@ impl PageRecord {
     #[inline(always)]
     pub(super) fn generation(&self) -> u32 {
         self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the next raw allocation starts the generations again.
+    #[inline(always)]
+    pub(super) fn is_last_generation(&self) -> bool {
+        self.generation() == u32::MAX
     }
 
     /// Returns whether a raw free of the current generation is in the ring or the spill list.

@@ -8,6 +8,7 @@ use super::records::State;
 use super::ring::Entry;
 use super::stats::{Counts, Holder};
 use crate::dma_pool::ChunkSource;
+use crate::drop_guard::for_all;
 use crate::frame::Frame;
 use crate::sync::Ordering;
 use alloc::vec::Vec;
@@ -108,13 +109,14 @@ impl Inner {
     /// the first reason.
     pub(super) fn hide_all(&self) -> (u64, Option<RevokeError>) {
         let (mut bytes, mut why) = (0, None);
-        for at in 0.. {
+        let count = self.chunks.lock().list.len();
+        for_all(0..count, |at| {
             // Quarantined while `hide` runs: if that panics, the device may or may not reach the
             // chunk.
             let quarantine = |chunk: &mut Chunk| {
                 core::mem::replace(chunk, Chunk { on_empty: OnEmpty::Nothing, ..*chunk })
             };
-            let Some(chunk) = self.chunks.lock().list.get_mut(at).map(quarantine) else { break };
+            let Some(chunk) = self.chunks.lock().list.get_mut(at).map(quarantine) else { return };
             // SAFETY: called once for each chunk, which was acquired with that order and is not
             // released.
             let hidden = unsafe { self.source.hide(chunk.frame, chunk.order) };
@@ -131,7 +133,7 @@ impl Inner {
             if let Some(chunk) = self.chunks.lock().list.get_mut(at) {
                 chunk.on_empty = on_empty;
             }
-        }
+        });
         (bytes, why)
     }
 
@@ -177,10 +179,8 @@ impl Inner {
         };
         // The caller holds a reference of its own, so this does not reach 0.
         self.refs.fetch_sub(BIAS - owned, Ordering::AcqRel);
-        let mut at = 0;
-        while self.release_if_empty(at) {
-            at += 1;
-        }
+        let count = self.chunks.lock().list.len();
+        for_all(0..count, |at| self.release_if_empty(at));
     }
 
     /// Records that a page has been returned for good. Returns the index of its chunk if that is
@@ -194,15 +194,13 @@ impl Inner {
         (chunk.pages_out == 0).then_some(at)
     }
 
-    /// Releases the chunk at this index once, if no page of it is in use. Returns whether there is
-    /// such a chunk.
-    fn release_if_empty(&self, at: usize) -> bool {
+    /// Releases the chunk at this index once, if no page of it is in use.
+    fn release_if_empty(&self, at: usize) {
         let chunk = {
             let mut chunks = self.chunks.lock();
-            let Some(chunk) = chunks.list.get_mut(at) else { return false };
-            if chunk.pages_out != 0 {
-                return true;
-            }
+            let Some(chunk) = chunks.list.get_mut(at).filter(|chunk| chunk.pages_out == 0) else {
+                return;
+            };
             let released = Chunk { on_empty: OnEmpty::Nothing, ..*chunk };
             core::mem::replace(chunk, released)
         };
@@ -218,7 +216,6 @@ impl Inner {
             }
             OnEmpty::Nothing => {}
         }
-        true
     }
 
     /// Returns a page after the ring was closed.

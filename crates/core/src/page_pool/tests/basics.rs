@@ -253,6 +253,37 @@ fn a_raw_free_is_not_refused_after_2_32_allocations_of_a_page() {
     assert_eq!(pool.counts().waive, 0);
 }
 
+/// A second free is still in the ring when the page's generation comes round again.
+#[test]
+fn a_late_free_of_2_32_allocations_ago_frees_nothing() {
+    for ring in [1, 64] {
+        let heap = Heap::new(2 << 20);
+        let mut pool = heap.pool(Config { ring, max_in_use: 2, ..Config::default() });
+        let (raw, other) = (pool.alloc_raw().unwrap(), pool.alloc_raw().unwrap());
+        let (frame, record) = pool.shared.find(raw).unwrap();
+        let generation = record.generation();
+        let stale = ring::Entry::raw(frame, generation);
+        pool.free_raw(raw).unwrap();
+        // SAFETY: raw frees, and `pool` holds a reference.
+        unsafe { page::recycle_remotely(pool.shared.as_ptr(), &[stale; 3]) };
+        // A right free is there, too.
+        pool.remote().free_raw(other).unwrap();
+        // As 2^32 allocations would, all of which the magazine serves.
+        at_generation(&pool, raw, u32::MAX);
+        assert_eq!(pool.alloc_raw(), Ok(raw));
+        pool.free_raw(raw).unwrap();
+        let pages = [pool.alloc_raw().unwrap(), pool.alloc_raw().unwrap()];
+        assert!(pages.contains(&raw) && pages.contains(&other));
+        pool.free_raw(raw).unwrap();
+        at_generation(&pool, raw, generation.wrapping_sub(1));
+        assert_eq!(pool.alloc_raw(), Ok(raw));
+        assert_eq!(pool.shared.find(raw).unwrap().1.generation(), generation);
+        assert!(matches!(pool.alloc_raw(), Err(AllocError::Limit { .. })), "both are in use");
+        assert_eq!((pool.counts().waive, pool.stats().in_use), (3, 2));
+        pages.iter().for_each(|&page| pool.free_raw(page).unwrap());
+    }
+}
+
 /// The page is allocated raw again when the second free of its allocation before arrives.
 #[test]
 fn a_late_free_of_an_older_allocation_frees_nothing() {

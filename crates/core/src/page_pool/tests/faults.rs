@@ -267,11 +267,21 @@ fn a_sync_that_panics_loses_no_page() {
     }
 }
 
-/// A source whose `hide` panics for every second chunk.
-struct FragileHide(Heap, AtomicUsize);
+/// A source whose second `hide` panics, and each `release` that has a bit set.
+struct FragileSource(Heap, AtomicUsize, Arc<AtomicUsize>);
 
-// SAFETY: all calls are forwarded.
-unsafe impl ChunkSource for FragileHide {
+impl FragileSource {
+    fn released(&self) {
+        let bits = self.2.load(Ordering::Relaxed);
+        self.2.store(bits >> 1, Ordering::Relaxed);
+        if bits & 1 != 0 {
+            resume_unwind(Box::new("a source"));
+        }
+    }
+}
+
+// SAFETY: all calls are forwarded; some panic afterwards.
+unsafe impl ChunkSource for FragileSource {
     fn span(&self) -> NonNull<[u8]> {
         self.0.span()
     }
@@ -284,11 +294,12 @@ unsafe impl ChunkSource for FragileHide {
     unsafe fn release(&self, frame: Frame, order: Order) {
         // SAFETY: the caller upholds the same contract.
         unsafe { self.0.release(frame, order) };
+        self.released();
     }
 }
 
 // SAFETY: all calls are forwarded, unless they panic.
-unsafe impl RevocableSource for FragileHide {
+unsafe impl RevocableSource for FragileSource {
     unsafe fn hide(&self, frame: Frame, order: Order) -> Result<(), RevokeError> {
         if self.1.fetch_add(1, Ordering::Relaxed) == 1 {
             resume_unwind(Box::new("a source"));
@@ -299,22 +310,67 @@ unsafe impl RevocableSource for FragileHide {
     unsafe fn release_hidden(&self, frame: Frame, order: Order) {
         // SAFETY: the caller upholds the same contract.
         unsafe { self.0.release_hidden(frame, order) };
+        self.released();
     }
 }
 
-#[test]
-fn a_chunk_whose_hide_panics_is_quarantined() {
-    let heap = Heap::new(1 << 20);
+/// A pool with four chunks of 64 pages, all of them allocated.
+fn four_chunks(heap: &Heap, releases: &Arc<AtomicUsize>) -> (PagePool, Vec<Page>) {
     heap.0.largest.store(64, Ordering::Relaxed);
-    let source = FragileHide(heap.clone(), 0.into());
+    let source = FragileSource(heap.clone(), 0.into(), Arc::clone(releases));
     let mut pool = PagePool::new(source, "", Config::default()).unwrap();
-    let held: Vec<_> = (0..192).map(|_| pool.alloc().unwrap()).collect();
+    let held = (0..256).map(|_| pool.alloc().unwrap()).collect();
+    (pool, held)
+}
+
+#[test]
+fn a_chunk_whose_hide_panics_is_quarantined_and_the_others_are_hidden() {
+    let heap = Heap::new(1 << 20);
+    let (pool, held) = four_chunks(&heap, &Arc::default());
     assert!(step(|| pool.destroy()).is_none());
+    assert_eq!((heap.count(Use::Mapped), heap.count(Use::Hidden)), (64, 192));
     drop(held);
-    // The first was hidden, the second may be reachable, the third was not asked for: it is
-    // released mapped.
-    assert_eq!(
-        (heap.count(Use::Free), heap.count(Use::Mapped), heap.count(Use::Hidden)),
-        (192, 64, 0)
-    );
+    // The second may be reachable.
+    assert_eq!((heap.count(Use::Free), heap.count(Use::Mapped)), (192, 64));
+    assert_eq!(heap.handles(), 1, "the shared state is freed");
+}
+
+#[test]
+fn a_release_that_panics_when_a_pool_ends_loses_no_other_chunk() {
+    for releases in [1, 0b1000, 0b1010, 0b1111] {
+        for end in [drop::<PagePool>, |pool: PagePool| drop(pool.close())] {
+            let (heap, bits) = (Heap::new(1 << 20), Arc::new(AtomicUsize::new(releases)));
+            let (pool, held) = four_chunks(&heap, &bits);
+            drop(held);
+            assert!(step(|| end(pool)).is_none());
+            assert_eq!((heap.count(Use::Free), heap.handles()), (256, 1), "{releases:#b}");
+        }
+    }
+    // And while the thread unwinds: that does not end the process.
+    let (heap, bits) = (Heap::new(1 << 20), Arc::new(AtomicUsize::new(0b1010)));
+    let owned = four_chunks(&heap, &bits);
+    let ends = step(move || {
+        let (_pool, _held) = owned;
+        resume_unwind(Box::new("the thread's own"))
+    });
+    assert!(ends.is_none() && heap.count(Use::Free) == 256 && heap.handles() == 1);
+}
+
+/// The last pages of several chunks are in one batch.
+#[test]
+fn a_release_that_panics_after_the_end_loses_no_other_page() {
+    for releases in [1, 0b0110, 0b1111] {
+        let (heap, bits) = (Heap::new(1 << 20), Arc::new(AtomicUsize::new(releases)));
+        let (pool, held) = four_chunks(&heap, &bits);
+        let remote = pool.remote();
+        let end = pool.close();
+        let (last, rest): (Vec<_>, Vec<_>) =
+            held.into_iter().enumerate().partition(|(at, _)| at % 64 == 0);
+        drop(rest);
+        assert_eq!(end.pages_out(), 4);
+        assert!(step(|| remote.recycle_all(last.into_iter().map(|(_, page)| page))).is_none());
+        assert_eq!((heap.count(Use::Free), end.pages_out()), (256, 0), "{releases:#b}");
+        drop((end, remote));
+        assert_eq!(heap.handles(), 1, "the shared state is freed");
+    }
 }
