@@ -56,7 +56,7 @@
 //! **Addresses.** The span of the source is divided into *units* of 2 MiB (1 GiB for larger
 //! blocks). A unit has an array of state bytes from when its first chunk is acquired until the pool
 //! ends, so a late wrong free still finds the state, and the pool's own state is bounded by its
-//! span, however often it grows and shrinks. An address becomes a number by a look-up of its unit,
+//! span, however often it grows and shrinks ([`Builder`] has the figures). An address becomes a number by a look-up of its unit,
 //! a shift and mask if blocks must not cross a boundary, one multiplication that is exact for
 //! multiples, and the state byte, which says whether a chunk has such a block.
 //!

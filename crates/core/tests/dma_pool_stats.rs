@@ -1,5 +1,5 @@
 //! The metadata of a DMA pool, counted at the global allocator: per block, for ten million live
-//! ones, and after many chunks.
+//! ones, and after many chunks; that a free allocates nothing; and an allocator that fails.
 //!
 //! One test, so that nothing else allocates meanwhile. The blocks' memory is never touched, so ten
 //! million of them take only address space; `PINFOLD_LARGE=1` enables this in a debug build too.
@@ -7,7 +7,9 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use pinfold_core::addr::Iova;
-use pinfold_core::dma_pool::{ChunkSource, DmaPool, SourceError};
+use pinfold_core::dma_pool::{
+    AllocError, ChunkSource, CreateError, DmaPool, RangeError, SourceError,
+};
 use pinfold_core::frame::{Frame, FrameError, Order};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
@@ -17,11 +19,22 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 struct Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// Allocations of at least this many bytes fail, after as many as this.
+static FAILS: (AtomicUsize, AtomicUsize) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
 
 // SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.size() >= FAILS.0.load(Ordering::Relaxed) {
+            let left = FAILS.1.load(Ordering::Relaxed);
+            FAILS.1.store(left.wrapping_sub(1), Ordering::Relaxed);
+            if left == 0 {
+                return std::ptr::null_mut();
+            }
+        }
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
+        CALLS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
@@ -150,11 +163,102 @@ fn metadata_after_chunks_of_all_orders() {
     assert!(last <= first + 16_384, "{first} bytes after 10 rounds, {last} after 40");
 }
 
+/// A free never allocates memory, whoever frees what others allocated, before and after a shrink.
+fn frees_allocate_nothing() {
+    let source = Bump::new(16 << 20);
+    let pool = DmaPool::builder("frees").block(64).build(&source).unwrap();
+    let base = BYTES.load(Ordering::Relaxed);
+    let (mut a, mut b) = (pool.local(), pool.local());
+    let owners = BYTES.load(Ordering::Relaxed) - base;
+    let mut blocks: Vec<_> = (0..200_000).map(|_| a.alloc_raw().unwrap()).collect();
+    let mut free = |pool: &DmaPool, blocks: &[_]| {
+        let calls = CALLS.load(Ordering::Relaxed);
+        // In an order in which no chunk's blocks stay together.
+        for at in 0..7 {
+            for &block in blocks.iter().skip(at).step_by(7) {
+                if at % 2 == 0 { b.free_raw(block).unwrap() } else { pool.free_raw(block).unwrap() }
+            }
+        }
+        b.flush();
+        assert_eq!(CALLS.load(Ordering::Relaxed), calls, "a free allocated memory");
+    };
+    let kept = blocks.split_off(100_000);
+    free(&pool, &blocks);
+    a.flush();
+    assert!(pool.shrink() > 0);
+    assert!(pool.shrink() > 0 || pool.stats().cached == 0);
+    free(&pool, &kept);
+    drop((a, b));
+    pool.shrink();
+    assert_eq!(pool.stats().blocks, 0);
+    // What is left are the states of the units and the tables that lead to them.
+    let units = 16 << 20 >> 21;
+    let left = BYTES.load(Ordering::Relaxed) - base - blocks.capacity() * 16 - kept.capacity() * 16;
+    let most = units * ((2 << 20) / 64 + 1_024) + 8_192;
+    assert!(left <= most, "{left} bytes, {owners} of them of owners; {most} allowed");
+}
+
+/// What follows the length of a range is allocated as a whole or not at all.
+fn a_range_that_has_no_memory_is_refused() {
+    let memory = Bump::new(256 << 20);
+    let range = memory.span();
+    let pool = DmaPool::builder("ranges").block(64).build_empty().unwrap();
+    let mut refused = 0;
+    let before = BYTES.load(Ordering::Relaxed);
+    let added = loop {
+        FAILS.1.store(refused, Ordering::Relaxed);
+        FAILS.0.store(512, Ordering::Relaxed);
+        // SAFETY: nothing uses the memory, which outlives the pool.
+        let added = unsafe { pool.add_range(range, Iova::new(0)) };
+        FAILS.0.store(usize::MAX, Ordering::Relaxed);
+        match added {
+            Ok(added) => break added,
+            Err(error) => {
+                assert_eq!(error, RangeError::NoMemory { len: 256 << 20, size: 64 });
+                assert_eq!((pool.stats().blocks, pool.stats().chunks), (0, 0));
+                // The lists of chunks may have room for them already.
+                let kept = BYTES.load(Ordering::Relaxed) - before;
+                assert!(kept <= 32 << 10, "{kept} bytes are kept after {refused} allocations");
+                refused += 1;
+            }
+        }
+    };
+    // The states of 128 units, and the lists and tables.
+    assert!(refused > 128 + 4, "{refused}");
+    assert_eq!((added, pool.stats().chunks), ((256 << 20) / 64, 128));
+    let mut local = pool.local();
+    let blocks: Vec<_> = (0..100).map(|_| local.alloc().unwrap()).collect();
+    local.free_many(blocks);
+}
+
+/// A chunk whose states cannot be allocated is released.
+fn a_chunk_that_has_no_memory_is_released() {
+    let source = Bump::new(4 << 20);
+    let pool = DmaPool::builder("chunk").block(64).build(&source).unwrap();
+    for left in [0, 1] {
+        FAILS.1.store(left, Ordering::Relaxed);
+        FAILS.0.store(16 << 10, Ordering::Relaxed);
+        let refused = pool.alloc();
+        FAILS.0.store(usize::MAX, Ordering::Relaxed);
+        assert_eq!(refused.unwrap_err(), AllocError::NoMemory { bytes: 4096, size: 64 });
+        assert_eq!((pool.stats().blocks, source.out.load(Ordering::Relaxed)), (0, 0));
+    }
+    drop(pool.alloc().unwrap());
+    FAILS.1.store(0, Ordering::Relaxed);
+    FAILS.0.store(64 << 10, Ordering::Relaxed);
+    let refused = DmaPool::builder("span").block(64).build(&Bump::new(32 << 30));
+    FAILS.0.store(usize::MAX, Ordering::Relaxed);
+    assert_eq!(refused.unwrap_err(), CreateError::NoMemory { len: 32 << 30 });
+}
+
 /// A state byte and a place in a magazine for each block; the rest is for units that are partly
 /// used.
 #[test]
 fn metadata_is_at_most_six_bytes_per_block_of_sixty_four() {
     metadata_after_chunks_of_all_orders();
+    frees_allocate_nothing();
+    a_range_that_has_no_memory_is_refused();
+    a_chunk_that_has_no_memory_is_released();
     for blocks in [100_000, 1_000_000] {
         let kept = metadata_per_block(blocks);
         assert!(kept <= 6.0, "{kept} bytes a block");

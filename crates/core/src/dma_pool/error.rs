@@ -121,6 +121,12 @@ pub enum CreateError {
     /// The source's span cannot be used.
     #[error(transparent)]
     Span(#[from] SpanError),
+    /// The process has no memory for the table of the span: 8 bytes for each 2 MiB.
+    #[error("cannot allocate the table of a span of {len} bytes: use a shorter span")]
+    NoMemory {
+        /// How many bytes the span has.
+        len: usize,
+    },
     /// The maximum is at least 1, and at least the minimum.
     #[error(
         "cannot limit a pool to {minimum} to {maximum} blocks: the maximum must be at least 1 and the minimum; lower the minimum, or raise the maximum"
@@ -187,13 +193,24 @@ pub enum AllocError {
     },
     /// Blocks are numbered with 32 bits, and the pool has used all numbers.
     #[error(
-        "no number is left for a block: a pool of blocks of {size} bytes has at most {limit} bytes of memory; use another pool"
+        "no number is left for a block: a pool of blocks of {size} bytes uses at most {limit} bytes of its source's span, in units of 2 MiB or 1 GiB, until it ends; use another pool"
     )]
     Numbers {
         /// How many bytes a block has.
         size: u64,
-        /// The most bytes of a pool of such blocks.
+        /// The most bytes of the span that chunks of such blocks can ever lie in.
         limit: u64,
+    },
+    /// The process has no memory for the states of the blocks, or for the tables that lead to them.
+    /// The chunk was released.
+    #[error(
+        "cannot allocate the states of a chunk of {bytes} bytes with blocks of {size} bytes: free memory of the process, or raise its limits (`ulimit -v`, control groups)"
+    )]
+    NoMemory {
+        /// How many bytes the chunk has.
+        bytes: u64,
+        /// How many bytes a block has.
+        size: u64,
     },
 }
 
@@ -245,6 +262,16 @@ pub enum RangeError {
         /// How many bytes the longest range has that could be added. Each range takes the numbers
         /// of whole units of 2 MiB (of 1 GiB for blocks of more than 2 MiB).
         left: u64,
+    },
+    /// The process has no memory for the states of the blocks, or for the tables that lead to them.
+    #[error(
+        "cannot allocate the states of {len} bytes with blocks of {size} bytes: add a shorter range, or raise the process's limits (`ulimit -v`, control groups)"
+    )]
+    NoMemory {
+        /// How many bytes the range has.
+        len: usize,
+        /// How many bytes a block has.
+        size: u64,
     },
 }
 

@@ -9,8 +9,9 @@ use super::error::{AllocError, CreateError, RangeError};
 use super::inner::{Inner, Permit};
 use super::layout::bytes_of;
 use super::source::ChunkSource;
-use super::unit::{Chunk, Span, State};
+use super::unit::{Chunk, EnterError, Span, State};
 use crate::addr::Iova;
+use crate::drop_guard::for_all;
 use crate::frame::{Frame, Order};
 use crate::sync::relax;
 use core::ptr::NonNull;
@@ -111,33 +112,48 @@ impl Inner {
         source: &dyn ChunkSource,
         (frame, order): (Frame, Order),
     ) -> Result<(), AllocError> {
-        let (place, span) = ((frame.offset(), bytes_of(order)), self.units.first_span());
-        let chunk = {
+        let place = (frame.offset(), bytes_of(order));
+        let entered = self.depot.lock().reserve(1).map_err(EnterError::from).and_then(|()| {
             let kept = &mut permit.state().kept;
-            let run = Some((frame, order));
-            self.units.enter(&self.layout, NonNull::from(self).cast(), kept, span, place, run)
-        };
-        let Some(chunk) = chunk else {
-            // SAFETY: just acquired with this order, and not used.
-            unsafe { source.release(frame, order) };
-            return Err(AllocError::Numbers {
+            self.units.enter(&self.layout, NonNull::from(self).cast(), kept, place, (frame, order))
+        });
+        let error = match entered {
+            Ok(chunk) => {
+                chunk.into_iter().for_each(|chunk| self.add(chunk));
+                return Ok(());
+            }
+            Err(EnterError::Numbers) => AllocError::Numbers {
                 size: self.layout.size(),
                 limit: self.units.limit(&self.layout),
-            });
+            },
+            Err(EnterError::NoMemory) => {
+                AllocError::NoMemory { bytes: bytes_of(order), size: self.layout.size() }
+            }
         };
-        self.add(chunk);
-        Ok(())
+        // SAFETY: just acquired with this order, and not used.
+        unsafe { source.release(frame, order) };
+        Err(error)
     }
 
+    /// Adds a chunk, for which the depot has [room](super::magazine::Depot::reserve).
     fn add(&self, chunk: Chunk) {
         if let Some(history) = &self.history {
-            history.on_chunk(self.chunk_memory(&chunk));
+            // SAFETY: the chunk was entered, and no owner finds its blocks before it is in the
+            // depot.
+            history.on_chunk(unsafe { chunk.memory() });
         }
         self.depot.lock().add(chunk);
     }
 
     /// Adds a range of the caller; returns how many blocks it has.
-    pub(super) fn add_range(&self, memory: NonNull<[u8]>, iova: Iova) -> Result<u64, RangeError> {
+    ///
+    /// # Safety
+    /// As for [`DmaPool::add_range`](super::DmaPool::add_range).
+    pub(super) unsafe fn add_range(
+        &self,
+        memory: NonNull<[u8]>,
+        iova: Iova,
+    ) -> Result<u64, RangeError> {
         let (base, len, size) = (memory.cast::<u8>(), memory.len(), self.layout.size());
         let addr = base.as_ptr().addr();
         let (unit, needed) = (1u64 << self.layout.unit_shift(), self.layout.range_align());
@@ -162,20 +178,20 @@ impl Inner {
         if units > left {
             return Err(RangeError::Numbers { len, size, left: left * unit });
         }
-        let span = self.units.add_span(kept, Span::new(&self.layout, base, len, iova));
-        for index in 0..units {
-            let offset = index * unit;
-            let place = (offset, unit.min(len as u64 - offset));
-            let chunk = self.units.enter(
-                &self.layout,
-                NonNull::from(self).cast(),
-                kept,
-                &span,
-                place,
-                None,
-            );
-            let chunk = chunk.ok_or(RangeError::Numbers { len, size, left: left * unit })?;
-            self.add(chunk);
+        let no_memory = RangeError::NoMemory { len, size };
+        let count = usize::try_from(units).map_err(|_| no_memory)?;
+        self.depot.lock().reserve(count).map_err(|_| no_memory)?;
+        // SAFETY: one allocation, until the pool has ended (contract).
+        let span = unsafe { Span::new(&self.layout, base, len, iova) }.map_err(|_| no_memory)?;
+        // The rest has no block.
+        let bytes = if in_rest > 0 { len as u64 } else { whole * unit };
+        let pool = NonNull::from(self).cast();
+        match self.units.enter_range(&self.layout, pool, kept, span, bytes) {
+            Ok(chunks) => chunks.into_iter().for_each(|chunk| self.add(chunk)),
+            Err(EnterError::Numbers) => {
+                return Err(RangeError::Numbers { len, size, left: left * unit });
+            }
+            Err(EnterError::NoMemory) => return Err(no_memory),
         }
         Ok(blocks)
     }
@@ -188,27 +204,27 @@ impl Inner {
         self.raise_pressure();
         self.drain_front();
         let removed = self.depot.lock().remove_free_chunks(&self.units, self.minimum);
-        for (frame, order) in removed.iter().filter_map(|chunk| chunk.run) {
+        for_all(removed.iter().filter_map(Chunk::run), |(frame, order)| {
             // SAFETY: the chunk was acquired with this order. All its blocks were in the depot, so
             // no thread has a number or a `Block` of it, and the depot has forgotten it: its memory
             // is not accessed until it is acquired again.
             unsafe { source.release(frame, order) };
-        }
-        removed.iter().map(|chunk| chunk.bytes).sum()
+        });
+        removed.iter().map(Chunk::bytes).sum()
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
         let Some(source) = &self.source else { return };
-        for chunk in &self.depot.lock().chunks {
-            // A device may still write to allocated blocks: their chunks are quarantined.
-            let is_free = self.units.states(chunk).iter().all(|state| state.get() == State::FREE);
-            if let (true, Some((frame, order))) = (is_free, chunk.run) {
-                // SAFETY: acquired with this order and not released since; no handle is left that
-                // could access it.
-                unsafe { source.release(frame, order) };
-            }
-        }
+        // A device may still write to allocated blocks: their chunks are quarantined.
+        let is_free =
+            |chunk: &&Chunk| chunk.states().iter().all(|state| state.get() == State::FREE);
+        let chunks = core::mem::take(&mut self.depot.lock().chunks);
+        for_all(chunks.iter().filter(is_free).filter_map(Chunk::run), |(frame, order)| {
+            // SAFETY: acquired with this order and not released since; no handle is left that could
+            // access it.
+            unsafe { source.release(frame, order) };
+        });
     }
 }

@@ -8,9 +8,7 @@ use super::source::ChunkSource;
 use super::unit::{Chunk, Kept, RawBlock, Slot, State, Unit, Units};
 use crate::frame::Order;
 use crate::mem::DmaMemory;
-use crate::sync::{
-    AtomicBool, AtomicU32, AtomicU64, CachePadded, Mutex, Ordering, SpinLock, relax,
-};
+use crate::sync::{AtomicBool, AtomicU64, CachePadded, Mutex, Ordering, SpinLock, relax};
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::hint::cold_path;
@@ -30,7 +28,7 @@ pub(super) struct Inner {
     pub(super) minimum: u64,
     pub(super) maximum: u64,
     /// Rises when an alloc fails: owners that notice return what they cache.
-    pub(super) pressure: AtomicU32,
+    pub(super) pressure: AtomicU64,
     /// How many [`Handle`]s exist.
     pub(super) handles: AtomicU64,
     pub(super) growth: CachePadded<Growth>,
@@ -209,17 +207,19 @@ impl Inner {
     /// was the last to keep it alive.
     ///
     /// # Safety
-    /// The unit and the number are those of a `Block`, which is not used again.
-    pub(super) unsafe fn give_up(unit: NonNull<Unit>, number: u32, to: u8) {
+    /// The unit and the address are those of a `Block`, which is not used again.
+    pub(super) unsafe fn give_up(unit: NonNull<Unit>, at: NonNull<u8>, to: u8) {
         // SAFETY: the block has kept the pool and its units alive until here.
-        let this = Self::of(unsafe { unit.as_ref() });
+        let unit = unsafe { unit.as_ref() };
+        let this = Self::of(unit);
         // SAFETY: as above.
         let inner = unsafe { this.as_ref() };
         let mut front = inner.front.lock();
-        let slot = inner.units.slot(number);
-        match to {
-            State::FREE => inner.free_owned(&mut front.owner, slot),
-            other => slot.state().set(other),
+        // A block starts there.
+        let slot = unit.slot_at(&inner.layout, unit.place_of(at));
+        match slot {
+            Some(slot) if to == State::FREE => inner.free_owned(&mut front.owner, slot),
+            slot => slot.into_iter().for_each(|slot| slot.state().set(to)),
         }
         let last = if front.blocks_left == 1 { front.last.take() } else { None };
         front.blocks_left = front.blocks_left.saturating_sub(1);
@@ -233,7 +233,7 @@ impl Inner {
     /// Returns how many blocks have such a state. Takes the depot's lock.
     pub(super) fn count(&self, is_such: impl Fn(u8) -> bool) -> u64 {
         let depot = self.depot.lock();
-        let states = depot.chunks.iter().flat_map(|chunk| self.units.states(chunk));
+        let states = depot.chunks.iter().flat_map(Chunk::states);
         states.filter(|state| is_such(state.get())).count() as u64
     }
 
@@ -242,7 +242,8 @@ impl Inner {
     pub(super) fn alloc(&self, owner: &mut Owner, form: u8) -> Result<Slot<'_>, AllocError> {
         loop {
             if let Some(number) = owner.current.pop() {
-                return Ok(self.issue(owner, number, form));
+                // SAFETY: just taken from the magazine.
+                return Ok(unsafe { self.issue(owner, number, form) });
             }
             // Once for each magazine.
             cold_path();
@@ -256,7 +257,8 @@ impl Inner {
             let owner = &mut self.front.lock().owner;
             loop {
                 if let Some(number) = owner.current.pop() {
-                    return Some(self.issue(owner, number, form));
+                    // SAFETY: just taken from the magazine.
+                    return Some(unsafe { self.issue(owner, number, form) });
                 }
                 if !self.exchange_for_alloc(owner) {
                     return None;
@@ -266,15 +268,21 @@ impl Inner {
         attempt().map_or_else(|| self.or_grow(attempt), Ok)
     }
 
-    /// Allocates the block with a number that was taken from a magazine.
+    /// Allocates the block with a number.
+    ///
+    /// # Safety
+    /// The number was taken from a magazine of the owner, or is going to be before anything else
+    /// is taken from it.
     #[inline(always)]
-    pub(super) fn issue(&self, owner: &Owner, number: u32, form: u8) -> Slot<'_> {
-        let slot = self.units.slot(number);
+    pub(super) unsafe fn issue(&self, owner: &Owner, number: u32, form: u8) -> Slot<'_> {
+        // SAFETY: magazines have numbers of the depot's.
+        let slot = unsafe { self.units.slot(number) };
         if let Some(history) = &self.history {
             cold_path();
             // Before its state says that it is allocated: a wrong free waits for no fill.
-            let block = slot.block(&self.layout);
-            history.on_alloc(block, self.memory_at(block.as_ptr()), owner.number);
+            // SAFETY: the number of a block that the pool has.
+            let (block, memory) = unsafe { self.place(slot) };
+            history.on_alloc(block, memory, owner.number);
         }
         slot.state().set(form);
         slot
@@ -287,7 +295,8 @@ impl Inner {
             if self.layout.is_plain() {
                 slot.state().claim()
             } else {
-                slot.state().claim_if(|| slot.block(&self.layout) == block)
+                // SAFETY: while it is claimed, a chunk of the pool has the block.
+                slot.state().claim_if(|| unsafe { slot.block(&self.layout) } == block)
             }
         });
         let Some(slot) = claimed else { return Err(self.refusal(block)) };
@@ -317,8 +326,9 @@ impl Inner {
     fn record_free(&self, owner: u32, slot: Slot<'_>) {
         if let Some(history) = &self.history {
             cold_path();
-            let block = slot.block(&self.layout);
-            history.on_free(block, self.memory_at(block.as_ptr()), owner);
+            // SAFETY: the caller has just freed the block, and its number is in no magazine yet.
+            let (block, memory) = unsafe { self.place(slot) };
+            history.on_free(block, memory, owner);
         }
     }
 
@@ -370,16 +380,30 @@ impl Inner {
         self.pressure.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The memory of a block that the pool has issued: that block's bytes and no others. To be used
-    /// while the block is allocated, or its number is the caller's.
+    /// The memory of a block: its bytes and no others.
+    ///
+    /// # Safety
+    /// A block of the pool starts there. As long as the memory is used, the block is allocated, or
+    /// its number is the caller's, or the caller keeps its chunk from being released.
     #[inline(always)]
-    pub(super) fn memory_at(&self, at: NonNull<u8>) -> DmaMemory<'_> {
+    pub(super) unsafe fn memory_at(&self, at: NonNull<u8>) -> DmaMemory<'_> {
         // Below 2^31.
         let bytes = usize::try_from(self.layout.size()).unwrap_or(usize::MAX);
         // SAFETY: the block lies in a chunk, which the source keeps valid and gives to no other
         // caller (contract of `ChunkSource`; of `DmaPool::add_range`) until it is released: not
-        // while the block is allocated or taken out.
+        // while the block is allocated, taken out or kept (contract).
         unsafe { DmaMemory::from_raw(at, bytes) }
+    }
+
+    /// Both addresses of a block, and its memory.
+    ///
+    /// # Safety
+    /// A chunk of the pool has the block; as for [`memory_at`](Self::memory_at).
+    pub(super) unsafe fn place(&self, slot: Slot<'_>) -> (RawBlock, DmaMemory<'_>) {
+        // SAFETY: of this pool, which has its chunk (contract).
+        let block = unsafe { slot.block(&self.layout) };
+        // SAFETY: contract.
+        (block, unsafe { self.memory_at(block.as_ptr()) })
     }
 
     /// The error of a free that was refused.
@@ -390,19 +414,13 @@ impl Inner {
         let foreign =
             FreeError::Foreign { addr, start: span.addr, end: span.addr.saturating_add(span.len) };
         let Some((unit, place)) = self.units.at(&self.layout, addr) else { return foreign };
-        let covers = |chunk: &&Chunk| {
-            core::ptr::eq(self.units.slot(chunk.first).unit, unit)
-                && place.wrapping_sub(chunk.place) < chunk.bytes
-        };
-        let Some(chunk) = self.depot.lock().chunks.iter().find(covers).copied() else {
-            return foreign;
-        };
+        let chunk = self.depot.lock().chunks.iter().find(|chunk| chunk.covers(addr)).cloned();
+        let Some(chunk) = chunk else { return foreign };
         let slot = unit.slot_at(&self.layout, place);
         let Some(state) = slot.map(|slot| slot.state().get()).filter(|&s| s != State::ABSENT)
         else {
-            let start = unit.addr().wrapping_add(usize::try_from(chunk.place).unwrap_or(0));
-            let (blocks, size) = (chunk.blocks, self.layout.size());
-            return FreeError::Misaligned { addr, chunk: start, blocks, size };
+            let (blocks, size) = (chunk.blocks(), self.layout.size());
+            return FreeError::Misaligned { addr, chunk: chunk.addr(), blocks, size };
         };
         let expected = unit.iova_at(place);
         if block.iova() != expected {
@@ -412,20 +430,5 @@ impl Inner {
             State::OWNED => FreeError::Owned { addr },
             _ => FreeError::DoubleFree { addr },
         }
-    }
-
-    /// Calls `each` with the blocks of a chunk and their states.
-    pub(super) fn for_each_block(&self, chunk: &Chunk, mut each: impl FnMut(RawBlock, u8)) {
-        self.units.slots(chunk).for_each(|slot| each(slot.block(&self.layout), slot.state().get()));
-    }
-
-    /// The memory of a chunk.
-    pub(super) fn chunk_memory(&self, chunk: &Chunk) -> DmaMemory<'_> {
-        let unit = self.units.slot(chunk.first).unit;
-        // SAFETY: where the chunk starts.
-        let start = unsafe { unit.block_at(chunk.place) }.as_ptr();
-        // SAFETY: the pool's, as in `memory_at`: all of its blocks are free, and no owner has one
-        // yet.
-        unsafe { DmaMemory::from_raw(start, usize::try_from(chunk.bytes).unwrap_or(0)) }
     }
 }

@@ -34,7 +34,9 @@ impl Local {
     /// no chunk.
     #[inline(always)]
     pub fn alloc(&mut self) -> Result<Block, AllocError> {
-        self.pool.alloc(&mut self.owner, State::OWNED).map(Block::new)
+        let slot = self.pool.alloc(&mut self.owner, State::OWNED)?;
+        // SAFETY: just allocated.
+        Ok(unsafe { Block::new(slot, &self.pool.layout) })
     }
 
     /// As [`alloc`](Self::alloc), with all bytes 0.
@@ -61,7 +63,8 @@ impl Local {
     #[inline(always)]
     pub fn alloc_raw(&mut self) -> Result<RawBlock, AllocError> {
         let slot = self.pool.alloc(&mut self.owner, State::RAW)?;
-        Ok(slot.block(&self.pool.layout))
+        // SAFETY: a block of this pool.
+        Ok(unsafe { slot.block(&self.pool.layout) })
     }
 
     /// Frees a raw block, whichever owner allocated it. One atomic read-modify-write on its state:
@@ -90,7 +93,8 @@ impl Local {
     /// than all if blocks run out.
     pub fn fill(&mut self, slots: &mut [Option<RawBlock>]) -> usize {
         let layout = self.pool.layout;
-        match self.fill_with(slots, State::RAW, |slot| slot.block(&layout)) {
+        // SAFETY: a block of this pool.
+        match self.fill_with(slots, State::RAW, |slot| unsafe { slot.block(&layout) }) {
             Ok(()) => slots.len(),
             Err(_) => slots.iter().flatten().count(),
         }
@@ -98,7 +102,10 @@ impl Local {
 
     /// As [`fill`](Self::fill), with blocks that free themselves.
     pub fn fill_blocks(&mut self, slots: &mut [Option<Block>]) -> usize {
-        match self.fill_with(slots, State::OWNED, Block::new) {
+        let layout = self.pool.layout;
+        // SAFETY: just allocated, in this form.
+        let make = |slot: Slot<'_>| unsafe { Block::new(slot, &layout) };
+        match self.fill_with(slots, State::OWNED, make) {
             Ok(()) => slots.len(),
             Err(_) => slots.iter().flatten().count(),
         }
@@ -114,21 +121,17 @@ impl Local {
     /// # Errors
     /// [`BulkAllocError`], with how many blocks were available; the slots are as before.
     pub fn fill_all(&mut self, slots: &mut [Option<RawBlock>]) -> Result<(), BulkAllocError> {
-        let mut new = Vec::new();
-        new.resize(slots.iter().filter(|slot| slot.is_none()).count(), None);
-        let (wanted, layout) = (new.len(), self.pool.layout);
-        match self.fill_with(&mut new, State::RAW, |slot| slot.block(&layout)) {
+        let wanted = slots.iter().filter(|slot| slot.is_none()).count();
+        let mut new = New { local: self, blocks: Vec::new() };
+        new.blocks.resize(wanted, None);
+        match new.fill() {
             Ok(()) => {
                 let empty = slots.iter_mut().filter(|slot| slot.is_none());
-                empty.zip(new).for_each(|(slot, block)| *slot = block);
+                empty.zip(new.blocks.drain(..)).for_each(|(slot, block)| *slot = block);
                 Ok(())
             }
             Err(error) => {
-                let available = new.iter().flatten().count();
-                // Only a wrong free of the program can have freed one of them meanwhile.
-                for block in new.into_iter().flatten() {
-                    let _ = self.free_raw(block);
-                }
+                let available = new.blocks.iter().flatten().count();
                 Err(BulkAllocError { wanted, available, error })
             }
         }
@@ -147,7 +150,8 @@ impl Local {
         while empty.peek().is_some() {
             let mut taken = 0;
             for (&number, slot) in owner.current.as_slice().iter().rev().zip(empty.by_ref()) {
-                slot.get_or_insert(make(pool.issue(owner, number, form)));
+                // SAFETY: taken from the magazine by `drop_last` below.
+                slot.get_or_insert(make(unsafe { pool.issue(owner, number, form) }));
                 taken += 1;
             }
             owner.current.drop_last(taken);
@@ -195,6 +199,31 @@ impl Local {
     /// ```
     pub fn free_many(&mut self, blocks: impl IntoIterator<Item = Block>) {
         blocks.into_iter().for_each(|block| self.free(block));
+    }
+}
+
+/// Blocks that were allocated for [`Local::fill_all`], and are freed unless it takes them: also if
+/// the source panics.
+struct New<'l> {
+    local: &'l mut Local,
+    blocks: Vec<Option<RawBlock>>,
+}
+
+impl New<'_> {
+    fn fill(&mut self) -> Result<(), AllocError> {
+        let layout = self.local.pool.layout;
+        // SAFETY: a block of this pool.
+        let make = |slot: Slot<'_>| unsafe { slot.block(&layout) };
+        self.local.fill_with(&mut self.blocks, State::RAW, make)
+    }
+}
+
+impl Drop for New<'_> {
+    fn drop(&mut self) {
+        for &block in self.blocks.iter().flatten() {
+            // Only a wrong free of the program can have freed one of them meanwhile.
+            let _ = self.local.free_raw(block);
+        }
     }
 }
 

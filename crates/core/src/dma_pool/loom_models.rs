@@ -321,7 +321,8 @@ fn loom_shrink_beside_a_visit_of_all_blocks() {
             thread::yield_now();
             assert!(*source.taken.lock().unwrap(), "the chunk was released");
         });
-        assert_eq!(other.join().unwrap(), SIZE as u64);
+        let released = other.join().unwrap();
+        assert_eq!(released + pool.shrink(), SIZE as u64);
     });
 }
 
@@ -481,5 +482,59 @@ fn loom_the_end_of_a_pool_comes_after_the_uses_of_all_handles() {
         assert_eq!(pool.domain(), None);
         drop(pool);
         other.join().unwrap();
+    });
+}
+
+/// Half of the memory, for a pool without a source.
+fn half(at: usize) -> (NonNull<[u8]>, Iova) {
+    // SAFETY: in the memory of the source, which is not freed.
+    let start = unsafe { Source::default().span().cast::<u8>().add(at * SIZE) };
+    (NonNull::slice_from_raw_parts(start, SIZE), Iova::new((at * SIZE) as u64))
+}
+
+/// An owner that takes no lock finds the unit of a number while the table of units is replaced by a
+/// larger one.
+#[test]
+fn loom_the_table_of_units_is_replaced_beside_an_owner() {
+    check(2, || {
+        let builder = DmaPool::builder("model").block(SIZE / 2).cached_bytes(2 * SIZE as u64);
+        let pool = builder.build_empty().unwrap();
+        let add = |pool: &DmaPool, at| {
+            let (memory, iova) = half(at);
+            // SAFETY: not accessed, and not freed.
+            assert_eq!(unsafe { pool.add_range(memory, iova) }, Ok(2));
+        };
+        add(&pool, 0);
+        let mut local = pool.local();
+        let first = local.alloc().unwrap();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || add(&pool, 1))
+        };
+        // From the owner's own magazine.
+        let second = local.alloc().unwrap();
+        assert_ne!(first.as_raw(), second.as_raw());
+        other.join().unwrap();
+    });
+}
+
+/// A guessed address leads to no range before that is complete, nor to a unit of it.
+#[test]
+fn loom_a_wrong_free_beside_a_second_range_is_refused() {
+    check(2, || {
+        let pool = DmaPool::builder("model").block(SIZE).build_empty().unwrap();
+        let ((memory, iova), (second, second_iova)) = (half(0), half(1));
+        // SAFETY: not accessed, and not freed.
+        assert_eq!(unsafe { pool.add_range(memory, iova) }, Ok(1));
+        let wrong = {
+            let pool = pool.clone();
+            thread::spawn(move || {
+                let guess = RawBlock::from_parts(half(1).0.cast(), second_iova);
+                assert!(pool.free_raw(guess).is_err());
+            })
+        };
+        // SAFETY: as above.
+        assert_eq!(unsafe { pool.add_range(second, second_iova) }, Ok(1));
+        wrong.join().unwrap();
     });
 }

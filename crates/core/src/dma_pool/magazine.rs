@@ -4,7 +4,7 @@
 
 use super::unit::{Chunk, State, Units};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{TryReserveError, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::mem::swap;
@@ -99,13 +99,13 @@ pub(super) struct Owner {
     /// Full or empty, except after a flush or a short exchange.
     pub(super) previous: Magazine,
     /// The pool's pressure when the owner last looked.
-    pub(super) pressure: u32,
+    pub(super) pressure: u64,
     /// The name of the owner in reports.
     pub(super) number: u32,
 }
 
 impl Owner {
-    pub(super) fn new(cap: Cap, pressure: u32, number: u32) -> Self {
+    pub(super) fn new(cap: Cap, pressure: u64, number: u32) -> Self {
         Self {
             current: Magazine::new(cap.magazine),
             previous: Magazine::new(if cap.two { cap.magazine } else { 0 }),
@@ -156,6 +156,8 @@ pub(super) struct Depot {
     pub(super) bytes: u64,
     /// The most blocks that were outside the depot.
     pub(super) peak: u64,
+    /// How many calls go through all blocks, whose chunks stay meanwhile.
+    pub(super) visits: u64,
     next_owner: u32,
     free_owners: Vec<u32>,
 }
@@ -174,18 +176,26 @@ impl Depot {
             blocks: 0,
             bytes: 0,
             peak: 0,
+            visits: 0,
             next_owner: 0,
             free_owners: Vec::new(),
         }
     }
 
-    /// Adds a chunk whose blocks are free. Allocates memory.
+    /// Makes room for so many chunks to be added.
+    pub(super) fn reserve(&mut self, chunks: usize) -> Result<(), TryReserveError> {
+        self.chunks.try_reserve(chunks)?;
+        self.fresh.try_reserve(chunks)
+    }
+
+    /// Adds a chunk whose blocks are free. Allocates no memory where room was
+    /// [made](Self::reserve).
     pub(super) fn add(&mut self, chunk: Chunk) {
+        self.blocks += u64::from(chunk.blocks());
+        self.bytes += chunk.bytes();
+        self.fresh.push_back(chunk.first()..chunk.first() + chunk.blocks());
+        self.fresh_blocks += u64::from(chunk.blocks());
         self.chunks.push(chunk);
-        self.blocks += u64::from(chunk.blocks);
-        self.bytes += chunk.bytes;
-        self.fresh.push_back(chunk.first..chunk.first + chunk.blocks);
-        self.fresh_blocks += u64::from(chunk.blocks);
     }
 
     /// Gives an empty magazine numbers: used ones first, else fresh ones. `false` if there are
@@ -200,7 +210,6 @@ impl Depot {
         } else {
             self.cut(magazine);
         }
-        self.peak = self.peak.max(self.blocks - self.free());
         !magazine.is_empty()
     }
 
@@ -212,6 +221,9 @@ impl Depot {
         }
         self.cut += magazine.len as u64;
         self.fresh_blocks -= magazine.len as u64;
+        // Only here: blocks are cut when the depot has no others, so all that were are outside now,
+        // and there are never more of them outside.
+        self.peak = self.peak.max(self.cut);
         let arrays = self.arrays();
         let more = usize::try_from(self.cut)
             .unwrap_or(usize::MAX)
@@ -265,26 +277,32 @@ impl Depot {
     }
 
     /// Removes the chunks all of whose blocks are in the depot, as long as `minimum` blocks are
-    /// left, the last ones first, and returns them. O(free blocks + blocks). Allocates memory.
+    /// left, the last ones first, and returns them; none while blocks are visited. O(free blocks +
+    /// blocks). Allocates memory.
     pub(super) fn remove_free_chunks(&mut self, units: &Units, minimum: u64) -> Vec<Chunk> {
-        let mark = |number, to| units.slot(number).state().set(to);
-        let is_in = |number, state| units.slot(number).state().get() == state;
+        if self.visits > 0 {
+            return Vec::new();
+        }
+        // SAFETY: the numbers of blocks in the depot.
+        let slot = |number| unsafe { units.slot(number) };
+        let mark = |number, to| slot(number).state().set(to);
+        let is_in = |number, state| slot(number).state().get() == state;
         // Whatever has a number in the depot is exclusive to the holder of the lock.
         self.for_each(|number| mark(number, State::LISTED));
         let mut removed = Vec::new();
         let mut left = self.blocks;
-        for &chunk in self.chunks.iter().rev() {
-            let is_free = units.states(&chunk).iter().all(|state| state.get() == State::LISTED);
-            let rest = left.checked_sub(chunk.blocks.into()).filter(|&rest| rest >= minimum);
-            if let (true, Some(rest), true) = (is_free, rest, chunk.run.is_some()) {
-                units.states(&chunk).iter().for_each(|state| state.set(State::ABSENT));
+        for chunk in self.chunks.iter().rev() {
+            let is_free = chunk.states().iter().all(|state| state.get() == State::LISTED);
+            let rest = left.checked_sub(chunk.blocks().into()).filter(|&rest| rest >= minimum);
+            if let (true, Some(rest), true) = (is_free, rest, chunk.run().is_some()) {
+                chunk.states().iter().for_each(|state| state.set(State::ABSENT));
                 left = rest;
-                self.bytes -= chunk.bytes;
-                removed.push(chunk);
+                self.bytes -= chunk.bytes();
+                removed.push(chunk.clone());
             }
         }
         self.blocks = left;
-        self.chunks.retain(|chunk| !is_in(chunk.first, State::ABSENT));
+        self.chunks.retain(|chunk| !is_in(chunk.first(), State::ABSENT));
         self.fresh.retain(|fresh| is_in(fresh.start, State::LISTED));
         self.fresh_blocks = self.fresh.iter().map(|fresh| fresh.len() as u64).sum();
         self.fresh.iter().cloned().flatten().for_each(|number| mark(number, State::FREE));
@@ -311,7 +329,7 @@ impl Depot {
     }
 
     /// Returns a new owner.
-    pub(super) fn new_owner(&mut self, pressure: u32) -> Owner {
+    pub(super) fn new_owner(&mut self, pressure: u64) -> Owner {
         let number = self.free_owners.pop().unwrap_or_else(|| {
             let number = self.next_owner;
             // A number of a report, not of a right: it may wrap after 2^32 owners that were

@@ -8,13 +8,13 @@ use super::layout::Layout;
 use super::local::Local;
 use super::magazine::{Cap, Depot};
 use super::source::{ChunkSource, span_memory};
-use super::unit::{RawBlock, Span, State, Units};
+use super::unit::{Chunk, RawBlock, Span, State, Units};
 use crate::addr::Iova;
 use crate::counters;
 use crate::domain::DomainId;
 use crate::frame::Frame;
 use crate::mem::DmaMemory;
-use crate::sync::{AtomicU32, AtomicU64, CachePadded, Mutex, Ordering, SpinLock};
+use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering, SpinLock};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -39,6 +39,19 @@ const CACHED_BYTES: u64 = 512 << 10;
 pub struct DmaPool(Handle);
 
 /// The configuration of a new pool. Every value but the block's size has a default.
+///
+/// # What a pool takes
+/// Besides its blocks a pool has 8 bytes for each 2 MiB of its source's span, and, for each aligned
+/// 2 MiB of the span in which it ever had a chunk (1 GiB for blocks of more than 2 MiB), 1 byte for
+/// each block that fits in there and about 100 more; where chunks need not start at multiples of a
+/// block's size, also 4 bytes for each page. They stay until the pool ends, since a late free must
+/// find them. So a pool never takes more than the span's length divided by the size of a block, but
+/// it may take that for few blocks: 128 KiB for one chunk of 4 KiB with blocks of 16 bytes, 32
+/// times its bytes, and as much for each other 2 MiB in which it then has such a chunk, also after
+/// it has released the one before. A source that scatters small chunks over a long span, or moves
+/// them through it, should have a span of its own for the pool that is not much longer than what
+/// the pool needs. Owners' caches and the lists of free blocks take 4 to 5 bytes for each block
+/// that is or was allocated, until a [shrink](DmaPool::shrink).
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct Builder {
@@ -120,7 +133,10 @@ impl Builder {
         let iova = source.iova();
         let layout = Layout::new(self.size, self.align, self.boundary, (memory.addr(), iova))?;
         layout.check_span(memory.len() as u64)?;
-        let span = Span::new(&layout, memory.as_ptr(), memory.len(), iova);
+        let len = memory.len();
+        // SAFETY: one allocation, as long as the source that the pool owns (its contract).
+        let span = unsafe { Span::new(&layout, memory.as_ptr(), len, iova) };
+        let span = span.map_err(|_| CreateError::NoMemory { len })?;
         self.finish(layout, span, Some(Box::new(source.clone())))
     }
 
@@ -132,7 +148,9 @@ impl Builder {
     pub fn build_empty(self) -> Result<DmaPool, CreateError> {
         let iova = Iova::new(0);
         let layout = Layout::new(self.size, self.align, self.boundary, (0, iova))?;
-        self.finish(layout, Span::new(&layout, NonNull::dangling(), 0, iova), None)
+        // SAFETY: no byte is used.
+        let span = unsafe { Span::new(&layout, NonNull::dangling(), 0, iova) };
+        self.finish(layout, span.map_err(|_| CreateError::NoMemory { len: 0 })?, None)
     }
 
     fn finish(
@@ -155,7 +173,7 @@ impl Builder {
             name: self.name,
             minimum,
             maximum,
-            pressure: AtomicU32::new(0),
+            pressure: AtomicU64::new(0),
             handles: AtomicU64::new(1),
             growth: CachePadded(Growth::new()),
             front: CachePadded(SpinLock::new(Front::new(front))),
@@ -202,7 +220,9 @@ impl DmaPool {
     /// # Errors
     /// [`AllocError`] if the pool has no free block and can acquire no chunk.
     pub fn alloc(&self) -> Result<Block, AllocError> {
-        self.0.alloc_shared(State::OWNED).map(Block::new)
+        let slot = self.0.alloc_shared(State::OWNED)?;
+        // SAFETY: just allocated.
+        Ok(unsafe { Block::new(slot, &self.0.layout) })
     }
 
     /// As [`alloc`](Self::alloc), with all bytes 0.
@@ -218,7 +238,9 @@ impl DmaPool {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_raw(&self) -> Result<RawBlock, AllocError> {
-        self.0.alloc_shared(State::RAW).map(|slot| slot.block(&self.0.layout))
+        let slot = self.0.alloc_shared(State::RAW)?;
+        // SAFETY: a block of this pool.
+        Ok(unsafe { slot.block(&self.0.layout) })
     }
 
     /// Frees a raw block, whichever owner allocated it.
@@ -241,7 +263,8 @@ impl DmaPool {
     /// pool has ended: its last handle, `Local` and `Block` have been dropped. The device reaches
     /// its first byte at `iova`, and the rest follows linearly.
     pub unsafe fn add_range(&self, memory: NonNull<[u8]>, iova: Iova) -> Result<u64, RangeError> {
-        self.0.add_range(memory, iova)
+        // SAFETY: the caller upholds the contract of the same method.
+        unsafe { self.0.add_range(memory, iova) }
     }
 
     /// Releases the chunks whose blocks are all in the depot, as far as the
@@ -251,7 +274,10 @@ impl DmaPool {
     /// A block in an owner's magazine keeps its chunk. Active owners return what they cache at
     /// their next exchange, so a second call later releases more; an idle one can be
     /// [flushed](Local::flush). O(blocks of the pool). Waits for the source, with no lock held;
-    /// must not be called from inside the source.
+    /// must not be called from inside the source. Releases nothing while a
+    /// [`for_each_block`](Self::for_each_block) runs.
+    ///
+    /// If the source panics for a chunk, the others are released before the panic goes on.
     pub fn shrink(&self) -> u64 {
         self.0.shrink()
     }
@@ -266,13 +292,12 @@ impl DmaPool {
         // those that were dropped come later.
         let handles = self.0.handles.load(Ordering::Acquire).saturating_sub(1);
         let (mut blocks, mut first) = (0, None);
-        for chunk in &self.0.depot.lock().chunks {
-            self.0.for_each_block(chunk, |block, state| {
-                if matches!(state, State::RAW | State::OWNED) {
-                    blocks += 1;
-                    first.get_or_insert(block);
-                }
-            });
+        for slot in self.0.depot.lock().chunks.iter().flat_map(Chunk::slots) {
+            if matches!(slot.state().get(), State::RAW | State::OWNED) {
+                blocks += 1;
+                // SAFETY: a block of this pool, which has its chunk.
+                first.get_or_insert_with(|| unsafe { slot.block(&self.0.layout) });
+            }
         }
         if handles == 0 && blocks == 0 {
             return Ok(());
@@ -286,7 +311,7 @@ impl DmaPool {
         let depot = self.0.depot.lock();
         let (mut in_use, mut free_chunks) = (0, 0);
         for chunk in &depot.chunks {
-            let states = self.0.units.states(chunk).iter().map(State::get);
+            let states = chunk.states().iter().map(State::get);
             let live = states.filter(|&state| matches!(state, State::RAW | State::OWNED)).count();
             in_use += live as u64;
             free_chunks += u64::from(live == 0);
@@ -315,12 +340,14 @@ impl DmaPool {
     /// none.
     ///
     /// A block is not allocated by being seen: a free of it is refused, unless it is allocated as a
-    /// raw one. O(blocks). No chunk is acquired or released meanwhile, so `each` must not allocate.
+    /// raw one. O(blocks). `each` may use the pool; until this returns, [`shrink`](Self::shrink)
+    /// releases no chunk, on whatever thread.
     pub fn for_each_block(&self, mut each: impl FnMut(RawBlock, DmaMemory<'_>)) {
-        let _permit = self.0.growth.permit();
-        let chunks = self.0.depot.lock().chunks.clone();
-        for chunk in &chunks {
-            self.0.for_each_block(chunk, |block, _| each(block, self.0.memory_at(block.as_ptr())));
+        let visit = Visit::new(&self.0);
+        for slot in visit.chunks.iter().flat_map(Chunk::slots) {
+            // SAFETY: a block of the pool, whose chunks stay as long as the visit.
+            let (block, memory) = unsafe { self.0.place(slot) };
+            each(block, memory);
         }
     }
 
@@ -331,8 +358,11 @@ impl DmaPool {
         let Some(history) = &self.0.history else { return Vec::new() };
         self.0.drain_front();
         self.0.depot.lock().for_each(|number| {
-            let block = self.0.units.slot(number).block(&self.0.layout);
-            history.inspect(block, self.0.memory_at(block.as_ptr()));
+            // SAFETY: the number of a block in the depot.
+            let slot = unsafe { self.0.units.slot(number) };
+            // SAFETY: its number stays there while the depot is locked.
+            let (block, memory) = unsafe { self.0.place(slot) };
+            history.inspect(block, memory);
         });
         history.damages()
     }
@@ -341,6 +371,26 @@ impl DmaPool {
     #[cfg(feature = "bench-internals")]
     pub fn metadata_bytes(&self) -> usize {
         size_of::<Inner>() + self.0.growth.metadata_bytes() + self.0.depot.lock().metadata_bytes()
+    }
+}
+
+/// Keeps the chunks that a pool has from being released.
+struct Visit<'p> {
+    pool: &'p Inner,
+    chunks: Vec<Chunk>,
+}
+
+impl<'p> Visit<'p> {
+    fn new(pool: &'p Inner) -> Self {
+        let mut depot = pool.depot.lock();
+        depot.visits += 1;
+        Self { pool, chunks: depot.chunks.clone() }
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.pool.depot.lock().visits -= 1;
     }
 }
 

@@ -4,6 +4,7 @@
 use super::error::{SourceError, SpanError};
 use crate::addr::{Iova, Segment};
 use crate::domain::DomainId;
+use crate::drop_guard::for_all;
 use crate::frame::{Frame, Order};
 use crate::mem::{AccessError, DmaMemory};
 use crate::share::Shared;
@@ -25,10 +26,28 @@ use core::ptr::NonNull;
 /// into, until it is passed to `release`; the span ends at or below the end of 64 bits for the
 /// device. What callers guarantee is stated at `release`.
 ///
-/// A [`DmaPool`](super::DmaPool) holds no lock while it calls `acquire` or `release`, and calls
-/// them from one thread at a time. From inside of them the pool's blocks may be freed and its
-/// [statistics](super::DmaPool::stats) read, but an allocation that needs another chunk would wait
-/// for the call that it is made from.
+/// # Threads
+/// [`acquire`](Self::acquire) and [`release`](Self::release) are called on any thread that uses a
+/// pool. A [`DmaPool`](super::DmaPool) calls one of them at a time, on one thread; a
+/// [`PagePool`](crate::page_pool::PagePool) acquires on its consumer's thread, and meanwhile, once
+/// it is taken down, releases on each thread that returns the last page of a chunk; several pools
+/// over one source call it at the same time.
+///
+/// No lock of a pool is held meanwhile. From inside of them the pool's blocks may be freed and its
+/// [statistics](super::DmaPool::stats) read, but an allocation that needs another chunk, and a
+/// [shrink](super::DmaPool::shrink), would wait for the call that they are made from.
+///
+/// # Runs that are never released
+/// A pool that ends with blocks or pages that a device may still write to drops its source with
+/// their runs acquired. Their memory stays valid, and is allocated to no other caller, also after
+/// the source itself has been dropped: a source that owns its memory leaks what is not released.
+///
+/// # Panics
+/// A pool loses nothing by an `acquire` that panics: it counts as one that failed, so the source
+/// must not keep a run for it. A run whose `release` panics is the caller's no more and is not
+/// released again; whether the source keeps it is the source's matter. A pool that has several runs
+/// to release goes on with the others, and then passes the first panic on, unless its thread
+/// unwinds already (all of this with the feature `std`, which catches panics).
 pub unsafe trait ChunkSource: Send + Sync {
     /// Returns the whole span that runs can lie in. Callers access the runs they have acquired and
     /// nothing else of it.
@@ -124,8 +143,9 @@ impl<S: ChunkSource> Coherent<S> {
     pub fn new(source: S, bytes: u64) -> Result<Self, SourceError> {
         let order =
             Order::for_bytes(bytes).ok_or(SourceError::TooLarge { bytes, limit: 1 << 30 })?;
-        let frame = source.acquire(order)?;
+        // First: no run is lost if it panics.
         let span = source.span();
+        let frame = source.acquire(order)?;
         // SAFETY: the source, which the value will own, keeps the run valid and allocates it to no
         // other caller until it is released (contract of `ChunkSource`), which is in `drop`; of the
         // span only the run is accessed.
@@ -172,8 +192,12 @@ fn within(span: DmaMemory<'_>, frame: Frame, order: Order) -> Result<DmaMemory<'
 
 impl<S: ChunkSource> Drop for Coherent<S> {
     fn drop(&mut self) {
-        // SAFETY: `new` acquired it with this order, and no borrow of its memory outlives `self`.
-        unsafe { self.source.release(self.frame, self.order) };
+        // By `for_all`: a release that panics while the thread unwinds does not end the process.
+        for_all([(self.frame, self.order)], |(frame, order)| {
+            // SAFETY: `new` acquired it with this order, and no borrow of its memory outlives
+            // `self`.
+            unsafe { self.source.release(frame, order) };
+        });
     }
 }
 

@@ -7,6 +7,7 @@ mod frees;
 mod heap;
 mod layout;
 mod life;
+mod panics;
 mod random;
 mod ranges;
 mod subject;

@@ -4,8 +4,10 @@
 use super::layout::Layout;
 use crate::addr::Iova;
 use crate::frame::{Frame, Order};
+use crate::mem::DmaMemory;
 use crate::sync::{AtomicPtr, AtomicU8, AtomicU32, Ordering, relax};
 use alloc::boxed::Box;
+use alloc::collections::TryReserveError;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ptr::{NonNull, null_mut};
@@ -129,6 +131,34 @@ impl State {
 #[repr(C, align(64))]
 struct Line([State; 64]);
 
+/// Memory that is read without atomics, by threads that have found it through a pointer. The model
+/// checker reports a read that does not come after the memory was made.
+#[derive(Debug)]
+struct Made(#[cfg(loom)] loom::cell::UnsafeCell<()>);
+
+impl Made {
+    fn new() -> Self {
+        Self(
+            #[cfg(loom)]
+            loom::cell::UnsafeCell::new(()),
+        )
+    }
+
+    #[inline(always)]
+    fn read(&self) {
+        #[cfg(loom)]
+        self.0.with(|_| ());
+    }
+}
+
+/// Makes a list of exactly `count` values.
+fn list<T>(count: usize, value: impl FnMut(usize) -> T) -> Result<Vec<T>, TryReserveError> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(count)?;
+    list.extend((0..count).map(value));
+    Ok(list)
+}
+
 /// 2 MiB of the span (1 GiB for blocks of more than 2 MiB) in which the pool has had a chunk. It
 /// stays where it is, as long as the pool.
 #[derive(Debug)]
@@ -144,6 +174,7 @@ pub(super) struct Unit {
     lines: Box<[Line]>,
     /// The skew of the chunk that each frame belongs to; empty if all are 0.
     skews: Box<[AtomicU32]>,
+    made: Made,
 }
 
 // SAFETY: addresses, which are only passed on, and atomics. The pool is shared by its handles.
@@ -152,17 +183,24 @@ unsafe impl Send for Unit {}
 unsafe impl Sync for Unit {}
 
 impl Unit {
-    fn new(layout: &Layout, pool: NonNull<()>, base: NonNull<u8>, iova: Iova, first: u32) -> Self {
+    fn new(
+        layout: &Layout,
+        pool: NonNull<()>,
+        base: NonNull<u8>,
+        iova: Iova,
+        first: u32,
+    ) -> Result<Self, TryReserveError> {
         let line = |_| Line(core::array::from_fn(|_| State::new(State::ABSENT)));
         let frames = if layout.is_skewed() { 1 << (layout.unit_shift() - 12) } else { 0 };
-        Self {
+        Ok(Self {
             pool,
             base,
             iova,
             first,
-            lines: (0..layout.slots().div_ceil(64)).map(line).collect(),
-            skews: (0..frames).map(|_| AtomicU32::new(0)).collect(),
-        }
+            lines: list(layout.slots().div_ceil(64) as usize, line)?.into(),
+            skews: list(frames, |_| AtomicU32::new(0))?.into(),
+            made: Made::new(),
+        })
     }
 
     /// Returns the address of the pool that has the unit.
@@ -217,9 +255,10 @@ impl Unit {
         Iova::new(self.iova.raw().wrapping_add(place))
     }
 
-    /// Returns the address of its first byte.
-    pub(super) fn addr(&self) -> usize {
-        self.base.as_ptr().addr()
+    /// Returns the place of an address: of one that is not in the unit, any number.
+    #[inline(always)]
+    pub(super) fn place_of(&self, at: NonNull<u8>) -> u64 {
+        at.as_ptr().addr().wrapping_sub(self.base.as_ptr().addr()) as u64
     }
 
     /// Returns the states of all slots.
@@ -275,7 +314,7 @@ impl<'u> Slot<'u> {
 
     /// Returns where the block starts, in bytes from the start of the unit.
     #[inline(always)]
-    pub(super) fn place(self, layout: &Layout) -> u64 {
+    fn place(self, layout: &Layout) -> u64 {
         if layout.is_plain() {
             return u64::from(self.index()) * layout.size();
         }
@@ -284,9 +323,12 @@ impl<'u> Slot<'u> {
     }
 
     /// Returns both addresses of the block.
+    ///
+    /// # Safety
+    /// The pool has, or had, a chunk with this block; the layout is the pool's.
     #[inline(always)]
-    pub(super) fn block(self, layout: &Layout) -> RawBlock {
-        // SAFETY: slots of blocks are in chunks.
+    pub(super) unsafe fn block(self, layout: &Layout) -> RawBlock {
+        // SAFETY: where a chunk has, or had, the block.
         unsafe { self.unit.block_at(self.place(layout)) }
     }
 }
@@ -302,6 +344,7 @@ pub(super) struct Span {
     units: Box<[AtomicPtr<Unit>]>,
     /// The next span of the pool.
     next: AtomicPtr<Span>,
+    made: Made,
 }
 
 // SAFETY: an address, which is only passed on, and atomics.
@@ -310,31 +353,138 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    pub(super) fn new(layout: &Layout, base: NonNull<u8>, len: usize, iova: Iova) -> Self {
-        let units = (len as u64).div_ceil(1 << layout.unit_shift());
-        Self {
+    /// # Safety
+    /// The `len` bytes at `base` are one allocation, as long as the pool.
+    pub(super) unsafe fn new(
+        layout: &Layout,
+        base: NonNull<u8>,
+        len: usize,
+        iova: Iova,
+    ) -> Result<Self, TryReserveError> {
+        let units = len.div_ceil(1 << layout.unit_shift());
+        Ok(Self {
             base,
             iova,
             addr: base.as_ptr().addr(),
             len,
-            units: (0..units).map(|_| AtomicPtr::new(null_mut())).collect(),
+            units: list(units, |_| AtomicPtr::new(null_mut()))?.into(),
             next: AtomicPtr::new(null_mut()),
-        }
+            made: Made::new(),
+        })
+    }
+
+    /// Returns the unit at this place in the list; `None` if the pool has had no chunk there.
+    fn unit(&self, place: usize) -> Option<NonNull<Unit>> {
+        // Relaxed: for the holder of the permit, under which it was stored.
+        NonNull::new(self.units.get(place)?.load(Ordering::Relaxed))
     }
 }
 
-/// A chunk of the pool.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Chunk {
-    /// The numbers of its blocks start here.
-    pub(super) first: u32,
-    pub(super) blocks: u32,
-    pub(super) bytes: u64,
-    /// Where it starts in its unit.
-    pub(super) place: u64,
-    /// The run to return to the source; `None` for a range of the caller.
-    pub(super) run: Option<(Frame, Order)>,
+/// Units that were made together, for a chunk or a range of the caller. Their numbers follow each
+/// other.
+#[derive(Debug)]
+struct Batch {
+    /// How many units were made before.
+    before: usize,
+    units: Vec<Unit>,
 }
+
+/// A chunk of the pool.
+#[derive(Clone, Debug)]
+pub(super) struct Chunk {
+    /// Its unit, and the others that were made with that.
+    batch: Arc<Batch>,
+    /// Which of them.
+    unit: usize,
+    /// The numbers of its blocks start here.
+    first: u32,
+    blocks: u32,
+    bytes: u64,
+    /// Its memory starts here.
+    start: NonNull<u8>,
+    /// The run to return to the source; `None` for a range of the caller.
+    run: Option<(Frame, Order)>,
+}
+
+// SAFETY: an address, which is only passed on, and values that are `Send`.
+unsafe impl Send for Chunk {}
+
+impl Chunk {
+    /// Returns the number of its first block; those of the others follow.
+    pub(super) fn first(&self) -> u32 {
+        self.first
+    }
+
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the address of its first byte.
+    pub(super) fn addr(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
+    /// Returns the run to return to the source; `None` for a range of the caller.
+    pub(super) fn run(&self) -> Option<(Frame, Order)> {
+        self.run
+    }
+
+    /// Returns whether an address lies in the chunk.
+    pub(super) fn covers(&self, addr: usize) -> bool {
+        (addr.wrapping_sub(self.addr()) as u64) < self.bytes
+    }
+
+    /// Returns the slots of its blocks.
+    pub(super) fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
+        let unit = self.batch.units.get(self.unit);
+        let slot = |unit, number| {
+            // SAFETY: the numbers of a chunk's blocks are those of slots of its unit (`enter`,
+            // which alone makes chunks).
+            unsafe { Unit::slot(unit, number) }
+        };
+        let numbers = self.first..self.first + self.blocks;
+        unit.into_iter().flat_map(move |unit| numbers.clone().map(move |number| slot(unit, number)))
+    }
+
+    /// Returns the states of its blocks.
+    pub(super) fn states(&self) -> &[State] {
+        let of_unit = |unit: &'_ Unit| (self.first ^ unit.first) as usize;
+        let Some(unit) = self.batch.units.get(self.unit) else { return &[] };
+        let start = of_unit(unit);
+        unit.states().get(start..start + self.blocks as usize).unwrap_or_default()
+    }
+
+    /// Returns its memory.
+    ///
+    /// # Safety
+    /// As long as it is used, the chunk is the pool's, and no owner has a block of it.
+    pub(super) unsafe fn memory(&self) -> DmaMemory<'_> {
+        // SAFETY: the source keeps the run valid and gives it to no other caller while it is the
+        // pool's (contract of `ChunkSource`; of `DmaPool::add_range`), and nothing else of the pool
+        // uses it (contract).
+        unsafe { DmaMemory::from_raw(self.start, usize::try_from(self.bytes).unwrap_or(0)) }
+    }
+}
+
+/// An entry of the table of units by number.
+#[derive(Debug)]
+struct Entry {
+    unit: AtomicPtr<Unit>,
+    made: Made,
+}
+
+impl Entry {
+    fn new(unit: *mut Unit) -> Self {
+        Self { unit: AtomicPtr::new(unit), made: Made::new() }
+    }
+}
+
+/// The length of the first table by number: one under the model checker, so that it is replaced.
+const FIRST_TABLE: usize = if cfg!(loom) { 1 } else { 16 };
 
 /// All units of a pool.
 #[derive(Debug)]
@@ -343,29 +493,51 @@ pub(super) struct Units {
     /// How many bits of a number are the slot; the others are the unit, in the order of first use.
     slot_bits: u32,
     /// The units by number. Replaced by a larger table when it is full.
-    by_number: AtomicPtr<AtomicPtr<Unit>>,
+    by_number: AtomicPtr<Entry>,
 }
 
 /// The memory of units, tables and spans, which a pool keeps until it ends. Under the permit
 /// to grow.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    units: Vec<Arc<Unit>>,
-    tables: Vec<Arc<[AtomicPtr<Unit>]>>,
+    batches: Vec<Arc<Batch>>,
+    tables: Vec<Vec<Entry>>,
     spans: Vec<Arc<Span>>,
+    /// How many units there are.
+    units: usize,
 }
 
 impl Kept {
     /// The bytes of the tables and states.
     #[cfg(feature = "bench-internals")]
     pub(super) fn metadata_bytes(&self) -> usize {
-        let units = self
-            .units
-            .iter()
+        let units = self.batches.iter().flat_map(|batch| &batch.units);
+        let units = units
             .map(|unit| size_of_val(&*unit.lines) + size_of_val(&*unit.skews) + size_of::<Unit>());
         let tables = self.tables.iter().map(|table| size_of_val(&**table));
         let spans = self.spans.iter().map(|span| size_of_val(&*span.units));
         units.chain(tables).chain(spans).sum()
+    }
+
+    /// Returns the batch with the unit of this number.
+    fn batch(&self, unit: usize) -> Option<&Arc<Batch>> {
+        let after = self.batches.partition_point(|batch| batch.before <= unit);
+        self.batches.get(after.checked_sub(1)?)
+    }
+}
+
+/// Why blocks were not entered: nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum EnterError {
+    /// Not so many numbers are left.
+    Numbers,
+    /// There is no memory for their states, or for the tables that lead to them.
+    NoMemory,
+}
+
+impl From<TryReserveError> for EnterError {
+    fn from(_: TryReserveError) -> Self {
+        Self::NoMemory
     }
 }
 
@@ -389,28 +561,32 @@ impl Units {
 
     /// Returns how many more units there can be.
     pub(super) fn left(&self, kept: &Kept) -> u64 {
-        self.most().saturating_sub(kept.units.len() as u64)
+        self.most().saturating_sub(kept.units as u64)
     }
 
     pub(super) fn first_span(&self) -> &Span {
         &self.first
     }
 
-    /// Returns the slot with a number that the pool has issued.
+    /// Returns the slot with a number.
+    ///
+    /// # Safety
+    /// The number was [entered](Self::enter), and the caller took it from the depot, or whatever it
+    /// took it from got it there.
     #[inline(always)]
-    pub(super) fn slot(&self, number: u32) -> Slot<'_> {
+    pub(super) unsafe fn slot(&self, number: u32) -> Slot<'_> {
         // Acquire: with the entries that were copied to the table. The number came from the depot,
         // after its unit was entered, so this is that table or a later one.
         let table = self.by_number.load(Ordering::Acquire);
-        #[cfg(loom)]
-        assert!(!table.is_null(), "a unit is known before the table is");
-        // SAFETY: this table, like each later one, has an entry for each unit (`unit_of`).
+        // SAFETY: this table, like each later one, has an entry for each unit (`enter`).
         let entry = unsafe { table.add((number >> self.slot_bits) as usize) };
         // SAFETY: as above; tables live as long as the pool (`Kept`), and their entries change by
         // atomics only.
-        let unit = unsafe { &*entry }.load(Ordering::Relaxed);
+        let entry = unsafe { &*entry };
+        entry.made.read();
         // SAFETY: set before the number was issued; units live as long as the pool (`Kept`).
-        let unit = unsafe { &*unit };
+        let unit = unsafe { &*entry.unit.load(Ordering::Relaxed) };
+        unit.made.read();
         // SAFETY: the number was issued for a slot of this unit.
         unsafe { unit.slot(number) }
     }
@@ -434,11 +610,13 @@ impl Units {
             }
             // SAFETY: spans live as long as the pool (`Kept`).
             span = unsafe { &*next };
+            span.made.read();
             offset = addr.wrapping_sub(span.addr);
         };
         let unit = NonNull::new(entry.load(Ordering::Acquire))?;
         // SAFETY: entries point to units, which live as long as the pool (`Kept`).
         let unit = unsafe { unit.as_ref() };
+        unit.made.read();
         Some((unit, (offset & ((1 << layout.unit_shift()) - 1)) as u64))
     }
 
@@ -453,59 +631,9 @@ impl Units {
         unit.slot_at(layout, place)
     }
 
-    /// Adds a range of the caller, in which chunks can be entered from now on.
-    pub(super) fn add_span(&self, kept: &mut Kept, span: Span) -> Arc<Span> {
-        let span = Arc::new(span);
-        let last = kept.spans.last().map_or(&self.first, |last| last);
-        last.next.store(Arc::as_ptr(&span).cast_mut(), Ordering::Release);
-        kept.spans.push(Arc::clone(&span));
-        span
-    }
-
-    /// Returns the unit at `offset` bytes in a span, a new one if necessary; `None` if no numbers
-    /// are left. Allocates memory.
-    fn unit_of<'k>(
-        &self,
-        layout: &Layout,
-        pool: NonNull<()>,
-        kept: &'k mut Kept,
-        span: &'k Span,
-        offset: u64,
-    ) -> Option<&'k Unit> {
-        let place = offset >> layout.unit_shift() << layout.unit_shift();
-        let by_place = span.units.get(usize::try_from(offset >> layout.unit_shift()).ok()?)?;
-        if let Some(unit) = NonNull::new(by_place.load(Ordering::Relaxed)) {
-            // SAFETY: entries point to units of `kept`.
-            return Some(unsafe { unit.as_ref() });
-        }
-        if self.left(kept) == 0 {
-            return None;
-        }
-        let id = kept.units.len();
-        let first = u32::try_from((id as u64) << self.slot_bits).ok()?;
-        if kept.tables.last().is_none_or(|table| table.len() == id) {
-            let old = kept.tables.last().map_or(&[][..], |table| table);
-            let copies = old.iter().map(|entry| AtomicPtr::new(entry.load(Ordering::Relaxed)));
-            let more = (0..old.len().max(16)).map(|_| AtomicPtr::new(null_mut()));
-            let table: Arc<[_]> = copies.chain(more).collect();
-            self.by_number.store(table.as_ptr().cast_mut(), Ordering::Release);
-            kept.tables.push(table);
-        }
-        // SAFETY: `offset` lies in the span, which is one allocation, and `place` is not larger.
-        let base = unsafe { span.base.add(usize::try_from(place).ok()?) };
-        let iova = Iova::new(span.iova.raw().wrapping_add(place));
-        let unit = Arc::new(Unit::new(layout, pool, base, iova, first));
-        let address = Arc::as_ptr(&unit).cast_mut();
-        kept.tables.last()?.get(id)?.store(address, Ordering::Relaxed);
-        // Release: with the unit, for a free that guesses the address.
-        by_place.store(address, Ordering::Release);
-        kept.units.push(unit);
-        kept.units.last().map(|unit| &**unit)
-    }
-
-    /// Makes all blocks of `bytes` bytes at `offset` in a span free ones of the pool. They lie in
-    /// one unit. `None` if no numbers are left; then nothing has changed. Allocates memory.
-    pub(super) fn enter(
+    /// Makes all blocks of `bytes` bytes at `offset` in a span, not 0, free ones of the pool: one
+    /// chunk for each unit that they lie in, of which but the first have none yet. All or nothing.
+    fn enter_in(
         &self,
         layout: &Layout,
         pool: NonNull<()>,
@@ -513,29 +641,138 @@ impl Units {
         span: &Span,
         (offset, bytes): (u64, u64),
         run: Option<(Frame, Order)>,
-    ) -> Option<Chunk> {
-        let unit = self.unit_of(layout, pool, kept, span, offset)?;
-        let place = offset & ((1 << layout.unit_shift()) - 1);
-        let (skew, slot) = layout.chunk_at(place);
-        let blocks = layout.blocks_in(bytes);
-        unit.set_skews(place, bytes, skew);
-        let chunk = Chunk { first: unit.first | slot, blocks, bytes, place, run };
-        self.states(&chunk).iter().for_each(|state| state.set(State::FREE));
-        Some(chunk)
+    ) -> Result<Vec<Chunk>, EnterError> {
+        let (shift, unit_bytes) = (layout.unit_shift(), 1u64 << layout.unit_shift());
+        let narrow = |value: u64| usize::try_from(value).map_err(|_| EnterError::Numbers);
+        let (first, last) = (narrow(offset >> shift)?, narrow((offset + bytes - 1) >> shift)?);
+        let count = last - first + 1;
+        let mut chunks = Vec::new();
+        chunks.try_reserve_exact(count)?;
+        let known = span.unit(first);
+        let (batch, skip) = match known {
+            // SAFETY: entries point to units of `kept`.
+            Some(unit) => {
+                let id = (unsafe { unit.as_ref() }.first >> self.slot_bits) as usize;
+                let batch = kept.batch(id).ok_or(EnterError::Numbers)?;
+                (Arc::clone(batch), id - batch.before)
+            }
+            None => (self.make_units(layout, pool, kept, span, (first, count))?, 0),
+        };
+        for (at, unit) in batch.units.iter().enumerate().skip(skip).take(count) {
+            let start = offset.max(((first + at - skip) as u64) << shift);
+            let place = start & (unit_bytes - 1);
+            let bytes = (offset + bytes - start).min(unit_bytes - place);
+            let (skew, slot) = layout.chunk_at(place);
+            unit.set_skews(place, bytes, skew);
+            // SAFETY: in the span.
+            let memory = unsafe { unit.block_at(place) }.as_ptr();
+            chunks.push(Chunk {
+                batch: Arc::clone(&batch),
+                unit: at,
+                first: unit.first | slot,
+                blocks: layout.blocks_in(bytes),
+                bytes,
+                start: memory,
+                run,
+            });
+        }
+        chunks
+            .iter()
+            .flat_map(|chunk: &Chunk| chunk.states())
+            .for_each(|state| state.set(State::FREE));
+        Ok(chunks)
     }
 
-    /// Returns the states of a chunk's blocks.
-    pub(super) fn states(&self, chunk: &Chunk) -> &[State] {
-        let first = self.slot(chunk.first);
-        let (start, blocks) = (first.index() as usize, chunk.blocks as usize);
-        first.unit.states().get(start..start + blocks).unwrap_or_default()
+    /// Makes `count` units from `first` on of a span, which has none there, and enters them in the
+    /// tables. All or nothing.
+    fn make_units(
+        &self,
+        layout: &Layout,
+        pool: NonNull<()>,
+        kept: &mut Kept,
+        span: &Span,
+        (first, count): (usize, usize),
+    ) -> Result<Arc<Batch>, EnterError> {
+        if count as u64 > self.left(kept) {
+            return Err(EnterError::Numbers);
+        }
+        // First as a whole: what cannot be had in one piece is refused before any of it is written.
+        let states = size_of::<Unit>() + layout.slots() as usize;
+        Vec::<u8>::new().try_reserve_exact(count.saturating_mul(states))?;
+        let mut units = Vec::new();
+        units.try_reserve_exact(count)?;
+        for at in 0..count {
+            let place = (first + at) << layout.unit_shift();
+            // SAFETY: in the span, which is one allocation.
+            let base = unsafe { span.base.add(place) };
+            let iova = Iova::new(span.iova.raw().wrapping_add(place as u64));
+            let id = ((kept.units + at) as u64) << self.slot_bits;
+            let number = u32::try_from(id).map_err(|_| EnterError::Numbers)?;
+            units.push(Unit::new(layout, pool, base, iova, number)?);
+        }
+        let needed = kept.units + count;
+        let old = kept.tables.last().map_or(&[][..], |table| table);
+        let larger = if old.len() < needed {
+            let len = needed.next_power_of_two().max(FIRST_TABLE);
+            let copy =
+                |at| old.get(at).map_or(null_mut(), |e: &Entry| e.unit.load(Ordering::Relaxed));
+            Some(list(len, |at| Entry::new(copy(at)))?)
+        } else {
+            None
+        };
+        kept.tables.try_reserve(1)?;
+        kept.batches.try_reserve(1)?;
+        // Nothing fails from here on.
+        let batch = Arc::new(Batch { before: kept.units, units });
+        if let Some(table) = larger {
+            self.by_number.store(table.as_ptr().cast_mut(), Ordering::Release);
+            kept.tables.push(table);
+        }
+        let table = kept.tables.last().map_or(&[][..], |table| table);
+        let by_number = table.iter().skip(kept.units);
+        let by_place = span.units.iter().skip(first);
+        for (unit, (number, place)) in batch.units.iter().zip(by_number.zip(by_place)) {
+            let unit = core::ptr::from_ref(unit).cast_mut();
+            number.unit.store(unit, Ordering::Relaxed);
+            // Release: with the unit, for a free that guesses the address.
+            place.store(unit, Ordering::Release);
+        }
+        kept.batches.push(Arc::clone(&batch));
+        kept.units = needed;
+        Ok(batch)
     }
 
-    /// Returns the slots of a chunk's blocks.
-    pub(super) fn slots(&self, chunk: &Chunk) -> impl Iterator<Item = Slot<'_>> {
-        let unit = self.slot(chunk.first).unit;
-        // SAFETY: the numbers of a chunk's blocks follow each other, in one unit.
-        (chunk.first..chunk.first + chunk.blocks).map(move |number| unsafe { unit.slot(number) })
+    /// Makes all blocks of `bytes` bytes at `offset` in the first span, which lie in one unit, free
+    /// ones of the pool. All or nothing.
+    pub(super) fn enter(
+        &self,
+        layout: &Layout,
+        pool: NonNull<()>,
+        kept: &mut Kept,
+        place: (u64, u64),
+        run: (Frame, Order),
+    ) -> Result<Option<Chunk>, EnterError> {
+        let chunks = self.enter_in(layout, pool, kept, &self.first, place, Some(run))?;
+        Ok(chunks.into_iter().next())
+    }
+
+    /// Adds a range of the caller, all of whose first `bytes` bytes, not 0, become blocks. All or
+    /// nothing.
+    pub(super) fn enter_range(
+        &self,
+        layout: &Layout,
+        pool: NonNull<()>,
+        kept: &mut Kept,
+        span: Span,
+        bytes: u64,
+    ) -> Result<Vec<Chunk>, EnterError> {
+        kept.spans.try_reserve(1)?;
+        let span = Arc::new(span);
+        let chunks = self.enter_in(layout, pool, kept, &span, (0, bytes), None)?;
+        let last = kept.spans.last().map_or(&self.first, |last| last);
+        last.next.store(Arc::as_ptr(&span).cast_mut(), Ordering::Release);
+        kept.spans.push(span);
+        Ok(chunks)
     }
 }
 
@@ -553,25 +790,29 @@ mod tests {
         let layout = Layout::new(16, 0, 0, (0, Iova::new(0))).unwrap();
         let base = NonNull::dangling();
         for (units, is_left) in [(32_766, true), (32_767, false)] {
-            let table = Units::new(&layout, Span::new(&layout, base, UNIT, Iova::new(0)));
+            // SAFETY: nothing uses the memory.
+            let span = unsafe { Span::new(&layout, base, UNIT, Iova::new(0)) };
+            let table = Units::new(&layout, span.unwrap());
             let (mut kept, pool) = (Kept::default(), NonNull::dangling());
             assert_eq!(table.limit(&layout), 32_767 * UNIT as u64);
             // As if the pool had so many units already.
-            let unit = Arc::new(Unit::new(&layout, pool, base, Iova::new(0), 0));
-            kept.units = core::iter::repeat_n(unit, units).collect();
-            kept.tables.push((0..units).map(|_| AtomicPtr::new(null_mut())).collect());
+            kept.units = units;
+            kept.tables.push((0..units).map(|_| Entry::new(null_mut())).collect());
             assert_eq!(table.left(&kept), u64::from(is_left));
-            let whole = (0, UNIT as u64);
-            let chunk = table.enter(&layout, pool, &mut kept, table.first_span(), whole, None);
-            assert_eq!(chunk.is_some(), is_left);
-            let Some(chunk) = chunk else { continue };
+            let run = (Frame::new(0).unwrap(), Order::HUGE);
+            let chunk = table.enter(&layout, pool, &mut kept, (0, UNIT as u64), run);
+            assert_eq!(chunk.is_ok(), is_left);
+            let Ok(Some(chunk)) = chunk else { continue };
             let mut depot = Depot::new(Cap::new(0, 16));
-            depot.add(chunk);
+            depot.add(chunk.clone());
             assert_eq!(depot.free(), 1 << 17);
-            assert_eq!(table.states(&chunk).len(), 1 << 17);
+            assert_eq!(chunk.states().len(), 1 << 17);
             let mut magazine = Magazine::new(1);
             assert!(depot.refill(&mut magazine));
-            assert_eq!(magazine.pop(), Some(chunk.first));
+            assert_eq!(magazine.pop(), Some(chunk.first()));
+            // SAFETY: entered above.
+            let slot = unsafe { table.slot(chunk.first()) };
+            assert_eq!((slot.number(), slot.state().get()), (chunk.first(), State::FREE));
         }
     }
 }

@@ -237,6 +237,14 @@ fn the_report_counts_what_was_in_use_and_where_the_free_blocks_are() {
     local.flush();
     let stats = pool.stats();
     assert_eq!((stats.in_use, stats.cached, stats.in_depot, stats.peak), (0, 0, 96, 2));
+    // It rises only with more blocks than ever, and stays after a shrink.
+    for (count, peak) in [(2, 2), (7, 7), (3, 7)] {
+        let blocks: Vec<_> = (0..count).map(|_| local.alloc_raw().unwrap()).collect();
+        assert_eq!(pool.stats().peak, peak);
+        local.free_bulk(&blocks).unwrap();
+        local.flush();
+        assert_eq!((pool.shrink(), pool.stats().peak), (0, peak));
+    }
 }
 
 #[test]
