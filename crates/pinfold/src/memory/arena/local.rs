@@ -106,25 +106,19 @@ impl ArenaLocal {
     /// Allocates up to `count` buffers of one frame, and passes the memory of each to `each`: what
     /// [`Buffer::into_raw`] returns of it. Returns how many there were, as [`fill`](Self::fill) does.
     /// For a caller that keeps only addresses, as a C interface does.
+    ///
+    /// Where `each` panics, it has been given what it was called with, and no more is allocated.
     pub fn fill_raw(&mut self, count: usize, mut each: impl FnMut(NonNull<u8>)) -> usize {
         let mut missing = count;
         while missing > 0 {
-            let mut frames = [None; BATCH];
-            let batch = frames.get_mut(..missing.min(BATCH)).unwrap_or_default();
-            let filled = self.frames.fill(batch);
-            // At most `BATCH`.
-            self.shares.lend(u32::try_from(filled).unwrap_or(0));
-            let base = self.shares.region().memory().as_ptr();
-            for frame in batch.iter().flatten() {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "less than the arena's length"
-                )]
-                // SAFETY: a frame of the zone, which has as many as the region.
-                each(unsafe { base.add(frame.offset() as usize) });
+            let wanted = missing.min(BATCH);
+            let mut batch = Batch { local: self, frames: [None; BATCH], passed: 0 };
+            let filled = batch.fill(wanted);
+            while let Some(memory) = batch.pass() {
+                each(memory);
             }
             missing -= filled;
-            if filled < batch.len() {
+            if filled < wanted {
                 break;
             }
         }
@@ -159,6 +153,50 @@ impl ArenaLocal {
 
     fn buffer(&mut self, first: Frame) -> Buffer {
         Buffer::new(ArenaMemory::from_share(self.shares.issue()), Run { first, frames: 1 })
+    }
+}
+
+/// Frames that are passed to a callback, one after another. It frees the rest on drop: the callback
+/// may panic.
+struct Batch<'l> {
+    local: &'l mut ArenaLocal,
+    frames: [Option<Frame>; BATCH],
+    /// How many have been passed.
+    passed: usize,
+}
+
+impl Batch<'_> {
+    fn fill(&mut self, wanted: usize) -> usize {
+        self.local.frames.fill(self.frames.get_mut(..wanted).unwrap_or_default())
+    }
+
+    /// Returns the memory of the next frame, which keeps the arena from now on.
+    fn pass(&mut self) -> Option<NonNull<u8>> {
+        let frame = self.frames.get_mut(self.passed)?.take()?;
+        self.passed += 1;
+        self.local.shares.lend(1);
+        let base = self.local.shares.region().memory().as_ptr();
+        #[expect(clippy::cast_possible_truncation, reason = "less than the arena's length")]
+        // SAFETY: a frame of the zone, which has as many as the region.
+        Some(unsafe { base.add(frame.offset() as usize) })
+    }
+}
+
+impl Drop for Batch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.frames.get(self.passed).is_some_and(Option::is_some) {
+            self.free_rest();
+        }
+    }
+}
+
+impl Batch<'_> {
+    #[cold]
+    fn free_rest(&mut self) {
+        if let Err(error) = self.local.frames.free_bulk(&mut self.frames) {
+            tracing::error!(%error, "frames could not be freed");
+        }
     }
 }
 

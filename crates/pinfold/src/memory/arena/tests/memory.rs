@@ -379,6 +379,36 @@ fn frames_by_address_are_buffers_and_keep_the_arena() {
     }));
 }
 
+/// What was passed to the callback is its own, also by the call that panics; all else is free, and
+/// nothing keeps the arena.
+#[test]
+fn a_callback_that_panics_keeps_only_what_it_was_given() {
+    for panics_at in [1, 3, 64, 65, 130] {
+        assert!(is_gone(|| {
+            let memory = unmapped(2 << 20);
+            let addr = memory.addr();
+            let mut local = memory.local();
+            let mut raw = Vec::new();
+            let call = std::panic::AssertUnwindSafe(|| {
+                local.fill_raw(130, |frame| {
+                    raw.push(frame);
+                    assert!(raw.len() < panics_at, "the callback panics");
+                })
+            });
+            assert!(std::panic::catch_unwind(call).is_err());
+            assert_eq!(raw.len(), panics_at);
+            assert_eq!(memory.stats().frames_in_use, panics_at as u64);
+            // SAFETY: from `fill_raw`, once each.
+            raw.drain(..).for_each(|frame| unsafe { local.free_raw(frame) });
+            assert_eq!(memory.stats().frames_in_use, 0);
+            assert_eq!(local.fill_raw(400, |frame| raw.push(frame)), 400);
+            // SAFETY: as above.
+            raw.drain(..).for_each(|frame| unsafe { local.free_raw(frame) });
+            addr
+        }));
+    }
+}
+
 #[test]
 fn local_buffers_outlive_their_owner_and_keep_the_arena() {
     let domain = soft();
