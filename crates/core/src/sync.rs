@@ -8,7 +8,9 @@
 //! Memory shared with a *device* is accessed through [`mem`](crate::mem) instead.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, fence};
+pub(crate) use loom::sync::atomic::AtomicBool;
+#[cfg(loom)]
+pub(crate) use modelled::{AtomicU8, AtomicU32, AtomicU64};
 
 /// Not counted: pointers are published by stores and loads only.
 #[cfg(not(loom))]
@@ -29,6 +31,8 @@ pub use counting::{lock_count, longest_hold, rmw_count, rmw_reset};
 
 #[cfg(all(not(loom), feature = "count-rmw"))]
 mod counting;
+#[cfg(loom)]
+mod modelled;
 mod spin_lock;
 
 pub(crate) use spin_lock::{Guard, SpinLock};

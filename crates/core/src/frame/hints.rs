@@ -2,7 +2,7 @@
 //! [`Slots`], where owners publish the regions that they have reserved; and [`Limits`], the largest
 //! run that a region may have free, so that a search skips regions that have none.
 
-use super::map::{MAX_INNER, Part, max_order_of, total_order};
+use super::map::{MAX_INNER, Part, max_order_of};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use alloc::boxed::Box;
 
@@ -49,7 +49,6 @@ impl Hints {
     }
 
     fn set_above(&self, word: u32) {
-        total_order();
         let (above, bit) = (&self.above[(word / 64) as usize], 1 << (word % 64));
         if above.load(Ordering::SeqCst) & bit == 0 {
             above.fetch_or(bit, Ordering::SeqCst);
@@ -65,7 +64,6 @@ impl Hints {
         let (word, bit) = (region / 64, 1_u64 << (region % 64));
         let bits = &self.bits[word as usize];
         let old = bits.fetch_and(!bit, Ordering::SeqCst);
-        total_order();
         old & bit != 0
     }
 
@@ -73,7 +71,6 @@ impl Hints {
     /// does not pay for it each time.
     fn clear_above(&self, word: u32) {
         self.above[(word / 64) as usize].fetch_and(!(1 << (word % 64)), Ordering::SeqCst);
-        total_order();
         if self.bits[word as usize].load(Ordering::SeqCst) != 0 {
             self.set_above(word);
         }
@@ -310,7 +307,6 @@ impl Limits {
                 old = now;
                 continue;
             }
-            total_order();
             self.raise_above(region, new & LIMIT);
             // Fails if another free has raised it further, which is then above all of this.
             match byte.compare_exchange(new, new & LIMIT, Ordering::SeqCst, Ordering::SeqCst) {
@@ -333,7 +329,6 @@ impl Limits {
                     Err(now) => old = now,
                 }
             }
-            total_order();
         }
     }
 
@@ -389,7 +384,6 @@ impl Lowering<'_> {
         }
         let marked = old | LOWERING;
         if byte.compare_exchange(old, marked, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-            total_order();
             let new = find().min(TOP);
             // Fails if a free has removed the mark.
             _ = byte.compare_exchange(marked, new, Ordering::SeqCst, Ordering::SeqCst);

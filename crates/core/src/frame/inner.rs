@@ -2,7 +2,7 @@
 
 use super::counters::{Allowance, Counters, Tally, Urgency, Watermarks};
 use super::hints::{Hints, Limits, Slots};
-use super::map::{Claimed, Map, Part, REGION, WORDS, parts, total_order};
+use super::map::{Claimed, Map, Part, REGION, WORDS, parts};
 use super::number::{AlreadyFree, Frame, FrameError, MAX_ZONE, MIN_ZONE, Order};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
 
@@ -175,7 +175,6 @@ impl Inner {
         match part {
             Some(part) => {
                 self.rover.store(part.word, Ordering::SeqCst);
-                total_order();
                 self.update_hints_after_free(region);
                 part
             }
@@ -193,7 +192,6 @@ impl Inner {
     fn confirm(&self, word: u32, claimed: Claimed) -> Part {
         let part = Part { word, mask: claimed.mask };
         if part.mask != 0 {
-            total_order();
             if self.map.is_claimed(part.region()) {
                 return self.undo(part);
             }
@@ -265,7 +263,6 @@ impl Inner {
     /// frames of their word now.
     #[inline(always)]
     pub(super) fn note_released(&self, part: Part, free: u64) {
-        total_order();
         let region = part.region();
         if self.limits.is_too_low(part, free) {
             self.limits.note_free(part, free);
@@ -280,7 +277,6 @@ impl Inner {
     /// As `note_released`, where mostly neither a limit nor a hint changes.
     #[inline(always)]
     pub(super) fn note_released_at_random(&self, part: Part, free: u64) {
-        total_order();
         if self.limits.is_too_low(part, free) || free == !0 || !self.partial.has(part.region()) {
             self.note_change(part, free);
         }

@@ -1,7 +1,15 @@
 //! Every interleaving of two owners, on a zone of one or two regions.
+//!
+//! A cell models the memory of each frame: the model checker reports two concurrent owners, and
+//! accesses of one owner that do not happen before the next owner's. An owner writes the cell when
+//! it has got the frame and before it frees it, as a program would.
 
+use super::map::Part;
 use super::*;
+use loom::cell::UnsafeCell;
 use loom::thread;
+use std::ops::Deref;
+use std::sync::Arc;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -10,15 +18,91 @@ fn model(check: impl Fn() + Sync + Send + 'static) {
     builder.check(check);
 }
 
+/// A zone, and the cells that model the memory of its frames.
+#[derive(Clone)]
+struct Model {
+    zone: Zone,
+    memory: Arc<Memory>,
+}
+
+struct Memory(Vec<UnsafeCell<u32>>);
+
+// SAFETY: only the owner of a frame accesses its cell, which is what loom checks.
+unsafe impl Sync for Memory {}
+// SAFETY: as above.
+unsafe impl Send for Memory {}
+
+impl Deref for Model {
+    type Target = Zone;
+    fn deref(&self) -> &Zone {
+        &self.zone
+    }
+}
+
+/// The calls of a zone, by a caller that uses the memory of its frames.
+impl Model {
+    /// As [`Zone::with_slots`].
+    fn with_slots(frames: u32, slots: u32) -> Self {
+        let memory = (0..frames).map(|_| UnsafeCell::new(0)).collect();
+        Self { zone: Zone::with_slots(frames, slots), memory: Arc::new(Memory(memory)) }
+    }
+
+    /// Accesses the memory of a run as its only owner: of the first three frames of each word (no
+    /// model has more owners in one), and of the last.
+    fn touch(&self, first: Frame, frames: u32) {
+        let last = first.index() + frames - 1;
+        for index in (first.index()..=last).filter(|index| index % 64 < 3 || *index == last) {
+            // SAFETY: loom reports any access that is not exclusive.
+            self.memory.0[index as usize].with_mut(|memory| unsafe { *memory += 1 });
+        }
+    }
+
+    fn alloc(&self, order: Order) -> Result<Frame, FrameError> {
+        self.zone.alloc(order).inspect(|&frame| self.touch(frame, order.frames()))
+    }
+
+    fn alloc_run(&self, frames: u32, align: u32) -> Result<Frame, FrameError> {
+        self.zone.alloc_run(frames, align).inspect(|&frame| self.touch(frame, frames))
+    }
+
+    fn free(&self, frame: Frame, order: Order) -> Result<(), FrameError> {
+        self.touch(frame, order.frames());
+        self.zone.free(frame, order)
+    }
+
+    fn free_run(&self, first: Frame, frames: u32) -> Result<(), FrameError> {
+        self.touch(first, frames);
+        self.zone.free_run(first, frames)
+    }
+
+    /// Fills slots that are empty.
+    fn fill(&self, slots: &mut [Option<Frame>]) -> usize {
+        assert!(slots.iter().all(Option::is_none));
+        let filled = self.zone.fill(slots);
+        slots.iter().flatten().for_each(|&frame| self.touch(frame, 1));
+        filled
+    }
+
+    fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
+        slots.iter().flatten().for_each(|&frame| self.touch(frame, 1));
+        self.zone.free_bulk(slots)
+    }
+
+    /// Claims a frame of a region, as a call that has found the region by its hints.
+    fn claim_in(&self, region: u32) -> Option<Part> {
+        self.zone.0.claim_in(region, 1).inspect(|part| self.touch(part.first(), 1))
+    }
+}
+
 /// Returns a zone of one region, which is allocated as a run.
-fn whole(slots: u32) -> (Zone, Frame) {
-    let zone = Zone::with_slots(512, slots);
+fn whole(slots: u32) -> (Model, Frame) {
+    let zone = Model::with_slots(512, slots);
     let first = zone.alloc(Order::HUGE).unwrap();
     (zone, first)
 }
 
 /// Returns a zone of which all frames are allocated, and can be freed one by one.
-fn full(slots: u32) -> (Zone, Frame) {
+fn full(slots: u32) -> (Model, Frame) {
     let (zone, first) = whole(slots);
     zone.0.split(0);
     (zone, first)
@@ -47,7 +131,7 @@ fn loom_a_claim_against_a_free() {
 #[test]
 fn loom_a_claim_against_a_region_that_becomes_whole() {
     model(|| {
-        let zone = Zone::with_slots(512, 0);
+        let zone = Model::with_slots(512, 0);
         let frame = zone.alloc(Order::PAGE).unwrap();
         let other = thread::spawn({
             let zone = zone.clone();
@@ -70,11 +154,12 @@ fn loom_a_claim_against_a_region_that_becomes_whole() {
 #[test]
 fn loom_reservations() {
     model(|| {
-        let zone = Zone::with_slots(1000, 2);
-        let owner = |zone: Zone| {
+        let zone = Model::with_slots(1000, 2);
+        let owner = |zone: Model| {
             move || {
                 let mut local = zone.local();
                 let frame = local.alloc(Order::PAGE).unwrap();
+                zone.touch(frame, 1);
                 assert!(local.held() > 0);
                 frame
             }
@@ -84,8 +169,9 @@ fn loom_reservations() {
         let theirs = other.join().unwrap();
         assert_ne!(mine, theirs);
         assert_eq!(zone.taken(), 2);
-        let rest: usize = zone.take_list(2000).len();
-        assert_eq!(rest, 998);
+        let rest = zone.take_list(2000);
+        assert_eq!(rest.len(), 998);
+        rest.for_each(|frame| zone.touch(frame, 1));
     });
 }
 
@@ -96,9 +182,9 @@ fn loom_a_double_free_is_reported_once() {
         let (zone, frame) = full(0);
         let other = thread::spawn({
             let zone = zone.clone();
-            move || zone.free(frame, Order::PAGE).is_ok()
+            move || zone.zone.free(frame, Order::PAGE).is_ok()
         });
-        let mine = zone.free(frame, Order::PAGE).is_ok();
+        let mine = zone.zone.free(frame, Order::PAGE).is_ok();
         assert!(mine ^ other.join().unwrap());
         assert_eq!(zone.taken(), 511);
     });
@@ -119,7 +205,9 @@ fn loom_a_fill_against_a_free_in_bulk() {
         assert_eq!(early, slots.iter().flatten().count());
         other.join().unwrap();
         assert_eq!(zone.taken(), 512 - 128 + early as u64);
-        assert_eq!(zone.fill(&mut slots), 3);
+        let mut rest = [None; 3];
+        assert_eq!(zone.fill(&mut rest[early..]), 3 - early);
+        slots[early..].copy_from_slice(&rest[early..]);
         assert_eq!(zone.take_list(200).len(), 125);
         zone.free_bulk(&mut slots).unwrap();
         assert_eq!(zone.taken(), 512 - 128);
@@ -133,7 +221,7 @@ fn loom_a_fill_against_a_free_in_bulk() {
 #[test]
 fn loom_pressure_against_a_magazine() {
     model(|| {
-        let zone = Zone::with_slots(512, 1);
+        let zone = Model::with_slots(512, 1);
         let all = zone.alloc(Order::HUGE).unwrap();
         zone.free_run(all, 2).unwrap();
         let other = thread::spawn({
@@ -142,6 +230,7 @@ fn loom_pressure_against_a_magazine() {
         });
         let mut local = zone.local();
         let mine = local.alloc(Order::PAGE).ok();
+        mine.iter().for_each(|&frame| zone.touch(frame, 1));
         let theirs = other.join().unwrap();
         assert!(mine.is_none() || mine != theirs);
         assert!(mine.is_some() || theirs.is_some());
@@ -157,7 +246,7 @@ fn loom_pressure_against_a_magazine() {
 #[test]
 fn loom_a_range_against_single_claims() {
     model(|| {
-        let zone = Zone::with_slots(512, 0);
+        let zone = Model::with_slots(512, 0);
         let _front = zone.alloc_run(256, 1).unwrap();
         let other = thread::spawn({
             let zone = zone.clone();
@@ -179,7 +268,7 @@ fn loom_a_range_against_single_claims() {
 #[test]
 fn loom_two_ranges_for_the_same_frames() {
     model(|| {
-        let zone = Zone::with_slots(512, 0);
+        let zone = Model::with_slots(512, 0);
         let _front = zone.alloc_run(256, 1).unwrap();
         let other = thread::spawn({
             let zone = zone.clone();
@@ -260,7 +349,7 @@ fn loom_a_free_does_not_rely_on_one_that_has_not_returned() {
     model(|| {
         let (zone, first) = full(0);
         let pair = Order::new(1).unwrap();
-        let free = move |zone: &Zone, index| {
+        let free = move |zone: &Model, index| {
             zone.free(Frame::inside(first.index() + index), Order::PAGE).unwrap()
         };
         free(&zone, 1);
@@ -302,7 +391,7 @@ fn loom_a_region_that_is_left_full_against_frees() {
 #[test]
 fn loom_a_region_that_a_claim_leaves_while_it_becomes_whole() {
     model(|| {
-        let zone = Zone::with_slots(1024, 0);
+        let zone = Model::with_slots(1024, 0);
         let first = zone.alloc(Order::HUGE).unwrap();
         assert_eq!(first.index(), 0, "that of the first claim");
         let other = thread::spawn({
@@ -321,7 +410,7 @@ fn loom_a_region_that_a_claim_leaves_while_it_becomes_whole() {
 #[test]
 fn loom_a_region_against_a_single_claim() {
     model(|| {
-        let zone = Zone::with_slots(512, 0);
+        let zone = Model::with_slots(512, 0);
         let other = thread::spawn({
             let zone = zone.clone();
             move || zone.alloc(Order::HUGE).ok()
@@ -360,20 +449,20 @@ fn loom_a_hint_is_added_while_the_bit_above_it_is_cleared() {
 #[test]
 fn loom_a_region_that_is_freed_against_a_claim_that_is_undone() {
     model(|| {
-        let zone = Zone::with_slots(1024, 0);
+        let zone = Model::with_slots(1024, 0);
         // The second one: the hints of the current region are updated by the search.
         let [_, second] = [zone.alloc(Order::HUGE).unwrap(), zone.alloc(Order::HUGE).unwrap()];
         let other = thread::spawn({
             let zone = zone.clone();
             move || zone.free(second, Order::HUGE).unwrap()
         });
-        let single = zone.0.claim_in(1, 1);
+        let single = zone.claim_in(1);
         other.join().unwrap();
         if single.is_some() {
             let more = zone.alloc(Order::PAGE).expect("511 frames are free, and are found");
             zone.free(more, Order::PAGE).unwrap();
         }
-        single.into_iter().for_each(|part| zone.0.release(part).unwrap());
+        single.into_iter().for_each(|part| zone.zone.0.release(part).unwrap());
         assert_eq!(zone.alloc(Order::HUGE), Ok(second), "the region is whole, and is found");
     });
 }
@@ -383,13 +472,14 @@ fn loom_a_region_that_is_freed_against_a_claim_that_is_undone() {
 #[test]
 fn loom_a_region_that_is_split_against_a_single_claim() {
     model(|| {
-        let zone = Zone::with_slots(512, 0);
+        let zone = Model::with_slots(512, 0);
         let other = thread::spawn({
             let zone = zone.clone();
-            move || zone.0.claim_in(0, 1)
+            move || zone.claim_in(0)
         });
         let claimed = zone.0.claim_region(0);
         if claimed {
+            zone.touch(Frame::inside(0), 512);
             zone.0.split(0);
         }
         let single = other.join().unwrap();
@@ -421,11 +511,82 @@ fn loom_a_region_and_a_part_of_it_freed_at_once() {
         let (zone, first) = whole(0);
         let other = thread::spawn({
             let zone = zone.clone();
-            move || zone.free(first, Order::HUGE).is_ok()
+            move || zone.zone.free(first, Order::HUGE).is_ok()
         });
-        let mine = zone.free(first, Order::PAGE).is_ok();
+        let mine = zone.zone.free(first, Order::PAGE).is_ok();
         let theirs = other.join().unwrap();
         assert!(mine ^ theirs);
         assert_eq!(zone.taken(), if mine { 511 } else { 0 });
+    });
+}
+
+/// A run of 2 MiB that one thread frees and another allocates: the second owner's accesses come
+/// after the first one's, whichever of the two regions it gets.
+#[test]
+fn loom_a_region_that_is_freed_has_one_owner_at_a_time() {
+    for order in [Order::HUGE, Order::PAGE] {
+        model(move || {
+            let (zone, first) = whole(0);
+            let other = thread::spawn({
+                let zone = zone.clone();
+                move || zone.free(first, Order::HUGE).unwrap()
+            });
+            let early = zone.alloc(order).ok();
+            other.join().unwrap();
+            let late = zone.alloc(order).ok();
+            // A page may be of another word, if the free came after the claim of the first one.
+            let got = early.or(late).expect("the region is free, and is found");
+            assert!(order == Order::PAGE || got == first);
+        });
+    }
+}
+
+/// The last frame of a region is freed while another thread claims all of it, or half of it, whose
+/// accesses come after the last owner's.
+#[test]
+fn loom_a_region_that_becomes_whole_is_claimed() {
+    for order in [9, 8].map(|order| Order::new(order).unwrap()) {
+        model(move || {
+            let zone = Model::with_slots(512, 0);
+            let last = zone.alloc_run(512 - order.frames() + 1, 1).unwrap();
+            let other = thread::spawn({
+                let zone = zone.clone();
+                move || zone.free_run(last, 512 - order.frames() + 1).unwrap()
+            });
+            let early = zone.alloc(order).ok();
+            other.join().unwrap();
+            assert!(early.is_some() || zone.alloc(order).is_ok());
+        });
+    }
+}
+
+/// Frames pass from owner to owner through the map, from one magazine into the other.
+#[test]
+fn loom_frames_pass_between_magazines() {
+    model(|| {
+        let (zone, first) = full(1);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || {
+                let mut local = zone.local();
+                for index in 0..2 {
+                    let frame = Frame::inside(first.index() + index);
+                    zone.touch(frame, 1);
+                    local.free(frame, Order::PAGE).unwrap();
+                }
+            }
+        });
+        let mut local = zone.local();
+        let mut got = 0;
+        let mut take = |local: &mut ZoneLocal| {
+            while let Ok(frame) = local.alloc(Order::PAGE) {
+                zone.touch(frame, 1);
+                got += 1;
+            }
+        };
+        take(&mut local);
+        other.join().unwrap();
+        take(&mut local);
+        assert_eq!((got, zone.taken()), (2, 512));
     });
 }

@@ -315,7 +315,6 @@ impl Map {
         if !begun {
             return false;
         }
-        total_order();
         let free = self.words_are_free(region);
         state.store(if free { WHOLE } else { OPEN }, Ordering::SeqCst);
         free
@@ -403,13 +402,3 @@ fn zeroed_states(len: usize) -> Box<[AtomicU8]> {
 }
 
 const _: () = assert!(OPEN == 0, "regions are created open");
-
-/// Marks where the total order of sequentially consistent operations is needed.
-///
-/// Loom treats them as acquire and release and would report impossible executions; a fence prevents
-/// that.
-#[inline(always)]
-pub(super) fn total_order() {
-    #[cfg(loom)]
-    crate::sync::fence(Ordering::SeqCst);
-}

@@ -5,7 +5,7 @@
 
 use super::hints::{FAN_OUT, Hints, Lowering};
 use super::inner::Inner;
-use super::map::{WORDS, total_order};
+use super::map::WORDS;
 use crate::sync::Ordering;
 
 /// How many regions, or groups of them, are skipped for each that is tried before a whole region is
@@ -85,7 +85,6 @@ impl Inner {
     pub(super) fn split(&self, region: u32) {
         if self.map.split(region, || self.limits.note_claimed(region)) {
             // Frames that were freed meanwhile were not visible.
-            total_order();
             self.ensure_visible(region);
         }
     }
@@ -94,7 +93,6 @@ impl Inner {
     pub(super) fn release_region(&self, region: u32) -> bool {
         let released = self.map.release_region(region);
         if released {
-            total_order();
             self.limits.note_free_region(region);
             self.update_hints_after_free(region);
             self.ensure_visible(region);
@@ -105,7 +103,6 @@ impl Inner {
     /// Claims a region that is wholly free.
     pub(super) fn claim_region(&self, region: u32) -> bool {
         let claimed = self.map.claim_region(region);
-        total_order();
         if claimed {
             self.remove_hint(&self.whole, region);
         } else {
@@ -121,7 +118,6 @@ impl Inner {
             return;
         }
         self.whole.set(region);
-        total_order();
         if self.map.is_whole(region) {
             self.remove_hint(&self.partial, region);
         } else {
@@ -133,7 +129,6 @@ impl Inner {
     /// Moves a whole region that has lost a frame to the partly free ones.
     #[inline(always)]
     pub(super) fn update_hints_after_claim(&self, region: u32) {
-        total_order();
         if self.whole.has(region) {
             self.partial.set(region);
             self.remove_hint(&self.whole, region);

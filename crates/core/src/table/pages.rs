@@ -185,6 +185,9 @@ pub(super) struct PageRecord {
     /// The first address that the page translates, with its level in the lowest bits. Written when
     /// a generation begins, before anything is counted in it.
     pub(super) home: sync::AtomicU64,
+    /// Stands for the entries, which loom does not see: see [`Store::raw`](super::store::Store::raw).
+    #[cfg(loom)]
+    pub(super) entries: sync::AtomicU64,
 }
 
 /// Pages donated together.
@@ -361,6 +364,6 @@ fn zeroed_records(count: usize) -> Option<Box<[PageRecord]>> {
 
 #[cfg(loom)]
 fn zeroed_records(count: usize) -> Option<Box<[PageRecord]>> {
-    let zero = || PageRecord { state: sync::AtomicU64::new(0), home: sync::AtomicU64::new(0) };
-    Some((0..count).map(|_| zero()).collect())
+    let word = || sync::AtomicU64::new(0);
+    Some((0..count).map(|_| PageRecord { state: word(), home: word(), entries: word() }).collect())
 }

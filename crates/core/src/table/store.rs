@@ -226,13 +226,13 @@ fn entry(page: Page<'_>, slot: u16) -> &'static core::sync::atomic::AtomicU64 {
     &page.memory().entries()[usize::from(slot % ENTRIES)]
 }
 
-/// Entries are real atomics, which loom does not see: it sees the state word, which this "writes"
-/// with the entry.
+/// Entries are real atomics, which loom does not see. It switches threads at this access to a word
+/// that nothing else uses, so that it orders nothing and shows no thread anything.
 #[inline]
 fn note_write(page: Page<'_>) {
     let _ = page;
     #[cfg(loom)]
-    page.record().state.fetch_add(0, Ordering::Relaxed);
+    page.record().entries.fetch_add(0, Ordering::Relaxed);
 }
 
 /// Models a read of an entry for loom, as [`note_write`] does a write.
@@ -240,5 +240,5 @@ fn note_write(page: Page<'_>) {
 fn note_read(page: Page<'_>) {
     let _ = page;
     #[cfg(loom)]
-    page.record().state.load(Ordering::Relaxed);
+    page.record().entries.load(Ordering::Relaxed);
 }
