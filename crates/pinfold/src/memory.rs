@@ -45,6 +45,7 @@ pub mod arena;
 mod attachment;
 pub mod bounce;
 mod buffer;
+mod claim;
 mod obtain;
 mod owned;
 mod source;
@@ -52,8 +53,25 @@ mod source;
 pub use attachment::{Fixed, MappingPolicy, quarantined_bytes};
 pub use bounce::{BounceError, BounceLocal, BouncePool, Bounced};
 pub use buffer::Buffer;
+pub use claim::{Claim, ClaimedFor, InUse};
 pub(crate) use obtain::try_one_page;
 pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
 pub use source::{
     NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,
 };
+
+pub use crate::sys::trial::Inaccessible;
+use std::ptr::NonNull;
+
+/// Faults in the pages of memory that another owner mapped, for writing, and so tries whether it
+/// can be read and written: what would raise a signal later is an error now. Its contents stay.
+///
+/// Memory of a userfaultfd is faulted in by its handler, for which the call waits.
+///
+/// # Errors
+/// [`Inaccessible`].
+pub fn populate(memory: NonNull<[u8]>) -> Result<(), Inaccessible> {
+    let (addr, len) = (memory.cast::<u8>().addr().get(), memory.len());
+    crate::sys::trial::check_mapped(addr, len)?;
+    crate::sys::trial::populate(addr, len)
+}

@@ -17,6 +17,7 @@ pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod region;
 pub mod threads;
+pub(crate) mod trial;
 pub(crate) mod uring;
 pub(crate) mod userfault;
 pub(crate) mod vfio;

@@ -1,11 +1,12 @@
 //! Obtains memory from the system, from the first available source.
 
 use super::arena::BuildError;
-use super::source::{Residency, Source, SourceUnavailable, UnavailableReason};
+use super::claim::{Claim, ClaimedFor};
+use super::source::{Source, SourceUnavailable, UnavailableReason};
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::limits::{MapLimit, SystemMemory};
 use crate::sys::region::Region;
-use crate::sys::{Errno, control_group, pages, process, region};
+use crate::sys::{Errno, control_group, pages, process, region, trial};
 use pinfold_core::addr::PageSize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -24,6 +25,8 @@ pub(super) struct Request {
 #[derive(Debug)]
 pub(super) struct Obtained {
     pub(super) region: Region,
+    /// Dropped before the region, whose addresses are another's then.
+    pub(super) claim: Claim,
     pub(super) memfd: Option<OwnedFd>,
     pub(super) source: Source,
     pub(super) page_size: PageSize,
@@ -57,8 +60,11 @@ pub(super) fn obtain(request: &Request) -> Result<Obtained, BuildError> {
     for &source in &request.sources {
         match attempt(request, source) {
             Ok((region, memfd)) => {
+                // Only memory that was unmapped while it was in use has addresses of a new mapping.
+                let claim = claim(&region)?;
                 return Ok(Obtained {
                     region,
+                    claim,
                     memfd,
                     source,
                     page_size: source.page_size(),
@@ -80,13 +86,20 @@ fn of_caller(request: &Request, base: NonNull<u8>, len: usize) -> Result<Obtaine
     if !start.is_multiple_of(4096) || !len.is_multiple_of(4096) {
         return Err(BuildError::CallerAlignment { base: start, len });
     }
+    // First: another's memory is not changed.
+    let claim = Claim::memory(start..start.saturating_add(len), ClaimedFor::Arena)?;
+    trial::check_mapped(start, len)?;
     // SAFETY: the contract of `ArenaBuilder::caller`: mapped, readable and writable until the arena
     // is gone; the alignment was just checked.
     let region = unsafe { Region::lent(base, len) };
-    prepare(&region, request.node).inspect_err(|_| restore(&region, None, request.node))?;
+    bind(&region, request.node)?;
+    // On its node. What has no page later would raise a signal.
+    trial::populate(start, len)?;
+    region.keep_from_children().map_err(BuildError::Fork)?;
     let source = Source::Caller;
     Ok(Obtained {
         region,
+        claim,
         memfd: None,
         source,
         page_size: source.page_size(),
@@ -94,16 +107,8 @@ fn of_caller(request: &Request, base: NonNull<u8>, len: usize) -> Result<Obtaine
     })
 }
 
-/// Undoes what was done to the caller's memory, as far as possible.
-pub(super) fn restore(region: &Region, residency: Option<&Residency>, node: Option<u32>) {
-    let undone = [
-        if residency == Some(&Residency::Locked) { region.unlock() } else { Ok(()) },
-        if node.is_some() { region::unbind(region) } else { Ok(()) },
-        region.give_to_children(),
-    ];
-    for errno in undone.into_iter().filter_map(Result::err) {
-        tracing::warn!(%errno, "the caller's memory was not completely restored");
-    }
+fn claim(region: &Region) -> Result<Claim, BuildError> {
+    Ok(Claim::memory(region.addr()..region.addr() + region.len(), ClaimedFor::Arena)?)
 }
 
 fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>), Failure> {
@@ -156,6 +161,10 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
 /// Applies what must precede the first touch of a page.
 fn prepare(region: &Region, node: Option<u32>) -> Result<(), BuildError> {
     region.keep_from_children().map_err(BuildError::Fork)?;
+    bind(region, node)
+}
+
+fn bind(region: &Region, node: Option<u32>) -> Result<(), BuildError> {
     let Some(node) = node else { return Ok(()) };
     region::bind_to_node(region, node).map_err(|errno| BuildError::Node {
         node,

@@ -4,6 +4,7 @@
 mod tests;
 
 use super::attachment::{Attachments, DomainOps, Fixed, MappingPolicy, count_quarantined};
+use super::claim::{Claim, ClaimedFor, InUse};
 use crate::domain::Domain;
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, DomainId, Pinned};
@@ -59,11 +60,11 @@ pub struct OwnedMemory(Arc<State>);
 #[error(
     "cannot use bytes {}..{} of {len} bytes at {addr:#x} for devices: {}",
     bytes.start, bytes.end,
-    if bytes.is_empty() {
-        "they are empty; pass at least a page of 4096 bytes"
-    } else {
-        "they contain no whole page of 4096 bytes, or are not inside whole pages; align the memory \
-         to pages, or bounce it (BouncePool)"
+    match in_use {
+        Some(in_use) => in_use.to_string(),
+        None if bytes.is_empty() => "they are empty; pass at least a page of 4096 bytes".to_owned(),
+        None => "they contain no whole page of 4096 bytes, or are not inside whole pages; align the \
+                 memory to pages, or bounce it (BouncePool)".to_owned(),
     }
 )]
 pub struct OwnedMemoryError<K = Vec<u8>> {
@@ -74,8 +75,18 @@ pub struct OwnedMemoryError<K = Vec<u8>> {
     /// The bytes to be transferred: all of them, except with
     /// [`sharing_pages`](OwnedMemory::sharing_pages).
     pub bytes: Range<usize>,
+    /// The other owner of part of the memory, if that is the reason.
+    pub in_use: Option<InUse>,
     /// The owner that was passed.
     pub owner: K,
+}
+
+impl<K> OwnedMemoryError<K> {
+    #[cold]
+    fn in_use(in_use: InUse, owner: K) -> Self {
+        let InUse { addr, len, .. } = in_use;
+        Self { addr, len, bytes: 0..len, in_use: Some(in_use), owner }
+    }
 }
 
 impl<K> fmt::Debug for OwnedMemoryError<K> {
@@ -84,6 +95,7 @@ impl<K> fmt::Debug for OwnedMemoryError<K> {
             .field("addr", &self.addr)
             .field("len", &self.len)
             .field("bytes", &self.bytes)
+            .field("in_use", &self.in_use)
             .finish_non_exhaustive()
     }
 }
@@ -133,6 +145,8 @@ struct State {
     owner: ManuallyDrop<Box<dyn Any + Send>>,
     /// The type of the owner.
     owner_type: &'static str,
+    /// The bytes of `exact`. Ends before the owner is dropped, and never if a device may reach them.
+    claim: Option<Claim>,
     attachments: Attachments,
     taken: AtomicBool,
 }
@@ -145,7 +159,8 @@ impl OwnedMemory {
     /// Takes the bytes of a vector.
     ///
     /// # Errors
-    /// [`OwnedMemoryError`] if it contains no whole page. Memory that begins at a page loses none.
+    /// [`OwnedMemoryError`] if it contains no whole page, or is in use by another owner. Memory that
+    /// begins at a page loses none.
     pub fn from_vec(mut bytes: Vec<u8>) -> Result<Self, OwnedMemoryError> {
         let memory =
             NonNull::slice_from_raw_parts(NonNull::from(bytes.as_mut_slice()).cast(), bytes.len());
@@ -172,12 +187,42 @@ impl OwnedMemory {
         let start = addr.next_multiple_of(PAGE) - addr;
         let bytes = len.saturating_sub(start) & !(PAGE - 1);
         if bytes == 0 {
-            return Err(OwnedMemoryError { addr, len, bytes: 0..len, owner });
+            return Err(OwnedMemoryError { addr, len, bytes: 0..len, in_use: None, owner });
         }
+        let claim = match Claim::memory(addr + start..addr + start + bytes, ClaimedFor::Owned) {
+            Ok(claim) => claim,
+            Err(in_use) => return Err(OwnedMemoryError::in_use(in_use, owner)),
+        };
         // SAFETY: `start` is less than `len`, so it is inside.
         let base = unsafe { base.add(start) };
         // SAFETY: these are whole pages of it, and the caller upholds the same contract.
-        Ok(unsafe { Self::of_pages(base, bytes, start, 0..bytes, owner) })
+        Ok(unsafe { Self::of_pages(base, bytes, (start, 0..bytes), claim, owner) })
+    }
+
+    /// Takes whole pages that the program, in another language, keeps and uses as well, and that
+    /// other values of this function may have, as the same range: one for each domain that they are
+    /// registered with. They are one owner's, and given back when the last of the values has ended.
+    ///
+    /// # Errors
+    /// [`OwnedMemoryError`] if they are not whole pages, or in use by another owner.
+    ///
+    /// # Safety
+    /// As for [`new`](Self::new), except that others may access the pages meanwhile, as with
+    /// [`DmaMemory`], and that no other value here relies on their contents.
+    pub unsafe fn joint<K: Send + 'static>(
+        pages: NonNull<[u8]>,
+        owner: K,
+    ) -> Result<Self, OwnedMemoryError<K>> {
+        let (base, len) = (pages.cast::<u8>(), pages.len());
+        let addr = base.addr().get();
+        if len == 0 || !(addr | len).is_multiple_of(PAGE) {
+            return Err(OwnedMemoryError { addr, len, bytes: 0..len, in_use: None, owner });
+        }
+        match Claim::memory(addr..addr.saturating_add(len), ClaimedFor::Registration) {
+            // SAFETY: whole pages, and the caller upholds the contract.
+            Ok(claim) => Ok(unsafe { Self::of_pages(base, len, (0, 0..len), claim, owner) }),
+            Err(in_use) => Err(OwnedMemoryError::in_use(in_use, owner)),
+        }
     }
 
     /// Takes `len` bytes of whole pages, at offset `start` of the original memory, of which `exact`
@@ -189,8 +234,8 @@ impl OwnedMemory {
     unsafe fn of_pages<K: Send + 'static>(
         base: NonNull<u8>,
         len: usize,
-        start: usize,
-        exact: Range<usize>,
+        (start, exact): (usize, Range<usize>),
+        claim: Claim,
         owner: K,
     ) -> Self {
         // SAFETY: the caller keeps the memory valid, and unreached by others, until `owner` is
@@ -202,6 +247,7 @@ impl OwnedMemory {
             exact,
             owner: ManuallyDrop::new(Box::new(owner)),
             owner_type: type_name::<K>(),
+            claim: Some(claim),
             attachments: Attachments::default(),
             taken: AtomicBool::new(false),
         }))
@@ -266,9 +312,11 @@ impl OwnedMemory {
             std::mem::forget(state);
             return Err(Reclaim::Quarantined);
         }
+        state.claim = None;
         let mut state = ManuallyDrop::new(state);
         // SAFETY: no device reaches the memory; `state` is neither used nor dropped afterwards
-        // (`detach` has emptied the list of attachments, the only other field with a drop).
+        // (`detach` has emptied the list of attachments, and the claim has ended: no other field
+        // has a drop).
         let owner = unsafe { ManuallyDrop::take(&mut state.owner) };
         owner.downcast().map(|owner| *owner).map_err(|_| Reclaim::Quarantined)
     }
@@ -295,8 +343,12 @@ impl Drop for State {
     fn drop(&mut self) {
         if !self.detach() {
             self.quarantine();
+            // It stays claimed.
+            std::mem::forget(self.claim.take());
             return;
         }
+        // Its owner may unmap it, and other memory take the addresses.
+        self.claim = None;
         // SAFETY: it is dropped here only (`reclaim` forgets the rest), in the drop of what holds
         // it; no device and no piece reaches the memory any more.
         unsafe { ManuallyDrop::drop(&mut self.owner) };
@@ -501,7 +553,8 @@ impl OwnedMemory {
     /// ```
     ///
     /// # Errors
-    /// [`OwnedMemoryError`] if `bytes` is empty, not inside `pages`, or those are not whole pages.
+    /// [`OwnedMemoryError`] if `bytes` is empty, not inside `pages`, or those are not whole pages;
+    /// or if a part of `bytes` is in use by another owner.
     ///
     /// # Safety
     /// As for [`new`](Self::new), of all pages that contain one of `bytes`, except that others may
@@ -517,8 +570,13 @@ impl OwnedMemory {
         let addr = base.addr().get();
         let whole = (addr | len).is_multiple_of(PAGE);
         if !whole || bytes.is_empty() || bytes.end > len {
-            return Err(OwnedMemoryError { addr, len, bytes, owner });
+            return Err(OwnedMemoryError { addr, len, bytes, in_use: None, owner });
         }
+        // Of a page that is shared, the bytes only.
+        let claim = match Claim::memory(addr + bytes.start..addr + bytes.end, ClaimedFor::Owned) {
+            Ok(claim) => claim,
+            Err(in_use) => return Err(OwnedMemoryError::in_use(in_use, owner)),
+        };
         // `len` is a multiple of a page and `bytes.end` at most that, so this does not overflow.
         let (start, end) = (bytes.start & !(PAGE - 1), bytes.end.next_multiple_of(PAGE));
         // SAFETY: `start` is less than `len`.
@@ -526,7 +584,8 @@ impl OwnedMemory {
         // SAFETY: the caller keeps these pages valid until `owner` is dropped, and has no reference
         // into them.
         Ok(unsafe {
-            Self::of_pages(first, end - start, start, bytes.start - start..bytes.end - start, owner)
+            let exact = bytes.start - start..bytes.end - start;
+            Self::of_pages(first, end - start, (start, exact), claim, owner)
         })
     }
 }

@@ -2,6 +2,7 @@
 //! and the NUMA node that it is bound to.
 
 use super::errno::Errno;
+use super::pages;
 use pinfold_core::addr::PageSize;
 use pinfold_core::mem::DmaMemory;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -9,6 +10,7 @@ use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The page below and above anonymous memory that must not be accessed.
 ///
@@ -21,7 +23,48 @@ const GUARD: usize = 4096;
 pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
-    outer: Option<Outer>,
+    origin: Origin,
+}
+
+/// What happens to the memory when the value is dropped.
+#[derive(Debug)]
+enum Origin {
+    /// It is unmapped.
+    Mapped(Outer),
+    /// It stays, without what this value has set on it.
+    Lent(Lent),
+}
+
+/// The attributes of memory that another owner mapped.
+#[derive(Debug)]
+struct Lent {
+    /// The ranges that differ in what was set before.
+    parts: Vec<Part>,
+    /// What this value has set since, on the parts that did not have it.
+    kept: AtomicBool,
+    locked: AtomicBool,
+    bound: AtomicBool,
+}
+
+/// A part of lent memory, as its owner set it.
+#[derive(Debug)]
+struct Part {
+    base: NonNull<u8>,
+    len: usize,
+    /// Not copied on fork.
+    kept: bool,
+    locked: bool,
+    policy: Policy,
+}
+
+impl Part {
+    fn of(region: &Region, start: usize, end: usize) -> Self {
+        let (first, at) = (region.addr(), start.max(region.addr()));
+        // SAFETY: `at` is inside the region, as `end` is, which is behind it.
+        let base = unsafe { region.base.add(at - first) };
+        let len = end.min(first + region.len) - at;
+        Self { base, len, kept: false, locked: false, policy: Policy::of(at) }
+    }
 }
 
 /// The range that is unmapped on drop: the memory and its guards.
@@ -58,7 +101,8 @@ impl Region {
         let lead = (base.addr() + GUARD).next_multiple_of(align) - base.addr();
         // SAFETY: `lead <= GUARD + align`, so it lies inside the `outer_len` bytes just mapped.
         let inner = unsafe { base.cast::<u8>().add(lead) };
-        let region = Self { base: NonNull::new(inner).ok_or(too_much)?, len, outer: Some(outer) };
+        let region =
+            Self { base: NonNull::new(inner).ok_or(too_much)?, len, origin: Origin::Mapped(outer) };
         // SAFETY: `inner..inner + len` lies in the range that was just mapped for this value alone:
         // `lead + len + GUARD <= outer_len`. No pointer into it exists yet.
         unsafe {
@@ -98,16 +142,68 @@ impl Region {
 
     fn whole(base: *mut c_void, len: usize) -> Result<Self, Errno> {
         let base = NonNull::new(base).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self { base: base.cast(), len, outer: Some(Outer { base, len }) })
+        Ok(Self { base: base.cast(), len, origin: Origin::Mapped(Outer { base, len }) })
     }
 
-    /// Wraps memory that another owner mapped, and unmaps after this value is dropped.
+    /// Wraps memory that another owner mapped, and unmaps after this value is dropped. What this
+    /// value sets on it is undone then, except where its owner had set it before: as
+    /// `/proc/self/smaps` says, or nowhere if that cannot be read.
+    ///
+    /// O(mappings of the process).
     ///
     /// # Safety
     /// `base..base + len` stays mapped, readable and writable until the value is dropped; both are
-    /// multiples of 4096.
+    /// multiples of 4096, and `len` is not 0.
     pub(crate) unsafe fn lent(base: NonNull<u8>, len: usize) -> Self {
-        Self { base, len, outer: None }
+        let lent = Lent {
+            parts: Vec::new(),
+            kept: AtomicBool::new(false),
+            locked: AtomicBool::new(false),
+            bound: AtomicBool::new(false),
+        };
+        let region = Self { base, len, origin: Origin::Lent(lent) };
+        let (mut at, end) = (region.addr(), region.addr() + len);
+        let mut parts = Vec::new();
+        for vma in pages::vmas().iter().filter(|vma| vma.start < end && vma.end > region.addr()) {
+            if vma.start > at {
+                parts.push(Part::of(&region, at, vma.start));
+            }
+            let (kept, locked) = (vma.has_flag("dc"), vma.has_flag("lo"));
+            parts.push(Part { kept, locked, ..Part::of(&region, vma.start, vma.end) });
+            at = vma.end;
+        }
+        if at < end {
+            parts.push(Part::of(&region, at, end));
+        }
+        region.with_parts(parts)
+    }
+
+    fn with_parts(mut self, found: Vec<Part>) -> Self {
+        if let Origin::Lent(Lent { parts, .. }) = &mut self.origin {
+            *parts = found;
+        }
+        self
+    }
+
+    /// Calls `set` for the memory, or for the parts of lent memory that do not have it already; the
+    /// flag says that they may have it afterwards.
+    fn set(
+        &self,
+        flag: impl Fn(&Lent) -> &AtomicBool,
+        had: impl Fn(&Part) -> bool,
+        value: bool,
+        mut set: impl FnMut(NonNull<u8>, usize) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let Origin::Lent(lent) = &self.origin else { return set(self.base, self.len) };
+        if value {
+            // Before the first call: if a later one fails, the drop undoes all.
+            flag(lent).store(true, Ordering::Relaxed);
+        }
+        for part in lent.parts.iter().filter(|part| !had(part)) {
+            set(part.base, part.len)?;
+        }
+        flag(lent).store(value, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Returns the memory, for access beside devices.
@@ -124,12 +220,24 @@ impl Region {
     /// either side would move the parent to another page than the one that the device uses.
     /// `MADV_DONTFORK`: since Linux 2.6.16.
     pub(crate) fn keep_from_children(&self) -> Result<(), Errno> {
-        self.advise(Advice::LinuxDontFork)
+        self.fork_advice(true, Advice::LinuxDontFork)
     }
 
-    /// Includes the memory in children again. `MADV_DOFORK`: since Linux 2.6.16.
+    /// Includes the memory in children again, as far as it was before. `MADV_DOFORK`: since Linux
+    /// 2.6.16.
     pub(crate) fn give_to_children(&self) -> Result<(), Errno> {
-        self.advise(Advice::LinuxDoFork)
+        self.fork_advice(false, Advice::LinuxDoFork)
+    }
+
+    fn fork_advice(&self, keep: bool, advice: Advice) -> Result<(), Errno> {
+        self.set(
+            |lent| &lent.kept,
+            |part| part.kept,
+            keep,
+            // SAFETY: a part of the range, which is mapped while `self` lives; the advice does not
+            // change what it holds.
+            |at, len| Ok(unsafe { rustix::mm::madvise(at.as_ptr().cast(), len, advice) }?),
+        )
     }
 
     /// Requests transparent hugepages. `MADV_HUGEPAGE`: since Linux 2.6.38.
@@ -161,16 +269,25 @@ impl Region {
     /// Locks each page in memory when it is first touched. `mlock2` with `MLOCK_ONFAULT`: since
     /// Linux 4.4.
     pub(crate) fn lock(&self) -> Result<(), Errno> {
-        // SAFETY: the range is mapped while `self` lives; locking does not change what it holds.
-        Ok(unsafe {
-            rustix::mm::mlock_with(self.base.as_ptr().cast(), self.len, MlockFlags::ONFAULT)
-        }?)
+        let lock = |at: NonNull<u8>, len| {
+            // SAFETY: a part of the range, which is mapped while `self` lives; locking does not
+            // change what it holds.
+            Ok(unsafe { rustix::mm::mlock_with(at.as_ptr().cast(), len, MlockFlags::ONFAULT) }?)
+        };
+        self.set(|lent| &lent.locked, |part| part.locked, true, lock).inspect_err(|_| {
+            // The parts before the one that was refused. Of one mapping nothing was locked.
+            let _ = self.unlock();
+        })
     }
 
     /// Undoes [`lock`](Self::lock). `munlock`: since the first Linux.
     pub(crate) fn unlock(&self) -> Result<(), Errno> {
-        // SAFETY: the range is mapped while `self` lives; unlocking does not change what it holds.
-        Ok(unsafe { rustix::mm::munlock(self.base.as_ptr().cast(), self.len) }?)
+        let unlock = |at: NonNull<u8>, len| {
+            // SAFETY: a part of the range, which is mapped while `self` lives; unlocking does not
+            // change what it holds.
+            Ok(unsafe { rustix::mm::munlock(at.as_ptr().cast(), len) }?)
+        };
+        self.set(|lent| &lent.locked, |part| part.locked, false, unlock)
     }
 
     /// Returns its address in this process.
@@ -184,19 +301,30 @@ impl Region {
     }
 
     /// Returns a pointer to its first byte.
+    #[cfg(test)]
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Returns whether it is unmapped on drop.
-    pub(crate) fn is_owned(&self) -> bool {
-        self.outer.is_some()
+    /// Undoes what was set on lent memory, as far as possible.
+    fn restore(&self, lent: &Lent) {
+        let undone = [
+            if lent.locked.load(Ordering::Relaxed) { self.unlock() } else { Ok(()) },
+            if lent.bound.load(Ordering::Relaxed) { unbind(self) } else { Ok(()) },
+            if lent.kept.load(Ordering::Relaxed) { self.give_to_children() } else { Ok(()) },
+        ];
+        for errno in undone.into_iter().filter_map(Result::err) {
+            tracing::warn!(%errno, "the caller's memory was not completely restored");
+        }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let Some(outer) = self.outer else { return };
+        let outer = match &self.origin {
+            Origin::Mapped(outer) => outer,
+            Origin::Lent(lent) => return self.restore(lent),
+        };
         // SAFETY: the range was mapped by this value's constructor for it alone, and is unmapped
         // only here. The arena drops its region when nothing reaches into it any more.
         let done = unsafe { rustix::mm::munmap(outer.base.as_ptr(), outer.len) };
@@ -241,39 +369,71 @@ const MPOL_MF_STRICT: libc::c_int = 1;
 ///
 /// `mbind` with `MPOL_BIND` and `MPOL_MF_STRICT`: since Linux 2.6.7.
 pub(crate) fn bind_to_node(region: &Region, node: u32) -> Result<(), Errno> {
-    let mut mask: [libc::c_ulong; WORDS] = [0; WORDS];
+    let mut mask: Mask = [0; WORDS];
     let word = usize::try_from(node / libc::c_ulong::BITS).unwrap_or(usize::MAX);
     let Some(bits) = mask.get_mut(word) else { return Err(Errno::new(libc::EINVAL)) };
     *bits = 1 << (node % libc::c_ulong::BITS);
-    mbind(region, libc::MPOL_BIND, &mask, MPOL_MF_STRICT)
+    let policy = Policy { mode: libc::MPOL_BIND, mask };
+    region.set(|lent| &lent.bound, |_| false, true, |at, len| policy.apply(at, len, MPOL_MF_STRICT))
 }
 
-/// Undoes [`bind_to_node`]: the process's own policy applies again.
-pub(crate) fn unbind(region: &Region) -> Result<(), Errno> {
-    mbind(region, libc::MPOL_DEFAULT, &[0; WORDS], 0)
+/// Undoes [`bind_to_node`] on lent memory: each part has the policy again that it had.
+fn unbind(region: &Region) -> Result<(), Errno> {
+    let Origin::Lent(lent) = &region.origin else { return Ok(()) };
+    lent.parts.iter().try_for_each(|part| part.policy.apply(part.base, part.len, 0))
 }
 
-fn mbind(
-    region: &Region,
+/// A set of NUMA nodes.
+type Mask = [libc::c_ulong; WORDS];
+
+/// The NUMA nodes that pages are allocated from.
+#[derive(Clone, Copy, Debug)]
+struct Policy {
     mode: libc::c_int,
-    mask: &[libc::c_ulong; WORDS],
-    flags: libc::c_int,
-) -> Result<(), Errno> {
-    // SAFETY: the range is mapped while `region` lives; `mask` has the `MAX_NODES` bits that the
-    // call is given (it reads one less than it is given, hence the `+ 1`, and never past the
-    // array); a policy changes no content.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            region.base().as_ptr(),
-            region.len(),
-            mode,
-            mask.as_ptr(),
-            libc::c_ulong::from(MAX_NODES) + 1,
-            flags,
-        )
-    };
-    if done == 0 { Ok(()) } else { Err(super::errno::last_errno()) }
+    mask: Mask,
+}
+
+/// `linux/mempolicy.h`: the policy of the memory at an address. Missing in libc.
+const MPOL_F_ADDR: libc::c_int = 2;
+
+impl Policy {
+    /// Returns the policy of the mapping at `addr`: the process's own where it has none, or the
+    /// kernel does not say. `get_mempolicy`: since Linux 2.6.7.
+    fn of(addr: usize) -> Self {
+        let mut policy = Self { mode: libc::MPOL_DEFAULT, mask: [0; WORDS] };
+        // SAFETY: the kernel writes to the mode and to the `MAX_NODES` bits of the mask, both of
+        // which outlive the call, and only looks up the address.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut policy.mode,
+                policy.mask.as_mut_ptr(),
+                libc::c_ulong::from(MAX_NODES),
+                addr,
+                MPOL_F_ADDR,
+            )
+        };
+        if done == 0 { policy } else { Self { mode: libc::MPOL_DEFAULT, mask: [0; WORDS] } }
+    }
+
+    /// Sets the policy of memory that is mapped.
+    fn apply(&self, at: NonNull<u8>, len: usize, flags: libc::c_int) -> Result<(), Errno> {
+        // SAFETY: `mask` has the `MAX_NODES` bits that the call is given (it reads one less than it
+        // is given, hence the `+ 1`, and never past the array); a policy changes no content, and
+        // what is not mapped is refused.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                at.as_ptr(),
+                len,
+                self.mode,
+                self.mask.as_ptr(),
+                libc::c_ulong::from(MAX_NODES) + 1,
+                flags,
+            )
+        };
+        if done == 0 { Ok(()) } else { Err(super::errno::last_errno()) }
+    }
 }
 
 #[cfg(test)]
@@ -333,6 +493,43 @@ mod tests {
         assert!(flagged());
         region.give_to_children().unwrap();
         assert!(!flagged());
+    }
+
+    #[test]
+    fn lent_memory_keeps_what_its_owner_had_set() {
+        let own = Region::anonymous(8 << 12, 4096).unwrap();
+        let page = |at: usize| NonNull::new(own.base().as_ptr().wrapping_add(at << 12)).unwrap();
+        // SAFETY: parts of `own`, which outlives them.
+        let part = |at, count: usize| unsafe { Region::lent(page(at), count << 12) };
+        let flags = |flag: &str| {
+            let all = pages::vmas();
+            let has = |at: usize| {
+                let vma = all.iter().find(|vma| vma.start <= at && at < vma.end);
+                vma.is_some_and(|vma| vma.has_flag(flag))
+            };
+            (0..8).map(|at| u32::from(has(own.addr() + (at << 12))) << at).sum::<u32>()
+        };
+        let (kept, locked) = (part(2, 2), part(3, 3));
+        kept.keep_from_children().unwrap();
+        if locked.lock().is_err() {
+            return eprintln!("SKIPPED: mlock is refused");
+        }
+        assert_eq!((flags("dc"), flags("lo")), (0b1100, 0b11_1000));
+        for (first, count) in [(0, 8), (2, 2), (3, 1), (0, 4)] {
+            let lent = part(first, count);
+            let all = ((1 << count) - 1) << first;
+            lent.keep_from_children().unwrap();
+            lent.lock().unwrap();
+            assert_eq!((flags("dc"), flags("lo")), (0b1100 | all, 0b11_1000 | all));
+            // As for a domain that pins, and back.
+            lent.unlock().unwrap();
+            assert_eq!(flags("lo"), 0b11_1000);
+            lent.lock().unwrap();
+            drop(lent);
+            assert_eq!((flags("dc"), flags("lo")), (0b1100, 0b11_1000), "{first} {count}");
+        }
+        drop((kept, locked));
+        assert_eq!((flags("dc"), flags("lo")), (0, 0));
     }
 }
 

@@ -75,13 +75,15 @@ impl ArenaBuilder {
     /// Uses the caller's own memory; size and sources are ignored.
     ///
     /// The arena locks it, keeps it from children (`MADV_DONTFORK`) and binds it to a NUMA node if
-    /// one is requested, and undoes this when it is dropped. The contents are kept and count as
-    /// recycled memory.
+    /// one is requested, and undoes this when it is dropped, except where the memory was locked or
+    /// kept before. The contents are kept and count as recycled memory. All pages are faulted in,
+    /// since one that is missing later would raise a signal; memory that cannot be read and written
+    /// is [an error](BuildError::Inaccessible), and so is memory that [is in use](BuildError::InUse).
     ///
     /// # Safety
     /// From [`build`](Self::build) until the arena is dropped, with every handle, buffer and pool
     /// of it, `base..base + len` must stay mapped, readable and writable, and must be accessed only
-    /// through the arena; what was locked or bound before is not afterwards. If the arena is
+    /// through the arena. If the arena is
     /// quarantined ([`quarantined_bytes`](crate::quarantined_bytes) has grown), this is permanent.
     #[must_use]
     pub unsafe fn caller(mut self, base: NonNull<u8>, len: usize) -> Self {
@@ -135,7 +137,8 @@ impl ArenaBuilder {
     /// `pins`: the domain that it will be mapped into pins its mappings.
     pub(super) fn build_memory(self, pins: bool) -> Result<ArenaMemory, BuildError> {
         let request = self.request()?;
-        let Obtained { region, memfd, source, page_size, unavailable } = obtain::obtain(&request)?;
+        let Obtained { region, claim, memfd, source, page_size, unavailable } =
+            obtain::obtain(&request)?;
         let residency = self.residency(&region, source, pins)?;
         let bytes = region.len() as u64;
         if bytes > Self::MAX_BYTES {
@@ -150,7 +153,7 @@ impl ArenaBuilder {
             residency,
             unavailable,
         };
-        Ok(ArenaMemory::new(State::new(region, memfd, self.mapping_policy, report)?))
+        Ok(ArenaMemory::new(State::new((region, claim), memfd, self.mapping_policy, report)?))
     }
 
     fn request(&self) -> Result<Request, BuildError> {

@@ -1,7 +1,9 @@
 //! Errors and reports of an arena.
 
+use crate::memory::claim::InUse;
 use crate::memory::source::{NotLocked, Residency, Source, SourceUnavailable};
 use crate::sys::Errno;
+use crate::sys::trial::Inaccessible;
 use pinfold_core::addr::PageSize;
 use pinfold_core::counters;
 use pinfold_core::counters::Counters;
@@ -63,6 +65,14 @@ pub enum BuildError {
         /// Its length in bytes.
         len: usize,
     },
+    /// The caller's memory cannot be read and written: it is not mapped, has no such rights, lies
+    /// beyond the end of its file, or has no page left to use.
+    #[error(transparent)]
+    Inaccessible(#[from] Inaccessible),
+    /// The memory is another arena's, or in use otherwise, in this domain or in another. Of the
+    /// arena's own sources: the memory was unmapped while it was in use.
+    #[error(transparent)]
+    InUse(#[from] InUse),
     /// The zone of its frames could not be set up.
     #[error(transparent)]
     Frames(#[from] FrameError),

@@ -1,6 +1,7 @@
 //! Owned memory on this machine's kernel, behind the software IOMMU.
 
 use super::*;
+use crate::memory::arena::{Arena, BuildError};
 use crate::memory::attachment::fake::{FakeDomain, REACHABLE};
 use crate::memory::attachment::quarantined_here;
 use crate::registered::{Buffers, View};
@@ -333,4 +334,93 @@ fn a_page_that_is_shared_is_registered_with_a_domain_once() {
     assert!(refused.to_string().contains("registered already"), "{refused}");
     elsewhere.map_into(&domain, MappingPolicy::PerUse).unwrap();
     beside.map_into(&soft(), MappingPolicy::PerUse).unwrap();
+}
+
+/// Whole pages that are leaked.
+fn leaked() -> NonNull<[u8]> {
+    NonNull::from(&mut Box::leak(Box::new(Slots([7; 16384]))).0 as &mut [u8])
+}
+
+fn part(pages: NonNull<[u8]>, range: Range<usize>) -> NonNull<[u8]> {
+    // SAFETY: inside the pages.
+    let start = unsafe { pages.cast::<u8>().add(range.start) };
+    NonNull::slice_from_raw_parts(start, range.len())
+}
+
+#[test]
+fn bytes_have_one_owner_whichever_domain_asks() {
+    let pages = leaked();
+    // SAFETY: leaked, and what is accepted is used by one value.
+    let new = |range| unsafe { OwnedMemory::new(part(pages, range), 5) };
+    // SAFETY: as above, and arenas beside them.
+    let arena = |range| {
+        let part: NonNull<[u8]> = part(pages, range);
+        unsafe { Arena::builder().caller(part.cast(), part.len()) }.build(&soft())
+    };
+    let own = new(4096..12288).unwrap();
+    own.map_into(&soft(), MappingPolicy::Whole).unwrap();
+    for range in [4096..12288, 0..8192, 8192..16384, 0..16384, 8192..12288] {
+        let refused = new(range.clone()).unwrap_err();
+        let expected = (pages.addr().get() + 4096, 8192, ClaimedFor::Owned);
+        let in_use = refused.in_use.unwrap();
+        assert_eq!((in_use.other, in_use.other_len, in_use.by), expected);
+        assert_eq!(refused.owner, 5, "its owner is returned");
+        assert!(refused.to_string().contains("already"), "{refused}");
+        assert!(matches!(arena(range), Err(BuildError::InUse(_))));
+    }
+    // Pieces keep it.
+    let piece = own.take().unwrap();
+    drop(own);
+    assert!(new(4096..8192).is_err());
+    let beside = [new(0..4096).unwrap(), new(12288..16384).unwrap()];
+    drop((piece, beside));
+    let first = arena(0..8192).unwrap();
+    assert_eq!(new(4096..8192).unwrap_err().in_use.unwrap().by, ClaimedFor::Arena);
+    // SAFETY: as above; the bytes are of the arena, so it is refused.
+    let shared = unsafe { OwnedMemory::sharing_pages(pages, 5000..5001, ()) };
+    assert!(shared.is_err());
+    let buffer = first.alloc(4096).unwrap();
+    drop(first);
+    assert!(new(4096..8192).is_err());
+    drop(buffer);
+    let last = new(0..16384).unwrap();
+    assert_eq!(last.reclaim::<i32>().unwrap(), 5);
+    assert!(new(0..16384).is_ok());
+}
+
+#[test]
+fn joint_memory_is_taken_again_as_the_same_bytes_only() {
+    let pages = leaked();
+    // SAFETY: leaked, and not used otherwise.
+    let joint = |range| unsafe { OwnedMemory::joint(part(pages, range), ()) };
+    let (one, two) = (joint(0..8192).unwrap(), joint(0..8192).unwrap());
+    for range in [0..4096, 4096..8192, 4096..12288, 0..12288] {
+        assert_eq!(joint(range).unwrap_err().in_use.unwrap().by, ClaimedFor::Registration);
+    }
+    assert!(joint(8192..12288).is_ok());
+    assert!(joint(1..4097).unwrap_err().in_use.is_none());
+    assert!(joint(0..0).unwrap_err().in_use.is_none());
+    one.reclaim::<()>().unwrap();
+    assert!(joint(0..4096).is_err());
+    drop(two);
+    assert!(joint(0..4096).is_ok());
+}
+
+#[test]
+fn quarantined_memory_stays_claimed() {
+    let pages = leaked();
+    for reclaim in [false, true] {
+        let range = if reclaim { 0..4096 } else { 4096..8192 };
+        // SAFETY: leaked, and not used otherwise.
+        let new = || unsafe { OwnedMemory::new(part(pages, range.clone()), ()) };
+        let memory = new().unwrap();
+        let domain = FakeDomain::failing("unmap", REACHABLE);
+        memory.attach(Box::new(domain), MappingPolicy::Whole).unwrap();
+        if reclaim {
+            assert!(matches!(memory.reclaim::<()>(), Err(Reclaim::Quarantined)));
+        } else {
+            drop(memory);
+        }
+        assert!(new().is_err());
+    }
 }

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::memory::attachment::fake::{FakeDomain, REACHABLE, REFUSED};
+use crate::memory::claim::{Claim, ClaimedFor};
 use crate::sys::hugepages;
 use crate::sys::limits::MemlockLimit;
 use pinfold_core::addr::PageSize;
@@ -138,6 +139,57 @@ fn misaligned_memory_of_the_caller_is_refused() {
     // SAFETY: as above.
     let none = unsafe { Arena::builder().caller(NonNull::dangling(), 0) };
     assert_eq!(none.build(&soft()).unwrap_err(), BuildError::NoSize);
+}
+
+#[test]
+fn memory_of_the_caller_that_cannot_be_used_is_refused_unchanged() {
+    let own = Region::anonymous(8 << 12, 4096).unwrap();
+    let last = own.base().as_ptr().wrapping_add(7 << 12);
+    let protect = |rights| {
+        // SAFETY: a page of the region, which no pointer is used for.
+        unsafe { rustix::mm::mprotect(last.cast(), 4096, rights) }.unwrap();
+    };
+    // SAFETY: `own` lives until the end of the test, and what is not accessible is refused.
+    let build = || unsafe { Arena::builder().caller(own.base(), own.len()) }.build_unmapped();
+    protect(rustix::mm::MprotectFlags::READ);
+    let Err(BuildError::Inaccessible(refused)) = build() else {
+        panic!("its last page is constant")
+    };
+    assert_eq!((refused.addr, refused.len, refused.failed), (own.addr(), 8 << 12, last.addr()));
+    assert!(!pages::vma_of(own.addr(), 4096).unwrap().has_flag("dc"));
+    protect(rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE);
+    let memory = build().unwrap();
+    let again = build().unwrap_err();
+    assert!(matches!(&again, BuildError::InUse(in_use) if in_use.other == own.addr()), "{again}");
+    assert!(pages::vma_of(own.addr(), own.len()).unwrap().has_flag("dc"), "the first one's");
+    drop(memory);
+    build().unwrap();
+}
+
+#[test]
+fn an_arena_claims_its_memory_until_it_is_given_back() {
+    let claim = |addr| Claim::memory(addr..addr + 4096, ClaimedFor::Owned);
+    let own = build(1 << 20, Source::Plain).unwrap();
+    let addr = addr_of(&own);
+    assert_eq!(claim(addr).unwrap_err().by, ClaimedFor::Arena);
+    let buffer = own.alloc(4096).unwrap();
+    drop(own);
+    assert!(claim(addr).is_err());
+    drop(buffer);
+    // Other memory may have the addresses, but not each time.
+    let free = || {
+        let arena = build(1 << 20, Source::Plain).unwrap();
+        let addr = addr_of(&arena);
+        drop(arena);
+        claim(addr).is_ok()
+    };
+    assert!((0..20).any(|_| free()));
+    // A device may still reach it.
+    let fake = FakeDomain::failing("unmap", REACHABLE);
+    let quarantined = build_with(&fake, MappingPolicy::Whole).unwrap();
+    let addr = addr_of(&quarantined);
+    drop(quarantined);
+    assert!(claim(addr).is_err());
 }
 
 #[test]
