@@ -322,8 +322,16 @@ struct pf_arena_opts {
    */
   uint64_t size;
   /*
-   The caller's own memory, at a multiple of 4096, `size` bytes; NULL: from `sources`. The
-   caller keeps it mapped until pf_arena_put() has returned 0.
+   The caller's own memory, at a multiple of 4096, `size` bytes; NULL: from `sources`. All of
+   its pages are faulted in, and must be readable and writable. Until pf_arena_put() has
+   returned 0 the caller keeps it mapped so, and its bytes are no other arena's, no
+   registration's and no pool's of this process, in any domain.
+
+   It is not copied to children (MADV_DONTFORK), locked (mlock2() with MLOCK_ONFAULT) where
+   RLIMIT_MEMLOCK allows it and the domain's mappings do not pin it, and bound to the NUMA node
+   that is asked for. pf_arena_put() undoes that, and a call that is refused does: except where
+   the caller had set it before pf_arena_create(), by /proc/self/smaps. What the caller sets
+   between the two may be undone with it.
    */
   void *va;
   /*
@@ -793,9 +801,13 @@ extern "C" {
 
  Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
  `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
- of a newer version); EEXIST (part of `va` is an arena's or registered in this domain); ENOMEM
- (the message lists each source that was tried, and what it lacks); EBADF; EFAULT; ENFILE.
- Thread: any. Allocates. Ends with pf_arena_put(). Since 0.1.
+ of a newer version); EEXIST (part of `va` is an arena's, registered or a pool's, in any domain of
+ the process: pf_arena_map_into() shares an arena between domains); ENOMEM (the message lists each
+ source that was tried, and what it lacks; or the 8 bytes that describe each page); EBADF; EFAULT
+ (a page of `va` is not mapped, not readable and writable, beyond the end of its file, or has no
+ hugepage left: the message has the first); ENFILE.
+ Thread: any. Allocates: 8 bytes for each 4096 of the arena, ENOMEM without them. Faults in `va`,
+ for which it waits for the handler of a userfaultfd. Ends with pf_arena_put(). Since 0.1.
 
  */
 int pf_arena_create(struct pf_domain_t *domain,
@@ -818,15 +830,44 @@ int pf_arena_create(struct pf_domain_t *domain,
 int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint64_t *iova) PF_CHECKED;
 
 /*
- Gives an arena back: its memory is unmapped and freed.
+ Puts an arena in the table of an io_uring of the program: READ_FIXED and WRITE_FIXED with this
+ index then use its memory, without the kernel pinning it for each. The arena stays what it is, in
+ its domains.
+
+ @arena: the arena, of at most 1 GiB.
+ @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
+ kept open until pf_uring_unregister_arena().
+ @index: the place in the table; what is there is replaced, and is not in the table any more.
+
+ Return: 0, or -errno, as pf_uring_register(). Nothing has changed then.
+ Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+ */
+int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index);
+
+/*
+ Takes an arena out of the table of a ring. Requests in flight keep its pages until they have
+ completed: the program waits for them before it frees their memory.
+
+ @arena: the arena.
+ @ring_fd: the ring, as pf_uring_register_arena() got it; it may have been closed.
+ @index: the place in the table.
+
+ Return: 0, or -errno, as pf_uring_unregister().
+ Thread: any, unless the ring is one thread's. Since 0.1.
+ */
+int pf_uring_unregister_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index);
+
+/*
+ Gives an arena back: its memory is unmapped and freed, or is the caller's again.
 
  @arena: the arena; NULL does nothing.
 
- Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
- pool, a controller or a handle of frames exists that may allocate from it: the message says how
- much of each); EBADF.
- Thread: any. While it looks, calls of other threads with the arena give EBUSY, also pf_alloc() and
- pf_free(). Since 0.1.
+ Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, in a pool, or in
+ the table of a ring, or a pool, a controller or a handle of frames exists that may allocate from
+ it: the message says how many bytes, and how many of these; or another thread is in a call with
+ it); EBADF.
+ Thread: any. Constant time where it is refused. Calls of other threads with the arena are not
+ refused for it: they wait while it is decided, and are EBADF if it has ended. Since 0.1.
  */
 int pf_arena_put(struct pf_arena_t *arena);
 
@@ -1380,16 +1421,21 @@ int pf_pool_create(struct pf_arena_t *arena,
 
  @pool: the pool.
  @va: the memory. A multiple of the pool's `align`, and of its `boundary` (or of 2 MiB, if that
- is less); not of 4096.
+ is less); not of 4096. It may be in one allocation of an arena, or in registered memory, which is
+ in use until the pool has ended; else in none of these, in any domain. Its pages are faulted in,
+ and no other attribute of theirs is changed.
  @len: bytes, of at least one block. The rest behind the last block stays unused.
  @iova: its address for the device, aligned as `va`; what follows is linear. The library passes
  it on, and does not map anything.
 
  Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits, or
- the end is beyond 64 bits: the message has the values); EEXIST (part of it is in the pool
- already); ENOSPC (the maximum, or the 32 bits that number the blocks, of which each piece takes
- those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT; EBADF.
- Thread: any. Allocates. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
+ the end is beyond 64 bits: the message has the values; or part of an arena that is not all
+ allocated); EEXIST (part of it is in this pool or in another already, or it is only in part an
+ arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which each piece takes
+ those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a page of it is not
+ mapped, not readable and writable, beyond the end of its file, or has no hugepage left: the message
+ has the first; or NULL); EBADF.
+ Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
 
  */
 int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova) PF_CHECKED;
@@ -1630,30 +1676,39 @@ int pf_queue_fd(struct pf_queue_t *queue) PF_CHECKED;
  pf_unregister() all of it is mapped there, for reading and writing, so that pf_iova(),
  pf_segments() and requests find it by its address.
 
- The pages are populated. Memory may be registered with several domains, by one call for each.
+ The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed.
+
+ Memory may be registered with several domains, by one call for each, always as the same bytes: it
+ stays one memory of the program, which has it back when the last of the registrations has ended.
+ What is part of an arena, or overlaps with other bytes that are registered, in any domain of the
+ process, is refused: such bytes would have two owners, of which one could free them while the
+ device of the other reaches them. pf_arena_map_into() shares an arena between domains.
 
  @domain: the domain.
  @va: the memory, at a multiple of 4096.
  @len: bytes, a multiple of 4096.
  @out: where the handle is stored.
 
- Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (not mapped, not writable, or
- `out` is NULL); EEXIST (part of it is an arena's or registered in this domain: the message says
- what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
+ Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (a page is not mapped, not
+ readable and writable, beyond the end of its file, or has no hugepage left: the message has the
+ first; or `out` is NULL); EEXIST (it is registered in this domain, or part of it is an arena's or
+ registered otherwise, in any domain: the message says what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
  Nothing is registered then.
- Thread: any. Allocates; linear in the pages. Ownership: the caller's, which keeps the memory
- mapped and of this process until pf_unregister() has returned 0. Since 0.1.
+ Thread: any. Allocates; linear in the pages; waits for the handler of a userfaultfd. Ownership: the
+ caller's, which keeps the memory mapped and of this process until pf_unregister() has returned 0
+ for each registration of it. Since 0.1.
 
  */
 int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_t **out) PF_CHECKED;
 
 /*
- Unregisters memory: no device of its domain reaches it afterwards.
+ Unregisters memory: no device of its domain reaches it afterwards. Those of other domains that it
+ is registered with still do.
 
  @reg: the registration; NULL does nothing.
 
- Return: 0, or -errno: EBUSY (mappings or requests use it, or it is in the table of a ring: the
- message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
+ Return: 0, or -errno: EBUSY (mappings, requests or a pool use it, or it is in the table of a ring:
+ the message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
  be kept from it: the registration is gone, but keep the memory mapped until the process ends).
  Thread: any. Since 0.1.
  */
@@ -1733,7 +1788,7 @@ int pf_sgl(struct pf_reg_t *reg,
 
 /*
  Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this index
- then use it, without the kernel pinning it for each.
+ then use it, without the kernel pinning it for each. For an arena: pf_uring_register_arena().
 
  @reg: the registration, of at most 1 GiB.
  @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is

@@ -5,10 +5,12 @@ use crate::failure::{Failure, brief_call, call, call_pointer, check_out, fail, s
 use crate::handle::Table;
 use crate::options::{Options, read};
 use crate::region::Region;
+use crate::rings::Rings;
 use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
-use pinfold::memory::Source;
+use pinfold::arena::BuildError;
+use pinfold::memory::{ClaimedFor, InUse, Source};
 use pinfold::{Arena, ArenaMemory, Buffer, MappingPolicy};
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +21,8 @@ pub struct pf_arena_t {
     pub(crate) region: Arc<Region>,
     /// Its first domain, and those that it was mapped into.
     pub(crate) domains: Mutex<Vec<Arc<State>>>,
+    /// The rings that have it.
+    rings: Rings,
 }
 
 pub(crate) static ARENAS: Table<pf_arena_t> = Table::new(2, "arena");
@@ -63,8 +67,16 @@ pub struct pf_arena_opts {
     pub opts_size: usize,
     /// Bytes; rounded up to the page size of the source.
     pub size: u64,
-    /// The caller's own memory, at a multiple of 4096, `size` bytes; NULL: from `sources`. The
-    /// caller keeps it mapped until pf_arena_put() has returned 0.
+    /// The caller's own memory, at a multiple of 4096, `size` bytes; NULL: from `sources`. All of
+    /// its pages are faulted in, and must be readable and writable. Until pf_arena_put() has
+    /// returned 0 the caller keeps it mapped so, and its bytes are no other arena's, no
+    /// registration's and no pool's of this process, in any domain.
+    ///
+    /// It is not copied to children (MADV_DONTFORK), locked (mlock2() with MLOCK_ONFAULT) where
+    /// RLIMIT_MEMLOCK allows it and the domain's mappings do not pin it, and bound to the NUMA node
+    /// that is asked for. pf_arena_put() undoes that, and a call that is refused does: except where
+    /// the caller had set it before pf_arena_create(), by /proc/self/smaps. What the caller sets
+    /// between the two may be undone with it.
     pub va: *mut c_void,
     /// PF_SOURCE_*; 0: hugepages if there are any, else plain pages.
     pub sources: u32,
@@ -116,9 +128,13 @@ pub struct pf_region {
 ///
 /// Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
 /// `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
-/// of a newer version); EEXIST (part of `va` is an arena's or registered in this domain); ENOMEM
-/// (the message lists each source that was tried, and what it lacks); EBADF; EFAULT; ENFILE.
-/// Thread: any. Allocates. Ends with pf_arena_put(). Since 0.1.
+/// of a newer version); EEXIST (part of `va` is an arena's, registered or a pool's, in any domain of
+/// the process: pf_arena_map_into() shares an arena between domains); ENOMEM (the message lists each
+/// source that was tried, and what it lacks; or the 8 bytes that describe each page); EBADF; EFAULT
+/// (a page of `va` is not mapped, not readable and writable, beyond the end of its file, or has no
+/// hugepage left: the message has the first); ENFILE.
+/// Thread: any. Allocates: 8 bytes for each 4096 of the arena, ENOMEM without them. Faults in `va`,
+/// for which it waits for the handler of a userfaultfd. Ends with pf_arena_put(). Since 0.1.
 ///
 /// # Safety
 /// `opts` is null or points to as many bytes as its first field says; `out` is null or can be
@@ -136,20 +152,18 @@ pub unsafe extern "C" fn pf_arena_create(
         let opts = unsafe { read(opts) }?;
         // SAFETY: as the caller promises of `va`.
         let arena = unsafe { build(&opts, &state) }?;
-        let region = Arc::new(Region::arena(&arena));
+        let region = Arc::new(Region::arena(&arena)?);
         if arena.mapping_policy() == MappingPolicy::Whole {
             region.add_place(state.domain.id(), arena.iova());
         }
-        state.add(&region);
         let domains = Mutex::new(vec![Arc::clone(&state)]);
-        match ARENAS.insert(pf_arena_t { arena, region: Arc::clone(&region), domains }) {
-            // SAFETY: as the caller promises.
-            Ok(handle) => unsafe { store(out, handle, "out") }.map(|()| 0),
-            Err(failure) => {
-                state.regions_mut().remove(&region.addr());
-                Err(failure)
-            }
-        }
+        let made =
+            pf_arena_t { arena, region: Arc::clone(&region), domains, rings: Rings::default() };
+        let handle = ARENAS.insert(made)?;
+        // Last: it is taken out by its handle.
+        state.add(&region);
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }.map(|()| 0)
     })
 }
 
@@ -187,7 +201,30 @@ unsafe fn build(opts: &pf_arena_opts, state: &State) -> Result<Arena, Failure> {
         let named = SOURCES.iter().enumerate().filter(|(bit, _)| opts.sources >> bit & 1 == 1);
         builder = builder.sources(named.map(|(_, source)| *source));
     }
-    builder.build(&state.domain).map_err(|error| Failure::from(&error))
+    builder.build(&state.domain).map_err(|error| match error {
+        BuildError::InUse(in_use) => refuse_use(&in_use),
+        error => Failure::from(&error),
+    })
+}
+
+/// Refuses memory of the program that another object of the process uses.
+#[cold]
+pub(crate) fn refuse_use(in_use: &InUse) -> Failure {
+    let InUse { addr, len, other, other_len, by } = in_use;
+    let next = match by {
+        ClaimedFor::Arena => {
+            "take other memory; pf_arena_map_into shares an arena between domains, and pf_uring_register_arena with a \
+             ring"
+        }
+        ClaimedFor::Registration | ClaimedFor::Owned => {
+            "call pf_unregister for those first, or register exactly those in another domain"
+        }
+        ClaimedFor::Pool => "call pf_pool_put for the pool first, or take other memory",
+    };
+    fail!(
+        EEXIST,
+        "cannot take {len:#x} bytes at {addr:#x}: {other_len:#x} bytes at {other:#x} {by}; {next}"
+    )
 }
 
 /// Maps an arena into another domain, too: a device there reaches it as well.
@@ -210,7 +247,7 @@ pub unsafe extern "C" fn pf_arena_map_into(
     iova: *mut u64,
 ) -> c_int {
     call(|| {
-        let arena = ARENAS.get(arena)?;
+        let arena = ARENAS.get_waiting(arena)?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         let mut domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
         let mapped = arena.arena.map_into(&state.domain).map_err(|error| Failure::from(&error))?;
@@ -219,7 +256,7 @@ pub unsafe extern "C" fn pf_arena_map_into(
             if whole {
                 arena.region.add_place(state.domain.id(), mapped.iova());
             }
-            state.add(&arena.region);
+            state.add_again(&arena.region);
             domains.push(state);
         }
         if !iova.is_null() {
@@ -231,36 +268,68 @@ pub unsafe extern "C" fn pf_arena_map_into(
     })
 }
 
-/// Gives an arena back: its memory is unmapped and freed.
+/// Puts an arena in the table of an io_uring of the program: READ_FIXED and WRITE_FIXED with this
+/// index then use its memory, without the kernel pinning it for each. The arena stays what it is, in
+/// its domains.
+///
+/// @arena: the arena, of at most 1 GiB.
+/// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
+/// kept open until pf_uring_unregister_arena().
+/// @index: the place in the table; what is there is replaced, and is not in the table any more.
+///
+/// Return: 0, or -errno, as pf_uring_register(). Nothing has changed then.
+/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_uring_register_arena(
+    arena: *mut pf_arena_t,
+    ring_fd: c_int,
+    index: c_uint,
+) -> c_int {
+    call(|| {
+        let arena = ARENAS.get_waiting(arena)?;
+        arena.rings.register(arena.arena.fixed(), ring_fd, index).map(|()| 0)
+    })
+}
+
+/// Takes an arena out of the table of a ring. Requests in flight keep its pages until they have
+/// completed: the program waits for them before it frees their memory.
+///
+/// @arena: the arena.
+/// @ring_fd: the ring, as pf_uring_register_arena() got it; it may have been closed.
+/// @index: the place in the table.
+///
+/// Return: 0, or -errno, as pf_uring_unregister().
+/// Thread: any, unless the ring is one thread's. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_uring_unregister_arena(
+    arena: *mut pf_arena_t,
+    ring_fd: c_int,
+    index: c_uint,
+) -> c_int {
+    call(|| ARENAS.get_waiting(arena)?.rings.unregister(ring_fd, index).map(|()| 0))
+}
+
+/// Gives an arena back: its memory is unmapped and freed, or is the caller's again.
 ///
 /// @arena: the arena; NULL does nothing.
 ///
-/// Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, or in a pool, or a
-/// pool, a controller or a handle of frames exists that may allocate from it: the message says how
-/// much of each); EBADF.
-/// Thread: any. While it looks, calls of other threads with the arena give EBUSY, also pf_alloc() and
-/// pf_free(). Since 0.1.
+/// Return: 0, or -errno: EBUSY (memory of it is allocated, mapped, in a request, in a pool, or in
+/// the table of a ring, or a pool, a controller or a handle of frames exists that may allocate from
+/// it: the message says how many bytes, and how many of these; or another thread is in a call with
+/// it); EBADF.
+/// Thread: any. Constant time where it is refused. Calls of other threads with the arena are not
+/// refused for it: they wait while it is decided, and are EBADF if it has ended. Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
     call(|| {
         if arena.is_null() {
             return Ok(0);
         }
+        // Most that are refused are so here, where no other thread waits for it.
+        ARENAS.get_waiting(arena)?.check_unused()?;
         let ended = ARENAS.remove(arena, |arena| {
             let domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
-            State::take_out(&domains, &arena.region, |region| {
-                let (allocations, uses) = (region.allocations(), region.uses());
-                let (holders, used) = (region.holders(), arena.arena.stats().frames_in_use * 4096);
-                if allocations > 0 || uses > 0 || holders > 0 || used > 0 {
-                    return Err(fail!(
-                        EBUSY,
-                        "{used} bytes of the arena are in use, in {allocations} allocations, the rest in pools and \
-                         queues; {holders} pools, controllers and handles of frames allocate from it, {uses} mappings \
-                         or requests use it: free, unmap and destroy them first"
-                    ));
-                }
-                Ok(())
-            })
+            State::take_out(&domains, &arena.region, &|| arena.check_unused())
         })?;
         drop(ended);
         Ok(0)
@@ -297,7 +366,7 @@ unsafe extern "C" fn alloc(
     caller: Caller,
 ) -> *mut c_void {
     call_pointer(|| {
-        let arena = ARENAS.get(handle)?;
+        let arena = ARENAS.get_waiting(handle)?;
         let buffer = arena.arena.alloc_zeroed(len).map_err(|error| Failure::from(&error))?;
         let address = arena.arena.iova_of(&buffer).map_or(0, |iova| iova.raw());
         if !iova.is_null() {
@@ -326,7 +395,7 @@ pub extern "C" fn pf_free(arena: *mut pf_arena_t, va: *mut c_void) -> c_int {
 extern "C" fn free(handle: *mut pf_arena_t, va: *mut c_void, caller: Caller) -> c_int {
     brief_call(|| {
         if !va.is_null() {
-            let arena = ARENAS.get(handle)?;
+            let arena = ARENAS.get_waiting(handle)?;
             drop(arena.take_back(va.addr(), Site::new(caller, handle))?);
         }
         Ok(0)
@@ -334,6 +403,21 @@ extern "C" fn free(handle: *mut pf_arena_t, va: *mut c_void, caller: Caller) -> 
 }
 
 impl pf_arena_t {
+    /// Refuses while any of it is in use. O(1): an allocation, what a mapping or a request of it
+    /// uses, and the memory of pools are frames in use.
+    fn check_unused(&self) -> Result<(), Failure> {
+        let (used, uses) = (self.arena.stats().frames_in_use * 4096, self.region.uses());
+        let (holders, rings) = (self.region.holders(), self.rings.count());
+        if used == 0 && uses == 0 && holders == 0 && rings == 0 {
+            return Ok(());
+        }
+        Err(fail!(
+            EBUSY,
+            "{used} bytes of the arena are in use: allocated, mapped, or in pools and queues; {holders} pools, controllers and \
+             handles of frames allocate from it, and {rings} tables of rings have it: free, unmap and destroy them first"
+        ))
+    }
+
     /// Gives a buffer to the C program, which has its address from then on.
     pub(crate) fn hand_out(&self, buffer: Buffer, iova: u64, site: Site) -> NonNull<u8> {
         let memory = buffer.into_raw();
@@ -410,7 +494,7 @@ pub unsafe extern "C" fn pf_iova(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_arena_region(arena: *mut pf_arena_t, region: *mut pf_region) -> c_int {
     call(|| {
-        let arena = ARENAS.get(arena)?;
+        let arena = ARENAS.get_waiting(arena)?;
         let whole = arena.arena.mapping_policy() == MappingPolicy::Whole;
         let described = pf_region {
             addr: arena.region.pointer(arena.region.addr()).as_ptr().cast(),

@@ -2,12 +2,13 @@
 
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
+use crate::readers::{Reader, Reading, Shared};
 use crate::region::{Region, Span};
 use pinfold::Domain;
 use pinfold::vfio::{Device, IommuInterface, Options};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One I/O address space.
 pub struct pf_domain_t {
@@ -20,24 +21,59 @@ pub(crate) struct State {
     /// The devices that are attached to it, by name.
     devices: Mutex<Vec<(String, Device)>>,
     /// The memory in it, by its first address.
-    pub(crate) regions: RwLock<BTreeMap<usize, Arc<Region>>>,
+    regions: Arc<Shared<Regions>>,
+    /// For calls without an owner, whose threads share it.
+    reader: Reader<Regions>,
 }
+
+/// Memory by its first address. No two overlap.
+pub(crate) type Regions = BTreeMap<usize, Arc<Region>>;
 
 pub(crate) static DOMAINS: Table<pf_domain_t> = Table::new(1, "domain");
 
-impl State {
-    pub(crate) fn new(domain: Domain, devices: Vec<(String, Device)>) -> Arc<Self> {
-        Arc::new(Self { domain, devices: Mutex::new(devices), regions: RwLock::default() })
-    }
+/// The memory of all domains, by its first address: more than one region at it for memory that is
+/// registered with several domains, each time as the same bytes.
+static ALL: Mutex<BTreeMap<usize, Vec<Arc<Region>>>> = Mutex::new(BTreeMap::new());
 
-    /// Returns the memory at `addr` for a device's use.
+/// Locked while memory is added or taken out. Before the locks of domains.
+fn all() -> MutexGuard<'static, BTreeMap<usize, Vec<Arc<Region>>>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins a use of `len` bytes at `addr` in each region that has any of them: none if they are in no
+/// domain.
+///
+/// # Errors
+/// `EINVAL`: they are not all in the regions, or not all allocated.
+pub(crate) fn spans_of_all(addr: usize, len: usize) -> Result<Vec<Span>, Failure> {
+    let all = all();
+    let nearest = all.range(..addr.saturating_add(len)).next_back();
+    let regions = nearest.map(|(_, regions)| &**regions).unwrap_or_default();
+    let overlap = regions.iter().filter(|region| region.addr() + region.len() > addr);
+    overlap.map(|region| Span::new(region, addr, len)).collect()
+}
+
+/// A thread's look-up of memory of a domain.
+pub(crate) struct Lookup(Reader<Regions>);
+
+impl Lookup {
+    /// Begins look-ups, during which no memory is added or taken out.
+    pub(crate) fn begin(&self) -> Lookups<'_> {
+        Lookups(self.0.read())
+    }
+}
+
+/// Look-ups of one call.
+pub(crate) struct Lookups<'r>(Reading<'r, Regions>);
+
+impl Lookups<'_> {
+    /// Returns the memory at `addr` for a device's use, which is counted, so that the region is not
+    /// taken out afterwards.
     ///
     /// # Errors
     /// `ENXIO`: it is not in this domain. `EINVAL`: it is not allocated.
     pub(crate) fn span(&self, addr: usize, len: usize) -> Result<Span, Failure> {
-        // Held until the span is counted, so that the region is not taken out meanwhile.
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let nearest = regions.range(..=addr).next_back().map(|(_, region)| region);
+        let nearest = self.0.range(..=addr).next_back().map(|(_, region)| region);
         match nearest.filter(|region| addr - region.addr() < region.len()) {
             Some(region) => Span::new(region, addr, len),
             None => Err(fail!(
@@ -47,42 +83,79 @@ impl State {
             )),
         }
     }
+}
 
-    /// Returns address and length of memory in the domain that these bytes overlap, if any.
-    pub(crate) fn overlapping(&self, addr: usize, len: usize) -> Option<(usize, usize)> {
-        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+impl State {
+    pub(crate) fn new(domain: Domain, devices: Vec<(String, Device)>) -> Arc<Self> {
+        let regions = Shared::new(Regions::new());
+        let reader = regions.reader();
+        Arc::new(Self { domain, devices: Mutex::new(devices), regions, reader })
+    }
+
+    /// Returns a thread's own look-up, which takes no lock that other threads take.
+    pub(crate) fn lookup(&self) -> Lookup {
+        Lookup(self.regions.reader())
+    }
+
+    /// As [`Lookups::span`].
+    pub(crate) fn span(&self, addr: usize, len: usize) -> Result<Span, Failure> {
+        Lookups(self.reader.read()).span(addr, len)
+    }
+
+    /// Returns whether memory in the domain overlaps with these bytes.
+    pub(crate) fn has(&self, addr: usize, len: usize) -> bool {
+        let regions = self.reader.read();
         // No two overlap: the last one that begins before the end reaches furthest.
-        let (_, nearest) = regions.range(..addr.saturating_add(len)).next_back()?;
-        let (other, bytes) = (nearest.addr(), nearest.len());
-        (other + bytes > addr).then_some((other, bytes))
+        let nearest = regions.range(..addr.saturating_add(len)).next_back();
+        nearest.is_some_and(|(_, region)| region.addr() + region.len() > addr)
     }
 
-    /// Returns the memory in the domain, to be changed.
-    pub(crate) fn regions_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<usize, Arc<Region>>> {
-        self.regions.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Adds memory that is in the domain.
+    /// Adds memory that is in the domain, the first that it is in.
     pub(crate) fn add(&self, region: &Arc<Region>) {
-        self.regions_mut().insert(region.addr(), Arc::clone(region));
+        let mut all = all();
+        all.entry(region.addr()).or_default().push(Arc::clone(region));
+        self.add_again(region);
+    }
+
+    /// Adds memory of another domain.
+    pub(crate) fn add_again(&self, region: &Arc<Region>) {
+        self.regions.write(|regions| regions.insert(region.addr(), Arc::clone(region)));
     }
 
     /// Takes memory out of all its domains if `check` allows it, while no mapping or request of it
     /// can begin.
+    ///
+    /// # Errors
+    /// Those of `check`: nothing has changed.
     pub(crate) fn take_out(
         domains: &[Arc<Self>],
-        region: &Region,
-        check: impl FnOnce(&Region) -> Result<(), Failure>,
+        region: &Arc<Region>,
+        check: &dyn Fn() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let mut ordered: Vec<&Arc<Self>> = domains.iter().collect();
-        // Two threads that take different memory out of the same domains lock them in one order.
-        ordered.sort_by_key(|state| Arc::as_ptr(state).addr());
-        let mut locked: Vec<_> = ordered.into_iter().map(|state| state.regions_mut()).collect();
-        check(region)?;
-        for regions in &mut locked {
-            regions.remove(&region.addr());
+        let mut all = all();
+        // One at a time, as `all` is locked: so the order of the domains' locks does not matter.
+        Self::take_out_of(domains, region.addr(), check)?;
+        if let Some(regions) = all.get_mut(&region.addr()) {
+            regions.retain(|other| !Arc::ptr_eq(other, region));
+            if regions.is_empty() {
+                all.remove(&region.addr());
+            }
         }
         Ok(())
+    }
+
+    fn take_out_of(
+        domains: &[Arc<Self>],
+        addr: usize,
+        check: &dyn Fn() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let Some((first, rest)) = domains.split_first() else { return check() };
+        first.regions.write(|regions| {
+            // All of them are locked when `check` is called.
+            Self::take_out_of(rest, addr, check)?;
+            regions.remove(&addr);
+            Ok(())
+        })
     }
 
     /// Returns the device at `address`, if it is attached.

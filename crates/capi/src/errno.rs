@@ -8,6 +8,7 @@ use libc::{
 use pinfold::arena::{AllocError, BuildError};
 use pinfold::core::domain::BackendError;
 use pinfold::core::invalidate::WaitError;
+use pinfold::memory::Inaccessible;
 use pinfold::uring::RegisterError;
 use pinfold::vfio::OpenError;
 use pinfold::{dma_pool, page_pool};
@@ -76,9 +77,17 @@ impl Errno for BuildError {
             Self::TooLarge { .. } => EOVERFLOW,
             Self::NoMemory { .. } | Self::NotLocked(_) | Self::Frames(_) => ENOMEM,
             Self::Node { errno, .. } | Self::Fork(errno) => errno.raw(),
+            Self::Inaccessible(_) => EFAULT,
+            Self::InUse(_) => EEXIST,
             Self::Domain(error) => error.errno(),
             _ => EIO,
         }
+    }
+}
+
+impl Errno for Inaccessible {
+    fn errno(&self) -> c_int {
+        EFAULT
     }
 }
 

@@ -182,12 +182,39 @@ impl<T: Send + 'static> Table<T> {
     where
         T: Sync,
     {
+        self.enter(handle, false)
+    }
+
+    /// As [`get`](Self::get), but waits for a call that looks whether the object can be removed: of
+    /// kinds whose exclusive calls are short, so that one that is refused refuses no other.
+    ///
+    /// # Errors
+    /// `EBADF`: no such object.
+    pub(crate) fn get_waiting(&self, handle: *mut T) -> Result<Use<'_, T>, Failure>
+    where
+        T: Sync,
+    {
+        self.enter(handle, true)
+    }
+
+    fn enter(&self, handle: *mut T, wait: bool) -> Result<Use<'_, T>, Failure>
+    where
+        T: Sync,
+    {
         let (slot, generation) = self.find(handle)?;
         let mut word = slot.word.load(Ordering::Relaxed);
         loop {
             self.check(word, generation)?;
             if word & EXCLUSIVE != 0 {
-                return Err(self.busy());
+                if !wait {
+                    return Err(self.busy());
+                }
+                #[cfg(not(handle_model))]
+                std::thread::yield_now();
+                #[cfg(handle_model)]
+                loom::thread::yield_now();
+                word = slot.word.load(Ordering::Relaxed);
+                continue;
             }
             // Acquire: what the last exclusive call did with it, and its creation, come before.
             match slot.word.compare_exchange_weak(
@@ -409,6 +436,30 @@ mod tests {
         let refused = table.remove(handle, |_| Err(fail!(EBUSY, "in use")));
         assert_eq!(refused.err().unwrap().errno(), libc::EBUSY);
         assert_eq!(*table.get(handle).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_call_that_waits_is_not_refused_for_a_removal_that_is() {
+        let table: Table<u32> = Table::new(1, "number");
+        let handle = table.insert(7).unwrap();
+        let checking = std::sync::Barrier::new(2);
+        // A handle is `Send` as a number.
+        let same = handle.addr();
+        std::thread::scope(|scope| {
+            let (table, checking) = (&table, &checking);
+            scope.spawn(move || {
+                let refused = table.remove(without_provenance_mut(same), |_| {
+                    checking.wait();
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    Err(fail!(EBUSY, "in use"))
+                });
+                assert!(refused.is_err());
+            });
+            checking.wait();
+            assert_eq!(*table.get_waiting(handle).unwrap(), 7);
+        });
+        table.remove(handle, |_| Ok(())).unwrap();
+        assert_eq!(table.get_waiting(handle).err().unwrap().errno(), libc::EBADF);
     }
 
     #[test]

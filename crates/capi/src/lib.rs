@@ -12,6 +12,8 @@
 //! | [`slots`] | an owner's mappings, which C programs name |
 //! | `region` | memory that C programs pass by address: which arena or registration it is in |
 //! | [`block`] | memory with its two addresses |
+//! | `readers` | a value that each thread reads under a lock of its own |
+//! | `rings` | the places in io_urings that have an arena or a registration |
 //! | `source` | an arena as the source of pools |
 //! | `words` | messages of the crates below, in the words of C |
 //! | `trace` | the hook that sees alloc, free, map and revoke |
@@ -39,9 +41,11 @@ pub mod pages;
 pub mod pool;
 mod process;
 pub mod queue;
+mod readers;
 mod region;
 pub mod registered;
 pub mod report;
+mod rings;
 pub mod slots;
 mod source;
 pub mod trace;

@@ -136,7 +136,7 @@ pub(crate) fn segments(
 ) -> Result<impl Iterator<Item = Result<Segment, Failure>>, Failure> {
     let profile = Profile::new(max, MOST_BYTES, 0, 1);
     let profile = profile.map_err(|_| fail!(ENOSPC, "room for 0 segments: pass at least 1"))?;
-    let cut = profile.gather(segments.into_iter().collect::<Vec<_>>());
+    let cut = profile.gather(segments);
     Ok(cut.map(|segment| {
         segment.map_err(|error| match error {
             GatherError::TooMany { .. } => fail!(ENOSPC, "{error}"),

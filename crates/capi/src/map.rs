@@ -129,7 +129,7 @@ unsafe extern "C" fn map_one(
         let dir = pf_dir::of(dir)?;
         let mut owner = OWNERS.get_mut(handle)?;
         let owner = &mut *owner;
-        let span = owner.state.span(va.addr(), len)?;
+        let span = owner.lookup.begin().span(va.addr(), len)?;
         let stays = span.check_mappable(owner.state.domain.id())?;
         let at = span.part().0 as u64;
         let mapping =
@@ -194,15 +194,17 @@ unsafe extern "C" fn map_many(
         check_out(iovas, "iovas")?;
         let owner = &mut *owner;
         let (mut spans, mut stay) = (Vec::new(), Vec::new());
+        let lookups = owner.lookup.begin();
         for index in 0..n as usize {
             // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
             let piece = unsafe { iov.wrapping_add(index).read_unaligned() };
-            let span = owner.state.span(piece.iov_base.addr(), piece.iov_len).and_then(|span| {
+            let span = lookups.span(piece.iov_base.addr(), piece.iov_len).and_then(|span| {
                 stay.push(span.check_mappable(owner.state.domain.id())?);
                 Ok(span)
             });
             spans.push(span.map_err(|failure| failure.of(format_args!("piece {index}")))?);
         }
+        drop(lookups);
         let parts: Vec<_> = spans.iter().map(|span| (span.addr(), span.part())).collect();
         let (mut stored, mut addresses) = (0, Vec::with_capacity(parts.len()));
         let mappings = &mut owner.mappings;

@@ -319,7 +319,7 @@ pub unsafe extern "C" fn pf_nvme_open(
 
 /// Returns the arena as memory of this domain, and what keeps it from being ended.
 pub(crate) fn rings(arena: *mut pf_arena_t, state: &Arc<State>) -> Result<(Arena, Hold), Failure> {
-    let arena = ARENAS.get(arena)?;
+    let arena = ARENAS.get_waiting(arena)?;
     let domains = arena.domains.lock().unwrap_or_else(PoisonError::into_inner);
     let memory = match domains.iter().position(|other| Arc::ptr_eq(other, state)) {
         Some(0) => Ok(arena.arena.clone()),

@@ -5,7 +5,7 @@
 //! is, end its use, after which pf_free() accepts it. Where the flush never completes the domain
 //! quarantines it: its use does not end, so it can neither be freed nor unregistered.
 
-use crate::domain::{DOMAINS, State, pf_domain_t};
+use crate::domain::{DOMAINS, Lookup, State, pf_domain_t};
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::region::Span;
@@ -27,6 +27,7 @@ pub struct pf_owner_t {
     pub(crate) local: DomainLocal,
     pub(crate) mappings: Slots<Unrevoked<Span>>,
     tickets: Tickets,
+    pub(crate) lookup: Lookup,
     pub(crate) state: Arc<State>,
 }
 
@@ -323,7 +324,8 @@ pub unsafe extern "C" fn pf_owner_create(
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         let local = state.domain.local();
         let (mappings, tickets) = (Slots::new(), Tickets::new());
-        let handle = OWNERS.insert(pf_owner_t { local, mappings, tickets, state })?;
+        let lookup = state.lookup();
+        let handle = OWNERS.insert(pf_owner_t { local, mappings, tickets, lookup, state })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;
         Ok(0)

@@ -55,7 +55,7 @@ pub unsafe extern "C" fn pf_pages_create(
 ) -> c_int {
     call(|| {
         check_out(out, "out")?;
-        let source = Marked::new(&*ARENAS.get(arena)?);
+        let source = Marked::new(&*ARENAS.get_waiting(arena)?);
         let order = Order::for_bytes(page_bytes.into())
             .filter(|order| u64::from(order.frames()) * 4096 == u64::from(page_bytes))
             .filter(|&order| order <= Order::HUGE);

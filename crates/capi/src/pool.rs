@@ -1,15 +1,17 @@
 //! Pools: blocks of one size that a device can reach, and one thread's cache of them.
 
-use crate::arena::{ARENAS, pf_arena_t};
+use crate::arena::{ARENAS, pf_arena_t, refuse_use};
 use crate::block::{Addresses, free_each, pf_block_t, read_block, write_block, write_va};
-use crate::domain::text;
+use crate::domain::{spans_of_all, text};
 use crate::failure::{Failure, brief_call, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, fill, read};
+use crate::region::Span;
 use crate::source::Marked;
 use crate::trace::{Caller, Site, Tracer, hook, pass_caller, pf_event_kind};
 use pinfold::Iova;
 use pinfold::dma_pool::{AllocError, DmaPool, DmaPoolStats, FreeError, Local, RawBlock};
+use pinfold::memory::{self, Claim, ClaimedFor, InUse};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -20,9 +22,20 @@ pub struct pf_pool_t {
     pool: DmaPool,
     /// Where its chunks come from; none: from `ranges` only.
     source: Option<Arc<Marked>>,
-    /// Memory of the caller: its end, by its start.
-    ranges: Mutex<BTreeMap<usize, usize>>,
+    /// Memory of the caller, by its start. Dropped after the pool.
+    ranges: Mutex<BTreeMap<usize, Added>>,
     block_bytes: u32,
+}
+
+/// Memory of the caller that a pool has.
+struct Added {
+    end: usize,
+    /// Uses of the arena or the registrations that it lies in, which it keeps from ending.
+    #[expect(dead_code, reason = "held")]
+    within: Vec<Span>,
+    /// It is no other pool's.
+    #[expect(dead_code, reason = "held")]
+    claim: Claim,
 }
 
 /// One thread's cache of a pool's blocks.
@@ -148,7 +161,8 @@ pub unsafe extern "C" fn pf_pool_create(
 ) -> c_int {
     call(|| {
         check_out(out, "out")?;
-        let source = if arena.is_null() { None } else { Some(Marked::new(&*ARENAS.get(arena)?)) };
+        let source =
+            if arena.is_null() { None } else { Some(Marked::new(&*ARENAS.get_waiting(arena)?)) };
         // SAFETY: as the caller promises.
         let opts = unsafe { read(opts) }?;
         // SAFETY: as the caller promises.
@@ -230,16 +244,21 @@ unsafe fn build(opts: &pf_pool_opts, source: Option<&Arc<Marked>>) -> Result<Dma
 ///
 /// @pool: the pool.
 /// @va: the memory. A multiple of the pool's `align`, and of its `boundary` (or of 2 MiB, if that
-/// is less); not of 4096.
+/// is less); not of 4096. It may be in one allocation of an arena, or in registered memory, which is
+/// in use until the pool has ended; else in none of these, in any domain. Its pages are faulted in,
+/// and no other attribute of theirs is changed.
 /// @len: bytes, of at least one block. The rest behind the last block stays unused.
 /// @iova: its address for the device, aligned as `va`; what follows is linear. The library passes
 /// it on, and does not map anything.
 ///
 /// Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits, or
-/// the end is beyond 64 bits: the message has the values); EEXIST (part of it is in the pool
-/// already); ENOSPC (the maximum, or the 32 bits that number the blocks, of which each piece takes
-/// those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT; EBADF.
-/// Thread: any. Allocates. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
+/// the end is beyond 64 bits: the message has the values; or part of an arena that is not all
+/// allocated); EEXIST (part of it is in this pool or in another already, or it is only in part an
+/// arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which each piece takes
+/// those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a page of it is not
+/// mapped, not readable and writable, beyond the end of its file, or has no hugepage left: the message
+/// has the first; or NULL); EBADF.
+/// Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
 ///
 /// # Safety
 /// `va` is valid for reads and writes of `len` bytes, and nothing else uses it, until the pool has
@@ -268,11 +287,23 @@ pub unsafe extern "C" fn pf_pool_add(
                 "{len} bytes at {va:p} are the pool's already, in {start:#x} to {end:#x}: add each piece once"
             ));
         }
+        if len == 0 {
+            return Err(fail!(EINVAL, "0 bytes at {va:p}: pass memory of at least one block"));
+        }
+        let (claim, inside) = Claim::pool(start, len).map_err(|in_use| refuse_use(&in_use))?;
+        let within = spans_of_all(start, len)?;
+        // Of a chunk of another pool; or of memory that is being created, or that is no C object's.
+        if within.iter().any(Span::is_pools) || (within.is_empty() && inside.is_some()) {
+            let by = inside.filter(|_| within.is_empty()).unwrap_or(ClaimedFor::Pool);
+            let (addr, other, other_len) = (start, start, len);
+            return Err(refuse_use(&InUse { addr, len, other, other_len, by }));
+        }
         let memory = NonNull::slice_from_raw_parts(base, len);
+        memory::populate(memory).map_err(|error| Failure::from(&error))?;
         // SAFETY: as the caller promises; no part of it was added before.
         let blocks = unsafe { pool.pool.add_range(memory, Iova::new(iova)) }
             .map_err(|error| Failure::from(&error))?;
-        ranges.insert(start, end);
+        ranges.insert(start, Added { end, within, claim });
         // Of 32 bits.
         added = i64::try_from(blocks).unwrap_or(i64::MAX);
         Ok(0)
@@ -288,11 +319,11 @@ impl pf_pool_t {
     /// Returns memory of the pool that overlaps with this.
     fn overlap(
         &self,
-        ranges: &BTreeMap<usize, usize>,
+        ranges: &BTreeMap<usize, Added>,
         start: usize,
         end: usize,
     ) -> Option<(usize, usize)> {
-        let added = ranges.range(..end).next_back().map(|(&start, &end)| (start, end));
+        let added = ranges.range(..end).next_back().map(|(&start, added)| (start, added.end));
         let arena = self.source.as_ref().map(|source| {
             let region = source.region();
             (region.addr(), region.addr() + region.len())

@@ -10,6 +10,7 @@ use crate::failure::{Failure, fail};
 use pinfold::core::dma_pool::ChunkSource;
 use pinfold::core::domain::DomainId;
 use pinfold::{Arena, ArenaMemory, DmaMemory, Iova, OwnedPiece, Pinned};
+use std::alloc::Layout;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,15 +69,21 @@ fn number(word: u64) -> usize {
 
 impl Region {
     /// Describes an arena's memory.
-    pub(crate) fn arena(arena: &Arena) -> Self {
+    ///
+    /// # Errors
+    /// `ENOMEM`: 8 bytes for each page are not available.
+    pub(crate) fn arena(arena: &Arena) -> Result<Self, Failure> {
         let span = arena.span();
         let (base, len) = (span.cast(), span.len());
-        // Zeroed by the kernel as it is touched: a large arena has many words.
-        let words: Box<[u64]> = vec![0; len / PAGE].into_boxed_slice();
-        // SAFETY: an `AtomicU64` has the size, the alignment and the values of a `u64` (on the 64-bit
-        // targets that this builds for), and the box is this function's own.
-        let pages = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) };
-        Self {
+        let pages = zeroes(len / PAGE).ok_or_else(|| {
+            let bytes = len / PAGE * size_of::<AtomicU64>();
+            fail!(
+                ENOMEM,
+                "cannot allocate {bytes} bytes that describe an arena of {len}: raise RLIMIT_AS, or create a smaller \
+                 arena"
+            )
+        })?;
+        Ok(Self {
             base,
             len,
             keep: Keep::Arena(ArenaMemory::clone(arena)),
@@ -85,7 +92,7 @@ impl Region {
             uses: AtomicU64::new(0),
             holders: Arc::default(),
             pages,
-        }
+        })
     }
 
     /// Describes memory that the program registered, with its places in these domains.
@@ -135,21 +142,15 @@ impl Region {
         self.places.find(domain)
     }
 
-    /// Returns how many mappings and requests use any of it. O(pages).
+    /// Returns how many mappings and requests use any of it, without those that the words of
+    /// allocations count.
     pub(crate) fn uses(&self) -> u64 {
-        let words = self.pages.iter().map(|page| page.load(Ordering::Acquire));
-        let allocations = words.filter(|word| word & KIND_BITS == FIRST);
-        self.uses.load(Ordering::Acquire) + allocations.map(|word| word / ONE_USE).sum::<u64>()
+        self.uses.load(Ordering::Acquire)
     }
 
     /// Returns how many pools, handles and controllers allocate from it.
     pub(crate) fn holders(&self) -> u64 {
         self.holders.load(Ordering::Acquire)
-    }
-
-    /// Returns how many allocations there are. O(pages).
-    pub(crate) fn allocations(&self) -> usize {
-        self.pages.iter().filter(|page| page.load(Ordering::Relaxed) & KIND_BITS == FIRST).count()
     }
 
     #[inline(always)]
@@ -408,6 +409,18 @@ impl Region {
     }
 }
 
+/// Returns words of 0; `None` if there is no memory for them.
+fn zeroes(count: usize) -> Option<Box<[AtomicU64]>> {
+    let layout = Layout::array::<AtomicU64>(count).ok().filter(|layout| layout.size() > 0)?;
+    // Zeroed by the kernel as it is touched: a large arena has many words.
+    // SAFETY: the layout has at least a word.
+    let words = NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) })?;
+    let words = NonNull::slice_from_raw_parts(words.cast::<AtomicU64>(), count);
+    // SAFETY: allocated here, by the global allocator, with the layout of the slice, whose bits are
+    // valid words.
+    Some(unsafe { Box::from_raw(words.as_ptr()) })
+}
+
 /// Returns the pages of `len` bytes at offset `at`.
 fn pages_of(at: usize, len: usize) -> Range<usize> {
     at / PAGE..(at + len).div_ceil(PAGE)
@@ -525,6 +538,11 @@ impl Span {
         unsafe { self.region.as_ref() }
     }
 
+    /// Returns whether a pool has allocated the part.
+    pub(crate) fn is_pools(&self) -> bool {
+        matches!(self.counted, Counted::Pool)
+    }
+
     /// Returns where the part begins in its pages, and its length in bytes.
     #[inline]
     pub(crate) fn part(&self) -> (usize, usize) {
@@ -612,7 +630,7 @@ mod tests {
     fn a_hold_that_is_not_counted_keeps_nothing() {
         let domain = Domain::soft().unwrap();
         let arena = Arena::builder().size(1 << 20).build(&domain).unwrap();
-        let region = Arc::new(Region::arena(&arena));
+        let region = Arc::new(Region::arena(&arena).unwrap());
         let held = AtomicBool::new(false);
         let (region, held) = (&region, &held);
         let mut most = 0;

@@ -1,22 +1,19 @@
 //! Registered memory: any memory of the program, mapped for the devices of a domain until it is
 //! unregistered, and handed to the program's io_uring.
 
+use crate::arena::refuse_use;
 use crate::block::{Addresses, pf_block_t, write_block};
 use crate::domain::{DOMAINS, State, pf_domain_t};
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::lists::{self, Lists};
 use crate::region::Region;
-use pinfold::registered::BufferIndex;
-use pinfold::uring::{RegisterError, set_place};
+use crate::rings::Rings;
+use pinfold::memory;
 use pinfold::{MappingPolicy, OwnedMemory, Segment};
-use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
-use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Memory that the program already has, in a domain.
 pub struct pf_reg_t {
@@ -25,26 +22,7 @@ pub struct pf_reg_t {
     region: Arc<Region>,
     state: Arc<State>,
     /// The rings that have it.
-    rings: Mutex<Vec<Ring>>,
-}
-
-/// A place in a ring's table.
-struct Ring {
-    /// The number of the descriptor that the program passed.
-    fd: c_int,
-    index: u16,
-    /// A duplicate of it: the number may become another file's.
-    ring: OwnedFd,
-    /// Another registration has the place now.
-    replaced: Arc<AtomicBool>,
-}
-
-/// Who has each place of a ring's table: what becomes true when it is replaced.
-static PLACES: Mutex<BTreeMap<(c_int, u16), Arc<AtomicBool>>> = Mutex::new(BTreeMap::new());
-
-/// Locked while a place is changed. After the list of a registration's rings.
-fn places() -> MutexGuard<'static, BTreeMap<(c_int, u16), Arc<AtomicBool>>> {
-    PLACES.lock().unwrap_or_else(PoisonError::into_inner)
+    rings: Rings,
 }
 
 static REGS: Table<pf_reg_t> = Table::new(8, "registration");
@@ -55,19 +33,27 @@ const PAGE: usize = 4096;
 /// pf_unregister() all of it is mapped there, for reading and writing, so that pf_iova(),
 /// pf_segments() and requests find it by its address.
 ///
-/// The pages are populated. Memory may be registered with several domains, by one call for each.
+/// The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed.
+///
+/// Memory may be registered with several domains, by one call for each, always as the same bytes: it
+/// stays one memory of the program, which has it back when the last of the registrations has ended.
+/// What is part of an arena, or overlaps with other bytes that are registered, in any domain of the
+/// process, is refused: such bytes would have two owners, of which one could free them while the
+/// device of the other reaches them. pf_arena_map_into() shares an arena between domains.
 ///
 /// @domain: the domain.
 /// @va: the memory, at a multiple of 4096.
 /// @len: bytes, a multiple of 4096.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (not mapped, not writable, or
-/// `out` is NULL); EEXIST (part of it is an arena's or registered in this domain: the message says
-/// what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
+/// Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (a page is not mapped, not
+/// readable and writable, beyond the end of its file, or has no hugepage left: the message has the
+/// first; or `out` is NULL); EEXIST (it is registered in this domain, or part of it is an arena's or
+/// registered otherwise, in any domain: the message says what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
 /// Nothing is registered then.
-/// Thread: any. Allocates; linear in the pages. Ownership: the caller's, which keeps the memory
-/// mapped and of this process until pf_unregister() has returned 0. Since 0.1.
+/// Thread: any. Allocates; linear in the pages; waits for the handler of a userfaultfd. Ownership: the
+/// caller's, which keeps the memory mapped and of this process until pf_unregister() has returned 0
+/// for each registration of it. Since 0.1.
 ///
 /// # Safety
 /// `out` is null or can be written; the memory stays mapped until it has been unregistered.
@@ -82,19 +68,25 @@ pub unsafe extern "C" fn pf_register(
         check_out(out, "out")?;
         let state = Arc::clone(&DOMAINS.get(domain)?.state);
         let memory = check_memory(va, len)?;
-        refuse_overlap(&state, va.addr(), len)?;
-        populate(va, len)?;
         // SAFETY: the caller keeps the memory mapped until it is unregistered, and is C: no
         // reference into it exists, and none is made of it here.
-        let owned = unsafe { OwnedMemory::new(memory, ()) };
-        let owned = owned.map_err(|error| fail!(EINVAL, "{error}"))?;
+        let owned = unsafe { OwnedMemory::joint(memory, ()) };
+        let owned = owned.map_err(|error| match &error.in_use {
+            Some(in_use) => refuse_use(in_use),
+            None => fail!(EINVAL, "{error}"),
+        })?;
+        if state.has(va.addr(), len) {
+            return Err(registered_here(va, len));
+        }
+        // Once it is known to be no other's, which is not touched.
+        memory::populate(memory).map_err(|error| Failure::from(&error))?;
         let mapped = owned.map_into(&state.domain, MappingPolicy::Whole);
         mapped.map_err(|error| Failure::from(&error))?;
         let piece = owned.take().ok_or_else(|| fail!(EINVAL, "the memory is in use"))?;
         let region = Arc::new(Region::registered(piece, &[state.domain.id()]));
         let added = Arc::clone(&region);
         let reg =
-            pf_reg_t { memory: owned, region, state: Arc::clone(&state), rings: Mutex::default() };
+            pf_reg_t { memory: owned, region, state: Arc::clone(&state), rings: Rings::default() };
         let handle = REGS.insert(reg)?;
         // Added last: from here on other threads use it.
         state.add(&added);
@@ -121,46 +113,22 @@ fn check_memory(va: *mut c_void, len: usize) -> Result<NonNull<[u8]>, Failure> {
     Ok(NonNull::slice_from_raw_parts(base.cast(), len))
 }
 
-fn refuse_overlap(state: &State, addr: usize, len: usize) -> Result<(), Failure> {
-    match state.overlapping(addr, len) {
-        None => Ok(()),
-        Some((other, bytes)) => Err(fail!(
-            EEXIST,
-            "cannot register {len:#x} bytes at {addr:#x}: the domain has {bytes:#x} bytes at {other:#x}, an arena's or \
-             registered; call pf_unregister for those first, or register the rest"
-        )),
-    }
+#[cold]
+fn registered_here(va: *mut c_void, len: usize) -> Failure {
+    fail!(
+        EEXIST,
+        "cannot register {len:#x} bytes at {va:p}: they are registered in this domain already; call pf_unregister for \
+         those first"
+    )
 }
 
-/// Populates the pages, which shows that they are mapped and can be written.
-fn populate(va: *mut c_void, len: usize) -> Result<(), Failure> {
-    // SAFETY: the call changes no contents, and refuses what is not mapped.
-    let populate = |va, len| unsafe { libc::madvise(va, len, libc::MADV_POPULATE_WRITE) } == 0;
-    if populate(va, len) {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    if error.raw_os_error() == Some(libc::EINVAL) {
-        // Before Linux 5.14 the kernel knows no such advice, also for memory that can be written.
-        #[repr(align(4096))]
-        struct Page([u8; PAGE]);
-        let mut page = Page([0; PAGE]);
-        if !populate((&raw mut page.0).cast(), PAGE) {
-            return Ok(());
-        }
-    }
-    Err(fail!(
-        EFAULT,
-        "cannot register {len:#x} bytes at {va:p}: they are not all mapped, or cannot be written ({error})"
-    ))
-}
-
-/// Unregisters memory: no device of its domain reaches it afterwards.
+/// Unregisters memory: no device of its domain reaches it afterwards. Those of other domains that it
+/// is registered with still do.
 ///
 /// @reg: the registration; NULL does nothing.
 ///
-/// Return: 0, or -errno: EBUSY (mappings or requests use it, or it is in the table of a ring: the
-/// message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
+/// Return: 0, or -errno: EBUSY (mappings, requests or a pool use it, or it is in the table of a ring:
+/// the message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
 /// be kept from it: the registration is gone, but keep the memory mapped until the process ends).
 /// Thread: any. Since 0.1.
 #[unsafe(no_mangle)]
@@ -172,16 +140,14 @@ pub extern "C" fn pf_unregister(reg: *mut pf_reg_t) -> c_int {
         let removed = REGS.remove(reg, |reg| {
             // What is late may have completed.
             reg.state.domain.release_late();
-            let mut rings = reg.rings();
-            rings.retain(|ring| !ring.replaced.load(Ordering::Relaxed));
-            let rings = rings.len();
-            State::take_out(std::slice::from_ref(&reg.state), &reg.region, |region| {
-                let uses = region.uses();
+            let reg = &*reg;
+            State::take_out(std::slice::from_ref(&reg.state), &reg.region, &|| {
+                let (uses, rings) = (reg.region.uses(), reg.rings.count());
                 if rings > 0 || uses > 0 {
                     return Err(fail!(
                         EBUSY,
-                        "{uses} mappings or requests use the memory, and {rings} tables of rings have it: end them \
-                         first, the latter with pf_uring_unregister"
+                        "{uses} mappings, requests or pieces of pools use the memory, and {rings} tables of rings have \
+                         it: end them first, the latter with pf_uring_unregister"
                     ));
                 }
                 Ok(())
@@ -197,10 +163,6 @@ pub extern "C" fn pf_unregister(reg: *mut pf_reg_t) -> c_int {
 }
 
 impl pf_reg_t {
-    fn rings(&self) -> MutexGuard<'_, Vec<Ring>> {
-        self.rings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns `len` bytes from `off` as the device addresses them.
     fn segment(&self, off: usize, len: usize) -> Result<Segment, Failure> {
         let bytes = self.region.len();
@@ -242,11 +204,17 @@ pub unsafe extern "C" fn pf_segments(
     call(|| {
         check_out(segments, "segments")?;
         let reg = REGS.get(reg)?;
-        let cut = lists::segments([reg.segment(off, len)?], max)?;
-        let cut = cut.collect::<Result<Vec<_>, _>>()?;
+        // Their number follows `len`: counted first, so that nothing is stored where they do not fit.
+        let whole = reg.segment(off, len)?;
+        for segment in lists::segments([whole], max)? {
+            segment?;
+        }
+        let cut = lists::segments([whole], max)?.filter_map(Result::ok);
+        let mut count = 0;
         let mut addr = reg.region.addr() + off;
-        for (at, segment) in cut.iter().enumerate() {
-            let to = segments.wrapping_add(at);
+        for segment in cut {
+            let to = segments.wrapping_add(count as usize);
+            count += 1;
             let len = u32::try_from(segment.len).unwrap_or(u32::MAX);
             let block =
                 Addresses { va: reg.region.pointer(addr).as_ptr(), iova: segment.iova.raw() };
@@ -254,7 +222,7 @@ pub unsafe extern "C" fn pf_segments(
             unsafe { write_block(to, block, len) };
             addr += len as usize;
         }
-        Ok(c_int::try_from(cut.len()).unwrap_or(c_int::MAX))
+        Ok(count)
     })
 }
 
@@ -358,7 +326,7 @@ pub unsafe extern "C" fn pf_sgl(
 }
 
 /// Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this index
-/// then use it, without the kernel pinning it for each.
+/// then use it, without the kernel pinning it for each. For an arena: pf_uring_register_arena().
 ///
 /// @reg: the registration, of at most 1 GiB.
 /// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
@@ -374,18 +342,7 @@ pub unsafe extern "C" fn pf_sgl(
 pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
     call(|| {
         let reg = REGS.get(reg)?;
-        let index = place(index)?;
-        let ring = duplicate(ring_fd)?;
-        let (mut rings, mut places) = (reg.rings(), places());
-        set_place(&ring, BufferIndex::new(index), Some(reg.memory.fixed()))
-            .map_err(|error| refused(&error))?;
-        let replaced = Arc::<AtomicBool>::default();
-        if let Some(before) = places.insert((ring_fd, index), Arc::clone(&replaced)) {
-            before.store(true, Ordering::Relaxed);
-        }
-        rings.retain(|other| !other.replaced.load(Ordering::Relaxed));
-        rings.push(Ring { fd: ring_fd, index, ring, replaced });
-        Ok(0)
+        reg.rings.register(reg.memory.fixed(), ring_fd, index).map(|()| 0)
     })
 }
 
@@ -401,51 +358,5 @@ pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c
 /// Thread: any, unless the ring is one thread's. Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_uring_unregister(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
-    call(|| {
-        let reg = REGS.get(reg)?;
-        let (mut rings, mut places) = (reg.rings(), places());
-        rings.retain(|ring| !ring.replaced.load(Ordering::Relaxed));
-        let found =
-            rings.iter().position(|ring| ring.fd == ring_fd && c_uint::from(ring.index) == index);
-        let Some((at, ring)) = found.and_then(|at| rings.get(at).map(|ring| (at, ring))) else {
-            return Err(fail!(
-                ENOENT,
-                "the memory is not at place {index} of ring {ring_fd}: pass what pf_uring_register got"
-            ));
-        };
-        match set_place(&ring.ring, BufferIndex::new(ring.index), None) {
-            Ok(()) | Err(RegisterError::NoTable | RegisterError::NoPlace { .. }) => {}
-            Err(error) => return Err(refused(&error)),
-        }
-        places.remove(&(ring.fd, ring.index));
-        rings.swap_remove(at);
-        Ok(0)
-    })
-}
-
-fn place(index: c_uint) -> Result<u16, Failure> {
-    u16::try_from(index).map_err(|_| fail!(EINVAL, "place {index}: a ring's table has 16,384"))
-}
-
-fn duplicate(fd: c_int) -> Result<OwnedFd, Failure> {
-    // SAFETY: the call takes no pointer, and refuses a number that is no open file's.
-    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if copy < 0 {
-        let error = io::Error::last_os_error();
-        let errno = error.raw_os_error().unwrap_or(libc::EBADF);
-        return Err(Failure::new(errno, format!("descriptor {fd} is no ring: {error}")));
-    }
-    // SAFETY: a new descriptor, which is nobody else's.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
-}
-
-#[cold]
-fn refused(error: &RegisterError) -> Failure {
-    match error {
-        RegisterError::NoTable => fail!(
-            ENXIO,
-            "the ring has no table of buffers: call io_uring_register_buffers_sparse first"
-        ),
-        error => Failure::from(error),
-    }
+    call(|| REGS.get(reg)?.rings.unregister(ring_fd, index).map(|()| 0))
 }

@@ -151,7 +151,7 @@ fn read(handle: *const c_void) -> Result<Read, Failure> {
             add(&mut all, &stats.backend.invalidations);
         }
         Some(kind) if kind == ARENAS.kind() => {
-            add(&mut all, &ARENAS.get(handle.cast::<pf_arena_t>())?.arena.stats());
+            add(&mut all, &ARENAS.get_waiting(handle.cast::<pf_arena_t>())?.arena.stats());
         }
         Some(kind) if kind == POOLS.kind() => {
             add(&mut all, &POOLS.get(handle.cast::<pf_pool_t>())?.stats());

@@ -48,7 +48,7 @@ static void alloc_and_free(void) {
     REFUSED(EINVAL, "inside the allocation", pf_free(arena, memory + 4096));
     REFUSED(EINVAL, "not where its allocation begins", pf_free(arena, memory + 1));
     REFUSED(EINVAL, "not in this arena", pf_free(arena, &iova));
-    REFUSED(EBUSY, "1 allocations", pf_arena_put(arena));
+    REFUSED(EBUSY, "12288 bytes of the arena are in use", pf_arena_put(arena));
     OK(pf_free(arena, memory));
     REFUSED(EINVAL, "freed before", pf_free(arena, memory));
     REFUSED(EINVAL, "freed before", pf_iova(domain, memory, 1, &same));
@@ -131,12 +131,25 @@ static void own_memory_and_files(void) {
 
 static void *use(void *stop) {
     while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED)) {
+        /* Not refused while the other thread tries to end the arena. */
         void *memory = pf_alloc(arena, 4096, NULL);
-        /* Refused while the other thread tries to end the arena. */
-        while (memory != NULL && pf_free(arena, memory) == -EBUSY)
-            ;
+        CHECK(memory != NULL);
+        OK(pf_free(arena, memory));
     }
     return NULL;
+}
+
+/* As above, until the arena has ended. */
+static void *use_to_the_end(void *ending) {
+    pf_arena_t *arena = ending;
+    for (;;) {
+        void *memory = pf_alloc(arena, 4096, NULL);
+        if (memory == NULL) {
+            CHECK(errno == EBADF);
+            return NULL;
+        }
+        OK(pf_free(arena, memory));
+    }
 }
 
 /* Threads use the arena while others try to end it: it ends only when nobody has anything of it. */
@@ -152,6 +165,17 @@ static void ended_by_threads(void) {
     for (int i = 0; i < 8; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
     OK(pf_free(arena, kept));
+    /* Now and then nothing of it is in use: then it ends. */
+    pf_arena_t *ending;
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
+    OK(pf_arena_create(domain, &opts, &ending));
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_create(&threads[i], NULL, use_to_the_end, ending) == 0);
+    int result;
+    while ((result = pf_arena_put(ending)) != 0)
+        CHECK(result == -EBUSY);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
 static void in_a_child(void) {

@@ -340,7 +340,7 @@ int main(void) {
     char *memory = pf_alloc(whole, 4096, &fixed);
     OK(pf_map(owner, memory + 7, 9, PF_BIDIR, &map, &iova));
     CHECK(iova == fixed + 7);
-    REFUSED(EBUSY, "1 mappings", pf_arena_put(whole));
+    REFUSED(EBUSY, "4096 bytes of the arena are in use", pf_arena_put(whole));
     CHECK(OK(pf_revoke_many(owner, &map, 1, &ticket)) == PF_STAYS_MAPPED);
     CHECK(pf_quiesced(owner, ticket) == 1);
     OK(pf_map(owner, memory, 9, PF_BIDIR, &map, &iova));

@@ -456,7 +456,7 @@ static void refused(uint32_t protect) {
     REFUSED(EBUSY, "1 mappings or requests", pf_free(from, memory));
     REFUSED(EBUSY, "1 requests of the queue", pf_queue_destroy(on));
     REFUSED(EBUSY, "1 queues", pf_nvme_put(nvme));
-    REFUSED(EBUSY, "1 mappings or requests", pf_arena_put(from));
+    REFUSED(EBUSY, "bytes of the arena are in use", pf_arena_put(from));
     /* Of three that follow, one fits; then none. */
     struct pf_request three[3] = {good, good, good};
     CHECK(OK(pf_submit(on, three, 3)) == 1);

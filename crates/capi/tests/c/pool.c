@@ -257,7 +257,8 @@ static void own_memory(void) {
     REFUSED(EINVAL, "no block of 192 bytes fits", pf_pool_add(pool, memory[0], 191, 0));
     REFUSED(EINVAL, "end beyond 64 bits", pf_pool_add(pool, memory[0], 6400, -(uint64_t)64));
     REFUSED(EINVAL, "end beyond 64 bits", pf_pool_add(pool, memory[0], SIZE_MAX - 63, 0));
-    REFUSED(ENOSPC, "the pool may have 80 blocks", pf_pool_add(pool, memory[0], (size_t)1 << 62, 0));
+    REFUSED(ENOSPC, "the pool may have 80 blocks", pf_pool_add(pool, memory[0], 192 * 81, 0));
+    REFUSED(EINVAL, "0 bytes", pf_pool_add(pool, memory[0], 0, 0));
     CHECK(OK(pf_pool_add(pool, memory[0], 6400, 0x10000)) == 33);
     REFUSED(EEXIST, "the pool's already", pf_pool_add(pool, memory[0], 6400, 0x10000));
     REFUSED(EEXIST, "the pool's already", pf_pool_add(pool, memory[0] + 6336, 192, 0));

@@ -33,13 +33,13 @@ static void create(void) {
     REFUSED(EINVAL, "multiples of 4096", pf_register(domain, memory, size - 1, &reg));
     REFUSED(EINVAL, "multiples of 4096", pf_register(domain, memory, 0, &reg));
     REFUSED(EINVAL, "multiples of 4096", pf_register(domain, memory, SIZE_MAX - 4095, &reg));
-    REFUSED(EFAULT, "not all mapped", pf_register(domain, memory, (size_t)1 << 46, &reg));
+    REFUSED(EFAULT, "cannot be read and written", pf_register(domain, memory, (size_t)1 << 46, &reg));
     /* Not mapped, and only to be read. */
     char *hole = pages(3 * 4096, PROT_READ | PROT_WRITE);
     CHECK(munmap(hole + 4096, 4096) == 0);
-    REFUSED(EFAULT, "not all mapped", pf_register(domain, hole, 3 * 4096, &other));
+    REFUSED(EFAULT, "cannot be read and written", pf_register(domain, hole, 3 * 4096, &other));
     char *constant = pages(4096, PROT_READ);
-    REFUSED(EFAULT, "cannot be written", pf_register(domain, constant, 4096, &other));
+    REFUSED(EFAULT, "cannot be read and written", pf_register(domain, constant, 4096, &other));
 
     OK(pf_register(domain, memory, size, &reg));
     OK(pf_iova(domain, memory + 12345, size - 12345, &iova));
@@ -62,7 +62,7 @@ static void create(void) {
     struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size};
     pf_arena_t *arena;
     opts.va = memory;
-    REFUSED(EEXIST, "registered already", pf_arena_create(domain, &opts, &arena));
+    REFUSED(EEXIST, "are registered", pf_arena_create(domain, &opts, &arena));
     opts.va = NULL;
     OK(pf_arena_create(domain, &opts, &arena));
     char *buffer = pf_alloc(arena, 8192, NULL);
@@ -243,6 +243,30 @@ static void in_a_ring(void) {
     OK(pf_uring_unregister(second, ring.fd, 1));
     OK(pf_unregister(second));
     CHECK(munmap(more, 4096) == 0);
+    /* An arena, which is registered nowhere else for it, and is not ended meanwhile. */
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size, .policy = PF_POLICY_PER_USE};
+    pf_arena_t *arena;
+    OK(pf_arena_create(domain, &opts, &arena));
+    char *buffer = pf_alloc(arena, 8192, NULL);
+    REFUSED(EBADF, "not of a arena", pf_uring_register_arena((pf_arena_t *)reg, ring.fd, 1));
+    REFUSED(EBADF, "not a usable io_uring", pf_uring_register_arena(arena, null, 1));
+    REFUSED(EINVAL, "table has no", pf_uring_register_arena(arena, ring.fd, 4));
+    CHECK(read_fixed(&ring, file, buffer + 100, sizeof text, 1) == -EFAULT);
+    OK(pf_uring_register_arena(arena, ring.fd, 1));
+    CHECK(read_fixed(&ring, file, buffer + 100, sizeof text, 1) == sizeof text);
+    CHECK(strcmp(buffer + 100, text) == 0);
+    OK(pf_free(arena, buffer));
+    REFUSED(EBUSY, "1 tables of rings", pf_arena_put(arena));
+    REFUSED(ENOENT, "not at place 2", pf_uring_unregister_arena(arena, ring.fd, 2));
+    REFUSED(ENOENT, "not at place 1", pf_uring_unregister(reg, ring.fd, 1));
+    OK(pf_uring_unregister_arena(arena, ring.fd, 1));
+    CHECK(read_fixed(&ring, file, buffer + 100, sizeof text, 1) == -EFAULT);
+    OK(pf_uring_register_arena(arena, ring.fd, 1));
+    OK(pf_uring_register(reg, ring.fd, 1)); /* replaced */
+    REFUSED(ENOENT, "not at place 1", pf_uring_unregister_arena(arena, ring.fd, 1));
+    OK(pf_arena_put(arena));
+    OK(pf_uring_unregister(reg, ring.fd, 1));
+    REFUSED(EBADF, "destroyed", pf_uring_register_arena(arena, ring.fd, 1));
     /* Another ring takes the number of one that was closed. */
     struct ring other;
     CHECK(open_ring(&other));

@@ -1,0 +1,106 @@
+/* What the library sets on memory of the program, and gives back: MADV_DONTFORK and mlock, unless
+   the program had set them; a refused call changes nothing. */
+#include "check.h"
+#include <stdint.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static pf_domain_t *domain;
+static const size_t page = 4096, size = 16 * 4096;
+static char *va;
+
+/* Whether VmFlags of the mapping at `at` has `flag`. */
+static int has(const char *at, const char *flag) {
+    FILE *file = fopen("/proc/self/smaps", "r");
+    CHECK(file != NULL);
+    char line[1024], wanted[8];
+    snprintf(wanted, sizeof wanted, " %s ", flag);
+    int inside = 0, found = -1;
+    while (fgets(line, sizeof line, file) != NULL) {
+        unsigned long start, end;
+        if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+            inside = start <= (uintptr_t)at && (uintptr_t)at < end;
+        else if (inside && strncmp(line, "VmFlags:", 8) == 0)
+            found = strstr(line, wanted) != NULL;
+    }
+    fclose(file);
+    CHECK(found >= 0);
+    return found;
+}
+
+static int create(char *at, size_t bytes, unsigned node, pf_arena_t **out) {
+    struct pf_arena_opts opts = {
+        .opts_size = sizeof opts, .size = bytes, .va = at, .numa_node_plus_one = node};
+    return pf_arena_create(domain, &opts, out);
+}
+
+static void ours_alone(void) {
+    pf_arena_t *arena, *other;
+    pf_reg_t *reg;
+    OK(create(va, size, 0, &arena));
+    int locked = has(va, "lo");
+    CHECK(has(va, "dc") && has(va + size - page, "dc"));
+    /* Refused: nothing changes. */
+    CHECK(create(va, size, 0, &other) == -EEXIST);
+    CHECK(create(va + page, page, 0, &other) == -EEXIST);
+    CHECK(pf_register(domain, va, size, &reg) == -EEXIST);
+    for (size_t at = 0; at < size; at += page)
+        CHECK(has(va + at, "dc") && has(va + at, "lo") == locked);
+    OK(pf_arena_put(arena));
+    for (size_t at = 0; at < size; at += page)
+        CHECK(!has(va + at, "dc") && !has(va + at, "lo"));
+}
+
+/* Parts of it were set by the program. */
+static void the_programs(void) {
+    pf_arena_t *arena;
+    if (mlock(va + 4 * page, 4 * page) != 0) {
+        printf("attributes: mlock is refused (%s): skipped\n", strerror(errno));
+        return;
+    }
+    CHECK(madvise(va + 6 * page, 4 * page, MADV_DONTFORK) == 0);
+    for (int i = 0; i < 2; i++) {
+        OK(create(va, size, 0, &arena));
+        for (size_t at = 0; at < size; at += page)
+            CHECK(has(va + at, "dc"));
+        OK(pf_arena_put(arena));
+        /* A node that does not exist: refused after what comes before. */
+        CHECK(create(va, size, 1001, &arena) < 0);
+        for (size_t at = 0; at < 16; at++) {
+            CHECK(has(va + at * page, "lo") == (at >= 4 && at < 8));
+            CHECK(has(va + at * page, "dc") == (at >= 6 && at < 10));
+        }
+    }
+    CHECK(munlock(va, size) == 0 && madvise(va, size, MADV_DOFORK) == 0);
+    /* Registered memory, and a pool's, keep what they have. */
+    pf_reg_t *reg;
+    CHECK(mlock(va, page) == 0);
+    OK(pf_register(domain, va, size, &reg));
+    CHECK(has(va, "lo") && !has(va + page, "lo") && !has(va, "dc"));
+    OK(pf_unregister(reg));
+    CHECK(has(va, "lo") && !has(va + page, "lo"));
+    CHECK(munlock(va, size) == 0);
+}
+
+/* Refused at its last page, when the rest was set already. */
+static void refused_late(void) {
+    pf_arena_t *arena;
+    CHECK(mprotect(va + size - page, page, PROT_READ) == 0);
+    CHECK(create(va, size, 0, &arena) == -EFAULT);
+    for (size_t at = 0; at < size; at += page)
+        CHECK(!has(va + at, "dc") && !has(va + at, "lo"));
+    CHECK(mprotect(va + size - page, page, PROT_READ | PROT_WRITE) == 0);
+}
+
+int main(void) {
+    OK(pf_domain_soft(&domain));
+    va = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(va != MAP_FAILED);
+    ours_alone();
+    the_programs();
+    refused_late();
+    CHECK(munmap(va, size) == 0);
+    OK(pf_domain_put(domain));
+    puts("attributes: ok");
+    return 0;
+}
