@@ -4,8 +4,10 @@
  *
  * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the sentence that
  * belongs to it. Handles are opaque: one that is stale, of another kind or destroyed twice gives
- * -EBADF, and one that another thread is destroying or using alone -EBUSY. Made from the library's
- * source: do not edit.
+ * -EBADF, and one that another thread is destroying or using alone -EBUSY. A call that "allocates"
+ * gives -ENOMEM where there is no memory for what follows the caller's numbers; without memory for
+ * the small rest, which does not (an object, a message), it ends the process. Made from the
+ * library's source: do not edit.
  *
  * What else a program may do, at any moment:
  *
@@ -842,7 +844,7 @@ int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint
  Return: 0, or -errno, as pf_uring_register(). Nothing has changed then.
  Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
  */
-int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index);
+int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index) PF_CHECKED;
 
 /*
  Takes an arena out of the table of a ring. Requests in flight keep its pages until they have
@@ -855,7 +857,7 @@ int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int 
  Return: 0, or -errno, as pf_uring_unregister().
  Thread: any, unless the ring is one thread's. Since 0.1.
  */
-int pf_uring_unregister_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index);
+int pf_uring_unregister_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index) PF_CHECKED;
 
 /*
  Gives an arena back: its memory is unmapped and freed, or is the caller's again.
@@ -881,7 +883,8 @@ int pf_arena_put(struct pf_arena_t *arena);
 
  Return: the address; or NULL, and errno: ENOMEM (the message says how much is in use); EINVAL
  (0 bytes); EBADF.
- Thread: any. Ownership: the caller's, until pf_free(). Since 0.1.
+ Thread: any. Allocates where it is refused: its message. Ownership: the caller's, until pf_free().
+ Since 0.1.
 
  */
 void *pf_alloc(struct pf_arena_t *arena, size_t len, uint64_t *iova) PF_CHECKED;
@@ -895,7 +898,7 @@ void *pf_alloc(struct pf_arena_t *arena, size_t len, uint64_t *iova) PF_CHECKED;
  Return: 0, or -errno: EINVAL (it is not allocated: freed before, or never; or it is inside an
  allocation, or of another arena); EBUSY (a mapping or a request uses it). Nothing has changed
  then. EBADF.
- Thread: any. Since 0.1.
+ Thread: any. Allocates where it is refused: its message. Since 0.1.
  */
 int pf_free(struct pf_arena_t *arena, void *va);
 
@@ -1071,7 +1074,7 @@ int pf_frames_list(struct pf_frames_t *frames, unsigned int n, void **head) PF_C
  allocation, or of another arena); EBUSY (a mapping or a request uses it, or another thread is in
  a call with the handle). The message has the index of the slot, which stays with those behind
  it. EFAULT; EBADF.
- Thread: the handle's. Since 0.1.
+ Thread: the handle's. Allocates where it is refused: its message. Since 0.1.
 
  */
 int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
@@ -1096,7 +1099,8 @@ int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
  of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
  ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
  is mapped then.
- Thread: the owner's. Allocates when the owner has more mappings than ever. Since 0.1.
+ Thread: the owner's; no lock is taken that other owners take. Allocates when the owner has more
+ mappings than ever. Since 0.1.
 
  */
 int pf_map(struct pf_owner_t *owner,
@@ -1117,9 +1121,10 @@ int pf_map(struct pf_owner_t *owner,
  @maps: where the `n` names are stored.
  @iovas: where the `n` addresses are stored.
 
- Return: 0, or -errno: as pf_map(); the message names the index of the piece. Nothing is mapped
- then, and nothing is stored.
- Thread: the owner's. Allocates. Since 0.1.
+ Return: 0, or -errno: as pf_map(); the message names the index of the piece; ENOMEM also where
+ there is no memory for some 200 bytes for each piece. Nothing is mapped then, and nothing is
+ stored.
+ Thread: the owner's, as for pf_map(). Allocates. Since 0.1.
 
  */
 int pf_map_many(struct pf_owner_t *owner,
@@ -1158,9 +1163,10 @@ int pf_unmap(struct pf_owner_t *owner,
 
  Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the ticket
  has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before, is
- another owner's, or is there twice: the message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
- call with the owner).
- Thread: the owner's. Allocates when more tickets are pending than ever. Since 0.1.
+ another owner's, or is there twice: the message names its index, and nothing is revoked); ENOMEM
+ (nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a call with the owner).
+ Thread: the owner's. Allocates when more tickets are pending than ever, or one has more mappings.
+ Since 0.1.
 
  */
 int pf_revoke_many(struct pf_owner_t *owner,
@@ -1364,7 +1370,7 @@ int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned i
  its addresses do not belong together) or EBUSY (a mapping or a request uses it): those before
  `*bad` are returned, it and those behind it are as before. EBUSY without `*bad` where another
  thread is the pool's consumer in a call. EFAULT; EBADF.
- Thread: the consumer's. Since 0.1.
+ Thread: the consumer's. Allocates where it is refused: its message. Since 0.1.
 
  */
 int pf_pages_recycle(struct pf_pages_t *pages,
@@ -1383,7 +1389,8 @@ int pf_pages_recycle(struct pf_pages_t *pages,
  Return: 0, or -errno as for pf_pages_recycle(); EBUSY without `*bad` only while another thread
  tries to destroy the pool. One misuse is not reported: two threads that return one page in the
  same instant. It is returned once.
- Thread: any. The event of the return may come after that of the page's next use. Since 0.1.
+ Thread: any. Allocates where it is refused: its message. The event of the return may come after
+ that of the page's next use. Since 0.1.
 
  */
 int pf_pages_return(struct pf_pages_t *pages,
@@ -1438,7 +1445,10 @@ int pf_pool_create(struct pf_arena_t *arena,
  Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
 
  */
-int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova) PF_CHECKED;
+int64_t pf_pool_add(struct pf_pool_t *pool,
+                    void *va,
+                    size_t len,
+                    uint64_t iova) PF_CHECKED;
 
 /*
  Creates one thread's cache of a pool: allocating and freeing through it takes no lock, as long
@@ -1473,7 +1483,8 @@ int pf_cache_destroy(struct pf_cache_t *cache);
 
  Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
  which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
- Thread: the cache's. Ownership: the caller's, until pf_put(). Since 0.1.
+ Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
+ message. Ownership: the caller's, until pf_put(). Since 0.1.
 
  */
 int pf_get(struct pf_cache_t *cache, struct pf_block_t *block) PF_CHECKED;
@@ -1488,7 +1499,7 @@ int pf_get(struct pf_cache_t *cache, struct pf_block_t *block) PF_CHECKED;
  its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena that
  is the block's alone: not seen of blocks that share their pages; or another thread is in a call
  with the cache); nothing has changed then. EFAULT; EBADF.
- Thread: the cache's. Since 0.1.
+ Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
 
  */
 int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
@@ -1502,7 +1513,8 @@ int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
 
  Return: 0; or -errno: ENOMEM (the message says how many there are), and each `va` is NULL then;
  EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
- Thread: the cache's. Ownership: the caller's, until pf_put() or pf_put_bulk(). Since 0.1.
+ Thread: the cache's. Allocates as pf_get(). Ownership: the caller's, until pf_put() or
+ pf_put_bulk(). Since 0.1.
 
  */
 int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned int n) PF_CHECKED;
@@ -1517,7 +1529,7 @@ int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned in
 
  Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
  those behind it are as before. EFAULT; EBADF.
- Thread: the cache's. Since 0.1.
+ Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
 
  */
 int pf_put_bulk(struct pf_cache_t *cache,
@@ -1699,7 +1711,10 @@ int pf_queue_fd(struct pf_queue_t *queue) PF_CHECKED;
  for each registration of it. Since 0.1.
 
  */
-int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_t **out) PF_CHECKED;
+int pf_register(struct pf_domain_t *domain,
+                void *va,
+                size_t len,
+                struct pf_reg_t **out) PF_CHECKED;
 
 /*
  Unregisters memory: no device of its domain reaches it afterwards. Those of other domains that it

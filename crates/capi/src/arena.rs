@@ -345,7 +345,8 @@ pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
 ///
 /// Return: the address; or NULL, and errno: ENOMEM (the message says how much is in use); EINVAL
 /// (0 bytes); EBADF.
-/// Thread: any. Ownership: the caller's, until pf_free(). Since 0.1.
+/// Thread: any. Allocates where it is refused: its message. Ownership: the caller's, until pf_free().
+/// Since 0.1.
 ///
 /// # Safety
 /// `iova` is null or can be written.
@@ -385,7 +386,7 @@ unsafe extern "C" fn alloc(
 /// Return: 0, or -errno: EINVAL (it is not allocated: freed before, or never; or it is inside an
 /// allocation, or of another arena); EBUSY (a mapping or a request uses it). Nothing has changed
 /// then. EBADF.
-/// Thread: any. Since 0.1.
+/// Thread: any. Allocates where it is refused: its message. Since 0.1.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_free(arena: *mut pf_arena_t, va: *mut c_void) -> c_int {

@@ -200,7 +200,7 @@ unsafe extern "C" fn list(
 /// allocation, or of another arena); EBUSY (a mapping or a request uses it, or another thread is in
 /// a call with the handle). The message has the index of the slot, which stays with those behind
 /// it. EFAULT; EBADF.
-/// Thread: the handle's. Since 0.1.
+/// Thread: the handle's. Allocates where it is refused: its message. Since 0.1.
 ///
 /// # Safety
 /// `slots` is null or `n` pointers that can be read and written.

@@ -3,7 +3,7 @@
 use crate::domain::{DOMAINS, pf_domain_t};
 use crate::failure::{Failure, call, check_out, fail, store, store_text};
 use crate::options::{Options, fill};
-use crate::owner::{OWNERS, pf_owner_t, pf_ticket_t};
+use crate::owner::{OWNERS, no_room, pf_owner_t, pf_ticket_t};
 use crate::region::Span;
 use crate::slots::{Slots, Stale, pf_map_t};
 use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
@@ -97,7 +97,8 @@ impl pf_dir {
 /// of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
 /// ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
 /// is mapped then.
-/// Thread: the owner's. Allocates when the owner has more mappings than ever. Since 0.1.
+/// Thread: the owner's; no lock is taken that other owners take. Allocates when the owner has more
+/// mappings than ever. Since 0.1.
 ///
 /// # Safety
 /// `map` and `iova` are null or can be written.
@@ -129,6 +130,7 @@ unsafe extern "C" fn map_one(
         let dir = pf_dir::of(dir)?;
         let mut owner = OWNERS.get_mut(handle)?;
         let owner = &mut *owner;
+        owner.mappings.reserve(1).map_err(|error| no_room("map", 1, &error))?;
         let span = owner.lookup.begin().span(va.addr(), len)?;
         let stays = span.check_mappable(owner.state.domain.id())?;
         let at = span.part().0 as u64;
@@ -155,9 +157,10 @@ unsafe extern "C" fn map_one(
 /// @maps: where the `n` names are stored.
 /// @iovas: where the `n` addresses are stored.
 ///
-/// Return: 0, or -errno: as pf_map(); the message names the index of the piece. Nothing is mapped
-/// then, and nothing is stored.
-/// Thread: the owner's. Allocates. Since 0.1.
+/// Return: 0, or -errno: as pf_map(); the message names the index of the piece; ENOMEM also where
+/// there is no memory for some 200 bytes for each piece. Nothing is mapped then, and nothing is
+/// stored.
+/// Thread: the owner's, as for pf_map(). Allocates. Since 0.1.
 ///
 /// # Safety
 /// `iov` is null or has `n` elements; `maps` and `iovas` are null, or as many can be written.
@@ -194,6 +197,13 @@ unsafe extern "C" fn map_many(
         check_out(iovas, "iovas")?;
         let owner = &mut *owner;
         let (mut spans, mut stay) = (Vec::new(), Vec::new());
+        let (mut parts, mut addresses) = (Vec::new(), Vec::new());
+        let count = n as usize;
+        let room = spans.try_reserve_exact(count).and_then(|()| stay.try_reserve_exact(count));
+        room.and_then(|()| parts.try_reserve_exact(count))
+            .and_then(|()| addresses.try_reserve_exact(count))
+            .and_then(|()| owner.mappings.reserve(count))
+            .map_err(|error| no_room("map", count, &error))?;
         let lookups = owner.lookup.begin();
         for index in 0..n as usize {
             // SAFETY: one of the `n` elements, as the caller of `pf_map_many` promises.
@@ -205,8 +215,8 @@ unsafe extern "C" fn map_many(
             spans.push(span.map_err(|failure| failure.of(format_args!("piece {index}")))?);
         }
         drop(lookups);
-        let parts: Vec<_> = spans.iter().map(|span| (span.addr(), span.part())).collect();
-        let (mut stored, mut addresses) = (0, Vec::with_capacity(parts.len()));
+        parts.extend(spans.iter().map(|span| (span.addr(), span.part())));
+        let mut stored = 0;
         let mappings = &mut owner.mappings;
         let mapped = dir.map_many(&mut owner.local, spans, |mapping| {
             let (addr, (at, len)) = parts.get(stored).copied().unwrap_or_default();
@@ -254,6 +264,7 @@ extern "C" fn unmap(handle: *mut pf_owner_t, map: pf_map_t, caller: Caller) -> c
     call(|| {
         let mut owner = OWNERS.get_mut(handle)?;
         let owner = &mut *owner;
+        owner.mappings.reserve_claims(1).map_err(|error| no_room("end", 1, &error))?;
         owner.mappings.claim(std::iter::once(map)).map_err(stale)?;
         let Some(mapping) = owner.mappings.take_claimed().next() else { return Ok(0) };
         let start = mapping.iova().start().raw();
@@ -300,9 +311,10 @@ fn not_unmapped(error: &BackendError) -> Failure {
 ///
 /// Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the ticket
 /// has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before, is
-/// another owner's, or is there twice: the message names its index, and nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a
-/// call with the owner).
-/// Thread: the owner's. Allocates when more tickets are pending than ever. Since 0.1.
+/// another owner's, or is there twice: the message names its index, and nothing is revoked); ENOMEM
+/// (nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a call with the owner).
+/// Thread: the owner's. Allocates when more tickets are pending than ever, or one has more mappings.
+/// Since 0.1.
 ///
 /// # Safety
 /// `maps` is null or has `n` elements; `ticket` is null or can be written.
@@ -330,6 +342,7 @@ unsafe extern "C" fn revoke_many(
             check_out(maps, "maps")?;
         }
         let mut owner = OWNERS.get_mut(handle)?;
+        owner.reserve_ticket(n as usize)?;
         // SAFETY: each is one of the `n` elements, as the caller of `pf_revoke_many` promises.
         let names = (0..n as usize).map(|at| unsafe { maps.wrapping_add(at).read_unaligned() });
         owner.mappings.claim(names).map_err(stale)?;

@@ -12,7 +12,7 @@ use crate::region::Span;
 use crate::slots::Slots;
 use pinfold::{BackendError, DomainLocal, NotQuiesced, Revoked, Ticket, Unrevoked, WaitLimit};
 use pinfold_nvme::EventFd;
-use std::collections::VecDeque;
+use std::collections::{TryReserveError, VecDeque};
 use std::ffi::c_int;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
@@ -264,6 +264,12 @@ fn last_of(revoked: &[Revoked<Span>]) -> usize {
     revoked.iter().position(|one| one.ticket() != Ticket::COMPLETED).unwrap_or(0)
 }
 
+/// Refuses a number of mappings for which there is no memory.
+#[cold]
+pub(crate) fn no_room(what: &str, count: usize, error: &TryReserveError) -> Failure {
+    fail!(ENOMEM, "cannot {what} {count} mappings: {error}; pass fewer in one call, or free memory")
+}
+
 #[cold]
 fn late(batch: &Batch) -> Failure {
     let (seq, count) = (batch.seq, batch.revoked.len());
@@ -285,6 +291,26 @@ fn lost(batch: &Batch) -> Failure {
 }
 
 impl pf_owner_t {
+    /// Makes room for a ticket of `names` mappings.
+    ///
+    /// # Errors
+    /// `ENOMEM`: nothing has changed.
+    #[inline(always)]
+    pub(crate) fn reserve_ticket(&mut self, names: usize) -> Result<(), Failure> {
+        let Tickets { spare, batches, .. } = &mut self.tickets;
+        let most = names.min(self.mappings.live());
+        let room = batches.try_reserve(1).and_then(|()| {
+            // Each ticket's list is spare in the end.
+            spare.try_reserve(batches.len() + 1)?;
+            if spare.is_empty() {
+                spare.push(Vec::new());
+            }
+            spare.last_mut().map_or(Ok(()), |list| list.try_reserve(most))
+        });
+        room.and_then(|()| self.mappings.reserve_claims(names))
+            .map_err(|error| no_room("revoke", names, &error))
+    }
+
     /// Revokes the mappings that were claimed, with one flush, and returns their ticket.
     pub(crate) fn revoke_claimed(&mut self) -> pf_ticket_t {
         let tickets = &mut self.tickets;

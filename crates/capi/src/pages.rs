@@ -184,7 +184,7 @@ unsafe extern "C" fn fill_slots(
 /// its addresses do not belong together) or EBUSY (a mapping or a request uses it): those before
 /// `*bad` are returned, it and those behind it are as before. EBUSY without `*bad` where another
 /// thread is the pool's consumer in a call. EFAULT; EBADF.
-/// Thread: the consumer's. Since 0.1.
+/// Thread: the consumer's. Allocates where it is refused: its message. Since 0.1.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.
@@ -225,7 +225,8 @@ unsafe extern "C" fn recycle(
 /// Return: 0, or -errno as for pf_pages_recycle(); EBUSY without `*bad` only while another thread
 /// tries to destroy the pool. One misuse is not reported: two threads that return one page in the
 /// same instant. It is returned once.
-/// Thread: any. The event of the return may come after that of the page's next use. Since 0.1.
+/// Thread: any. Allocates where it is refused: its message. The event of the return may come after
+/// that of the page's next use. Since 0.1.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.

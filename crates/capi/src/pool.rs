@@ -384,7 +384,8 @@ pub extern "C" fn pf_cache_destroy(cache: *mut pf_cache_t) -> c_int {
 ///
 /// Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
 /// which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
-/// Thread: the cache's. Ownership: the caller's, until pf_put(). Since 0.1.
+/// Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
+/// message. Ownership: the caller's, until pf_put(). Since 0.1.
 ///
 /// # Safety
 /// `block` is null or can be written.
@@ -422,7 +423,7 @@ unsafe extern "C" fn get(handle: *mut pf_cache_t, out: *mut pf_block_t, caller: 
 /// its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena that
 /// is the block's alone: not seen of blocks that share their pages; or another thread is in a call
 /// with the cache); nothing has changed then. EFAULT; EBADF.
-/// Thread: the cache's. Since 0.1.
+/// Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
 ///
 /// # Safety
 /// `block` is null or can be read.
@@ -461,7 +462,8 @@ const BATCH: usize = 32;
 ///
 /// Return: 0; or -errno: ENOMEM (the message says how many there are), and each `va` is NULL then;
 /// EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
-/// Thread: the cache's. Ownership: the caller's, until pf_put() or pf_put_bulk(). Since 0.1.
+/// Thread: the cache's. Allocates as pf_get(). Ownership: the caller's, until pf_put() or
+/// pf_put_bulk(). Since 0.1.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be written.
@@ -544,7 +546,7 @@ unsafe extern "C" fn get_bulk(
 ///
 /// Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
 /// those behind it are as before. EFAULT; EBADF.
-/// Thread: the cache's. Since 0.1.
+/// Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.

@@ -4,6 +4,7 @@
 //! used again, or twice in one call, is recognized. The generations of different owners differ, so
 //! a name used with another owner is recognized too.
 
+use std::collections::TryReserveError;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -88,6 +89,27 @@ impl<M> Slots<M> {
     /// Returns how many mappings there are.
     pub(crate) fn live(&self) -> usize {
         self.live
+    }
+
+    /// Makes room for `more` mappings: as many [`add`](Self::add)s allocate nothing.
+    ///
+    /// # Errors
+    /// There is no memory for them; nothing has changed.
+    #[inline(always)]
+    pub(crate) fn reserve(&mut self, more: usize) -> Result<(), TryReserveError> {
+        // Most often one, for which there is a vacant slot.
+        if more == 1 && self.vacant != NONE { Ok(()) } else { self.slots.try_reserve(more) }
+    }
+
+    /// Makes room for a claim of `names` names.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    #[inline(always)]
+    pub(crate) fn reserve_claims(&mut self, names: usize) -> Result<(), TryReserveError> {
+        self.claimed.clear();
+        // Each mapping is claimed once.
+        self.claimed.try_reserve(names.min(self.live))
     }
 
     /// Adds a mapping of `len` bytes at `addr`, which devices reach after its end if it `stays`.
@@ -228,6 +250,26 @@ mod tests {
         assert_eq!(slots.take_claimed().count(), 1);
         assert_eq!(slots.add(1, 0, 1, false).id ^ first.id, 1);
         assert!(slots.claim([last].into_iter()).is_err());
+    }
+
+    #[test]
+    fn adds_and_claims_for_which_there_is_room_allocate_nothing() {
+        let mut slots = Slots::new();
+        slots.reserve(100).unwrap();
+        let before = slots.slots.as_ptr();
+        let names: Vec<_> = (0..100).map(|at| slots.add(at, at, 1, false)).collect();
+        assert_eq!(slots.slots.as_ptr(), before);
+        slots.reserve_claims(names.len()).unwrap();
+        let room = slots.claimed.capacity();
+        slots.claim(names[..50].iter().copied()).unwrap();
+        assert_eq!(slots.claimed.capacity(), room);
+        slots.take_claimed().for_each(drop);
+        // No more names than there are mappings can be claimed, however many are passed.
+        slots.reserve_claims(usize::MAX).unwrap();
+        // Vacant slots are used.
+        slots.reserve(1).unwrap();
+        assert!(slots.add(7, 7, 1, false).id < 100);
+        assert!(slots.reserve(usize::MAX).is_err());
     }
 
     #[test]

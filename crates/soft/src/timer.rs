@@ -151,8 +151,7 @@ impl Timer {
         if tasks.thread_of != process {
             let (shared, unit) = (Arc::clone(&self.0), Arc::clone(unit));
             let thread = std::thread::Builder::new().name("pinfold-flushes".into());
-            let started =
-                with_signals_blocked(|| thread.spawn(move || shared.run(&unit))).is_ok();
+            let started = with_signals_blocked(|| thread.spawn(move || shared.run(&unit))).is_ok();
             tasks.thread_of = if started { process } else { 0 };
         }
         if tasks.thread_of == 0 {

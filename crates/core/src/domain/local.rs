@@ -12,6 +12,9 @@ use crate::share::{Shared, Stock};
 use alloc::vec::Vec;
 use core::fmt;
 
+/// The system's number for what [`BackendError::NoMemory`] is.
+const ENOMEM: i32 = 12;
+
 /// One owner's handle to a domain: one for each thread that maps and unmaps.
 ///
 /// A mapping made with it is ended with it, by [`unmap`](Self::unmap), or by
@@ -101,8 +104,14 @@ impl DomainLocal {
         direction: D,
     ) -> Result<Vec<Mapping<P, D>>, MapManyError<P>> {
         let payloads: Vec<P> = payloads.into_iter().collect();
+        let mut mappings = Vec::new();
+        if mappings.try_reserve_exact(payloads.len()).is_err() {
+            let bytes = payloads.len().saturating_mul(size_of::<Mapping<P, D>>());
+            let error =
+                BackendError::NoMemory { what: "the mappings of a batch", bytes, code: ENOMEM };
+            return Err(MapManyError { payloads, index: 0, error });
+        }
         self.owner.prepare(&self.domain, super::mapping::total_bytes(&payloads));
-        let mut mappings = Vec::with_capacity(payloads.len());
         let mut payloads = payloads.into_iter();
         let refused = payloads.find_map(|payload| match self.map(payload, direction) {
             Ok(mapping) => {

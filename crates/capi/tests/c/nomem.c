@@ -1,0 +1,169 @@
+/* Memory that follows the caller's numbers and is not there is ENOMEM, and nothing has changed: the
+   n-th large allocation of a call fails, for each n; and RLIMIT_AS. */
+#include "check.h"
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+/* What is allocated for a number is larger than this here, what is fixed is smaller. */
+#define LARGE 100000
+enum { MANY = 4096 };
+
+static pf_domain_t *domain;
+
+#if defined(__SANITIZE_ADDRESS__)
+static int counting(void) { return 0; }
+static int left, failed;
+#else
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t);
+
+/* How many large allocations succeed before one fails; -1: all. */
+static int left = -1, failed;
+
+static int counting(void) { return 1; }
+
+static int fails(size_t bytes) {
+    if (bytes < LARGE || left < 0 || left-- > 0)
+        return 0;
+    errno = ENOMEM;
+    return failed = 1;
+}
+
+void *malloc(size_t bytes) { return fails(bytes) ? NULL : __libc_malloc(bytes); }
+
+void *calloc(size_t count, size_t bytes) {
+    return fails(count * bytes) ? NULL : __libc_calloc(count, bytes);
+}
+
+void *realloc(void *old, size_t bytes) { return fails(bytes) ? NULL : __libc_realloc(old, bytes); }
+
+void *aligned_alloc(size_t align, size_t bytes) {
+    return fails(bytes) ? NULL : __libc_memalign(align, bytes);
+}
+
+int posix_memalign(void **out, size_t align, size_t bytes) {
+    void *memory = aligned_alloc(align, bytes);
+    if (memory != NULL)
+        *out = memory;
+    return memory != NULL ? 0 : ENOMEM;
+}
+#endif
+
+/* The call is ENOMEM while one of its large allocations fails, of which it has at least `least`. */
+#define EACH(least, call)                                                                          \
+    do {                                                                                           \
+        int number = 0;                                                                            \
+        for (;; number++) {                                                                        \
+            left = number, failed = 0;                                                             \
+            long result = (call);                                                                  \
+            left = -1;                                                                             \
+            if (!failed) {                                                                         \
+                OK(result);                                                                        \
+                break;                                                                             \
+            }                                                                                      \
+            CHECK(result == -ENOMEM && pf_strerror_last()[0] != 0);                                \
+        }                                                                                          \
+        CHECK(number >= (least) || !counting());                                                   \
+    } while (0)
+
+static void arenas(void) {
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 64 << 20};
+    char *own = mmap(NULL, opts.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED);
+    pf_arena_t *arena;
+    pf_reg_t *reg;
+    EACH(1, pf_arena_create(domain, &opts, &arena));
+    OK(pf_arena_put(arena));
+    /* The program's own memory is its own again after each. */
+    opts.va = own;
+    EACH(1, pf_arena_create(domain, &opts, &arena));
+    CHECK(pf_register(domain, own, opts.size, &reg) == -EEXIST);
+    OK(pf_arena_put(arena));
+    EACH(0, pf_register(domain, own, opts.size, &reg));
+    OK(pf_unregister(reg));
+    CHECK(munmap(own, opts.size) == 0);
+}
+
+static void mappings(void) {
+    static pf_map_t maps[MANY];
+    static uint64_t iovas[MANY];
+    static struct iovec iov[MANY];
+    struct pf_arena_opts opts = {
+        .opts_size = sizeof opts, .size = 4 << 20, .policy = PF_POLICY_PER_USE};
+    pf_arena_t *arena;
+    pf_owner_t *owner;
+    pf_ticket_t ticket;
+    OK(pf_arena_create(domain, &opts, &arena));
+    OK(pf_owner_create(domain, &owner));
+    char *memory = pf_alloc(arena, 4096, NULL);
+    for (int i = 0; i < MANY; i++)
+        iov[i] = (struct iovec){memory, 64};
+    EACH(3, pf_map_many(owner, iov, MANY, PF_BIDIR, maps, iovas));
+    EACH(1, pf_revoke_many(owner, maps, MANY, &ticket));
+    OK(pf_wait(owner, ticket, UINT64_MAX));
+    /* No more room is made than the owner has mappings. */
+    REFUSED(ESTALE, "mapping 0", pf_revoke_many(owner, maps, UINT32_MAX, &ticket));
+    OK(pf_free(arena, memory));
+    OK(pf_owner_destroy(owner));
+
+    /* One by one: where the owner has more mappings than ever. */
+    OK(pf_owner_create(domain, &owner));
+    memory = pf_alloc(arena, 4096, NULL);
+    int grown = 0;
+    for (int i = 0; i < MANY; i++) {
+        left = 0, failed = 0;
+        long result = pf_map(owner, memory, 64, PF_BIDIR, &maps[i], &iovas[i]);
+        left = -1;
+        CHECK(result == (failed ? -ENOMEM : 0));
+        grown += failed;
+        if (failed)
+            OK(pf_map(owner, memory, 64, PF_BIDIR, &maps[i], &iovas[i]));
+    }
+    CHECK(grown > 0 || !counting());
+    OK(pf_revoke_many(owner, maps, MANY, &ticket));
+    OK(pf_wait(owner, ticket, UINT64_MAX));
+    OK(pf_owner_destroy(owner));
+    OK(pf_free(arena, memory));
+    OK(pf_arena_put(arena));
+}
+
+static size_t address_space(void) {
+    FILE *file = fopen("/proc/self/statm", "r");
+    size_t pages = 0;
+    CHECK(file != NULL && fscanf(file, "%zu", &pages) == 1);
+    fclose(file);
+    return pages * 4096;
+}
+
+static void limited(void) {
+    struct rlimit before, limit;
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    limit = before;
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 64 << 20};
+    pf_arena_t *arena;
+    /* Room for nothing of it, and for less and less of what it takes beside its memory. */
+    for (size_t room = 0; room < 80 << 20; room += 3 << 20) {
+        limit.rlim_cur = address_space() + room;
+        CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+        int result = pf_arena_create(domain, &opts, &arena);
+        CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+        CHECK(result == 0 || (result == -ENOMEM && pf_strerror_last()[0] != 0));
+        if (result == 0)
+            OK(pf_arena_put(arena));
+        else
+            CHECK(room < 72 << 20);
+    }
+}
+
+int main(void) {
+    OK(pf_domain_soft(&domain));
+    arenas();
+    mappings();
+#if !defined(__SANITIZE_ADDRESS__)
+    limited();
+#endif
+    OK(pf_domain_put(domain));
+    puts("nomem: ok");
+    return 0;
+}
