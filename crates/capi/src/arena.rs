@@ -407,9 +407,9 @@ impl pf_arena_t {
     /// Refuses while any of it is in use. O(1): an allocation, what a mapping or a request of it
     /// uses, and the memory of pools are frames in use.
     fn check_unused(&self) -> Result<(), Failure> {
-        let (used, uses) = (self.arena.stats().frames_in_use * 4096, self.region.uses());
+        let used = self.arena.stats().frames_in_use * 4096;
         let (holders, rings) = (self.region.holders(), self.rings.count());
-        if used == 0 && uses == 0 && holders == 0 && rings == 0 {
+        if used == 0 && holders == 0 && rings == 0 {
             return Ok(());
         }
         Err(fail!(
@@ -483,6 +483,9 @@ pub unsafe extern "C" fn pf_iova(
 }
 
 /// Describes an arena's memory, for a program that shares it by its file descriptor.
+///
+/// Another mapping of the file has addresses of its own, which the library takes for other memory:
+/// a program that registers them answers for it that nobody uses what the arena has freed.
 ///
 /// @arena: the arena.
 /// @region: where the description is stored.

@@ -102,6 +102,12 @@ impl State {
         Lookups(self.reader.read()).span(addr, len)
     }
 
+    /// Stops all look-ups but those of owners.
+    #[cfg(test)]
+    pub(crate) fn stop_shared(&self) -> impl Sized + '_ {
+        self.reader.stop()
+    }
+
     /// Returns whether memory in the domain overlaps with these bytes.
     pub(crate) fn has(&self, addr: usize, len: usize) -> bool {
         let regions = self.reader.read();

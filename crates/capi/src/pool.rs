@@ -769,3 +769,33 @@ impl pf_pool_t {
         ))
     }
 }
+
+#[cfg(test)]
+#[cfg(not(handle_model))]
+mod tests {
+    use super::*;
+    use pinfold::OwnedMemory;
+    use std::ptr::null_mut;
+
+    /// Of Rust code in the same process, or of a call that is not done yet.
+    #[test]
+    fn memory_of_an_owner_that_is_no_c_object_is_refused() {
+        let opts =
+            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 64, ..Options::DEFAULT };
+        let mut pool = null_mut();
+        // SAFETY: the options have their size; the handle can be written.
+        assert_eq!(unsafe { pf_pool_create(null_mut(), &raw const opts, &raw mut pool) }, 0);
+        let memory = OwnedMemory::from_vec(vec![0; 64 << 10]).unwrap();
+        let piece = memory.take().unwrap();
+        let base: *mut c_void = piece.memory().as_ptr().as_ptr().cast();
+        // SAFETY: it is refused.
+        let add = || unsafe { pf_pool_add(pool, base, 4096, 0) };
+        assert_eq!(add(), -i64::from(libc::EEXIST));
+        drop(piece);
+        let owner: Vec<u8> = memory.reclaim().unwrap();
+        // Now nothing else uses it.
+        assert_eq!(add(), 64);
+        assert_eq!(pf_pool_put(pool), 0);
+        drop(owner);
+    }
+}

@@ -71,6 +71,14 @@ impl<T> Drop for Reader<T> {
     }
 }
 
+#[cfg(test)]
+impl<T> Reader<T> {
+    /// Takes the reader's lock as a writer does, which keeps no other reader from the value.
+    pub(crate) fn stop(&self) -> RwLockWriteGuard<'_, ()> {
+        exclusive(&self.lock)
+    }
+}
+
 /// The value, while it is read.
 pub(crate) struct Reading<'r, T> {
     value: &'r T,
@@ -110,6 +118,14 @@ mod tests {
         assert_eq!((*one.read(), *two.read()), (2, 2));
         drop(one);
         assert_eq!(shared.locks().len(), 1);
+    }
+
+    #[test]
+    fn readers_share_no_lock() {
+        let shared = Shared::new(1);
+        let (one, two) = (shared.reader(), shared.reader());
+        let _stopped = one.stop();
+        assert_eq!(*two.read(), 1);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::registered::{pf_reg_t, pf_register, pf_unregister};
 use pinfold::soft::{Port, SoftConfig};
 use pinfold::{Domain, Iova};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -298,6 +299,39 @@ fn readable(fd: c_int, timeout: Duration) -> bool {
     let read = unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
     assert_eq!(read == 8, ready);
     ready
+}
+
+#[test]
+fn an_owner_finds_memory_without_a_lock_of_other_threads() {
+    let program = program(SoftConfig::default(), PF_POLICY_PER_USE);
+    let memory = program.alloc(8192);
+    let state = Arc::clone(&DOMAINS.get(program.domain).unwrap().state);
+    let (done, waiting) = std::sync::mpsc::channel();
+    let stopped = state.stop_shared();
+    std::thread::scope(|scope| {
+        let (owner, memory) = (program.owner.addr(), memory.addr());
+        scope.spawn(move || {
+            let owner: *mut pf_owner_t = std::ptr::without_provenance_mut(owner);
+            let base = std::ptr::without_provenance_mut(memory);
+            let pieces = [iovec { iov_base: base, iov_len: 64 }; 2];
+            let mut names = [pf_map_t { id: 0, r#gen: 0 }; 3];
+            let mut addresses = [0; 3];
+            let bidir = pf_dir::PF_BIDIR as u32;
+            // SAFETY: the results are locals.
+            let one =
+                unsafe { pf_map(owner, base, 64, bidir, &raw mut names[0], &raw mut addresses[0]) };
+            let (more, at) = (names[1..].as_mut_ptr(), addresses[1..].as_mut_ptr());
+            // SAFETY: two pieces, and two results of each kind.
+            let many = unsafe { pf_map_many(owner, pieces.as_ptr(), 2, bidir, more, at) };
+            done.send((one, many, names.map(|name| pf_unmap(owner, name)))).unwrap();
+        });
+        let mapped = waiting.recv_timeout(Duration::from_secs(60));
+        // Before a failure is reported, so that the thread ends.
+        drop(stopped);
+        assert_eq!(mapped, Ok((0, 0, [0; 3])));
+    });
+    assert_eq!(pf_free(program.arena, memory), 0);
+    program.end();
 }
 
 #[test]

@@ -149,6 +149,7 @@ static void *use_to_the_end(void *ending) {
             return NULL;
         }
         OK(pf_free(arena, memory));
+        usleep(200);
     }
 }
 

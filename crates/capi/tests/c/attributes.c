@@ -3,11 +3,16 @@
 #include "check.h"
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static pf_domain_t *domain;
 static const size_t page = 4096, size = 16 * 4096;
 static char *va;
+
+/* By the system call: AddressSanitizer has no mlock. */
+static int lock(void *at, size_t bytes) { return (int)syscall(SYS_mlock, at, bytes); }
+static int unlock(void *at, size_t bytes) { return (int)syscall(SYS_munlock, at, bytes); }
 
 /* Whether VmFlags of the mapping at `at` has `flag`. */
 static int has(const char *at, const char *flag) {
@@ -54,7 +59,7 @@ static void ours_alone(void) {
 /* Parts of it were set by the program. */
 static void the_programs(void) {
     pf_arena_t *arena;
-    if (mlock(va + 4 * page, 4 * page) != 0) {
+    if (lock(va + 4 * page, 4 * page) != 0) {
         printf("attributes: mlock is refused (%s): skipped\n", strerror(errno));
         return;
     }
@@ -71,15 +76,46 @@ static void the_programs(void) {
             CHECK(has(va + at * page, "dc") == (at >= 6 && at < 10));
         }
     }
-    CHECK(munlock(va, size) == 0 && madvise(va, size, MADV_DOFORK) == 0);
+    CHECK(unlock(va, size) == 0 && madvise(va, size, MADV_DOFORK) == 0);
     /* Registered memory, and a pool's, keep what they have. */
     pf_reg_t *reg;
-    CHECK(mlock(va, page) == 0);
+    CHECK(lock(va, page) == 0);
     OK(pf_register(domain, va, size, &reg));
     CHECK(has(va, "lo") && !has(va + page, "lo") && !has(va, "dc"));
     OK(pf_unregister(reg));
     CHECK(has(va, "lo") && !has(va + page, "lo"));
-    CHECK(munlock(va, size) == 0);
+    CHECK(unlock(va, size) == 0);
+}
+
+/* The NUMA policy: the number of the mode (linux/mempolicy.h), and its nodes. */
+static long policy(char *at) {
+    int mode = -1;
+    unsigned long nodes[16] = {0};
+    if (syscall(SYS_get_mempolicy, &mode, nodes, 1024, at, 2 /* MPOL_F_ADDR */) != 0)
+        return -1;
+    return (long)(mode << 8 | nodes[0]);
+}
+
+static void nodes(void) {
+    enum { PREFERRED = 1, BIND = 2 };
+    unsigned long node0[16] = {1};
+    pf_arena_t *arena;
+    if (syscall(SYS_mbind, va + 4 * page, 4 * page, PREFERRED, node0, 1024, 0) != 0) {
+        printf("attributes: no NUMA policies here (%s): skipped\n", strerror(errno));
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        OK(create(va, size, 1, &arena));
+        CHECK(policy(va) == (BIND << 8 | 1) && policy(va + 5 * page) == (BIND << 8 | 1));
+        OK(pf_arena_put(arena));
+        /* Refused after it was bound. */
+        CHECK(mprotect(va + size - page, page, PROT_READ) == 0);
+        CHECK(create(va, size, 1, &arena) == -EFAULT);
+        CHECK(mprotect(va + size - page, page, PROT_READ | PROT_WRITE) == 0);
+        for (int at = 0; at < 16; at++)
+            CHECK(policy(va + at * page) == (at >= 4 && at < 8 ? PREFERRED << 8 | 1 : 0));
+    }
+    CHECK(syscall(SYS_mbind, va, size, 0, NULL, 0, 0) == 0);
 }
 
 /* Refused at its last page, when the rest was set already. */
@@ -99,6 +135,7 @@ int main(void) {
     ours_alone();
     the_programs();
     refused_late();
+    nodes();
     CHECK(munmap(va, size) == 0);
     OK(pf_domain_put(domain));
     puts("attributes: ok");

@@ -20,10 +20,13 @@ extern void *__libc_memalign(size_t, size_t);
 
 /* How many large allocations succeed before one fails; -1: all. */
 static int left = -1, failed;
+/* A checker has functions of its own in place of these. */
+static int called;
 
-static int counting(void) { return 1; }
+static int counting(void) { return __atomic_load_n(&called, __ATOMIC_RELAXED); }
 
 static int fails(size_t bytes) {
+    __atomic_store_n(&called, 1, __ATOMIC_RELAXED);
     if (bytes < LARGE || left < 0 || left-- > 0)
         return 0;
     errno = ENOMEM;
@@ -160,9 +163,9 @@ int main(void) {
     OK(pf_domain_soft(&domain));
     arenas();
     mappings();
-#if !defined(__SANITIZE_ADDRESS__)
-    limited();
-#endif
+    /* AddressSanitizer takes more than any limit. */
+    if (counting())
+        limited();
     OK(pf_domain_put(domain));
     puts("nomem: ok");
     return 0;

@@ -2,8 +2,13 @@
    error with its address, and no signal later. Every call that takes an address. */
 #include "check.h"
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static pf_domain_t *domain;
@@ -146,8 +151,29 @@ static void of_the_kernel(void) {
         fclose(file);
 }
 
+/* Has madvise refuse MADV_POPULATE_WRITE, as before Linux 5.14. */
+static void as_before(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 23, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    char *va = plain();
+    CHECK(madvise(va, page, 23) != 0 && errno == EINVAL && munmap(va, size) == 0);
+}
+
 int main(void) {
     OK(pf_domain_soft(&domain));
+    protected();
+    of_files();
+    of_the_kernel();
+    as_before();
     protected();
     of_files();
     of_the_kernel();
