@@ -16,7 +16,8 @@ static char *pages(size_t bytes) {
 }
 
 static int arena_at(pf_domain_t *domain, void *va, size_t bytes, pf_arena_t **out) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = bytes, .va = va};
+    struct pf_arena_opts opts = {
+        .opts_size = sizeof opts, .size = bytes, .va = va, .policy = PF_POLICY_WHOLE};
     return pf_arena_create(domain, &opts, out);
 }
 
