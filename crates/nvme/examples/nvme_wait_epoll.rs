@@ -16,7 +16,18 @@ use std::sync::Arc;
 const REQUESTS: u32 = 64;
 const BLOCKS: u32 = 8;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(8 << 20).build(&domain)?;
     let namespace = Namespace::new(Arc::new(MemoryMedia::new(64 << 20)), 512)?;

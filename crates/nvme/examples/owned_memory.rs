@@ -74,7 +74,18 @@ fn checksum(memory: DmaMemory<'_>, len: usize) -> Result<u64, Box<dyn Error>> {
     Ok(bytes.iter().fold(7, add))
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).map_or_else(std::env::current_exe, |arg| Ok(arg.into()));
     let path: PathBuf = path?;
 

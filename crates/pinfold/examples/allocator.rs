@@ -20,7 +20,18 @@ fn double(device: &Port, iova: Iova, count: usize) -> Result<(), Box<dyn Error>>
     Ok(device.write(iova, &bytes)?)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     let device = domain.port().ok_or("the devices of this domain are not models")?;
     let arena = Arena::builder().size(4 << 20).build(&domain)?;

@@ -9,7 +9,18 @@ use pinfold::{Arena, Domain};
 use std::error::Error;
 use std::thread;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     let device = domain.port().ok_or("the devices of this domain are not models")?;
     let arena = Arena::builder().size(1 << 20).build(&domain)?;

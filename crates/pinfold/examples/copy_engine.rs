@@ -176,12 +176,18 @@ fn with_device(address: &str) -> Outcome<()> {
     Ok(())
 }
 
-fn main() -> Outcome<()> {
-    match std::env::args().nth(1).as_deref() {
+fn main() -> std::process::ExitCode {
+    let done = match std::env::args().nth(1).as_deref() {
         None => with_model(),
         Some("limits") => limits(),
         Some(address) => with_device(address),
+    };
+    // Its message: an error that `main` returned would print its fields.
+    if let Err(error) = done {
+        eprintln!("{error}");
+        return std::process::ExitCode::FAILURE;
     }
+    std::process::ExitCode::SUCCESS
 }
 
 #[cfg(test)]

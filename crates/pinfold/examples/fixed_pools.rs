@@ -34,7 +34,18 @@ fn request(local: &mut Local, count: usize) -> Result<Vec<RawBlock>, BulkAllocEr
     Ok(slots.into_iter().flatten().collect())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     let arena = arena_on(0, &domain)?;
 

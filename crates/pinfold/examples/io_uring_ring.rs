@@ -16,7 +16,18 @@ use std::os::fd::AsRawFd;
 const PIECE: usize = 64 << 10;
 const DEPTH: u32 = 8;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut ring = match IoUring::new(DEPTH) {
         Ok(ring) => ring,
         Err(error) => {

@@ -59,7 +59,18 @@ fn receive_frames(card: &mut Nic) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     let arena = Arena::builder().size(2 << 20).build(&domain)?;
     let port = domain.port().ok_or("no software IOMMU")?;

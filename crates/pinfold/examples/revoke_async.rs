@@ -66,7 +66,18 @@ async fn transfer(
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match example() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn example() -> Result<(), Box<dyn Error>> {
     // Slow flushes, so that the two tasks really overlap.
     let config = SoftConfig { flush_cost: Duration::from_millis(5), ..SoftConfig::default() };
     let domain = Domain::soft_with(config)?;

@@ -18,7 +18,18 @@ fn for_device(arena: &Arena, guest: &GuestArena, addr: GuestAddress) -> Option<I
     region.iova(arena)?.checked_add(offset.0)
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     // The guest may give any of its memory to the device, so all of it is mapped for the guest's
     // lifetime.

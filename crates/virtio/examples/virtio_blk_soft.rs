@@ -9,7 +9,18 @@ use pinfold_virtio::{PinfoldHal, Process, Translated, install};
 use std::error::Error;
 use virtio_drivers::device::blk::VirtIOBlk;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let domain = Domain::soft()?;
     let stack = install::<Process>(&domain, Arena::builder().size(8 << 20))?;
     let disk =

@@ -43,12 +43,15 @@ limits_entries_are_reported() {
     echo 2 >$parameter
     # With strict revocation each buffer in flight is an entry.
     if pinfold io vfio:$nvme0 --rw randread --bs 64k --iodepth 64 --size 16M --protect strict >/tmp/io 2>&1; then code=0; else code=$?; fi
-    echo "$kept" >$parameter
     cat /tmp/io
     [ $code = 1 ] || fail "must have failed with 1, not $code"
     has /tmp/io 'entries|mappings'
     note "$(tail -n 1 /tmp/io)"
     same "free hugepages" "$before" "$(free_hugepages)"
+    # The command in the message, and the same once more.
+    as_printed "$(sed -n 's/.*\(echo [0-9]* | sudo tee [^,]*\),.*/\1/p' /tmp/io | tail -n 1)" >/dev/null
+    pinfold io vfio:$nvme0 --rw randread --bs 64k --iodepth 64 --size 16M --protect strict
+    echo "$kept" >$parameter
     pinfold io vfio:$nvme0 --rw randrw --bs 4k --iodepth 8 --size 1M --verify --force >/tmp/io
 }
 

@@ -84,7 +84,9 @@ impl ResolvedTarget {
         }
         let held = used.min(size.0);
         // Checked alone: what else the run needs is known once all its targets are.
-        stack::check(MemoryNeed { targets: held, ..MemoryNeed::default() }, Memory::Auto)?;
+        if held > 0 {
+            stack::check(MemoryNeed { targets: held, ..MemoryNeed::default() }, Memory::Auto)?;
+        }
         Ok(Self {
             path: PathBuf::from(&name),
             name,

@@ -308,7 +308,11 @@ fn compare_mapped(need: MemoryNeed, memory: Memory, machine: &Machine) -> Result
         let arenas = if maybe_hugetlb && setting == MapSetting::Commit { 0 } else { need.arenas };
         let needed = arenas.saturating_add(need.targets).saturating_add(own);
         if needed > left {
-            let MemoryNeed { buffers, targets, .. } = need;
+            let MemoryNeed { mut buffers, targets, .. } = need;
+            // Not even a run of the smallest sizes would fit.
+            if OWN + THREAD > left {
+                buffers.lower = NOTHING;
+            }
             let available = machine.available.unwrap_or(u64::MAX);
             let by = setting.to_string();
             return Err(MemoryError {

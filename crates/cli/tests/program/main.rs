@@ -16,6 +16,8 @@ mod copy;
 #[cfg(test)]
 mod fio;
 #[cfg(test)]
+mod fixes;
+#[cfg(test)]
 mod io;
 #[cfg(test)]
 mod limits;

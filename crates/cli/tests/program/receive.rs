@@ -260,7 +260,10 @@ fn unreceivable_interfaces_are_named() {
     pinfold(&["receive", "no-such-link"]).failed(1, &["no interface no-such-link", "ip link"]);
     pinfold(&["receive", "lo", "--pcap", "f", "--reflect"]).failed(2, &["--reflect"]);
     let Some(_wire) = Wire::new(1, 1500) else { return };
-    pinfold(&["receive", "v1", "--queue", "7"]).failed(1, &["v1 has no queue 7", "queue 0"]);
+    for queue in ["7", "4294967294", "4294967295"] {
+        let words = format!("v1 has no queue {queue}");
+        pinfold(&["receive", "v1", "--queue", queue]).failed(1, &[&words, "queue 0"]);
+    }
     pinfold(&["receive", "v1", "--memory", "1M"]).failed(2, &["--memory", "at least 8 MiB"]);
     pinfold(&["receive", "v1", "--memory", "100T"]).failed(2, &["lower --memory"]);
     pinfold(&["receive", "v1", "--pcap", "-"]).failed(2, &["standard output"]);

@@ -383,6 +383,123 @@ fn a_fix_that_cannot_work_here_says_where() {
     }
 }
 
+/// Returns a change that gives the machine this much available memory, and a pool of 2 MiB pages.
+fn memory(available_mib: u64, total: u64, free: u64) -> impl Fn(&Roots) {
+    move |roots| {
+        let meminfo = format!("MemTotal: 786432 kB\nMemAvailable: {} kB\n", available_mib * 1024);
+        std::fs::write(roots.proc.join("meminfo"), meminfo).unwrap();
+        let pool = roots.sys.join("kernel/mm/hugepages/hugepages-2048kB");
+        std::fs::write(pool.join("nr_hugepages"), total.to_string()).unwrap();
+        std::fs::write(pool.join("free_hugepages"), free.to_string()).unwrap();
+        std::fs::write(pool.join("resv_hugepages"), "0").unwrap();
+    }
+}
+
+#[test]
+fn advice_leaves_memory_to_the_machine() {
+    let few = || {
+        let none = |page| UnavailableReason::FewHugepages { page, needed: 1, free: 0, total: 0 };
+        Live {
+            hugetlb_2m: refused(Source::Hugetlb2M, none(PageSize::Size2M), None),
+            hugetlb_1g: refused(Source::Hugetlb1G, none(PageSize::Size1G), None),
+            ..open()
+        }
+    };
+    // Half of what is left beside 256 MiB, and at most 1 GiB.
+    for (available, pages) in [(600, Some(86)), (270, Some(3)), (257, None), (100, None)] {
+        let findings = findings_with(memory(available, 0, 0), few());
+        let found = find(&findings, "hugepages 2 MiB");
+        let fix = pages.map(|pages| format!("sudo sysctl vm.nr_hugepages={pages}"));
+        assert_eq!((found.state, &found.remedy), (State::Missing, &fix), "{available}: {found}");
+        assert_eq!(found.detail.contains("too little of the"), pages.is_none(), "{found}");
+        // Its two pages are in use, and a third does not fit.
+        let found = find(&findings, "hugepages 1 GiB");
+        assert!(found.remedy.is_none() && found.detail.contains("too little of the"), "{found}");
+    }
+    // What such advice once did: the pages are given back.
+    let findings = findings_with(memory(0, 300, 290), open());
+    let found = find(&findings, "memory");
+    assert_eq!(found.state, State::Limited);
+    assert_eq!(found.remedy.as_deref(), Some("sudo sysctl vm.nr_hugepages=44"), "{found}");
+    let findings = findings_with(memory(0, 300, 10), open());
+    let found = find(&findings, "memory");
+    assert_eq!(found.remedy.as_deref(), Some("sudo sysctl vm.nr_hugepages=290"), "{found}");
+    let findings = findings_with(memory(0, 300, 0), open());
+    assert_eq!(find(&findings, "memory").remedy, None, "all of them are in use");
+    assert_eq!(find(&findings_with(memory(300, 300, 290), open()), "memory").state, State::Good);
+}
+
+#[test]
+fn each_limit_of_what_is_mapped_has_a_line_and_its_fix() {
+    let limit = |setting, left| MapLimit { setting, left, limit: 1 << 30 };
+    let live = Live {
+        map_limits: vec![
+            limit(MapSetting::AddressSpace, 1 << 29),
+            limit(MapSetting::Data, (256 << 20) - 1),
+            limit(MapSetting::Commit, 0),
+        ],
+        ..open()
+    };
+    let findings = findings_with(|_| {}, live);
+    assert_eq!(find(&findings, "address space").state, State::Good);
+    let data = find(&findings, "data segment");
+    assert_eq!(data.state, State::Limited);
+    assert!(data.detail.contains("RLIMIT_DATA") && data.to_string().contains("data"), "{data}");
+    let commit = find(&findings, "commit limit");
+    let fix = commit.remedy.as_deref().unwrap_or_default();
+    assert!(fix.starts_with("sudo sysctl vm.overcommit_kbytes="), "{commit}");
+}
+
+#[test]
+fn a_device_that_is_bound_without_its_node_is_not_good() {
+    let unbound = |roots: &Roots| {
+        std::fs::remove_dir_all(roots.dev.join("vfio/devices")).unwrap();
+        std::fs::remove_file(roots.dev.join("vfio/7")).unwrap();
+    };
+    let bound = |roots: &Roots| {
+        unbound(roots);
+        let device = roots.sys.join("bus/pci/devices/0000:01:00.0");
+        std::fs::create_dir_all(&device).unwrap();
+        std::os::unix::fs::symlink("../../drivers/vfio-pci", device.join("driver")).unwrap();
+        std::os::unix::fs::symlink("../../../kernel/iommu_groups/7", device.join("iommu_group"))
+            .unwrap();
+    };
+    let findings = findings_with(bound, open());
+    let found = find(&findings, "0000:01:00.0");
+    assert!(found.state == State::Missing && found.detail.contains("vfio/7 here"), "{found}");
+    let found = find(&findings, "VFIO");
+    assert!(found.remedy.is_none() && found.detail.starts_with("1 devices are bound"), "{found}");
+    // None is bound: one can be, where there is an IOMMU.
+    let findings = findings_with(unbound, open());
+    assert_eq!(find(&findings, "VFIO").remedy.as_deref(), Some("sudo pinfold bind $BDF"));
+    let off = |roots: &Roots| {
+        unbound(roots);
+        std::fs::remove_dir_all(roots.sys.join("kernel/iommu_groups")).unwrap();
+    };
+    let found = find(&findings_with(off, open()), "VFIO").clone();
+    assert!(found.remedy.is_none() && found.detail.contains("without an IOMMU"), "{found}");
+}
+
+#[test]
+fn af_xdp_refused_by_a_limit_is_raised_only_where_that_suffices() {
+    let refused = |errno, privileges| Live {
+        af_xdp: Err(Refused { call: "bpf (the socket map)", errno: Errno::new(errno) }),
+        privileges,
+        ..open()
+    };
+    let lacks = || Privileges { user: 1000, missing: vec!["cap_bpf"], ..root() };
+    let rootless = || Privileges { initial_user_namespace: false, ..root() };
+    let find_xdp = |live| find(&findings_with(|_| {}, live), "AF_XDP").clone();
+    let found = find_xdp(refused(libc::ENOBUFS, root()));
+    assert!(found.detail.contains("RLIMIT_MEMLOCK"), "{found}");
+    let found = find_xdp(refused(libc::ENOBUFS, lacks()));
+    assert!(found.detail.contains("needs cap_bpf") && !found.detail.contains("MEMLOCK"), "{found}");
+    let found = find_xdp(refused(libc::ENOMEM, rootless()));
+    assert!(found.detail.contains("user namespace") && found.remedy.is_none(), "{found}");
+    let found = find_xdp(refused(libc::EMFILE, root()));
+    assert_eq!(found.remedy.as_deref(), Some("ulimit -n 259"), "{found}");
+}
+
 #[test]
 fn this_machine_has_a_finding_for_each_facility() {
     let facts = Facts::here();
@@ -395,6 +512,7 @@ fn this_machine_has_a_finding_for_each_facility() {
         "transparent hugepages",
         "MEMLOCK",
         "open files",
+        "threads",
         "NUMA",
         "IOMMU groups",
         "VFIO",
@@ -409,7 +527,8 @@ fn this_machine_has_a_finding_for_each_facility() {
         assert!(!finding.detail.is_empty() && !finding.detail.contains('\n'), "{finding:?}");
         eprintln!("{:8} {what}: {} {:?}", finding.state.name(), finding.detail, finding.remedy);
     }
-    assert_eq!(findings.len(), 16, "one line per facility");
+    let set = facts.live.map_limits.len();
+    assert_eq!(findings.len(), 17 + set, "one line per facility, and per limit that is set");
     assert!(facts.memory.total > 0);
 }
 
@@ -435,6 +554,6 @@ proptest! {
         for ((root, path, content), how) in EVERYTHING.iter().zip(hows) {
                 corrupt(&top.path().join(root).join(path), content, how, &garbage);
         }
-        prop_assert_eq!(Facts::gather(&roots, SMALL, open()).findings().len(), 16);
+        prop_assert_eq!(Facts::gather(&roots, SMALL, open()).findings().len(), 17);
     }
 }

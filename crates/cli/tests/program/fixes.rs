@@ -1,0 +1,342 @@
+//! Every command that the product prints as a fix, and the test that runs it: after it, what was
+//! refused works.
+use crate::common::{Ended, Folder, finish_with, pinfold, skipped, words};
+use crate::limits::{finding, is_root, works};
+use crate::wire::{Wire, run};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pinfold");
+
+/// The beginning of each command in the source, behind `sudo `, and the test that runs it: one of
+/// the programs' tests, or a function of the virtual machine's (`vm/guest/tests`), which has what
+/// these commands change. Without one, why no test can run it.
+const FIXES: &[(&str, &str)] = &[
+    ("sh -c {}", "the_memory_limit_of_a_control_group_is_reported_and_checked"),
+    ("sh -c 'echo madvise > {}'", "fixes_hugepages"),
+    ("sh -c 'echo {pages} > {file}; grep -qx", "fixes_gigantic_pages"),
+    ("sysctl vm.nr_hugepages={pages}", "fixes_hugepages"),
+    ("sysctl vm.compact_memory=1", "fixes_hugepages"),
+    ("sysctl vm.overcommit_kbytes={kib}", "fixes_overcommit"),
+    ("sysctl vm.unprivileged_userfaultfd=1", "fixes_switches"),
+    ("sysctl kernel.io_uring_disabled=0", "fixes_switches"),
+    ("sysctl {name}={needed}", "fixes_switches"),
+    ("prlimit --pid $$ --{name}={needed}:{needed}", "fixes_of_limits_of_the_process_work"),
+    (
+        "setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep",
+        "capabilities_of_the_file_suffice",
+    ),
+    ("chmod o+rx {}", "a_node_behind_a_closed_folder_is_denied_and_not_absent"),
+    ("chmod o+rx {folder}", "a_node_behind_a_closed_folder_is_denied_and_not_absent"),
+    ("chown $USER {word}", "a_node_behind_a_closed_folder_is_denied_and_not_absent"),
+    ("modprobe {name}", "fixes_modules"),
+    ("sed -i 's/^GRUB_CMDLINE_LINUX=", "the_command_line_of_the_boot_loader_is_extended_once"),
+    ("chown $USER /dev/vfio/GROUP", "limits_memlock_is_reported"),
+    ("pinfold bind $BDF", "vfio_bind_and_unbind"),
+    ("pinfold bind {bdf}", "vfio_bind_and_unbind"),
+    ("pinfold bind {}", "vfio_bind_and_unbind"),
+    ("tee /sys/module/vfio_iommu_type1/parameters/dma_entry_limit", "limits_entries_are_reported"),
+    ("tee {}`, then unbind and bind it again", "noiommu_only_on_request"),
+    ("tee /sys/bus/pci/", "it follows a driver that has refused its own device"),
+    ("ip link set dev {interface} up", "fixes_of_links_work"),
+    ("ip link set dev {interface} mtu {limit}", "fixes_of_links_work"),
+    ("ip link set dev {interface} xdp off", "it is for a program that another one attached"),
+    ("ethtool -K", "it is for drivers that take tags out: a veth pair has none"),
+    ("ethtool --set-channels {name} tx {}", "queues_that_are_added_are_reported"),
+    ("fuser -v {path}", "it names a program, and changes nothing"),
+    ("fuser -v {node}", "it names a program, and changes nothing"),
+];
+
+/// Returns all files below a folder whose names end so.
+fn files(folder: &Path, end: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path, end));
+        } else if path.to_string_lossy().ends_with(end) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Returns the lines of a source that are neither tests nor comments, joined as the compiler joins
+/// a string that goes on in the next line.
+fn product(source: &str) -> String {
+    let (mut kept, mut is_test, mut before) = (String::new(), false, "");
+    for line in source.lines() {
+        is_test |= before == "#[cfg(test)]" && line.starts_with("mod ") && line.ends_with('{');
+        let is_comment = line.trim_start().starts_with("//");
+        if !is_test && !is_comment {
+            match kept.strip_suffix("\\\n") {
+                Some(open) => kept = open.to_owned() + line.trim_start() + "\n",
+                None => kept += &format!("{line}\n"),
+            }
+        }
+        is_test &= line != "}";
+        before = line;
+    }
+    kept
+}
+
+#[test]
+fn every_command_that_is_printed_is_run_by_a_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut printed = BTreeSet::new();
+    for part in ["cli", "pinfold", "xdp", "nvme", "nvme-model", "virtio", "nbd", "replay", "soft"] {
+        for file in files(&root.join("crates").join(part).join("src"), ".rs") {
+            if file.ends_with("tests.rs")
+                || file.components().any(|part| part.as_os_str() == "tests")
+            {
+                continue;
+            }
+            let source = product(&std::fs::read_to_string(&file).unwrap());
+            for (at, _) in source.match_indices("sudo ") {
+                let rest = &source[at + 5..];
+                // Not a command: what one begins with, words about them, and a second one.
+                if !["\"", "sysctl \")", "work outside", "update-grub"]
+                    .iter()
+                    .any(|word| rest.starts_with(word))
+                {
+                    let line = rest.lines().next().unwrap();
+                    printed.insert((line.replace("\\\"", "\""), file.display().to_string()));
+                }
+            }
+        }
+    }
+    assert!(printed.len() >= 20, "{printed:#?}");
+    for (command, file) in &printed {
+        let known = FIXES.iter().any(|(beginning, _)| command.starts_with(beginning));
+        assert!(known, "{file}: no test runs: sudo {command}");
+    }
+    let tests: String = files(&root.join("crates/cli/tests"), ".rs")
+        .iter()
+        .chain(&files(&root.join("vm/guest/tests"), ".sh"))
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
+    for (beginning, test) in FIXES {
+        let is_printed = printed.iter().any(|(command, _)| command.starts_with(beginning));
+        assert!(is_printed, "nothing prints: sudo {beginning}");
+        let (of_program, of_machine) = (format!("fn {test}()"), format!("\n{test}() {{"));
+        let exists = tests.contains(&of_program) || tests.contains(&of_machine);
+        // A reason is several words.
+        assert!(exists || test.contains(' '), "there is no test {test}: sudo {beginning}");
+    }
+}
+
+/// Runs the program in a shell, under a limit, after a command.
+fn run_in(by: &[&str], setup: &str, args: &str) -> Ended {
+    let script = format!("{setup}; exec \"$0\" \"$@\"");
+    let mut command = Command::new(by[0]);
+    command.args(&by[1..]).args(["bash", "-c", &script, PROGRAM]).args(words(args));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    finish_with(command)
+}
+
+#[test]
+fn fixes_of_limits_of_the_process_work() {
+    let user = 0x7200_0000 + std::process::id();
+    let user = format!("setpriv --reuid={user} --regid={user} --clear-groups --inh-caps=-all");
+    for (what, limit, low, high, of_user) in [
+        ("open files", "nofile", 64u64, 4096u64, false),
+        ("address space", "as", 220 << 20, 8 << 30, false),
+        ("data segment", "data", 120 << 20, 8 << 30, false),
+        ("threads", "nproc", 20, 4096, true),
+        ("MEMLOCK", "memlock", 64 << 10, 4 << 30, true),
+    ] {
+        // Below the hard limit as this user, beyond it as root.
+        for hard in [high, low] {
+            let line =
+                format!("prlimit --{limit}={low}:{hard} {}", if of_user { &user } else { "env" });
+            let by = words(&line);
+            let by: Vec<_> = by.iter().map(String::as_str).collect();
+            if of_user && !is_root() || !works(&[&by[..], &["true"]].concat()) {
+                skipped(&format!("{what}: may not set it to {low} and {hard}"));
+                continue;
+            }
+            let (state, detail, fix) = finding(&run_in(&by, "true", "doctor --json").json(), what);
+            assert_eq!(state, "limited", "{what}: {detail}");
+            let Some(fix) = fix else {
+                assert!(hard == low && detail.contains("raise the hard limit"), "{what}: {detail}");
+                skipped(&format!("{what}: no program here may raise the hard limit"));
+                continue;
+            };
+            assert_eq!(fix.starts_with("sudo "), hard == low, "{what}: {fix}");
+            let fixed = match fix.strip_prefix("sudo ") {
+                None => run_in(&by, &fix, "doctor --json"),
+                // As root, for a shell that goes on as the user.
+                Some(fix) => {
+                    let own = format!("prlimit --{limit}={low}:{low}");
+                    let by = words(&own);
+                    let by: Vec<_> = by.iter().map(String::as_str).collect();
+                    let go_on = if of_user { user.as_str() } else { "" };
+                    let setup = format!("{fix} && exec {go_on} \"$0\" \"$@\"");
+                    run_in(&by, &setup, "doctor --json")
+                }
+            };
+            let (state, detail, _) = finding(&fixed.json(), what);
+            assert_eq!(state, "good", "{what}: after {fix}: {detail}");
+        }
+    }
+}
+
+#[test]
+fn a_run_ends_with_an_error_at_any_limit_of_what_it_maps() {
+    let folder = Folder::new();
+    let file = folder.file("data", &vec![7; 24 << 20]);
+    let lines = [
+        format!("copy {file} {} --via soft:32M --force", folder.arg("copied")),
+        "io soft:24M --size 24M --bs 256k --rw write".to_owned(),
+        format!("io {file} --size 16M --numjobs 4"),
+        "pools".to_owned(),
+        "nvme soft:16M".to_owned(),
+    ];
+    let mut codes = BTreeSet::new();
+    for (limit, all) in [("data", 4..=100), ("as", 60..=240)] {
+        for mib in all.step_by(12) {
+            for line in &lines {
+                let by = format!("--{limit}={}", mib << 20);
+                let ended = run_in(&["prlimit", &by], "true", line);
+                // Not by a signal, as where an allocation fails.
+                assert!(matches!(ended.code, Some(0..=2)), "{by} {line}: {ended:#?}");
+                codes.insert(ended.code);
+            }
+        }
+    }
+    assert!(codes.contains(&Some(0)) && codes.len() > 1, "{codes:?}");
+    let kept: Vec<_> = folder.names().into_iter().filter(|name| name.contains(".part")).collect();
+    assert!(kept.is_empty(), "{kept:?}");
+}
+
+#[test]
+fn a_refusal_names_options_that_the_command_has() {
+    // A fixed workload, and one that is the smallest already.
+    for (mib, line, parts) in [
+        (16, "pools --memory plain", &["free memory, or raise what allows no more"][..]),
+        (64, "pools --memory plain", &["free memory, or raise what allows no more"]),
+        (16, "io soft:1G --size 4k --bs 4k --iodepth 1", &["free memory, or raise"]),
+        // What the program itself needs is more than is left.
+        (16, "io soft:1G --size 256M --bs 1M --iodepth 64", &["free memory, or raise"]),
+        (64, "io soft:1G --size 256M --bs 1M --iodepth 64", &["lower --iodepth or --bs"]),
+        (64, "io soft:1G --size 256M --bs 64M --iodepth 1", &["lower --bs"]),
+        (
+            64,
+            "io soft:1G --size 256M --bs 4k --iodepth 1000 --numjobs 60",
+            &["--iodepth or --numjobs"],
+        ),
+    ] {
+        let ended = run_in(&["prlimit", &format!("--data={}", mib << 20)], "true", line);
+        assert!(!ended.err.contains("--size"), "{ended:?}");
+        let named = parts.iter().any(|part| part.contains("--iodepth"));
+        assert_eq!(ended.err.contains("--iodepth"), named, "{ended:?}");
+        ended.failed(2, parts);
+    }
+}
+
+#[test]
+fn capabilities_of_the_file_suffice() {
+    let folder = tempfile::Builder::new().prefix("it's a").tempdir().unwrap();
+    let copy = folder.path().join("pin fold");
+    std::fs::copy(PROGRAM, &copy).unwrap();
+    let open = |path: &Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    };
+    open(folder.path());
+    open(&copy);
+    let doctor = || {
+        let by = "--reuid=65534 --regid=65534 --clear-groups --inh-caps=-all";
+        let output =
+            Command::new("setpriv").args(words(by)).arg(&copy).args(["doctor", "--json"]).output();
+        let report = output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok());
+        report.map(|report: serde_json::Value| finding(&report, "AF_XDP"))
+    };
+    if !is_root() || !works(&["setcap", "-h"]) {
+        return skipped("needs root and setcap");
+    }
+    let Some((_, detail, Some(fix))) = doctor() else {
+        return skipped("no other user can run the program, or capabilities are out of reach");
+    };
+    assert!(detail.contains("AF_XDP needs cap_net_raw"), "{detail}");
+    let script = fix.strip_prefix("sudo ").unwrap();
+    assert!(works(&["sh", "-c", script]), "{fix}");
+    let (state, detail, _) = doctor().unwrap();
+    assert_eq!(state, "good", "after {fix}: {detail}");
+    // On a file system that ignores them, the command is not printed.
+    let script = format!(
+        "mount --bind {0} {0} && mount -o remount,bind,nosuid {0} && exec \"$@\"",
+        format_args!("'{}'", folder.path().display().to_string().replace('\'', "'\\''"))
+    );
+    let by = words("setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all");
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", &script, "sh"])
+        .args(by)
+        .arg(&copy)
+        .args(["doctor", "--json"])
+        .output()
+        .unwrap();
+    let Ok(report) = serde_json::from_slice(&output.stdout) else {
+        return skipped("needs a mount namespace");
+    };
+    let (_, detail, fix) = finding(&report, "AF_XDP");
+    assert!(detail.contains("nosuid") && fix.is_none(), "{detail} {fix:?}");
+}
+
+#[test]
+fn the_command_line_of_the_boot_loader_is_extended_once() {
+    // As in `findings/devices.rs`, for a file elsewhere.
+    let source = include_str!("../../../pinfold/src/probe/findings/devices.rs");
+    let command = source.lines().find(|line| line.contains("sudo sed -i")).unwrap();
+    let folder = Folder::new();
+    let grub = folder.file("grub", b"GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX=\"quiet\"\n");
+    let command = command.trim().trim_matches('"').replace("\\\"", "\"");
+    let command = command.replace("{word}", "intel_iommu=on").replace("/etc/default/grub", &grub);
+    let (edit, apply) = command.split_once(" && ").unwrap();
+    assert!(works(&["sh", "-c", edit.strip_prefix("sudo ").unwrap()]), "{edit}");
+    assert_eq!(apply, "sudo update-grub");
+    let text = std::fs::read_to_string(&grub).unwrap();
+    assert_eq!(text, "GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX=\"intel_iommu=on quiet\"\n");
+}
+
+/// Returns the command in an error.
+fn command_in(error: &str) -> String {
+    let after = error.split("sudo ").nth(1).unwrap_or_else(|| panic!("{error}"));
+    after.lines().next().unwrap().to_owned()
+}
+
+#[test]
+fn fixes_of_links_work() {
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    let receive = || pinfold(&["receive", "v1", "--seconds", "100ms", "--memory", "8M"]);
+    for break_it in ["ip link set dev v1 down", "ip link set dev v1 mtu 9000"] {
+        run(break_it);
+        let refused = receive();
+        assert_eq!(refused.code, Some(1), "{break_it}: {refused:?}");
+        run(&command_in(&refused.err));
+        receive().ok();
+    }
+}
+
+#[test]
+fn a_limit_of_open_files_is_not_the_drivers_refusal() {
+    let Some(_wire) = Wire::new(1, 1500) else { return };
+    let mut named = 0;
+    for files in 4..16 {
+        let by = format!("--nofile={files}:4096");
+        let ended = run_in(&["prlimit", &by], "true", "receive v1 --seconds 100ms --memory 8M");
+        assert!(
+            !["refused by the kernel", "refused by the driver"]
+                .iter()
+                .any(|by| ended.err.contains(by)),
+            "{files}: {ended:?}"
+        );
+        if let Some((_, fix)) = ended.err.split_once(": ulimit -n ") {
+            let fix = format!("ulimit -n {}", fix.lines().next().unwrap());
+            run_in(&["prlimit", &by], &fix, "receive v1 --seconds 100ms --memory 8M").ok();
+            named += 1;
+        }
+    }
+    assert!(named > 0, "no call was refused");
+}
