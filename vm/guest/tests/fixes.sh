@@ -60,8 +60,9 @@ fixes_hugepages() {
     as_printed "$(fix_of 'hugepages 2 MiB')"
     good 'hugepages 2 MiB'
     good memory
-    # A pool of all memory, as advice once was.
-    echo 100000 >/proc/sys/vm/nr_hugepages
+    # A pool of nearly all memory, as advice once was; with all of it the kernel ends programs.
+    available=$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)
+    echo $(($(cat /proc/sys/vm/nr_hugepages) + (available - 153600) / 2048)) >/proc/sys/vm/nr_hugepages
     line_of memory | grep -q '^limited.*unused hugepages'
     as_printed "$(fix_of memory)"
     good memory
