@@ -3,6 +3,7 @@
 use core::fmt;
 use pinfold::soft::Port;
 use pinfold_core::addr::Iova;
+use pinfold_core::domain::DomainId;
 use std::sync::Arc;
 
 /// A faulted access: nothing is mapped there, or not for this kind of access.
@@ -55,6 +56,12 @@ pub trait Bus: Send + Sync + 'static {
     /// # Errors
     /// [`BusFault`] where the device may not write it, or `iova` is not a multiple of 4.
     fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), BusFault>;
+
+    /// Returns the domain whose mappings the device reaches, so that a driver refuses memory of
+    /// another; `None` if that is no [`Domain`](pinfold_core::domain::Domain), or is not known.
+    fn domain(&self) -> Option<DomainId> {
+        None
+    }
 }
 
 impl<B: Bus + ?Sized> Bus for Arc<B> {
@@ -66,6 +73,9 @@ impl<B: Bus + ?Sized> Bus for Arc<B> {
     }
     fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), BusFault> {
         (**self).write_u32_release(iova, value)
+    }
+    fn domain(&self) -> Option<DomainId> {
+        (**self).domain()
     }
 }
 
@@ -97,5 +107,9 @@ impl Bus for Port {
             len: 4,
             kind: BusAccess::Write,
         })
+    }
+
+    fn domain(&self) -> Option<DomainId> {
+        Port::domain(self)
     }
 }

@@ -7,6 +7,7 @@ use crate::engine::{Engine, EngineParts};
 use crate::faults::Faults;
 use crate::registers::{ModelRegisters, RegisterFile};
 use pinfold::Signals;
+use pinfold_core::domain::DomainId;
 use pinfold_nvme::EventFd;
 use pinfold_nvme::spec::Cap;
 use std::fmt;
@@ -21,6 +22,7 @@ pub struct ModelController {
     faults: Faults,
     vectors: Vec<Arc<EventFd>>,
     thread: Thread,
+    domain: Option<DomainId>,
     join: Option<JoinHandle<()>>,
 }
 
@@ -55,6 +57,7 @@ impl ModelController {
         let cap = Cap::new(config.mqes, config.timeout_500ms, config.stride_shift);
         let registers = Arc::new(RegisterFile::new(cap, config.version, config.queues));
         let counters = Arc::new(Counters::default());
+        let domain = bus.domain();
         let bus = Arc::new(bus);
         // The engine needs a handle of its own thread, which therefore waits for it.
         let (send, receive) = std::sync::mpsc::channel::<Engine<_>>();
@@ -82,13 +85,14 @@ impl ModelController {
         );
         // Cannot fail: the thread waits in `recv`.
         drop(send.send(engine));
-        Ok(Self { registers, counters, faults, vectors, thread, join: Some(join) })
+        Ok(Self { registers, counters, faults, vectors, thread, domain, join: Some(join) })
     }
 
     /// Returns the registers, for the driver. They may outlive the controller: then they read as
     /// all ones, like those of a removed device.
     pub fn registers(&self) -> ModelRegisters {
-        ModelRegisters { file: self.registers.clone(), thread: self.thread.clone() }
+        let (file, thread) = (self.registers.clone(), self.thread.clone());
+        ModelRegisters { file, thread, domain: self.domain }
     }
 
     /// Returns the eventfd at which interrupt `vector` arrives, if the controller has that vector.

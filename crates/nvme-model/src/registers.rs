@@ -1,5 +1,6 @@
 //! The register file, shared by the driver and the thread that executes commands.
 
+use pinfold_core::domain::DomainId;
 use pinfold_nvme::Registers;
 use pinfold_nvme::spec::{Cap, Cc, Csts, Doorbell, offset};
 use std::sync::Arc;
@@ -181,9 +182,14 @@ impl RegisterFile {
 pub struct ModelRegisters {
     pub(crate) file: Arc<RegisterFile>,
     pub(crate) thread: Thread,
+    pub(crate) domain: Option<DomainId>,
 }
 
 impl Registers for ModelRegisters {
+    fn domain(&self) -> Option<DomainId> {
+        self.domain
+    }
+
     fn read32(&self, at: u32) -> u32 {
         let file = &self.file;
         if file.stop.load(Ordering::Acquire) {

@@ -7,6 +7,7 @@ use crate::tlb::{Held, Leaf};
 use crate::unit::Unit;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{Iova, PageSize};
+use pinfold_core::domain::DomainId;
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
 use std::sync::Arc;
@@ -63,6 +64,7 @@ pub struct Port {
     unit: Arc<Unit>,
     device: Arc<Device>,
     device_tlb_entries: Option<usize>,
+    domain: Option<DomainId>,
 }
 
 impl Port {
@@ -74,7 +76,21 @@ impl Port {
             unit: Arc::clone(unit),
             device: unit.add_device(device_tlb_entries),
             device_tlb_entries,
+            domain: None,
         }
+    }
+
+    /// Returns the port as that of a device of `domain`, which [`domain`](Self::domain) reports.
+    #[must_use]
+    pub fn of_domain(mut self, domain: DomainId) -> Self {
+        self.domain = Some(domain);
+        self
+    }
+
+    /// Returns the domain whose mappings the device reaches; `None` if that is no
+    /// [`Domain`](pinfold_core::domain::Domain), or is not known.
+    pub fn domain(&self) -> Option<DomainId> {
+        self.domain
     }
 
     /// Reads from `iova`, across pages.
@@ -252,7 +268,9 @@ impl Port {
 
 impl Clone for Port {
     fn clone(&self) -> Self {
-        Self::new(&self.unit, self.device_tlb_entries)
+        let mut port = Self::new(&self.unit, self.device_tlb_entries);
+        port.domain = self.domain;
+        port
     }
 }
 

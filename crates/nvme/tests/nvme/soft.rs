@@ -152,7 +152,7 @@ impl Registers for Placed {
 fn a_controller_is_not_started_with_memory_of_another_domain() {
     let (domain, other) = (Domain::soft().unwrap(), Domain::soft().unwrap());
     let config = ModelConfig::new(namespaces(1 << 20));
-    let model = ModelController::spawn(domain.port().unwrap(), config).unwrap();
+    let model = ModelController::spawn(domain.port().unwrap().clone(), config).unwrap();
     let start = |arena: Arena| {
         Controller::start(Placed(model.registers(), domain.id()), arena, Config::default())
             .map(drop)
@@ -160,6 +160,9 @@ fn a_controller_is_not_started_with_memory_of_another_domain() {
     let rings =
         |domain| Arena::builder().size(4 << 20).source(Source::Plain).build(domain).unwrap();
     assert_eq!(start(rings(&other)), Err(Error::OtherDomain));
+    // The model knows the domain of its port itself.
+    let error = Controller::start(model.registers(), rings(&other), Config::default());
+    assert_eq!(error.map(drop), Err(Error::OtherDomain));
     assert_eq!(start(rings(&domain)), Ok(()));
 }
 

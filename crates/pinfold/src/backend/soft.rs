@@ -69,7 +69,7 @@ impl Domain {
 
     /// Connects a new device model; `None` if the devices of this domain are real.
     pub fn port(&self) -> Option<Port> {
-        self.soft_bus().map(SoftBus::port)
+        self.soft_bus().map(|bus| bus.port().of_domain(self.id()))
     }
 
     /// Returns the bus of the device models, with its statistics and faults; `None` if the devices
