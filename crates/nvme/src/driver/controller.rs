@@ -107,7 +107,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
 
     /// Returns the asynchronous events since the last call, at most 64; [`stats`](Self::stats)
     /// counts all. Reads the log pages that they name, and identifies the namespaces again if one
-    /// changed. Bounded in time, whatever the controller reports: 7 times
+    /// changed. Bounded in time, whatever the controller reports: about 8 times
     /// [`Config::admin_timeout`], and what remains is left to the next call. Events also arrive while a queue is used: its next submission then identifies the
     /// namespaces.
     ///

@@ -20,6 +20,7 @@ mod namespaces;
 mod ordering;
 mod owned;
 mod payloads;
+mod records;
 mod retries;
 mod roundtrip;
 mod soft;

@@ -271,6 +271,68 @@ fn the_time_for_which_a_request_is_held_is_no_timeout() {
     clock.advance(999 * MS);
     assert_eq!(one(&mut queue, newer).1, Ok(()));
     assert_eq!(queue.stats().timeouts, 1);
+    // From when it is sent its time counts, and no more than that.
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Fail(LATER));
+    bench.model.faults().inject(Trigger::Nth(3), Fault::NeverComplete);
+    let (older, newer) = (write(&bench, &mut queue, 3), write(&bench, &mut queue, 4));
+    assert!(poll_all(&bench, &mut queue).is_none());
+    clock.advance(1_500 * MS);
+    assert!(poll_all(&bench, &mut queue).is_none());
+    clock.advance(500 * MS);
+    assert_eq!(one(&mut queue, older).1, Ok(()));
+    assert!(poll_all(&bench, &mut queue).is_none());
+    clock.advance(999 * MS);
+    assert!(poll_all(&bench, &mut queue).is_none());
+    clock.advance(MS);
+    let completion = poll_all(&bench, &mut queue).unwrap();
+    assert!(completion.timed_out());
+    drop(newer.finish(completion));
+}
+
+/// Held until an older request has timed out, it then waits for the retry of another queue.
+#[test]
+fn the_limit_counts_from_when_only_another_queue_is_waited_for() {
+    let (bench, clock) = rig();
+    let mut first = bench.controller.create_queue(4).unwrap();
+    let mut second = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(Trigger::Nth(1), Fault::NeverComplete);
+    let lost = second.read(1, 8, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    let held = second.write(1, 0, 16, Buffer::new(&bench.arena, 8192)).unwrap();
+    assert!(poll_all(&bench, &mut second).is_none());
+    fail_next(&bench, LATER);
+    let older = write(&bench, &mut first, 1);
+    assert!(poll_all(&bench, &mut first).is_none());
+    clock.advance(1_000 * MS);
+    let completion = poll_all(&bench, &mut second).unwrap();
+    assert!(completion.timed_out());
+    drop(lost.finish(completion));
+    clock.advance(10_999 * MS);
+    assert!(poll_all(&bench, &mut second).is_none());
+    clock.advance(MS);
+    assert_eq!(one(&mut second, held).1, Err(CommandError::NotSent));
+    drop(older);
+}
+
+/// Otherwise another queue with one retry after the other would keep it for ever.
+#[test]
+fn a_request_does_not_wait_for_younger_retries() {
+    let (bench, clock) = rig();
+    let mut first = bench.controller.create_queue(4).unwrap();
+    let mut second = bench.controller.create_queue(4).unwrap();
+    fail_next(&bench, LATER);
+    let older = write(&bench, &mut first, 1);
+    assert!(poll_all(&bench, &mut first).is_none());
+    let waits = second.write(1, 0, 16, Buffer::new(&bench.arena, 8192)).unwrap();
+    assert!(poll_all(&bench, &mut second).is_none());
+    clock.advance(1_000 * MS);
+    fail_next(&bench, LATER);
+    let younger = first.write(1, 8, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    assert!(poll_all(&bench, &mut first).is_none());
+    clock.advance(1_000 * MS);
+    assert_eq!(one(&mut first, older).1, Ok(()));
+    assert_eq!(one(&mut second, waits).1, Ok(()), "the other retry is due in a second");
+    clock.advance(1_000 * MS);
+    assert_eq!(one(&mut first, younger).1, Ok(()));
 }
 
 /// The first of two conflicting requests ends in every way but by being carried out.
@@ -336,16 +398,32 @@ fn a_request_that_is_given_up_is_not_sent_again() {
     queue.abandon_retries_of(&flush);
     assert!(poll_all(&bench, &mut queue).is_none(), "it is still in flight");
     assert_eq!((result(done, completion), one(&mut other, flush).1), (Ok(()), Ok(())));
-    // One that is held, and one behind it.
+    // The first request of the first queue, and the first of another one.
+    let mut others = [(); 2].map(|()| bench.controller.create_queue(1).unwrap());
+    let waiting = others.each_mut().map(|queue| {
+        bench.model.faults().inject(Trigger::Nth(1), Fault::Fail(LATER));
+        let flush = queue.flush(1).unwrap();
+        assert!(poll_all(&bench, queue).is_none());
+        flush
+    });
+    others[0].abandon_retries_of(&waiting[1]);
+    for queue in &mut others {
+        assert!(queue.poll().unwrap().is_none(), "each has a request that waits for its retry");
+    }
+    // One that is held is sent, but not again.
     let held = write(&bench, &mut queue, 3);
-    let last = write(&bench, &mut queue, 4);
     queue.abandon_retries_of(&held);
-    assert_eq!(one(&mut queue, held).1, Err(CommandError::NotSent));
-    assert!(poll_all(&bench, &mut queue).is_none(), "the last one still waits for the first");
+    let last = write(&bench, &mut queue, 4);
+    assert!(poll_all(&bench, &mut queue).is_none());
     clock.advance(2_000 * MS);
+    bench.model.faults().inject(Trigger::Nth(2), Fault::Fail(LATER));
     assert_eq!(one(&mut queue, waits).1, Ok(()));
+    assert_eq!(one(&mut queue, held).1, Err(CommandError::Status(LATER)));
     assert_eq!(one(&mut queue, last).1, Ok(()));
     assert!(holds(&bench, &mut queue, 4));
+    for (queue, flush) in others.iter_mut().zip(waiting) {
+        assert_eq!(one(queue, flush).1, Ok(()));
+    }
 }
 
 /// A queue whose request waits is dropped, or its controller is reset: nothing is sent again.

@@ -126,6 +126,10 @@ fn whole_pages_use_a_prp_list_and_odd_segments_more_commands() {
     let stats = round_trip(&bench, &mut queue, payload);
     assert!(stats.commands > 2 && stats.prp_entries == 0, "{stats:?}");
     assert!(stats.sgl_data_blocks >= 2 * 4096);
+    // A half of which is no whole number of blocks: 1,025.
+    let uneven = (0..4100).map(|i| (i * 900, 128)).collect();
+    let stats = round_trip(&bench, &mut queue, Scattered::new(&bench, 4100 * 900, uneven));
+    assert!(stats.commands > 2 && stats.prp_entries == 0, "{stats:?}");
 }
 
 #[test]

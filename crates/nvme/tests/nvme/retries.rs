@@ -427,6 +427,26 @@ fn no_command_is_sent_again_to_a_reformatted_namespace() {
     }
 }
 
+/// It waits for an older one, which fails because its namespace has changed.
+#[test]
+fn a_held_request_is_not_sent_to_a_reformatted_namespace() {
+    let (bench, clock) = rig();
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Fail(NOT_READY.with_retry_delay(1)));
+    let write =
+        |queue: &mut TestQueue| queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    let (older, held) = (write(&mut queue), write(&mut queue));
+    while queue.stats().errors == 0 {
+        assert!(queue.poll().unwrap().is_none());
+    }
+    reformat(&bench);
+    clock.advance(2_000 * MS);
+    let changed = Err(CommandError::NamespaceChanged { nsid: 1 });
+    assert_eq!(one(&mut queue, older).1, changed);
+    assert_eq!(one(&mut queue, held).1, changed);
+    assert_eq!((queue.stats().commands, queue.in_flight()), (1, 0));
+}
+
 /// A request has more commands than the queue has slots.
 #[test]
 fn the_rest_of_a_request_is_not_sent_to_a_reformatted_namespace() {

@@ -66,13 +66,10 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     #[cold]
     fn unblock(&mut self, tag: u16, ended: &Extent) {
         self.unblocked.retain(|other| *other != tag);
-        // Those that are held before it do not wait for it. If it was not held, all others are
-        // younger: it would have been held behind an older one.
+        // A request that is held completes only by a reset, with all others. Otherwise those that
+        // are held are younger: it would have been held behind an older one.
+        self.held.retain(|other| *other != tag);
         let mut at = 0;
-        if let Some(place) = self.held.iter().position(|held| *held == tag) {
-            self.held.remove(place);
-            at = place;
-        }
         while let Some(&held) = self.held.get(at) {
             let waits = self.extents.get(held).is_some_and(|extent| extent.conflicts(ended));
             if let Some(request) = self.requests.get_mut(usize::from(held)).filter(|_| waits) {
@@ -120,15 +117,15 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 
     /// Has nothing of a request sent again, for a program that is no longer interested in it. If it
-    /// waits for a retry it fails with the status of its last attempt, and if it waits for other
-    /// requests with [`CommandError::NotSent`]; otherwise it completes with the next result of each
-    /// of its commands. The next poll returns what has completed. A request of another queue, or
-    /// one that has completed, is not affected.
+    /// waits for a retry it fails with the status of its last attempt, which the next poll returns;
+    /// otherwise it completes with the next result of each of its commands. One that waits for
+    /// older requests is still sent when these have completed. A request of another queue, or one
+    /// that has completed, is not affected.
     pub fn abandon_retries_of<P>(&mut self, request: &InFlight<P>) {
         let id = request.id();
         let tag = id.tag;
         let Some(slot) = self.requests.get_mut(usize::from(tag)) else { return };
-        if !slot.busy || (id.queue, id.sequence) != (self.serial, slot.sequence) {
+        if (id.queue, id.sequence) != (self.serial, slot.sequence) {
             return;
         }
         slot.given_up = true;
@@ -141,9 +138,6 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if let Some(command) = retrying.and_then(|index| self.commands.get(usize::from(index))) {
             let status = command.retry.status;
             self.fail_request(tag, CommandError::Status(status));
-            self.complete_if_idle(tag);
-        } else if self.held.contains(&tag) || self.unblocked.contains(&tag) {
-            self.fail_request(tag, CommandError::NotSent);
             self.complete_if_idle(tag);
         }
     }

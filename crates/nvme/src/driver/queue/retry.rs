@@ -169,6 +169,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     pub(super) fn expire_overdue(&mut self) {
         let now_ns = self.now_ns;
         let mut next_ns = u64::MAX;
+        // A request that completes may unblock others, whose deadlines then count, too.
+        self.next_deadline_ns = u64::MAX;
         for tag in 0..self.requests.len() {
             let Some(request) = self.requests.get_mut(tag).filter(|request| request.busy) else {
                 continue;
@@ -201,7 +203,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
                 self.complete(tag, RequestResult::TimedOut);
             }
         }
-        self.next_deadline_ns = next_ns;
+        self.next_deadline_ns = self.next_deadline_ns.min(next_ns);
     }
 
     /// Processes answers to aborts and sends aborts for overdue requests, as many as the controller

@@ -266,8 +266,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let slot = |index: &u16| self.commands.get(usize::from(*index));
         let retrying = self.retrying.iter().filter_map(slot).map(|slot| slot.tag);
         let nsid = |tag: u16| Some((tag, self.requests.get(usize::from(tag))?.request.nsid));
-        let held = self.held.iter().chain(&self.unblocked).chain(&self.unsent).copied();
-        let mut waiting = held.chain(retrying).filter_map(nsid);
+        let unsent = self.unblocked.iter().chain(&self.unsent).copied();
+        let mut waiting = unsent.chain(retrying).filter_map(nsid);
         waiting.find(|(_, nsid)| self.changed.contains(nsid))
     }
 

@@ -128,10 +128,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             let Some(cqe) = self.cq.next() else { break };
             self.handle_entry(&cqe);
         }
-        let waiting = !self.retrying.is_empty()
-            || !self.unsent.is_empty()
-            || !self.unblocked.is_empty()
-            || !self.held.is_empty();
+        let waiting =
+            !self.retrying.is_empty() || !self.unsent.is_empty() || !self.unblocked.is_empty();
         if waiting && self.fail_changed() {
             if !self.retrying.is_empty() {
                 self.send_retries();
@@ -287,8 +285,6 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         }
         (self.quarantined, self.aborts) = (0, 0);
         self.unsent.clear();
-        self.held.clear();
-        self.unblocked.clear();
         self.retrying.clear();
         self.count_retry_wait();
         for tag in (0..).take(self.requests.len()) {
