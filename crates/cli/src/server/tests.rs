@@ -405,8 +405,8 @@ fn a_client_that_leaves_takes_nothing_with_it() {
         // In the middle of a payload, and with requests at the controller.
         let (seen, taken) = channel();
         faults.inject(Trigger::Matches(Box::new(move |_| seen.send(()).is_ok())), Fault::Hold);
-        a.send(Command::READ, 1, 0, 4096);
-        a.send(Command::READ, 2, 0, 4096);
+        a.send(Command::READ, 1, 2 << 20, 4096);
+        a.send(Command::READ, 2, 2 << 20, 4096);
         a.send_payload(Command::WRITE, 3, 0, 1 << 20, &[0x55; 300 << 10]);
         // With the first piece of the payload.
         (0..3).for_each(|_| taken.recv_timeout(Duration::from_secs(60)).unwrap());

@@ -192,7 +192,8 @@ fn a_read_ends_with_its_client_and_a_write_does_not() {
         let mut c = door.client();
         let (seen, taken) = channel();
         faults.inject(Trigger::Matches(Box::new(move |_| seen.send(()).is_ok())), Fault::Hold);
-        c.send_payload(Command::WRITE, 1, 0, 4096, &[7; 4096]);
+        // Behind the first parts of the read, which would wait for it otherwise.
+        c.send_payload(Command::WRITE, 1, 3 << 20, 4096, &[7; 4096]);
         c.0.write_all(
             &RequestHeader { command: Command::DISCONNECT, ..Default::default() }.to_bytes(),
         )
@@ -205,7 +206,7 @@ fn a_read_ends_with_its_client_and_a_write_does_not() {
         faults.clear();
         assert_eq!(b.read(0, 0), Ok(Vec::new()));
         faults.release();
-        while b.read(0, 4096) != Ok(vec![7; 4096]) {}
+        while b.read(3 << 20, 4096) != Ok(vec![7; 4096]) {}
     });
     let read = target.reads.bytes / (256 << 10);
     assert!((4..16).contains(&read), "{read} of 16 pieces; {clients:?}");
