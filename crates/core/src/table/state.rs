@@ -23,15 +23,21 @@ use crate::sync::{Ordering, relax};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PageState(u64);
 
-/// A thread is clearing leaves of the page.
-const CLEARING: u64 = 1 << 31;
+/// The bits of the count. A page has 512 entries; threads that break the contract may count others
+/// for a moment.
+const COUNT_BITS: u32 = 20;
 /// The page is pinned.
-const PINNED: u64 = 1 << 30;
+const PINNED: u64 = 1 << COUNT_BITS;
+/// A thread is clearing leaves of the page.
+const CLEARING: u64 = PINNED << 1;
+/// Where the generation begins. It has 42 bits: a thread would have to stay between two
+/// instructions for weeks, while others retire and reclaim the same page all the time, for it to
+/// take a later generation for its own.
+const GENERATION_SHIFT: u32 = COUNT_BITS + 2;
 
 impl PageState {
     #[inline]
     pub(super) fn count(self) -> u32 {
-        // Bits 0 to 29; the generation is above bit 31.
         u32::try_from(self.0 & (PINNED - 1)).unwrap_or(u32::MAX)
     }
 
@@ -60,7 +66,13 @@ impl PageState {
 
     #[inline]
     pub(super) fn generation(self) -> u64 {
-        self.0 >> 32
+        self.0 >> GENERATION_SHIFT
+    }
+
+    /// Returns the state of the next generation, with nothing in the page.
+    #[inline]
+    fn next_generation(self) -> Self {
+        Self(self.generation().wrapping_add(1) << GENERATION_SHIFT)
     }
 }
 
@@ -78,8 +90,7 @@ impl Page<'_> {
     ///
     /// It must be linked before anything is counted in it.
     pub(super) fn renew(self, iova: u64, level: u8) {
-        let generation = self.state().generation().wrapping_add(1);
-        self.record().state.store(generation << 32, Ordering::Release);
+        self.record().state.store(self.state().next_generation().0, Ordering::Release);
         // After the state, which no longer is of the previous generation for a thread that finds
         // this home.
         self.record().home.store(home(iova, level), Ordering::Release);
@@ -180,4 +191,21 @@ impl Page<'_> {
 #[inline]
 const fn home(iova: u64, level: u8) -> u64 {
     iova & !(span(level + 1) - 1) | level as u64
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// 2^32 uses of one page are an hour of mapping and unmapping.
+    #[test]
+    fn a_generation_does_not_return_after_any_number_of_uses() {
+        let seen = PageState(0).next_generation();
+        for power in 16..42 {
+            let later = PageState((1 << power) << GENERATION_SHIFT).next_generation();
+            assert_ne!(later.generation(), seen.generation(), "after 2^{power}");
+            assert!(later.generation() > 1 << power && later.is_unused() && !later.is_pinned());
+        }
+        assert_eq!(PageState(PINNED | CLEARING | 512).count(), 512);
+    }
 }
