@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 impl Inner {
     pub(super) fn fill(&self, slots: &mut [Option<Frame>], urgency: Urgency) -> usize {
         let full = slots.len();
-        let mut allowance = self.allowance(urgency, 0);
+        let mut allowance = self.allowance(urgency, full, 0);
         let Filled { asked, got, .. } =
             fill_from(slots, |want| self.claim_allowed(want, &mut allowance));
         self.count_bulk(asked, got, allowance);
@@ -21,8 +21,8 @@ impl Inner {
     }
 
     pub(super) fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
-        let mut allowance = self.allowance(Urgency::Normal, 0);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
+        let mut allowance = self.allowance(Urgency::Normal, asked, 0);
         let mut parts = Parts::gather(asked, |want| self.claim_allowed(want, &mut allowance));
         let result = fill_all_from(slots, asked, &mut parts);
         parts.release_to(self);
@@ -31,7 +31,7 @@ impl Inner {
     }
 
     pub(super) fn take_parts(&self, n: usize) -> Parts {
-        let mut allowance = self.allowance(Urgency::Normal, 0);
+        let mut allowance = self.allowance(Urgency::Normal, n, 0);
         let parts = Parts::gather(n, |want| self.claim_allowed(want, &mut allowance));
         self.count_bulk(n, parts.len(), allowance);
         parts
@@ -43,6 +43,9 @@ impl Inner {
         // Without an owner nothing is in a magazine.
         tally.claimed = got as i64;
         self.fold(tally);
+        if got < asked || allowance.fell_back {
+            self.set_under_pressure();
+        }
     }
 
     pub(super) fn free_bulk(&self, slots: &mut [Option<Frame>]) -> Result<usize, FrameError> {
@@ -85,7 +88,7 @@ impl ZoneLocal {
             self.restore(left);
         }
         self.tally.bulk(asked, got, supply.fell_back());
-        self.after_bulk(got < asked);
+        self.after_bulk(got < asked || supply.fell_back());
         full - (asked - got)
     }
 
@@ -98,10 +101,10 @@ impl ZoneLocal {
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
         let mut parts = Parts::gather(asked, |want| supply.next_exactly(self, want));
         let result = fill_all_from(slots, asked, &mut parts);
-        self.tally.claimed -= parts.len() as i64;
+        self.tally.claimed.sub(parts.len() as u64);
         parts.release_to(&self.zone);
         self.tally.bulk(asked, if result.is_ok() { asked } else { 0 }, supply.fell_back());
-        self.after_bulk(result.is_err());
+        self.after_bulk(result.is_err() || supply.fell_back());
         result
     }
 
@@ -110,11 +113,12 @@ impl ZoneLocal {
         let mut supply = Supply::new(Urgency::Normal);
         let parts = Parts::gather(n, |want| supply.next_exactly(self, want));
         self.tally.bulk(n, parts.len(), supply.fell_back());
-        self.after_bulk(parts.len() < n);
+        self.after_bulk(parts.len() < n || supply.fell_back());
         FrameList::new(self.zone.issue(), parts)
     }
 
-    /// Sets the zone under pressure after a call that reached a watermark.
+    /// Sets the zone under pressure after a call that got less than it asked for, or reached a
+    /// watermark.
     fn after_bulk(&self, short: bool) {
         if short {
             self.zone.set_under_pressure();
@@ -165,7 +169,8 @@ impl Supply {
     }
 
     fn claim(&mut self, local: &mut ZoneLocal, want: u32) -> Part {
-        let new = || local.zone.allowance(self.urgency, local.tally.claimed);
+        let unknown = local.tally.claimed.get().cast_signed();
+        let new = || local.zone.allowance(self.urgency, want as usize, unknown);
         let allowance = self.allowance.get_or_insert_with(new);
         let part = match allowance.of(local.batch_for(want)) {
             0 => Part::NONE,

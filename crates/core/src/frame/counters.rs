@@ -1,14 +1,14 @@
 //! [`FrameStats`], the counters behind it that a zone's owners share, and [`Watermarks`]: how many
 //! frames bulk calls leave free.
 
-use crate::sync::{AtomicU64, CachePadded, Ordering};
+use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 /// A zone's counters, in frames unless stated otherwise.
 ///
-/// An owner's [`ZoneLocal`](super::ZoneLocal) counts by itself and adds its counts now and then, at
-/// the latest when it is dropped: while it lives, `in_use` and `held` may be off by about 1/256 of
-/// the zone (at most 4608 frames) for each `ZoneLocal`, and by what bulk calls have since taken
-/// from its magazine.
+/// Exact while no call is being made: an owner's [`ZoneLocal`](super::ZoneLocal) counts by plain
+/// stores of its own, which a report adds up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FrameStats {
@@ -39,7 +39,8 @@ pub struct FrameStats {
     pub exhausted: u64,
 }
 
-/// The counters that all owners share. Those that change together share a cache line.
+/// The counters that all owners share. Those that change together share a cache line. Owners add
+/// theirs now and then, so that the number of free frames is known roughly without asking them.
 #[derive(Debug)]
 pub(super) struct Counters {
     /// Frames allocated by single calls.
@@ -53,6 +54,9 @@ pub(super) struct Counters {
     fell_back: AtomicU64,
     stolen: AtomicU64,
     exhausted: AtomicU64,
+    /// What owners have counted since they last added it. Locked by reports, by calls that would
+    /// stop at a watermark, and where owners come and go.
+    owners: Mutex<Vec<Arc<CachePadded<OwnerTally>>>>,
 }
 
 /// The counts of one owner or one bulk call since they were last added to the zone's.
@@ -86,6 +90,123 @@ impl Tally {
             self.exhausted += u64::from(got == 0);
         }
     }
+
+    fn add(&mut self, other: Self) {
+        self.singles = self.singles.wrapping_add(other.singles);
+        self.frees = self.frees.wrapping_add(other.frees);
+        self.bulk_filled = self.bulk_filled.wrapping_add(other.bulk_filled);
+        self.bulk_missed = self.bulk_missed.wrapping_add(other.bulk_missed);
+        self.bulk_partial = self.bulk_partial.wrapping_add(other.bulk_partial);
+        self.fell_back = self.fell_back.wrapping_add(other.fell_back);
+        self.exhausted = self.exhausted.wrapping_add(other.exhausted);
+        self.claimed = self.claimed.wrapping_add(other.claimed);
+    }
+}
+
+/// A number that one thread changes and others read.
+#[derive(Debug)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// No read-modify-write: the caller is the only one that changes it.
+    #[inline(always)]
+    pub(super) fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn sub(&self, n: u64) {
+        self.0.store(self.get().wrapping_sub(n), Ordering::Relaxed);
+    }
+
+    fn take(&self) -> u64 {
+        let n = self.get();
+        self.0.store(0, Ordering::Relaxed);
+        n
+    }
+}
+
+/// A [`Tally`] that its owner changes and reports read.
+#[derive(Debug)]
+pub(super) struct OwnerTally {
+    pub(super) singles: Count,
+    pub(super) frees: Count,
+    pub(super) bulk_filled: Count,
+    pub(super) bulk_missed: Count,
+    pub(super) bulk_partial: Count,
+    pub(super) fell_back: Count,
+    pub(super) exhausted: Count,
+    pub(super) claimed: Count,
+}
+
+impl OwnerTally {
+    fn new() -> Self {
+        Self {
+            singles: Count::new(),
+            frees: Count::new(),
+            bulk_filled: Count::new(),
+            bulk_missed: Count::new(),
+            bulk_partial: Count::new(),
+            fell_back: Count::new(),
+            exhausted: Count::new(),
+            claimed: Count::new(),
+        }
+    }
+
+    pub(super) fn read(&self) -> Tally {
+        self.each(Count::get)
+    }
+
+    /// Sets all counts to 0, and returns what they were.
+    pub(super) fn take(&self) -> Tally {
+        self.each(Count::take)
+    }
+
+    fn each(&self, of: impl Fn(&Count) -> u64) -> Tally {
+        Tally {
+            singles: of(&self.singles),
+            frees: of(&self.frees),
+            bulk_filled: of(&self.bulk_filled),
+            bulk_missed: of(&self.bulk_missed),
+            bulk_partial: of(&self.bulk_partial),
+            fell_back: of(&self.fell_back),
+            exhausted: of(&self.exhausted),
+            claimed: of(&self.claimed).cast_signed(),
+        }
+    }
+
+    /// See [`Tally::bulk`].
+    pub(super) fn bulk(&self, asked: usize, got: usize, fell_back: bool) {
+        self.bulk_filled.add(got as u64);
+        if got < asked || fell_back {
+            self.bulk_short(asked, got, fell_back);
+        }
+    }
+
+    #[cold]
+    fn bulk_short(&self, asked: usize, got: usize, fell_back: bool) {
+        let mut tally = Tally::default();
+        tally.bulk(asked, got, fell_back);
+        self.fell_back.add(tally.fell_back);
+        self.bulk_missed.add(tally.bulk_missed);
+        self.bulk_partial.add(tally.bulk_partial);
+        self.exhausted.add(tally.exhausted);
+    }
+
+    /// See [`Tally::held`].
+    pub(super) fn held(&self) -> i64 {
+        let in_use = self.singles.get().wrapping_add(self.bulk_filled.get());
+        self.claimed.get().wrapping_sub(in_use.wrapping_sub(self.frees.get())).cast_signed()
+    }
 }
 
 impl Counters {
@@ -101,7 +222,29 @@ impl Counters {
             fell_back: zero(),
             stolen: zero(),
             exhausted: zero(),
+            owners: Mutex::new(Vec::new()),
         }
+    }
+
+    /// Returns the counts of a new owner.
+    pub(super) fn enter(&self) -> Arc<CachePadded<OwnerTally>> {
+        let tally = Arc::new(CachePadded(OwnerTally::new()));
+        self.owners.lock().push(Arc::clone(&tally));
+        tally
+    }
+
+    /// Adds the counts of an owner that ends.
+    pub(super) fn leave(&self, tally: &Arc<CachePadded<OwnerTally>>) {
+        let mut owners = self.owners.lock();
+        self.fold(tally.take());
+        owners.retain(|owner| !Arc::ptr_eq(owner, tally));
+    }
+
+    /// Returns what owners have counted and not yet added.
+    fn unfolded(&self) -> Tally {
+        let mut sum = Tally::default();
+        self.owners.lock().iter().for_each(|owner| sum.add(owner.read()));
+        sum
     }
 
     #[inline(always)]
@@ -123,15 +266,26 @@ impl Counters {
         self.singles.load(Ordering::Relaxed).wrapping_add(self.bulk_filled.load(Ordering::Relaxed))
     }
 
+    /// Returns how many frames are in use, as far as owners have added their counts.
     pub(super) fn in_use(&self) -> u64 {
         let frees = self.frees.load(Ordering::Relaxed);
-        self.allocs().saturating_sub(frees)
+        u64::try_from(self.allocs().wrapping_sub(frees).cast_signed()).unwrap_or(0)
     }
 
-    /// Frames in magazines. When owners free what others allocated, the sum may temporarily be
-    /// below 0.
-    pub(super) fn held(&self) -> u64 {
-        u64::try_from(self.held.load(Ordering::Relaxed).cast_signed()).unwrap_or(0)
+    /// Returns how many frames are in use or in magazines, as far as owners have added their counts.
+    /// Below 0 where a frame was freed whose allocation its owner has not added yet.
+    pub(super) fn taken(&self) -> i64 {
+        let frees = self.frees.load(Ordering::Relaxed);
+        let held = self.held.load(Ordering::Relaxed);
+        self.allocs().wrapping_sub(frees).wrapping_add(held).cast_signed()
+    }
+
+    /// As [`taken`](Self::taken), with what owners have not added. Exact while no call is being
+    /// made elsewhere. O(owners), under their lock.
+    pub(super) fn taken_exactly(&self) -> i64 {
+        // What an owner has claimed is in use or held.
+        let unfolded = self.unfolded().claimed;
+        self.taken().wrapping_add(unfolded)
     }
 
     /// Adds an owner's counts; its frees first, or all that it ever allocated would seem to be in
@@ -154,21 +308,28 @@ impl Counters {
     }
 
     pub(super) fn stats(&self, frames: u64) -> FrameStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (frees, allocs) = (read(&self.frees), self.allocs());
-        let (filled, missed) = (read(&self.bulk_filled), read(&self.bulk_missed));
+        let owners = self.unfolded();
+        let read =
+            |counter: &AtomicU64, more: u64| counter.load(Ordering::Relaxed).wrapping_add(more);
+        let frees = read(&self.frees, owners.frees);
+        let filled = read(&self.bulk_filled, owners.bulk_filled);
+        let missed = read(&self.bulk_missed, owners.bulk_missed);
+        let allocs = read(&self.singles, owners.singles).wrapping_add(filled);
+        let held = read(&self.held, owners.held().cast_unsigned()).cast_signed();
+        // While calls are being made, more may seem to be freed than was allocated.
+        let level = |level: i64| u64::try_from(level).unwrap_or(0).min(frames);
         FrameStats {
             frames,
             allocs,
             frees,
-            in_use: allocs.saturating_sub(frees).min(frames),
-            held: self.held().min(frames),
+            in_use: level(allocs.wrapping_sub(frees).cast_signed()),
+            held: level(held),
             bulk_asked: filled.saturating_add(missed),
             bulk_filled: filled,
-            bulk_partial: read(&self.bulk_partial),
-            fell_back: read(&self.fell_back),
-            stolen: read(&self.stolen),
-            exhausted: read(&self.exhausted),
+            bulk_partial: read(&self.bulk_partial, owners.bulk_partial),
+            fell_back: read(&self.fell_back, owners.fell_back),
+            stolen: read(&self.stolen, 0),
+            exhausted: read(&self.exhausted, owners.exhausted),
         }
     }
 }
@@ -196,8 +357,9 @@ impl core::fmt::Display for FrameStats {
 /// even it gets something while memory remains. Calls for a single frame or run ignore them. Under
 /// pressure, owners flush their magazines with their next calls, until `high` is reached.
 ///
-/// The number of free frames comes from the counters, which may be behind: see
-/// [`FrameStats`].
+/// A call that would stop at a watermark adds up what all owners have counted, so it stops there and
+/// not before. One that seems to be far from it does not, and may pass it by what other owners have
+/// not reported yet: about 1/256 of the zone, at most 4,608 frames, for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watermarks {
     min: u32,

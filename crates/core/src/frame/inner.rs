@@ -1,10 +1,11 @@
 //! [`Inner`], the state that the handles of a zone share: allocating and freeing in the map.
 
-use super::counters::{Allowance, Counters, Tally, Urgency, Watermarks};
+use super::counters::{Allowance, Counters, OwnerTally, Tally, Urgency, Watermarks};
 use super::hints::{Hints, Limits, Slots};
 use super::map::{Claimed, Map, Part, REGION, WORDS, parts};
 use super::number::{AlreadyFree, Frame, FrameError, MAX_ZONE, MIN_ZONE, Order};
 use crate::sync::{AtomicU32, CachePadded, Ordering};
+use alloc::sync::Arc;
 
 /// How many partly free regions are tried for a run before a whole one is split.
 pub(super) const MAX_PARTIAL: usize = 64;
@@ -129,6 +130,7 @@ impl Inner {
     #[cold]
     pub(super) fn count_exhausted(&self) {
         self.fold(Tally { exhausted: 1, ..Tally::default() });
+        self.set_under_pressure();
     }
 
     /// Allocates a run of an order without counting it.
@@ -479,11 +481,10 @@ fn pieces(first: u32, run: u32) -> impl Iterator<Item = (u32, u32, u32)> {
 
 /// Watermarks, and whether the zone is under pressure.
 impl Inner {
-    /// Returns how many frames are free in the map: not in use and in no magazine. As exact as the
-    /// counters. O(1).
-    pub(super) fn available(&self) -> u64 {
-        let taken = self.counters.in_use().saturating_add(self.counters.held());
-        u64::from(self.frames()).saturating_sub(taken)
+    /// Returns how many frames are free in the map, not in use and in no magazine, as far as owners
+    /// have added their counts. O(1).
+    pub(super) fn available(&self) -> i64 {
+        i64::from(self.frames()) - self.counters.taken()
     }
 
     /// Returns whether the zone has run out of frames or a bulk call has reached a watermark, and
@@ -507,16 +508,18 @@ impl Inner {
         }
     }
 
-    /// Returns what a bulk call may claim, for a caller that has claimed `unknown` more frames than
-    /// are counted.
-    pub(super) fn allowance(&self, urgency: Urgency, unknown: i64) -> Allowance {
-        let mark = self.watermarks.mark(urgency);
-        let left = match mark {
-            0 => u64::MAX,
-            _ => self
-                .available()
-                .saturating_add_signed(unknown.saturating_neg())
-                .saturating_sub(mark.into()),
+    /// Returns what a bulk call that wants `want` frames may claim, for a caller that has claimed
+    /// `unknown` more frames than it has added to the counters.
+    pub(super) fn allowance(&self, urgency: Urgency, want: usize, unknown: i64) -> Allowance {
+        let mark = i64::from(self.watermarks.mark(urgency));
+        let above = |available: i64| u64::try_from(available.saturating_sub(mark)).unwrap_or(0);
+        let left = match (mark, above(self.available().saturating_sub(unknown))) {
+            (0, _) => u64::MAX,
+            // It may have seemed less because of what other owners have not added yet.
+            (_, left) if left < want as u64 => {
+                above(i64::from(self.frames()) - self.counters.taken_exactly())
+            }
+            (_, left) => left,
         };
         Allowance { left, fell_back: false }
     }
@@ -536,9 +539,15 @@ impl Inner {
     /// Adds the counts of an owner or a bulk call.
     pub(super) fn fold(&self, tally: Tally) {
         self.counters.fold(tally);
-        if tally.exhausted + tally.fell_back > 0 {
-            self.set_under_pressure();
-        } else if self.under_pressure() {
+        if self.under_pressure() {
+            self.update_pressure();
+        }
+    }
+
+    /// Adds the counts of an owner that ends.
+    pub(super) fn end_owner(&self, tally: &Arc<CachePadded<OwnerTally>>) {
+        self.counters.leave(tally);
+        if self.under_pressure() {
             self.update_pressure();
         }
     }

@@ -1,11 +1,13 @@
 //! [`ZoneLocal`]: one owner's handle to a zone.
 
-use super::counters::Tally;
+use super::counters::OwnerTally;
 use super::inner::Inner;
 use super::magazine::{Magazine, Scatter};
 use super::map::{Part, parts};
 use super::number::{AlreadyFree, Frame, FrameError, Order};
 use crate::share::Stock;
+use crate::sync::CachePadded;
+use alloc::sync::Arc;
 
 /// The most frees between two checks for pressure.
 const CHECK_EVERY: u32 = 256;
@@ -43,7 +45,7 @@ pub struct ZoneLocal {
     checked: bool,
     pub(super) region: Option<u32>,
     slot: Option<u32>,
-    pub(super) tally: Tally,
+    pub(super) tally: Arc<CachePadded<OwnerTally>>,
     /// How many frames the owner had cached when its counts were last added to the zone's.
     held_before: i64,
 }
@@ -78,7 +80,7 @@ impl ZoneLocal {
             checked: claimed == 0,
             region: None,
             slot: zone.slots.claim(),
-            tally: Tally::default(),
+            tally: zone.counters.enter(),
             held_before: 0,
             zone,
         }
@@ -106,9 +108,9 @@ impl ZoneLocal {
             _ => self.alloc_run_of(order),
         };
         match frame {
-            Ok(_) => self.tally.singles += u64::from(order.frames()),
+            Ok(_) => self.tally.singles.add(order.frames().into()),
             Err(_) => {
-                self.tally.exhausted += 1;
+                self.tally.exhausted.add(1);
                 self.zone.set_under_pressure();
             }
         }
@@ -136,8 +138,8 @@ impl ZoneLocal {
     /// pressure.
     #[inline(always)]
     pub(super) fn count_frees(&mut self, frames: u64) {
-        self.tally.frees += frames;
-        if self.tally.frees >= self.check_at {
+        self.tally.frees.add(frames);
+        if self.tally.frees.get() >= self.check_at {
             self.maintain();
         }
     }
@@ -148,13 +150,14 @@ impl ZoneLocal {
         if self.scatter.is_sparse(self.magazine.words(), self.limit) {
             self.flush();
         }
-        if self.tally.frees >= self.trim_at {
+        if self.tally.frees.get() >= self.trim_at {
             // Counted from then on: a trim may add the counts to the zone's.
             let next = self.make_room(slack);
-            self.trim_at = self.tally.frees + u64::from(next);
+            self.trim_at = self.tally.frees.get() + u64::from(next);
         }
         // Not after `trim_at`: from then on the magazine may be over the limit.
-        self.check_at = (self.tally.frees + u64::from(slack.min(CHECK_EVERY))).min(self.trim_at);
+        self.check_at =
+            (self.tally.frees.get() + u64::from(slack.min(CHECK_EVERY))).min(self.trim_at);
         self.flush_under_pressure();
         self.fold_if_due();
     }
@@ -231,7 +234,7 @@ impl ZoneLocal {
     fn evict(&mut self, index: usize) {
         let part = self.magazine.take(index);
         if part.mask != 0 {
-            self.tally.claimed -= i64::from(part.len());
+            self.tally.claimed.sub(part.len().into());
             // Fails only after a wrong free elsewhere, which cannot be reported here.
             _ = self.zone.release(part);
         }
@@ -268,7 +271,7 @@ impl ZoneLocal {
     pub(super) fn claim(&mut self, n: u32) -> Part {
         self.fold_if_due();
         let part = self.claim_near(n);
-        self.tally.claimed += i64::from(part.len());
+        self.tally.claimed.add(part.len().into());
         part
     }
 
@@ -290,9 +293,11 @@ impl ZoneLocal {
     }
 
     pub(super) fn fold_if_due(&mut self) {
-        let (singles, bulk, frees) = (self.tally.singles, self.tally.bulk_filled, self.tally.frees);
+        let tally = &self.tally;
+        let (singles, bulk, frees) =
+            (tally.singles.get(), tally.bulk_filled.get(), tally.frees.get());
         let due = (singles + bulk).abs_diff(frees) >= self.fold_at
-            || self.tally.claimed.unsigned_abs() >= self.fold_at
+            || tally.claimed.get().cast_signed().unsigned_abs() >= self.fold_at
             || singles + bulk >= 1 << 16;
         if due {
             self.fold();
@@ -300,10 +305,10 @@ impl ZoneLocal {
     }
 
     pub(super) fn fold(&mut self) {
-        self.check_at = self.check_at.saturating_sub(self.tally.frees);
-        self.trim_at = self.trim_at.saturating_sub(self.tally.frees);
+        self.check_at = self.check_at.saturating_sub(self.tally.frees.get());
+        self.trim_at = self.trim_at.saturating_sub(self.tally.frees.get());
         self.held_before += self.tally.held();
-        self.zone.fold(core::mem::take(&mut self.tally));
+        self.zone.fold(self.tally.take());
     }
 }
 
@@ -369,7 +374,7 @@ impl ZoneLocal {
         if self.zone.under_pressure() {
             self.flush();
             self.zone.release(part)?;
-            self.tally.claimed -= i64::from(frames);
+            self.tally.claimed.sub(frames.into());
             // Folded at once, so that the zone detects its recovery.
             self.fold();
             return Ok(());
@@ -390,8 +395,8 @@ impl ZoneLocal {
             return self.bypass_many(part, frames);
         }
         let free = self.zone.release_bits(part)?;
-        self.tally.claimed -= 1;
-        self.scatter.note_bypassed(part.word, self.tally.frees);
+        self.tally.claimed.sub(1);
+        self.scatter.note_bypassed(part.word, self.tally.frees.get());
         self.zone.note_released_at_random(part, free);
         Ok(())
     }
@@ -402,7 +407,7 @@ impl ZoneLocal {
             return self.cache_new(part, frames);
         }
         self.zone.release(part)?;
-        self.tally.claimed -= i64::from(frames);
+        self.tally.claimed.sub(frames.into());
         Ok(())
     }
 }
@@ -422,7 +427,7 @@ impl ZoneLocal {
             }),
         };
         if found.is_ok() {
-            self.tally.claimed += i64::from(order.frames());
+            self.tally.claimed.add(order.frames().into());
         }
         found
     }
@@ -430,7 +435,7 @@ impl ZoneLocal {
     pub(super) fn free_run_of(&mut self, frame: Frame, order: Order) -> Result<(), FrameError> {
         self.refuse_held(frame, order.frames())?;
         self.zone.free_run_of(frame, order)?;
-        self.tally.claimed -= i64::from(order.frames());
+        self.tally.claimed.sub(order.frames().into());
         self.count_frees(order.frames().into());
         Ok(())
     }
@@ -451,7 +456,7 @@ impl ZoneLocal {
 impl Drop for ZoneLocal {
     fn drop(&mut self) {
         self.flush();
-        self.zone.fold(self.tally);
+        self.zone.end_owner(&self.tally);
         if let Some(region) = self.region {
             self.zone.ensure_visible(region);
         }

@@ -170,10 +170,10 @@ counters! {
         pinned_bytes: Level Bytes "  pinned",
         /// The size in frames of 4096 bytes.
         frames: Level Count "frames",
-        /// Allocated frames, quarantined ones included. While owners' handles exist, it lags behind
-        /// by what they have not reported yet.
+        /// Allocated frames, quarantined ones included. Exact while no call is being made.
         frames_in_use: Level Count "  in use",
-        /// The most frames that were allocated at once.
+        /// The most frames that were allocated at once, as far as owners' handles had reported it by
+        /// then.
         frames_peak: Peak Count "  peak",
         /// Frames that a device may still reach: they are never allocated again.
         frames_quarantined: Total Count "  quarantined",

@@ -111,10 +111,8 @@ impl ArenaMemory {
         self.0.memfd().map(AsFd::as_fd)
     }
 
-    /// Returns how much of the arena is in use. O(1).
-    ///
-    /// While an owner's handle ([`local`](Self::local)) lives, the counts lag behind what it
-    /// allocates and frees.
+    /// Returns how much of the arena is in use. Exact while no call is being made, but for the peak.
+    /// O(owners).
     pub fn stats(&self) -> ArenaStats {
         let bytes = self.0.bytes();
         let pinned = match &*self.0.residency() {
@@ -127,7 +125,7 @@ impl ArenaMemory {
             bytes,
             frames: bytes / Frame::BYTES,
             frames_in_use: in_use,
-            // An owner's counts may have arrived since the peak was noted.
+            // The peak is noted from what owners have reported.
             frames_peak: self.0.peak().max(in_use),
             frames_quarantined: self.0.quarantined(),
             pinned_bytes: if pinned { bytes } else { 0 },

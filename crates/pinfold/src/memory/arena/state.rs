@@ -193,7 +193,8 @@ impl State {
     }
 
     pub(super) fn update_peak(&self) {
-        let in_use = self.in_use();
+        // Not exact: this is done with every call, which then would ask all owners.
+        let in_use = self.zone.in_use_roughly().saturating_sub(self.fenced);
         if in_use > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(in_use, Ordering::Relaxed);
         }
