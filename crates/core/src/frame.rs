@@ -63,6 +63,7 @@ mod map;
 mod number;
 mod owner;
 mod regions;
+mod storage;
 mod zone;
 
 #[cfg(test)]

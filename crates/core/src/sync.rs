@@ -6,6 +6,22 @@
 //! read-modify-writes and locks: scaling cannot be timed on two cores, but it can be counted.
 //!
 //! Memory shared with a *device* is accessed through [`mem`](crate::mem) instead.
+//!
+//! A model executes what the product executes. What differs under loom, and why:
+//!
+//! - here: the types themselves (`modelled` says what is added to loom's), and `relax` and
+//!   `spin_then_yield` yield, because loom cannot wait;
+//! - `frame/storage`, `table/pages`: atomics are made one by one, because loom's are no memory of
+//!   zeros;
+//! - `table/store`: an access to an entry, which is memory of a device and not seen by loom, is
+//!   shown to it as one to a word that nothing else uses;
+//! - `page_pool/records`, `page_pool/consumer`, `invalidate/batch`: fewer frames in a region, pages
+//!   in a chunk, batches in flight, because the time of a model grows with them;
+//! - `dma_pool/unit`: an assertion, whose failure is undefined in the product;
+//! - `drop_guard` and the crate: the standard library is there.
+//!
+//! Not seen by loom: `unique_number` and the flags of `drop_guard`, which order nothing; and in
+//! `table/pages` the chunks that are added later, which a thread acquires with the link into them.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::AtomicBool;

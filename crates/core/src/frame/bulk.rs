@@ -64,6 +64,10 @@ fn fill_all_from(
     asked: usize,
     parts: &mut Parts,
 ) -> Result<(), FrameError> {
+    if parts.no_room {
+        let bytes = parts.far.len().saturating_add(1).saturating_mul(size_of::<Part>());
+        return Err(FrameError::NoMemory { bytes });
+    }
     if parts.len() < asked {
         return Err(FrameError::Short { asked, missing: asked - parts.len() });
     }
@@ -192,13 +196,22 @@ pub(super) struct Parts {
     near_len: usize,
     far: Vec<Part>,
     len: usize,
+    /// Whether there was no memory for all that were wanted.
+    no_room: bool,
 }
 
 impl Parts {
-    /// Claims `n` frames by `next`, or as many as it has; `next` never returns more than requested.
+    /// Claims `n` frames by `next`, or as many as it has, or as there is memory to list; `next` never
+    /// returns more than requested.
     pub(super) fn gather(n: usize, mut next: impl FnMut(u32) -> Part) -> Self {
-        let mut all = Self { near: [Part::NONE; NEAR], near_len: 0, far: Vec::new(), len: 0 };
+        let mut all =
+            Self { near: [Part::NONE; NEAR], near_len: 0, far: Vec::new(), len: 0, no_room: false };
         while all.len < n {
+            // Before a part is claimed.
+            if all.near_len == NEAR && all.far.try_reserve(1).is_err() {
+                all.no_room = true;
+                break;
+            }
             let part = next(u32::try_from(n - all.len).unwrap_or(u32::MAX));
             if part.mask == 0 {
                 break;

@@ -3,6 +3,8 @@
 //! run that a region may have free, so that a search skips regions that have none.
 
 use super::map::{MAX_INNER, Part, max_order_of};
+use super::number::FrameError;
+use super::storage::collect;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use alloc::boxed::Box;
 
@@ -22,11 +24,11 @@ pub(super) struct Hints {
 
 impl Hints {
     /// Creates a set over `regions` regions that contains the first `members` of them.
-    pub(super) fn new(regions: u32, members: u32) -> Self {
-        Self {
-            bits: first_set(regions, members),
-            above: first_set(regions.div_ceil(64), members.div_ceil(64)),
-        }
+    pub(super) fn new(regions: u32, members: u32) -> Result<Self, FrameError> {
+        Ok(Self {
+            bits: first_set(regions, members)?,
+            above: first_set(regions.div_ceil(64), members.div_ceil(64))?,
+        })
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -103,13 +105,11 @@ impl Hints {
 }
 
 /// Returns `len` bits of which the first `set` are 1.
-fn first_set(len: u32, set: u32) -> Box<[AtomicU64]> {
-    (0..len.div_ceil(64))
-        .map(|word| match set.saturating_sub(word * 64) {
-            0 => AtomicU64::new(0),
-            n => AtomicU64::new(!0 >> (64 - n.min(64))),
-        })
-        .collect()
+fn first_set(len: u32, set: u32) -> Result<Box<[AtomicU64]>, FrameError> {
+    collect(len.div_ceil(64), |word| match set.saturating_sub(word * 64) {
+        0 => AtomicU64::new(0),
+        n => AtomicU64::new(!0 >> (64 - n.min(64))),
+    })
 }
 
 /// A slot's value: no owner, an owner without a region, or the number of the reserved region
@@ -123,8 +123,8 @@ const FIRST: u32 = 2;
 pub(super) struct Slots(Box<[AtomicU32]>);
 
 impl Slots {
-    pub(super) fn new(slots: u32) -> Self {
-        Self((0..slots).map(|_| AtomicU32::new(FREE)).collect())
+    pub(super) fn new(slots: u32) -> Result<Self, FrameError> {
+        Ok(Self(collect(slots, |_| AtomicU32::new(FREE))?))
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -204,14 +204,14 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    pub(super) fn new(regions: u32) -> Self {
-        let level = |count: u32| (0..count).map(|_| AtomicU8::new(TOP)).collect();
+    pub(super) fn new(regions: u32) -> Result<Self, FrameError> {
+        let level = |count: u32| collect(count, |_| AtomicU8::new(TOP));
         let groups = regions.div_ceil(FAN_OUT);
-        Self {
-            levels: [level(regions), level(groups), level(groups.div_ceil(FAN_OUT))],
+        Ok(Self {
+            levels: [level(regions)?, level(groups)?, level(groups.div_ceil(FAN_OUT))?],
             used: AtomicBool::new(regions > MAX_UNUSED),
             lowering: AtomicBool::new(false),
-        }
+        })
     }
 
     /// Notes that a run is asked for.
@@ -441,7 +441,7 @@ mod tests {
 
     /// Returns limits of a region that a free has raised, and whose groups it has not raised yet.
     fn half_raised() -> Limits {
-        let limits = Limits::new(1);
+        let limits = Limits::new(1).unwrap();
         let set = |level: usize, limit| limits.levels[level][0].store(limit, Ordering::SeqCst);
         (1..LEVELS).for_each(|level| set(level, 0));
         set(0, limit_marked(PENDING));

@@ -48,8 +48,8 @@ impl Inner {
         }
         let (whole, rest) = (frames / REGION, frames % REGION);
         let regions = frames.div_ceil(REGION);
-        let mut map = Map::new(regions);
-        let partial = Hints::new(regions, 0);
+        let mut map = Map::new(regions)?;
+        let partial = Hints::new(regions, 0)?;
         if rest > 0 {
             for part in parts(frames, REGION - rest) {
                 map.exclude(part);
@@ -60,10 +60,10 @@ impl Inner {
             frames,
             map,
             partial,
-            whole: Hints::new(regions, whole),
-            limits: Limits::new(regions),
+            whole: Hints::new(regions, whole)?,
+            limits: Limits::new(regions)?,
             rover: CachePadded(AtomicU32::new(0)),
-            slots: Slots::new(slots),
+            slots: Slots::new(slots)?,
             counters: Counters::new(),
             watermarks,
             under_pressure: CachePadded(AtomicU32::new(0)),

@@ -431,7 +431,7 @@ fn loom_a_region_against_a_single_claim() {
 #[test]
 fn loom_a_hint_is_added_while_the_bit_above_it_is_cleared() {
     model(|| {
-        let hints = loom::sync::Arc::new(super::hints::Hints::new(128, 0));
+        let hints = loom::sync::Arc::new(super::hints::Hints::new(128, 0).unwrap());
         hints.set(64);
         assert!(hints.take(64));
         let other = thread::spawn({
@@ -541,17 +541,19 @@ fn loom_a_region_that_is_freed_has_one_owner_at_a_time() {
     }
 }
 
-/// The last frame of a region is freed while another thread claims all of it, or half of it, whose
-/// accesses come after the last owner's.
+/// The last frame of a region, or of half of it, is freed while another thread claims all of that:
+/// its accesses come after the last owner's.
 #[test]
 fn loom_a_region_that_becomes_whole_is_claimed() {
     for order in [9, 8].map(|order| Order::new(order).unwrap()) {
         model(move || {
             let zone = Model::with_slots(512, 0);
-            let last = zone.alloc_run(512 - order.frames() + 1, 1).unwrap();
+            let front = 512 - order.frames();
+            assert!(front == 0 || zone.alloc_run(front, 1).is_ok());
+            let last = zone.alloc(Order::PAGE).unwrap();
             let other = thread::spawn({
                 let zone = zone.clone();
-                move || zone.free_run(last, 512 - order.frames() + 1).unwrap()
+                move || zone.free(last, Order::PAGE).unwrap()
             });
             let early = zone.alloc(order).ok();
             other.join().unwrap();
@@ -588,5 +590,47 @@ fn loom_frames_pass_between_magazines() {
         other.join().unwrap();
         take(&mut local);
         assert_eq!((got, zone.taken()), (2, 512));
+    });
+}
+
+/// An owner reserves the only region with free frames while another caller looks for one: that
+/// finds the region in its set, or in the owner's slot.
+#[test]
+fn loom_a_region_is_found_while_it_is_reserved() {
+    model(|| {
+        let zone = Model::with_slots(1024, 1);
+        // The region of the first claim, where a caller looks without hints.
+        zone.alloc(Order::HUGE).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || {
+                let mut local = zone.local();
+                let frame = local.alloc(Order::PAGE).unwrap();
+                zone.touch(frame, 1);
+            }
+        });
+        assert!(zone.alloc(Order::PAGE).is_ok(), "over 400 frames are free");
+        other.join().unwrap();
+    });
+}
+
+/// A part of a run of 2 MiB is freed while a wrong free of that part, which is refused, sets the
+/// bits of the region: the part is found.
+#[test]
+fn loom_a_free_beside_a_refused_one_is_found() {
+    model(|| {
+        let zone = Model::with_slots(1024, 0);
+        // The second one: the first is that of the first claim, and is looked at without hints.
+        let [_, second] = [zone.alloc(Order::HUGE).unwrap(), zone.alloc(Order::HUGE).unwrap()];
+        let part = Frame::inside(second.index() + 1);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.zone.free(part, Order::PAGE).is_ok()
+        });
+        let mine = zone.zone.free_run(second, 2).is_ok();
+        let theirs = other.join().unwrap();
+        assert!(mine ^ theirs);
+        let found = zone.alloc(Order::PAGE);
+        assert_eq!(found, Ok(if mine { second } else { part }));
     });
 }

@@ -1,6 +1,7 @@
 //! [`Map`]: who owns a frame: a bit per frame, and a state per region of 2 MiB.
 
-use super::number::{AlreadyFree, Frame};
+use super::number::{AlreadyFree, Frame, FrameError};
+use super::storage::zeroed;
 use crate::sync::{AtomicU8, AtomicU64, Ordering, relax};
 use alloc::boxed::Box;
 
@@ -150,12 +151,12 @@ pub(super) struct Map {
 
 impl Map {
     /// Creates the map of `regions` regions, all free.
-    pub(super) fn new(regions: u32) -> Self {
+    pub(super) fn new(regions: u32) -> Result<Self, FrameError> {
         // One more region than needed, so that the first one can start at a cache line.
         let len = (regions as usize + 1) * WORDS as usize;
-        let words = zeroed_words(len);
+        let words = zeroed::<AtomicU64>(len)?;
         let start = words.as_ptr().align_offset(64).min(WORDS as usize);
-        Self { words, start, states: zeroed_states(regions as usize) }
+        Ok(Self { words, start, states: zeroed(regions as usize)? })
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -372,33 +373,6 @@ impl Map {
     pub(super) fn exclude(&mut self, part: Part) {
         _ = self.claim_exactly(part);
     }
-}
-
-/// Allocates words that are all 0, without touching them where the system provides zeroed memory.
-#[cfg(not(loom))]
-fn zeroed_words(len: usize) -> Box<[AtomicU64]> {
-    let words = Box::<[AtomicU64]>::new_zeroed_slice(len);
-    // SAFETY: all bytes are 0, as `new_zeroed_slice` promises, and that is an atomic integer with
-    // the value 0.
-    unsafe { words.assume_init() }
-}
-
-/// Allocates states that are all [`OPEN`], as `zeroed_words`.
-#[cfg(not(loom))]
-fn zeroed_states(len: usize) -> Box<[AtomicU8]> {
-    let states = Box::<[AtomicU8]>::new_zeroed_slice(len);
-    // SAFETY: as for `zeroed_words`.
-    unsafe { states.assume_init() }
-}
-
-#[cfg(loom)]
-fn zeroed_words(len: usize) -> Box<[AtomicU64]> {
-    (0..len).map(|_| AtomicU64::new(0)).collect()
-}
-
-#[cfg(loom)]
-fn zeroed_states(len: usize) -> Box<[AtomicU8]> {
-    (0..len).map(|_| AtomicU8::new(OPEN)).collect()
 }
 
 const _: () = assert!(OPEN == 0, "regions are created open");

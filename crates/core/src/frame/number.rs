@@ -152,6 +152,15 @@ pub enum FrameError {
         /// The requested size, in frames.
         frames: u32,
     },
+    /// There is no memory for the state of a zone, or for the frames of a call that is all or
+    /// nothing.
+    #[error(
+        "no memory for {bytes} bytes of state about frames: end other users of memory, or raise the limit"
+    )]
+    NoMemory {
+        /// How many bytes were needed.
+        bytes: usize,
+    },
     /// A run has at least one frame.
     #[error("cannot use a run of 0 frames at {frame:?}: a run has at least 1")]
     Empty {

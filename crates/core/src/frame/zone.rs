@@ -34,7 +34,7 @@ impl Zone {
     /// memory.
     ///
     /// # Errors
-    /// [`FrameError::ZoneSize`].
+    /// [`FrameError::ZoneSize`]; [`FrameError::NoMemory`] if there is none for the metadata.
     pub fn new(frames: u32) -> Result<Self, FrameError> {
         Self::with_watermarks(frames, Watermarks::for_frames(frames))
     }
@@ -42,7 +42,7 @@ impl Zone {
     /// Creates a zone as [`new`](Self::new) does, with these watermarks.
     ///
     /// # Errors
-    /// [`FrameError::ZoneSize`].
+    /// [`FrameError::ZoneSize`]; [`FrameError::NoMemory`] if there is none for the metadata.
     pub fn with_watermarks(frames: u32, watermarks: Watermarks) -> Result<Self, FrameError> {
         Ok(Self(Shared::new(Inner::new(frames, watermarks)?)))
     }
@@ -150,13 +150,14 @@ impl Zone {
     ///
     /// # Errors
     /// [`FrameError::Short`] if fewer frames are free above
-    /// [`Watermarks::low`](super::Watermarks::low): no slot has changed and no frame is allocated.
+    /// [`Watermarks::low`](super::Watermarks::low); [`FrameError::NoMemory`]. No slot has changed
+    /// then, and no frame is allocated.
     pub fn fill_all(&self, slots: &mut [Option<Frame>]) -> Result<(), FrameError> {
         self.0.fill_all(slots)
     }
 
-    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get. Frames
-    /// that are not taken from it are freed on drop.
+    /// Allocates a chain of `n` frames, or of as many as [`fill`](Self::fill) would get, or as there
+    /// is memory to list. Frames that are not taken from it are freed on drop.
     pub fn take_list(&self, n: usize) -> FrameList {
         FrameList::new(self.0.clone(), self.0.take_parts(n))
     }

@@ -251,3 +251,22 @@ fn regions_become_whole_again() {
         assert!(whole >= 17, "{whole} of at most 19, owner {owner}");
     }
 }
+
+/// As a claim leaves it that has changed the map and not yet the hints: a search removes the region
+/// from the whole ones, and it stays visible.
+#[test]
+fn a_region_that_is_no_longer_whole_stays_visible() {
+    let zone = Zone::with_watermarks(1024, Watermarks::NONE).unwrap();
+    let region = zone.alloc(Order::HUGE).unwrap();
+    let other = zone.alloc(Order::HUGE).unwrap();
+    // No run of half a region is left, and no limit says so.
+    zone.free_run(Frame::inside(other.index() + 1), 255).unwrap();
+    zone.free_run(Frame::inside(other.index() + 257), 255).unwrap();
+    let number = other.index() / 512;
+    assert!(zone.0.partial.take(number));
+    zone.0.whole.set(number);
+    assert!(zone.alloc(order(8)).is_err());
+    assert!(zone.0.partial.has(number) && !zone.0.whole.has(number));
+    assert_eq!(zone.alloc(Order::PAGE).map(|frame| frame.index() / 512), Ok(number));
+    assert_eq!(region.index() / 512, 0);
+}
