@@ -13,7 +13,7 @@
 //! end.
 
 use crate::failure::{Failure, fail};
-use crate::process;
+use crate::process::{self, Refused};
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -138,7 +138,7 @@ impl<T: Send + 'static> Table<T> {
     /// # Errors
     /// `ENFILE` at [`CAPACITY`] objects; those of [`process::enter`].
     pub(crate) fn insert(&self, object: T) -> Result<*mut T, Failure> {
-        process::enter()?;
+        process::enter().map_err(|Refused(errno, message)| Failure::new(errno, message))?;
         let index = {
             let mut vacant = self.vacant.lock().unwrap_or_else(PoisonError::into_inner);
             match vacant.used.pop_front() {

@@ -7,7 +7,6 @@
 //! statically and shared, or opened from two places): their keys differ, so that a handle of one is
 //! no handle of another.
 
-use crate::failure::{Failure, fail};
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -43,12 +42,15 @@ pub(crate) fn key() -> u64 {
     page().map_or(0, |page| page.key.load(Ordering::Relaxed))
 }
 
+/// Why no object can be made: the errno value, and the sentence.
+pub(crate) struct Refused(pub(crate) i32, pub(crate) String);
+
 /// Prepares for an object.
 ///
 /// # Errors
 /// `ENOMEM`: no page is left. `EPERM`: a child that shares the memory of its parent (`vfork`) must
 /// not make objects: they would outlive it.
-pub(crate) fn enter() -> Result<(), Failure> {
+pub(crate) fn enter() -> Result<(), Refused> {
     let page = match page() {
         Some(page) => page,
         None => map()?,
@@ -56,22 +58,20 @@ pub(crate) fn enter() -> Result<(), Failure> {
     if page.process.load(Ordering::Relaxed) == std::process::id() {
         return Ok(());
     }
-    Err(fail!(
-        EPERM,
-        "this process shares the memory of the one that uses libpinfold (vfork): call _exit or exec only"
-    ))
+    let why = "this process shares the memory of the one that uses libpinfold (vfork): call _exit or exec only";
+    Err(Refused(libc::EPERM, why.to_owned()))
 }
 
 /// Maps the page, unless another thread is faster.
 #[cold]
-fn map() -> Result<&'static Page, Failure> {
+fn map() -> Result<&'static Page, Refused> {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: new memory, at an address that the kernel chooses.
     let memory = unsafe { libc::mmap(null_mut(), size_of::<Page>(), access, kind, -1, 0) };
     if memory == libc::MAP_FAILED {
         let error = std::io::Error::last_os_error();
-        return Err(fail!(ENOMEM, "cannot map a page for the library: {error}"));
+        return Err(no_page(&error));
     }
     // SAFETY: a whole page, which was just mapped. Where the kernel refuses it, the handler below
     // does the same for the children of `fork`.
@@ -92,7 +92,11 @@ fn map() -> Result<&'static Page, Failure> {
             unsafe { libc::munmap(memory, size_of::<Page>()) };
         }
     }
-    page().ok_or_else(|| fail!(ENOMEM, "the library has no page"))
+    page().ok_or_else(|| no_page(&"it is gone"))
+}
+
+fn no_page(error: &dyn std::fmt::Display) -> Refused {
+    Refused(libc::ENOMEM, format!("cannot map a page for the library: {error}"))
 }
 
 extern "C" fn in_child() {
