@@ -29,12 +29,10 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 /// Bits 63 to 56 of every handle.
 const MARK: u64 = 0x50;
 const INDEX_BITS: u32 = 16;
-/// 0, in a handle of this copy of the library.
-const COPY_BITS: u32 = 8;
-const COPY_SHIFT: u32 = INDEX_BITS;
 const GENERATION_BITS: u32 = 24;
-const GENERATION_AT: u32 = COPY_SHIFT + COPY_BITS;
-const KIND_SHIFT: u32 = GENERATION_AT + GENERATION_BITS;
+/// The highest bits of the field are 0 in a handle of this copy of the library.
+const FIELD_BITS: u32 = GENERATION_BITS + 8;
+const KIND_SHIFT: u32 = INDEX_BITS + FIELD_BITS;
 /// What the key of this copy of the library changes: where another copy's handles have other bits.
 const KEY_BITS: u64 = ((1 << KIND_SHIFT) - 1) & !((1 << INDEX_BITS) - 1);
 const MARK_SHIFT: u32 = 56;
@@ -83,8 +81,7 @@ struct Vacant {
 /// What a handle says.
 struct Parts {
     kind: u8,
-    /// 0, unless another copy of the library made it.
-    copy: u64,
+    /// Too large for one, unless this copy of the library made it.
     generation: u64,
     index: u32,
 }
@@ -95,8 +92,7 @@ impl Parts {
         let field = |shift: u32, bits: u32| (handle >> shift) & ((1 << bits) - 1);
         (handle >> MARK_SHIFT == MARK).then(|| Self {
             kind: u8::try_from(field(KIND_SHIFT, 8)).unwrap_or(0),
-            copy: field(COPY_SHIFT, COPY_BITS),
-            generation: field(GENERATION_AT, GENERATION_BITS),
+            generation: field(INDEX_BITS, FIELD_BITS),
             index: u32::try_from(field(0, INDEX_BITS)).unwrap_or(u32::MAX),
         })
     }
@@ -104,7 +100,7 @@ impl Parts {
     fn encode<T>(&self) -> *mut T {
         let value = MARK << MARK_SHIFT
             | u64::from(self.kind) << KIND_SHIFT
-            | self.generation << GENERATION_AT
+            | self.generation << INDEX_BITS
             | u64::from(self.index);
         let value = value ^ (process::key() & KEY_BITS);
         #[expect(clippy::cast_possible_truncation, reason = "pointers have 64 bits")]
@@ -171,7 +167,7 @@ impl<T: Send + 'static> Table<T> {
         unsafe { *slot.object.get() = Some(object) };
         // Release: whoever sees the generation sees the object.
         slot.word.store(generation << GENERATION_SHIFT, Ordering::Release);
-        Ok(Parts { kind: self.kind, copy: 0, generation, index }.encode())
+        Ok(Parts { kind: self.kind, generation, index }.encode())
     }
 
     /// Returns the object for use beside other threads.
@@ -229,7 +225,7 @@ impl<T: Send + 'static> Table<T> {
                     Some(object) => return Ok(Use { slot, object }),
                     None => {
                         slot.word.fetch_sub(1, Ordering::Release);
-                        return Err(self.stale());
+                        return Err(self.stale(generation));
                     }
                 },
                 Err(now) => word = now,
@@ -249,7 +245,7 @@ impl<T: Send + 'static> Table<T> {
             Some(object) => Ok(Exclusive { slot, object, generation }),
             None => {
                 unlock(slot, generation);
-                Err(self.stale())
+                Err(self.stale(generation))
             }
         }
     }
@@ -278,7 +274,7 @@ impl<T: Send + 'static> Table<T> {
         {
             self.vacant.lock().unwrap_or_else(PoisonError::into_inner).used.push_back(index);
         }
-        removed.ok_or_else(|| self.stale())
+        removed.ok_or_else(|| self.stale(generation))
     }
 
     fn find(&self, handle: *mut T) -> Result<(&Slot<T>, u64), Failure> {
@@ -289,16 +285,10 @@ impl<T: Send + 'static> Table<T> {
                 "{value:#x} is no handle of a {name}: pass what its create function stored"
             ));
         };
-        if parts.copy != 0 {
-            return Err(fail!(
-                EBADF,
-                "{:#x} is a handle of an earlier or another copy of libpinfold in this process, or none: link it once",
-                handle.addr()
-            ));
-        }
         let slot = self.chunks.get(parts.index as usize / CHUNK).and_then(OnceLock::get);
         match slot.and_then(|chunk| chunk.get(parts.index as usize % CHUNK)) {
             Some(slot) if parts.kind == self.kind => Ok((slot, parts.generation)),
+            _ if parts.kind == self.kind => Err(self.stale(parts.generation)),
             _ => {
                 let (name, value) = (self.name, handle.addr());
                 Err(fail!(EBADF, "{value:#x} is a handle, but not of a {name}"))
@@ -309,7 +299,7 @@ impl<T: Send + 'static> Table<T> {
     /// Checks that the slot has this generation, and an object.
     fn check(&self, word: u64, generation: u64) -> Result<(), Failure> {
         let valid = word >> GENERATION_SHIFT == generation && generation % 2 == 1;
-        if valid { Ok(()) } else { Err(self.stale()) }
+        if valid { Ok(()) } else { Err(self.stale(generation)) }
     }
 
     fn lock(&self, slot: &Slot<T>, generation: u64) -> Result<(), Failure> {
@@ -333,7 +323,14 @@ impl<T: Send + 'static> Table<T> {
     }
 
     #[cold]
-    fn stale(&self) -> Failure {
+    fn stale(&self, generation: u64) -> Failure {
+        if generation > LAST_GENERATION {
+            let name = self.name;
+            return fail!(
+                EBADF,
+                "no handle of a {name}, or one of another copy of libpinfold in this process: link it once"
+            );
+        }
         fail!(EBADF, "the {} has been destroyed: this handle is of an earlier one", self.name)
     }
 
@@ -502,7 +499,7 @@ mod tests {
         let handle = table.insert(0).unwrap();
         let (slot, _) = table.find(handle).unwrap();
         slot.word.store((LAST_GENERATION - 1) << GENERATION_SHIFT, Ordering::Relaxed);
-        let last = Parts { kind: 1, copy: 0, generation: LAST_GENERATION - 1, index: 0 }.encode();
+        let last = Parts { kind: 1, generation: LAST_GENERATION - 1, index: 0 }.encode();
         table.remove(last, |_| Ok(())).unwrap();
         let next = table.insert(1).unwrap();
         assert_eq!(next.addr() & 0xffff, 1);

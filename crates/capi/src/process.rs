@@ -19,27 +19,28 @@ struct Page {
     process: AtomicU32,
 }
 
-/// Null until the first object is made.
-static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
+/// Before the first object is made: not wiped in a child, which may make one.
+static NONE: Page = Page { key: AtomicU64::new(1), process: AtomicU32::new(0) };
+static PAGE: AtomicPtr<Page> = AtomicPtr::new((&raw const NONE).cast_mut());
 
 #[inline(always)]
-fn page() -> Option<&'static Page> {
+fn page() -> &'static Page {
     // Acquire: it was written before.
     let page = PAGE.load(Ordering::Acquire);
-    // SAFETY: null, or a page that `map` has initialized and that is never unmapped.
-    unsafe { page.as_ref() }
+    // SAFETY: `NONE`, or a page that `map` has initialized and that is never unmapped.
+    unsafe { &*page }
 }
 
 /// Returns whether this process is a child of one that had objects.
 #[inline(always)]
 pub(crate) fn is_child() -> bool {
-    page().is_some_and(|page| page.key.load(Ordering::Relaxed) == 0)
+    page().key.load(Ordering::Relaxed) == 0
 }
 
-/// Returns the key of this copy of the library; 0 while it has no objects.
+/// Returns the key of this copy of the library.
 #[inline(always)]
 pub(crate) fn key() -> u64 {
-    page().map_or(0, |page| page.key.load(Ordering::Relaxed))
+    page().key.load(Ordering::Relaxed)
 }
 
 /// Why no object can be made: the errno value, and the sentence.
@@ -51,10 +52,10 @@ pub(crate) struct Refused(pub(crate) i32, pub(crate) String);
 /// `ENOMEM`: no page is left. `EPERM`: a child that shares the memory of its parent (`vfork`) must
 /// not make objects: they would outlive it.
 pub(crate) fn enter() -> Result<(), Refused> {
-    let page = match page() {
-        Some(page) => page,
-        None => map()?,
-    };
+    let mut page = page();
+    if std::ptr::eq(page, &raw const NONE) {
+        page = map()?;
+    }
     if page.process.load(Ordering::Relaxed) == std::process::id() {
         return Ok(());
     }
@@ -71,7 +72,8 @@ fn map() -> Result<&'static Page, Refused> {
     let memory = unsafe { libc::mmap(null_mut(), size_of::<Page>(), access, kind, -1, 0) };
     if memory == libc::MAP_FAILED {
         let error = std::io::Error::last_os_error();
-        return Err(no_page(&error));
+        let why = format!("cannot map a page for the library: {error}");
+        return Err(Refused(libc::ENOMEM, why));
     }
     // SAFETY: a whole page, which was just mapped. Where the kernel refuses it, the handler below
     // does the same for the children of `fork`.
@@ -81,8 +83,9 @@ fn map() -> Result<&'static Page, Refused> {
     let key = AtomicU64::new(RandomState::new().hash_one(memory.addr()) | 1);
     // SAFETY: the page is large enough, aligned, and this thread's alone.
     unsafe { new.write(Page { key, process: AtomicU32::new(std::process::id()) }) };
+    let none = (&raw const NONE).cast_mut();
     // Release: whoever sees the page sees the key.
-    match PAGE.compare_exchange(null_mut(), new, Ordering::Release, Ordering::Acquire) {
+    match PAGE.compare_exchange(none, new, Ordering::Release, Ordering::Acquire) {
         Ok(_) => {
             // SAFETY: the handler stores to one atomic, which is allowed after `fork`.
             let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
@@ -92,17 +95,11 @@ fn map() -> Result<&'static Page, Refused> {
             unsafe { libc::munmap(memory, size_of::<Page>()) };
         }
     }
-    page().ok_or_else(|| no_page(&"it is gone"))
-}
-
-fn no_page(error: &dyn std::fmt::Display) -> Refused {
-    Refused(libc::ENOMEM, format!("cannot map a page for the library: {error}"))
+    Ok(page())
 }
 
 extern "C" fn in_child() {
-    if let Some(page) = page() {
-        page.key.store(0, Ordering::Relaxed);
-    }
+    page().key.store(0, Ordering::Relaxed);
 }
 
 /// Keeps `pthread_cancel` from ending this thread until it is dropped: a thread that ended inside a

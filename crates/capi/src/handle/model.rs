@@ -60,7 +60,7 @@ impl Removal {
                 let removed = unsafe { (*slot.object.get()).take() };
                 slot.word.store((generation + 1) << GENERATION_SHIFT, Ordering::Release);
                 table.vacant.lock().unwrap().used.push_back(0);
-                removed.ok_or_else(|| table.stale())?
+                removed.ok_or_else(|| table.stale(generation))?
             }
             _ => table.remove(handle, |_| Ok(()))?,
         };
