@@ -41,6 +41,6 @@ pub use interface::{
     CallError, Interface, LinkType, VlanTags, default_route_over, memlock_limit,
     missing_capabilities, privileges,
 };
+pub use links::RouteError;
 pub use program::{Attached, Generator, Program};
-pub use routes::RouteError;
 pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats, Umem};

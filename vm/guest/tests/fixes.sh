@@ -44,7 +44,8 @@ fixes_memory_high() {
     good memory in_group /tmp/cgroup/high
     # shellcheck disable=SC2086
     in_group /tmp/cgroup/high timeout 120 $run
-    rmdir /tmp/cgroup/high
+    # The last process leaves it some time after its end.
+    until rmdir /tmp/cgroup/high 2>/dev/null; do sleep 0.1; done
     umount /tmp/cgroup
 }
 
@@ -141,10 +142,10 @@ fixes_modules() {
         return
     fi
     folder=/lib/modules/$(uname -r)
-    mkdir -p "$folder"
+    mkdir -p "$folder/kernel"
     for module in /modules/*.ko; do
         plain=${module##*/}
-        ln -sf "$module" "$folder/${plain#*-}"
+        cp "$module" "$folder/kernel/${plain#*-}"
     done
     depmod 2>/dev/null || { note "no depmod"; return; }
     for bdf in $nvme0 $nvme1 $nvme2 $vblk; do

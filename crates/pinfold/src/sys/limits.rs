@@ -291,7 +291,10 @@ impl MapLimit {
         Self::here().into_iter().find(|limit| limit.left < bytes && counts(limit))
     }
 
-    /// Returns the shell command after which `more` bytes fit, or what to do in words.
+    /// Returns the shell command after which `more` bytes fit.
+    ///
+    /// # Errors
+    /// What to do, in words, where no program may raise it.
     pub fn raise(&self, more: u64) -> Result<String, String> {
         let needed = self.limit.saturating_add(more.saturating_sub(self.left));
         let hard = |resource| rustix::process::getrlimit(resource).maximum;

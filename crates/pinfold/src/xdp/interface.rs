@@ -1,7 +1,7 @@
 //! Network interfaces, and what a process needs to receive from them.
 
-use super::links::{self, Through};
-use super::routes::{self, RouteError};
+use super::links::{self, RouteError, Through};
+use super::routes;
 use crate::sys::limits::{MemlockLimit, OpenFiles};
 use crate::sys::process::{self, Privileges};
 use crate::sys::{Errno, netdev};

@@ -1,10 +1,28 @@
 //! The interfaces of the namespace, and those that the packets of one go through.
 
-use super::routes::RouteError;
 use crate::sys::netlink::{Attributes, Netlink, NetlinkError, u32_at};
 
 const GET_LINK: u16 = 18;
 const NEW_LINK: u16 = 16;
+
+/// Why it is not known whether the default route depends on an interface.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RouteError {
+    /// The kernel could not be asked.
+    #[error("{0}")]
+    Netlink(#[from] NetlinkError),
+    /// The route leads to a tunnel, for instance, of which the kernel does not say what its packets
+    /// leave by.
+    #[error(
+        "it leads to {interface}, of the kind {kind}, and what that sends may leave by any interface"
+    )]
+    Beneath {
+        /// The name of the tunnel.
+        interface: String,
+        /// The kind of the interface, as `ip -details link` shows it.
+        kind: String,
+    },
+}
 
 /// Returns the one of the interfaces `first` that depends on `index`.
 pub(super) fn over(links: &[Link], first: &[u32], index: u32) -> Result<Option<u32>, RouteError> {

@@ -1,7 +1,7 @@
 //! The interfaces that packets to far addresses leave by: without their packets the machine may be
 //! unreachable.
 
-use super::links::{Link, links, over};
+use super::links::{Link, RouteError, links, over};
 use crate::sys::netlink::{Attributes, Netlink, NetlinkError, push_attribute, u16_at, u32_at};
 use std::collections::{BTreeSet, HashMap};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -43,25 +43,6 @@ const FAR_V6: [Ipv6Addr; 6] = [
     Ipv6Addr::new(0x2a01, 0x2345, 0x6789, 0, 0, 0, 0, 1),
     Ipv6Addr::new(0x2c0f, 0x2345, 0x6789, 0, 0, 0, 0, 1),
 ];
-
-/// Why it is not known whether the default route depends on an interface.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum RouteError {
-    /// The kernel could not be asked.
-    #[error("{0}")]
-    Netlink(#[from] NetlinkError),
-    /// The route leads to a tunnel, for instance, of which the kernel does not say what its packets
-    /// leave by.
-    #[error(
-        "it leads to {interface}, of the kind {kind}, and what that sends may leave by any interface"
-    )]
-    Beneath {
-        /// The name of the tunnel.
-        interface: String,
-        /// The kind of the interface, as `ip -details link` shows it.
-        kind: String,
-    },
-}
 
 /// Returns the name of an interface that packets to far addresses leave by and that depends on
 /// interface `index`.
