@@ -14,6 +14,7 @@
 //! | [`operation`] | a request at the target; the order of the clients there |
 //! | [`extents`] | the allocated parts of a file, found beside the event loops |
 //! | [`event_loop`], [`receive`], [`transmit`], [`outgoing`] | one thread's connections: input, what is done for it, replies that wait to be sent |
+//! | [`watch`] | changes of the served file by others |
 //! | [`run`] | all threads, from the first connection to the last reply; `--run` and `--pidfile` |
 
 pub(crate) mod address;
@@ -29,6 +30,7 @@ mod receive;
 pub(crate) mod run;
 pub(crate) mod stream;
 mod transmit;
+pub(crate) mod watch;
 
 #[cfg(test)]
 mod client;

@@ -121,6 +121,7 @@ pub use pinfold_core::invalidate::{Ticket, WaitError, WaitLimit};
 pub use pinfold_core::mem::DmaMemory;
 pub use pinfold_core::page_pool::{self, PagePool};
 pub use sys::Errno;
+pub use sys::image_lock::{ImageLock, is_image_in_use, lock_image};
 pub use sys::limits::MemlockLimit;
 pub use sys::process::{CpuTime, Signals};
 

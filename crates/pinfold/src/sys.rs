@@ -8,6 +8,7 @@ pub mod control_group;
 mod errno;
 pub(crate) mod files;
 pub mod hugepages;
+pub(crate) mod image_lock;
 pub(crate) mod iommufd;
 pub(crate) mod kernel;
 pub(crate) mod limits;

@@ -19,8 +19,9 @@ use crate::setup::stack::BufferNeed;
 use crate::setup::staged::{Place, Staged, check_folder, place, scratch};
 use crate::signal::Interrupt;
 use crate::targets::file;
-use pinfold::Buffer;
+use pinfold::{Buffer, is_image_in_use};
 use rustix::fs::Mode;
+use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
@@ -156,6 +157,10 @@ fn open_destination(
     };
     if matches!(place(path), Ok(Place::New)) {
         check_folder(path)?;
+    }
+    // What has locked it would go on with a file that has no name any more.
+    if args.force && File::open(path).is_ok_and(|there| is_image_in_use(&there)) {
+        return Err(OpenError::InUse(spec.to_string()).into());
     }
     let staged = Staged::create(path, args.force, mode_like(source), source.file())?;
     staged.reserve(bytes, ranges)?;

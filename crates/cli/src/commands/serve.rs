@@ -12,6 +12,7 @@ use crate::server::listener::Listener;
 use crate::server::payload::{Asked, MAX_PAYLOAD, Machine, PIECE, Plan};
 use crate::server::run::{self, Captive, PidFile, PrivateFolder, ServeOptions};
 use crate::server::stream;
+use crate::server::watch::Watch;
 use crate::setup::error::OpenError;
 use crate::setup::open::{OpenTarget, TargetOptions, check_requests};
 use crate::setup::resolve::{Medium, ResolvedTarget, check_units, stack_for};
@@ -20,7 +21,7 @@ use crate::signal::Interrupt;
 use crate::targets::file;
 use crate::targets::target::TargetInfo;
 use crate::units::ByteSize;
-use pinfold::{CpuTime, uring};
+use pinfold::{CpuTime, ImageLock, lock_image, uring};
 use pinfold_nbd::{BlockSizes, Export, TransmissionFlags};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fmt::Display;
@@ -71,16 +72,21 @@ fn serve(
     let count = (budget * threads).div_ceil(PIECE) * 5 / 4 + 2 * threads;
     let buffers = BufferNeed { count, bytes: PIECE, threads: threads + 2, lower: "--buffers" };
     let stack = stack_for(args.stack, &[&target], buffers)?;
+    let system = |error| OpenError::System { name: target.name.clone(), error };
+    let medium = target.file().map(File::try_clone).transpose().map_err(system)?;
     let file = match &target.medium {
-        Medium::File(file) => Some(file.try_clone()),
+        Medium::File(_) => medium.as_ref(),
         Medium::Controller(_) => None,
     };
-    let system = |error| OpenError::System { name: target.name.clone(), error };
-    let file = file.transpose().map_err(system)?;
+    let lock = medium.as_ref().map(|file| lock_image(file, !args.read_only));
+    if lock == Some(ImageLock::InUse) {
+        return Err(OpenError::InUse(target.name).into());
+    }
+    let watch = medium.as_ref().map(File::try_clone).transpose().map_err(system)?;
+    let watch = watch.map(|file| Watch::new(target.path.clone(), file, capacity));
     // The alignment that O_DIRECT needs, if the range is a multiple of it: otherwise the page cache
     // is used, and that is reported.
-    let sector =
-        file.as_ref().and_then(uring::direct_alignment).map_or(SECTOR, u64::from).max(SECTOR);
+    let sector = file.and_then(uring::direct_alignment).map_or(SECTOR, u64::from).max(SECTOR);
     let options = TargetOptions {
         alignment: file::alignment([args.offset.0, length, sector]),
         depth: requests.depth,
@@ -92,7 +98,7 @@ fn serve(
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
     check_blocks(args, target.target().info())?;
-    let export = export(args, target.target().info(), file.as_ref(), length);
+    let export = export(args, target.target().info(), file, length);
     raise_descriptor_limit();
     // A folder is removed behind the socket in it.
     let folder = private_folder(args, passed.as_ref())?;
@@ -100,13 +106,18 @@ fn serve(
     let uris = listener.uris(&args.name, tls.is_some());
     let name = args.target.to_string();
     let _pidfile =
-        args.pidfile.as_deref().map(|path| PidFile::write(path, file.as_ref())).transpose()?;
+        args.pidfile.as_deref().map(|path| PidFile::write(path, medium.as_ref())).transpose()?;
     let mut notes = target.notes();
     let given = [args.offset.0, args.length.map_or(0, |length| length.0)];
     let unaligned = given.iter().any(|bytes| !bytes.is_multiple_of(sector));
     if unaligned && file.is_some() && !args.cached {
         notes.push(format!(
             "{name}: give --offset and --length as multiples of {sector} to use O_DIRECT"
+        ));
+    }
+    if let Some(ImageLock::Unavailable(errno)) = lock {
+        notes.push(format!(
+            "{name}: it cannot be locked ({errno}): let no other program write it meanwhile"
         ));
     }
     if args.run.is_some() {
@@ -127,7 +138,8 @@ fn serve(
     let options = ServeOptions {
         export: &export,
         base: args.offset.0,
-        file: file.as_ref(),
+        file,
+        watch: watch.as_ref(),
         tls: tls.as_ref(),
         writable: !args.read_only,
         connections: args.connections,
@@ -140,6 +152,7 @@ fn serve(
     let failed = served.failed.take();
     let cpu = CpuReport::since(before, served.clients.requests);
     let stack = StackReport::new(&stack, &[&target]);
+    notes.extend(watch.as_ref().and_then(Watch::change));
     let report = ServeReport::new(name.clone(), began.elapsed(), &served, cpu, stack, notes);
     let printed = print(args, &report);
     let unflushed = (served.clients.unflushed > 0).then_some(ServeError::Unflushed(name));

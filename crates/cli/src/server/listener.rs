@@ -3,6 +3,7 @@
 use super::address::{NbdAddress, encode};
 use super::error::{MAX_PATH, ServeError};
 use super::stream::Stream;
+use super::watch::Watch;
 use crate::signal::Interrupt;
 use listenfd::ListenFd;
 use pinfold_nvme::EventFd;
@@ -326,13 +327,13 @@ pub(crate) struct Outbox {
 }
 
 /// Accepts clients until the interrupt is raised, and passes them to the event loops in turn. At
-/// most `most` are connected at any time; others are refused by closing their connection. Returns
-/// how many were refused.
+/// most `most` are connected at any time; others are refused by closing their connection. With each,
+/// the served file is looked at. Returns how many were refused.
 pub(crate) fn accept_all(
     listener: &Listener,
     outboxes: &[Outbox],
-    connected: &AtomicUsize,
-    most: usize,
+    (connected, most): (&AtomicUsize, usize),
+    watch: Option<&Watch>,
     interrupt: &Interrupt,
 ) -> u64 {
     let mut refused = 0;
@@ -354,6 +355,9 @@ pub(crate) fn accept_all(
             Ok(_) if connected.load(Ordering::Relaxed) >= most => refused += 1,
             Ok(stream) => {
                 let Some(outbox) = next_outbox.next() else { return refused };
+                if let Some(watch) = watch {
+                    watch.warn();
+                }
                 connected.fetch_add(1, Ordering::Relaxed);
                 if outbox.streams.send(stream).is_err() {
                     // Its loop has ended with an error, which ends the server.

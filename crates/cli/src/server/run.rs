@@ -6,6 +6,7 @@ use super::extents::ExtentFinder;
 use super::listener::{Listener, Outbox, accept_all};
 use super::operation::ServeStats;
 use super::payload::Payloads;
+use super::watch::Watch;
 use crate::engine::worker::WorkerStats;
 use crate::setup::staged::Staged;
 use crate::signal::Interrupt;
@@ -37,6 +38,8 @@ pub(crate) struct ServeOptions<'s> {
     pub(crate) base: u64,
     /// The file behind it, if it is one: for its extents.
     pub(crate) file: Option<&'s File>,
+    /// What others do to it.
+    pub(crate) watch: Option<&'s Watch>,
     /// The server's part of TLS, if clients have to use it.
     pub(crate) tls: Option<&'s Arc<ServerConfig>>,
     /// Whether they can write.
@@ -75,7 +78,8 @@ pub(crate) fn run(
     options: ServeOptions<'_>,
     interrupt: &Interrupt,
 ) -> Result<Served, ServeError> {
-    let ServeOptions { export, base, file, tls, writable, connections, depth, budget } = options;
+    let ServeOptions { export, base, file, watch, tls, writable, connections, depth, budget } =
+        options;
     let connected = &AtomicUsize::new(0);
     let stop = &interrupt.child();
     let max_sleep = MAX_SLEEP;
@@ -116,7 +120,7 @@ pub(crate) fn run(
             })?);
         }
         let acceptor = spawn("accept".into()).spawn_scoped(scope, move || {
-            let refused = accept_all(&listener, outboxes, connected, connections, stop);
+            let refused = accept_all(&listener, outboxes, (connected, connections), watch, stop);
             // Closed, and its file removed, before the last requests are answered.
             drop(listener);
             refused

@@ -23,6 +23,17 @@ pub(crate) enum OpenError {
         /// The system's error.
         error: io::Error,
     },
+    /// Another program has locked the image.
+    #[error(
+        "{0} is in use: a program has locked it that writes it, or wants no other to (QEMU, or another `pinfold serve`; \
+         lslocks shows it): end that first"
+    )]
+    InUse(String),
+    /// A file that cannot be opened for writing where the file system is read-only.
+    #[error(
+        "{0} is on a read-only file system: use it for reading alone (serve -r, io --rw read), or name a copy elsewhere"
+    )]
+    ReadOnly(String),
     /// A folder, a pipe, a character device.
     #[error("{0} is not a regular file: name a file or an image, or a block device without soft:")]
     NotRegular(String),

@@ -14,7 +14,7 @@ use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
-use std::io::{Seek, SeekFrom};
+use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -304,9 +304,16 @@ fn open_device(path: &Path, write: bool, name: &str) -> Result<(File, u64), Open
         .write(write)
         .custom_flags(flags)
         .open(path)
-        .map_err(system)?;
+        .map_err(|error| cannot_open(name.to_owned(), write, error))?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(system)?;
     Ok((file, bytes))
+}
+
+fn cannot_open(name: String, write: bool, error: std::io::Error) -> OpenError {
+    match error.kind() {
+        ErrorKind::ReadOnlyFilesystem if write => OpenError::ReadOnly(name),
+        _ => OpenError::System { name, error },
+    }
 }
 
 fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), OpenError> {
@@ -314,7 +321,7 @@ fn open_regular(path: &Path, write: bool, name: String) -> Result<(File, u64), O
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let opened = OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
     let system = |error| OpenError::System { name: name.clone(), error };
-    let file = opened.map_err(system)?;
+    let file = opened.map_err(|error| cannot_open(name.clone(), write, error))?;
     let metadata = file.metadata().map_err(system)?;
     if !metadata.is_file() {
         return Err(OpenError::NotRegular(name));
@@ -489,6 +496,18 @@ mod tests {
         assert_eq!(of(subsystem.join("nvme2n1")), Some(Found::Other));
         assert_eq!(of(at("devices/virtual/block/loop0")), None);
         assert_eq!(of(at("nowhere")), None);
+    }
+
+    #[test]
+    fn a_read_only_file_system_can_be_read() {
+        let error = |kind: ErrorKind| std::io::Error::from(kind);
+        let read_only = |write| {
+            cannot_open("disk".into(), write, error(ErrorKind::ReadOnlyFilesystem)).to_string()
+        };
+        assert!(read_only(true).contains("serve -r"), "{}", read_only(true));
+        assert!(!read_only(false).contains("serve -r"), "{}", read_only(false));
+        let text = cannot_open("disk".into(), true, error(ErrorKind::NotFound)).to_string();
+        assert!(text.contains("check the path"), "{text}");
     }
 
     #[test]

@@ -410,6 +410,68 @@ fn a_port_serves_as_well() {
     assert_eq!(finish(child).json()["command"], "serve");
 }
 
+/// Of servers, of `copy --force`, and of QEMU's programs, which have the same locks.
+#[test]
+fn an_image_that_is_served_is_locked() {
+    let folder = Folder::new();
+    let path = folder.file("disk", &[0x5a; 1 << 20]);
+    let source = folder.file("source", &[1; 4096]);
+    let serve = |target: &str, options: &str| {
+        let socket = folder.arg("second");
+        finish(start(&words(&format!("serve {target} -U {socket} --run true {options}"))))
+    };
+    let copy = || finish(start(&["copy", &source, &path, "--force", "-q"]));
+    for (target, options) in
+        [(path.clone(), ""), (format!("soft:{path}"), ""), (path.clone(), "-r")]
+    {
+        let server = Server::start(&folder, &target, options);
+        serve(&path, "").failed(1, &["is in use", "end that first"]);
+        serve(&format!("soft:{path}"), "").failed(1, &["is in use"]);
+        copy().failed(1, &["is in use"]);
+        let refused_by = |program: &str, args: &[&str]| {
+            if let Some(refused) = client(program, args) {
+                assert!(refused.code == Some(1) && refused.err.contains("lock"), "{refused:#?}");
+            }
+        };
+        refused_by("qemu-io", &["-f", "raw", "-c", "write 0 512", &path]);
+        if options == "-r" {
+            serve(&path, "-r").ok();
+        } else {
+            serve(&path, "-r").failed(1, &["is in use"]);
+            refused_by("qemu-img", &["convert", "-O", "raw", &path, &folder.arg("copy")]);
+        }
+        server.stop();
+    }
+    serve(&path, "").ok();
+    copy().ok();
+}
+
+/// Its clients go on with what was there at the start; who connects, and the report, say so.
+#[test]
+fn a_file_that_others_change_is_reported() {
+    let folder = Folder::new();
+    for change in ["truncate", "rename", "none"] {
+        let path = folder.file("disk", &[0x5a; 1 << 20]);
+        let server = Server::start(&folder, &path, "");
+        assert_eq!(server.client().read(0, 512), Ok(vec![0x5a; 512]));
+        match change {
+            "truncate" => {
+                drop(std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 21))
+            }
+            "rename" => std::fs::rename(folder.file("other", &[1; 512]), &path).unwrap(),
+            _ => {}
+        }
+        assert_eq!(server.client().read(0, 512), Ok(vec![0x5a; 512]));
+        server.terminate();
+        let ended = server.wait();
+        let notes = ["2097152 bytes now and had 1048576", "another file now"];
+        for (note, is_said) in notes.into_iter().zip([change == "truncate", change == "rename"]) {
+            assert_eq!(ended.err.matches(note).count(), usize::from(is_said), "{ended:#?}");
+            assert_eq!(ended.out.contains(note), is_said, "{ended:#?}");
+        }
+    }
+}
+
 #[test]
 fn impossible_servers_are_refused() {
     let folder = Folder::new();

@@ -38,7 +38,7 @@ pub enum FileError {
         errno: Errno,
     },
     /// A transfer failed.
-    #[error("{}: {op} of {len} bytes at {offset}: {errno}{}", path.display(), advice(*errno))]
+    #[error("{}: {op} of {len} bytes at {offset}: {errno}{}", path.display(), transfer_advice(*op, *errno))]
     Transfer {
         /// The operation.
         op: Op,
@@ -144,6 +144,21 @@ pub enum FileError {
     },
 }
 
+/// Advice that is appended to the error of a transfer.
+fn transfer_advice(op: Op, errno: Errno) -> &'static str {
+    match (op, errno) {
+        (_, Errno::INVAL) => {
+            ": not possible at this place with this length; a device that ends within one of its sectors is used up to the \
+             last whole one (`--size`), and a file that is not on a disk (/proc, /sys) is copied to one first"
+        }
+        (Op::Read, Errno::IO) => {
+            ": the device failed; `dmesg` says more; what precedes this place can be copied with `--size`, what can be read \
+             behind it with ddrescue"
+        }
+        (_, other) => advice(other),
+    }
+}
+
 /// Advice that is appended to the error.
 fn advice(errno: Errno) -> &'static str {
     match errno {
@@ -151,7 +166,7 @@ fn advice(errno: Errno) -> &'static str {
         Errno::DQUOT => ": the disk quota is used up; free some space or choose another place",
         Errno::IO => ": the device failed; `dmesg` says more",
         Errno::INVAL => {
-            ": the file cannot be opened like this; if it is not on a disk (/proc, /sys), copy it to one first"
+            ": the file cannot be used like this; if it is not on a disk (/proc, /sys), copy it to one first"
         }
         Errno::FBIG => ": larger than a file may be here (`ulimit -f`, or the file system's limit)",
         Errno::ROFS => ": the file system is read-only; choose another place",
@@ -161,5 +176,26 @@ fn advice(errno: Errno) -> &'static str {
         Errno::ISDIR => ": it is a folder; name a file in it",
         Errno::MFILE | Errno::NFILE => ": too many open files (`ulimit -n`)",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_error_says_what_to_do() {
+        let transfer = |op, errno| {
+            let path = Path::new("/dev/x").into();
+            FileError::Transfer { op, path, offset: 4096, len: 512, done: 0, errno }.to_string()
+        };
+        for op in [Op::Read, Op::Write] {
+            let text = transfer(op, Errno::INVAL);
+            assert!(text.contains("last whole one (`--size`)"), "{text}");
+            assert!(!text.contains("opened") && text.contains("/proc"), "{text}");
+            assert!(transfer(op, Errno::IO).contains("dmesg"));
+            assert_eq!(transfer(op, Errno::IO).contains("ddrescue"), op == Op::Read);
+        }
+        assert!(transfer(Op::Write, Errno::NOSPC).contains("free some space"));
     }
 }

@@ -67,6 +67,7 @@ fn a_loop_that_fails_ends_the_server_with_its_report() {
         export: &export,
         base: 0,
         file: None,
+        watch: None,
         tls: None,
         writable: true,
         connections: 1,

@@ -1,0 +1,159 @@
+//! Locks of disk images that other programs respect: those of QEMU (`block/file-posix.c`).
+//!
+//! Each way to use an image is a byte of the file, far inside of it. Who uses it so has a shared
+//! lock on byte 100 and its number, and who does not want others to has one on byte 200 and its
+//! number. Nobody has an exclusive lock: whether one could be had says what the others have.
+
+use super::errno::Errno;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// Where the bytes of the ways that a program uses an image begin.
+const USED: i64 = 100;
+/// Where those begin that it does not share.
+const UNSHARED: i64 = 200;
+/// The ways to use an image: to read what is consistent, to write, and to change its length.
+const READ: i64 = 0;
+const WRITE: i64 = 1;
+const RESIZE: i64 = 3;
+/// How long to wait for the lock of a program that has just ended: what its ring had in flight
+/// keeps the file open for a moment.
+const PATIENCE: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(10);
+
+/// The outcome of a lock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ImageLock {
+    /// It is held until all descriptors of the open file are closed.
+    Held,
+    /// Another program uses the image in a way that excludes this one.
+    InUse,
+    /// The file system has no such locks.
+    Unavailable(Errno),
+}
+
+/// Locks an image as QEMU does: for reading, and for writing if `write` is set. No other may write
+/// it or change its length meanwhile; others may read it. The lock belongs to the open file, so
+/// that duplicates of the descriptor share it. `F_OFD_SETLK`: Linux 3.15.
+pub fn lock_image(file: &File, write: bool) -> ImageLock {
+    let used: &[i64] = if write { &[READ, WRITE] } else { &[READ] };
+    let unshared = [WRITE, RESIZE];
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let bytes = used.iter().map(|way| USED + way);
+        let mut bytes = bytes.chain(unshared.map(|way| UNSHARED + way));
+        let locked = bytes.try_for_each(|byte| set(file, libc::F_RDLCK, byte, 1));
+        let in_use = locked.and_then(|()| excluded(file, used, &unshared));
+        if in_use == Ok(false) {
+            return ImageLock::Held;
+        }
+        // Those that this call has set; a failure leaves them until the file is closed.
+        let _ = set(file, libc::F_UNLCK, USED, 2 * (UNSHARED - USED));
+        match in_use {
+            Err(errno) if ![libc::EAGAIN, libc::EACCES].contains(&errno.raw()) => {
+                return ImageLock::Unavailable(errno);
+            }
+            _ if Instant::now() < until => std::thread::sleep(RETRY),
+            _ => return ImageLock::InUse,
+        }
+    }
+}
+
+/// Returns whether a program has locked an image so that it must not be replaced. Locks nothing.
+pub fn is_image_in_use(file: &File) -> bool {
+    excluded(file, &[WRITE, RESIZE], &[]) == Ok(true)
+}
+
+/// Returns whether another open file excludes one of the ways, or uses one that is not shared.
+fn excluded(file: &File, used: &[i64], unshared: &[i64]) -> Result<bool, Errno> {
+    let used = used.iter().map(|way| UNSHARED + way);
+    for byte in used.chain(unshared.iter().map(|way| USED + way)) {
+        if is_locked(file, byte)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn lock(kind: i32, start: i64, len: i64) -> libc::flock {
+    libc::flock {
+        l_type: i16::try_from(kind).unwrap_or_default(),
+        l_whence: i16::try_from(libc::SEEK_SET).unwrap_or_default(),
+        l_start: start,
+        l_len: len,
+        // It must be 0 for locks of open files.
+        l_pid: 0,
+    }
+}
+
+fn set(file: &File, kind: i32, start: i64, len: i64) -> Result<(), Errno> {
+    let lock = lock(kind, start, len);
+    // SAFETY: the descriptor is open, and the call reads a `flock` that lives until it returns.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        0 => Ok(()),
+        _ => Err(Errno::from(&std::io::Error::last_os_error())),
+    }
+}
+
+fn is_locked(file: &File, byte: i64) -> Result<bool, Errno> {
+    let mut lock = lock(libc::F_WRLCK, byte, 1);
+    // SAFETY: as above, and the call writes to the `flock`, which is borrowed by nothing else.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } {
+        0 => Ok(i32::from(lock.l_type) != libc::F_UNLCK),
+        _ => Err(Errno::from(&std::io::Error::last_os_error())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn open(path: &Path) -> File {
+        File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    }
+
+    #[test]
+    fn one_writes_or_several_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let one = open(&path);
+        assert!(!is_image_in_use(&open(&path)));
+        for write in [true, false] {
+            assert_eq!(lock_image(&one, write), ImageLock::Held);
+            let same = one.try_clone().unwrap();
+            assert!(!is_image_in_use(&one), "its own lock excludes no one else");
+            assert!(is_image_in_use(&open(&path)), "{write}");
+            assert_eq!(lock_image(&open(&path), true), ImageLock::InUse, "{write}");
+            let read = lock_image(&open(&path), false);
+            assert_eq!(read == ImageLock::Held, !write);
+            drop(same);
+            set(&one, libc::F_UNLCK, 0, 0).unwrap();
+            assert!(!is_image_in_use(&open(&path)), "a refused lock leaves nothing");
+        }
+    }
+
+    /// A program that ends meanwhile, and one that goes on.
+    #[test]
+    fn a_lock_is_waited_for_a_moment() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let first = open(&path);
+        assert_eq!(lock_image(&first, true), ImageLock::Held);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(100));
+                drop(first);
+            });
+            assert_eq!(lock_image(&open(&path), true), ImageLock::Held);
+        });
+    }
+
+    #[test]
+    fn a_file_without_locks_is_no_obstacle() {
+        let write_only = File::options().write(true).open("/dev/null").unwrap();
+        assert_eq!(lock_image(&write_only, true), ImageLock::Unavailable(Errno::new(libc::EBADF)));
+        assert!(!is_image_in_use(&write_only));
+    }
+}
