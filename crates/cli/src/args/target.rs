@@ -110,6 +110,20 @@ pub(crate) enum SpecError {
     /// Nothing follows the colon.
     #[error("{0:?} names no target: write one of {KNOWN}")]
     Empty(String),
+    /// `soft`, `vfio`.
+    #[error("{0:?} names no target: write one of {KNOWN} (a file of this name: ./{0})")]
+    KindAlone(String),
+    /// `soft:1.5G`, `soft:10X`.
+    #[error(
+        "{text:?}: {size} is no size: write a whole number, alone or with K, M, G or T, for example soft:1536M (an image of this \
+         name: soft:./{size})"
+    )]
+    NoSize {
+        /// The whole word.
+        text: String,
+        /// The word after the colon.
+        size: String,
+    },
     /// `soft:0`, `soft:3`.
     #[error("soft:{0} has no blocks; the smallest controller is soft:{1}, one block")]
     NoBlocks(u64, u32),
@@ -185,6 +199,9 @@ impl TargetSpec {
         let (word, rest) = match kind {
             Some((word, rest)) if is_word(word) => (word, rest.get(1..).unwrap_or_default()),
             _ if bytes.is_empty() => return Err(empty()),
+            _ if is_kind_alone(bytes) => {
+                return Err(SpecError::KindAlone(text.to_string_lossy().into_owned()));
+            }
             _ => return Ok(Self::File(PathBuf::from(text))),
         };
         let rest = OsStr::from_bytes(rest);
@@ -214,6 +231,7 @@ impl TargetSpec {
         }
         match text.as_bytes() {
             b"-" => return Err(SpecError::Stream),
+            bytes if is_kind_alone(bytes) => return Err(SpecError::KindAlone(shown())),
             bytes if bytes.starts_with(b"trtype=") => return Err(SpecError::Spdk(shown())),
             _ if KEYWORDS.iter().any(|word| shown().contains(word)) => {
                 return Err(SpecError::Keyword(shown()));
@@ -242,6 +260,10 @@ impl TargetSpec {
             }
             Some(Ok(size)) => Ok(Self::SoftMemory(size, options)),
             _ if rest.is_empty() => Err(SpecError::Empty(text.to_owned())),
+            Some(Err(_)) if is_like_a_size(rest.as_bytes()) => {
+                let size = rest.to_string_lossy().into_owned();
+                Err(SpecError::NoSize { text: text.to_owned(), size })
+            }
             _ => Ok(Self::SoftImage(PathBuf::from(rest), options)),
         }
     }
@@ -280,6 +302,23 @@ impl TargetSpec {
     pub(crate) fn from_os_string(text: OsString) -> Result<Self, SpecError> {
         Self::parse(&text)
     }
+}
+
+/// Returns whether the text is the kind of a controller without anything that says which.
+fn is_kind_alone(text: &[u8]) -> bool {
+    [&b"soft"[..], b"vfio"].iter().any(|kind| text.eq_ignore_ascii_case(kind))
+}
+
+/// Returns whether the text is a number, perhaps with a fraction, and at most a unit of bytes (one
+/// letter, and `B` or `iB`): no one names an image so, except as a path.
+fn is_like_a_size(text: &[u8]) -> bool {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.strip_suffix(b"B").or(unit.strip_suffix(b"b")).unwrap_or(unit);
+    let unit = unit.strip_suffix(b"i").unwrap_or(unit);
+    number.first().is_some_and(u8::is_ascii_digit)
+        && unit.len() <= 1
+        && unit.iter().all(u8::is_ascii_alphabetic)
 }
 
 fn is_word(bytes: &[u8]) -> bool {
@@ -402,6 +441,28 @@ mod tests {
         for text in ["nvme:0000:01:00.0", "http://x", "SOFT:1M"] {
             let message = parse(text).unwrap_err().to_string();
             assert!(message.contains("soft:SIZE") && message.contains(text), "{message}");
+        }
+        for text in ["soft", "vfio", "Soft", "VFIO"] {
+            let refused = Err(SpecError::KindAlone(text.to_owned()));
+            assert_eq!(
+                (parse(text), TargetSpec::of_fio(OsStr::new(text))),
+                (refused.clone(), refused)
+            );
+        }
+        for text in ["./soft", "soft.img", "file:soft", "softly", "file", "a/vfio"] {
+            assert!(matches!(parse(text), Ok(TargetSpec::File(_))), "{text}");
+        }
+        for size in ["1.5G", "10X", "1.5", "1..2", "7q", "3XiB", "10Xb", "99999999999999999999"] {
+            let text = format!("soft:{size}");
+            let options = format!("{text},block=4k");
+            for text in [text, options] {
+                let refused = SpecError::NoSize { text: text.clone(), size: size.to_owned() };
+                assert_eq!(parse(&text), Err(refused));
+            }
+        }
+        for image in ["./10X", "1.img", "10XY", "2024-01", "a1.5G", ".5G", "1,5G", "10 X"] {
+            let text = format!("soft:{image}");
+            assert!(matches!(parse(&text), Ok(TargetSpec::SoftImage(..))), "{text}");
         }
         for text in ["", "file:", "soft:", "vfio:"] {
             assert_eq!(parse(text), Err(SpecError::Empty(text.to_owned())));
