@@ -19,8 +19,8 @@
 //!
 //! Its cost model is a timeline, not a thread: a batch submitted at t completes at max(t,
 //! previous) + cost, plus a random delay. Effects that are due happen when a waiter polls. A waiter therefore
-//! really waits, also on two cores. A task that awaits a flush is woken by a thread, which an IOMMU
-//! starts for the first of them. Table walks may cost time too ([`SoftConfig::walk_cost`]): time of
+//! really waits, also on two cores. A task that awaits a flush, and a domain that holds what was
+//! dropped in flight, are woken by a thread, which an IOMMU starts for the first of them. Table walks may cost time too ([`SoftConfig::walk_cost`]): time of
 //! the device, which delays a program that [waits](Port::wait_for_walks) for it.
 //!
 //! ```

@@ -83,15 +83,15 @@ pub enum Until {
 /// # What the backend keeps
 /// - It **refuses memory that is not registered** ([`BackendError::NotRegistered`]): the domain does
 ///   not know what is. Memory that is unregistered while it is mapped is out of reach when
-///   [`unregister_memory`](Self::unregister_memory) returns; its ranges are revoked later all the
-///   same, and that is no error.
+///   [`unregister_memory`](Self::unregister_memory) returns. Its range may be revoked later all the
+///   same; a backend that has nothing there any more may refuse that.
 /// - A map that fails has changed nothing, unless its error [says so](BackendError::stays_reachable).
 ///   In words of its own it refuses by [`BackendError::Refused`].
 /// - Tickets ascend, and complete in this order: when one has completed, all before it have. They
 ///   are not reused. [`Ticket::COMPLETED`] is what a revocation returns that needs no flush.
 ///   [`check`](Self::check) and [`wait`](Self::wait) of a ticket that has completed return success,
-///   then and ever after, also when the unit has failed since; of one that it never returned they
-///   return an error.
+///   then and ever after, also when the unit has failed since; of [`Ticket::NEVER`] they return an
+///   error.
 /// - Flushes that a map needs (VT-d: caching mode) have completed when `map` returns.
 ///
 /// # If a method panics

@@ -195,3 +195,34 @@ fn a_payload_whose_drop_panics_holds_no_other() {
     complete(&mock, Ticket(2));
     assert_eq!((drops.load(Ordering::SeqCst), Arc::strong_count(&mock)), (4, 1));
 }
+
+/// Without waiting to be woken: maps, revocations, polls and waits find what is due, and only that.
+#[test]
+fn each_call_releases_what_is_due() {
+    for how in 0..7 {
+        let (mock, domain, drops) = domain();
+        let new = || Buf::new(1, &drops);
+        let mut local = domain.local();
+        let one = domain.map(new(), FromDevice).unwrap();
+        let revoked = domain.map(new(), FromDevice).unwrap().revoke();
+        let late = domain.map(new(), FromDevice).unwrap().revoke();
+        let mut other = Vec::new();
+        mock.done.store(revoked.ticket().0, Ordering::SeqCst);
+        // The clock of its flush goes on, and nothing wakes the domain.
+        let ticket = late.ticket();
+        drop(late.quiesced());
+        mock.done.store(ticket.0 - u64::from(how == 6), Ordering::SeqCst);
+        match how {
+            1 => drop(local.map(new(), FromDevice).map(core::mem::forget)),
+            2 => core::mem::forget(one.revoke()),
+            3 => domain.revoke_many([one], &mut other),
+            4 => core::mem::forget(revoked.poll().unwrap()),
+            5 => core::mem::forget(revoked.wait().unwrap()),
+            _ => drop(domain.map(new(), FromDevice).map(core::mem::forget)),
+        }
+        // The last one comes too early.
+        let expected = if how == 6 { (1, 0) } else { (0, 1) };
+        assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), expected, "{how}");
+        core::mem::forget(other);
+    }
+}
