@@ -126,11 +126,11 @@ impl Backend for Arc<Mock> {
         self.until.store(1 + u64::from(until == Until::Completion), Ordering::SeqCst);
         self.wakes.fetch_add(1, Ordering::SeqCst);
         assert!(!self.wake_panics.load(Ordering::SeqCst), "a backend");
-        if self.wakes_at_once.load(Ordering::SeqCst) {
-            return waker.wake_by_ref();
-        }
         if self.completes_at_wake.load(Ordering::SeqCst) {
             self.done.fetch_max(ticket.0, Ordering::SeqCst);
+        }
+        if self.wakes_at_once.load(Ordering::SeqCst) {
+            return waker.wake_by_ref();
         }
         self.wakers.lock().push((ticket, waker.clone()));
     }

@@ -117,6 +117,18 @@ fn a_flush_that_completes_beside_the_watch_is_found() {
     assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (0, 1));
 }
 
+/// The same where the backend wakes at once, because it has completed.
+#[test]
+fn a_flush_that_has_completed_when_the_watch_begins_is_found() {
+    let (mock, domain, drops) = domain();
+    let revoked = domain.map(Buf::new(1, &drops), FromDevice).unwrap().revoke();
+    set(&mock.completes_at_wake);
+    set(&mock.wakes_at_once);
+    drop(revoked.quiesced());
+    assert_eq!((domain.stats().deferred, drops.load(Ordering::SeqCst)), (0, 1));
+    assert_eq!(mock.wakes.load(Ordering::SeqCst), 1);
+}
+
 /// Early, and in a loop, as no backend with flushes that take time may: it is not asked for ever,
 /// and the next call frees what is due.
 #[test]
