@@ -352,9 +352,9 @@ fn bytes_have_one_owner_whichever_domain_asks() {
     let pages = leaked();
     // SAFETY: leaked, and what is accepted is used by one value.
     let new = |range| unsafe { OwnedMemory::new(part(pages, range), 5) };
-    // SAFETY: as above, and arenas beside them.
     let arena = |range| {
         let part: NonNull<[u8]> = part(pages, range);
+        // SAFETY: as above, and arenas beside them.
         unsafe { Arena::builder().caller(part.cast(), part.len()) }.build(&soft())
     };
     let own = new(4096..12288).unwrap();
