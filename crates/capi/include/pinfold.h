@@ -921,6 +921,9 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
 /*
  Describes an arena's memory, for a program that shares it by its file descriptor.
 
+ Another mapping of the file has addresses of its own, which the library takes for other memory:
+ a program that registers them answers for it that nobody uses what the arena has freed.
+
  @arena: the arena.
  @region: where the description is stored.
 
