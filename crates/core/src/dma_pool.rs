@@ -96,6 +96,7 @@ mod layout;
 mod local;
 mod magazine;
 mod pool;
+mod shrink;
 mod source;
 mod unit;
 

@@ -200,10 +200,10 @@ impl Inner {
     /// bytes.
     pub(super) fn shrink(&self) -> u64 {
         let Some(source) = &self.source else { return 0 };
-        let _permit = self.growth.permit();
+        let permit = self.growth.permit();
         self.raise_pressure();
         self.drain_front();
-        let removed = self.depot.lock().remove_free_chunks(&self.units, self.minimum);
+        let removed = self.take_free_chunks(&permit);
         for_all(removed.iter().filter_map(Chunk::run), |(frame, order)| {
             // SAFETY: the chunk was acquired with this order. All its blocks were in the depot, so
             // no thread has a number or a `Block` of it, and the depot has forgotten it: its memory

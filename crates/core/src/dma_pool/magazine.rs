@@ -1,8 +1,9 @@
 //! [`Magazine`], an array of the numbers of free blocks; [`Owner`], which has two, of a size that
 //! [`Cap`] limits; [`Depot`], where they are exchanged, which also has the list of chunks, the
-//! pool's totals and the owners' numbers, and takes out the chunks that a shrink releases.
+//! pool's totals and the owners' numbers.
 
-use super::unit::{Chunk, State, Units};
+use super::unit::Chunk;
+use crate::sync::count_steps;
 use alloc::boxed::Box;
 use alloc::collections::{TryReserveError, VecDeque};
 use alloc::vec;
@@ -11,7 +12,7 @@ use core::mem::swap;
 use core::ops::Range;
 
 /// The most numbers of a magazine.
-const MOST: usize = 512;
+pub(super) const MOST: usize = 512;
 
 /// An array of the numbers of free blocks.
 #[derive(Debug)]
@@ -45,6 +46,21 @@ impl Magazine {
         *place = number;
         self.len += 1;
         true
+    }
+
+    /// Removes the numbers for which `keep` returns false. The others stay in their order.
+    fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
+        let mut kept = 0;
+        for at in 0..self.len {
+            if let Some(&number) = self.numbers.get(at)
+                && keep(number)
+                && let Some(place) = self.numbers.get_mut(kept)
+            {
+                *place = number;
+                kept += 1;
+            }
+        }
+        self.len = kept;
     }
 
     /// Removes `count` numbers from the end.
@@ -141,15 +157,18 @@ impl Owner {
 #[derive(Debug)]
 pub(super) struct Depot {
     cap: Cap,
-    full: Vec<Box<[u32]>>,
+    /// The last one is exchanged first.
+    full: VecDeque<Box<[u32]>>,
     part: Magazine,
     empty: Vec<Box<[u32]>>,
     /// Numbers of each chunk that no owner has had yet, in the order in which the chunks were
     /// acquired.
-    fresh: VecDeque<Range<u32>>,
-    fresh_blocks: u64,
+    pub(super) fresh: VecDeque<Range<u32>>,
+    pub(super) fresh_blocks: u64,
     /// How many blocks were cut from `fresh` and are still the pool's.
-    cut: u64,
+    pub(super) cut: u64,
+    /// How many of those a shrink has set aside.
+    pub(super) aside: u64,
     pub(super) chunks: Vec<Chunk>,
     /// Blocks and bytes of all chunks.
     pub(super) blocks: u64,
@@ -166,12 +185,13 @@ impl Depot {
     pub(super) fn new(cap: Cap) -> Self {
         Self {
             cap,
-            full: Vec::new(),
+            full: VecDeque::new(),
             part: Magazine::new(cap.magazine),
             empty: Vec::new(),
             fresh: VecDeque::new(),
             fresh_blocks: 0,
             cut: 0,
+            aside: 0,
             chunks: Vec::new(),
             blocks: 0,
             bytes: 0,
@@ -202,7 +222,7 @@ impl Depot {
     /// none. Allocates memory for the return of fresh ones.
     pub(super) fn refill(&mut self, magazine: &mut Magazine) -> bool {
         debug_assert!(magazine.is_empty());
-        if let Some(full) = self.full.pop() {
+        if let Some(full) = self.full.pop_back() {
             let empty = core::mem::replace(magazine, Magazine::full(full));
             self.empty.push(empty.numbers);
         } else if !self.part.is_empty() && self.part.numbers.len() == magazine.numbers.len() {
@@ -223,7 +243,7 @@ impl Depot {
         self.fresh_blocks -= magazine.len as u64;
         // Only here: blocks are cut when the depot has no others, so all that were are outside now,
         // and there are never more of them outside.
-        self.peak = self.peak.max(self.cut);
+        self.peak = self.peak.max(self.cut - self.aside);
         let arrays = self.arrays();
         let more = usize::try_from(self.cut)
             .unwrap_or(usize::MAX)
@@ -245,7 +265,7 @@ impl Depot {
             && let Some(empty) = self.empty.pop()
         {
             let full = core::mem::replace(magazine, Magazine { numbers: empty, len: 0 });
-            self.full.push(full.numbers);
+            self.full.push_back(full.numbers);
             return;
         }
         while let Some(number) = magazine.pop() {
@@ -257,7 +277,7 @@ impl Depot {
         if !self.part.push(number) {
             if let Some(empty) = self.empty.pop() {
                 let full = core::mem::replace(&mut self.part, Magazine { numbers: empty, len: 0 });
-                self.full.push(full.numbers);
+                self.full.push_back(full.numbers);
             }
             let pushed = self.part.push(number);
             debug_assert!(pushed, "there is an array for each number that was cut");
@@ -266,7 +286,8 @@ impl Depot {
 
     /// Returns how many free blocks are in the depot.
     pub(super) fn free(&self) -> u64 {
-        (self.full.len() * self.cap.magazine + self.part.len) as u64 + self.fresh_blocks
+        let in_arrays = self.full.len() * self.cap.magazine + self.part.len;
+        in_arrays as u64 + self.aside + self.fresh_blocks
     }
 
     /// Calls `each` with every number in the depot.
@@ -276,56 +297,52 @@ impl Depot {
         self.fresh.iter().cloned().flatten().for_each(each);
     }
 
-    /// Removes the chunks all of whose blocks are in the depot, as long as `minimum` blocks are
-    /// left, the last ones first, and returns them; none while blocks are visited. O(free blocks +
-    /// blocks). Allocates memory.
-    pub(super) fn remove_free_chunks(&mut self, units: &Units, minimum: u64) -> Vec<Chunk> {
-        if self.visits > 0 {
-            return Vec::new();
+    /// Returns how many arrays are full.
+    pub(super) fn full_arrays(&self) -> usize {
+        self.full.len()
+    }
+
+    /// Takes the full array out that has been there for longest.
+    pub(super) fn take_oldest(&mut self) -> Option<Box<[u32]>> {
+        let array = self.full.pop_front()?;
+        self.aside += array.len() as u64;
+        Some(array)
+    }
+
+    /// Puts an array back that was [taken out](Self::take_oldest), with these of its numbers.
+    pub(super) fn put_back(&mut self, array: Box<[u32]>, numbers: &[u32]) {
+        if numbers.len() == array.len() {
+            self.aside -= numbers.len() as u64;
+            self.full.push_back(array);
+        } else {
+            self.empty.push(array);
+            self.take_numbers(numbers);
         }
-        // SAFETY: the numbers of blocks in the depot.
-        let slot = |number| unsafe { units.slot(number) };
-        let mark = |number, to| slot(number).state().set(to);
-        let is_in = |number, state| slot(number).state().get() == state;
-        // Whatever has a number in the depot is exclusive to the holder of the lock.
-        self.for_each(|number| mark(number, State::LISTED));
-        let mut removed = Vec::new();
-        let mut left = self.blocks;
-        for chunk in self.chunks.iter().rev() {
-            let is_free = chunk.states().iter().all(|state| state.get() == State::LISTED);
-            let rest = left.checked_sub(chunk.blocks().into()).filter(|&rest| rest >= minimum);
-            if let (true, Some(rest), true) = (is_free, rest, chunk.run().is_some()) {
-                chunk.states().iter().for_each(|state| state.set(State::ABSENT));
-                left = rest;
-                self.bytes -= chunk.bytes();
-                removed.push(chunk.clone());
-            }
-        }
-        self.blocks = left;
-        self.chunks.retain(|chunk| !is_in(chunk.first(), State::ABSENT));
-        self.fresh.retain(|fresh| is_in(fresh.start, State::LISTED));
-        self.fresh_blocks = self.fresh.iter().map(|fresh| fresh.len() as u64).sum();
-        self.fresh.iter().cloned().flatten().for_each(|number| mark(number, State::FREE));
-        let arrays: Vec<_> = self.full.drain(..).collect();
-        let mut magazines: Vec<_> = arrays.into_iter().map(Magazine::full).collect();
-        magazines.push(core::mem::replace(&mut self.part, Magazine::new(self.cap.magazine)));
-        for magazine in magazines {
-            let numbers = magazine.as_slice().to_vec();
-            self.empty.push(magazine.numbers);
-            for number in numbers {
-                if is_in(number, State::LISTED) {
-                    mark(number, State::FREE);
-                    self.take_one(number);
-                } else {
-                    self.cut -= 1;
-                }
-            }
-        }
+    }
+
+    /// Takes numbers back that were set aside.
+    pub(super) fn take_numbers(&mut self, numbers: &[u32]) {
+        count_steps(numbers.len());
+        self.aside -= numbers.len() as u64;
+        numbers.iter().for_each(|&number| self.take_one(number));
+    }
+
+    /// Removes the numbers of the array that is partly full for which `keep` returns false.
+    pub(super) fn keep_in_part(&mut self, keep: impl FnMut(u32) -> bool) {
+        let before = self.part.len;
+        count_steps(before);
+        self.part.retain(keep);
+        self.aside += (before - self.part.len) as u64;
+    }
+
+    /// Returns the arrays that are more than the numbers that were cut need.
+    pub(super) fn surplus(&mut self) -> Vec<Box<[u32]>> {
         let needed = usize::try_from(self.cut).unwrap_or(usize::MAX).div_ceil(self.cap.magazine);
-        self.empty.truncate(needed.saturating_sub(self.full.len()));
+        let empty = needed.saturating_sub(self.full.len()).min(self.empty.len());
+        let surplus = self.empty.split_off(empty);
         self.full.shrink_to(needed);
         self.empty.shrink_to(needed);
-        removed
+        surplus
     }
 
     /// Returns a new owner.

@@ -273,7 +273,9 @@ impl DmaPool {
     ///
     /// A block in an owner's magazine keeps its chunk. Active owners return what they cache at
     /// their next exchange, so a second call later releases more; an idle one can be
-    /// [flushed](Local::flush). O(blocks of the pool). Waits for the source, with no lock held;
+    /// [flushed](Local::flush). O(blocks of the pool), but no lock is held for longer than it takes
+    /// to go through 512 numbers or the list of chunks: an alloc that finds no block meanwhile
+    /// waits for the end, any other call does not. Waits for the source, with no lock held;
     /// must not be called from inside the source. Releases nothing while a
     /// [`for_each_block`](Self::for_each_block) runs.
     ///

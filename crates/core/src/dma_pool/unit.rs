@@ -72,7 +72,7 @@ impl State {
     pub(super) const RAW: u8 = 2;
     /// Freed by its [`Block`](super::Block).
     pub(super) const OWNED: u8 = 3;
-    /// Free, and its number is in the depot. Only while the pool is being shrunk.
+    /// Free, and its number is set aside by a shrink, which may remove its chunk.
     pub(super) const LISTED: u8 = 4;
     /// Raw, and a free of it looks whether it is the block that was meant.
     const CLAIMED: u8 = 5;

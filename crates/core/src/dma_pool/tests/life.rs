@@ -318,3 +318,60 @@ fn no_chunk_is_acquired_that_holds_no_block() {
     assert!(matches!(refused, AllocError::Source(_)), "{refused}");
     assert_eq!(heap.acquired.load(Ordering::Relaxed), 0);
 }
+
+/// Blocks of chunks that are kept, and of those that are released, are mixed in every array; some
+/// chunks were never used, some in part.
+#[test]
+fn shrink_finds_the_free_chunks_among_mixed_numbers() {
+    let mut random = crate::testing::Random::new(9);
+    for round in 0..20 {
+        let heap = heap(16);
+        let pool = Pool::builder("mixed").block(256).cached_bytes(8 << 10).build(&heap).unwrap();
+        let mut local = pool.local();
+        let mut blocks: Vec<_> =
+            (0..1_000 + random.below(20_000)).map(|_| local.alloc_raw().unwrap()).collect();
+        for at in (1..blocks.len()).rev() {
+            blocks.swap(at, random.below(at + 1));
+        }
+        // One block keeps its chunk.
+        let kept: Vec<_> = blocks.drain(..round / 4).collect();
+        for &block in &blocks {
+            local.free_raw(block).unwrap();
+        }
+        local.flush();
+        let before = pool.stats();
+        let released = pool.shrink();
+        let stats = pool.stats();
+        assert_eq!((stats.in_use, stats.cached, stats.free_chunks), (kept.len() as u64, 0, 0));
+        assert_eq!(stats.bytes, before.bytes - released);
+        assert_eq!(heap.frames_taken() as u64 * 4096, stats.bytes);
+        assert_eq!(pool.shrink(), 0);
+        // What stays is there once.
+        let again: std::collections::HashSet<_> =
+            (0..stats.in_depot).map(|_| local.alloc_raw().unwrap()).collect();
+        assert_eq!((again.len() as u64, pool.stats().blocks), (stats.in_depot, stats.blocks));
+        assert!(kept.iter().all(|block| !again.contains(block)));
+    }
+}
+
+/// No lock is held for all blocks of the pool.
+#[cfg(feature = "count-rmw")]
+#[test]
+fn shrink_holds_a_lock_for_one_array_at_a_time() {
+    let heap = heap(64);
+    for left in [0, 1] {
+        let pool = pool(&heap, 64);
+        let mut local = pool.local();
+        let blocks: Vec<_> = (0..800_000).map(|_| local.alloc_raw().unwrap()).collect();
+        blocks.iter().skip(left).for_each(|&block| local.free_raw(block).unwrap());
+        local.flush();
+        crate::sync::rmw_reset();
+        assert!(pool.shrink() > 40 << 20);
+        assert!(crate::sync::longest_hold() < 2_000, "{}", crate::sync::longest_hold());
+        if left == 1 {
+            local.free_raw(blocks[0]).unwrap();
+        }
+        drop((local, pool));
+        assert_eq!(heap.frames_taken(), 0);
+    }
+}

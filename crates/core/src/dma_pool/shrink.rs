@@ -1,0 +1,145 @@
+//! Takes the chunks all of whose blocks are in the depot out of the pool.
+//!
+//! The depot is locked for one array of numbers at a time, so that owners exchange magazines
+//! meanwhile: the numbers of chunks that may be free are set aside, the others go back at once. A
+//! chunk is removed if all of its numbers have been found; the numbers of any other go back. So
+//! what is set aside is neither lost nor with anyone else, and an owner that finds no block
+//! meanwhile waits for the permit, as it would for a chunk.
+
+use super::inner::{Inner, Permit};
+use super::magazine::{Depot, MOST};
+use super::unit::{Chunk, Slot, State};
+use crate::sync::count_steps;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+/// A chunk that may be free.
+struct Candidate {
+    chunk: Chunk,
+    /// Its place in the list of chunks.
+    place: usize,
+    /// How many of its numbers have been set aside. Their states are `LISTED`.
+    aside: u32,
+    /// How many of them no owner has had yet.
+    fresh: u32,
+    removed: bool,
+}
+
+/// The chunks that may be free, in the order of their numbers.
+struct Candidates(Vec<Candidate>);
+
+impl Candidates {
+    /// Returns the one that has a number.
+    fn of(&mut self, number: u32) -> Option<&mut Candidate> {
+        let after = self.0.partition_point(|candidate| candidate.chunk.first() <= number);
+        let candidate = self.0.get_mut(after.checked_sub(1)?)?;
+        (number - candidate.chunk.first() < candidate.chunk.blocks()).then_some(candidate)
+    }
+
+    fn is_removed(&mut self, number: u32) -> bool {
+        self.of(number).is_some_and(|candidate| candidate.removed)
+    }
+}
+
+impl Inner {
+    /// Removes the chunks all of whose blocks are in the depot, as long as the minimum is left, the
+    /// last ones first, and returns them; none while blocks are visited. O(blocks). Allocates
+    /// memory.
+    pub(super) fn take_free_chunks(&self, _permit: &Permit<'_>) -> Vec<Chunk> {
+        let chunks = self.depot.lock().chunks.clone();
+        let is_free = |chunk: &Chunk| {
+            chunk.run().is_some() && chunk.states().iter().all(|state| state.get() == State::FREE)
+        };
+        let free = chunks.into_iter().enumerate().filter(|(_, chunk)| is_free(chunk));
+        let candidate =
+            |(place, chunk)| Candidate { chunk, place, aside: 0, fresh: 0, removed: false };
+        let mut candidates = Candidates(free.map(candidate).collect());
+        candidates.0.sort_unstable_by_key(|candidate| candidate.chunk.first());
+        if candidates.0.is_empty() {
+            return Vec::new();
+        }
+        self.set_aside(&mut candidates);
+        let surplus = self.depot.lock().remove(&mut candidates, self.minimum);
+        // Not under the lock.
+        drop(surplus);
+        let (removed, kept): (Vec<_>, Vec<_>) =
+            candidates.0.into_iter().partition(|candidate| candidate.removed);
+        self.give_back(kept.iter().flat_map(|candidate| candidate.chunk.slots()));
+        let removed = removed.into_iter().map(|candidate| candidate.chunk);
+        let absent = |chunk: &Chunk| {
+            chunk.states().iter().for_each(|state| state.set(State::ABSENT));
+        };
+        removed.inspect(absent).collect()
+    }
+
+    /// Sets aside the numbers of candidates that the depot's arrays have.
+    fn set_aside(&self, candidates: &mut Candidates) {
+        let mut is_other = |number: u32| {
+            let Some(candidate) = candidates.of(number) else { return true };
+            candidate.aside += 1;
+            // SAFETY: the number of a block in the depot, which is the caller's now.
+            unsafe { self.units.slot(number) }.state().set(State::LISTED);
+            false
+        };
+        // First: the numbers that are put back go there, and on to the full arrays.
+        self.depot.lock().keep_in_part(&mut is_other);
+        let arrays = self.depot.lock().full_arrays();
+        let mut others = Vec::with_capacity(MOST);
+        for _ in 0..arrays {
+            let Some(array) = self.depot.lock().take_oldest() else { break };
+            others.extend(array.iter().copied().filter(|&number| is_other(number)));
+            self.depot.lock().put_back(array, &others);
+            others.clear();
+        }
+    }
+
+    /// Gives the numbers that were set aside back to the depot.
+    fn give_back<'s>(&self, slots: impl Iterator<Item = Slot<'s>>) {
+        let mut numbers = Vec::with_capacity(MOST);
+        for slot in slots.filter(|slot| slot.state().get() == State::LISTED) {
+            slot.state().set(State::FREE);
+            numbers.push(slot.number());
+            if numbers.len() == MOST {
+                self.depot.lock().take_numbers(&numbers);
+                numbers.clear();
+            }
+        }
+        self.depot.lock().take_numbers(&numbers);
+    }
+}
+
+impl Depot {
+    /// Removes the candidates all of whose numbers were set aside, or were never in an array.
+    /// Returns the arrays that nothing needs any more. O(chunks).
+    fn remove(&mut self, candidates: &mut Candidates, minimum: u64) -> Vec<Box<[u32]>> {
+        if self.visits > 0 {
+            return Vec::new();
+        }
+        count_steps(self.chunks.len() + self.fresh.len());
+        // The numbers of a chunk that no owner has had yet are in one piece.
+        for range in &self.fresh {
+            if let Some(candidate) = candidates.of(range.start) {
+                candidate.fresh = range.end - range.start;
+            }
+        }
+        let mut last_first: Vec<_> = candidates.0.iter_mut().collect();
+        last_first.sort_unstable_by_key(|candidate| Reverse(candidate.place));
+        for candidate in last_first {
+            let Candidate { aside, fresh, .. } = *candidate;
+            let blocks = candidate.chunk.blocks();
+            let left = self.blocks.checked_sub(blocks.into()).filter(|&left| left >= minimum);
+            if let (true, Some(left)) = (aside + fresh == blocks, left) {
+                candidate.removed = true;
+                self.blocks = left;
+                self.bytes -= candidate.chunk.bytes();
+                self.cut -= u64::from(aside);
+                self.aside -= u64::from(aside);
+                self.fresh_blocks -= u64::from(fresh);
+            }
+        }
+        self.fresh.retain(|range| !candidates.is_removed(range.start));
+        self.chunks.retain(|chunk| !candidates.is_removed(chunk.first()));
+        self.surplus()
+    }
+}
