@@ -244,11 +244,12 @@ fn a_chunk_that_has_no_memory_is_released() {
         assert_eq!((pool.stats().blocks, source.out.load(Ordering::Relaxed)), (0, 0));
     }
     drop(pool.alloc().unwrap());
+    let long = Bump::new(4 << 30);
     FAILS.1.store(0, Ordering::Relaxed);
-    FAILS.0.store(64 << 10, Ordering::Relaxed);
-    let refused = DmaPool::builder("span").block(64).build(&Bump::new(32 << 30));
+    FAILS.0.store(16 << 10, Ordering::Relaxed);
+    let refused = DmaPool::builder("span").block(64).build(&long);
     FAILS.0.store(usize::MAX, Ordering::Relaxed);
-    assert_eq!(refused.unwrap_err(), CreateError::NoMemory { len: 32 << 30 });
+    assert_eq!(refused.unwrap_err(), CreateError::NoMemory { len: 4 << 30 });
 }
 
 /// A state byte and a place in a magazine for each block; the rest is for units that are partly
