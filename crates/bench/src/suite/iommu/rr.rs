@@ -13,9 +13,12 @@
 //!   way, which hardware spends beside the processor; and the time that its table walks would take.
 //! - **the wait**: with flushes of 1 µs, the time for which the driver waits for them.
 //!
-//! A run of the driver's account consists of groups of 1,024 transactions of one thread, and its
-//! figure is the first decile of their costs: what else the machine does (interrupts, programs that
-//! evict the caches) can only add to a group.
+//! A run of the driver's account consists of groups of 1,024 transactions of one thread. With one
+//! thread and with 200 its figure is the first decile of their costs: what else the machine does
+//! (interrupts, programs that evict the caches) can only add to a group. With two, what the threads
+//! do to each other is the question: each is pinned to a processor of its own, a group counts if
+//! both ran while it did, and the figure is the median. Without two processors, or with fewer than
+//! a tenth of the groups left, there is no figure.
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Samples, Subject, thread_time};
@@ -24,6 +27,7 @@ use pinfold::soft::{Effect, Port, SoftConfig};
 use pinfold_core::access::Access;
 use pinfold_core::addr::PhysRange;
 use pinfold_replay::policy::{Dma, Memory, Policy, PolicyKind, PolicyThread, static_maps};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism};
@@ -70,7 +74,10 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     memory.use_hugepages();
     let time = Duration::from_millis(if harness.options().quick { 8 } else { 240 });
     let mut records = Vec::new();
-    for (case, threads) in CASES.into_iter().filter(|(case, _)| harness.wants(case)) {
+    let fits = |threads: usize| threads != 2 || processors().len() >= 2;
+    for (case, threads) in
+        CASES.into_iter().filter(|(case, threads)| harness.wants(case) && fits(*threads))
+    {
         let workload = Workload { case, threads, statics, time };
         let subjects = POLICIES.map(|kind| {
             let (memory, workload) = (&memory, workload);
@@ -99,8 +106,8 @@ struct Workload {
 #[derive(Default)]
 struct Account {
     transactions: u64,
-    /// Nanoseconds of the driver for a transaction, of each group.
-    groups: Vec<f64>,
+    /// The groups of each thread.
+    groups: Vec<Vec<Group>>,
     device: Duration,
 }
 
@@ -111,10 +118,54 @@ impl Account {
         self.device += other.device;
     }
 
-    /// Returns the first decile of the groups.
-    fn driver(mut self) -> f64 {
-        self.groups.sort_by(f64::total_cmp);
-        self.groups.get(self.groups.len() / 10).copied().unwrap_or(f64::NAN)
+    /// Returns the first decile of what the groups cost.
+    fn first_decile(&self) -> Option<f64> {
+        let costs = sorted(self.groups.iter().flatten().map(|group| group.cost));
+        costs.get(costs.len() / 10).copied()
+    }
+
+    /// Returns the median of the groups during which all threads ran, if enough are left.
+    fn median_at_once(&self) -> Option<f64> {
+        let counted = self.groups.iter().enumerate().flat_map(|(thread, own)| {
+            let met = move |group: &&Group| {
+                let mut others =
+                    self.groups.iter().enumerate().filter(|(other, _)| *other != thread);
+                group.ran && others.all(|(_, groups)| group.is_covered_by(groups))
+            };
+            own.iter().filter(met).map(|group| group.cost)
+        });
+        let costs = sorted(counted);
+        let all: usize = self.groups.iter().map(Vec::len).sum();
+        (costs.len() * 10 >= all).then(|| costs.get(costs.len() / 2).copied()).flatten()
+    }
+}
+
+fn sorted(costs: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut costs: Vec<_> = costs.collect();
+    costs.sort_by(f64::total_cmp);
+    costs
+}
+
+/// Transactions of one thread.
+#[derive(Clone, Copy)]
+struct Group {
+    begin: Instant,
+    end: Instant,
+    /// The thread had a processor for at least nine tenths of the time.
+    ran: bool,
+    /// Nanoseconds of the driver for a transaction.
+    cost: f64,
+}
+
+impl Group {
+    /// Returns whether another thread ran for nine tenths of this group: `groups` are in order.
+    fn is_covered_by(&self, groups: &[Self]) -> bool {
+        let first = groups.partition_point(|other| other.end <= self.begin);
+        let beside = groups[first..].iter().take_while(|other| other.begin < self.end);
+        let shared = beside.filter(|other| other.ran).map(|other| {
+            other.end.min(self.end).saturating_duration_since(other.begin.max(self.begin))
+        });
+        shared.sum::<Duration>() * 10 >= (self.end - self.begin) * 9
     }
 }
 
@@ -140,7 +191,11 @@ fn driver(
     let policy = kind.create(memory, &config)?;
     with_static(&*policy, memory, workload.statics, |next| {
         let account = run_threads(&*policy, workload, memory, next, &[])?;
-        out.figure(workload.case, Metric::Time, DRIVER, account.driver());
+        let together = workload.threads == 2;
+        let figure = if together { account.median_at_once() } else { account.first_decile() };
+        if let Some(figure) = figure {
+            out.figure(workload.case, Metric::Time, DRIVER, figure);
+        }
         Ok(())
     })
 }
@@ -211,6 +266,19 @@ fn part(memory: &Memory, first: u64, pages: u64) -> Result<PhysRange, BenchError
     memory.range(first * PAGE, pages * PAGE).ok_or(BenchError::Addresses)
 }
 
+/// The processors that this program may use.
+fn processors() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+}
+
+/// Keeps the calling thread on one processor.
+fn pin(processor: usize) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
 /// Runs the threads at once, and adds up their accounts.
 fn run_threads(
     policy: &dyn Policy,
@@ -222,6 +290,7 @@ fn run_threads(
     let stop = AtomicBool::new(false);
     // Held while threads are spawned; a thread that polled for the start would delay the others.
     let gate = Mutex::new(());
+    let processors = processors();
     std::thread::scope(|scope| {
         let closed = gate.lock().unwrap_or_else(PoisonError::into_inner);
         let spawn = |thread: usize| {
@@ -230,7 +299,11 @@ fn run_threads(
             let free: Vec<PhysRange> = pages.collect::<Result<_, _>>()?;
             let port = ports.get(thread % ports.len().max(1));
             let (stop, gate) = (&stop, &gate);
+            let own = (workload.threads == 2).then(|| processors.get(thread).copied()).flatten();
             let work = move || {
+                if let Some(own) = own {
+                    pin(own).map_err(BenchError::NoThread)?;
+                }
                 let mut handle = policy.thread();
                 drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
                 match port {
@@ -272,15 +345,20 @@ fn alone(
         Ok(thread_time().saturating_sub(before))
     };
     burst(&mut free)?;
-    while account.groups.is_empty() || !stop.load(Ordering::Acquire) {
-        let mut group = Duration::ZERO;
+    let mut groups = Vec::new();
+    while groups.is_empty() || !stop.load(Ordering::Acquire) {
+        let (begin, before) = (Instant::now(), thread_time());
+        let mut time = Duration::ZERO;
         for _ in 0..GROUP {
-            group += burst(&mut free)?;
+            time += burst(&mut free)?;
             std::thread::yield_now();
         }
-        account.groups.push(each(group, GROUP * BURST));
+        let (end, ran) = (Instant::now(), thread_time().saturating_sub(before));
+        let ran = ran * 10 >= (end - begin) * 9;
+        groups.push(Group { begin, end, ran, cost: each(time, GROUP * BURST) });
         account.transactions += GROUP * BURST;
     }
+    account.groups.push(groups);
     end(thread, free, all).map(|()| account)
 }
 
@@ -333,4 +411,41 @@ fn end(
 ) -> Result<(), BenchError> {
     thread.settle(&mut free)?;
     if free.len() == all { Ok(()) } else { Err(BenchError::Short { asked: all, got: free.len() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Account, Group};
+    use std::time::{Duration, Instant};
+
+    fn groups(start: Instant, from_us: u64, costs: &[(bool, f64)]) -> Vec<Group> {
+        let at = |index: usize| start + Duration::from_micros(from_us + 100 * index as u64);
+        let group = |(index, (ran, cost)): (usize, &(bool, f64))| Group {
+            begin: at(index),
+            end: at(index + 1),
+            ran: *ran,
+            cost: *cost,
+        };
+        costs.iter().enumerate().map(group).collect()
+    }
+
+    #[test]
+    fn groups_count_while_the_other_thread_ran() {
+        let start = Instant::now();
+        // The second thread waits for its processor during the cheap groups of the first.
+        let one = groups(start, 0, &[(true, 10.0), (true, 10.0), (true, 30.0), (true, 32.0)]);
+        let two = groups(start, 0, &[(false, 90.0), (false, 90.0), (true, 31.0), (true, 33.0)]);
+        let account = Account { groups: vec![one, two], ..Account::default() };
+        assert_eq!(account.first_decile(), Some(10.0));
+        assert_eq!(account.median_at_once(), Some(32.0));
+    }
+
+    #[test]
+    fn threads_that_take_turns_have_no_figure() {
+        let start = Instant::now();
+        let one = groups(start, 0, &[(true, 10.0); 4]);
+        let two = groups(start, 400, &[(true, 10.0); 4]);
+        let account = Account { groups: vec![one, two], ..Account::default() };
+        assert_eq!(account.median_at_once(), None);
+    }
 }
