@@ -1,7 +1,6 @@
 //! [`Block`]: a block that frees itself on drop.
 
 use super::inner::{Handle, Inner};
-use super::layout::Layout;
 use super::unit::{RawBlock, Slot, State, Unit};
 use crate::addr::Iova;
 use crate::mem::DmaMemory;
@@ -17,7 +16,7 @@ use core::ptr::NonNull;
 pub struct Block {
     /// Valid as long as the block is owned: that keeps the pool alive (`Handle`).
     unit: NonNull<Unit>,
-    at: NonNull<u8>,
+    number: u32,
 }
 
 // SAFETY: a unit and its pool are used by all threads, and the block is exclusive.
@@ -27,20 +26,16 @@ unsafe impl Sync for Block {}
 
 impl Block {
     /// # Safety
-    /// The slot is a block that was allocated in the form `OWNED` for this value alone; the layout
-    /// is the pool's.
+    /// The slot is a block that was allocated in the form `OWNED` for this value alone.
     #[inline(always)]
-    pub(super) unsafe fn new(slot: Slot<'_>, layout: &Layout) -> Self {
-        // SAFETY: the pool has the chunk of a block that is allocated.
-        let block = unsafe { slot.block(layout) };
-        Self { unit: NonNull::from(slot.unit), at: block.as_ptr() }
+    pub(super) unsafe fn new(slot: Slot<'_>) -> Self {
+        Self { unit: NonNull::from(slot.unit), number: slot.number() }
     }
 
     /// Returns the block's address for the device.
     #[inline]
     pub fn iova(&self) -> Iova {
-        let unit = self.unit();
-        unit.iova_at(unit.place_of(self.at))
+        self.as_raw().iova()
     }
 
     /// Returns both addresses. The block remains owned: until it is dropped or turned
@@ -48,14 +43,15 @@ impl Block {
     /// [`FreeError::Owned`](super::FreeError::Owned).
     #[inline]
     pub fn as_raw(&self) -> RawBlock {
-        RawBlock::from_parts(self.at, self.iova())
+        // SAFETY: the pool has the chunk of a block that is allocated.
+        unsafe { self.slot().block(&self.pool().layout) }
     }
 
     /// Returns the block's memory, to be accessed concurrently with the device.
     #[inline]
     pub fn memory(&self) -> DmaMemory<'_> {
         // SAFETY: the block is allocated as long as the value.
-        unsafe { self.pool().memory_at(self.at) }
+        unsafe { self.pool().memory_at(self.as_raw().as_ptr()) }
     }
 
     /// Turns the block into a raw one, which stays allocated until it is freed by address. Takes
@@ -64,7 +60,7 @@ impl Block {
     pub fn into_raw(self) -> RawBlock {
         let (raw, this) = (self.as_raw(), ManuallyDrop::new(self));
         // SAFETY: the block is not used again.
-        unsafe { Inner::give_up(this.unit, this.at, State::RAW) };
+        unsafe { Inner::give_up(this.unit, this.number, State::RAW) };
         raw
     }
 
@@ -79,7 +75,14 @@ impl Block {
         let this = ManuallyDrop::new(self);
         // SAFETY: units live as long as their pool, which the handle keeps alive.
         let unit = unsafe { this.unit.as_ref() };
-        unit.slot_at(&pool.layout, unit.place_of(this.at))
+        // SAFETY: from a slot of this unit.
+        Some(unsafe { unit.slot(this.number) })
+    }
+
+    #[inline(always)]
+    fn slot(&self) -> Slot<'_> {
+        // SAFETY: from a slot of this unit.
+        unsafe { self.unit().slot(self.number) }
     }
 
     #[inline(always)]
@@ -98,7 +101,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: the block is not used again.
-        unsafe { Inner::give_up(self.unit, self.at, State::FREE) };
+        unsafe { Inner::give_up(self.unit, self.number, State::FREE) };
     }
 }
 

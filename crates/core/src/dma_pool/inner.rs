@@ -207,19 +207,19 @@ impl Inner {
     /// was the last to keep it alive.
     ///
     /// # Safety
-    /// The unit and the address are those of a `Block`, which is not used again.
-    pub(super) unsafe fn give_up(unit: NonNull<Unit>, at: NonNull<u8>, to: u8) {
+    /// The unit and the number are those of a `Block`, which is not used again.
+    pub(super) unsafe fn give_up(unit: NonNull<Unit>, number: u32, to: u8) {
         // SAFETY: the block has kept the pool and its units alive until here.
         let unit = unsafe { unit.as_ref() };
         let this = Self::of(unit);
         // SAFETY: as above.
         let inner = unsafe { this.as_ref() };
         let mut front = inner.front.lock();
-        // A block starts there.
-        let slot = unit.slot_at(&inner.layout, unit.place_of(at));
-        match slot {
-            Some(slot) if to == State::FREE => inner.free_owned(&mut front.owner, slot),
-            slot => slot.into_iter().for_each(|slot| slot.state().set(to)),
+        // SAFETY: the block's number is one of its unit.
+        let slot = unsafe { unit.slot(number) };
+        match to {
+            State::FREE => inner.free_owned(&mut front.owner, slot),
+            other => slot.state().set(other),
         }
         let last = if front.blocks_left == 1 { front.last.take() } else { None };
         front.blocks_left = front.blocks_left.saturating_sub(1);

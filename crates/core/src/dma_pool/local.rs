@@ -36,7 +36,7 @@ impl Local {
     pub fn alloc(&mut self) -> Result<Block, AllocError> {
         let slot = self.pool.alloc(&mut self.owner, State::OWNED)?;
         // SAFETY: just allocated.
-        Ok(unsafe { Block::new(slot, &self.pool.layout) })
+        Ok(unsafe { Block::new(slot) })
     }
 
     /// As [`alloc`](Self::alloc), with all bytes 0.
@@ -102,9 +102,8 @@ impl Local {
 
     /// As [`fill`](Self::fill), with blocks that free themselves.
     pub fn fill_blocks(&mut self, slots: &mut [Option<Block>]) -> usize {
-        let layout = self.pool.layout;
         // SAFETY: just allocated, in this form.
-        let make = |slot: Slot<'_>| unsafe { Block::new(slot, &layout) };
+        let make = |slot: Slot<'_>| unsafe { Block::new(slot) };
         match self.fill_with(slots, State::OWNED, make) {
             Ok(()) => slots.len(),
             Err(_) => slots.iter().flatten().count(),

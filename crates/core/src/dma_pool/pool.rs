@@ -222,7 +222,7 @@ impl DmaPool {
     pub fn alloc(&self) -> Result<Block, AllocError> {
         let slot = self.0.alloc_shared(State::OWNED)?;
         // SAFETY: just allocated.
-        Ok(unsafe { Block::new(slot, &self.0.layout) })
+        Ok(unsafe { Block::new(slot) })
     }
 
     /// As [`alloc`](Self::alloc), with all bytes 0.

@@ -255,12 +255,6 @@ impl Unit {
         Iova::new(self.iova.raw().wrapping_add(place))
     }
 
-    /// Returns the place of an address: of one that is not in the unit, any number.
-    #[inline(always)]
-    pub(super) fn place_of(&self, at: NonNull<u8>) -> u64 {
-        at.as_ptr().addr().wrapping_sub(self.base.as_ptr().addr()) as u64
-    }
-
     /// Returns the states of all slots.
     #[inline(always)]
     fn states(&self) -> &[State] {
@@ -650,9 +644,10 @@ impl Units {
         chunks.try_reserve_exact(count)?;
         let known = span.unit(first);
         let (batch, skip) = match known {
-            // SAFETY: entries point to units of `kept`.
             Some(unit) => {
-                let id = (unsafe { unit.as_ref() }.first >> self.slot_bits) as usize;
+                // SAFETY: entries point to units of `kept`.
+                let unit = unsafe { unit.as_ref() };
+                let id = (unit.first >> self.slot_bits) as usize;
                 let batch = kept.batch(id).ok_or(EnterError::Numbers)?;
                 (Arc::clone(batch), id - batch.before)
             }

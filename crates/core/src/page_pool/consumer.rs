@@ -5,7 +5,7 @@ use super::config::{Config, RawPage, RevocableSource, SyncOps, Tag};
 use super::error::{AllocError, CreateError, FreeError, TooManyTags};
 use super::inner::{Inner, PoolRef};
 use super::page::{Page, Remote, recycle_remotely};
-use super::records::{OpenPage, PageRecord};
+use super::records::OpenPage;
 use super::ring::{BULK, BULK_PAGES, Entry};
 use super::stats::{Counts, Holder, PagePoolStats};
 use crate::frame::Order;
@@ -153,10 +153,11 @@ impl PagePool {
     #[inline]
     pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
         let frame = self.take()?;
-        if self.shared.directory.record(frame).is_some_and(PageRecord::is_last_generation) {
-            self.drop_stale();
-        }
         if let Some(record) = self.shared.directory.record(frame) {
+            if record.is_last_generation() {
+                core::hint::cold_path();
+                return Ok(self.start_generations_again(frame, tag));
+            }
             record.set_raw(self.shared.name_of(tag));
         }
         // SAFETY: a page of the pool.
@@ -369,11 +370,12 @@ impl PagePool {
         }
     }
 
-    /// Takes every entry that is in the ring and the spill list: the generation of a page is about
-    /// to start again, and a second free that was left there would be taken for a free of the
-    /// allocation that has the same one, 2^32 allocations later.
+    /// Allocates a raw page whose generations start again, and before takes every entry that is in
+    /// the ring and the spill list: a second free that was left there would be taken for a free of
+    /// the allocation that has the same generation, 2^32 allocations later.
     #[cold]
-    fn drop_stale(&mut self) {
+    #[inline(never)]
+    fn start_generations_again(&mut self, frame: u32, tag: Tag) -> RawPage {
         let mut entries = Vec::new();
         self.shared.ring.drain(u64::from(self.shared.config.ring), |entry| entries.push(entry));
         self.shared.take_spilled(usize::MAX, |entry| {
@@ -387,6 +389,11 @@ impl PagePool {
                 self.counts.waive += 1;
             }
         }
+        if let Some(record) = self.shared.directory.record(frame) {
+            record.set_raw(self.shared.name_of(tag));
+        }
+        // SAFETY: a page of the pool.
+        unsafe { self.shared.raw_at(frame) }
     }
 
     fn refill_from_spill(&mut self) -> Option<u32> {
