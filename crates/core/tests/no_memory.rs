@@ -2,8 +2,6 @@
 //!
 //! One test, so that nothing else allocates meanwhile.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
-
 use pinfold_core::addr::{Iova, IovaRange};
 use pinfold_core::frame::{FrameError, Order, Zone};
 use pinfold_core::iova::{IovaError, IovaSpace};
@@ -36,9 +34,11 @@ static ALLOCATOR: Limited = Limited;
 
 /// Calls `f` while no more than `largest` bytes can be allocated at once, and `left` times.
 fn with<R>(largest: usize, left: u64, f: impl FnOnce() -> R) -> R {
-    (LARGEST.store(largest, Relaxed), LEFT.store(left, Relaxed));
+    LARGEST.store(largest, Relaxed);
+    LEFT.store(left, Relaxed);
     let result = f();
-    (LARGEST.store(usize::MAX, Relaxed), LEFT.store(u64::MAX, Relaxed));
+    LARGEST.store(usize::MAX, Relaxed);
+    LEFT.store(u64::MAX, Relaxed);
     result
 }
 

@@ -440,6 +440,7 @@ mod tests {
     }
 
     /// Returns limits of a region that a free has raised, and whose groups it has not raised yet.
+    #[expect(clippy::unwrap_used, reason = "a test")]
     fn half_raised() -> Limits {
         let limits = Limits::new(1).unwrap();
         let set = |level: usize, limit| limits.levels[level][0].store(limit, Ordering::SeqCst);
