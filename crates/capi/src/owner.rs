@@ -53,8 +53,17 @@ struct Batch {
     last: usize,
     /// Mappings that were quarantined.
     lost: usize,
-    /// The file descriptor has announced its end.
-    announced: bool,
+    /// What the file descriptor has announced of it.
+    announced: Announced,
+}
+
+/// What an owner's file descriptor has announced of a ticket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Announced {
+    Nothing,
+    /// That its flush is past its deadline; its end is announced, too.
+    Late,
+    End,
 }
 
 impl Batch {
@@ -65,6 +74,29 @@ impl Batch {
 
     fn is_lost(&self) -> bool {
         self.lost > 0 && self.revoked.is_empty()
+    }
+
+    fn is_late(&self) -> bool {
+        matches!(self.check(), Poll::Ready(Err(error)) if error.late_ticket().is_some())
+    }
+
+    /// Waits for its last mapping, which then counts as late where it has not ended. Returns whether
+    /// it has.
+    fn wait(&mut self, local: &mut DomainLocal, limit: WaitLimit) -> bool {
+        if self.last >= self.revoked.len() {
+            return true;
+        }
+        match local.wait_for(self.revoked.swap_remove(self.last), limit) {
+            Ok(span) => drop(span),
+            Err(NotQuiesced { revoked: Some(late), .. }) => {
+                self.last = self.revoked.len();
+                self.revoked.push(late);
+                return false;
+            }
+            Err(NotQuiesced { revoked: None, .. }) => self.lost += 1,
+        }
+        self.last = last_of(&self.revoked);
+        true
     }
 }
 
@@ -220,17 +252,9 @@ impl Tickets {
         let Some(batch) = self.batches.get_mut(at) else { return Ok(()) };
         if !matches!(batch.check(), Poll::Ready(Ok(()))) && !batch.is_lost() {
             // The others complete before it, or with it.
-            let last = batch.revoked.swap_remove(batch.last);
-            match local.wait_for(last, limit) {
-                Ok(span) => drop(span),
-                Err(NotQuiesced { revoked: Some(late), .. }) => {
-                    batch.last = batch.revoked.len();
-                    batch.revoked.push(late);
-                    return Err(self::late(batch));
-                }
-                Err(NotQuiesced { revoked: None, .. }) => batch.lost += 1,
+            if !batch.wait(local, limit) {
+                return Err(late(batch));
             }
-            batch.last = last_of(&batch.revoked);
             if batch.revoked.is_empty() {
                 return self.finish(at);
             }
@@ -238,21 +262,36 @@ impl Tickets {
         self.settle(local, at).map(drop)
     }
 
-    /// Has the descriptor announce what has ended, and the end of the next ticket: tickets end in
-    /// their order.
-    fn arm(&mut self) {
+    /// Has the descriptor announce what has ended or is late, and the next that does: tickets end in
+    /// their order. One that is late is announced again when it ends.
+    fn arm(&mut self, local: &mut DomainLocal) {
         let Some((announcer, waker)) = &self.announcer else { return };
-        for batch in self.batches.iter_mut().filter(|batch| !batch.announced && !batch.is_lost()) {
-            if batch.check().is_pending()
+        let unended = |batch: &&mut Batch| batch.announced != Announced::End && !batch.is_lost();
+        for batch in self.batches.iter_mut().filter(unended) {
+            if batch.announced == Announced::Nothing && batch.is_late() {
+                // From now on only its end wakes.
+                batch.wait(local, NOW);
+                batch.announced = Announced::Late;
+                announcer.0.signal();
+            }
+            let waits = |batch: &Batch| match batch.announced {
+                Announced::Late => batch.check().is_pending() || batch.is_late(),
+                _ => batch.check().is_pending(),
+            };
+            if waits(batch)
                 && let Some(last) = batch.revoked.get(batch.last)
             {
                 last.wake(waker);
                 // It may have ended before it was to be woken.
-                if last.check().is_pending() {
+                if waits(batch) {
+                    // The deadlines of the next ones are their own.
+                    if batch.announced == Announced::Late {
+                        continue;
+                    }
                     return;
                 }
             }
-            batch.announced = true;
+            batch.announced = Announced::End;
             announcer.0.signal();
         }
     }
@@ -317,8 +356,14 @@ impl pf_owner_t {
         let mut revoked = tickets.spare.pop().unwrap_or_default();
         self.local.revoke_many(self.mappings.take_claimed(), &mut revoked);
         let (seq, last) = (tickets.numbers.next(), last_of(&revoked));
-        tickets.batches.push_back(Batch { seq, revoked, last, lost: 0, announced: false });
-        tickets.arm();
+        tickets.batches.push_back(Batch {
+            seq,
+            revoked,
+            last,
+            lost: 0,
+            announced: Announced::Nothing,
+        });
+        tickets.arm(&mut self.local);
         pf_ticket_t { seq }
     }
 
@@ -414,7 +459,7 @@ pub extern "C" fn pf_quiesced(owner: *mut pf_owner_t, ticket: pf_ticket_t) -> c_
         let owner = &mut *owner;
         let Some(at) = owner.tickets.find(ticket)? else { return Ok(1) };
         let settled = owner.tickets.settle(&mut owner.local, at);
-        owner.tickets.arm();
+        owner.tickets.arm(&mut owner.local);
         settled.map(c_int::from)
     })
 }
@@ -437,7 +482,7 @@ pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) 
         let Some(at) = owner.tickets.find(ticket)? else { return Ok(0) };
         let limit = WaitLimit::within(Duration::from_nanos(ns));
         let waited = owner.tickets.wait(&mut owner.local, at, limit);
-        owner.tickets.arm();
+        owner.tickets.arm(&mut owner.local);
         waited.map(|()| 0)
     })
 }
@@ -447,7 +492,7 @@ pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) 
 ///
 /// When it is readable, read its 8 bytes and then ask pf_quiesced() about the oldest tickets, until
 /// one is not 1. It may be readable although nothing has completed. A ticket that was ETIMEDOUT is
-/// not announced again.
+/// announced again when its flush completes or fails.
 ///
 /// @owner: the owner.
 ///
@@ -459,14 +504,14 @@ pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) 
 pub extern "C" fn pf_quiesce_fd(owner: *mut pf_owner_t) -> c_int {
     call(|| {
         let mut owner = OWNERS.get_mut(owner)?;
-        let tickets = &mut owner.tickets;
+        let pf_owner_t { tickets, local, .. } = &mut *owner;
         if let Some((announcer, _)) = &tickets.announcer {
             return Ok(announcer.0.as_fd().as_raw_fd());
         }
         let announcer = Arc::new(Announcer::new()?);
         let fd = announcer.0.as_fd().as_raw_fd();
         tickets.announcer = Some((Arc::clone(&announcer), Waker::from(announcer)));
-        tickets.arm();
+        tickets.arm(local);
         Ok(fd)
     })
 }

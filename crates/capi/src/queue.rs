@@ -8,6 +8,7 @@ mod report;
 mod submit;
 pub(crate) mod transfer;
 
+use crate::domain::Lookup;
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
 use crate::nvme::{Device, Lease, NVMES, pf_nvme_t};
@@ -82,6 +83,8 @@ pub struct pf_queue_t {
     flush_limit: Duration,
     /// The program waits for the descriptor.
     has_fd: bool,
+    /// Its own: threads with a queue each share no lock.
+    lookup: Lookup,
     /// Dropped after the queue.
     lease: Lease,
 }
@@ -459,6 +462,7 @@ impl pf_queue_t {
             failed: None,
             flush_limit: FLUSH_LIMIT,
             has_fd: false,
+            lookup: device.state.lookup(),
             lease,
         })
     }

@@ -386,6 +386,41 @@ fn the_descriptor_announces_a_deadline_and_a_failure() {
 }
 
 #[test]
+fn the_descriptor_announces_a_late_ticket_again_when_it_ends() {
+    let config = SoftConfig {
+        flush_cost: Duration::from_millis(300),
+        timeout: Duration::from_millis(20),
+        ..SoftConfig::default()
+    };
+    for waits in [false, true] {
+        let program = program(config.clone(), PF_POLICY_PER_USE);
+        let memory = program.alloc(4096);
+        let ticket = program.revoke(&[program.map(memory, 4096, pf_dir::PF_BIDIR).0]);
+        let fd = pf_quiesce_fd(program.owner);
+        let (mut announced, mut late) = (0, 0);
+        loop {
+            assert!(readable(fd, Duration::from_secs(10)), "the end is not announced");
+            announced += 1;
+            // A process that does not run for long enough sees the end only.
+            let (code, ended) = match waits && announced == 1 {
+                true => (pf_wait(program.owner, ticket, 1), 0),
+                false => (pf_quiesced(program.owner, ticket), 1),
+            };
+            late += u32::from(code == -libc::ETIMEDOUT);
+            if code == ended && (code == 1 || waits) {
+                break;
+            }
+        }
+        // Its deadline, its end, and what was read late of either.
+        assert!(late <= 2 && announced <= 5, "{late} of {announced}");
+        while readable(fd, Duration::ZERO) {}
+        assert!(!readable(fd, Duration::from_millis(50)), "announced for ever");
+        assert_eq!(pf_free(program.arena, memory), 0);
+        program.end();
+    }
+}
+
+#[test]
 fn zeroed_options_protect() {
     let program = program(SoftConfig::default(), 0);
     let memory = program.alloc(4096);

@@ -1,10 +1,11 @@
 //! From a request of the C program to one of the driver: the memory, the blocks, what is refused.
 
-use super::transfer::{Attempt, Data, Fixed, Parts, Scattered};
+use super::transfer::{Attempt, Data, Fixed, Parts, Scattered, parts};
 use super::{PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
 use super::{Pending, check_in, pf_queue_t, pf_request};
+use crate::domain::Lookup;
 use crate::failure::{Failure, fail};
-use crate::nvme::{Device, MAX_TRANSFER};
+use crate::nvme::MAX_TRANSFER;
 use crate::region::Span;
 use crate::trace::{Site, hook, pf_event_kind};
 use libc::{EINVAL, ENXIO, iovec};
@@ -66,17 +67,18 @@ impl<'r> Memory<'r> {
     /// Returns the parts of regions that the entries name, each counted as in use.
     ///
     /// # Errors
-    /// Those of `State::span`, with the number of the entry.
+    /// Those of `Lookups::span`, with the number of the entry; `ENOMEM`.
     #[inline]
-    fn spans(&self, device: &Device) -> Result<Parts<Span>, Failure> {
+    fn spans(&self, lookup: &Lookup) -> Result<Parts<Span>, Failure> {
+        let lookups = lookup.begin();
         let span = |(index, addr, len)| {
-            let span = device.state.span(addr, len);
+            let span = lookups.span(addr, len);
             span.map_err(|failure| failure.of(format_args!("iov[{index}]")))
         };
         match self.0 {
             [one] => span((0, one.iov_base.addr(), one.iov_len)).map(Parts::One),
             many => {
-                let mut spans = Vec::with_capacity(many.len());
+                let mut spans = parts(many.len())?;
                 for piece in self.pieces() {
                     spans.push(span(piece)?);
                 }
@@ -202,7 +204,7 @@ impl pf_queue_t {
         site: Site,
     ) -> Result<Attempt, Failure> {
         let device = &self.lease.device;
-        let (spans, id) = (memory.spans(device)?, device.state.domain.id());
+        let (spans, id) = (memory.spans(&self.lookup)?, device.state.domain.id());
         let data = match self.protection.domain() {
             None => Data::Fixed(Fixed::new(spans, id)?),
             Some(domain) => Data::map(Scattered::new(spans, id)?, read, domain)?,

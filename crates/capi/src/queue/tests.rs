@@ -427,3 +427,39 @@ fn a_controller_with_sgls_takes_memory_with_gaps() {
         program.end();
     }
 }
+
+#[test]
+fn a_queue_finds_memory_without_a_lock_of_other_threads() {
+    let program = Program::new(PF_PROTECT_STRICT, impatient());
+    let state = Arc::clone(&DOMAINS.get(program.domain).unwrap().state);
+    let (done, waiting) = std::sync::mpsc::channel();
+    let stopped = state.stop_shared();
+    std::thread::scope(|scope| {
+        let (queue, memory) = (program.queue.addr(), program.memory.addr());
+        scope.spawn(move || {
+            let iov_base = std::ptr::without_provenance_mut(memory);
+            let iov = [iovec { iov_base, iov_len: BLOCK }; 2];
+            let request = |(iovcnt, user_data)| pf_request {
+                op: PF_READ,
+                nsid: 1,
+                offset: 0,
+                len: 0,
+                iov: iov.as_ptr(),
+                iovcnt,
+                flags: 0,
+                user_data,
+            };
+            let requests = [request((1, 0)), request((2, 1))];
+            // SAFETY: there are two requests, of so many entries.
+            let accepted =
+                unsafe { pf_submit(std::ptr::without_provenance_mut(queue), requests.as_ptr(), 2) };
+            done.send(accepted).unwrap();
+        });
+        let accepted = waiting.recv_timeout(Duration::from_secs(60));
+        // Before a failure is reported, so that the thread ends.
+        drop(stopped);
+        assert_eq!(accepted, Ok(2));
+    });
+    assert_eq!(program.reports(2), [(0, 0); 2]);
+    program.end();
+}

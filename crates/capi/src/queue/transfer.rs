@@ -5,6 +5,7 @@
 //! is in counted as used for as long as a device may reach it: `pf_free` refuses it meanwhile.
 
 use crate::failure::{Failure, fail};
+use crate::owner::no_room;
 use crate::region::Span;
 use crate::trace::{Site, Tracer, pf_event_kind};
 use pinfold::core::access::{Direction, FromDevice, ToDevice};
@@ -37,13 +38,25 @@ impl<T> Parts<T> {
         Ok(match self {
             Self::One(one) => Parts::One(part(one)?),
             Self::Many(many) => {
-                let mut parts = Vec::with_capacity(many.len());
+                let mut parts = parts(many.len())?;
                 for each in many {
                     parts.push(part(each)?);
                 }
                 Parts::Many(parts)
             }
         })
+    }
+}
+
+/// Returns a list for the parts of a request.
+///
+/// # Errors
+/// `ENOMEM`.
+pub(crate) fn parts<T>(count: usize) -> Result<Vec<T>, Failure> {
+    let mut parts = Vec::new();
+    match parts.try_reserve_exact(count) {
+        Ok(()) => Ok(parts),
+        Err(error) => Err(no_room("submit a request of", count, &error)),
     }
 }
 
