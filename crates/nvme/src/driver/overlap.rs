@@ -67,6 +67,11 @@ impl Extents {
         self.live.iter().filter(|(other, _)| extent.conflicts(other)).count()
     }
 
+    /// Yields the requests that conflict with `extent`.
+    pub(super) fn conflicting(&self, extent: &Extent) -> impl Iterator<Item = u16> {
+        self.live.iter().filter(|(other, _)| extent.conflicts(other)).map(|(_, tag)| *tag)
+    }
+
     /// Adds the request `tag`.
     pub(super) fn insert(&mut self, tag: u16, extent: Extent) {
         if extent.is_empty() {
@@ -102,10 +107,10 @@ impl Extents {
     }
 }
 
-/// A request that waits for a retry or has been sent again.
+/// A request that waits for a retry, has been sent again, or waits for such a request.
 #[derive(Clone, Copy, Debug)]
 struct Retried {
-    /// Its number among all of the controller.
+    /// Where it is in the order of all of the controller. Two may have the same, of one queue.
     age: u64,
     /// The serial number of its queue.
     queue: u64,
@@ -122,8 +127,8 @@ struct RetryList {
     next_age: u64,
 }
 
-/// The requests of all queues of a controller of which a command was or will be sent again, until
-/// they have completed.
+/// The requests of all queues of a controller of which a command was or will be sent again, and what
+/// waits for those, until they have completed.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     /// How many there are. A submission that the program orders after the poll that has seen the
@@ -138,11 +143,17 @@ impl Retries {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request of a queue of `generation`; returns its age.
-    pub(super) fn insert(&self, queue: u64, tag: u16, generation: u64, extent: Extent) -> u64 {
+    /// Adds a request of a queue of a generation; returns its age: `age`, of another request of the
+    /// queue, or that of the youngest.
+    pub(super) fn insert(
+        &self,
+        (queue, tag, generation): (u64, u16, u64),
+        extent: Extent,
+        age: Option<u64>,
+    ) -> u64 {
         let mut list = self.list();
-        let age = list.next_age;
-        list.next_age += 1;
+        let age = age.unwrap_or(list.next_age);
+        list.next_age = list.next_age.max(age.saturating_add(1));
         list.requests.push(Retried { age, queue, tag, generation, extent });
         self.count.store(list.requests.len(), Ordering::Release);
         age
@@ -253,14 +264,17 @@ mod tests {
         let retries = Retries::default();
         let conflict =
             |queue, generation, age, slba| retries.conflict((queue, generation, age), &write(slba));
-        let age = retries.insert(1, 3, 7, write(0));
-        assert_eq!((retries.insert(1, 4, 7, write(100)), retries.next_age()), (age + 1, age + 2));
+        let age = retries.insert((1, 3, 7), write(0), None);
+        assert_eq!(
+            (retries.insert((1, 4, 7), write(100), None), retries.next_age()),
+            (age + 1, age + 2)
+        );
         assert!(conflict(2, 7, u64::MAX, 4) && conflict(2, 7, age + 1, 4));
         assert!(!conflict(2, 7, age, 4), "it is no older");
         assert!(!conflict(1, 7, u64::MAX, 4), "its own are ordered otherwise");
         assert!(!conflict(2, 8, u64::MAX, 4), "a reset has ended it");
         assert!(!conflict(2, 7, u64::MAX, 8));
-        retries.insert(2, 3, 7, write(50));
+        retries.insert((2, 3, 7), write(50), None);
         retries.remove(1, 2);
         retries.remove(2, 3);
         assert!(conflict(2, 7, u64::MAX, 4) && !conflict(1, 7, u64::MAX, 50));

@@ -103,8 +103,9 @@ pub(super) struct RequestSlot {
     pub(super) request: Request,
     /// Older requests of the queue that it conflicts with.
     pub(super) blockers: usize,
-    /// Retries of other queues that are older have to end first; meaningful while it is unblocked
-    /// or retried.
+    /// Whether other queues wait for it: it is retried, or waits for what is, or for another queue.
+    pub(super) listed: bool,
+    /// What is older on the list has to end first; meaningful while it is unblocked or listed.
     pub(super) age: u64,
     pub(super) block_shift: u32,
     /// The first block of the next command.
@@ -131,6 +132,7 @@ impl RequestSlot {
         (self.request, self.block_shift, self.next_slba) = (request, block_shift, request.slba);
         (self.unsent, self.commands) = (unsent, 0);
         (self.error, self.aborting, self.retried, self.given_up) = (None, false, false, false);
+        self.listed = false;
     }
 
     /// Sets the deadline, which retries may extend by `extension_ns` in all.
@@ -153,6 +155,7 @@ impl Default for RequestSlot {
             sequence: 0,
             request: Request::NONE,
             blockers: 0,
+            listed: false,
             age: 0,
             block_shift: 0,
             next_slba: 0,

@@ -322,11 +322,14 @@ fn a_request_does_not_wait_for_younger_retries() {
     fail_next(&bench, LATER);
     let older = write(&bench, &mut first, 1);
     assert!(poll_all(&bench, &mut first).is_none());
-    let waits = second.write(1, 0, 16, Buffer::new(&bench.arena, 8192)).unwrap();
-    assert!(poll_all(&bench, &mut second).is_none());
     clock.advance(1_000 * MS);
+    // It has failed, and the queue sees it only after the other request was submitted.
     fail_next(&bench, LATER);
     let younger = first.write(1, 8, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    first.ring_doorbell();
+    settle(&bench);
+    let waits = second.write(1, 0, 16, Buffer::new(&bench.arena, 8192)).unwrap();
+    assert!(poll_all(&bench, &mut second).is_none());
     assert!(poll_all(&bench, &mut first).is_none());
     clock.advance(1_000 * MS);
     assert_eq!(one(&mut first, older).1, Ok(()));
@@ -534,4 +537,103 @@ fn all_blocks_of_a_request_are_held_until_all_of_it_has_ended() {
     let read = queue.read(1, 8184, 8, Buffer::new(&bench.arena, 4096)).unwrap();
     let read = one(&mut queue, read).0.bytes(4096);
     assert!(read[..3584] == bytes[(4 << 20) - 4096..(4 << 20) - 512] && read[3584..] == [0; 512]);
+}
+
+/// Polls queues for six seconds, and returns the tags that have completed well, in their order.
+fn complete_all(
+    bench: &Bench,
+    clock: &TestClock,
+    queues: &mut [&mut TestQueue],
+) -> Vec<Completion> {
+    let mut completions = Vec::new();
+    for _ in 0..60 {
+        for queue in &mut *queues {
+            completions.extend(std::iter::from_fn(|| queue.poll().unwrap()));
+            settle(bench);
+        }
+        clock.advance(100 * MS);
+    }
+    completions
+}
+
+/// Writes eight blocks at `slba`.
+fn write_at(bench: &Bench, queue: &mut TestQueue, slba: u64, blocks: u32) -> InFlight<Buffer> {
+    let bytes = blocks as usize * 512;
+    queue.write(1, slba, blocks, Buffer::new(&bench.arena, bytes)).unwrap()
+}
+
+/// Asserts that exactly these have succeeded, in this order.
+fn assert_order(requests: Vec<InFlight<Buffer>>, completions: Vec<Completion>) {
+    assert_eq!(requests.len(), completions.len());
+    for (place, (request, completion)) in requests.into_iter().zip(completions).enumerate() {
+        assert_eq!(result(request, completion), Ok(()), "{place}");
+    }
+}
+
+/// 0 to 7 wait for a retry, 4 to 11 for those, 8 to 15 for these. Another queue writes the last.
+#[test]
+fn what_waits_behind_a_retry_is_not_carried_out_after_what_others_submit_later() {
+    for known_before in [0, 1, 2] {
+        let (bench, clock) = rig();
+        let mut first = bench.controller.create_queue(4).unwrap();
+        let mut second = bench.controller.create_queue(4).unwrap();
+        fail_next(&bench, LATER);
+        let mut chain = vec![write_at(&bench, &mut first, 0, 8)];
+        for (at, slba) in [4, 8].into_iter().enumerate() {
+            if at == known_before {
+                assert!(poll_all(&bench, &mut first).is_none());
+            }
+            chain.push(write_at(&bench, &mut first, slba, 8));
+        }
+        assert!(poll_all(&bench, &mut first).is_none());
+        chain.push(write_at(&bench, &mut second, 12, 8));
+        let free = write_at(&bench, &mut second, 16, 4);
+        assert!(poll_all(&bench, &mut second).is_none(), "the free one is held in its queue");
+        assert_eq!(second.stats().commands, 0, "{known_before}: overtook");
+        chain.push(free);
+        let completions = complete_all(&bench, &clock, &mut [&mut first, &mut second]);
+        assert_order(chain, completions);
+    }
+}
+
+/// The second queue waits for a retry of the first, and the third for that of the second.
+#[test]
+fn what_waits_for_another_queue_is_waited_for() {
+    let (bench, clock) = rig();
+    let mut queues = [(); 3].map(|()| bench.controller.create_queue(4).unwrap());
+    let [first, second, third] = &mut queues;
+    fail_next(&bench, LATER);
+    let mut chain = vec![write_at(&bench, first, 0, 8)];
+    assert!(poll_all(&bench, first).is_none());
+    chain.push(write_at(&bench, second, 4, 8));
+    // Held behind that.
+    chain.push(write_at(&bench, second, 8, 8));
+    chain.push(write_at(&bench, third, 12, 8));
+    assert!(poll_all(&bench, second).is_none() && poll_all(&bench, third).is_none());
+    assert_eq!(third.stats().commands, 0, "overtook");
+    assert_order(chain, complete_all(&bench, &clock, &mut [first, second, third]));
+}
+
+/// Of the first queue, 16 to 23 fail when 0 to 23 wait for them and for 0 to 7, and 20 to 27 of the
+/// second queue for those.
+#[test]
+fn two_queues_do_not_wait_for_each_other() {
+    let (bench, clock) = rig();
+    let mut first = bench.controller.create_queue(8).unwrap();
+    let mut second = bench.controller.create_queue(4).unwrap();
+    fail_next(&bench, LATER);
+    let begin = write_at(&bench, &mut first, 0, 8);
+    assert!(poll_all(&bench, &mut first).is_none());
+    fail_next(&bench, LATER);
+    let end = write_at(&bench, &mut first, 16, 8);
+    // Behind the end only, which has not failed: no other queue waits for it.
+    let between = write_at(&bench, &mut first, 12, 8);
+    let all = write_at(&bench, &mut first, 0, 16);
+    let other = write_at(&bench, &mut second, 8, 16);
+    assert!(poll_all(&bench, &mut second).is_none());
+    // Now the end has failed.
+    assert!(poll_all(&bench, &mut first).is_none());
+    let completions = complete_all(&bench, &clock, &mut [&mut first, &mut second]);
+    assert_order(vec![begin, end, between, all, other], completions);
+    assert!(poll_all(&bench, &mut first).is_none() && first.stats().retries == 2);
 }

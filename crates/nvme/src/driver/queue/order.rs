@@ -24,14 +24,77 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             return true;
         }
         if blockers == 0 {
-            self.add_unblocked(tag);
+            self.add_unblocked(tag, extent);
         } else if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.blockers = blockers;
             // It begins when nothing is in its way: the time of others is not its own.
             request.deadline_ns = u64::MAX;
             self.held.push(tag);
+            if self.listed > 0 {
+                self.list_if_behind(tag, extent);
+            }
         }
         false
+    }
+
+    /// Has other queues wait for a request, which waits for a retry or for another queue, and for
+    /// all that are held behind it: each could be carried out long after what they submit later.
+    ///
+    /// None of those behind it is older, or two queues would wait for each other.
+    #[cold]
+    pub(super) fn list(&mut self, tag: u16, extent: &Extent) {
+        if self.requests.get(usize::from(tag)).is_none_or(|request| request.listed) {
+            return;
+        }
+        let mut behind = std::mem::take(&mut self.behind);
+        let mut age = None;
+        for &held in &self.held {
+            let Some(other) = self.extents.get(held) else { continue };
+            if extent.conflicts(other)
+                || behind.iter().any(|behind: &Extent| behind.conflicts(other))
+            {
+                behind.push(*other);
+                let request = self.requests.get(usize::from(held));
+                let listed = request.filter(|request| request.listed).map(|request| request.age);
+                age = age.into_iter().chain(listed).min();
+            }
+        }
+        behind.clear();
+        self.behind = behind;
+        self.insert_retry(tag, *extent, age);
+        for at in 0..self.held.len() {
+            let held = self.held.get(at).and_then(|&held| Some((held, *self.extents.get(held)?)));
+            if let Some((held, extent)) = held {
+                self.list_if_behind(held, &extent);
+            }
+        }
+    }
+
+    /// Has other queues wait for a request that is held, if they wait for one that it is behind. It
+    /// is not older than any of these.
+    #[cold]
+    fn list_if_behind(&mut self, tag: u16, extent: &Extent) {
+        if self.requests.get(usize::from(tag)).is_none_or(|request| request.listed) {
+            return;
+        }
+        // Those that are held after it were submitted later.
+        let place = self.held.iter().position(|held| *held == tag).unwrap_or(0);
+        let later = self.held.get(place..).unwrap_or_default();
+        let before = self.extents.conflicting(extent).filter(|other| !later.contains(other));
+        let listed = before.filter_map(|other| self.requests.get(usize::from(other)));
+        let age = listed.filter(|other| other.listed).map(|other| other.age).max();
+        if age.is_some() {
+            self.insert_retry(tag, *extent, age);
+        }
+    }
+
+    fn insert_retry(&mut self, tag: u16, extent: Extent, age: Option<u64>) {
+        let key = (self.serial, tag, self.generation);
+        if let Some(request) = self.requests.get_mut(usize::from(tag)) {
+            request.age = self.inner.shared.retries.insert(key, extent, age);
+            request.listed = true;
+            self.listed += 1;
+        }
     }
 
     /// Returns this queue, for [`Retries::conflict`](crate::driver::overlap::Retries::conflict)
@@ -41,22 +104,29 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 
     #[cold]
-    fn add_unblocked(&mut self, tag: u16) {
+    fn add_unblocked(&mut self, tag: u16, extent: &Extent) {
         let now_ns = self.inner.config.clock.now_ns();
         let limit_ns = self.timeout_ns.saturating_add(self.retry_limit_ns);
-        if let Some(request) = self.requests.get_mut(usize::from(tag)) {
+        let Some(request) = self.requests.get_mut(usize::from(tag)) else { return };
+        if !request.listed {
             request.age = self.inner.shared.retries.next_age();
-            request.deadline_ns = now_ns.saturating_add(limit_ns);
-            self.next_deadline_ns = self.next_deadline_ns.min(request.deadline_ns);
-            self.unblocked.push(tag);
+        }
+        request.deadline_ns = now_ns.saturating_add(limit_ns);
+        self.next_deadline_ns = self.next_deadline_ns.min(request.deadline_ns);
+        self.unblocked.push(tag);
+        let age = request.age;
+        if self.inner.shared.retries.conflict(self.retry_key(age), extent) {
+            self.list(tag, extent);
         }
     }
 
     /// Notes that a request has completed: those that waited for it alone are unblocked.
     pub(super) fn end_order(&mut self, tag: u16) {
         let Some(extent) = self.extents.remove(tag) else { return };
-        if self.requests.get(usize::from(tag)).is_some_and(|request| request.retried) {
+        let request = self.requests.get_mut(usize::from(tag));
+        if request.is_some_and(|request| std::mem::take(&mut request.listed)) {
             self.inner.shared.retries.remove(self.serial, tag);
+            self.listed -= 1;
         }
         if !self.held.is_empty() || !self.unblocked.is_empty() {
             self.unblock(tag, &extent);
@@ -71,12 +141,14 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.held.retain(|other| *other != tag);
         let mut at = 0;
         while let Some(&held) = self.held.get(at) {
-            let waits = self.extents.get(held).is_some_and(|extent| extent.conflicts(ended));
-            if let Some(request) = self.requests.get_mut(usize::from(held)).filter(|_| waits) {
+            let extent = self.extents.get(held).copied().filter(|extent| extent.conflicts(ended));
+            if let (Some(extent), Some(request)) =
+                (extent, self.requests.get_mut(usize::from(held)))
+            {
                 request.blockers = request.blockers.saturating_sub(1);
                 if request.blockers == 0 {
                     self.held.remove(at);
-                    self.add_unblocked(held);
+                    self.add_unblocked(held, &extent);
                     continue;
                 }
             }
@@ -91,6 +163,9 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let mut unblocked = std::mem::take(&mut self.unblocked);
         unblocked.retain(|&tag| {
             let waits = self.waits_for_another_queue(tag);
+            if waits && let Some(extent) = self.extents.get(tag).copied() {
+                self.list(tag, &extent);
+            }
             if waits && self.retries_abandoned {
                 self.complete(tag, RequestResult::Completed(Err(CommandError::NotSent)));
             } else if !waits {

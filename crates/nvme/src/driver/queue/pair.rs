@@ -6,7 +6,7 @@ use crate::driver::error::{Error, PollError};
 use crate::driver::in_flight::{self, Completion};
 use crate::driver::inner::{CreatedQueuePair, Inner, PendingRelease, RingSizes};
 use crate::driver::namespace::Namespace;
-use crate::driver::overlap::Extents;
+use crate::driver::overlap::{Extent, Extents};
 use crate::driver::slots::{
     CommandIds, CommandSlot, CompletionRing, DmaBuffer, RequestSlot, SubmissionRing,
 };
@@ -32,8 +32,10 @@ const MIN_SLOTS: usize = 63;
 /// retries. All others, and flushes, are carried out in any order.
 ///
 /// Of several queues of a controller: from when a command of a request was found to need a retry
-/// ([`poll`](Self::poll)) until the request has completed, no queue sends what conflicts with it.
-/// If several queues have such requests, the one that failed first is sent again first. Conflicting
+/// ([`poll`](Self::poll)) until the request has completed, no queue sends what conflicts with it,
+/// nor what conflicts with a request that waits for it (and so on), for as long as that has not
+/// completed. If several queues have such requests, the one that failed first is sent again first,
+/// unless a request behind it is waited for already. Conflicting
 /// requests that two queues have in flight at the same time are in no order, as in NVMe itself.
 ///
 /// A request that timed out ([`Outcome::TimedOut`](crate::driver::Outcome::TimedOut)) is not sent
@@ -83,6 +85,10 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     /// Requests that only conflict with retries of other queues, if with any. Nothing of them was
     /// sent.
     pub(super) unblocked: Vec<u16>,
+    /// How many requests other queues wait for.
+    pub(super) listed: usize,
+    /// Room for the extents of requests; empty between two calls.
+    pub(super) behind: Vec<Extent>,
     /// Commands that wait for a retry.
     pub(super) retrying: Vec<u16>,
     /// Whether the owner has given up: nothing is retried any more.
@@ -168,6 +174,8 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             extents: Extents::new(depth),
             held: Vec::with_capacity(depth),
             unblocked: Vec::with_capacity(depth),
+            listed: 0,
+            behind: Vec::with_capacity(depth),
             retrying: Vec::with_capacity(slots),
             retries_abandoned: false,
             next_retry_ns: u64::MAX,

@@ -57,16 +57,16 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if !request.retried {
             self.stats.retried_requests += 1;
             request.retried = true;
-            if let Some(extent) = self.extents.get(slot.tag) {
-                let retries = &self.inner.shared.retries;
-                request.age = retries.insert(self.serial, slot.tag, self.generation, *extent);
-            }
         }
+        let tag = slot.tag;
         if self.retrying.is_empty() {
             self.retrying_since_ns = now_ns;
         }
         self.retrying.push(index);
         self.next_retry_ns = self.next_retry_ns.min(due_ns);
+        if let Some(extent) = self.extents.get(tag).copied() {
+            self.list(tag, &extent);
+        }
         true
     }
 
