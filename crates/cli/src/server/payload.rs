@@ -250,11 +250,13 @@ impl Key {
 pub(crate) struct Slab<T> {
     places: Vec<(u32, Option<T>)>,
     vacant: Vec<u32>,
+    /// Places that are not used again: one more value, and a key of the first would find it.
+    retired: usize,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { places: Vec::new(), vacant: Vec::new() }
+        Self { places: Vec::new(), vacant: Vec::new(), retired: 0 }
     }
 }
 
@@ -283,14 +285,19 @@ impl<T> Slab<T> {
     pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
         let (generation, value) = self.places.get_mut(key.index as usize)?;
         let value = value.take_if(|_| *generation == key.generation)?;
-        *generation = generation.wrapping_add(1);
-        self.vacant.push(key.index);
+        match generation.checked_add(1) {
+            Some(next) => {
+                *generation = next;
+                self.vacant.push(key.index);
+            }
+            None => self.retired += 1,
+        }
         Some(value)
     }
 
     /// Returns how many values there are.
     pub(crate) fn len(&self) -> usize {
-        self.places.len() - self.vacant.len()
+        self.places.len() - self.vacant.len() - self.retired
     }
 
     /// Returns the keys of all values. O(places).
@@ -441,5 +448,21 @@ mod tests {
         assert_eq!(slab.get_mut(c), Some(&mut 'c'));
         assert_eq!(slab.keys(), [c, b]);
         assert_eq!(Key::from_word(c.to_word()), c);
+    }
+
+    #[test]
+    fn a_place_of_which_all_keys_were_given_is_retired() {
+        let mut slab = Slab::default();
+        let first = slab.insert('a');
+        slab.places[0].0 = u32::MAX;
+        let last = Key { generation: u32::MAX, ..first };
+        assert_eq!((slab.remove(last), slab.remove(last), slab.len()), (Some('a'), None, 0));
+        let next = slab.insert('b');
+        assert_eq!((next, slab.len()), (Key { index: 1, generation: 0 }, 1));
+        assert!(slab.get_mut(first).is_none() && slab.get_mut(last).is_none());
+        assert_eq!(
+            (slab.keys(), slab.remove(next), slab.insert('c').index),
+            (vec![next], Some('b'), 1)
+        );
     }
 }
