@@ -1304,7 +1304,7 @@ int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns) PF
 
  When it is readable, read its 8 bytes and then ask pf_quiesced() about the oldest tickets, until
  one is not 1. It may be readable although nothing has completed. A ticket that was ETIMEDOUT is
- not announced again.
+ announced again when its flush completes or fails.
 
  @owner: the owner.
 
