@@ -1,9 +1,11 @@
 /* What the library sets on memory of the program, and gives back: MADV_DONTFORK and mlock, unless
    the program had set them; a refused call changes nothing. */
 #include "check.h"
+#include <pthread.h>
 #include <stdint.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static pf_domain_t *domain;
@@ -128,6 +130,44 @@ static void refused_late(void) {
     CHECK(mprotect(va + size - page, page, PROT_READ | PROT_WRITE) == 0);
 }
 
+/* Of threads that want the same memory, one has it, until the attributes of its arena are undone:
+   those of the next owner's arena stay. */
+enum { SHARED = 8 << 20 };
+static char *shared;
+static int seen;
+
+static void *next_owner(void *unused) {
+    (void)unused;
+    struct timespec end, now, use = {.tv_nsec = 2000000};
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    do {
+        pf_arena_t *arena;
+        int refused = create(shared, SHARED, 0, &arena);
+        if (refused == 0) {
+            /* As long as the one before is undone. */
+            nanosleep(&use, NULL);
+            CHECK(has(shared, "dc") && has(shared + SHARED - page, "dc"));
+            __atomic_fetch_add(&seen, 1, __ATOMIC_RELAXED);
+            OK(pf_arena_put(arena));
+        } else {
+            CHECK(refused == -EEXIST);
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (now.tv_sec < end.tv_sec + 5);
+    return NULL;
+}
+
+static void one_after_another(void) {
+    shared = mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_create(&threads[i], NULL, next_owner, NULL) == 0);
+    for (int i = 0; i < 3; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(seen > 0 && munmap(shared, SHARED) == 0);
+}
+
 int main(void) {
     OK(pf_domain_soft(&domain));
     va = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -136,6 +176,7 @@ int main(void) {
     the_programs();
     refused_late();
     nodes();
+    one_after_another();
     CHECK(munmap(va, size) == 0);
     OK(pf_domain_put(domain));
     puts("attributes: ok");

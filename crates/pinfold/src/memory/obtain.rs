@@ -8,6 +8,7 @@ use crate::sys::limits::{MapLimit, SystemMemory};
 use crate::sys::region::Region;
 use crate::sys::{Errno, control_group, pages, process, region, trial};
 use pinfold_core::addr::PageSize;
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -24,13 +25,42 @@ pub(super) struct Request {
 /// Memory that was obtained.
 #[derive(Debug)]
 pub(super) struct Obtained {
-    pub(super) region: Region,
-    /// Dropped before the region, whose addresses are another's then.
-    pub(super) claim: Claim,
+    pub(super) held: Held,
     pub(super) memfd: Option<OwnedFd>,
     pub(super) source: Source,
     pub(super) page_size: PageSize,
     pub(super) unavailable: Vec<SourceUnavailable>,
+}
+
+/// Memory with the claim of its bytes.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// Dropped before the region, whose addresses may be another mapping's as soon as it is unmapped.
+    #[expect(dead_code, reason = "held, and dropped first")]
+    claim: Claim,
+    region: Region,
+}
+
+impl Deref for Held {
+    type Target = Region;
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Before the claim ends: the next owner of the program's own memory sets the same on it.
+        self.region.restore();
+    }
+}
+
+impl Held {
+    /// Claims memory that was mapped for it.
+    fn mapped(region: Region) -> Result<Self, BuildError> {
+        let range = region.addr()..region.addr() + region.len();
+        Ok(Self { claim: Claim::memory(range, ClaimedFor::Arena)?, region })
+    }
 }
 
 /// Why a source failed.
@@ -61,10 +91,8 @@ pub(super) fn obtain(request: &Request) -> Result<Obtained, BuildError> {
         match attempt(request, source) {
             Ok((region, memfd)) => {
                 // Only memory that was unmapped while it was in use has addresses of a new mapping.
-                let claim = claim(&region)?;
                 return Ok(Obtained {
-                    region,
-                    claim,
+                    held: Held::mapped(region)?,
                     memfd,
                     source,
                     page_size: source.page_size(),
@@ -91,24 +119,19 @@ fn of_caller(request: &Request, base: NonNull<u8>, len: usize) -> Result<Obtaine
     trial::check_mapped(start, len)?;
     // SAFETY: the contract of `ArenaBuilder::caller`: mapped, readable and writable until the arena
     // is gone; the alignment was just checked.
-    let region = unsafe { Region::lent(base, len) };
-    bind(&region, request.node)?;
+    let held = Held { claim, region: unsafe { Region::lent(base, len) } };
+    bind(&held, request.node)?;
     // On its node. What has no page later would raise a signal.
     trial::populate(start, len)?;
-    region.keep_from_children().map_err(BuildError::Fork)?;
+    held.keep_from_children().map_err(BuildError::Fork)?;
     let source = Source::Caller;
     Ok(Obtained {
-        region,
-        claim,
+        held,
         memfd: None,
         source,
         page_size: source.page_size(),
         unavailable: Vec::new(),
     })
-}
-
-fn claim(region: &Region) -> Result<Claim, BuildError> {
-    Ok(Claim::memory(region.addr()..region.addr() + region.len(), ClaimedFor::Arena)?)
 }
 
 fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>), Failure> {

@@ -306,12 +306,14 @@ impl Region {
         self.base
     }
 
-    /// Undoes what was set on lent memory, as far as possible.
-    fn restore(&self, lent: &Lent) {
+    /// Undoes what was set on lent memory, as far as possible; nothing that was undone before, and
+    /// nothing on other memory.
+    pub(crate) fn restore(&self) {
+        let Origin::Lent(lent) = &self.origin else { return };
         let undone = [
-            if lent.locked.load(Ordering::Relaxed) { self.unlock() } else { Ok(()) },
-            if lent.bound.load(Ordering::Relaxed) { unbind(self) } else { Ok(()) },
-            if lent.kept.load(Ordering::Relaxed) { self.give_to_children() } else { Ok(()) },
+            if lent.locked.swap(false, Ordering::Relaxed) { self.unlock() } else { Ok(()) },
+            if lent.bound.swap(false, Ordering::Relaxed) { unbind(self) } else { Ok(()) },
+            if lent.kept.swap(false, Ordering::Relaxed) { self.give_to_children() } else { Ok(()) },
         ];
         for errno in undone.into_iter().filter_map(Result::err) {
             tracing::warn!(%errno, "the caller's memory was not completely restored");
@@ -323,7 +325,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         let outer = match &self.origin {
             Origin::Mapped(outer) => outer,
-            Origin::Lent(lent) => return self.restore(lent),
+            Origin::Lent(_) => return self.restore(),
         };
         // SAFETY: the range was mapped by this value's constructor for it alone, and is unmapped
         // only here. The arena drops its region when nothing reaches into it any more.

@@ -137,10 +137,9 @@ impl ArenaBuilder {
     /// `pins`: the domain that it will be mapped into pins its mappings.
     pub(super) fn build_memory(self, pins: bool) -> Result<ArenaMemory, BuildError> {
         let request = self.request()?;
-        let Obtained { region, claim, memfd, source, page_size, unavailable } =
-            obtain::obtain(&request)?;
-        let residency = self.residency(&region, source, pins)?;
-        let bytes = region.len() as u64;
+        let Obtained { held, memfd, source, page_size, unavailable } = obtain::obtain(&request)?;
+        let residency = self.residency(&held, source, pins)?;
+        let bytes = held.len() as u64;
         if bytes > Self::MAX_BYTES {
             return Err(BuildError::TooLarge { requested: request.bytes, limit: Self::MAX_BYTES });
         }
@@ -153,7 +152,7 @@ impl ArenaBuilder {
             residency,
             unavailable,
         };
-        Ok(ArenaMemory::new(State::new((region, claim), memfd, self.mapping_policy, report)?))
+        Ok(ArenaMemory::new(State::new(held, memfd, self.mapping_policy, report)?))
     }
 
     fn request(&self) -> Result<Request, BuildError> {

@@ -5,7 +5,7 @@ use super::error::{AllocError, ArenaReport};
 use crate::memory::attachment::{
     Attachment, Attachments, DomainOps, MappingPolicy, count_quarantined,
 };
-use crate::memory::claim::Claim;
+use crate::memory::obtain::Held;
 use crate::memory::source::{NotLocked, Residency};
 use crate::sys::region::Region;
 use pinfold_core::addr::Iova;
@@ -45,9 +45,7 @@ impl Run {
 
 pub(crate) struct State {
     /// Unmapped only after the last frame is free and no device reaches it.
-    region: ManuallyDrop<Region>,
-    /// As long as the region.
-    claim: ManuallyDrop<Claim>,
+    region: ManuallyDrop<Held>,
     memfd: Option<OwnedFd>,
     zone: Zone,
     policy: MappingPolicy,
@@ -65,7 +63,7 @@ pub(crate) struct State {
 impl State {
     /// Creates the state; the report's residency is the initial one.
     pub(super) fn new(
-        (region, claim): (Region, Claim),
+        region: Held,
         memfd: Option<OwnedFd>,
         policy: MappingPolicy,
         report: ArenaReport,
@@ -74,7 +72,6 @@ impl State {
         let (zone, fenced) = zone(frames)?;
         Ok(Self {
             region: ManuallyDrop::new(region),
-            claim: ManuallyDrop::new(claim),
             memfd,
             zone,
             policy,
@@ -282,9 +279,6 @@ impl Drop for State {
             count_quarantined(self.report.bytes);
             return;
         }
-        // SAFETY: dropped here only, in the drop of its owner. Before the region, whose addresses
-        // may be another mapping's as soon as it is unmapped.
-        unsafe { ManuallyDrop::drop(&mut self.claim) };
         // SAFETY: the region is dropped here only, in the drop of its owner. Every frame is free
         // and no device reaches the memory (`detach_all`), so no pointer into it is left.
         unsafe { ManuallyDrop::drop(&mut self.region) };
