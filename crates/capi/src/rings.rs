@@ -7,7 +7,8 @@ use pinfold::uring::{RegisterError, set_place};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,18 +20,23 @@ pub(crate) struct Rings(Mutex<Vec<Ring>>);
 struct Ring {
     /// The number of the descriptor that the program passed.
     fd: c_int,
-    index: u16,
+    place: Place,
     /// A duplicate of it: the number may become another file's.
     ring: OwnedFd,
     /// Other memory has the place now.
     replaced: Arc<AtomicBool>,
 }
 
-/// Who has each place of a ring's table: what becomes true when it is replaced.
-static PLACES: Mutex<BTreeMap<(c_int, u16), Arc<AtomicBool>>> = Mutex::new(BTreeMap::new());
+/// A place of any ring: the numbers of its file, and the index. The numbers of descriptors do not tell
+/// rings apart: one ring may have several, and one may become another ring's while the first ring
+/// lives. Each ring has a file number of its own, since Linux 5.12.
+type Place = (u64, u64, u16);
+
+/// Who has each place: what becomes true when it is replaced.
+static PLACES: Mutex<BTreeMap<Place, Arc<AtomicBool>>> = Mutex::new(BTreeMap::new());
 
 /// Locked while a place is changed. After the list of a memory's rings.
-fn places() -> MutexGuard<'static, BTreeMap<(c_int, u16), Arc<AtomicBool>>> {
+fn places() -> MutexGuard<'static, BTreeMap<Place, Arc<AtomicBool>>> {
     PLACES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -57,17 +63,19 @@ impl Rings {
         ring_fd: c_int,
         index: c_uint,
     ) -> Result<(), Failure> {
-        let index = place(index)?;
+        let index = u16::try_from(index)
+            .map_err(|_| fail!(EINVAL, "place {index}: a ring's table has 16,384"))?;
         let ring = duplicate(ring_fd)?;
+        let place = place(ring.as_fd(), index)?;
         let mut rings = self.lock();
         let mut places = places();
         set_place(&ring, BufferIndex::new(index), Some(memory)).map_err(|error| refused(&error))?;
         let replaced = Arc::<AtomicBool>::default();
-        if let Some(before) = places.insert((ring_fd, index), Arc::clone(&replaced)) {
+        if let Some(before) = places.insert(place, Arc::clone(&replaced)) {
             before.store(true, Ordering::Relaxed);
         }
         rings.retain(|other| !other.replaced.load(Ordering::Relaxed));
-        rings.push(Ring { fd: ring_fd, index, ring, replaced });
+        rings.push(Ring { fd: ring_fd, place, ring, replaced });
         Ok(())
     }
 
@@ -80,26 +88,43 @@ impl Rings {
         let mut places = places();
         // It may have been replaced before the places were locked.
         rings.retain(|ring| !ring.replaced.load(Ordering::Relaxed));
-        let found =
-            rings.iter().position(|ring| ring.fd == ring_fd && c_uint::from(ring.index) == index);
+        let at = |ring: &Ring| c_uint::from(ring.place.2) == index;
+        // The ring that has the number now; else the one that had it, and was closed.
+        let now = u16::try_from(index).ok().and_then(|index| {
+            let ring = duplicate(ring_fd).ok()?;
+            place(ring.as_fd(), index).ok()
+        });
+        let found = rings
+            .iter()
+            .position(|ring| Some(ring.place) == now)
+            .or_else(|| rings.iter().position(|ring| ring.fd == ring_fd && at(ring)));
         let Some((at, ring)) = found.and_then(|at| rings.get(at).map(|ring| (at, ring))) else {
             return Err(fail!(
                 ENOENT,
                 "the memory is not at place {index} of ring {ring_fd}: pass what pf_uring_register got"
             ));
         };
-        match set_place(&ring.ring, BufferIndex::new(ring.index), None) {
+        match set_place(&ring.ring, BufferIndex::new(ring.place.2), None) {
             Ok(()) | Err(RegisterError::NoTable | RegisterError::NoPlace { .. }) => {}
             Err(error) => return Err(refused(&error)),
         }
-        places.remove(&(ring.fd, ring.index));
+        places.remove(&ring.place);
         rings.swap_remove(at);
         Ok(())
     }
 }
 
-fn place(index: c_uint) -> Result<u16, Failure> {
-    u16::try_from(index).map_err(|_| fail!(EINVAL, "place {index}: a ring's table has 16,384"))
+fn place(ring: BorrowedFd<'_>, index: u16) -> Result<Place, Failure> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the descriptor is open, and the kernel writes to the struct, which outlives the call.
+    if unsafe { libc::fstat(ring.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+        let error = io::Error::last_os_error();
+        let errno = error.raw_os_error().unwrap_or(libc::EBADF);
+        return Err(Failure::new(errno, format!("cannot tell the ring from others: {error}")));
+    }
+    // SAFETY: the kernel has written it.
+    let stat = unsafe { stat.assume_init() };
+    Ok((stat.st_dev, stat.st_ino, index))
 }
 
 fn duplicate(fd: c_int) -> Result<OwnedFd, Failure> {

@@ -283,7 +283,46 @@ static void in_a_ring(void) {
     CHECK(syscall(SYS_io_uring_register, other.fd, IORING_UNREGISTER_BUFFERS, NULL, 0) == 0);
     OK(pf_uring_unregister(reg, other.fd, 3));
     REFUSED(ENXIO, "sparse", pf_uring_register(reg, other.fd, 3));
-    close(ring.fd), close(other.fd), close(file), close(null);
+    close(ring.fd), close(other.fd);
+    /* A ring by two numbers: what takes the place by the one is what has it by the other. */
+    OK(pf_arena_create(domain, &opts, &arena));
+    CHECK(open_ring(&ring));
+    CHECK(syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS2, &table, sizeof table) == 0);
+    int same = dup(ring.fd);
+    CHECK(same >= 0);
+    OK(pf_uring_register_arena(arena, ring.fd, 0));
+    OK(pf_uring_register(reg, same, 0));
+    REFUSED(ENOENT, "not at place 0", pf_uring_unregister_arena(arena, ring.fd, 0));
+    CHECK(read_fixed(&ring, file, memory, sizeof text, 0) == sizeof text);
+    OK(pf_arena_put(arena));
+    OK(pf_uring_unregister(reg, ring.fd, 0));
+    /* A number of two rings, the first of which lives: each has its memory. */
+    OK(pf_arena_create(domain, &opts, &arena));
+    buffer = pf_alloc(arena, 4096, NULL);
+    OK(pf_uring_register_arena(arena, ring.fd, 1));
+    OK(pf_uring_register(reg, ring.fd, 2));
+    CHECK(open_ring(&other));
+    CHECK(syscall(SYS_io_uring_register, other.fd, IORING_REGISTER_BUFFERS2, &table, sizeof table) == 0);
+    int number = ring.fd;
+    CHECK(dup2(other.fd, number) == number);
+    ring.fd = same;
+    OK(pf_uring_register(reg, number, 1));
+    OK(pf_uring_register(reg, number, 2));
+    CHECK(read_fixed(&ring, file, buffer, sizeof text, 1) == sizeof text);
+    OK(pf_free(arena, buffer));
+    REFUSED(EBUSY, "1 tables of rings", pf_arena_put(arena));
+    REFUSED(EBUSY, "3 tables of rings", pf_unregister(reg));
+    /* The one that has the number now, and then the one that had it. */
+    OK(pf_uring_unregister(reg, number, 2));
+    CHECK(read_fixed(&ring, file, memory, sizeof text, 2) == sizeof text);
+    CHECK(read_fixed(&other, file, memory, sizeof text, 2) == -EFAULT);
+    OK(pf_uring_unregister(reg, number, 2));
+    CHECK(read_fixed(&ring, file, memory, sizeof text, 2) == -EFAULT);
+    REFUSED(ENOENT, "not at place 2", pf_uring_unregister(reg, number, 2));
+    OK(pf_uring_unregister_arena(arena, number, 1));
+    OK(pf_uring_unregister(reg, number, 1));
+    OK(pf_arena_put(arena));
+    close(number), close(same), close(other.fd), close(file), close(null);
 }
 
 static void *use(void *stop) {
