@@ -24,7 +24,7 @@ impl Inner {
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
         let mut allowance = self.allowance(Urgency::Normal, asked, 0);
         let mut parts = Parts::gather(asked, |want| self.claim_allowed(want, &mut allowance));
-        let result = fill_all_from(slots, asked, &mut parts);
+        let result = fill_all_from(slots, asked, &mut parts, self.watermarks.low());
         parts.release_to(self);
         self.count_bulk(asked, if result.is_ok() { asked } else { 0 }, allowance);
         result
@@ -58,18 +58,19 @@ impl Inner {
 }
 
 /// Fills all empty slots, of which there are `asked`, or none, from frames of which there are
-/// `asked` at most.
+/// `asked` at most, and which leave `low` free.
 fn fill_all_from(
     slots: &mut [Option<Frame>],
     asked: usize,
     parts: &mut Parts,
+    low: u32,
 ) -> Result<(), FrameError> {
     if parts.no_room {
         let bytes = parts.far.len().saturating_add(1).saturating_mul(size_of::<Part>());
         return Err(FrameError::NoMemory { bytes });
     }
     if parts.len() < asked {
-        return Err(FrameError::Short { asked, missing: asked - parts.len() });
+        return Err(FrameError::Short { asked, missing: asked - parts.len(), low });
     }
     fill_from(slots, |_| parts.pop_part());
     Ok(())
@@ -104,7 +105,8 @@ impl ZoneLocal {
         let mut supply = Supply::new(Urgency::Normal);
         let asked = slots.iter().filter(|slot| slot.is_none()).count();
         let mut parts = Parts::gather(asked, |want| supply.next_exactly(self, want));
-        let result = fill_all_from(slots, asked, &mut parts);
+        let low = self.zone.watermarks.low();
+        let result = fill_all_from(slots, asked, &mut parts, low);
         self.tally.claimed.sub(parts.len() as u64);
         parts.release_to(&self.zone);
         self.tally.bulk(asked, if result.is_ok() { asked } else { 0 }, supply.fell_back());

@@ -114,6 +114,14 @@ impl From<AlreadyFree> for FrameError {
     }
 }
 
+/// Names the watermark that a call stops at, if the zone has one.
+fn above(low: u32) -> impl fmt::Display {
+    fmt::from_fn(move |f| match low {
+        0 => Ok(()),
+        low => write!(f, " above the low watermark, which keeps {low} frames free"),
+    })
+}
+
 /// Why frames cannot be allocated or freed. Nothing has changed when one is returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -138,13 +146,18 @@ pub enum FrameError {
         /// How many frames the zone has.
         frames: u32,
     },
-    /// Fewer frames are free than there are slots to fill.
-    #[error("{missing} of {asked} frames are unavailable, and none was allocated")]
+    /// Fewer frames are free above the low watermark than there are slots to fill.
+    #[error(
+        "{missing} of {asked} frames are unavailable{}, and none was allocated: free some, or call `fill`, which takes what \
+         there is", above(*low)
+    )]
     Short {
         /// How many frames were requested.
         asked: usize,
         /// How many of them are unavailable.
         missing: usize,
+        /// The frames that the call leaves free ([`Watermarks::low`](super::Watermarks::low)).
+        low: u32,
     },
     /// A zone has at least 512 frames (2 MiB) and at most 2^28 (1 TiB).
     #[error("cannot create a zone of {frames} frames: it has {min} to {max}", min = MIN_ZONE, max = MAX_ZONE)]

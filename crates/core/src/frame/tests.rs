@@ -132,7 +132,7 @@ fn fill_all_rolls_back() {
     for owner in [false, true] {
         let mut slots = vec![None; 601];
         slots[3] = Some(frame(7));
-        let short = Err(FrameError::Short { asked: 600, missing: 1 });
+        let short = Err(FrameError::Short { asked: 600, missing: 1, low: 0 });
         let one = zone.alloc(Order::PAGE).unwrap();
         assert_eq!(
             if owner { local.fill_all(&mut slots) } else { zone.fill_all(&mut slots) },

@@ -29,7 +29,7 @@ fn bulk_calls_stop_at_low_and_take_one_more() {
     assert_eq!(zone.available(), 49);
     assert_eq!(
         zone.fill_all(&mut [None; 2]),
-        Err(FrameError::Short { asked: 2, missing: 1 }),
+        Err(FrameError::Short { asked: 2, missing: 1, low: 100 }),
         "fill_all respects the watermarks"
     );
     assert_eq!(zone.fill_all(&mut [None; 1]), Ok(()));
@@ -125,6 +125,19 @@ fn an_owner_claims_no_more_than_it_needs_under_pressure() {
     assert_eq!((zone.under_pressure(), local.held()), (true, 0));
 }
 
+#[test]
+fn a_refusal_names_the_watermark_that_it_keeps() {
+    let text = |low| FrameError::Short { asked: 9, missing: 2, low }.to_string();
+    let with = text(256);
+    assert!(with.contains("above the low watermark, which keeps 256 frames free"), "{with}");
+    let without = text(0);
+    assert!(without.contains("unavailable, and none") && !without.contains("mark"), "{without}");
+    // An owner's call names it as the zone's does.
+    let zone = zone_with(1000, 50, 100, 150);
+    let refused = zone.local().fill_all(&mut vec![None; 1000]);
+    assert!(matches!(refused, Err(FrameError::Short { low: 100, .. })), "{refused:?}");
+}
+
 /// With n frames left, for each n: a call that needs one more fails and changes nothing.
 #[test]
 fn exhaustion_at_every_step_rolls_back() {
@@ -133,7 +146,7 @@ fn exhaustion_at_every_step_rolls_back() {
     // Not in order, so that the remaining frames are in many words.
     let mut left: Vec<Frame> = Vec::new();
     for n in 0..=1000_u32 {
-        let missing = |asked| Err(FrameError::Short { asked, missing: asked - n as usize });
+        let missing = |asked| Err(FrameError::Short { asked, missing: asked - n as usize, low: 0 });
         let taken = zone.taken();
         let mut slots = vec![None; n as usize + 2];
         slots[1] = Some(first);
