@@ -90,6 +90,16 @@ pub enum FileError {
         /// The queue depth.
         depth: u32,
     },
+    /// The file was opened for the other direction.
+    #[error(
+        "{}: {op} is impossible: the file was not opened for it; open it with `OpenOptions::{op}(true)`", path.display()
+    )]
+    NotOpenFor {
+        /// The operation.
+        op: Op,
+        /// The file.
+        path: Arc<Path>,
+    },
     /// The buffer is too small, or the transfer is empty.
     #[error(
         "a transfer of {len} bytes ({padded} in whole blocks) with a buffer of {size}: 1 to {size} are possible"

@@ -23,6 +23,8 @@ pub(super) struct Target {
     /// Offset and length must be multiples of it: 1 if not `direct`.
     pub(super) block: u32,
     is_device: bool,
+    /// How it was opened, which nothing changes afterwards.
+    access: OFlags,
     /// The length of the file when all that is queued is written.
     end: u64,
 }
@@ -48,6 +50,7 @@ impl Target {
         }
         let is_device = kind == FileType::BlockDevice;
         let flags = rustix::fs::fcntl_getfl(&file).map_err(failed("fcntl"))?;
+        let access = flags & OFlags::ACCMODE;
         let needed = if direct { direct_block(&file, block) } else { Err(None) };
         let (flags, direct, unit) = match needed {
             Ok(needed) => (flags | OFlags::DIRECT, true, needed),
@@ -65,7 +68,7 @@ impl Target {
             }
             Err(errno) => return Err(failed("fcntl")(errno)),
         };
-        let mut target = Self { file, path, direct, block, is_device, end: 0 };
+        let mut target = Self { file, path, direct, block, is_device, access, end: 0 };
         target.end = target.len()?;
         Ok(target)
     }
@@ -74,12 +77,26 @@ impl Target {
         FileError::System { call, path: self.path.clone(), errno }
     }
 
+    /// # Errors
+    /// [`FileError::NotOpenFor`].
+    pub(super) fn check_access(&self, op: Op) -> Result<(), FileError> {
+        let lacks = match op {
+            Op::Read => OFlags::WRONLY,
+            Op::Write => OFlags::RDONLY,
+        };
+        if self.access == lacks {
+            return Err(FileError::NotOpenFor { op, path: self.path.clone() });
+        }
+        Ok(())
+    }
+
     pub(super) fn len(&self) -> Result<u64, FileError> {
         let end = retry_on_intr(|| rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0)));
         end.map_err(|errno| self.failed("lseek", errno))
     }
 
     pub(super) fn set_len(&mut self, len: u64) -> Result<(), FileError> {
+        self.check_access(Op::Write)?;
         retry_on_intr(|| rustix::fs::ftruncate(&self.file, len))
             .map_err(|errno| self.failed("ftruncate", errno))?;
         self.end = len;

@@ -179,7 +179,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     /// Sets the length of the file. Needed after a write that ended within a block.
     ///
     /// # Errors
-    /// [`FileError::Busy`] while transfers are in flight, [`FileError::System`].
+    /// [`FileError::Busy`] while transfers are in flight, [`FileError::NotOpenFor`],
+    /// [`FileError::System`].
     pub fn set_len(&mut self, len: u64) -> Result<(), FileError> {
         self.idle()?;
         self.target.set_len(len)
@@ -204,8 +205,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     /// With O_DIRECT, the buffer is also overwritten behind `len`, up to the end of the block.
     ///
     /// # Errors
-    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`],
-    /// [`FileError::Misaligned`] or [`FileError::Beyond`].
+    /// [`Rejected`], with the buffer and [`FileError::NotOpenFor`], [`FileError::Full`],
+    /// [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
     pub fn read(
         &mut self,
         buffer: B,
@@ -224,8 +225,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     /// [`set_len`](Self::set_len) must follow.
     ///
     /// # Errors
-    /// [`Rejected`], with the buffer and [`FileError::Full`], [`FileError::Room`],
-    /// [`FileError::Misaligned`] or [`FileError::Beyond`].
+    /// [`Rejected`], with the buffer and [`FileError::NotOpenFor`], [`FileError::Full`],
+    /// [`FileError::Room`], [`FileError::Misaligned`] or [`FileError::Beyond`].
     pub fn write(
         &mut self,
         buffer: B,
@@ -273,6 +274,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         offset: u64,
         len: usize,
     ) -> Result<usize, FileError> {
+        self.target.check_access(op)?;
         if self.vacant.is_empty() {
             return Err(FileError::Full { depth: self.depth() });
         }

@@ -98,6 +98,30 @@ fn impossible_queues_are_rejected_with_the_reason() {
     ));
 }
 
+/// Not "Bad file descriptor", or "Invalid argument" of a size, after the request.
+#[test]
+fn a_direction_that_the_file_was_not_opened_for_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, pattern(4096, 0)).unwrap();
+    for (read, write) in [(true, false), (false, true), (true, true)] {
+        let mut how = OpenOptions::new();
+        how.read(read).write(write);
+        let mut queue = FileQueue::open(&path, &how, &Options::default()).unwrap();
+        let refused = |op| FileError::NotOpenFor { op, path: path.as_path().into() };
+        let written = queue.write(Pages::new(4096), 0, 4096, 0).map_err(|refusal| refusal.error);
+        assert_eq!(written, if write { Ok(()) } else { Err(refused(Op::Write)) });
+        let got = queue.read(Pages::new(4096), 0, 4096, 0).map_err(|refusal| refusal.error);
+        assert_eq!(got, if read { Ok(()) } else { Err(refused(Op::Read)) });
+        let mut done = Vec::new();
+        queue.wait(usize::MAX, &mut done).unwrap();
+        assert!(done.iter().all(|transfer| transfer.result.is_ok()), "{done:?}");
+        assert_eq!(queue.set_len(4096), if write { Ok(()) } else { Err(refused(Op::Write)) });
+    }
+    let text = FileError::NotOpenFor { op: Op::Write, path: path.as_path().into() }.to_string();
+    assert!(text.ends_with("open it with `OpenOptions::write(true)`"), "{text}");
+}
+
 #[test]
 fn a_full_disk_is_named() {
     // A device that is always full, and refuses O_DIRECT.
