@@ -377,16 +377,32 @@ pub struct OwnedPiece {
 
 /// Why a piece was not split, or its extent not set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error(
-    "position {at} is not inside the bytes of a piece of {len} bytes, or not a multiple of {unit}"
-)]
-pub struct CutError {
-    /// The position.
-    pub at: usize,
-    /// The length of the piece.
-    pub len: usize,
-    /// The unit that the position must be a multiple of.
-    pub unit: usize,
+pub enum CutError {
+    /// One of the two parts would have no whole page.
+    #[error(
+        "cannot split a piece of {len} bytes at {at}: a multiple of 4096 above 0 and below {len} is needed"
+    )]
+    Split {
+        /// The position.
+        at: usize,
+        /// The length of the piece in bytes.
+        len: usize,
+    },
+    /// The bytes are none, or some of them may not be transferred.
+    #[error(
+        "cannot transfer {len} bytes at {offset} of a piece: it has {bytes} bytes to transfer, from {first} on, and at least \
+         one is needed"
+    )]
+    Extent {
+        /// The offset in the piece.
+        offset: usize,
+        /// The length in bytes.
+        len: usize,
+        /// The offset of the first byte that may be transferred.
+        first: usize,
+        /// How many bytes may be transferred.
+        bytes: usize,
+    },
 }
 
 impl OwnedPiece {
@@ -424,10 +440,10 @@ impl OwnedPiece {
     /// extent of each part is then all of it that may be transferred.
     ///
     /// # Errors
-    /// [`CutError`] if one of the parts would have no whole page.
+    /// [`CutError::Split`] if one of the parts would have no whole page.
     pub fn split_off(&mut self, at: usize) -> Result<Self, CutError> {
         if at == 0 || at >= self.len || !at.is_multiple_of(PAGE) {
-            return Err(CutError { at, len: self.len, unit: PAGE });
+            return Err(CutError::Split { at, len: self.len });
         }
         let rest = Self::new(&self.state, self.offset + at, self.len - at);
         self.len = at;
@@ -440,13 +456,13 @@ impl OwnedPiece {
     /// reach the whole pages around them.
     ///
     /// # Errors
-    /// [`CutError`] if they are none, or not among those.
+    /// [`CutError::Extent`] if they are none, or not among those.
     pub fn set_extent(&mut self, offset: usize, len: usize) -> Result<(), CutError> {
         let (first, bytes) = self.exact();
         let end = offset
             .checked_add(len)
             .filter(|&end| len > 0 && first <= offset && end <= first + bytes);
-        end.ok_or(CutError { at: offset.saturating_add(len), len: self.len, unit: 1 })?;
+        end.ok_or(CutError::Extent { offset, len, first, bytes })?;
         self.extent = (offset, len);
         Ok(())
     }

@@ -154,10 +154,12 @@ fn impossible_cuts_change_nothing() {
     let mut piece = memory.take().unwrap();
     let len = piece.len();
     for at in [0, 1, 4095, len, len + 4096] {
-        assert!(piece.split_off(at).is_err(), "{at}");
+        let refused = piece.split_off(at).err();
+        assert_eq!(refused, Some(CutError::Split { at, len }));
     }
     for (offset, bytes) in [(0, 0), (len, 1), (usize::MAX, 1), (1, len)] {
-        assert!(piece.set_extent(offset, bytes).is_err(), "{offset} {bytes}");
+        let refused = CutError::Extent { offset, len: bytes, first: 0, bytes: len };
+        assert_eq!(piece.set_extent(offset, bytes), Err(refused));
     }
     assert_eq!((piece.len(), piece.extent(0)), (len, Some((0, len as u64))));
 }
@@ -303,7 +305,16 @@ fn parts_of_shared_pages_keep_to_the_bytes_that_are_not_shared() {
     let mut last = rest.split_off(4096).unwrap();
     let extents = [&first, &rest, &last].map(|piece| piece.extent(0).unwrap());
     assert_eq!(extents, [(512, 3584), (0, 4096), (0, 808)]);
-    assert!(first.set_extent(511, 10).is_err());
+    let refused = first.set_extent(511, 10).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "cannot transfer 10 bytes at 511 of a piece: it has 3584 bytes to transfer, from 512 on, and at least one is needed"
+    );
+    let split = CutError::Split { at: 100, len: 8192 }.to_string();
+    assert!(
+        split.ends_with("at 100: a multiple of 4096 above 0 and below 8192 is needed"),
+        "{split}"
+    );
     assert!(last.set_extent(800, 9).is_err());
     last.set_extent(800, 8).unwrap();
     assert_eq!(last.extent(0), Some((800, 8)));
