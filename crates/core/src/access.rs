@@ -24,8 +24,18 @@ pub trait Direction: sealed::Sealed + Copy + Send + 'static {
     const ACCESS: Access;
 }
 /// A direction in which the device reads.
+#[diagnostic::on_unimplemented(
+    message = "the device may not read what is mapped `{Self}`",
+    label = "here the device reads",
+    note = "map the memory `ToDevice` or `Bidirectional`"
+)]
 pub trait DeviceReads: Direction {}
 /// A direction in which the device writes.
+#[diagnostic::on_unimplemented(
+    message = "the device may not write what is mapped `{Self}`",
+    label = "here the device writes",
+    note = "map the memory `FromDevice` or `Bidirectional`"
+)]
 pub trait DeviceWrites: Direction {}
 
 mod sealed {

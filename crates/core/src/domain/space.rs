@@ -449,10 +449,10 @@ pub(super) fn pieces<P: Pinned + ?Sized>(payload: &P) -> impl Iterator<Item = Dm
 /// every segment is part of a live mapping, in that domain and for direction `D`, that the value
 /// holds.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not mapped for a device's access `{D}`",
-    label = "this transfer needs a mapping for `{D}`",
-    note = "a device reads what is mapped `ToDevice` and writes what is mapped `FromDevice`; a buffer that is not mapped \
-            is mapped first: `domain.map(buffer, {D})`"
+    message = "`{Self}` is not mapped for the device",
+    label = "a transfer takes a mapping",
+    note = "map it first: `domain.map(buffer, ToDevice)` for what the device reads (a write to the device), \
+            `domain.map(buffer, FromDevice)` for what it writes (a read)"
 )]
 pub unsafe trait Payload<D: Direction> {
     /// Returns segment `index`; `None` after the last.
