@@ -180,7 +180,18 @@ fn show(what: &str, rust: &mut [f64], c: &mut [f64], names: [&str; 2]) {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let (mut rust, mut c) = (Rust::new()?, C::new()?);
     if std::env::args().any(|word| word == "count") {
         for _ in 0..ROUNDS {

@@ -134,7 +134,18 @@ impl Backend for Unit {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let domain = Domain::new(Box::new(Unit), IovaSpace::new(32)?);
     // SAFETY: the memory is static.
     unsafe { domain.register_memory(memory()) }?;

@@ -247,7 +247,18 @@ fn describe(result: &Result<(), CommandError>) -> String {
     }
 }
 
-fn main() -> BoxResult<()> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> BoxResult<()> {
     let mut args = std::env::args().skip(1);
     let (address, nsid) = args.next().zip(args.next()).ok_or("usage: iommu_fault BDF NSID")?;
     let mut bench = Bench::open(&address, nsid.parse()?)?;

@@ -32,7 +32,18 @@ fn byte(at: usize) -> u8 {
     u8::try_from((at ^ (at >> 8) ^ (at >> 16)) & 0xff).unwrap_or(0)
 }
 
-fn main() -> BoxResult<()> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> BoxResult<()> {
     let address = std::env::args().nth(1).ok_or("usage: unprotected BDF")?;
     // SAFETY: only the driver below uses the controller, and gives it addresses of live mappings;
     // each command is waited for before its mapping ends, and the controller is disabled by the

@@ -11,7 +11,18 @@ mod pool;
 use pinfold_core::addr::Iova;
 use pool::{Driver, StaticSource};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> std::process::ExitCode {
+    // Its message: an error that `main` returned would print its fields.
+    match run() {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let source = StaticSource::take()?.ok_or("the buffer is in use")?;
     let mut driver = Driver::new(source)?;
     for i in 0..4 {
