@@ -26,6 +26,8 @@ pub(crate) const BLOCK: usize = 512;
 /// A system call submits at most this many requests, so that the device has work while more are
 /// prepared.
 const BATCH: usize = 32;
+/// After how long requests that the kernel did not accept are submitted again.
+const RESUBMIT: Duration = Duration::from_millis(10);
 
 impl DataBuffer for Buffer {
     fn read_at(&self, at: usize, to: &mut [u8]) -> Result<(), TargetError> {
@@ -75,6 +77,8 @@ pub(crate) struct FileTarget<'m, B: Pinned> {
     executed: Vec<Completion<B>>,
     /// The tags of requests that are queued and not submitted to the kernel.
     unsubmitted: Vec<usize>,
+    /// The kernel did not accept all of the last submission: the next poll submits the rest.
+    stalled: bool,
     /// Submits before it waits, and so by a call of its own, so that the end of submission is
     /// known.
     measures: bool,
@@ -133,6 +137,7 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
             finished: Vec::with_capacity(depth),
             executed: Vec::new(),
             unsubmitted: Vec::with_capacity(BATCH),
+            stalled: false,
             measures: false,
             durability: Durability::default(),
             flusher: None,
@@ -167,12 +172,20 @@ impl<'m, B: Pinned> FileTarget<'m, B> {
     }
 
     /// Submits the queued requests. Requests that the kernel does not accept stay queued; the next
-    /// call retries or reports why.
+    /// poll retries or reports why.
     fn submit_batch(&mut self) {
-        if let Err(error) = self.queue.submit() {
-            tracing::debug!(%error, "not submitted yet");
+        let submitted = self.queue.submit();
+        if let Err(error) = &submitted {
+            self.note_stalled(error);
         }
         self.note_submitted();
+    }
+
+    /// Records that the kernel did not accept all requests, and warns once until it does.
+    fn note_stalled(&mut self, error: &FileError) {
+        if !std::mem::replace(&mut self.stalled, true) {
+            tracing::warn!("{}: {error}; requests wait, and are submitted again", self.info.name);
+        }
     }
 
     /// Records that what was queued is submitted now.
@@ -311,7 +324,14 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         }
         let polled = self.queue.poll(&mut self.finished);
         self.complete(completed);
-        Ok(polled.map(|_| ())?)
+        match polled {
+            Err(error) if error.is_shortage() => self.note_stalled(&error),
+            polled => {
+                polled?;
+                self.stalled = false;
+            }
+        }
+        Ok(())
     }
 
     fn wait(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
@@ -339,6 +359,10 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
     fn arm(&mut self, _completed: &mut Vec<Completion<B>>) -> Duration {
         if !self.unsubmitted.is_empty() {
             self.submit_batch();
+        }
+        // No completion announces that the kernel has memory again.
+        if self.stalled {
+            return RESUBMIT;
         }
         // A descriptor or the flusher wakes the caller, or there is something that only a poll
         // finds.

@@ -110,6 +110,31 @@ fn no_space_and_no_permission_reach_the_client_as_such() {
 }
 
 #[test]
+fn a_kernel_without_memory_for_requests_delays_them() {
+    let folder = Folder::new();
+    let file = folder.sparse("disk", 64 << 20);
+    let write = "h.pwrite(b'x' * (1 << 20), 0)";
+    let all = [write, write, write, "h.pread(1 << 20, 0)", "h.flush()"];
+    for (inject, warned) in [
+        // With completions to take, and after them.
+        ("inject=io_uring_enter:error=EBUSY:when=3", false),
+        ("inject=io_uring_enter:error=EAGAIN:when=2+3", false),
+        // For longer than a submission is retried.
+        ("inject=io_uring_enter:error=EAGAIN:when=2..2500", true),
+    ] {
+        let Some(server) = serve_injected(&folder, &file, inject) else { return };
+        let Some(seen) = outcomes(&server, &all) else { return };
+        assert_eq!(seen, ["ok"; 5], "{inject}");
+        server.terminate();
+        let ended = server.wait();
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        // Once, not at each attempt.
+        let times = ended.err.matches("are submitted again").count();
+        assert_eq!(times, usize::from(warned), "{inject}: {ended:#?}");
+    }
+}
+
+#[test]
 fn a_refused_write_is_logged_once_however_large() {
     let folder = Folder::new();
     let file = folder.sparse("disk", 64 << 20);

@@ -147,11 +147,23 @@ pub enum FileError {
     #[error("the queue is bound to the thread that created it (`one_thread`): use it there")]
     OtherThread,
     /// The ring itself failed.
-    #[error("io_uring_enter: {errno}")]
+    #[error("io_uring_enter: {errno}{}", match self.is_shortage() {
+        true => ": the kernel has no memory for more requests (a limit of the control group, or of the machine); free \
+                 some, or submit fewer at a time",
+        false => "",
+    })]
     Ring {
         /// The error.
         errno: Errno,
     },
+}
+
+impl FileError {
+    /// Returns whether the kernel had no room for requests at the moment: what was not accepted
+    /// stays queued, and can be submitted again.
+    pub fn is_shortage(&self) -> bool {
+        matches!(self, Self::Ring { errno: Errno::AGAIN | Errno::BUSY })
+    }
 }
 
 /// Advice that is appended to the error of a transfer.

@@ -289,7 +289,8 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         Ok(padded)
     }
 
-    /// Submits what is queued.
+    /// Submits what is queued. Where the kernel accepts no more before completions are taken,
+    /// [`poll`](Self::poll) or [`wait`](Self::wait) submits the rest.
     ///
     /// # Errors
     /// [`FileError::Ring`] if the kernel accepts no more; the rest stays queued.
@@ -299,10 +300,11 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
 
     /// Appends completed transfers to `done` without waiting, and returns their number. Makes no
     /// system call, except where completions need one ([`Options::one_thread`], [`Options::poll`]),
-    /// or the rest of a short transfer is submitted (with all that is queued).
+    /// or the rest of a short transfer, or of what the kernel did not accept, is submitted (with all
+    /// that is queued).
     ///
     /// # Errors
-    /// [`FileError::Ring`], from submitting the rest of a transfer; completed ones are in `done`
+    /// [`FileError::Ring`], from submitting the rest; completed transfers are in `done`
     /// nevertheless.
     pub fn poll(&mut self, done: &mut Vec<Completion<B>>) -> Result<usize, FileError> {
         let before = done.len();
@@ -312,7 +314,9 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
             self.ask(0, None)?;
             unfinished = self.reap(done);
         }
-        if unfinished {
+        // A submission that had to wait for these completions goes on now: nothing else would wake
+        // the caller for it.
+        if unfinished || self.ring.has_unsubmitted() {
             self.submit()?;
         }
         Ok(done.len() - before)
@@ -330,7 +334,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
         loop {
             self.reap(done);
             let missing = min.saturating_sub(done.len() - before);
-            if missing == 0 && self.queued.is_empty() {
+            if missing == 0 && self.queued.is_empty() && !self.ring.has_unsubmitted() {
                 return Ok(done.len() - before);
             }
             self.enter(missing)?;

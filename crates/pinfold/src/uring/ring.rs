@@ -136,11 +136,21 @@ impl Ring {
         }
     }
 
-    /// Submits what was pushed, and waits for `want` outcomes, at most for `limit`.
+    /// Submits what was pushed, and waits for `want` outcomes, at most for `limit`. Returns with
+    /// some of it [unsubmitted](Self::has_unsubmitted) where there are outcomes to take.
     pub(super) fn enter(&mut self, want: usize, limit: Option<Duration>) -> Result<(), Errno> {
         match self {
             Self::Uring(ring) => ring.enter(want, limit),
             Self::Plain(_) => Ok(()),
+        }
+    }
+
+    /// Returns whether the kernel has not accepted all that was pushed: [`enter`](Self::enter)
+    /// returns for outcomes that have to be taken first, and must be called again after that.
+    pub(super) fn has_unsubmitted(&mut self) -> bool {
+        match self {
+            Self::Uring(ring) => !ring.made.ring.submission().is_empty(),
+            Self::Plain(_) => false,
         }
     }
 

@@ -9,6 +9,7 @@ use super::*;
 use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 use crate::sys::limits::MemlockRefusal;
 use rustix::io::Errno;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
@@ -334,4 +335,77 @@ fn polling_finds_completions_that_need_a_system_call() {
         }
         assert!(done[0].tag == 5 && done[0].result.is_ok() && !done[0].latency.is_zero());
     }
+}
+
+/// Runs `body` on a thread whose io_uring_enter fails with `errno`.
+fn without_enter<R: Send>(errno: Errno, body: impl FnOnce() -> R + Send) -> R {
+    let op = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let enter = u32::try_from(libc::SYS_io_uring_enter).unwrap();
+    let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(errno.raw_os_error()).unwrap();
+    let mut filter = [
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, enter),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, refuse),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let run = move || {
+        rustix::thread::set_no_new_privs(true).unwrap();
+        let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+        // SAFETY: the kernel copies the program, which outlives the call, and its four
+        // instructions; it holds for this thread alone.
+        let set = unsafe {
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+        };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        body()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
+/// Returns whether the descriptor becomes readable within a minute.
+fn readable(fd: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&minute)) == Ok(1)
+}
+
+#[test]
+fn what_the_kernel_did_not_accept_is_submitted_by_the_next_poll() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    std::fs::write(&path, pattern(8192, 0)).unwrap();
+    for by_wait in [false, true] {
+        for errno in [Errno::BUSY, Errno::AGAIN] {
+            let mut queue = FileQueue::open(&path, &create(), &Options::default()).unwrap();
+            if without_ring(queue.notes()) {
+                return;
+            }
+            queue.read(Pages::new(4096), 0, 4096, 1).unwrap();
+            queue.submit().unwrap();
+            assert!(readable(queue.completion_fd().unwrap()));
+            queue.read(Pages::new(4096), 4096, 4096, 2).unwrap();
+            // There is a completion to take first, so this is no error.
+            without_enter(errno, || queue.submit()).unwrap();
+            let mut done = Vec::new();
+            if by_wait {
+                assert_eq!(queue.wait(1, &mut done), Ok(1));
+            }
+            while done.len() < 2 {
+                assert!(readable(queue.completion_fd().unwrap()), "{errno}, wait: {by_wait}");
+                queue.poll(&mut done).unwrap();
+            }
+            // Without one it is, and the transfer stays queued.
+            queue.read(Pages::new(4096), 0, 4096, 3).unwrap();
+            let refused = without_enter(errno, || queue.submit()).unwrap_err();
+            assert!(
+                refused.is_shortage() && refused.to_string().contains("no memory"),
+                "{refused}"
+            );
+            assert_eq!(queue.poll(&mut done), Ok(0));
+            assert!(readable(queue.completion_fd().unwrap()), "{errno}, wait: {by_wait}");
+            assert_eq!(queue.poll(&mut done), Ok(1));
+            assert!(done.iter().all(|done| done.result.is_ok()));
+        }
+    }
+    assert!(!FileError::Ring { errno: Errno::PERM }.is_shortage());
 }
