@@ -240,9 +240,8 @@ impl Limits {
             && let Some(byte) = self.byte(0, region)
         {
             // A limit that is being raised or lowered becomes no lower than it should: those who do
-            // it look again. A free of these frames happens after this store, so it needs no place
-            // in the order of the others.
-            byte.store(0, Ordering::Release);
+            // it look again.
+            byte.store(0, Ordering::SeqCst);
             self.note_last_of_group(region);
         }
     }

@@ -184,8 +184,9 @@ impl Inner {
         }
     }
 
+    /// Claims at most `n` frames of a word.
     #[inline(always)]
-    fn claim_at(&self, word: u32, n: u32) -> Part {
+    pub(super) fn claim_at(&self, word: u32, n: u32) -> Part {
         self.confirm(word, self.map.claim(word, n))
     }
 

@@ -475,7 +475,12 @@ fn loom_a_region_that_is_split_against_a_single_claim() {
         let zone = Model::with_slots(512, 0);
         let other = thread::spawn({
             let zone = zone.clone();
-            move || zone.claim_in(0)
+            // One word: a split does the same with each.
+            move || {
+                let part = zone.zone.0.claim_at(0, 1);
+                let claimed = Some(part).filter(|part| part.mask != 0);
+                claimed.inspect(|part| zone.touch(part.first(), 1))
+            }
         });
         let claimed = zone.0.claim_region(0);
         if claimed {

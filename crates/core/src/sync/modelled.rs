@@ -1,28 +1,32 @@
-//! Loom's atomics, with the one property of sequentially consistent operations that loom 0.7 lacks.
+//! Loom's atomics, whose first value is written sequentially consistently.
 //!
-//! Loom treats them as acquire and release. So after one thread has written `a` and another `b`,
-//! each may miss what the other wrote, which no machine does and no structure here allows for. A
-//! fence in the models would exclude that, and more: loom's fences order what lies around them too,
-//! so a model with fences no longer sees an access that nothing else orders.
+//! A sequentially consistent load of loom 0.7 does not read a value that was written sequentially
+//! consistently and replaced by another such value. But it takes the value that an atomic is made
+//! with for one that was written with release, and so may read it for ever. After one thread has
+//! written `a` and another `b`, each could miss what the other wrote, which no machine does and no
+//! structure here allows for. Hence the one thing that is done here: the first value is written
+//! again. All operations are loom's own.
 //!
-//! Hence, and no more than that: *a sequentially consistent load reads the newest value, if that
-//! was written sequentially consistently*. It does so as a read-modify-write that fails, and those
-//! read the newest value in loom. The interleaving is then the total order of these operations. All
-//! else is as weak as it is in the product: other loads may read old values, so may those of a
-//! value that was written in another way, and only acquire and release order accesses to other
-//! memory.
+//! Loom shows no load that reads what is written later; nor, to a sequentially consistent load, an
+//! old value after a relaxed load that has read what the same thread wrote later. No structure here
+//! relies on their order: what a relaxed load finds is where to look first.
 
-use core::sync::atomic::{self, Ordering};
+use core::ops::Deref;
+use core::sync::atomic::Ordering;
 use loom::sync::atomic as checked;
 
 macro_rules! modelled {
-    ($($name:ident $value:ty { $($op:ident),* };)*) => {$(
+    ($($name:ident $value:ty)*) => {$(
         #[derive(Debug)]
-        pub(crate) struct $name {
-            value: checked::$name,
-            /// Whether the newest value was written sequentially consistently. Loom switches
-            /// threads at the start of an operation, so this changes together with the value.
-            total: atomic::AtomicBool,
+        pub(crate) struct $name(checked::$name);
+
+        impl $name {
+            #[track_caller]
+            pub(crate) fn new(value: $value) -> Self {
+                let atomic = checked::$name::new(value);
+                atomic.store(value, Ordering::SeqCst);
+                Self(atomic)
+            }
         }
 
         impl Default for $name {
@@ -31,61 +35,13 @@ macro_rules! modelled {
             }
         }
 
-        #[allow(dead_code, reason = "the interface of the real atomic, used or not")]
-        impl $name {
-            #[track_caller]
-            pub(crate) fn new(value: $value) -> Self {
-                Self { value: checked::$name::new(value), total: atomic::AtomicBool::new(true) }
+        impl Deref for $name {
+            type Target = checked::$name;
+            fn deref(&self) -> &checked::$name {
+                &self.0
             }
-            fn written(&self, order: Ordering) {
-                self.total.store(order == Ordering::SeqCst, Ordering::Relaxed);
-            }
-            #[track_caller]
-            pub(crate) fn load(&self, order: Ordering) -> $value {
-                if order != Ordering::SeqCst || !self.total.load(Ordering::Relaxed) {
-                    return self.value.load(order);
-                }
-                // Where this value is the newest, it is written once more, and stays what it is.
-                let newest = <$value>::MAX;
-                self.value
-                    .compare_exchange(newest, newest, Ordering::Acquire, Ordering::Acquire)
-                    .unwrap_or_else(|newest| newest)
-            }
-            #[track_caller]
-            pub(crate) fn store(&self, value: $value, order: Ordering) {
-                self.value.store(value, order);
-                self.written(order);
-            }
-            #[track_caller]
-            pub(crate) fn compare_exchange(
-                &self, old: $value, new: $value, ok: Ordering, err: Ordering,
-            ) -> Result<$value, $value> {
-                let result = self.value.compare_exchange(old, new, ok, err);
-                if result.is_ok() {
-                    self.written(ok);
-                }
-                result
-            }
-            #[track_caller]
-            pub(crate) fn compare_exchange_weak(
-                &self, old: $value, new: $value, ok: Ordering, err: Ordering,
-            ) -> Result<$value, $value> {
-                self.compare_exchange(old, new, ok, err)
-            }
-            $(
-                #[track_caller]
-                pub(crate) fn $op(&self, value: $value, order: Ordering) -> $value {
-                    let old = self.value.$op(value, order);
-                    self.written(order);
-                    old
-                }
-            )*
         }
     )*};
 }
 
-modelled! {
-    AtomicU8 u8 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
-    AtomicU32 u32 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
-    AtomicU64 u64 { swap, fetch_add, fetch_sub, fetch_or, fetch_and, fetch_max };
-}
+modelled! { AtomicU8 u8 AtomicU32 u32 AtomicU64 u64 }
