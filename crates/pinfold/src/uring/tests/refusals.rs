@@ -339,7 +339,8 @@ fn polling_finds_completions_that_need_a_system_call() {
 
 /// Runs `body` on a thread whose io_uring_enter fails with `errno`.
 fn without_enter<R: Send>(errno: Errno, body: impl FnOnce() -> R + Send) -> R {
-    let op = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let op =
+        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
     let enter = u32::try_from(libc::SYS_io_uring_enter).unwrap();
     let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(errno.raw_os_error()).unwrap();
     let mut filter = [
