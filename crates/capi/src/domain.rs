@@ -125,7 +125,9 @@ impl State {
 
     /// Adds memory of another domain.
     pub(crate) fn add_again(&self, region: &Arc<Region>) {
-        self.regions.write(|regions| regions.insert(region.addr(), Arc::clone(region)));
+        self.regions.write(|regions| {
+            regions.insert(region.addr(), Arc::clone(region));
+        });
     }
 
     /// Takes memory out of all its domains if `check` allows it, while no mapping or request of it
@@ -139,8 +141,15 @@ impl State {
         check: &dyn Fn() -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let mut all = all();
-        // One at a time, as `all` is locked: so the order of the domains' locks does not matter.
-        Self::take_out_of(domains, region.addr(), check)?;
+        let locked: Vec<_> = domains.iter().map(|state| &*state.regions).collect();
+        // One thread at a time, as `all` is locked: so the order of the domains does not matter.
+        Shared::write_all(&locked, |each| {
+            check()?;
+            for regions in each {
+                regions.remove(&region.addr());
+            }
+            Ok::<(), Failure>(())
+        })?;
         if let Some(regions) = all.get_mut(&region.addr()) {
             regions.retain(|other| !Arc::ptr_eq(other, region));
             if regions.is_empty() {
@@ -148,20 +157,6 @@ impl State {
             }
         }
         Ok(())
-    }
-
-    fn take_out_of(
-        domains: &[Arc<Self>],
-        addr: usize,
-        check: &dyn Fn() -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
-        let Some((first, rest)) = domains.split_first() else { return check() };
-        first.regions.write(|regions| {
-            // All of them are locked when `check` is called.
-            Self::take_out_of(rest, addr, check)?;
-            regions.remove(&addr);
-            Ok(())
-        })
     }
 
     /// Returns the device at `address`, if it is attached.

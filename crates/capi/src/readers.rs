@@ -37,12 +37,29 @@ impl<T> Shared<T> {
     }
 
     /// Calls `change` while nothing reads the value. O(readers).
-    pub(crate) fn write<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
-        let locks = self.locks();
-        let _held: Vec<_> = locks.iter().map(|lock| exclusive(lock)).collect();
-        // SAFETY: all readers' locks are held exclusively, and the list is, until the end of the
-        // call: no other reference exists.
-        change(unsafe { &mut *self.value.get() })
+    pub(crate) fn write(&self, mut change: impl FnMut(&mut T)) {
+        Self::write_all(&[self], |values| {
+            for value in values {
+                change(value);
+            }
+        });
+    }
+
+    /// Calls `change` while nothing reads any of the values, which are different ones. Waits for one
+    /// after the other: no other thread may do so in another order. O(readers).
+    pub(crate) fn write_all<R>(all: &[&Self], change: impl FnOnce(&mut [&mut T]) -> R) -> R {
+        let locks: Vec<_> = all.iter().map(|shared| shared.locks()).collect();
+        let _held: Vec<_> =
+            locks.iter().flat_map(|locks| locks.iter()).map(|lock| exclusive(lock)).collect();
+        let value = |shared: &&Self| {
+            let value = shared.value.get();
+            // SAFETY: all readers' locks are held exclusively, and their list is, until the end of
+            // the call: no other reference exists. The lists are locked once each, so that the
+            // values are different ones.
+            unsafe { &mut *value }
+        };
+        let mut values: Vec<&mut T> = all.iter().map(value).collect();
+        change(&mut values)
     }
 
     fn locks(&self) -> MutexGuard<'_, Vec<Arc<RwLock<()>>>> {

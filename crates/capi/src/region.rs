@@ -433,6 +433,16 @@ struct Places {
     next: OnceLock<Box<Self>>,
 }
 
+impl Drop for Places {
+    fn drop(&mut self) {
+        // One after the other: there may be as many as domains, more than the stack has room for.
+        let mut next = self.next.take();
+        while let Some(mut link) = next {
+            next = link.next.take();
+        }
+    }
+}
+
 impl Places {
     fn add(&self, domain: DomainId, iova: Iova) {
         let mut link = self;

@@ -190,6 +190,35 @@ static void in_a_child(void) {
     CHECK(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
 }
 
+static void *end_both(void *arenas) {
+    for (int i = 0; i < 2; i++)
+        OK(pf_arena_put(((pf_arena_t **)arenas)[i]));
+    return NULL;
+}
+
+/* The end of an arena takes no more of the stack for more domains. */
+static void of_many_domains(void) {
+    pf_arena_t *arenas[2];
+    for (unsigned i = 0; i < 2; i++) {
+        struct pf_arena_opts opts = {.opts_size = sizeof opts,
+                                     .size = 4096,
+                                     .policy = i == 0 ? PF_POLICY_PER_USE : PF_POLICY_WHOLE};
+        OK(pf_arena_create(domain, &opts, &arenas[i]));
+    }
+    for (int i = 0; i < 2000; i++) {
+        pf_domain_t *other;
+        OK(pf_domain_soft(&other));
+        for (int k = 0; k < 2; k++)
+            OK(pf_arena_map_into(arenas[k], other, NULL));
+        OK(pf_domain_put(other));
+    }
+    pthread_t thread;
+    pthread_attr_t small;
+    CHECK(pthread_attr_init(&small) == 0 && pthread_attr_setstacksize(&small, 128 << 10) == 0);
+    CHECK(pthread_create(&thread, &small, end_both, arenas) == 0);
+    CHECK(pthread_join(thread, NULL) == 0 && pthread_attr_destroy(&small) == 0);
+}
+
 int main(void) {
     CHECK(strcmp(pf_strerror_last(), "") == 0);
     create();
@@ -199,6 +228,7 @@ int main(void) {
     REFUSED(EBADF, "not of a domain", pf_domain_put((pf_domain_t *)arena));
     REFUSED(EBADF, "not of a arena", pf_arena_put((pf_arena_t *)domain));
     ended_by_threads();
+    of_many_domains();
     in_a_child();
     /* The domain's handle first: the arena keeps the domain. */
     OK(pf_domain_put(domain));

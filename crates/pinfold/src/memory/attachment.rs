@@ -203,6 +203,16 @@ struct Link {
     next: OnceLock<Box<Self>>,
 }
 
+impl Drop for Attachments {
+    fn drop(&mut self) {
+        // One after the other: there may be more than the stack has room for.
+        let mut link = self.first.take();
+        while let Some(mut current) = link {
+            link = current.next.take();
+        }
+    }
+}
+
 impl Attachments {
     pub(super) fn find(&self, id: DomainId) -> Option<&Arc<Attachment>> {
         let mut link = self.first.get();

@@ -193,6 +193,23 @@ fn an_arena_claims_its_memory_until_it_is_given_back() {
 }
 
 #[test]
+fn the_end_takes_no_more_of_the_stack_for_more_domains() {
+    let memory = || {
+        let memory = Arena::builder().size(4096).build_unmapped().unwrap();
+        for _ in 0..2000 {
+            memory.map_into(&soft()).unwrap();
+        }
+        memory
+    };
+    let (freed, quarantined) = (memory(), memory());
+    let _ = quarantined.alloc(4096).unwrap().into_raw();
+    let end = std::thread::Builder::new().stack_size(128 << 10).spawn(|| {
+        drop((freed, quarantined));
+    });
+    end.unwrap().join().unwrap();
+}
+
+#[test]
 fn a_numa_node_is_honoured_or_refused() {
     let missing = Arena::builder().size(4096).numa_node(1000).build(&soft()).unwrap_err();
     assert!(matches!(missing, BuildError::Node { node: 1000, .. }), "{missing}");
