@@ -12,8 +12,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
+    model_with(2, check);
+}
+
+fn model_with(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
+    builder.preemption_bound = Some(preemptions);
     builder.max_branches = 20_000;
     builder.check(check);
 }
@@ -426,6 +430,25 @@ fn loom_a_region_against_a_single_claim() {
             frame.into_iter().for_each(|frame| zone.free(frame, order).unwrap());
         }
         assert!(zone.alloc(Order::HUGE).is_ok(), "the region is whole, and is found");
+    });
+}
+
+/// A region whose claim as a whole fails, because of a single claim that is undone because of it:
+/// neither gets it, and it is found afterwards.
+#[test]
+fn loom_a_region_whose_claim_fails_is_found() {
+    model_with(3, || {
+        let zone = Model::with_slots(1024, 0);
+        // The second one: the hints of the current region are updated by the search.
+        zone.alloc(Order::HUGE).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.alloc(Order::PAGE).ok()
+        });
+        let claimed = zone.0.claim_region(1);
+        let single = other.join().unwrap();
+        assert!(!claimed || single.is_none());
+        assert_eq!(zone.alloc(Order::PAGE).is_ok(), !claimed);
     });
 }
 
