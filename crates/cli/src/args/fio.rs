@@ -313,9 +313,26 @@ fn next_step(error: &clap::Error) -> Option<&'static str> {
     }
 }
 
+/// Returns whether clap's guess at a value changes what a target holds, where the word did not ask
+/// for it: `--rw random` is not `randtrim`.
+fn guess_is_harmful(error: &clap::Error) -> bool {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.as_str(),
+        Some(ContextValue::Strings(texts)) => texts.first().map_or("", String::as_str),
+        _ => "",
+    };
+    let changes = |word: &str| word.contains('w') || word.contains('t');
+    option_of(error) == Some("--rw")
+        && changes(text(ContextKind::SuggestedValue))
+        && !changes(text(ContextKind::InvalidValue))
+}
+
 /// Replaces clap's guess at a similar option of `io` or `serve` by the alternative to an option of
-/// fio or of other servers.
+/// fio or of other servers, and removes its guess at a value that would destroy data.
 pub(crate) fn with_alternative(mut error: clap::Error) -> clap::Error {
+    if guess_is_harmful(&error) {
+        error.remove(ContextKind::SuggestedValue);
+    }
     let text = error.to_string();
     let of_io = next_step(&error).filter(|_| text.contains("pinfold io"));
     let of_serve = look_up(&OF_SERVERS, &error).filter(|_| text.contains("pinfold serve"));
@@ -352,6 +369,25 @@ mod tests {
             let text = refusal(&["pinfold", "io", "soft:1M", option]);
             assert!(text.contains("tip: ") && text.contains(part), "{text}");
         }
+    }
+
+    #[test]
+    fn no_value_that_destroys_data_is_guessed() {
+        for (word, guess) in [
+            ("random", None),
+            ("rand", None),
+            ("randrea", Some("randread")),
+            ("randwrit", Some("randwrite")),
+            ("randtrm", Some("randtrim")),
+        ] {
+            let text = refusal(&["pinfold", "io", "soft:1M", &format!("--rw={word}")]);
+            let guessed = text.split("tip: a similar value exists: '").nth(1);
+            let guessed = guessed.and_then(|rest| rest.split('\'').next());
+            assert_eq!(guessed, guess, "{text}");
+        }
+        // Of other options all guesses stay.
+        let text = refusal(&["pinfold", "io", "soft:1M", "--protect=stric"]);
+        assert!(text.contains("'strict'"), "{text}");
     }
 
     #[test]
