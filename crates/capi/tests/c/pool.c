@@ -450,7 +450,30 @@ static void full_table(void) {
     OK(pf_pool_put(pool));
 }
 
+/* A block has 1 byte to 1 GiB, in the options and after its rounding. */
+static void largest_blocks(void) {
+    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 1ul << 30};
+    struct pf_pool_stats stats = {.opts_size = sizeof stats};
+    pf_pool_t *large;
+    for (int less = 0; less < 2; less++) {
+        opts.size = (1ul << 30) - (size_t)less, opts.align = less ? 4096 : 0;
+        OK(pf_pool_create(NULL, &opts, &large));
+        OK(pf_pool_stats(large, &stats));
+        CHECK(stats.block_bytes == 1ul << 30);
+        OK(pf_pool_put(large));
+    }
+    opts.align = 0;
+    size_t refused[] = {0, (1ul << 30) + 1, INT32_MAX, UINT32_MAX, 1ul << 32, SIZE_MAX};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        opts.size = refused[i];
+        REFUSED(EINVAL, "1 to 1073741824 bytes", pf_pool_create(NULL, &opts, &large));
+    }
+    opts.size = 16, opts.align = 1ul << 31;
+    REFUSED(EINVAL, "at most 1073741824 bytes", pf_pool_create(NULL, &opts, &large));
+}
+
 int main(void) {
+    largest_blocks();
     OK(pf_domain_soft(&domain));
     arena = new_arena(4 * MIB, PF_POLICY_WHOLE);
     create();
