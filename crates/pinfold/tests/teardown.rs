@@ -72,9 +72,15 @@ fn leave(how: usize, config: SoftConfig) {
     }
 }
 
+/// One after the other: the threads that hang stay, and a thread has its name only once it runs.
 #[test]
-fn what_is_dropped_in_flight_ends_when_its_flush_completes() {
+fn what_is_dropped_in_flight_ends_or_is_counted() {
     let _alone = alone();
+    what_is_dropped_in_flight_ends_when_its_flush_completes();
+    what_hangs_for_good_is_counted();
+}
+
+fn what_is_dropped_in_flight_ends_when_its_flush_completes() {
     let (before, threads) = (resident(), timers());
     let (deferred, quarantined) = (pinfold::deferred_bytes(), pinfold::quarantined_bytes());
     let flush_cost = Duration::from_millis(50);
@@ -82,15 +88,14 @@ fn what_is_dropped_in_flight_ends_when_its_flush_completes() {
         leave(how, SoftConfig { flush_cost, ..SoftConfig::default() });
     }
     until("buffers stay held", || pinfold::deferred_bytes() == deferred);
-    until("the timers' threads stay", || timers() == threads);
+    // That of an earlier test may have ended meanwhile.
+    until("the timers' threads stay", || timers() <= threads);
     until("arenas stay resident", || resident() < before + ARENA);
     assert_eq!(pinfold::quarantined_bytes(), quarantined);
 }
 
 /// A flush that never completes: what it holds is counted, its thread sleeps, and nothing is freed.
-#[test]
 fn what_hangs_for_good_is_counted() {
-    let _alone = alone();
     let config =
         SoftConfig { hang_from: Some(1), timeout: Duration::ZERO, ..SoftConfig::default() };
     let before = pinfold::deferred_bytes();

@@ -270,3 +270,16 @@ fn a_region_that_is_no_longer_whole_stays_visible() {
     assert_eq!(zone.alloc(Order::PAGE).map(|frame| frame.index() / 512), Ok(number));
     assert_eq!(region.index() / 512, 0);
 }
+
+#[test]
+fn a_run_that_cannot_be_claimed_as_a_whole_is_given_back() {
+    let zone = Zone::new(3 * 512).unwrap();
+    let hold = zone.alloc_run(512, 512).unwrap();
+    let taken = zone.alloc(Order::PAGE).unwrap();
+    zone.free(hold, Order::HUGE).unwrap();
+    // As a thread sees it that searched before another one allocated the frame.
+    zone.0.whole.set(taken.index() / 512);
+    assert!(zone.alloc_run(1024, 512).is_err());
+    let left = std::iter::from_fn(|| zone.alloc(Order::PAGE).ok()).count();
+    assert_eq!(left, 3 * 512 - 1);
+}
