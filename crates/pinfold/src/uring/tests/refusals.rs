@@ -389,7 +389,8 @@ fn what_the_kernel_did_not_accept_is_submitted_by_the_next_poll() {
             without_enter(errno, || queue.submit()).unwrap();
             let mut done = Vec::new();
             if by_wait {
-                assert_eq!(queue.wait(1, &mut done), Ok(1));
+                // The second one may have completed as well.
+                assert!(queue.wait(1, &mut done).unwrap() >= 1);
             }
             while done.len() < 2 {
                 assert!(readable(queue.completion_fd().unwrap()), "{errno}, wait: {by_wait}");
@@ -402,9 +403,11 @@ fn what_the_kernel_did_not_accept_is_submitted_by_the_next_poll() {
                 refused.is_shortage() && refused.to_string().contains("no memory"),
                 "{refused}"
             );
-            assert_eq!(queue.poll(&mut done), Ok(0));
-            assert!(readable(queue.completion_fd().unwrap()), "{errno}, wait: {by_wait}");
-            assert_eq!(queue.poll(&mut done), Ok(1));
+            queue.poll(&mut done).unwrap();
+            while done.len() < 3 {
+                assert!(readable(queue.completion_fd().unwrap()), "{errno}, wait: {by_wait}");
+                queue.poll(&mut done).unwrap();
+            }
             assert!(done.iter().all(|done| done.result.is_ok()));
         }
     }
