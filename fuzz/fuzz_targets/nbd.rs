@@ -4,7 +4,7 @@
 //! `scripts/fuzz nbd`, or `cargo +nightly fuzz run nbd`
 #![no_main]
 
-#[path = "../../crates/nbd/tests/protocol/fuzzed.rs"]
+#[path = "../../tools/nbd/tests/protocol/fuzzed.rs"]
 mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzed::check(input));

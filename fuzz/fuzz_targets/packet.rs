@@ -3,7 +3,7 @@
 //! `scripts/fuzz packet`, or `cargo +nightly fuzz run packet`
 #![no_main]
 
-#[path = "../../crates/xdp/tests/packets/fuzzed.rs"]
+#[path = "../../tools/xdp/tests/packets/fuzzed.rs"]
 mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzed::check(input));

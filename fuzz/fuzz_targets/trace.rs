@@ -4,7 +4,7 @@
 //! `scripts/fuzz trace`, or `cargo +nightly fuzz run trace`
 #![no_main]
 
-#[path = "../../crates/replay/tests/replay/fuzzed.rs"]
+#[path = "../../tools/replay/tests/replay/fuzzed.rs"]
 mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| fuzzed::check(input));

@@ -89,6 +89,9 @@ fn repository_path(root: &Path, file: &source::File) -> String {
     path.with_extension("").display().to_string()
 }
 
+/// What others depend on, and what they run.
+const FOLDERS: [&str; 2] = ["crates", "tools"];
+
 fn main() {
     let strict = std::env::args().any(|arg| arg == "--strict");
     let root = Path::new(".");
@@ -99,11 +102,11 @@ fn main() {
         wrong.push("ARCHITECTURE.md: no table `| layer | path | contents | unsafe |`".into());
     }
     let mut crates: BTreeMap<String, Files> = BTreeMap::new();
-    for entry in std::fs::read_dir(root.join("crates")).into_iter().flatten().flatten() {
-        crates.insert(
-            entry.file_name().to_string_lossy().into_owned(),
-            source::read(&entry.path().join("src")),
-        );
+    for folder in FOLDERS {
+        for entry in std::fs::read_dir(root.join(folder)).into_iter().flatten().flatten() {
+            let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+            crates.insert(name, source::read(&entry.path().join("src")));
+        }
     }
     for row in &rows {
         for path in row
@@ -119,7 +122,7 @@ fn main() {
         check_files(root, files, &graph, &mut rows, &mut wrong);
         check_dependencies(root, name, &rows, &mut wrong);
         for group in cycles(&if strict { graph.clone() } else { without_parents(&graph) }) {
-            wrong.push(format!("crates/{name}: import cycle:"));
+            wrong.push(format!("{name}: import cycle:"));
             for file in &group {
                 let to: Vec<_> = graph[*file]
                     .iter()
@@ -137,7 +140,7 @@ fn main() {
             row.paths.join(", ")
         ));
     }
-    let missing = named::missing(&text, &root.join("crates"));
+    let missing = named::missing(&text, &FOLDERS.map(|folder| root.join(folder)));
     wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is no test {name}")));
     let missing = named::missing_modules(&text, &root.join("crates/core/src"));
     wrong.extend(missing.iter().map(|name| format!("ARCHITECTURE.md: there is no module {name}")));
@@ -182,16 +185,15 @@ fn check_files(
     }
 }
 
-/// A crate depends on crates whose layers are all below its own lowest one.
+/// A crate depends on crates whose layers are all below its own lowest one, and none of those that
+/// others depend on on one of the tools.
 fn check_dependencies(root: &Path, name: &str, rows: &[Row], wrong: &mut Vec<String>) {
     let layers = |name: &str| -> Vec<&Row> {
-        let inside = |path: &String| {
-            *path == format!("crates/{name}") || path.starts_with(&format!("crates/{name}/"))
-        };
+        let inside = |path: &String| path == name || path.starts_with(&format!("{name}/"));
         rows.iter().filter(|row| row.paths.iter().any(inside)).collect()
     };
     let manifest =
-        std::fs::read_to_string(root.join(format!("crates/{name}/Cargo.toml"))).unwrap_or_default();
+        std::fs::read_to_string(root.join(name).join("Cargo.toml")).unwrap_or_default();
     let section = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
     for line in section.take_while(|line| !line.starts_with('[')) {
         let Some(to) = line
@@ -201,10 +203,15 @@ fn check_dependencies(root: &Path, name: &str, rows: &[Row], wrong: &mut Vec<Str
             continue;
         };
         let to = if to.is_empty() { "pinfold" } else { to.trim_start_matches('-') };
+        let paths = FOLDERS.map(|folder| format!("{folder}/{to}"));
+        let Some(to) = paths.iter().find(|path| root.join(path).exists()) else { continue };
         let own = layers(name).iter().map(|row| &row.layer).min();
         let highest = layers(to).iter().map(|row| &row.layer).max();
         if own <= highest {
-            wrong.push(format!("crates/{name}/Cargo.toml: depends on {to}, which is not below it"));
+            wrong.push(format!("{name}/Cargo.toml: depends on {to}, which is not below it"));
+        }
+        if name.starts_with("crates/") && to.starts_with("tools/") {
+            wrong.push(format!("{name}/Cargo.toml: depends on {to}, which no library may"));
         }
     }
 }

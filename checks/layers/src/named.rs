@@ -1,13 +1,13 @@
 //! The tests and the modules that ARCHITECTURE.md names: each must exist.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Returns the names in backticks that are made of five words or more, as those of tests are, and
-/// of no function of the crates.
-pub fn missing(text: &str, crates: &Path) -> Vec<String> {
+/// of no function in the folders.
+pub fn missing(text: &str, folders: &[PathBuf]) -> Vec<String> {
     let mut functions = BTreeSet::new();
-    collect(crates, &mut functions);
+    folders.iter().for_each(|folder| collect(folder, &mut functions));
     // Blocks of code have three backticks: an odd part is still outside of a name.
     let names = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
     let is_name = |name: &&str| {

@@ -1,6 +1,6 @@
 # shellcheck shell=sh disable=SC2154 # set by the suite
 # The fixes that change the machine: each is carried out as it is printed, and then what was refused
-# works. `crates/cli/tests/program/fixes.rs` lists them all.
+# works. `tools/cli/tests/program/fixes.rs` lists them all.
 
 # Runs what follows as root, as this machine's user is.
 as_printed() {

@@ -85,8 +85,9 @@ fn covers(entry: &str, function: &str) -> bool {
 }
 
 fn main() {
-    let mut crates: Vec<PathBuf> = std::fs::read_dir("crates")
+    let mut crates: Vec<PathBuf> = ["crates", "tools"]
         .into_iter()
+        .flat_map(std::fs::read_dir)
         .flatten()
         .flatten()
         .map(|entry| entry.path())

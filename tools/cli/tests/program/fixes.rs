@@ -44,6 +44,7 @@ const FIXES: &[(&str, &str)] = &[
     ("ip link set dev {interface} xdp off", "it is for a program that another one attached"),
     ("ethtool -K", "it is for drivers that take tags out: a veth pair has none"),
     ("ethtool --set-channels {name} tx {}", "queues_that_are_added_are_reported"),
+    ("apt-get install fio", "it is a package of the distribution"),
     ("fuser -v {path}", "it names a program, and changes nothing"),
     ("fuser -v {node}", "it names a program, and changes nothing"),
 ];
@@ -85,11 +86,10 @@ fn product(source: &str) -> String {
 fn every_command_that_is_printed_is_run_by_a_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut printed = BTreeSet::new();
-    for part in ["cli", "pinfold", "xdp", "nvme", "nvme-model", "virtio", "nbd", "replay", "soft"] {
-        for file in files(&root.join("crates").join(part).join("src"), ".rs") {
-            if file.ends_with("tests.rs")
-                || file.components().any(|part| part.as_os_str() == "tests")
-            {
+    for folder in ["crates", "tools"] {
+        for file in files(&root.join(folder), ".rs") {
+            let in_folder = |name: &str| file.components().any(|part| part.as_os_str() == name);
+            if !in_folder("src") || in_folder("tests") || file.ends_with("tests.rs") {
                 continue;
             }
             let source = product(&std::fs::read_to_string(&file).unwrap());
@@ -111,7 +111,7 @@ fn every_command_that_is_printed_is_run_by_a_test() {
         let known = FIXES.iter().any(|(beginning, _)| command.starts_with(beginning));
         assert!(known, "{file}: no test runs: sudo {command}");
     }
-    let tests: String = files(&root.join("crates/cli/tests"), ".rs")
+    let tests: String = files(&root.join("tools/cli/tests"), ".rs")
         .iter()
         .chain(&files(&root.join("vm/guest/tests"), ".sh"))
         .map(|file| std::fs::read_to_string(file).unwrap())
@@ -287,7 +287,7 @@ fn capabilities_of_the_file_suffice() {
 #[test]
 fn the_command_line_of_the_boot_loader_is_extended_once() {
     // As in `findings/devices.rs`, for a file elsewhere.
-    let source = include_str!("../../../pinfold/src/probe/findings/devices.rs");
+    let source = include_str!("../../../../crates/pinfold/src/probe/findings/devices.rs");
     let command = source.lines().find(|line| line.contains("sudo sed -i")).unwrap();
     let folder = Folder::new();
     let grub = folder.file("grub", b"GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX=\"quiet\"\n");
