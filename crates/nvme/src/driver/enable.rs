@@ -37,12 +37,19 @@ impl<'a, R: Registers> EnableControl<'a, R> {
     }
 
     /// Enables a disabled controller and waits for CSTS.RDY.
+    ///
+    /// CSTS.CFS may still be set by a failure before CC.EN was cleared, of another program perhaps:
+    /// then it says nothing about this enable before RDY is set or the time is over.
     pub(super) fn enable(&self) -> Result<(), Error> {
+        let earlier = self.registers.csts()? & Csts::FATAL;
         self.registers.write32(offset::CC, Cc::ENABLED.0);
         let limit_ns = self.ready_limit_ns(Cc::ENABLED);
-        let csts = self.wait(limit_ns, |csts| csts.intersects(Csts::READY | Csts::FATAL))?;
-        let csts = csts.ok_or(not_ready("ready", limit_ns))?;
-        if csts.contains(Csts::FATAL) { Err(Error::Fatal) } else { Ok(()) }
+        let ended = (Csts::READY | Csts::FATAL).difference(earlier);
+        match self.wait(limit_ns, |csts| csts.intersects(ended))? {
+            Some(csts) if !csts.contains(Csts::FATAL) => Ok(()),
+            None if earlier.is_empty() => Err(not_ready("ready", limit_ns)),
+            _ => Err(Error::Fatal),
+        }
     }
 
     /// Disables the controller. After success it makes no more accesses to memory.

@@ -217,6 +217,71 @@ fn a_failed_enable_is_a_fatal_error_and_releases_the_memory() {
     assert_eq!(arena.0.used(), 0);
 }
 
+/// A controller with a bit of CSTS set while CC.EN is clear, and until it is ready, or for good.
+#[derive(Clone)]
+struct Left(ModelRegisters, Csts, bool);
+
+impl Registers for Left {
+    fn read32(&self, at: u32) -> u32 {
+        let value = self.0.read32(at);
+        let ends = !self.2 && Csts::from_bits_retain(value).contains(Csts::READY);
+        if at == offset::CSTS && !ends { value | self.1.bits() } else { value }
+    }
+    fn read64(&self, at: u32) -> u64 {
+        self.0.read64(at)
+    }
+    fn write32(&self, at: u32, value: u32) {
+        self.0.write32(at, value);
+    }
+    fn write64(&self, at: u32, value: u64) {
+        self.0.write64(at, value);
+    }
+}
+
+#[test]
+fn a_fatal_status_of_before_does_not_fail_an_enable() {
+    let (arena, model) = spawn();
+    let registers = Left(model.registers(), Csts::FATAL, false);
+    let controller = Controller::start(registers, arena.clone(), Config::default()).unwrap();
+    let mut queue = controller.create_queue(2).unwrap();
+    let flush = queue.flush(1).unwrap();
+    let completion = queue.wait().unwrap().unwrap();
+    assert!(matches!(flush.finish(completion), Outcome::Completed { result: Ok(()), .. }));
+    // Nor does it fail a reset.
+    controller.reset().unwrap();
+    drop(queue);
+    drop(controller);
+    assert_eq!((arena.0.used(), model.stats().early_changes), (0, 0));
+}
+
+#[test]
+fn a_fatal_status_that_stays_fails_an_enable_in_time() {
+    // It becomes ready and has failed all the same.
+    let (arena, model) = spawn();
+    let registers = Left(model.registers(), Csts::FATAL, true);
+    let error = Controller::start(registers, arena.clone(), Config::default()).unwrap_err();
+    assert_eq!((error, arena.0.used()), (Error::Fatal, 0));
+    // It does not become ready: one limit for that, and one for disabling it again.
+    let (arena, model) = spawn();
+    model.faults().set_stuck(true);
+    let registers = Left(model.registers(), Csts::FATAL, false);
+    let (config, ticks) = fast_clock(SECOND / 10);
+    let error = Controller::start(registers, arena, config).unwrap_err();
+    let took = ticks.ticks.load(Ordering::SeqCst);
+    assert_eq!((error, took >= 10 * SECOND, took < 25 * SECOND), (Error::Fatal, true, true));
+}
+
+#[test]
+fn a_disable_of_before_that_does_not_end_is_not_awaited_for_ever() {
+    let (arena, model) = spawn();
+    let registers = Left(model.registers(), Csts::READY, true);
+    let (config, ticks) = fast_clock(SECOND / 10);
+    let error = Controller::start(registers, arena.clone(), config).unwrap_err();
+    assert_eq!(error, Error::NotReady { wanted: "disabled", limit_ms: 10_000 });
+    assert!(ticks.ticks.load(Ordering::SeqCst) < 25 * SECOND);
+    assert_eq!(model.registers().read32(offset::CC), 0, "it was not enabled");
+}
+
 #[test]
 fn only_a_drop_notifies_the_controller_of_the_shutdown() {
     let (arena, model) = spawn();
