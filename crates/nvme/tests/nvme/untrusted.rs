@@ -303,6 +303,44 @@ fn a_poll_reads_at_most_one_ring() {
     });
 }
 
+/// The controller writes entry after entry of the admin ring, in the phase that is next, whatever
+/// the driver has read: at any pace, so at that of a poll as well.
+#[test]
+fn a_poll_reads_at_most_one_admin_ring() {
+    let bench = bench(64, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let ring = bench.model.registers().read64(offset::ACQ) - BASE;
+    let ring = bench.arena.0.whole().part(usize::try_from(ring).unwrap(), 32 * Cqe::BYTES).unwrap();
+    let spurious = || bench.controller.stats().spurious_admin_completions;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for lap in 0_usize.. {
+                for at in 0..32 {
+                    // No command has this identifier.
+                    let entry = 0xffff | u32::from(lap.is_multiple_of(2)) << 16;
+                    ring.store_release_u32(at * Cqe::BYTES + 12, entry).unwrap();
+                    (0..lap % 97).for_each(|_| std::hint::spin_loop());
+                }
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        let most = (0..200_000)
+            .map(|_| {
+                let before = spurious();
+                assert!(bench.controller.events().unwrap().is_empty());
+                spurious() - before
+            })
+            .max();
+        stop.store(true, Ordering::Relaxed);
+        assert!(most.is_some_and(|most| most <= 32), "{most:?} entries of a ring of 32 in a poll");
+    });
+    // Its next command would not find its completion.
+    bench.model.faults().clear();
+    drop(bench);
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Submit(usize),
