@@ -3,45 +3,18 @@
 
 use crate::common::*;
 use crate::faults::settle;
+use crate::retries::{MS, poll_all, rig};
 use pinfold_nvme::driver::{CommandError, Completion, Config, InFlight, Outcome};
 use pinfold_nvme::spec::Status;
 use pinfold_nvme_model::{Fault, ModelConfig, Trigger};
-use std::sync::Arc;
 use std::time::Duration;
 
-const MS: u64 = 1_000_000;
 /// The controller asks for a retry after 2 s.
 const LATER: Status = Status::NAMESPACE_NOT_READY.with_retry_delay(1);
-
-/// Returns a bench whose clock the test advances, and a controller with CRDT1 of 2 s. Requests time
-/// out after one second, so that a wait that counted would show.
-fn rig() -> (Bench, TestClock) {
-    let clock = TestClock::default();
-    let config = Config {
-        clock: Arc::new(clock.clone()),
-        timeout: Duration::from_secs(1),
-        abort_timeout: Duration::ZERO,
-        ..Config::default()
-    };
-    let mut model = ModelConfig::new(namespaces(4 << 20));
-    model.retry_delays = [20, 0, 0];
-    (bench(2048, model, config), clock)
-}
 
 /// Has the next I/O command fail with `status`.
 fn fail_next(bench: &Bench, status: Status) {
     bench.model.faults().inject(Trigger::Nth(1), Fault::Fail(status));
-}
-
-/// Polls until the controller has nothing left to do and the queue has seen it.
-fn poll_all(bench: &Bench, queue: &mut TestQueue) -> Option<Completion> {
-    for _ in 0..2 {
-        if let Some(completion) = queue.poll().unwrap() {
-            return Some(completion);
-        }
-        settle(bench);
-    }
-    queue.poll().unwrap()
 }
 
 fn result<P>(in_flight: InFlight<P>, completion: Completion) -> Result<(), CommandError> {

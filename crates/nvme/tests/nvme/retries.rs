@@ -10,16 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const MS: u64 = 1_000_000;
+pub(crate) const MS: u64 = 1_000_000;
 const NOT_READY: Status = Status::NAMESPACE_NOT_READY;
 
 /// Returns a bench whose clock the test advances, and a controller with CRDT1 of 2 s and CRDT3 of
-/// 100 s.
-fn rig() -> (Bench, TestClock) {
+/// 100 s. Requests time out after one second: a wait for a retry that counted would show.
+pub(crate) fn rig() -> (Bench, TestClock) {
     let clock = TestClock::default();
     let config = Config {
         clock: Arc::new(clock.clone()),
-        // Shorter than the delay: it applies to each attempt, not to the wait.
         timeout: Duration::from_secs(1),
         abort_timeout: Duration::ZERO,
         ..Config::default()
@@ -41,7 +40,7 @@ fn failing(bench: &Bench, status: Status) -> Arc<AtomicBool> {
 }
 
 /// Polls until the controller has nothing left to do and the queue has seen it.
-fn poll_all(bench: &Bench, queue: &mut TestQueue) -> Option<Completion> {
+pub(crate) fn poll_all(bench: &Bench, queue: &mut TestQueue) -> Option<Completion> {
     for _ in 0..2 {
         if let Some(completion) = queue.poll().unwrap() {
             return Some(completion);
