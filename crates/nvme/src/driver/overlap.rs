@@ -40,11 +40,72 @@ impl Extent {
     }
 }
 
+/// How many blocks a group has, as a power of two: more than most requests.
+const GROUP_SHIFT: u32 = 4;
+/// The most groups that are counted for one extent; a longer one is *wide*.
+const MAX_GROUPS: u64 = 4;
+/// Counters for each request of a queue, so that few groups of different requests share one.
+const COUNTERS: usize = 8;
+
+/// How many extents are in each group of blocks, by a hash of the group. Two extents that overlap
+/// have a group in common; so one of whose groups there is no other overlaps with none.
+#[derive(Debug)]
+struct Groups {
+    counts: Box<[u32]>,
+    /// The upper bits of a hash that number a counter begin here.
+    shift: u32,
+    /// How many extents are wide. Each may be in any group.
+    wide: usize,
+}
+
+impl Groups {
+    fn new(depth: usize) -> Self {
+        let counters = (depth * COUNTERS).next_power_of_two();
+        let counts = std::iter::repeat_n(0, counters).collect();
+        Self { counts, shift: u64::BITS - counters.trailing_zeros(), wide: 0 }
+    }
+
+    /// Returns the groups of an extent that is not empty; `None` if it is wide.
+    fn of(extent: &Extent) -> Option<std::ops::RangeInclusive<u64>> {
+        let (first, last) = (extent.first >> GROUP_SHIFT, (extent.end - 1) >> GROUP_SHIFT);
+        (last - first < MAX_GROUPS).then_some(first..=last)
+    }
+
+    /// Returns the counter of a group of a namespace.
+    fn counter(&self, nsid: u32, group: u64) -> usize {
+        // Neighbours are far apart, and so are the same groups of two namespaces.
+        let hash = (group ^ u64::from(nsid).rotate_left(48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        usize::try_from(hash >> self.shift).unwrap_or(0)
+    }
+
+    /// Counts an extent that is not empty, once more or once less.
+    fn count(&mut self, extent: &Extent, more: bool) {
+        let Some(groups) = Self::of(extent) else {
+            self.wide = if more { self.wide + 1 } else { self.wide - 1 };
+            return;
+        };
+        for group in groups {
+            let counter = self.counter(extent.nsid, group);
+            if let Some(count) = self.counts.get_mut(counter) {
+                *count = if more { *count + 1 } else { *count - 1 };
+            }
+        }
+    }
+
+    /// Returns whether one of those counted may overlap with `extent`, which is not empty.
+    fn may_overlap(&self, extent: &Extent) -> bool {
+        let is_shared =
+            |group| self.counts.get(self.counter(extent.nsid, group)).is_none_or(|n| *n > 0);
+        self.wide > 0 || Self::of(extent).is_none_or(|mut groups| groups.any(is_shared))
+    }
+}
+
 /// The extents of the requests of a queue that have not ended.
 #[derive(Debug)]
 pub(super) struct Extents {
     /// In no order: a scan reads those in flight and nothing else.
     live: Vec<(Extent, u16)>,
+    groups: Groups,
     /// The position of each tag in `live`; meaningful while it is there.
     places: Box<[usize]>,
     /// How many of them change their blocks.
@@ -55,13 +116,15 @@ impl Extents {
     /// Creates an empty set for tags below `depth`.
     pub(super) fn new(depth: usize) -> Self {
         let places = std::iter::repeat_n(usize::MAX, depth).collect();
-        Self { live: Vec::with_capacity(depth), places, changing: 0 }
+        Self { live: Vec::with_capacity(depth), groups: Groups::new(depth), places, changing: 0 }
     }
 
     /// Returns how many requests conflict with `extent`. Linear in the requests in flight; constant
-    /// for reads while none of them changes blocks.
+    /// for reads while none of them changes blocks, and, mostly, for a request of few blocks that
+    /// conflicts with none while none has many.
     pub(super) fn conflicts(&self, extent: &Extent) -> usize {
-        if extent.is_empty() || (self.changing == 0 && !extent.changes) {
+        let none = extent.is_empty() || (self.changing == 0 && !extent.changes);
+        if none || !self.groups.may_overlap(extent) {
             return 0;
         }
         self.live.iter().filter(|(other, _)| extent.conflicts(other)).count()
@@ -79,6 +142,7 @@ impl Extents {
         }
         if let Some(place) = self.places.get_mut(usize::from(tag)) {
             *place = self.live.len();
+            self.groups.count(&extent, true);
             self.live.push((extent, tag));
             self.changing += usize::from(extent.changes);
         }
@@ -97,6 +161,7 @@ impl Extents {
             return None;
         }
         let (extent, _) = self.live.swap_remove(place);
+        self.groups.count(&extent, false);
         self.changing -= usize::from(extent.changes);
         if let Some((_, moved)) = self.live.get(place)
             && let Some(other) = self.places.get_mut(usize::from(*moved))
@@ -211,7 +276,9 @@ mod tests {
             Operation::Discard,
             Operation::Flush,
         ]);
-        (operation, 1u32..3, 0u64..20, 1u32..8).prop_map(|(operation, nsid, slba, blocks)| {
+        // Some are wide, and most of these overlap.
+        let blocks = prop_oneof![4 => 1u32..8, 1 => 1u32..120];
+        (operation, 1u32..3, 0u64..200, blocks).prop_map(|(operation, nsid, slba, blocks)| {
             let blocks = if operation == Operation::Flush { 0 } else { blocks };
             Extent::new(&Request { operation, nsid, slba, blocks })
         })
@@ -255,6 +322,34 @@ mod tests {
             |slba| Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks: 8 });
         assert!(at(u64::MAX - 8).conflicts(&at(u64::MAX - 1)));
         assert!(!at(u64::MAX - 16).conflicts(&at(u64::MAX - 8)));
+    }
+
+    fn write(slba: u64, blocks: u32) -> Extent {
+        Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks })
+    }
+
+    /// A scan would be right, too: this is what makes it rare.
+    #[test]
+    fn few_requests_to_other_blocks_need_a_scan() {
+        let mut extents = Extents::new(128);
+        (0..128).for_each(|tag| extents.insert(tag, write(u64::from(tag) * 8000, 8)));
+        let scans = |extents: &Extents| {
+            (0..1000)
+                .filter(|at| extents.groups.may_overlap(&write(at * 56 + 4_000_000, 8)))
+                .count()
+        };
+        assert!(scans(&extents) < 250, "{} of 1000", scans(&extents));
+        assert!(extents.groups.may_overlap(&write(8004, 8)));
+        // One that is wide is in every group, for as long as it is there.
+        extents.remove(0);
+        extents.insert(0, write(0, 1 << 16));
+        assert_eq!(scans(&extents), 1000);
+        extents.remove(0);
+        assert!(scans(&extents) < 250);
+        assert!(extents.groups.may_overlap(&write(0, 1 << 16)), "it may be in any, too");
+        // Nothing is left of those that have ended.
+        (1..128).for_each(|tag| _ = extents.remove(tag));
+        assert_eq!(scans(&extents), 0);
     }
 
     #[test]
