@@ -188,6 +188,8 @@ struct Retried {
 #[derive(Debug, Default)]
 struct RetryList {
     requests: Vec<Retried>,
+    /// How many requests all queues have together: the most that there can be here.
+    most: usize,
     /// The age of the next one.
     next_age: u64,
 }
@@ -208,8 +210,22 @@ impl Retries {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request of a queue of a generation; returns its age: `age`, of another request of the
-    /// queue, or that of the youngest.
+    /// Makes room for the requests of one more queue.
+    pub(super) fn add_queue(&self, depth: usize) {
+        let mut list = self.list();
+        list.most += depth;
+        let more = list.most.saturating_sub(list.requests.len());
+        list.requests.reserve(more);
+    }
+
+    /// Removes all requests of a queue, which sends nothing more.
+    pub(super) fn remove_queue(&self, queue: u64, depth: usize) {
+        self.retain(|other| other.queue != queue);
+        self.list().most -= depth;
+    }
+
+    /// Adds a request of a queue of a generation, once; returns its age: `age`, of another request
+    /// of the queue, or that of the youngest. Allocates nothing.
     pub(super) fn insert(
         &self,
         (queue, tag, generation): (u64, u16, u64),
@@ -227,11 +243,6 @@ impl Retries {
     /// Removes the request `tag` of a queue.
     pub(super) fn remove(&self, queue: u64, tag: u16) {
         self.retain(|other| (other.queue, other.tag) != (queue, tag));
-    }
-
-    /// Removes all requests of a queue, which sends nothing more.
-    pub(super) fn remove_all(&self, queue: u64) {
-        self.retain(|other| other.queue != queue);
     }
 
     fn retain(&self, keep: impl Fn(&Retried) -> bool) {
@@ -316,14 +327,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_last_blocks_of_a_namespace_overlap() {
-        let at =
-            |slba| Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks: 8 });
-        assert!(at(u64::MAX - 8).conflicts(&at(u64::MAX - 1)));
-        assert!(!at(u64::MAX - 16).conflicts(&at(u64::MAX - 8)));
-    }
-
     fn write(slba: u64, blocks: u32) -> Extent {
         Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks })
     }
@@ -353,6 +356,14 @@ mod tests {
     }
 
     #[test]
+    fn the_last_blocks_of_a_namespace_overlap() {
+        let at =
+            |slba| Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks: 8 });
+        assert!(at(u64::MAX - 8).conflicts(&at(u64::MAX - 1)));
+        assert!(!at(u64::MAX - 16).conflicts(&at(u64::MAX - 8)));
+    }
+
+    #[test]
     fn older_retries_of_other_queues_of_this_generation_count() {
         let write =
             |slba| Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks: 8 });
@@ -373,10 +384,29 @@ mod tests {
         retries.remove(1, 2);
         retries.remove(2, 3);
         assert!(conflict(2, 7, u64::MAX, 4) && !conflict(1, 7, u64::MAX, 50));
-        retries.remove_all(2);
+        retries.remove_queue(2, 0);
         assert!(conflict(2, 7, u64::MAX, 4));
-        retries.remove_all(1);
+        retries.remove_queue(1, 0);
         assert!(!conflict(2, 7, u64::MAX, 4));
         assert_eq!(retries.count.load(Ordering::Acquire), 0);
+    }
+    /// A request is added by a poll, which allocates nothing.
+    #[test]
+    fn there_is_room_for_all_requests_of_all_queues() {
+        let retries = Retries::default();
+        let capacity = || retries.list().requests.capacity();
+        retries.add_queue(100);
+        retries.add_queue(60);
+        let before = capacity();
+        (0..100).for_each(|tag| _ = retries.insert((1, tag, 0), write(0, 8), None));
+        (0..60).for_each(|tag| _ = retries.insert((2, tag, 0), write(0, 8), None));
+        assert_eq!(capacity(), before);
+        // The room of a queue that has ended is another's.
+        retries.remove_queue(1, 100);
+        retries.add_queue(100);
+        assert_eq!((capacity(), retries.list().most), (before, 160));
+        // Beside those that are there.
+        retries.add_queue(1000);
+        assert!(capacity() >= 1160);
     }
 }

@@ -144,6 +144,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
             _ => None,
         };
         let now_ns = inner.config.clock.now_ns();
+        inner.shared.retries.add_queue(depth);
         Ok(Self {
             id,
             serial: in_flight::next_queue_serial(),
@@ -244,7 +245,7 @@ fn free_list(count: usize) -> Vec<u16> {
 impl<R: Registers, S: ChunkSource + Clone> Drop for Queue<R, S> {
     fn drop(&mut self) {
         // First: the deletion may take as long as an admin command.
-        self.inner.shared.retries.remove_all(self.serial);
+        self.inner.shared.retries.remove_queue(self.serial, self.requests.len());
         let mut memory = PendingRelease::new(std::mem::take(&mut self.rings));
         memory.data.extend(self.commands.iter_mut().filter_map(|slot| slot.data.take()));
         self.inner.delete_queue_pair(self.id, self.serial, self.generation, memory);

@@ -98,9 +98,11 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
 // From completion entries to completed requests.
 
 impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
-    /// Returns the next request that has completed or has been given up. Never waits, never
-    /// allocates; except after a change of a namespace while commands are to be sent (again): it is
-    /// then identified again first.
+    /// Returns the next request that has completed or has been given up.
+    ///
+    /// Never waits, except after a change of a namespace while commands are to be sent (again): it
+    /// is then identified again first. Allocates nothing but for that, for aborts of requests that
+    /// are overdue, and after [`abandon_retries`](Self::abandon_retries).
     ///
     /// After [`Controller::reset`](crate::driver::Controller::reset) it returns everything that was
     /// in flight.
