@@ -234,12 +234,14 @@ impl PagePool {
         Counts { fast: self.magazine.fast(), cached: self.magazine.cached(), ..self.counts }
     }
 
-    /// Returns where the pool's pages are. O(chunks).
+    /// Returns where the pool's pages are. O(chunks and pages in the ring), and O(pages) while raw
+    /// pages are there.
     pub fn stats(&self) -> PagePoolStats {
         let (chunks, bytes) = self.shared.extent();
         let (in_magazine, in_ring) = (self.magazine.len() as u64, self.shared.ring.len());
         let below = self.fresh_pages() + self.shared.spilled();
-        let in_use = self.pages.saturating_sub(in_magazine + in_ring + below);
+        let free = in_magazine + self.fresh_pages() + self.shared.returned();
+        let in_use = self.pages.saturating_sub(free);
         PagePoolStats {
             in_use,
             pages: self.pages,

@@ -333,6 +333,27 @@ impl Inner {
         self.spill.lock().entries.len() as u64
     }
 
+    /// Returns how many pages are in the ring and the spill list: without the second frees of raw
+    /// pages that are there, too. For the consumer. O(entries), and O(pages) if one of them is of a
+    /// raw page.
+    pub(super) fn returned(&self) -> u64 {
+        let (mut owned, mut raw) = (0, 0);
+        let mut count = |entry: Entry| match entry.generation() {
+            None => owned += 1,
+            Some(_) => raw += 1,
+        };
+        self.ring.each(&mut count);
+        self.spill.lock().entries.iter().copied().for_each(count);
+        if raw > 0 {
+            // The entries of a page may be equal. Its record says once that there is one.
+            raw = 0;
+            self.each_page(&self.chunks.lock().list, |record| {
+                raw += u64::from(record.state() == State::Raw && record.is_remote_freed());
+            });
+        }
+        owned + raw
+    }
+
     /// Marks the page of an entry free and returns true, unless the entry is a second free of a raw
     /// page. For the consumer.
     #[inline(always)]

@@ -142,6 +142,15 @@ impl Ring {
         }
     }
 
+    /// Calls `each` with the entries that are in the ring, and takes none. For the consumer alone.
+    pub(super) fn each(&self, each: impl FnMut(Entry)) {
+        let head = self.head.load(Ordering::Relaxed);
+        let slots = (head..self.pushed()).filter_map(|position| self.slot(position));
+        // One that is claimed and not filled yet is 0.
+        let entries = slots.map(|slot| slot.load(Ordering::Acquire)).filter(|entry| *entry != 0);
+        entries.map(Entry).for_each(each);
+    }
+
     /// Closes the ring and takes all entries. For the consumer alone.
     ///
     /// Waits for producers that have claimed slots and not filled them: a few instructions each.

@@ -59,14 +59,14 @@ counters! {
     pub struct PagePoolStats {
         /// All pages.
         pages: Level Count "pages",
-        /// Pages that are allocated and not freed.
+        /// Pages that are allocated and not freed. Exact while no other thread frees pages.
         in_use: Level Count "  in use",
         /// Free pages in the magazine.
         in_magazine: Level Count "  in the magazine",
-        /// Pages in the ring.
+        /// Pages in the ring, and second frees of raw pages that have not been discarded yet.
         in_ring: Level Count "  in the ring",
         /// Pages that the consumer takes when magazine and ring are empty: those that met a full
-        /// ring, and those never allocated.
+        /// ring (second frees included), and those never allocated.
         below: Level Count "  below",
         /// Chunks acquired from the source.
         chunks: Level Count "chunks",

@@ -303,6 +303,45 @@ fn a_late_free_of_an_older_allocation_frees_nothing() {
     }
 }
 
+/// Second frees are in the ring, or the list behind it: what is in use is exact nevertheless.
+#[test]
+fn second_frees_do_not_count_as_pages() {
+    for ring in [1, 2, 64] {
+        let heap = Heap::new(2 << 20);
+        let mut pool = heap.pool(Config { ring, ..Config::default() });
+        let remote = pool.remote();
+        let raws: Vec<_> = (0..5).map(|_| pool.alloc_raw().unwrap()).collect();
+        let (page, open) = (pool.alloc().unwrap(), pool.alloc().unwrap());
+        let entry = |pool: &PagePool, raw: RawPage| {
+            let (frame, record) = pool.shared.find(raw).unwrap();
+            ring::Entry::raw(frame, record.generation())
+        };
+        let put = |pool: &PagePool, entry| {
+            // SAFETY: raw frees, and `pool` holds a reference.
+            unsafe { page::recycle_remotely(pool.shared.as_ptr(), &[entry; 3]) };
+        };
+        // Of a page that the consumer freed, and which is in the magazine.
+        let stale = entry(&pool, raws[0]);
+        pool.free_raw(raws[0]).unwrap();
+        put(&pool, stale);
+        assert_eq!(pool.stats().in_use, 6, "ring of {ring}");
+        // Of the allocation before, while the page is held.
+        assert_eq!(pool.alloc_raw(), Ok(raws[0]));
+        assert_eq!(pool.stats().in_use, 7);
+        // Of a page that another thread has freed: it is there once.
+        let equal = entry(&pool, raws[1]);
+        remote.free_raw(raws[1]).unwrap();
+        put(&pool, equal);
+        drop(page);
+        assert_eq!(pool.stats().in_use, 5);
+        // The consumer takes all of it.
+        let held: Vec<_> = core::iter::from_fn(|| pool.alloc().ok()).collect();
+        assert_eq!((pool.stats().in_use, held.len()), (512, 507));
+        drop((open, held));
+        assert_eq!(pool.stats().in_use, 4, "raw pages");
+    }
+}
+
 /// Frees of one raw page at the same instant are alike: of those that meet a full ring one stays,
 /// so that the list, which has room for each page once, never grows.
 #[test]
