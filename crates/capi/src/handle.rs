@@ -199,16 +199,15 @@ impl<T: Send + 'static> Table<T> {
     {
         let (slot, generation) = self.find(handle)?;
         let mut word = slot.word.load(Ordering::Relaxed);
+        let mut waited = 0_u32;
         loop {
             self.check(word, generation)?;
             if word & EXCLUSIVE != 0 {
                 if !wait {
                     return Err(self.busy());
                 }
-                #[cfg(not(handle_model))]
-                std::thread::yield_now();
-                #[cfg(handle_model)]
-                loom::thread::yield_now();
+                pause(waited);
+                waited = waited.saturating_add(1);
                 word = slot.word.load(Ordering::Relaxed);
                 continue;
             }
@@ -344,6 +343,20 @@ impl<T: Send + 'static> Table<T> {
     }
 }
 
+/// Waits for an exclusive call: it yields, and after a while sleeps, so that a call of a thread that
+/// has a lower priority (below this one's real-time priority, for one) ends.
+fn pause(attempts: u32) {
+    let _ = attempts;
+    #[cfg(not(handle_model))]
+    if attempts < 64 {
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+    #[cfg(handle_model)]
+    loom::thread::yield_now();
+}
+
 /// Ends an exclusive use. Nobody else has changed the word meanwhile.
 fn unlock<T>(slot: &Slot<T>, generation: u64) {
     slot.word.store(generation << GENERATION_SHIFT, Ordering::Release);
@@ -457,6 +470,41 @@ mod tests {
         });
         table.remove(handle, |_| Ok(())).unwrap();
         assert_eq!(table.get_waiting(handle).err().unwrap().errno(), libc::EBADF);
+    }
+
+    /// A thread that only yielded would have the processor to itself under SCHED_FIFO, where the
+    /// thread that it waits for may need it.
+    #[test]
+    fn a_call_that_waits_leaves_the_processor_to_others() {
+        let table: Table<u32> = Table::new(1, "number");
+        let handle = table.insert(7).unwrap();
+        let checking = std::sync::Barrier::new(2);
+        let same = handle.addr();
+        let used = || {
+            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: the struct is this thread's and outlives the call.
+            assert_eq!(
+                unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
+                0
+            );
+            std::time::Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+        };
+        std::thread::scope(|scope| {
+            let (table, checking) = (&table, &checking);
+            scope.spawn(move || {
+                let refused = table.remove(without_provenance_mut(same), |_| {
+                    checking.wait();
+                    std::thread::sleep(std::time::Duration::from_millis(500));
+                    Err(fail!(EBUSY, "in use"))
+                });
+                assert!(refused.is_err());
+            });
+            checking.wait();
+            let before = used();
+            assert_eq!(*table.get_waiting(handle).unwrap(), 7);
+            let took = used() - before;
+            assert!(took < std::time::Duration::from_millis(250), "{took:?} of 500 ms");
+        });
     }
 
     #[test]

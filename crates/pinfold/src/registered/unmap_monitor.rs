@@ -154,8 +154,15 @@ impl Shared {
     /// Waits until the events that were read are marked.
     #[inline]
     fn wait_for_marks(&self) {
+        let mut attempts = 0_u32;
         while self.busy.load(Ordering::Acquire) {
-            std::thread::yield_now();
+            if attempts < 64 {
+                attempts += 1;
+                std::thread::yield_now();
+            } else {
+                // The monitor may have a lower priority than a caller under SCHED_FIFO.
+                std::thread::sleep(std::time::Duration::from_micros(50));
+            }
         }
     }
 
