@@ -32,12 +32,30 @@ struct Ring {
 /// lives. Each ring has a file number of its own, since Linux 5.12.
 type Place = (u64, u64, u16);
 
-/// Who has each place: what becomes true when it is replaced.
-static PLACES: Mutex<BTreeMap<Place, Arc<AtomicBool>>> = Mutex::new(BTreeMap::new());
+/// Who has a place: what becomes true when it is replaced.
+type Holder = Option<Arc<AtomicBool>>;
 
-/// Locked while a place is changed. After the list of a memory's rings.
-fn places() -> MutexGuard<'static, BTreeMap<Place, Arc<AtomicBool>>> {
+/// The places that have memory, or are being changed.
+static PLACES: Mutex<BTreeMap<Place, Arc<Mutex<Holder>>>> = Mutex::new(BTreeMap::new());
+
+/// Locked for a look-up only.
+fn places() -> MutexGuard<'static, BTreeMap<Place, Arc<Mutex<Holder>>>> {
     PLACES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `change` with the place locked, after the list of a memory's rings. The kernel may pin
+/// memory meanwhile, for as long as that takes: other places are not locked.
+fn change_place<R>(place: Place, change: impl FnOnce(&mut Holder) -> R) -> R {
+    let lock = Arc::clone(places().entry(place).or_default());
+    let changed = change(&mut lock.lock().unwrap_or_else(PoisonError::into_inner));
+    let mut places = places();
+    // Two: that of the table and this one. No other thread can get it now.
+    if Arc::strong_count(&lock) == 2
+        && lock.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    {
+        places.remove(&place);
+    }
+    changed
 }
 
 impl Rings {
@@ -68,12 +86,15 @@ impl Rings {
         let ring = duplicate(ring_fd)?;
         let place = place(ring.as_fd(), index)?;
         let mut rings = self.lock();
-        let mut places = places();
-        set_place(&ring, BufferIndex::new(index), Some(memory)).map_err(|error| refused(&error))?;
-        let replaced = Arc::<AtomicBool>::default();
-        if let Some(before) = places.insert(place, Arc::clone(&replaced)) {
-            before.store(true, Ordering::Relaxed);
-        }
+        let replaced = change_place(place, |holder| {
+            set_place(&ring, BufferIndex::new(index), Some(memory))
+                .map_err(|error| refused(&error))?;
+            let replaced = Arc::<AtomicBool>::default();
+            if let Some(before) = holder.replace(Arc::clone(&replaced)) {
+                before.store(true, Ordering::Relaxed);
+            }
+            Ok::<_, Failure>(replaced)
+        })?;
         rings.retain(|other| !other.replaced.load(Ordering::Relaxed));
         rings.push(Ring { fd: ring_fd, place, ring, replaced });
         Ok(())
@@ -85,9 +106,6 @@ impl Rings {
     /// As `pf_uring_unregister`.
     pub(crate) fn unregister(&self, ring_fd: c_int, index: c_uint) -> Result<(), Failure> {
         let mut rings = self.lock();
-        let mut places = places();
-        // It may have been replaced before the places were locked.
-        rings.retain(|ring| !ring.replaced.load(Ordering::Relaxed));
         let at = |ring: &Ring| c_uint::from(ring.place.2) == index;
         // The ring that has the number now; else the one that had it, and was closed.
         let now = u16::try_from(index).ok().and_then(|index| {
@@ -98,17 +116,25 @@ impl Rings {
             .iter()
             .position(|ring| Some(ring.place) == now)
             .or_else(|| rings.iter().position(|ring| ring.fd == ring_fd && at(ring)));
-        let Some((at, ring)) = found.and_then(|at| rings.get(at).map(|ring| (at, ring))) else {
-            return Err(fail!(
+        let absent = || {
+            fail!(
                 ENOENT,
                 "the memory is not at place {index} of ring {ring_fd}: pass what pf_uring_register got"
-            ));
+            )
         };
-        match set_place(&ring.ring, BufferIndex::new(ring.place.2), None) {
-            Ok(()) | Err(RegisterError::NoTable | RegisterError::NoPlace { .. }) => {}
-            Err(error) => return Err(refused(&error)),
-        }
-        places.remove(&ring.place);
+        let (at, ring) = found.and_then(|at| Some((at, rings.get(at)?))).ok_or_else(absent)?;
+        change_place(ring.place, |holder| {
+            // Other memory may have got it before the place was locked.
+            if ring.replaced.load(Ordering::Relaxed) {
+                return Err(absent());
+            }
+            match set_place(&ring.ring, BufferIndex::new(ring.place.2), None) {
+                Ok(()) | Err(RegisterError::NoTable | RegisterError::NoPlace { .. }) => {}
+                Err(error) => return Err(refused(&error)),
+            }
+            *holder = None;
+            Ok(())
+        })?;
         rings.swap_remove(at);
         Ok(())
     }
@@ -147,5 +173,54 @@ fn refused(error: &RegisterError) -> Failure {
             "the ring has no table of buffers: call io_uring_register_buffers_sparse first"
         ),
         error => Failure::from(error),
+    }
+}
+
+#[cfg(all(test, not(handle_model)))]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// No file has this device number.
+    fn place(index: u16) -> Place {
+        (u64::MAX, 1, index)
+    }
+
+    fn is_known(place: Place) -> bool {
+        places().contains_key(&place)
+    }
+
+    /// The kernel pins memory of any size while a place is changed.
+    #[test]
+    fn a_place_that_is_being_changed_holds_up_no_other() {
+        let (begun, begins) = mpsc::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            let slow = scope.spawn(move || {
+                change_place(place(1), |holder| {
+                    begun.send(()).unwrap();
+                    ends.recv().unwrap();
+                    *holder = Some(Arc::default());
+                });
+            });
+            begins.recv().unwrap();
+            // It would not return.
+            assert!(change_place(place(2), |holder| holder.is_none()));
+            // The same place waits for the end of the change, and sees it.
+            let waits = scope.spawn(|| change_place(place(1), |holder| holder.take().is_some()));
+            end.send(()).unwrap();
+            assert!(waits.join().unwrap());
+            slow.join().unwrap();
+        });
+        assert!(!is_known(place(1)) && !is_known(place(2)));
+    }
+
+    #[test]
+    fn a_place_is_known_while_it_has_memory() {
+        change_place(place(3), |holder| *holder = Some(Arc::default()));
+        assert!(is_known(place(3)));
+        assert!(change_place(place(3), |holder| holder.is_some()));
+        change_place(place(3), |holder| *holder = None);
+        assert!(!is_known(place(3)));
     }
 }
