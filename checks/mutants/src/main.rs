@@ -24,7 +24,8 @@ use std::{env, fs};
 #[command(
     name = "scripts/mutants",
     after_help = "Examples:\n  scripts/mutants --package core --sample 150\n  scripts/mutants --package core --file dma_pool --kinds condition,statement\n  \
-                  scripts/mutants --package core --loom --file frame\n\nA survivor is a missing test or a change that does not matter: \
+                  scripts/mutants --package core --loom --file frame\n  \
+                  scripts/mutants --package core --loom --file frame/regions --kinds statement\n\nA survivor is a missing test or a change that does not matter: \
                   checks/mutants/survivors.txt has those, with a reason each.\nExit codes: 0 if every survivor is argued there, 1 if not, 2 if \
                   the run failed."
 )]
@@ -41,15 +42,11 @@ struct Args {
     /// Which ones --sample chooses.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The kinds of changes.
-    #[arg(
-        long,
-        value_enum,
-        value_delimiter = ',',
-        default_value = "operator,condition,statement,number"
-    )]
-    kinds: Vec<Kind>,
-    /// Relaxes memory orderings one at a time, under the loom models.
+    /// The kinds of changes; by default all but orderings, and with --loom these alone.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    kinds: Option<Vec<Kind>>,
+    /// Runs the loom models instead of the tests: for orderings, and for what only several threads
+    /// can tell.
     #[arg(long)]
     loom: bool,
     /// Lists the changes, and tries none.
@@ -134,7 +131,10 @@ fn argued(root: &Path) -> BTreeMap<String, String> {
 
 fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     let root = env::current_dir()?;
-    let kinds = if args.loom { vec![Kind::Ordering] } else { args.kinds.clone() };
+    let kinds = args.kinds.clone().unwrap_or_else(|| match args.loom {
+        true => vec![Kind::Ordering],
+        false => vec![Kind::Operator, Kind::Condition, Kind::Statement, Kind::Number],
+    });
     let mut sites = all_sites(&root, &args.package)?;
     sites.retain(|site| site.file.contains(&args.file) && kinds.contains(&site.kind));
     let all = sites.len();
