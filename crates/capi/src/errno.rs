@@ -137,7 +137,7 @@ impl Errno for RegisterError {
             Self::HasTable => EBUSY,
             Self::NoTable => ENXIO,
             Self::OtherThread | Self::Overlaps { .. } => EEXIST,
-            Self::Memlock { .. } => ENOMEM,
+            Self::Memlock { .. } | Self::NoMemory { .. } => ENOMEM,
             Self::Memory { .. } => EFAULT,
             Self::Full { .. } => ENOSPC,
             Self::Unsupported { .. } => ENOTSUP,

@@ -199,7 +199,6 @@ fn permit(program: &str) -> String {
 
 const EPERM: i32 = 1;
 const EACCES: i32 = 13;
-const ENOMEM: i32 = 12;
 const EBUSY: i32 = 16;
 const EEXIST: i32 = 17;
 const ENODEV: i32 = 19;
@@ -294,9 +293,10 @@ pub(crate) fn of_refusal(interface: &Interface, attached: Attached, error: CallE
 /// Translates a failure to create the socket over `bytes` bytes.
 pub(crate) fn of_memory(interface: &Interface, bytes: u64, error: CallError) -> OpenError {
     match error.errno.raw() {
-        // More locked memory would not help what the next call refuses.
-        ENOBUFS | ENOMEM if !pinfold::xdp::privileges().allow_af_xdp() => not_permitted(error.call),
-        ENOBUFS | ENOMEM if pinfold::xdp::memlock_limit().left().is_some() => {
+        // What AF_XDP answers to the limit alone. More locked memory would not help what the next
+        // call refuses.
+        ENOBUFS if !pinfold::xdp::privileges().allow_af_xdp() => not_permitted(error.call),
+        ENOBUFS if pinfold::xdp::memlock_limit().left().is_some() => {
             OpenError::Memlock { bytes, limit: pinfold::xdp::memlock_limit() }
         }
         _ => general(interface, error),
@@ -408,4 +408,20 @@ pub enum TransmitRefused {
         "the transmit ring is full: flush() and collect() what was sent, then transmit it again"
     )]
     Full,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_memory_is_not_named_a_limit() {
+        let Ok(lo) = Interface::named("lo") else { return eprintln!("SKIPPED: no loopback") };
+        let errno = pinfold::Errno::new(12);
+        let error = of_memory(&lo, 1 << 20, CallError { call: "setsockopt", errno });
+        assert!(error.to_string().contains("the kernel has no memory for it"), "{error}");
+        let refused = |errno| CallError { call: "setsockopt", errno };
+        let error = of_memory(&lo, 1 << 20, refused(pinfold::Errno::new(ENOBUFS)));
+        assert!(!error.to_string().contains("no memory"), "{error}");
+    }
 }

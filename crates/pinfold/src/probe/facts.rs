@@ -5,7 +5,7 @@ use crate::memory::{Source, SourceUnavailable, try_one_page};
 use crate::sys::control_group::{self, GroupLimits};
 use crate::sys::files::Roots;
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
-use crate::sys::kernel::{RingRefusal, ring_bytes};
+use crate::sys::kernel::RingRefusal;
 use crate::sys::limits::{MapLimit, MemlockLimit, OpenFiles, SystemMemory};
 use crate::sys::process::Privileges;
 use crate::sys::threads::ThreadLimit;
@@ -214,7 +214,7 @@ impl Live {
             transparent: try_one_page(Source::Thp),
             io_uring: io_uring().map_err(|error| {
                 // Linux 5.1 has rings; the transfers of files need 5.6.
-                RingRefusal::of(Errno::from(&error), (5, 6), ring_bytes(2))
+                RingRefusal::of(Errno::from(&error), (5, 6), 2, 0)
             }),
             af_xdp: kernel::af_xdp().map_err(|(call, errno)| Refused { call, errno }),
             userfaultfd: kernel::userfaultfd().into(),

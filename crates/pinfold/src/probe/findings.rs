@@ -193,6 +193,9 @@ fn io_uring(facts: &Facts) -> Finding {
                 // locks.
                 RingRefusalCause::LockedMemory(_) => finding(what, State::Limited, detail)
                     .fixed_if(facts.memlock.raise_for_user(SUGGESTED)),
+                RingRefusalCause::NotMapped { .. } | RingRefusalCause::NoMemory { .. } => {
+                    Finding { remedy: refusal.fix(), ..finding(what, State::Limited, detail) }
+                }
                 _ => Finding { remedy: refusal.fix(), ..finding(what, State::Missing, detail) },
             };
         }
@@ -245,6 +248,10 @@ fn af_xdp(facts: &Facts) -> Finding {
                 ..finding(what, State::Limited, format!("{call}: {errno}: {why}"))
             }
         }
+        Err(Refused { call, errno }) if errno.raw() == libc::ENOMEM => {
+            let why = "the kernel has no memory for it; free memory of the machine, or of the control group";
+            finding(what, State::Limited, format!("{call}: {errno}: {why}"))
+        }
         Err(Refused { call, errno }) if is_full(errno) => match facts.memlock.binding() {
             Some(limit) => {
                 let limit = bytes(limit);
@@ -271,8 +278,9 @@ fn af_xdp(facts: &Facts) -> Finding {
     }
 }
 
+/// Returns whether the limit of locked memory refused it: what AF_XDP answers to that alone.
 fn is_full(errno: Errno) -> bool {
-    [libc::ENOBUFS, libc::ENOMEM].contains(&errno.raw())
+    errno.raw() == libc::ENOBUFS
 }
 
 fn pagemap(answer: Answer) -> Finding {

@@ -494,8 +494,10 @@ fn af_xdp_refused_by_a_limit_is_raised_only_where_that_suffices() {
     assert!(found.detail.contains("RLIMIT_MEMLOCK"), "{found}");
     let found = find_xdp(refused(libc::ENOBUFS, lacks()));
     assert!(found.detail.contains("needs cap_bpf") && !found.detail.contains("MEMLOCK"), "{found}");
-    let found = find_xdp(refused(libc::ENOMEM, rootless()));
+    let found = find_xdp(refused(libc::ENOBUFS, rootless()));
     assert!(found.detail.contains("user namespace") && found.remedy.is_none(), "{found}");
+    let found = find_xdp(refused(libc::ENOMEM, root()));
+    assert!(found.detail.contains("no memory") && !found.detail.contains("MEMLOCK"), "{found}");
     let found = find_xdp(refused(libc::EMFILE, root()));
     assert_eq!(found.remedy.as_deref(), Some("ulimit -n 259"), "{found}");
 }

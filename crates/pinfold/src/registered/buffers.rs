@@ -7,7 +7,7 @@ use super::survey::{Inspector, RegistrationError};
 use super::unmap_monitor::UnmapMonitor;
 use crate::memory::OwnedMemory;
 use crate::sys::Errno;
-use crate::sys::kernel::{RingRefusal, ring_bytes};
+use crate::sys::kernel::RingRefusal;
 use pinfold_core::access::Access;
 use pinfold_core::addr::Segment;
 #[cfg(doc)]
@@ -61,9 +61,8 @@ impl<'m> Buffers<'m> {
     pub fn new(capacity: usize, view: View) -> Result<Self, RegistrationError> {
         let table = Registry::new(capacity)?;
         let lifted = crate::sys::limits::has_ipc_lock();
-        let rings = PinRings::new(capacity).map_err(|errno| {
-            RegistrationError::NoRing(RingRefusal::of(errno, (5, 19), ring_bytes(1)))
-        })?;
+        let rings = PinRings::new(capacity)
+            .map_err(|errno| RegistrationError::NoRing(RingRefusal::of(errno, (5, 19), 1, 0)))?;
         Ok(Self {
             table: ManuallyDrop::new(table),
             rings: ManuallyDrop::new(rings),

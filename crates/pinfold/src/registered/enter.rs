@@ -6,7 +6,7 @@ use super::registration::{self, Extent, PinKind, Registration, Released};
 use super::survey::{RegistrationError, Survey};
 use super::{footprint, pin};
 use crate::sys::bytes;
-use crate::sys::limits::MemlockLimit;
+use crate::sys::limits::{MemlockLimit, MemlockRefusal};
 use pinfold_core::access::Access;
 use pinfold_core::folio::{BufferIndex, Registered, Unregistered};
 
@@ -88,7 +88,13 @@ impl Buffers<'_> {
             self.rings.pin(addr, bytes(len)).map(PinKind::Pinned)
         };
         pinned.map_err(|errno| match errno.raw() {
-            libc::ENOMEM if survey.is_read_only() && MemlockLimit::here().left().is_some() => {
+            // `mlock` is counted by process, so what it refuses is known.
+            libc::ENOMEM
+                if survey.is_read_only()
+                    && MemlockLimit::here()
+                        .left()
+                        .is_some_and(|left| left < survey.touched_bytes()) =>
+            {
                 let limit = MemlockLimit::here();
                 footprint::memlock_error(limit, survey.touched_bytes(), limit.used.unwrap_or(0))
             }
@@ -101,11 +107,11 @@ impl Buffers<'_> {
                 // The attempt has faulted the pages in, so their sizes are known better than
                 // before.
                 let again = Survey::of_mappings(&mut self.inspector, addr, len, Access::empty());
-                footprint::memlock_error(
-                    limit,
-                    again.map_or(len, |survey| self.charge(&survey)),
-                    used,
-                )
+                let requested = again.map_or(len, |survey| self.charge(&survey));
+                match MemlockRefusal::of(errno, requested) {
+                    Some(_) => footprint::memlock_error(limit, requested, used),
+                    None => RegistrationError::NotPinned { addr, len, errno },
+                }
             }
             libc::EBADF | libc::ENXIO | libc::EBADFD | libc::EOPNOTSUPP if !self.rings.alive() => {
                 RegistrationError::RingGone { errno }

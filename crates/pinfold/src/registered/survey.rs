@@ -423,7 +423,10 @@ pub enum RegistrationError {
         command: String,
     },
     /// The kernel refuses to pin this memory.
-    #[error("the kernel refuses to pin {len:#x} bytes at {addr:#x}: {errno}")]
+    #[error("the kernel refuses to pin {len:#x} bytes at {addr:#x}: {errno}{}", match errno.raw() {
+        libc::ENOMEM => ": it has no memory for it; free memory of the machine, or of the control group if that has a limit",
+        _ => "",
+    })]
     NotPinned {
         /// Its address.
         addr: usize,

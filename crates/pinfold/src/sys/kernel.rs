@@ -1,9 +1,10 @@
 //! The running kernel's release, and why it creates no io_uring for this process.
 
 use super::errno::Errno;
-use super::limits::{MemlockLimit, MemlockRefusal};
+use super::limits::{MapLimit, MemlockLimit, MemlockRefusal};
 use super::process::has_seccomp_filter;
 use super::region::Region;
+use super::ring_memory::{Shortage, ring_bytes};
 use super::xdp::{self, RingKind};
 use super::{bpf, files, process};
 use rustix::mm::UserfaultfdFlags;
@@ -120,18 +121,41 @@ pub enum RingRefusalCause {
     NotBuilt,
     /// `RLIMIT_MEMLOCK`, to which this kernel charges rings.
     LockedMemory(MemlockRefusal),
+    /// The kernel creates the ring, and does not map it into this process.
+    NotMapped {
+        /// Bytes to be mapped.
+        requested: u64,
+        /// The limit that refuses them, if it is one of what the process may map.
+        limit: Option<MapLimit>,
+    },
+    /// The kernel has no memory for it.
+    NoMemory {
+        /// Its number of entries.
+        depth: u32,
+        /// Its size in bytes.
+        requested: u64,
+        /// Whether the kernel has the memory for a ring of one entry.
+        smaller: bool,
+    },
     /// Another error.
     Other,
 }
 
 impl RingRefusal {
-    /// Establishes why the kernel answered `errno` to a call that it has since Linux `needed`, and
-    /// that would have charged `charge` bytes of locked memory, with what follows it.
-    pub(crate) fn of(errno: Errno, needed: (u32, u32), charge: u64) -> Self {
-        if let Some(refused) =
-            MemlockRefusal::of(errno, charge).filter(|_| charges_rings(&release()))
-        {
-            return Self { errno, cause: RingRefusalCause::LockedMemory(refused) };
+    /// Establishes why the kernel answered `errno` to a call that it has since Linux `needed`, for
+    /// a ring of this depth that `more` bytes of locked memory are to follow.
+    pub(crate) fn of(errno: Errno, needed: (u32, u32), depth: u32, more: u64) -> Self {
+        let shortage = (errno.raw() == libc::ENOMEM).then(|| Shortage::of(depth, more)).flatten();
+        if let Some(shortage) = shortage {
+            let requested = ring_bytes(depth);
+            let cause = match shortage {
+                Shortage::Locked(refused) => RingRefusalCause::LockedMemory(refused),
+                Shortage::NotMapped(limit) => RingRefusalCause::NotMapped { requested, limit },
+                Shortage::Kernel { smaller } => {
+                    RingRefusalCause::NoMemory { depth, requested, smaller }
+                }
+            };
+            return Self { errno, cause };
         }
         let capable = rustix::thread::capabilities(None)
             .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
@@ -155,6 +179,9 @@ impl RingRefusal {
             RingRefusalCause::LockedMemory(refused) => {
                 Some(MemlockLimit::here().raise_for_user(refused.requested))
             }
+            RingRefusalCause::NotMapped { requested, limit: Some(limit) } => {
+                Some(limit.raise(requested))
+            }
             _ => None,
         }
     }
@@ -175,17 +202,8 @@ impl RingRefusal {
 
 /// Returns whether a kernel charges the memory of rings to `RLIMIT_MEMLOCK`: before Linux 5.12, and
 /// again since 6.14. Between them it is charged to the control group.
-fn charges_rings(release: &str) -> bool {
+pub(super) fn charges_rings(release: &str) -> bool {
     parse_release(release).is_some_and(|release| !((5, 12)..(6, 14)).contains(&release))
-}
-
-/// Returns the bytes of locked memory that a ring is charged at most.
-pub(crate) fn ring_bytes(depth: u32) -> u64 {
-    let page = rustix::param::page_size() as u64;
-    let entries = u64::from(depth).next_power_of_two();
-    // Submissions are 64 bytes and an index of 4; completions are twice as many of 16 bytes, after
-    // a header of some 320.
-    (entries * 64).next_multiple_of(page) + (entries * 36 + 512).next_multiple_of(page)
 }
 
 fn cause(
@@ -258,6 +276,27 @@ impl fmt::Display for RingRefusal {
             }
             RingRefusalCause::NotBuilt => write!(f, "this kernel was built without it ({errno})"),
             RingRefusalCause::LockedMemory(refused) => write!(f, "{refused} ({errno})"),
+            RingRefusalCause::NotMapped { requested, limit: Some(limit) } => write!(
+                f,
+                "{requested} bytes more exceed {}, of which {} are left ({errno})",
+                limit.setting, limit.left
+            ),
+            RingRefusalCause::NotMapped { requested, limit: None } => write!(
+                f,
+                "the kernel creates it and does not map its {requested} bytes ({errno}): this process has as many mappings \
+                 as vm.max_map_count allows, or memory was short for a moment; try again"
+            ),
+            RingRefusalCause::NoMemory { depth, requested, smaller: true } => write!(
+                f,
+                "the kernel has no memory for a ring of {depth} entries ({requested} bytes, large parts of them in one \
+                 piece), and has it for a smaller one ({errno}): use a lower queue depth, or free memory, and compact it \
+                 (`sudo sysctl vm.compact_memory=1`)"
+            ),
+            RingRefusalCause::NoMemory { smaller: false, .. } => write!(
+                f,
+                "the kernel has no memory even for the smallest ring ({errno}): free memory of the machine, or of the \
+                 control group if that has a limit"
+            ),
             RingRefusalCause::Other => match errno.raw() {
                 libc::EMFILE | libc::ENFILE => write!(f, "{errno}: raise `ulimit -n`"),
                 _ => write!(f, "{errno}"),

@@ -1,6 +1,5 @@
 //! The limit of locked memory.
 
-use super::errno::Errno;
 use super::{files, process};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
@@ -125,15 +124,6 @@ pub struct MemlockRefusal {
     pub requested: u64,
     /// The limit in bytes.
     pub limit: u64,
-}
-
-impl MemlockRefusal {
-    /// Returns it if `errno` of a call that would lock `requested` bytes is that of a limit, and
-    /// one binds.
-    pub(crate) fn of(errno: Errno, requested: u64) -> Option<Self> {
-        let limit = MemlockLimit::here().binding().filter(|_| errno.raw() == libc::ENOMEM)?;
-        Some(Self { requested, limit })
-    }
 }
 
 impl fmt::Display for MemlockRefusal {

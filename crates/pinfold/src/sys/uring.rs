@@ -1,8 +1,8 @@
-//! `io_uring_register` for buffers, on the descriptor of any ring: another library may own the
-//! ring.
+//! `io_uring_setup`, and `io_uring_register` for buffers on the descriptor of any ring: another
+//! library may own the ring.
 
 use super::errno::{Errno, last_errno};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `struct io_uring_rsrc_register`.
 #[repr(C)]
@@ -42,6 +42,19 @@ struct Clone {
 
 const _: () =
     assert!(size_of::<Table>() == 32 && size_of::<Update>() == 32 && size_of::<Clone>() == 32);
+
+/// The 120 bytes of `struct io_uring_params`, of which all may be 0.
+type Params = [u32; 30];
+
+/// Creates a ring that is not mapped: `io_uring_setup`, Linux 5.1.
+pub(crate) fn setup(depth: u32) -> Result<OwnedFd, Errno> {
+    let mut params: Params = [0; 30];
+    // SAFETY: the kernel reads and writes these 120 bytes during the call.
+    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, depth, params.as_mut_ptr()) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(last_errno)?;
+    // SAFETY: the kernel has just created the descriptor for this call.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
 
 const REGISTER_BUFFERS: u32 = 0;
 const UNREGISTER_BUFFERS: u32 = 1;

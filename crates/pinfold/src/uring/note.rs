@@ -47,11 +47,11 @@ pub enum Note {
 pub enum BufferedReason {
     /// The file system does not support O_DIRECT.
     Refused(Errno),
-    /// O_DIRECT needs larger blocks on this file.
+    /// O_DIRECT needs offsets and lengths in larger blocks on this file.
     Block {
-        /// The caller's block in bytes.
+        /// Bytes of which the caller's offsets and lengths are multiples.
         requested: u32,
-        /// The file's block in bytes.
+        /// Bytes of which they must be multiples.
         needed: u32,
     },
 }
@@ -97,6 +97,16 @@ impl fmt::Display for Note {
     }
 }
 
+/// Returns the next step where it is the kernel's memory that was short.
+fn no_memory(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOMEM => {
+            ": it has no memory for it; free memory of the machine, or of the control group if that has a limit"
+        }
+        _ => "",
+    }
+}
+
 /// A note without its fix.
 struct WithoutFix<'n>(&'n Note);
 
@@ -114,18 +124,17 @@ impl fmt::Display for WithoutFix<'_> {
             }
             Note::Buffered(BufferedReason::Block { requested, needed }) => write!(
                 f,
-                "no O_DIRECT: blocks of {requested} bytes, but the file needs multiples of {needed}; data goes through \
-                 the page cache; use blocks of {needed} bytes or more"
+                "no O_DIRECT: the file needs offsets and lengths that are multiples of {needed} bytes, and they are \
+                 multiples of {requested}; data goes through the page cache; use multiples of {needed}"
             ),
             Note::NotFixed { memlock: Some(refused), .. } => {
                 write!(f, "no fixed buffers: {refused}")
             }
-            Note::NotFixed { requested, errno, .. } => {
-                write!(
-                    f,
-                    "no fixed buffers: the kernel refuses to register {requested} bytes ({errno})"
-                )
-            }
+            Note::NotFixed { requested, errno, .. } => write!(
+                f,
+                "no fixed buffers: the kernel refuses to register {requested} bytes ({errno}){}",
+                no_memory(*errno)
+            ),
             Note::FileNotRegistered { errno } => {
                 write!(f, "the file is not registered with the ring ({errno})")
             }
@@ -143,7 +152,7 @@ impl fmt::Display for WithoutFix<'_> {
             }
             Note::NotPolled { memlock: Some(refused), .. } => write!(f, "no polling: {refused}"),
             Note::NotPolled { errno, .. } if !UNPOLLED.contains(errno) => {
-                write!(f, "no polling: the kernel refuses it ({errno})")
+                write!(f, "no polling: the kernel refuses it ({errno}){}", no_memory(*errno))
             }
             Note::NotPolled { errno, .. } => write!(
                 f,

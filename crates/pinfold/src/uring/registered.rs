@@ -472,6 +472,15 @@ pub enum RegisterError {
         /// The limit of the process.
         limit: MemlockLimit,
     },
+    /// The kernel has no memory of its own for the table, or none to fault the buffers in.
+    #[error(
+        "the kernel has no memory to register {requested} bytes with the ring: free memory of the machine, or of the \
+         control group if that has a limit, or register less"
+    )]
+    NoMemory {
+        /// The number of bytes to be pinned.
+        requested: u64,
+    },
     /// The memory cannot be pinned: unmapped, not readable and writable, or a device's.
     #[error(
         "the kernel cannot pin that memory ({errno}): it must be mapped, writable, and no device's"
@@ -575,9 +584,10 @@ impl RegisterError {
             libc::EBADF | libc::EBADFD => Self::NoRing { errno },
             libc::EBUSY => Self::HasTable,
             libc::EEXIST => Self::OtherThread,
-            libc::ENOMEM if MemlockLimit::here().binding().is_some() => {
+            libc::ENOMEM if MemlockRefusal::of(errno, requested).is_some() => {
                 Self::Memlock { requested, limit: MemlockLimit::here() }
             }
+            libc::ENOMEM => Self::NoMemory { requested },
             libc::EFAULT | libc::EOPNOTSUPP => Self::Memory { errno },
             _ => Self::System { errno },
         }

@@ -6,8 +6,9 @@ use super::note::Note;
 use super::registered::Places;
 use super::slot::Options;
 use crate::memory::Fixed;
-use crate::sys::kernel::{RingRefusal, ring_bytes};
+use crate::sys::kernel::RingRefusal;
 use crate::sys::limits::MemlockRefusal;
+use crate::sys::ring_memory::ring_bytes;
 use crate::sys::uring;
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue, types};
 use pinfold_core::folio::BufferIndex;
@@ -54,8 +55,9 @@ impl Ring {
             match make(file, options, notes) {
                 Ok(made) => return Self::Uring(Box::new(Uring { made, in_kernel: 0 })),
                 Err(errno) => {
-                    let charge = charge(options);
-                    notes.push(Note::NoRing(RingRefusal::of(errno.into(), (5, 6), charge)));
+                    let more = charge_beside_ring(options);
+                    let refusal = RingRefusal::of(errno.into(), (5, 6), options.depth, more);
+                    notes.push(Note::NoRing(refusal));
                 }
             }
         }
@@ -313,11 +315,11 @@ fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>) -> Result
     Ok(Made { ring, one_thread, polled, file_registered: registered.is_ok(), fixed })
 }
 
-/// Returns the bytes of locked memory that all of it is charged at most: a ring that polls is made
-/// beside the first one.
-fn charge(options: &Options<'_, '_>) -> u64 {
+/// Returns the bytes of locked memory that are charged beside the ring: one that polls, and the
+/// buffers.
+fn charge_beside_ring(options: &Options<'_, '_>) -> u64 {
     let buffers: u64 = options.fixed.iter().map(|memory| memory.len as u64).sum();
-    ring_bytes(options.depth) * (1 + u64::from(options.poll)) + buffers
+    ring_bytes(options.depth) * u64::from(options.poll) + buffers
 }
 
 /// Creates a ring, bound to this thread if that is requested and supported.

@@ -210,6 +210,9 @@ impl CallError {
     fn advice(&self) -> String {
         match self.errno.raw() {
             libc::EAFNOSUPPORT => format!(": {}", process::no_af_xdp(Path::new("/proc"))),
+            libc::ENOMEM => ": the kernel has no memory for it; free memory of the machine, or of the control group if that \
+                             has a limit"
+                .to_owned(),
             libc::ENFILE => ": raise fs.file-max, or end other programs".to_owned(),
             libc::EMFILE => {
                 let files = OpenFiles::here();

@@ -2,8 +2,9 @@
 //! table.
 
 use super::super::registered::MOST_BYTES;
-use super::transfers::{Counted, Pages, arena, create, pattern, waiting, without_ipc_lock};
+use super::transfers::{Counted, Pages, arena, create, pattern, waiting};
 use super::*;
+use crate::sys::ring_memory::tests::without_ipc_lock;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use pinfold_core::folio::BufferIndex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -2,12 +2,11 @@
 //! short transfers; queues that stay with their thread, and queues that poll.
 
 use super::super::slot::RETRIES;
-use super::transfers::{
-    Counted, Pages, arena, create, pattern, round_trip, waiting, without_ipc_lock,
-};
+use super::transfers::{Counted, Pages, arena, create, pattern, round_trip, waiting};
 use super::*;
 use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 use crate::sys::limits::MemlockRefusal;
+use crate::sys::ring_memory::tests::{refusing, without_ipc_lock};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -168,6 +167,59 @@ fn an_insufficient_memlock_is_a_note_with_the_command() {
     assert!(text.contains(&format!("{asked} bytes more")) && text.contains("; fix: "), "{text}");
 }
 
+/// A table that the kernel has no memory for is not the limit's.
+#[test]
+fn a_shortage_of_the_kernel_is_not_named_a_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let memory = arena(2 << 20);
+    let fixed = [memory.into()];
+    let options = Options { fixed: &fixed, depth: 4, ..Options::default() };
+    let open = || FileQueue::<Pages>::open(&path, &create(), &options).unwrap().notes().to_vec();
+    let register = libc::SYS_io_uring_register;
+    let ring = without_ipc_lock(|| refusing(libc::SYS_io_uring_setup, (0, 2), libc::ENOMEM, open));
+    let Some(Note::NoRing(refusal)) = ring.iter().find(|note| matches!(note, Note::NoRing(_)))
+    else {
+        panic!("{ring:?}")
+    };
+    assert!(matches!(refusal.cause, RingRefusalCause::NoMemory { smaller: true, .. }), "{ring:?}");
+    if without_ring(&open()) {
+        return;
+    }
+    // 400 places are refused, and the 25 that charge as much are not.
+    let parts: Vec<Fixed<'_>> =
+        (0..400).map(|at| memory.part(at * 4096, 4096).unwrap().into()).collect();
+    let many = || {
+        refusing(register, (3, 300), libc::ENOMEM, || {
+            let ring = io_uring::IoUring::new(4).unwrap();
+            let options = Options { fixed: &parts, ..Options::default() };
+            let queue = FileQueue::<Pages>::open(&path, &create(), &options).unwrap();
+            (RingBuffers::register(&ring, &parts).unwrap_err(), queue.notes().to_vec())
+        })
+    };
+    let (error, notes) = without_ipc_lock(many);
+    assert_eq!(error, RegisterError::NoMemory { requested: 400 << 12 });
+    let [.., note @ Note::NotFixed { requested: 1_638_400, memlock: None, .. }] = &notes[..] else {
+        panic!("{notes:?}")
+    };
+    assert!(note.to_string().ends_with("control group if that has a limit"), "{note}");
+    // With a limit that cannot be tried, it is assumed.
+    let refuse = || {
+        refusing(register, (0, 0), libc::ENOMEM, || {
+            let ring = io_uring::IoUring::new(4).unwrap();
+            RingBuffers::register(&ring, &[memory.into()]).unwrap_err()
+        })
+    };
+    let error = without_ipc_lock(refuse);
+    assert!(matches!(error, RegisterError::Memlock { .. }), "{error}");
+    // A vacant table pins nothing.
+    let ring = io_uring::IoUring::new(4).unwrap();
+    let vacant = without_ipc_lock(|| {
+        refusing(register, (0, 0), libc::ENOMEM, || RingBuffers::sparse(&ring, 4).unwrap_err())
+    });
+    assert_eq!(vacant, RegisterError::NoMemory { requested: 0 });
+}
+
 #[test]
 fn a_short_transfer_continues_and_one_without_progress_ends() {
     let folder = tempfile::tempdir().unwrap();
@@ -242,8 +294,10 @@ fn notes_name_the_command_that_fixes_them() {
     assert!(
         !text(Note::Buffered(BufferedReason::Refused(Errno::PERM))).contains("does not support")
     );
-    let why = BufferedReason::Block { requested: 512, needed: 4096 };
-    assert!(text(Note::Buffered(why)).contains("use blocks of 4096 bytes or more"));
+    // 4,097 bytes are more than 4,096, and no multiple.
+    let why = BufferedReason::Block { requested: 1, needed: 4096 };
+    let text = text(Note::Buffered(why));
+    assert!(text.ends_with("use multiples of 4096") && !text.contains("blocks of 1"), "{text}");
 }
 
 fn without_ring(notes: &[Note]) -> bool {
@@ -339,28 +393,7 @@ fn polling_finds_completions_that_need_a_system_call() {
 
 /// Runs `body` on a thread whose io_uring_enter fails with `errno`.
 fn without_enter<R: Send>(errno: Errno, body: impl FnOnce() -> R + Send) -> R {
-    let op =
-        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };
-    let enter = u32::try_from(libc::SYS_io_uring_enter).unwrap();
-    let refuse = libc::SECCOMP_RET_ERRNO | u32::try_from(errno.raw_os_error()).unwrap();
-    let mut filter = [
-        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, enter),
-        op(libc::BPF_RET | libc::BPF_K, 0, 0, refuse),
-        op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let run = move || {
-        rustix::thread::set_no_new_privs(true).unwrap();
-        let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-        // SAFETY: the kernel copies the program, which outlives the call, and its four
-        // instructions; it holds for this thread alone.
-        let set = unsafe {
-            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
-        };
-        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
-        body()
-    };
-    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    refusing(libc::SYS_io_uring_enter, (0, 0), errno.raw_os_error(), body)
 }
 
 /// Returns whether the descriptor becomes readable within a minute.

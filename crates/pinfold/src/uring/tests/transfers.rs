@@ -280,15 +280,3 @@ pub(super) fn waiting() -> File {
     // SAFETY: a new descriptor, which has no other owner.
     File::from(unsafe { OwnedFd::from_raw_fd(fd) })
 }
-
-/// `CAP_IPC_LOCK` is the calling thread's, and without it the kernel counts what is pinned.
-pub(super) fn without_ipc_lock<R: Send>(body: impl FnOnce() -> R + Send) -> R {
-    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-    let run = || {
-        let mut sets = capabilities(None).unwrap();
-        sets.effective -= CapabilitySet::IPC_LOCK;
-        set_capabilities(None, sets).unwrap();
-        body()
-    };
-    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
-}
