@@ -60,6 +60,58 @@ fn every_packet_of_a_stream_is_received_or_counted() {
     }
 }
 
+/// With the smallest rings over as many chunks as the fill ring has entries, the rings are empty and
+/// full all the time: every packet is whole or counted as dropped, and none is of length zero.
+#[test]
+fn packets_through_the_smallest_rings_are_whole() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    for (chunk, shift, bytes) in
+        [(ChunkSize::Page, 12, 22), (ChunkSize::Page, 12, 1472), (ChunkSize::HalfPage, 11, 700)]
+    {
+        let rings = RingSizes { fill: 64, completion: 64, receive: 64, transmit: 64 };
+        let options = Socket::options().chunk(chunk).rings(rings).memory(64 << shift);
+        let before = wire.driver_drops();
+        let mut sockets = wire.receive(options);
+        let sender = wire.sender();
+        const SENT: u64 = 20_000;
+        let sending = std::thread::spawn(move || send(&sender, SENT, bytes));
+        let mut seen = BTreeSet::new();
+        receive_until(
+            &mut sockets,
+            || !sending.is_finished(),
+            |socket, packet| {
+                assert!(packet.len() >= 42, "a packet of {} bytes", packet.len());
+                if let Some(number) = number_of(&packet) {
+                    assert_eq!(packet.len(), bytes + 42);
+                    let mut all = Vec::new();
+                    packet.append_to(&mut all);
+                    assert!(all[50..].iter().all(|byte| *byte == 0x5a), "{number}");
+                    assert!(seen.insert(number), "{number} arrived twice");
+                }
+                socket.recycle(packet);
+                true
+            },
+        );
+        sending.join().unwrap();
+        let report = sockets[0].stats().unwrap();
+        let dropped = report.kernel_drops() + wire.driver_drops() - before;
+        assert_eq!(seen.len() as u64 + dropped, SENT, "{report}");
+        // More than the rings hold, so that each entry was used again.
+        assert!(seen.len() > 64 && report.unknown_entries == 0, "{report}");
+    }
+}
+
+/// A size that the kernel would refuse, or round, is refused with the limits.
+#[test]
+fn rings_of_other_sizes_are_refused_by_name() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    for size in [0, 1, 2, 32, 63, 65, 511, 1022, 1 << 17] {
+        let rings = RingSizes { fill: 64, completion: 64, receive: size, transmit: 64 };
+        let refused = Socket::options().rings(rings).open(&wire.far()).unwrap_err().to_string();
+        assert!(refused.contains(&size.to_string()) && refused.contains("64"), "{refused}");
+    }
+}
+
 #[test]
 fn packets_beyond_those_that_the_program_holds_are_counted() {
     let Some(wire) = Wire::new(1, 1500) else { return };
