@@ -17,6 +17,7 @@ pub(crate) mod netlink;
 pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod region;
+pub(crate) mod release;
 pub(crate) mod ring_memory;
 pub mod threads;
 pub(crate) mod trial;

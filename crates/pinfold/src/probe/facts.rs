@@ -9,7 +9,7 @@ use crate::sys::kernel::RingRefusal;
 use crate::sys::limits::{MapLimit, MemlockLimit, OpenFiles, SystemMemory};
 use crate::sys::process::Privileges;
 use crate::sys::threads::ThreadLimit;
-use crate::sys::{Errno, files, kernel, process};
+use crate::sys::{Errno, files, kernel, process, release};
 use io_uring::{IoUring as Ring, Probe, opcode};
 use pinfold_core::addr::PageSize;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Facts {
     pub fn here() -> Self {
         let facts = Self::gather(&Roots::default(), MemlockLimit::here(), Live::query());
         // `uname` tells it without `/proc`.
-        Self { kernel: Some(kernel::release()), ..facts }
+        Self { kernel: Some(release::release()), ..facts }
     }
 
     /// Reads the files below `roots`, and adds what was found otherwise.

@@ -5,7 +5,8 @@ mod memory;
 
 use super::facts::Facts;
 use crate::probe::facts::{Answer, Refused};
-use crate::sys::kernel::{RingRefusalCause, parse_release};
+use crate::sys::kernel::RingRefusalCause;
+use crate::sys::release::parse_release;
 use crate::sys::{Errno, process};
 use memory::{ENOUGH_FILES, SUGGESTED};
 use std::fmt;

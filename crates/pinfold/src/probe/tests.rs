@@ -109,7 +109,7 @@ fn machine(files: &[(&str, &str, &[u8])]) -> (tempfile::TempDir, Roots) {
     let top = tempfile::tempdir().unwrap();
     let [proc, sys, dev, modules] =
         ["proc", "sys", "dev", "modules"].map(|name| top.path().join(name));
-    let installed = modules.join(crate::sys::kernel::release());
+    let installed = modules.join(crate::sys::release::release());
     std::fs::create_dir_all(&installed).unwrap();
     std::fs::write(installed.join("modules.dep"), "a/vfio-pci.ko:\nb/iommufd.ko.xz:\n").unwrap();
     let roots = Roots { proc, sys, dev, modules };

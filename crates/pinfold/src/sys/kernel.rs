@@ -1,9 +1,10 @@
-//! The running kernel's release, and why it creates no io_uring for this process.
+//! What the running kernel lacks: modules, and why it creates no io_uring for this process.
 
 use super::errno::Errno;
 use super::limits::{MapLimit, MemlockLimit, MemlockRefusal};
 use super::process::has_seccomp_filter;
 use super::region::Region;
+use super::release::{parse_release, release};
 use super::ring_memory::{Shortage, ring_bytes};
 use super::xdp::{self, RingKind};
 use super::{bpf, files, process};
@@ -13,22 +14,6 @@ use std::fmt;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::path::Path;
-
-/// Parses `6.12.0-1-amd64` as (6, 12).
-pub(crate) fn parse_release(text: &str) -> Option<(u32, u32)> {
-    let mut parts = text.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
-/// Returns the kernel's release: `uname`, which needs no `/proc`.
-pub(crate) fn release() -> String {
-    rustix::system::uname().release().to_string_lossy().into_owned()
-}
-
-/// Returns whether the running kernel is at least this one; true if its release cannot be parsed.
-pub(crate) fn at_least(version: (u32, u32)) -> bool {
-    parse_release(&release()).is_none_or(|release| release >= version)
-}
 
 /// Whether a module can be loaded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -200,12 +185,6 @@ impl RingRefusal {
     }
 }
 
-/// Returns whether a kernel charges the memory of rings to `RLIMIT_MEMLOCK`: before Linux 5.12, and
-/// again since 6.14. Between them it is charged to the control group.
-pub(super) fn charges_rings(release: &str) -> bool {
-    parse_release(release).is_some_and(|release| !((5, 12)..(6, 14)).contains(&release))
-}
-
 fn cause(
     proc: &Path,
     errno: Errno,
@@ -356,14 +335,6 @@ pub(crate) fn pagemap() -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn releases_parse() {
-        assert_eq!(parse_release("6.12.0-1-amd64"), Some((6, 12)));
-        assert_eq!(parse_release("6.18-rc1"), Some((6, 18)));
-        assert_eq!(parse_release("6"), None);
-        assert_eq!(parse_release("linux"), None);
-    }
 
     #[test]
     fn only_an_installed_module_is_to_be_loaded() {

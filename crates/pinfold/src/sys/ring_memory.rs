@@ -3,9 +3,10 @@
 //! found by calls that only one of them refuses.
 
 use super::errno::{Errno, last_errno};
-use super::kernel::{charges_rings, release};
+
 use super::limits::{MapLimit, MapSetting, MemlockLimit, MemlockRefusal};
 use super::region::Region;
+use super::release::{charges_rings, release};
 use super::uring;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};

@@ -1,7 +1,8 @@
 //! Features that a queue does without, as notices for the user.
 
-use crate::sys::kernel::{self, RingRefusal, RingRefusalCause};
+use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 use crate::sys::limits::{MemlockLimit, MemlockRefusal};
+use crate::sys::release;
 use rustix::io::Errno;
 use std::fmt;
 
@@ -138,7 +139,7 @@ impl fmt::Display for WithoutFix<'_> {
             Note::FileNotRegistered { errno } => {
                 write!(f, "the file is not registered with the ring ({errno})")
             }
-            Note::NotDeferred { errno } if *errno != Errno::INVAL || kernel::at_least((6, 1)) => {
+            Note::NotDeferred { errno } if *errno != Errno::INVAL || release::at_least((6, 1)) => {
                 write!(
                     f,
                     "completions interrupt their thread: the kernel refuses to defer them ({errno})"

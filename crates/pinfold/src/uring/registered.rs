@@ -38,7 +38,8 @@
 
 use crate::memory::Fixed;
 use crate::sys::limits::{MemlockLimit, MemlockRefusal};
-use crate::sys::{Errno, kernel, uring};
+use crate::sys::release::{parse_release, release};
+use crate::sys::{Errno, uring};
 use pinfold_core::folio::BufferIndex;
 use pinfold_core::mem::DmaMemory;
 use std::io;
@@ -565,8 +566,8 @@ pub enum RegisterError {
 
 /// Names the release only to a kernel that is older.
 fn unsupported(what: &str, since: &str, errno: Errno) -> String {
-    let release = kernel::release();
-    match (kernel::parse_release(since), kernel::parse_release(&release)) {
+    let release = release();
+    match (parse_release(since), parse_release(&release)) {
         (Some(since), Some(has)) if has >= since => {
             format!(
                 "{what}: refused ({errno}), although Linux {release} has them: look for a seccomp filter"
