@@ -119,6 +119,11 @@ const IDLE: u32 = 1;
 const FIRST: u32 = 2;
 
 /// One slot per owner.
+///
+/// A region that an owner reserves is in its slot before it is taken from its set, and in a set
+/// again before the slot says anything else. A search reads the sets and then the slots, twice. All
+/// of these release and acquire: a search that no longer finds the region in the one finds it in
+/// the other, if not at once then the second time.
 #[derive(Debug)]
 pub(super) struct Slots(Box<[AtomicU32]>);
 
@@ -134,7 +139,8 @@ impl Slots {
     /// Claims a slot, if one is left; an owner without one reserves nothing.
     pub(super) fn claim(&self) -> Option<u32> {
         (0..).zip(&*self.0).find_map(|(index, slot)| {
-            slot.compare_exchange(FREE, IDLE, Ordering::AcqRel, Ordering::Relaxed)
+            // Acquire: who sees the region of the new owner sees that of the old one in its set.
+            slot.compare_exchange(FREE, IDLE, Ordering::Acquire, Ordering::Relaxed)
                 .ok()
                 .map(|_| index)
         })
@@ -152,13 +158,13 @@ impl Slots {
 
     fn store(&self, index: u32, value: u32) {
         if let Some(slot) = self.0.get(index as usize) {
-            slot.store(value, Ordering::SeqCst);
+            slot.store(value, Ordering::Release);
         }
     }
 
     /// Returns the reserved regions.
     pub(super) fn reserved(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().filter_map(|slot| slot.load(Ordering::SeqCst).checked_sub(FIRST))
+        self.0.iter().filter_map(|slot| slot.load(Ordering::Acquire).checked_sub(FIRST))
     }
 }
 

@@ -664,3 +664,130 @@ fn loom_a_free_beside_a_refused_one_is_found() {
         assert_eq!(found, Ok(if mine { second } else { part }));
     });
 }
+
+/// The sets and slots of a zone without its map: region [`Sets::REGION`] alone has free frames.
+struct Sets {
+    hints: super::hints::Hints,
+    slots: super::hints::Slots,
+}
+
+impl Sets {
+    /// In the second word of its set, so that searches from the start find it by the bit above.
+    const REGION: u32 = 65;
+
+    fn new(slots: u32) -> loom::sync::Arc<Self> {
+        let hints = super::hints::Hints::new(192, 0).unwrap();
+        loom::sync::Arc::new(Self { hints, slots: super::hints::Slots::new(slots).unwrap() })
+    }
+
+    /// As `Inner::reserve`.
+    fn reserve(&self, slot: u32) {
+        self.slots.publish(slot, Some(Self::REGION));
+        assert!(self.hints.take(Self::REGION));
+    }
+
+    /// Whether a search of regions from `first` on finds it: as `Inner::search`.
+    fn finds(&self, first: u32) -> bool {
+        (0..2).any(|_| {
+            self.hints.next_from(first) == Some(Self::REGION)
+                || self.slots.reserved().any(|region| region == Self::REGION)
+        })
+    }
+}
+
+/// An owner reserves a region beside a search, which begins before its word or in it.
+#[test]
+fn loom_a_reserved_region_is_in_its_set_or_in_its_slot() {
+    for first in [0, 64] {
+        model(move || {
+            let sets = Sets::new(1);
+            let slot = sets.slots.claim().unwrap();
+            sets.hints.set(Sets::REGION);
+            let other = thread::spawn({
+                let sets = loom::sync::Arc::clone(&sets);
+                move || sets.reserve(slot)
+            });
+            assert!(sets.finds(first), "from {first}");
+            other.join().unwrap();
+        });
+    }
+}
+
+/// Another search has found the word of the region empty, and cleared the bit above it.
+#[test]
+fn loom_a_reserved_region_is_found_behind_a_bit_that_a_search_has_cleared() {
+    model(|| {
+        let sets = Sets::new(1);
+        let slot = sets.slots.claim().unwrap();
+        sets.hints.set(Sets::REGION);
+        let thread = |call: fn(&Sets, u32)| {
+            let sets = loom::sync::Arc::clone(&sets);
+            thread::spawn(move || call(&sets, slot))
+        };
+        let threads = [thread(Sets::reserve), thread(|sets, _| _ = sets.hints.next_from(0))];
+        assert!(sets.finds(0));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+/// An owner leaves a region that has a free frame again for another one, beside a search.
+#[test]
+fn loom_a_region_that_its_owner_leaves_is_found() {
+    model(|| {
+        let sets = Sets::new(1);
+        let slot = sets.slots.claim().unwrap();
+        sets.slots.publish(slot, Some(Sets::REGION));
+        let other = thread::spawn({
+            let sets = loom::sync::Arc::clone(&sets);
+            move || {
+                sets.hints.set(Sets::REGION);
+                sets.slots.publish(slot, Some(1));
+            }
+        });
+        assert!(sets.finds(0));
+        other.join().unwrap();
+    });
+}
+
+/// The owner ends instead, and another one has its slot: the search sees the region of that.
+#[test]
+fn loom_a_region_whose_owner_ends_is_found() {
+    model(|| {
+        let sets = Sets::new(1);
+        let slot = sets.slots.claim().unwrap();
+        sets.slots.publish(slot, Some(Sets::REGION));
+        let thread = |call: fn(&Sets)| {
+            let sets = loom::sync::Arc::clone(&sets);
+            thread::spawn(move || call(&sets))
+        };
+        let ends = thread(|sets| {
+            sets.hints.set(Sets::REGION);
+            sets.slots.release(0);
+        });
+        let begins = thread(|sets| {
+            if let Some(slot) = sets.slots.claim() {
+                sets.slots.publish(slot, Some(1));
+            }
+        });
+        assert!(sets.finds(0));
+        ends.join().unwrap();
+        begins.join().unwrap();
+    });
+}
+
+/// A run of 2 MiB is freed while a search lowers the limit of its region: the limit is not below
+/// what is free afterwards.
+#[test]
+fn loom_a_limit_is_not_lowered_below_a_region_that_is_freed() {
+    model(|| {
+        let (zone, first) = whole(0);
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(first, Order::HUGE).unwrap()
+        });
+        let inner = &zone.0;
+        inner.limits.lower().unwrap().region(0, || inner.map.max_order(0));
+        other.join().unwrap();
+        assert_eq!(zone.0.limits.skip(0, 8), None);
+    });
+}
