@@ -116,6 +116,18 @@ fn pieces_whose_unit_fails_in_the_rollback_are_quarantined() {
     assert_eq!((domain.stats().deferred, domain.stats().quarantined), (0, 1));
 }
 
+/// The wait for it fails, and does not say that the flush is late: it may never complete.
+#[test]
+fn pieces_whose_rollback_cannot_be_awaited_are_quarantined() {
+    let (mock, domain, drops) = domain();
+    set(&mock.wait_breaks);
+    let stuck = domain.map(scattered([2, 9], &drops), Bidirectional).map(drop).unwrap_err();
+    assert!(stuck.payload.is_none() && stuck.error == BackendError::NotRevoked, "{}", stuck.error);
+    complete(&mock, Ticket(1));
+    assert_eq!((domain.stats().deferred, domain.stats().quarantined), (0, 1));
+    assert_eq!((domain.release_late(), drops.load(Ordering::SeqCst)), (0, 0));
+}
+
 fn limit(bits: u32) -> Iova {
     Iova::new((1 << bits) - 1)
 }

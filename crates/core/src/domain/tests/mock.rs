@@ -41,6 +41,8 @@ pub(super) struct Mock {
     pub(super) overdue: AtomicBool,
     /// Ranges revoked.
     pub(super) ranges: AtomicU64,
+    /// A wait fails for a reason that is not the flush's.
+    pub(super) wait_breaks: AtomicBool,
 }
 
 pub(super) fn numbers(iova: IovaRange) -> core::ops::RangeInclusive<u64> {
@@ -113,6 +115,9 @@ impl Backend for Arc<Mock> {
     }
     fn wait(&self, ticket: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
         self.waits.fetch_add(1, Ordering::SeqCst);
+        if self.wait_breaks.load(Ordering::SeqCst) {
+            return Err(BackendError::NoTranslation);
+        }
         if self.obliging.load(Ordering::SeqCst) && !self.failed.load(Ordering::SeqCst) {
             self.done.fetch_max(ticket.0, Ordering::SeqCst);
         }

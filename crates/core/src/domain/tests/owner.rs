@@ -579,3 +579,52 @@ fn a_backend_that_panics_quarantines_what_it_was_given() {
         "with their addresses"
     );
 }
+
+/// A part of memory that is mapped for its lifetime; counts its drop.
+struct Part<'m> {
+    memory: DmaMemory<'m>,
+    at: (DomainId, Iova),
+    drops: Arc<AtomicUsize>,
+}
+
+// SAFETY: the test keeps the memory for longer than the value, which may not be leaked then.
+unsafe impl Pinned for Part<'static> {
+    fn memory(&self) -> DmaMemory<'_> {
+        self.memory
+    }
+    fn fixed_iova(&self, domain: DomainId) -> Option<Iova> {
+        (self.at.0 == domain).then_some(self.at.1)
+    }
+}
+
+impl Drop for Part<'_> {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// It needs no call of the backend: neither then nor later.
+#[test]
+fn what_is_mapped_for_life_is_released_while_a_thread_unwinds() {
+    let (mock, domain, drops) = domain();
+    set(&mock.obliging);
+    let arena = Buf::new(1, &Arc::default());
+    // SAFETY: it outlives what the test maps, and no reference into it is made.
+    let memory = unsafe { DmaMemory::from_raw(arena.memory().as_ptr(), PAGE) };
+    // SAFETY: as above.
+    let whole = unsafe { domain.map_static(memory, Access::WRITE) }.unwrap();
+    let part =
+        || Part { memory, at: (domain.id(), whole.iova().start()), drops: Arc::clone(&drops) };
+    assert!(panics(|| {
+        let (mapped, revoked) = (domain.map(part(), FromDevice), domain.map(part(), FromDevice));
+        let _mapped = mapped.unwrap();
+        let _revoked = revoked.unwrap().revoke().quiesced();
+        set(&mock.panics);
+        drop(domain.map(Buf::new(1, &Arc::default()), FromDevice));
+    }));
+    let stats = domain.stats();
+    assert_eq!((drops.load(Ordering::SeqCst), stats.deferred, stats.unmaps), (2, 0, 2));
+    mock.panics.store(false, Ordering::SeqCst);
+    assert_eq!((domain.release_late(), mock.flushes.load(Ordering::SeqCst)), (0, 0));
+    domain.unmap_static(whole).unwrap();
+}

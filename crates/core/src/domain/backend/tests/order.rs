@@ -15,6 +15,7 @@ fn gathered_pages_wait_for_the_latest_of_their_tickets() {
         assert_eq!(retired.len(), 1);
         deferred.add(table, retired, Ticket(ticket));
     }
+    assert_eq!(deferred.last(), Ticket(8), "of those gathered, too");
     for (completed, reclaimed) in [(4, 0), (5, 1), (7, 1), (8, 3)] {
         deferred.reclaim(table, |ticket| ticket.0 <= completed);
         assert_eq!(deferred.progress().reclaimed, reclaimed, "after {completed}");
@@ -80,4 +81,16 @@ fn what_a_refused_revocation_has_cleared_is_flushed() {
         let covered = |range: &IovaRange| flushed.iter().any(|flush| flush.range.covers(range));
         assert!(mapped.iter().all(covered), "{many}: {flushed:?}");
     }
+}
+
+/// What a failed map has mapped cannot be revoked: a device may reach it for good.
+#[test]
+fn a_rollback_that_is_refused_leaves_the_memory_reachable() {
+    let paged = paged(8, Scattered::default());
+    let reason = || BackendError::NotRegistered { addr: 0, len: 4096 };
+    assert_eq!(paged.roll_back(at(16, 4), None, 0, reason()), reason(), "nothing was mapped");
+    paged.map(at(16, 2), nowhere(2), RW).unwrap();
+    assert_eq!(paged.roll_back(at(16, 4), None, 2 * PAGE, reason()), reason());
+    // As if another thread had revoked it.
+    assert_eq!(paged.roll_back(at(16, 4), None, 2 * PAGE, reason()), BackendError::NotRevoked);
 }

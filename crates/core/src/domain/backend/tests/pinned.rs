@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::access::{Bidirectional, FromDevice};
-use crate::domain::{Domain, DomainId, Mapping, Pinned, Unrevoked};
+use crate::domain::{Domain, DomainId, DomainLocal, Mapping, Pinned, Unrevoked};
 use crate::iova::IovaSpace;
 use crate::table::{MappedRun, PinnedLeaf};
 use core::task::Poll;
@@ -219,6 +219,28 @@ fn without_table_pages_an_owner_is_told_so() {
     drop((first, kept));
     while unit.wait_for_retired(unit.deferred.reclaimed()) {}
     drop(second.map(refused.payload.unwrap(), FromDevice).unwrap());
+}
+
+/// Its own idle window first: that of another owner only where that is not enough.
+#[test]
+fn a_map_without_table_pages_closes_idle_windows_of_its_owner_first() {
+    // The root, one page of level 2, and one for each window.
+    let (unit, domain) = domain(6, Scattered::default());
+    let owners = [domain.local(), domain.local()].map(|mut local| {
+        let full = [(); 2].map(|()| local.map(Nowhere(256), FromDevice).unwrap());
+        let next = local.map(Nowhere(1), FromDevice).unwrap();
+        full.into_iter().for_each(|mapping| _ = local.unmap(mapping).unwrap());
+        (local, next)
+    });
+    let idle = |local: &DomainLocal| local.owner.shared.idle.lock().len();
+    let [(mut first, _kept), (second, _other)] = owners;
+    assert_eq!((idle(&first), idle(&second), unit.stats().table_pages), (1, 1, 6));
+    // Too long for a window, so it needs a page of its own.
+    let long = first.map(Nowhere(512), FromDevice).unwrap();
+    assert_eq!((idle(&first), idle(&second)), (0, 1));
+    let longer = first.map(Nowhere(512), FromDevice).unwrap();
+    assert_eq!((idle(&first), idle(&second)), (0, 0));
+    drop((long, longer));
 }
 
 /// In caching mode a map through a pin waits for its flush too.
