@@ -104,9 +104,9 @@ struct job {
 struct ioengine_ops ioengine;
 
 /* Reports a failure of libpinfold, which is -errno. Returns the errno. */
-static int report(struct thread_data *td, const char *call, int failed) {
-    log_err("pinfold: %s\n", pf_strerror_last());
-    td_verror(td, -failed, call);
+static int report(struct thread_data *td, const char *what, int failed) {
+    log_err("pinfold: %s: %s\n", what, pf_strerror_last());
+    td_verror(td, -failed, what);
     return -failed;
 }
 
@@ -117,6 +117,11 @@ static int refuse(struct thread_data *td, int error) {
 
 /* Checks what can be checked before a thread exists. */
 static int check(struct thread_data *td, const struct pf_nvme_info *info) {
+    if (td->o.iodepth > info->max_depth) {
+        log_err("pinfold: iodepth=%u: a queue of this target has at most %u requests (more: queues)\n",
+                td->o.iodepth, info->max_depth);
+        return refuse(td, EINVAL);
+    }
     for (enum fio_ddir ddir = DDIR_READ; ddir <= DDIR_TRIM; ddir++) {
         const bool used = ddir == DDIR_READ    ? td_read(td)
                           : ddir == DDIR_WRITE ? td_write(td)
@@ -190,6 +195,22 @@ static int pinfold_setup(struct thread_data *td) {
     return 0;
 }
 
+/* Reports that queue `at` of a job cannot be created: by the options that ask for less. */
+static int refuse_queue(struct thread_data *td, unsigned at, int failed) {
+    const struct options *o = td->eo;
+    if (failed == -ENOSPC) {
+        log_err("pinfold: queues=%u: the target has no queue%s left for queue %u of this job: lower "
+                "queues or numjobs%s\n",
+                o->queues, o->poll ? "" : " with an interrupt", at + 1,
+                o->poll ? "" : ", or set poll=1");
+        return refuse(td, ENOSPC);
+    }
+    log_err("pinfold: iodepth=%u: no memory for the rings of queue %u of this job: lower iodepth, "
+            "queues or numjobs\n",
+            td->o.iodepth, at + 1);
+    return report(td, "a queue", failed);
+}
+
 static int pinfold_init(struct thread_data *td) {
     const struct options *o = td->eo;
     struct job *job = td->io_ops_data;
@@ -205,8 +226,17 @@ static int pinfold_init(struct thread_data *td) {
     }
     if (td->o.read_iolog_file)
         describe(td->files[0], job->target);
-    const struct fio_file *f = td->files[0];
-    if (f->file_offset + f->io_size > f->real_file_size) {
+    struct fio_file *f = td->files[0];
+    /* fio's size of a device that is to be filled, without --size, is unlimited. */
+    if (td->o.fill_device && f->file_offset <= f->real_file_size &&
+        f->io_size > f->real_file_size - f->file_offset)
+        f->io_size = f->real_file_size - f->file_offset;
+    if (f->file_offset > f->real_file_size) {
+        log_err("pinfold: offset=%llu: the target ends at %llu\n",
+                (unsigned long long)f->file_offset, (unsigned long long)f->real_file_size);
+        return refuse(td, ENOSPC);
+    }
+    if (f->io_size > f->real_file_size - f->file_offset) {
         log_err("pinfold: offset=%llu and size=%llu: the target ends at %llu\n",
                 (unsigned long long)f->file_offset, (unsigned long long)f->io_size,
                 (unsigned long long)f->real_file_size);
@@ -222,9 +252,19 @@ static int pinfold_init(struct thread_data *td) {
     for (unsigned at = 0; at < job->n_queues; at++) {
         const int failed = pf_queue_create(job->target->nvme, &opts, &job->queues[at].handle);
         if (failed)
-            return report(td, "pf_queue_create", failed);
+            return refuse_queue(td, at, failed);
     }
     return 0;
+}
+
+/* Reports that there is no memory for the job's buffers, by the options that ask for less. */
+static int report_buffers(struct thread_data *td, size_t bytes, int failed) {
+    log_err("pinfold: iodepth=%u of up to bs=%llu are %zu bytes of buffers for each of numjobs=%u: "
+            "lower one of them\n",
+            td->o.iodepth, (unsigned long long)td_max_bs(td), bytes, td->o.numjobs);
+    /* fio does not look at the result, and would use buffers at 0. */
+    td->terminate = true;
+    return report(td, "the job's buffers", failed);
 }
 
 /* The job's memory: mapped as a whole if the controller may always reach it. */
@@ -239,11 +279,11 @@ static int pinfold_iomem_alloc(struct thread_data *td, size_t bytes) {
     if (!job->arena) {
         const int failed = pf_arena_create(job->target->domain, &opts, &job->arena);
         if (failed)
-            return report(td, "pf_arena_create", failed);
+            return report_buffers(td, bytes, failed);
     }
     job->buffers = pf_alloc(job->arena, bytes, NULL);
     td->orig_buffer = job->buffers;
-    return job->buffers ? 0 : report(td, "pf_alloc", -errno);
+    return job->buffers ? 0 : report_buffers(td, bytes, -errno);
 }
 
 /* Waits for all requests: fio may end a job before it has asked for their results. Its io_us may be
@@ -274,7 +314,7 @@ static void pinfold_iomem_free(struct thread_data *td) {
     if (!failed)
         failed = pf_arena_put(job->arena);
     if (failed)
-        report(td, "iomem_free", failed);
+        report(td, "the end of the job's buffers", failed);
     job->arena = NULL;
     job->buffers = NULL;
 }
@@ -285,15 +325,15 @@ static void pinfold_cleanup(struct thread_data *td) {
         return;
     const int late = drain(job);
     if (late)
-        report(td, "cleanup", late);
+        report(td, "the last requests of the job", late);
     for (unsigned at = 0; at < job->n_queues; at++) {
         const int failed = job->queues[at].handle ? pf_queue_destroy(job->queues[at].handle) : 0;
         if (failed)
-            report(td, "pf_queue_destroy", failed);
+            report(td, "the end of a queue", failed);
     }
     const int failed = target_close(job->target);
     if (failed)
-        report(td, "target_close", failed);
+        report(td, "the end of the target", failed);
     free(job->pending);
     free(job->iovecs);
     free(job->done);
@@ -371,6 +411,13 @@ static void note_submitted(struct thread_data *td, const struct job *job, unsign
     }
 }
 
+static unsigned in_flight(const struct job *job) {
+    unsigned n = 0;
+    for (unsigned at = 0; at < job->n_queues; at++)
+        n += job->queues[at].in_flight;
+    return n;
+}
+
 static int pinfold_commit(struct thread_data *td) {
     struct job *job = td->io_ops_data;
     struct queue *queue = &job->queues[job->next];
@@ -378,6 +425,9 @@ static int pinfold_commit(struct thread_data *td) {
         const int accepted = pf_submit(queue->handle, job->pending, job->n_pending);
         /* The queue is full: the rest is submitted when something has completed. */
         if (accepted == 0 || accepted == -EAGAIN)
+            break;
+        /* All memory for lists of pages is in use, of this job's requests or of other jobs'. */
+        if (accepted == -ENOMEM && (in_flight(job) || job->target->jobs > 1))
             break;
         if (accepted < 0) {
             struct io_u *io_u = (struct io_u *)(uintptr_t)job->pending[0].user_data;
@@ -416,14 +466,16 @@ static int reap(struct job *job) {
     return 0;
 }
 
-/* Waits until a queue may have completed something. */
+/* Waits until a queue, or one of another job, may have completed something. */
 static int wait_for_one(struct job *job) {
+    const struct timespec others = {.tv_nsec = WAIT_NS_OF_SEVERAL};
     for (unsigned at = 0; at < job->n_queues; at++)
         if (job->queues[at].in_flight) {
             const int ready = pf_queue_wait(job->queues[at].handle,
                                             job->n_queues == 1 ? WAIT_NS : WAIT_NS_OF_SEVERAL);
             return ready == -ETIMEDOUT ? 0 : ready;
         }
+    nanosleep(&others, NULL);
     return 0;
 }
 
