@@ -34,6 +34,10 @@ pub struct ModelConfig {
     /// [`NAMESPACE_NOT_READY`](pinfold_nvme::spec::Status::NAMESPACE_NOT_READY), with CRD 1 where
     /// CRDT1 is set. Default: 0.
     pub not_ready: Duration,
+    /// How long CSTS.RDY takes to follow CC.EN. Default: 0.
+    pub ready_delay: Duration,
+    /// VWC: whether there is a volatile write cache. Default: true.
+    pub volatile_cache: bool,
     /// VS: 2.0 is 20000h. Before 1.3 there are no identification descriptors, before 1.1 no list of
     /// active namespaces.
     pub version: u32,
@@ -60,6 +64,8 @@ impl ModelConfig {
             rtd3_entry_us: 0,
             retry_delays: [0; 3],
             not_ready: Duration::ZERO,
+            ready_delay: Duration::ZERO,
+            volatile_cache: true,
             version: 2 << 16,
             acl: 3,
             aerl: 0,

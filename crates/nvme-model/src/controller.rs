@@ -3,6 +3,7 @@
 
 use crate::bus::Bus;
 use crate::config::{Counters, ModelConfig, ModelError, ModelStats};
+use crate::door::{Door, InterruptSink};
 use crate::engine::{Engine, EngineParts};
 use crate::faults::Faults;
 use crate::registers::{ModelRegisters, RegisterFile};
@@ -14,6 +15,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+/// The eventfds of a controller without another sink.
+struct EventFds(Vec<Arc<EventFd>>);
+
+impl InterruptSink for EventFds {
+    fn raise(&self, vector: u16) {
+        if let Some(event) = self.0.get(usize::from(vector)) {
+            event.signal();
+        }
+    }
+}
 
 /// A model controller. It runs until it is dropped.
 pub struct ModelController {
@@ -38,6 +51,18 @@ impl ModelController {
     /// # Errors
     /// [`ModelError::OutOfRange`] naming the field, [`ModelError::Vector`], [`ModelError::Thread`].
     pub fn spawn(bus: impl Bus, config: ModelConfig) -> Result<Self, ModelError> {
+        Self::spawn_behind(bus, config, Door::default())
+    }
+
+    /// Starts a controller as [`spawn`](Self::spawn) does, which a program reaches through `door`.
+    ///
+    /// # Errors
+    /// Those of [`spawn`](Self::spawn).
+    pub fn spawn_behind(
+        bus: impl Bus,
+        config: ModelConfig,
+        door: Door,
+    ) -> Result<Self, ModelError> {
         let check = |name, value: u64, min, max| match value {
             v if (min..=max).contains(&v) => Ok(()),
             value => Err(ModelError::OutOfRange { name, value, min, max }),
@@ -53,9 +78,13 @@ impl ModelController {
             Ok(event) => Ok(Arc::new(event)),
             Err(error) => Err(ModelError::Vector { vector, error }),
         };
-        let vectors = (0..config.vectors).map(event).collect::<Result<Vec<_>, _>>()?;
+        let own = if door.interrupts.is_some() { 0 } else { config.vectors };
+        let vectors = (0..own).map(event).collect::<Result<Vec<_>, _>>()?;
+        let interrupts =
+            door.interrupts.clone().unwrap_or_else(|| Arc::new(EventFds(vectors.clone())));
         let cap = Cap::new(config.mqes, config.timeout_500ms, config.stride_shift);
-        let registers = Arc::new(RegisterFile::new(cap, config.version, config.queues));
+        let registers = RegisterFile::new(cap, config.version, config.queues, door.window);
+        let registers = Arc::new(registers);
         let counters = Arc::new(Counters::default());
         let domain = bus.domain();
         let bus = Arc::new(bus);
@@ -78,7 +107,8 @@ impl ModelController {
                 registers: registers.clone(),
                 bus,
                 faults: faults.clone(),
-                vectors: vectors.clone(),
+                interrupts,
+                observer: door.observer,
                 counters: counters.clone(),
             },
             config,
@@ -103,6 +133,20 @@ impl ModelController {
     /// Returns the handle for fault injection.
     pub fn faults(&self) -> Faults {
         self.faults.clone()
+    }
+
+    /// Resets the function: queues and commands in flight are gone, and when it returns the
+    /// controller makes no more accesses until it is enabled.
+    ///
+    /// It waits for the command that is being executed, for at most a second.
+    pub fn reset(&self) {
+        const LIMIT: Duration = Duration::from_secs(1);
+        let start = Instant::now();
+        self.registers.request_reset();
+        self.thread.unpark();
+        while self.registers.is_reset_pending() && start.elapsed() < LIMIT {
+            std::thread::sleep(Duration::from_micros(20));
+        }
     }
 
     /// Returns whether the engine sleeps because it has found nothing to do but commands that are

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A command before it is executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +59,8 @@ pub enum Fault {
     Hold,
     /// The command is executed after this many later ones, or when the controller is idle.
     Reorder(u32),
+    /// The command is executed after this time.
+    Delay(Duration),
     /// The controller fails: it sets CSTS.CFS and executes nothing until it is reset.
     Fatal,
     /// The command is executed, and the address of its first page is kept for

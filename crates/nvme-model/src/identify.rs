@@ -38,7 +38,7 @@ pub(crate) fn controller(config: &ModelConfig) -> Box<ControllerData> {
     data.namespaces = U32::new(u32::try_from(config.namespaces.len()).unwrap_or(u32::MAX));
     data.oncs =
         U16::new(ControllerData::ONCS_DATASET_MANAGEMENT | ControllerData::ONCS_WRITE_ZEROES);
-    data.vwc = 1;
+    data.vwc = config.volatile_cache.into();
     data.sgls = U32::new(match config.sgls {
         SglSupport::Unsupported => 0,
         SglSupport::AnyAlignment => 1,

@@ -93,12 +93,13 @@ impl CompletionQueue {
     }
 
     /// Writes a completion, or keeps it until an entry is free.
-    pub(crate) fn add(&mut self, bus: &impl Bus, head: u32, cqe: Cqe) -> Result<(), BusFault> {
+    /// Returns whether it was written.
+    pub(crate) fn add(&mut self, bus: &impl Bus, head: u32, cqe: Cqe) -> Result<bool, BusFault> {
         if self.is_blocked() || !self.has_free_entry(head) {
             self.backlog.push_back(cqe);
-            return Ok(());
+            return Ok(false);
         }
-        self.write(bus, cqe)
+        self.write(bus, cqe).map(|()| true)
     }
 
     /// Writes waiting completions; returns whether it wrote any.
@@ -163,16 +164,19 @@ impl Queues {
         }
     }
 
-    /// Completes a command. The commands of a deleted queue have no completions.
+    /// Completes a command; returns whether its completion waits for a free entry. The commands of
+    /// a deleted queue have no completions.
     pub(crate) fn complete(
         &mut self,
         registers: &RegisterFile,
         bus: &impl Bus,
         command: CommandId,
         result: CommandResult,
-    ) -> Result<(), BusFault> {
-        let Some(Some(sq)) = self.submission.get(usize::from(command.queue)) else { return Ok(()) };
-        let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(()) };
+    ) -> Result<bool, BusFault> {
+        let Some(Some(sq)) = self.submission.get(usize::from(command.queue)) else {
+            return Ok(false);
+        };
+        let Some(Some(cq)) = self.completion.get_mut(usize::from(sq.cq)) else { return Ok(false) };
         let head = registers.doorbell(sq.cq, Doorbell::CompletionHead);
         let cqe = Cqe {
             result: U32::new(result.value),
@@ -182,6 +186,6 @@ impl Queues {
             cid: U16::new(command.cid),
             status_phase: U16::new(result.status.bits() << 1),
         };
-        cq.add(bus, head, cqe)
+        cq.add(bus, head, cqe).map(|written| !written)
     }
 }

@@ -1,5 +1,6 @@
 //! The register file, shared by the driver and the thread that executes commands.
 
+use crate::door::{QueueKind, RegisterWindow, UNWRITTEN};
 use pinfold_core::domain::DomainId;
 use pinfold_nvme::Registers;
 use pinfold_nvme::spec::{Cap, Cc, Csts, Doorbell, offset};
@@ -29,7 +30,26 @@ pub(crate) struct AdminQueues {
     pub(crate) acq: u64,
 }
 
-#[derive(Debug)]
+/// A doorbell write that was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BadDoorbell {
+    pub(crate) at: u32,
+    pub(crate) queue: Option<(u16, QueueKind)>,
+    pub(crate) value: u32,
+    pub(crate) entries: u32,
+}
+
+/// What a scan of the shared registers found.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    /// A register has changed.
+    pub(crate) any: bool,
+    pub(crate) admin_queues_changed: bool,
+    pub(crate) early_change: bool,
+    /// Allocated only where a driver makes mistakes.
+    pub(crate) bad_doorbells: Vec<BadDoorbell>,
+}
+
 pub(crate) struct RegisterFile {
     cap: Cap,
     /// VS.
@@ -46,12 +66,19 @@ pub(crate) struct RegisterFile {
     /// Changes of CC.EN before CSTS.RDY had followed the last one: undefined results.
     pub(crate) early_changes: AtomicU64,
     parked: AtomicBool,
+    reset: AtomicBool,
+    window: Option<Arc<dyn RegisterWindow>>,
     pub(crate) stop: AtomicBool,
 }
 
 impl RegisterFile {
-    pub(crate) fn new(cap: Cap, version: u32, queues: u16) -> Self {
-        Self {
+    pub(crate) fn new(
+        cap: Cap,
+        version: u32,
+        queues: u16,
+        window: Option<Arc<dyn RegisterWindow>>,
+    ) -> Self {
+        let file = Self {
             cap,
             version,
             cc: AtomicU32::new(0),
@@ -67,8 +94,99 @@ impl RegisterFile {
             doorbell_writes: AtomicU64::new(0),
             early_changes: AtomicU64::new(0),
             parked: AtomicBool::new(false),
+            reset: AtomicBool::new(false),
+            window,
             stop: AtomicBool::new(false),
+        };
+        file.show_reset();
+        file
+    }
+
+    /// Writes the shared registers as they are after a reset.
+    pub(crate) fn show_reset(&self) {
+        let Some(window) = &self.window else { return };
+        for at in (0..offset::DOORBELLS.min(window.len())).step_by(4) {
+            let value = match at {
+                offset::CAP | 4 => self.cap_half(at),
+                offset::VS => self.version,
+                _ => 0,
+            };
+            window.store(at, value);
         }
+        self.clear_doorbells();
+        self.cc.store(0, Ordering::SeqCst);
+        self.aqa.store(0, Ordering::SeqCst);
+        self.asq.store(0, Ordering::SeqCst);
+        self.acq.store(0, Ordering::SeqCst);
+        self.csts.store(0, Ordering::SeqCst);
+    }
+
+    /// Forgets doorbell writes that no scan has seen.
+    pub(crate) fn clear_doorbells(&self) {
+        let Some(window) = &self.window else { return };
+        for at in (offset::DOORBELLS..window.len()).step_by(4) {
+            window.store(at, UNWRITTEN);
+        }
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.window.is_some()
+    }
+
+    pub(crate) fn request_reset(&self) {
+        self.reset.store(true, Ordering::SeqCst);
+    }
+    pub(crate) fn is_reset_pending(&self) -> bool {
+        self.reset.load(Ordering::SeqCst)
+    }
+    pub(crate) fn finish_reset(&self) {
+        self.reset.store(false, Ordering::SeqCst);
+    }
+
+    fn cap_half(&self, at: u32) -> u32 {
+        let [a, b, c, d, e, f, g, h] = self.cap.0.to_le_bytes();
+        u32::from_le_bytes(if at == offset::CAP { [a, b, c, d] } else { [e, f, g, h] })
+    }
+
+    /// Applies what the driver has written to the shared registers since the last scan. `all`:
+    /// also looks for writes to doorbells that no queue can have.
+    pub(crate) fn scan(&self, all: bool) -> Scan {
+        let mut scan = Scan::default();
+        let Some(window) = &self.window else { return scan };
+        // First CC: what a driver wrote before it is then visible.
+        let cc = window.load(offset::CC);
+        let wide = |at: u32| u64::from(window.load(at)) | u64::from(window.load(at + 4)) << 32;
+        let (aqa, asq, acq) = (window.load(offset::AQA), wide(offset::ASQ), wide(offset::ACQ));
+        let changed = aqa != self.aqa.swap(aqa, Ordering::SeqCst);
+        let changed = changed | (asq != self.asq.swap(asq, Ordering::SeqCst));
+        let changed = changed | (acq != self.acq.swap(acq, Ordering::SeqCst));
+        scan.admin_queues_changed = changed && self.cc().enabled();
+        if cc != self.cc.load(Ordering::SeqCst) {
+            let before = self.early_changes.load(Ordering::Relaxed);
+            self.configure(cc);
+            scan.early_change = self.early_changes.load(Ordering::Relaxed) != before;
+            scan.any = true;
+        }
+        let csts = self.csts.load(Ordering::SeqCst);
+        if window.load(offset::CSTS) != csts {
+            window.store(offset::CSTS, csts);
+        }
+        let stride = 4u32 << self.cap.doorbell_stride_shift();
+        let used = u32::try_from(self.doorbells.len()).unwrap_or(0).saturating_mul(stride);
+        let (end, step) = match all {
+            true => (window.len(), 4),
+            false => (offset::DOORBELLS.saturating_add(used).min(window.len()), stride),
+        };
+        let mut at = offset::DOORBELLS;
+        while at < end {
+            if window.load(at) != UNWRITTEN {
+                let value = window.swap(at, UNWRITTEN);
+                scan.any = true;
+                scan.bad_doorbells.extend(self.write_doorbell(at, value).err());
+            }
+            at = at.saturating_add(step);
+        }
+        scan
     }
 
     pub(crate) fn cap(&self) -> Cap {
@@ -81,7 +199,10 @@ impl RegisterFile {
         Csts::from_bits_retain(self.csts.load(Ordering::Acquire))
     }
     pub(crate) fn set_csts(&self, csts: Csts) {
-        self.csts.store(csts.bits(), Ordering::Release);
+        self.csts.store(csts.bits(), Ordering::SeqCst);
+        if let Some(window) = &self.window {
+            window.store(offset::CSTS, csts.bits());
+        }
     }
     /// Returns AQA, ASQ and ACQ.
     pub(crate) fn admin_queues(&self) -> AdminQueues {
@@ -120,8 +241,8 @@ impl RegisterFile {
         Some(self.event.swap(NO_EVENT, Ordering::AcqRel)).filter(|event| *event != NO_EVENT)
     }
 
-    /// Sleeps until [`wake`](Self::wake), unless `has_work`.
-    pub(crate) fn park(&self, has_work: impl FnOnce() -> bool) {
+    /// Sleeps until [`wake`](Self::wake), for at most `limit`, unless `has_work`.
+    pub(crate) fn park(&self, limit: Duration, has_work: impl FnOnce() -> bool) {
         // SeqCst here, in `wake`, and for the registers: either the writer sees `parked`, or this
         // thread sees the write.
         self.parked.store(true, Ordering::SeqCst);
@@ -129,8 +250,7 @@ impl RegisterFile {
             self.parked.store(false, Ordering::SeqCst);
             return;
         }
-        // The limit bounds the cost of a lost wake-up; none is known.
-        std::thread::park_timeout(Duration::from_millis(100));
+        std::thread::park_timeout(limit);
         self.parked.store(false, Ordering::SeqCst);
     }
 
@@ -157,32 +277,45 @@ impl RegisterFile {
         }
     }
 
-    fn write_doorbell(&self, at: u32, value: u32) {
+    fn write_doorbell(&self, at: u32, value: u32) -> Result<(), BadDoorbell> {
         let stride = 4 << self.cap.doorbell_stride_shift();
         let distance = at - offset::DOORBELLS;
-        let doorbell = usize::try_from(distance / stride).ok().and_then(|i| self.doorbells.get(i));
+        let index = distance / stride;
+        let doorbell = usize::try_from(index).ok().and_then(|i| self.doorbells.get(i));
         let size = doorbell.map_or(0, |doorbell| doorbell.queue_size.load(Ordering::Acquire));
         match doorbell {
             Some(doorbell) if distance.is_multiple_of(stride) && value < size => {
                 doorbell.value.store(value, Ordering::SeqCst);
                 self.doorbell_writes.fetch_add(1, Ordering::Relaxed);
+                Ok(())
             }
             _ => {
                 let event =
                     if size == 0 { EVENT_NO_SUCH_DOORBELL } else { EVENT_BAD_DOORBELL_VALUE };
                 self.bad_doorbells.fetch_add(1, Ordering::Relaxed);
                 self.event.store(event, Ordering::SeqCst);
+                let kind =
+                    if index % 2 == 0 { QueueKind::Submission } else { QueueKind::Completion };
+                let queue = u16::try_from(index / 2).ok().map(|id| (id, kind));
+                let queue = queue.filter(|_| distance.is_multiple_of(stride));
+                Err(BadDoorbell { at, queue, value, entries: size })
             }
         }
     }
 }
 
 /// The model's registers, for the driver. After the model is dropped they read as all ones.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ModelRegisters {
     pub(crate) file: Arc<RegisterFile>,
     pub(crate) thread: Thread,
     pub(crate) domain: Option<DomainId>,
+}
+
+impl std::fmt::Debug for ModelRegisters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ModelRegisters").field("cc", &self.file.cc()).finish_non_exhaustive()
+    }
 }
 
 impl Registers for ModelRegisters {
@@ -196,14 +329,7 @@ impl Registers for ModelRegisters {
             return u32::MAX;
         }
         match at {
-            offset::CAP..0x08 => {
-                let [a, b, c, d, e, f, g, h] = file.cap.0.to_le_bytes();
-                if at == 0 {
-                    u32::from_le_bytes([a, b, c, d])
-                } else {
-                    u32::from_le_bytes([e, f, g, h])
-                }
-            }
+            offset::CAP..0x08 => file.cap_half(at),
             offset::VS => file.version,
             offset::INTMS | offset::INTMC => 0,
             offset::CC => file.cc.load(Ordering::Acquire),
@@ -228,7 +354,7 @@ impl Registers for ModelRegisters {
         match at {
             offset::CC => self.file.configure(value),
             offset::AQA => self.file.aqa.store(value, Ordering::SeqCst),
-            offset::DOORBELLS.. => self.file.write_doorbell(at, value),
+            offset::DOORBELLS.. => drop(self.file.write_doorbell(at, value)),
             _ => return,
         }
         self.file.wake(&self.thread);

@@ -2,6 +2,7 @@
 
 use super::run::Engine;
 use crate::bus::Bus;
+use crate::door::{ModelEvent, QueueKind};
 use crate::identify;
 use crate::queues::{CommandId, CommandResult, CompletionQueue, SubmissionQueue};
 use pinfold_core::addr::Iova;
@@ -171,12 +172,13 @@ impl<B: Bus> Engine<B> {
         }
         let Halves { low: flags, high: vector } = command.cdw11.into();
         let vector = (u32::from(flags) & create_cq::INTERRUPTS != 0).then_some(vector);
-        if vector.is_some_and(|vector| usize::from(vector) >= self.vectors.len()) {
+        if vector.is_some_and(|vector| vector >= self.config.vectors) {
             return Err(Status::INVALID_INTERRUPT_VECTOR);
         }
         if let Some(slot) = self.queues.completion.get_mut(usize::from(id)) {
             *slot = Some(CompletionQueue::new(base, size, vector));
         }
+        self.observe(&ModelEvent::Created { kind: QueueKind::Completion, id, base, entries: size });
         self.registers.set_queue_size(id, Doorbell::CompletionHead, size);
         Ok(0)
     }
@@ -196,6 +198,7 @@ impl<B: Bus> Engine<B> {
         if let Some(slot) = self.queues.submission.get_mut(usize::from(id)) {
             *slot = Some(SubmissionQueue { base, size, head: 0, cq: cq_id });
         }
+        self.observe(&ModelEvent::Created { kind: QueueKind::Submission, id, base, entries: size });
         self.registers.set_queue_size(id, Doorbell::SubmissionTail, size);
         Ok(0)
     }
@@ -210,6 +213,7 @@ impl<B: Bus> Engine<B> {
         // Its held commands end without a completion.
         self.held.retain(|held| held.queue != id);
         self.registers.set_queue_size(id, Doorbell::SubmissionTail, 0);
+        self.observe(&ModelEvent::Deleted { kind: QueueKind::Submission, id });
         Ok(0)
     }
 
@@ -223,6 +227,7 @@ impl<B: Bus> Engine<B> {
             Some(_) => *slot = None,
         }
         self.registers.set_queue_size(id, Doorbell::CompletionHead, 0);
+        self.observe(&ModelEvent::Deleted { kind: QueueKind::Completion, id });
         Ok(0)
     }
 

@@ -3,17 +3,29 @@
 use crate::bus::{Bus, BusFault};
 use crate::config::{Counters, ModelConfig, Namespace};
 use crate::data_pointer::Resolver;
+use crate::door::{InterruptSink, ModelEvent, Observer};
 use crate::faults::{CommandInfo, Fault, Faults};
 use crate::queues::{CommandId, CommandResult, CompletionQueue, FETCH, Queues, SubmissionQueue};
 use crate::registers::{
-    AdminQueues, EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL, RegisterFile,
+    AdminQueues, BadDoorbell, EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL, RegisterFile,
 };
 use pinfold_core::addr::Iova;
-use pinfold_nvme::EventFd;
 use pinfold_nvme::spec::{Cc, Command, Csts, Doorbell, PAGE, PAGE_BYTES, Status};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The longest sleep where a driver wakes the controller. It bounds the cost of a lost wake-up; none
+/// is known.
+const WOKEN_SLEEP: Duration = Duration::from_millis(100);
+/// The sleep between two scans of shared registers, which do not wake the controller: shortly after
+/// the last command, and later.
+const SCAN_SLEEP: Duration = Duration::from_micros(50);
+const LONG_SCAN_SLEEP: Duration = Duration::from_millis(1);
+/// For how long the short sleep lasts.
+const SCAN_TIME: Duration = Duration::from_secs(1);
+/// Every nth scan looks at all doorbells, also at those that no queue can have.
+const WIDE_SCANS: u32 = 64;
 
 /// From this size on, an interrupt does not wait for the rest of its batch.
 const LARGE_BLOCKS: u32 = 16;
@@ -27,10 +39,14 @@ impl<B: Bus> Engine<B> {
         const SPINS: u32 = 200;
         const YIELDS: u32 = 400;
         let mut idle = 0u32;
+        let mut last_work = Instant::now();
         while !self.registers.stop.load(Ordering::Acquire) {
             if self.step() {
                 idle = 0;
                 continue;
+            }
+            if idle == 0 {
+                last_work = Instant::now();
             }
             idle = idle.saturating_add(1);
             if idle < SPINS {
@@ -38,7 +54,13 @@ impl<B: Bus> Engine<B> {
             } else if idle < YIELDS {
                 std::thread::yield_now();
             } else {
-                self.registers.clone().park(|| self.step());
+                let limit = match self.registers.is_shared() {
+                    false => WOKEN_SLEEP,
+                    true if last_work.elapsed() < SCAN_TIME => SCAN_SLEEP,
+                    true => LONG_SCAN_SLEEP,
+                };
+                let limit = self.next_due().map_or(limit, |due| due.min(limit));
+                self.registers.clone().park(limit, || self.step());
                 idle = SPINS;
             }
         }
@@ -46,8 +68,24 @@ impl<B: Bus> Engine<B> {
 
     /// Handles one change of state or one batch of work; returns whether there was any.
     fn step(&mut self) -> bool {
+        if self.registers.is_reset_pending() {
+            self.registers.show_reset();
+            self.disable();
+            self.registers.finish_reset();
+            return true;
+        }
+        let scanned = self.scan();
         let cc = self.registers.cc();
         if cc.enabled() != self.enabled && !self.faults.is_stuck() {
+            let delay = self.config.ready_delay;
+            if cc.enabled() && !delay.is_zero() {
+                let now = Instant::now();
+                let due = *self.ready_at.get_or_insert_with(|| now + delay);
+                if now < due {
+                    return false;
+                }
+            }
+            self.ready_at = None;
             if cc.enabled() {
                 self.enable(cc)
             } else {
@@ -57,7 +95,7 @@ impl<B: Bus> Engine<B> {
         }
         let csts = self.registers.csts();
         if !self.enabled || csts.contains(Csts::FATAL) {
-            return false;
+            return scanned;
         }
         if cc.shutdown()
             && !csts.contains(Csts::SHUTDOWN_COMPLETE)
@@ -65,6 +103,7 @@ impl<B: Bus> Engine<B> {
         {
             let flushed = self.namespaces().iter().all(|namespace| namespace.media.flush().is_ok());
             Counters::add(&self.counters.shutdowns, u64::from(flushed));
+            self.observe(&ModelEvent::ShutDown);
             self.registers
                 .set_csts(csts | if flushed { Csts::SHUTDOWN_COMPLETE } else { Csts::FATAL });
             return true;
@@ -74,6 +113,42 @@ impl<B: Bus> Engine<B> {
             self.fail();
             true
         })
+    }
+
+    /// Reads the shared registers, if there are any; returns whether any has changed.
+    fn scan(&mut self) -> bool {
+        if !self.registers.is_shared() {
+            return false;
+        }
+        self.scans = self.scans.wrapping_add(1);
+        let scan = self.registers.scan(self.scans.is_multiple_of(WIDE_SCANS));
+        if scan.admin_queues_changed {
+            self.observe(&ModelEvent::AdminQueuesChanged);
+        }
+        if scan.early_change {
+            self.observe(&ModelEvent::EarlyChange);
+        }
+        for bad in &scan.bad_doorbells {
+            let BadDoorbell { at, queue, value, entries } = *bad;
+            self.observe(&ModelEvent::BadDoorbell { at, queue, value, entries });
+        }
+        scan.any
+    }
+
+    /// Returns how long until the next held command is due, if one waits for a time.
+    fn next_due(&self) -> Option<Duration> {
+        let time = |held: &HeldCommand| match held.due {
+            Due::At(at) => Some(at),
+            Due::Release | Due::Index(_) => None,
+        };
+        let next = self.held.iter().filter_map(time).chain(self.ready_at).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    pub(super) fn observe(&self, event: &ModelEvent<'_>) {
+        if let Some(observer) = &self.observer {
+            observer.observe(event);
+        }
     }
 
     fn work(&mut self) -> Result<bool, BusFault> {
@@ -93,8 +168,8 @@ impl<B: Bus> Engine<B> {
     /// Raises the interrupts of queues with completions since the last call.
     fn interrupt(&mut self) {
         for vector in self.queues.take_signals() {
-            if let Some(event) = self.vectors.get(usize::from(vector)) {
-                event.signal();
+            if vector < self.config.vectors {
+                self.interrupts.raise(vector);
                 Counters::add(&self.counters.interrupts, 1);
             }
         }
@@ -121,7 +196,14 @@ impl<B: Bus> Engine<B> {
             return Ok(false);
         }
         let mut batch = [Command::default(); FETCH];
-        for command in sq.fetch(&self.bus, tail, &mut batch)? {
+        let (base, size, first) = (sq.base, sq.size, sq.head);
+        let fetched = sq.fetch(&self.bus, tail, &mut batch)?;
+        for (slot, command) in (first..).zip(fetched.iter()) {
+            let at = u64::from(slot % size) * Command::BYTES as u64;
+            let at = Iova::new(base.raw().wrapping_add(at));
+            self.observe(&ModelEvent::Fetched { queue: id, at, command });
+        }
+        for command in fetched {
             self.index += u64::from(id != 0);
             if let Some(result) = self.start(id, command) {
                 self.complete(CommandId { queue: id, cid: command.cid.get() }, result)?;
@@ -168,6 +250,11 @@ impl<B: Bus> Engine<B> {
                 self.held.push(HeldCommand { queue: id, command: *command, due });
                 None
             }
+            Fault::Delay(time) => {
+                let due = Due::At(Instant::now() + time);
+                self.held.push(HeldCommand { queue: id, command: *command, due });
+                None
+            }
             Fault::Fatal => {
                 self.fail();
                 None
@@ -191,6 +278,14 @@ impl<B: Bus> Engine<B> {
     }
 
     fn execute(&mut self, id: u16, command: &Command) -> Option<CommandResult> {
+        self.observe(&ModelEvent::Executing { queue: id, command });
+        let result = self.execute_unobserved(id, command);
+        let status = result.as_ref().map(|result| result.status);
+        self.observe(&ModelEvent::Executed { queue: id, command, status });
+        result
+    }
+
+    fn execute_unobserved(&mut self, id: u16, command: &Command) -> Option<CommandResult> {
         match id {
             0 => self.execute_admin(command),
             _ if self.is_not_ready() => {
@@ -220,9 +315,11 @@ impl<B: Bus> Engine<B> {
     fn resume(&mut self, idle: bool) -> Result<bool, BusFault> {
         let released = self.faults.take_release();
         let index = self.index;
+        let now = Instant::now();
         let is_due = |held: &mut HeldCommand| match held.due {
             Due::Release => released,
             Due::Index(at) => idle || at <= index,
+            Due::At(at) => at <= now,
         };
         let due: Vec<_> = self.held.extract_if(.., is_due).collect();
         for HeldCommand { queue, command, .. } in &due {
@@ -242,6 +339,9 @@ impl<B: Bus> Engine<B> {
             && asq.is_multiple_of(PAGE)
             && acq.is_multiple_of(PAGE);
         self.enabled = true;
+        let entries = [sq_size, cq_size];
+        let (asq_at, acq_at) = (Iova::new(asq), Iova::new(acq));
+        self.observe(&ModelEvent::Enabled { asq: asq_at, acq: acq_at, entries, valid });
         if !valid {
             self.registers.set_csts(Csts::FATAL);
             return;
@@ -262,11 +362,14 @@ impl<B: Bus> Engine<B> {
     /// Resets all state; once RDY reads 0 the controller makes no more accesses.
     fn disable(&mut self) {
         self.queues.clear(&self.registers);
+        self.registers.clear_doorbells();
+        self.observe(&ModelEvent::Disabled);
         self.held.clear();
         self.event_requests.clear();
         self.doorbell_error = None;
         self.masked.clear();
         self.enabled = false;
+        self.ready_at = None;
         self.advanced_retry = false;
         self.registers.set_csts(Csts::empty());
     }
@@ -293,7 +396,7 @@ impl<B: Bus> Engine<B> {
         };
         let Some(cid) = self.event_requests.pop() else { return Ok(false) };
         let result = CommandResult { status: Status::SUCCESS, value };
-        self.queues.complete(&self.registers, &self.bus, CommandId { queue: 0, cid }, result)?;
+        self.complete_uncounted(CommandId { queue: 0, cid }, result)?;
         Ok(true)
     }
 }
@@ -307,6 +410,8 @@ pub(super) enum Due {
     Release,
     /// After this many I/O commands, or when the controller is idle.
     Index(u64),
+    /// At this time.
+    At(Instant),
 }
 
 #[derive(Debug)]
@@ -329,7 +434,8 @@ pub(crate) struct EngineParts<B> {
     pub(crate) registers: Arc<RegisterFile>,
     pub(crate) bus: B,
     pub(crate) faults: Faults,
-    pub(crate) vectors: Vec<Arc<EventFd>>,
+    pub(crate) interrupts: Arc<dyn InterruptSink>,
+    pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -337,11 +443,16 @@ pub(crate) struct Engine<B> {
     pub(super) registers: Arc<RegisterFile>,
     pub(super) bus: B,
     pub(super) faults: Faults,
-    pub(super) vectors: Vec<Arc<EventFd>>,
+    pub(super) interrupts: Arc<dyn InterruptSink>,
+    pub(super) observer: Option<Arc<dyn Observer>>,
     pub(super) counters: Arc<Counters>,
     pub(super) config: ModelConfig,
     pub(super) queues: Queues,
     pub(super) enabled: bool,
+    /// When CSTS.RDY follows CC.EN, if that takes a time.
+    pub(super) ready_at: Option<Instant>,
+    /// Scans of the shared registers so far.
+    pub(super) scans: u32,
     /// ACRE: the host waits as CRD says.
     pub(super) advanced_retry: bool,
     /// Until when I/O commands fail, if they do.
@@ -361,17 +472,20 @@ pub(crate) struct Engine<B> {
 
 impl<B: Bus> Engine<B> {
     pub(crate) fn new(parts: EngineParts<B>, config: ModelConfig) -> Self {
-        let EngineParts { registers, bus, faults, vectors, counters } = parts;
+        let EngineParts { registers, bus, faults, interrupts, observer, counters } = parts;
         Self {
             registers,
             bus,
             faults,
-            vectors,
+            interrupts,
+            observer,
             counters,
             queues: Queues::new(config.queues),
             resolver: Resolver::new(config.sgls),
             config,
             enabled: false,
+            ready_at: None,
+            scans: 0,
             advanced_retry: false,
             not_ready_until: None,
             index: 0,
@@ -398,7 +512,20 @@ impl<B: Bus> Engine<B> {
         }
         Counters::add(&self.counters.commands, 1);
         Counters::add(&self.counters.errors, u64::from(!result.status.is_success()));
-        self.queues.complete(&self.registers, &self.bus, command, result)
+        self.complete_uncounted(command, result)
+    }
+
+    fn complete_uncounted(
+        &mut self,
+        command: CommandId,
+        result: CommandResult,
+    ) -> Result<(), BusFault> {
+        let CommandId { queue, cid } = command;
+        self.observe(&ModelEvent::Completing { queue, cid, status: result.status });
+        if self.queues.complete(&self.registers, &self.bus, command, result)? {
+            self.observe(&ModelEvent::CompletionQueueFull { queue, cid });
+        }
+        Ok(())
     }
 
     /// Returns where the last command had its data, at most one page of it.
@@ -408,6 +535,7 @@ impl<B: Bus> Engine<B> {
 
     /// Sets CSTS.CFS.
     pub(super) fn fail(&mut self) {
+        self.observe(&ModelEvent::Failed);
         self.registers.set_csts(self.registers.csts() | Csts::FATAL);
     }
 }

@@ -1,0 +1,218 @@
+//! A controller behind a door: registers in shared memory, another sink of interrupts, events.
+
+use pinfold_core::addr::Iova;
+use pinfold_nvme_model::{
+    Bus, BusFault, Door, InterruptSink, MemoryMedia, ModelConfig, ModelController, ModelEvent,
+    Namespace, RegisterWindow,
+};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const CC: u32 = 0x14;
+const CSTS: u32 = 0x1c;
+const AQA: u32 = 0x24;
+const ASQ: u32 = 0x28;
+const ACQ: u32 = 0x30;
+const DOORBELL: u32 = 0x1000;
+
+struct Window(Vec<AtomicU32>);
+
+impl RegisterWindow for Window {
+    fn load(&self, at: u32) -> u32 {
+        self.0.get(at as usize / 4).map_or(0, |word| word.load(Ordering::SeqCst))
+    }
+    fn store(&self, at: u32, value: u32) {
+        self.swap(at, value);
+    }
+    fn swap(&self, at: u32, value: u32) -> u32 {
+        self.0.get(at as usize / 4).map_or(0, |word| word.swap(value, Ordering::SeqCst))
+    }
+    fn len(&self) -> u32 {
+        self.0.len() as u32 * 4
+    }
+}
+
+#[derive(Clone)]
+struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl Bus for Memory {
+    fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), BusFault> {
+        let at = iova.raw() as usize;
+        to.copy_from_slice(&self.0.lock().unwrap()[at..at + to.len()]);
+        Ok(())
+    }
+    fn write(&self, iova: Iova, from: &[u8]) -> Result<(), BusFault> {
+        let at = iova.raw() as usize;
+        self.0.lock().unwrap()[at..at + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+    fn write_u32_release(&self, iova: Iova, value: u32) -> Result<(), BusFault> {
+        self.write(iova, &value.to_le_bytes())
+    }
+}
+
+struct Raised(AtomicU32);
+
+impl InterruptSink for Raised {
+    fn raise(&self, vector: u16) {
+        assert_eq!(vector, 0);
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct Rig {
+    window: Arc<Window>,
+    memory: Memory,
+    raised: Arc<Raised>,
+    events: Arc<Mutex<Vec<String>>>,
+    model: ModelController,
+}
+
+fn rig(change: impl FnOnce(&mut ModelConfig)) -> Rig {
+    let window = Arc::new(Window((0..0x1800 / 4).map(|_| AtomicU32::new(7)).collect()));
+    let memory = Memory(Arc::new(Mutex::new(vec![0; 1 << 16])));
+    let raised = Arc::new(Raised(AtomicU32::new(0)));
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let log = events.clone();
+    let observe = move |event: &ModelEvent<'_>| {
+        let text = format!("{event:?}");
+        let name = text.split([' ', '{']).next().unwrap_or_default().to_owned();
+        log.lock().unwrap().push(name);
+    };
+    let media = Arc::new(MemoryMedia::new(1 << 20));
+    let mut config = ModelConfig::new(vec![Namespace::new(media, 512).unwrap()]);
+    config.vectors = 1;
+    change(&mut config);
+    let door = Door {
+        window: Some(window.clone()),
+        interrupts: Some(raised.clone()),
+        observer: Some(Arc::new(observe)),
+    };
+    let model = ModelController::spawn_behind(memory.clone(), config, door).unwrap();
+    Rig { window, memory, raised, events, model }
+}
+
+impl Rig {
+    fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !done(self) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    fn enable(&self) {
+        self.window.store(AQA, 3 << 16 | 3);
+        self.window.store(ASQ, 0x1000);
+        self.window.store(ACQ, 0x2000);
+        self.window.store(CC, 1 | 6 << 16 | 4 << 20);
+        self.wait("ready", |rig| rig.window.load(CSTS) == 1);
+    }
+
+    /// Submits Identify Controller from slot 0.
+    fn identify(&self) {
+        let mut command = [0; 64];
+        (command[0], command[2], command[40]) = (6, 9, 1);
+        command[24..32].copy_from_slice(&0x3000u64.to_le_bytes());
+        self.memory.write(Iova::new(0x1000), &command).unwrap();
+        self.window.store(DOORBELL, 1);
+    }
+
+    fn has(&self, event: &str) -> bool {
+        self.events.lock().unwrap().iter().any(|seen| seen == event)
+    }
+}
+
+#[test]
+fn shared_registers_are_scanned() {
+    let rig = rig(|_| {});
+    assert_eq!(rig.window.load(8), 2 << 16, "VS");
+    assert_eq!(rig.window.load(0) & 0xffff, 1023, "CAP.MQES");
+    rig.enable();
+    rig.identify();
+    rig.wait("an interrupt", |rig| rig.raised.0.load(Ordering::SeqCst) == 1);
+    let memory = rig.memory.0.lock().unwrap().clone();
+    assert_eq!(&memory[0x3000 + 4..0x3000 + 11], b"PINFOLD");
+    assert_eq!(memory[0x200c], 9, "the command identifier");
+    assert_eq!(memory[0x200e] & 1, 1, "the phase");
+    let expected = ["Enabled", "Fetched", "Executing", "Executed", "Completing"];
+    assert_eq!(*rig.events.lock().unwrap(), expected);
+    // The same value again is a write, and an invalid one: the queue is no longer at entry 0.
+    rig.window.store(DOORBELL, 4);
+    rig.wait("a refused doorbell", |rig| rig.has("BadDoorbell"));
+}
+
+#[test]
+fn doorbells_of_no_queue_are_seen() {
+    let rig = rig(|config| config.queues = 1);
+    rig.enable();
+    // Beyond the doorbells of the queues that there can be.
+    rig.window.store(DOORBELL + 0x700, 1);
+    rig.wait("a refused doorbell", |rig| rig.has("BadDoorbell"));
+}
+
+#[test]
+fn changed_admin_queues_are_seen() {
+    let rig = rig(|_| {});
+    rig.enable();
+    rig.window.store(ASQ, 0x5000);
+    rig.wait("the change", |rig| rig.has("AdminQueuesChanged"));
+}
+
+#[test]
+fn a_driver_cannot_write_read_only_registers() {
+    let rig = rig(|_| {});
+    rig.enable();
+    rig.window.store(CSTS, 0x77);
+    rig.wait("CSTS", |rig| rig.window.load(CSTS) == 1);
+}
+
+#[test]
+fn readiness_can_take_time() {
+    let start = Instant::now();
+    let rig = rig(|config| config.ready_delay = Duration::from_millis(80));
+    rig.enable();
+    assert!(start.elapsed() >= Duration::from_millis(80));
+}
+
+#[test]
+fn a_function_reset_ends_everything() {
+    let rig = rig(|_| {});
+    rig.enable();
+    rig.identify();
+    rig.wait("an interrupt", |rig| rig.raised.0.load(Ordering::SeqCst) == 1);
+    rig.model.reset();
+    for at in [CC, CSTS, AQA, ASQ, ACQ] {
+        assert_eq!(rig.window.load(at), 0, "{at:#x}");
+    }
+    assert!(rig.has("Disabled"));
+    // From the first entry again.
+    rig.enable();
+    rig.identify();
+    rig.wait("an interrupt", |rig| rig.raised.0.load(Ordering::SeqCst) == 2);
+}
+
+#[test]
+fn a_doorbell_that_no_scan_saw_ends_with_the_reset() {
+    let rig = rig(|_| {});
+    rig.window.store(CC, 0);
+    rig.window.store(DOORBELL, 1);
+    rig.model.reset();
+    rig.enable();
+    std::thread::sleep(Duration::from_millis(5));
+    assert!(!rig.has("Fetched"));
+}
+
+#[test]
+fn delayed_commands_complete_when_they_are_due() {
+    use pinfold_nvme_model::{Fault, Trigger};
+    let rig = rig(|_| {});
+    let delay = Duration::from_millis(60);
+    rig.model.faults().inject(Trigger::Matches(Box::new(|_| true)), Fault::Delay(delay));
+    rig.enable();
+    let start = Instant::now();
+    rig.identify();
+    rig.wait("an interrupt", |rig| rig.raised.0.load(Ordering::SeqCst) == 1);
+    assert!(start.elapsed() >= delay);
+}
