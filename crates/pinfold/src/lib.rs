@@ -38,6 +38,7 @@
 //! | have memory that a device can reach, on hugepages if there are any | [`Arena`], [`Source`] | `owned_driver` |
 //! | let a device read or write a buffer, and take the access away | [`Domain::map`](core::domain::Domain::map), [`Mapping`] | `owned_driver` |
 //! | revoke many mappings with one flush | [`DomainLocal`] | `owned_driver` |
+//! | drive a device: from the buffers of a request to the buffers again | [`requests::Requests`] | `copy_engine` |
 //! | revoke without waiting, and await the end | [`Revoked`], [`Ticket`] | `revoke_async` |
 //! | pass memory that my program already has to devices and rings | [`OwnedMemory`] | `owned_memory` |
 //! | pass memory that is not whole pages | [`memory::BouncePool`] | |
@@ -98,6 +99,7 @@ pub mod memory;
 pub mod pci;
 pub mod probe;
 pub mod registered;
+pub mod requests;
 mod sys;
 pub mod uring;
 pub mod vfio;

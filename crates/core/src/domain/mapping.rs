@@ -69,9 +69,7 @@ impl<P: Pinned, D: Direction> Mapping<P, D> {
 
     /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it.
     pub fn extent(&self, index: usize) -> Option<Segment> {
-        let (offset, len) = self.0.payload.extent(index)?;
-        let part = self.0.addresses.iova.part(offset, len)?;
-        Some(Segment { iova: part.start(), len: part.len() })
+        self.0.extent(index)
     }
 
     /// Yields all extents of the payload, in order: what a device is given.
@@ -159,6 +157,33 @@ impl<P: Pinned> Unrevoked<P> {
     /// Returns where the device finds it.
     pub fn iova(&self) -> IovaRange {
         self.0.addresses.iova
+    }
+
+    /// Returns piece `index` of the memory, as [`Mapping::piece`] does.
+    pub fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
+        self.0.payload.piece(index)
+    }
+
+    /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it, as
+    /// [`Mapping::extent`] does.
+    pub fn extent(&self, index: usize) -> Option<Segment> {
+        self.0.extent(index)
+    }
+
+    /// Whether the memory stays mapped for its lifetime, as [`Mapping::is_fixed`] does.
+    pub fn is_fixed(&self) -> bool {
+        self.0.addresses.is_fixed()
+    }
+
+    /// Gives the payload up where its device may work on it and nothing can end that: it stays
+    /// mapped, at addresses that are not used again, and is never released. Counted
+    /// ([`DomainStats::quarantined`](super::DomainStats::quarantined)).
+    ///
+    /// For a request that was lost: were its mapping revoked instead, the device's late access
+    /// could reach what is mapped at these addresses next. Never waits, and does not call the
+    /// backend.
+    pub fn quarantine(self) {
+        self.0.into_inner().quarantine();
     }
 
     /// Revokes access at once, as [`Mapping::revoke`] does.

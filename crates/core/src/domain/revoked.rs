@@ -10,7 +10,7 @@ use super::owner::{Anyone, Caller};
 use super::space::{Domain, Pinned, Space};
 use super::watch::watch;
 use super::window::{Addresses, Origin};
-use crate::addr::IovaRange;
+use crate::addr::{IovaRange, Segment};
 use crate::drop_guard::{CleanUp, DropGuard};
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::known_bad;
@@ -128,6 +128,18 @@ impl<P: Pinned> MappedPayload<P> {
                 Err(error)
             }
         }
+    }
+
+    /// Returns extent `index` of the payload where the device finds it.
+    pub(super) fn extent(&self, index: usize) -> Option<Segment> {
+        let (offset, len) = self.payload.extent(index)?;
+        let part = self.addresses.iova.part(offset, len)?;
+        Some(Segment { iova: part.start(), len: part.len() })
+    }
+
+    /// Never releases the payload, nor its addresses.
+    pub(super) fn quarantine(self) {
+        self.keep(Due::Never);
     }
 
     /// Returns the payload. Only when quiesced.

@@ -1,0 +1,529 @@
+//! The protected request loop: from the buffers of a request, through its mapping and its flush, to
+//! the buffers again.
+//!
+//! [`Requests`] is a state machine beside a driver. It owns the payloads of requests for as long as
+//! a device may reach them, and nothing else: it does not own the device, and knows neither
+//! commands nor their retries and deadlines. The driver tells it what has become of a request, and
+//! gets the payloads back when no device reaches them.
+//!
+//! ```text
+//!                     ┌─ refused ─▶ waits for the flush ────────────────▶ payloads
+//! payloads ─ begin ─▶ at the device ─ completed ─▶ poll: revoked, held ─▶ poll, wait: payloads
+//!                     └─ lost ─▶ quarantined ─ completed, stopped ─▶ as completed
+//! ```
+//!
+//! ```
+//! use pinfold::requests::{End, Limits, Policy, Requests};
+//! use pinfold::{Access, Arena, Domain};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let domain = Domain::soft()?;
+//! let device = domain.port().ok_or("only models have ports")?;
+//! let arena = Arena::builder().size(4 << 20).build(&domain)?;
+//! // At most 32 requests at the device, each of one buffer.
+//! let mut requests = Requests::<_, 1>::new(&domain, Policy::Batch, 32, Limits::default())?;
+//!
+//! let token = requests.begin([(arena.alloc(4096)?, Access::WRITE)])?;
+//! let segment = requests.segments(token)?.next().ok_or("a buffer has a segment")?;
+//! device.write(segment.iova, b"a packet")?; // what the driver tells its device to do
+//! requests.completed(token)?;
+//!
+//! let mut ended = Vec::new();
+//! while ended.is_empty() {
+//!     requests.poll(&mut ended);
+//! }
+//! for request in ended {
+//!     assert!(matches!(request.end, End::Quiesced) && request.token == token);
+//!     for mut buffer in request.payloads.into_iter().flatten() {
+//!         assert_eq!(&buffer.as_slice()?[..8], b"a packet"); // no device reaches it
+//!     }
+//! }
+//! assert!(device.write(segment.iova, b"too late").is_err());
+//! # Ok(()) }
+//! ```
+//!
+//! # The calls
+//!
+//! | the driver says | what happens |
+//! | --- | --- |
+//! | [`begin`](Requests::begin) | the payloads are mapped, all or none; the driver gets a [`Token`] and the [segments](Requests::segments) |
+//! | [`refused`](Requests::refused): it was never submitted | access is revoked, and the call waits for the flush: the payloads are returned |
+//! | [`completed`](Requests::completed): the device no longer works on it | the next poll revokes access |
+//! | [`lost`](Requests::lost): given up, and the device may still work on it | the payloads are quarantined: mapped, at addresses that nothing else gets |
+//! | [`stopped`](Requests::stopped): the device is proven quiet | all that is at the device or lost is completed |
+//! | [`poll`](Requests::poll), [`wait`](Requests::wait) | what is completed is revoked; what is quiesced is returned; what is late or lost is said |
+//!
+//! # What is decided here
+//!
+//! - **Retries and deadlines of commands** are the driver's. The loop knows flushes only.
+//! - **A token** is a slot and a generation, which tells the uses of a slot apart, and the number of
+//!   its loop. The token of a request that has ended is refused by every call, and so is another
+//!   loop's. A driver keeps what it needs of a request in a table by [`Token::slot`]; the numbers
+//!   that it gives to its device never come here.
+//! - **`strict`** waits, in `poll`, until the flush has completed or [`Limits::flush`] has passed.
+//!   The request is then *late*: it is reported as [`End::Late`] once, and returned by a later poll
+//!   when its flush has completed. A late flush is not a lost request, under any policy: only a unit
+//!   that has failed, or a revocation that has, makes one [`End::Lost`], and its payloads are
+//!   quarantined by the domain.
+//! - **`batch`** revokes with one flush what was completed before a poll, **`revoke`** with one for
+//!   each request; neither waits. What is held for its flush takes no place of the depth. A driver
+//!   of one request at a time therefore keeps its device busy with a second buffer: while the first
+//!   is held, the second is at the device.
+//! - **Static** payloads, which stay mapped for their lifetime, are not mapped, and come back
+//!   without a flush. [`Policy::Static`] takes no others; the other policies take them beside
+//!   others.
+//! - **Directions** may be mixed, among requests and within one. A request has up to `N` payloads;
+//!   one without any goes the same way, for the commands of a device that move no data.
+//! - **A descriptor** ([`Requests::arm`]) becomes readable when a poll may find something, or when a
+//!   flush has become late, on every backend.
+//! - **Dropping the loop** quarantines and counts what is at the device or lost: nothing says that
+//!   the device has stopped. What was completed is revoked; the drop waits [`DROP_LIMIT`] for all
+//!   flushes together, and leaves the rest to the domain, which frees it when its flush has
+//!   completed. (With [`Domain::set_held_limit`] the revocation itself may wait for the deadline of
+//!   its flush.)
+//! - **Memory** is allocated by [`Requests::new`], and by `arm` for its descriptor. `begin`, the
+//!   calls of the driver, `poll` and `wait` allocate nothing, if the caller's `Vec` has room and the
+//!   domain needs no table page.
+//! - **A driver that takes payloads by value**, as that of an NVMe controller does, is
+//!   [lent](Requests::lend) those of a request, and gives them back with its completion.
+//!
+//! One thread at a time uses a loop; its calls take no lock of other threads' loops.
+//!
+//! [`Domain::set_held_limit`]: pinfold_core::domain::Domain::set_held_limit
+
+mod lent;
+mod release;
+mod signal;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+pub use lent::Lent;
+pub use slots::{Token, TokenError};
+
+use crate::{Access, Bidirectional, FromDevice, Segment, ToDevice, Unrevoked};
+use pinfold_core::domain::{
+    BackendError, Domain, DomainId, DomainLocal, MapError, Pinned, Revoked,
+};
+use pinfold_core::invalidate::WaitLimit;
+use release::{Completed, Held};
+use signal::Signal;
+use slots::{Parts, Slots, State};
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+/// How long dropping a loop waits for the flushes of what it holds.
+pub const DROP_LIMIT: Duration = Duration::from_millis(50);
+
+/// When access to the payloads of a request ends.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Policy {
+    /// With its completion: a poll revokes what was completed by one flush, and waits for it.
+    Strict,
+    /// With its completion: one flush for each request; a later poll returns it.
+    Revoke,
+    /// With its completion: one flush for all that was completed before a poll; a later poll returns
+    /// them.
+    Batch,
+    /// Never: the payloads stay mapped for their lifetime (memory of an arena with
+    /// [`MappingPolicy::Whole`](crate::MappingPolicy::Whole)).
+    Static,
+}
+
+/// The limits of a loop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// How many requests beyond the depth may be held for their flush, late or lost; `None`: as many
+    /// as the depth.
+    pub held: Option<usize>,
+    /// How long a flush may take, from the revocation, before its request is late.
+    pub flush: Duration,
+}
+
+impl Default for Limits {
+    /// Returns `held: None` and 5 s.
+    fn default() -> Self {
+        Self { held: None, flush: Duration::from_secs(5) }
+    }
+}
+
+/// A request that has ended, or whose flush is late.
+#[must_use = "it has the payloads"]
+#[derive(Debug)]
+pub struct Ended<P, const N: usize> {
+    /// The request's. Unless it is [late](End::Late), all calls refuse it from now on.
+    pub token: Token,
+    /// The payloads in their order, if it is quiesced; `None` after the last.
+    pub payloads: [Option<P>; N],
+    /// How it ended.
+    pub end: End,
+}
+
+/// How a request ended for its payloads. Whether its command succeeded is the driver's to know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum End {
+    /// No device reaches its payloads: they are returned.
+    Quiesced,
+    /// Its flush has not completed within [`Limits::flush`]. The loop holds the payloads: a later
+    /// poll reports the request again, with another end.
+    Late(BackendError),
+    /// Its flush never completes: the payloads that are not returned are quarantined.
+    Lost(BackendError),
+}
+
+/// A request that was not begun, with its payloads.
+#[derive(thiserror::Error)]
+#[error("cannot begin a request: {refusal}")]
+pub struct BeginError<P, const M: usize> {
+    /// The payloads in their order. `None`: a device may still reach it
+    /// ([`BackendError::stays_reachable`]), and the domain holds it until its flush completes, or it
+    /// is quarantined.
+    pub payloads: [Option<P>; M],
+    /// The reason.
+    #[source]
+    pub refusal: Refusal,
+}
+
+impl<P, const M: usize> fmt::Debug for BeginError<P, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BeginError").field("refusal", &self.refusal).finish_non_exhaustive()
+    }
+}
+
+/// Why a request was not begun.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// As many requests as the depth are at the device.
+    #[error("{depth} are at the device, the depth of the loop: end one first")]
+    Depth {
+        /// The depth.
+        depth: usize,
+    },
+    /// All slots are in use.
+    #[error(
+        "all {slots} slots are in use: {in_flight} requests are at the device, {lost} are lost, and the others wait for \
+         their flush: poll first, or reset the device and say that it has stopped"
+    )]
+    Slots {
+        /// How many slots there are.
+        slots: usize,
+        /// Requests at the device.
+        in_flight: usize,
+        /// Requests that are lost.
+        lost: usize,
+    },
+    /// A payload has no access.
+    #[error("payload {index} is for no access: pass Access::READ, Access::WRITE, or both")]
+    NoAccess {
+        /// Its number, from 0.
+        index: usize,
+    },
+    /// A payload is not mapped for its lifetime, as [`Policy::Static`] requires.
+    #[error(
+        "payload {index} is not mapped for its lifetime and this access: allocate it from an arena of this domain with \
+         MappingPolicy::Whole, or use another policy"
+    )]
+    NotStatic {
+        /// Its number, from 0.
+        index: usize,
+    },
+    /// The domain does not map a payload.
+    #[error("payload {index}: {error}")]
+    Map {
+        /// Its number, from 0.
+        index: usize,
+        /// The domain's error.
+        error: BackendError,
+    },
+}
+
+/// A loop that cannot be created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NewError {
+    /// The depth is 0, or there are too many slots.
+    #[error(
+        "a request loop of depth {depth} with {held} more requests held: the depth is at least 1, and both together are at most \
+         {}",
+        slots::MAX_SLOTS
+    )]
+    Slots {
+        /// The depth.
+        depth: usize,
+        /// How many requests beyond it may be held.
+        held: usize,
+    },
+    /// There is no memory for its slots.
+    #[error("cannot allocate {slots} slots of a request loop: use a smaller depth")]
+    NoMemory {
+        /// How many slots were asked for.
+        slots: usize,
+    },
+}
+
+/// The requests of a driver: see the [module](self).
+///
+/// `N` is the number of payloads that a request has at most.
+pub struct Requests<P: Pinned, const N: usize> {
+    domain: DomainLocal,
+    id: DomainId,
+    policy: Policy,
+    depth: usize,
+    flush_limit: Duration,
+    slots: Slots<P, N>,
+    /// Until the next poll revokes them.
+    completed: Vec<Completed<P, N>>,
+    /// Revoked, in the order of their flushes.
+    held: VecDeque<Held<P, N>>,
+    /// Empty between two calls: what one flush covers.
+    revoked: Vec<Revoked<P>>,
+    signal: Option<Signal>,
+}
+
+impl<P: Pinned, const N: usize> Requests<P, N> {
+    /// Creates a loop for at most `depth` requests at the device, with a handle of `domain` of its
+    /// own. Allocates all that it needs.
+    ///
+    /// # Errors
+    /// [`NewError`].
+    pub fn new(
+        domain: &Domain,
+        policy: Policy,
+        depth: usize,
+        limits: Limits,
+    ) -> Result<Self, NewError> {
+        let Limits { held, flush } = limits;
+        let held = held.unwrap_or(depth);
+        let slots = depth.saturating_add(held);
+        if depth == 0 || slots > slots::MAX_SLOTS {
+            return Err(NewError::Slots { depth, held });
+        }
+        let no_memory = |_| NewError::NoMemory { slots };
+        let (mut completed, mut queue, mut revoked) = (Vec::new(), VecDeque::new(), Vec::new());
+        completed.try_reserve_exact(slots).map_err(no_memory)?;
+        queue.try_reserve_exact(slots).map_err(no_memory)?;
+        revoked.try_reserve_exact(slots.saturating_mul(N)).map_err(no_memory)?;
+        Ok(Self {
+            domain: domain.local(),
+            id: domain.id(),
+            policy,
+            depth,
+            flush_limit: flush,
+            slots: Slots::new(slots).map_err(no_memory)?,
+            completed,
+            held: queue,
+            revoked,
+            signal: None,
+        })
+    }
+
+    /// Returns how many requests are at the device: begun, and neither ended nor lost.
+    pub fn in_flight(&self) -> usize {
+        self.slots.in_flight()
+    }
+
+    /// Returns how many requests the device no longer works on and the loop has not returned:
+    /// completed, or held for their flush, late ones included.
+    pub fn held(&self) -> usize {
+        self.completed.len() + self.held.len()
+    }
+
+    /// Returns the number of slots: every [`Token::slot`] is below it.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Begins a request: maps each payload for its access, all or none.
+    ///
+    /// # Errors
+    /// [`BeginError`], with the payloads: nothing has begun. Those that had been mapped are revoked
+    /// with one flush, which is waited for up to [`Limits::flush`].
+    #[inline]
+    pub fn begin<const M: usize>(
+        &mut self,
+        payloads: [(P, Access); M],
+    ) -> Result<Token, BeginError<P, M>> {
+        const { assert!(M <= N, "more payloads than a request of this loop has") };
+        if let Some(refusal) = self.no_room() {
+            return Err(BeginError {
+                payloads: payloads.map(|(payload, _)| Some(payload)),
+                refusal,
+            });
+        }
+        let mut parts = Parts::default();
+        let (mut payloads, mut index) = (payloads.into_iter(), 0);
+        while let Some((payload, access)) = payloads.next() {
+            match self.map(payload, access, index) {
+                Ok(mapping) => parts.set(index, mapping, access),
+                Err((payload, refusal)) => {
+                    let rest = payloads.map(|(payload, _)| payload);
+                    return Err(self.undo(parts, index, payload, rest, refusal));
+                }
+            }
+            index += 1;
+        }
+        Ok(self.slots.take(parts))
+    }
+
+    fn no_room(&self) -> Option<Refusal> {
+        if self.in_flight() >= self.depth {
+            return Some(Refusal::Depth { depth: self.depth });
+        }
+        let (slots, in_flight, lost) = (self.slots(), self.in_flight(), self.slots.lost());
+        self.slots.is_full().then_some(Refusal::Slots { slots, in_flight, lost })
+    }
+
+    #[inline]
+    fn map(
+        &mut self,
+        payload: P,
+        access: Access,
+        index: usize,
+    ) -> Result<Unrevoked<P>, (Option<P>, Refusal)> {
+        if self.policy == Policy::Static && payload.fixed_iova(self.id).is_none() {
+            return Err((Some(payload), Refusal::NotStatic { index }));
+        }
+        let mapped = if access == Access::READ {
+            self.domain.map(payload, ToDevice).map(Unrevoked::from)
+        } else if access == Access::WRITE {
+            self.domain.map(payload, FromDevice).map(Unrevoked::from)
+        } else if access == Access::all() {
+            self.domain.map(payload, Bidirectional).map(Unrevoked::from)
+        } else {
+            return Err((Some(payload), Refusal::NoAccess { index }));
+        };
+        let refused = |MapError { payload, error }| (payload, Refusal::Map { index, error });
+        let mapping = mapped.map_err(refused)?;
+        if self.policy == Policy::Static && !mapping.is_fixed() {
+            return Err((self.domain.unmap(mapping).ok(), Refusal::NotStatic { index }));
+        }
+        Ok(mapping)
+    }
+
+    /// Ends the mappings of a request that is not begun, because payload `index` was refused.
+    #[cold]
+    fn undo<const M: usize>(
+        &mut self,
+        parts: Parts<P, N>,
+        index: usize,
+        refused: Option<P>,
+        mut rest: impl Iterator<Item = P>,
+        refusal: Refusal,
+    ) -> BeginError<P, M> {
+        let mut revoked = Vec::with_capacity(index);
+        self.domain.revoke_many(parts.into_mappings(), &mut revoked);
+        let limit = WaitLimit::within(self.flush_limit);
+        // What is late is dropped: the domain holds it.
+        let mut ended = self.domain.wait_many_for(revoked, limit).map(Result::ok);
+        let mut refused = Some(refused);
+        let payloads = std::array::from_fn(|_| {
+            ended.next().unwrap_or_else(|| refused.take().unwrap_or_else(|| rest.next()))
+        });
+        BeginError { payloads, refusal }
+    }
+
+    /// Yields where the device finds the payloads of a request, in their order.
+    ///
+    /// # Errors
+    /// [`TokenError`]: it is not at the device, or its payloads are lent.
+    pub fn segments(&self, token: Token) -> Result<impl Iterator<Item = Segment>, TokenError> {
+        match self.slots.state(token)? {
+            State::AtDevice(parts) | State::Lost(parts) => Ok(parts.segments()),
+            State::Lent { .. } => Err(TokenError::Lent { token }),
+            State::Free | State::Ended => Err(TokenError::Ended { token }),
+        }
+    }
+
+    /// Lends the payloads of a request at the device to a driver that takes them by value.
+    ///
+    /// # Errors
+    /// [`TokenError`]: it is not at the device, or is lost, or they are lent already.
+    #[inline]
+    pub fn lend(&mut self, token: Token) -> Result<Lent<P, N>, TokenError> {
+        self.slots.lend(token).map(|parts| Lent::new(token, parts, self.id))
+    }
+
+    /// Takes the payloads of a request back from its driver, before that says how it ended.
+    ///
+    /// # Errors
+    /// `lent`, if it is another loop's, or its request has ended: dropping it quarantines the
+    /// payloads.
+    #[inline]
+    pub fn take_back(&mut self, lent: Lent<P, N>) -> Result<Token, Lent<P, N>> {
+        let token = lent.token();
+        if !self.slots.is_lent(token) {
+            return Err(lent);
+        }
+        self.slots.take_back(token, lent.into_parts());
+        Ok(token)
+    }
+
+    /// Says that a request was never submitted. Access is revoked, and the call waits for the flush,
+    /// whatever the policy. If that does not complete within [`Limits::flush`], the request is
+    /// [late](End::Late), and a later poll returns it.
+    ///
+    /// # Errors
+    /// [`TokenError`]: nothing has changed.
+    pub fn refused(&mut self, token: Token) -> Result<Ended<P, N>, TokenError> {
+        let parts = self.slots.end(token)?;
+        Ok(self.end_now(Completed { token, parts }))
+    }
+
+    /// Says that the device no longer works on a request: the next poll revokes its access. One that
+    /// was said to be lost may complete after all.
+    ///
+    /// # Errors
+    /// [`TokenError`]: nothing has changed.
+    #[inline]
+    pub fn completed(&mut self, token: Token) -> Result<(), TokenError> {
+        let parts = self.slots.end(token)?;
+        self.completed.push(Completed { token, parts });
+        Ok(())
+    }
+
+    /// Says that a request was given up, and the device may still work on it: its payloads are
+    /// quarantined. They stay mapped, so that the device's late access reaches nothing else.
+    ///
+    /// It takes no place of the depth any more, and keeps its slot until it is
+    /// [completed](Self::completed) or the device is [stopped](Self::stopped). Where its payloads
+    /// are lent, they stay with the driver.
+    ///
+    /// # Errors
+    /// [`TokenError`]: nothing has changed.
+    pub fn lost(&mut self, token: Token) -> Result<(), TokenError> {
+        self.slots.lose(token)
+    }
+
+    /// Says that the device is proven quiet, as after a reset that has completed: every request that
+    /// is at the device or lost is completed. Those whose payloads are lent are not: their driver
+    /// gives them back first.
+    pub fn stopped(&mut self) {
+        let completed = &mut self.completed;
+        self.slots.end_all(|token, parts| completed.push(Completed { token, parts }));
+    }
+}
+
+impl<P: Pinned, const N: usize> Drop for Requests<P, N> {
+    fn drop(&mut self) {
+        // First, and without the backend: dropped as they are, they would be revoked and freed.
+        self.slots.quarantine_all();
+        // While a thread unwinds, what is left is dropped as any mapping is.
+        if !std::thread::panicking() {
+            self.end_all_within(DROP_LIMIT);
+        }
+    }
+}
+
+impl<P: Pinned, const N: usize> fmt::Debug for Requests<P, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Requests")
+            .field("policy", &self.policy)
+            .field("depth", &self.depth)
+            .field("in_flight", &self.in_flight())
+            .field("held", &self.held())
+            .field("lost", &self.slots.lost())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,321 @@
+//! From the completion of a request to the return of its payloads: revoked, held until the flush has
+//! completed, returned; late, if it does not complete in time.
+
+use super::signal::Signal;
+use super::slots::{Parts, Token};
+use super::{End, Ended, Policy, Requests};
+use pinfold_core::domain::{BackendError, DomainLocal, NotQuiesced, Pinned, Revoked};
+use pinfold_core::invalidate::{Ticket, WaitError, WaitLimit};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+/// A request that the device no longer works on, until it is revoked.
+pub(super) struct Completed<P: Pinned, const N: usize> {
+    pub(super) token: Token,
+    pub(super) parts: Parts<P, N>,
+}
+
+/// A payload of a request that has been revoked.
+enum Part<P: Pinned> {
+    Revoked(Revoked<P>),
+    /// No device reaches it.
+    Quiesced(P),
+    /// It is quarantined.
+    Lost,
+}
+
+/// A request that has been revoked, until its flush has completed.
+pub(super) struct Held<P: Pinned, const N: usize> {
+    token: Token,
+    /// When it was revoked.
+    since: Instant,
+    /// Whether it has been reported as late.
+    is_late: bool,
+    /// How many payloads it has, and the payloads.
+    count: usize,
+    parts: [Option<Part<P>>; N],
+    /// Why payloads of it are lost, if any are.
+    lost: Option<BackendError>,
+}
+
+impl<P: Pinned, const N: usize> Held<P, N> {
+    /// Returns one whose `count` payloads are being revoked.
+    fn new(token: Token, since: Instant, count: usize) -> Self {
+        let parts = [const { None }; N];
+        Self { token, since, is_late: false, count, parts, lost: None }
+    }
+
+    fn revoked(&self) -> impl Iterator<Item = &Revoked<P>> {
+        self.parts.iter().flatten().filter_map(|part| match part {
+            Part::Revoked(revoked) => Some(revoked),
+            Part::Quiesced(_) | Part::Lost => None,
+        })
+    }
+
+    /// Whether no flush is to be waited for: it has none, or none that was requested.
+    fn waits_for_nothing(&self) -> bool {
+        let known = [Ticket::COMPLETED, Ticket::NEVER];
+        self.revoked().all(|revoked| known.contains(&revoked.ticket()))
+    }
+
+    /// Whether all flushes have ended: completed, or failed.
+    fn has_ended(&self) -> bool {
+        self.revoked().all(|revoked| match revoked.check() {
+            Poll::Ready(Ok(())) => true,
+            // The deadline of the backend: the loop has its own.
+            Poll::Ready(Err(error)) => error.late_ticket().is_none(),
+            Poll::Pending => false,
+        })
+    }
+
+    /// Waits for all flushes, for at most `limit` each: they are one, or have completed long before.
+    /// Returns whether all have ended.
+    fn wait(&mut self, domain: &mut DomainLocal, limit: WaitLimit) -> bool {
+        for place in self.parts.iter_mut().map_while(Option::as_mut) {
+            let revoked = match std::mem::replace(place, Part::Lost) {
+                Part::Revoked(revoked) => revoked,
+                ended @ (Part::Quiesced(_) | Part::Lost) => {
+                    *place = ended;
+                    continue;
+                }
+            };
+            match domain.wait_for(revoked, limit) {
+                Ok(payload) => *place = Part::Quiesced(payload),
+                Err(NotQuiesced { revoked: Some(revoked), .. }) => {
+                    *place = Part::Revoked(revoked);
+                    return false;
+                }
+                Err(NotQuiesced { revoked: None, error }) => self.lost = Some(error),
+            }
+        }
+        true
+    }
+
+    /// Returns the report of one that has [ended](Self::wait).
+    fn into_ended(mut self) -> Ended<P, N> {
+        if self.parts.iter().flatten().count() < self.count {
+            // The backend has panicked while it revoked them: the domain has quarantined them.
+            self.lost = Some(BackendError::NotRevoked);
+        }
+        let payload = |part| match part {
+            Some(Part::Quiesced(payload)) => Some(payload),
+            Some(Part::Revoked(_) | Part::Lost) | None => None,
+        };
+        let end = self.lost.map_or(End::Quiesced, End::Lost);
+        Ended { token: self.token, payloads: self.parts.map(payload), end }
+    }
+
+    fn report_late(&mut self) -> Ended<P, N> {
+        self.is_late = true;
+        let ticket = self.revoked().map(Revoked::ticket).max().unwrap_or(Ticket::NEVER);
+        let waited_ns = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let error = WaitError::TimedOut { ticket, waited_ns, polls: 0 }.into();
+        Ended { token: self.token, payloads: [const { None }; N], end: End::Late(error) }
+    }
+}
+
+/// A look without a wait.
+const NO_TIME: WaitLimit = WaitLimit::within(Duration::ZERO);
+
+impl<P: Pinned, const N: usize> Requests<P, N> {
+    /// Revokes what was completed, as the policy says, and appends to `ended` what has ended and
+    /// what has become late.
+    ///
+    /// With [`Policy::Strict`] it waits for the flush of what it revokes, up to
+    /// [`Limits::flush`](super::Limits::flush); else it never waits. (A limit of the domain for what
+    /// is held may make a revocation wait.)
+    #[inline]
+    pub fn poll(&mut self, ended: &mut Vec<Ended<P, N>>) {
+        if self.revoke(ended) && self.policy == Policy::Strict {
+            self.await_all(ended);
+        }
+        self.release(ended);
+    }
+
+    /// Polls, and if that finds nothing waits until the first flush has completed, a request has
+    /// become late, or `limit` has passed. Returns at once while nothing is held: it does not wait
+    /// for the device.
+    pub fn wait(&mut self, limit: Duration, ended: &mut Vec<Ended<P, N>>) {
+        let before = ended.len();
+        self.poll(ended);
+        if ended.len() > before {
+            return;
+        }
+        let due = self.until_late().unwrap_or(Duration::MAX);
+        if let Some(first) = self.held.front_mut() {
+            first.wait(&mut self.domain, WaitLimit::within(limit.min(due)));
+            self.release(ended);
+        }
+    }
+
+    /// Prepares for a sleep, and returns the loop's descriptor, always the same: it becomes readable
+    /// when a poll may find something, or when a flush has become late; at once, where that is so
+    /// already. The driver then polls, and calls this again before it sleeps again, which also clears
+    /// the descriptor.
+    ///
+    /// It does not tell of the device. The loop owns the descriptor: it is not to be read.
+    ///
+    /// # Errors
+    /// The system's: the process has too many descriptors open. Only the first call returns one.
+    pub fn arm(&mut self) -> io::Result<BorrowedFd<'_>> {
+        let signal = match self.signal.take() {
+            Some(signal) => signal,
+            None => Signal::new()?,
+        };
+        let signal = self.signal.insert(signal);
+        let now = Some(Duration::ZERO);
+        if !self.completed.is_empty() {
+            signal.set(now)?;
+            return Ok(signal.fd());
+        }
+        let Some(first) = self.held.front_mut() else {
+            signal.set(None)?;
+            return Ok(signal.fd());
+        };
+        // A wait that has found the flush late has the backend wake at its end, and not, over and
+        // over, because its own deadline has passed.
+        let has_ended = first.wait(&mut self.domain, NO_TIME);
+        let late = self.held.iter().find(|held| !held.is_late);
+        let until_late = late.map(|held| self.flush_limit.saturating_sub(held.since.elapsed()));
+        signal.set(if has_ended { now } else { until_late })?;
+        if let Some(first) = self.held.front().filter(|_| !has_ended) {
+            first.revoked().for_each(|revoked| revoked.wake(signal.waker()));
+            if first.has_ended() {
+                signal.set(now)?;
+            }
+        }
+        Ok(signal.fd())
+    }
+
+    /// Revokes what was completed. Returns whether anything has to be waited for.
+    #[inline]
+    fn revoke(&mut self, ended: &mut Vec<Ended<P, N>>) -> bool {
+        if self.completed.is_empty() {
+            return false;
+        }
+        let since = Instant::now();
+        let mut completed = std::mem::take(&mut self.completed);
+        let held = self.held.len();
+        match self.policy {
+            Policy::Revoke => {
+                completed.drain(..).for_each(|one| self.revoke_by_one_flush([one], since, ended));
+            }
+            Policy::Strict | Policy::Batch | Policy::Static => {
+                self.revoke_by_one_flush(completed.drain(..), since, ended);
+            }
+        }
+        self.completed = completed;
+        self.held.len() > held
+    }
+
+    /// Revokes the access of `requests`. Those that wait for no flush end, the others are held.
+    #[inline]
+    fn revoke_by_one_flush(
+        &mut self,
+        requests: impl IntoIterator<Item = Completed<P, N>>,
+        since: Instant,
+        ended: &mut Vec<Ended<P, N>>,
+    ) {
+        let first = self.held.len();
+        // A request is held with room for its payloads, which follow when they are revoked.
+        let held = &mut self.held;
+        let mappings = requests.into_iter().flat_map(|Completed { token, parts }| {
+            held.push_back(Held::new(token, since, parts.len()));
+            parts.into_mappings()
+        });
+        self.domain.revoke_many(mappings, &mut self.revoked);
+        let mut revoked = self.revoked.drain(..);
+        for held in self.held.range_mut(first..) {
+            for (place, revoked) in held.parts.iter_mut().zip(revoked.by_ref().take(held.count)) {
+                *place = Some(Part::Revoked(revoked));
+            }
+        }
+        drop(revoked);
+        let mut at = first;
+        while let Some(held) = self.held.get(at) {
+            match held.waits_for_nothing().then(|| self.held.remove(at)).flatten() {
+                Some(held) => self.finish(held, ended),
+                None => at += 1,
+            }
+        }
+    }
+
+    /// Returns the payloads of a request whose flush has ended.
+    #[inline]
+    fn finish(&mut self, mut held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
+        if held.wait(&mut self.domain, NO_TIME) {
+            self.slots.free(held.token);
+            ended.push(held.into_ended());
+        } else {
+            // Not ended after all.
+            self.held.push_front(held);
+        }
+    }
+
+    /// Returns what has ended, and reports what has become late. Flushes complete in the order of
+    /// their requests, so one look is enough where the first has not.
+    #[inline]
+    fn release(&mut self, ended: &mut Vec<Ended<P, N>>) {
+        while let Some(first) = self.held.pop_front_if(|first| first.has_ended()) {
+            self.finish(first, ended);
+        }
+        if self.until_late().is_some_and(|left| left.is_zero()) {
+            let limit = self.flush_limit;
+            let late = self.held.iter_mut().filter(|held| !held.is_late);
+            let late = late.take_while(|held| held.since.elapsed() >= limit);
+            ended.extend(late.map(Held::report_late));
+        }
+    }
+
+    /// Returns how long it takes until the next request is late; `None` if none can become late.
+    fn until_late(&self) -> Option<Duration> {
+        let next = self.held.iter().find(|held| !held.is_late)?;
+        Some(self.flush_limit.saturating_sub(next.since.elapsed()))
+    }
+
+    /// Waits for all that is held, up to the limit of a flush from now.
+    fn await_all(&mut self, ended: &mut Vec<Ended<P, N>>) {
+        let began = Instant::now();
+        while let Some(mut first) = self.held.pop_front() {
+            if !first.has_ended() {
+                let left = self.flush_limit.saturating_sub(began.elapsed());
+                if !first.wait(&mut self.domain, WaitLimit::within(left)) {
+                    self.held.push_front(first);
+                    return;
+                }
+            }
+            self.finish(first, ended);
+        }
+    }
+
+    /// Revokes one request, waits for its flush, and reports how it ended.
+    pub(super) fn end_now(&mut self, request: Completed<P, N>) -> Ended<P, N> {
+        let mut held = Held::new(request.token, Instant::now(), request.parts.len());
+        self.domain.revoke_many(request.parts.into_mappings(), &mut self.revoked);
+        for (place, revoked) in held.parts.iter_mut().zip(self.revoked.drain(..)) {
+            *place = Some(Part::Revoked(revoked));
+        }
+        if held.wait(&mut self.domain, WaitLimit::within(self.flush_limit)) {
+            self.slots.free(held.token);
+            return held.into_ended();
+        }
+        let late = held.report_late();
+        self.held.push_back(held);
+        late
+    }
+
+    /// Revokes all that was completed, waits for all flushes, for at most `limit` altogether, and
+    /// drops the payloads. What is late stays with the domain.
+    pub(super) fn end_all_within(&mut self, limit: Duration) {
+        let began = Instant::now();
+        let mut ended = Vec::new();
+        self.revoke(&mut ended);
+        for mut held in std::mem::take(&mut self.held) {
+            let left = limit.saturating_sub(began.elapsed());
+            // What a wait has found late does not wait when it is dropped.
+            held.wait(&mut self.domain, WaitLimit::within(left));
+        }
+    }
+}

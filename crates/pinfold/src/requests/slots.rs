@@ -1,0 +1,305 @@
+//! The slots of a loop: a request's payloads while they are at the device, and the [`Token`] that
+//! names it.
+
+use crate::{Access, Segment, Unrevoked};
+use pinfold_core::domain::Pinned;
+use std::collections::TryReserveError;
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The most slots of a loop.
+pub(super) const MAX_SLOTS: usize = 1 << 20;
+
+/// Names a request of a loop.
+///
+/// It refers to a slot, and to one use of it: after the request has ended, no call takes it for the
+/// next request there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[must_use = "its request stays at the device until it is completed, refused or lost"]
+pub struct Token {
+    /// Which loop of the process it is.
+    requests: u32,
+    slot: u32,
+    generation: u64,
+}
+
+impl Token {
+    /// Returns a number below [`Requests::slots`](super::Requests::slots) that no other request of
+    /// the loop has until this one has been returned.
+    pub fn slot(self) -> usize {
+        self.slot as usize
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "request {}:{}", self.slot, self.generation)
+    }
+}
+
+/// Why a call refuses a token. Nothing has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// The request has ended (it was completed or refused, or the device has stopped), or is lost.
+    #[error("{token} has ended or is lost: say once what has become of a request")]
+    Ended {
+        /// The token.
+        token: Token,
+    },
+    /// The payloads of the request are lent.
+    #[error("the payloads of {token} are lent to the driver: take them back first")]
+    Lent {
+        /// The token.
+        token: Token,
+    },
+    /// It is another loop's.
+    #[error("{token} is of another loop: pass it to the loop that began it")]
+    OtherLoop {
+        /// The token.
+        token: Token,
+    },
+}
+
+/// The mapped payloads of a request: as many places as it has payloads are full, the first ones.
+pub(super) struct Parts<P: Pinned, const N: usize>([Option<(Unrevoked<P>, Access)>; N]);
+
+impl<P: Pinned, const N: usize> Default for Parts<P, N> {
+    #[inline(always)]
+    fn default() -> Self {
+        Self([const { None }; N])
+    }
+}
+
+impl<P: Pinned, const N: usize> Parts<P, N> {
+    #[inline(always)]
+    pub(super) fn set(&mut self, index: usize, mapping: Unrevoked<P>, access: Access) {
+        if let Some(place) = self.0.get_mut(index) {
+            *place = Some((mapping, access));
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &(Unrevoked<P>, Access)> {
+        self.0.iter().flatten()
+    }
+
+    #[inline(always)]
+    pub(super) fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    pub(super) fn into_mappings(self) -> impl Iterator<Item = Unrevoked<P>> {
+        self.0.into_iter().flatten().map(|(mapping, _)| mapping)
+    }
+
+    pub(super) fn segments(&self) -> impl Iterator<Item = Segment> {
+        self.iter().flat_map(|(mapping, _)| (0..).map_while(|index| mapping.extent(index)))
+    }
+
+    pub(super) fn quarantine(self) {
+        self.into_mappings().for_each(Unrevoked::quarantine);
+    }
+}
+
+/// What has become of the request of a slot.
+pub(super) enum State<P: Pinned, const N: usize> {
+    Free,
+    AtDevice(Parts<P, N>),
+    /// At the device; the driver has the payloads. It may be lost, too.
+    Lent {
+        is_lost: bool,
+    },
+    /// Given up, and perhaps still at the device.
+    Lost(Parts<P, N>),
+    /// The device no longer works on it; the payloads have not been returned.
+    Ended,
+}
+
+struct Slot<P: Pinned, const N: usize> {
+    /// How often the slot was freed.
+    generation: u64,
+    state: State<P, N>,
+}
+
+pub(super) struct Slots<P: Pinned, const N: usize> {
+    /// Which loop of the process it is.
+    requests: u32,
+    all: Vec<Slot<P, N>>,
+    /// The free ones.
+    free: Vec<u32>,
+    /// How many are at the device, and how many are lost.
+    in_flight: usize,
+    lost: usize,
+}
+
+impl<P: Pinned, const N: usize> Slots<P, N> {
+    pub(super) fn new(count: usize) -> Result<Self, TryReserveError> {
+        static LOOPS: AtomicU32 = AtomicU32::new(0);
+        let (mut all, mut free) = (Vec::new(), Vec::new());
+        all.try_reserve_exact(count)?;
+        free.try_reserve_exact(count)?;
+        all.extend((0..count).map(|_| Slot { generation: 0, state: State::Free }));
+        free.extend((0..u32::try_from(count).unwrap_or(u32::MAX)).rev());
+        let requests = LOOPS.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { requests, all, free, in_flight: 0, lost: 0 })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    pub(super) fn lost(&self) -> usize {
+        self.lost
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Uses a free slot for a request at the device. Only where one [is free](Self::is_full).
+    #[inline(always)]
+    pub(super) fn take(&mut self, parts: Parts<P, N>) -> Token {
+        let requests = self.requests;
+        let slot = self.free.pop().unwrap_or(u32::MAX);
+        // `free` has numbers of slots only; without one the request is quarantined, not forgotten.
+        let Some(at) = self.all.get_mut(slot as usize) else {
+            parts.quarantine();
+            return Token { requests, slot, generation: u64::MAX };
+        };
+        at.state = State::AtDevice(parts);
+        self.in_flight += 1;
+        Token { requests, slot, generation: at.generation }
+    }
+
+    /// Returns the slot of a request that has not been returned.
+    #[inline(always)]
+    fn slot_mut(&mut self, token: Token) -> Result<&mut Slot<P, N>, TokenError> {
+        if token.requests != self.requests {
+            return Err(TokenError::OtherLoop { token });
+        }
+        let slot = self.all.get_mut(token.slot());
+        let slot = slot.filter(|slot| slot.generation == token.generation);
+        slot.ok_or(TokenError::Ended { token })
+    }
+
+    pub(super) fn state(&self, token: Token) -> Result<&State<P, N>, TokenError> {
+        if token.requests != self.requests {
+            return Err(TokenError::OtherLoop { token });
+        }
+        let slot = self.all.get(token.slot());
+        let slot = slot.filter(|slot| slot.generation == token.generation);
+        slot.map(|slot| &slot.state).ok_or(TokenError::Ended { token })
+    }
+
+    pub(super) fn is_lent(&self, token: Token) -> bool {
+        matches!(self.state(token), Ok(State::Lent { .. }))
+    }
+
+    /// Ends a request that is at the device or lost, and returns its payloads. Its slot stays in use
+    /// until they have been returned.
+    #[inline(always)]
+    pub(super) fn end(&mut self, token: Token) -> Result<Parts<P, N>, TokenError> {
+        let slot = self.slot_mut(token)?;
+        match std::mem::replace(&mut slot.state, State::Ended) {
+            State::AtDevice(parts) => {
+                self.in_flight -= 1;
+                Ok(parts)
+            }
+            State::Lost(parts) => {
+                self.lost -= 1;
+                Ok(parts)
+            }
+            lent @ State::Lent { .. } => {
+                slot.state = lent;
+                Err(TokenError::Lent { token })
+            }
+            other @ (State::Free | State::Ended) => {
+                slot.state = other;
+                Err(TokenError::Ended { token })
+            }
+        }
+    }
+
+    /// Ends all requests that are at the device, and not lent, or lost.
+    pub(super) fn end_all(&mut self, mut each: impl FnMut(Token, Parts<P, N>)) {
+        let requests = self.requests;
+        for (slot, at) in (0..).zip(&mut self.all) {
+            let count = match at.state {
+                State::AtDevice(_) => &mut self.in_flight,
+                State::Lost(_) => &mut self.lost,
+                State::Free | State::Lent { .. } | State::Ended => continue,
+            };
+            *count -= 1;
+            if let State::AtDevice(parts) | State::Lost(parts) =
+                std::mem::replace(&mut at.state, State::Ended)
+            {
+                each(Token { requests, slot, generation: at.generation }, parts);
+            }
+        }
+    }
+
+    /// Takes out the payloads of a request at the device, for its driver.
+    #[inline(always)]
+    pub(super) fn lend(&mut self, token: Token) -> Result<Parts<P, N>, TokenError> {
+        let slot = self.slot_mut(token)?;
+        match std::mem::replace(&mut slot.state, State::Lent { is_lost: false }) {
+            State::AtDevice(parts) => Ok(parts),
+            lent @ State::Lent { .. } => {
+                slot.state = lent;
+                Err(TokenError::Lent { token })
+            }
+            other @ (State::Free | State::Lost(_) | State::Ended) => {
+                slot.state = other;
+                Err(TokenError::Ended { token })
+            }
+        }
+    }
+
+    /// Takes back the payloads of a request that [is lent](Self::is_lent).
+    #[inline(always)]
+    pub(super) fn take_back(&mut self, token: Token, parts: Parts<P, N>) {
+        match self.all.get_mut(token.slot()) {
+            Some(slot) if matches!(slot.state, State::Lent { is_lost: true }) => {
+                slot.state = State::Lost(parts);
+            }
+            Some(slot) => slot.state = State::AtDevice(parts),
+            None => parts.quarantine(),
+        }
+    }
+
+    /// Notes that a request at the device is lost.
+    pub(super) fn lose(&mut self, token: Token) -> Result<(), TokenError> {
+        let slot = self.slot_mut(token)?;
+        slot.state = match std::mem::replace(&mut slot.state, State::Ended) {
+            State::AtDevice(parts) => State::Lost(parts),
+            State::Lent { is_lost: false } => State::Lent { is_lost: true },
+            other => {
+                slot.state = other;
+                return Err(TokenError::Ended { token });
+            }
+        };
+        self.in_flight -= 1;
+        self.lost += 1;
+        Ok(())
+    }
+
+    /// Frees the slot of a request that has been returned.
+    #[inline(always)]
+    pub(super) fn free(&mut self, token: Token) {
+        if let Some(slot) = self.all.get_mut(token.slot()) {
+            slot.state = State::Free;
+            slot.generation += 1;
+            self.free.push(token.slot);
+        }
+    }
+
+    /// Quarantines the payloads of all requests that are at the device or lost.
+    pub(super) fn quarantine_all(&mut self) {
+        self.end_all(|_, parts| parts.quarantine());
+    }
+}
