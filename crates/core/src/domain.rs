@@ -112,5 +112,5 @@ pub use local::DomainLocal;
 pub use mapping::{MapError, MapManyError, Mapping, Unrevoked};
 pub use revoked::{NotQuiesced, Quiesced, Revoked};
 pub use space::{Domain, DomainId, Payload, Pinned};
-pub use static_map::{Reservation, StaticMapping};
+pub use static_map::{Reservation, StaticMapping, UnmapStaticError};
 pub use stats::{BackendStats, DomainStats};

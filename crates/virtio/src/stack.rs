@@ -220,10 +220,10 @@ impl Stack {
         match share {
             Share::InPlace(mapping) => {
                 let (iova, bytes) = (mapping.iova(), payload.len());
-                self.domain.unmap_static(mapping).map_err(|error| ShareError::NotRevoked {
+                self.domain.unmap_static(mapping).map_err(|failed| ShareError::NotRevoked {
                     iova,
                     bytes,
-                    error,
+                    error: failed.error,
                 })?;
             }
             Share::ToDevice(bounced) => drop(bounced),

@@ -139,7 +139,8 @@ impl<S: ChunkSource> Coherent<S> {
     /// Acquires at least `bytes` bytes from `source`, rounded up to an order.
     ///
     /// # Errors
-    /// [`SourceError`]; then nothing has changed.
+    /// [`SourceError`]; then nothing has changed. `source`, a handle, is dropped: pass a clone if it
+    /// is still needed.
     pub fn new(source: S, bytes: u64) -> Result<Self, SourceError> {
         let order =
             Order::for_bytes(bytes).ok_or(SourceError::TooLarge { bytes, limit: 1 << 30 })?;

@@ -35,18 +35,20 @@ impl Domain {
     /// Unmaps what [`map_static`](Self::map_static) or [`map_at`](Self::map_at) mapped, and waits.
     ///
     /// # Errors
-    /// A device may reach the memory for good: the caller must never reuse it (and counts it with
+    /// [`BackendError::OtherDomain`] with the mapping, if that belongs to another domain. Otherwise
+    /// a device may reach the memory for good: the caller must never reuse it (and counts it with
     /// [`count_quarantined`](Self::count_quarantined)). Its addresses are not reused.
-    /// [`BackendError::OtherDomain`] if the mapping belongs to another domain, where the memory
-    /// stays mapped for good.
-    pub fn unmap_static(&self, mapping: StaticMapping) -> Result<(), BackendError> {
+    pub fn unmap_static(&self, mapping: StaticMapping) -> Result<(), UnmapStaticError> {
         let iova = mapping.iova();
         if !mapping.is_in(&self.space.iovas) {
-            return Err(BackendError::OtherDomain { iova });
+            let error = BackendError::OtherDomain { iova };
+            return Err(UnmapStaticError { mapping: Some(mapping), error });
         }
         self.space.statics.remove(iova);
-        let ticket = self.space.call(|backend| backend.revoke_one(iova, None))?;
-        self.space.call(|backend| backend.wait(ticket, None))?;
+        let revoked = self.space.call(|backend| backend.revoke_one(iova, None));
+        let waited =
+            revoked.and_then(|ticket| self.space.call(|backend| backend.wait(ticket, None)));
+        waited.map_err(|error| UnmapStaticError { mapping: None, error })?;
         mapping.release();
         Ok(())
     }
@@ -151,6 +153,25 @@ impl Reservation {
 pub struct StaticMapping {
     reservation: ManuallyDrop<Reservation>,
     iova: IovaRange,
+}
+
+/// A failed [`Domain::unmap_static`](super::Domain::unmap_static).
+///
+/// `?` converts it to a [`BackendError`]; a mapping in it then stays mapped for good.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct UnmapStaticError {
+    /// The mapping, if it is as before: it belongs to another domain.
+    pub mapping: Option<StaticMapping>,
+    /// The reason.
+    #[source]
+    pub error: BackendError,
+}
+
+impl From<UnmapStaticError> for BackendError {
+    fn from(failed: UnmapStaticError) -> Self {
+        failed.error
+    }
 }
 
 impl StaticMapping {

@@ -12,12 +12,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {
-    model_with(2, check);
+    model_with(Some(2), check);
 }
 
-fn model_with(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
+fn model_with(preemptions: Option<usize>, check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    builder.preemption_bound = preemptions;
     builder.max_branches = 20_000;
     builder.check(check);
 }
@@ -437,7 +437,7 @@ fn loom_a_region_against_a_single_claim() {
 /// neither gets it, and it is found afterwards.
 #[test]
 fn loom_a_region_whose_claim_fails_is_found() {
-    model_with(3, || {
+    model_with(Some(3), || {
         let zone = Model::with_slots(1024, 0);
         // The second one: the hints of the current region are updated by the search.
         zone.alloc(Order::HUGE).unwrap();
@@ -627,7 +627,7 @@ fn loom_frames_pass_between_magazines() {
 /// finds the region in its set, or in the owner's slot.
 #[test]
 fn loom_a_region_is_found_while_it_is_reserved() {
-    model(|| {
+    model_with(None, || {
         let zone = Model::with_slots(1024, 1);
         // The region of the first claim, where a caller looks without hints.
         zone.alloc(Order::HUGE).unwrap();
@@ -789,5 +789,54 @@ fn loom_a_limit_is_not_lowered_below_a_region_that_is_freed() {
         inner.limits.lower().unwrap().region(0, || inner.map.max_order(0));
         other.join().unwrap();
         assert_eq!(zone.0.limits.skip(0, 8), None);
+    });
+}
+
+/// A frame of a region, other than that of the first claim, is freed and makes it whole while
+/// another is claimed there, in either order: its hints say what it is.
+#[test]
+fn loom_a_region_that_becomes_whole_beside_a_claim_is_in_the_right_set() {
+    model_with(Some(3), || {
+        let zone = Model::with_slots(1024, 0);
+        zone.alloc(Order::HUGE).unwrap();
+        let part = zone.claim_in(1).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || {
+                zone.touch(part.first(), 1);
+                zone.zone.0.release(part).unwrap();
+            }
+        });
+        let mine = zone.claim_in(1).unwrap();
+        other.join().unwrap();
+        let sets = |zone: &Model| (zone.0.partial.has(1), zone.0.whole.has(1));
+        assert_eq!(sets(&zone), (true, false));
+        zone.touch(mine.first(), 1);
+        zone.zone.0.release(mine).unwrap();
+        assert_eq!(sets(&zone), (false, true));
+    });
+}
+
+/// An owner leaves a region that it found full, of which no set knew, while a frame is freed there:
+/// the frame is found.
+#[test]
+fn loom_a_frame_that_is_freed_in_a_region_that_is_left_is_found() {
+    model_with(Some(3), || {
+        let zone = Model::with_slots(1024, 1);
+        zone.alloc(Order::HUGE).unwrap();
+        let first = zone.alloc(Order::HUGE).unwrap();
+        zone.0.split(1);
+        let slot = zone.0.slots.claim().unwrap();
+        zone.0.slots.publish(slot, Some(1));
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || zone.free(first, Order::PAGE).unwrap()
+        });
+        zone.0.leave_full(1);
+        zone.0.slots.publish(slot, None);
+        let early = zone.0.search(0, usize::MAX, |region| zone.0.claim_in(region, 1));
+        other.join().unwrap();
+        let late = zone.0.search(0, usize::MAX, |region| zone.0.claim_in(region, 1));
+        assert!(early.is_some() != late.is_some());
     });
 }

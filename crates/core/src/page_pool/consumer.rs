@@ -40,7 +40,8 @@ impl PagePool {
     /// Creates a pool for devices that are coherent with the processor. Acquires no chunk yet.
     ///
     /// # Errors
-    /// [`CreateError`], which names the value and its limit.
+    /// [`CreateError`], which names the value and its limit. `source`, a handle, is dropped: pass a
+    /// clone if it is still needed.
     pub fn new(
         source: impl RevocableSource + 'static,
         name: &str,

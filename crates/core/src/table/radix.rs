@@ -33,7 +33,8 @@ impl<F: Format> Table<F> {
     ///
     /// # Errors
     /// [`TableError::Levels`] if the format has no such table; [`TableError::NoMemory`] if the
-    /// metadata of the pages (28 bytes each) cannot be allocated.
+    /// metadata of the pages (28 bytes each) cannot be allocated. The pages are dropped then, and no
+    /// table has them: they may be described once more.
     pub fn new(pages: TablePages, levels: u8) -> Result<Self, TableError> {
         let (format, min, max) = (F::NAME, F::MIN_LEVELS, F::MAX_LEVELS);
         if !(min..=max).contains(&levels) {

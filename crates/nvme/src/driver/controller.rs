@@ -38,6 +38,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     ///
     /// # Errors
     /// [`Error`]; the controller is disabled, or, where that failed too, its memory is quarantined.
+    /// `registers` and `source`, two handles, are dropped: pass clones if they are still needed.
     pub fn start(registers: R, source: S, config: Config) -> Result<Self, Error>
     where
         S: 'static,
@@ -144,7 +145,7 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     ///
     /// # Errors
     /// As [`create_queue`](Self::create_queue); a vector that the controller does not have is an
-    /// [`Error::Admin`].
+    /// [`Error::Admin`]. `vector`, a handle, is dropped then.
     pub fn create_queue_with(&self, depth: usize, vector: Vector) -> Result<Queue<R, S>, Error> {
         Queue::create(self.inner.clone(), depth, Some(vector))
     }

@@ -322,7 +322,7 @@ impl DomainOps for Domain {
         unsafe { (**self).map_at(reservation, iova, memory, access) }
     }
     fn unmap(&self, mapping: StaticMapping) -> Result<(), BackendError> {
-        self.unmap_static(mapping)
+        Ok(self.unmap_static(mapping)?)
     }
     fn count_quarantined(&self, bytes: u64) {
         (**self).count_quarantined(bytes);

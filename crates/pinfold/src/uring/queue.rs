@@ -87,7 +87,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     ///
     /// # Errors
     /// [`FileError::Depth`], [`FileError::Block`]; [`FileError::System`] if it is a directory or
-    /// cannot be examined.
+    /// cannot be examined. `file` is closed then: pass a duplicate if it is still needed.
     pub fn new(file: File, path: &Path, options: &Options<'_, 'm>) -> Result<Self, FileError> {
         let depth = options.depth;
         if depth == 0 || depth > Self::MAX_DEPTH {
