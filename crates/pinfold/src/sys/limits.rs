@@ -1,5 +1,6 @@
 //! The limit of locked memory.
 
+use super::region::Region;
 use super::{files, process};
 use rustix::process::Resource;
 use rustix::thread::CapabilitySet;
@@ -274,6 +275,14 @@ impl MapLimit {
         all.into_iter().flatten().collect()
     }
 
+    /// Returns whether the limits allow this process `bytes` more of private memory at the moment.
+    ///
+    /// They are tried, by mapping as much, and not read: without `/proc` it is unknown what counts.
+    pub fn allow(bytes: u64) -> bool {
+        let page = rustix::param::page_size();
+        Region::anonymous(super::errno::bytes(bytes), page).is_ok()
+    }
+
     /// Returns the one of this process that refuses `bytes` more, if one does; `hugetlb`: of pages
     /// of the hugetlb pool.
     pub(crate) fn refusing(bytes: u64, hugetlb: bool) -> Option<Self> {
@@ -352,6 +361,12 @@ mod tests {
         assert_eq!(read(None, None)[0].left, 40_000 * 1024);
         let command = found[2].raise(found[2].left + 4096).unwrap();
         assert!(command.starts_with("sudo sysctl vm.overcommit_kbytes="), "{command}");
+    }
+
+    #[test]
+    fn what_is_allowed_is_tried() {
+        assert!(MapLimit::allow(1 << 20));
+        assert!(!MapLimit::allow(1 << 60) && !MapLimit::allow(u64::MAX));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Limits of the machine, set by their real mechanisms: the cause that is named is what refused,
 //! and the fix changes it.
-use crate::common::{Ended, Folder, finish_with, pinfold, skipped, words};
+use crate::common::{Ended, Folder, bytes, finish_with, pinfold, skipped, words};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -638,6 +638,42 @@ fn hugepages_are_used_without_procfs() {
     run_after(&["unshare", "-m"], "umount -l /proc", line).ok();
 }
 
+/// A limit that leaves too little for what is written is an error of the request, also where what
+/// the process has mapped is not known.
+#[test]
+fn a_limit_ends_the_writes_of_a_client_and_not_the_server() {
+    let folder = Folder::new();
+    let (source, proc) = (folder.file("source", &bytes(128 << 20)), folder.arg("proc"));
+    std::fs::create_dir(&proc).unwrap();
+    if !works(&["nbdcopy", "--version"]) {
+        return skipped("no nbdcopy: apt-get install libnbd-bin");
+    }
+    let hidden = format!("mount --bind /proc {proc} && umount -l /proc");
+    for (by, setup, proc) in
+        [(&["env"][..], "true", "/proc"), (&["unshare", "-m"], hidden.as_str(), proc.as_str())]
+    {
+        if by.len() > 1 && !works(&[by, &["sh", "-c", setup]].concat()) {
+            skipped("needs root, for a mount namespace");
+            continue;
+        }
+        // 40 MiB more than it has mapped by now, of which 16 are for a client.
+        let write = format!(
+            "size=$(awk '/VmSize/ {{ print $2 }}' {proc}/$PPID/status) && \
+             prlimit --pid $PPID --as=$(((size + 40960) * 1024)): && nbdcopy {source} \"$uri\""
+        );
+        let script = format!("{setup}; exec \"$0\" serve soft:128M --threads 1 --run \"$1\"");
+        let mut command = Command::new(by[0]);
+        command.args(&by[1..]).args(["sh", "-c", &script, PROGRAM, &write]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = finish_with(command);
+        assert_eq!(ended.code, Some(1), "{setup}: {ended:?}");
+        for part in ["capacity exceeded", "No space left on device", "exit status: 1"] {
+            assert!(ended.err.contains(part), "{setup}: {ended:?}");
+        }
+        assert!(ended.err.contains("served soft:128M"), "{setup}: {ended:?}");
+    }
+}
+
 #[test]
 fn a_limit_of_threads_is_named_wherever_one_is_started() {
     let Some(group) = Group::new("pids", "started") else { return };
@@ -656,4 +692,21 @@ fn a_limit_of_threads_is_named_wherever_one_is_started() {
         }
     }
     assert!(named > 0, "the command was never refused");
+    // The threads of the devices, and the timer of a policy.
+    let trace =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../replay/samples/linux-6.12-nvme-ahci-e1000e.txt");
+    let (mut devices, mut timers) = (0, 0);
+    for options in ["--timing original", ""] {
+        for limit in 1..8 {
+            std::fs::write(&name, limit.to_string()).unwrap();
+            let ended = group.run(&format!("replay {trace} {options}"));
+            if ended.code == Some(0) {
+                break;
+            }
+            assert!(ended.err.contains(&format!("{name} is {limit}")), "{limit}: {ended:?}");
+            devices += usize::from(ended.err.contains("cannot start a thread for"));
+            timers += usize::from(ended.err.contains("cannot start the flush timer"));
+        }
+    }
+    assert!(devices > 0 && timers > 0, "{devices} devices and {timers} timers were refused");
 }

@@ -105,6 +105,39 @@ fn every_byte_is_stored_in_a_file_by_several_queues() {
     );
 }
 
+/// Both kinds of file, with the packets that fit, and the setting that refused more.
+#[test]
+fn a_limit_of_file_sizes_is_named_with_what_fits() {
+    let Some(wire) = Wire::new(1, 1500) else { return };
+    let folder = Folder::new();
+    for (option, name) in [("--pcap", "packets.pcap"), ("--to", "packets")] {
+        let file = folder.arg(name);
+        let mut command = Command::new("sh");
+        // Blocks of 1024 bytes in bash, of 512 in other shells.
+        command.args(["-c", "ulimit -f 100 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pinfold")]);
+        command.args(["receive", "v1", option, &file, "--seconds", "60"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        wait_for_program(true);
+        wait_for_queues(&child);
+        let sender = wire.sender();
+        // More than the buffer of a capture holds.
+        let (mut number, end) = (0, Instant::now() + Duration::from_secs(60));
+        while child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < end, "{option}: it goes on beyond the limit");
+            sender.send(&datagram(number)).unwrap();
+            number += 1;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let ended = finish(child);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.err.contains("ulimit -f"), "{ended:?}");
+        let len = std::fs::metadata(&file).unwrap().len();
+        assert!((1..=100 << 10).contains(&len), "{option}: {len} bytes");
+        wait_for_program(false);
+    }
+}
+
 #[test]
 fn every_byte_is_stored_through_a_controller_until_it_is_full() {
     let Some(wire) = Wire::new(2, 1500) else { return };

@@ -26,7 +26,7 @@ pub enum PolicyError {
         error: std::io::Error,
     },
     /// The timer of a lazy policy could not be started.
-    #[error("cannot start the flush timer of a policy: {0}")]
+    #[error("cannot start the flush timer of a policy: {}", pinfold::probe::threads::refusal(.0))]
     NoTimer(#[source] std::io::Error),
     /// The range is not whole pages of the policy's memory.
     #[error("cannot map {range}: it is not whole pages of the policy's memory {memory}")]
