@@ -113,6 +113,13 @@ impl Server {
             Self::start(name, command, socket)
         };
         let soft = format!("soft:{bytes}");
+        // Several servers write one file, which a lock would keep from the second.
+        let image = |aio: &str| {
+            format!(
+                "driver=raw,file.driver=file,file.locking=off,file.aio={aio},file.filename={file}"
+            )
+        };
+        let (threads, io_uring) = (image("threads"), image("io_uring"));
         let memory = bytes.to_string();
         Ok(vec![
             command("pinfold", &own, &["serve", file, "--cached", "--nbd", "unix:SOCKET"])?,
@@ -120,12 +127,12 @@ impl Server {
             command(
                 "qemu-nbd",
                 Path::new("qemu-nbd"),
-                &["-t", "-f", "raw", "-e", "64", "-k", "SOCKET", file],
+                &["-t", "-e", "64", "-k", "SOCKET", "--image-opts", &threads],
             )?,
             command(
                 "qemu-nbd-uring",
                 Path::new("qemu-nbd"),
-                &["-t", "-f", "raw", "-e", "64", "--aio=io_uring", "-k", "SOCKET", file],
+                &["-t", "-e", "64", "-k", "SOCKET", "--image-opts", &io_uring],
             )?,
             command(
                 "nbdkit-memory",
