@@ -108,11 +108,16 @@ impl Tree {
         cargo
     }
 
-    /// Compiles; returns the changes that are no Rust, if any.
+    /// Compiles; returns the changes that are no Rust, if any. `drops` are those that leave out the
+    /// end of a borrow: the error is where the next one begins.
     ///
     /// # Errors
     /// cargo cannot run, or an error of the compiler is at no change.
-    pub fn refused(&self, places: &BTreeMap<String, Vec<Written>>) -> io::Result<BTreeSet<u32>> {
+    pub fn refused(
+        &self,
+        places: &BTreeMap<String, Vec<Written>>,
+        drops: &BTreeSet<u32>,
+    ) -> io::Result<BTreeSet<u32>> {
         let output = self.cargo(&["check", "--keep-going"]).output()?;
         let mut refused = BTreeSet::new();
         let mut errors = Vec::new();
@@ -130,7 +135,17 @@ impl Tree {
                     .filter(|written| written.place.start <= start && end <= written.place.end);
                 within.min_by_key(|written| written.place.len()).map(|written| written.id)
             });
-            let culprits: Vec<_> = culprit.collect();
+            let mut culprits: Vec<_> = culprit.collect();
+            if culprits.is_empty() {
+                let before = spans.iter().filter_map(|span| {
+                    let written = places.get(span["file_name"].as_str()?)?;
+                    let start = usize::try_from(span["byte_start"].as_u64()?).ok()?;
+                    let drops = written.iter().filter(|written| drops.contains(&written.id));
+                    let before = drops.filter(|written| written.place.end <= start);
+                    before.max_by_key(|written| written.place.end).map(|written| written.id)
+                });
+                culprits.extend(before.last());
+            }
             if culprits.is_empty() {
                 errors.push(message["message"]["rendered"].as_str().unwrap_or_default().to_owned());
             }

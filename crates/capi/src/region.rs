@@ -321,10 +321,18 @@ impl Region {
         )
     }
 
+    #[cold]
+    fn most_used(addr: usize) -> Failure {
+        fail!(
+            EBUSY,
+            "{addr:#x} is in use by 4,294,967,295 mappings and requests, the most: unmap some first"
+        )
+    }
+
     /// Begins a device's use of `len` bytes at `addr`.
     ///
     /// # Errors
-    /// `EINVAL`: they are not all in one allocation.
+    /// `EINVAL`: they are not all in one allocation. `EBUSY`: the number of uses is used up.
     fn enter(&self, addr: usize, len: usize) -> Result<Counted, Failure> {
         if self.pages.is_empty() {
             self.uses.fetch_add(1, Ordering::Relaxed);
@@ -350,12 +358,8 @@ impl Region {
                     "{len} bytes at {addr:#x} are not all allocated: the allocation has {bytes} bytes at {start:#x}"
                 ));
             }
-            match word.compare_exchange_weak(
-                seen,
-                seen + ONE_USE,
-                Ordering::Acquire,
-                Ordering::Acquire,
-            ) {
+            let more = seen.checked_add(ONE_USE).ok_or_else(|| Self::most_used(addr))?;
+            match word.compare_exchange_weak(seen, more, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => break,
                 Err(now) => seen = now,
             }
@@ -368,13 +372,16 @@ impl Region {
         let pages = pages_of(addr - self.addr(), len);
         let first = pages.start;
         for (entered, page) in self.pages.get(pages).unwrap_or_default().iter().enumerate() {
-            let enter = |word| (word & KIND_BITS == POOL).then_some(word + ONE_USE);
-            if page.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter).is_err() {
+            let enter = |word: u64| word.checked_add(ONE_USE).filter(|_| word & KIND_BITS == POOL);
+            if let Err(word) = page.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter) {
                 self.leave_pages(first..first + entered);
+                let page = self.addr() + (first + entered) * PAGE;
+                if word & KIND_BITS == POOL {
+                    return Err(Self::most_used(page));
+                }
                 return Err(fail!(
                     EINVAL,
-                    "{len} bytes at {addr:#x} reach beyond their pool, which ends at {:#x}",
-                    self.addr() + (first + entered) * PAGE
+                    "{len} bytes at {addr:#x} reach beyond their pool, which ends at {page:#x}"
                 ));
             }
         }
@@ -634,6 +641,27 @@ mod tests {
     use super::*;
     use pinfold::Domain;
     use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_use_that_the_counter_has_no_room_for_is_refused() {
+        let arena = Arena::builder().size(1 << 20).build(&Domain::soft().unwrap()).unwrap();
+        let region = Region::arena(&arena).unwrap();
+        let full = u64::from(u32::MAX) * ONE_USE;
+        let words = [ONE_PAGE | full - ONE_USE, POOL, POOL | full - ONE_USE];
+        let set = |at: usize, word| region.pages[at].store(word, Ordering::Relaxed);
+        let uses = || [0, 1, 2].map(|at| region.pages[at].load(Ordering::Relaxed) / ONE_USE);
+        words.into_iter().enumerate().for_each(|(at, word)| set(at, word));
+        let (one, pool) = (region.addr(), region.addr() + PAGE);
+        assert!(region.enter(one, PAGE).is_ok() && region.enter(pool, 2 * PAGE).is_ok());
+        assert_eq!(uses(), [u64::from(u32::MAX), 1, u64::from(u32::MAX)]);
+        // What was counted of the second is taken back.
+        for (addr, len) in [(one, PAGE), (pool, 2 * PAGE)] {
+            assert_eq!(region.enter(addr, len).err().unwrap().errno(), libc::EBUSY);
+            assert_eq!(uses(), [u64::from(u32::MAX), 1, u64::from(u32::MAX)]);
+        }
+        assert_eq!(region.uses(), 1);
+        (0..3).for_each(|at| set(at, 0));
+    }
 
     /// An arena may be of memory that the program frees when it has ended.
     #[test]

@@ -22,6 +22,21 @@ fn model_with(preemptions: Option<usize>, check: impl Fn() + Sync + Send + 'stat
     builder.check(check);
 }
 
+/// Has loom try both orders of what one thread does before [`meet`](Self::meet) and another one
+/// behind it; orders no memory.
+///
+/// Loom compares an operation with the last one on the same atomic alone. So where a thread reads
+/// an atomic right before it changes it, loom does not see that another thread has read it before,
+/// and tries one order.
+#[derive(Clone, Default)]
+struct Race(Arc<loom::sync::atomic::AtomicUsize>);
+
+impl Race {
+    fn meet(&self) {
+        self.0.fetch_add(1, loom::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// A zone, and the cells that model the memory of its frames.
 #[derive(Clone)]
 struct Model {
@@ -627,19 +642,21 @@ fn loom_frames_pass_between_magazines() {
 /// finds the region in its set, or in the owner's slot.
 #[test]
 fn loom_a_region_is_found_while_it_is_reserved() {
-    model_with(None, || {
+    model(|| {
         let zone = Model::with_slots(1024, 1);
-        // The region of the first claim, where a caller looks without hints.
         zone.alloc(Order::HUGE).unwrap();
+        let slot = zone.0.slots.claim().unwrap();
+        let race = Race::default();
         let other = thread::spawn({
-            let zone = zone.clone();
+            let (zone, race) = (zone.clone(), race.clone());
             move || {
-                let mut local = zone.local();
-                let frame = local.alloc(Order::PAGE).unwrap();
-                zone.touch(frame, 1);
+                assert_eq!(zone.0.reserve(slot), Some(1));
+                race.meet();
             }
         });
-        assert!(zone.alloc(Order::PAGE).is_ok(), "over 400 frames are free");
+        race.meet();
+        let found = zone.0.search(0, usize::MAX, |region| (region == 1).then_some(region));
+        assert_eq!(found, Some(1));
         other.join().unwrap();
     });
 }
@@ -669,15 +686,26 @@ fn loom_a_free_beside_a_refused_one_is_found() {
 struct Sets {
     hints: super::hints::Hints,
     slots: super::hints::Slots,
+    race: Race,
 }
 
 impl Sets {
     /// In the second word of its set, so that searches from the start find it by the bit above.
     const REGION: u32 = 65;
 
-    fn new(slots: u32) -> loom::sync::Arc<Self> {
+    fn new(slots: u32) -> Arc<Self> {
         let hints = super::hints::Hints::new(192, 0).unwrap();
-        loom::sync::Arc::new(Self { hints, slots: super::hints::Slots::new(slots).unwrap() })
+        let slots = super::hints::Slots::new(slots).unwrap();
+        Arc::new(Self { hints, slots, race: Race::default() })
+    }
+
+    /// Starts a thread that calls `call` beside a search.
+    fn beside(self: &Arc<Self>, call: impl FnOnce(&Self) + 'static) -> thread::JoinHandle<()> {
+        let sets = Arc::clone(self);
+        thread::spawn(move || {
+            call(&sets);
+            sets.race.meet();
+        })
     }
 
     /// As `Inner::reserve`.
@@ -688,6 +716,7 @@ impl Sets {
 
     /// Whether a search of regions from `first` on finds it: as `Inner::search`.
     fn finds(&self, first: u32) -> bool {
+        self.race.meet();
         (0..2).any(|_| {
             self.hints.next_from(first) == Some(Self::REGION)
                 || self.slots.reserved().any(|region| region == Self::REGION)
@@ -703,10 +732,7 @@ fn loom_a_reserved_region_is_in_its_set_or_in_its_slot() {
             let sets = Sets::new(1);
             let slot = sets.slots.claim().unwrap();
             sets.hints.set(Sets::REGION);
-            let other = thread::spawn({
-                let sets = loom::sync::Arc::clone(&sets);
-                move || sets.reserve(slot)
-            });
+            let other = sets.beside(move |sets| sets.reserve(slot));
             assert!(sets.finds(first), "from {first}");
             other.join().unwrap();
         });
@@ -720,13 +746,14 @@ fn loom_a_reserved_region_is_found_behind_a_bit_that_a_search_has_cleared() {
         let sets = Sets::new(1);
         let slot = sets.slots.claim().unwrap();
         sets.hints.set(Sets::REGION);
-        let thread = |call: fn(&Sets, u32)| {
-            let sets = loom::sync::Arc::clone(&sets);
-            thread::spawn(move || call(&sets, slot))
-        };
-        let threads = [thread(Sets::reserve), thread(|sets, _| _ = sets.hints.next_from(0))];
+        let owner = sets.beside(move |sets| sets.reserve(slot));
+        let search = sets.beside(|sets| {
+            sets.race.meet();
+            sets.hints.next_from(0);
+        });
         assert!(sets.finds(0));
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        owner.join().unwrap();
+        search.join().unwrap();
     });
 }
 
@@ -737,12 +764,9 @@ fn loom_a_region_that_its_owner_leaves_is_found() {
         let sets = Sets::new(1);
         let slot = sets.slots.claim().unwrap();
         sets.slots.publish(slot, Some(Sets::REGION));
-        let other = thread::spawn({
-            let sets = loom::sync::Arc::clone(&sets);
-            move || {
-                sets.hints.set(Sets::REGION);
-                sets.slots.publish(slot, Some(1));
-            }
+        let other = sets.beside(move |sets| {
+            sets.hints.set(Sets::REGION);
+            sets.slots.publish(slot, Some(1));
         });
         assert!(sets.finds(0));
         other.join().unwrap();
@@ -756,15 +780,12 @@ fn loom_a_region_whose_owner_ends_is_found() {
         let sets = Sets::new(1);
         let slot = sets.slots.claim().unwrap();
         sets.slots.publish(slot, Some(Sets::REGION));
-        let thread = |call: fn(&Sets)| {
-            let sets = loom::sync::Arc::clone(&sets);
-            thread::spawn(move || call(&sets))
-        };
-        let ends = thread(|sets| {
+        let ends = sets.beside(move |sets| {
             sets.hints.set(Sets::REGION);
-            sets.slots.release(0);
+            sets.slots.release(slot);
         });
-        let begins = thread(|sets| {
+        let begins = sets.beside(|sets| {
+            sets.race.meet();
             if let Some(slot) = sets.slots.claim() {
                 sets.slots.publish(slot, Some(1));
             }
@@ -781,12 +802,17 @@ fn loom_a_region_whose_owner_ends_is_found() {
 fn loom_a_limit_is_not_lowered_below_a_region_that_is_freed() {
     model(|| {
         let (zone, first) = whole(0);
+        let race = Race::default();
         let other = thread::spawn({
-            let zone = zone.clone();
-            move || zone.free(first, Order::HUGE).unwrap()
+            let (zone, race) = (zone.clone(), race.clone());
+            move || {
+                race.meet();
+                zone.free(first, Order::HUGE).unwrap();
+            }
         });
         let inner = &zone.0;
         inner.limits.lower().unwrap().region(0, || inner.map.max_order(0));
+        race.meet();
         other.join().unwrap();
         assert_eq!(zone.0.limits.skip(0, 8), None);
     });
@@ -800,13 +826,16 @@ fn loom_a_region_that_becomes_whole_beside_a_claim_is_in_the_right_set() {
         let zone = Model::with_slots(1024, 0);
         zone.alloc(Order::HUGE).unwrap();
         let part = zone.claim_in(1).unwrap();
+        let race = Race::default();
         let other = thread::spawn({
-            let zone = zone.clone();
+            let (zone, race) = (zone.clone(), race.clone());
             move || {
                 zone.touch(part.first(), 1);
                 zone.zone.0.release(part).unwrap();
+                race.meet();
             }
         });
+        race.meet();
         let mine = zone.claim_in(1).unwrap();
         other.join().unwrap();
         let sets = |zone: &Model| (zone.0.partial.has(1), zone.0.whole.has(1));
@@ -828,12 +857,18 @@ fn loom_a_frame_that_is_freed_in_a_region_that_is_left_is_found() {
         zone.0.split(1);
         let slot = zone.0.slots.claim().unwrap();
         zone.0.slots.publish(slot, Some(1));
+        let race = Race::default();
         let other = thread::spawn({
-            let zone = zone.clone();
-            move || zone.free(first, Order::PAGE).unwrap()
+            let (zone, race) = (zone.clone(), race.clone());
+            move || {
+                race.meet();
+                zone.free(first, Order::PAGE).unwrap();
+                race.meet();
+            }
         });
         zone.0.leave_full(1);
         zone.0.slots.publish(slot, None);
+        race.meet();
         let early = zone.0.search(0, usize::MAX, |region| zone.0.claim_in(region, 1));
         other.join().unwrap();
         let late = zone.0.search(0, usize::MAX, |region| zone.0.claim_in(region, 1));
