@@ -282,9 +282,10 @@ impl RegisterFile {
         let distance = at - offset::DOORBELLS;
         let index = distance / stride;
         let doorbell = usize::try_from(index).ok().and_then(|i| self.doorbells.get(i));
+        let doorbell = doorbell.filter(|_| distance.is_multiple_of(stride));
         let size = doorbell.map_or(0, |doorbell| doorbell.queue_size.load(Ordering::Acquire));
         match doorbell {
-            Some(doorbell) if distance.is_multiple_of(stride) && value < size => {
+            Some(doorbell) if value < size => {
                 doorbell.value.store(value, Ordering::SeqCst);
                 self.doorbell_writes.fetch_add(1, Ordering::Relaxed);
                 Ok(())
@@ -294,8 +295,11 @@ impl RegisterFile {
                     if size == 0 { EVENT_NO_SUCH_DOORBELL } else { EVENT_BAD_DOORBELL_VALUE };
                 self.bad_doorbells.fetch_add(1, Ordering::Relaxed);
                 self.event.store(event, Ordering::SeqCst);
-                let kind =
-                    if index % 2 == 0 { QueueKind::Submission } else { QueueKind::Completion };
+                let kind = if index.is_multiple_of(2) {
+                    QueueKind::Submission
+                } else {
+                    QueueKind::Completion
+                };
                 let queue = u16::try_from(index / 2).ok().map(|id| (id, kind));
                 let queue = queue.filter(|_| distance.is_multiple_of(stride));
                 Err(BadDoorbell { at, queue, value, entries: size })

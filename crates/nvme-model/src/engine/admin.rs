@@ -241,6 +241,14 @@ impl<B: Bus> Engine<B> {
         if u8::try_from(command.cdw10.get() & 0xff) == Ok(feature::ASYNC_EVENTS) {
             return Ok(0);
         }
+        if u8::try_from(command.cdw10.get() & 0xff) == Ok(feature::VOLATILE_WRITE_CACHE)
+            && self.config.volatile_cache
+        {
+            if command.opcode == admin::SET_FEATURES {
+                self.cache_enabled = command.cdw11.get() & 1 != 0;
+            }
+            return Ok(self.cache_enabled.into());
+        }
         if u8::try_from(command.cdw10.get() & 0xff) != Ok(feature::NUMBER_OF_QUEUES) {
             return Err(Status::INVALID_FIELD);
         }

@@ -455,6 +455,8 @@ pub(crate) struct Engine<B> {
     pub(super) scans: u32,
     /// ACRE: the host waits as CRD says.
     pub(super) advanced_retry: bool,
+    /// The volatile write cache is enabled (WCE). It has no effect on a model.
+    pub(super) cache_enabled: bool,
     /// Until when I/O commands fail, if they do.
     pub(super) not_ready_until: Option<Instant>,
     /// I/O commands fetched since the start.
@@ -487,6 +489,7 @@ impl<B: Bus> Engine<B> {
             ready_at: None,
             scans: 0,
             advanced_retry: false,
+            cache_enabled: true,
             not_ready_until: None,
             index: 0,
             held: Vec::new(),

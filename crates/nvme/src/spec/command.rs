@@ -154,6 +154,8 @@ pub mod create_cq {
 pub mod feature {
     /// Number of queues.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    /// Volatile write cache (Base 5.27.1.4); bit 0 of DW11 enables it.
+    pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
     /// Asynchronous event configuration.
     pub const ASYNC_EVENTS: u8 = 0x0b;
     /// Host behavior support.

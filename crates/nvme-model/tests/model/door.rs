@@ -29,7 +29,7 @@ impl RegisterWindow for Window {
         self.0.get(at as usize / 4).map_or(0, |word| word.swap(value, Ordering::SeqCst))
     }
     fn len(&self) -> u32 {
-        self.0.len() as u32 * 4
+        u32::try_from(self.0.len() * 4).unwrap()
     }
 }
 
@@ -38,12 +38,12 @@ struct Memory(Arc<Mutex<Vec<u8>>>);
 
 impl Bus for Memory {
     fn read(&self, iova: Iova, to: &mut [u8]) -> Result<(), BusFault> {
-        let at = iova.raw() as usize;
+        let at = usize::try_from(iova.raw()).unwrap();
         to.copy_from_slice(&self.0.lock().unwrap()[at..at + to.len()]);
         Ok(())
     }
     fn write(&self, iova: Iova, from: &[u8]) -> Result<(), BusFault> {
-        let at = iova.raw() as usize;
+        let at = usize::try_from(iova.raw()).unwrap();
         self.0.lock().unwrap()[at..at + from.len()].copy_from_slice(from);
         Ok(())
     }

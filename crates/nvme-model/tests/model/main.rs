@@ -1,0 +1,4 @@
+//! The model controller, from outside.
+
+#[cfg(test)]
+mod door;
