@@ -51,6 +51,9 @@ pub(crate) enum Command {
     /// Serve a target as a network block device (NBD)
     #[command(after_long_help = help::SERVE.long, after_help = help::SERVE.examples)]
     Serve(ServeArgs),
+    /// Run a program that opens VFIO against a model device, and report what its driver does wrong
+    #[command(after_long_help = help::CHECK.long, after_help = help::CHECK.examples)]
+    Check(CheckArgs),
     /// Report what this machine supports, what is missing, and the command that fixes it
     #[command(after_long_help = help::DOCTOR.long, after_help = help::DOCTOR.examples)]
     Doctor(DoctorArgs),
@@ -265,6 +268,111 @@ pub(crate) enum Sparse {
     Auto,
     /// They are read and written as zeroes
     Never,
+}
+
+/// A device of `check`: `soft:1G`, or `BDF=soft:1G`, or `BDF/GROUP=soft:1G`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct CheckDevice {
+    pub(crate) bdf: Option<Bdf>,
+    pub(crate) group: Option<u32>,
+    pub(crate) target: TargetSpec,
+}
+
+impl std::fmt::Display for CheckDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.target)
+    }
+}
+
+impl CheckDevice {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (place, target) = match text.split_once("=soft:") {
+            Some((place, rest)) => (Some(place), format!("soft:{rest}")),
+            None => (None, text.to_owned()),
+        };
+        let target =
+            TargetSpec::from_os_string(target.into()).map_err(|error| error.to_string())?;
+        if !matches!(target, TargetSpec::SoftMemory(..) | TargetSpec::SoftImage(..)) {
+            return Err("the device is a model: soft:SIZE or soft:IMAGE".to_owned());
+        }
+        let Some(place) = place else { return Ok(Self { bdf: None, group: None, target }) };
+        let (bdf, group) = match place.split_once('/') {
+            Some((bdf, group)) => (bdf, Some(group)),
+            None => (place, None),
+        };
+        let group = group.map(str::parse).transpose();
+        let group = group.map_err(|_| "an IOMMU group is a number".to_owned())?;
+        let bdf = bdf.parse::<Bdf>().map_err(|error| error.to_string())?;
+        Ok(Self { bdf: Some(bdf), group, target })
+    }
+}
+
+/// From which severity on a finding fails the run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum FailOn {
+    /// From errors on
+    Error,
+    /// From warnings on
+    Warning,
+    /// From notes on
+    Note,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// A device that the program finds: soft:SIZE or soft:IMAGE, at 0000:01:00.0 (the second at
+    /// 0000:02:00.0); or BDF=soft:SIZE, or BDF/GROUP=soft:SIZE
+    #[arg(long, value_name = "DEVICE", value_parser = CheckDevice::parse, default_value = "soft:1G")]
+    pub(crate) nvme: Vec<CheckDevice>,
+
+    /// Make the devices as bad as the specification allows; the seed decides how
+    #[arg(long, value_name = "SEED")]
+    pub(crate) hostile: Option<u64>,
+
+    /// The width of the IOMMU
+    #[arg(long, value_name = "BITS", default_value_t = 39, value_parser = iova_bits)]
+    pub(crate) iova_bits: u32,
+
+    /// Offer groups and type 1 alone, as a kernel without iommufd
+    #[arg(long)]
+    pub(crate) type1_only: bool,
+
+    /// Kill the program after this time: the exit code is 124, if there is no finding
+    #[arg(long, value_name = "TIME")]
+    pub(crate) time_limit: Option<TimeSpan>,
+
+    /// The severity from which on a finding makes the exit code 3
+    #[arg(long, value_enum, value_name = "SEVERITY", default_value_t = FailOn::Error)]
+    pub(crate) fail_on: FailOn,
+
+    /// Do not report the findings whose identifiers are in this file, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) suppress: Option<PathBuf>,
+
+    /// Write the report to this file [default: standard error]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+
+    /// Write the report as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The program and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub(crate) program: Vec<std::ffi::OsString>,
+}
+
+fn iova_bits(text: &str) -> Result<u32, String> {
+    match text {
+        "39" => Ok(39),
+        "48" => Ok(48),
+        _ => Err("an IOMMU has 39 or 48 bits".to_owned()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, Args)]

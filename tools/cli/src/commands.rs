@@ -1,5 +1,6 @@
 //! The commands.
 
+pub(crate) mod check;
 pub(crate) mod copy;
 pub(crate) mod io;
 pub(crate) mod machine;

@@ -39,6 +39,9 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// The exit code of `check` where it failed itself: those below are the program's.
+const CHECK_FAILED: u8 = 125;
+
 /// Why the program failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -97,6 +100,20 @@ pub(crate) enum Failure {
     /// The server could not start, or an event loop failed.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// A program could not be checked.
+    #[error(transparent)]
+    Check(#[from] pinfold_check::CheckError),
+    /// A file of `check` cannot be read or written.
+    #[error("{name}: {error}")]
+    CheckImage {
+        /// The file.
+        name: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// A file of suppressions has an unknown identifier.
+    #[error("{0}")]
+    CheckSuppress(String),
     /// A device could not be bound or unbound.
     #[error(transparent)]
     Bind(#[from] pinfold::pci::BindError),
@@ -239,6 +256,9 @@ impl Failure {
             ) => Exit::Usage,
             Self::Serve(error) if error.is_usage() => Exit::Usage,
             Self::Serve(ServeError::Command { code, .. }) => Exit::Command(*code),
+            Self::Check(_) | Self::CheckImage { .. } | Self::CheckSuppress(_) => {
+                Exit::Command(CHECK_FAILED)
+            }
             Self::Engine(EngineError::Interrupted) => Exit::Interrupted,
             _ => Exit::Failed,
         }

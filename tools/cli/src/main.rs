@@ -33,7 +33,7 @@ mod units;
 
 use args::{Cli, Command};
 use clap::{CommandFactory, FromArgMatches};
-use commands::{copy, io, machine, receive, replay, serve};
+use commands::{check, copy, io, machine, receive, replay, serve};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
 use tracing_subscriber::filter::LevelFilter;
@@ -51,7 +51,11 @@ fn main() -> ExitCode {
     let result = match parsed {
         Ok((cli, given)) => {
             init_log(cli.verbose);
-            run(cli.command, &given).map(|()| ExitCode::SUCCESS)
+            match cli.command {
+                // Its exit code is the program's, or says that there are findings.
+                Command::Check(args) => check::run(&args),
+                command => run(command, &given).map(|()| ExitCode::SUCCESS),
+            }
         }
         Err(message) => output::clap(&message)
             .map(|()| if message.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS })
@@ -69,6 +73,7 @@ fn run(command: Command, given: &[String]) -> Result<(), Failure> {
         Command::Copy(args) => copy::run(&args),
         Command::Io(args) => io::run(&args, given),
         Command::Serve(args) => serve::run(&args),
+        Command::Check(args) => check::run(&args).map(drop),
         Command::Doctor(args) => machine::doctor(args),
         Command::Nvme(args) => machine::nvme(&args),
         Command::Pools(args) => machine::pools(args),

@@ -81,6 +81,11 @@ pub(crate) fn on_stderr(
     ignore_broken_pipe(io::stderr().lock().write_all(text.as_bytes()))
 }
 
+/// Prints a report on standard error: standard output is that of another program.
+pub(crate) fn report(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// Prints one line on standard error. If that fails too (a full disk), only the exit code remains.
 pub(crate) fn error(line: impl fmt::Display) {
     let _ = writeln!(io::stderr().lock(), "pinfold: {line}");

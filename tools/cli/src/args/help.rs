@@ -221,6 +221,35 @@ there is none waits, and what it sends stays in its socket.
   nbdcopy 'nbd+unix:///?socket=/run/disk.sock' copy.img"
 }
 
+help! { CHECK:
+    "\
+The program runs unmodified, and finds a model NVMe controller where it would find a real one: in \
+/dev/vfio, /dev/iommu and /sys. Its calls of VFIO and iommufd are answered, its registers are \
+memory, and the device's accesses to its memory go through what it has mapped. No device, module, \
+virtual machine or source is needed; root or a user namespace, and Linux 5.19, are.
+
+The report says, for each finding, what happened, the command and the code concerned, how to mend \
+it, and the section of the specification. docs/check.md lists the findings, and what cannot be \
+seen.
+
+With --hostile SEED the device is legal and as bad as the specification allows: few and small \
+queues, small transfers, completions that are late and out of order, errors that may be retried, \
+data written in pieces. The same seed makes the same device.
+
+Exit codes:
+  the program's, if nothing is found; 128 plus the signal that ended it
+  3    there is a finding of the severity of --fail-on
+  124  the program was killed at --time-limit
+  125  check failed: nothing was checked
+
+";
+    "\
+  pinfold check -- qemu-img info nvme://0000:01:00.0/1
+  pinfold check --nvme soft:64M --hostile 7 -- ./my-driver 0000:01:00.0
+  pinfold check --nvme soft:1G -- pinfold copy --force file vfio:0000:01:00.0
+"
+}
+
 help! { DOCTOR:
     "\
 It tries what a run needs, as this user and in this container: a page of each kind, a ring, a \

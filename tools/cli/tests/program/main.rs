@@ -5,6 +5,8 @@ mod around;
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod check;
+#[cfg(test)]
 /// The client that the tests of the server use, too.
 #[cfg(test)]
 #[path = "../../src/server/client.rs"]

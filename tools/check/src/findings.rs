@@ -1,0 +1,286 @@
+//! What a driver did wrong: the kinds of findings, their collection, and the report.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How many findings of one kind are kept with their details; the others are counted.
+const KEPT: usize = 3;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Worth knowing: nothing goes wrong because of it.
+    Note,
+    /// Fails, or is slow, on some systems or devices.
+    Warning,
+    /// Corrupts data, or is not allowed by the specification.
+    Error,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Note => "note",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// A kind of finding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kind {
+    /// The identifier, which suppressions name.
+    pub id: &'static str,
+    /// Its severity.
+    pub severity: Severity,
+    /// What the driver probably meant, or how to mend it.
+    pub advice: &'static str,
+    /// The section of a specification, or the kernel's document.
+    pub specification: &'static str,
+}
+
+macro_rules! kinds {
+    ($($name:ident $id:literal $severity:ident $advice:literal $specification:literal;)*) => {
+        /// All kinds, in the order of the page `docs/check.md`.
+        pub const KINDS: &[Kind] = &[$($name),*];
+        $(
+            pub(crate) const $name: Kind = Kind {
+                id: $id,
+                severity: Severity::$severity,
+                advice: $advice,
+                specification: $specification,
+            };
+        )*
+    };
+}
+
+kinds! {
+    UNMAPPED "dma-unmapped" Error
+        "map the memory before the command is submitted, and unmap it after its completion"
+        "linux/vfio.h VFIO_IOMMU_MAP_DMA";
+    REMAPPED "dma-remapped" Error
+        "the address was reused while a command could still access it: the device reads or writes \
+         another buffer, and no error tells"
+        "linux/vfio.h VFIO_IOMMU_MAP_DMA";
+    UNMAP_IN_FLIGHT "unmap-in-flight" Error
+        "wait for the completion (or delete the queue, or reset) before the unmap"
+        "NVM Express Base 2.0, 3.3.1.2";
+    MEMORY_GONE "memory-gone" Error
+        "unmap from the IOMMU before munmap: the kernel keeps the pages pinned, and the device \
+         writes to memory that the program no longer sees"
+        "Linux Documentation/driver-api/vfio.rst";
+    WRITTEN_TWICE "overlapping-reads" Error
+        "two commands in flight write the same bytes, in an order that nobody knows"
+        "NVM Express Base 2.0, 3.4.1";
+    DATA_CHANGED "data-changed" Error
+        "leave the data of a write unchanged until its completion"
+        "NVM Express Base 2.0, 3.3.1.2";
+    DIRECTION "dma-direction" Error
+        "map memory that the device writes with VFIO_DMA_MAP_FLAG_WRITE (IOMMU_IOAS_MAP_WRITEABLE), \
+         and memory that it reads with READ"
+        "linux/vfio.h VFIO_IOMMU_MAP_DMA";
+    MAP_REFUSED "map-refused-ignored" Error
+        "check the result of the map: the device was given the address all the same"
+        "linux/vfio.h VFIO_IOMMU_MAP_DMA";
+    UNMAP_PART "unmap-part" Warning
+        "unmap whole mappings: type 1 version 2 and iommufd cut none, and nothing was unmapped"
+        "linux/vfio.h VFIO_IOMMU_UNMAP_DMA";
+    UNMAP_NOTHING "unmap-nothing" Warning
+        "nothing is mapped in the range: the call succeeds and the field size is 0"
+        "linux/vfio.h VFIO_IOMMU_UNMAP_DMA";
+    ENTRY_LIMIT "entry-limit" Warning
+        "map larger pieces, or map once and reuse: type 1 allows 65,535 mappings"
+        "linux/vfio.h VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL";
+    MAPPED_OFTEN "mapped-often" Note
+        "the same memory is mapped many times, and counts against RLIMIT_MEMLOCK each time"
+        "Linux Documentation/driver-api/vfio.rst";
+    MAPS_LEFT "maps-left" Note
+        "the kernel unmaps them when the last descriptor is closed"
+        "linux/vfio.h VFIO_IOMMU_UNMAP_DMA";
+    DOORBELL_VALUE "doorbell-value" Error
+        "a doorbell takes an index below the number of entries: wrap it"
+        "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
+    DOORBELL_QUEUE "doorbell-queue" Error
+        "ring only doorbells of queues that exist, at 1000h + (2 * queue + is completion) * (4 << \
+         CAP.DSTRD)"
+        "NVM Express over PCIe 1.0, 3.1.2";
+    CQ_FULL "completion-queue-full" Warning
+        "submit no more commands than the completion queue has free entries: completions wait, and \
+         with them the device"
+        "NVM Express Base 2.0, 3.3.1.2";
+    ENTRY_CHANGED "entry-changed" Error
+        "an entry belongs to the controller until a completion's SQHD has passed it"
+        "NVM Express Base 2.0, 3.3.1.2";
+    CID_TWICE "command-id-twice" Error
+        "choose a command identifier that no outstanding command of the queue has"
+        "NVM Express Base 2.0, 3.3.3.1";
+    QUEUE_UNMAPPED "queue-unmapped" Error
+        "delete the queue, or disable the controller, before its memory is unmapped"
+        "NVM Express Base 2.0, 5.5";
+    QUEUE_LIMIT "queue-limit" Error
+        "create no more queues than Set Features (Number of Queues) granted, of at most CAP.MQES + \
+         1 entries"
+        "NVM Express Base 2.0, 5.27.1.5";
+    QUEUE_ORDER "queue-order" Error
+        "create the completion queue first and delete it last"
+        "NVM Express Base 2.0, 5.4 to 5.7";
+    PRP "prp" Error
+        "the offset of PRP1 is a multiple of 4, that of all other entries 0; a list that does not \
+         end in its page goes on at its last entry"
+        "NVM Express Base 2.0, 4.1.1";
+    SGL "sgl" Error
+        "use SGLs only where SGLS of Identify Controller allows them, of the length of the command"
+        "NVM Express Base 2.0, 4.1.2";
+    TRANSFER_SIZE "transfer-size" Error
+        "split transfers at MDTS of Identify Controller"
+        "NVM Express Base 2.0, 5.17.2.1 (MDTS)";
+    LBA_RANGE "lba-range" Error
+        "the command ends behind the last block of the namespace (NSZE)"
+        "NVM Express NVM Command Set 1.0, 3.2";
+    FIELD "command-field" Error
+        "clear what is reserved, and use only what Identify reports"
+        "NVM Express Base 2.0, 3.3.3.1";
+    OPCODE "opcode" Error
+        "the controller does not support the command: look at ONCS and OACS"
+        "NVM Express Base 2.0, 3.1.2";
+    NAMESPACE "namespace" Error
+        "the namespace does not exist: use those of the active namespace list"
+        "NVM Express Base 2.0, 3.2.1";
+    ADMIN_CHANGED "admin-queue-changed" Error
+        "AQA, ASQ and ACQ may change only while CC.EN is 0"
+        "NVM Express Base 2.0, 3.1.3.8";
+    ENABLE "enable" Error
+        "before CC.EN is set, CC and the admin queues need values that CAP allows"
+        "NVM Express Base 2.0, 3.5.1";
+    EARLY_CHANGE "enable-early" Error
+        "wait until CSTS.RDY has followed CC.EN"
+        "NVM Express Base 2.0, 3.1.3.5";
+    BUS_MASTER "bus-master-off" Error
+        "set bit 2 of the command register: VFIO leaves it clear"
+        "PCI Local Bus 3.0, 6.2.2";
+    NO_EVENTFD "interrupt-lost" Warning
+        "the queue raises an interrupt for which no eventfd is set, by VFIO_DEVICE_SET_IRQS"
+        "linux/vfio.h VFIO_DEVICE_SET_IRQS";
+    RESET_IN_FLIGHT "reset-in-flight" Warning
+        "commands were in flight: their data is unknown, and none of them will complete"
+        "NVM Express Base 2.0, 3.7.2";
+    NO_SHUTDOWN "shutdown-skipped" Note
+        "write CC.SHN and wait for CSTS.SHST before the device is closed: a volatile cache may be lost"
+        "NVM Express Base 2.0, 3.6.1";
+    NOT_COVERED "not-covered" Note
+        "the program received the answer of a kernel that does not know the request"
+        "docs/check.md";
+    FOREIGN_CALLER "foreign-caller" Error
+        "check supports programs of this machine's 64-bit architecture only"
+        "docs/check.md";
+}
+
+/// A finding.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// The identifier of its kind.
+    pub id: &'static str,
+    /// Its severity.
+    pub severity: Severity,
+    /// What happened, in one sentence.
+    pub text: String,
+    /// The command, register or range concerned, and where in the program, a line each.
+    pub details: Vec<String>,
+    /// How to mend it.
+    pub advice: &'static str,
+    /// The section of a specification.
+    pub specification: &'static str,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} {}: {}", self.severity, self.id, self.text)?;
+        for detail in &self.details {
+            writeln!(f, "    {detail}")?;
+        }
+        writeln!(f, "    mend: {}", self.advice)?;
+        writeln!(f, "    see: {}", self.specification)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    kept: Vec<Finding>,
+    counts: BTreeMap<&'static str, u64>,
+}
+
+/// The findings of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    state: Mutex<State>,
+    suppressed: Vec<String>,
+}
+
+impl Findings {
+    pub(crate) fn new(suppressed: Vec<String>) -> Self {
+        Self { state: Mutex::default(), suppressed }
+    }
+
+    // Each change is a push or an addition, so a panic leaves it consistent.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a finding. `details` is called where they will be printed.
+    pub(crate) fn add(&self, kind: &Kind, text: String, details: impl FnOnce() -> Vec<String>) {
+        if self.suppressed.iter().any(|id| id == kind.id) {
+            return;
+        }
+        let mut state = self.state();
+        *state.counts.entry(kind.id).or_default() += 1;
+        let same = |kept: &&Finding| kept.id == kind.id;
+        if state.kept.iter().filter(same).count() >= KEPT
+            || state.kept.iter().filter(same).any(|kept| kept.text == text)
+        {
+            return;
+        }
+        state.kept.push(Finding {
+            id: kind.id,
+            severity: kind.severity,
+            text,
+            details: details(),
+            advice: kind.advice,
+            specification: kind.specification,
+        });
+    }
+
+    pub(crate) fn take(&self) -> (Vec<Finding>, BTreeMap<&'static str, u64>) {
+        let state = std::mem::take(&mut *self.state());
+        (state.kept, state.counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_are_unique_words() {
+        for (at, kind) in KINDS.iter().enumerate() {
+            assert!(kind.id.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-'));
+            assert!(KINDS[..at].iter().all(|other| other.id != kind.id), "{}", kind.id);
+            assert!(!kind.advice.is_empty() && !kind.specification.is_empty());
+        }
+    }
+
+    #[test]
+    fn repetitions_are_counted_and_not_kept() {
+        let findings = Findings::new(vec!["opcode".into()]);
+        for n in 0..10 {
+            findings.add(&UNMAPPED, format!("access {}", n / 2), Vec::new);
+        }
+        findings.add(&OPCODE, "suppressed".into(), || unreachable!());
+        let (kept, counts) = findings.take();
+        assert_eq!(kept.len(), KEPT);
+        assert_eq!(counts.into_iter().collect::<Vec<_>>(), [("dma-unmapped", 10)]);
+    }
+}

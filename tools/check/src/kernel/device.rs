@@ -1,0 +1,263 @@
+//! The calls of a device's descriptor: information, interrupts, reset, configuration space.
+
+use super::abi::{Answer, Capabilities, Struct};
+use super::{Caller, Shared};
+use crate::function::{BAR_BYTES, Function, VECTORS};
+use crate::irq;
+use crate::process;
+use std::sync::Arc;
+
+/// The number of regions (`VFIO_PCI_NUM_REGIONS`), and those that are not BARs.
+const REGIONS: u32 = 9;
+const CONFIG: u32 = 7;
+const VGA: u32 = 8;
+const REGION_SHIFT: u32 = 40;
+const READ_WRITE: u32 = 3;
+const MAPPABLE: u32 = 4;
+const HAS_CHAIN: u32 = 8;
+/// `VFIO_REGION_INFO_CAP_MSIX_MAPPABLE`.
+const CAP_MSIX_MAPPABLE: u16 = 3;
+
+const DATA_NONE: u32 = 1;
+const DATA_BOOL: u32 = 2;
+const DATA_EVENTFD: u32 = 4;
+const ACTION_MASK: u32 = 8;
+const ACTION_UNMASK: u32 = 16;
+const ACTION_TRIGGER: u32 = 32;
+
+/// Returns how many interrupts of a kind there are.
+fn count(kind: u32) -> u32 {
+    match kind {
+        irq::MSI => 32,
+        irq::MSIX => VECTORS.into(),
+        _ => 1,
+    }
+}
+
+/// `VFIO_DEVICE_GET_INFO`.
+pub(crate) fn info(caller: &Caller) -> Answer {
+    let mut info = Struct::sized(&caller.memory, caller.argument, 16)?;
+    let given = usize::try_from(info.u32(0)).unwrap_or(24).min(24);
+    info.0.resize(24, 0);
+    // It can be reset, and is a PCI device.
+    info.set_u32(4, 1 | 2);
+    info.set_u32(8, REGIONS);
+    info.set_u32(12, u32::try_from(irq::KINDS).unwrap_or(0));
+    info.set_u32(16, 0);
+    info.0.truncate(given);
+    info.write(&caller.memory, caller.argument)
+}
+
+/// `VFIO_DEVICE_GET_REGION_INFO`.
+pub(crate) fn region(caller: &Caller) -> Answer {
+    const WHOLE: usize = 32;
+    let mut info = Struct::sized(&caller.memory, caller.argument, WHOLE)?;
+    let index = info.u32(8);
+    if index >= REGIONS || index == VGA {
+        return Err(libc::EINVAL);
+    }
+    let (flags, size) = match index {
+        0 => (READ_WRITE | MAPPABLE, u64::from(BAR_BYTES)),
+        CONFIG => (READ_WRITE, crate::pci::CONFIG_BYTES as u64),
+        _ => (0, 0),
+    };
+    info.set_u32(4, flags);
+    info.set_u32(12, 0);
+    info.set_u64(16, size);
+    info.set_u64(24, u64::from(index) << REGION_SHIFT);
+    if index == 0 {
+        info.set_u32(4, flags | HAS_CHAIN);
+        let mut chain = Capabilities::default();
+        chain.add(WHOLE, CAP_MSIX_MAPPABLE, 1, &[]);
+        chain.finish(&mut info, WHOLE, 12, &caller.memory, caller.argument)?;
+    }
+    info.write(&caller.memory, caller.argument)
+}
+
+/// `VFIO_DEVICE_GET_IRQ_INFO`.
+pub(crate) fn irq_info(caller: &Caller) -> Answer {
+    const EVENTFD: u32 = 1;
+    const NO_RESIZE: u32 = 8;
+    let mut info = Struct::sized(&caller.memory, caller.argument, 16)?;
+    let kind = info.u32(8);
+    let flags = match kind {
+        // Maskable, and masked by its delivery.
+        irq::INTX => EVENTFD | 2 | 4,
+        // Vectors may be added while others are enabled (Linux 6.5).
+        irq::MSIX => EVENTFD,
+        irq::MSI | irq::ERROR | irq::REQUEST => EVENTFD | NO_RESIZE,
+        _ => return Err(libc::EINVAL),
+    };
+    info.set_u32(4, flags);
+    info.set_u32(12, count(kind));
+    info.write(&caller.memory, caller.argument)
+}
+
+/// `VFIO_DEVICE_SET_IRQS`.
+pub(crate) fn set_irqs(function: &Function, caller: &Caller) -> Answer {
+    const LEAST: usize = 20;
+    let set = Struct::sized(&caller.memory, caller.argument, LEAST)?;
+    let (argsz, flags, kind) = (set.u32(0), set.u32(4), set.u32(8));
+    let (start, number) = (set.u32(12), set.u32(16));
+    if usize::try_from(kind).map_or(true, |kind| kind >= irq::KINDS)
+        || number >= u32::MAX - start
+        || flags & !0x3f != 0
+    {
+        return Err(libc::EINVAL);
+    }
+    let most = count(kind);
+    if start >= most || start.saturating_add(number) > most {
+        return Err(libc::EINVAL);
+    }
+    let data = flags & (DATA_NONE | DATA_BOOL | DATA_EVENTFD);
+    let size = match data {
+        DATA_NONE => 0,
+        DATA_BOOL => 1,
+        DATA_EVENTFD => 4,
+        _ => return Err(libc::EINVAL),
+    };
+    let room = usize::try_from(argsz).unwrap_or(usize::MAX) - LEAST;
+    let wanted = usize::try_from(number).unwrap_or(usize::MAX).saturating_mul(size);
+    if room < wanted || size != 0 && number == 0 {
+        return Err(libc::EINVAL);
+    }
+    let from = caller.argument.wrapping_add(LEAST as u64);
+    let items = Struct::read(&caller.memory, from, wanted)?.0;
+    let action = flags & (ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER);
+    let answer = match (kind, action) {
+        (irq::INTX, ACTION_MASK | ACTION_UNMASK) => {
+            if !function.irqs.is_enabled(kind) || start != 0 || number != 1 {
+                return Err(libc::EINVAL);
+            }
+            if data == DATA_EVENTFD {
+                // An eventfd that unmasks, which only virtual machines use.
+                return Err(libc::ENOTTY);
+            }
+            if data == DATA_NONE || items.first() == Some(&1) {
+                match action {
+                    ACTION_MASK => function.irqs.mask(),
+                    _ => function.irqs.unmask(),
+                }
+            }
+            Ok(0)
+        }
+        (_, ACTION_TRIGGER) => trigger(function, caller, kind, start, number, data, &items),
+        _ => Err(libc::ENOTTY),
+    };
+    function.show_interrupts();
+    answer
+}
+
+fn trigger(
+    function: &Function,
+    caller: &Caller,
+    kind: u32,
+    start: u32,
+    number: u32,
+    data: u32,
+    items: &[u8],
+) -> Answer {
+    let irqs = &function.irqs;
+    let other = match kind {
+        irq::INTX => irqs.is_enabled(irq::MSI) || irqs.is_enabled(irq::MSIX),
+        irq::MSI => irqs.is_enabled(irq::INTX) || irqs.is_enabled(irq::MSIX),
+        irq::MSIX => irqs.is_enabled(irq::INTX) || irqs.is_enabled(irq::MSI),
+        _ => false,
+    };
+    if data == DATA_NONE && number == 0 {
+        // With another kind enabled there is nothing to disable.
+        if matches!(kind, irq::INTX | irq::MSI | irq::MSIX) && other {
+            return Err(libc::EINVAL);
+        }
+        irqs.disable(kind);
+        return Ok(0);
+    }
+    if other {
+        return Err(libc::EINVAL);
+    }
+    if data == DATA_EVENTFD {
+        let mut events = Vec::new();
+        for item in items.as_chunks::<4>().0 {
+            match i32::from_ne_bytes(*item) {
+                -1 => events.push(None),
+                fd if fd < -1 => return Err(libc::EINVAL),
+                fd => {
+                    if process::inode_of(caller.tid, fd).is_none() {
+                        return Err(libc::EBADF);
+                    }
+                    if !process::is_eventfd(caller.tid, fd) {
+                        return Err(libc::EINVAL);
+                    }
+                    events.push(Some(process::take_fd(caller.tid, fd).map_err(|_| libc::EBADF)?));
+                }
+            }
+        }
+        let single = kind == irq::INTX || kind == irq::ERROR || kind == irq::REQUEST;
+        if single && events.iter().all(Option::is_none) {
+            irqs.disable(kind);
+            return Ok(0);
+        }
+        irqs.set(kind, start, events);
+        return Ok(0);
+    }
+    if !irqs.is_enabled(kind) {
+        return Err(libc::EINVAL);
+    }
+    for (at, vector) in (start..).take(usize::try_from(number).unwrap_or(0)).enumerate() {
+        if data == DATA_NONE || items.get(at) == Some(&1) {
+            irqs.trigger(kind, vector);
+        }
+    }
+    Ok(0)
+}
+
+/// `pread` and `pwrite` of a region that is not BAR 0.
+pub(crate) fn access(
+    function: &Arc<Function>,
+    caller: &Caller,
+    [buffer, len, offset]: [u64; 3],
+    write: bool,
+) -> Answer {
+    let (index, at) = (offset >> REGION_SHIFT, offset & ((1 << REGION_SHIFT) - 1));
+    let at = usize::try_from(at).unwrap_or(usize::MAX);
+    if index != u64::from(CONFIG) || at >= crate::pci::CONFIG_BYTES {
+        return Err(libc::EINVAL);
+    }
+    let most = crate::pci::CONFIG_BYTES - at;
+    let len = usize::try_from(len).unwrap_or(most).min(most);
+    let done = if write {
+        let bytes = Struct::read(&caller.memory, buffer, len)?.0;
+        function.write_config(at, &bytes)
+    } else {
+        let bytes = function.read_config(at, len);
+        caller.memory.write(buffer, &bytes).map_err(|_| libc::EFAULT)?;
+        bytes.len()
+    };
+    i64::try_from(done).map_err(|_| libc::EINVAL)
+}
+
+/// Answers a request of a device; `None` for one that is not covered.
+pub(crate) fn call(
+    shared: &Shared,
+    function: &Function,
+    caller: &Caller,
+    request: u32,
+) -> Option<Answer> {
+    use super::abi;
+    Some(match request {
+        abi::DEVICE_GET_INFO => info(caller),
+        abi::DEVICE_GET_REGION_INFO => region(caller),
+        abi::DEVICE_GET_IRQ_INFO => irq_info(caller),
+        abi::DEVICE_SET_IRQS => set_irqs(function, caller),
+        abi::DEVICE_RESET => {
+            function.reset();
+            Ok(0)
+        }
+        // Features of migration and low power, which this function does not have.
+        abi::DEVICE_FEATURE => Err(libc::ENOTTY),
+        _ => {
+            let _ = shared;
+            return None;
+        }
+    })
+}

@@ -1,0 +1,302 @@
+//! The program's processes: their memory, descriptors, limits, and where a thread is in its code.
+
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+/// The number of words of a stack that are searched for a return address.
+const STACK_WORDS: usize = 96;
+
+/// What a file is: its device and number.
+pub(crate) type Inode = (u64, u64);
+
+/// One address space of a process. After the process has executed another program or has ended, an
+/// access fails: it never reaches the new program.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// The process (its first thread).
+    pub(crate) pid: u32,
+    file: File,
+}
+
+impl Memory {
+    /// Opens the memory of a thread's process.
+    pub(crate) fn of(tid: u32) -> io::Result<Self> {
+        // `/proc/TID/mem` keeps the address space that the process has now.
+        let file = File::options().read(true).write(true).open(format!("/proc/{tid}/mem"))?;
+        Ok(Self { pid: group_leader(tid).unwrap_or(tid), file })
+    }
+
+    /// Reads all of `to`; otherwise an error, and `to` may be read in part.
+    pub(crate) fn read(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(to, at)
+    }
+
+    /// Reads as much of `to` as there is, and returns how much.
+    pub(crate) fn read_part(&self, at: u64, to: &mut [u8]) -> usize {
+        self.file.read_at(to, at).unwrap_or(0)
+    }
+
+    /// Writes all of `from`; otherwise an error, and a part may be written.
+    pub(crate) fn write(&self, at: u64, from: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(from, at)
+    }
+
+    /// Returns whether the process still has this address space.
+    pub(crate) fn is_alive(&self) -> bool {
+        // A process that has ended has no pages, and a read ends at once. Page 0 is not mapped, so
+        // that of a live one fails.
+        !matches!(self.file.read_at(&mut [0], 0), Ok(0))
+    }
+
+    /// Reads a string of at most `limit` bytes that ends with a zero.
+    ///
+    /// # Errors
+    /// `EFAULT` where it is not readable, `ENAMETOOLONG` where it is longer.
+    pub(crate) fn string(&self, at: u64, limit: usize) -> Result<Vec<u8>, i32> {
+        let mut text = Vec::new();
+        let mut piece = [0; 256];
+        while text.len() < limit {
+            let from = at.checked_add(text.len() as u64).ok_or(libc::EFAULT)?;
+            // Not across a page, behind which there may be nothing.
+            let room = usize::try_from(4096 - from % 4096).unwrap_or(1).min(piece.len());
+            let room = piece.get_mut(..room).unwrap_or_default();
+            let got = self.read_part(from, room);
+            let got = room.get(..got).filter(|got| !got.is_empty()).ok_or(libc::EFAULT)?;
+            match got.iter().position(|byte| *byte == 0) {
+                Some(end) => {
+                    text.extend_from_slice(got.get(..end).unwrap_or_default());
+                    return Ok(text);
+                }
+                None => text.extend_from_slice(got),
+            }
+        }
+        Err(libc::ENAMETOOLONG)
+    }
+
+    /// Returns whether `len` bytes at `at` are mapped, and writable if `write`.
+    pub(crate) fn is_mapped(&self, at: u64, len: u64, write: bool) -> bool {
+        let Ok(maps) = fs::read_to_string(format!("/proc/{}/maps", self.pid)) else { return false };
+        let Some(end) = at.checked_add(len) else { return false };
+        let mut from = at;
+        for range in maps.lines().filter_map(Range::parse) {
+            if range.end <= from {
+                continue;
+            }
+            if range.start > from || !range.readable || write && !range.writable {
+                return false;
+            }
+            from = range.end;
+            if from >= end {
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// A line of `/proc/PID/maps`.
+struct Range<'a> {
+    start: u64,
+    end: u64,
+    offset: u64,
+    readable: bool,
+    writable: bool,
+    executable: bool,
+    path: &'a str,
+}
+
+impl Range<'_> {
+    /// Returns whether the instruction before `pc` is a call, as before a return address (Intel
+    /// SDM volume 2, CALL): E8 with 4 bytes, or FF /2 of 2 to 7 bytes.
+    fn follows_call(&self, pc: u64) -> bool {
+        if cfg!(not(target_arch = "x86_64")) {
+            return true;
+        }
+        let mut code = [0; 7];
+        let at = (pc - self.start + self.offset).checked_sub(code.len() as u64);
+        let read = |at| File::open(self.path)?.read_exact_at(&mut code, at);
+        if at.map(read).is_none_or(|read| read.is_err()) {
+            return false;
+        }
+        let [_, _, call, ..] = code;
+        let indirect = |pair: &[u8]| matches!(pair, [0xff, modrm] if modrm >> 3 & 7 == 2);
+        call == 0xe8 || code.windows(2).any(indirect)
+    }
+}
+
+impl<'a> Range<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut words = line.splitn(6, ' ');
+        let (start, end) = words.next()?.split_once('-')?;
+        let rights = words.next()?.as_bytes();
+        let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+        Some(Self {
+            start: u64::from_str_radix(start, 16).ok()?,
+            end: u64::from_str_radix(end, 16).ok()?,
+            offset,
+            readable: rights.first() == Some(&b'r'),
+            writable: rights.get(1) == Some(&b'w'),
+            executable: rights.get(2) == Some(&b'x'),
+            path: words.nth(2).unwrap_or_default().trim_start(),
+        })
+    }
+}
+
+fn status(tid: u32, key: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    Some(line.trim().to_owned())
+}
+
+/// Returns the process of a thread.
+pub(crate) fn group_leader(tid: u32) -> Option<u32> {
+    status(tid, "Tgid")?.parse().ok()
+}
+
+/// Returns how many bytes a thread's process may lock; `None` if it has CAP_IPC_LOCK or no limit.
+pub(crate) fn lock_limit(tid: u32) -> Option<u64> {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    let capabilities = u64::from_str_radix(&status(tid, "CapEff")?, 16).ok()?;
+    if capabilities & CAP_IPC_LOCK != 0 {
+        return None;
+    }
+    let limits = fs::read_to_string(format!("/proc/{tid}/limits")).ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Returns what a descriptor of a thread refers to.
+pub(crate) fn inode_of(tid: u32, fd: i32) -> Option<Inode> {
+    let found = fs::metadata(format!("/proc/{tid}/fd/{fd}")).ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// Returns whether a descriptor of a thread is an eventfd.
+pub(crate) fn is_eventfd(tid: u32, fd: i32) -> bool {
+    let link = fs::read_link(format!("/proc/{tid}/fd/{fd}"));
+    link.is_ok_and(|link| link.to_string_lossy().starts_with("anon_inode:[eventfd"))
+}
+
+/// Returns a copy of a descriptor of a thread.
+pub(crate) fn take_fd(tid: u32, fd: i32) -> io::Result<OwnedFd> {
+    let pid = group_leader(tid).and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(rustix::process::pidfd_getfd(process, fd, PidfdGetfdFlags::empty())?)
+}
+
+/// Where a thread was when it made a system call.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Site {
+    pub(crate) tid: u32,
+    pid: u32,
+    pc: u64,
+    /// The words above the stack pointer.
+    stack: Box<[u64]>,
+}
+
+impl Site {
+    /// Notes where a thread is that waits in a system call.
+    pub(crate) fn of(tid: u32, pc: u64, memory: &Memory) -> Self {
+        let mut site = Self { tid, pid: memory.pid, pc, stack: Box::default() };
+        let line = fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
+        let sp = line.split_whitespace().rev().nth(1).and_then(|word| word.strip_prefix("0x"));
+        if let Some(sp) = sp.and_then(|sp| u64::from_str_radix(sp, 16).ok()) {
+            let mut bytes = [0; STACK_WORDS * 8];
+            let got = memory.read_part(sp, &mut bytes);
+            let words = bytes.get(..got).unwrap_or_default().as_chunks::<8>().0;
+            site.stack = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+        }
+        site
+    }
+
+    /// Describes the place: thread, and the code that called the system's library, or the address
+    /// of the system call.
+    pub(crate) fn describe(&self) -> String {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        let ranges: Vec<Range<'_>> =
+            maps.lines().filter_map(Range::parse).filter(|range| range.executable).collect();
+        let of = |pc: u64| ranges.iter().find(|range| (range.start..range.end).contains(&pc));
+        let own = of(self.pc).map(|range| range.path);
+        // There is no unwind data for a stack of which only words are known: the first word that
+        // leads to the code of another file is the return address of the call into the library.
+        let outside = |pc: &u64| {
+            of(*pc).is_some_and(|range| Some(range.path) != own && range.follows_call(*pc))
+        };
+        let is_library = own.is_some_and(|path| path.contains("libc") || path.contains("ld-"));
+        let caller = is_library.then(|| self.stack.iter().copied().find(outside)).flatten();
+        let pc = caller.unwrap_or(self.pc);
+        let place = match of(pc) {
+            Some(range) => {
+                let offset = pc - range.start + range.offset;
+                let name = range.path.rsplit('/').next().unwrap_or_default();
+                match crate::symbols::of(range.path, offset.saturating_sub(1)) {
+                    Some(symbol) => format!("{symbol} ({name}+{offset:#x})"),
+                    None => format!("{name}+{offset:#x}"),
+                }
+            }
+            None => format!("{pc:#x}"),
+        };
+        format!("thread {}, {place}", self.tid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own() -> Memory {
+        Memory::of(std::process::id()).unwrap()
+    }
+
+    #[test]
+    fn memory_is_read_and_written() {
+        let mut value = [1u8, 2, 3, 4];
+        let at = value.as_mut_ptr().expose_provenance() as u64;
+        let memory = own();
+        memory.write(at + 1, &[9]).unwrap();
+        let mut got = [0; 4];
+        memory.read(at, &mut got).unwrap();
+        assert_eq!(got, [1, 9, 3, 4]);
+        assert_eq!(std::hint::black_box(value), [1, 9, 3, 4]);
+        assert!(memory.read(8, &mut got).is_err() && memory.read(u64::MAX, &mut got).is_err());
+        assert!(memory.is_alive());
+    }
+
+    #[test]
+    fn memory_of_an_ended_process_is_gone() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let memory = Memory::of(child.id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!memory.is_alive() && memory.read(0x1000, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn strings_end_with_a_zero() {
+        let text = c"/dev/vfio/vfio";
+        let at = text.as_ptr().expose_provenance() as u64;
+        assert_eq!(own().string(at, 4096).unwrap(), text.to_bytes());
+        assert_eq!(own().string(at, 3), Ok(text.to_bytes().to_vec()), "it ends in the first piece");
+        assert_eq!(own().string(16, 64), Err(libc::EFAULT));
+        let long = [b'a'; 1024];
+        let at = long.as_ptr().expose_provenance() as u64;
+        assert_eq!(own().string(at, 512), Err(libc::ENAMETOOLONG));
+    }
+
+    #[test]
+    fn rights_of_memory_are_seen() {
+        static CONSTANT: [u8; 64] = [7; 64];
+        let constant = CONSTANT.as_ptr().expose_provenance() as u64;
+        let mut value = [0u8; 64];
+        let at = value.as_mut_ptr().expose_provenance() as u64;
+        let memory = own();
+        assert!(memory.is_mapped(at, 64, true));
+        assert!(memory.is_mapped(constant, 64, false) && !memory.is_mapped(constant, 64, true));
+        assert!(!memory.is_mapped(at, 1 << 46, false) && !memory.is_mapped(at, u64::MAX, false));
+        assert!(!memory.is_mapped(4096, 1, false));
+    }
+}

@@ -1,0 +1,321 @@
+//! One I/O address space: what the devices of a container or of an IOAS reach.
+
+use crate::process::{Memory, Site};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// How many ended mappings, and refused ones, are remembered for reports.
+const REMEMBERED: usize = 1024;
+
+/// A range of I/O virtual addresses: the first and the last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
+impl Span {
+    /// Returns the range of `len` bytes at `at`; `None` if it is empty or wraps.
+    pub(crate) fn new(at: u64, len: u64) -> Option<Self> {
+        Some(Self { first: at, last: at.checked_add(len.checked_sub(1)?)? })
+    }
+
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+
+    pub(crate) fn contains(&self, at: u64) -> bool {
+        (self.first..=self.last).contains(&at)
+    }
+
+    pub(crate) fn holds(&self, other: &Self) -> bool {
+        self.first <= other.first && other.last <= self.last
+    }
+
+    /// Returns the number of bytes; that of all addresses is not a `u64`, and no map has it.
+    pub(crate) fn len(&self) -> u64 {
+        (self.last - self.first).saturating_add(1)
+    }
+}
+
+impl std::fmt::Display for Span {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#x} to {:#x}", self.first, self.last)
+    }
+}
+
+/// A mapping.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) span: Span,
+    pub(crate) vaddr: u64,
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+    pub(crate) memory: Arc<Memory>,
+    /// Its number among the changes of the space.
+    pub(crate) serial: u64,
+    pub(crate) site: Site,
+}
+
+/// A mapping that has ended, or that was refused.
+#[derive(Clone, Debug)]
+pub(crate) struct Past {
+    pub(crate) span: Span,
+    pub(crate) site: Site,
+    /// The error, of a refused one.
+    pub(crate) refused: Option<i32>,
+}
+
+/// Why a device's access failed.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// Nothing is mapped at this address. The mapping that was there, or was refused, if known.
+    Unmapped(u64, Option<Past>),
+    /// What is mapped there is not for this kind of access.
+    Direction(u64, Entry),
+    /// The process has no memory there any more.
+    Gone(u64, Entry),
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    maps: BTreeMap<u64, Entry>,
+    past: VecDeque<Past>,
+    serial: u64,
+    /// The bytes that each process has mapped, each time that it has.
+    charged: HashMap<u32, u64>,
+    /// How many mappings there are of a page of a process.
+    copies: HashMap<(u32, u64), usize>,
+}
+
+impl Inner {
+    fn count(&mut self, entry: &Entry, added: bool) {
+        let (pid, len) = (entry.memory.pid, entry.span.len());
+        let charged = self.charged.entry(pid).or_default();
+        *charged = if added { charged.saturating_add(len) } else { charged.saturating_sub(len) };
+        let copies = self.copies.entry((pid, entry.vaddr)).or_default();
+        *copies = if added { *copies + 1 } else { copies.saturating_sub(1) };
+        if *copies == 0 {
+            self.copies.remove(&(pid, entry.vaddr));
+        }
+    }
+}
+
+/// An address space. An access holds off changes until it is over: what is unmapped is not accessed
+/// any more.
+#[derive(Debug, Default)]
+pub(crate) struct Space(RwLock<Inner>);
+
+impl Space {
+    // After a panic under the lock the map has all entries or lacks the one that was added.
+    fn inner(&self) -> RwLockReadGuard<'_, Inner> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn inner_mut(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of the last change.
+    pub(crate) fn serial(&self) -> u64 {
+        self.inner().serial
+    }
+
+    /// Returns the number of mappings.
+    pub(crate) fn count(&self) -> usize {
+        self.inner().maps.len()
+    }
+
+    /// Returns the bytes that a process has mapped, each time that it has.
+    pub(crate) fn charged(&self, pid: u32) -> u64 {
+        self.inner().charged.get(&pid).copied().unwrap_or(0)
+    }
+
+    /// Returns the first mapping that overlaps `span`.
+    pub(crate) fn overlapping(&self, span: Span) -> Option<Entry> {
+        let inner = self.inner();
+        let before = inner.maps.range(..=span.last).next_back();
+        // Mappings do not overlap, so the last one that begins before the end decides, unless an
+        // earlier one is wanted.
+        before.filter(|(_, map)| map.span.overlaps(&span))?;
+        let first = inner.maps.range(..=span.first).next_back();
+        let first = first.filter(|(_, map)| map.span.overlaps(&span));
+        first.or_else(|| inner.maps.range(span.first..).next()).map(|(_, map)| map.clone())
+    }
+
+    /// Returns how many mappings there are of the page at `vaddr` of a process.
+    pub(crate) fn copies(&self, pid: u32, vaddr: u64) -> usize {
+        self.inner().copies.get(&(pid, vaddr)).copied().unwrap_or(0)
+    }
+
+    /// Adds a mapping, which overlaps no other.
+    pub(crate) fn insert(&self, mut entry: Entry) {
+        let mut inner = self.inner_mut();
+        inner.serial += 1;
+        entry.serial = inner.serial;
+        inner.count(&entry, true);
+        inner.maps.insert(entry.span.first, entry);
+    }
+
+    /// Remembers a mapping that was refused.
+    pub(crate) fn refused(&self, span: Span, site: Site, errno: i32) {
+        let mut inner = self.inner_mut();
+        remember(&mut inner.past, Past { span, site, refused: Some(errno) });
+    }
+
+    /// Returns the mapping at an address.
+    pub(crate) fn at(&self, at: u64) -> Option<Entry> {
+        lookup(&self.inner(), at).cloned()
+    }
+
+    /// Removes all mappings that begin inside `span`, and returns them.
+    pub(crate) fn remove(&self, span: Span, site: &Site) -> Vec<Entry> {
+        let mut inner = self.inner_mut();
+        let starts: Vec<u64> =
+            inner.maps.range(span.first..=span.last).map(|(start, _)| *start).collect();
+        let removed: Vec<Entry> =
+            starts.iter().filter_map(|start| inner.maps.remove(start)).collect();
+        inner.serial += 1;
+        for entry in &removed {
+            inner.count(entry, false);
+            let past = Past { span: entry.span, site: site.clone(), refused: None };
+            remember(&mut inner.past, past);
+        }
+        removed
+    }
+
+    /// Has `access` carry out a device's access to `len` bytes at `at`, in pieces that are each
+    /// inside a mapping: the mapping, the address in the process, the offset and the length.
+    pub(crate) fn access(
+        &self,
+        at: u64,
+        len: usize,
+        write: bool,
+        mut access: impl FnMut(&Entry, u64, usize, usize) -> std::io::Result<()>,
+    ) -> Result<(), Fault> {
+        let inner = self.inner();
+        let mut done = 0usize;
+        while done < len {
+            let from = at.wrapping_add(done as u64);
+            let Some(entry) = lookup(&inner, from) else {
+                let past = inner.past.iter().rev().find(|past| past.span.contains(from));
+                return Err(Fault::Unmapped(from, past.cloned()));
+            };
+            if !(if write { entry.write } else { entry.read }) {
+                return Err(Fault::Direction(from, entry.clone()));
+            }
+            let room = usize::try_from(entry.span.last - from).unwrap_or(usize::MAX);
+            let piece = (len - done).min(room.saturating_add(1));
+            let vaddr = entry.vaddr.wrapping_add(from - entry.span.first);
+            if access(entry, vaddr, done, piece).is_err() {
+                return Err(Fault::Gone(from, entry.clone()));
+            }
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Reads memory as a device does.
+    pub(crate) fn read(&self, at: u64, to: &mut [u8]) -> Result<(), Fault> {
+        self.access(at, to.len(), false, |entry, vaddr, done, len| {
+            entry.memory.read(vaddr, to.get_mut(done..done + len).unwrap_or_default())
+        })
+    }
+}
+
+fn lookup(inner: &Inner, at: u64) -> Option<&Entry> {
+    inner.maps.range(..=at).next_back().map(|(_, map)| map).filter(|map| map.span.contains(at))
+}
+
+fn remember(past: &mut VecDeque<Past>, new: Past) {
+    if past.len() == REMEMBERED {
+        past.pop_front();
+    }
+    past.push_back(new);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Space {
+        fn write(&self, at: u64, from: &[u8]) -> Result<(), Fault> {
+            self.access(at, from.len(), true, |entry, vaddr, done, len| {
+                entry.memory.write(vaddr, &from[done..done + len])
+            })
+        }
+    }
+
+    fn entry(at: u64, len: u64, vaddr: u64, memory: &Arc<Memory>) -> Entry {
+        Entry {
+            span: Span::new(at, len).unwrap(),
+            vaddr,
+            read: true,
+            write: true,
+            memory: memory.clone(),
+            serial: 0,
+            site: Site::default(),
+        }
+    }
+
+    #[test]
+    fn an_access_crosses_adjacent_mappings() {
+        let mut value = vec![0u8; 64];
+        let at = value.as_mut_ptr().expose_provenance() as u64;
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        space.insert(entry(0x1000, 16, at + 32, &memory));
+        space.insert(entry(0x1010, 16, at, &memory));
+        space.write(0x100e, &[1, 2, 3, 4]).unwrap();
+        assert_eq!(std::hint::black_box(&value)[46..48], [1, 2]);
+        assert_eq!(std::hint::black_box(&value)[..2], [3, 4]);
+        let mut got = [0; 4];
+        space.read(0x100e, &mut got).unwrap();
+        assert_eq!(got, [1, 2, 3, 4]);
+        assert!(matches!(space.write(0x101f, &[5, 6]), Err(Fault::Unmapped(0x1020, None))));
+        assert!(matches!(space.read(u64::MAX, &mut got), Err(Fault::Unmapped(u64::MAX, None))));
+    }
+
+    #[test]
+    fn what_is_unmapped_is_remembered() {
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        space.insert(entry(0x1000, 0x1000, 0, &memory));
+        let removed = space.remove(Span::new(0, 0x2000).unwrap(), &Site::default());
+        assert_eq!(removed.len(), 1);
+        let fault = space.read(0x1004, &mut [0]).unwrap_err();
+        assert!(matches!(fault, Fault::Unmapped(0x1004, Some(past)) if past.refused.is_none()));
+    }
+
+    #[test]
+    fn a_mapping_has_a_direction_and_a_process() {
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        space.insert(Entry { write: false, ..entry(0, 0x1000, 0, &memory) });
+        assert!(matches!(space.write(8, &[1]), Err(Fault::Direction(8, _))));
+        assert!(matches!(space.read(8, &mut [1]), Err(Fault::Gone(8, _))), "page 0 is not mapped");
+    }
+
+    #[test]
+    fn overlaps_are_found_at_both_ends() {
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let space = Space::default();
+        space.insert(entry(0x2000, 0x1000, 0, &memory));
+        space.insert(entry(0x5000, 0x1000, 0, &memory));
+        let first = |at, len| space.overlapping(Span::new(at, len)?).map(|map| map.span.first);
+        assert_eq!(first(0, 0x2000), None);
+        assert_eq!(first(0, 0x2001), Some(0x2000));
+        assert_eq!(first(0x2fff, 1), Some(0x2000));
+        assert_eq!(first(0x3000, 0x2000), None);
+        assert_eq!(first(0x2800, 0x8000), Some(0x2000));
+        assert_eq!(first(0x3000, 0x8000), Some(0x5000));
+        assert_eq!(first(0x5800, 8), Some(0x5000));
+        assert_eq!(first(0x6000, 0x1000), None);
+    }
+
+    #[test]
+    fn ranges_do_not_wrap() {
+        assert_eq!(Span::new(1, 0), None);
+        assert_eq!(Span::new(u64::MAX, 2), None);
+        assert_eq!(Span::new(u64::MAX, 1).map(|span| span.len()), Some(1));
+    }
+}

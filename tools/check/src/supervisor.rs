@@ -1,0 +1,319 @@
+//! The parent: starts the program, answers its system calls, and sees its end.
+
+use crate::findings;
+use crate::kernel::{Caller, Kernel, Node, Reply};
+use crate::namespace;
+use crate::process::{self, Inode, Memory};
+use crate::sys::seccomp::{Listener, NATIVE, Notification};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often closed devices and masked interrupts are looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// The longest path that is read.
+const PATH_BYTES: usize = 4096;
+/// How many address spaces are kept open.
+const MEMORIES: usize = 256;
+
+/// What is known of a thread: valid while its process has not executed another program.
+#[derive(Debug)]
+struct Known {
+    start: [u64; 2],
+    memory: Arc<Memory>,
+}
+
+/// How the program ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// It returned this code.
+    Exit(u8),
+    /// A signal ended it.
+    Signal(u8),
+    /// It ran longer than the limit, and was killed.
+    TimeLimit,
+}
+
+/// The parent's state while the program runs.
+pub(crate) struct Supervisor {
+    kernel: Kernel,
+    listener: Listener,
+    nodes: Vec<(Inode, Node)>,
+    known: HashMap<u32, Known>,
+    /// The address spaces by process and the start of its stack.
+    memories: HashMap<(u32, u64), Arc<Memory>>,
+}
+
+impl Supervisor {
+    pub(crate) fn new(kernel: Kernel, listener: Listener, program: u32) -> Self {
+        let nodes = namespace::nodes(program, &kernel.shared.functions);
+        Self { kernel, listener, nodes, known: HashMap::new(), memories: HashMap::new() }
+    }
+
+    /// Answers until no process of the program is left; returns how the first one ended.
+    pub(crate) fn run(&mut self, program: u32, limit: Option<Duration>) -> io::Result<Ending> {
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let pid = i32::try_from(program).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
+        let mut ending = None;
+        loop {
+            let now = Instant::now();
+            if end.is_some_and(|end| now >= end) {
+                ending = Some(Ending::TimeLimit);
+                kill_descendants();
+            }
+            let busy = self.kernel.has_open_device() || end.is_some();
+            let (listening, ended) = self.wait(if busy { LOOK } else { LOOK * 5 })?;
+            if listening && let Some(notification) = self.listener.receive()? {
+                self.answer(&notification)?;
+            }
+            if !listening {
+                self.kernel.reap();
+                for function in &self.kernel.shared.functions {
+                    function.irqs.deliver_held();
+                }
+            }
+            // Also processes that it has left to this one.
+            while let Ok(Some((ended, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+                if ended == pid {
+                    ending = ending.or(Some(ending_of(status)));
+                }
+            }
+            if ended {
+                break;
+            }
+        }
+        let ending = match ending {
+            Some(ending) => ending,
+            // The filter ends a moment before its last process can be waited for.
+            None => match rustix::process::waitpid(Some(pid), WaitOptions::empty())? {
+                Some((_, status)) => ending_of(status),
+                None => Ending::Signal(0),
+            },
+        };
+        self.kernel.finish();
+        Ok(ending)
+    }
+
+    /// Waits for a notification, a closed descriptor, or a time; returns whether there is a
+    /// notification, and whether no process is left that makes any.
+    fn wait(&self, time: Duration) -> io::Result<(bool, bool)> {
+        let mut polled = vec![PollFd::new(&self.listener, PollFlags::IN)];
+        polled.extend(
+            self.kernel.ends().map(|end| PollFd::from_borrowed_fd(end, PollFlags::empty())),
+        );
+        let time = Timespec::try_from(time).ok();
+        match rustix::event::poll(&mut polled, time.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let events = polled.first().map_or(PollFlags::empty(), PollFd::revents);
+        Ok((events.contains(PollFlags::IN), events.contains(PollFlags::HUP)))
+    }
+
+    fn answer(&mut self, call: &Notification) -> io::Result<()> {
+        let reply = self.reply(call);
+        let is_answered = match reply {
+            Reply::Value(value, undo) => {
+                let answered = self.listener.answer(call.id, value)?;
+                // The caller was killed: it has not seen the mapping.
+                if !answered && let Some((space, span)) = undo {
+                    space.remove(span, &process::Site::default());
+                }
+                answered
+            }
+            Reply::Error(errno) => self.listener.fail(call.id, errno)?,
+            Reply::Resume => self.listener.resume(call.id)?,
+            Reply::Descriptor(fd, cloexec) => {
+                match self.listener.inject(call.id, fd.as_fd(), cloexec) {
+                    Ok(answered) => answered,
+                    // Its table of descriptors is full.
+                    Err(error) => {
+                        let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+                        self.listener.fail(call.id, errno)?
+                    }
+                }
+            }
+        };
+        let _ = is_answered;
+        Ok(())
+    }
+
+    fn reply(&mut self, call: &Notification) -> Reply {
+        #[cfg(target_arch = "x86_64")]
+        let is_x32 = call.number & 0x4000_0000 != 0;
+        #[cfg(not(target_arch = "x86_64"))]
+        let is_x32 = false;
+        if call.arch != NATIVE || is_x32 {
+            let text = format!("thread {} made a 32-bit (or x32) call of VFIO", call.tid);
+            self.kernel.shared.findings.add(&findings::FOREIGN_CALLER, text, Vec::new);
+            return Reply::Error(libc::ENOSYS);
+        }
+        let [first, second, third, fourth, ..] = call.args;
+        // Descriptors are `int`s, and requests 32 bits: the kernel ignores the upper halves.
+        let int = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap_or(0).cast_signed();
+        let number = call.number;
+        if number == libc::SYS_ioctl || number == libc::SYS_pread64 || number == libc::SYS_pwrite64
+        {
+            let Some(inode) = process::inode_of(call.tid, int(first)) else { return Reply::Resume };
+            let Ok(memory) = self.memory(call.tid) else { return Reply::Resume };
+            let argument = if number == libc::SYS_ioctl { third } else { second };
+            let caller = Caller::new(call.tid, call.pc, argument, memory);
+            if !self.listener.is_waiting(call.id) {
+                return Reply::Resume;
+            }
+            if number == libc::SYS_ioctl {
+                let request = int(second).cast_unsigned();
+                let reply = self.kernel.ioctl(inode, request, &caller);
+                if matches!(reply, Reply::Resume) && self.nodes.iter().any(|(own, _)| *own == inode)
+                {
+                    self.kernel.shared.not_covered("a node that was opened by another call");
+                }
+                return reply;
+            }
+            let write = number == libc::SYS_pwrite64;
+            return self.kernel.access(inode, [second, third, fourth], write, &caller);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if number == libc::SYS_open {
+            return self.open(call, libc::AT_FDCWD, first, int(second));
+        }
+        if number == libc::SYS_openat {
+            return self.open(call, int(first), second, int(third));
+        }
+        // openat2: the flags are the first field of a structure.
+        let Ok(memory) = self.memory(call.tid) else { return Reply::Resume };
+        let mut flags = [0; 8];
+        if memory.read(third, &mut flags).is_err() {
+            return Reply::Resume;
+        }
+        self.open(call, int(first), second, int(u64::from_ne_bytes(flags)))
+    }
+
+    fn open(&mut self, call: &Notification, folder: i32, path: u64, flags: i32) -> Reply {
+        if flags & libc::O_PATH != 0 {
+            return Reply::Resume;
+        }
+        let Ok(memory) = self.memory(call.tid) else { return Reply::Resume };
+        let Ok(path) = memory.string(path, PATH_BYTES) else { return Reply::Resume };
+        if !namespace::may_be_node(&path) {
+            return Reply::Resume;
+        }
+        let Some(found) = locate(call.tid, folder, &path) else { return Reply::Resume };
+        if !self.listener.is_waiting(call.id) {
+            return Reply::Resume;
+        }
+        match self.nodes.iter().find(|(inode, _)| *inode == found) {
+            Some((_, node)) => self.kernel.open(*node, flags),
+            None => Reply::Resume,
+        }
+    }
+
+    /// Returns the memory of a thread's process.
+    fn memory(&mut self, tid: u32) -> io::Result<Arc<Memory>> {
+        let start = start_of(tid).ok_or(io::ErrorKind::NotFound)?;
+        if let Some(known) = self.known.get(&tid).filter(|known| known.start == start)
+            && known.memory.is_alive()
+        {
+            return Ok(known.memory.clone());
+        }
+        if self.known.len() > MEMORIES {
+            self.known.clear();
+            self.memories.retain(|_, memory| Arc::strong_count(memory) > 1 && memory.is_alive());
+        }
+        let new = Memory::of(tid)?;
+        let [_, stack] = start;
+        let key = (new.pid, stack);
+        let memory = match self.memories.get(&key).filter(|memory| memory.is_alive()) {
+            Some(memory) => memory.clone(),
+            None => Arc::new(new),
+        };
+        self.memories.insert(key, memory.clone());
+        self.known.insert(tid, Known { start, memory: memory.clone() });
+        Ok(memory)
+    }
+}
+
+/// Returns when a thread started, and the start of its process's stack, which is another one after
+/// an exec.
+fn start_of(tid: u32) -> Option<[u64; 2]> {
+    let stat = std::fs::read(format!("/proc/{tid}/stat")).ok()?;
+    let stat = String::from_utf8_lossy(&stat);
+    // The name is in parentheses and may have any characters.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace();
+    // Fields 22 and 28; the first one here is 3.
+    let start = fields.nth(19)?.parse().ok()?;
+    let stack = fields.nth(5)?.parse().ok()?;
+    Some([start, stack])
+}
+
+/// Returns the file that a thread's path leads to.
+fn locate(tid: u32, folder: i32, path: &[u8]) -> Option<Inode> {
+    let open = |name: &str| -> Option<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        rustix::fs::open(format!("/proc/{tid}/{name}"), flags, Mode::empty()).ok()
+    };
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let found = if path.starts_with(b"/") {
+        // Absolute links inside begin at the thread's root too.
+        let inside = ResolveFlags::IN_ROOT;
+        rustix::fs::openat2(open("root")?, path, flags, Mode::empty(), inside).ok()?
+    } else {
+        let folder = match folder {
+            libc::AT_FDCWD => open("cwd")?,
+            fd => open(&format!("fd/{fd}"))?,
+        };
+        rustix::fs::openat(folder, path, flags, Mode::empty()).ok()?
+    };
+    let found = rustix::fs::fstat(found).ok()?;
+    Some((found.st_dev, found.st_ino))
+}
+
+fn ending_of(status: WaitStatus) -> Ending {
+    let byte = |value: i32| u8::try_from(value & 0xff).unwrap_or(u8::MAX);
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Ending::Exit(byte(code)),
+        (None, signal) => Ending::Signal(byte(signal.unwrap_or(0))),
+    }
+}
+
+/// Kills all processes that this one has started, and theirs: they become its own when their
+/// parents end.
+pub(crate) fn kill_descendants() {
+    let mut tasks: Vec<String> = Vec::new();
+    let own = std::process::id();
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{own}/task")) else { return };
+    for thread in threads.flatten() {
+        let children = thread.path().join("children");
+        tasks.extend(std::fs::read_to_string(children).ok());
+    }
+    let mut next: Vec<u32> = tasks
+        .iter()
+        .flat_map(|list| list.split_whitespace())
+        .filter_map(|n| n.parse().ok())
+        .collect();
+    while let Some(pid) = next.pop() {
+        let Ok(list) = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")) else {
+            continue;
+        };
+        next.extend(list.split_whitespace().filter_map(|n| n.parse::<u32>().ok()));
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Returns whether this process may mount without a user namespace of its own.
+pub(crate) fn may_mount() -> bool {
+    const CAP_SYS_ADMIN: u64 = 1 << 21;
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return false };
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok());
+    set.is_some_and(|set| set & CAP_SYS_ADMIN != 0)
+}

@@ -1,0 +1,108 @@
+//! The names of functions in ELF files (System V ABI, "Symbol Table").
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+/// The largest table that is read.
+const LIMIT: u64 = 64 << 20;
+/// Types of sections and symbols, and the only type of program header that is used.
+const SHT_SYMTAB: u32 = 2;
+const SHT_DYNSYM: u32 = 11;
+const STT_FUNC: u8 = 2;
+const PT_LOAD: u32 = 1;
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.get(..N)?.try_into().ok()
+}
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    word(bytes, at).map(u16::from_le_bytes)
+}
+fn int(bytes: &[u8], at: usize) -> Option<u32> {
+    word(bytes, at).map(u32::from_le_bytes)
+}
+fn long(bytes: &[u8], at: usize) -> Option<u64> {
+    word(bytes, at).map(u64::from_le_bytes)
+}
+
+fn read(file: &File, at: u64, len: u64) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(len.min(LIMIT)).ok()?];
+    file.read_exact_at(&mut bytes, at).ok()?;
+    Some(bytes)
+}
+
+/// Returns the function at an offset of a file: `name+0x12`.
+pub(crate) fn of(path: &str, offset: u64) -> Option<String> {
+    let file = File::open(path).ok()?;
+    let head = read(&file, 0, 64)?;
+    // ELF, 64 bits, little-endian.
+    if !head.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) {
+        return None;
+    }
+    let address = address_of(&file, &head, offset)?;
+    let (size, count) = (u64::from(half(&head, 58)?), u64::from(half(&head, 60)?));
+    let table = read(&file, long(&head, 40)?, size.checked_mul(count)?)?;
+    let sections: Vec<&[u8]> = table.chunks_exact(usize::try_from(size).ok()?.max(1)).collect();
+    for wanted in [SHT_SYMTAB, SHT_DYNSYM] {
+        let found = sections.iter().find(|section| int(section, 4) == Some(wanted));
+        let Some(section) = found else { continue };
+        let symbols = read(&file, long(section, 24)?, long(section, 32)?)?;
+        let strings = sections.get(usize::try_from(int(section, 40)?).ok()?)?;
+        let names = read(&file, long(strings, 24)?, long(strings, 32)?)?;
+        if let Some(name) = nearest(&symbols, &names, address) {
+            return Some(name);
+        }
+    }
+    None
+}
+
+/// Returns the address of an offset of the file, by the program headers.
+fn address_of(file: &File, head: &[u8], offset: u64) -> Option<u64> {
+    let (size, count) = (u64::from(half(head, 54)?), u64::from(half(head, 56)?));
+    let table = read(file, long(head, 32)?, size.checked_mul(count)?)?;
+    table.chunks_exact(usize::try_from(size).ok()?.max(1)).find_map(|part| {
+        let (at, address, len) = (long(part, 8)?, long(part, 16)?, long(part, 32)?);
+        let inside = int(part, 0)? == PT_LOAD && (at..at.checked_add(len)?).contains(&offset);
+        inside.then(|| address.wrapping_add(offset - at))
+    })
+}
+
+fn nearest(symbols: &[u8], names: &[u8], address: u64) -> Option<String> {
+    let containing = symbols.chunks_exact(24).find(|symbol| {
+        let kind = symbol.get(4).map_or(0, |info| info & 0xf);
+        let (start, len) = (long(symbol, 8).unwrap_or(0), long(symbol, 16).unwrap_or(0));
+        kind == STT_FUNC && address.checked_sub(start).is_some_and(|distance| distance < len)
+    })?;
+    let name = names.get(usize::try_from(int(containing, 0)?).ok()?..)?;
+    let name = name.split(|byte| *byte == 0).next()?;
+    let distance = address - long(containing, 8)?;
+    Some(format!("{}+{distance:#x}", String::from_utf8_lossy(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_program_has_no_symbols() {
+        for path in ["/proc/self/status", "/dev/null", "/nonexistent"] {
+            assert_eq!(of(path, 0x1000), None);
+        }
+    }
+
+    #[test]
+    fn a_function_is_found_by_its_place_in_the_file() {
+        // Of this program, by its own map.
+        let here = a_function_is_found_by_its_place_in_the_file as fn() as usize as u64;
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let path = std::env::current_exe().unwrap().display().to_string();
+        let found = maps.lines().filter(|line| line.ends_with(&path)).find_map(|line| {
+            let mut words = line.split([' ', '-']);
+            let mut number = || u64::from_str_radix(words.next().unwrap(), 16).unwrap();
+            let (start, end) = (number(), number());
+            let offset = u64::from_str_radix(line.split(' ').nth(2).unwrap(), 16).unwrap();
+            (start..end).contains(&here).then(|| here - start + offset)
+        });
+        let name = of(&path, found.unwrap() + 1).unwrap();
+        assert!(name.contains("a_function_is_found") && name.ends_with("+0x1"), "{name}");
+    }
+}

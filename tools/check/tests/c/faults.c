@@ -1,0 +1,422 @@
+/* faults NAME [clean]: plants the fault that `pinfold check` reports as NAME, or does the same right. */
+#include "driver.h"
+#include <sys/syscall.h>
+
+static int wrong;
+
+/* Half of the tests need a command that takes a while: one in 16 does. The others are harmless. */
+#define ROUNDS 48
+static void pause_us(int us) { usleep(us); }
+
+static void dma_unmapped(void)
+{
+	start(ENTRIES);
+	if (!wrong) CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = read_to(1, FREE);
+	run(&io, &c);
+	if (!wrong) CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void dma_remapped(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	for (int i = 0; i < ROUNDS; i++) {
+		struct sqe c = read_to(i, FREE);
+		queue(&io, &c);
+		doorbell(&io);
+		if (wrong) {
+			pause_us(150);
+			CHECK(!unmap(FREE, 1));
+			CHECK(!map_at(AT(FREE), BUF(FREE + 1 + i % 2), PAGE, BOTH));
+		}
+		complete(&io, NULL);
+		if (!wrong) {
+			CHECK(!unmap(FREE, 1));
+			CHECK(!map_at(AT(FREE), BUF(FREE + 1 + i % 2), PAGE, BOTH));
+		}
+	}
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void unmap_in_flight(void)
+{
+	start(ENTRIES);
+	for (int i = 0; i < ROUNDS; i++) {
+		CHECK(!map(FREE, 1, BOTH));
+		struct sqe c = read_to(i, FREE);
+		queue(&io, &c);
+		doorbell(&io);
+		if (wrong) { pause_us(150); CHECK(!unmap(FREE, 1)); }
+		complete(&io, NULL);
+		if (!wrong) CHECK(!unmap(FREE, 1));
+	}
+	stop();
+}
+static void memory_gone(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	if (wrong) munmap(BUF(FREE), PAGE);
+	struct sqe c = read_to(1, FREE);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void overlapping_reads(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	struct sqe a = read_to(1, FREE), b = read_to(2, wrong ? FREE : FREE + 1);
+	queue(&io, &a);
+	queue(&io, &b);
+	doorbell(&io);
+	complete(&io, NULL);
+	complete(&io, NULL);
+	CHECK(!unmap(FREE, 2));
+	stop();
+}
+static void data_changed(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	for (int i = 0; i < ROUNDS; i++) {
+		struct sqe c = write_from(i, FREE);
+		queue(&io, &c);
+		doorbell(&io);
+		if (wrong) { pause_us(150); BUF(FREE)[i] ^= 1; }
+		complete(&io, NULL);
+		if (!wrong) BUF(FREE)[i] ^= 1;
+	}
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void dma_direction(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, wrong ? RAM_READ : RAM_WRITE));
+	struct sqe c = read_to(1, FREE);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void map_refused_ignored(void)
+{
+	uint64_t at = wrong ? 0xfee00000 : 0xfed00000; /* the window of interrupts */
+	start(ENTRIES);
+	map_at(at, BUF(FREE), PAGE, BOTH);
+	struct sqe c = rw(2, 1, at, 0, 0, 8);
+	run(&io, &c);
+	if (!wrong) unmap_at(at, PAGE);
+	stop();
+}
+static void unmap_part(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	if (wrong) unmap(FREE, 1);
+	CHECK(!unmap(FREE, 2));
+	stop();
+}
+static void unmap_nothing(void)
+{
+	start(ENTRIES);
+	if (!wrong) CHECK(!map(FREE, 1, BOTH));
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void entry_limit(void)
+{
+	int n = wrong ? 58981 : 2000;
+	uint8_t *many = mmap(NULL, n * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	start(ENTRIES);
+	for (int i = 0; i < n; i++) CHECK(!map_at(0x100000000ull + i * PAGE, many + i * PAGE, PAGE, BOTH));
+	CHECK(!unmap_at(0x100000000ull, n * PAGE));
+	stop();
+}
+static void mapped_often(void)
+{
+	int n = wrong ? 16 : 15;
+	start(ENTRIES);
+	for (int i = 0; i < n; i++) CHECK(!map_at(0x200000000ull + i * PAGE, BUF(FREE), PAGE, BOTH));
+	CHECK(!unmap_at(0x200000000ull, n * PAGE));
+	stop();
+}
+static void maps_left(void)
+{
+	start(ENTRIES);
+	if (wrong) CHECK(!map(FREE, 1, BOTH));
+	stop();
+}
+static void doorbell_value(void)
+{
+	start(ENTRIES);
+	ring(&io, 1, wrong ? ENTRIES : 0);
+	pause_us(20000);
+	stop();
+}
+static void doorbell_queue(void)
+{
+	start(ENTRIES);
+	if (wrong) set(0x1000 + 2 * 9 * 4, 1);
+	pause_us(20000);
+	stop();
+}
+static void completion_queue_full(void)
+{
+	start(wrong ? 4 : 16);
+	CHECK(!map(FREE, 8, BOTH));
+	for (int i = 0; i < 8; i++) { struct sqe c = read_to(i, FREE + i); queue(&io, &c); }
+	doorbell(&io);
+	pause_us(20000);
+	for (int i = 0; i < 8; i++) complete(&io, NULL);
+	CHECK(!unmap(FREE, 8));
+	stop();
+}
+static void entry_changed(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	for (int i = 0; i < ROUNDS; i++) {
+		uint32_t at = io.tail;
+		struct sqe c = read_to(i, FREE);
+		queue(&io, &c);
+		doorbell(&io);
+		if (wrong) { pause_us(150); io.sq[at].cdw10 = 8; }
+		complete(&io, NULL);
+		if (!wrong) io.sq[at].cdw10 = 8;
+	}
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void command_id_twice(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	struct sqe a = read_to(1, FREE), b = read_to(wrong ? 1 : 2, FREE + 1);
+	queue(&io, &a);
+	queue(&io, &b);
+	doorbell(&io);
+	complete(&io, NULL);
+	complete(&io, NULL);
+	CHECK(!unmap(FREE, 2));
+	stop();
+}
+static void queue_unmapped(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	CHECK(!create_cq(2, FREE, ENTRIES, 0));
+	if (!wrong) CHECK(!delete_queue(4, 2));
+	CHECK(!unmap(FREE, 2));
+	stop();
+}
+static void queue_limit(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	create_cq(wrong ? 100 : 2, FREE, ENTRIES, 0);
+	if (!wrong) CHECK(!delete_queue(4, 2));
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void queue_order(void)
+{
+	start(ENTRIES);
+	if (wrong) { CHECK(delete_queue(4, 1)); delete_queue(0, 1); }
+	else { CHECK(!delete_queue(0, 1)); CHECK(!delete_queue(4, 1)); }
+	stop();
+}
+static void prp(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 4, BOTH));
+	struct sqe c = rw(2, 1, AT(FREE), AT(FREE + 1) + (wrong ? 8 : 0), 0, 16);
+	run(&io, &c);
+	/* A list that crosses the end of its page. */
+	*(uint64_t *)(BUF(FREE + 3) + PAGE - 8) = AT(FREE + 1);
+	CHECK(!unmap(FREE, 4));
+	stop();
+}
+static void sgl(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = read_to(1, FREE);
+	if (wrong) { c.flags = 1 << 6; c.prp2 = PAGE; }
+	run(&io, &c);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void transfer_size(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 2, BOTH));
+	struct sqe c = rw(2, 1, AT(FREE), AT(FREE + 1), 0, wrong ? 4096 : 16);
+	run(&io, &c);
+	CHECK(!unmap(FREE, 2));
+	stop();
+}
+static void one_command(struct sqe good, struct sqe bad)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	run(&io, wrong ? &bad : &good);
+	CHECK(!unmap(FREE, 1));
+	stop();
+}
+static void lba_range(void) { one_command(read_to(1, FREE), rw(2, 1, AT(FREE), 0, 1ull << 40, 8)); }
+static void command_field(void)
+{
+	struct sqe bad = read_to(1, FREE);
+	bad.cdw2 = 7;
+	one_command(read_to(1, FREE), bad);
+}
+static void opcode(void)
+{
+	struct sqe bad = read_to(1, FREE);
+	bad.opcode = 0x77;
+	one_command(read_to(1, FREE), bad);
+}
+static void namespace(void)
+{
+	struct sqe bad = read_to(1, FREE);
+	bad.nsid = 9;
+	one_command(read_to(1, FREE), bad);
+}
+static void admin_queue_changed(void)
+{
+	start(ENTRIES);
+	if (wrong) { set(0x24, 7 << 16 | 7); pause_us(20000); set(0x24, (ENTRIES - 1) << 16 | (ENTRIES - 1)); pause_us(20000); }
+	stop();
+}
+static void enable_wrong(void)
+{
+	open_device();
+	CHECK(!map(0, FREE, BOTH));
+	set(0x24, 31 << 16 | 31);
+	set64(0x28, AT(0) + (wrong ? 8 : 0));
+	set64(0x30, AT(1));
+	set(0x14, 1 | 6 << 16 | 4 << 20);
+	pause_us(20000);
+	if (!wrong) shut_down();
+	set(0x14, 0);
+	wait_ready(0);
+	CHECK(!unmap(0, FREE));
+}
+static void enable_early(void)
+{
+	start(ENTRIES);
+	for (int i = 0; i < ROUNDS; i++) {
+		set(0x14, 0);
+		if (wrong) pause_us(400);
+		wait_ready(0);
+		set(0x14, 1 | 6 << 16 | 4 << 20);
+		if (wrong) pause_us(400); else wait_ready(1);
+	}
+	wait_ready(1);
+	stop();
+}
+static void bus_master_off(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = read_to(1, FREE);
+	if (wrong) { bus_master(0); queue(&io, &c); doorbell(&io); pause_us(20000); bus_master(1); set(0x14, 0); wait_ready(0); }
+	else { run(&io, &c); bus_master(1); shut_down(); set(0x14, 0); wait_ready(0); }
+	CHECK(!unmap(FREE, 1));
+	CHECK(!unmap(0, FREE));
+}
+static void interrupt_lost(void)
+{
+	char space[sizeof(struct vfio_irq_set) + 8];
+	struct vfio_irq_set *irqs = (void *)space;
+	*irqs = (struct vfio_irq_set){ .argsz = sizeof space, .index = VFIO_PCI_MSIX_IRQ_INDEX, .count = wrong ? 1 : 2,
+		.flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER };
+	int fds[2] = { eventfd(0, EFD_CLOEXEC), eventfd(0, EFD_CLOEXEC) };
+	memcpy(irqs->data, fds, sizeof fds);
+	start(ENTRIES);
+	CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, irqs));
+	CHECK(!map(FREE, 3, BOTH));
+	CHECK(!create_cq(2, FREE, ENTRIES, 2 | 1 << 16)); /* vector 1 */
+	CHECK(!create_sq(2, FREE + 1, ENTRIES, 2));
+	struct queue second;
+	use(&second, 2, FREE + 1, FREE, ENTRIES, ENTRIES);
+	struct sqe c = read_to(1, FREE + 2);
+	CHECK(!run(&second, &c));
+	if (!wrong) { uint64_t n; CHECK(read(fds[1], &n, 8) == 8 && n == 1); }
+	CHECK(!delete_queue(0, 2) && !delete_queue(4, 2));
+	CHECK(!unmap(FREE, 3));
+	stop();
+}
+static void reset_in_flight(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 16, BOTH));
+	for (int i = 0; i < 4; i++) {
+		struct sqe c = read_to(i, FREE);
+		if (wrong) {
+			/* More than one command, of which one is late. */
+			for (int n = 0; n < 16; n++) { c.cid = n; c.prp1 = AT(FREE + n); queue(&io, &c); doorbell(&io); }
+			pause_us(100);
+		} else {
+			CHECK(!run(&io, &c));
+		}
+		CHECK(!ioctl(device, VFIO_DEVICE_RESET));
+		bus_master(1);
+		enable();
+		use(&io, 1, IO_SQ, IO_CQ, ENTRIES, ENTRIES);
+		CHECK(!create_cq(1, IO_CQ, ENTRIES, 0));
+		CHECK(!create_sq(1, IO_SQ, ENTRIES, 1));
+	}
+	CHECK(!unmap(FREE, 16));
+	stop();
+}
+static void shutdown_skipped(void)
+{
+	start(ENTRIES);
+	if (wrong) { set(0x14, 0); wait_ready(0); CHECK(!unmap(0, FREE)); }
+	else stop();
+}
+static void not_covered(void)
+{
+	start(ENTRIES);
+	if (wrong) CHECK(ioctl(device, _IO(';', 0xff)) == -1 && errno == ENOTTY);
+	stop();
+}
+static void foreign_caller(void)
+{
+	start(ENTRIES);
+#ifdef __x86_64__
+	long answer = 54; /* ioctl of 32-bit x86 */
+	if (wrong) {
+		__asm__ volatile("int $0x80" : "+a"(answer) : "b"(container), "c"(VFIO_GET_API_VERSION), "d"(0) : "memory", "r8", "r9", "r10", "r11");
+		CHECK(answer == -ENOSYS);
+	}
+#endif
+	stop();
+}
+
+static const struct { const char *name; void (*run)(void); } FAULTS[] = {
+	{ "dma-unmapped", dma_unmapped }, { "dma-remapped", dma_remapped }, { "unmap-in-flight", unmap_in_flight },
+	{ "memory-gone", memory_gone }, { "overlapping-reads", overlapping_reads }, { "data-changed", data_changed },
+	{ "dma-direction", dma_direction }, { "map-refused-ignored", map_refused_ignored }, { "unmap-part", unmap_part },
+	{ "unmap-nothing", unmap_nothing }, { "entry-limit", entry_limit }, { "mapped-often", mapped_often },
+	{ "maps-left", maps_left }, { "doorbell-value", doorbell_value }, { "doorbell-queue", doorbell_queue },
+	{ "completion-queue-full", completion_queue_full }, { "entry-changed", entry_changed },
+	{ "command-id-twice", command_id_twice }, { "queue-unmapped", queue_unmapped }, { "queue-limit", queue_limit },
+	{ "queue-order", queue_order }, { "prp", prp }, { "sgl", sgl }, { "transfer-size", transfer_size },
+	{ "lba-range", lba_range }, { "command-field", command_field }, { "opcode", opcode }, { "namespace", namespace },
+	{ "admin-queue-changed", admin_queue_changed }, { "enable", enable_wrong }, { "enable-early", enable_early },
+	{ "bus-master-off", bus_master_off }, { "interrupt-lost", interrupt_lost }, { "reset-in-flight", reset_in_flight },
+	{ "shutdown-skipped", shutdown_skipped }, { "not-covered", not_covered }, { "foreign-caller", foreign_caller },
+};
+
+int main(int argc, char **argv)
+{
+	wrong = argc == 2;
+	for (size_t i = 0; argc > 1 && i < sizeof FAULTS / sizeof *FAULTS; i++)
+		if (!strcmp(FAULTS[i].name, argv[1])) { FAULTS[i].run(); return 0; }
+	fprintf(stderr, "usage: faults NAME [clean]\n");
+	return 2;
+}

@@ -1,0 +1,174 @@
+//! `check`: runs a program that opens VFIO against model devices, and reports what its driver does
+//! wrong.
+
+use crate::args::{CheckArgs, FailOn, TargetSpec};
+use crate::failure::{Exit, Failure};
+use crate::output;
+use pinfold_check::{
+    CheckConfig, CheckReport, DeviceConfig, Ending, Finding, KINDS, Severity, run as run_program,
+};
+use pinfold_nvme_model::{FileMedia, Media, MemoryMedia};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// The exit code of a run with findings, and of a program that was killed at its time limit.
+const FOUND: u8 = 3;
+const TIME_LIMIT: u8 = 124;
+/// The group of the first device; the others follow.
+const FIRST_GROUP: u32 = 7;
+
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    findings: &'a [Finding],
+    counts: &'a BTreeMap<&'static str, u64>,
+    commands: u64,
+    seed: Option<u64>,
+    devices: Vec<JsonDevice<'a>>,
+    exit_code: Option<u8>,
+    signal: Option<u8>,
+    time_limit: bool,
+}
+
+#[derive(Serialize)]
+struct JsonDevice<'a> {
+    address: String,
+    knobs: &'a [String],
+}
+
+/// Runs the program and reports; returns the exit code.
+pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
+    let mut devices = Vec::new();
+    for (number, device) in (0u32..).zip(&args.nvme) {
+        let name = device.to_string();
+        let options = device.target.soft_options();
+        let media: Arc<dyn Media> = match &device.target {
+            TargetSpec::SoftMemory(size, _) => Arc::new(MemoryMedia::new(size.0)),
+            TargetSpec::SoftImage(path, _) => Arc::new(
+                FileMedia::open(path, None).map_err(|error| Failure::CheckImage { name, error })?,
+            ),
+            // The parser accepts no other.
+            TargetSpec::File(_) | TargetSpec::Vfio { .. } => continue,
+        };
+        let bdf = match device.bdf {
+            Some(bdf) => bdf,
+            None => format!("0000:{:02x}:00.0", number + 1)
+                .parse()
+                .map_err(|_| Failure::CheckSuppress("more than 255 devices".to_owned()))?,
+        };
+        let block_bytes = options.block_bytes;
+        let group = device.group.unwrap_or(FIRST_GROUP + number);
+        let not_ready = options.not_ready;
+        devices.push(DeviceConfig { bdf, group, media, block_bytes, not_ready });
+    }
+    let mut config = CheckConfig::new(devices, args.program.clone());
+    config.hostile = args.hostile;
+    config.iova_bits = args.iova_bits;
+    config.iommufd = !args.type1_only;
+    config.time_limit = args.time_limit.map(|limit| limit.0);
+    config.suppress = suppressed(args)?;
+    let report = run_program(&config)?;
+    let text = match args.json {
+        true => json(args, &config, &report)?,
+        false => text(args, &config, &report),
+    };
+    match &args.report {
+        Some(path) => std::fs::write(path, text)
+            .map_err(|error| Failure::CheckImage { name: path.display().to_string(), error })?,
+        None => output::report(&text),
+    }
+    let limit = match args.fail_on {
+        FailOn::Error => Severity::Error,
+        FailOn::Warning => Severity::Warning,
+        FailOn::Note => Severity::Note,
+    };
+    if report.worst().is_some_and(|worst| worst >= limit) {
+        return Ok(Exit::Command(FOUND).into());
+    }
+    Ok(match report.ending {
+        Ending::Exit(code) => ExitCode::from(code),
+        Ending::Signal(signal) => ExitCode::from(signal.saturating_add(128)),
+        Ending::TimeLimit => ExitCode::from(TIME_LIMIT),
+    })
+}
+
+/// Reads the identifiers of the file of `--suppress`: one a line, `#` begins a comment.
+fn suppressed(args: &CheckArgs) -> Result<Vec<String>, Failure> {
+    let Some(path) = &args.suppress else { return Ok(Vec::new()) };
+    let name = path.display().to_string();
+    let text =
+        std::fs::read_to_string(path).map_err(|error| Failure::CheckImage { name, error })?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    let ids: Vec<String> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
+    match ids.iter().find(|id| KINDS.iter().all(|kind| kind.id != id.as_str())) {
+        Some(unknown) => Err(Failure::CheckSuppress(format!(
+            "{}: {unknown:?} is not the identifier of a finding (docs/check.md lists them)",
+            path.display()
+        ))),
+        None => Ok(ids),
+    }
+}
+
+fn text(args: &CheckArgs, config: &CheckConfig, report: &CheckReport) -> String {
+    let mut out = String::new();
+    let worst_first = |severity| report.findings.iter().filter(move |f| f.severity == severity);
+    for severity in [Severity::Error, Severity::Warning, Severity::Note] {
+        for finding in worst_first(severity) {
+            out.push_str(&finding.to_string());
+        }
+    }
+    let total = |severity: Severity| -> u64 {
+        let ids = KINDS.iter().filter(|kind| kind.severity == severity).map(|kind| kind.id);
+        ids.filter_map(|id| report.counts.get(id)).sum()
+    };
+    let (errors, warnings) = (total(Severity::Error), total(Severity::Warning));
+    let notes = total(Severity::Note);
+    let _ = writeln!(
+        out,
+        "check: {} commands; {errors} errors, {warnings} warnings, {notes} notes{}",
+        report.commands,
+        match report.ending {
+            Ending::Exit(0) => String::new(),
+            Ending::Exit(code) => format!("; the program returned {code}"),
+            Ending::Signal(signal) => format!("; signal {signal} ended the program"),
+            Ending::TimeLimit => "; the program was killed at the time limit".to_owned(),
+        }
+    );
+    if let Some(seed) = args.hostile {
+        let _ = writeln!(out, "check: --hostile {seed}");
+        for (device, knobs) in config.devices.iter().zip(&report.knobs) {
+            let _ = writeln!(out, "    {}: {}", device.bdf, knobs.join(" "));
+        }
+    }
+    out
+}
+
+fn json(
+    args: &CheckArgs,
+    config: &CheckConfig,
+    report: &CheckReport,
+) -> Result<String, output::OutputError> {
+    let devices = config.devices.iter().zip(&report.knobs);
+    let devices = devices
+        .map(|(device, knobs)| JsonDevice { address: device.bdf.to_string(), knobs })
+        .collect();
+    let (exit_code, signal) = match report.ending {
+        Ending::Exit(code) => (Some(code), None),
+        Ending::Signal(signal) => (None, Some(signal)),
+        Ending::TimeLimit => (None, None),
+    };
+    let mut line = serde_json::to_string(&JsonReport {
+        findings: &report.findings,
+        counts: &report.counts,
+        commands: report.commands,
+        seed: args.hostile,
+        devices,
+        exit_code,
+        signal,
+        time_limit: report.ending == Ending::TimeLimit,
+    })?;
+    line.push('\n');
+    Ok(line)
+}

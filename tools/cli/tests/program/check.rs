@@ -1,0 +1,235 @@
+//! `pinfold check`: programs in C with planted faults and their clean twins, QEMU, and this program.
+
+use crate::common::{Ended, Folder, bytes, pinfold};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Compiles a program of `tools/check/tests/c`.
+fn program(name: &str) -> PathBuf {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let folder = FOLDER.get_or_init(|| tempfile::tempdir().unwrap());
+    let path = folder.path().join(name);
+    let _one = ONE.lock().unwrap();
+    if !path.exists() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let source = source.join(format!("../../tools/check/tests/c/{name}.c"));
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-g", "-Wall", "-pthread", "-Wno-unused-function", "-o"]);
+        cc.arg(&path).arg(source);
+        assert!(cc.status().unwrap().success());
+    }
+    path
+}
+
+/// Runs a program under check; returns the outcome and the report.
+fn check(options: &[&str], program: &[&str]) -> (Ended, Value) {
+    let folder = tempfile::tempdir().unwrap();
+    let report = folder.path().join("report.json");
+    let mut args = vec!["check", "--json", "--report", report.to_str().unwrap()];
+    args.extend(["--time-limit", "120s"]);
+    args.extend(options);
+    args.push("--");
+    args.extend(program);
+    let ended = pinfold(&args);
+    let text = std::fs::read_to_string(&report).unwrap_or_else(|_| panic!("{ended:#?}"));
+    let report = serde_json::from_str(&text).unwrap();
+    (ended, report)
+}
+
+fn ids(report: &Value) -> Vec<String> {
+    let counts = report["counts"].as_object().unwrap();
+    counts.keys().cloned().collect()
+}
+
+/// The planted fault is reported, with nothing but its `consequences`; its clean twin is not.
+fn planted(id: &str, consequences: &[&str]) {
+    let faults = program("faults");
+    let faults = faults.to_str().unwrap();
+    let (ended, report) = check(&[], &[faults, id]);
+    let found = ids(&report);
+    assert!(found.iter().any(|found| found == id), "{report:#}{ended:#?}");
+    for other in found.iter().filter(|found| *found != id) {
+        assert!(consequences.contains(&other.as_str()), "{report:#}");
+    }
+    let is_it = |finding: &&Value| finding["id"] == id;
+    let finding = report["findings"].as_array().unwrap().iter().find(is_it).unwrap();
+    let worst = report["findings"].as_array().unwrap().iter().any(|f| f["severity"] == "error");
+    assert_eq!(ended.code, Some(if worst { 3 } else { 0 }), "{ended:#?}");
+    assert!(!finding["text"].as_str().unwrap().is_empty());
+
+    let (ended, report) = check(&["--fail-on", "note"], &[faults, id, "clean"]);
+    assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}{ended:#?}");
+}
+
+macro_rules! planted {
+    ($($name:ident $id:literal [$($consequence:literal),*];)*) => {
+        $(#[test] fn $name() { planted($id, &[$($consequence),*]); })*
+
+        #[test]
+        fn every_finding_has_a_planted_fault() {
+            let tested = [$($id),*, "foreign-caller"];
+            for kind in pinfold_check::KINDS {
+                assert!(tested.contains(&kind.id), "{}", kind.id);
+            }
+        }
+    };
+}
+
+planted! {
+    access_to_what_is_unmapped "dma-unmapped" [];
+    access_to_what_is_mapped_again "dma-remapped" ["unmap-in-flight", "dma-unmapped"];
+    unmap_while_a_command_uses_it "unmap-in-flight" ["dma-unmapped"];
+    access_to_memory_that_is_gone "memory-gone" [];
+    two_reads_into_the_same_bytes "overlapping-reads" [];
+    data_that_changes_in_flight "data-changed" [];
+    a_map_for_the_wrong_direction "dma-direction" [];
+    a_map_that_was_refused "map-refused-ignored" [];
+    an_unmap_of_a_part "unmap-part" [];
+    an_unmap_of_nothing "unmap-nothing" [];
+    nearly_all_mappings "entry-limit" [];
+    a_page_that_is_mapped_often "mapped-often" [];
+    mappings_that_are_left "maps-left" [];
+    a_doorbell_out_of_range "doorbell-value" [];
+    a_doorbell_of_no_queue "doorbell-queue" [];
+    a_full_completion_queue "completion-queue-full" [];
+    an_entry_that_changes "entry-changed" [];
+    an_identifier_in_flight_twice "command-id-twice" [];
+    a_queue_that_is_unmapped "queue-unmapped" [];
+    a_queue_beyond_the_granted "queue-limit" [];
+    a_completion_queue_deleted_first "queue-order" [];
+    a_prp_with_an_offset "prp" [];
+    an_sgl_where_there_are_none "sgl" [];
+    a_transfer_that_is_too_large "transfer-size" [];
+    blocks_out_of_range "lba-range" [];
+    a_reserved_field "command-field" [];
+    an_unknown_opcode "opcode" [];
+    an_unknown_namespace "namespace" [];
+    admin_queues_that_change "admin-queue-changed" [];
+    admin_queues_that_are_invalid "enable" [];
+    an_enable_that_does_not_wait "enable-early" [];
+    bus_mastering_that_is_off "bus-master-off" ["shutdown-skipped"];
+    an_interrupt_without_an_eventfd "interrupt-lost" [];
+    a_reset_with_commands_in_flight "reset-in-flight" ["overlapping-reads"];
+    a_shutdown_that_is_skipped "shutdown-skipped" [];
+    a_request_that_is_not_covered "not-covered" [];
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_32_bit_caller() {
+    planted("foreign-caller", &[]);
+}
+
+#[test]
+fn suppressed_findings_are_not_reported() {
+    let faults = program("faults");
+    let faults = faults.to_str().unwrap();
+    let folder = Folder::new();
+    let file = folder.arg("suppress");
+    std::fs::write(&file, "# known\nopcode # an old driver\n\n").unwrap();
+    let (ended, report) = check(&["--suppress", &file], &[faults, "opcode"]);
+    assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}");
+    std::fs::write(&file, "opcodes\n").unwrap();
+    pinfold(&["check", "--suppress", &file, "--", "true"])
+        .failed(125, &["opcodes", "docs/check.md"]);
+}
+
+#[test]
+fn the_exit_code_is_the_programs() {
+    let code = |words: &[&str]| check(&[], words).0.code;
+    assert_eq!(code(&["true"]), Some(0));
+    assert_eq!(code(&["sh", "-c", "exit 7"]), Some(7));
+    assert_eq!(code(&["sh", "-c", "kill -9 $$"]), Some(137));
+    pinfold(&["check", "--", "/nonexistent"]).failed(125, &["/nonexistent", "No such file"]);
+    let slow = pinfold(&["check", "--time-limit", "1s", "--", "sleep", "1000"]);
+    assert_eq!(slow.code, Some(124), "{slow:#?}");
+    assert!(slow.err.contains("time limit"), "{slow:#?}");
+}
+
+#[test]
+fn standard_output_is_the_programs() {
+    let ended = pinfold(&["check", "--", "echo", "hello"]);
+    assert_eq!(ended.out, "hello\n");
+    assert!(ended.err.starts_with("check: 0 commands; 0 errors"), "{ended:#?}");
+}
+
+// QEMU's own driver (block/nvme.c).
+
+/// The identifiers of what QEMU's driver does wrong: it unmaps the queues of an enabled controller.
+const QEMU: [&str; 3] = ["queue-unmapped", "maps-left", "shutdown-skipped"];
+
+#[test]
+fn qemu_reads_what_the_medium_has() {
+    let folder = Folder::new();
+    let (image, copy) = (folder.file("image", &bytes(20 << 20)), folder.arg("copy"));
+    let device = format!("soft:{image}");
+    let words = ["qemu-img", "convert", "-O", "raw", "nvme://0000:01:00.0/1", &copy];
+    let (ended, report) = check(&["--nvme", &device], &words);
+    assert!(ids(&report).iter().all(|id| QEMU.contains(&id.as_str())), "{report:#}{ended:#?}");
+    assert_eq!(report["exit_code"], 0, "{ended:#?}");
+    assert!(std::fs::read(&image).unwrap() == std::fs::read(&copy).unwrap());
+}
+
+#[test]
+fn qemu_verifies_what_it_wrote() {
+    let words = [
+        "qemu-io",
+        "-f",
+        "raw",
+        "-c",
+        "write -P 0x5a 1M 2M",
+        "-c",
+        "read -P 0x5a 1M 2M",
+        "-c",
+        "discard 0 1M",
+        "-c",
+        "read -P 0 0 1M",
+        "-c",
+        "flush",
+        "nvme://0000:01:00.0/1",
+    ];
+    let (ended, report) = check(&[], &words);
+    assert!(ids(&report).iter().all(|id| QEMU.contains(&id.as_str())), "{report:#}{ended:#?}");
+    assert_eq!(report["exit_code"], 0, "{ended:#?}");
+    assert!(!ended.out.contains("verification failed"), "{ended:#?}");
+}
+
+// This program: its backends and its driver.
+
+fn copies(options: &[&str], depth: &str) {
+    let folder = Folder::new();
+    let (source, image) =
+        (folder.file("source", &bytes(5 << 20)), folder.sparse("image", 16 << 20));
+    let device = format!("soft:{image}");
+    let mut all = vec!["--nvme", device.as_str(), "--fail-on", "warning"];
+    all.extend(options);
+    let own = env!("CARGO_BIN_EXE_pinfold");
+    let target = "vfio:0000:01:00.0";
+    let words = [own, "copy", "--force", "--verify", "--iodepth", depth, &source, target];
+    let (ended, report) = check(&all, &words);
+    assert_eq!(ended.code, Some(0), "{report:#}{ended:#?}");
+    assert!(report["commands"].as_u64().unwrap() > 10, "{report:#}");
+    let written = std::fs::read(&image).unwrap();
+    assert!(written.starts_with(&std::fs::read(&source).unwrap()));
+}
+
+#[test]
+fn this_program_copies_through_iommufd() {
+    copies(&[], "16");
+}
+
+#[test]
+fn this_program_copies_through_type_1() {
+    copies(&["--type1-only"], "16");
+}
+
+#[test]
+fn this_program_copies_to_hostile_devices() {
+    // A queue may have two entries, of which one is used.
+    for seed in 0..8 {
+        copies(&["--hostile", &seed.to_string()], "1");
+    }
+}
