@@ -277,6 +277,8 @@ pub struct Requests<P: Pinned, const N: usize> {
     completed: Vec<Completed<P, N>>,
     /// Revoked, in the order of their flushes.
     held: VecDeque<Held<P, N>>,
+    /// How many of them were reported as late.
+    late: usize,
     /// Empty between two calls: what one flush covers.
     revoked: Vec<Revoked<P>>,
     signal: Option<Signal>,
@@ -314,6 +316,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             slots: Slots::new(slots).map_err(no_memory)?,
             completed,
             held: queue,
+            late: 0,
             revoked,
             signal: None,
         })
@@ -324,10 +327,15 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         self.slots.in_flight()
     }
 
-    /// Returns how many requests the device no longer works on and the loop has not returned:
-    /// completed, or held for their flush, late ones included.
+    /// Returns how many requests the device no longer works on and the loop has neither returned nor
+    /// reported as late: completed, or held for their flush.
     pub fn held(&self) -> usize {
-        self.completed.len() + self.held.len()
+        self.completed.len() + self.held.len() - self.late
+    }
+
+    /// Returns how many requests were reported as [late](End::Late), and have not been returned.
+    pub fn late(&self) -> usize {
+        self.late
     }
 
     /// Returns the number of slots: every [`Token::slot`] is below it.
@@ -523,6 +531,7 @@ impl<P: Pinned, const N: usize> fmt::Debug for Requests<P, N> {
             .field("depth", &self.depth)
             .field("in_flight", &self.in_flight())
             .field("held", &self.held())
+            .field("late", &self.late)
             .field("lost", &self.slots.lost())
             .finish_non_exhaustive()
     }

@@ -37,6 +37,13 @@ impl<P: Pinned, const N: usize> Lent<P, N> {
         })
     }
 
+    /// Ends the mappings of payloads whose device is proven quiet, as after a reset, where their loop
+    /// has ended before: revokes access, waits for the flush as dropping a
+    /// [`Mapping`](crate::Mapping) does, and drops the payloads.
+    pub fn release(self) {
+        drop(self.into_parts());
+    }
+
     /// Takes the payloads out, for their loop.
     #[inline(always)]
     pub(super) fn into_parts(mut self) -> Parts<P, N> {

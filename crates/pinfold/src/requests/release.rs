@@ -160,28 +160,21 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// # Errors
     /// The system's: the process has too many descriptors open. Only the first call returns one.
     pub fn arm(&mut self) -> io::Result<BorrowedFd<'_>> {
+        // A wait that has found the flush late has the backend wake at its end, and not, over and
+        // over, because its own deadline has passed.
+        let first = self.held.front_mut();
+        let has_ended = first.is_some_and(|first| first.wait(&mut self.domain, NO_TIME));
+        let now = Some(Duration::ZERO);
+        let due = if has_ended || !self.completed.is_empty() { now } else { self.until_late() };
         let signal = match self.signal.take() {
             Some(signal) => signal,
             None => Signal::new()?,
         };
         let signal = self.signal.insert(signal);
-        let now = Some(Duration::ZERO);
-        if !self.completed.is_empty() {
-            signal.set(now)?;
-            return Ok(signal.fd());
-        }
-        let Some(first) = self.held.front_mut() else {
-            signal.set(None)?;
-            return Ok(signal.fd());
-        };
-        // A wait that has found the flush late has the backend wake at its end, and not, over and
-        // over, because its own deadline has passed.
-        let has_ended = first.wait(&mut self.domain, NO_TIME);
-        let late = self.held.iter().find(|held| !held.is_late);
-        let until_late = late.map(|held| self.flush_limit.saturating_sub(held.since.elapsed()));
-        signal.set(if has_ended { now } else { until_late })?;
-        if let Some(first) = self.held.front().filter(|_| !has_ended) {
+        signal.set(due)?;
+        if let Some(first) = self.held.front().filter(|_| due != now) {
             first.revoked().for_each(|revoked| revoked.wake(signal.waker()));
+            // It may have ended before the waker was registered.
             if first.has_ended() {
                 signal.set(now)?;
             }
@@ -247,6 +240,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     fn finish(&mut self, mut held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
         if held.wait(&mut self.domain, NO_TIME) {
             self.slots.free(held.token);
+            self.late -= usize::from(held.is_late);
             ended.push(held.into_ended());
         } else {
             // Not ended after all.
@@ -265,12 +259,17 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             let limit = self.flush_limit;
             let late = self.held.iter_mut().filter(|held| !held.is_late);
             let late = late.take_while(|held| held.since.elapsed() >= limit);
+            let before = ended.len();
             ended.extend(late.map(Held::report_late));
+            self.late += ended.len() - before;
         }
     }
 
     /// Returns how long it takes until the next request is late; `None` if none can become late.
     fn until_late(&self) -> Option<Duration> {
+        if self.late == self.held.len() {
+            return None;
+        }
         let next = self.held.iter().find(|held| !held.is_late)?;
         Some(self.flush_limit.saturating_sub(next.since.elapsed()))
     }
@@ -302,6 +301,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             return held.into_ended();
         }
         let late = held.report_late();
+        self.late += 1;
         self.held.push_back(held);
         late
     }

@@ -29,10 +29,11 @@ fn a_refused_request_whose_flush_is_late_is_returned_later() {
     let late = requests.refused(token).unwrap();
     assert!(matches!(&late.end, End::Late(error) if error.late_ticket().is_some()));
     assert!(late.payloads[0].is_none());
-    assert_eq!((requests.in_flight(), requests.held()), (0, 1));
+    assert_eq!((requests.in_flight(), requests.held(), requests.late()), (0, 0, 1));
     assert!(polled(&mut requests).is_empty(), "it was said already");
     manual.complete_all();
     assert_eq!(ended_by(&polled(&mut requests)), [(token, End::Quiesced)]);
+    assert_eq!(requests.late(), 0);
 }
 
 #[test]
@@ -50,7 +51,7 @@ fn a_late_flush_is_said_once_and_its_request_returned_later() {
             assert!(error.to_string().contains("not completed after"), "{error}");
             assert_eq!(late.token, token);
         }
-        assert_eq!((late.len(), requests.held()), (2, 2));
+        assert_eq!((late.len(), requests.held(), requests.late()), (2, 0, 2));
         assert!(polled(&mut requests).is_empty());
         // Late ones hold no place of the depth.
         let _more = [begin(&mut requests, &manual), begin(&mut requests, &manual)];
@@ -58,7 +59,7 @@ fn a_late_flush_is_said_once_and_its_request_returned_later() {
         let ended = polled(&mut requests);
         assert_eq!(ended_by(&ended), tokens.map(|token| (token, End::Quiesced)));
         assert!(ended.iter().all(|one| one.payloads[0].is_some()));
-        assert_eq!(manual.domain.stats().quarantined, 0);
+        assert_eq!((manual.domain.stats().quarantined, requests.late()), (0, 0));
     }
 }
 
@@ -266,6 +267,22 @@ fn a_lent_request_that_is_lost_comes_back_when_its_driver_recovers_it() {
     assert_eq!(ended_by(&ended), [(token, End::Quiesced)]);
 }
 
+/// The device was reset after the loop had ended.
+#[test]
+fn lent_payloads_are_released_without_their_loop() {
+    let manual = Manual::new();
+    manual.oblige();
+    let domain = &manual.domain;
+    let mut requests = Requests::<_, 1>::new(domain, Policy::Batch, 1, limits(HOUR)).unwrap();
+    let token = begin(&mut requests, &manual);
+    let lent = requests.lend(token).unwrap();
+    drop(requests);
+    assert_eq!((manual.pages(), domain.stats().live), (1, 1));
+    lent.release();
+    let stats = domain.stats();
+    assert_eq!((manual.pages(), stats.live, stats.quarantined), (0, 0, 0));
+}
+
 #[test]
 fn lent_payloads_that_are_dropped_are_quarantined() {
     let manual = Manual::new();
@@ -369,7 +386,8 @@ fn strict_waits_for_its_flush_in_the_poll() {
         let since = Instant::now();
         let ended = polled(&mut requests);
         assert!(since.elapsed() >= flush_cost);
-        assert_eq!((ended.len(), requests.held()), (4, if is_late { 4 } else { 0 }));
+        assert_eq!((ended.len(), requests.late()), (4, if is_late { 4 } else { 0 }));
+        assert_eq!(requests.held(), 0);
         assert!(ended.iter().all(|one| matches!(one.end, End::Late(_)) == is_late), "{ended:?}");
         assert!(ended.iter().all(|one| one.payloads[0].is_none() == is_late));
     }

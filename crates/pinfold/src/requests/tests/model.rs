@@ -60,7 +60,7 @@ impl Model {
     }
 
     fn held(&self) -> usize {
-        self.count(|at| matches!(at, At::Completed | At::Held { .. }))
+        self.count(|at| matches!(at, At::Completed | At::Held { is_late: false }))
     }
 
     /// Returns one of the requests that have not been returned.
@@ -263,6 +263,8 @@ impl Run {
         }
         assert_eq!(self.requests.in_flight(), self.model.in_flight());
         assert_eq!(self.requests.held(), self.model.held());
+        let late = self.model.count(|at| at == At::Held { is_late: true });
+        assert_eq!(self.requests.late(), late);
         assert_eq!(self.manual.domain.stats().quarantined, self.model.quarantined);
     }
 }
