@@ -136,8 +136,8 @@ impl Default for StackArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Protect {
-    /// From submission to completion; the job waits for the flush, up to 50 ms, before it goes on
-    /// (requests that complete together share it)
+    /// From submission to completion; the job waits for the flush before it goes on (requests that
+    /// complete together share it)
     Strict,
     /// From submission to completion, with one flush for each request (the queue merges those that
     /// it gets while it is busy); the buffer is held until the flush has completed, and the job

@@ -212,16 +212,17 @@ impl<'t, B> Worker<'t, B> {
         polled.map(|()| count)
     }
 
-    /// Prepares for waiting at the target's descriptor, as [`Target::arm`] does, and returns how
-    /// long to wait at most; not at all with nothing in flight. Requests that the target gave up
-    /// are passed to `each`.
-    pub(crate) fn arm(&mut self, each: impl FnMut(Completion<B>)) -> Option<Duration> {
+    /// Prepares for waiting at the target's descriptors, as [`Target::arm`] does, and returns how
+    /// long to wait at most; not at all with nothing in flight.
+    pub(crate) fn arm(&mut self) -> Option<Duration> {
         // With nothing in flight too, or the signal of what has completed would end every wait.
-        let wait = self.target.arm(&mut self.completed);
-        if self.in_flight == 0 {
-            return None;
-        }
-        if self.pass_on(each) > 0 { Some(Duration::ZERO) } else { Some(wait) }
+        let wait = self.target.arm();
+        (self.in_flight > 0).then_some(wait)
+    }
+
+    /// Returns the target's descriptor for buffers that it holds.
+    pub(crate) fn flush_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        self.target.flush_fd()
     }
 
     /// Returns the target's descriptor for completions.

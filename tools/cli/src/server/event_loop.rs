@@ -115,11 +115,15 @@ impl<'s, 't> EventLoop<'s, 't> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
         let info = target.info().clone();
         target.work_in_background(&inbox.wake);
-        let worker = Worker::new(target, depth);
+        let mut worker = Worker::new(target, depth);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inbox.wake.as_fd(), epoll::EventData::new_u64(WAKE), edges)
             .map_err(failed("epoll_ctl"))?;
         if let Some(fd) = worker.completion_fd() {
+            let data = epoll::EventData::new_u64(TARGET);
+            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(failed("epoll_ctl"))?;
+        }
+        if let Some(fd) = worker.flush_fd() {
             let data = epoll::EventData::new_u64(TARGET);
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(failed("epoll_ctl"))?;
         }
@@ -217,9 +221,8 @@ impl<'s, 't> EventLoop<'s, 't> {
         if !self.starved.is_empty() {
             limit = limit.min(MEMORY_RETRY);
         }
-        let completed = &mut self.completed;
         if !limit.is_zero()
-            && let Some(wait) = self.worker.arm(|completion| completed.push(completion))
+            && let Some(wait) = self.worker.arm()
         {
             limit = limit.min(wait);
         }

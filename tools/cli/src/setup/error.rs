@@ -2,6 +2,7 @@
 
 use super::stack::{MemoryError, StackError};
 use crate::args::target::SpecError;
+use crate::targets::nvme::QueueError;
 use crate::units::ByteSize;
 use pinfold::arena::BuildError;
 use pinfold::pci::Bdf;
@@ -128,6 +129,14 @@ pub(crate) enum OpenError {
         name: String,
         /// The error.
         error: driver::Error,
+    },
+    /// A queue of the controller could not be created.
+    #[error("{name}: {error}")]
+    Queue {
+        /// The target.
+        name: String,
+        /// The error.
+        error: QueueError,
     },
     /// The controller has no usable namespace.
     #[error("{0}: the controller has no usable namespace; pinfold nvme lists all with the reasons")]

@@ -101,7 +101,7 @@ impl<'d, B: Pinned> OpenTarget<'d, B> {
             let queue = NvmeTarget::new(name.clone(), options);
             queue
                 .map(|queue| queue.sharing(&lost))
-                .map_err(|error| OpenError::Driver { name: name.clone(), error })
+                .map_err(|error| OpenError::Queue { name: name.clone(), error })
         })?;
         Ok(Self { queues: Queues::Nvme { queues: Box::new(queues), _device: device }, notes })
     }

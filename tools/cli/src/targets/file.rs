@@ -356,7 +356,7 @@ impl<B: Pinned> Target<B> for FileTarget<'_, B> {
         self.queue.completion_fd()
     }
 
-    fn arm(&mut self, _completed: &mut Vec<Completion<B>>) -> Duration {
+    fn arm(&mut self) -> Duration {
         if !self.unsubmitted.is_empty() {
             self.submit_batch();
         }

@@ -1,25 +1,22 @@
-//! A namespace of an NVMe controller. A buffer moves into a mapping, with it into a command, and
-//! out of both again: when the command has completed, the mapping is revoked, and the buffer
-//! returns once no device can reach it.
-
-mod release;
+//! A namespace of an NVMe controller. The protected request loop maps a buffer for its command, and
+//! returns it once no device can reach it; in between the driver has the mapping.
 
 use super::target::{
-    Completion, Io, IoDirection, RejectedBatch, Request, SubmitError, Target, TargetError,
-    TargetInfo, submit_each,
+    Completion, Io, IoDirection, Request, SubmitError, Target, TargetError, TargetInfo,
 };
 use crate::args::Protect;
 use crate::signal::Interrupt;
-use pinfold_core::access::{FromDevice, ToDevice};
+use pinfold::requests::{
+    BeginError, End, Ended, Lent, Limits, NewError, Policy, Refusal, Requests, Token,
+};
+use pinfold_core::access::{Access, FromDevice, ToDevice};
 use pinfold_core::dma_pool::{ChunkSource, DmaPoolStats};
-use pinfold_core::domain::{Domain, DomainLocal, MapError, Pinned, Revoked};
+use pinfold_core::domain::{Domain, Pinned};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{
-    self, CommandError, Controller, ControllerStats, Namespace, PollError, Queue, QueueStats,
-    Rejected, Vector,
+    self, CommandError, Controller, ControllerStats, InFlight, Namespace, Outcome, PollError,
+    Quarantined, Queue, QueueStats, Reject, Rejected, Vector,
 };
-use release::{Attempt, Command, Finished, Held, Mapped, Outcome, Quarantine};
-use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -28,7 +25,7 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_TRANSFER: usize = 64 << 20;
 /// How long a wait lasts before the caller checks for a signal.
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
-/// How long a buffer is held for its flush before its request ends with an error.
+/// How long a flush may take before its request ends with an error.
 pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// The number of consecutive polls of a wait without an interrupt before it yields to other
 /// threads.
@@ -37,7 +34,7 @@ const SPINS: u32 = 64;
 /// wake-up delay a request by more than these yields together; and what is completed while others
 /// run returns as one batch.
 const YIELDS: u32 = 4;
-/// How long an event loop polls for a flush before it sleeps for as long between two polls.
+/// How long an event loop polls for a flush before it sleeps until that has ended.
 const FLUSH_POLLS: Duration = Duration::from_millis(1);
 /// The pause between two polls for the flush of [`Target::sync`], without an interrupt.
 const FLUSH_PAUSE: Duration = Duration::from_micros(50);
@@ -63,7 +60,7 @@ pub(crate) struct NvmeOptions<'d, R: Registers, S: ChunkSource + Clone> {
     pub(crate) depth: usize,
     /// The interrupt that a wait sleeps for; without one it polls.
     pub(crate) vector: Option<Vector>,
-    /// How long a buffer is held for its flush: normally [`FLUSH_LIMIT`].
+    /// How long a flush may take: normally [`FLUSH_LIMIT`].
     pub(crate) flush_limit: Duration,
 }
 
@@ -90,36 +87,87 @@ impl NvmeStats {
     }
 }
 
+/// A request at the controller: the driver's handle of it.
+enum Attempt<B: Pinned> {
+    Data(Token, InFlight<Lent<B, 1>>),
+    /// It moves no data.
+    Bare(Token, InFlight<()>),
+}
+
+impl<B: Pinned> Attempt<B> {
+    fn token(&self) -> Token {
+        match self {
+            Self::Data(token, _) | Self::Bare(token, _) => *token,
+        }
+    }
+
+    /// Returns the driver's number of it.
+    fn tag(&self) -> usize {
+        match self {
+            Self::Data(_, in_flight) => in_flight.tag(),
+            Self::Bare(_, in_flight) => in_flight.tag(),
+        }
+    }
+}
+
+/// What the program knows of a request until it is reported.
+struct Record<B> {
+    io: Io,
+    /// The buffer of a command that moves no data: it is not mapped.
+    buffer: Option<B>,
+    /// The outcome of its command.
+    result: Result<(), TargetError>,
+}
+
 /// A namespace as a target.
 pub(crate) struct NvmeTarget<B: Pinned, R: Registers, S: ChunkSource + Clone> {
     info: TargetInfo,
-    /// Maps for the thread that drives this target.
-    domain: DomainLocal,
-    protect: Protect,
-    flush_limit: Duration,
     namespace: Namespace,
     /// The requests at the controller; the index is the driver's tag.
-    in_flight: Vec<Option<Command<B>>>,
-    /// Requests whose command has completed, until their mappings are revoked.
-    completed: Vec<Finished<B>>,
-    held: VecDeque<Held<B>>,
-    /// Both empty between two calls: the mappings and the requests that one flush ends.
-    revoked: Vec<Revoked<B>>,
-    requests_of_flush: Vec<(Io, Result<usize, TargetError>)>,
+    in_flight: Vec<Option<Attempt<B>>>,
+    /// Owns the buffers of all requests, or has lent them to the driver.
+    requests: Requests<B, 1>,
+    /// The index is the slot of a request's token.
+    records: Vec<Option<Record<B>>>,
+    /// Empty between two calls.
+    ended: Vec<Ended<B, 1>>,
+    /// Since when an event loop has polled for a flush.
+    polls_since: Option<Instant>,
+    /// Whether the descriptor of the loop may be readable, or become so.
+    awaits_flush: bool,
     /// Buffers of commands that did not complete: the controller may still reach them.
-    quarantined: Vec<Quarantine<B>>,
+    quarantined: Vec<Quarantined<Lent<B, 1>>>,
     /// Whether the controller writes zeroes without a payload.
     writes_zeroes: bool,
     lost: LostData,
-    /// The tags of the requests since the last doorbell.
+    /// The slots of the requests since the last doorbell.
     unsubmitted: Vec<usize>,
     queue: Queue<R, S>,
     controller: Controller<R, S>,
 }
 
+/// Why a queue cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum QueueError {
+    #[error(transparent)]
+    Driver(#[from] driver::Error),
+    #[error(transparent)]
+    Requests(#[from] NewError),
+}
+
+/// Returns the policy of the loop.
+const fn policy(protect: Protect) -> Policy {
+    match protect {
+        Protect::Strict => Policy::Strict,
+        Protect::Revoke => Policy::Revoke,
+        Protect::Batch => Policy::Batch,
+        Protect::Static => Policy::Static,
+    }
+}
+
 impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
     /// Creates a queue for a namespace.
-    pub(crate) fn new(name: String, options: NvmeOptions<'_, R, S>) -> Result<Self, driver::Error> {
+    pub(crate) fn new(name: String, options: NvmeOptions<'_, R, S>) -> Result<Self, QueueError> {
         let NvmeOptions { domain, protect, controller, namespace, depth, vector, flush_limit } =
             options;
         let queue = match vector {
@@ -141,17 +189,17 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
             // that it has deallocated.
             trim_zeroes: false,
         };
+        let limits = Limits { flush: flush_limit, ..Limits::default() };
+        let requests = Requests::new(domain, policy(protect), depth, limits)?;
         Ok(Self {
             info,
-            domain: domain.local(),
-            protect,
-            flush_limit,
             namespace,
             in_flight: std::iter::repeat_with(|| None).take(depth).collect(),
-            completed: Vec::with_capacity(depth),
-            held: VecDeque::with_capacity(depth),
-            revoked: Vec::with_capacity(depth),
-            requests_of_flush: Vec::with_capacity(depth),
+            records: std::iter::repeat_with(|| None).take(requests.slots()).collect(),
+            ended: Vec::with_capacity(requests.slots()),
+            requests,
+            polls_since: None,
+            awaits_flush: false,
             quarantined: Vec::new(),
             writes_zeroes: identity.can_write_zeroes,
             lost: LostData::default(),
@@ -196,46 +244,65 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         TargetError::Poll { target: self.info.name.clone(), error }
     }
 
-    /// Submits `buffer` to the driver as `io` says.
-    fn start(&mut self, io: Io, buffer: Mapped<B>) -> Result<(), Rejected<Mapped<B>>> {
+    fn rejected(&self, reason: Reject) -> TargetError {
+        TargetError::Rejected { target: self.info.name.clone(), reason }
+    }
+
+    /// Begins a request: maps its buffer, if its command moves data.
+    fn begin(&mut self, io: &Io, buffer: B) -> Result<(Token, Option<B>), SubmitError<B>> {
+        let access = match io.direction {
+            IoDirection::Read => Some(Access::WRITE),
+            IoDirection::Write if io.zeroes && self.writes_zeroes => None,
+            IoDirection::Write => Some(Access::READ),
+            IoDirection::Trim | IoDirection::Flush => None,
+        };
+        let (buffer, refusal) = match access {
+            Some(access) => match self.requests.begin([(buffer, access)]) {
+                Ok(token) => return Ok((token, None)),
+                Err(BeginError { payloads: [buffer], refusal }) => (buffer, refusal),
+            },
+            None => match self.requests.begin([]) {
+                Ok(token) => return Ok((token, Some(buffer))),
+                Err(BeginError { refusal, .. }) => (Some(buffer), refusal),
+            },
+        };
+        let target = self.info.name.clone();
+        let error = match refusal {
+            Refusal::Map { error, .. } => TargetError::Domain { target, error },
+            refusal => TargetError::Begin { target, refusal },
+        };
+        Err(SubmitError { buffer, error })
+    }
+
+    /// Submits a request to the driver.
+    ///
+    /// # Errors
+    /// The driver's reason; it has nothing of the request.
+    fn start(&mut self, io: &Io, token: Token, moves_data: bool) -> Result<Attempt<B>, Reject> {
         let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
         let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
         let blocks = u32::try_from(io.len.div_ceil(self.info.block)).unwrap_or(u32::MAX);
-        let attempt = match buffer {
-            Mapped::Read(buffer) => queue
-                .read(nsid, slba, blocks, buffer)
-                .map(Attempt::Read)
-                .map_err(|Rejected { payload, reason }| Rejected {
-                    payload: Mapped::Read(payload),
-                    reason,
-                }),
-            Mapped::Write(buffer) => queue
-                .write(nsid, slba, blocks, buffer)
-                .map(Attempt::Write)
-                .map_err(|Rejected { payload, reason }| Rejected {
-                    payload: Mapped::Write(payload),
-                    reason,
-                }),
-            Mapped::Not(buffer) => {
-                let submitted = match io.direction {
-                    IoDirection::Flush => queue.flush(nsid),
-                    IoDirection::Write => queue.write_zeroes(nsid, slba, blocks),
-                    _ => queue.discard(nsid, slba, blocks),
-                };
-                match submitted {
-                    Ok(in_flight) => Ok(Attempt::WithoutData(in_flight, buffer)),
-                    Err(Rejected { reason, .. }) => {
-                        Err(Rejected { payload: Mapped::Not(buffer), reason })
-                    }
-                }
-            }
-        }?;
-        let tag = attempt.tag();
-        if let Some(place) = self.in_flight.get_mut(tag) {
-            *place = Some(Command { io, attempt });
+        if !moves_data {
+            let submitted = match io.direction {
+                IoDirection::Flush => queue.flush(nsid),
+                IoDirection::Write => queue.write_zeroes(nsid, slba, blocks),
+                _ => queue.discard(nsid, slba, blocks),
+            };
+            let submitted = submitted.map_err(|Rejected { reason, .. }| reason);
+            return submitted.map(|in_flight| Attempt::Bare(token, in_flight));
         }
-        self.unsubmitted.push(tag);
-        Ok(())
+        // It was begun for this call, so it can be lent.
+        let lent = self.requests.lend(token).map_err(|_| Reject::NeedsReset)?;
+        let submitted = match io.direction {
+            IoDirection::Read => queue.read::<_, FromDevice>(nsid, slba, blocks, lent),
+            _ => queue.write::<_, ToDevice>(nsid, slba, blocks, lent),
+        };
+        let attempt = |in_flight| Attempt::Data(token, in_flight);
+        submitted.map(attempt).map_err(|Rejected { payload, reason }| {
+            // Of this loop, and lent until now.
+            let _ = self.requests.take_back(payload);
+            reason
+        })
     }
 
     /// Rings the doorbell for what was queued since the last one.
@@ -245,9 +312,9 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         }
         self.queue.ring_doorbell();
         let now = Instant::now();
-        for tag in self.unsubmitted.drain(..) {
-            if let Some(Some(command)) = self.in_flight.get_mut(tag) {
-                command.io.queued = now;
+        for slot in self.unsubmitted.drain(..) {
+            if let Some(Some(record)) = self.records.get_mut(slot) {
+                record.io.queued = now;
             }
         }
     }
@@ -270,45 +337,102 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
                 }
             };
             let tag = completion.tag();
-            let Some(Command { io, attempt }) = self.in_flight.get_mut(tag).and_then(Option::take)
-            else {
-                continue;
-            };
-            match attempt.finish(completion) {
-                Outcome::Completed(buffer, result) => self.finish(io, buffer, result),
-                Outcome::TimedOut(buffer) => {
-                    let buffer =
-                        buffer.map_err(|quarantine| self.quarantined.push(quarantine)).ok();
-                    let error =
-                        TargetError::Timeout { target: self.info.name.clone(), io: Box::new(io) };
-                    completed.push(Completion { io, buffer, result: Err(error) });
-                }
-                Outcome::Foreign(attempt) => {
-                    if let Some(place) = self.in_flight.get_mut(tag) {
-                        *place = Some(Command { io, attempt });
+            let attempt = self.in_flight.get_mut(tag).and_then(Option::take);
+            let foreign = match attempt {
+                Some(Attempt::Data(token, in_flight)) => match in_flight.finish(completion) {
+                    Outcome::Completed { payload, result } => {
+                        // Of this loop, and lent until now.
+                        let _ = self.requests.take_back(payload);
+                        self.complete(token, Some(result));
+                        None
                     }
-                }
+                    Outcome::TimedOut(quarantined) => {
+                        self.quarantined.push(quarantined);
+                        completed.extend(self.lose(token));
+                        None
+                    }
+                    Outcome::Foreign(in_flight, _) => Some(Attempt::Data(token, in_flight)),
+                },
+                Some(Attempt::Bare(token, in_flight)) => match in_flight.finish(completion) {
+                    Outcome::Completed { result, .. } => {
+                        self.complete(token, Some(result));
+                        None
+                    }
+                    // It has no payload that the controller could reach.
+                    Outcome::TimedOut(_) => {
+                        self.complete(token, None);
+                        None
+                    }
+                    Outcome::Foreign(in_flight, _) => Some(Attempt::Bare(token, in_flight)),
+                },
+                None => None,
+            };
+            if let (Some(attempt), Some(place)) = (foreign, self.in_flight.get_mut(tag)) {
+                *place = Some(attempt);
             }
         }
     }
 
-    /// Has a request whose command has completed wait for its revocation.
-    fn finish(&mut self, io: Io, buffer: Mapped<B>, result: Result<(), CommandError>) {
-        let result = if io.direction == IoDirection::Flush { self.flushed(result) } else { result };
-        let error = |error| TargetError::Command {
-            target: self.info.name.clone(),
-            io: Box::new(io),
-            error,
+    /// Has the loop end a request whose command has completed; without a result it was given up.
+    fn complete(&mut self, token: Token, result: Option<Result<(), CommandError>>) {
+        let io = match self.records.get(token.slot()) {
+            Some(Some(record)) => record.io,
+            _ => return,
         };
-        let result = result.map(|()| io.len).map_err(error);
-        self.completed.push(Finished { io, buffer, result });
+        let result = match result {
+            Some(result) if io.direction == IoDirection::Flush => Some(self.flushed(result)),
+            result => result,
+        };
+        let (target, boxed) = (|| self.info.name.clone(), || Box::new(io));
+        let result = match result {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(TargetError::Command { target: target(), io: boxed(), error }),
+            None => Err(TargetError::Timeout { target: target(), io: boxed() }),
+        };
+        if let Some(Some(record)) = self.records.get_mut(token.slot()) {
+            record.result = result;
+        }
+        // It was at the controller until now.
+        let _ = self.requests.completed(token);
+    }
+
+    /// Reports a request that did not complete in time: the driver keeps its buffer.
+    fn lose(&mut self, token: Token) -> Option<Completion<B>> {
+        // It was at the controller until now.
+        let _ = self.requests.lost(token);
+        let Record { io, .. } = self.records.get_mut(token.slot())?.take()?;
+        let error = TargetError::Timeout { target: self.info.name.clone(), io: Box::new(io) };
+        Some(Completion { io, buffer: None, result: Err(error) })
+    }
+
+    /// Reports what the loop has ended. A flush that is late ends its request with an error; its
+    /// buffer is dropped when the loop returns it.
+    fn report(&mut self, completed: &mut Vec<Completion<B>>) {
+        if !self.ended.is_empty() {
+            self.polls_since = None;
+        }
+        for Ended { token, payloads: [buffer], end } in self.ended.drain(..) {
+            let Some(record) = self.records.get_mut(token.slot()).and_then(Option::take) else {
+                continue;
+            };
+            let Record { io, buffer: unmapped, result } = record;
+            let result = match end {
+                End::Quiesced => result,
+                End::Late(error) | End::Lost(error) => {
+                    let target = self.info.name.clone();
+                    result.and(Err(TargetError::Domain { target, error }))
+                }
+            };
+            let result = result.map(|()| io.len);
+            completed.push(Completion { io, buffer: buffer.or(unmapped), result });
+        }
     }
 
     /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
     /// flush, which takes about as long as a yield.
     fn pause(&mut self, polls: u32) {
         match self.queue.has_interrupt() {
-            true if polls > YIELDS && self.held.is_empty() => self.queue.sleep(WAIT_LIMIT),
+            true if polls > YIELDS && self.requests.held() == 0 => self.queue.sleep(WAIT_LIMIT),
             false if polls < SPINS => std::hint::spin_loop(),
             _ => std::thread::yield_now(),
         }
@@ -317,50 +441,9 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
     fn step(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
         self.ring_doorbell();
         let reaped = self.reap(completed).map_err(|error| self.poll_error(error));
-        self.revoke(completed);
-        self.release(completed);
+        self.requests.poll(&mut self.ended);
+        self.report(completed);
         reaped
-    }
-}
-
-impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
-    /// Queues reads in their order. All of their buffers are mapped, at contiguous addresses up to
-    /// 1 MiB, or none.
-    fn read_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
-        let (ios, buffers): (Vec<Io>, Vec<B>) =
-            requests.into_iter().map(|Request { io, buffer }| (io, buffer)).unzip();
-        let mapped = self.domain.map_many(buffers, FromDevice).map_err(|failed| RejectedBatch {
-            queued: 0,
-            buffers: failed.payloads,
-            error: Box::new(TargetError::Domain {
-                target: self.info.name.clone(),
-                error: failed.error,
-            }),
-        })?;
-        let mut reads = ios.into_iter().zip(mapped);
-        let mut queued = 0;
-        while let Some((io, buffer)) = reads.next() {
-            if let Err(SubmitError { buffer, error }) = self.queue_up(io, Mapped::Read(buffer)) {
-                let unmapped = reads.filter_map(|(_, buffer)| self.domain.unmap(buffer).ok());
-                let buffers = buffer.into_iter().chain(unmapped).collect();
-                return Err(RejectedBatch { queued, buffers, error: Box::new(error) });
-            }
-            queued += 1;
-        }
-        Ok(())
-    }
-
-    /// Queues a request whose buffer is mapped.
-    fn queue_up(&mut self, io: Io, buffer: Mapped<B>) -> Result<(), SubmitError<B>> {
-        self.start(io, buffer).map_err(|Rejected { payload, reason }| SubmitError {
-            buffer: payload.unmap(&mut self.domain).ok(),
-            error: TargetError::Rejected { target: self.info.name.clone(), reason },
-        })?;
-        // One doorbell for many: the next poll or wait rings for the rest.
-        if self.unsubmitted.len() >= BATCH {
-            self.ring_doorbell();
-        }
-        Ok(())
     }
 }
 
@@ -370,28 +453,30 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
     }
 
     fn submit(&mut self, Request { io, buffer }: Request<B>) -> Result<(), SubmitError<B>> {
-        let target = || self.info.name.clone();
-        let domain = &mut self.domain;
-        let refused = |MapError { payload, error, .. }| SubmitError {
-            buffer: payload,
-            error: TargetError::Domain { target: target(), error },
+        let (token, unmapped) = self.begin(&io, buffer)?;
+        let attempt = match self.start(&io, token, unmapped.is_none()) {
+            Ok(attempt) => attempt,
+            Err(reason) => {
+                let ended = self.requests.refused(token);
+                let buffer = ended.ok().and_then(|Ended { payloads: [buffer], .. }| buffer);
+                return Err(SubmitError {
+                    buffer: buffer.or(unmapped),
+                    error: self.rejected(reason),
+                });
+            }
         };
-        let buffer = match io.direction {
-            IoDirection::Read => Mapped::Read(domain.map(buffer, FromDevice).map_err(refused)?),
-            IoDirection::Write if io.zeroes && self.writes_zeroes => Mapped::Not(buffer),
-            IoDirection::Write => Mapped::Write(domain.map(buffer, ToDevice).map_err(refused)?),
-            IoDirection::Trim | IoDirection::Flush => Mapped::Not(buffer),
-        };
-        self.queue_up(io, buffer)
-    }
-
-    fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
-        if requests.len() < 2
-            || requests.iter().any(|request| request.io.direction != IoDirection::Read)
-        {
-            return submit_each(requests, |request| self.submit(request));
+        if let Some(place) = self.records.get_mut(token.slot()) {
+            *place = Some(Record { io, buffer: unmapped, result: Ok(()) });
         }
-        self.read_many(requests)
+        if let Some(place) = self.in_flight.get_mut(attempt.tag()) {
+            *place = Some(attempt);
+        }
+        self.unsubmitted.push(token.slot());
+        // One doorbell for many: the next poll or wait rings for the rest.
+        if self.unsubmitted.len() >= BATCH {
+            self.ring_doorbell();
+        }
+        Ok(())
     }
 
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {
@@ -402,17 +487,18 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
         let until = Instant::now() + WAIT_LIMIT;
         let mut polls = 0;
         loop {
-            let held = self.held.len();
+            let held = self.requests.held();
             self.step(completed)?;
             // Also when the controller has room again: the caller may have more requests and other
             // buffers.
-            if !completed.is_empty() || self.held.len() > held || Instant::now() >= until {
+            if !completed.is_empty() || self.requests.held() > held || Instant::now() >= until {
                 return Ok(());
             }
             polls += 1;
-            if polls == SPINS && self.in_flight.iter().all(Option::is_none) {
+            if polls == SPINS && self.requests.in_flight() == 0 {
                 // Nothing but flushes can complete.
-                self.quiesce(WAIT_LIMIT, completed);
+                self.requests.wait(WAIT_LIMIT, &mut self.ended);
+                self.report(completed);
             } else {
                 self.pause(polls);
             }
@@ -420,28 +506,37 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
     }
 
     fn held(&self) -> usize {
-        self.held.len()
+        self.requests.held()
     }
 
     fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         self.queue.interrupt_fd()
     }
 
-    fn arm(&mut self, completed: &mut Vec<Completion<B>>) -> Duration {
+    fn flush_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        self.requests.arm().ok()
+    }
+
+    fn arm(&mut self) -> Duration {
         self.ring_doorbell();
         let wait = self.queue.arm_interrupt();
-        let wait = if self.queue.has_interrupt() { wait } else { Duration::ZERO };
-        // No descriptor reports the end of a flush, which normally takes microseconds.
-        let Some(held) = self.held.front() else { return wait };
-        let held = held.since.elapsed();
-        if held >= self.flush_limit {
-            self.quiesce(WAIT_LIMIT, completed);
+        if !self.queue.has_interrupt() {
+            return Duration::ZERO;
         }
-        if held < FLUSH_POLLS || held >= self.flush_limit {
-            Duration::ZERO
-        } else {
-            FLUSH_POLLS.min(wait)
+        if self.requests.held() > 0 {
+            // A flush normally takes microseconds, and to sleep takes longer.
+            let since = *self.polls_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < FLUSH_POLLS {
+                return Duration::ZERO;
+            }
         }
+        let awaits_flush = self.requests.held() + self.requests.late() > 0;
+        // Also the first time that nothing is held: that clears the descriptor.
+        if !awaits_flush && !self.awaits_flush {
+            return wait;
+        }
+        self.awaits_flush = awaits_flush;
+        self.requests.arm().map_or(FLUSH_POLLS.min(wait), |_| wait)
     }
 
     fn abandon_retries(&mut self) {
@@ -449,9 +544,13 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
     }
 
     fn abandon_retries_of(&mut self, given_up: &mut dyn FnMut(&Io) -> bool) {
-        for Command { io, attempt } in self.in_flight.iter().flatten() {
-            if given_up(io) {
-                attempt.abandon_retries(&mut self.queue);
+        for attempt in self.in_flight.iter().flatten() {
+            let record = self.records.get(attempt.token().slot());
+            if record.is_some_and(|record| record.as_ref().is_some_and(|one| given_up(&one.io))) {
+                match attempt {
+                    Attempt::Data(_, in_flight) => self.queue.abandon_retries_of(in_flight),
+                    Attempt::Bare(_, in_flight) => self.queue.abandon_retries_of(in_flight),
+                }
             }
         }
     }
@@ -477,11 +576,11 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
         match completion {
             None => Err(TargetError::Flush { target: target(), error: None }),
             Some(completion) => match in_flight.finish(completion) {
-                driver::Outcome::Completed { result, .. } => {
+                Outcome::Completed { result, .. } => {
                     let error = |error| TargetError::Flush { target: target(), error: Some(error) };
                     self.flushed(result).map_err(error)
                 }
-                driver::Outcome::TimedOut(_) | driver::Outcome::Foreign(..) => {
+                Outcome::TimedOut(_) | Outcome::Foreign(..) => {
                     Err(TargetError::Flush { target: target(), error: None })
                 }
             },

@@ -1,5 +1,6 @@
 //! The interface of all targets: requests, completions, and the trait.
 
+use pinfold::requests::Refusal;
 use pinfold::uring::FileError;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::AccessError;
@@ -111,8 +112,7 @@ pub(crate) trait Target<B> {
     fn info(&self) -> &TargetInfo;
     /// Queues a request. The time of its submission is recorded in its [`Io`].
     fn submit(&mut self, request: Request<B>) -> Result<(), SubmitError<B>>;
-    /// Queues requests in their order, as [`submit`](Self::submit) does. A target that maps buffers
-    /// maps them by one call.
+    /// Queues requests in their order, as [`submit`](Self::submit) does.
     fn submit_many(&mut self, requests: Vec<Request<B>>) -> Result<(), RejectedBatch<B>> {
         submit_each(requests, |request| self.submit(request))
     }
@@ -138,12 +138,16 @@ pub(crate) trait Target<B> {
     fn work_in_background(&mut self, wake: &Arc<EventFd>) {
         let _ = wake;
     }
+    /// Returns a descriptor that becomes readable when a buffer can return that is held, always the
+    /// same; `None` if there is none. See [`arm`](Self::arm).
+    fn flush_fd(&mut self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Submits what is queued, and prepares for waiting at [`completion_fd`](Self::completion_fd)
-    /// until the next completion. Adds to `completed` what it had to give up. Returns how long to
-    /// wait at most before the next poll: zero if that may return something now, and without a
-    /// limit if the descriptor announces every completion.
-    fn arm(&mut self, completed: &mut Vec<Completion<B>>) -> Duration {
-        let _ = completed;
+    /// and [`flush_fd`](Self::flush_fd) until the next completion. Returns how long to wait at most
+    /// before the next poll: zero if that may return something now, and without a limit if the
+    /// descriptors announce every completion.
+    fn arm(&mut self) -> Duration {
         Duration::ZERO
     }
     /// Fails what waits for another attempt, and makes none from now on: the caller gives up.
@@ -403,6 +407,14 @@ pub(crate) enum TargetError {
         target: String,
         /// The driver's reason.
         reason: Reject,
+    },
+    /// The request loop did not begin a request.
+    #[error("{target}: cannot begin a request: {refusal}")]
+    Begin {
+        /// The target's name.
+        target: String,
+        /// The loop's reason.
+        refusal: Refusal,
     },
     /// A controller cannot be polled for completions.
     #[error("{target}: {error}")]
