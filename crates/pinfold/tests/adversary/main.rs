@@ -27,6 +27,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 mod device;
+mod loops;
 mod owner;
 mod round;
 mod world;
@@ -64,7 +65,8 @@ fn the_stack_without_mistakes_is_clean() {
     let least = accesses.unwrap_or(ACCESSES);
     let start = Instant::now();
     let mut sum = Outcome::default();
-    let (mut rounds, mut caching, mut peak, mut by_handle) = (0, 0, 0, 0);
+    let (mut rounds, mut caching, mut peak) = (0, 0, 0);
+    let (mut by_handle, mut by_loop) = (0, 0);
     for seed in first_seed().. {
         let outcome = play(seed, None, None, ROUND);
         assert_eq!(outcome.caught, None);
@@ -81,7 +83,11 @@ fn the_stack_without_mistakes_is_clean() {
         sum.late += outcome.late;
         sum.large += outcome.large;
         sum.remote += outcome.remote;
-        by_handle += if outcome.through == Some(Through::Handles) { outcome.maps } else { 0 };
+        match outcome.through {
+            Some(Through::Handles) => by_handle += outcome.maps,
+            Some(Through::Requests) => by_loop += outcome.maps,
+            _ => {}
+        }
         peak = peak.max(stats.backend.invalidations.in_flight_peak);
         let kinds = sum.maps > 500
             && sum.no_pages > 10
@@ -93,7 +99,8 @@ fn the_stack_without_mistakes_is_clean() {
             && kinds
             && caching > 1
             && peak > 2
-            && by_handle > 100;
+            && by_handle > 100
+            && by_loop > 100;
         let longest = if accesses.is_some() { Duration::MAX } else { LONGEST };
         if start.elapsed() >= seconds.unwrap_or(if enough { Duration::ZERO } else { longest }) {
             break;
@@ -101,7 +108,7 @@ fn the_stack_without_mistakes_is_clean() {
     }
     println!(
         "no access of {} landed where none may ({} landed elsewhere) in {rounds} rounds and {:.1?}; {} maps, {by_handle} of \
-         them through handles alone; {} mappings ended at another owner; {caching} rounds in caching mode; {peak} batches in \
+         them through handles alone and {by_loop} through request loops; {} mappings ended at another owner; {caching} rounds in caching mode; {peak} batches in \
          flight at most",
         sum.accesses,
         sum.landed,
@@ -120,7 +127,8 @@ fn the_stack_without_mistakes_is_clean() {
             && peak > 2,
         "{sum:?}, {peak}"
     );
-    assert!(by_handle > 100 && sum.remote > 10, "{by_handle}, {sum:?}");
+    assert!(by_handle > 100 && by_loop > 100, "{by_handle}, {by_loop}");
+    assert!(sum.remote > 10, "{sum:?}");
 }
 
 /// 196 owners and four devices in one domain, for as long as `PINFOLD_ADVERSARY_SOAK_SECONDS` says
@@ -196,8 +204,8 @@ fn caught(mistake: impl Into<Wrong>, through: Option<Through>) {
     }
 }
 
-/// Two tests of each mistake: through whatever the seed of a round says, and through the windows of
-/// owners alone. Without optimisation those that take some seconds are left out.
+/// Three tests of each mistake: through whatever the seed of a round says, through the windows of
+/// owners alone, and through request loops. Without optimisation those that take some seconds are left out.
 macro_rules! caught {
     ($($(#[$attribute:meta])* $test:ident $kind:ident::$mistake:ident $(($level:literal))?,)*) => {
         $(#[test]
@@ -212,6 +220,15 @@ macro_rules! caught {
             #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
             fn $test() {
                 caught($kind::$mistake $(($level))?, Some(Through::Handles));
+            })*
+        }
+
+        mod in_request_loops {
+            use super::*;
+            $(#[test]
+            #[cfg_attr(debug_assertions, ignore = "takes long: make test-all")]
+            fn $test() {
+                caught($kind::$mistake $(($level))?, Some(Through::Requests));
             })*
         }
     };

@@ -1,6 +1,7 @@
 //! An owner of buffers: maps, revokes and unmaps them at random, and checks every page when it owns
 //! it again.
 
+use super::loops::Loop;
 use super::world::{self, Kind, LIVE, Live, PAGE, Tag, World};
 use pinfold::soft::Random;
 use pinfold::{Arena, Buffer};
@@ -26,11 +27,12 @@ pub(crate) struct Shared<'w, 'd> {
 
 pub(crate) struct Owner<'w, 'd> {
     shared: Shared<'w, 'd>,
-    world: &'w World,
+    pub(crate) world: &'w World,
     handle: Handle,
-    number: usize,
-    first_slot: usize,
-    random: Random,
+    pub(crate) by_loop: Loop,
+    pub(crate) number: usize,
+    pub(crate) first_slot: usize,
+    pub(crate) random: Random,
     mapped: Vec<(Live, Held)>,
     revoked: Vec<(Live, Revoked)>,
     /// Owned again, and checked at times: nothing may change.
@@ -51,6 +53,7 @@ impl<'w, 'd> Owner<'w, 'd> {
             shared,
             world: shared.world,
             handle: shared.domain.local(),
+            by_loop: Loop::new(shared.domain, &mut random),
             number,
             first_slot: number * LIVE,
             halves: shared.through != Through::Domain && random.one_in(2),
@@ -64,8 +67,12 @@ impl<'w, 'd> Owner<'w, 'd> {
 
     pub(crate) fn run(mut self) {
         while !self.world.stop.load(Relaxed) {
-            self.step();
+            match self.shared.through {
+                Through::Requests => self.step_by_loop(),
+                _ => self.step(),
+            }
         }
+        self.end_loop();
         while let Some(held) = self.take() {
             self.unmap(held);
         }
@@ -145,7 +152,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         }
     }
 
-    fn bytes(&mut self) -> usize {
+    pub(crate) fn bytes(&mut self) -> usize {
         let pages = match self.random.below(20) {
             0..=15 if self.halves => 256,
             0..=6 => 1,
@@ -157,7 +164,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         (pages * PAGE) as usize
     }
 
-    fn obtain(&mut self, bytes: usize) -> Option<Buffer> {
+    pub(crate) fn obtain(&mut self, bytes: usize) -> Option<Buffer> {
         if !self.kept.is_empty() && self.random.below(2) == 0 {
             return Some(self.kept.swap_remove(self.random.index(self.kept.len())));
         }
@@ -247,7 +254,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         self.mapped.push((live, hold(mapped)));
     }
 
-    fn refused(&mut self, asked: usize, returned: Vec<Buffer>, error: &BackendError) {
+    pub(crate) fn refused(&mut self, asked: usize, returned: Vec<Buffer>, error: &BackendError) {
         match error {
             BackendError::Iova(_) => {}
             BackendError::Table(TableError::NoPages { .. }) => {
@@ -335,7 +342,7 @@ impl<'w, 'd> Owner<'w, 'd> {
     }
 
     /// The buffer is the owner's: from here on no device reaches it.
-    fn quiesced(&mut self, live: &Live, buffer: Buffer) {
+    pub(crate) fn quiesced(&mut self, live: &Live, buffer: Buffer) {
         let wrong = world::find(buffer.memory(), |page, found| {
             let here = at(live.iova, page);
             let written = live.access.contains(Access::WRITE) && found == Tag::device(here);
@@ -347,7 +354,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         self.keep(buffer);
     }
 
-    fn keep(&mut self, buffer: Buffer) {
+    pub(crate) fn keep(&mut self, buffer: Buffer) {
         world::write_kind(buffer.memory(), Kind::Owned);
         self.kept.push(buffer);
         if self.kept.len() > KEPT {
@@ -362,7 +369,7 @@ impl<'w, 'd> Owner<'w, 'd> {
         world::find_not(buffer.memory(), Kind::Owned).filter(|(_, found)| found.kind != Kind::Blank)
     }
 
-    fn check_owned(&self, buffer: &Buffer) {
+    pub(crate) fn check_owned(&self, buffer: &Buffer) {
         if let Some(wrong) = Self::changed(buffer) {
             self.world
                 .catch(|| format!("an owner's buffer was changed: (page, found) = {wrong:?}"));
@@ -370,7 +377,7 @@ impl<'w, 'd> Owner<'w, 'd> {
     }
 }
 
-fn at(iova: Iova, page: u64) -> Iova {
+pub(crate) fn at(iova: Iova, page: u64) -> Iova {
     Iova::new(iova.raw() + page * PAGE)
 }
 
@@ -403,13 +410,15 @@ pub(crate) enum Through {
     Handles,
     /// Either, at random.
     Both,
+    /// A request loop of each owner.
+    Requests,
 }
 
 impl Through {
     pub(crate) fn is_by_handle(self, random: &mut Random) -> bool {
         match self {
             Self::Domain => false,
-            Self::Handles => true,
+            Self::Handles | Self::Requests => true,
             Self::Both => random.one_in(2),
         }
     }

@@ -121,9 +121,10 @@ fn fence(domain: &Domain, regions: &[(u64, u64)], bits: u32) {
 /// Returns the handles that the owners of a round map through: by the seed, and not in step with
 /// the rest of the configuration.
 fn through(seed: u64) -> Through {
-    match seed % 5 {
+    match seed % 7 {
         0 => Through::Both,
         1 | 3 => Through::Domain,
+        2 | 5 => Through::Requests,
         _ => Through::Handles,
     }
 }
