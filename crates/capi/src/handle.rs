@@ -483,11 +483,12 @@ mod tests {
         let used = || {
             let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             // SAFETY: the struct is this thread's and outlives the call.
-            assert_eq!(
-                unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) },
-                0
-            );
-            std::time::Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+            let got = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+            assert_eq!(got, 0);
+            std::time::Duration::new(
+                u64::try_from(time.tv_sec).unwrap(),
+                u32::try_from(time.tv_nsec).unwrap(),
+            )
         };
         std::thread::scope(|scope| {
             let (table, checking) = (&table, &checking);

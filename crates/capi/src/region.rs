@@ -647,7 +647,7 @@ mod tests {
         let arena = Arena::builder().size(1 << 20).build(&Domain::soft().unwrap()).unwrap();
         let region = Region::arena(&arena).unwrap();
         let full = u64::from(u32::MAX) * ONE_USE;
-        let words = [ONE_PAGE | full - ONE_USE, POOL, POOL | full - ONE_USE];
+        let words = [ONE_PAGE | (full - ONE_USE), POOL, POOL | (full - ONE_USE)];
         let set = |at: usize, word| region.pages[at].store(word, Ordering::Relaxed);
         let uses = || [0, 1, 2].map(|at| region.pages[at].load(Ordering::Relaxed) / ONE_USE);
         words.into_iter().enumerate().for_each(|(at, word)| set(at, word));

@@ -110,25 +110,23 @@ fn limit_refuses(bytes: u64) -> Option<bool> {
     }
 }
 
-const SO_ZEROCOPY: libc::c_int = 60;
-const MSG_ZEROCOPY: libc::c_int = 0x400_0000;
-
 /// As [`limit_refuses`], for the two pages of the smallest ring, where none can be created: a
 /// datagram of one byte to the process itself that is not copied (`MSG_ZEROCOPY`, Linux 5.0) is
 /// charged as much to the same counter. `None` without a loopback interface.
 fn limit_refuses_two_pages() -> Option<bool> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     socket.connect(socket.local_addr().ok()?).ok()?;
-    let (on, len) = (1 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+    let on: libc::c_int = 1;
+    let len = libc::socklen_t::try_from(size_of_val(&on)).ok()?;
     let at = std::ptr::from_ref(&on).cast();
     let fd = socket.as_raw_fd();
     // SAFETY: the kernel reads an integer from there during the call.
-    if unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, SO_ZEROCOPY, at, len) } != 0 {
+    if unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY, at, len) } != 0 {
         return None;
     }
     static BYTE: u8 = 0;
     // SAFETY: the kernel reads one byte of a static, which is never written.
-    let sent = unsafe { libc::send(fd, std::ptr::from_ref(&BYTE).cast(), 1, MSG_ZEROCOPY) };
+    let sent = unsafe { libc::send(fd, std::ptr::from_ref(&BYTE).cast(), 1, libc::MSG_ZEROCOPY) };
     match sent {
         1 => Some(false),
         _ if last_errno().raw() == libc::ENOBUFS => Some(true),
