@@ -171,6 +171,14 @@ impl RegisterFile {
         if window.load(offset::CSTS) != csts {
             window.store(offset::CSTS, csts);
         }
+        if all {
+            for at in [offset::CAP, 4, offset::VS] {
+                let value = if at == offset::VS { self.version } else { self.cap_half(at) };
+                if window.load(at) != value {
+                    window.store(at, value);
+                }
+            }
+        }
         let stride = 4u32 << self.cap.doorbell_stride_shift();
         let used = u32::try_from(self.doorbells.len()).unwrap_or(0).saturating_mul(stride);
         let (end, step) = match all {

@@ -235,22 +235,29 @@ impl Findings {
         if self.suppressed.iter().any(|id| id == kind.id) {
             return;
         }
-        let mut state = self.state();
-        *state.counts.entry(kind.id).or_default() += 1;
-        let same = |kept: &&Finding| kept.id == kind.id;
-        if state.kept.iter().filter(same).count() >= KEPT
-            || state.kept.iter().filter(same).any(|kept| kept.text == text)
-        {
+        if !self.count(kind, &text) {
             return;
         }
-        state.kept.push(Finding {
+        // Without the lock: the caller may take its own.
+        let details = details();
+        self.state().kept.push(Finding {
             id: kind.id,
             severity: kind.severity,
             text,
-            details: details(),
+            details,
             advice: kind.advice,
             specification: kind.specification,
         });
+    }
+
+    /// Counts a finding, and returns whether it will be printed.
+    fn count(&self, kind: &Kind, text: &str) -> bool {
+        let mut state = self.state();
+        *state.counts.entry(kind.id).or_default() += 1;
+        let mut same = state.kept.iter().filter(|kept| kept.id == kind.id);
+        let (number, repeated) =
+            same.by_ref().fold((0, false), |(n, any), kept| (n + 1, any || kept.text == text));
+        number < KEPT && !repeated
     }
 
     pub(crate) fn take(&self) -> (Vec<Finding>, BTreeMap<&'static str, u64>) {

@@ -45,7 +45,7 @@ impl Behaviour {
     pub(crate) fn hostile(seed: u64, number: u64, config: &mut ModelConfig) -> Self {
         let mut random = Random::new(seed ^ number.rotate_left(32));
         let random = &mut random;
-        config.mqes = random.choose(&[1, 2, 3, 7, 15, 31, 63, 127, 254, 255, 1023]);
+        config.mqes = random.choose(&[1, 2, 3, 15, 63, 127, 127, 254, 255, 1023, 1023, 1023]);
         config.stride_shift = random.choose(&[0, 0, 1, 2, 3]);
         config.mdts = random.choose(&[1, 1, 2, 3, 5, 8, 0]);
         config.queues = random.choose(&[1, 1, 2, 3, 5, 7, 16]);

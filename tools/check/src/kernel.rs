@@ -425,21 +425,18 @@ impl Kernel {
         caller: &Caller,
     ) -> abi::Answer {
         let fd = Struct::read(&caller.memory, caller.argument, 4)?.u32(0).cast_signed();
-        if fd < 0 {
-            return Err(libc::EINVAL);
-        }
         if before.is_some() {
             return Err(libc::EINVAL);
         }
         let inode = crate::process::inode_of(caller.tid, fd).ok_or(libc::EBADF)?;
-        let to = self.find(inode).ok_or(libc::EINVAL)?;
+        let to = self.find(inode).ok_or(libc::EBADFD)?;
         match self.opened.get_mut(&to).map(|opened| &mut opened.object) {
             Some(Object::Container(container)) => container.groups.push(number),
             Some(Object::Iommufd(_)) => {
                 self.shared.not_covered("VFIO_GROUP_SET_CONTAINER with an iommufd");
                 return Err(libc::EINVAL);
             }
-            _ => return Err(libc::EINVAL),
+            _ => return Err(libc::EBADFD),
         }
         if let Some(Object::Group { container, .. }) =
             self.opened.get_mut(&id).map(|opened| &mut opened.object)

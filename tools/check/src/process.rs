@@ -168,6 +168,12 @@ pub(crate) fn lock_limit(tid: u32) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// Returns whether a thread opens files as root, or as the user of this process.
+pub(crate) fn may_open(tid: u32) -> bool {
+    let user = status(tid, "Uid").and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
+    user.is_some_and(|user: u32| user == 0 || user == rustix::process::geteuid().as_raw())
+}
+
 /// Returns what a descriptor of a thread refers to.
 pub(crate) fn inode_of(tid: u32, fd: i32) -> Option<Inode> {
     let found = fs::metadata(format!("/proc/{tid}/fd/{fd}")).ok()?;

@@ -209,6 +209,10 @@ impl Supervisor {
             return Reply::Resume;
         }
         match self.nodes.iter().find(|(inode, _)| *inode == found) {
+            // All but the container's node belong to one user, as udev makes them.
+            Some((_, node)) if *node != Node::Container && !process::may_open(call.tid) => {
+                Reply::Error(libc::EACCES)
+            }
             Some((_, node)) => self.kernel.open(*node, flags),
             None => Reply::Resume,
         }

@@ -164,8 +164,11 @@ fn changed_admin_queues_are_seen() {
 fn a_driver_cannot_write_read_only_registers() {
     let rig = rig(|_| {});
     rig.enable();
+    let cap = rig.window.load(0);
     rig.window.store(CSTS, 0x77);
+    rig.window.store(0, 0x77);
     rig.wait("CSTS", |rig| rig.window.load(CSTS) == 1);
+    rig.wait("CAP", |rig| rig.window.load(0) == cap);
 }
 
 #[test]

@@ -220,8 +220,11 @@ pub(crate) fn access(
 ) -> Answer {
     let (index, at) = (offset >> REGION_SHIFT, offset & ((1 << REGION_SHIFT) - 1));
     let at = usize::try_from(at).unwrap_or(usize::MAX);
-    if index != u64::from(CONFIG) || at >= crate::pci::CONFIG_BYTES {
+    if index != u64::from(CONFIG) {
         return Err(libc::EINVAL);
+    }
+    if at >= crate::pci::CONFIG_BYTES {
+        return Err(libc::EFAULT);
     }
     let most = crate::pci::CONFIG_BYTES - at;
     let len = usize::try_from(len).unwrap_or(most).min(most);

@@ -29,7 +29,9 @@ fn check(options: &[&str], program: &[&str]) -> (Ended, Value) {
     let folder = tempfile::tempdir().unwrap();
     let report = folder.path().join("report.json");
     let mut args = vec!["check", "--json", "--report", report.to_str().unwrap()];
-    args.extend(["--time-limit", "120s"]);
+    if !options.contains(&"--time-limit") {
+        args.extend(["--time-limit", "120s"]);
+    }
     args.extend(options);
     args.push("--");
     args.extend(program);
@@ -232,4 +234,149 @@ fn this_program_copies_to_hostile_devices() {
     for seed in 0..8 {
         copies(&["--hostile", &seed.to_string()], "1");
     }
+}
+
+#[test]
+fn qemu_ends_in_time_with_hostile_devices() {
+    for seed in 0..6 {
+        let seed = seed.to_string();
+        let words = [
+            "qemu-io",
+            "-f",
+            "raw",
+            "-c",
+            "write -P 0x5a 1M 1M",
+            "-c",
+            "read -P 0x5a 1M 1M",
+            "nvme://0000:01:00.0/1",
+        ];
+        let (ended, report) = check(&["--hostile", &seed, "--time-limit", "20s"], &words);
+        // Right bytes, a clean error, or a finding: QEMU takes a queue of 128 entries whatever
+        // CAP.MQES is, and rings the wrong doorbells where CAP.DSTRD is not 0.
+        let is_clean = report["exit_code"] == 0 || ended.code == Some(3);
+        let is_wrong =
+            ended.out.contains("verification failed") && !ended.out.contains("write failed");
+        assert!(is_clean && !is_wrong, "{report:#}{ended:#?}");
+    }
+}
+
+// The kernel's answers, which contrib/check/kernel records in the virtual machine.
+
+#[test]
+fn calls_are_answered_as_by_the_kernel() {
+    let calls = program("calls");
+    let calls = calls.to_str().unwrap();
+    let (ended, report) = check(&["--type1-only"], &[calls, "type1"]);
+    let kernel = include_str!("../../../../tools/check/tests/kernel/type1-6.12.txt");
+    let differing: Vec<_> =
+        ended.out.lines().zip(kernel.lines()).filter(|(own, kernel)| own != kernel).collect();
+    assert!(differing.is_empty() && ended.out == kernel, "{differing:#?} {report:#}{ended:#?}");
+}
+
+// Programs that attack it.
+
+/// Runs an attack; returns the report. Nothing of it survives.
+fn attacked(options: &[&str], mode: &str, code: Option<i32>) -> Value {
+    let attack = program("attack");
+    let (ended, report) = check(options, &[attack.to_str().unwrap(), mode]);
+    match code {
+        Some(code) => assert_eq!(ended.code, Some(code), "{report:#}{ended:#?}"),
+        None => assert_ne!(ended.code, Some(125), "{ended:#?}"),
+    }
+    report
+}
+
+#[test]
+fn forged_pointers_and_lengths() {
+    let report = attacked(&[], "forged", None);
+    assert_eq!(report["exit_code"], 0, "{report:#}");
+}
+
+#[test]
+fn all_registers_all_the_time() {
+    let report = attacked(&[], "registers", Some(3));
+    assert_eq!(report["exit_code"], 0, "{report:#}");
+}
+
+#[test]
+fn descriptors_closed_by_other_threads() {
+    attacked(&[], "closed", Some(0));
+}
+
+#[test]
+fn a_program_that_executes_another() {
+    let report = attacked(&[], "executes", Some(0));
+    // The accesses of the old program's command reach nothing, and are no fault of its driver.
+    assert!(!ids(&report).iter().any(|id| id.starts_with("memory")), "{report:#}");
+}
+
+#[test]
+fn a_child_that_outlives_its_parent() {
+    attacked(&[], "outlives", Some(0));
+}
+
+#[test]
+fn calls_of_a_child_of_vfork() {
+    attacked(&[], "vforks", Some(0));
+}
+
+#[test]
+fn signals_while_calls_wait() {
+    attacked(&[], "interrupted", Some(0));
+}
+
+#[test]
+fn children_killed_at_any_time() {
+    attacked(&[], "killed", Some(0));
+}
+
+#[test]
+fn more_maps_than_a_container_takes() {
+    let report = attacked(&[], "many", Some(0));
+    assert_eq!(ids(&report), ["entry-limit"], "{report:#}");
+}
+
+#[test]
+fn descriptors_used_as_what_is_below() {
+    let report = attacked(&[], "underneath", Some(3));
+    assert_eq!(report["exit_code"], 0, "{report:#}");
+}
+
+#[test]
+fn a_full_table_of_descriptors() {
+    attacked(&[], "full", Some(0));
+}
+
+#[test]
+fn a_daemon_ends_with_the_time_limit() {
+    let report = attacked(&["--time-limit", "2s"], "daemon", Some(124));
+    assert_eq!(report["time_limit"], true);
+    let survivors = std::fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        line.ends_with(b"attack\0daemon\0")
+    });
+    assert_eq!(survivors.count(), 0);
+}
+
+#[test]
+fn nothing_survives_a_kill_of_check() {
+    let mut child = crate::common::start(&["check", "--", "sleep", "1789"]);
+    let asleep = || {
+        let is_it = |entry: &std::fs::DirEntry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            line == b"sleep\x001789\x00"
+        };
+        std::fs::read_dir("/proc").unwrap().flatten().filter(is_it).count()
+    };
+    let wait = |count: usize| {
+        let start = std::time::Instant::now();
+        while asleep() != count {
+            assert!(start.elapsed().as_secs() < 60, "{} instead of {count}", asleep());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    wait(1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait(0);
 }

@@ -1,0 +1,257 @@
+/* attack MODE: programs that do to `pinfold check` what none should do. Each ends by itself, or is killed. */
+#include "driver.h"
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+
+static uint64_t state = 88172645463325252ull;
+static uint64_t next(void) { state ^= state << 13; state ^= state >> 7; return state ^= state << 17; }
+
+/* Requests of every kind with arguments that mean nothing, or nearly something. */
+static void forged(void)
+{
+	open_device();
+	int iommufd = open("/dev/iommu", O_RDWR), fds[] = { container, group, device, iommufd, 0, -1, 999 };
+	uint32_t *page = (void *)BUF(0);
+	for (int i = 0; i < 30000; i++) {
+		for (int n = 0; n < 16; n++) page[n] = next() % 4 ? next() % 64 : next();
+		uint64_t pointers[] = { 0, 8, (uintptr_t)page, (uintptr_t)BUF(PAGES) - 4, (uintptr_t)BUF(PAGES), ~0ull, ~0ull << 12, next() };
+		page[0] = next() % 8 ? 64 : next();
+		unsigned long request = 0x3b00 | (next() % 2 ? 100 + next() % 25 : 0x80 + next() % 16);
+		/* Not the ones that end the device, all the time. */
+		ioctl(fds[next() % 7], request | (next() % 16 ? 0 : next() << 16), pointers[next() % 3 ? 2 : next() % 8]);
+		if (i % 8 == 0) {
+			off_t at = (off_t)(next() % 10) << 40 | next() % 8192;
+			if (next() % 2) pread(device, (void *)pointers[next() % 3 ? 2 : 1], next() % 2 ? next() : 64, at);
+			else pwrite(device, (void *)pointers[next() % 8], next() % 64, at);
+		}
+		if (i % 64 == 0) {
+			int fd = open(i % 128 ? "/dev/vfio/vfio" : "/dev/iommu", O_RDWR | (next() % 2 ? O_CLOEXEC : O_NONBLOCK));
+			CHECK(fd >= 0);
+			close(fd);
+			syscall(SYS_openat, AT_FDCWD, pointers[next() % 8], O_RDWR);
+			syscall(SYS_openat2, AT_FDCWD, "/dev/vfio/vfio", pointers[next() % 8], next() % 64);
+		}
+	}
+}
+
+/* All registers, all the time. */
+static void registers(void)
+{
+	open_device();
+	CHECK(!map(0, PAGES, BOTH));
+	for (int round = 0; round < 40; round++) {
+		enable();
+		for (int i = 0; i < 2000; i++) {
+			uint32_t at = next() % 4 ? 0x1000 + next() % 64 * 4 : next() % 0x8000 & ~3;
+			if (at != 0x14) set(at, next() % 4 ? next() % 64 : next());
+			/* The admin queue has commands that mean nothing. */
+			for (int n = 0; n < 8; n++) ((uint64_t *)BUF(ADMIN_SQ))[next() % 256] = next() % 2 ? next() % 16 : AT(next() % PAGES);
+		}
+		set(0x14, next());
+		set(0x14, 0);
+		for (int i = 0; reg(0x1c) & 1 && i < 10000; i++) usleep(10);
+	}
+	CHECK(!ioctl(device, VFIO_DEVICE_RESET));
+}
+
+static void *closer(void *unused)
+{
+	(void)unused;
+	for (int i = 0; i < 3000; i++) { int fd = 3 + next() % 40; close(fd); if (i % 10 == 0) usleep(100); }
+	return NULL;
+}
+/* Descriptors end while their calls wait for an answer. */
+static void closed(void)
+{
+	pthread_t thread;
+	open_device();
+	pthread_create(&thread, NULL, closer, NULL);
+	for (int i = 0; i < 3000; i++) {
+		int c = open("/dev/vfio/vfio", O_RDWR), g = open("/dev/vfio/7", O_RDWR);
+		ioctl(g, VFIO_GROUP_SET_CONTAINER, &c);
+		ioctl(c, VFIO_SET_IOMMU, VFIO_TYPE1v2_IOMMU);
+		int d = ioctl(g, VFIO_GROUP_GET_DEVICE_FD, BDF);
+		ioctl(d, VFIO_DEVICE_RESET);
+		close(d);
+		close(g);
+		close(c);
+	}
+	pthread_join(thread, NULL);
+}
+
+/* The memory belongs to a process that executes another program with the device open and a command queued. */
+static void executes(char *self)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	fcntl(device, F_SETFD, 0);
+	fcntl(container, F_SETFD, 0);
+	fcntl(group, F_SETFD, 0);
+	struct sqe c = read_to(1, FREE);
+	queue(&io, &c);
+	doorbell(&io);
+	execl(self, self, "executed", NULL);
+	_exit(8);
+}
+static void executed(void)
+{
+	/* The descriptors are open, and the device accesses memory that is gone. */
+	for (int i = 0; i < 64; i++) {
+		struct vfio_device_info info = { .argsz = sizeof info };
+		if (!ioctl(i, VFIO_DEVICE_GET_INFO, &info)) { usleep(20000); return; }
+	}
+	exit(7);
+}
+
+/* A child uses what its parent has opened; the parent ends first. */
+static void outlives(void)
+{
+	start(ENTRIES);
+	if (fork()) _exit(0);
+	usleep(50000);
+	uint8_t *own = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(!map_at(0x900000, own, PAGE, BOTH));
+	struct vfio_device_info info = { .argsz = sizeof info };
+	CHECK(!ioctl(device, VFIO_DEVICE_GET_INFO, &info));
+	usleep(50000);
+}
+
+/* vfork's child makes calls while its parent waits. */
+static void vforks(void)
+{
+	open_device();
+	for (int i = 0; i < 200; i++) {
+		pid_t pid = vfork();
+		if (!pid) {
+			struct vfio_device_info info = { .argsz = sizeof info };
+			_exit(ioctl(device, VFIO_DEVICE_GET_INFO, &info) ? 1 : 0);
+		}
+		int status;
+		CHECK(waitpid(pid, &status, 0) == pid && !status);
+	}
+}
+
+static volatile int signals;
+static void count(int signal) { (void)signal; signals++; }
+/* Signals arrive while calls wait for their answers: none is lost, and none is made twice. */
+static void interrupted(void)
+{
+	struct itimerval every = { { 0, 50 }, { 0, 50 } };
+	open_device();
+	signal(SIGALRM, count);
+	setitimer(ITIMER_REAL, &every, NULL);
+	for (int i = 0; i < 2000 || (signals <= 100 && i < 100000); i++) {
+		CHECK(!map(FREE, 1, BOTH));
+		CHECK(!unmap(FREE, 1));
+	}
+	CHECK(signals > 100);
+}
+
+/* Children are killed at any time. */
+static void killed(void)
+{
+	for (int i = 0; i < 60; i++) {
+		pid_t pid = fork();
+		if (!pid) {
+			start(ENTRIES);
+			for (;;) {
+				CHECK(!map(FREE, 4, BOTH));
+				for (int n = 0; n < 4; n++) { struct sqe c = read_to(n, FREE + n); queue(&io, &c); }
+				doorbell(&io);
+				for (int n = 0; n < 4; n++) complete(&io, NULL);
+				CHECK(!unmap(FREE, 4));
+			}
+		}
+		usleep(next() % 20000);
+		kill(pid, SIGKILL);
+		waitpid(pid, NULL, 0);
+	}
+}
+
+/* 10^5 maps: the limit of a container is reached, and is a clean error. */
+static void many(void)
+{
+	const int n = 100000;
+	uint8_t *space = mmap(NULL, n * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	int done = 0;
+	open_device();
+	while (done < n && !map_at(0x100000000ull + done * PAGE, space + done * PAGE, PAGE, BOTH)) done++;
+	CHECK(done == 65535 && errno == ENOSPC);
+	CHECK(!unmap_at(0, 1ull << 38));
+}
+
+/* The descriptors are abused as what they are underneath. */
+static void underneath(void)
+{
+	char bytes[4096];
+	start(ENTRIES);
+	for (int i = 0; i < 500; i++) {
+		int c = open("/dev/vfio/vfio", O_RDWR | O_NONBLOCK);
+		while (write(c, bytes, sizeof bytes) > 0) ;
+		shutdown(c, i % 3);
+		ioctl(c, VFIO_GET_API_VERSION);
+		close(c);
+	}
+	CHECK(ftruncate(device, 0) < 0 && ftruncate(device, 1 << 20) < 0);
+	fallocate(device, 3, 0, 0x8000); /* a hole */
+	memset((void *)bar, 0xff, 0x8000);
+	usleep(20000);
+	memset((void *)bar, 0, 0x8000);
+	usleep(1000000); /* the controller looks at each of 6,000 wrong doorbells */
+	int full = eventfd(0, 0);
+	uint64_t most = ~0ull - 1;
+	CHECK(write(full, &most, 8) == 8);
+	char space[sizeof(struct vfio_irq_set) + 4];
+	struct vfio_irq_set *irqs = (void *)space;
+	*irqs = (struct vfio_irq_set){ .argsz = sizeof space, .index = 2, .count = 1, .flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER };
+	memcpy(irqs->data, &full, 4);
+	CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, irqs));
+	enable();
+	for (int i = 0; i < 8; i++) run(&admin, &(struct sqe){ .opcode = 6, .cid = 7, .prp1 = AT(IDENTIFY), .cdw10 = 1 });
+}
+
+/* No descriptor is free for what is opened. */
+static void full(void)
+{
+	struct rlimit few = { 8, 8 };
+	int opened = 0;
+	setrlimit(RLIMIT_NOFILE, &few);
+	while (open("/dev/vfio/vfio", O_RDWR) >= 0) opened++;
+	CHECK(errno == EMFILE && opened > 0 && opened < 8);
+}
+
+/* A process of its own session, which ignores all that can be ignored, forever. */
+static void daemon_forever(void)
+{
+	open_device();
+	if (fork()) _exit(0);
+	setsid();
+	if (fork()) _exit(0);
+	for (int i = 1; i < 32; i++) signal(i, SIG_IGN);
+	for (;;) pause();
+}
+
+int main(int argc, char **argv)
+{
+	const char *mode = argc > 1 ? argv[1] : "";
+	if (!strcmp(mode, "forged")) forged();
+	else if (!strcmp(mode, "registers")) registers();
+	else if (!strcmp(mode, "closed")) closed();
+	else if (!strcmp(mode, "executes")) executes(argv[0]);
+	else if (!strcmp(mode, "executed")) executed();
+	else if (!strcmp(mode, "outlives")) outlives();
+	else if (!strcmp(mode, "vforks")) vforks();
+	else if (!strcmp(mode, "interrupted")) interrupted();
+	else if (!strcmp(mode, "killed")) killed();
+	else if (!strcmp(mode, "many")) many();
+	else if (!strcmp(mode, "underneath")) underneath();
+	else if (!strcmp(mode, "full")) full();
+	else if (!strcmp(mode, "daemon")) daemon_forever();
+	else { fprintf(stderr, "usage: attack MODE\n"); return 2; }
+	return 0;
+}
