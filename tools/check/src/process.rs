@@ -1,13 +1,17 @@
 //! The program's processes: their memory, descriptors, limits, and where a thread is in its code.
 
+use crate::symbols::Elf;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-/// The number of words of a stack that are searched for a return address.
+/// The number of words of a stack that are kept for its frames, the most frames that are followed,
+/// and the most that are described.
 const STACK_WORDS: usize = 96;
+const FRAMES: usize = 6;
+const PLACES: usize = 3;
 
 /// What a file is: its device and number.
 pub(crate) type Inode = (u64, u64);
@@ -108,25 +112,6 @@ struct Range<'a> {
     path: &'a str,
 }
 
-impl Range<'_> {
-    /// Returns whether the instruction before `pc` is a call, as before a return address (Intel
-    /// SDM volume 2, CALL): E8 with 4 bytes, or FF /2 of 2 to 7 bytes.
-    fn follows_call(&self, pc: u64) -> bool {
-        if cfg!(not(target_arch = "x86_64")) {
-            return true;
-        }
-        let mut code = [0; 7];
-        let at = (pc - self.start + self.offset).checked_sub(code.len() as u64);
-        let read = |at| File::open(self.path)?.read_exact_at(&mut code, at);
-        if at.map(read).is_none_or(|read| read.is_err()) {
-            return false;
-        }
-        let [_, _, call, ..] = code;
-        let indirect = |pair: &[u8]| matches!(pair, [0xff, modrm] if modrm >> 3 & 7 == 2);
-        call == 0xe8 || code.windows(2).any(indirect)
-    }
-}
-
 impl<'a> Range<'a> {
     fn parse(line: &'a str) -> Option<Self> {
         let mut words = line.splitn(6, ' ');
@@ -219,34 +204,63 @@ impl Site {
         site
     }
 
-    /// Describes the place: thread, and the code that called the system's library, or the address
-    /// of the system call.
+    /// Describes the place: the thread, and the code that called the system's library, as far as
+    /// there is unwind data; otherwise where the system call was made.
     pub(crate) fn describe(&self) -> String {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
         let ranges: Vec<Range<'_>> =
             maps.lines().filter_map(Range::parse).filter(|range| range.executable).collect();
-        let of = |pc: u64| ranges.iter().find(|range| (range.start..range.end).contains(&pc));
-        let own = of(self.pc).map(|range| range.path);
-        // There is no unwind data for a stack of which only words are known: the first word that
-        // leads to the code of another file is the return address of the call into the library.
-        let outside = |pc: &u64| {
-            of(*pc).is_some_and(|range| Some(range.path) != own && range.follows_call(*pc))
-        };
-        let is_library = own.is_some_and(|path| path.contains("libc") || path.contains("ld-"));
-        let caller = is_library.then(|| self.stack.iter().copied().find(outside)).flatten();
-        let pc = caller.unwrap_or(self.pc);
-        let place = match of(pc) {
-            Some(range) => {
-                let offset = pc - range.start + range.offset;
-                let name = range.path.rsplit('/').next().unwrap_or_default();
-                match crate::symbols::of(range.path, offset.saturating_sub(1)) {
-                    Some(symbol) => format!("{symbol} ({name}+{offset:#x})"),
-                    None => format!("{name}+{offset:#x}"),
-                }
+        let mut frames: Vec<Frame> = Vec::new();
+        let (mut pc, mut end) = (self.pc, 0u64);
+        while let Some(range) = ranges.iter().find(|range| (range.start..range.end).contains(&pc)) {
+            // A return address is behind its call.
+            let behind = u64::from(!frames.is_empty());
+            let offset = (pc - range.start + range.offset).saturating_sub(behind);
+            let elf = Elf::open(range.path);
+            frames.push(Frame::new(range.path, offset, elf.as_ref()));
+            if frames.len() == FRAMES {
+                break;
             }
-            None => format!("{pc:#x}"),
+            let bytes = elf.and_then(|elf| elf.frame_bytes(offset));
+            let next = bytes.and_then(|bytes| end.checked_add(bytes));
+            let word = next.and_then(|next| usize::try_from(next / 8).ok()?.checked_sub(1));
+            let (Some(next), Some(word)) = (next, word.and_then(|word| self.stack.get(word)))
+            else {
+                break;
+            };
+            (pc, end) = (*word, next);
+        }
+        // The library's wrapper of the system call says nothing, if its caller is known.
+        let first = frames.iter().position(|frame| !frame.is_wrapper).unwrap_or(0);
+        let places: Vec<&str> =
+            frames.iter().skip(first).take(PLACES).map(|frame| frame.place.as_str()).collect();
+        match places.is_empty() {
+            true => format!("thread {}, {:#x}", self.tid, self.pc),
+            false => format!("thread {}, {}", self.tid, places.join(", called by ")),
+        }
+    }
+}
+
+/// A function on the stack of a thread.
+struct Frame {
+    place: String,
+    /// It is the system's library, or its wrapper of the call.
+    is_wrapper: bool,
+}
+
+impl Frame {
+    fn new(path: &str, offset: u64, elf: Option<&Elf>) -> Self {
+        let file = path.rsplit('/').next().unwrap_or_default();
+        let symbol = elf.and_then(|elf| elf.symbol(offset));
+        let function = symbol.as_deref().and_then(|symbol| symbol.split('+').next());
+        let function = function.map(|name| name.trim_start_matches('_'));
+        let is_library = file.starts_with("libc.so") || file.starts_with("libc-");
+        let is_wrapper = is_library || matches!(function, Some("ioctl" | "syscall"));
+        let place = match symbol {
+            Some(symbol) => format!("{symbol} ({file}+{offset:#x})"),
+            None => format!("{file}+{offset:#x}"),
         };
-        format!("thread {}, {place}", self.tid)
+        Self { place, is_wrapper }
     }
 }
 

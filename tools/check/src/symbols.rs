@@ -1,5 +1,6 @@
-//! The names of functions in ELF files (System V ABI, "Symbol Table").
+//! The names of functions in ELF files (System V ABI, "Symbol Table"), and the size of their frames.
 
+use gimli::Register;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -10,6 +11,9 @@ const SHT_SYMTAB: u32 = 2;
 const SHT_DYNSYM: u32 = 11;
 const STT_FUNC: u8 = 2;
 const PT_LOAD: u32 = 1;
+/// The stack pointer, by its number in unwind data (System V ABI of x86-64, figure 3.36; of AArch64,
+/// "DWARF register names").
+const STACK_POINTER: Register = Register(if cfg!(target_arch = "x86_64") { 7 } else { 31 });
 
 fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.get(..N)?.try_into().ok()
@@ -30,29 +34,76 @@ fn read(file: &File, at: u64, len: u64) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Returns the function at an offset of a file: `name+0x12`.
-pub(crate) fn of(path: &str, offset: u64) -> Option<String> {
-    let file = File::open(path).ok()?;
-    let head = read(&file, 0, 64)?;
-    // ELF, 64 bits, little-endian.
-    if !head.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) {
-        return None;
+/// An ELF file of 64 bits, little-endian.
+pub(crate) struct Elf {
+    file: File,
+    head: Vec<u8>,
+    /// The section headers.
+    table: Vec<u8>,
+    entry: usize,
+}
+
+impl Elf {
+    pub(crate) fn open(path: &str) -> Option<Self> {
+        let file = File::open(path).ok()?;
+        let head = read(&file, 0, 64)?;
+        if !head.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) {
+            return None;
+        }
+        let (size, count) = (u64::from(half(&head, 58)?), u64::from(half(&head, 60)?));
+        let table = read(&file, long(&head, 40)?, size.checked_mul(count)?)?;
+        Some(Self { file, head, table, entry: usize::try_from(size).ok()?.max(1) })
     }
-    let address = address_of(&file, &head, offset)?;
-    let (size, count) = (u64::from(half(&head, 58)?), u64::from(half(&head, 60)?));
-    let table = read(&file, long(&head, 40)?, size.checked_mul(count)?)?;
-    let sections: Vec<&[u8]> = table.chunks_exact(usize::try_from(size).ok()?.max(1)).collect();
-    for wanted in [SHT_SYMTAB, SHT_DYNSYM] {
-        let found = sections.iter().find(|section| int(section, 4) == Some(wanted));
-        let Some(section) = found else { continue };
-        let symbols = read(&file, long(section, 24)?, long(section, 32)?)?;
-        let strings = sections.get(usize::try_from(int(section, 40)?).ok()?)?;
-        let names = read(&file, long(strings, 24)?, long(strings, 32)?)?;
-        if let Some(name) = nearest(&symbols, &names, address) {
-            return Some(name);
+
+    fn sections(&self) -> impl Iterator<Item = &[u8]> {
+        self.table.chunks_exact(self.entry)
+    }
+
+    fn content(&self, section: &[u8]) -> Option<Vec<u8>> {
+        read(&self.file, long(section, 24)?, long(section, 32)?)
+    }
+
+    /// Returns the address and the content of a section.
+    fn section(&self, name: &[u8]) -> Option<(u64, Vec<u8>)> {
+        let names = self.sections().nth(half(&self.head, 62)?.into())?;
+        let names = self.content(names)?;
+        let section = self.sections().find(|section| {
+            let at = int(section, 0).and_then(|at| usize::try_from(at).ok());
+            let own = at.and_then(|at| names.get(at..)).unwrap_or_default();
+            own.split(|byte| *byte == 0).next() == Some(name)
+        })?;
+        Some((long(section, 16)?, self.content(section)?))
+    }
+
+    /// Returns the function at an offset of the file: `name+0x12`.
+    pub(crate) fn symbol(&self, offset: u64) -> Option<String> {
+        let address = address_of(&self.file, &self.head, offset)?;
+        [SHT_SYMTAB, SHT_DYNSYM].iter().find_map(|wanted| {
+            let section = self.sections().find(|section| int(section, 4) == Some(*wanted))?;
+            let strings = self.sections().nth(usize::try_from(int(section, 40)?).ok()?)?;
+            nearest(&self.content(section)?, &self.content(strings)?, address)
+        })
+    }
+
+    /// Returns how far above the stack pointer the frame ends of the function at an offset of the
+    /// file, by its unwind data; `None` if that is not known from the stack pointer alone.
+    pub(crate) fn frame_bytes(&self, offset: u64) -> Option<u64> {
+        use gimli::{BaseAddresses, CfaRule, EhFrame, LittleEndian, UnwindContext, UnwindSection};
+        let address = address_of(&self.file, &self.head, offset)?;
+        let (at, content) = self.section(b".eh_frame")?;
+        let frames = EhFrame::new(&content, LittleEndian);
+        let text = self.section(b".text").map_or(0, |(at, _)| at);
+        let bases = BaseAddresses::default().set_eh_frame(at).set_text(text);
+        let mut context = UnwindContext::new();
+        let find = EhFrame::cie_from_offset;
+        let row = frames.unwind_info_for_address(&bases, &mut context, address, find).ok()?;
+        match row.cfa() {
+            CfaRule::RegisterAndOffset { register, offset } if *register == STACK_POINTER => {
+                u64::try_from(*offset).ok()
+            }
+            _ => None,
         }
     }
-    None
 }
 
 /// Returns the address of an offset of the file, by the program headers.
@@ -85,7 +136,7 @@ mod tests {
     #[test]
     fn what_is_no_program_has_no_symbols() {
         for path in ["/proc/self/status", "/dev/null", "/nonexistent"] {
-            assert_eq!(of(path, 0x1000), None);
+            assert!(Elf::open(path).is_none());
         }
     }
 
@@ -102,7 +153,9 @@ mod tests {
             let offset = u64::from_str_radix(line.split(' ').nth(2).unwrap(), 16).unwrap();
             (start..end).contains(&here).then(|| here - start + offset)
         });
-        let name = of(&path, found.unwrap() + 1).unwrap();
+        let elf = Elf::open(&path).unwrap();
+        assert!(elf.frame_bytes(found.unwrap()).is_some(), "at its first instruction");
+        let name = elf.symbol(found.unwrap() + 1).unwrap();
         assert!(name.contains("a_function_is_found") && name.ends_with("+0x1"), "{name}");
     }
 }

@@ -17,7 +17,16 @@ fn program(name: &str) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR"));
         let source = source.join(format!("../../tools/check/tests/c/{name}.c"));
         let mut cc = Command::new("cc");
-        cc.args(["-O1", "-g", "-Wall", "-pthread", "-Wno-unused-function", "-o"]);
+        cc.args([
+            "-O1",
+            "-fno-inline",
+            "-fno-optimize-sibling-calls",
+            "-g",
+            "-Wall",
+            "-pthread",
+            "-Wno-unused-function",
+            "-o",
+        ]);
         cc.arg(&path).arg(source);
         assert!(cc.status().unwrap().success());
     }
@@ -123,6 +132,15 @@ planted! {
 #[cfg(target_arch = "x86_64")]
 fn a_32_bit_caller() {
     planted("foreign-caller", &[]);
+}
+
+#[test]
+fn a_finding_names_the_code_that_made_the_call() {
+    let faults = program("faults");
+    let (_, report) = check(&[], &[faults.to_str().unwrap(), "unmap-part"]);
+    let details = report["findings"][0]["details"].to_string();
+    let (unmap, caller) = (details.find("unmap_at+"), details.find(", called by unmap_part+"));
+    assert!(unmap.is_some() && unmap < caller, "{report:#}");
 }
 
 #[test]
