@@ -491,6 +491,21 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         Ok(())
     }
 
+    /// Says that the device no longer works on a request whose payloads are lent: as
+    /// [`take_back`](Self::take_back) and [`completed`](Self::completed).
+    ///
+    /// # Errors
+    /// As for `take_back`.
+    #[inline]
+    pub fn completed_lent(&mut self, lent: Lent<P, N>) -> Result<(), Lent<P, N>> {
+        let token = lent.token();
+        if !self.slots.end_lent(token) {
+            return Err(lent);
+        }
+        self.completed.push(Completed { token, parts: lent.into_parts() });
+        Ok(())
+    }
+
     /// Says that a request was given up, and the device may still work on it: its payloads are
     /// quarantined. They stay mapped, so that the device's late access reaches nothing else.
     ///

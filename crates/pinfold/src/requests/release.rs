@@ -1,7 +1,7 @@
 //! From the completion of a request to the return of its payloads: revoked, held until the flush has
 //! completed, returned; late, if it does not complete in time.
 
-use super::signal::Signal;
+use super::signal::{Signal, Time};
 use super::slots::{Parts, Token};
 use super::{End, Ended, Policy, Requests};
 use pinfold_core::domain::{BackendError, DomainLocal, NotQuiesced, Pinned, Revoked};
@@ -30,19 +30,19 @@ enum Part<P: Pinned> {
 pub(super) struct Held<P: Pinned, const N: usize> {
     token: Token,
     /// When it was revoked.
-    since: Instant,
+    since: Time,
     /// Whether it has been reported as late.
     is_late: bool,
     /// How many payloads it has, and the payloads.
     count: usize,
     parts: [Option<Part<P>>; N],
     /// Why payloads of it are lost, if any are.
-    lost: Option<BackendError>,
+    lost: Option<Box<BackendError>>,
 }
 
 impl<P: Pinned, const N: usize> Held<P, N> {
     /// Returns one whose `count` payloads are being revoked.
-    fn new(token: Token, since: Instant, count: usize) -> Self {
+    fn new(token: Token, since: Time, count: usize) -> Self {
         let parts = [const { None }; N];
         Self { token, since, is_late: false, count, parts, lost: None }
     }
@@ -87,23 +87,36 @@ impl<P: Pinned, const N: usize> Held<P, N> {
                     *place = Part::Revoked(revoked);
                     return false;
                 }
-                Err(NotQuiesced { revoked: None, error }) => self.lost = Some(error),
+                Err(NotQuiesced { revoked: None, error }) => self.lost = Some(Box::new(error)),
             }
         }
         true
+    }
+
+    /// Takes back the payloads of flushes that have completed.
+    #[inline]
+    fn poll(&mut self, domain: &mut DomainLocal) {
+        for place in self.parts.iter_mut().map_while(Option::as_mut) {
+            *place = match std::mem::replace(place, Part::Lost) {
+                Part::Revoked(revoked) => {
+                    domain.poll(revoked).map_or_else(Part::Revoked, Part::Quiesced)
+                }
+                ended @ (Part::Quiesced(_) | Part::Lost) => ended,
+            };
+        }
     }
 
     /// Returns the report of one that has [ended](Self::wait).
     fn into_ended(mut self) -> Ended<P, N> {
         if self.parts.iter().flatten().count() < self.count {
             // The backend has panicked while it revoked them: the domain has quarantined them.
-            self.lost = Some(BackendError::NotRevoked);
+            self.lost = Some(Box::new(BackendError::NotRevoked));
         }
         let payload = |part| match part {
             Some(Part::Quiesced(payload)) => Some(payload),
             Some(Part::Revoked(_) | Part::Lost) | None => None,
         };
-        let end = self.lost.map_or(End::Quiesced, End::Lost);
+        let end = self.lost.map_or(End::Quiesced, |error| End::Lost(*error));
         Ended { token: self.token, payloads: self.parts.map(payload), end }
     }
 
@@ -188,7 +201,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         if self.completed.is_empty() {
             return false;
         }
-        let since = Instant::now();
+        let since = Time::now();
         let mut completed = std::mem::take(&mut self.completed);
         let held = self.held.len();
         match self.policy {
@@ -208,7 +221,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     fn revoke_by_one_flush(
         &mut self,
         requests: impl IntoIterator<Item = Completed<P, N>>,
-        since: Instant,
+        since: Time,
         ended: &mut Vec<Ended<P, N>>,
     ) {
         let first = self.held.len();
@@ -238,7 +251,8 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// Returns the payloads of a request whose flush has ended.
     #[inline]
     fn finish(&mut self, mut held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
-        if held.wait(&mut self.domain, NO_TIME) {
+        held.poll(&mut self.domain);
+        if held.revoked().next().is_none() || held.wait(&mut self.domain, NO_TIME) {
             self.slots.free(held.token);
             self.late -= usize::from(held.is_late);
             ended.push(held.into_ended());
@@ -255,7 +269,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         while let Some(first) = self.held.pop_front_if(|first| first.has_ended()) {
             self.finish(first, ended);
         }
-        if self.until_late().is_some_and(|left| left.is_zero()) {
+        if self.late < self.held.len() && self.is_any_late() {
             let limit = self.flush_limit;
             let late = self.held.iter_mut().filter(|held| !held.is_late);
             let late = late.take_while(|held| held.since.elapsed() >= limit);
@@ -263,6 +277,16 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             ended.extend(late.map(Held::report_late));
             self.late += ended.len() - before;
         }
+    }
+
+    /// Whether a request is late that was not reported. Reads the exact clock only where that may
+    /// be.
+    fn is_any_late(&self) -> bool {
+        let next = self.held.iter().find(|held| !held.is_late);
+        next.is_some_and(|next| {
+            next.since.may_be_older_than(self.flush_limit)
+                && next.since.elapsed() >= self.flush_limit
+        })
     }
 
     /// Returns how long it takes until the next request is late; `None` if none can become late.
@@ -291,7 +315,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
 
     /// Revokes one request, waits for its flush, and reports how it ended.
     pub(super) fn end_now(&mut self, request: Completed<P, N>) -> Ended<P, N> {
-        let mut held = Held::new(request.token, Instant::now(), request.parts.len());
+        let mut held = Held::new(request.token, Time::now(), request.parts.len());
         self.domain.revoke_many(request.parts.into_mappings(), &mut self.revoked);
         for (place, revoked) in held.parts.iter_mut().zip(self.revoked.drain(..)) {
             *place = Some(Part::Revoked(revoked));

@@ -1,15 +1,48 @@
-//! The descriptor of a loop: a timer that expires when a flush becomes late, and at once when the
-//! backend says that one has ended.
+//! The time of a loop, and its descriptor: a timer that expires when a flush becomes late, and at
+//! once when the backend says that one has ended.
 
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
+
+/// How far the coarse clock may be behind: two of the longest ticks of a kernel.
+const COARSE_LAG: Duration = Duration::from_millis(20);
+
+/// A time of `CLOCK_MONOTONIC`, since the machine was started.
+///
+/// Not an `Instant`, which cannot be compared with the coarse clock: a loop looks at each poll
+/// whether a flush is late, and the exact clock takes as long as the rest of a poll that finds
+/// nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Time(Duration);
+
+impl Time {
+    fn of(clock: ClockId) -> Duration {
+        // Never before 0.
+        Duration::try_from(clock_gettime(clock)).unwrap_or_default()
+    }
+
+    pub(super) fn now() -> Self {
+        Self(Self::of(ClockId::Monotonic))
+    }
+
+    pub(super) fn elapsed(self) -> Duration {
+        Self::of(ClockId::Monotonic).saturating_sub(self.0)
+    }
+
+    /// False only if less than `limit` has passed.
+    #[inline]
+    pub(super) fn may_be_older_than(self, limit: Duration) -> bool {
+        let coarse = Self::of(ClockId::MonotonicCoarse).saturating_sub(self.0);
+        coarse.saturating_add(COARSE_LAG) >= limit
+    }
+}
 
 /// The shortest time that a timer can be set to; 0 would stop it.
 const AT_ONCE: Duration = Duration::from_nanos(1);

@@ -225,6 +225,19 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
         }
     }
 
+    /// Ends a request whose payloads are lent. Returns whether there is one.
+    #[inline(always)]
+    pub(super) fn end_lent(&mut self, token: Token) -> bool {
+        let Ok(slot) = self.slot_mut(token) else { return false };
+        let State::Lent { is_lost } = slot.state else { return false };
+        slot.state = State::Ended;
+        match is_lost {
+            true => self.lost -= 1,
+            false => self.in_flight -= 1,
+        }
+        true
+    }
+
     /// Ends all requests that are at the device, and not lent, or lost.
     pub(super) fn end_all(&mut self, mut each: impl FnMut(Token, Parts<P, N>)) {
         let requests = self.requests;

@@ -115,8 +115,8 @@ struct Record<B> {
     io: Io,
     /// The buffer of a command that moves no data: it is not mapped.
     buffer: Option<B>,
-    /// The outcome of its command.
-    result: Result<(), TargetError>,
+    /// Why its command failed, once it has.
+    error: Option<Box<TargetError>>,
 }
 
 /// A namespace as a target.
@@ -341,9 +341,9 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
             let foreign = match attempt {
                 Some(Attempt::Data(token, in_flight)) => match in_flight.finish(completion) {
                     Outcome::Completed { payload, result } => {
+                        self.note(token, Some(result));
                         // Of this loop, and lent until now.
-                        let _ = self.requests.take_back(payload);
-                        self.complete(token, Some(result));
+                        let _ = self.requests.completed_lent(payload);
                         None
                     }
                     Outcome::TimedOut(quarantined) => {
@@ -355,12 +355,14 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
                 },
                 Some(Attempt::Bare(token, in_flight)) => match in_flight.finish(completion) {
                     Outcome::Completed { result, .. } => {
-                        self.complete(token, Some(result));
+                        self.note(token, Some(result));
+                        let _ = self.requests.completed(token);
                         None
                     }
                     // It has no payload that the controller could reach.
                     Outcome::TimedOut(_) => {
-                        self.complete(token, None);
+                        self.note(token, None);
+                        let _ = self.requests.completed(token);
                         None
                     }
                     Outcome::Foreign(in_flight, _) => Some(Attempt::Bare(token, in_flight)),
@@ -373,27 +375,24 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         }
     }
 
-    /// Has the loop end a request whose command has completed; without a result it was given up.
-    fn complete(&mut self, token: Token, result: Option<Result<(), CommandError>>) {
-        let io = match self.records.get(token.slot()) {
-            Some(Some(record)) => record.io,
-            _ => return,
-        };
+    /// Notes the result of a command that has completed; without one it was given up.
+    fn note(&mut self, token: Token, result: Option<Result<(), CommandError>>) {
+        let Some(Some(record)) = self.records.get(token.slot()) else { return };
+        let io = record.io;
         let result = match result {
             Some(result) if io.direction == IoDirection::Flush => Some(self.flushed(result)),
             result => result,
         };
-        let (target, boxed) = (|| self.info.name.clone(), || Box::new(io));
-        let result = match result {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err(TargetError::Command { target: target(), io: boxed(), error }),
-            None => Err(TargetError::Timeout { target: target(), io: boxed() }),
+        let error = match result {
+            Some(Ok(())) => return,
+            Some(Err(error)) => {
+                TargetError::Command { target: self.info.name.clone(), io: Box::new(io), error }
+            }
+            None => TargetError::Timeout { target: self.info.name.clone(), io: Box::new(io) },
         };
         if let Some(Some(record)) = self.records.get_mut(token.slot()) {
-            record.result = result;
+            record.error = Some(Box::new(error));
         }
-        // It was at the controller until now.
-        let _ = self.requests.completed(token);
     }
 
     /// Reports a request that did not complete in time: the driver keeps its buffer.
@@ -415,15 +414,14 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
             let Some(record) = self.records.get_mut(token.slot()).and_then(Option::take) else {
                 continue;
             };
-            let Record { io, buffer: unmapped, result } = record;
-            let result = match end {
-                End::Quiesced => result,
-                End::Late(error) | End::Lost(error) => {
-                    let target = self.info.name.clone();
-                    result.and(Err(TargetError::Domain { target, error }))
+            let Record { io, buffer: unmapped, error: failed } = record;
+            let result = match (failed, end) {
+                (Some(error), _) => Err(*error),
+                (None, End::Quiesced) => Ok(io.len),
+                (None, End::Late(error) | End::Lost(error)) => {
+                    Err(TargetError::Domain { target: self.info.name.clone(), error })
                 }
             };
-            let result = result.map(|()| io.len);
             completed.push(Completion { io, buffer: buffer.or(unmapped), result });
         }
     }
@@ -466,7 +464,7 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
             }
         };
         if let Some(place) = self.records.get_mut(token.slot()) {
-            *place = Some(Record { io, buffer: unmapped, result: Ok(()) });
+            *place = Some(Record { io, buffer: unmapped, error: None });
         }
         if let Some(place) = self.in_flight.get_mut(attempt.tag()) {
             *place = Some(attempt);

@@ -241,6 +241,7 @@ fn lent_payloads_go_to_the_driver_and_back() {
     // Another loop does not take it.
     let mut other = Requests::<_, 2>::new(domain, Policy::Strict, 2, limits(HOUR)).unwrap();
     let lent = other.take_back(lent).unwrap_err();
+    let lent = other.completed_lent(lent).unwrap_err();
     assert_eq!(requests.take_back(lent).unwrap(), token);
     requests.completed(token).unwrap();
     let ended = polled(&mut requests);
@@ -263,6 +264,15 @@ fn a_lent_request_that_is_lost_comes_back_when_its_driver_recovers_it() {
     assert_eq!(requests.in_flight(), 0, "it is still lost");
     requests.completed(token).unwrap();
     let mut ended = Vec::new();
+    requests.wait(HOUR, &mut ended);
+    assert_eq!(ended_by(&ended), [(token, End::Quiesced)]);
+    // And as one that has completed.
+    let token = begin(&mut requests, &manual);
+    let lent = requests.lend(token).unwrap();
+    requests.lost(token).unwrap();
+    requests.completed_lent(lent).unwrap();
+    assert_eq!((requests.in_flight(), requests.held()), (0, 1));
+    ended.clear();
     requests.wait(HOUR, &mut ended);
     assert_eq!(ended_by(&ended), [(token, End::Quiesced)]);
 }

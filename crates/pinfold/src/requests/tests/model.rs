@@ -15,6 +15,7 @@ enum Step {
     Lose(usize),
     Lend(usize),
     TakeBack(usize),
+    CompleteLent(usize),
     DropLent(usize),
     Stop,
     Poll,
@@ -84,6 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::Lose),
         2 => any::<usize>().prop_map(Step::Lend),
         2 => any::<usize>().prop_map(Step::TakeBack),
+        1 => any::<usize>().prop_map(Step::CompleteLent),
         1 => any::<usize>().prop_map(Step::DropLent),
         1 => Just(Step::Stop),
         5 => Just(Step::Poll),
@@ -221,6 +223,14 @@ impl Run {
                 let At::Lent { is_lost } = self.model.requests[&key].1 else { panic!("not lent") };
                 let _token = self.requests.take_back(lent).unwrap();
                 self.model.set(key, if is_lost { At::Lost } else { At::Device });
+            }
+            Step::CompleteLent(which) => {
+                if self.lent.is_empty() {
+                    return;
+                }
+                let (key, lent) = self.lent.swap_remove(which % self.lent.len());
+                self.requests.completed_lent(lent).unwrap();
+                self.model.set(key, At::Completed);
             }
             Step::DropLent(which) => {
                 if self.lent.is_empty() {
