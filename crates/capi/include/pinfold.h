@@ -192,11 +192,19 @@
 #define PF_DISCARD 4
 
 /*
- In pf_completion.status: the request was given up, and the device may still reach its memory,
- which stays in use: pf_free() and pf_unregister() refuse it, until pf_nvme_put() has disabled
- the controller.
+ In pf_completion.status: the device may still reach the memory of the request, which stays in
+ use: pf_free() and pf_unregister() refuse it. The request was given up, and the memory is in use
+ until pf_nvme_put() has disabled the controller; or its flush has failed, and it is for good; or,
+ with PF_LATE, for less.
  */
 #define PF_LOST 2147483648
+
+/*
+ In pf_completion.status, with PF_LOST: the device has ended the request, but the flush of its
+ access is late: the memory stays in use until a call for the queue finds that it has completed,
+ without another report.
+ */
+#define PF_LATE 1073741824
 
 /*
  The version of this header: major << 16 | minor << 8 | patch. pf_version() has the library's.
@@ -715,7 +723,7 @@ struct pf_completion {
    */
   int32_t result;
   /*
-   The controller's status: bits 31:17 of the completion's DW3; and PF_LOST.
+   The controller's status: bits 31:17 of the completion's DW3; and PF_LOST, PF_LATE.
    */
   uint32_t status;
 };

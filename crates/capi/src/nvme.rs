@@ -6,12 +6,12 @@ use crate::errno::Errno;
 use crate::failure::{Failure, call, fail, store};
 use crate::handle::Table;
 use crate::options::{Options, fill, read};
-use crate::queue::transfer::Data;
+use crate::queue::transfer::Lost;
 use crate::region::Hold;
 use libc::{EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
 use pinfold::Arena;
 use pinfold::vfio::DeviceError;
-use pinfold_nvme::driver::{self, Config, Controller, Namespace, Quarantined, Vector};
+use pinfold_nvme::driver::{self, Config, Controller, Namespace, Vector};
 use pinfold_nvme::vfio::{PciController, PciError};
 use pinfold_nvme::{Interrupt, Registers};
 use pinfold_nvme_model::{
@@ -49,7 +49,7 @@ pub(crate) struct Device {
     queues: AtomicUsize,
     /// Memory of requests that were given up: free again once the controller has been seen
     /// disabled.
-    lost: Mutex<Vec<Quarantined<Data>>>,
+    lost: Mutex<Vec<Lost>>,
     /// Dropped after the controller.
     backing: Backing,
     /// Dropped last: the arena of the rings is not ended before.
@@ -149,8 +149,8 @@ impl Device {
     }
 
     /// Keeps the memory of a request that was given up.
-    pub(crate) fn keep_lost(&self, data: Quarantined<Data>) {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner).push(data);
+    pub(crate) fn keep_lost(&self, lost: Lost) {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner).push(lost);
     }
 
     /// Returns the namespace with this number, the first usable one for 0.
@@ -171,8 +171,7 @@ impl Device {
     fn end(&self) -> Result<(), Failure> {
         let disabled = self.controller.disable();
         for lost in self.lost.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // What cannot be recovered stays counted as used, as does what it is part of.
-            drop(lost.recover());
+            lost.end();
         }
         disabled.map_err(|error| Failure::from(&error))?;
         if let Backing::Pci(pci, _) = &self.backing

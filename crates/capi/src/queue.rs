@@ -16,14 +16,14 @@ use crate::options::{Options, read};
 use crate::trace::{Caller, Site, pass_caller};
 use libc::iovec;
 use pinfold::Arena;
-use pinfold::core::domain::{DomainLocal, Revoked, Unrevoked};
+use pinfold::requests::{Ended, Limits, NewError, Policy, Requests, Token};
 use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{Namespace, Queue, QueueStats};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use transfer::{Attempt, Scattered};
 
 /// For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
@@ -56,31 +56,39 @@ pub const PF_FLUSH: u32 = 3;
 /// Discards `len` bytes from `offset`. The controller may keep them all the same.
 pub const PF_DISCARD: u32 = 4;
 
-/// In pf_completion.status: the request was given up, and the device may still reach its memory,
-/// which stays in use: pf_free() and pf_unregister() refuse it, until pf_nvme_put() has disabled
-/// the controller.
+/// In pf_completion.status: the device may still reach the memory of the request, which stays in
+/// use: pf_free() and pf_unregister() refuse it. The request was given up, and the memory is in use
+/// until pf_nvme_put() has disabled the controller; or its flush has failed, and it is for good; or,
+/// with PF_LATE, for less.
 pub const PF_LOST: u32 = 0x8000_0000;
 
-/// The default of `flush_limit`.
+/// In pf_completion.status, with PF_LOST: the device has ended the request, but the flush of its
+/// access is late: the memory stays in use until a call for the queue finds that it has completed,
+/// without another report.
+pub const PF_LATE: u32 = 0x4000_0000;
+
+/// How long a request may wait for its flush before it is reported as late.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// One thread's queue of a controller.
 pub struct pf_queue_t {
     queue: Queue<Arc<dyn Registers>, Arena>,
-    protection: Protection,
+    /// Maps the memory of requests, and returns it; of [`PF_PROTECT_STATIC`] it has the requests
+    /// without their memory, which stays mapped.
+    requests: Requests<Scattered, 1>,
+    is_static: bool,
     namespaces: Vec<Namespace>,
     /// What the controller has; the index is the driver's number of it.
     in_flight: Vec<Option<Pending>>,
-    /// What waits for its flush, in the order of the flushes.
-    held: VecDeque<Held>,
+    /// Of each request that is not reported, by the slot of its token.
+    reports: Vec<Option<pf_completion>>,
+    /// Empty between two calls.
+    ended: Vec<Ended<Scattered, 1>>,
     /// What can be reported.
     ready: VecDeque<pf_completion>,
-    /// Requests that were accepted and have not been reported: at most the queue's depth, which
-    /// bounds all of the above.
+    /// Requests that were accepted and have not been reported: at most the queue's depth.
     outstanding: usize,
     /// Why the controller is not used any more.
     failed: Option<String>,
-    /// How long a request may wait for its flush before it is reported as lost.
-    flush_limit: Duration,
     /// The program waits for the descriptor.
     has_fd: bool,
     /// Its own: threads with a queue each share no lock.
@@ -91,52 +99,33 @@ pub struct pf_queue_t {
 
 pub(crate) static QUEUES: Table<pf_queue_t> = Table::new(10, "queue");
 
-/// When the device can reach the memory of requests.
-enum Protection {
-    Static,
-    Strict(DomainLocal, Found),
-    Revoke(DomainLocal),
-    Batch(DomainLocal, Found),
-}
-
-/// What one call has found; empty between two calls.
-struct Found {
-    mapped: Vec<Unrevoked<Scattered>>,
-    /// Their reports, in the same order.
-    completions: Vec<pf_completion>,
-    revoked: Vec<Revoked<Scattered>>,
-}
-
-impl Found {
-    fn new(depth: usize) -> Self {
-        Self {
-            mapped: Vec::with_capacity(depth),
-            completions: Vec::with_capacity(depth),
-            revoked: Vec::with_capacity(depth),
-        }
-    }
-}
-
-impl Protection {
-    fn domain(&mut self) -> Option<&mut DomainLocal> {
-        match self {
-            Self::Static => None,
-            Self::Strict(domain, _) | Self::Revoke(domain) | Self::Batch(domain, _) => Some(domain),
-        }
-    }
+/// Creates the loop of a queue.
+///
+/// # Errors
+/// `EINVAL`, `ENOMEM`.
+fn requests_of(
+    device: &Device,
+    protect: u32,
+    depth: usize,
+    flush: Duration,
+) -> Result<Requests<Scattered, 1>, Failure> {
+    let policy = match protect {
+        PF_PROTECT_STATIC => Policy::Static,
+        0 | PF_PROTECT_STRICT => Policy::Strict,
+        PF_PROTECT_REVOKE => Policy::Revoke,
+        _ => Policy::Batch,
+    };
+    let limits = Limits { flush, ..Limits::default() };
+    Requests::new(&device.state.domain, policy, depth, limits).map_err(|error| match error {
+        NewError::NoMemory { .. } => fail!(ENOMEM, "{error}"),
+        _ => fail!(EINVAL, "{error}"),
+    })
 }
 
 /// A request at the controller.
 struct Pending {
+    token: Token,
     attempt: Attempt,
-    user_data: u64,
-}
-
-/// A request whose memory is revoked, until the flush has completed.
-struct Held {
-    revoked: Revoked<Scattered>,
-    completion: pf_completion,
-    since: Instant,
 }
 
 /// Options of a queue. Set `opts_size` to its sizeof, and what is not needed to 0.
@@ -197,7 +186,7 @@ pub struct pf_completion {
     /// because it took too long, or the controller was disabled); ENODEV (the controller is gone);
     /// ESTALE (the namespace has changed); EINVAL (the controller cannot be given a part of it).
     pub result: i32,
-    /// The controller's status: bits 31:17 of the completion's DW3; and PF_LOST.
+    /// The controller's status: bits 31:17 of the completion's DW3; and PF_LOST, PF_LATE.
     pub status: u32,
 }
 
@@ -438,29 +427,26 @@ impl pf_queue_t {
         if protect > PF_PROTECT_STATIC {
             return Err(fail!(EINVAL, "protection {protect}: pass one of PF_PROTECT_*"));
         }
-        let (capacity, local) = (depth as usize, || device.state.domain.local());
+        let capacity = depth as usize;
         let lease = Lease::new(device, flags & PF_QUEUE_INTERRUPT != 0)?;
         let queue = match lease.vector.clone() {
             None => device.controller.create_queue(capacity),
             Some(vector) => device.controller.create_queue_with(capacity, vector),
         };
         let queue = queue.map_err(|error| Failure::from(&error))?;
-        let protection = match protect {
-            PF_PROTECT_STATIC => Protection::Static,
-            0 | PF_PROTECT_STRICT => Protection::Strict(local(), Found::new(capacity)),
-            PF_PROTECT_REVOKE => Protection::Revoke(local()),
-            _ => Protection::Batch(local(), Found::new(capacity)),
-        };
+        let requests = requests_of(device, protect, capacity, FLUSH_LIMIT)?;
+        let slots = requests.slots();
         Ok(Self {
             queue,
-            protection,
+            requests,
+            is_static: protect == PF_PROTECT_STATIC,
             namespaces: device.controller.namespaces(),
             in_flight: std::iter::repeat_with(|| None).take(capacity).collect(),
-            held: VecDeque::with_capacity(capacity),
+            reports: vec![None; slots],
+            ended: Vec::with_capacity(slots),
             ready: VecDeque::with_capacity(capacity),
             outstanding: 0,
             failed: None,
-            flush_limit: FLUSH_LIMIT,
             has_fd: false,
             lookup: device.state.lookup(),
             lease,

@@ -1,13 +1,12 @@
-//! From the controller's completions to reports: each request's memory is revoked, and it is held
-//! until the flush has completed.
+//! From the controller's completions to reports: the loop revokes each request's memory, and says
+//! when its flush has completed.
 
-use super::transfer::{Attempt, Data, Ended, Scattered};
-use super::{Held, PF_LOST, Pending, Protection, pf_completion, pf_queue_t};
+use super::transfer::{self, Ended as Finished};
+use super::{PF_LATE, PF_LOST, Pending, pf_completion, pf_queue_t};
 use crate::errno::Errno;
 use crate::trace::{Site, hook, pf_event_kind};
 use libc::{ECANCELED, EINVAL, EIO, ENODEV, ESTALE, ETIMEDOUT};
-use pinfold::core::domain::{NotQuiesced, Unrevoked};
-use pinfold::core::invalidate::{Ticket, WaitLimit};
+use pinfold::requests::{End, Ended, Token};
 use pinfold_nvme::driver::{CommandError, Completion};
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -27,11 +26,9 @@ const PAUSE: Duration = Duration::from_micros(50);
 impl pf_queue_t {
     /// Takes the controller's completions, revokes their memory, and collects what can be reported.
     pub(super) fn step(&mut self, site: Site) {
-        // Of what this call finds.
-        let mut since = None;
         loop {
             match self.queue.poll() {
-                Ok(Some(completion)) => self.take(completion, &mut since, site),
+                Ok(Some(completion)) => self.take(completion, site),
                 Ok(None) => break,
                 // Once it has been seen disabled, all that it has completes with an error, and it
                 // reaches no memory.
@@ -41,138 +38,75 @@ impl pf_queue_t {
                         self.give_up();
                         break;
                     }
-                    // Disabling may take a minute: flushes that begin now get all of their time.
-                    since = None;
                 }
             }
         }
-        self.revoke_batch();
-        self.release();
+        self.requests.poll(&mut self.ended);
+        self.collect();
     }
 
-    fn take(&mut self, completion: Completion, since: &mut Option<Instant>, site: Site) {
+    fn take(&mut self, completion: Completion, site: Site) {
         let tag = completion.tag();
         let Some(place) = self.in_flight.get_mut(tag) else { return };
-        let Some(Pending { attempt, user_data }) = place.take() else { return };
+        let Some(Pending { token, attempt }) = place.take() else { return };
         match attempt.finish(completion) {
-            Ended::Foreign(attempt) => *place = Some(Pending { attempt, user_data }),
-            Ended::Lost(data) => {
-                let status = if data.is_some() { PF_LOST } else { 0 };
-                if let Some(data) = data {
-                    self.lease.device.keep_lost(data);
+            Finished::Foreign(attempt) => *place = Some(Pending { token, attempt }),
+            Finished::Lost(lost) => {
+                let status = if lost.is_some() { PF_LOST } else { 0 };
+                lost.into_iter().for_each(|lost| self.lease.device.keep_lost(lost));
+                self.lose(token, -ETIMEDOUT, status);
+            }
+            Finished::Completed(mapped, result) => {
+                if let Some(Some(report)) = self.reports.get_mut(token.slot()) {
+                    (report.result, report.status) = outcome(result);
                 }
-                self.ready.push_back(pf_completion { user_data, result: -ETIMEDOUT, status });
-            }
-            Ended::Completed(data, result) => {
-                let (result, status) = outcome(result);
-                let completion = pf_completion { user_data, result, status };
-                if let (Some(tracer), Some(data)) = (hook(), &data) {
-                    data.report(tracer, pf_event_kind::PF_EVENT_REVOKE, site);
+                if let (Some(tracer), Some(mapped)) = (hook(), &mapped) {
+                    transfer::report(mapped, tracer, pf_event_kind::PF_EVENT_REVOKE, site);
                 }
-                match data.and_then(Data::into_unrevoked) {
-                    None => self.ready.push_back(completion),
-                    Some(mapped) => self.revoke(mapped, completion, since),
+                // Of this loop, and at the controller until now.
+                match mapped {
+                    Some(mapped) => drop(self.requests.completed_lent(mapped)),
+                    None => drop(self.requests.completed(token)),
                 }
             }
         }
     }
 
-    /// Begins the end of a mapping. `since` is when the first was begun by this call, which reads the
-    /// clock once.
-    fn revoke(
-        &mut self,
-        mapped: Unrevoked<Scattered>,
-        completion: pf_completion,
-        since: &mut Option<Instant>,
-    ) {
-        match &mut self.protection {
-            // Nothing is mapped for a request.
-            Protection::Static => self.ready.push_back(completion),
-            Protection::Revoke(domain) => {
-                let revoked = domain.revoke(mapped);
-                let since = *since.get_or_insert_with(Instant::now);
-                self.held.push_back(Held { revoked, completion, since });
-            }
-            Protection::Strict(_, found) | Protection::Batch(_, found) => {
-                found.mapped.push(mapped);
-                found.completions.push(completion);
-            }
+    /// Reports a request that the controller may still have.
+    fn lose(&mut self, token: Token, result: i32, status: u32) {
+        // It was at the controller until now.
+        let _ = self.requests.lost(token);
+        if let Some(report) = self.reports.get_mut(token.slot()).and_then(Option::take) {
+            self.ready.push_back(pf_completion { result, status, ..report });
         }
     }
 
-    /// Revokes what this call has found, with one flush, for which a strict queue waits.
-    fn revoke_batch(&mut self) {
-        let (domain, found, waits) = match &mut self.protection {
-            Protection::Strict(domain, found) => (domain, found, true),
-            Protection::Batch(domain, found) => (domain, found, false),
-            Protection::Static | Protection::Revoke(_) => return,
-        };
-        if found.mapped.is_empty() {
-            return;
+    /// Collects what the loop has ended. The memory of a request whose flush is late is the
+    /// program's when the loop returns it, without another report.
+    fn collect(&mut self) {
+        for Ended { token, end, .. } in self.ended.drain(..) {
+            let Some(report) = self.reports.get_mut(token.slot()).and_then(Option::take) else {
+                continue;
+            };
+            self.ready.push_back(match end {
+                End::Quiesced => report,
+                End::Late(error) => report.after(error.errno(), PF_LOST | PF_LATE),
+                End::Lost(error) => report.after(error.errno(), PF_LOST),
+            });
         }
-        domain.revoke_many(found.mapped.drain(..), &mut found.revoked);
-        let since = Instant::now();
-        for (revoked, completion) in found.revoked.drain(..).zip(found.completions.drain(..)) {
-            if waits {
-                // What does not complete in time stays with the domain.
-                let ended = domain.wait(revoked).map(drop);
-                let ended = ended.map_err(|failed| failed.error.errno());
-                self.ready.push_back(completion.after(ended));
-            } else {
-                self.held.push_back(Held { revoked, completion, since });
-            }
-        }
-    }
-
-    /// Collects what no device can reach any more. Flushes complete in the order of their requests.
-    fn release(&mut self) {
-        let Some(domain) = self.protection.domain() else { return };
-        // What could not be revoked has no flush to wait for.
-        let ended =
-            |held: &mut Held| held.revoked.is_quiesced() || held.revoked.ticket() == Ticket::NEVER;
-        while let Some(Held { revoked, completion, .. }) = self.held.pop_front_if(ended) {
-            let ended = domain.wait(revoked).map(drop);
-            self.ready.push_back(completion.after(ended.map_err(|failed| failed.error.errno())));
-        }
-        if self.ready.is_empty() && !self.held.is_empty() {
-            self.wait_for_flush(Duration::ZERO);
-        }
-    }
-
-    /// Waits for the first flush, and gives up what has waited for too long: the domain keeps that
-    /// memory until its flush has completed.
-    fn wait_for_flush(&mut self, limit: Duration) {
-        let Some(domain) = self.protection.domain() else { return };
-        let late = |held: &Held| held.since.elapsed() >= self.flush_limit;
-        if limit.is_zero() && !self.held.front().is_some_and(late) {
-            return;
-        }
-        let Some(Held { revoked, completion, since }) = self.held.pop_front() else { return };
-        let ended = match domain.wait_for(revoked, WaitLimit::within(limit)) {
-            Ok(memory) => {
-                drop(memory);
-                Ok(())
-            }
-            Err(NotQuiesced { revoked: Some(revoked), .. })
-                if since.elapsed() < self.flush_limit =>
-            {
-                self.held.push_front(Held { revoked, completion, since });
-                return;
-            }
-            Err(failed) => Err(failed.error.errno()),
-        };
-        self.ready.push_back(completion.after(ended));
     }
 
     /// Reports all that the controller has as lost: it cannot be disabled.
     #[cold]
     fn give_up(&mut self) {
-        for Pending { attempt, user_data } in self.in_flight.iter_mut().filter_map(Option::take) {
-            let status = if matches!(attempt, Attempt::Data(_)) { PF_LOST } else { 0 };
+        let mut in_flight = std::mem::take(&mut self.in_flight);
+        for Pending { token, attempt } in in_flight.iter_mut().filter_map(Option::take) {
+            let status = if attempt.has_memory() { PF_LOST } else { 0 };
             // Its memory is quarantined for the life of the process.
             drop(attempt);
-            self.ready.push_back(pf_completion { user_data, result: -ENODEV, status });
+            self.lose(token, -ENODEV, status);
         }
+        self.in_flight = in_flight;
     }
 
     /// Waits until something can be reported, for at most `limit`; returns how much.
@@ -195,11 +129,12 @@ impl pf_queue_t {
     /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
     /// flush.
     fn pause(&mut self, polls: u32, limit: Duration) {
-        let flushing = !self.held.is_empty();
+        let flushing = self.requests.held() > 0;
         if self.queue.has_interrupt() && !flushing && polls > YIELDS_BEFORE_SLEEP {
             self.queue.sleep(limit);
         } else if flushing && polls > SPINS && self.queue.in_flight() == 0 {
-            self.wait_for_flush(limit);
+            self.requests.wait(limit, &mut self.ended);
+            self.collect();
         } else if polls <= SPINS && (flushing || !self.queue.has_interrupt()) {
             std::hint::spin_loop();
         } else if polls <= SPINS + YIELDS {
@@ -213,7 +148,7 @@ impl pf_queue_t {
     pub(super) fn arm(&mut self) {
         let wait = self.queue.arm_interrupt();
         // No interrupt reports the end of a flush, which takes microseconds.
-        if self.outstanding > 0 && (wait.is_zero() || !self.held.is_empty()) {
+        if self.outstanding > 0 && (wait.is_zero() || self.requests.held() > 0) {
             self.signal();
         }
     }
@@ -228,15 +163,10 @@ impl pf_queue_t {
 }
 
 impl pf_completion {
-    /// Returns the report of a request whose mapping has ended so.
-    fn after(self, ended: Result<(), c_int>) -> Self {
-        match ended {
-            Ok(()) => self,
-            Err(errno) => {
-                let result = if self.result == 0 { -errno } else { self.result };
-                Self { result, status: self.status | PF_LOST, ..self }
-            }
-        }
+    /// Returns the report of a request whose mapping has not ended.
+    fn after(self, errno: c_int, status: u32) -> Self {
+        let result = if self.result == 0 { -errno } else { self.result };
+        Self { result, status: self.status | status, ..self }
     }
 }
 

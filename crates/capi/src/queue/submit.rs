@@ -1,16 +1,18 @@
 //! From a request of the C program to one of the driver: the memory, the blocks, what is refused.
 
-use super::transfer::{Attempt, Data, Fixed, Parts, Scattered, parts};
+use super::transfer::{Attempt, Fixed, Parts, Scattered, parts, report};
 use super::{PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
-use super::{Pending, check_in, pf_queue_t, pf_request};
+use super::{Pending, check_in, pf_completion, pf_queue_t, pf_request};
 use crate::domain::Lookup;
 use crate::failure::{Failure, fail};
 use crate::nvme::MAX_TRANSFER;
 use crate::region::Span;
 use crate::trace::{Site, hook, pf_event_kind};
 use libc::{EINVAL, ENXIO, iovec};
-use pinfold::core::access::{FromDevice, ToDevice};
-use pinfold_nvme::driver::{LayoutError, Reject, Rejected};
+use pinfold::core::access::{Access, FromDevice, ToDevice};
+use pinfold::core::domain::Payload;
+use pinfold::requests::{BeginError, Refusal, Token};
+use pinfold_nvme::driver::{InFlight, LayoutError, Reject, Rejected};
 
 /// The most entries of a request's `iov`.
 const MAX_IOVECS: u32 = 1024;
@@ -112,7 +114,7 @@ impl pf_queue_t {
         if flags != 0 {
             return Err(fail!(EINVAL, "flags {flags:#x}: there are none, set them to 0"));
         }
-        let attempt = match op {
+        let pending = match op {
             PF_READ | PF_WRITE => {
                 // SAFETY: as the caller promises.
                 let memory = unsafe { Memory::new(request) }?;
@@ -133,8 +135,9 @@ impl pf_queue_t {
                 self.transfer(&memory, op == PF_READ, (nsid, slba, blocks), site)?
             }
             PF_FLUSH if offset == 0 && len == 0 && request.iovcnt == 0 => {
+                let token = self.begin_bare()?;
                 let flushing = self.queue.flush(nsid);
-                Attempt::Bare(flushing.map_err(|refused| self.refused(&refused.reason))?)
+                self.bare(token, flushing)?
             }
             PF_FLUSH => {
                 return Err(fail!(
@@ -144,8 +147,9 @@ impl pf_queue_t {
             }
             PF_DISCARD => {
                 let (slba, blocks) = self.blocks(nsid, offset, len)?;
+                let token = self.begin_bare()?;
                 let discarding = self.queue.discard(nsid, slba, blocks);
-                Attempt::Bare(discarding.map_err(|refused| self.refused(&refused.reason))?)
+                self.bare(token, discarding)?
             }
             _ => {
                 return Err(fail!(
@@ -155,10 +159,38 @@ impl pf_queue_t {
             }
         };
         self.outstanding += 1;
-        if let Some(place) = self.in_flight.get_mut(attempt.tag()) {
-            *place = Some(Pending { attempt, user_data });
+        if let Some(place) = self.reports.get_mut(pending.token.slot()) {
+            *place = Some(pf_completion { user_data, result: 0, status: 0 });
+        }
+        if let Some(place) = self.in_flight.get_mut(pending.attempt.tag()) {
+            *place = Some(pending);
         }
         Ok(())
+    }
+
+    /// Begins a request of which the loop has no memory.
+    fn begin_bare(&mut self) -> Result<Token, Failure> {
+        self.requests.begin([]).map_err(|BeginError { refusal, .. }| not_begun(&refusal))
+    }
+
+    /// Returns a flush or a discard at the controller.
+    fn bare(
+        &mut self,
+        token: Token,
+        submitted: Result<InFlight<()>, Rejected<()>>,
+    ) -> Result<Pending, Failure> {
+        submitted.map(|attempt| Pending { token, attempt: Attempt::Bare(attempt) }).map_err(
+            |Rejected { reason, .. }| {
+                self.end_refused(token);
+                self.refused(&reason)
+            },
+        )
+    }
+
+    /// Ends a request that the driver has refused.
+    fn end_refused(&mut self, token: Token) {
+        // Begun by the same call. What is late stays with the loop, and counted.
+        drop(self.requests.refused(token));
     }
 
     /// Returns the range in blocks.
@@ -200,51 +232,87 @@ impl pf_queue_t {
         &mut self,
         memory: &Memory<'_>,
         read: bool,
-        (nsid, slba, blocks): (u32, u64, u32),
+        at: (u32, u64, u32),
         site: Site,
-    ) -> Result<Attempt, Failure> {
-        let device = &self.lease.device;
-        let (spans, id) = (memory.spans(&self.lookup)?, device.state.domain.id());
-        let data = match self.protection.domain() {
-            None => Data::Fixed(Fixed::new(spans, id)?),
-            Some(domain) => Data::map(Scattered::new(spans, id)?, read, domain)?,
-        };
+    ) -> Result<Pending, Failure> {
+        let (spans, id) = (memory.spans(&self.lookup)?, self.lease.device.state.domain.id());
+        if self.is_static {
+            let fixed = Fixed::new(spans, id)?;
+            let token = self.begin_bare()?;
+            return self.transfer_fixed(token, fixed, memory, read, at);
+        }
+        let access = if read { Access::WRITE } else { Access::READ };
+        let begun = self.requests.begin([(Scattered::new(spans, id)?, access)]);
+        let token = begun.map_err(|BeginError { refusal, .. }| not_begun(&refusal))?;
+        // It was begun for this call, so it can be lent.
+        let lent = self.requests.lend(token).map_err(|error| fail!(EIO, "{error}"))?;
         let tracer = hook();
         if let Some(tracer) = tracer {
-            data.report(tracer, pf_event_kind::PF_EVENT_MAP, site);
+            report(&lent, tracer, pf_event_kind::PF_EVENT_MAP, site);
         }
-        let submitted = if read {
-            self.queue.read::<_, FromDevice>(nsid, slba, blocks, data)
+        match self.start(lent, read, at) {
+            Ok(attempt) => Ok(Pending { token, attempt: Attempt::Mapped(attempt) }),
+            Err(Rejected { payload, reason }) => {
+                let failure = self.refused_memory(memory, &payload, read, &reason);
+                if let Some(tracer) = tracer {
+                    report(&payload, tracer, pf_event_kind::PF_EVENT_REVOKE, site);
+                }
+                // Of this loop, and lent until now.
+                let _ = self.requests.take_back(payload);
+                self.end_refused(token);
+                Err(failure)
+            }
+        }
+    }
+
+    fn transfer_fixed(
+        &mut self,
+        token: Token,
+        fixed: Fixed,
+        memory: &Memory<'_>,
+        read: bool,
+        at: (u32, u64, u32),
+    ) -> Result<Pending, Failure> {
+        match self.start(fixed, read, at) {
+            Ok(attempt) => Ok(Pending { token, attempt: Attempt::Fixed(attempt) }),
+            Err(Rejected { payload, reason }) => {
+                self.end_refused(token);
+                Err(self.refused_memory(memory, &payload, read, &reason))
+            }
+        }
+    }
+
+    /// Has the driver read or write.
+    #[inline]
+    fn start<P: Payload<FromDevice> + Payload<ToDevice>>(
+        &mut self,
+        payload: P,
+        read: bool,
+        (nsid, slba, blocks): (u32, u64, u32),
+    ) -> Result<InFlight<P>, Rejected<P>> {
+        if read {
+            self.queue.read::<_, FromDevice>(nsid, slba, blocks, payload)
         } else {
-            self.queue.write::<_, ToDevice>(nsid, slba, blocks, data)
-        };
-        submitted.map(Attempt::Data).map_err(|Rejected { payload, reason }| {
-            let failure = self.refused_memory(memory, &payload, read, &reason);
-            if let Some(tracer) = tracer {
-                payload.report(tracer, pf_event_kind::PF_EVENT_REVOKE, site);
-            }
-            if let (Some(mapped), Some(domain)) =
-                (payload.into_unrevoked(), self.protection.domain())
-            {
-                // What cannot be revoked stays with the domain, and counted.
-                drop(domain.unmap(mapped));
-            }
-            failure
-        })
+            self.queue.write::<_, ToDevice>(nsid, slba, blocks, payload)
+        }
     }
 
     /// Returns why the driver has refused memory, with the entry that it names.
     #[cold]
-    fn refused_memory(
+    fn refused_memory<P: Payload<FromDevice> + Payload<ToDevice>>(
         &self,
         memory: &Memory<'_>,
-        data: &Data,
+        payload: &P,
         read: bool,
         reason: &Reject,
     ) -> Failure {
         let Reject::Layout(error) = reason else { return self.refused(reason) };
         let Some(iova) = error.iova() else { return self.refused(reason) };
-        let named = (0..).map_while(|index| data.segment_at(index, read)).position(|segment| {
+        let segment = |index| match read {
+            true => Payload::<FromDevice>::segment(payload, index),
+            false => Payload::<ToDevice>::segment(payload, index),
+        };
+        let named = (0..).map_while(segment).position(|segment| {
             segment.iova == iova || segment.iova.checked_add(segment.len) == Some(iova)
         });
         let piece = memory.pieces().nth(named.unwrap_or(0));
@@ -284,5 +352,16 @@ impl pf_queue_t {
             Reject::OtherDomain => Failure::new(ENXIO, reason.to_string()),
             _ => Failure::new(EINVAL, reason.to_string()),
         }
+    }
+}
+
+/// Returns why the loop has not begun a request.
+#[cold]
+fn not_begun(refusal: &Refusal) -> Failure {
+    match refusal {
+        Refusal::Map { error, .. } => Failure::from(error),
+        // As many flushes are late.
+        Refusal::Depth { .. } | Refusal::Slots { .. } => fail!(EAGAIN, "{refusal}"),
+        _ => fail!(EINVAL, "{refusal}"),
     }
 }

@@ -19,6 +19,7 @@ use pinfold_nvme_model::{
 };
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
+use std::time::Instant;
 
 const BLOCK: usize = 4096;
 const COUNT: usize = 8;
@@ -141,6 +142,13 @@ impl Program {
         }
         assert_eq!(pf_queue_wait(self.queue, 0), 0);
         found.into_iter().flatten().collect()
+    }
+
+    /// Gives the queue a loop with that limit for a flush.
+    fn limit_flushes(&self, protect: u32, flush: Duration) {
+        let mut queue = QUEUES.get_mut(self.queue).unwrap();
+        let depth = queue.queue.depth();
+        queue.requests = requests_of(&queue.lease.device, protect, depth, flush).unwrap();
     }
 
     fn free(&self) -> c_int {
@@ -311,7 +319,32 @@ fn strict_and_batch_need_one_flush_for_what_a_call_finds() {
     }
 }
 
-/// The flush never completes: its requests are reported as lost, and the domain has the memory.
+/// The flush is later than its limit: its request is reported once, as late, and the memory is in
+/// use until the flush has completed.
+#[test]
+fn the_memory_of_a_late_request_is_free_when_its_flush_has_completed() {
+    for protect in PER_REQUEST {
+        let flush_cost = Duration::from_secs(1);
+        let core = Domain::soft_with(SoftConfig { flush_cost, ..SoftConfig::default() }).unwrap();
+        let program = Program::on(core, protect, Config::default(), |_| {});
+        program.limit_flushes(protect, Duration::from_millis(50));
+        let since = Instant::now();
+        assert_eq!(program.submit(PF_READ, 1), 1);
+        assert_eq!(program.reports(1), [(-ETIMEDOUT, PF_LOST | PF_LATE)], "{protect}");
+        let mut freed = program.free();
+        while freed == -EBUSY {
+            assert_eq!(pf_queue_wait(program.queue, 1_000_000), 0, "reported twice");
+            freed = program.free();
+        }
+        assert_eq!(freed, 0);
+        assert!(since.elapsed() >= flush_cost, "{protect}: freed before its flush");
+        // SAFETY: null is allowed.
+        let memory = unsafe { pf_alloc(program.arena, COUNT * BLOCK, null_mut()) };
+        Program { memory, ..program }.end();
+    }
+}
+
+/// The flush never completes: its requests are reported as late, and the domain has the memory.
 #[test]
 fn a_flush_that_hangs_keeps_the_memory_of_its_requests() {
     for protect in PER_REQUEST {
@@ -319,9 +352,9 @@ fn a_flush_that_hangs_keeps_the_memory_of_its_requests() {
         let config = SoftConfig { hang_from: Some(1), timeout, ..SoftConfig::default() };
         let core = Domain::soft_with(config).unwrap();
         let program = Program::on(core, protect, Config::default(), |_| {});
-        QUEUES.get_mut(program.queue).unwrap().flush_limit = Duration::from_millis(200);
+        program.limit_flushes(protect, Duration::from_millis(200));
         assert_eq!(program.submit(PF_READ, 2), 2);
-        assert_eq!(program.reports(2), [(-ETIMEDOUT, PF_LOST); 2], "{protect}");
+        assert_eq!(program.reports(2), [(-ETIMEDOUT, PF_LOST | PF_LATE); 2], "{protect}");
         assert_eq!(program.free(), -EBUSY);
         assert!(message().contains("2 mappings or requests"), "{}", message());
         assert_eq!(pf_queue_destroy(program.queue), 0);

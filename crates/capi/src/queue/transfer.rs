@@ -1,5 +1,5 @@
-//! [`Data`]: the memory of a request as its device gets it, and [`Attempt`], the request at its
-//! controller.
+//! The memory of a request as its device gets it, [`Scattered`] or [`Fixed`], and [`Attempt`], the
+//! request at its controller.
 //!
 //! A C program names memory by iovecs. Each becomes a [`Span`], which keeps the allocation that it
 //! is in counted as used for as long as a device may reach it: `pf_free` refuses it meanwhile.
@@ -8,12 +8,13 @@ use crate::failure::{Failure, fail};
 use crate::owner::no_room;
 use crate::region::Span;
 use crate::trace::{Site, Tracer, pf_event_kind};
-use pinfold::core::access::{Direction, FromDevice, ToDevice};
+use pinfold::core::access::Direction;
 use pinfold::core::addr::Segment;
-use pinfold::core::domain::{DomainId, DomainLocal, MapError, Mapping, Payload, Unrevoked};
+use pinfold::core::domain::{DomainId, Payload};
 use pinfold::core::frame::Frame;
+use pinfold::requests::Lent;
 use pinfold::{DmaMemory, Iova, Pinned};
-use pinfold_nvme::driver::{Completion, InFlight, Outcome, Quarantined};
+use pinfold_nvme::driver::{CommandError, Completion, InFlight, Outcome, Quarantined};
 
 /// The parts of one entry of a request's `iov`, which need no allocation, or of several.
 pub(crate) enum Parts<T> {
@@ -147,69 +148,25 @@ impl Fixed {
     }
 }
 
-/// The memory of a request, mapped for it.
-pub(crate) enum Data {
-    /// Mapped for its lifetime.
-    Fixed(Fixed),
-    /// The device writes it.
-    Read(Mapping<Scattered, FromDevice>),
-    /// The device reads it.
-    Write(Mapping<Scattered, ToDevice>),
-}
-
-impl Data {
-    /// Maps memory for a request that reads from the device, or that writes to it.
-    ///
-    /// # Errors
-    /// Those of the domain.
-    pub(crate) fn map(
-        memory: Scattered,
-        read: bool,
-        domain: &mut DomainLocal,
-    ) -> Result<Self, Failure> {
-        let failed = |failed: MapError<Scattered>| Failure::from(&failed.error);
-        if read {
-            domain.map(memory, FromDevice).map(Self::Read).map_err(failed)
-        } else {
-            domain.map(memory, ToDevice).map(Self::Write).map_err(failed)
-        }
+// SAFETY: the segments are of whole mappings in `domain`, which are for both directions and last
+// until the region is dropped, which each span keeps; they were computed once.
+unsafe impl<D: Direction> Payload<D> for Fixed {
+    fn segment(&self, index: usize) -> Option<Segment> {
+        self.parts.get(index).map(|(_, segment)| *segment)
     }
 
-    /// Reports an event for each part; none for memory that stays mapped.
-    pub(crate) fn report(&self, hook: Tracer, kind: pf_event_kind, site: Site) {
-        match self {
-            Self::Fixed(_) => {}
-            Self::Read(mapping) => report(mapping, hook, kind, site),
-            Self::Write(mapping) => report(mapping, hook, kind, site),
-        }
-    }
-
-    /// Returns segment `index` of what the device reads or writes.
-    pub(crate) fn segment_at(&self, index: usize, read: bool) -> Option<Segment> {
-        match read {
-            true => Payload::<FromDevice>::segment(self, index),
-            false => Payload::<ToDevice>::segment(self, index),
-        }
-    }
-
-    /// Returns what has to be revoked; memory that stays mapped is dropped.
-    pub(crate) fn into_unrevoked(self) -> Option<Unrevoked<Scattered>> {
-        match self {
-            Self::Fixed(_) => None,
-            Self::Read(mapping) => Some(mapping.into()),
-            Self::Write(mapping) => Some(mapping.into()),
-        }
+    fn domain(&self) -> Option<DomainId> {
+        Some(self.domain)
     }
 }
 
-fn report<D: Direction>(
-    mapping: &Mapping<Scattered, D>,
-    hook: Tracer,
-    kind: pf_event_kind,
-    site: Site,
-) {
-    for (index, part) in mapping.segments().enumerate() {
-        let Some(pages) = mapping.piece(index) else { return };
+/// The memory of a request, mapped for it: the loop's, while the driver has it.
+pub(crate) type Mapped = Lent<Scattered, 1>;
+
+/// Reports an event for each part.
+pub(crate) fn report(mapped: &Mapped, hook: Tracer, kind: pf_event_kind, site: Site) {
+    for (part, pages) in mapped.pieces() {
+        let Some(pages) = pages else { return };
         // Pages are mapped at multiples of their size.
         let before = usize::try_from(part.iova.raw() % Frame::BYTES).unwrap_or(0);
         let va = pages.as_ptr().as_ptr().wrapping_add(before);
@@ -217,80 +174,70 @@ fn report<D: Direction>(
     }
 }
 
-// SAFETY: the segments of `Fixed` are of whole mappings, which are for both directions and last
-// until the region is dropped, which each span keeps; they were computed once. Those of `Read` are
-// the mapping's. The other variant has none.
-unsafe impl Payload<FromDevice> for Data {
-    fn segment(&self, index: usize) -> Option<Segment> {
-        match self {
-            Self::Fixed(fixed) => fixed.parts.get(index).map(|(_, segment)| *segment),
-            Self::Read(mapping) => mapping.extent(index),
-            Self::Write(_) => None,
-        }
-    }
-
-    fn domain(&self) -> Option<DomainId> {
-        domain_of(self)
-    }
-}
-
-// SAFETY: as for the other direction, with `Write` for `Read`.
-unsafe impl Payload<ToDevice> for Data {
-    fn segment(&self, index: usize) -> Option<Segment> {
-        match self {
-            Self::Fixed(fixed) => fixed.parts.get(index).map(|(_, segment)| *segment),
-            Self::Write(mapping) => mapping.extent(index),
-            Self::Read(_) => None,
-        }
-    }
-
-    fn domain(&self) -> Option<DomainId> {
-        domain_of(self)
-    }
-}
-
-fn domain_of(data: &Data) -> Option<DomainId> {
-    match data {
-        Data::Fixed(fixed) => Some(fixed.domain),
-        Data::Read(mapping) => Payload::domain(mapping),
-        Data::Write(mapping) => Payload::domain(mapping),
-    }
-}
-
 /// A request at the controller.
 pub(crate) enum Attempt {
-    /// A read or a write.
-    Data(InFlight<Data>),
+    /// A read or a write of memory that is mapped for it.
+    Mapped(InFlight<Mapped>),
+    /// A read or a write of memory that stays mapped.
+    Fixed(InFlight<Fixed>),
     /// A flush or a discard.
     Bare(InFlight<()>),
 }
 
 /// What has become of one.
 pub(crate) enum Ended {
-    /// The controller no longer accesses the memory.
-    Completed(Option<Data>, Result<(), pinfold_nvme::driver::CommandError>),
+    /// The controller no longer accesses the memory; what was mapped for the request is returned.
+    Completed(Option<Mapped>, Result<(), CommandError>),
     /// It was given up: the controller may still access the memory.
-    Lost(Option<Quarantined<Data>>),
+    Lost(Option<Lost>),
     /// The completion is another request's.
     Foreign(Attempt),
+}
+
+/// The memory of a request that was given up.
+pub(crate) enum Lost {
+    Mapped(Quarantined<Mapped>),
+    Fixed(Quarantined<Fixed>),
+}
+
+impl Lost {
+    /// Frees the memory if the controller has been disabled since. What cannot be recovered stays
+    /// counted as used, as does what it is part of.
+    pub(crate) fn end(self) {
+        match self {
+            Self::Mapped(mapped) => drop(mapped.recover().map(Mapped::release)),
+            Self::Fixed(fixed) => drop(fixed.recover()),
+        }
+    }
 }
 
 impl Attempt {
     /// Returns the driver's number of it, below the queue's depth.
     pub(crate) fn tag(&self) -> usize {
         match self {
-            Self::Data(in_flight) => in_flight.tag(),
+            Self::Mapped(in_flight) => in_flight.tag(),
+            Self::Fixed(in_flight) => in_flight.tag(),
             Self::Bare(in_flight) => in_flight.tag(),
         }
+    }
+
+    /// Whether the controller has memory of it.
+    pub(crate) fn has_memory(&self) -> bool {
+        !matches!(self, Self::Bare(_))
     }
 
     /// Applies `completion`.
     pub(crate) fn finish(self, completion: Completion) -> Ended {
         match self {
-            Self::Data(in_flight) => match in_flight.finish(completion) {
+            Self::Mapped(in_flight) => match in_flight.finish(completion) {
                 Outcome::Completed { payload, result } => Ended::Completed(Some(payload), result),
-                Outcome::TimedOut(payload) => Ended::Lost(Some(payload)),
-                Outcome::Foreign(in_flight, _) => Ended::Foreign(Self::Data(in_flight)),
+                Outcome::TimedOut(payload) => Ended::Lost(Some(Lost::Mapped(payload))),
+                Outcome::Foreign(in_flight, _) => Ended::Foreign(Self::Mapped(in_flight)),
+            },
+            Self::Fixed(in_flight) => match in_flight.finish(completion) {
+                Outcome::Completed { result, .. } => Ended::Completed(None, result),
+                Outcome::TimedOut(payload) => Ended::Lost(Some(Lost::Fixed(payload))),
+                Outcome::Foreign(in_flight, _) => Ended::Foreign(Self::Fixed(in_flight)),
             },
             Self::Bare(in_flight) => match in_flight.finish(completion) {
                 Outcome::Completed { result, .. } => Ended::Completed(None, result),
