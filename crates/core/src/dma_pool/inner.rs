@@ -77,7 +77,7 @@ impl Growth {
     }
 
     /// The bytes of the pool's tables and states.
-    #[cfg(feature = "bench-internals")]
+    #[cfg(any(feature = "bench-internals", all(test, not(loom))))]
     pub(super) fn metadata_bytes(&self) -> usize {
         self.state.lock().kept.metadata_bytes()
     }

@@ -370,7 +370,7 @@ impl Depot {
     }
 
     /// The bytes that it and its owners have allocated.
-    #[cfg(feature = "bench-internals")]
+    #[cfg(any(feature = "bench-internals", all(test, not(loom))))]
     pub(super) fn metadata_bytes(&self) -> usize {
         let owners = (self.next_owner as usize).saturating_sub(self.free_owners.len());
         let of_owners = owners * if self.cap.two { 2 } else { 1 };

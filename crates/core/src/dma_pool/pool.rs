@@ -370,7 +370,7 @@ impl DmaPool {
     }
 
     /// Returns how many bytes the pool's own state takes.
-    #[cfg(feature = "bench-internals")]
+    #[cfg(any(feature = "bench-internals", all(test, not(loom))))]
     pub fn metadata_bytes(&self) -> usize {
         size_of::<Inner>() + self.0.growth.metadata_bytes() + self.0.depot.lock().metadata_bytes()
     }

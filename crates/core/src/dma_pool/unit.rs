@@ -503,7 +503,7 @@ pub(super) struct Kept {
 
 impl Kept {
     /// The bytes of the tables and states.
-    #[cfg(feature = "bench-internals")]
+    #[cfg(any(feature = "bench-internals", all(test, not(loom))))]
     pub(super) fn metadata_bytes(&self) -> usize {
         let units = self.batches.iter().flat_map(|batch| &batch.units);
         let units = units

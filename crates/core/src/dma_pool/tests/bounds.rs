@@ -2,6 +2,8 @@
 
 use super::subject::{Pool, limited};
 use super::{heap, pool};
+use crate::dma_pool::ChunkSource;
+use crate::frame::Order;
 use crate::testing::Random;
 
 /// The most free blocks of 64 bytes that an owner keeps.
@@ -145,4 +147,34 @@ fn an_active_owner_returns_what_it_caches_when_another_is_refused() {
     let mut newest = pool.local();
     free(&mut newest, 600);
     assert_eq!(pool.stats().cached, 689, "the newest one has not");
+}
+
+/// As the builder says: a byte for each block that fits in a unit of 2 MiB, and little more, for
+/// each unit that the pool ever had a chunk in.
+#[test]
+fn what_a_pool_takes_is_bounded_by_the_units_of_its_chunks() {
+    const UNIT: usize = 2 << 20;
+    /// What owners' caches and lists take, of few blocks.
+    const LISTS: usize = 16 << 10;
+    for size in [16, 48, 64, 4096] {
+        let heap = heap(64);
+        heap.largest.store(0, std::sync::atomic::Ordering::Relaxed);
+        let pool = pool(&heap, size);
+        let mut owner = pool.local();
+        let states = UNIT / size + 4 * (UNIT / 4096) + 200;
+        let before = pool.metadata_bytes();
+        for units in 1..=3 {
+            // Small chunks, which fill a unit in the order of their addresses.
+            let block = owner.alloc_raw().unwrap();
+            let took = pool.metadata_bytes() - before;
+            assert!(took <= units * states + LISTS, "{took} bytes for {units} units, size {size}");
+            assert!(took > 0);
+            owner.free_raw(block).unwrap();
+            pool.shrink();
+            // The next chunk is in the next unit.
+            let frame = heap.acquire(Order::PAGE).unwrap();
+            let left = (frame.index() + 1).next_multiple_of(512) - (frame.index() + 1);
+            (0..left).for_each(|_| _ = heap.acquire(Order::PAGE).unwrap());
+        }
+    }
 }
