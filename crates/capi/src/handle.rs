@@ -485,10 +485,8 @@ mod tests {
             // SAFETY: the struct is this thread's and outlives the call.
             let got = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
             assert_eq!(got, 0);
-            std::time::Duration::new(
-                u64::try_from(time.tv_sec).unwrap(),
-                u32::try_from(time.tv_nsec).unwrap(),
-            )
+            let (seconds, nanoseconds) = (time.tv_sec.try_into(), time.tv_nsec.try_into());
+            std::time::Duration::new(seconds.unwrap(), nanoseconds.unwrap())
         };
         std::thread::scope(|scope| {
             let (table, checking) = (&table, &checking);
