@@ -283,3 +283,15 @@ fn a_run_that_cannot_be_claimed_as_a_whole_is_given_back() {
     let left = std::iter::from_fn(|| zone.alloc(Order::PAGE).ok()).count();
     assert_eq!(left, 3 * 512 - 1);
 }
+
+/// No caller looks there without its hint: the region of the last claim is another one.
+#[test]
+fn the_first_region_is_found_when_it_alone_is_whole() {
+    let zone = Zone::with_watermarks(1024, Watermarks::NONE).unwrap();
+    let first = zone.alloc(Order::HUGE).unwrap();
+    assert_eq!(first.index(), 0);
+    let rest = std::iter::from_fn(|| zone.alloc(Order::PAGE).ok()).count();
+    assert_eq!(rest, 512);
+    zone.free(first, Order::HUGE).unwrap();
+    assert_eq!(zone.alloc(Order::PAGE).map(|frame| frame.index() / 512), Ok(0));
+}

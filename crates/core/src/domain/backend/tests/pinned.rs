@@ -243,6 +243,23 @@ fn a_map_without_table_pages_closes_idle_windows_of_its_owner_first() {
     drop((long, longer));
 }
 
+/// A backend that cannot tell when a flush completes wakes at once: the task polls again.
+#[test]
+fn a_backend_without_a_wake_of_its_own_wakes_at_once() {
+    struct Woken(AtomicU64);
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let (_unit, domain) = domain(8, Scattered { hangs: true.into(), ..Scattered::default() });
+    let revoked = domain.map(Nowhere(1), FromDevice).unwrap().revoke();
+    let woken = Arc::new(Woken(AtomicU64::new(0)));
+    revoked.wake(&Arc::clone(&woken).into());
+    assert_eq!(woken.0.load(Ordering::SeqCst), 1);
+    drop(revoked.quiesced());
+}
+
 /// In caching mode a map through a pin waits for its flush too.
 #[test]
 fn a_map_through_a_pin_waits_in_caching_mode() {
