@@ -661,6 +661,26 @@ fn loom_a_region_is_found_while_it_is_reserved() {
     });
 }
 
+/// The same where the owner goes on to claim a frame of it, which moves it between the sets.
+#[test]
+fn loom_a_region_is_found_while_its_owner_claims_there() {
+    model(|| {
+        let zone = Model::with_slots(1024, 1);
+        // The region of the first claim, where a caller looks without hints.
+        zone.alloc(Order::HUGE).unwrap();
+        let other = thread::spawn({
+            let zone = zone.clone();
+            move || {
+                let mut local = zone.local();
+                let frame = local.alloc(Order::PAGE).unwrap();
+                zone.touch(frame, 1);
+            }
+        });
+        assert!(zone.alloc(Order::PAGE).is_ok(), "over 400 frames are free");
+        other.join().unwrap();
+    });
+}
+
 /// A part of a run of 2 MiB is freed while a wrong free of that part, which is refused, sets the
 /// bits of the region: the part is found.
 #[test]
