@@ -34,11 +34,13 @@ impl<B: Bus> Engine<B> {
     /// Executes commands until the controller is dropped.
     ///
     /// Idle, it spins for a moment, since the next doorbell is often near, then yields, then
-    /// sleeps.
+    /// sleeps. It yields only while its sleeps are short: where doorbells are far apart, as those
+    /// of large requests, that would take the processor from the program which fills them.
     pub(crate) fn run(mut self) {
         const SPINS: u32 = 200;
         const YIELDS: u32 = 400;
-        let mut idle = 0u32;
+        const SHORT_SLEEP: Duration = Duration::from_micros(50);
+        let (mut idle, mut sleeps_are_short) = (0u32, true);
         let mut last_work = Instant::now();
         while !self.registers.stop.load(Ordering::Acquire) {
             if self.step() {
@@ -51,7 +53,7 @@ impl<B: Bus> Engine<B> {
             idle = idle.saturating_add(1);
             if idle < SPINS {
                 std::hint::spin_loop();
-            } else if idle < YIELDS {
+            } else if idle < YIELDS && sleeps_are_short {
                 std::thread::yield_now();
             } else {
                 let limit = match self.registers.is_shared() {
@@ -60,7 +62,9 @@ impl<B: Bus> Engine<B> {
                     true => LONG_SCAN_SLEEP,
                 };
                 let limit = self.next_due().map_or(limit, |due| due.min(limit));
+                let begun = Instant::now();
                 self.registers.clone().park(limit, || self.step());
+                sleeps_are_short = begun.elapsed() < SHORT_SLEEP;
                 idle = SPINS;
             }
         }
