@@ -31,6 +31,18 @@ static struct pool *pool_of(const struct rte_mempool *mempool) {
     return likely(door != NULL && door->process == this_process) ? door->pool : NULL;
 }
 
+/* Refuses an operation on a pool of another process. DPDK ignores that a free was refused, so the
+ * log says it: the first hundred times. */
+static int refuse_other_process(const struct rte_mempool *mempool, const char *operation) {
+    static unsigned int told;
+    if (__atomic_fetch_add(&told, 1, __ATOMIC_RELAXED) < 100) {
+        report_error(mempool, operation,
+                     "refused: the pool's state is in its primary process; pools that secondary "
+                     "processes use need a driver of DPDK's");
+    }
+    return -EPERM;
+}
+
 /* The caller of the operation: the function that DPDK's inline functions are compiled into. */
 static place_t place_of(const void *caller) {
     return ((uintptr_t)caller & ((1ull << 48) - 1)) | (uint64_t)(rte_lcore_id() + 1) << 48;
@@ -129,7 +141,7 @@ static int take_from_all(struct pool *pool, void **objects, unsigned int n) {
 static int pinfold_dequeue(struct rte_mempool *mempool, void **objects, unsigned int n) {
     struct pool *pool = pool_of(mempool);
     if (unlikely(pool == NULL)) {
-        return -EPERM;
+        return refuse_other_process(mempool, "dequeue");
     }
     place_t place = place_of(__builtin_return_address(0));
     struct lane *lane = lane_enter(pool);
@@ -155,7 +167,7 @@ static int pinfold_dequeue(struct rte_mempool *mempool, void **objects, unsigned
 static int pinfold_enqueue(struct rte_mempool *mempool, void *const *objects, unsigned int n) {
     struct pool *pool = pool_of(mempool);
     if (unlikely(pool == NULL)) {
-        return -EPERM;
+        return refuse_other_process(mempool, "enqueue");
     }
     place_t place = place_of(__builtin_return_address(0));
     pf_block_t blocks[BATCH];
@@ -240,7 +252,7 @@ static int pinfold_populate(struct rte_mempool *mempool, unsigned int most, void
                             void *arg) {
     struct pool *pool = pool_of(mempool);
     if (pool == NULL) {
-        return -EPERM;
+        return refuse_other_process(mempool, "populate");
     }
     /* No lcore takes an object before it has its header. */
     lanes_lock(pool);

@@ -366,6 +366,28 @@ static void forked(void) {
     CHECK(strcmp(printed(), "") == 0);
 }
 
+/* What a secondary process sees of a pool, with a number of another process in its shared part:
+ * nothing is taken or freed, and the log says so. */
+static void other_process(void) {
+    struct rte_mempool *pool = empty("shared", 10, 64, 0, 0);
+    CHECK(rte_mempool_populate_default(pool) == 10);
+    void *object, *other;
+    CHECK(rte_mempool_get(pool, &object) == 0);
+    uint64_t *process = pool->pool_data;
+    *process += 1;
+    CHECK(rte_mempool_get(pool, &other) == -EPERM);
+    CHECK(strstr(printed(), "pool shared: dequeue: refused") != NULL);
+    rte_mempool_put(pool, object);
+    CHECK(strstr(printed(), "pool shared: enqueue: refused") != NULL);
+    CHECK(rte_mempool_avail_count(pool) == 0);
+    *process -= 1;
+    CHECK(rte_mempool_avail_count(pool) == 9);
+    rte_mempool_put(pool, object);
+    CHECK(rte_mempool_avail_count(pool) == 10);
+    rte_mempool_free(pool);
+    CHECK(strcmp(printed(), "") == 0);
+}
+
 int main(int argc, char **argv) {
     CHECK(rte_eal_init(argc, argv) >= 0);
     CHECK(rte_lcore_count() >= 2);
@@ -375,6 +397,7 @@ int main(int argc, char **argv) {
     threads();
     wrong_frees();
     forked();
+    other_process();
     rte_openlog_stream(NULL);
     puts("ok");
     return 0;
