@@ -183,7 +183,11 @@ impl Watch {
         let state = self.state();
         for ((queue, _), command) in &state.in_flight {
             if let Some(used) = command.memory.iter().find(|used| used.overlaps(&span)) {
-                let text = format!("{span} is unmapped while a command in flight uses {used}");
+                let text = if *used == span {
+                    format!("{span} is unmapped while a command in flight uses it")
+                } else {
+                    format!("{span} is unmapped while a command in flight uses {used}")
+                };
                 let (queue, command) = (*queue, command.command);
                 self.add(&findings::UNMAP_IN_FLIGHT, text, || {
                     vec![describe(queue, &command), format!("unmapped by {}", site.describe())]

@@ -84,8 +84,9 @@ fn protection_is_measured_with_its_accounts_apart() {
     let strict = ["strict", "linux-strict"].map(|subject| figure(subject, "waits/op"));
     assert!(strict.iter().all(|&waits| waits > 1.5 || waits == 0.0), "{strict:?}");
     let most = strict.into_iter().fold(0.0, f64::max);
-    // A short run may end before the first flush of those that gather.
-    assert!(figure("batch", "waits/op") < most);
+    // A short run may end before the first flush of those that gather, or before any wait.
+    let batch = figure("batch", "waits/op");
+    assert!(batch < most || most == 0.0 && batch <= 1.0, "{batch} of {most}");
     assert_eq!((figure("static", "waits/op"), figure("none", "waits/op")), (0.0, 0.0));
     // A flush may complete before a thread that is interrupted looks: a wait may take no time.
     let waited = ["static", "none"].map(|subject| figure(subject, "ns waited/op"));

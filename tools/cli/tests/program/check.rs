@@ -84,6 +84,8 @@ macro_rules! planted {
             let tested = [$($id),*, "foreign-caller"];
             for kind in pinfold_check::KINDS {
                 assert!(tested.contains(&kind.id), "{}", kind.id);
+                let page = include_str!("../../../../docs/check.md");
+                assert!(page.contains(&format!("| `{}` | {} |", kind.id, kind.severity)));
             }
         }
     };
