@@ -32,7 +32,8 @@ fn engine_model(port: &Port, submit: &Receiver<Iova>) -> Result<(), Fault> {
 }
 
 use pinfold::dma_pool::{Block, Local as PoolLocal};
-use pinfold::{Arena, Buffer, DmaPool, Domain, DomainLocal, FromDevice, Mapping, ToDevice};
+use pinfold::requests::{End, Ended, Limits, Policy, Requests, Token};
+use pinfold::{Access, Arena, Buffer, DmaPool, Domain};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -40,23 +41,17 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 type Submit = Box<dyn FnMut(Iova) -> Outcome<()> + Send>;
 
 struct Driver {
-    domain: DomainLocal,
+    requests: Requests<Buffer, 2>,
     descriptors: PoolLocal,
     submit: Submit,
-    in_flight: Vec<Request>,
-}
-
-struct Request {
-    descriptor: Block,
-    source: Mapping<Buffer, ToDevice>,
-    target: Mapping<Buffer, FromDevice>,
+    in_flight: Vec<(Token, Block)>,
 }
 
 impl Driver {
     fn new(domain: &Domain, arena: &Arena, submit: Submit) -> Outcome<Self> {
         let pool = DmaPool::builder("descriptors").block(32).align(32).build(arena)?;
-        let (domain, descriptors) = (domain.local(), pool.local());
-        Ok(Self { domain, descriptors, submit, in_flight: Vec::new() })
+        let requests = Requests::new(domain, Policy::Batch, 32, Limits::default())?;
+        Ok(Self { requests, descriptors: pool.local(), submit, in_flight: Vec::new() })
     }
 }
 
@@ -64,47 +59,52 @@ impl Driver {
     fn submit(&mut self, source: Buffer, target: Buffer) -> Outcome<()> {
         let length = u32::try_from(source.len().min(target.len()))?;
         let descriptor = self.descriptors.alloc_zeroed()?;
-        let source = self.domain.map(source, ToDevice)?;
-        let target = self.domain.map(target, FromDevice)?;
+        let token = self.requests.begin([(source, Access::READ), (target, Access::WRITE)])?;
         let memory = descriptor.memory();
-        memory.write_u64(SOURCE, source.iova().start().raw().to_le())?;
-        memory.write_u64(TARGET, target.iova().start().raw().to_le())?;
+        for (at, segment) in [SOURCE, TARGET].into_iter().zip(self.requests.segments(token)?) {
+            memory.write_u64(at, segment.iova.raw().to_le())?;
+        }
         memory.write_u32(LENGTH, length.to_le())?;
-        let address = descriptor.iova();
-        self.in_flight.push(Request { descriptor, source, target });
-        (self.submit)(address)
+        if let Err(error) = (self.submit)(descriptor.iova()) {
+            drop(self.requests.refused(token)?); // the buffers, which the engine has not seen
+            return Err(error);
+        }
+        self.in_flight.push((token, descriptor));
+        Ok(())
     }
 }
 
-use pinfold::{Unrevoked, WaitLimit};
 use std::time::{Duration, Instant};
 
 impl Driver {
-    /// Returns the buffers of completed requests: a source, its target, the next source ...
-    fn poll(&mut self) -> Outcome<Vec<Buffer>> {
-        let (mut mappings, mut revoked, mut index) = (Vec::new(), Vec::new(), 0);
-        while let Some(request) = self.in_flight.get(index) {
-            match u32::from_le(request.descriptor.memory().load_acquire_u32(STATUS)?) {
+    /// Says which requests have completed, and appends those whose buffers come back.
+    fn poll(&mut self, ended: &mut Vec<Ended<Buffer, 2>>) -> Outcome<()> {
+        let mut index = 0;
+        while let Some((token, descriptor)) = self.in_flight.get(index) {
+            match u32::from_le(descriptor.memory().load_acquire_u32(STATUS)?) {
                 0 => index += 1,
                 DONE => {
-                    let request = self.in_flight.remove(index);
-                    self.descriptors.free(request.descriptor);
-                    mappings.extend([Unrevoked::from(request.source), request.target.into()]);
+                    self.requests.completed(*token)?;
+                    self.descriptors.free(self.in_flight.remove(index).1);
                 }
                 _ => return Err("the engine could not reach a buffer".into()),
             }
         }
-        self.domain.revoke_many(mappings, &mut revoked);
-        // A driver can submit further requests here, while the flush is under way.
-        let limit = WaitLimit::within(Duration::from_secs(1));
-        self.domain.wait_many_for(revoked, limit).map(|buffer| Ok(buffer?)).collect()
+        self.requests.poll(ended);
+        Ok(())
     }
 
-    /// Polls until all requests have completed, for 10 s at most.
+    /// Polls until all buffers have come back, for 10 s at most: a source, its target, the next ...
     fn complete_all(&mut self) -> Outcome<Vec<Buffer>> {
-        let (mut buffers, start) = (Vec::new(), Instant::now());
-        while !self.in_flight.is_empty() {
-            buffers.extend(self.poll()?);
+        let (mut buffers, mut ended, start) = (Vec::new(), Vec::new(), Instant::now());
+        while self.requests.in_flight() + self.requests.held() > 0 {
+            self.poll(&mut ended)?;
+            for request in ended.drain(..) {
+                match request.end {
+                    End::Quiesced => buffers.extend(request.payloads.into_iter().flatten()),
+                    End::Late(error) | End::Lost(error) => return Err(error.into()),
+                }
+            }
             if start.elapsed() > Duration::from_secs(10) {
                 return Err("the engine did not complete in 10 s".into());
             }
@@ -129,7 +129,8 @@ fn with_model() -> Outcome<()> {
         driver.submit(source, arena.alloc(4096)?)?;
     }
     let rogue = bus.port();
-    let kept = driver.in_flight.last().ok_or("eight are in flight")?.target.iova().start();
+    let (last, _) = driver.in_flight.last().ok_or("eight are in flight")?;
+    let kept = driver.requests.segments(*last)?.nth(1).ok_or("a source and a target")?.iova;
     rogue.write(kept, &[8; 16])?; // what the engine copies there
 
     let thread = std::thread::spawn(move || driver.complete_all());
@@ -144,20 +145,42 @@ fn with_model() -> Outcome<()> {
     Ok(())
 }
 
+impl Driver {
+    /// Returns the buffers of all requests after a reset of the engine.
+    fn after_reset(&mut self) -> Outcome<Vec<Buffer>> {
+        self.requests.stopped();
+        self.in_flight.drain(..).for_each(|(_, descriptor)| self.descriptors.free(descriptor));
+        self.complete_all()
+    }
+}
+
 fn limits() -> Outcome<()> {
-    // An IOMMU that hangs at its first flush.
-    let domain = Domain::soft_with(SoftConfig { hang_from: Some(1), ..SoftConfig::default() })?;
+    let domain = Domain::soft()?;
     let arena = Arena::builder().size(4 << 20).build(&domain)?;
     let refused = arena.alloc(8 << 20).err().ok_or("the arena has 4 MiB")?;
     println!("{refused}");
 
-    let mut owner = domain.local();
-    let mapping = owner.map(arena.alloc(4096)?, FromDevice)?;
-    let revoked = owner.revoke(mapping);
-    let limit = WaitLimit::within(Duration::from_millis(20));
-    let late = owner.wait_for(revoked, limit).err().ok_or("the flush hangs")?;
-    println!("{}", late.error);
-    drop(late.revoked); // or keep it, and wait again
+    // An engine that never answers.
+    let mut driver = Driver::new(&domain, &arena, Box::new(|_| Ok(())))?;
+    driver.submit(arena.alloc(4096)?, arena.alloc(4096)?)?;
+    println!("{} buffers came back", driver.after_reset()?.len());
+
+    // An IOMMU that hangs at its first flush.
+    let domain = Domain::soft_with(SoftConfig { hang_from: Some(1), ..SoftConfig::default() })?;
+    let arena = Arena::builder().size(4 << 20).build(&domain)?;
+    let limits = Limits { flush: Duration::from_millis(20), ..Limits::default() };
+    let mut requests = Requests::<_, 1>::new(&domain, Policy::Strict, 1, limits)?;
+    let token = requests.begin([(arena.alloc(4096)?, Access::WRITE)])?;
+    requests.completed(token)?;
+    let mut ended = Vec::new();
+    requests.poll(&mut ended);
+    assert_eq!((ended.len(), requests.late()), (1, 1));
+    for request in ended {
+        if let End::Late(error) = request.end {
+            println!("{error}");
+        }
+    }
+    drop(requests); // or keep it, and poll again
     assert_eq!((domain.stats().deferred, domain.stats().quarantined), (1, 0));
     Ok(())
 }
