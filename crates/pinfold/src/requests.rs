@@ -85,7 +85,7 @@
 //!   calls of the driver, `poll` and `wait` allocate nothing, if the caller's `Vec` has room and the
 //!   domain needs no table page.
 //! - **A driver that takes payloads by value**, as that of an NVMe controller does, is
-//!   [lent](Requests::lend) those of a request, and gives them back with its completion.
+//!   [lent](Requests::begin_lent) those of a request, and gives them back with its completion.
 //!
 //! One thread at a time uses a loop; its calls take no lock of other threads' loops.
 //!
@@ -353,6 +353,31 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         &mut self,
         payloads: [(P, Access); M],
     ) -> Result<Token, BeginError<P, M>> {
+        let parts = self.map_all(payloads)?;
+        Ok(self.slots.take(State::AtDevice(parts)))
+    }
+
+    /// Begins a request as [`begin`](Self::begin) does, and lends its payloads to a driver that takes
+    /// them by value.
+    ///
+    /// # Errors
+    /// As for `begin`.
+    #[inline]
+    pub fn begin_lent<const M: usize>(
+        &mut self,
+        payloads: [(P, Access); M],
+    ) -> Result<Lent<P, N>, BeginError<P, M>> {
+        let parts = self.map_all(payloads)?;
+        let token = self.slots.take(State::Lent { is_lost: false });
+        Ok(Lent::new(token, parts, self.id))
+    }
+
+    /// Maps all payloads of a request for which there is room.
+    #[inline(always)]
+    fn map_all<const M: usize>(
+        &mut self,
+        payloads: [(P, Access); M],
+    ) -> Result<Parts<P, N>, BeginError<P, M>> {
         const { assert!(M <= N, "more payloads than a request of this loop has") };
         if let Some(refusal) = self.no_room() {
             return Err(BeginError {
@@ -372,9 +397,10 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             }
             index += 1;
         }
-        Ok(self.slots.take(parts))
+        Ok(parts)
     }
 
+    #[inline]
     fn no_room(&self) -> Option<Refusal> {
         if self.in_flight() >= self.depth {
             return Some(Refusal::Depth { depth: self.depth });
@@ -383,7 +409,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         self.slots.is_full().then_some(Refusal::Slots { slots, in_flight, lost })
     }
 
-    #[inline]
+    #[inline(always)]
     fn map(
         &mut self,
         payload: P,
@@ -442,15 +468,6 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             State::Lent { .. } => Err(TokenError::Lent { token }),
             State::Free | State::Ended => Err(TokenError::Ended { token }),
         }
-    }
-
-    /// Lends the payloads of a request at the device to a driver that takes them by value.
-    ///
-    /// # Errors
-    /// [`TokenError`]: it is not at the device, or is lost, or they are lent already.
-    #[inline]
-    pub fn lend(&mut self, token: Token) -> Result<Lent<P, N>, TokenError> {
-        self.slots.lend(token).map(|parts| Lent::new(token, parts, self.id))
     }
 
     /// Takes the payloads of a request back from its driver, before that says how it ended.

@@ -242,10 +242,9 @@ impl pf_queue_t {
             return self.transfer_fixed(token, fixed, memory, read, at);
         }
         let access = if read { Access::WRITE } else { Access::READ };
-        let begun = self.requests.begin([(Scattered::new(spans, id)?, access)]);
-        let token = begun.map_err(|BeginError { refusal, .. }| not_begun(&refusal))?;
-        // It was begun for this call, so it can be lent.
-        let lent = self.requests.lend(token).map_err(|error| fail!(EIO, "{error}"))?;
+        let begun = self.requests.begin_lent([(Scattered::new(spans, id)?, access)]);
+        let lent = begun.map_err(|BeginError { refusal, .. }| not_begun(&refusal))?;
+        let token = lent.token();
         let tracer = hook();
         if let Some(tracer) = tracer {
             report(&lent, tracer, pf_event_kind::PF_EVENT_MAP, site);

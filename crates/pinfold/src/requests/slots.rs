@@ -163,17 +163,16 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
 
     /// Uses a free slot for a request at the device. Only where one [is free](Self::is_full).
     #[inline(always)]
-    pub(super) fn take(&mut self, parts: Parts<P, N>) -> Token {
-        let requests = self.requests;
+    pub(super) fn take(&mut self, state: State<P, N>) -> Token {
+        // Where none is free, as cannot be, what `state` holds is dropped, and its token is refused.
         let slot = self.free.pop().unwrap_or(u32::MAX);
-        // `free` has numbers of slots only; without one the request is quarantined, not forgotten.
-        let Some(at) = self.all.get_mut(slot as usize) else {
-            parts.quarantine();
-            return Token { requests, slot, generation: u64::MAX };
-        };
-        at.state = State::AtDevice(parts);
-        self.in_flight += 1;
-        Token { requests, slot, generation: at.generation }
+        let mut generation = u64::MAX;
+        if let Some(at) = self.all.get_mut(slot as usize) {
+            at.state = state;
+            generation = at.generation;
+            self.in_flight += 1;
+        }
+        Token { requests: self.requests, slot, generation }
     }
 
     /// Returns the slot of a request that has not been returned.
@@ -252,23 +251,6 @@ impl<P: Pinned, const N: usize> Slots<P, N> {
                 std::mem::replace(&mut at.state, State::Ended)
             {
                 each(Token { requests, slot, generation: at.generation }, parts);
-            }
-        }
-    }
-
-    /// Takes out the payloads of a request at the device, for its driver.
-    #[inline(always)]
-    pub(super) fn lend(&mut self, token: Token) -> Result<Parts<P, N>, TokenError> {
-        let slot = self.slot_mut(token)?;
-        match std::mem::replace(&mut slot.state, State::Lent { is_lost: false }) {
-            State::AtDevice(parts) => Ok(parts),
-            lent @ State::Lent { .. } => {
-                slot.state = lent;
-                Err(TokenError::Lent { token })
-            }
-            other @ (State::Free | State::Lost(_) | State::Ended) => {
-                slot.state = other;
-                Err(TokenError::Ended { token })
             }
         }
     }

@@ -222,7 +222,6 @@ fn tokens_are_refused_by_other_loops_and_after_the_end() {
     assert_eq!(other.completed(token), Err(foreign));
     assert_eq!(other.lost(token), Err(foreign));
     assert_eq!(other.refused(token).map(drop), Err(foreign));
-    assert_eq!(other.lend(token).map(drop), Err(foreign));
     assert_eq!(other.segments(token).map(drop), Err(foreign));
     assert_eq!((requests.in_flight(), other.in_flight()), (1, 1));
     requests.completed(token).unwrap();
@@ -232,7 +231,6 @@ fn tokens_are_refused_by_other_loops_and_after_the_end() {
         assert_eq!(requests.completed(token), Err(over), "{step}");
         assert_eq!(requests.lost(token), Err(over));
         assert_eq!(requests.refused(token).map(drop), Err(over));
-        assert_eq!(requests.lend(token).map(drop), Err(over));
         assert_eq!(requests.segments(token).map(drop), Err(over));
         if step == 0 {
             assert!(polled(&mut requests).is_empty());

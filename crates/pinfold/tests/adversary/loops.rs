@@ -4,7 +4,7 @@
 use super::owner::{Owner, at};
 use super::world::{self, Kind, Live, PAGE, Tag};
 use pinfold::Buffer;
-use pinfold::requests::{BeginError, End, Ended, Limits, Policy, Refusal, Requests, Token};
+use pinfold::requests::{BeginError, End, Ended, Lent, Limits, Policy, Refusal, Requests, Token};
 use pinfold::soft::Random;
 use pinfold_core::access::Access;
 use pinfold_core::domain::Domain;
@@ -88,15 +88,15 @@ impl Owner<'_, '_> {
         let asked = parts.len();
         self.world.begin_or_end_call(self.number);
         let begun = match (parts.pop(), parts.pop()) {
-            (Some(one), Some(two)) => self.by_loop.requests.begin([one, two]).map_err(split),
-            (Some(one), None) => self.by_loop.requests.begin([one]).map_err(split),
+            (Some(one), Some(two)) => self.by_loop.requests.begin_lent([one, two]).map_err(split),
+            (Some(one), None) => self.by_loop.requests.begin_lent([one]).map_err(split),
             _ => {
                 self.world.begin_or_end_call(self.number);
                 return;
             }
         };
         match begun {
-            Ok(token) => self.publish_request(token, access),
+            Ok(lent) => self.publish_request(lent, access),
             Err((returned, Refusal::Map { error, .. })) => self.refused(asked, returned, &error),
             Err((returned, Refusal::Depth { .. } | Refusal::Slots { .. })) => {
                 if returned.len() < asked {
@@ -109,8 +109,7 @@ impl Owner<'_, '_> {
         self.world.begin_or_end_call(self.number);
     }
 
-    fn publish_request(&mut self, token: Token, access: Access) {
-        let lent = self.by_loop.requests.lend(token).unwrap();
+    fn publish_request(&mut self, lent: Lent<Buffer, 2>, access: Access) {
         let mut lives: Vec<Live> = Vec::new();
         for (segment, memory) in lent.pieces() {
             let slots = self.first_slot..self.first_slot + world::LIVE;

@@ -248,61 +248,78 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> NvmeTarget<B, R, S> {
         TargetError::Rejected { target: self.info.name.clone(), reason }
     }
 
-    /// Begins a request: maps its buffer, if its command moves data.
-    fn begin(&mut self, io: &Io, buffer: B) -> Result<(Token, Option<B>), SubmitError<B>> {
-        let access = match io.direction {
+    /// Returns the access that the controller needs to the buffer of a request; `None` if its command
+    /// moves no data.
+    fn access(&self, io: &Io) -> Option<Access> {
+        match io.direction {
             IoDirection::Read => Some(Access::WRITE),
             IoDirection::Write if io.zeroes && self.writes_zeroes => None,
             IoDirection::Write => Some(Access::READ),
             IoDirection::Trim | IoDirection::Flush => None,
-        };
-        let (buffer, refusal) = match access {
-            Some(access) => match self.requests.begin([(buffer, access)]) {
-                Ok(token) => return Ok((token, None)),
-                Err(BeginError { payloads: [buffer], refusal }) => (buffer, refusal),
-            },
-            None => match self.requests.begin([]) {
-                Ok(token) => return Ok((token, Some(buffer))),
-                Err(BeginError { refusal, .. }) => (Some(buffer), refusal),
-            },
-        };
+        }
+    }
+
+    /// Returns the first block of a request, and how many it has.
+    fn blocks(&self, io: &Io) -> (u64, u32) {
+        let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
+        (slba, u32::try_from(io.len.div_ceil(self.info.block)).unwrap_or(u32::MAX))
+    }
+
+    /// Returns why the loop has not begun a request.
+    #[cold]
+    fn not_begun(&self, buffer: Option<B>, refusal: Refusal) -> SubmitError<B> {
         let target = self.info.name.clone();
         let error = match refusal {
             Refusal::Map { error, .. } => TargetError::Domain { target, error },
             refusal => TargetError::Begin { target, refusal },
         };
-        Err(SubmitError { buffer, error })
+        SubmitError { buffer, error }
     }
 
-    /// Submits a request to the driver.
-    ///
-    /// # Errors
-    /// The driver's reason; it has nothing of the request.
-    fn start(&mut self, io: &Io, token: Token, moves_data: bool) -> Result<Attempt<B>, Reject> {
-        let (queue, nsid) = (&mut self.queue, self.namespace.nsid);
-        let slba = io.offset >> self.namespace.block_bytes.trailing_zeros();
-        let blocks = u32::try_from(io.len.div_ceil(self.info.block)).unwrap_or(u32::MAX);
-        if !moves_data {
-            let submitted = match io.direction {
-                IoDirection::Flush => queue.flush(nsid),
-                IoDirection::Write => queue.write_zeroes(nsid, slba, blocks),
-                _ => queue.discard(nsid, slba, blocks),
-            };
-            let submitted = submitted.map_err(|Rejected { reason, .. }| reason);
-            return submitted.map(|in_flight| Attempt::Bare(token, in_flight));
-        }
-        // It was begun for this call, so it can be lent.
-        let lent = self.requests.lend(token).map_err(|_| Reject::NeedsReset)?;
-        let submitted = match io.direction {
-            IoDirection::Read => queue.read::<_, FromDevice>(nsid, slba, blocks, lent),
-            _ => queue.write::<_, ToDevice>(nsid, slba, blocks, lent),
+    /// Ends a request that the driver has refused, for this reason; `unmapped` is its buffer if the
+    /// loop does not have it.
+    #[cold]
+    fn refused(&mut self, token: Token, unmapped: Option<B>, reason: Reject) -> SubmitError<B> {
+        let ended = self.requests.refused(token);
+        let buffer = ended.ok().and_then(|Ended { payloads: [buffer], .. }| buffer);
+        SubmitError { buffer: buffer.or(unmapped), error: self.rejected(reason) }
+    }
+
+    /// Submits a request that moves no data to the driver.
+    fn submit_bare(&mut self, io: Io, buffer: B) -> Result<(), SubmitError<B>> {
+        let token = match self.requests.begin([]) {
+            Ok(token) => token,
+            Err(BeginError { refusal, .. }) => return Err(self.not_begun(Some(buffer), refusal)),
         };
-        let attempt = |in_flight| Attempt::Data(token, in_flight);
-        submitted.map(attempt).map_err(|Rejected { payload, reason }| {
-            // Of this loop, and lent until now.
-            let _ = self.requests.take_back(payload);
-            reason
-        })
+        let ((slba, blocks), nsid) = (self.blocks(&io), self.namespace.nsid);
+        let submitted = match io.direction {
+            IoDirection::Flush => self.queue.flush(nsid),
+            IoDirection::Write => self.queue.write_zeroes(nsid, slba, blocks),
+            _ => self.queue.discard(nsid, slba, blocks),
+        };
+        match submitted {
+            Ok(in_flight) => {
+                self.note_submitted(io, Some(buffer), Attempt::Bare(token, in_flight));
+                Ok(())
+            }
+            Err(Rejected { reason, .. }) => Err(self.refused(token, Some(buffer), reason)),
+        }
+    }
+
+    #[inline]
+    fn note_submitted(&mut self, io: Io, buffer: Option<B>, attempt: Attempt<B>) {
+        let slot = attempt.token().slot();
+        if let Some(place) = self.records.get_mut(slot) {
+            *place = Some(Record { io, buffer, error: None });
+        }
+        if let Some(place) = self.in_flight.get_mut(attempt.tag()) {
+            *place = Some(attempt);
+        }
+        self.unsubmitted.push(slot);
+        // One doorbell for many: the next poll or wait rings for the rest.
+        if self.unsubmitted.len() >= BATCH {
+            self.ring_doorbell();
+        }
     }
 
     /// Rings the doorbell for what was queued since the last one.
@@ -451,30 +468,29 @@ impl<B: Pinned, R: Registers, S: ChunkSource + Clone> Target<B> for NvmeTarget<B
     }
 
     fn submit(&mut self, Request { io, buffer }: Request<B>) -> Result<(), SubmitError<B>> {
-        let (token, unmapped) = self.begin(&io, buffer)?;
-        let attempt = match self.start(&io, token, unmapped.is_none()) {
-            Ok(attempt) => attempt,
-            Err(reason) => {
-                let ended = self.requests.refused(token);
-                let buffer = ended.ok().and_then(|Ended { payloads: [buffer], .. }| buffer);
-                return Err(SubmitError {
-                    buffer: buffer.or(unmapped),
-                    error: self.rejected(reason),
-                });
+        let Some(access) = self.access(&io) else { return self.submit_bare(io, buffer) };
+        let lent = match self.requests.begin_lent([(buffer, access)]) {
+            Ok(lent) => lent,
+            Err(BeginError { payloads: [buffer], refusal }) => {
+                return Err(self.not_begun(buffer, refusal));
             }
         };
-        if let Some(place) = self.records.get_mut(token.slot()) {
-            *place = Some(Record { io, buffer: unmapped, error: None });
+        let (token, (slba, blocks), nsid) = (lent.token(), self.blocks(&io), self.namespace.nsid);
+        let submitted = match io.direction {
+            IoDirection::Read => self.queue.read::<_, FromDevice>(nsid, slba, blocks, lent),
+            _ => self.queue.write::<_, ToDevice>(nsid, slba, blocks, lent),
+        };
+        match submitted {
+            Ok(in_flight) => {
+                self.note_submitted(io, None, Attempt::Data(token, in_flight));
+                Ok(())
+            }
+            Err(Rejected { payload, reason }) => {
+                // Of this loop, and lent until now.
+                let _ = self.requests.take_back(payload);
+                Err(self.refused(token, None, reason))
+            }
         }
-        if let Some(place) = self.in_flight.get_mut(attempt.tag()) {
-            *place = Some(attempt);
-        }
-        self.unsubmitted.push(token.slot());
-        // One doorbell for many: the next poll or wait rings for the rest.
-        if self.unsubmitted.len() >= BATCH {
-            self.ring_doorbell();
-        }
-        Ok(())
     }
 
     fn poll(&mut self, completed: &mut Vec<Completion<B>>) -> Result<(), TargetError> {

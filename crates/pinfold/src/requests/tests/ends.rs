@@ -172,7 +172,6 @@ fn a_lost_request_keeps_its_payloads_until_the_device_has_stopped() {
     requests.lost(lost).unwrap();
     assert_eq!((requests.in_flight(), requests.held()), (1, 0));
     assert_eq!(requests.lost(lost), Err(TokenError::Ended { token: lost }));
-    assert_eq!(requests.lend(lost).map(drop), Err(TokenError::Ended { token: lost }));
     let at = requests.segments(lost).unwrap().next().unwrap().iova;
     assert!(polled(&mut requests).is_empty());
     assert!(manual.is_mapped(at), "its late access must not fault in another's memory");
@@ -220,22 +219,21 @@ fn lent_payloads_go_to_the_driver_and_back() {
     let domain = &manual.domain;
     let mut requests = Requests::<_, 2>::new(domain, Policy::Strict, 2, limits(HOUR)).unwrap();
     let both = [(manual.page(), Access::WRITE), (manual.page(), Access::all())];
-    let token = requests.begin(both).unwrap();
-    let segments: Vec<Segment> = requests.segments(token).unwrap().collect();
-    let lent = requests.lend(token).unwrap();
-    assert_eq!((lent.token(), requests.in_flight()), (token, 1));
+    let lent = requests.begin_lent(both).unwrap();
+    let token = lent.token();
+    let segments: Vec<Segment> = lent.pieces().map(|(segment, _)| segment).collect();
+    assert_eq!((segments.len(), requests.in_flight()), (2, 1));
+    assert!(segments.iter().all(|segment| manual.is_mapped(segment.iova) && segment.len == 4096));
     let payload = |index| Payload::<FromDevice>::segment(&lent, index);
     assert!((0..).map_while(payload).eq(segments.iter().copied()));
     assert_eq!(Payload::<ToDevice>::segment(&lent, 0), None, "the first is not for reading");
     assert_eq!(Payload::<FromDevice>::domain(&lent), Some(domain.id()));
-    let pieces: Vec<_> = lent.pieces().map(|(segment, piece)| (segment, piece.is_some())).collect();
-    assert!(pieces.iter().map(|(segment, _)| *segment).eq(segments) && pieces.iter().all(|p| p.1));
+    assert!(lent.pieces().all(|(_, piece)| piece.is_some_and(|piece| piece.len() == 4096)));
     // Nothing is done behind the driver's back.
     let error = TokenError::Lent { token };
     assert_eq!(requests.completed(token), Err(error));
     assert_eq!(requests.refused(token).map(drop), Err(error));
     assert_eq!(requests.segments(token).map(drop), Err(error));
-    assert_eq!(requests.lend(token).map(drop), Err(error));
     requests.stopped();
     assert_eq!((requests.in_flight(), requests.held()), (1, 0));
     // Another loop does not take it.
@@ -243,6 +241,7 @@ fn lent_payloads_go_to_the_driver_and_back() {
     let lent = other.take_back(lent).unwrap_err();
     let lent = other.completed_lent(lent).unwrap_err();
     assert_eq!(requests.take_back(lent).unwrap(), token);
+    assert!(requests.segments(token).unwrap().eq(segments));
     requests.completed(token).unwrap();
     let ended = polled(&mut requests);
     assert!(ended.len() == 1 && ended[0].payloads.iter().all(Option::is_some));
@@ -255,8 +254,8 @@ fn a_lent_request_that_is_lost_comes_back_when_its_driver_recovers_it() {
     manual.oblige();
     let domain = &manual.domain;
     let mut requests = Requests::<_, 1>::new(domain, Policy::Batch, 1, limits(HOUR)).unwrap();
-    let token = begin(&mut requests, &manual);
-    let lent = requests.lend(token).unwrap();
+    let lent = requests.begin_lent([(manual.page(), Access::READ)]).unwrap();
+    let token = lent.token();
     requests.lost(token).unwrap();
     assert_eq!(requests.lost(token), Err(TokenError::Ended { token }));
     assert_eq!(requests.in_flight(), 0);
@@ -267,8 +266,11 @@ fn a_lent_request_that_is_lost_comes_back_when_its_driver_recovers_it() {
     requests.wait(HOUR, &mut ended);
     assert_eq!(ended_by(&ended), [(token, End::Quiesced)]);
     // And as one that has completed.
-    let token = begin(&mut requests, &manual);
-    let lent = requests.lend(token).unwrap();
+    let lent = requests.begin_lent([(manual.page(), Access::READ)]).unwrap();
+    let token = lent.token();
+    assert_eq!(requests.in_flight(), 1);
+    let full = requests.begin_lent([(manual.page(), Access::READ)]).unwrap_err();
+    assert!(full.refusal == Refusal::Depth { depth: 1 } && full.payloads[0].is_some());
     requests.lost(token).unwrap();
     requests.completed_lent(lent).unwrap();
     assert_eq!((requests.in_flight(), requests.held()), (0, 1));
@@ -284,8 +286,7 @@ fn lent_payloads_are_released_without_their_loop() {
     manual.oblige();
     let domain = &manual.domain;
     let mut requests = Requests::<_, 1>::new(domain, Policy::Batch, 1, limits(HOUR)).unwrap();
-    let token = begin(&mut requests, &manual);
-    let lent = requests.lend(token).unwrap();
+    let lent = requests.begin_lent([(manual.page(), Access::READ)]).unwrap();
     drop(requests);
     assert_eq!((manual.pages(), domain.stats().live), (1, 1));
     lent.release();
@@ -298,10 +299,10 @@ fn lent_payloads_that_are_dropped_are_quarantined() {
     let manual = Manual::new();
     let domain = &manual.domain;
     let mut requests = Requests::<_, 1>::new(domain, Policy::Batch, 1, limits(HOUR)).unwrap();
-    let token = begin(&mut requests, &manual);
-    let at = requests.segments(token).unwrap().next().unwrap().iova;
+    let lent = requests.begin_lent([(manual.page(), Access::READ)]).unwrap();
+    let at = lent.pieces().next().unwrap().0.iova;
     let before = quarantined_bytes();
-    drop(requests.lend(token).unwrap());
+    drop(lent);
     assert!(quarantined_bytes() >= before + 4096);
     assert_eq!((domain.stats().quarantined, manual.pages()), (1, 1));
     assert!(manual.is_mapped(at));

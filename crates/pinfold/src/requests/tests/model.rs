@@ -13,7 +13,7 @@ enum Step {
     Complete(usize),
     Refuse(usize),
     Lose(usize),
-    Lend(usize),
+    BeginLent,
     TakeBack(usize),
     CompleteLent(usize),
     DropLent(usize),
@@ -60,6 +60,17 @@ impl Model {
         })
     }
 
+    fn has_room(&self) -> bool {
+        self.in_flight() < self.depth && self.requests.len() < self.slots
+    }
+
+    fn insert(&mut self, token: Token, at: At, pages: Vec<usize>) -> (usize, u64) {
+        let key = (token.slot(), self.begun);
+        self.begun += 1;
+        self.requests.insert(key, (token, at, pages));
+        key
+    }
+
     fn held(&self) -> usize {
         self.count(|at| matches!(at, At::Completed | At::Held { is_late: false }))
     }
@@ -83,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
         5 => any::<usize>().prop_map(Step::Complete),
         1 => any::<usize>().prop_map(Step::Refuse),
         1 => any::<usize>().prop_map(Step::Lose),
-        2 => any::<usize>().prop_map(Step::Lend),
+        2 => Just(Step::BeginLent),
         2 => any::<usize>().prop_map(Step::TakeBack),
         1 => any::<usize>().prop_map(Step::CompleteLent),
         1 => any::<usize>().prop_map(Step::DropLent),
@@ -129,12 +140,11 @@ impl Run {
             }
         };
         let model = &mut self.model;
-        let has_room = model.in_flight() < model.depth && model.requests.len() < model.slots;
+        let has_room = model.has_room();
         match begun {
             Ok(token) => {
                 assert!(has_room && !odd);
-                model.requests.insert((token.slot(), model.begun), (token, At::Device, pages));
-                model.begun += 1;
+                model.insert(token, At::Device, pages);
             }
             Err((_, Refusal::Map { .. })) => assert!(has_room && odd),
             Err((returned, Refusal::Depth { .. } | Refusal::Slots { .. })) => {
@@ -206,13 +216,18 @@ impl Run {
                 assert_eq!(self.requests.lost(token).is_ok(), lost.is_some(), "{at:?}");
                 lost.into_iter().for_each(|lost| self.model.set(key, lost));
             }
-            Step::Lend(which) => {
-                let Some((key, token, at)) = self.model.pick(which) else { return };
-                let lent = self.requests.lend(token);
-                assert_eq!(lent.is_ok(), at == At::Device, "{at:?}");
-                if let Ok(lent) = lent {
-                    self.lent.push((key, lent));
-                    self.model.set(key, At::Lent { is_lost: false });
+            Step::BeginLent => {
+                let page = self.manual.page();
+                let pages = vec![page.number()];
+                let has_room = self.model.has_room();
+                match self.requests.begin_lent([(page, Access::WRITE)]) {
+                    Ok(lent) => {
+                        assert!(has_room);
+                        let key =
+                            self.model.insert(lent.token(), At::Lent { is_lost: false }, pages);
+                        self.lent.push((key, lent));
+                    }
+                    Err(refused) => assert!(!has_room && refused.payloads[0].is_some()),
                 }
             }
             Step::TakeBack(which) => {
