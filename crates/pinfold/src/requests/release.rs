@@ -93,31 +93,31 @@ impl<P: Pinned, const N: usize> Held<P, N> {
         true
     }
 
-    /// Takes back the payloads of flushes that have completed.
+    /// Returns the report of one whose flush has ended.
     #[inline]
-    fn poll(&mut self, domain: &mut DomainLocal) {
-        for place in self.parts.iter_mut().map_while(Option::as_mut) {
-            *place = match std::mem::replace(place, Part::Lost) {
+    fn into_ended(self, domain: &mut DomainLocal) -> Ended<P, N> {
+        let Self { token, count, parts, lost, .. } = self;
+        let (mut lost, mut found) = (lost.map(|error| *error), 0);
+        let payloads = parts.map(|part| {
+            let part = part?;
+            found += 1;
+            match part {
+                Part::Quiesced(payload) => Some(payload),
+                Part::Lost => None,
                 Part::Revoked(revoked) => {
-                    domain.poll(revoked).map_or_else(Part::Revoked, Part::Quiesced)
+                    let waited = domain.poll(revoked).or_else(|revoked| {
+                        // Its flush has failed, and it is quarantined.
+                        domain.wait_for(revoked, NO_TIME)
+                    });
+                    waited.map_err(|failed| lost = Some(failed.error)).ok()
                 }
-                ended @ (Part::Quiesced(_) | Part::Lost) => ended,
-            };
-        }
-    }
-
-    /// Returns the report of one that has [ended](Self::wait).
-    fn into_ended(mut self) -> Ended<P, N> {
-        if self.parts.iter().flatten().count() < self.count {
+            }
+        });
+        if found < count && lost.is_none() {
             // The backend has panicked while it revoked them: the domain has quarantined them.
-            self.lost = Some(Box::new(BackendError::NotRevoked));
+            lost = Some(BackendError::NotRevoked);
         }
-        let payload = |part| match part {
-            Some(Part::Quiesced(payload)) => Some(payload),
-            Some(Part::Revoked(_) | Part::Lost) | None => None,
-        };
-        let end = self.lost.map_or(End::Quiesced, |error| End::Lost(*error));
-        Ended { token: self.token, payloads: self.parts.map(payload), end }
+        Ended { token, payloads, end: lost.map_or(End::Quiesced, End::Lost) }
     }
 
     fn report_late(&mut self) -> Ended<P, N> {
@@ -205,15 +205,32 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         let mut completed = std::mem::take(&mut self.completed);
         let held = self.held.len();
         match self.policy {
+            Policy::Static => {
+                for Completed { token, parts } in completed.drain(..) {
+                    self.end_fixed(token, parts, ended);
+                }
+            }
             Policy::Revoke => {
                 completed.drain(..).for_each(|one| self.revoke_by_one_flush([one], since, ended));
             }
-            Policy::Strict | Policy::Batch | Policy::Static => {
+            Policy::Strict | Policy::Batch => {
                 self.revoke_by_one_flush(completed.drain(..), since, ended);
             }
         }
         self.completed = completed;
         self.held.len() > held
+    }
+
+    /// Returns the payloads of a request that stay mapped.
+    #[inline]
+    fn end_fixed(&mut self, token: Token, parts: Parts<P, N>, ended: &mut Vec<Ended<P, N>>) {
+        let (mut mappings, mut end) = (parts.into_mappings(), End::Quiesced);
+        let payloads = std::array::from_fn(|_| {
+            let unmapped = self.domain.unmap(mappings.next()?);
+            unmapped.map_err(|error| end = End::Lost(error)).ok()
+        });
+        self.slots.free(token);
+        ended.push(Ended { token, payloads, end });
     }
 
     /// Revokes the access of `requests`. Those that wait for no flush end, the others are held.
@@ -250,16 +267,10 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
 
     /// Returns the payloads of a request whose flush has ended.
     #[inline]
-    fn finish(&mut self, mut held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
-        held.poll(&mut self.domain);
-        if held.revoked().next().is_none() || held.wait(&mut self.domain, NO_TIME) {
-            self.slots.free(held.token);
-            self.late -= usize::from(held.is_late);
-            ended.push(held.into_ended());
-        } else {
-            // Not ended after all.
-            self.held.push_front(held);
-        }
+    fn finish(&mut self, held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
+        self.slots.free(held.token);
+        self.late -= usize::from(held.is_late);
+        ended.push(held.into_ended(&mut self.domain));
     }
 
     /// Returns what has ended, and reports what has become late. Flushes complete in the order of
@@ -322,7 +333,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         }
         if held.wait(&mut self.domain, WaitLimit::within(self.flush_limit)) {
             self.slots.free(held.token);
-            return held.into_ended();
+            return held.into_ended(&mut self.domain);
         }
         let late = held.report_late();
         self.late += 1;
