@@ -1,5 +1,5 @@
-//! Proof that `pinfold-core` needs no standard library: everything it needs is below. The program
-//! is the example `no_std_pool`.
+//! Proof that `pinfold-core` and `pinfold-vtd` need no standard library: everything they need is
+//! below. The program is the example `no_std_pool`, and the units of an ACPI table.
 #![no_std]
 
 extern crate alloc;
@@ -37,4 +37,10 @@ pub extern "C" fn pinfold_submit_one(payload: u64, len: u64) -> u64 {
     let submitted = driver.as_mut().and_then(|driver| driver.submit(Iova::new(payload), len).ok());
     driver.as_mut().map(pool::Driver::complete);
     submitted.map_or(0, Iova::raw)
+}
+
+/// Returns how many units an ACPI table describes.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_units(table: &[u8; 4096]) -> usize {
+    pinfold_vtd::dmar::Dmar::parse(table).map_or(0, |dmar| dmar.units.len())
 }

@@ -1,0 +1,361 @@
+//! The queue: one tail write a batch, batches in parts, tickets that wrap, aborts.
+
+use super::double::{Double, Heap, Identity, Payload, SNOOPING as CAP, SNOOPING_EXTENDED as ECAP};
+use super::unit::{DEVICE, LIMIT, domain, enabled};
+use crate::domain::DomainQueue;
+use crate::queue::CAPACITY;
+use crate::source::SourceId;
+use crate::unit::{Unit, UnitError};
+use crate::write_back::Coherent;
+use pinfold_core::access::{Bidirectional, FromDevice};
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::{Domain, Mapping, TableBackend};
+use pinfold_core::invalidate::{
+    Descriptor, Flush, InvalidationQueue, Invalidator, QueueError, Scope, Ticket,
+};
+use std::sync::Arc;
+
+type Backend = TableBackend<crate::SecondStage<Coherent>, DomainQueue<Double, Coherent, Identity>>;
+
+const DOMAIN: Descriptor = Descriptor::Iotlb { scope: Scope::Domain, leaf_only: false };
+
+fn backend(unit: &Arc<Unit<Double, Coherent>>, first: u64) -> (Backend, crate::unit::Attachments) {
+    unit.create_backend(Identity::default(), Box::new(Heap), LIMIT, Ticket(first)).unwrap()
+}
+
+#[test]
+fn a_batch_is_one_write_of_the_tail_and_a_wait_reads_memory_alone() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, _) = domain(&unit);
+    let mappings: Vec<_> =
+        (0..40).map(|_| domain.map(Payload::new(1), FromDevice).unwrap()).collect();
+    // Every second one, so that they do not abut.
+    let (even, _odd): (Vec<_>, Vec<_>) =
+        mappings.into_iter().enumerate().partition(|(number, _)| number % 2 == 0);
+    let before = double.counts();
+    double.state().log.clear();
+    let mut revoked = Vec::new();
+    domain.revoke_many(even.into_iter().map(|(_, mapping)| mapping), &mut revoked);
+    for one in revoked {
+        drop(one.wait().unwrap());
+    }
+    let after = double.counts();
+    assert_eq!(after.0 - before.0, 1);
+    assert_eq!(after.1, before.1, "no register was read");
+    let log = double.state().log.clone();
+    assert!(log.len() > 2 && log.iter().filter(|entry| *entry == "wait").count() == 1, "{log:?}");
+}
+
+#[test]
+fn tickets_go_on_where_the_status_word_wraps() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let first = u64::from(u32::MAX) - 3;
+    let (backend, _) = backend(&unit, first);
+    let queue = backend.queue();
+    assert_eq!(queue.completed(), Ticket(first));
+    for ticket in (first + 1..first + 10).step_by(3) {
+        double.state().holds = true;
+        for ticket in ticket..ticket + 3 {
+            queue.submit(&[DOMAIN], Some(Ticket(ticket))).unwrap();
+        }
+        assert_eq!(queue.completed(), Ticket(ticket - 1), "nothing has been carried out");
+        double.state().holds = false;
+        double.run();
+        assert_eq!(queue.completed(), Ticket(ticket + 2));
+    }
+    assert!(queue.completed().0 > u64::from(u32::MAX));
+}
+
+#[test]
+fn a_status_that_no_wait_has_written_is_not_believed() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (backend, attachments) = backend(&unit, 100);
+    let queue = backend.queue();
+    double.state().holds = true;
+    queue.submit(&[DOMAIN], Some(Ticket(101))).unwrap();
+    let at = unit.status_for_test(attachments.id());
+    for wrong in [102, 99, 0, u32::MAX] {
+        at.store(wrong.into(), std::sync::atomic::Ordering::Release);
+        assert_eq!(queue.completed(), Ticket(100), "{wrong}");
+    }
+    at.store(101, std::sync::atomic::Ordering::Release);
+    assert_eq!(queue.completed(), Ticket(101));
+}
+
+#[test]
+fn a_full_queue_accepts_again_when_it_has_been_worked_on() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (backend, _) = backend(&unit, 0);
+    let queue = backend.queue();
+    double.state().holds = true;
+    assert!(queue.accepts() > CAPACITY - 16, "as far as it is known without a register");
+    queue.submit(&[DOMAIN; 200], None).unwrap();
+    assert_eq!(queue.accepts(), CAPACITY - 200);
+    assert_eq!(queue.submit(&[DOMAIN; 55], Some(Ticket(1))), Err(QueueError::Full), "one too many");
+    queue.submit(&[DOMAIN; 54], Some(Ticket(1))).unwrap();
+    assert_eq!(queue.accepts(), 0);
+    assert_eq!(queue.submit(&[DOMAIN], None), Err(QueueError::Full));
+    double.state().holds = false;
+    double.run();
+    assert_eq!((queue.completed(), queue.accepts()), (Ticket(1), CAPACITY));
+    // Many times around the ring.
+    for ticket in 2..2_000 {
+        queue.submit(&[DOMAIN; 7], Some(Ticket(ticket))).unwrap();
+        assert_eq!(queue.completed(), Ticket(ticket));
+    }
+}
+
+/// More flushes than the queue has room for, with two devices' TLBs.
+fn large_batch(queue: &Invalidator<DomainQueue<Double, Coherent, Identity>>) -> Ticket {
+    let page = |number: u64| IovaRange::new(Iova::new(number << 14), 4096).unwrap();
+    queue.request_and_submit((0..150).map(|number| Flush { range: page(number), leaf_only: true }))
+}
+
+fn with_two_tlbs() -> (Double, Invalidator<DomainQueue<Double, Coherent, Identity>>) {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, Some(1)).unwrap();
+    unit.attach(SourceId(0x777), &attachments, Some(1)).unwrap();
+    double.state().log.clear();
+    let queue = unit.queue_for_test(&attachments, Identity::default(), LIMIT);
+    (double, Invalidator::new(queue))
+}
+
+#[test]
+fn a_batch_larger_than_the_queue_goes_in_parts() {
+    let (double, queue) = with_two_tlbs();
+    let ticket = large_batch(&queue);
+    queue.wait(ticket).unwrap();
+    let log = double.state().log.clone();
+    let count = |kind: &str| log.iter().filter(|entry| *entry == kind).count();
+    assert_eq!((count("iotlb 3"), count("fence"), count("tlb"), count("wait")), (150, 1, 300, 1));
+    assert!(queue.stats().parts > 1 && log.last().unwrap() == "wait", "{log:?}");
+}
+
+#[test]
+fn an_abort_between_the_parts_of_a_batch_begins_it_again() {
+    let (double, queue) = with_two_tlbs();
+    double.state().holds = true;
+    let ticket = large_batch(&queue);
+    assert!(!queue.is_completed(ticket), "the first part is in the queue");
+    // It is aborted, and the second part goes on only when all has begun again.
+    double.state().bad_fetch = true;
+    double.state().holds = false;
+    double.run();
+    queue.wait(ticket).unwrap();
+    let log = double.state().log.clone();
+    let error = log.iter().position(|entry| entry == "error").unwrap();
+    let after = &log[error..];
+    let count = |kind: &str| after.iter().filter(|entry| *entry == kind).count();
+    assert_eq!((count("iotlb 3"), count("tlb")), (150, 300), "all of it after the error");
+}
+
+/// A mapping that the device has cached, whose flush meets an error.
+fn cached(
+    unit: &Arc<Unit<Double, Coherent>>,
+    double: &Double,
+    tlb: Option<u8>,
+) -> (Domain, Mapping<Payload, Bidirectional>, u64) {
+    let (domain, attachments) = domain(unit);
+    unit.attach(DEVICE, &attachments, tlb).unwrap();
+    if tlb.is_some() {
+        double.state().ats.insert(DEVICE.0);
+    }
+    let mapping = domain.map(Payload::new(1), Bidirectional).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(DEVICE, iova, true).is_some());
+    (domain, mapping, iova)
+}
+
+#[test]
+fn a_queue_error_is_recovered_from_and_nothing_is_taken_for_completed() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, mapping, iova) = cached(&unit, &double, None);
+    double.state().bad_fetch = true;
+    let revoked = mapping.revoke();
+    assert!(double.access(DEVICE, iova, true).is_some(), "the flush was not carried out");
+    drop(revoked.wait().unwrap());
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    assert_eq!(domain.stats().backend.invalidations.resubmitted, 1);
+    assert_eq!(unit.take_faults().0.len(), 1);
+    // The queue goes on.
+    drop(domain.map(Payload::new(1), FromDevice).unwrap().unmap().unwrap());
+}
+
+#[test]
+fn an_error_during_a_recovery_is_recovered_from_too() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_domain, mapping, iova) = cached(&unit, &double, None);
+    double.state().bad_fetch = true;
+    let revoked = mapping.revoke();
+    double.state().bad_fetch = true;
+    drop(revoked.wait().unwrap());
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    let log = double.state().log.clone();
+    assert_eq!(log.iter().filter(|entry| *entry == "error").count(), 2);
+}
+
+#[test]
+fn an_error_of_one_domain_loses_nothing_of_another() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_first, mapping, iova) = cached(&unit, &double, None);
+    let (second, at_second) = domain(&unit);
+    let other = SourceId(0x801);
+    unit.attach(other, &at_second, None).unwrap();
+    let theirs = second.map(Payload::new(1), FromDevice).unwrap();
+    let their_iova = theirs.iova().start().raw();
+    assert!(double.access(other, their_iova, true).is_some());
+    double.state().holds = true;
+    let (revoked, theirs) = (mapping.revoke(), theirs.revoke());
+    double.state().bad_fetch = true;
+    double.state().holds = false;
+    double.run();
+    // The first domain finds and clears the error; the second learns of it.
+    drop(revoked.wait().unwrap());
+    assert!(
+        double.access(other, their_iova, true).is_some(),
+        "replaced by a wait that nobody sees"
+    );
+    drop(theirs.wait().unwrap());
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    assert_eq!(double.access(other, their_iova, true), None);
+}
+
+#[test]
+fn a_device_that_does_not_answer_completes_nothing_until_it_does() {
+    for prefetched in 0..3 {
+        let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+        let (_domain, mapping, iova) = cached(&unit, &double, Some(4));
+        double.state().mute.insert(DEVICE.0);
+        double.state().prefetched = prefetched;
+        let mut revoked = mapping.revoke();
+        for _ in 0..2_000 {
+            revoked = match revoked.poll() {
+                Ok(_) => panic!("a TLB that was not flushed"),
+                Err(pending) => pending,
+            };
+        }
+        assert!(double.access(DEVICE, iova, true).is_some(), "by its own TLB");
+        assert!(double.state().log.iter().filter(|entry| *entry == "no answer").count() > 2);
+        double.state().mute.clear();
+        drop(revoked.wait().unwrap());
+        assert_eq!(double.access(DEVICE, iova, true), None);
+    }
+}
+
+#[test]
+fn a_wrong_answer_of_a_device_aborts_nothing() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_domain, mapping, _) = cached(&unit, &double, None);
+    double.state().holds = true;
+    let mut revoked = mapping.revoke();
+    double.state().fsts |= 1 << 5;
+    for _ in 0..600 {
+        let Err(pending) = revoked.poll() else { panic!("not carried out") };
+        revoked = pending;
+    }
+    assert_eq!((unit.wrong_answers(), double.state().fsts), (1, 0));
+    double.state().log.clear();
+    double.state().holds = false;
+    double.run();
+    drop(revoked.wait().unwrap());
+    assert_eq!(double.state().log, ["iotlb 3", "wait"], "and nothing again");
+}
+
+#[test]
+fn a_queue_that_does_not_move_again_has_failed_for_good() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, mapping, _) = cached(&unit, &double, None);
+    double.state().holds = true;
+    let revoked = mapping.revoke();
+    double.state().fsts |= 1 << 4;
+    double.state().stuck = true;
+    let error = revoked.wait().map(drop).unwrap_err().error.to_string();
+    assert!(error.contains("the invalidation unit has failed"), "{error}");
+    assert!(domain.stats().quarantined + domain.stats().deferred > 0);
+    let (_, others) = super::unit::domain(&unit);
+    let attached = unit.attach(SourceId(9), &others, None);
+    assert_eq!(attached, Err(UnitError::NotFlushed { what: "a context entry" }));
+}
+
+#[test]
+fn a_flush_of_the_units_own_is_given_again_after_an_error() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (_, attachments) = domain(&unit);
+    double.state().bad_fetch = true;
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let log = double.state().log.clone();
+    assert_eq!(log, ["error", "wait", "wait", "context 3", "wait", "iotlb 2", "wait"]);
+    // Not carried out at all.
+    double.state().holds = true;
+    let error = unit.detach(DEVICE, &attachments).unwrap_err();
+    assert_eq!(error, UnitError::NotFlushed { what: "a context entry" });
+}
+
+/// Random maps, revocations and accesses, and errors between them: what is quiesced is never
+/// reached, and what is mapped always is.
+#[test]
+fn nothing_is_reached_after_it_is_quiesced() {
+    for seed in 0..20_u64 {
+        let (double, unit) = enabled::<Coherent>(CAP ^ (seed & 1) << 7, ECAP);
+        let (domain, attachments) = domain(&unit);
+        let tlb = (seed % 3 == 0).then_some(2);
+        unit.attach(DEVICE, &attachments, tlb).unwrap();
+        if tlb.is_some() {
+            double.state().ats.insert(DEVICE.0);
+        }
+        let mut random = seed * 77 + 1;
+        let mut below = |limit: usize| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) as usize % limit
+        };
+        let (mut mapped, mut revoked, mut gone) =
+            (Vec::new(), Vec::new(), Vec::<(u64, u64)>::new());
+        for _ in 0..400 {
+            match below(8) {
+                0..=2 => {
+                    let mapping = domain.map(Payload::new(1 + below(30)), Bidirectional).unwrap();
+                    let from = mapping.iova().start().raw();
+                    gone.retain(|(start, len)| {
+                        from + mapping.iova().len() <= *start || start + len <= from
+                    });
+                    mapped.push(mapping);
+                }
+                3 | 4 if !mapped.is_empty() => {
+                    revoked.push(mapped.swap_remove(below(mapped.len())).revoke());
+                }
+                5 if !revoked.is_empty() => {
+                    double.state().holds = false;
+                    double.run();
+                    let one = revoked.swap_remove(below(revoked.len()));
+                    let range = (one.iova().start().raw(), one.iova().len());
+                    drop(one.wait().unwrap());
+                    gone.push(range);
+                }
+                6 => double.state().bad_fetch = true,
+                _ => {
+                    let mut state = double.state();
+                    state.holds = !state.holds;
+                    // A map with caching mode waits for its flush.
+                    state.holds &= seed & 1 == 0;
+                }
+            }
+            for mapping in &mapped {
+                let page = below(mapping.iova().len() as usize / 4096) as u64 * 4096;
+                let (iova, phys) = (mapping.iova().start().raw(), mapping.memory().addr() as u64);
+                assert_eq!(double.access(DEVICE, iova + page, true), Some(phys + page));
+            }
+            for one in &revoked {
+                double.access(DEVICE, one.iova().start().raw(), true);
+            }
+            for (start, len) in &gone {
+                let page = below(*len as usize / 4096) as u64 * 4096;
+                assert_eq!(double.access(DEVICE, start + page, true), None, "seed {seed}");
+            }
+            double.state().log.clear();
+            unit.take_faults();
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Enable and disable, attach and detach, faults, and what a unit must be able to do.
+
+use super::double::{
+    Double, Heap, Identity, Lines, Payload, QEMU_CAP, QEMU_ECAP, SNOOPING as CAP,
+    SNOOPING_EXTENDED as ECAP,
+};
+use crate::fault::Reason;
+use crate::registers::Registers;
+use crate::source::SourceId;
+use crate::unit::{Attachments, Unit, UnitError};
+use crate::write_back::{Coherent, WriteBack};
+use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
+use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::domain::Domain;
+use pinfold_core::invalidate::WaitLimit;
+use std::sync::Arc;
+
+pub(super) const DEVICE: SourceId = SourceId::new(0, 4, 0);
+const OTHER: SourceId = SourceId::new(3, 0, 1);
+pub(super) const LIMIT: WaitLimit = WaitLimit { time_ns: u64::MAX, polls: 100_000 };
+
+pub(super) fn enabled<W: WriteBack>(cap: u64, ecap: u64) -> (Double, Arc<Unit<Double, W>>) {
+    let double = Double::new(cap, ecap);
+    let unit = Unit::<_, W>::new(double.clone(), Box::new(Heap), 48).unwrap();
+    unit.enable().unwrap();
+    double.state().log.clear();
+    (double, unit)
+}
+
+pub(super) fn domain<W: WriteBack>(unit: &Arc<Unit<Double, W>>) -> (Domain, Attachments) {
+    unit.create_domain(Identity::default(), Box::new(Heap), LIMIT).unwrap()
+}
+
+#[test]
+fn a_unit_is_enabled_in_the_order_of_the_specification() {
+    let double = Double::new(CAP | 1 << 5, ECAP);
+    let unit = Unit::<_, Coherent>::new(double.clone(), Box::new(Heap), 48).unwrap();
+    assert_eq!(double.access(DEVICE, 0x1234, true), Some(0x1234), "not before it is enabled");
+    assert!(double.state().log.is_empty(), "a new unit has been told nothing");
+    unit.enable().unwrap();
+    let expected = ["root", "queue", "context 1", "wait", "iotlb 1", "wait", "enable"];
+    assert_eq!(double.state().log, expected);
+    assert_eq!(double.state().pmen, 0, "protected regions end afterwards");
+    assert_eq!(double.access(DEVICE, 0x1234, true), None);
+    // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap();
+    assert_eq!(double.state().log[7..], ["disable", "no queue"]);
+    assert_eq!(double.access(DEVICE, 0x1234, true), Some(0x1234));
+}
+
+#[test]
+fn a_unit_is_disabled_when_its_queue_is_empty() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    double.state().holds = true;
+    let revoked = mapping.revoke();
+    // SAFETY: no device is active.
+    let error = unsafe { unit.disable() }.unwrap_err();
+    assert!(error.to_string().contains("to empty the queue"), "{error}");
+    double.state().holds = false;
+    double.run();
+    drop(revoked.wait().unwrap());
+    // SAFETY: no device is active.
+    unsafe { unit.disable() }.unwrap();
+}
+
+#[test]
+fn a_unit_that_lacks_something_or_is_in_use_is_refused() {
+    let refused = |cap, ecap| {
+        let unit = Unit::<_, Coherent>::new(Double::new(cap, ecap), Box::new(Heap), 48);
+        unit.map(drop).unwrap_err().to_string()
+    };
+    assert!(refused(CAP, ECAP & !2).contains("(ECAP, QI)"));
+    assert!(refused(CAP & !(1 << 54), ECAP).contains("(CAP, DRD and DWD)"));
+    assert!(refused(CAP & !(1 << 55), ECAP).contains("(CAP, DRD and DWD)"));
+    assert!(refused(CAP | 1 << 4, ECAP).contains("(CAP, RWBF)"));
+    assert!(refused(CAP & !(0x1f << 8), ECAP).contains("(CAP, SAGAW)"));
+    assert!(refused(CAP, ECAP & !1).contains("(ECAP, C)"));
+    for used in [1 << 31, 1 << 26, 1 << 25] {
+        let double = Double::new(CAP, ECAP);
+        double.state().gsts = used;
+        let error =
+            Unit::<_, Coherent>::new(double.clone(), Box::new(Heap), 48).map(drop).unwrap_err();
+        assert_eq!(error, UnitError::InUse { status: used });
+        assert!(error.to_string().contains("intel_iommu=off intremap=off"), "{error}");
+    }
+    let double = Double::new(CAP, ECAP);
+    double.state().deaf = true;
+    let unit = Unit::<_, Coherent>::new(double, Box::new(Heap), 48).unwrap();
+    assert!(unit.enable().unwrap_err().to_string().contains("to take the root table"));
+}
+
+#[test]
+fn a_device_reaches_what_its_domain_maps_and_nothing_else() {
+    for cap in [CAP, QEMU_CAP, CAP & !(0x3f << 16) | 47 << 16 | 1 << 10, CAP & !(3 << 34)] {
+        let (double, unit) = enabled::<Coherent>(cap, ECAP);
+        let (first, at_first) = domain(&unit);
+        let (second, at_second) = domain(&unit);
+        // With caching mode it is remembered that there was nothing.
+        assert_eq!(double.access(DEVICE, 0x1000, false), None);
+        unit.attach(DEVICE, &at_first, None).unwrap();
+        assert_eq!(double.access(OTHER, 0x1000, false), None);
+        unit.attach(OTHER, &at_second, None).unwrap();
+        assert_eq!(unit.domain_of(DEVICE), Some(at_first.id()));
+        assert_eq!(unit.domain_of(SourceId(77)), None);
+        let large = first.map(Payload::new(1024), Bidirectional).unwrap();
+        let read = second.map(Payload::new(3), ToDevice).unwrap();
+        let written = second.map(Payload::new(3), FromDevice).unwrap();
+        for page in 0..1024 {
+            let (iova, phys) = (large.iova().start().raw(), large.memory().addr() as u64);
+            let at = page * 4096 + 8;
+            assert_eq!(double.access(DEVICE, iova + at, page % 2 == 0), Some(phys + at));
+        }
+        let (iova, phys) = (read.iova().start().raw(), read.memory().addr() as u64);
+        assert_eq!(double.access(OTHER, iova + 4096, false), Some(phys + 4096));
+        assert_eq!(double.access(OTHER, iova + 4096, true), None);
+        let iova = written.iova().start().raw();
+        assert_eq!(double.access(OTHER, iova, false), None);
+        assert!(double.access(OTHER, iova, true).is_some());
+        assert_eq!(double.access(OTHER, iova + 3 * 4096, true), None);
+    }
+}
+
+#[test]
+fn no_payload_lies_where_writes_are_interrupts() {
+    let (_, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, _) = domain(&unit);
+    // Everything else.
+    for (from, to) in [(0, 0xfee0_0000), (0xfef0_0000, 1 << 39)] {
+        domain.reserve_range(IovaRange::new(Iova::new(from), to - from).unwrap()).unwrap();
+    }
+    assert!(domain.map(Payload::new(1), FromDevice).is_err());
+}
+
+#[test]
+fn what_was_cached_is_reached_until_the_flush_and_not_afterwards() {
+    for tlb in [None, Some(8)] {
+        let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+        let (domain, attachments) = domain(&unit);
+        unit.attach(DEVICE, &attachments, tlb).unwrap();
+        if tlb.is_some() {
+            double.state().ats.insert(DEVICE.0);
+        }
+        let mapping = domain.map(Payload::new(4), Bidirectional).unwrap();
+        let iova = mapping.iova().start().raw();
+        assert!(double.access(DEVICE, iova, true).is_some());
+        double.state().holds = true;
+        double.state().log.clear();
+        let revoked = mapping.revoke();
+        assert!(double.access(DEVICE, iova, true).is_some(), "it is cached");
+        let Err(revoked) = revoked.poll() else { panic!("the flush has not been carried out") };
+        double.state().holds = false;
+        double.run();
+        assert!(revoked.poll().is_ok());
+        assert_eq!(double.access(DEVICE, iova, true), None);
+        let expected: &[&str] = match tlb {
+            None => &["iotlb 3", "wait"],
+            Some(_) => &["iotlb 3", "fence", "tlb", "wait"],
+        };
+        assert_eq!(double.state().log, expected);
+    }
+}
+
+#[test]
+fn a_unit_without_flushes_of_pages_flushes_the_domain() {
+    let (double, unit) = enabled::<Coherent>(CAP & !(1 << 39), ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    double.state().log.clear();
+    drop(mapping.unmap().unwrap());
+    assert_eq!(double.state().log, ["iotlb 2", "wait"]);
+}
+
+#[test]
+fn a_device_that_is_detached_reaches_nothing() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let ((domain, attachments), (_, others)) = (domain(&unit), domain(&unit));
+    assert_eq!(unit.detach(DEVICE, &attachments), Err(UnitError::NotAttached { device: DEVICE }));
+    unit.attach(DEVICE, &attachments, Some(8)).unwrap();
+    double.state().ats.insert(DEVICE.0);
+    let id = attachments.id();
+    let again = unit.attach(DEVICE, &others, None);
+    assert_eq!(again, Err(UnitError::Attached { device: DEVICE, domain: id }));
+    assert_eq!(unit.detach(DEVICE, &others), Err(UnitError::NotAttached { device: DEVICE }));
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    let iova = mapping.iova().start().raw();
+    assert!(double.access(DEVICE, iova, true).is_some());
+    double.state().ats.clear();
+    double.state().log.clear();
+    unit.detach(DEVICE, &attachments).unwrap();
+    let expected = ["context 3", "wait", "iotlb 2", "wait", "tlb", "wait"];
+    assert_eq!(double.state().log, expected, "each cache after the one that it is filled from");
+    assert_eq!(double.access(DEVICE, iova, true), None);
+    assert_eq!(unit.domain_of(DEVICE), None);
+    // Its TLB is no longer waited for.
+    double.state().log.clear();
+    drop(mapping.unmap().unwrap());
+    assert_eq!(double.state().log, ["iotlb 3", "wait"]);
+    unit.attach(DEVICE, &others, None).unwrap();
+    assert_eq!(double.access(DEVICE, iova, true), None);
+}
+
+#[test]
+fn a_tlb_is_refused_where_the_unit_does_not_support_it() {
+    let (_, unit) = enabled::<Coherent>(CAP, ECAP & !(1 << 2));
+    let (_, attachments) = domain(&unit);
+    let error = unit.attach(DEVICE, &attachments, Some(0)).unwrap_err().to_string();
+    assert!(error.contains("(ECAP, DT)"), "{error}");
+    assert_eq!(unit.domain_of(DEVICE), None);
+}
+
+/// Everything that the unit reads is written back: it finds nothing else.
+#[test]
+fn a_unit_that_does_not_snoop_finds_what_was_written_back() {
+    let (double, unit) = enabled::<Lines>(QEMU_CAP, QEMU_ECAP);
+    let (domain, attachments) = domain(&unit);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    for _ in 0..3 {
+        let mapping = domain.map(Payload::new(700), Bidirectional).unwrap();
+        let (iova, phys) = (mapping.iova().start().raw(), mapping.memory().addr() as u64);
+        for page in 0..700 {
+            assert_eq!(double.access(DEVICE, iova + page * 4096, true), Some(phys + page * 4096));
+        }
+        drop(mapping.unmap().unwrap());
+        assert_eq!(double.access(DEVICE, iova, true), None);
+    }
+    unit.detach(DEVICE, &attachments).unwrap();
+    assert_eq!(double.access(DEVICE, 0, true), None);
+    let (faults, _) = unit.take_faults();
+    assert!(matches!(faults[..], [(fault, _), ..] if fault.reason != Reason::RootReserved));
+}
+
+#[test]
+fn faults_are_read_in_order_decoded_and_freed() {
+    // Four records.
+    let (double, unit) = enabled::<Coherent>(CAP | 3 << 40, ECAP);
+    let (domain, attachments) = domain(&unit);
+    assert_eq!(unit.take_faults(), (vec![], false));
+    double.access(DEVICE, 0x5678, true);
+    unit.attach(DEVICE, &attachments, None).unwrap();
+    let mapping = domain.map(Payload::new(1), ToDevice).unwrap();
+    let iova = mapping.iova().start().raw();
+    double.access(DEVICE, iova + 0x123, true);
+    double.access(DEVICE, 1 << 40, false);
+    let (faults, overflow) = unit.take_faults();
+    assert!(!overflow);
+    let reasons: Vec<_> = faults.iter().map(|(fault, _)| fault.reason).collect();
+    assert_eq!(reasons, [Reason::NoRootEntry, Reason::NoWrite, Reason::BeyondWidth]);
+    assert_eq!(faults[1].1, Some(attachments.id()));
+    assert_eq!(
+        faults[1].0.to_string(),
+        format!(
+            "device 00:04.0 was refused a write to the page at {}: not mapped for writing",
+            mapping.iova().start()
+        )
+    );
+    assert!(!faults[2].0.write && faults[2].0.page.raw() == 1 << 40);
+    // Around the end of the records, and more than there is room for.
+    for page in 1..=6 {
+        double.access(OTHER, page << 12, false);
+    }
+    let (faults, overflow) = unit.take_faults();
+    assert!(overflow);
+    let pages: Vec<_> = faults.iter().map(|(fault, _)| fault.page.raw() >> 12).collect();
+    assert_eq!(pages, [1, 2, 3, 4]);
+    assert_eq!(unit.take_faults(), (vec![], false));
+    assert_eq!(unit.registers().read32(crate::registers::FSTS), 0);
+}
+
+#[test]
+fn each_reason_has_words() {
+    let text = |code: u64| {
+        crate::fault::Fault::decode(0, 1 << 63 | code << 32).unwrap().reason.to_string()
+    };
+    let all: std::collections::BTreeSet<String> = (1..=14).map(text).collect();
+    assert_eq!(all.len(), 14);
+    assert_eq!(text(14), "reason 14");
+    assert_eq!(crate::fault::Fault::decode(0, 0), None);
+}

@@ -1,0 +1,612 @@
+//! A unit: what it must be able to do, the order in which it is enabled and disabled, its domains,
+//! and the devices attached to them.
+
+use crate::descriptor;
+use crate::domain::{DomainQueue, DomainState, TlbDevice};
+use crate::fault::Fault;
+use crate::queue::{Aborts, HardwarePage, Queue, REGISTER_POLLS};
+use crate::registers::{
+    Capabilities, EVENT_MASKED, FECTL, FSTS, FaultStatus, GCMD, GSTS, Global, IECTL, PMEN,
+    PROTECTED_ENABLE, PROTECTED_STATUS, RTADDR, Registers,
+};
+use crate::source::SourceId;
+use crate::write_back::{SecondStage, WriteBack};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::sync::atomic::Ordering;
+use pinfold_core::addr::{Iova, IovaRange, PageSize, PhysAddr};
+use pinfold_core::domain::{Domain, PhysTranslator, TableBackend};
+use pinfold_core::invalidate::{QueueError, Scope, Ticket, WaitLimit};
+use pinfold_core::iova::{IovaError, IovaSpace};
+use pinfold_core::table::{Table, TableError, TableMemory};
+use spin::Mutex;
+
+/// Why a unit cannot be used, or did not do what it was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnitError {
+    /// It lacks something.
+    #[error("the unit cannot be used: {what} (CAP {cap:#x}, ECAP {ecap:#x})")]
+    Unsupported {
+        /// What it lacks.
+        what: &'static str,
+        /// Its capability register.
+        cap: u64,
+        /// Its extended capability register.
+        ecap: u64,
+    },
+    /// Someone else uses it.
+    #[error(
+        "the unit is in use (global status {status:#x}): boot with intel_iommu=off intremap=off, so that the kernel leaves it"
+    )]
+    InUse {
+        /// Its status register.
+        status: u32,
+    },
+    /// A register did not change as a command asks.
+    #[error("the unit did not carry out a command: {what} (global status {status:#x})")]
+    Command {
+        /// The command.
+        what: &'static str,
+        /// Its status register.
+        status: u32,
+    },
+    /// A flush was not carried out.
+    #[error(
+        "the unit did not carry out a flush of {what}: devices may still use what it had cached"
+    )]
+    NotFlushed {
+        /// What was to be flushed.
+        what: &'static str,
+    },
+    /// There is no memory for tables.
+    #[error("no page is left for the unit's tables: {advice}")]
+    NoPages {
+        /// What to do.
+        advice: &'static str,
+    },
+    /// All domain identifiers are in use.
+    #[error("all {limit} domains of the unit are in use")]
+    NoDomains {
+        /// How many there are.
+        limit: u32,
+    },
+    /// The device is attached.
+    #[error("device {device} is attached to domain {domain} already: detach it first")]
+    Attached {
+        /// The device.
+        device: SourceId,
+        /// Its domain.
+        domain: u16,
+    },
+    /// The device is not attached to the domain.
+    #[error("device {device} is not attached to this domain")]
+    NotAttached {
+        /// The device.
+        device: SourceId,
+    },
+    /// The table was refused.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// The address space was refused.
+    #[error(transparent)]
+    Iova(#[from] IovaError),
+}
+
+/// What is below a domain of a unit.
+type UnitBackend<R, W, T> = TableBackend<SecondStage<W>, DomainQueue<R, W, T>>;
+
+/// A domain that was created on a unit: what attaches devices to it.
+pub struct Attachments {
+    state: Arc<DomainState>,
+    root: PhysAddr,
+    levels: u8,
+}
+
+impl Attachments {
+    /// Returns the domain's identifier (DID), which [`Unit::domain_of`] returns for its devices.
+    pub fn id(&self) -> u16 {
+        self.state.id
+    }
+}
+
+impl fmt::Debug for Attachments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attachments").field("domain", &self.state.id).finish_non_exhaustive()
+    }
+}
+
+/// One DMA remapping unit.
+///
+/// Dropping it leaves it enabled: devices then still reach what is mapped, and nothing else.
+/// [`disable`](Self::disable) is for those who know that no device is active.
+pub struct Unit<R, W> {
+    queue: Arc<Queue<R, W>>,
+    capabilities: Capabilities,
+    /// Commands are given one after the other ("Global Command Register").
+    commands: Mutex<()>,
+    tables: Mutex<Tables>,
+    /// Status words: word 0 for the unit, word 1 for what nobody looks at, then the domains'.
+    status: HardwarePage,
+    /// Flushes that the unit itself has requested.
+    flushes: Mutex<u32>,
+    aborts: Aborts,
+    phys_bits: u32,
+}
+
+struct Tables {
+    memory: Box<dyn TableMemory>,
+    root: HardwarePage,
+    /// Context tables, by bus.
+    contexts: BTreeMap<u8, HardwarePage>,
+    domains: u16,
+}
+
+impl Tables {
+    fn page<W: WriteBack>(memory: &dyn TableMemory) -> Result<HardwarePage, UnitError> {
+        let no_pages = UnitError::NoPages { advice: memory.advice() };
+        let pages = memory.grow(1).ok_or(no_pages)?;
+        let page =
+            HardwarePage { page: pages.pages().first().ok_or(no_pages)?, phys: pages.phys() };
+        page.zero::<W>();
+        Ok(page)
+    }
+}
+
+/// Status words that are not a domain's. Identifier 0 is not used for one either: with caching mode
+/// it tags what is not present.
+const UNIT_STATUS: usize = 0;
+const UNSEEN_STATUS: usize = 1;
+/// The first identifier of a domain; below are the words above.
+const FIRST_DOMAIN: u16 = 2;
+/// The last one has the last status word.
+const LAST_DOMAIN: u16 = 511;
+/// How often a flush that the unit itself waits for is polled.
+const FLUSH_POLLS: u32 = if cfg!(test) { 10_000 } else { 100_000_000 };
+/// How often a flush of the unit's own is submitted again after an abort.
+const FLUSH_ATTEMPTS: u32 = 4;
+
+/// P of root and context entries, bit 0: present ("Root Entry", "Context Entry").
+const PRESENT: u64 = 1;
+/// TT of a context entry, bits 2 and 3: 1 lets a device translate addresses by itself.
+const WITH_DEVICE_TLB: u64 = 1 << 2;
+
+impl<R: Registers, W: WriteBack> Unit<R, W> {
+    /// Takes a unit that nobody uses, and prepares its tables. Nothing is enabled yet. `memory` is
+    /// where root and context tables, the queue and the status words come from; physical addresses
+    /// of the machine have `phys_bits` bits ([`Dmar::address_bits`](crate::dmar::Dmar)).
+    ///
+    /// # Errors
+    /// [`UnitError::InUse`], [`UnitError::Unsupported`], [`UnitError::NoPages`]: no register has
+    /// been written.
+    pub fn new(
+        registers: R,
+        memory: Box<dyn TableMemory>,
+        phys_bits: u32,
+    ) -> Result<Arc<Self>, UnitError> {
+        let status = registers.read32(GSTS);
+        let used = Global::TRANSLATION | Global::QUEUE | Global::INTERRUPTS;
+        if Global::from_bits_retain(status).intersects(used) {
+            return Err(UnitError::InUse { status });
+        }
+        let capabilities = Capabilities::read(&registers);
+        let checks = [
+            (capabilities.queued_invalidation(), "it has no queued invalidation (ECAP, QI)"),
+            (capabilities.drains(), "its flushes do not wait for accesses (CAP, DRD and DWD)"),
+            (
+                !capabilities.needs_write_buffer_flush(),
+                "its write buffer has to be flushed (CAP, RWBF)",
+            ),
+            (capabilities.levels().is_some(), "it has no tables of 3 to 5 levels (CAP, SAGAW)"),
+            (
+                capabilities.coherent() || W::FOR_NON_COHERENT,
+                "it does not look into the processor's caches (ECAP, C), and stores are not written back",
+            ),
+        ];
+        if let Some((_, what)) = checks.into_iter().find(|(holds, _)| !holds) {
+            let Capabilities { cap, ecap } = capabilities;
+            return Err(UnitError::Unsupported { what, cap, ecap });
+        }
+        let page = || Tables::page::<W>(memory.as_ref());
+        let (root, ring, status) = (page()?, page()?, page()?);
+        let unseen = PhysAddr::new(status.phys.raw() + UNSEEN_STATUS as u64 * 8);
+        let queue = Queue::new(registers, ring, unseen);
+        Ok(Arc::new(Self {
+            capabilities,
+            commands: Mutex::new(()),
+            aborts: Aborts::new(&queue),
+            queue: Arc::new(queue),
+            status,
+            flushes: Mutex::new(0),
+            tables: Mutex::new(Tables {
+                memory,
+                root,
+                contexts: BTreeMap::new(),
+                domains: FIRST_DOMAIN,
+            }),
+            phys_bits,
+        }))
+    }
+
+    /// Returns its registers.
+    pub fn registers(&self) -> &R {
+        &self.queue.registers
+    }
+
+    /// Returns what it can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// Gives a command, and waits until the status says that it has been carried out: bit `bit` is
+    /// then `on`. Everything that is enabled stays so ("Global Command Register": software reads the
+    /// status, masks the commands of one time, and changes one bit).
+    fn command(&self, bit: Global, on: bool, what: &'static str) -> Result<(), UnitError> {
+        let _one = self.commands.lock();
+        let lasting = self.registers().read32(GSTS) & Global::LASTING;
+        if bit.bits() & Global::LASTING != 0 && (lasting & bit.bits() != 0) == on {
+            return Ok(());
+        }
+        let value = if on { lasting | bit.bits() } else { lasting & !bit.bits() };
+        self.registers().write32(GCMD, value);
+        self.poll(what, || self.registers().read32(GSTS) & bit.bits() != 0, on)
+    }
+
+    fn poll(
+        &self,
+        what: &'static str,
+        read: impl Fn() -> bool,
+        wanted: bool,
+    ) -> Result<(), UnitError> {
+        for _ in 0..REGISTER_POLLS {
+            if read() == wanted {
+                return Ok(());
+            }
+            core::hint::spin_loop();
+        }
+        Err(UnitError::Command { what, status: self.registers().read32(GSTS) })
+    }
+
+    /// Enables the unit: from here on a device reaches what the domain maps that it is attached to,
+    /// and a device that is attached to none reaches nothing.
+    ///
+    /// In this order: the root table ("Root Table Address Register"); the queue; a flush of all
+    /// context entries and then of all translations, which the unit may have cached by an older
+    /// table; translation; and the end of the regions that were protected instead.
+    ///
+    /// # Errors
+    /// [`UnitError::Command`], [`UnitError::NotFlushed`]. What was enabled before the step that
+    /// failed stays so.
+    pub fn enable(&self) -> Result<(), UnitError> {
+        // Polled, not interrupted.
+        self.registers().write32(FECTL, EVENT_MASKED);
+        self.registers().write32(IECTL, EVENT_MASKED);
+        let root = self.tables.lock().root.phys;
+        // TTM, bits 10 and 11, is 0: legacy mode.
+        self.registers().write64(RTADDR, root.raw());
+        self.command(Global::ROOT_TABLE, true, "to take the root table")?;
+        self.queue.place();
+        self.command(Global::QUEUE, true, "to enable the queue")?;
+        self.flush(&[descriptor::all_contexts()], "all context entries")?;
+        self.flush(&[descriptor::all_translations()], "all translations")?;
+        self.command(Global::TRANSLATION, true, "to enable translation")?;
+        if self.capabilities.has_protected_regions() {
+            let value = self.registers().read32(PMEN);
+            self.registers().write32(PMEN, value & !PROTECTED_ENABLE);
+            let protects = || self.registers().read32(PMEN) & PROTECTED_STATUS != 0;
+            self.poll("to end the protection of regions", protects, false)?;
+        }
+        Ok(())
+    }
+
+    /// Disables translation, and then the queue, once it is empty.
+    ///
+    /// # Errors
+    /// [`UnitError::Command`]: what comes after the step that failed is still enabled.
+    ///
+    /// # Safety
+    /// From here on devices reach all memory. None of them may be active.
+    pub unsafe fn disable(&self) -> Result<(), UnitError> {
+        self.command(Global::TRANSLATION, false, "to disable translation")?;
+        self.poll("to empty the queue", || self.queue.is_empty(), true)?;
+        self.command(Global::QUEUE, false, "to disable the queue")
+    }
+
+    /// Submits descriptors and waits until they have been carried out.
+    fn flush(
+        &self,
+        descriptors: &[descriptor::Words],
+        what: &'static str,
+    ) -> Result<(), UnitError> {
+        let mut number = self.flushes.lock();
+        'attempts: for _ in 0..FLUSH_ATTEMPTS {
+            *number = number.wrapping_add(1);
+            let at = PhysAddr::new(self.status.phys.raw() + UNIT_STATUS as u64 * 8);
+            let wait = descriptor::wait(at, *number, false);
+            let fill = |put: &mut dyn FnMut(descriptor::Words)| {
+                descriptors.iter().chain([&wait]).for_each(|words| put(*words));
+            };
+            let count = descriptors.len() + 1;
+            let mut polls = 0;
+            while let Err(error) = self.queue.submit(count, &self.aborts, false, fill) {
+                polls += 1;
+                if error == QueueError::Failed || polls == FLUSH_POLLS {
+                    return Err(UnitError::NotFlushed { what });
+                }
+                self.queue.recover();
+            }
+            for polls in 0..FLUSH_POLLS {
+                if self.status.word(UNIT_STATUS).load(Ordering::Acquire) == u64::from(*number) {
+                    return Ok(());
+                }
+                if polls % 256 == 255 {
+                    self.queue.recover();
+                }
+                if self.queue.has_aborted(&self.aborts) {
+                    continue 'attempts;
+                }
+                if self.queue.has_failed() {
+                    break;
+                }
+                core::hint::spin_loop();
+            }
+            break;
+        }
+        Err(UnitError::NotFlushed { what })
+    }
+
+    /// Creates a domain with a table of its own. Its memory is translated by `translator`, its table
+    /// grows by `memory`, and its flushes are waited for within `limit`.
+    ///
+    /// Not part of its addresses is 0xfee0_0000 to 0xfeef_ffff: writes there are interrupts, and not
+    /// translated ("Interrupt Address Range").
+    ///
+    /// # Errors
+    /// [`UnitError::NoDomains`], [`UnitError::NoPages`], [`UnitError::Table`], [`UnitError::Iova`].
+    pub fn create_domain<T: PhysTranslator + 'static>(
+        self: &Arc<Self>,
+        translator: T,
+        memory: Box<dyn TableMemory>,
+        limit: WaitLimit,
+    ) -> Result<(Domain, Attachments), UnitError>
+    where
+        R: 'static,
+    {
+        let (backend, attachments) = self.create_backend(translator, memory, limit, Ticket(0))?;
+        let bits = backend.bits().min(self.capabilities.address_bits());
+        let domain = Domain::new(Box::new(backend), IovaSpace::new(bits)?);
+        if let Ok(interrupts) = IovaRange::new(Iova::new(0xfee0_0000), 1 << 20) {
+            // Refused only where something is in use, and nothing is.
+            let _ = domain.reserve_range(interrupts);
+        }
+        Ok((domain, attachments))
+    }
+
+    /// Creates what is below a domain.
+    pub(crate) fn create_backend<T: PhysTranslator>(
+        self: &Arc<Self>,
+        translator: T,
+        memory: Box<dyn TableMemory>,
+        limit: WaitLimit,
+        first: Ticket,
+    ) -> Result<(UnitBackend<R, W, T>, Attachments), UnitError> {
+        let capabilities = self.capabilities;
+        let levels = capabilities.levels().unwrap_or(3);
+        let pages = memory.grow(1).ok_or(UnitError::NoPages { advice: memory.advice() })?;
+        let largest = match capabilities.has_large_leaves() {
+            (true, true) => PageSize::Size1G,
+            (true, false) => PageSize::Size2M,
+            (false, _) => PageSize::Size4K,
+        };
+        let table = Table::<SecondStage<W>>::new(pages, levels)?
+            .with_max_leaf(largest)
+            .with_phys_bits(self.phys_bits)?
+            .with_memory(memory);
+        let id = {
+            let mut tables = self.tables.lock();
+            let limit = capabilities.domains();
+            let id = tables.domains;
+            if id > LAST_DOMAIN || u32::from(id) >= limit {
+                return Err(UnitError::NoDomains {
+                    limit: limit.min(LAST_DOMAIN.into()) - u32::from(FIRST_DOMAIN),
+                });
+            }
+            tables.domains += 1;
+            id
+        };
+        let state = Arc::new(DomainState::new(id, &self.status));
+        let root = table.root();
+        let queue =
+            DomainQueue::new(Arc::clone(&self.queue), Arc::clone(&state), translator, limit, first);
+        let backend = TableBackend::new("vtd", queue, table);
+        Ok((backend, Attachments { state, root, levels }))
+    }
+
+    /// Attaches a device: it reaches what the domain maps. With `tlb`, which is how many flushes the
+    /// device can queue (ATS, "Invalidate Queue Depth"; 0 stands for 32), it may translate addresses
+    /// by itself; the caller enables ATS in the device afterwards.
+    ///
+    /// # Errors
+    /// [`UnitError::Attached`], [`UnitError::NoPages`], [`UnitError::Unsupported`] (a TLB that the
+    /// unit does not support): nothing has changed. [`UnitError::NotFlushed`]: it is attached, and
+    /// may not yet reach what is mapped.
+    pub fn attach(
+        &self,
+        device: SourceId,
+        domain: &Attachments,
+        tlb: Option<u8>,
+    ) -> Result<(), UnitError> {
+        if tlb.is_some() && !self.capabilities.device_tlbs() {
+            let Capabilities { cap, ecap } = self.capabilities;
+            let what = "it does not support TLBs of devices (ECAP, DT)";
+            return Err(UnitError::Unsupported { what, cap, ecap });
+        }
+        let did = domain.state.id;
+        {
+            let mut tables = self.tables.lock();
+            let [low, high] = self.context(&mut tables, device)?;
+            if low.load(Ordering::Relaxed) & PRESENT != 0 {
+                return Err(UnitError::Attached { device, domain: domain_in(high) });
+            }
+            if let Some(queue_depth) = tlb {
+                domain.state.add_tlb(TlbDevice { device, queue_depth });
+            }
+            // AW, bits 0 to 2: 1 stands for 3 levels, 2 for 4, 3 for 5; DID, bits 8 to 23.
+            let width = u64::from(domain.levels - 2);
+            high.store(width | u64::from(did) << 8, Ordering::Relaxed);
+            W::write_back(core::slice::from_ref(high));
+            let kind = if tlb.is_some() { WITH_DEVICE_TLB } else { 0 };
+            // The present bit last: the unit may read the entry at any time.
+            low.store(domain.root.raw() | kind | PRESENT, Ordering::Release);
+            W::write_back(core::slice::from_ref(low));
+        }
+        // With caching mode the unit may have cached that nothing is there, and without it no entry
+        // that is not present: one flush serves both. The table's entries likewise.
+        self.flush_context(device, &domain.state)
+    }
+
+    /// Detaches a device: when this returns, it reaches nothing. The caller has ended ATS in the
+    /// device before.
+    ///
+    /// # Errors
+    /// [`UnitError::NotAttached`]: nothing has changed. [`UnitError::NotFlushed`]: the device may
+    /// still reach what the domain maps, and what it maps later.
+    pub fn detach(&self, device: SourceId, domain: &Attachments) -> Result<(), UnitError> {
+        let did = domain.state.id;
+        {
+            let mut tables = self.tables.lock();
+            let [low, high] = self.context(&mut tables, device)?;
+            if low.load(Ordering::Relaxed) & PRESENT == 0 || domain_in(high) != did {
+                return Err(UnitError::NotAttached { device });
+            }
+            low.store(0, Ordering::Release);
+            W::write_back(core::slice::from_ref(low));
+            high.store(0, Ordering::Relaxed);
+            W::write_back(core::slice::from_ref(high));
+        }
+        self.flush_context(device, &domain.state)?;
+        // Only now: the flush above has named its TLB.
+        domain.state.remove_tlb(device);
+        Ok(())
+    }
+
+    /// Flushes the context entry of a device, then what was cached by it, then the device's TLB: in
+    /// this order, each behind a wait, since each is filled from the one before ("Invalidation of
+    /// Translation Caches").
+    fn flush_context(&self, device: SourceId, domain: &DomainState) -> Result<(), UnitError> {
+        let did = domain.id;
+        self.flush(&[descriptor::context(did, device)], "a context entry")?;
+        let translations = descriptor::translations(did, Scope::Domain, false);
+        self.flush(&[translations], "a domain's translations")?;
+        match domain.tlb_of(device) {
+            Some(tlb) => {
+                let flush = descriptor::device_tlb(device, tlb.queue_depth, Scope::Domain);
+                self.flush(&[flush], "a device's TLB")
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The context entry of a device: the low and the high word. Entry `n` of the root table has 16
+    /// bytes and is that of bus `n`; entry `m` of a context table is that of device and function `m`.
+    fn context(
+        &self,
+        tables: &mut Tables,
+        device: SourceId,
+    ) -> Result<[&'static core::sync::atomic::AtomicU64; 2], UnitError> {
+        let bus = device.bus();
+        let page = match tables.contexts.get(&bus) {
+            Some(page) => *page,
+            None => {
+                let page = Tables::page::<W>(tables.memory.as_ref())?;
+                // CTP, bits 12 to 63. The high word is reserved.
+                let entry = tables.root.word(usize::from(bus) * 2);
+                entry.store(page.phys.raw() | PRESENT, Ordering::Release);
+                W::write_back(core::slice::from_ref(entry));
+                tables.contexts.insert(bus, page);
+                page
+            }
+        };
+        let first = usize::from(device.device_and_function()) * 2;
+        Ok([page.word(first), page.word(first + 1)])
+    }
+
+    /// Returns the identifier of the domain that a device is attached to.
+    pub fn domain_of(&self, device: SourceId) -> Option<u16> {
+        let tables = self.tables.lock();
+        let page = tables.contexts.get(&device.bus())?;
+        let first = usize::from(device.device_and_function()) * 2;
+        let present = page.word(first).load(Ordering::Relaxed) & PRESENT != 0;
+        present.then(|| domain_in(page.word(first + 1)))
+    }
+
+    /// Returns the accesses that were refused since the last call, the oldest first, each with the
+    /// domain that its device is attached to, and whether the unit had to leave some out.
+    ///
+    /// A record is decoded before it is freed, and its low half is read while it is held: after that
+    /// the unit may write it ("Fault Recording Registers").
+    pub fn take_faults(&self) -> (Vec<(Fault, Option<u16>)>, bool) {
+        let _one = self.commands.lock();
+        let status = FaultStatus::from_bits_retain(self.registers().read32(FSTS));
+        let mut faults = Vec::new();
+        if status.contains(FaultStatus::PENDING) {
+            let records = self.capabilities.fault_records();
+            let first = status.first_record();
+            for number in (0..records).map(|number| (first + number) % records) {
+                let at = self.capabilities.fault_offset() + number * 16;
+                let high = self.registers().read64(at + 8);
+                if high & Fault::HELD == 0 {
+                    continue;
+                }
+                let low = self.registers().read64(at);
+                faults.extend(Fault::decode(low, high));
+                // The upper half of the high word alone: F is its bit 31, and cleared by a 1.
+                self.registers().write32(at + 12, 1 << 31);
+            }
+        }
+        let overflow = status.contains(FaultStatus::OVERFLOW);
+        if overflow {
+            self.registers().write32(FSTS, FaultStatus::OVERFLOW.bits());
+        }
+        let with_domain = |fault: Fault| (fault, self.domain_of(fault.device));
+        (faults.into_iter().map(with_domain).collect(), overflow)
+    }
+
+    /// The status word of a domain.
+    #[cfg(test)]
+    pub(crate) fn status_for_test(&self, domain: u16) -> &'static core::sync::atomic::AtomicU64 {
+        self.status.word(usize::from(domain) % 512)
+    }
+
+    /// A queue for the domain of `attachments`, without a table.
+    #[cfg(test)]
+    pub(crate) fn queue_for_test<T>(
+        self: &Arc<Self>,
+        attachments: &Attachments,
+        translator: T,
+        limit: WaitLimit,
+    ) -> DomainQueue<R, W, T> {
+        let state = Arc::clone(&attachments.state);
+        DomainQueue::new(Arc::clone(&self.queue), state, translator, limit, Ticket(0))
+    }
+
+    /// Returns how many answers of devices to flushes of their TLBs were wrong.
+    pub fn wrong_answers(&self) -> u32 {
+        self.queue.wrong_answers.load(Ordering::Relaxed)
+    }
+}
+
+/// DID of a context entry, bits 8 to 23 of its high word.
+#[expect(clippy::cast_possible_truncation, reason = "16 bits")]
+fn domain_in(high: &core::sync::atomic::AtomicU64) -> u16 {
+    (high.load(Ordering::Relaxed) >> 8) as u16
+}
+
+impl<R, W> fmt::Debug for Unit<R, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unit").field("capabilities", &self.capabilities).finish_non_exhaustive()
+    }
+}
