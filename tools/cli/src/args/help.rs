@@ -243,8 +243,7 @@ Exit codes:
   125  check failed: nothing was checked
 
 ";
-    "\
-  pinfold check -- qemu-img info nvme://0000:01:00.0/1
+    "  pinfold check -- qemu-img info nvme://0000:01:00.0/1
   pinfold check --nvme soft:64M --hostile 7 -- ./my-driver 0000:01:00.0
   pinfold check --nvme soft:1G -- pinfold copy --force file vfio:0000:01:00.0
 "

@@ -61,7 +61,7 @@ fn each_command_has_a_man_page_of_its_own() {
     }
     let ended = pinfold(&["man", "cpoy"]);
     assert_eq!(ended.code, Some(2), "{ended:#?}");
-    assert!(ended.err.contains("name one of bind, completions, copy"), "{ended:#?}");
+    assert!(ended.err.contains("name one of bind, check, completions, copy"), "{ended:#?}");
 }
 
 #[test]
