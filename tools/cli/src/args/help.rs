@@ -155,8 +155,8 @@ file or block device.
 take up to 256 MiB), the others are written once.
 
 A run that needs more memory than is available (--iodepth times --bs times --numjobs, with \
---protect batch or revoke, --iodepth 16 or more and fewer jobs than processors up to 1 MiB more \
-for each job, and what a soft:SIZE target will hold) is refused before any is allocated.
+--protect batch or revoke and fewer jobs than processors up to 1 MiB more for each job, and what a \
+soft:SIZE target will hold) is refused before any is allocated.
 
 ",
     exits!();

@@ -380,8 +380,9 @@ fn notes_of(args: &IoArgs, spec: &TargetSpec, part: Part, block: usize) -> Vec<S
 /// any controller reads meanwhile.
 const SPARE_BYTES: usize = 1 << 20;
 
-/// The depth from which on a job has them. With fewer requests in flight a user measures latency,
-/// and expects not one more.
+/// The depth from which on a job has as many more as its depth. At a depth of 1 it has one: while
+/// that is at the controller, the flush of the other completes. In between the controller has others
+/// meanwhile, and one more makes each flush one of fewer requests.
 const SPARE_DEPTH: usize = 16;
 
 /// Returns how many buffers of a job take the place of those that are held until their flush has
@@ -391,8 +392,9 @@ fn spare(protect: Protect, jobs: usize, depth: usize, block: usize) -> usize {
     let runs_alone =
         std::thread::available_parallelism().is_ok_and(|processors| jobs < processors.get());
     match protect {
-        Protect::Revoke | Protect::Batch if runs_alone && depth >= SPARE_DEPTH => {
-            depth.min(SPARE_BYTES / block.max(1))
+        Protect::Revoke | Protect::Batch if runs_alone => {
+            let most = SPARE_BYTES / block.max(1);
+            if depth == 1 || depth >= SPARE_DEPTH { depth.min(most) } else { 0 }
         }
         // Nothing is held, or nothing is done until it has returned.
         Protect::Revoke | Protect::Batch | Protect::Static | Protect::Strict => 0,
