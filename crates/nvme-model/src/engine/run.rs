@@ -65,7 +65,8 @@ impl<B: Bus> Engine<B> {
                 let begun = Instant::now();
                 self.registers.clone().park(limit, || self.step());
                 sleeps_are_short = begun.elapsed() < SHORT_SLEEP;
-                idle = SPINS;
+                // Of shared registers nothing says that a write is near.
+                idle = if self.registers.is_shared() { YIELDS } else { SPINS };
             }
         }
     }
