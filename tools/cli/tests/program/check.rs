@@ -282,15 +282,24 @@ fn qemu_ends_in_time_with_hostile_devices() {
 
 // The kernel's answers, which contrib/check/kernel records in the virtual machine.
 
-#[test]
-fn calls_are_answered_as_by_the_kernel() {
+fn answers(options: &[&str], interface: &str, kernel: &str) {
     let calls = program("calls");
-    let calls = calls.to_str().unwrap();
-    let (ended, report) = check(&["--type1-only"], &[calls, "type1"]);
-    let kernel = include_str!("../../../../tools/check/tests/kernel/type1-6.12.txt");
+    let (ended, report) = check(options, &[calls.to_str().unwrap(), interface]);
     let differing: Vec<_> =
         ended.out.lines().zip(kernel.lines()).filter(|(own, kernel)| own != kernel).collect();
     assert!(differing.is_empty() && ended.out == kernel, "{differing:#?} {report:#}{ended:#?}");
+}
+
+#[test]
+fn type_1_is_answered_as_by_the_kernel() {
+    let kernel = include_str!("../../../../tools/check/tests/kernel/type1-6.12.txt");
+    answers(&["--type1-only"], "type1", kernel);
+}
+
+#[test]
+fn iommufd_is_answered_as_by_the_kernel() {
+    let kernel = include_str!("../../../../tools/check/tests/kernel/iommufd-6.12.txt");
+    answers(&[], "iommufd", kernel);
 }
 
 // Programs that attack it.
@@ -399,4 +408,67 @@ fn nothing_survives_a_kill_of_check() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait(0);
+}
+
+// Devices and users.
+
+#[test]
+fn several_devices_are_used_at_a_time() {
+    let folder = Folder::new();
+    let (first, second) = (folder.sparse("first", 4 << 20), folder.sparse("second", 4 << 20));
+    let source = folder.file("source", &bytes(4 << 20));
+    let (first, second) = (format!("soft:{first}"), format!("0000:41:00.3/12=soft:{second}"));
+    let devices =
+        ["--nvme", &first, "--nvme", &second, "--iova-bits", "48", "--fail-on", "warning"];
+    let own = env!("CARGO_BIN_EXE_pinfold");
+    let copy = |bdf: &str| format!("'{own}' copy --force '{source}' vfio:{bdf}");
+    let both = format!("{} & {} && wait $!", copy("0000:01:00.0"), copy("0000:41:00.3"));
+    let (ended, report) = check(&devices, &["sh", "-c", &both]);
+    assert_eq!(ended.code, Some(0), "{report:#}{ended:#?}");
+    crate::common::assert_same(&folder.path("source"), &folder.path("first"));
+    crate::common::assert_same(&folder.path("source"), &folder.path("second"));
+}
+
+#[test]
+fn other_devices_are_not_changed_by_it() {
+    let list = |command: &str| {
+        let ended = pinfold(&["check", "--nvme", "soft:1M", "--", "sh", "-c", command]);
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        ended.out
+    };
+    let own =
+        list("echo x >/dev/null && ls /dev/vfio/vfio /sys/bus/pci/devices/0000:01:00.0/vendor");
+    assert_eq!(own.lines().count(), 2, "{own}");
+    // Whatever this machine has is there too, as before.
+    for entry in std::fs::read_dir("/dev").unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if ["null", "urandom", "shm", "fd"].contains(&name.as_str()) {
+            assert!(list("ls /dev").lines().any(|line| line == name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_user_needs_no_rights() {
+    if !rustix::process::geteuid().is_root() {
+        // Then all tests show it.
+        return;
+    }
+    // The program and its folder may be readable by root alone.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    let copy = folder.path().join("pinfold");
+    let faults = folder.path().join("faults");
+    std::fs::copy(env!("CARGO_BIN_EXE_pinfold"), &copy).unwrap();
+    std::fs::copy(program("faults"), &faults).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
+    command.args(["check", "--type1-only", "--"]).arg(&faults).args(["unmap-part", "clean"]);
+    let ended = command.output().unwrap();
+    let err = String::from_utf8_lossy(&ended.stderr);
+    if err.contains("a user namespace") {
+        return crate::common::skipped("this machine allows no user namespaces");
+    }
+    assert!(ended.status.success() && err.contains("0 errors, 0 warnings, 0 notes"), "{err}");
 }
