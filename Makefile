@@ -95,6 +95,7 @@ foreign: setup ## Foreign programs on libpinfold (fio, DPDK, libblkio) at full l
 .PHONY: vm-test
 vm-test: setup ## Tests with devices: NVMe controllers behind an IOMMU, in a virtual machine (QEMU, no KVM needed)
 	vm/test
+	vm/vtd
 
 .PHONY: vm-test-iommufd
 vm-test-iommufd: setup ## The same on a kernel with iommufd, which is built once (nine minutes)

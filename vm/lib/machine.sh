@@ -6,9 +6,11 @@
 # | nvme1        | 0000:02:00.0 | 4 KiB blocks, MDTS 16 KiB, 256 MiB                               | nvme1             |
 # | nvme2        | 0000:03:00.0 | no MDTS; namespace 1: 512-byte, namespace 2: 4 KiB; 256 MiB each | nvme2             |
 # | vda          | 0000:04:00.0 | virtio-blk behind the IOMMU, 64 MiB                              | vblk              |
+# | (none)       | 0000:00:12.0 | QEMU's edu, a DMA engine of 4 KiB                                | edu               |
 #
-# Each is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its
+# Each disk is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its
 # own and hot-pluggable.
+# PINFOLD_VM_IOMMU has the IOMMU's options, where a test wants others.
 # shellcheck disable=SC2054 # the commas are QEMU's
 
 # image FILE SIZE: creates a sparse file.
@@ -22,7 +24,7 @@ machine_arguments() {
         -nodefaults -no-user-config -no-reboot -display none
         -machine q35,kernel-irqchip=split -accel "$accel" -cpu "$model" -smp "$cpus" -m "$memory"
         -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off
-        -device intel-iommu,intremap=on,caching-mode=on
+        -device "intel-iommu,${PINFOLD_VM_IOMMU:-intremap=on,caching-mode=on}"
         -device isa-debug-exit,iobase=0xf4,iosize=0x04
     )
     for number in 0 1 2 3; do
@@ -48,6 +50,7 @@ machine_arguments() {
         -device nvme-ns,drive=nvme2-1,bus=nvme2,nsid=1,logical_block_size=512,physical_block_size=512
         -device nvme-ns,drive=nvme2-2,bus=nvme2,nsid=2,logical_block_size=4096,physical_block_size=4096
         -device virtio-blk-pci,id=vblk,bus=port3,drive=vblk,iommu_platform=on,disable-legacy=on
+        -device edu,id=edu,bus=pcie.0,addr=0x12,dma_mask=0xffffffffffffffff
     )
 }
 
