@@ -53,16 +53,15 @@ impl<S: Source> Plain<S> {
         let (socket, rings) = unsafe { RawSocket::open(umem, 4096, RINGS) }?;
         let busy = BusyPoll::default();
         socket.prefer_busy_poll(busy.time, busy.budget)?;
-        // A queue that was closed a moment ago is still busy for a while.
-        let mut bound = socket.bind(far, queue, None, true);
-        for _ in 0..1000 {
-            if bound.is_ok() {
-                break;
+        // The kernel releases a queue that was closed a moment ago in deferred work: milliseconds
+        // later, or seconds on a busy machine.
+        let limit = Instant::now() + Duration::from_secs(5);
+        while let Err(error) = socket.bind(far, queue, None, true) {
+            if Instant::now() > limit {
+                return Err(error.into());
             }
             std::thread::sleep(Duration::from_millis(1));
-            bound = socket.bind(far, queue, None, true);
         }
-        bound?;
         program.redirect(queue, &socket)?;
         let mut opened = Self {
             socket,
