@@ -523,8 +523,9 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         Ok(())
     }
 
-    /// Says that a request was given up, and the device may still work on it: its payloads are
-    /// quarantined. They stay mapped, so that the device's late access reaches nothing else.
+    /// Says that a request was given up, and the device may still work on it: the loop keeps its
+    /// payloads mapped, so that the device's late access reaches nothing else. They are quarantined
+    /// for good only if the loop is dropped before the request has ended.
     ///
     /// It takes no place of the depth any more, and keeps its slot until it is
     /// [completed](Self::completed) or the device is [stopped](Self::stopped). Where its payloads

@@ -235,6 +235,7 @@ fn a_machine_with_every_facility_is_good() {
 #[test]
 fn each_disabled_facility_names_its_switch() {
     let (_top, roots) = machine(&[
+        ("proc", "meminfo", b"MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"),
         ("proc", "sys/kernel/osrelease", b"5.10.0\n"),
         ("proc", "sys/kernel/io_uring_disabled", b"2\n"),
         ("sys", "kernel/mm/transparent_hugepage/enabled", b"always madvise [never]\n"),
