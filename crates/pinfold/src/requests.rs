@@ -82,8 +82,8 @@
 //!   completed. (With [`Domain::set_held_limit`] the revocation itself may wait for the deadline of
 //!   its flush.)
 //! - **Memory** is allocated by [`Requests::new`], and by `arm` for its descriptor. `begin`, the
-//!   calls of the driver, `poll` and `wait` allocate nothing, if the caller's `Vec` has room and the
-//!   domain needs no table page.
+//!   calls of the driver, `poll` and `wait` allocate nothing, if the caller's `Vec` has room, the
+//!   domain needs no table page, and nothing fails.
 //! - **A driver that takes payloads by value**, as that of an NVMe controller does, is
 //!   [lent](Requests::begin_lent) those of a request, and gives them back with its completion.
 //!
@@ -163,7 +163,8 @@ pub struct Ended<P, const N: usize> {
 /// How a request ended for its payloads. Whether its command succeeded is the driver's to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum End {
-    /// No device reaches its payloads: they are returned.
+    /// No device reaches its payloads, but those that stay mapped for their lifetime: they are
+    /// returned.
     Quiesced,
     /// Its flush has not completed within [`Limits::flush`]. The loop holds the payloads: a later
     /// poll reports the request again, with another end.
@@ -431,7 +432,10 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         let refused = |MapError { payload, error }| (payload, Refusal::Map { index, error });
         let mapping = mapped.map_err(refused)?;
         if self.policy == Policy::Static && !mapping.is_fixed() {
-            return Err((self.domain.unmap(mapping).ok(), Refusal::NotStatic { index }));
+            let revoked = self.domain.revoke(mapping);
+            // Where its flush is late, the domain holds it.
+            let ended = self.domain.wait_for(revoked, WaitLimit::within(self.flush_limit));
+            return Err((ended.ok(), Refusal::NotStatic { index }));
         }
         Ok(mapping)
     }

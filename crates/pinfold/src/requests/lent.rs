@@ -10,7 +10,8 @@ use std::fmt;
 /// payloads itself, for the directions that all of them are mapped for.
 ///
 /// [`Requests::take_back`](super::Requests::take_back) returns them to their loop. Dropping it
-/// quarantines them, and counts them: the device may still work on them.
+/// quarantines them, and counts them: the device may still work on them. Their request then never
+/// ends, and keeps its slot; its place of the depth too, unless it is [lost](super::Requests::lost).
 #[must_use = "dropping it quarantines the payloads"]
 pub struct Lent<P: Pinned, const N: usize> {
     token: Token,

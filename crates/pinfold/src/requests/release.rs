@@ -70,9 +70,12 @@ impl<P: Pinned, const N: usize> Held<P, N> {
         })
     }
 
-    /// Waits for all flushes, for at most `limit` each: they are one, or have completed long before.
-    /// Returns whether all have ended.
+    /// Waits for all flushes, for at most `limit`. Returns whether all have ended.
+    ///
+    /// Also of those behind a late one each is waited for, without further time: what no wait has
+    /// found late waits when it is dropped, and is woken by the deadline of the backend.
     fn wait(&mut self, domain: &mut DomainLocal, limit: WaitLimit) -> bool {
+        let (mut limit, mut all_ended) = (limit, true);
         for place in self.parts.iter_mut().map_while(Option::as_mut) {
             let revoked = match std::mem::replace(place, Part::Lost) {
                 Part::Revoked(revoked) => revoked,
@@ -85,12 +88,12 @@ impl<P: Pinned, const N: usize> Held<P, N> {
                 Ok(payload) => *place = Part::Quiesced(payload),
                 Err(NotQuiesced { revoked: Some(revoked), .. }) => {
                     *place = Part::Revoked(revoked);
-                    return false;
+                    (limit, all_ended) = (NO_TIME, false);
                 }
                 Err(NotQuiesced { revoked: None, error }) => self.lost = Some(Box::new(error)),
             }
         }
-        true
+        all_ended
     }
 
     /// Returns the report of one whose flush has ended.
@@ -141,24 +144,31 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// is held may make a revocation wait.)
     #[inline]
     pub fn poll(&mut self, ended: &mut Vec<Ended<P, N>>) {
+        self.poll_within(self.flush_limit, ended);
+    }
+
+    /// Polls; `limit` is that of a strict wait, from now.
+    #[inline]
+    fn poll_within(&mut self, limit: Duration, ended: &mut Vec<Ended<P, N>>) {
         if self.revoke(ended) && self.policy == Policy::Strict {
-            self.await_all(ended);
+            self.await_all(limit, ended);
         }
         self.release(ended);
     }
 
     /// Polls, and if that finds nothing waits until the first flush has completed, a request has
-    /// become late, or `limit` has passed. Returns at once while nothing is held: it does not wait
-    /// for the device.
+    /// become late, or `limit` has passed, which also ends the wait of [`Policy::Strict`]. Returns at
+    /// once while nothing is held: it does not wait for the device.
     pub fn wait(&mut self, limit: Duration, ended: &mut Vec<Ended<P, N>>) {
-        let before = ended.len();
-        self.poll(ended);
+        let (began, before) = (Instant::now(), ended.len());
+        self.poll_within(limit.min(self.flush_limit), ended);
         if ended.len() > before {
             return;
         }
         let due = self.until_late().unwrap_or(Duration::MAX);
         if let Some(first) = self.held.front_mut() {
-            first.wait(&mut self.domain, WaitLimit::within(limit.min(due)));
+            let left = limit.saturating_sub(began.elapsed());
+            first.wait(&mut self.domain, WaitLimit::within(left.min(due)));
             self.release(ended);
         }
     }
@@ -309,12 +319,12 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         Some(self.flush_limit.saturating_sub(next.since.elapsed()))
     }
 
-    /// Waits for all that is held, up to the limit of a flush from now.
-    fn await_all(&mut self, ended: &mut Vec<Ended<P, N>>) {
+    /// Waits for all that is held, up to `limit` from now.
+    fn await_all(&mut self, limit: Duration, ended: &mut Vec<Ended<P, N>>) {
         let began = Instant::now();
         while let Some(mut first) = self.held.pop_front() {
             if !first.has_ended() {
-                let left = self.flush_limit.saturating_sub(began.elapsed());
+                let left = limit.saturating_sub(began.elapsed());
                 if !first.wait(&mut self.domain, WaitLimit::within(left)) {
                     self.held.push_front(first);
                     return;

@@ -403,3 +403,33 @@ fn strict_waits_for_its_flush_in_the_poll() {
         assert!(ended.iter().all(|one| one.payloads[0].is_none() == is_late));
     }
 }
+
+/// Also with several payloads: what is found late does not wait when it is dropped.
+#[test]
+fn a_drop_waits_for_no_deadline_of_the_backend() {
+    let manual = Manual::new();
+    let domain = &manual.domain;
+    let mut requests = Requests::<_, 3>::new(domain, Policy::Batch, 2, limits(HOUR)).unwrap();
+    let three = [(); 3].map(|()| (manual.page(), Access::WRITE));
+    let token = requests.begin(three).unwrap();
+    requests.completed(token).unwrap();
+    drop(requests);
+    assert_eq!((domain.stats().deferred, manual.unlimited_waits()), (3, 0));
+    manual.complete_all();
+    assert_eq!((domain.release_late(), manual.pages()), (0, 0));
+}
+
+/// It is mapped before that is found, and its flush has the limit of the loop.
+#[test]
+fn a_payload_that_wrongly_claims_to_stay_mapped_is_refused_in_time() {
+    let manual = Manual::new();
+    let domain = &manual.domain;
+    let mut requests = Requests::<_, 1>::new(domain, Policy::Static, 2, limits(HOUR)).unwrap();
+    let refused = requests.begin([(manual.claiming_page(), Access::READ)]).unwrap_err();
+    assert_eq!(refused.refusal, Refusal::NotStatic { index: 0 });
+    assert!(refused.payloads[0].is_none(), "its flush is late");
+    assert_eq!((domain.stats().deferred, manual.unlimited_waits()), (1, 0));
+    manual.oblige();
+    let refused = requests.begin([(manual.claiming_page(), Access::READ)]).unwrap_err();
+    assert!(refused.payloads[0].as_ref().is_some_and(|page| !manual.reaches(page)));
+}

@@ -35,6 +35,8 @@ struct Unit {
     refuses: bool,
     /// Revocations panic.
     panics: bool,
+    /// How many waits had no limit but the deadline of their flush.
+    unlimited_waits: u64,
 }
 
 impl Unit {
@@ -83,8 +85,8 @@ impl Backend for Shared {
     }
     fn unregister_memory(&self, _: DmaMemory) {}
     fn map(&self, iova: IovaRange, memory: DmaMemory, _: Access) -> Result<(), BackendError> {
-        if memory.len() > 4096 {
-            return Err(BackendError::Refused { iova, reason: "more than a page".into() });
+        if memory.len() == 8192 {
+            return Err(BackendError::Refused { iova, reason: "two pages".into() });
         }
         self.lock().mapped.insert(iova.start().raw(), (iova, memory.addr()));
         Ok(())
@@ -120,8 +122,9 @@ impl Backend for Shared {
     fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
         self.lock().check(ticket)
     }
-    fn wait(&self, ticket: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
+    fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
         let mut unit = self.lock();
+        unit.unlimited_waits += u64::from(limit.is_none());
         if unit.obliges {
             let due = unit.complete(ticket.0);
             drop(unit);
@@ -171,6 +174,13 @@ impl Manual {
     /// Returns one that the backend does not map.
     pub(super) fn odd_page(&self) -> Page {
         Page::new(&self.pages, 2)
+    }
+
+    /// Returns one that wrongly claims to stay mapped.
+    pub(super) fn claiming_page(&self) -> Page {
+        let mut page = self.page();
+        page.claims = true;
+        page
     }
 
     /// Returns how many pages have not been dropped.
@@ -238,6 +248,10 @@ impl Manual {
     pub(super) fn panic(&self, panics: bool) {
         self.unit.lock().panics = panics;
     }
+
+    pub(super) fn unlimited_waits(&self) -> u64 {
+        self.unit.lock().unlimited_waits
+    }
 }
 
 /// Memory of its own, which counts.
@@ -246,6 +260,8 @@ pub(super) struct Page {
     start: NonNull<u8>,
     pages: usize,
     left: Arc<AtomicU64>,
+    /// Whether it claims to stay mapped in any domain.
+    claims: bool,
 }
 
 impl Page {
@@ -257,7 +273,8 @@ impl Page {
         // SAFETY: at least one page is asked for.
         let start = unsafe { std::alloc::alloc_zeroed(Self::layout(pages)) };
         left.fetch_add(1, Ordering::SeqCst);
-        Self { start: NonNull::new(start).unwrap(), pages, left: Arc::clone(left) }
+        let start = NonNull::new(start).unwrap();
+        Self { start, pages, left: Arc::clone(left), claims: false }
     }
 
     /// Tells pages apart.
@@ -283,6 +300,6 @@ unsafe impl Pinned for Page {
         unsafe { DmaMemory::from_raw(self.start, self.pages * 4096) }
     }
     fn fixed_iova(&self, _: DomainId) -> Option<Iova> {
-        None
+        self.claims.then_some(Iova::new(0))
     }
 }

@@ -177,3 +177,59 @@ fn a_wait_ends_when_a_flush_is_late() {
     requests.wait(SHORT, &mut ended);
     assert!(since.elapsed() >= SHORT && ended.len() == 1);
 }
+
+/// Of several payloads none wakes by the deadline of the backend, which has passed.
+#[test]
+fn the_descriptor_stays_quiet_for_each_payload_of_a_late_request() {
+    let manual = Manual::new();
+    let limits = limits(Duration::ZERO);
+    let domain = &manual.domain;
+    let mut requests = Requests::<_, 2>::new(domain, Policy::Batch, 2, limits).unwrap();
+    let both = [(manual.page(), Access::READ), (manual.page(), Access::WRITE)];
+    let token = requests.begin(both).unwrap();
+    requests.completed(token).unwrap();
+    manual.set_overdue();
+    assert!(matches!(polled(&mut requests)[0].end, End::Late(_)));
+    assert!(!is_readable(requests.arm().unwrap(), SHORT));
+    manual.complete_all();
+    assert!(is_readable(requests.arm().unwrap(), MINUTE));
+    assert_eq!(polled(&mut requests)[0].end, End::Quiesced);
+}
+
+/// A payload that stays mapped waits for nothing, and wakes nothing.
+#[test]
+fn the_descriptor_stays_quiet_beside_a_static_payload() {
+    let manual = Manual::new();
+    let of = |policy| Arena::builder().size(1 << 20).mapping_policy(policy);
+    let domain = crate::Domain::new(manual.domain.clone(), ());
+    let whole = of(MappingPolicy::Whole).build(&domain).unwrap();
+    let per_use = of(MappingPolicy::PerUse).build(&domain).unwrap();
+    for order in [[&whole, &per_use], [&per_use, &whole]] {
+        let mut requests = Requests::<_, 2>::new(&domain, Policy::Batch, 2, limits(HOUR)).unwrap();
+        let both = order.map(|arena| (arena.alloc(4096).unwrap(), Access::READ));
+        let token = requests.begin(both).unwrap();
+        requests.completed(token).unwrap();
+        assert!(polled(&mut requests).is_empty());
+        assert!(!is_readable(requests.arm().unwrap(), SHORT), "its flush is under way");
+        manual.complete_all();
+        assert!(is_readable(requests.arm().unwrap(), MINUTE));
+        assert!(polled(&mut requests)[0].payloads.iter().all(Option::is_some));
+    }
+}
+
+/// The limit of the wait comes first: the request is held, and not late.
+#[test]
+fn a_strict_wait_ends_with_its_own_limit() {
+    let config = SoftConfig { hang_from: Some(1), ..SoftConfig::default() };
+    let domain = crate::Domain::soft_with(config).unwrap();
+    let arena = Arena::builder().size(1 << 20).build(&domain).unwrap();
+    let flush = Duration::from_secs(10);
+    let mut requests = Requests::<_, 1>::new(&domain, Policy::Strict, 2, limits(flush)).unwrap();
+    let token = requests.begin([(arena.alloc(4096).unwrap(), Access::WRITE)]).unwrap();
+    requests.completed(token).unwrap();
+    let (mut ended, since) = (Vec::new(), Instant::now());
+    requests.wait(SHORT, &mut ended);
+    let waited = since.elapsed();
+    assert!(waited >= SHORT && waited < flush && ended.is_empty(), "{waited:?}");
+    assert_eq!((requests.held(), requests.late()), (1, 0));
+}
