@@ -80,7 +80,8 @@
 //!   the device has stopped. What was completed is revoked; the drop waits [`DROP_LIMIT`] for all
 //!   flushes together, and leaves the rest to the domain, which frees it when its flush has
 //!   completed. (With [`Domain::set_held_limit`] the revocation itself may wait for the deadline of
-//!   its flush.)
+//!   its flush.) While a thread unwinds it waits for nothing, and what was completed and not revoked
+//!   is quarantined too.
 //! - **Memory** is allocated by [`Requests::new`], and by `arm` for its descriptor. `begin`, the
 //!   calls of the driver, `poll` and `wait` allocate nothing, if the caller's `Vec` has room, the
 //!   domain needs no table page, and nothing fails.
@@ -169,7 +170,9 @@ pub enum End {
     /// Its flush has not completed within [`Limits::flush`]. The loop holds the payloads: a later
     /// poll reports the request again, with another end.
     Late(BackendError),
-    /// Its flush never completes: the payloads that are not returned are quarantined.
+    /// Its flush never completes: the payloads that are not returned are quarantined. After a panic
+    /// in a call of the loop, of a backend or a payload's drop, it may also be that the domain drops
+    /// them when their flush has completed.
     Lost(BackendError),
 }
 
@@ -275,7 +278,7 @@ pub struct Requests<P: Pinned, const N: usize> {
     flush_limit: Duration,
     slots: Slots<P, N>,
     /// Until the next poll revokes them.
-    completed: Vec<Completed<P, N>>,
+    completed: VecDeque<Completed<P, N>>,
     /// Revoked, in the order of their flushes.
     held: VecDeque<Held<P, N>>,
     /// How many of them were reported as late.
@@ -304,7 +307,8 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             return Err(NewError::Slots { depth, held });
         }
         let no_memory = |_| NewError::NoMemory { slots };
-        let (mut completed, mut queue, mut revoked) = (Vec::new(), VecDeque::new(), Vec::new());
+        let (mut completed, mut queue) = (VecDeque::new(), VecDeque::new());
+        let mut revoked = Vec::new();
         completed.try_reserve_exact(slots).map_err(no_memory)?;
         queue.try_reserve_exact(slots).map_err(no_memory)?;
         revoked.try_reserve_exact(slots.saturating_mul(N)).map_err(no_memory)?;
@@ -508,7 +512,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     #[inline]
     pub fn completed(&mut self, token: Token) -> Result<(), TokenError> {
         let parts = self.slots.end(token)?;
-        self.completed.push(Completed { token, parts });
+        self.completed.push_back(Completed { token, parts });
         Ok(())
     }
 
@@ -523,7 +527,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         if !self.slots.end_lent(token) {
             return Err(lent);
         }
-        self.completed.push(Completed { token, parts: lent.into_parts() });
+        self.completed.push_back(Completed { token, parts: lent.into_parts() });
         Ok(())
     }
 
@@ -546,7 +550,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// gives them back first.
     pub fn stopped(&mut self) {
         let completed = &mut self.completed;
-        self.slots.end_all(|token, parts| completed.push(Completed { token, parts }));
+        self.slots.end_all(|token, parts| completed.push_back(Completed { token, parts }));
     }
 }
 
@@ -554,9 +558,10 @@ impl<P: Pinned, const N: usize> Drop for Requests<P, N> {
     fn drop(&mut self) {
         // First, and without the backend: dropped as they are, they would be revoked and freed.
         self.slots.quarantine_all();
-        // While a thread unwinds, what is left is dropped as any mapping is.
-        if !std::thread::panicking() {
-            self.end_all_within(DROP_LIMIT);
+        match std::thread::panicking() {
+            false => self.end_all_within(DROP_LIMIT),
+            // A second panic, of the backend, would end the process.
+            true => self.abandon_all(),
         }
     }
 }

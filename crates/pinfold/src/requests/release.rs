@@ -100,24 +100,24 @@ impl<P: Pinned, const N: usize> Held<P, N> {
     #[inline]
     fn into_ended(self, domain: &mut DomainLocal) -> Ended<P, N> {
         let Self { token, count, parts, lost, .. } = self;
-        let (mut lost, mut found) = (lost.map(|error| *error), 0);
+        let (mut lost, mut returned) = (lost.map(|error| *error), 0);
         let payloads = parts.map(|part| {
-            let part = part?;
-            found += 1;
-            match part {
-                Part::Quiesced(payload) => Some(payload),
-                Part::Lost => None,
+            let payload = match part? {
+                Part::Quiesced(payload) => payload,
+                Part::Lost => return None,
                 Part::Revoked(revoked) => {
                     let waited = domain.poll(revoked).or_else(|revoked| {
                         // Its flush has failed, and it is quarantined.
                         domain.wait_for(revoked, NO_TIME)
                     });
-                    waited.map_err(|failed| lost = Some(failed.error)).ok()
+                    waited.map_err(|failed| lost = Some(failed.error)).ok()?
                 }
-            }
+            };
+            returned += 1;
+            Some(payload)
         });
-        if found < count && lost.is_none() {
-            // The backend has panicked while it revoked them: the domain has quarantined them.
+        if returned < count && lost.is_none() {
+            // A call of the domain has panicked with the others, which it keeps.
             lost = Some(BackendError::NotRevoked);
         }
         Ended { token, payloads, end: lost.map_or(End::Quiesced, End::Lost) }
@@ -130,6 +130,36 @@ impl<P: Pinned, const N: usize> Held<P, N> {
         let error = WaitError::TimedOut { ticket, waited_ns, polls: 0 }.into();
         Ended { token: self.token, payloads: [const { None }; N], end: End::Late(error) }
     }
+}
+
+impl<P, const N: usize> Ended<P, N> {
+    /// Returns the report of a request whose payloads a call of the domain has kept.
+    fn lost(token: Token) -> Self {
+        Self { token, payloads: [const { None }; N], end: End::Lost(BackendError::NotRevoked) }
+    }
+}
+
+/// A request whose slot is free. Dropped only where the domain panics before its report.
+struct Unreported<'e, P, const N: usize>(Token, &'e mut Vec<Ended<P, N>>);
+
+impl<P, const N: usize> Drop for Unreported<'_, P, N> {
+    #[cold]
+    fn drop(&mut self) {
+        self.1.push(Ended::lost(self.0));
+    }
+}
+
+/// Appends what `end` returns, or, should it panic, that the request is lost.
+#[inline]
+fn report<P, const N: usize>(
+    token: Token,
+    ended: &mut Vec<Ended<P, N>>,
+    end: impl FnOnce() -> Ended<P, N>,
+) {
+    let unreported = Unreported(token, ended);
+    let report = end();
+    unreported.1.push(report);
+    std::mem::forget(unreported);
 }
 
 /// A look without a wait.
@@ -212,52 +242,51 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             return false;
         }
         let since = Time::now();
-        let mut completed = std::mem::take(&mut self.completed);
         let held = self.held.len();
         match self.policy {
             Policy::Static => {
-                for Completed { token, parts } in completed.drain(..) {
-                    self.end_fixed(token, parts, ended);
+                while let Some(one) = self.completed.pop_front() {
+                    self.end_fixed(one, ended);
                 }
             }
             Policy::Revoke => {
-                completed.drain(..).for_each(|one| self.revoke_by_one_flush([one], since, ended));
+                while !self.completed.is_empty() {
+                    self.revoke_by_one_flush(1, since, ended);
+                }
             }
             Policy::Strict | Policy::Batch => {
-                self.revoke_by_one_flush(completed.drain(..), since, ended);
+                self.revoke_by_one_flush(self.completed.len(), since, ended);
             }
         }
-        self.completed = completed;
         self.held.len() > held
     }
 
     /// Returns the payloads of a request that stay mapped.
     #[inline]
-    fn end_fixed(&mut self, token: Token, parts: Parts<P, N>, ended: &mut Vec<Ended<P, N>>) {
-        let (mut mappings, mut end) = (parts.into_mappings(), End::Quiesced);
-        let payloads = std::array::from_fn(|_| {
-            let unmapped = self.domain.unmap(mappings.next()?);
-            unmapped.map_err(|error| end = End::Lost(error)).ok()
-        });
+    fn end_fixed(&mut self, request: Completed<P, N>, ended: &mut Vec<Ended<P, N>>) {
+        let Completed { token, parts } = request;
         self.slots.free(token);
-        ended.push(Ended { token, payloads, end });
+        report(token, ended, || {
+            let (mut mappings, mut end) = (parts.into_mappings(), End::Quiesced);
+            let payloads = std::array::from_fn(|_| {
+                let unmapped = self.domain.unmap(mappings.next()?);
+                unmapped.map_err(|error| end = End::Lost(error)).ok()
+            });
+            Ended { token, payloads, end }
+        });
     }
 
-    /// Revokes the access of `requests`. Those that wait for no flush end, the others are held.
+    /// Revokes the access of the first `count` completed requests. Those that wait for no flush end,
+    /// the others are held.
     #[inline]
-    fn revoke_by_one_flush(
-        &mut self,
-        requests: impl IntoIterator<Item = Completed<P, N>>,
-        since: Time,
-        ended: &mut Vec<Ended<P, N>>,
-    ) {
+    fn revoke_by_one_flush(&mut self, count: usize, since: Time, ended: &mut Vec<Ended<P, N>>) {
         let first = self.held.len();
-        // A request is held with room for its payloads, which follow when they are revoked.
-        let held = &mut self.held;
-        let mappings = requests.into_iter().flat_map(|Completed { token, parts }| {
-            held.push_back(Held::new(token, since, parts.len()));
-            parts.into_mappings()
-        });
+        // A request is held with room for its payloads, which follow when they are revoked: should
+        // the domain panic before, a later poll reports it all the same.
+        let held = |one: &Completed<P, N>| Held::new(one.token, since, one.parts.len());
+        self.held.extend(self.completed.range(..count).map(held));
+        let requests = self.completed.drain(..count);
+        let mappings = requests.flat_map(|request| request.parts.into_mappings());
         self.domain.revoke_many(mappings, &mut self.revoked);
         let mut revoked = self.revoked.drain(..);
         for held in self.held.range_mut(first..) {
@@ -280,7 +309,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     fn finish(&mut self, held: Held<P, N>, ended: &mut Vec<Ended<P, N>>) {
         self.slots.free(held.token);
         self.late -= usize::from(held.is_late);
-        ended.push(held.into_ended(&mut self.domain));
+        report(held.token, ended, || held.into_ended(&mut self.domain));
     }
 
     /// Returns what has ended, and reports what has become late. Flushes complete in the order of
@@ -322,33 +351,40 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
     /// Waits for all that is held, up to `limit` from now.
     fn await_all(&mut self, limit: Duration, ended: &mut Vec<Ended<P, N>>) {
         let began = Instant::now();
-        while let Some(mut first) = self.held.pop_front() {
-            if !first.has_ended() {
-                let left = limit.saturating_sub(began.elapsed());
-                if !first.wait(&mut self.domain, WaitLimit::within(left)) {
-                    self.held.push_front(first);
-                    return;
-                }
-            }
+        while let Some(first) = self.held.pop_front_if(|first| {
+            let left = || WaitLimit::within(limit.saturating_sub(began.elapsed()));
+            // In its place: should the domain panic, a later poll reports it.
+            first.has_ended() || first.wait(&mut self.domain, left())
+        }) {
             self.finish(first, ended);
         }
     }
 
     /// Revokes one request, waits for its flush, and reports how it ended.
     pub(super) fn end_now(&mut self, request: Completed<P, N>) -> Ended<P, N> {
-        let mut held = Held::new(request.token, Time::now(), request.parts.len());
-        self.domain.revoke_many(request.parts.into_mappings(), &mut self.revoked);
-        for (place, revoked) in held.parts.iter_mut().zip(self.revoked.drain(..)) {
-            *place = Some(Part::Revoked(revoked));
+        let Completed { token, parts } = request;
+        // Before the domain is called: should that panic, a later poll reports the request.
+        self.held.push_back(Held::new(token, Time::now(), parts.len()));
+        self.domain.revoke_many(parts.into_mappings(), &mut self.revoked);
+        let (limit, revoked) = (WaitLimit::within(self.flush_limit), &mut self.revoked);
+        let ended = self.held.pop_back_if(|held| {
+            for (place, revoked) in held.parts.iter_mut().zip(revoked.drain(..)) {
+                *place = Some(Part::Revoked(revoked));
+            }
+            held.wait(&mut self.domain, limit)
+        });
+        match (ended, self.held.back_mut()) {
+            (Some(held), _) => {
+                self.slots.free(token);
+                held.into_ended(&mut self.domain)
+            }
+            (None, Some(held)) => {
+                self.late += 1;
+                held.report_late()
+            }
+            // It was held.
+            (None, None) => Ended::lost(token),
         }
-        if held.wait(&mut self.domain, WaitLimit::within(self.flush_limit)) {
-            self.slots.free(held.token);
-            return held.into_ended(&mut self.domain);
-        }
-        let late = held.report_late();
-        self.late += 1;
-        self.held.push_back(held);
-        late
     }
 
     /// Revokes all that was completed, waits for all flushes, for at most `limit` altogether, and
@@ -361,6 +397,20 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             let left = limit.saturating_sub(began.elapsed());
             // What a wait has found late does not wait when it is dropped.
             held.wait(&mut self.domain, WaitLimit::within(left));
+        }
+    }
+
+    /// Leaves all that was completed or is held without a wait, and without a call of a backend that
+    /// has panicked: what was not revoked is quarantined, the rest stays with the domain.
+    pub(super) fn abandon_all(&mut self) {
+        self.completed.drain(..).for_each(|one| one.parts.quarantine());
+        for held in self.held.drain(..) {
+            for part in held.parts.into_iter().flatten() {
+                if let Part::Revoked(revoked) = part {
+                    // Its future does not wait.
+                    drop(revoked.quiesced());
+                }
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 mod ends;
 mod manual;
 mod model;
+mod panics;
 mod ready;
 
 use super::*;

@@ -35,6 +35,8 @@ struct Unit {
     refuses: bool,
     /// Revocations panic.
     panics: bool,
+    /// Waits panic.
+    wait_panics: bool,
     /// How many waits had no limit but the deadline of their flush.
     unlimited_waits: u64,
 }
@@ -123,6 +125,8 @@ impl Backend for Shared {
         self.lock().check(ticket)
     }
     fn wait(&self, ticket: Ticket, limit: Option<WaitLimit>) -> Result<(), BackendError> {
+        let panics = self.lock().wait_panics;
+        assert!(!panics, "a wait");
         let mut unit = self.lock();
         unit.unlimited_waits += u64::from(limit.is_none());
         if unit.obliges {
@@ -218,6 +222,11 @@ impl Manual {
         due.into_iter().for_each(Waker::wake);
     }
 
+    /// Completes all, and wakes nothing: so that the next call of the domain releases what it holds.
+    pub(super) fn complete_unnoticed(&self) {
+        drop(self.unit.lock().complete(u64::MAX));
+    }
+
     /// Fails the unit, and wakes those that wait.
     pub(super) fn fail(&self) {
         let wakers = {
@@ -249,8 +258,20 @@ impl Manual {
         self.unit.lock().panics = panics;
     }
 
+    pub(super) fn panic_in_wait(&self, panics: bool) {
+        self.unit.lock().wait_panics = panics;
+    }
+
     pub(super) fn unlimited_waits(&self) -> u64 {
         self.unit.lock().unlimited_waits
+    }
+
+    /// Leaves a page with the domain until its flush completes, whose drop then panics.
+    pub(super) fn leave_rude_page(&self) {
+        let mut page = self.page();
+        page.is_rude = true;
+        let mapping = self.domain.map(page, crate::FromDevice).unwrap();
+        drop(mapping.revoke().quiesced());
     }
 }
 
@@ -260,6 +281,8 @@ pub(super) struct Page {
     start: NonNull<u8>,
     pages: usize,
     left: Arc<AtomicU64>,
+    /// Whether its drop panics.
+    is_rude: bool,
     /// Whether it claims to stay mapped in any domain.
     claims: bool,
 }
@@ -274,7 +297,7 @@ impl Page {
         let start = unsafe { std::alloc::alloc_zeroed(Self::layout(pages)) };
         left.fetch_add(1, Ordering::SeqCst);
         let start = NonNull::new(start).unwrap();
-        Self { start, pages, left: Arc::clone(left), claims: false }
+        Self { start, pages, left: Arc::clone(left), is_rude: false, claims: false }
     }
 
     /// Tells pages apart.
@@ -288,6 +311,7 @@ impl Drop for Page {
         self.left.fetch_sub(1, Ordering::SeqCst);
         // SAFETY: from `new`, with this layout.
         unsafe { std::alloc::dealloc(self.start.as_ptr(), Self::layout(self.pages)) };
+        assert!(!self.is_rude, "a payload's drop");
     }
 }
 
