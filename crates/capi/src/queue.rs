@@ -253,10 +253,11 @@ pub extern "C" fn pf_queue_destroy(queue: *mut pf_queue_t) -> c_int {
 /// @n: how many.
 ///
 /// Return: how many were accepted; or -errno if the first was refused: EAGAIN (as many are
-/// unreported as the queue is deep); EINVAL (an offset or a length that is no multiple of the
-/// block, beyond the end of the namespace, or 0; more than the largest transfer; an unknown
-/// operation or flag; memory that is not allocated, or that the controller cannot be given: the
-/// message has the entry of `iov`; memory that is mapped as a whole, unless PF_PROTECT_STATIC);
+/// unreported as the queue is deep, or too many flushes are late); EINVAL (an offset or a length
+/// that is no multiple of the block, beyond the end of the namespace, or 0; more than the largest
+/// transfer; an unknown operation or flag; memory that is not allocated, or that the controller
+/// cannot be given: the message has the entry of `iov`; memory that is mapped as a whole, unless
+/// PF_PROTECT_STATIC);
 /// ENXIO (memory that is not in the domain, or not mapped as a whole for PF_PROTECT_STATIC); ENODEV
 /// (no such namespace); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was
 /// formatted or detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or
@@ -361,7 +362,8 @@ unsafe extern "C" fn complete(
 ///
 /// Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if
 /// none is outstanding; or -errno: EBADF; EBUSY (another thread is in a call with it).
-/// Thread: one at a time. Since 0.1.
+/// Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
+/// 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.1.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_queue_wait(queue: *mut pf_queue_t, ns: u64) -> c_int {
