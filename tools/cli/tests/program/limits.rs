@@ -329,8 +329,11 @@ fn doctor_and_receive_agree_on_af_xdp() {
         assert!(detail.contains(part) && fix.is_none(), "{detail} {fix:?}");
         // Memory that cannot be locked is refused before, unless the limit allows it.
         if !received.err.contains("cannot be locked") {
-            let call = detail.split(": ").next().unwrap().to_owned();
-            received.failed(1, &[&call, "not permitted", part]);
+            // Other processes of this user may have had the rest of the limit when the first of the
+            // two asked: then the second is refused by a later call.
+            let call = detail.split(": ").next().unwrap();
+            let call = if call == "setsockopt (XDP_UMEM_REG)" { "" } else { call };
+            received.failed(1, &[call, "not permitted", part]);
         }
     }
 }
