@@ -4,6 +4,7 @@
 //! rustix where it has the call, libc where it does not (`mbind`, `bpf`).
 
 pub(crate) mod bpf;
+pub(crate) mod clock;
 pub mod control_group;
 mod errno;
 pub(crate) mod files;
