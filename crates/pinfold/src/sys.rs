@@ -15,6 +15,7 @@ pub(crate) mod kernel;
 pub(crate) mod limits;
 pub(crate) mod netdev;
 pub(crate) mod netlink;
+pub(crate) mod page_size;
 pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod region;
