@@ -4,7 +4,6 @@
 //! rustix where it has the call, libc where it does not (`mbind`, `bpf`).
 
 pub(crate) mod bpf;
-pub(crate) mod clock;
 pub mod control_group;
 mod errno;
 pub(crate) mod files;
@@ -15,7 +14,6 @@ pub(crate) mod kernel;
 pub(crate) mod limits;
 pub(crate) mod netdev;
 pub(crate) mod netlink;
-pub(crate) mod page_size;
 pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod region;

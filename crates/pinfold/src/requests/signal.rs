@@ -1,10 +1,9 @@
 //! The time of a loop, and its descriptor: a timer that expires when a flush becomes late, and at
 //! once when the backend says that one has ended.
 
-use crate::sys::clock::Clock;
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
+    timerfd_create, timerfd_settime,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,18 +23,23 @@ const COARSE_LAG: Duration = Duration::from_millis(20);
 pub(super) struct Time(Duration);
 
 impl Time {
+    fn of(clock: ClockId) -> Duration {
+        // Never before 0.
+        Duration::try_from(clock_gettime(clock)).unwrap_or_default()
+    }
+
     pub(super) fn now() -> Self {
-        Self(Clock::Exact.now())
+        Self(Self::of(ClockId::Monotonic))
     }
 
     pub(super) fn elapsed(self) -> Duration {
-        Clock::Exact.now().saturating_sub(self.0)
+        Self::of(ClockId::Monotonic).saturating_sub(self.0)
     }
 
     /// False only if less than `limit` has passed.
     #[inline]
     pub(super) fn may_be_older_than(self, limit: Duration) -> bool {
-        let coarse = Clock::Coarse.now().saturating_sub(self.0);
+        let coarse = Self::of(ClockId::MonotonicCoarse).saturating_sub(self.0);
         coarse.saturating_add(COARSE_LAG) >= limit
     }
 }

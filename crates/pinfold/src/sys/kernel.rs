@@ -2,7 +2,6 @@
 
 use super::errno::Errno;
 use super::limits::{MapLimit, MemlockLimit, MemlockRefusal};
-use super::page_size::page_size;
 use super::process::has_seccomp_filter;
 use super::region::Region;
 use super::release::{parse_release, release};
@@ -317,7 +316,7 @@ pub(crate) fn userfaultfd() -> Result<(), Errno> {
 /// hidden. Since Linux 2.6.25; the frame number reads as 0 without `CAP_SYS_ADMIN` since 4.2.
 pub(crate) fn pagemap() -> Result<(), Errno> {
     let here = 1u8;
-    let page = std::ptr::from_ref(&here).addr() as u64 / page_size() as u64;
+    let page = std::ptr::from_ref(&here).addr() as u64 / rustix::param::page_size() as u64;
     let entry = || -> std::io::Result<u64> {
         let mut pagemap = std::fs::File::open("/proc/self/pagemap")?;
         pagemap.seek(SeekFrom::Start(page.saturating_mul(8)))?;

@@ -1,6 +1,5 @@
 //! The limit of locked memory.
 
-use super::page_size::page_size;
 use super::region::Region;
 use super::{files, process};
 use rustix::process::Resource;
@@ -280,7 +279,7 @@ impl MapLimit {
     ///
     /// They are tried, by mapping as much, and not read: without `/proc` it is unknown what counts.
     pub fn allow(bytes: u64) -> bool {
-        let page = page_size();
+        let page = rustix::param::page_size();
         Region::anonymous(super::errno::bytes(bytes), page).is_ok()
     }
 

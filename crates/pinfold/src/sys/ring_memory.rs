@@ -5,7 +5,6 @@
 use super::errno::{Errno, last_errno};
 
 use super::limits::{MapLimit, MapSetting, MemlockLimit, MemlockRefusal};
-use super::page_size::page_size;
 use super::region::Region;
 use super::release::{charges_rings, release};
 use super::uring;
@@ -26,7 +25,7 @@ pub(super) enum Shortage {
 
 /// Returns the bytes of locked memory that a ring is charged at most.
 pub(crate) fn ring_bytes(depth: u32) -> u64 {
-    let page = page_size() as u64;
+    let page = rustix::param::page_size() as u64;
     let entries = u64::from(depth).next_power_of_two();
     // Submissions are 64 bytes and an index of 4; completions are twice as many of 16 bytes, after
     // a header of some 320.
@@ -79,7 +78,7 @@ const MOST_PLACES: u64 = 16_384;
 /// much: a ring of one entry, with a small piece of memory registered as often as it takes. `None`
 /// if that cannot be tried.
 fn limit_refuses(bytes: u64) -> Option<bool> {
-    let page = page_size() as u64;
+    let page = rustix::param::page_size() as u64;
     let ring = match uring::setup(1) {
         Ok(ring) => ring,
         Err(errno) if errno.raw() == libc::ENOMEM => return limit_refuses_two_pages(),
@@ -210,7 +209,7 @@ pub(crate) mod tests {
     /// one that is too large for a test.
     fn filled(left: u64) -> Option<Charged> {
         let limit = MemlockLimit::here().binding().filter(|limit| *limit <= 256 << 20)?;
-        let page = page_size();
+        let page = rustix::param::page_size();
         let ring = uring::setup(1).ok()?;
         let memory = Region::anonymous(64 << 10, page).unwrap();
         memory.ask_for_plain_pages().unwrap();
