@@ -35,11 +35,11 @@ impl<B: Bus> Engine<B> {
     ///
     /// Idle, it spins for a moment, since the next doorbell is often near, then yields, then
     /// sleeps. It yields only while its sleeps are short: where doorbells are far apart, as those
-    /// of large requests, that would take the processor from the program which fills them.
+    /// of large requests, that would take the processor from the program which fills them. (The
+    /// sleeps beside shared registers, which wake nobody, are not short: it looks once between two.)
     pub(crate) fn run(mut self) {
         const SPINS: u32 = 200;
         const YIELDS: u32 = 400;
-        const SHORT_SLEEP: Duration = Duration::from_micros(50);
         let (mut idle, mut sleeps_are_short) = (0u32, true);
         let mut last_work = Instant::now();
         while !self.registers.stop.load(Ordering::Acquire) {
@@ -64,9 +64,8 @@ impl<B: Bus> Engine<B> {
                 let limit = self.next_due().map_or(limit, |due| due.min(limit));
                 let begun = Instant::now();
                 self.registers.clone().park(limit, || self.step());
-                sleeps_are_short = begun.elapsed() < SHORT_SLEEP;
-                // Of shared registers nothing says that a write is near.
-                idle = if self.registers.is_shared() { YIELDS } else { SPINS };
+                sleeps_are_short = begun.elapsed() < SCAN_SLEEP;
+                idle = SPINS;
             }
         }
     }

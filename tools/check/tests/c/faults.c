@@ -63,11 +63,11 @@ static void memory_gone(void)
 	CHECK(!unmap(FREE, 1));
 	stop();
 }
-static void overlapping_reads(void)
+/* Two reads by one doorbell, of two mapped pages. */
+static void two_reads(struct sqe a, struct sqe b)
 {
 	start(ENTRIES);
 	CHECK(!map(FREE, 2, BOTH));
-	struct sqe a = read_to(1, FREE), b = read_to(2, wrong ? FREE : FREE + 1);
 	queue(&io, &a);
 	queue(&io, &b);
 	doorbell(&io);
@@ -75,6 +75,10 @@ static void overlapping_reads(void)
 	complete(&io, NULL);
 	CHECK(!unmap(FREE, 2));
 	stop();
+}
+static void overlapping_reads(void)
+{
+	two_reads(read_to(1, FREE), read_to(2, wrong ? FREE : FREE + 1));
 }
 static void data_changed(void)
 {
@@ -191,16 +195,7 @@ static void entry_changed(void)
 }
 static void command_id_twice(void)
 {
-	start(ENTRIES);
-	CHECK(!map(FREE, 2, BOTH));
-	struct sqe a = read_to(1, FREE), b = read_to(wrong ? 1 : 2, FREE + 1);
-	queue(&io, &a);
-	queue(&io, &b);
-	doorbell(&io);
-	complete(&io, NULL);
-	complete(&io, NULL);
-	CHECK(!unmap(FREE, 2));
-	stop();
+	two_reads(read_to(1, FREE), read_to(wrong ? 1 : 2, FREE + 1));
 }
 static void queue_unmapped(void)
 {

@@ -6,7 +6,6 @@ mod around;
 mod bad_input;
 #[cfg(test)]
 mod check;
-#[cfg(test)]
 /// The client that the tests of the server use, too.
 #[cfg(test)]
 #[path = "../../src/server/client.rs"]
