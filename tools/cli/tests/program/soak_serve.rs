@@ -34,16 +34,18 @@ struct Resources {
 impl Resources {
     fn of(server: &Server) -> Self {
         let proc = format!("/proc/{}", server.id().as_raw_nonzero());
+        let names = std::fs::read_dir(format!("{proc}/task")).unwrap().map(|task| {
+            std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default()
+        });
         // The kernel's workers of a ring come and go.
-        let is_own = |task: &std::fs::DirEntry| {
-            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-            !name.is_empty() && !name.starts_with("iou-")
-        };
-        let tasks = std::fs::read_dir(format!("{proc}/task")).unwrap().map(Result::unwrap);
+        let own: Vec<_> =
+            names.filter(|name| !name.is_empty() && !name.starts_with("iou-")).collect();
+        // The software IOMMU has one thread, from when a loop first sleeps beside a flush.
+        let of_flushes = usize::from(own.iter().any(|name| name.starts_with("pinfold-flushes")));
         let maps = std::fs::read_to_string(format!("{proc}/maps")).unwrap();
         Self {
             descriptors: std::fs::read_dir(format!("{proc}/fd")).unwrap().count(),
-            threads: tasks.filter(is_own).count(),
+            threads: own.len() - of_flushes,
             // The heap and the stacks have no path.
             mappings: maps
                 .lines()
