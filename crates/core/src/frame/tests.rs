@@ -250,7 +250,7 @@ fn small_zones_have_little_metadata() {
 /// A region that repeatedly becomes wholly free does not change sets with each frame.
 #[cfg(feature = "count-rmw")]
 #[test]
-fn read_modify_writes_are_few() {
+fn counted_read_modify_writes_are_few() {
     use crate::sync::{rmw_count, rmw_reset};
     let zone = Zone::new(1 << 20).unwrap();
     let pair = || zone.free(zone.alloc(Order::PAGE).unwrap(), Order::PAGE).unwrap();
@@ -382,7 +382,7 @@ fn a_run_of_many_regions_is_freed_in_other_pieces() {
 /// The state of the region, the hint of whole ones, and two counters; the same to free it.
 #[cfg(feature = "count-rmw")]
 #[test]
-fn runs_of_2_mib_make_few_read_modify_writes() {
+fn counted_runs_of_2_mib_make_few_read_modify_writes() {
     use crate::sync::{rmw_count, rmw_reset};
     let zone = Zone::new(1 << 20).unwrap();
     let mut local = zone.local();

@@ -402,7 +402,7 @@ fn a_single_request_gathers_behind_a_batch_on_its_way() {
 /// were appended since the last merge, which is one.
 #[cfg(feature = "count-rmw")]
 #[test]
-fn a_full_batch_is_merged_once_for_a_list() {
+fn counted_a_full_batch_is_merged_once_for_a_list() {
     const CAPACITY: u64 = batch::Batch::CAPACITY as u64;
     const LIST: u64 = FlushList::CAPACITY as u64;
     let inv = Invalidator::new(Hand::default());

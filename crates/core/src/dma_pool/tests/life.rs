@@ -357,7 +357,7 @@ fn shrink_finds_the_free_chunks_among_mixed_numbers() {
 /// No lock is held for all blocks of the pool.
 #[cfg(feature = "count-rmw")]
 #[test]
-fn shrink_holds_a_lock_for_one_array_at_a_time() {
+fn counted_shrink_holds_a_lock_for_one_array_at_a_time() {
     let heap = heap(64);
     for left in [0, 1] {
         let pool = pool(&heap, 64);

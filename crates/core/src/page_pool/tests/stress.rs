@@ -161,7 +161,7 @@ fn stress_page_pool_of_two_raw_frees_one_is_valid() {
 /// returned together.
 #[cfg(feature = "count-rmw")]
 #[test]
-fn hot_paths_share_nothing() {
+fn counted_hot_paths_share_nothing() {
     use crate::sync::{rmw_count, rmw_reset};
     const N: u64 = 100_000;
     let heap = Heap::new(8 << 20);
