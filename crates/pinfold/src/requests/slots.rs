@@ -5,7 +5,7 @@ use crate::{Access, Segment, Unrevoked};
 use pinfold_core::domain::Pinned;
 use std::collections::TryReserveError;
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most slots of a loop.
 pub(super) const MAX_SLOTS: usize = 1 << 20;
@@ -18,7 +18,7 @@ pub(super) const MAX_SLOTS: usize = 1 << 20;
 #[must_use = "its request stays at the device until it is completed, refused or lost"]
 pub struct Token {
     /// Which loop of the process it is.
-    requests: u32,
+    requests: u64,
     slot: u32,
     generation: u64,
 }
@@ -124,7 +124,7 @@ struct Slot<P: Pinned, const N: usize> {
 
 pub(super) struct Slots<P: Pinned, const N: usize> {
     /// Which loop of the process it is.
-    requests: u32,
+    requests: u64,
     all: Vec<Slot<P, N>>,
     /// The free ones.
     free: Vec<u32>,
@@ -135,7 +135,7 @@ pub(super) struct Slots<P: Pinned, const N: usize> {
 
 impl<P: Pinned, const N: usize> Slots<P, N> {
     pub(super) fn new(count: usize) -> Result<Self, TryReserveError> {
-        static LOOPS: AtomicU32 = AtomicU32::new(0);
+        static LOOPS: AtomicU64 = AtomicU64::new(0);
         let (mut all, mut free) = (Vec::new(), Vec::new());
         all.try_reserve_exact(count)?;
         free.try_reserve_exact(count)?;
