@@ -351,6 +351,8 @@ fn pause(attempts: u32) {
     if attempts < 64 {
         std::thread::yield_now();
     } else {
+        // A sleep would be a cancellation point, also in calls that have no other.
+        let _uncancelled = process::Uncancelled::new();
         std::thread::sleep(std::time::Duration::from_micros(50));
     }
     #[cfg(handle_model)]
@@ -414,6 +416,23 @@ mod model;
 #[cfg(all(test, not(handle_model)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cancelled_thread_waits_for_an_exclusive_call() {
+        let table: Table<u32> = Table::new(1, "number");
+        let handle = table.insert(7).unwrap().expose_provenance();
+        let exclusive = table.get_mut(without_provenance_mut(handle)).unwrap();
+        std::thread::scope(|scope| {
+            let get = || {
+                let got = table.get_waiting(without_provenance_mut(handle));
+                got.map(|number| *number).unwrap()
+            };
+            let waits = scope.spawn(move || process::tests::with_cancel_pending(get));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            drop(exclusive);
+            assert_eq!(waits.join().unwrap(), 7);
+        });
+    }
 
     #[test]
     fn a_handle_is_valid_until_its_object_is_removed_and_never_again() {

@@ -53,14 +53,29 @@ pub(crate) struct Refused(pub(crate) i32, pub(crate) String);
 /// not make objects: they would outlive it.
 pub(crate) fn enter() -> Result<(), Refused> {
     let mut page = page();
+    let mut is_own = true;
     if std::ptr::eq(page, &raw const NONE) {
-        page = map()?;
+        is_own = !shares_memory_of_parent();
+        if is_own {
+            page = map()?;
+        }
     }
-    if page.process.load(Ordering::Relaxed) == std::process::id() {
+    if is_own && page.process.load(Ordering::Relaxed) == std::process::id() {
         return Ok(());
     }
     let why = "this process shares the memory of the one that uses libpinfold (vfork): call _exit or exec only";
     Err(Refused(libc::EPERM, why.to_owned()))
+}
+
+/// Returns whether this process is a `vfork` child: what it made would be taken for the parent's.
+/// `kcmp` since Linux 3.5; where the kernel lacks it or refuses it, it is taken for none.
+#[cold]
+fn shares_memory_of_parent() -> bool {
+    /// `linux/kcmp.h`: compares the memory. Missing in libc.
+    const KCMP_VM: libc::c_int = 1;
+    let (own, parent) = (std::process::id(), std::os::unix::process::parent_id());
+    // SAFETY: numbers only; it compares what two processes use.
+    unsafe { libc::syscall(libc::SYS_kcmp, own, parent, KCMP_VM, 0, 0) == 0 }
 }
 
 /// Maps the page, unless another thread is faster.
@@ -131,5 +146,29 @@ impl Drop for Uncancelled {
         let mut own = 0;
         // SAFETY: as above. The state is the one that the thread had.
         unsafe { pthread_setcancelstate(self.before, &raw mut own) };
+    }
+}
+
+#[cfg(all(test, not(handle_model)))]
+pub(crate) mod tests {
+    use super::*;
+
+    unsafe extern "C" {
+        fn pthread_cancel(thread: libc::pthread_t) -> i32;
+    }
+
+    /// Calls `body` in this thread, which a cancellation point would end, and the program with it.
+    pub(crate) fn with_cancel_pending<R>(body: impl FnOnce() -> R) -> R {
+        let mut before = 0;
+        let _until_the_end = Uncancelled::new();
+        // SAFETY: this thread, which has cancellation disabled.
+        assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+        // SAFETY: `PTHREAD_CANCEL_ENABLE`, of glibc and musl.
+        unsafe { pthread_setcancelstate(0, &raw mut before) };
+        let result = body();
+        // SAFETY: it stores the former state there.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        assert_eq!(before, 0);
+        result
     }
 }

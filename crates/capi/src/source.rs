@@ -2,6 +2,7 @@
 
 use crate::arena::pf_arena_t;
 use crate::failure::{Failure, fail};
+use crate::process::Uncancelled;
 use crate::region::{Hold, PAGE, Region};
 use pinfold::core::domain::DomainId;
 use pinfold::core::frame::{Frame, Order};
@@ -113,6 +114,8 @@ unsafe impl ChunkSource for Marked {
     }
 
     fn acquire(&self, order: Order) -> Result<Frame, SourceError> {
+        // An error that names a limit has read it from files.
+        let _uncancelled = Uncancelled::new();
         let mut chunks = self.chunks();
         self.sweep(&mut chunks);
         let frame = self.arena.acquire(order)?;
@@ -137,11 +140,13 @@ unsafe impl RevocableSource for Marked {}
 #[cfg(test)]
 #[cfg(not(handle_model))]
 mod tests {
+    use super::*;
     use crate::arena::{
         ARENAS, PF_POLICY_PER_USE, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t,
     };
     use crate::block::pf_block_t;
     use crate::domain::{DOMAINS, State, pf_domain_put, pf_domain_soft, pf_domain_t};
+    use crate::failure::brief_call;
     use crate::options::Options;
     use crate::pages::{
         pf_pages_create, pf_pages_destroy, pf_pages_fill, pf_pages_recycle, pf_pages_return,
@@ -150,9 +155,11 @@ mod tests {
         pf_cache_destroy, pf_get_bulk, pf_pool_cache, pf_pool_create, pf_pool_opts, pf_pool_put,
         pf_pool_shrink, pf_put, pf_put_bulk,
     };
+    use crate::process::tests::with_cancel_pending;
     use crate::region::Span;
+    use pinfold::dma_pool::DmaPool;
     use std::ptr::null_mut;
-    use std::sync::Arc;
+    use std::time::Duration;
 
     const EMPTY: pf_block_t = pf_block_t { va: null_mut(), iova: 0, len: 0, tag: 0 };
 
@@ -280,6 +287,26 @@ mod tests {
         assert_eq!(unsafe { pf_put(cache, &raw const blocks[0]) }, 0);
         assert_eq!(pf_cache_destroy(cache), 0);
         assert_eq!(pf_pool_put(pool), 0);
+        memory.end();
+    }
+
+    #[test]
+    fn a_cancelled_thread_waits_for_the_growth_of_another() {
+        let memory = Memory::new();
+        let source = Marked::new(&*ARENAS.get(memory.arena).unwrap());
+        let pool = DmaPool::builder("blocks").block(64).build(&source).unwrap();
+        let alloc =
+            || brief_call(|| pool.local().alloc().map(|_| 7).map_err(|e| Failure::from(&e)));
+        let held = source.chunks();
+        std::thread::scope(|scope| {
+            let grows = scope.spawn(alloc);
+            std::thread::sleep(Duration::from_millis(20));
+            let waits = scope.spawn(|| with_cancel_pending(alloc));
+            std::thread::sleep(Duration::from_millis(50));
+            drop(held);
+            assert_eq!((grows.join().unwrap(), waits.join().unwrap()), (7, 7));
+        });
+        drop((pool, source));
         memory.end();
     }
 

@@ -105,10 +105,20 @@ pub(crate) fn relax(attempts: u32) {
     match attempts {
         0..64 => core::hint::spin_loop(),
         64..80 => std::thread::yield_now(),
-        _ => std::thread::sleep(core::time::Duration::from_micros(50)),
+        _ => doze(),
     }
     #[cfg(all(not(loom), not(feature = "std")))]
     core::hint::spin_loop();
+}
+
+/// Sleeps for 50 microseconds, and is no cancellation point: `pthread_cancel` of a C program that
+/// calls Rust code would unwind through it from `std::thread::sleep`.
+#[cfg(all(not(loom), feature = "std"))]
+#[cold]
+fn doze() {
+    let (nothing, never) = (std::sync::Mutex::new(()), std::sync::Condvar::new());
+    let held = nothing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _ = never.wait_timeout(held, core::time::Duration::from_micros(50));
 }
 
 /// Returns a number that no other call returns: it names a domain, a table, a pool or a buffer for
