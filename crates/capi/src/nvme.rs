@@ -8,7 +8,7 @@ use crate::handle::Table;
 use crate::options::{Options, fill, read};
 use crate::queue::transfer::Lost;
 use crate::region::Hold;
-use libc::{EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
+use libc::{EFBIG, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
 use pinfold::Arena;
 use pinfold::vfio::DeviceError;
 use pinfold_nvme::driver::{self, Config, Controller, Namespace, Vector};
@@ -351,7 +351,10 @@ unsafe fn medium(opts: &pf_nvme_opts) -> Result<Arc<dyn Media>, Failure> {
     match FileMedia::open(Path::new(path), size) {
         Ok(media) => Ok(Arc::new(media)),
         Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(EIO);
+            let errno = match error.kind() {
+                std::io::ErrorKind::FileTooLarge => EFBIG,
+                _ => error.raw_os_error().unwrap_or(EIO),
+            };
             Err(Failure::new(errno, format!("cannot open {path} as a model's medium: {error}")))
         }
     }

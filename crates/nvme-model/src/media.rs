@@ -1,7 +1,7 @@
 //! Where the model controller stores its blocks: memory, or a file.
 
 use crate::bus::BusFault;
-use pinfold::probe::MapLimit;
+use pinfold::probe::{FileLimit, MapLimit};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -286,9 +286,13 @@ impl FileMedia {
     /// to `bytes`; never shortens it.
     ///
     /// # Errors
-    /// The system error.
+    /// The system error; [`FileLimit`] before anything is done.
     pub fn open(path: &Path, bytes: Option<u64>) -> io::Result<Self> {
         let create = bytes.is_some();
+        let grown = |want: &u64| std::fs::metadata(path).map_or(true, |found| found.len() < *want);
+        if let Some(refused) = bytes.filter(grown).and_then(FileLimit::refusing) {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, refused));
+        }
         let file =
             OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
         let has = file.metadata()?.len();

@@ -25,7 +25,9 @@ mod tests;
 pub use crate::sys::files::Roots;
 pub use crate::sys::hugepages::{HugetlbPool, Thp};
 pub use crate::sys::kernel::{RingRefusal, RingRefusalCause};
-pub use crate::sys::limits::{MapLimit, MapSetting, MemlockRefusal, OpenFiles, SystemMemory};
+pub use crate::sys::limits::{
+    FileLimit, MapLimit, MapSetting, MemlockRefusal, OpenFiles, SystemMemory,
+};
 pub use crate::sys::process::{Privileges, placed, share_one_heap};
 pub use crate::sys::threads::ThreadLimit;
 pub use crate::sys::{control_group, hugepages, threads};

@@ -525,6 +525,37 @@ static void other_user(void) {
     destroy();
 }
 
+/* A file that may not be as long is an error, where the kernel would end the process (SIGXFSZ). */
+static void long_files(void) {
+    char path[] = "/tmp/pinfold-long-XXXXXX";
+    struct rlimit most;
+    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 8 << 20};
+    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 2 << 20, .path = path};
+    pf_nvme_t *of_file;
+    pf_arena_t *shared;
+    create();
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && ftruncate(fd, 2 << 20) == 0);
+    CHECK(getrlimit(RLIMIT_FSIZE, &most) == 0);
+    most.rlim_cur = 1 << 20;
+    CHECK(setrlimit(RLIMIT_FSIZE, &most) == 0);
+    opts.sources = PF_SOURCE_MEMFD;
+    REFUSED(ENOMEM, "ulimit -f 8192", pf_arena_create(domain, &opts, &shared));
+    opts.size = 1 << 20;
+    OK(pf_arena_create(domain, &opts, &shared));
+    OK(pf_arena_put(shared));
+    /* As long as it is. */
+    OK(pf_nvme_open(domain, arena, &model, &of_file));
+    OK(pf_nvme_put(of_file));
+    model.size += 512;
+    REFUSED(EFBIG, "RLIMIT_FSIZE", pf_nvme_open(domain, arena, &model, &of_file));
+    CHECK(unlink(path) == 0 && close(fd) == 0);
+    REFUSED(EFBIG, "RLIMIT_FSIZE", pf_nvme_open(domain, arena, &model, &of_file));
+    CHECK(access(path, F_OK) != 0);
+    use();
+    destroy();
+}
+
 static void nothing(int number) {
     (void)number;
 }
@@ -588,6 +619,7 @@ int main(void) {
     RUN(jumps);
     RUN(closes_descriptors);
     RUN(other_user);
+    RUN(long_files);
     RUN(interrupted);
     puts("process: ok");
     return 0;

@@ -4,7 +4,7 @@ use super::arena::BuildError;
 use super::claim::{Claim, ClaimedFor};
 use super::source::{Source, SourceUnavailable, UnavailableReason};
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
-use crate::sys::limits::{MapLimit, SystemMemory};
+use crate::sys::limits::{FileLimit, MapLimit, SystemMemory};
 use crate::sys::region::Region;
 use crate::sys::{Errno, control_group, pages, process, region, trial};
 use pinfold_core::addr::PageSize;
@@ -156,6 +156,9 @@ fn attempt(request: &Request, source: Source) -> Result<(Region, Option<OwnedFd>
             None,
         ),
         Source::Memfd | Source::Memfd2M | Source::Memfd1G => {
+            if let Some(limit) = FileLimit::refusing(len as u64) {
+                return Err(UnavailableReason::FileLimit(limit).into());
+            }
             let fd = region::memory_file(len as u64, page)
                 .map_err(|errno| explain("memfd", errno, page, len, None))?;
             let region = Region::shared(fd.as_fd(), len)
@@ -394,6 +397,7 @@ fn fix(reason: &UnavailableReason, node: Option<u32>) -> Option<String> {
         | UnavailableReason::TransparentDisabled
         | UnavailableReason::PlainInstead
         | UnavailableReason::NoAddressSpace { .. }
+        | UnavailableReason::FileLimit(_)
         | UnavailableReason::Kernel { .. } => None,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::sys::Errno;
 use crate::sys::control_group::GroupLimit;
-use crate::sys::limits::{MapLimit, MemlockLimit};
+use crate::sys::limits::{FileLimit, MapLimit, MemlockLimit};
 use crate::sys::process::placed;
 use pinfold_core::addr::PageSize;
 use std::fmt;
@@ -212,6 +212,9 @@ pub enum UnavailableReason {
         /// The limit.
         limit: MapLimit,
     },
+    /// A memory file may not be as long.
+    #[error(transparent)]
+    FileLimit(FileLimit),
     /// Another error of the kernel.
     #[error("{call}: {errno}")]
     Kernel {

@@ -187,6 +187,31 @@ impl OpenFiles {
     }
 }
 
+/// A file that `RLIMIT_FSIZE` refuses. The kernel tells by `SIGXFSZ`, which ends a process that does
+/// not expect it: so whoever makes a file longer asks before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a file of {requested} bytes exceeds RLIMIT_FSIZE, which is {limit} bytes: {}", self.raise())]
+pub struct FileLimit {
+    /// The length that was requested, in bytes.
+    pub requested: u64,
+    /// The limit in bytes.
+    pub limit: u64,
+}
+
+impl FileLimit {
+    /// Returns the refusal, if the limit of this process refuses a file of `bytes` bytes.
+    pub fn refusing(bytes: u64) -> Option<Self> {
+        let limit = rustix::process::getrlimit(Resource::Fsize).current?;
+        (bytes > limit).then_some(Self { requested: bytes, limit })
+    }
+
+    /// Returns the shell command that raises the limit, or what to do in words.
+    fn raise(&self) -> String {
+        let hard = rustix::process::getrlimit(Resource::Fsize).maximum;
+        raise(("f", 1024, "fsize"), self.requested, hard).unwrap_or_else(|words| words)
+    }
+}
+
 /// The machine's memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SystemMemory {
