@@ -138,6 +138,27 @@
 #define PF_POOL_DEBUG (1 << 0)
 
 /*
+ In pf_fault.kind: nothing is mapped at the address.
+ */
+#define PF_FAULT_NOT_MAPPED 1
+
+/*
+ In pf_fault.kind: the mapping does not allow the device to read.
+ */
+#define PF_FAULT_NO_READ 2
+
+/*
+ In pf_fault.kind: the mapping does not allow the device to write.
+ */
+#define PF_FAULT_NO_WRITE 3
+
+/*
+ In pf_fault.kind: there is no translation for another reason: an address that is too large, or a
+ damaged table.
+ */
+#define PF_FAULT_OTHER 4
+
+/*
  For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
  completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
  pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped (that
@@ -308,6 +329,11 @@ typedef struct pf_pages_t pf_pages_t;
  A pool of blocks of one size.
  */
 typedef struct pf_pool_t pf_pool_t;
+
+/*
+ A device model's connection to memory.
+ */
+typedef struct pf_port_t pf_port_t;
 
 /*
  One thread's queue of a controller.
@@ -640,6 +666,32 @@ struct pf_pool_stats {
 };
 
 /*
+ The faults of a port. Set `size` to its sizeof.
+ */
+struct pf_fault {
+  /*
+   sizeof(struct pf_fault).
+   */
+  size_t size;
+  /*
+   How many accesses of the port have faulted. If it is 0, so is the rest.
+   */
+  uint64_t count;
+  /*
+   Of the last one, the first address that was not reached.
+   */
+  uint64_t iova;
+  /*
+   The reason for it: PF_FAULT_*.
+   */
+  uint32_t kind;
+  /*
+   0.
+   */
+  uint32_t reserved;
+};
+
+/*
  Options of a queue. Set `opts_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_queue_opts {
@@ -943,8 +995,8 @@ int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region) PF_CHECK
 
 /*
  Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
- The only device in it is a model of a controller (pf_nvme_open() without `bdf`), whose accesses
- are checked as by a real IOMMU.
+ The devices in it are models: of a controller (pf_nvme_open() without `bdf`), or the program's own
+ (pf_port_open()). Their accesses are checked as by a real IOMMU.
 
  @out: where the handle is stored.
 
@@ -1600,6 +1652,76 @@ int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
  */
 int pf_pool_put(struct pf_pool_t *pool);
 
+/*
+ Connects a device model to a domain of pf_domain_soft(): what the program does through the port
+ a device does, and the software IOMMU checks it. Each port is a device of its own, with a cache of
+ translations, so that a model and a test of its revocations may each have one.
+
+ @domain: the domain.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: ENOTSUP (the domain's devices are real); EBADF; EFAULT; ENFILE.
+ Thread: any. Allocates. Ends with pf_port_destroy(). Since 0.1.
+
+ */
+int pf_port_open(struct pf_domain_t *domain, struct pf_port_t **out) PF_CHECKED;
+
+/*
+ Disconnects a device model.
+
+ @port: the port; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (another thread is in a call with it); EBADF.
+ Thread: any. Since 0.1.
+ */
+int pf_port_destroy(struct pf_port_t *port);
+
+/*
+ Reads memory as a device does. 4 or 8 bytes at a multiple of that are read at once; what follows
+ in this thread comes after the read.
+
+ @port: the port.
+ @iova: the device's address of the memory.
+ @buf: where the bytes are stored; it may be memory of the domain itself.
+ @len: how many; 0 does nothing.
+
+ Return: 0, or -errno: EFAULT (the device may not read there: pf_port_fault() has the address and
+ the reason, and the bytes of the pages before are stored; or `buf` is NULL, which counts no
+ fault); EBADF; EBUSY (another thread destroys the port).
+ Thread: any. Since 0.1.
+
+ */
+int pf_port_read(struct pf_port_t *port, uint64_t iova, void *buf, size_t len) PF_CHECKED;
+
+/*
+ Writes memory as a device does. 4 or 8 bytes at a multiple of that are written at once; whoever
+ sees the write sees what this thread did before it.
+
+ @port: the port.
+ @iova: the device's address of the memory.
+ @buf: the bytes.
+ @len: how many; 0 does nothing.
+
+ Return: 0, or -errno: EFAULT (the device may not write there: pf_port_fault() has the address and
+ the reason, and the pages before are written; or `buf` is NULL, which counts no fault); EBADF;
+ EBUSY (another thread destroys the port).
+ Thread: any. Since 0.1.
+
+ */
+int pf_port_write(struct pf_port_t *port, uint64_t iova, const void *buf, size_t len) PF_CHECKED;
+
+/*
+ Tells which accesses of a port have faulted.
+
+ @port: the port.
+ @fault: where the number of faults and the last one are stored; its `size` says how long it is.
+
+ Return: 0, or -errno: EINVAL (`size`); EFAULT; EBADF; EBUSY (another thread destroys the port).
+ Thread: any. Takes a lock. Since 0.1.
+
+ */
+int pf_port_fault(struct pf_port_t *port, struct pf_fault *fault) PF_CHECKED;
+
 extern int32_t pthread_setcancelstate(int32_t state, int32_t *before);
 
 /*
@@ -1899,6 +2021,8 @@ int pf_trace_set(pf_trace_fn function, void *arg);
  Thread: any; also in a child. Since 0.1.
  */
 unsigned int pf_version(void);
+
+
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -178,8 +178,8 @@ pub(crate) unsafe fn text<'t>(text: *const c_char, name: &str) -> Result<&'t str
 }
 
 /// Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
-/// The only device in it is a model of a controller (pf_nvme_open() without `bdf`), whose accesses
-/// are checked as by a real IOMMU.
+/// The devices in it are models: of a controller (pf_nvme_open() without `bdf`), or the program's own
+/// (pf_port_open()). Their accesses are checked as by a real IOMMU.
 ///
 /// @out: where the handle is stored.
 ///

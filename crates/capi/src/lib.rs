@@ -39,6 +39,7 @@ mod options;
 pub mod owner;
 pub mod pages;
 pub mod pool;
+pub mod port;
 mod process;
 pub mod queue;
 mod readers;
