@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         }
     }
     // The section on safety is Rust's: the parameters' descriptions say the same in C's terms.
-    let made = plain(&String::from_utf8_lossy(&made));
+    let made = plain(&inside(&String::from_utf8_lossy(&made)));
     if std::env::args().any(|word| word == "--check") {
         let there = std::fs::read_to_string(&header).unwrap_or_default();
         if there == made {
@@ -39,6 +39,17 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Moves what follows the include guard (the `trailer` of cbindgen.toml: functions that are compiled
+/// into programs) behind the other functions.
+fn inside(header: &str) -> String {
+    let moved = header.split_once("#endif  /* PINFOLD_H */").and_then(|(body, trailer)| {
+        let end = body.rfind("#ifdef __cplusplus")?;
+        let (functions, end) = body.split_at_checked(end)?;
+        Some(format!("{functions}{}\n\n{end}#endif  /* PINFOLD_H */\n", trailer.trim()))
+    });
+    moved.unwrap_or_else(|| header.to_owned())
 }
 
 /// Leaves out the sections `# Safety` of comments, and the names without `struct` of types that do
@@ -106,6 +117,13 @@ fn untyped(line: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn what_follows_the_guard_is_moved_into_it() {
+        let header = "int pf(void);\n\n#ifdef __cplusplus\n}\n#endif\n\n#endif  /* PINFOLD_H */\n\n\nstatic int f(void);\n";
+        let moved = "int pf(void);\n\nstatic int f(void);\n\n#ifdef __cplusplus\n}\n#endif\n\n#endif  /* PINFOLD_H */\n";
+        assert_eq!(super::inside(header), moved);
+    }
+
     #[test]
     fn only_types_that_end_in_t_have_a_name_without_struct() {
         let header = "typedef struct pf_event {\n} pf_event;\ntypedef struct pf_map_t {\n} pf_map_t;\n\

@@ -228,6 +228,35 @@
 #define PF_LATE 1073741824
 
 /*
+ The most payloads of a request.
+ */
+#define PF_MOST_PAYLOADS 8
+
+/*
+ In pf_done.end: no device reaches the payloads of the request.
+ */
+#define PF_END_QUIESCED 0
+
+/*
+ In pf_done.end: the device no longer works on the request, and its memory is the program's again;
+ devices still reach at least one of its payloads, which is mapped for its lifetime (its arena has
+ PF_POLICY_WHOLE, or it is registered, or a pool's). The value of PF_STAYS_MAPPED.
+ */
+#define PF_END_STAYS_MAPPED 1
+
+/*
+ In pf_done.end: the flush has not completed in time, and a device may still reach the payloads,
+ which stay in use. The request is reported again, with another end.
+ */
+#define PF_END_LATE 2
+
+/*
+ In pf_done.end: the flush never completes, and a device may reach the payloads for good: they
+ stay in use, and pf_quarantine() counts them.
+ */
+#define PF_END_LOST 3
+
+/*
  The version of this header: major << 16 | minor << 8 | patch. pf_version() has the library's.
  */
 #define PF_VERSION 256
@@ -344,6 +373,11 @@ typedef struct pf_queue_t pf_queue_t;
  Memory that the program already has, in a domain.
  */
 typedef struct pf_reg_t pf_reg_t;
+
+/*
+ A protected request loop.
+ */
+typedef struct pf_requests_t pf_requests_t;
 
 /*
  Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
@@ -808,6 +842,84 @@ struct pf_counter {
    0.
    */
   uint32_t reserved;
+};
+
+/*
+ Options of a request loop. Set `opts_size` to its sizeof, and what is not needed to 0.
+ */
+struct pf_requests_opts {
+  /*
+   sizeof(struct pf_requests_opts).
+   */
+  size_t opts_size;
+  /*
+   How many nanoseconds a flush may take before its request is late; 0: 5 s.
+   */
+  uint64_t flush_ns;
+  /*
+   The most requests at the device, at least 1.
+   */
+  uint32_t depth;
+  /*
+   How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both together
+   are at most 1048576.
+   */
+  uint32_t held;
+  /*
+   When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. What stays mapped for its lifetime may
+   be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
+   PF_PROTECT_STATIC takes nothing else.
+   */
+  uint32_t protect;
+  /*
+   0.
+   */
+  uint32_t flags;
+};
+
+/*
+ Memory of a request.
+ */
+struct pf_payload {
+  /*
+   The memory: any bytes of one allocation of an arena in the domain, of one block, or of one
+   registration.
+   */
+  void *va;
+  /*
+   Bytes, at least 1.
+   */
+  size_t len;
+  /*
+   What the device may do with it: enum pf_dir.
+   */
+  uint32_t dir;
+  /*
+   0.
+   */
+  uint32_t reserved;
+};
+
+/*
+ The report of a request.
+ */
+struct pf_done {
+  /*
+   The request. Unless it is PF_END_LATE, no call takes the token any more.
+   */
+  uint64_t token;
+  /*
+   What pf_requests_completed() was told; else 0.
+   */
+  uint64_t result;
+  /*
+   How the device's access ended: PF_END_*.
+   */
+  uint32_t end;
+  /*
+   0, or -errno for PF_END_LATE and PF_END_LOST: ETIMEDOUT, EIO.
+   */
+  int32_t error;
 };
 
 /*
@@ -2001,6 +2113,168 @@ int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
 int pf_stats_json(const void *handle, char *buffer, size_t len);
 
 /*
+ Creates a protected request loop for a driver of the program's own. It has the memory of requests
+ for as long as the device may reach it, and returns it when the device cannot. It does not know
+ the device: the driver tells it what has become of a request. Retries and deadlines of commands
+ are the driver's.
+
+ @domain: the domain that the device is in.
+ @opts: the options; `depth` at least.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EINVAL (depth, held, unknown protection or flags); ENOMEM; E2BIG; EBADF;
+ EFAULT; ENFILE.
+ Thread: any. A loop is used by one thread at a time: a call beside another's gives EBUSY.
+ Ownership: it keeps the domain. Allocates all that it needs. Ends with pf_requests_destroy().
+ Since 0.1.
+
+ */
+int pf_requests_create(struct pf_domain_t *domain,
+                       const struct pf_requests_opts *opts,
+                       struct pf_requests_t **out) PF_CHECKED;
+
+/*
+ Destroys a request loop. Requests that are lost are quarantined for good: their device may still
+ work on them. Memory of those that are late is handed back when their flush completes.
+
+ @requests: the loop; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (requests are at the device or have not been reported: the message
+ counts them; or another thread is in a call with it); EBADF.
+ Thread: any. It may wait 50 ms for flushes. Since 0.1.
+ */
+int pf_requests_destroy(struct pf_requests_t *requests);
+
+/*
+ Begins a request: maps each payload, all or none. Until the request is reported its memory is in
+ use, and pf_free() refuses it.
+
+ @requests: the loop.
+ @payloads: the memory; what they point to is read by this call only.
+ @n: how many: 0 to PF_MOST_PAYLOADS.
+ @token: where the name of the request is stored: never 0. pf_token_slot() of it is below the sum
+ of `depth` and `held`, and no other request has that slot before this one is reported: the index
+ in a driver's table.
+ @iovas: where the device's address of each payload is stored, `n` of them; NULL if `n` is 0.
+
+ Return: 0, or -errno: EAGAIN (as many requests as `depth` are at the device, or no slot is left:
+ poll first); ENXIO (memory that is not in the domain, or with PF_PROTECT_STATIC does not stay
+ mapped); EINVAL (memory that is not allocated, 0 bytes, no direction, reserved fields, too many
+ payloads: the message has the index); ENOMEM, ENOSPC (mapping it); EIO, ETIMEDOUT (the IOMMU); EFAULT;
+ EBADF; EBUSY. Nothing is mapped then.
+ Thread: one at a time. Allocates for more than two payloads. Ownership: the memory is lent until
+ the report. Since 0.1.
+
+ */
+int pf_requests_begin(struct pf_requests_t *requests,
+                      const struct pf_payload *payloads,
+                      unsigned int n,
+                      uint64_t *token,
+                      uint64_t *iovas) PF_CHECKED;
+
+/*
+ Says that the device no longer works on a request: the next pf_requests_poll() revokes its access.
+ One that was said to be lost may complete after all.
+
+ @requests: the loop.
+ @token: the request.
+ @result: the caller's: its report has it.
+
+ Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
+ EBADF; EBUSY.
+ Thread: one at a time. Since 0.1.
+ */
+int pf_requests_completed(struct pf_requests_t *requests, uint64_t token, uint64_t result) PF_CHECKED;
+
+/*
+ Says that a request was never submitted: revokes its access, and waits for the flush, whatever the
+ protection. The request has ended then, without a report.
+
+ @requests: the loop.
+ @token: the request.
+
+ Return: 0: no device reaches the payloads; PF_STAYS_MAPPED: one is mapped for its lifetime; or
+ -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports the
+ request when it ends); EIO (the flush never completes, and the memory is quarantined); ESTALE (it
+ has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
+ Thread: one at a time. Since 0.1.
+ */
+int pf_requests_refused(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
+
+/*
+ Says that a request was given up, and the device may still work on it: its memory stays mapped and
+ in use, so that a late access reaches nothing else. It takes no place of the depth any more, and
+ keeps its slot until pf_requests_completed() or pf_requests_stopped().
+
+ @requests: the loop.
+ @token: the request.
+
+ Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
+ changed); EBADF; EBUSY.
+ Thread: one at a time. Since 0.1.
+ */
+int pf_requests_lost(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
+
+/*
+ Says that the device is proven quiet, as after a pf_device_reset() that has succeeded: all requests
+ that are at the device or lost are completed, with the result 0.
+
+ @requests: the loop.
+
+ Return: 0, or -errno: EBADF; EBUSY.
+ Thread: one at a time. Since 0.1.
+ */
+int pf_requests_stopped(struct pf_requests_t *requests) PF_CHECKED;
+
+/*
+ Revokes access to what was completed, and reports requests whose memory no device can reach any
+ more, and those whose flush has become late. PF_PROTECT_STRICT waits for the flush of what it
+ revokes, for at most `flush_ns`; the others never wait.
+
+ @requests: the loop.
+ @done: where the reports are stored.
+ @max: how many fit; what is left is reported by the next call.
+
+ Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
+ Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless it
+ is PF_END_LATE or PF_END_LOST. Since 0.1.
+
+ */
+int pf_requests_poll(struct pf_requests_t *requests, struct pf_done *done, unsigned int max) PF_CHECKED;
+
+/*
+ Polls, and if that finds nothing waits until a flush has completed, a request has become late, or
+ the time has passed. It does not wait for the device: where nothing waits for a flush it returns at
+ once.
+
+ @requests: the loop.
+ @ns: nanoseconds to wait at most; they also end the wait of PF_PROTECT_STRICT.
+ @done: where the reports are stored.
+ @max: how many fit; what is left is reported by the next call.
+
+ Return: as pf_requests_poll().
+ Thread: one at a time. Since 0.1.
+
+ */
+int pf_requests_wait(struct pf_requests_t *requests,
+                     uint64_t ns,
+                     struct pf_done *done,
+                     unsigned int max) PF_CHECKED;
+
+/*
+ Prepares for a sleep, and returns a descriptor for poll() and epoll, always the same: it becomes
+ readable when pf_requests_poll() may find something, or when a flush has become late; at once where
+ that is so already. Poll then, and call this again before the next sleep, which also clears it. It
+ tells nothing of the device.
+
+ @requests: the loop.
+
+ Return: the descriptor; or -errno: EMFILE, ENFILE; EBADF; EBUSY.
+ Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.1.
+ */
+int pf_requests_fd(struct pf_requests_t *requests) PF_CHECKED;
+
+/*
  Sets the function that sees each alloc, free, map and revoke; NULL for none. Off at first.
 
  @function: called in the thread of the event, after the event, inside its call. It must not
@@ -2022,7 +2296,11 @@ int pf_trace_set(pf_trace_fn function, void *arg);
  */
 unsigned int pf_version(void);
 
-
+/* The slot of a request of a loop (pf_requests_begin()): the index in a driver's table. */
+static inline uint32_t pf_token_slot(uint64_t token)
+{
+    return (uint32_t)(token & 0xfffff);
+}
 
 #ifdef __cplusplus
 }  // extern "C"

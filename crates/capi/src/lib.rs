@@ -46,6 +46,7 @@ mod readers;
 mod region;
 pub mod registered;
 pub mod report;
+pub mod requests;
 mod rings;
 pub mod slots;
 mod source;

@@ -34,7 +34,7 @@ pub enum pf_dir {
 }
 
 impl pf_dir {
-    fn of(value: c_uint) -> Result<Self, Failure> {
+    pub(crate) fn of(value: c_uint) -> Result<Self, Failure> {
         match value {
             1 => Ok(Self::PF_TO_DEVICE),
             2 => Ok(Self::PF_FROM_DEVICE),

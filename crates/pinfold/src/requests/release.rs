@@ -219,12 +219,7 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
         let has_ended = first.is_some_and(|first| first.wait(&mut self.domain, NO_TIME));
         let now = Some(Duration::ZERO);
         let due = if has_ended || !self.completed.is_empty() { now } else { self.until_late() };
-        let signal = match self.signal.take() {
-            Some(signal) => signal,
-            None => Signal::new()?,
-        };
-        let signal = self.signal.insert(signal);
-        signal.set(due)?;
+        let signal = Signal::set_in(&mut self.signal, due)?;
         if let Some(first) = self.held.front().filter(|_| due != now) {
             first.revoked().for_each(|revoked| revoked.wake(signal.waker()));
             // It may have ended before the waker was registered.
@@ -233,6 +228,15 @@ impl<P: Pinned, const N: usize> Requests<P, N> {
             }
         }
         Ok(signal.fd())
+    }
+
+    /// As [`arm`](Self::arm), for a driver that has kept reports for its next poll: the descriptor is
+    /// readable at once.
+    ///
+    /// # Errors
+    /// As for `arm`.
+    pub fn arm_now(&mut self) -> io::Result<BorrowedFd<'_>> {
+        Ok(Signal::set_in(&mut self.signal, Some(Duration::ZERO))?.fd())
     }
 
     /// Revokes what was completed. Returns whether anything has to be waited for.

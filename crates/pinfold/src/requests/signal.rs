@@ -78,10 +78,21 @@ impl Wake for Timer {
 }
 
 impl Signal {
-    pub(super) fn new() -> io::Result<Self> {
+    fn new() -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = Arc::new(Timer(timerfd_create(TimerfdClockId::Monotonic, flags)?));
         Ok(Self { waker: Waker::from(Arc::clone(&timer)), timer })
+    }
+
+    /// Sets the signal of a loop, which is created by its first use.
+    pub(super) fn set_in(place: &mut Option<Self>, limit: Option<Duration>) -> io::Result<&Self> {
+        let signal = match place.take() {
+            Some(signal) => signal,
+            None => Self::new()?,
+        };
+        let signal = place.insert(signal);
+        signal.set(limit)?;
+        Ok(signal)
     }
 
     /// Makes the descriptor readable after `limit`, and not before unless it is woken; without a

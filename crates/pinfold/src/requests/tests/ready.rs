@@ -31,6 +31,9 @@ fn the_descriptor_is_readable_when_a_poll_finds_something() {
     assert!(is_readable(requests.arm().unwrap(), MINUTE), "it has completed before");
     assert_eq!(polled(&mut requests).len(), 1);
     assert!(!is_readable(requests.arm().unwrap(), Duration::ZERO), "cleared");
+    assert!(is_readable(requests.arm_now().unwrap(), Duration::ZERO), "the driver's own reports");
+    assert_eq!(requests.arm_now().unwrap().as_raw_fd(), fd, "always the same");
+    assert!(!is_readable(requests.arm().unwrap(), Duration::ZERO), "cleared");
     // While the program sleeps, with the descriptor that it has.
     let token = begin(&mut requests, &manual);
     requests.completed(token).unwrap();

@@ -1,0 +1,745 @@
+//! The protected request loop (`pinfold::requests`), for drivers in C of queues that are not the
+//! library's.
+
+use crate::domain::{DOMAINS, Lookup, State, pf_domain_t};
+use crate::errno::Errno;
+use crate::failure::{Failure, call, check_out, fail, store};
+use crate::handle::Table;
+use crate::map::{PF_STAYS_MAPPED, pf_dir};
+use crate::options::{Options, read};
+use crate::queue::{PF_PROTECT_BATCH, PF_PROTECT_REVOKE, PF_PROTECT_STATIC, PF_PROTECT_STRICT};
+use crate::region::Span;
+use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
+use names::Names;
+use pinfold::Access;
+use pinfold::requests::{End, Ended, Limits, NewError, Policy, Refusal, Requests, Token};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+mod names;
+#[cfg(test)]
+mod tests;
+
+/// The most payloads of a request.
+pub const PF_MOST_PAYLOADS: u32 = 8;
+const MOST: usize = PF_MOST_PAYLOADS as usize;
+
+/// In pf_done.end: no device reaches the payloads of the request.
+pub const PF_END_QUIESCED: u32 = 0;
+/// In pf_done.end: the device no longer works on the request, and its memory is the program's again;
+/// devices still reach at least one of its payloads, which is mapped for its lifetime (its arena has
+/// PF_POLICY_WHOLE, or it is registered, or a pool's). The value of PF_STAYS_MAPPED.
+pub const PF_END_STAYS_MAPPED: u32 = 1;
+/// In pf_done.end: the flush has not completed in time, and a device may still reach the payloads,
+/// which stay in use. The request is reported again, with another end.
+pub const PF_END_LATE: u32 = 2;
+/// In pf_done.end: the flush never completes, and a device may reach the payloads for good: they
+/// stay in use, and pf_quarantine() counts them.
+pub const PF_END_LOST: u32 = 3;
+
+/// How long a flush may take, unless the options say another time.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+
+/// A protected request loop.
+pub struct pf_requests_t {
+    /// Has the memory that is mapped for requests; not that which stays mapped.
+    requests: Requests<Span, MOST>,
+    is_static: bool,
+    names: Names<Request>,
+    /// Empty between two calls.
+    ended: Vec<Ended<Span, MOST>>,
+    /// What the program has not been told: at most two reports of each request.
+    ready: VecDeque<pf_done>,
+    lookup: Lookup,
+    /// Dropped after the loop.
+    state: Arc<State>,
+}
+
+static REQUESTS: Table<pf_requests_t> = Table::new(12, "request loop");
+
+/// What is kept of a request until it is reported.
+struct Request {
+    token: Token,
+    result: u64,
+    memory: [Option<Memory>; MOST],
+}
+
+/// A payload of a request.
+enum Memory {
+    /// The loop has it; the address is the program's.
+    Mapped(usize),
+    /// It stays mapped at this address, and is in use until it is dropped.
+    Kept(Span, u64),
+}
+
+impl Request {
+    fn stays_mapped(&self) -> bool {
+        self.memory.iter().flatten().any(|memory| matches!(memory, Memory::Kept(..)))
+    }
+}
+
+impl Drop for pf_requests_t {
+    /// The device may still work on requests that are lost: as their payloads in the loop, those that
+    /// stay mapped stay in use.
+    fn drop(&mut self) {
+        for request in self.names.drain() {
+            if self.requests.segments(request.token).is_ok() {
+                request.memory.into_iter().flatten().for_each(std::mem::forget);
+            }
+        }
+    }
+}
+
+/// Options of a request loop. Set `opts_size` to its sizeof, and what is not needed to 0.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pf_requests_opts {
+    /// sizeof(struct pf_requests_opts).
+    pub opts_size: usize,
+    /// How many nanoseconds a flush may take before its request is late; 0: 5 s.
+    pub flush_ns: u64,
+    /// The most requests at the device, at least 1.
+    pub depth: u32,
+    /// How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both together
+    /// are at most 1048576.
+    pub held: u32,
+    /// When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. What stays mapped for its lifetime may
+    /// be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
+    /// PF_PROTECT_STATIC takes nothing else.
+    pub protect: u32,
+    /// 0.
+    pub flags: u32,
+}
+
+// SAFETY: a size, a word and four halves of words, without padding.
+unsafe impl Options for pf_requests_opts {
+    const DEFAULT: Self =
+        Self { opts_size: 0, flush_ns: 0, depth: 0, held: 0, protect: 0, flags: 0 };
+}
+
+/// Memory of a request.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pf_payload {
+    /// The memory: any bytes of one allocation of an arena in the domain, of one block, or of one
+    /// registration.
+    pub va: *mut c_void,
+    /// Bytes, at least 1.
+    pub len: usize,
+    /// What the device may do with it: enum pf_dir.
+    pub dir: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// The report of a request.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pf_done {
+    /// The request. Unless it is PF_END_LATE, no call takes the token any more.
+    pub token: u64,
+    /// What pf_requests_completed() was told; else 0.
+    pub result: u64,
+    /// How the device's access ended: PF_END_*.
+    pub end: u32,
+    /// 0, or -errno for PF_END_LATE and PF_END_LOST: ETIMEDOUT, EIO.
+    pub error: i32,
+}
+
+/// Creates a protected request loop for a driver of the program's own. It has the memory of requests
+/// for as long as the device may reach it, and returns it when the device cannot. It does not know
+/// the device: the driver tells it what has become of a request. Retries and deadlines of commands
+/// are the driver's.
+///
+/// @domain: the domain that the device is in.
+/// @opts: the options; `depth` at least.
+/// @out: where the handle is stored.
+///
+/// Return: 0, or -errno: EINVAL (depth, held, unknown protection or flags); ENOMEM; E2BIG; EBADF;
+/// EFAULT; ENFILE.
+/// Thread: any. A loop is used by one thread at a time: a call beside another's gives EBUSY.
+/// Ownership: it keeps the domain. Allocates all that it needs. Ends with pf_requests_destroy().
+/// Since 0.1.
+///
+/// # Safety
+/// `opts` is null or points to as many bytes as its first field says; `out` is null or can be
+/// written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_requests_create(
+    domain: *mut pf_domain_t,
+    opts: *const pf_requests_opts,
+    out: *mut *mut pf_requests_t,
+) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        let state = Arc::clone(&DOMAINS.get(domain)?.state);
+        // SAFETY: as the caller promises.
+        let opts = unsafe { read(opts) }?;
+        let handle = REQUESTS.insert(pf_requests_t::new(state, &opts)?)?;
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }?;
+        Ok(0)
+    })
+}
+
+/// Destroys a request loop. Requests that are lost are quarantined for good: their device may still
+/// work on them. Memory of those that are late is handed back when their flush completes.
+///
+/// @requests: the loop; NULL does nothing.
+///
+/// Return: 0, or -errno: EBUSY (requests are at the device or have not been reported: the message
+/// counts them; or another thread is in a call with it); EBADF.
+/// Thread: any. It may wait 50 ms for flushes. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_requests_destroy(requests: *mut pf_requests_t) -> c_int {
+    call(|| {
+        if !requests.is_null() {
+            drop(REQUESTS.remove(requests, |requests| {
+                let at_device = requests.requests.in_flight();
+                let unreported = requests.requests.held() + requests.ready.len();
+                if at_device + unreported == 0 {
+                    return Ok(());
+                }
+                Err(fail!(
+                    EBUSY,
+                    "{at_device} requests are at the device, and {unreported} have not been reported: say what has \
+                     become of the former, and call pf_requests_poll for all"
+                ))
+            })?);
+        }
+        Ok(0)
+    })
+}
+
+/// Begins a request: maps each payload, all or none. Until the request is reported its memory is in
+/// use, and pf_free() refuses it.
+///
+/// @requests: the loop.
+/// @payloads: the memory; what they point to is read by this call only.
+/// @n: how many: 0 to PF_MOST_PAYLOADS.
+/// @token: where the name of the request is stored: never 0. pf_token_slot() of it is below the sum
+/// of `depth` and `held`, and no other request has that slot before this one is reported: the index
+/// in a driver's table.
+/// @iovas: where the device's address of each payload is stored, `n` of them; NULL if `n` is 0.
+///
+/// Return: 0, or -errno: EAGAIN (as many requests as `depth` are at the device, or no slot is left:
+/// poll first); ENXIO (memory that is not in the domain, or with PF_PROTECT_STATIC does not stay
+/// mapped); EINVAL (memory that is not allocated, 0 bytes, no direction, reserved fields, too many
+/// payloads: the message has the index); ENOMEM, ENOSPC (mapping it); EIO, ETIMEDOUT (the IOMMU); EFAULT;
+/// EBADF; EBUSY. Nothing is mapped then.
+/// Thread: one at a time. Allocates for more than two payloads. Ownership: the memory is lent until
+/// the report. Since 0.1.
+///
+/// # Safety
+/// `payloads` is null or has `n` elements; `token` is null or can be written; `iovas` is null or can
+/// be written for `n` elements.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn pf_requests_begin(
+    requests: *mut pf_requests_t,
+    payloads: *const pf_payload,
+    n: c_uint,
+    token: *mut u64,
+    iovas: *mut u64,
+) -> c_int {
+    pass_caller!(5, begin);
+}
+
+unsafe extern "C" fn begin(
+    handle: *mut pf_requests_t,
+    payloads: *const pf_payload,
+    n: c_uint,
+    token: *mut u64,
+    iovas: *mut u64,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        check_out(token, "token")?;
+        if n > PF_MOST_PAYLOADS {
+            return Err(fail!(
+                EINVAL,
+                "{n} payloads: a request has at most {PF_MOST_PAYLOADS} (PF_MOST_PAYLOADS)"
+            ));
+        }
+        if n > 0 {
+            check_out(payloads, "payloads")?;
+            check_out(iovas, "iovas")?;
+        }
+        let mut requests = REQUESTS.get_mut(handle)?;
+        // SAFETY: each is one of the `n` elements, as the caller of `pf_requests_begin` promises.
+        let payload = |index: usize| unsafe { payloads.wrapping_add(index).read_unaligned() };
+        let name = requests.begin((0..n as usize).map(payload))?;
+        for (index, (_, iova, _)) in requests.parts(name).enumerate() {
+            // SAFETY: one of the `n` elements, as the caller of `pf_requests_begin` promises.
+            unsafe { iovas.wrapping_add(index).write_unaligned(iova) };
+        }
+        requests.report(name, pf_event_kind::PF_EVENT_MAP, Site::new(caller, handle));
+        // SAFETY: as the caller of `pf_requests_begin` promises.
+        unsafe { store(token, name, "token") }?;
+        Ok(0)
+    })
+}
+
+/// Says that the device no longer works on a request: the next pf_requests_poll() revokes its access.
+/// One that was said to be lost may complete after all.
+///
+/// @requests: the loop.
+/// @token: the request.
+/// @result: the caller's: its report has it.
+///
+/// Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
+/// EBADF; EBUSY.
+/// Thread: one at a time. Since 0.1.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub extern "C" fn pf_requests_completed(
+    requests: *mut pf_requests_t,
+    token: u64,
+    result: u64,
+) -> c_int {
+    pass_caller!(3, completed);
+}
+
+extern "C" fn completed(
+    handle: *mut pf_requests_t,
+    name: u64,
+    result: u64,
+    caller: Caller,
+) -> c_int {
+    call(|| {
+        let mut requests = REQUESTS.get_mut(handle)?;
+        let token = requests.at_device(name)?;
+        requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
+        requests.requests.completed(token).map_err(|error| fail!(ESTALE, "{error}"))?;
+        if let Some(request) = requests.names.get_mut(name) {
+            request.result = result;
+        }
+        Ok(0)
+    })
+}
+
+/// Says that a request was never submitted: revokes its access, and waits for the flush, whatever the
+/// protection. The request has ended then, without a report.
+///
+/// @requests: the loop.
+/// @token: the request.
+///
+/// Return: 0: no device reaches the payloads; PF_STAYS_MAPPED: one is mapped for its lifetime; or
+/// -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports the
+/// request when it ends); EIO (the flush never completes, and the memory is quarantined); ESTALE (it
+/// has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
+/// Thread: one at a time. Since 0.1.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub extern "C" fn pf_requests_refused(requests: *mut pf_requests_t, token: u64) -> c_int {
+    pass_caller!(2, refused);
+}
+
+extern "C" fn refused(handle: *mut pf_requests_t, name: u64, caller: Caller) -> c_int {
+    call(|| {
+        let mut requests = REQUESTS.get_mut(handle)?;
+        let token = requests.at_device(name)?;
+        requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
+        let ended = requests.requests.refused(token).map_err(|error| fail!(ESTALE, "{error}"))?;
+        match ended.end {
+            End::Late(_) => Err(fail!(
+                ETIMEDOUT,
+                "the flush of a request that was refused has not completed in time, and a device may still reach its \
+                 memory: it stays in use; pf_requests_poll reports the request when it has ended"
+            )),
+            End::Quiesced => {
+                let request = requests.names.free(name);
+                let stays = request.is_some_and(|request| request.stays_mapped());
+                Ok(if stays { PF_STAYS_MAPPED } else { 0 })
+            }
+            End::Lost(_) => {
+                requests.names.free(name);
+                Err(fail!(
+                    EIO,
+                    "the flush of a request that was refused never completes, so a device may reach its memory for good: \
+                     it is quarantined; pf_quarantine counts it"
+                ))
+            }
+        }
+    })
+}
+
+/// Says that a request was given up, and the device may still work on it: its memory stays mapped and
+/// in use, so that a late access reaches nothing else. It takes no place of the depth any more, and
+/// keeps its slot until pf_requests_completed() or pf_requests_stopped().
+///
+/// @requests: the loop.
+/// @token: the request.
+///
+/// Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
+/// changed); EBADF; EBUSY.
+/// Thread: one at a time. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> c_int {
+    call(|| {
+        let mut requests = REQUESTS.get_mut(requests)?;
+        let token = requests.at_device(token)?;
+        requests.requests.lost(token).map_err(|error| fail!(ESTALE, "{error}"))?;
+        Ok(0)
+    })
+}
+
+/// Says that the device is proven quiet, as after a pf_device_reset() that has succeeded: all requests
+/// that are at the device or lost are completed, with the result 0.
+///
+/// @requests: the loop.
+///
+/// Return: 0, or -errno: EBADF; EBUSY.
+/// Thread: one at a time. Since 0.1.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub extern "C" fn pf_requests_stopped(requests: *mut pf_requests_t) -> c_int {
+    pass_caller!(1, stopped);
+}
+
+extern "C" fn stopped(handle: *mut pf_requests_t, caller: Caller) -> c_int {
+    call(|| {
+        let mut requests = REQUESTS.get_mut(handle)?;
+        if hook().is_some() {
+            for name in requests.names.all() {
+                requests.report(name, pf_event_kind::PF_EVENT_REVOKE, Site::new(caller, handle));
+            }
+        }
+        requests.requests.stopped();
+        Ok(0)
+    })
+}
+
+/// Revokes access to what was completed, and reports requests whose memory no device can reach any
+/// more, and those whose flush has become late. PF_PROTECT_STRICT waits for the flush of what it
+/// revokes, for at most `flush_ns`; the others never wait.
+///
+/// @requests: the loop.
+/// @done: where the reports are stored.
+/// @max: how many fit; what is left is reported by the next call.
+///
+/// Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
+/// Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless it
+/// is PF_END_LATE or PF_END_LOST. Since 0.1.
+///
+/// # Safety
+/// `done` is null or can be written for `max` reports.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_requests_poll(
+    requests: *mut pf_requests_t,
+    done: *mut pf_done,
+    max: c_uint,
+) -> c_int {
+    call(|| {
+        let mut requests = REQUESTS.get_mut(requests)?;
+        if max > 0 {
+            check_out(done, "done")?;
+        }
+        requests.poll();
+        // SAFETY: as the caller promises.
+        Ok(unsafe { requests.tell(done, max) })
+    })
+}
+
+/// Polls, and if that finds nothing waits until a flush has completed, a request has become late, or
+/// the time has passed. It does not wait for the device: where nothing waits for a flush it returns at
+/// once.
+///
+/// @requests: the loop.
+/// @ns: nanoseconds to wait at most; they also end the wait of PF_PROTECT_STRICT.
+/// @done: where the reports are stored.
+/// @max: how many fit; what is left is reported by the next call.
+///
+/// Return: as pf_requests_poll().
+/// Thread: one at a time. Since 0.1.
+///
+/// # Safety
+/// As for pf_requests_poll().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_requests_wait(
+    requests: *mut pf_requests_t,
+    ns: u64,
+    done: *mut pf_done,
+    max: c_uint,
+) -> c_int {
+    call(|| {
+        let mut requests = REQUESTS.get_mut(requests)?;
+        if max > 0 {
+            check_out(done, "done")?;
+        }
+        match requests.ready.is_empty() {
+            true => requests.wait(Duration::from_nanos(ns)),
+            false => requests.poll(),
+        }
+        // SAFETY: as the caller promises.
+        Ok(unsafe { requests.tell(done, max) })
+    })
+}
+
+/// Prepares for a sleep, and returns a descriptor for poll() and epoll, always the same: it becomes
+/// readable when pf_requests_poll() may find something, or when a flush has become late; at once where
+/// that is so already. Poll then, and call this again before the next sleep, which also clears it. It
+/// tells nothing of the device.
+///
+/// @requests: the loop.
+///
+/// Return: the descriptor; or -errno: EMFILE, ENFILE; EBADF; EBUSY.
+/// Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.1.
+#[unsafe(no_mangle)]
+pub extern "C" fn pf_requests_fd(requests: *mut pf_requests_t) -> c_int {
+    call(|| {
+        let mut requests = REQUESTS.get_mut(requests)?;
+        let armed = match requests.ready.is_empty() {
+            true => requests.requests.arm(),
+            false => requests.requests.arm_now(),
+        };
+        let fd = armed.map(|fd| fd.as_raw_fd());
+        fd.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
+            Failure::new(errno, format!("cannot prepare the loop's timer: {error}"))
+        })
+    })
+}
+
+/// Returns what a protection is to a loop.
+fn policy(protect: u32) -> Result<Policy, Failure> {
+    match protect {
+        0 | PF_PROTECT_STRICT => Ok(Policy::Strict),
+        PF_PROTECT_REVOKE => Ok(Policy::Revoke),
+        PF_PROTECT_BATCH => Ok(Policy::Batch),
+        PF_PROTECT_STATIC => Ok(Policy::Static),
+        _ => Err(fail!(EINVAL, "protection {protect}: pass one of PF_PROTECT_*")),
+    }
+}
+
+impl pf_requests_t {
+    fn new(state: Arc<State>, opts: &pf_requests_opts) -> Result<Self, Failure> {
+        let pf_requests_opts { flush_ns, depth, held, protect, flags, .. } = *opts;
+        if flags != 0 {
+            return Err(fail!(EINVAL, "flags {flags:#x}: there are none, set them to 0"));
+        }
+        let limits = Limits {
+            held: (held > 0).then_some(held as usize),
+            flush: if flush_ns > 0 { Duration::from_nanos(flush_ns) } else { FLUSH_LIMIT },
+        };
+        let requests = Requests::new(&state.domain, policy(protect)?, depth as usize, limits);
+        let requests = requests.map_err(|error| match error {
+            NewError::NoMemory { .. } => fail!(ENOMEM, "{error}"),
+            _ => fail!(EINVAL, "{error}"),
+        })?;
+        let slots = requests.slots();
+        let (mut ended, mut ready) = (Vec::new(), VecDeque::new());
+        let room = ended.try_reserve_exact(slots);
+        let room = room.and_then(|()| ready.try_reserve_exact(slots.saturating_mul(2)));
+        let names = room.and_then(|()| Names::new(slots)).map_err(|error| {
+            fail!(
+                ENOMEM,
+                "cannot allocate {slots} slots of a request loop: {error}; use a smaller depth"
+            )
+        })?;
+        let is_static = protect == PF_PROTECT_STATIC;
+        Ok(Self { requests, is_static, names, ended, ready, lookup: state.lookup(), state })
+    }
+
+    /// Begins a request, and returns its name.
+    ///
+    /// # Errors
+    /// Those of `pf_requests_begin`; nothing has changed.
+    fn begin(&mut self, payloads: impl Iterator<Item = pf_payload>) -> Result<u64, Failure> {
+        // Where nothing is to be fetched the loop's slots are in use, too, and it says what for.
+        if self.names.is_full() && !self.ready.is_empty() {
+            return Err(fail!(
+                EAGAIN,
+                "all {} slots are in use, and {} reports have not been fetched: call pf_requests_poll first",
+                self.requests.slots(),
+                self.ready.len()
+            ));
+        }
+        let (lookups, id) = (self.lookup.begin(), self.state.domain.id());
+        let mut memory = [const { None }; MOST];
+        let (mut first, mut second, mut rest) = (None, None, Vec::new());
+        for ((index, payload), place) in payloads.enumerate().zip(&mut memory) {
+            let pf_payload { va, len, dir, reserved } = payload;
+            let span = || {
+                if reserved != 0 {
+                    return Err(fail!(EINVAL, "reserved {reserved:#x}: set it to 0"));
+                }
+                let access = match pf_dir::of(dir)? {
+                    pf_dir::PF_TO_DEVICE => Access::READ,
+                    pf_dir::PF_FROM_DEVICE => Access::WRITE,
+                    pf_dir::PF_BIDIR => Access::all(),
+                };
+                Ok((lookups.span(va.addr(), len)?, access))
+            };
+            let (span, access) =
+                span().map_err(|failure| failure.of(format_args!("payload {index}")))?;
+            match span.fixed(id) {
+                Some(iova) => *place = Some(Memory::Kept(span, iova.raw())),
+                None if self.is_static => {
+                    return Err(fail!(
+                        ENXIO,
+                        "payload {index}: {len} bytes at {va:p} do not stay mapped, as PF_PROTECT_STATIC requires: allocate \
+                         them from an arena of PF_POLICY_WHOLE, or create the loop with another protection"
+                    ));
+                }
+                None => {
+                    *place = Some(Memory::Mapped(va.addr()));
+                    match (&first, &second) {
+                        (None, _) => first = Some((span, access)),
+                        (_, None) => second = Some((span, access)),
+                        _ => rest.push((span, access)),
+                    }
+                }
+            }
+        }
+        drop(lookups);
+        let token = match (first, second) {
+            (Some(first), Some(second)) if !rest.is_empty() => {
+                rest.extend([first, second]);
+                rest.rotate_right(2);
+                begin_all(&mut self.requests, rest)
+            }
+            (Some(first), Some(second)) => begin_these(&mut self.requests, [first, second]),
+            (Some(first), None) => begin_these(&mut self.requests, [first]),
+            (None, _) => begin_these(&mut self.requests, []),
+        }?;
+        let request = Request { token, result: 0, memory };
+        // A slot is free.
+        self.names.add(token.slot(), request).ok_or_else(|| fail!(EAGAIN, "no slot is left"))
+    }
+
+    /// Finds the loop's token of a request.
+    ///
+    /// # Errors
+    /// `ESTALE`: there is no such request.
+    fn at_device(&self, name: u64) -> Result<Token, Failure> {
+        self.names.get(name).map(|request| request.token).ok_or_else(|| {
+            fail!(
+                ESTALE,
+                "token {name:#x}: its request was reported, or this loop never began it: pass what pf_requests_begin \
+                 stored"
+            )
+        })
+    }
+
+    /// Yields the payloads of a request at the device or lost, with their addresses and lengths.
+    fn parts(&self, name: u64) -> impl Iterator<Item = (*mut c_void, u64, u64)> {
+        let request = self.names.get(name);
+        let begun = request.and_then(|request| {
+            Some((request.memory.iter().flatten(), self.requests.segments(request.token).ok()?))
+        });
+        begun.into_iter().flat_map(|(memory, mut segments)| {
+            memory.map_while(move |memory| {
+                let (addr, iova, len) = match memory {
+                    Memory::Mapped(addr) => {
+                        let segment = segments.next()?;
+                        (*addr, segment.iova.raw(), segment.len)
+                    }
+                    Memory::Kept(span, iova) => (span.addr(), *iova, span.part().1 as u64),
+                };
+                Some((std::ptr::without_provenance_mut(addr), iova, len))
+            })
+        })
+    }
+
+    /// Reports an event for each payload of a request that is at the device or lost.
+    fn report(&self, name: u64, kind: pf_event_kind, site: Site) {
+        let Some(hook) = hook() else { return };
+        for (va, iova, len) in self.parts(name) {
+            hook.report(kind, va, iova, len, site);
+        }
+    }
+
+    fn poll(&mut self) {
+        self.requests.poll(&mut self.ended);
+        self.collect();
+    }
+
+    fn wait(&mut self, limit: Duration) {
+        self.requests.wait(limit, &mut self.ended);
+        self.collect();
+    }
+
+    /// Makes reports of what the loop has ended. Its payloads are dropped: their use ends.
+    fn collect(&mut self) {
+        for Ended { token, end, payloads } in self.ended.drain(..) {
+            drop(payloads);
+            let Some((name, request)) = self.names.by_slot(token.slot()) else { continue };
+            let stays = request.stays_mapped();
+            if !matches!(end, End::Late(_)) {
+                request.memory = [const { None }; MOST];
+            }
+            let (end, error) = match end {
+                End::Quiesced if stays => (PF_END_STAYS_MAPPED, 0),
+                End::Quiesced => (PF_END_QUIESCED, 0),
+                End::Late(error) => (PF_END_LATE, -error.errno()),
+                End::Lost(error) => (PF_END_LOST, -error.errno()),
+            };
+            self.ready.push_back(pf_done { token: name, result: request.result, end, error });
+        }
+    }
+
+    /// Stores up to `max` reports, and returns how many.
+    ///
+    /// # Safety
+    /// `done` can be written for `max` reports.
+    unsafe fn tell(&mut self, done: *mut pf_done, max: c_uint) -> c_int {
+        let found = self.ready.len().min(max as usize);
+        for (at, report) in self.ready.drain(..found).enumerate() {
+            if report.end != PF_END_LATE {
+                self.names.free(report.token);
+            }
+            // SAFETY: `at` is below `max`. C need not align it.
+            unsafe { done.wrapping_add(at).write_unaligned(report) };
+        }
+        c_int::try_from(found).unwrap_or(c_int::MAX)
+    }
+}
+
+type Payload = (Span, Access);
+
+/// # Errors
+/// The loop has not begun it.
+fn begin_these<const M: usize>(
+    requests: &mut Requests<Span, MOST>,
+    payloads: [Payload; M],
+) -> Result<Token, Failure> {
+    requests.begin(payloads).map_err(|refused| not_begun(&refused.refusal))
+}
+
+/// As [`begin_these`], for more than two.
+fn begin_all(
+    requests: &mut Requests<Span, MOST>,
+    payloads: Vec<Payload>,
+) -> Result<Token, Failure> {
+    fn begin<const M: usize>(
+        requests: &mut Requests<Span, MOST>,
+        payloads: Vec<Payload>,
+    ) -> Result<Token, Failure> {
+        match <[Payload; M]>::try_from(payloads) {
+            Ok(payloads) => begin_these(requests, payloads),
+            Err(payloads) => Err(fail!(EINVAL, "{} payloads, not {M}", payloads.len())),
+        }
+    }
+    match payloads.len() {
+        3 => begin::<3>(requests, payloads),
+        4 => begin::<4>(requests, payloads),
+        5 => begin::<5>(requests, payloads),
+        6 => begin::<6>(requests, payloads),
+        7 => begin::<7>(requests, payloads),
+        _ => begin::<MOST>(requests, payloads),
+    }
+}
+
+/// Returns why the loop has not begun a request.
+#[cold]
+fn not_begun(refusal: &Refusal) -> Failure {
+    match refusal {
+        Refusal::Map { error, .. } => Failure::from(error),
+        Refusal::Depth { .. } | Refusal::Slots { .. } => fail!(EAGAIN, "{refusal}"),
+        _ => fail!(EINVAL, "{refusal}"),
+    }
+}
