@@ -75,8 +75,9 @@ instructions: setup ## Instructions per operation of the hottest paths, under va
 	scripts/instructions
 
 .PHONY: install
-install: ## Install the program, man pages, completions, units and the C library (PREFIX=/usr/local, DESTDIR=...)
+install: ## Install the program, man pages, completions, units, the C library, and the engine for fio if its headers are there (PREFIX=/usr/local, DESTDIR=...)
 	PROFILE=$(PROFILE) PREFIX=$(PREFIX) DESTDIR=$(DESTDIR) scripts/install
+	PROFILE=$(PROFILE) PREFIX=$(PREFIX) DESTDIR=$(DESTDIR) contrib/fio/install
 
 .PHONY: deb
 deb: setup ## Debian packages in target/deb: pinfold, libpinfold0.1, libpinfold-dev (PROFILE=ci is faster to build)

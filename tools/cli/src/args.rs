@@ -1,15 +1,13 @@
 //! The one definition of the command line: parsing, `--help`, completions and the man page come
 //! from here.
 
-pub(crate) mod fio;
+pub(crate) mod foreign;
 mod help;
 pub(crate) mod io;
-pub(crate) mod job_file;
 pub(crate) mod target;
 
-pub(crate) use fio::{Distribution, ThinkTime};
 pub(crate) use help::man_page;
-pub(crate) use io::{IoArgs, OutputFormat, Rw};
+pub(crate) use io::{IoArgs, Rw};
 pub(crate) use target::{SoftOptions, TargetSpec};
 
 use crate::output;
@@ -45,7 +43,7 @@ pub(crate) enum Command {
     /// Copy one target to another through registered DMA memory
     #[command(after_long_help = help::COPY.long, after_help = help::COPY.examples)]
     Copy(CopyArgs),
-    /// Run a workload on a target and measure it, with fio's options
+    /// Run a workload on a target and measure it, or verify every byte
     #[command(after_long_help = help::IO.long, after_help = help::IO.examples)]
     Io(Box<IoArgs>),
     /// Serve a target as a network block device (NBD)
@@ -115,7 +113,7 @@ pub(crate) struct StackArgs {
     pub(crate) retry_limit: TimeSpan,
 
     /// Where the DMA memory comes from
-    #[arg(long, alias = "mem", value_enum, default_value_t = Memory::Auto)]
+    #[arg(long, value_enum, default_value_t = Memory::Auto)]
     pub(crate) memory: Memory,
 }
 

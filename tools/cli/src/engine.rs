@@ -6,12 +6,11 @@
 //! | [`worker`] | one target, its requests in flight, their statistics |
 //! | [`pump`] | all bytes of one target to another, except holes |
 //! | [`digest`] | the SHA-256 of what a target holds |
-//! | [`workload`], [`distribution`] | a workload as fio defines it; the blocks of its random requests |
+//! | [`workload`] | a workload on one target: requests in order or at random |
 //! | [`jobs`] | a workload by several jobs, and the rates of each interval |
 //! | [`verify`] | a workload that checks every byte it reads |
 
 pub(crate) mod digest;
-mod distribution;
 pub(crate) mod jobs;
 pub(crate) mod pump;
 pub(crate) mod verify;

@@ -1,6 +1,5 @@
 //! Why the program failed, and its exit codes.
 
-use crate::args::job_file::JobFileError;
 use crate::engine::worker::EngineError;
 use crate::output::OutputError;
 use crate::packets::capture::CaptureError;
@@ -9,9 +8,7 @@ use crate::setup::error::{LimitError, OpenError};
 use crate::setup::staged::StagedError;
 use crate::targets::target::TargetError;
 use crate::units::ByteSize;
-use pinfold::uring::FileError;
 use pinfold_replay::{ReplayError, TraceError};
-use rustix::io::Errno;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -48,9 +45,6 @@ pub(crate) enum Failure {
     /// A number on the command line exceeds a limit.
     #[error(transparent)]
     Limit(#[from] LimitError),
-    /// A job file cannot be run.
-    #[error(transparent)]
-    JobFile(#[from] JobFileError),
     /// A target could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -227,30 +221,10 @@ impl Failure {
         line
     }
 
-    /// Returns the system's error of a run that ended early, EIO if it has none, as fio reports it:
-    /// 0 for a signal.
-    pub(crate) fn errno(&self) -> i32 {
-        match self {
-            Self::Engine(EngineError::Interrupted) => 0,
-            Self::Engine(EngineError::Target(TargetError::Trim { errno, .. })) => {
-                errno.raw_os_error()
-            }
-            Self::Engine(EngineError::Target(TargetError::File(error))) => match error {
-                FileError::System { errno, .. }
-                | FileError::Transfer { errno, .. }
-                | FileError::Ring { errno } => *errno,
-                _ => Errno::IO,
-            }
-            .raw_os_error(),
-            _ => Errno::IO.raw_os_error(),
-        }
-    }
-
     /// Returns the exit code.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Limit(_)
-            | Self::JobFile(_)
             | Self::Open(
                 OpenError::Memory(_) | OpenError::Unsupported { .. } | OpenError::Spec(_),
             ) => Exit::Usage,

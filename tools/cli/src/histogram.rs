@@ -134,11 +134,6 @@ impl Histogram {
         0
     }
 
-    /// Returns how many values are at most `ns`, to within 1/64 of `ns`.
-    pub(crate) fn count_up_to(&self, ns: u64) -> u64 {
-        self.buckets.iter().take(bucket_of(ns) + 1).sum()
-    }
-
     /// Returns the figures, with the given percentiles.
     pub(crate) fn summary(&self, percentiles: &[f64]) -> Latency {
         Latency {
@@ -210,11 +205,6 @@ mod tests {
         assert_eq!((summary.min_ns, summary.max_ns, summary.count), (1, 100_000, 100_000));
         assert!((histogram.mean() - 50_000.5).abs() < 1e-6);
         assert!((histogram.deviation() - 28_867.5).abs() < 1.0);
-        let below = histogram.count_up_to(50_000);
-        assert!(
-            (50_000..50_800).contains(&below) && histogram.count_up_to(u64::MAX) == 100_000,
-            "{below}"
-        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`commands`], [`failure`] | the commands; why one failed |
-//! | [`report`] | what a run did, as text, as JSON, and as fio's JSON |
+//! | [`report`] | what a run did, as text and as JSON |
 //! | [`setup`], [`engine`] | from names to open targets and their memory; the engines that keep requests in flight |
 //! | [`server`] | the network block server, from sockets to targets |
 //! | [`packets`] | the threads that receive packets |
@@ -32,7 +32,7 @@ mod targets;
 mod units;
 
 use args::{Cli, Command};
-use clap::{CommandFactory, FromArgMatches};
+use clap::{CommandFactory, Parser};
 use commands::{check, copy, io, machine, receive, replay, serve};
 use failure::{Exit, Failure};
 use std::process::ExitCode;
@@ -43,18 +43,14 @@ fn main() -> ExitCode {
     if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
         pinfold::probe::share_one_heap();
     }
-    let parsed = Cli::command().try_get_matches().and_then(|matches| {
-        let cli = Cli::from_arg_matches(&matches)?;
-        Ok((cli, args::io::given(&matches)))
-    });
-    let parsed = parsed.map_err(args::fio::with_alternative);
+    let parsed = Cli::try_parse().map_err(args::foreign::with_alternative);
     let result = match parsed {
-        Ok((cli, given)) => {
+        Ok(cli) => {
             init_log(cli.verbose);
             match cli.command {
                 // Its exit code is the program's, or says that there are findings.
                 Command::Check(args) => check::run(&args),
-                command => run(command, &given).map(|()| ExitCode::SUCCESS),
+                command => run(command).map(|()| ExitCode::SUCCESS),
             }
         }
         Err(message) => output::clap(&message)
@@ -67,11 +63,11 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs a command; `given` are the options of `io` on the command line.
-fn run(command: Command, given: &[String]) -> Result<(), Failure> {
+/// Runs a command.
+fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Copy(args) => copy::run(&args),
-        Command::Io(args) => io::run(&args, given),
+        Command::Io(args) => io::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Check(args) => check::run(&args).map(drop),
         Command::Doctor(args) => machine::doctor(args),

@@ -43,13 +43,6 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), OutputError> {
     bytes(&line)
 }
 
-/// Prints `value` as indented JSON.
-pub(crate) fn pretty_json(value: &impl Serialize) -> Result<(), OutputError> {
-    let mut text = serde_json::to_vec_pretty(value)?;
-    text.push(b'\n');
-    bytes(&text)
-}
-
 /// Prints `bytes`.
 pub(crate) fn bytes(bytes: &[u8]) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();

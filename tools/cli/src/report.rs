@@ -1,7 +1,6 @@
 //! The reports of runs: the statistics of their parts, as text and as JSON.
 
 pub(crate) mod copy;
-pub(crate) mod fio;
 pub(crate) mod io;
 pub(crate) mod nvme;
 pub(crate) mod receive;
@@ -11,7 +10,7 @@ pub(crate) mod serve;
 pub(crate) mod stack;
 
 use crate::engine::worker::RequestStats;
-use crate::histogram::Latency;
+use crate::histogram::{Latency, PERCENTILES};
 use pinfold::CpuTime;
 use serde::Serialize;
 use std::fmt::{self, Write};
@@ -75,13 +74,13 @@ pub(crate) struct RequestReport {
 
 impl RequestReport {
     /// Creates the report of `stats`.
-    pub(crate) fn new(stats: &RequestStats, percentiles: &[f64]) -> Self {
+    pub(crate) fn new(stats: &RequestStats) -> Self {
         Self {
             requests: stats.requests,
             bytes: stats.bytes,
-            queueing: stats.queueing.summary(percentiles),
-            completion: stats.completion.summary(percentiles),
-            total: stats.total.summary(percentiles),
+            queueing: stats.queueing.summary(&PERCENTILES),
+            completion: stats.completion.summary(&PERCENTILES),
+            total: stats.total.summary(&PERCENTILES),
         }
     }
 }

@@ -124,28 +124,26 @@ if it holds data. A file given with --via has no name during the run.
 help! { IO:
     targets!(),
     "\
-The options are fio's, with hyphens or underscores, and --OPTION VALUE or --OPTION=VALUE. A job \
-file (a name that ends in .fio) has a [global] section and one section for each job; sections run \
-one after the other (stonewall). fio's names of files are read as fio reads them: a:b are two \
-files, which is refused, and a\\:b is one. docs/io.md lists fio's options.
+The options that fio has too mean what they mean there. For fio's other options and its job files, \
+run fio itself: its engine libpinfold-fio.so drives the same stack (docs/io.md).
 
-Each job moves --size bytes of the same part of the target, as in fio: with --numjobs 4 four times \
-as many. --offset-increment gives each job a part of its own. The run ends when that has been \
-moved or --runtime has passed, whichever comes first; with --time-based only the time counts. Data \
-in an existing file, image or device is overwritten only with --force.
+Each job moves --size bytes of the same part of the target: with --numjobs 4 four times as many. \
+--offset-increment gives each job a part of its own. The run ends when that has been moved or \
+--runtime has passed, whichever comes first; with --time-based only the time counts. Data in an \
+existing file, image or device is overwritten only with --force.
 
 A path that does not exist, or a folder, is a scratch file with --size: it has no name during the \
-run, so that nothing remains, and is written once before it is read. (fio would create the file \
-and leave it.) The reports say \"scratch file\". None is created under /dev, where the name of a \
-device that does not exist would become a file in memory.
+run, so that nothing remains, and is written once before it is read. The reports say \"scratch \
+file\". None is created under /dev, where the name of a device that does not exist would become a \
+file in memory.
 
 However the run ends, the report of what was done is printed; the exit code, and one line on \
-standard error, say why it ended early (130 after Ctrl-C, where fio has 128).
+standard error, say why it ended early.
 
-The text and --output-format json have fio's latencies: slat from preparing a request to the \
-return of the system call, or the doorbell, that submits it; clat from there until the program \
-owns its buffer again, with any --protect but static after its flush; lat is both. bw and iops are \
-samples of 500 ms, as fio takes them; a run that is shorter has none.
+The latencies are named as fio's: slat from preparing a request to the return of the system call, \
+or the doorbell, that submits it; clat from there until the program owns its buffer again, with \
+any --protect but static after its flush; lat is both. bw and iops are samples of 500 ms; a run \
+that is shorter has none. docs/io-json.md lists the keys of --json.
 
 --rw trim deallocates blocks: with Dataset Management on a controller, and by punching holes in a \
 file or block device.
@@ -161,10 +159,9 @@ soft:SIZE target will hold) is refused before any is allocated.
 ",
     exits!();
     "  pinfold io soft:1G --rw randread --bs 4k --iodepth 32 --runtime 10 --time-based
-  pinfold io --directory=/var/tmp --rw=randrw --rwmixread=70 --size=256M --iodepth=16
+  pinfold io /var/tmp --rw randrw --rwmixread 70 --size 256M --iodepth 16
   pinfold io disk.img --rw randread --numjobs 4 --size 25% --offset-increment 25%
-  pinfold io disk.img --rw read --bs 1M --iodepth 8 --output-format json
-  pinfold io jobs.fio --json                      # a line for each section
+  pinfold io disk.img --rw read --bs 1M --iodepth 8 --json
   pinfold io vfio:0000:01:00.0 --rw randread --iodepth 64 --numjobs 2 --poll --runtime 10s --time-based
   pinfold io soft:1G --rw randrw --bsrange 512-1M --iodepth 64 --verify-requests 100000 --size 64M --verify"
 }

@@ -1,5 +1,6 @@
 //! A target as the user names it.
 
+use super::foreign::ENGINE;
 use crate::units::{ByteSize, TimeError, TimeSpan};
 use pinfold::pci::{Bdf, InvalidBdf};
 use std::ffi::{OsStr, OsString};
@@ -156,39 +157,10 @@ pub(crate) enum SpecError {
     /// `vfio:0000:01:00.0/x`.
     #[error("{0:?}: write the number of a namespace, from 1, after the slash")]
     Namespace(String),
-    /// `--filename=a:b`: in fio two files.
-    #[error(
-        "{0:?} names several files in fio's syntax, and a job has one target: write one section for each in a job file; a \
-         colon in a name is written \\:, or the name as file:NAME (targets are {KNOWN})"
-    )]
-    Several(String),
-    /// `--filename=-`.
-    #[error(
-        "\"-\" is the standard input or output in fio, which is no target: name a file (./- for one of that name)"
-    )]
-    Stream,
-    /// `--filename=$jobname.$filenum`.
-    #[error(
-        "{0:?} has a keyword of fio's filename_format, which is not supported: write the file's name"
-    )]
-    Keyword(String),
-    /// The name of a controller as for fio's plugin of SPDK.
-    #[error(
-        "{0:?} names a controller as SPDK does: write vfio:BDF/NSID, for example vfio:0000:01:00.0/1"
-    )]
-    Spdk(String),
-    /// `--directory=soft:1M`.
-    #[error("--directory {0}: write the path of a folder")]
-    NoFolder(String),
-    /// `--directory` with what is not in one.
-    #[error(
-        "--directory with --filename {0}: only a relative path is in a folder; leave --directory out"
-    )]
-    InDirectory(String),
+    /// `io jobs.fio`.
+    #[error("{0}: a job file of fio's: {ENGINE}; a target of this name is written file:{0}")]
+    JobFile(String),
 }
-
-/// The words of fio's `filename_format`.
-const KEYWORDS: [&str; 4] = ["$jobname", "$jobnum", "$filenum", "$clientuid"];
 
 impl TargetSpec {
     /// Parses a target. Letters, digits, `-` and `_` before the first colon are its kind.
@@ -220,35 +192,6 @@ impl TargetSpec {
     /// Returns whether the text names its kind before a colon.
     pub(crate) fn has_kind(text: &OsStr) -> bool {
         ["file:", "soft:", "vfio:"].iter().any(|kind| text.as_bytes().starts_with(kind.as_bytes()))
-    }
-
-    /// Parses a target as fio would read its name, unless it names its kind: a colon separates
-    /// files, unless it follows a backslash.
-    pub(crate) fn of_fio(text: &OsStr) -> Result<Self, SpecError> {
-        let shown = || text.to_string_lossy().into_owned();
-        if Self::has_kind(text) || text.is_empty() {
-            return Self::parse(text);
-        }
-        match text.as_bytes() {
-            b"-" => return Err(SpecError::Stream),
-            bytes if is_kind_alone(bytes) => return Err(SpecError::KindAlone(shown())),
-            bytes if bytes.starts_with(b"trtype=") => return Err(SpecError::Spdk(shown())),
-            _ if KEYWORDS.iter().any(|word| shown().contains(word)) => {
-                return Err(SpecError::Keyword(shown()));
-            }
-            _ => {}
-        }
-        let (mut name, mut is_escaped) = (Vec::new(), false);
-        for &byte in text.as_bytes() {
-            match byte {
-                b':' if is_escaped => drop(name.pop()),
-                b':' => return Err(SpecError::Several(shown())),
-                _ => {}
-            }
-            name.push(byte);
-            is_escaped = byte == b'\\';
-        }
-        Ok(Self::File(PathBuf::from(OsStr::from_bytes(&name))))
     }
 
     /// Parses `SIZE` or `IMAGE`, with options; `text` is the whole word.
@@ -420,34 +363,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_read_as_by_fio_or_refused() {
-        let of_fio = |text: &str| TargetSpec::of_fio(OsStr::new(text));
-        let file = |path: &str| Ok(TargetSpec::File(PathBuf::from(path)));
-        assert_eq!(of_fio("a.bin"), file("a.bin"));
-        assert_eq!(of_fio(r"/dev/dsk/foo@3,0\:c"), file("/dev/dsk/foo@3,0:c"));
-        assert_eq!(of_fio("file:a:b"), file("a:b"));
-        assert_eq!(of_fio("soft:1M"), parse("soft:1M"));
-        for text in ["/dev/sda:/dev/sdb", "a:b", "./a:b", "http://x", ":", r"a\:b:c"] {
-            assert_eq!(of_fio(text), Err(SpecError::Several(text.to_owned())));
-        }
-        assert_eq!(of_fio("-"), Err(SpecError::Stream));
-        assert_eq!(of_fio(""), Err(SpecError::Empty(String::new())));
-        assert!(matches!(of_fio("$jobname.$jobnum.$filenum"), Err(SpecError::Keyword(_))));
-        assert!(matches!(of_fio("trtype=PCIe traddr=0000.01.00.0 ns=1"), Err(SpecError::Spdk(_))));
-    }
-
-    #[test]
     fn unknown_kinds_are_reported_with_the_known_ones() {
         for text in ["nvme:0000:01:00.0", "http://x", "SOFT:1M"] {
             let message = parse(text).unwrap_err().to_string();
             assert!(message.contains("soft:SIZE") && message.contains(text), "{message}");
         }
         for text in ["soft", "vfio", "Soft", "VFIO"] {
-            let refused = Err(SpecError::KindAlone(text.to_owned()));
-            assert_eq!(
-                (parse(text), TargetSpec::of_fio(OsStr::new(text))),
-                (refused.clone(), refused)
-            );
+            assert_eq!(parse(text), Err(SpecError::KindAlone(text.to_owned())));
         }
         for text in ["./soft", "soft.img", "file:soft", "softly", "file", "a/vfio"] {
             assert!(matches!(parse(text), Ok(TargetSpec::File(_))), "{text}");

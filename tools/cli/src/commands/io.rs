@@ -1,18 +1,17 @@
-//! `io`: a workload on one target, with fio's options, or the jobs of a job file.
+//! `io`: a workload on one target.
 
-use crate::args::{IoArgs, OutputFormat, Protect, Rw, TargetSpec, ThinkTime, job_file};
+use crate::args::{IoArgs, Protect, Rw, TargetSpec};
 use crate::engine::jobs::{self, JobsStats, Task};
 use crate::engine::verify::{COUNTED_BLOCKS, VerifyOptions};
 use crate::engine::worker::EngineError;
-use crate::engine::workload::{Pauses, Workload, refill};
+use crate::engine::workload::{Workload, refill};
 use crate::failure::Failure;
-use crate::histogram::PERCENTILES;
 use crate::output;
 use crate::progress::{End, Progress};
 use crate::random::Random;
-use crate::report::io::{Ended, IoParameters, IoReport};
+use crate::report::CpuReport;
+use crate::report::io::{IoParameters, IoReport};
 use crate::report::stack::StackReport;
-use crate::report::{CpuReport, fio};
 use crate::setup::error::{LimitError, OpenError};
 use crate::setup::open::{OpenTarget, RequestLimits, TargetOptions, check_opened, check_requests};
 use crate::setup::part::{self, Part};
@@ -21,56 +20,22 @@ use crate::setup::stack::BufferNeed;
 use crate::setup::staged::{Place, check_folder, place, scratch, scratch_in};
 use crate::signal::Interrupt;
 use crate::targets::file;
-use crate::units::{Percentiles, Share, TimeSpan, counted};
+use crate::units::{Share, TimeSpan, counted};
 use pinfold::{Buffer, CpuTime};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
-/// Runs the workload, or the jobs of a file, and prints the reports, also of what ended early;
-/// `given` are the options on the command line.
-pub(crate) fn run(args: &IoArgs, given: &[String]) -> Result<(), Failure> {
-    let began = Instant::now();
+/// Runs the workload, and prints the report, also of one that ended early.
+pub(crate) fn run(args: &IoArgs) -> Result<(), Failure> {
     let interrupt = Interrupt::catch().map_err(Failure::Signals)?;
-    let jobs = match args.job_file() {
-        None => vec![args.clone()],
-        Some(path) => job_file::read(path, args, given)?,
-    };
-    let (mut reports, mut failed) = (Vec::new(), None);
-    for job in &jobs {
-        match measure_all(job, &interrupt) {
-            Ok((report, ended)) => {
-                reports.push(report);
-                failed = ended;
-            }
-            Err(failure) => failed = Some(failure),
-        }
-        if failed.is_some() {
-            break;
-        }
+    let (report, ended) = measure_all(args, &interrupt)?;
+    if args.json {
+        output::json(&report)?;
+    } else {
+        output::text(&report.to_string())?;
     }
-    if !reports.is_empty() {
-        print(args, &reports, began)?;
-    }
-    failed.map_or(Ok(()), Err)
-}
-
-fn print(args: &IoArgs, reports: &[IoReport], began: Instant) -> Result<(), Failure> {
-    if args.output_format == OutputFormat::Json {
-        // fio has no key for them; `desc` has them, too.
-        reports.iter().flat_map(|report| &report.notes).for_each(|note| tracing::warn!("{note}"));
-        return Ok(output::pretty_json(&fio::to_json(reports, began.elapsed()))?);
-    }
-    for (at, report) in reports.iter().enumerate() {
-        if args.json {
-            output::json(report)?;
-        } else if reports.len() > 1 {
-            output::text(&format!("{}{}: {report}", if at > 0 { "\n" } else { "" }, report.name))?;
-        } else {
-            output::text(&report.to_string())?;
-        }
-    }
-    Ok(())
+    ended.map_or(Ok(()), Err)
 }
 
 /// A target with the part of it that is used.
@@ -81,50 +46,12 @@ struct Region {
     is_new: bool,
 }
 
-/// fio's engines that also keep many requests of a file in flight: io_uring is used in their place.
-const LIKE_IO_URING: [&str; 3] = ["io_uring", "libaio", "posixaio"];
-
 /// Checks the options that depend on the kind of target.
 fn check_options(args: &IoArgs, spec: &TargetSpec) -> Result<(), OpenError> {
-    let unsupported = |option, value: &str, reason: String| {
-        Err(OpenError::Unsupported { option, value: value.to_owned(), reason })
-    };
-    let is_file = matches!(spec, TargetSpec::File(_));
-    let engine = if is_file { "io_uring" } else { "pinfold" };
-    let stands_for = |other: &str| other == engine || (is_file && LIKE_IO_URING.contains(&other));
-    if let Some(other) = args.ioengine.as_deref().filter(|other| !stands_for(other)) {
-        let depth = if is_file {
-            " (with --iodepth 1 for an engine that waits for each request)"
-        } else {
-            ""
-        };
-        let reason = format!(
-            "{spec} is driven by {engine}: leave the option out, or use --ioengine {engine}{depth}"
-        );
-        return unsupported("ioengine", other, reason);
-    }
-    if !args.is_direct() && !is_file {
-        let (option, value) =
-            if args.buffered.is_some() { ("buffered", "1") } else { ("direct", "0") };
-        return unsupported(
-            option,
-            value,
-            format!("{spec} has no page cache: leave the option out"),
-        );
-    }
-    if !args.norandommap {
-        let reason = "a map of used blocks is not supported: leave the option out".to_owned();
-        return unsupported("norandommap", "0", reason);
-    }
-    if !args.group_reporting {
-        let reason = "the jobs are reported together: write one section for each job in a job file"
-            .to_owned();
-        return unsupported("group-reporting", "0", reason);
-    }
-    if args.verifies() && args.rw.trims() {
-        let reason =
-            "the contents of deallocated blocks are undefined: verify with --rw randrw".to_owned();
-        return unsupported("rw", args.rw.name(), reason);
+    if args.verify && args.rw.trims() {
+        let reason = "the contents of deallocated blocks are undefined: verify with --rw randrw";
+        let (option, value) = ("rw", args.rw.name().to_owned());
+        return Err(OpenError::Unsupported { option, value, reason: reason.to_owned() });
     }
     check_units(args.stack.iommu_units, [spec])
 }
@@ -206,9 +133,9 @@ fn measure_all(
     args: &IoArgs,
     interrupt: &Interrupt,
 ) -> Result<(IoReport, Option<Failure>), Failure> {
-    let spec = args.spec().map_err(OpenError::from)?;
-    check_options(args, &spec)?;
-    let Region { target, capacity, is_new } = resolve(args, &spec)?;
+    let spec = &args.target;
+    check_options(args, spec)?;
+    let Region { target, capacity, is_new } = resolve(args, spec)?;
     let sizes = args.block_sizes();
     let RequestLimits { block: min_block, .. } =
         check_requests(sizes.min, args.iodepth, &[&target])?;
@@ -216,10 +143,10 @@ fn measure_all(
     let RequestLimits { block, depth } = requests;
     let part = part::part(args, &target.name, capacity, block)?;
     let jobs = usize::from(args.numjobs);
-    if args.verifies() && (jobs as u64) > part.blocks {
+    if args.verify && (jobs as u64) > part.blocks {
         return Err(LimitError::Jobs { jobs, blocks: part.blocks, target: target.name }.into());
     }
-    let spare = if args.verifies() || !target.has_controller() {
+    let spare = if args.verify || !target.has_controller() {
         0
     } else {
         spare(args.stack.protect, jobs, depth, block)
@@ -244,7 +171,7 @@ fn measure_all(
         jobs,
         jobs_option: "numjobs",
         poll: args.poll,
-        direct: args.is_direct(),
+        direct: true,
         one_thread: true,
     };
     let mut target = OpenTarget::open(target, &stack, options)?;
@@ -257,10 +184,10 @@ fn measure_all(
     let task = Task {
         workload,
         verify: args
-            .verifies()
+            .verify
             .then_some(VerifyOptions { min_block, counted_blocks: COUNTED_BLOCKS / jobs as u64 }),
     };
-    let needs_layout = is_new && args.rw.needs_layout() && !args.verifies();
+    let needs_layout = is_new && args.rw.needs_layout() && !args.verify;
     let mut buffers = stack.buffers().map_err(OpenError::from)?;
     if needs_layout || needs_data(args) {
         fill(&mut buffers, block)?;
@@ -272,52 +199,39 @@ fn measure_all(
     }
     if ended.is_none() {
         let before = CpuTime::here();
-        stats = run.task(task, if args.verifies() { "verifying" } else { "running" }, jobs);
+        stats = run.task(task, if args.verify { "verifying" } else { "running" }, jobs);
         cpu = CpuReport::since(before, stats.workload.requests.requests());
         ended = stats.ended.take().map(Failure::from);
     }
     if args.writes() {
-        let began = Instant::now();
         let synced = run.target.target().sync(interrupt);
-        if args.end_fsync {
-            stats.workload.elapsed += began.elapsed();
-        }
         // The first failure is the cause.
         ended = ended
             .or_else(|| synced.err().map(|error| EngineError::of_flush(error, interrupt).into()));
     }
     let parameters = IoParameters {
-        name: args.name.clone(),
-        description: args.description.clone(),
         target: spec.to_string(),
         is_scratch: is_new,
         workload,
         min_block: min_block as u64,
         iodepth: depth as u64,
         numjobs: jobs as u64,
-        percentiles: args
-            .percentile_list
-            .as_ref()
-            .map_or_else(|| PERCENTILES.to_vec(), |Percentiles(list)| list.clone()),
-        ended: ended
-            .as_ref()
-            .map(|failure| Ended { reason: failure.line(), errno: failure.errno() }),
+        ended_early: ended.as_ref().map(Failure::line),
     };
     let mut notes = target.notes();
-    notes.extend(notes_of(args, &spec, part, block));
+    notes.extend(notes_of(spec, part, block));
     Ok((IoReport::new(parameters, stats, cpu, StackReport::new(&stack, &[&target]), notes), ended))
 }
 
 /// Returns whether buffers are written from without having been filled for it: a verified run fills
 /// them itself, and what only reads or trims needs no data.
 fn needs_data(args: &IoArgs) -> bool {
-    args.writes() && !args.verifies() && !args.rw.trims()
+    args.writes() && !args.verify && !args.rw.trims()
 }
 
 /// Returns the workload of each job; if it is verified, that of all together.
 fn workload(args: &IoArgs, part: Part, block: usize, depth: usize) -> Workload {
-    let limit = if args.time_based { u64::MAX } else { part.requests };
-    let repeats = if args.randrepeat { 0 } else { u64::from(std::process::id()) ^ nanoseconds() };
+    let limit = if args.time_based { u64::MAX } else { part.blocks };
     Workload {
         rw: args.rw,
         block,
@@ -326,33 +240,17 @@ fn workload(args: &IoArgs, part: Part, block: usize, depth: usize) -> Workload {
         requests: args.verify_requests.unwrap_or(limit),
         runtime: args.runtime.map(|TimeSpan(runtime)| runtime),
         ramp: args.ramp_time.map_or(Duration::ZERO, |TimeSpan(ramp)| ramp),
-        rwmixread: args.percent_of_reads(),
-        rate: match args.rate_iops {
-            Some(iops) => Some(iops.saturating_mul(block as u64)),
-            None => args.rate.map(|rate| rate.0),
-        }
-        // As in fio.
-        .filter(|rate| *rate > 0),
+        rwmixread: args.rwmixread,
+        rate: args.rate.map(|rate| rate.0).filter(|rate| *rate > 0),
         depth,
         increment: part.increment,
-        distribution: args.random_distribution,
-        seed: args.randseed.unwrap_or(repeats),
+        seed: 0,
         flush_every: Some(args.fsync).filter(|every| *every > 0),
-        pauses: args
-            .thinktime
-            .filter(|ThinkTime(time)| !time.is_zero())
-            .map(|ThinkTime(time)| Pauses { every: args.thinktime_blocks, time }),
-        refill: args.refill_buffers,
     }
 }
 
-fn nanoseconds() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::from(now.subsec_nanos()).wrapping_add(now.as_secs())
-}
-
 /// Returns what the options mean here that is not what a reader may expect.
-fn notes_of(args: &IoArgs, spec: &TargetSpec, part: Part, block: usize) -> Vec<String> {
+fn notes_of(spec: &TargetSpec, part: Part, block: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if part.tail > 0 {
         let end = part.offset.saturating_add(part.blocks.saturating_mul(block as u64));
@@ -360,11 +258,6 @@ fn notes_of(args: &IoArgs, spec: &TargetSpec, part: Part, block: usize) -> Vec<S
             "{spec}: the {} from byte {end} were not used: less than one request of {block} bytes",
             counted(part.tail, "byte")
         ));
-    }
-    if let Some(other) =
-        args.ioengine.as_deref().filter(|other| *other != "io_uring" && *other != "pinfold")
-    {
-        notes.push(format!("{spec}: driven by io_uring, not by {other}"));
     }
     if let TargetSpec::File(path) = spec
         && path.starts_with("/dev")
@@ -421,7 +314,6 @@ impl Run<'_, '_> {
             ramp: Duration::ZERO,
             rate: None,
             flush_every: None,
-            pauses: None,
             ..workload
         };
         let laid_out = self.task(Task { workload: layout, verify: None }, "laying out", 1);
@@ -475,10 +367,10 @@ mod tests {
             })
         };
         for rw in [Rw::Read, Rw::Randread, Rw::Trim, Rw::Randtrim] {
-            assert!(!needs(rw, None), "{rw:?}");
+            assert!(!needs(rw, false), "{rw:?}");
         }
         for rw in [Rw::Write, Rw::Randwrite, Rw::Rw, Rw::Randrw] {
-            assert!(needs(rw, None) && !needs(rw, Some(true)), "{rw:?}");
+            assert!(needs(rw, false) && !needs(rw, true), "{rw:?}");
         }
     }
 }

@@ -45,35 +45,6 @@ impl RequestStats {
     }
 }
 
-/// How many values fall into each of fio's classes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Classes(pub(crate) [u64; 7]);
-
-impl Classes {
-    /// Counts a number of requests in flight: 1, 2, 4, 8, 16, 32, 64 and more.
-    fn record_depth(&mut self, depth: usize) {
-        self.record(depth.max(1).ilog2());
-    }
-
-    /// Counts a number of requests in a batch: 0, up to 4, 8, 16, 32, 64, and more.
-    fn record_batch(&mut self, requests: usize) {
-        self.record(match requests {
-            0 => 0,
-            requests => requests.max(4).next_power_of_two().ilog2() - 1,
-        });
-    }
-
-    fn record(&mut self, class: u32) {
-        if let Some(count) = self.0.get_mut(class.min(6) as usize) {
-            *count += 1;
-        }
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.0.iter_mut().zip(other.0).for_each(|(count, more)| *count += more);
-    }
-}
-
 /// The statistics of a worker.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkerStats {
@@ -85,10 +56,6 @@ pub(crate) struct WorkerStats {
     pub(crate) trims: RequestStats,
     /// The flushes.
     pub(crate) flushes: RequestStats,
-    /// How many requests were in flight with each request that was submitted.
-    pub(crate) depths: Classes,
-    /// How many requests a collection returned.
-    pub(crate) collected: Classes,
 }
 
 impl WorkerStats {
@@ -112,8 +79,6 @@ impl WorkerStats {
         self.writes.add(&other.writes);
         self.trims.add(&other.trims);
         self.flushes.add(&other.flushes);
-        self.depths.add(&other.depths);
-        self.collected.add(&other.collected);
     }
 }
 
@@ -172,7 +137,7 @@ impl<'t, B> Worker<'t, B> {
     /// Issues a request.
     pub(crate) fn submit_io(&mut self, io: Io, buffer: B) -> Result<(), SubmitError<B>> {
         self.target.submit(Request { io, buffer })?;
-        self.note_submitted();
+        self.in_flight += 1;
         Ok(())
     }
 
@@ -183,15 +148,8 @@ impl<'t, B> Worker<'t, B> {
     ) -> Result<(), RejectedBatch<B>> {
         let all = requests.len();
         let submitted = self.target.submit_many(requests);
-        for _ in 0..submitted.as_ref().map_or_else(|rejected| rejected.queued, |()| all) {
-            self.note_submitted();
-        }
+        self.in_flight += submitted.as_ref().map_or_else(|rejected| rejected.queued, |()| all);
         submitted
-    }
-
-    fn note_submitted(&mut self) {
-        self.in_flight += 1;
-        self.stats.depths.record_depth(self.in_flight);
     }
 
     /// Passes each completed request to `each`, after waiting for the first if `wait` is set and
@@ -233,7 +191,6 @@ impl<'t, B> Worker<'t, B> {
     /// Passes what has completed to `each`, and returns how many requests that were.
     fn pass_on(&mut self, each: impl FnMut(Completion<B>)) -> usize {
         let count = self.completed.len();
-        self.stats.collected.record_batch(count);
         if count > 0 {
             self.in_flight -= count;
             let now = Instant::now();
@@ -277,10 +234,10 @@ impl<'t, B> Worker<'t, B> {
     }
 }
 
-// Samples of the rates, as fio takes them: every 500 ms what was completed since the last one, for
+// Samples of the rates: every 500 ms what was completed since the last one, for
 // each direction that completed anything. The jobs are sampled together.
 
-/// The time between two samples: fio's default of `bwavgtime` and `iopsavgtime`.
+/// The time between two samples, as in fio.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// The figures of a series of samples.
@@ -415,7 +372,7 @@ impl Sampler {
                 let count = |counts: &[u64; 2]| counts.get(at).copied().unwrap_or(0);
                 count(after).saturating_sub(count(&before)) as f64 / passed.as_secs_f64()
             });
-            // fio takes no sample of an interval in which nothing of the direction completed.
+            // An interval in which nothing of the direction completed is no sample, as in fio.
             if requests > 0.0 {
                 rates.iops.add(requests);
                 rates.bytes_per_second.add(bytes);
@@ -522,17 +479,6 @@ impl EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn depths_and_batches_are_counted_in_fios_classes() {
-        let (mut depths, mut batches) = (Classes::default(), Classes::default());
-        for value in [0, 1, 2, 3, 4, 5, 8, 9, 16, 32, 33, 64, 65, 1023] {
-            depths.record_depth(value);
-            batches.record_batch(value);
-        }
-        assert_eq!(depths.0, [2, 2, 2, 2, 1, 2, 3]);
-        assert_eq!(batches.0, [1, 4, 2, 2, 1, 2, 2]);
-    }
 
     #[test]
     fn a_sample_is_what_completed_since_the_last_one() {

@@ -1,8 +1,7 @@
 //! A workload on one target: requests issued as fast as they complete, or at a given rate.
 
-use super::distribution::Blocks;
 use super::worker::{EngineError, Sampler, Worker, WorkerStats};
-use crate::args::{Distribution, Rw};
+use crate::args::Rw;
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::signal::Interrupt;
@@ -34,25 +33,10 @@ pub(crate) struct Workload {
     pub(crate) depth: usize,
     /// How much further on the next job's region begins, bytes.
     pub(crate) increment: u64,
-    /// How random offsets are distributed.
-    pub(crate) distribution: Distribution,
-    /// The seed of the random numbers.
+    /// The seed of the random numbers, different for each job.
     pub(crate) seed: u64,
     /// A flush follows each that many writes.
     pub(crate) flush_every: Option<u64>,
-    /// The pauses.
-    pub(crate) pauses: Option<Pauses>,
-    /// Fills a buffer with new random data before each write.
-    pub(crate) refill: bool,
-}
-
-/// Pauses between requests.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pauses {
-    /// After every that many requests have completed,
-    pub(crate) every: u64,
-    /// nothing is issued for this long.
-    pub(crate) time: Duration,
 }
 
 /// The statistics of a workload.
@@ -84,8 +68,7 @@ struct Next {
     offset: u64,
 }
 
-/// The sequence of requests. The same in every run with the same seed, so that two runs can be
-/// compared.
+/// The sequence of requests. The same in every run, so that two runs can be compared.
 #[derive(Debug)]
 struct Sequence {
     workload: Workload,
@@ -93,15 +76,13 @@ struct Sequence {
     /// Writes since the last flush.
     unflushed: u64,
     random: Random,
-    blocks: Blocks,
 }
 
 impl Sequence {
     fn new(workload: Workload) -> Self {
         let random =
             Random::new(workload.start ^ workload.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let blocks = Blocks::new(workload.distribution, workload.blocks);
-        Self { workload, issued: 0, unflushed: 0, random, blocks }
+        Self { workload, issued: 0, unflushed: 0, random }
     }
 
     fn next(&mut self) -> Option<Next> {
@@ -115,11 +96,8 @@ impl Sequence {
             return None;
         }
         let direction = direction(rw, || self.random.below(100) < u64::from(rwmixread));
-        let at = if rw.is_random() {
-            self.blocks.next(&mut self.random)
-        } else {
-            self.issued % blocks.max(1)
-        };
+        let at =
+            if rw.is_random() { self.random.below(blocks) } else { self.issued % blocks.max(1) };
         self.issued += 1;
         self.unflushed += u64::from(direction == IoDirection::Write);
         Some(Next { direction, offset: start + at * block as u64 })
@@ -179,7 +157,6 @@ pub(crate) fn run<B: DataBuffer>(
         began: Instant::now(),
         is_ramping: !workload.ramp.is_zero(),
         observers,
-        data: Random::new(workload.seed),
     };
     let result = run.run();
     let elapsed = if run.is_ramping { Duration::ZERO } else { run.began.elapsed() };
@@ -213,14 +190,12 @@ struct Run<'t, 'w, B> {
     began: Instant,
     is_ramping: bool,
     observers: Observers<'w>,
-    data: Random,
 }
 
 impl<B: DataBuffer> Run<'_, '_, B> {
     fn run(&mut self) -> Result<(), EngineError> {
         let mut sequence = Sequence::new(self.workload);
         let mut next = sequence.next();
-        let mut since_pause = 0;
         if !self.is_ramping {
             self.observers.sampler.start();
         }
@@ -244,20 +219,8 @@ impl<B: DataBuffer> Run<'_, '_, B> {
             if self.workload.runtime.is_some_and(expired) {
                 next = None;
             }
-            let pauses = self.workload.pauses.filter(|pauses| since_pause >= pauses.every);
-            if let Some(pauses) = pauses
-                && self.worker.in_flight() == 0
-                && next.is_some()
-            {
-                self.pause(pauses.time);
-                since_pause = 0;
-                continue;
-            }
             let mut delay = Duration::ZERO;
             while let Some(Next { direction, offset }) = next {
-                if self.workload.pauses.is_some_and(|pauses| since_pause >= pauses.every) {
-                    break;
-                }
                 delay = self
                     .throttle
                     .as_mut()
@@ -268,15 +231,8 @@ impl<B: DataBuffer> Run<'_, '_, B> {
                 if self.worker.at_target() >= self.workload.depth {
                     break;
                 }
-                let Some(mut buffer) = self.idle.pop() else { break };
+                let Some(buffer) = self.idle.pop() else { break };
                 let len = self.workload.block;
-                if self.workload.refill
-                    && direction == IoDirection::Write
-                    && let Err(error) = refill(&mut buffer, len, &mut self.data)
-                {
-                    self.idle.push(buffer);
-                    return Err(error);
-                }
                 self.worker.submit(direction, offset, len, buffer).map_err(|rejected| {
                     self.idle.extend(rejected.buffer);
                     EngineError::from(rejected.error)
@@ -284,7 +240,6 @@ impl<B: DataBuffer> Run<'_, '_, B> {
                 if let Some(throttle) = &mut self.throttle {
                     *throttle.bytes_mut(direction) += len as u64;
                 }
-                since_pause += u64::from(direction != IoDirection::Flush);
                 next = sequence.next();
             }
             if self.worker.in_flight() == 0 && delay.is_zero() {
@@ -306,22 +261,6 @@ impl<B: DataBuffer> Run<'_, '_, B> {
         }
     }
 
-    /// Issues nothing for `time`, unless the run ends before.
-    fn pause(&self, time: Duration) {
-        let began = Instant::now();
-        let ends = || {
-            self.workload
-                .runtime
-                .is_some_and(|runtime| !self.is_ramping && self.began.elapsed() >= runtime)
-        };
-        while began.elapsed() < time && !ends() && !self.observers.interrupt.is_raised() {
-            std::thread::sleep(time.saturating_sub(began.elapsed()).min(PAUSE_STEP));
-            let now = Instant::now();
-            self.observers.sampler.tick(now);
-            self.observers.progress.tick(now);
-        }
-    }
-
     fn reclaim(&mut self, completion: Completion<B>) -> Result<(), EngineError> {
         let Completion { io, buffer, result } = completion;
         self.idle.extend(buffer);
@@ -337,9 +276,6 @@ impl<B: DataBuffer> Run<'_, '_, B> {
         Ok(())
     }
 }
-
-/// How long a pause lasts at most before it checks for signals.
-const PAUSE_STEP: Duration = Duration::from_millis(50);
 
 /// Fills `len` bytes of a buffer with data that does not compress.
 pub(crate) fn refill<B: DataBuffer>(
@@ -374,11 +310,8 @@ impl Workload {
             rate: None,
             depth: usize::MAX,
             increment: 0,
-            distribution: Distribution::Random,
             seed: 0,
             flush_every: None,
-            pauses: None,
-            refill: false,
         }
     }
 }
@@ -426,7 +359,6 @@ mod tests {
                 250 * 512
             );
             assert_eq!((target.peak, left), (8, 8));
-            assert_eq!(requests.depths.0.iter().sum::<u64>(), 250);
         }
     }
 
@@ -532,25 +464,5 @@ mod tests {
                 "{rw:?} {every}"
             );
         }
-    }
-
-    #[test]
-    fn nothing_is_issued_during_a_pause() {
-        let mut target = Fake::new(vec![0; 51_200], 512);
-        let pauses = Pauses { every: 4, time: Duration::from_millis(5) };
-        let paused = Workload { pauses: Some(pauses), ..workload(Rw::Read, 20) };
-        let stats = execute(&mut target, paused, 8).0.unwrap();
-        // Four pauses: none follows the last request.
-        assert!(stats.elapsed >= Duration::from_millis(20), "{:?}", stats.elapsed);
-        assert_eq!((stats.requests.requests(), target.peak), (20, 4));
-    }
-
-    #[test]
-    fn buffers_are_refilled_before_each_write() {
-        let mut target = Fake::new(vec![0; 51_200], 512);
-        let refilled = Workload { refill: true, ..workload(Rw::Write, 100) };
-        execute(&mut target, refilled, 4).0.unwrap();
-        let blocks: std::collections::BTreeSet<_> = target.data.chunks(512).collect();
-        assert_eq!(blocks.len(), 100, "no two blocks hold the same data");
     }
 }

@@ -4,7 +4,6 @@ use super::stack::StackReport;
 use super::{RequestReport, line};
 use crate::engine::digest::Hash;
 use crate::engine::pump::PumpStats;
-use crate::histogram::PERCENTILES;
 use crate::units::{ByteSize, counted, grouped, per_second, rate, time};
 use serde::Serialize;
 use std::fmt::{self, Write};
@@ -86,8 +85,8 @@ impl PhaseReport {
             seconds: stats.elapsed.as_secs_f64(),
             flush_seconds: stats.flush.as_secs_f64(),
             bytes_per_second: per_second(stats.bytes, stats.elapsed),
-            reads: RequestReport::new(&stats.reads, &PERCENTILES),
-            writes: RequestReport::new(&stats.writes, &PERCENTILES),
+            reads: RequestReport::new(&stats.reads),
+            writes: RequestReport::new(&stats.writes),
         }
     }
 }

@@ -1,13 +1,13 @@
-//! The report of a workload, laid out as fio's.
+//! The report of a workload; the text is laid out as fio's.
 
 use super::stack::StackReport;
 use super::{CpuReport, RequestReport};
 use crate::args::Rw;
 use crate::engine::jobs::JobsStats;
 use crate::engine::verify::Verified;
-use crate::engine::worker::{Rates, RequestStats, WorkerStats};
+use crate::engine::worker::{Rates, RequestStats};
 use crate::engine::workload::Workload;
-use crate::histogram::Latency;
+use crate::histogram::{Latency, PERCENTILES};
 use crate::units::{ByteSize, counted, per_second};
 use serde::Serialize;
 use std::fmt::{self, Write};
@@ -18,10 +18,6 @@ use std::time::Duration;
 pub(crate) struct IoReport {
     /// `io`.
     pub(crate) command: &'static str,
-    /// The job's name.
-    pub(crate) name: String,
-    /// The text that was given for the reports.
-    pub(crate) description: Option<String>,
     /// The target, as named on the command line.
     pub(crate) target: String,
     /// Whether the target is a file that was created for the run, and is gone.
@@ -60,36 +56,19 @@ pub(crate) struct IoReport {
     pub(crate) stack: StackReport,
     /// Fallbacks to something slower, with the reason.
     pub(crate) notes: Vec<String>,
-    /// The histograms, for fio's JSON.
-    #[serde(skip)]
-    pub(crate) requests: WorkerStats,
-    /// The error number for fio's JSON.
-    #[serde(skip)]
-    pub(crate) errno: i32,
-}
-
-/// Why a run ended early.
-#[derive(Clone, Debug)]
-pub(crate) struct Ended {
-    /// The reason.
-    pub(crate) reason: String,
-    /// Its error number, 0 for a signal.
-    pub(crate) errno: i32,
+    /// The flushes between the writes, if there were any.
+    pub(crate) flush: Option<FlushReport>,
 }
 
 /// The job that an [`IoReport`] describes.
 #[derive(Clone, Debug)]
 pub(crate) struct IoParameters {
-    /// The job's name.
-    pub(crate) name: String,
-    /// The text that was given for the reports.
-    pub(crate) description: Option<String>,
     /// The target, as named on the command line.
     pub(crate) target: String,
     /// Whether it is a file that was created for the run.
     pub(crate) is_scratch: bool,
     /// Why it ended early, if it did.
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended_early: Option<String>,
     /// The workload of a job; if it was verified, of all jobs together.
     pub(crate) workload: Workload,
     /// The fewest bytes of one request.
@@ -98,8 +77,6 @@ pub(crate) struct IoParameters {
     pub(crate) iodepth: u64,
     /// How many jobs there were.
     pub(crate) numjobs: u64,
-    /// The percentiles of all latencies.
-    pub(crate) percentiles: Vec<f64>,
 }
 
 /// The requests of one direction.
@@ -117,18 +94,29 @@ pub(crate) struct DirectionReport {
     pub(crate) requests: RequestReport,
 }
 
+/// The flushes of a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct FlushReport {
+    /// How many completed.
+    pub(crate) requests: u64,
+    /// From the call until the flush has completed.
+    pub(crate) total: Latency,
+}
+
+impl FlushReport {
+    fn new(stats: &RequestStats) -> Option<Self> {
+        (stats.requests > 0)
+            .then(|| Self { requests: stats.requests, total: stats.total.summary(&PERCENTILES) })
+    }
+}
+
 impl DirectionReport {
-    fn new(
-        stats: &RequestStats,
-        samples: Rates,
-        percentiles: &[f64],
-        elapsed: Duration,
-    ) -> Option<Self> {
+    fn new(stats: &RequestStats, samples: Rates, elapsed: Duration) -> Option<Self> {
         (stats.requests > 0).then(|| Self {
             iops: per_second(stats.requests, elapsed),
             bytes_per_second: per_second(stats.bytes, elapsed),
             samples,
-            requests: RequestReport::new(stats, percentiles),
+            requests: RequestReport::new(stats),
         })
     }
 }
@@ -142,16 +130,12 @@ impl IoReport {
         stack: StackReport,
         notes: Vec<String>,
     ) -> Self {
-        let IoParameters { name, description, target, is_scratch, ended, .. } = parameters;
-        let IoParameters { workload, min_block, iodepth, numjobs, percentiles, .. } = parameters;
+        let IoParameters { target, is_scratch, ended_early, .. } = parameters;
+        let IoParameters { workload, min_block, iodepth, numjobs, .. } = parameters;
         let [reads, writes, trims] = stats.rates;
-        let (ended_early, errno) =
-            ended.map_or((None, 0), |ended| (Some(ended.reason), ended.errno));
         let (elapsed, requests) = (stats.workload.elapsed, stats.workload.requests);
         Self {
             command: "io",
-            name,
-            description,
             target,
             scratch_file: is_scratch,
             ended_early,
@@ -164,15 +148,14 @@ impl IoReport {
             size_bytes: workload.blocks.saturating_mul(workload.block as u64),
             offset_increment_bytes: workload.increment,
             seconds: elapsed.as_secs_f64(),
-            read: DirectionReport::new(&requests.reads, reads, &percentiles, elapsed),
-            write: DirectionReport::new(&requests.writes, writes, &percentiles, elapsed),
-            trim: DirectionReport::new(&requests.trims, trims, &percentiles, elapsed),
+            read: DirectionReport::new(&requests.reads, reads, elapsed),
+            write: DirectionReport::new(&requests.writes, writes, elapsed),
+            trim: DirectionReport::new(&requests.trims, trims, elapsed),
             verified: stats.verified,
             cpu,
+            flush: FlushReport::new(&requests.flushes),
             stack,
             notes,
-            requests,
-            errno,
         }
     }
 }
@@ -201,9 +184,6 @@ impl fmt::Display for IoReport {
             self.iodepth,
             self.size_bytes
         );
-        if let Some(description) = &self.description {
-            let _ = writeln!(out, "  Description  : [{description}]");
-        }
         for (name, direction) in
             [("read", &self.read), ("write", &self.write), ("trim", &self.trim)]
         {
@@ -211,10 +191,10 @@ impl fmt::Display for IoReport {
                 direction.to_text(out, name, self.seconds);
             }
         }
-        if self.requests.flushes.requests > 0 {
-            let flushes = counted(self.requests.flushes.requests, "flush");
+        if let Some(FlushReport { requests, total }) = &self.flush {
+            let flushes = counted(*requests, "flush");
             let _ = writeln!(out, "   sync: {}", flushes.replace("flushs", "flushes"));
-            latency_line(out, "lat", &self.requests.flushes.total.summary(&[]));
+            latency_line(out, "lat", total);
         }
         let (user, system) = self.cpu.percent_of(self.seconds);
         let each = match self.cpu.ns_per_request {
@@ -381,7 +361,7 @@ fn percentiles(out: &mut String, name: &str, latency: &Latency) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::histogram::{Histogram, PERCENTILES};
+    use crate::histogram::Histogram;
 
     #[test]
     fn figures_are_scaled_as_by_fio() {

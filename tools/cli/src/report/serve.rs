@@ -2,7 +2,6 @@
 
 use super::stack::StackReport;
 use super::{CpuReport, RequestReport, line};
-use crate::histogram::PERCENTILES;
 use crate::server::operation::ServeStats;
 use crate::server::run::Served;
 use crate::units::{ByteSize, counted, grouped, time};
@@ -110,7 +109,7 @@ impl ServeReport {
         stack: StackReport,
         notes: Vec<String>,
     ) -> Self {
-        let report = |stats| RequestReport::new(stats, &PERCENTILES);
+        let report = |stats| RequestReport::new(stats);
         Self {
             command: "serve",
             target,

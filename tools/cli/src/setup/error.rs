@@ -1,6 +1,7 @@
 //! Why a target could not be opened, and the numbers on the command line that it does not allow.
 
 use super::stack::{MemoryError, StackError};
+use crate::args::foreign::ENGINE;
 use crate::args::target::SpecError;
 use crate::targets::nvme::QueueError;
 use crate::units::ByteSize;
@@ -304,9 +305,10 @@ pub(crate) enum LimitError {
     },
     /// `--bs 2M` on a smaller target.
     #[error(
-        "--bs {block}: {target} has {available} bytes{}: lower --bs{}",
+        "--bs {block}: {target} has {available} bytes{}: lower --bs{}{}",
         after(*.offset),
-        if *.is_bare { "; if it is a job file, give it a name that ends in .fio" } else { "" }
+        if *.is_bare { "; if it is a job file of fio's: " } else { "" },
+        if *.is_bare { ENGINE } else { "" }
     )]
     LargeBlock {
         /// The value.
@@ -368,18 +370,6 @@ pub(crate) enum LimitError {
         start: u64,
         /// The target's capacity.
         capacity: u64,
-        /// The target.
-        target: String,
-    },
-    /// `--io-size 100`.
-    #[error(
-        "--io-size {size}: the requests to {target} have {block} bytes (--bs), so it must be at least that"
-    )]
-    IoSize {
-        /// The value, in bytes.
-        size: u64,
-        /// The size of a request.
-        block: u64,
         /// The target.
         target: String,
     },

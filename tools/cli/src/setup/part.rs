@@ -1,7 +1,6 @@
 //! The part of a target that `io` uses: `--size`, `--offset` and the options that go with them.
 
 use super::error::LimitError;
-use crate::args::io::IoTarget;
 use crate::args::{IoArgs, TargetSpec};
 use crate::units::Share;
 
@@ -16,12 +15,9 @@ pub(crate) struct Part {
     pub(crate) tail: u64,
     /// How much further on the part of the next job begins.
     pub(crate) increment: u64,
-    /// How many requests a job moves, unless something else ends it before.
-    pub(crate) requests: u64,
 }
 
-/// Returns the part of a target of `capacity` bytes that requests of `block` bytes use, with `args`
-/// as fio reads them.
+/// Returns the part of a target of `capacity` bytes that requests of `block` bytes use.
 pub(crate) fn part(
     args: &IoArgs,
     target: &str,
@@ -96,22 +92,12 @@ pub(crate) fn part(
         return Err(match args.size {
             Some(_) => LimitError::Region { size, block, target: name() },
             None => {
-                let is_bare = matches!(args.target, Some(IoTarget::Target(TargetSpec::File(_))));
+                let is_bare = matches!(args.target, TargetSpec::File(_));
                 LimitError::LargeBlock { block, target: name(), available, offset, is_bare }
             }
         });
     }
-    let bytes = args.io_size.map_or(size, |share| share.of(size));
-    let requests = bytes / block;
-    if requests == 0 {
-        return Err(LimitError::IoSize { size: bytes, block, target: name() });
-    }
-    // As in fio: what --io-size has beyond --size is moved once, and --number-ios counts for each
-    // pass.
-    let loops = u64::from(args.loops.unwrap_or(1));
-    let requests = requests.min(blocks).saturating_mul(loops).max(requests);
-    let requests = args.number_ios.map_or(requests, |ios| requests.min(ios.saturating_mul(loops)));
-    Ok(Part { offset, blocks, tail: size % block, increment, requests })
+    Ok(Part { offset, blocks, tail: size % block, increment })
 }
 
 #[cfg(test)]
@@ -122,71 +108,57 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn args(size: &str, offset: &str, io_size: Option<&str>) -> IoArgs {
+    fn args(size: &str, offset: &str) -> IoArgs {
         IoArgs {
             size: (!size.is_empty()).then(|| size.parse().unwrap()),
             offset: offset.parse().unwrap(),
-            io_size: io_size.map(|share| share.parse().unwrap()),
             ..IoArgs::new(TargetSpec::SoftMemory(ByteSize(MIB), SoftOptions::default()))
         }
     }
 
     #[test]
-    fn shares_are_those_of_fio() {
-        for (size, offset, io_size, expected) in [
-            ("", "0", None, (0, 256, 256)),
-            ("50%", "0", None, (0, 128, 128)),
-            ("50%", "75%", None, (786_432, 64, 64)),
-            ("64k", "33%", None, (348_160, 16, 16)),
-            ("64k", "0", Some("50%"), (0, 16, 8)),
-            ("64k", "0", Some("128k"), (0, 16, 32)),
+    fn shares_are_of_the_target() {
+        for (size, offset, expected) in [
+            ("", "0", (0, 256)),
+            ("50%", "0", (0, 128)),
+            ("50%", "75%", (786_432, 64)),
+            ("64k", "33%", (348_160, 16)),
         ] {
-            let part = part(&args(size, offset, io_size), "x", MIB, 4096).unwrap();
-            assert_eq!(
-                (part.offset, part.blocks, part.requests),
-                expected,
-                "{size} {offset} {io_size:?}"
-            );
+            let part = part(&args(size, offset), "x", MIB, 4096).unwrap();
+            assert_eq!((part.offset, part.blocks), expected, "{size} {offset}");
         }
         let increment = |text: &str, numjobs| IoArgs {
             offset_increment: Some(text.parse().unwrap()),
             numjobs,
-            ..args("25%", "0", None)
+            ..args("25%", "0")
         };
         let quarters = part(&increment("25%", 4), "x", MIB, 4096).unwrap();
         assert_eq!((quarters.increment, quarters.blocks), (262_144, 64));
-        let tail = part(&args("", "0", None), "x", 10_000, 4096).unwrap();
+        let tail = part(&args("", "0"), "x", 10_000, 4096).unwrap();
         assert_eq!((tail.blocks, tail.tail), (2, 1808));
     }
 
     #[test]
     fn the_option_that_was_given_is_named_with_its_limit() {
-        for (size, offset, io_size, parts) in [
-            ("", "2M", None, &["--offset 2097152", "only 1048576"][..]),
-            ("", "1M", None, &["--offset 1048576", "only 1048576"]),
-            ("", "100%", None, &["--offset 100%", "1048576 in whole requests of 4096"]),
-            ("1M", "512k", None, &["--size 1048576", "524288 follow --offset 524288"]),
-            ("2M", "0", None, &["--size 2097152", "only 1048576"]),
-            ("100", "0", None, &["--size 100", "4096"]),
-            ("", "100", None, &["--offset 100", "4096"]),
-            ("", "0", Some("1k"), &["--io-size 1024", "4096"]),
+        for (size, offset, parts) in [
+            ("", "2M", &["--offset 2097152", "only 1048576"][..]),
+            ("", "1M", &["--offset 1048576", "only 1048576"]),
+            ("", "100%", &["--offset 100%", "1048576 in whole requests of 4096"]),
+            ("1M", "512k", &["--size 1048576", "524288 follow --offset 524288"]),
+            ("2M", "0", &["--size 2097152", "only 1048576"]),
+            ("100", "0", &["--size 100", "4096"]),
+            ("", "100", &["--offset 100", "4096"]),
         ] {
-            let error = part(&args(size, offset, io_size), "x", MIB, 4096).unwrap_err().to_string();
+            let error = part(&args(size, offset), "x", MIB, 4096).unwrap_err().to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
-        let error = part(&args("", "0", None), "x", MIB, 2 << 20).unwrap_err().to_string();
+        let error = part(&args("", "0"), "x", MIB, 2 << 20).unwrap_err().to_string();
         assert!(error.contains("--bs 2097152") && error.contains("has 1048576"), "{error}");
         assert!(
-            part(&args("", "0", None), "x", 0, 4096)
-                .unwrap_err()
-                .to_string()
-                .contains("has 0 bytes")
+            part(&args("", "0"), "x", 0, 4096).unwrap_err().to_string().contains("has 0 bytes")
         );
-        let far = IoArgs {
-            offset_increment: Some(Share::Bytes(MIB)),
-            numjobs: 2,
-            ..args("64k", "0", None)
-        };
+        let far =
+            IoArgs { offset_increment: Some(Share::Bytes(MIB)), numjobs: 2, ..args("64k", "0") };
         let error = part(&far, "x", MIB, 4096).unwrap_err().to_string();
         assert!(
             error.contains("--offset-increment 1048576") && error.contains("--numjobs 2"),

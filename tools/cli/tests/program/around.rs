@@ -190,7 +190,8 @@ fn the_keys_of_io_and_copy_are_documented() {
     let folder = Folder::new();
     let (source, copy) = (folder.file("data", &bytes(1 << 20)), folder.arg("copy"));
     let lines: String = [
-        "io soft:1M --rw=randrw --runtime=1100ms --time_based --iodepth=2 --json".to_owned(),
+        "io soft:1M --rw=randrw --fsync=64 --runtime=1100ms --time-based --iodepth=2 --json"
+            .to_owned(),
         "io soft:1M --rw=trim --json".to_owned(),
         "io soft:1M --rw=randrw --verify --numjobs=2 --json".to_owned(),
         format!("copy {source} {copy} --via soft:1M --verify --json"),

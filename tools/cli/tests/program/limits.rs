@@ -536,7 +536,7 @@ fn a_ring_refused_by_the_limit_of_locked_memory_is_not_missing() {
 #[test]
 fn the_limit_that_refuses_a_thread_is_named() {
     let (_folder, file) = shared_file();
-    let line = format!("io {file} --bs 4k --numjobs 12 --time_based --runtime 60");
+    let line = format!("io {file} --bs 4k --numjobs 12 --time-based --runtime 60");
     if let Some(group) = Group::new("pids", "pids") {
         let name = group.set("pids.max", "pids.max", "6").unwrap().display().to_string();
         let ended = group.run(&line);

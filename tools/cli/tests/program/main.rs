@@ -15,8 +15,6 @@ mod common;
 #[cfg(test)]
 mod copy;
 #[cfg(test)]
-mod fio;
-#[cfg(test)]
 mod fixes;
 #[cfg(test)]
 mod io;
@@ -24,6 +22,8 @@ mod io;
 mod limits;
 #[cfg(test)]
 mod nvme;
+#[cfg(test)]
+mod options;
 #[cfg(test)]
 mod receive;
 #[cfg(test)]

@@ -63,9 +63,10 @@ fn a_controller_with_blocks_of_4_kib_is_used_by_every_command() {
     let report = pinfold(&["nvme", "soft:64M,block=4k", "--json"]).json();
     let namespace = &report["namespaces"][0];
     assert_eq!((&namespace["block_bytes"], &namespace["blocks"]), (&4096.into(), &16_384.into()));
-    let verified =
-        pinfold(&words("io soft:8M,block=4k --rw randrw --bs 4k --verify --number-ios 500 --json"))
-            .json();
+    let verified = pinfold(&words(
+        "io soft:8M,block=4k --rw randrw --bs 4k --verify --verify-requests 500 --json",
+    ))
+    .json();
     assert_eq!(verified["command"], "io", "{verified}");
     pinfold(&words("io soft:8M,block=4k --rw randread --bs 512")).failed(2, &["--bs 512", "4096"]);
 
@@ -131,7 +132,7 @@ fn a_flush_that_lost_data_is_never_reported_as_done() {
     for line in [
         format!("copy {source} soft:{}", folder.arg("copy.img")),
         format!("copy {source} {}", folder.arg("copy")),
-        format!("io soft:{image} --rw write --size 1M --number-ios 8 --fsync 2 --force"),
+        format!("io soft:{image} --rw write --size 32k --fsync 2 --force"),
     ] {
         let Some(child) = with_a_failed_sync(&line) else { return };
         let ended = finish(child);
