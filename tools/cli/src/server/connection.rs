@@ -58,6 +58,8 @@ impl Receiving {
 
 /// A client.
 pub(super) struct Connection {
+    /// Its key in the table of its event loop.
+    pub(super) key: Key,
     pub(super) stream: Stream,
     pub(super) phase: Phase,
     pub(super) input: Input,
@@ -104,13 +106,14 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Greets a client at `now`, by the clock of the event loop. It has to begin TLS if `tls`.
-    pub(super) fn new(stream: Stream, tls: bool, now: Duration) -> Self {
+    pub(super) fn new(key: Key, stream: Stream, tls: bool, now: Duration) -> Self {
         let mut greeting = Vec::new();
         let start = if tls { Handshake::requiring_tls } else { Handshake::new };
         let handshake = start(&mut greeting);
         let mut outgoing = Outgoing::default();
         outgoing.push(super::outgoing::Part::Bytes(greeting));
         Self {
+            key,
             stream,
             phase: Phase::Handshake(handshake),
             input: Input::new(INPUT),
@@ -250,7 +253,7 @@ mod tests {
 
     fn connection() -> Connection {
         let (ours, _theirs) = UnixStream::pair().unwrap();
-        Connection::new(Stream::unix(ours).unwrap(), false, NOW)
+        Connection::new(Key::from_word(0), Stream::unix(ours).unwrap(), false, NOW)
     }
 
     const LONG: Duration = Duration::from_secs(PATIENCE.as_secs() + 1);

@@ -68,16 +68,24 @@ pub(crate) struct Inbox {
 
 /// One thread of the server.
 pub(crate) struct EventLoop<'s, 't> {
+    worker: Worker<'t, Buffer>,
+    epoll: OwnedFd,
+    /// The clients. A key is looked up here, once for an event, a turn or a completion; what is done
+    /// for the client gets the client.
+    connections: Slab<Connection>,
+    completed: Vec<Completion<Buffer>>,
+    service: Service<'s>,
+}
+
+/// What the clients of a thread are served with: memory, operations, and the target's queue.
+pub(super) struct Service<'s> {
     pub(super) shared: Shared<'s>,
     pub(super) info: TargetInfo,
-    worker: Worker<'t, Buffer>,
     pub(super) depth: usize,
-    epoll: OwnedFd,
     pub(super) inbox: Inbox,
     /// The answers to clients that have asked for extents.
     pub(super) answers: (Sender<Answer>, Receiver<Answer>),
     pub(super) payloads: Payloads,
-    pub(super) connections: Slab<Connection>,
     pub(super) operations: Slab<Operation>,
     /// Requests for the target that wait until its queue has room.
     pub(super) issues: Issues,
@@ -85,9 +93,9 @@ pub(crate) struct EventLoop<'s, 't> {
     ready: VecDeque<Key>,
     /// Whether a client may have departed from operations: one that takes no replies any more.
     pub(super) departed: bool,
-    /// Connections that wait for memory, longest first.
+    /// Connections that wait for memory, longest first; and those of them that are to try again.
     pub(super) starved: VecDeque<Key>,
-    pub(super) completed: Vec<Completion<Buffer>>,
+    fed: VecDeque<Key>,
     /// Where payloads of refused requests go.
     pub(super) scratch: Box<[u8]>,
     pub(super) stats: ServeStats,
@@ -127,33 +135,26 @@ impl<'s, 't> EventLoop<'s, 't> {
             let data = epoll::EventData::new_u64(TARGET);
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(failed("epoll_ctl"))?;
         }
-        Ok(Self {
+        let service = Service {
             shared,
             info,
-            worker,
             depth,
-            epoll,
             inbox,
             answers: channel(),
             payloads,
-            connections: Slab::default(),
             operations: Slab::default(),
             issues: Issues::default(),
             ready: VecDeque::new(),
             departed: false,
             starved: VecDeque::new(),
-            completed: Vec::new(),
+            fed: VecDeque::new(),
             scratch: vec![0; 64 << 10].into_boxed_slice(),
             stats: ServeStats::default(),
             warned: 0,
             budget: 0,
             clock: Unpaused::new(SystemClock::default()),
-        })
-    }
-
-    /// Returns the time that clients are measured by.
-    pub(super) fn now(&self) -> Duration {
-        Duration::from_nanos(self.clock.now_ns())
+        };
+        Ok(Self { worker, epoll, connections: Slab::default(), completed: Vec::new(), service })
     }
 
     /// Serves until the interrupt is raised and the last requests are answered. Returns what was
@@ -161,7 +162,7 @@ impl<'s, 't> EventLoop<'s, 't> {
     /// flushed then, too.
     pub(crate) fn run(mut self, writable: bool) -> (ServeStats, WorkerStats, Option<ServeError>) {
         let mut events = Vec::with_capacity(256);
-        let mut swept = self.now();
+        let mut swept = self.service.now();
         let mut draining: Option<Duration> = None;
         let failed = loop {
             self.take_completions();
@@ -175,8 +176,8 @@ impl<'s, 't> EventLoop<'s, 't> {
                 self.issue();
             }
             self.give_up_departed();
-            let now = self.now();
-            if draining.is_none() && self.shared.interrupt.is_raised() {
+            let now = self.service.now();
+            if draining.is_none() && self.service.shared.interrupt.is_raised() {
                 draining = Some(now);
                 self.end_all();
                 continue;
@@ -197,7 +198,7 @@ impl<'s, 't> EventLoop<'s, 't> {
             }
         };
         for key in self.connections.keys() {
-            self.stats.cut += 1;
+            self.service.stats.cut += 1;
             self.close(key);
         }
         let mut buffers = Vec::new();
@@ -206,19 +207,20 @@ impl<'s, 't> EventLoop<'s, 't> {
         // Otherwise nothing is lost without the flush.
         let wrote = stats.writes.requests > 0 || stats.trims.requests > 0;
         if writable
-            && let Err(error) = self.worker.sync(self.shared.interrupt)
+            && let Err(error) = self.worker.sync(self.service.shared.interrupt)
             && wrote
         {
             tracing::warn!("{error}");
-            self.stats.unflushed += 1;
+            self.service.stats.unflushed += 1;
         }
-        (self.stats, self.worker.stats().clone(), failed)
+        (self.service.stats, self.worker.stats().clone(), failed)
     }
 
     /// Waits for events, and notes which connections they belong to.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), ServeError> {
-        let mut limit = if self.ready.is_empty() { self.shared.max_sleep } else { Duration::ZERO };
-        if !self.starved.is_empty() {
+        let service = &mut self.service;
+        let mut limit = if service.has_ready() { Duration::ZERO } else { service.shared.max_sleep };
+        if !service.starved.is_empty() {
             limit = limit.min(MEMORY_RETRY);
         }
         if !limit.is_zero()
@@ -226,7 +228,7 @@ impl<'s, 't> EventLoop<'s, 't> {
         {
             limit = limit.min(wait);
         }
-        self.stats.turns += 1;
+        service.stats.turns += 1;
         events.clear();
         let limit = Timespec::try_from(limit).unwrap_or_default();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&limit)) {
@@ -240,22 +242,22 @@ impl<'s, 't> EventLoop<'s, 't> {
                 WAKE => self.accept(),
                 TARGET => {}
                 word => {
-                    let key = Key::from_word(word);
-                    let Some(connection) = self.connections.get_mut(key) else { continue };
+                    let client = self.connections.get_mut(Key::from_word(word));
+                    let Some(client) = client else { continue };
                     let flags = event.flags;
                     let broken = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-                    connection.hung_up |= flags.contains(epoll::EventFlags::RDHUP);
-                    connection.readable |= flags.contains(epoll::EventFlags::IN);
-                    connection.writable |= flags.contains(epoll::EventFlags::OUT);
+                    client.hung_up |= flags.contains(epoll::EventFlags::RDHUP);
+                    client.readable |= flags.contains(epoll::EventFlags::IN);
+                    client.writable |= flags.contains(epoll::EventFlags::OUT);
                     if broken {
-                        connection.note_gone();
+                        client.note_gone();
                     }
-                    self.list(key);
+                    self.service.list(client);
                 }
             }
         }
         if events.is_empty() {
-            self.feed();
+            self.service.feed();
         }
         Ok(())
     }
@@ -263,22 +265,25 @@ impl<'s, 't> EventLoop<'s, 't> {
     /// Takes over new clients. Clients that come after the signal are refused, or each would keep
     /// the loop from its end.
     fn accept(&mut self) {
-        while let Ok(stream) = self.inbox.streams.try_recv() {
-            if self.shared.interrupt.is_raised() {
-                self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+        while let Ok(stream) = self.service.inbox.streams.try_recv() {
+            let Shared { interrupt, connected, tls, .. } = self.service.shared;
+            if interrupt.is_raised() {
+                connected.fetch_sub(1, Ordering::Relaxed);
                 continue;
             }
-            self.stats.connections += 1;
-            let connection = Connection::new(stream, self.shared.tls.is_some(), self.now());
-            let key = self.connections.insert(connection);
-            let Some(connection) = self.connections.get_mut(key) else { continue };
+            self.service.stats.connections += 1;
+            let now = self.service.now();
+            let key = self
+                .connections
+                .insert_with(|key| Connection::new(key, stream, tls.is_some(), now));
+            let Some(client) = self.connections.get_mut(key) else { continue };
             let flags = epoll::EventFlags::IN
                 | epoll::EventFlags::OUT
                 | epoll::EventFlags::RDHUP
                 | epoll::EventFlags::ET;
             let data = epoll::EventData::new_u64(key.to_word());
-            match epoll::add(&self.epoll, &connection.stream, data, flags) {
-                Ok(()) => self.list(key),
+            match epoll::add(&self.epoll, &client.stream, data, flags) {
+                Ok(()) => self.service.list(client),
                 Err(errno) => {
                     tracing::warn!("a client cannot be served: epoll_ctl: {errno}");
                     self.close(key);
@@ -287,37 +292,37 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Has a connection served in the next iteration.
-    pub(super) fn list(&mut self, key: Key) {
-        if let Some(connection) = self.connections.get_mut(key)
-            && !std::mem::replace(&mut connection.listed, true)
-        {
-            self.ready.push_back(key);
-        }
-    }
-
     /// Serves all connections on the list once; those with more to do are on it again.
     fn serve_ready(&mut self) {
-        for _ in 0..self.ready.len() {
-            let Some(key) = self.ready.pop_front() else { break };
-            let Some(connection) = self.connections.get_mut(key) else { continue };
-            connection.listed = false;
-            let served = self.serve(key);
-            if matches!(served, Err(Ended::Closed)) {
-                self.abandon_receiving(key);
-                // It may still read the replies to what it has requested.
-                self.end(key);
-            } else if let Err(error) = served {
-                if error.is_violation() {
-                    self.stats.dropped += 1;
-                    match self.stats.dropped {
-                        ..=WARNINGS => tracing::warn!("a client is disconnected: {error}"),
-                        _ => tracing::info!("a client is disconnected: {error}"),
-                    }
-                }
-                self.close(key);
+        while let Some(key) = self.service.fed.pop_front() {
+            if let Some(client) = self.connections.get_mut(key) {
+                self.service.list(client);
             }
-            if self.connections.get_mut(key).is_some_and(|connection| connection.is_done()) {
+        }
+        for _ in 0..self.service.ready.len() {
+            let Some(key) = self.service.ready.pop_front() else { break };
+            let Some(client) = self.connections.get_mut(key) else { continue };
+            client.listed = false;
+            let closes = match self.service.serve(client) {
+                Ok(()) => client.is_done(),
+                Err(Ended::Closed) => {
+                    self.service.abandon_receiving(client);
+                    // It may still read the replies to what it has requested.
+                    self.service.end(client);
+                    client.is_done()
+                }
+                Err(error) => {
+                    if error.is_violation() {
+                        self.service.stats.dropped += 1;
+                        match self.service.stats.dropped {
+                            ..=WARNINGS => tracing::warn!("a client is disconnected: {error}"),
+                            _ => tracing::info!("a client is disconnected: {error}"),
+                        }
+                    }
+                    true
+                }
+            };
+            if closes {
                 self.close(key);
             }
         }
@@ -344,40 +349,50 @@ impl<'s, 't> EventLoop<'s, 't> {
     /// Has nothing sent again that clients have departed from: it could be carried out seconds after
     /// they left, and others would wait for it.
     fn give_up_departed(&mut self) {
-        if !std::mem::take(&mut self.departed) {
+        if !std::mem::take(&mut self.service.departed) {
             return;
         }
-        let (connections, operations) = (&mut self.connections, &mut self.operations);
+        let (connections, operations) = (&mut self.connections, &mut self.service.operations);
+        let keys = operations.keys();
         let mut is_departed = |key| {
             let client = operations.get_mut(key).map(|operation| operation.connection);
             client.is_some_and(|key| connections.get_mut(key).is_none_or(|client| client.gone))
         };
         self.worker.abandon_retries_of(&mut |io| is_departed(Key::from_word(io.tag)));
         // Others of their requests may not be at the target yet, or fail later.
-        let keys = self.operations.keys();
-        let mut clients =
-            keys.into_iter().filter_map(|key| Some(self.operations.get_mut(key)?.connection));
-        self.departed =
-            clients.any(|key| self.connections.get_mut(key).is_none_or(|client| client.gone));
+        self.service.departed = keys.into_iter().any(is_departed);
     }
 
     /// Handles what the target has completed, at the offset in the export.
     fn take_completed(&mut self, completion: Completion<Buffer>) {
-        let io =
-            Io { offset: completion.io.offset.saturating_sub(self.shared.base), ..completion.io };
-        self.complete(Completion { io, ..completion });
+        let base = self.service.shared.base;
+        let io = Io { offset: completion.io.offset.saturating_sub(base), ..completion.io };
+        let operation = self.service.operations.get_mut(Key::from_word(io.tag));
+        let client = operation.and_then(|operation| self.connections.get_mut(operation.connection));
+        self.service.complete(client, Completion { io, ..completion });
+    }
+
+    /// Replies to the clients whose extents were found.
+    fn take_answers(&mut self) {
+        while let Ok(answer) = self.service.answers.1.try_recv() {
+            let Some(client) = self.connections.get_mut(answer.client) else { continue };
+            self.service.answer(client, answer);
+            // It may have asked again.
+            self.service.list(client);
+        }
     }
 
     /// Passes as many requests to the target as its queue holds.
     fn issue(&mut self) {
-        while let Some((client, Issue { io, buffer })) =
-            self.issues.pop(self.depth.saturating_sub(self.worker.in_flight()))
+        while let Some((key, Issue { io, buffer })) =
+            self.service.issues.pop(self.service.depth.saturating_sub(self.worker.in_flight()))
         {
-            let Some(buffer) = self.lend(io.tag, buffer) else {
-                self.issues.note_returned(client);
+            let client = self.connections.get_mut(key);
+            let Some(buffer) = self.service.lend(client, io.tag, buffer) else {
+                self.service.issues.note_returned(key);
                 continue;
             };
-            let io = Io { offset: self.shared.base + io.offset, ..io };
+            let io = Io { offset: self.service.shared.base + io.offset, ..io };
             if let Err(rejected) = self.worker.submit_io(io, buffer) {
                 self.take_completed(Completion {
                     io,
@@ -388,21 +403,16 @@ impl<'s, 't> EventLoop<'s, 't> {
         }
     }
 
-    /// Lets the connections try again that wait for memory.
-    pub(super) fn feed(&mut self) {
-        while let Some(key) = self.starved.pop_front() {
-            self.list(key);
-        }
-    }
-
     /// Receives no more requests: those that have begun are answered, then the connections are
     /// closed.
     fn end_all(&mut self) {
-        while self.inbox.streams.try_recv().is_ok() {
-            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+        while self.service.inbox.streams.try_recv().is_ok() {
+            self.service.shared.connected.fetch_sub(1, Ordering::Relaxed);
         }
         for key in self.connections.keys() {
-            self.end(key);
+            if let Some(client) = self.connections.get_mut(key) {
+                self.service.end(client);
+            }
         }
     }
 
@@ -416,10 +426,10 @@ impl<'s, 't> EventLoop<'s, 't> {
         for key in keys {
             // A client does not wait for itself.
             let others = waiting.iter().find(|(_, other)| *other != key).map(|(since, _)| *since);
-            let Some(connection) = self.connections.get_mut(key) else { continue };
-            connection.note_waiting(now);
-            if connection.is_stalled(others, now) {
-                self.stats.dropped += 1;
+            let Some(client) = self.connections.get_mut(key) else { continue };
+            client.note_waiting(now);
+            if client.is_stalled(others, now) {
+                self.service.stats.dropped += 1;
                 tracing::info!("a client is disconnected: it makes no progress");
                 self.close(key);
             }
@@ -427,15 +437,38 @@ impl<'s, 't> EventLoop<'s, 't> {
     }
 
     /// Closes a connection. Its requests at the target complete without it.
-    pub(super) fn close(&mut self, key: Key) {
-        self.abandon_receiving(key);
-        self.discard_replies(key);
-        let Some(mut connection) = self.connections.remove(key) else { return };
-        if let Some(buffer) = connection.asking.take() {
-            self.payloads.put(buffer);
+    fn close(&mut self, key: Key) {
+        let Some(mut client) = self.connections.remove(key) else { return };
+        self.service.abandon_receiving(&mut client);
+        self.service.discard_replies(&mut client);
+        if let Some(buffer) = client.asking.take() {
+            self.service.payloads.put(buffer);
         }
-        connection.stream.end(&mut self.scratch);
-        self.shared.connected.fetch_sub(1, Ordering::Relaxed);
-        self.feed();
+        client.stream.end(&mut self.service.scratch);
+        self.service.shared.connected.fetch_sub(1, Ordering::Relaxed);
+        self.service.feed();
+    }
+}
+
+impl Service<'_> {
+    /// Returns the time that clients are measured by.
+    pub(super) fn now(&self) -> Duration {
+        Duration::from_nanos(self.clock.now_ns())
+    }
+
+    fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.fed.is_empty()
+    }
+
+    /// Has a client served in the next iteration.
+    pub(super) fn list(&mut self, client: &mut Connection) {
+        if !std::mem::replace(&mut client.listed, true) {
+            self.ready.push_back(client.key);
+        }
+    }
+
+    /// Has the clients try again that wait for memory.
+    pub(super) fn feed(&mut self) {
+        self.fed.append(&mut self.starved);
     }
 }

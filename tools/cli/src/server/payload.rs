@@ -263,16 +263,21 @@ impl<T> Default for Slab<T> {
 impl<T> Slab<T> {
     /// Inserts a value. O(1) amortised.
     pub(crate) fn insert(&mut self, value: T) -> Key {
+        self.insert_with(|_| value)
+    }
+
+    /// Inserts a value that knows its key. O(1) amortised.
+    pub(crate) fn insert_with(&mut self, create: impl FnOnce(Key) -> T) -> Key {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.places.push((0, None));
             u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX)
         });
-        let mut generation = 0;
-        if let Some(place) = self.places.get_mut(index as usize) {
-            place.1 = Some(value);
-            generation = place.0;
+        let place = self.places.get_mut(index as usize);
+        let key = Key { index, generation: place.as_ref().map_or(0, |place| place.0) };
+        if let Some(place) = place {
+            place.1 = Some(create(key));
         }
-        Key { index, generation }
+        key
     }
 
     /// Returns the value of a key.

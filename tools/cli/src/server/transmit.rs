@@ -1,7 +1,8 @@
 //! From the target's completions to replies.
 
+use super::connection::Connection;
 use super::error::WARNINGS;
-use super::event_loop::EventLoop;
+use super::event_loop::Service;
 use super::operation::{Issue, Operation, Stage, Streamed};
 use super::outgoing::Part;
 use super::payload::{Key, PIECE};
@@ -44,19 +45,18 @@ fn is_unsupported(error: &TargetError) -> bool {
     matches!(error, TargetError::Trim { errno, .. } if is_no_operation(*errno))
 }
 
-impl EventLoop<'_, '_> {
+impl Service<'_> {
     /// Sends the replies of a connection as far as its socket takes them and its budget lasts. That
     /// they cannot be sent does not end it: data that the client had sent before it left is still
     /// received.
-    pub(super) fn send(&mut self, key: Key) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
-        if connection.gone {
-            return self.discard_replies(key);
+    pub(super) fn send(&mut self, client: &mut Connection) {
+        if client.gone {
+            return self.discard_replies(client);
         }
         let (payloads, stats) = (&mut self.payloads, &mut self.stats);
         let (mut progress, mut reused) = (false, Vec::new());
-        while connection.writable && connection.has_output() && self.budget > 0 {
-            let held = &mut connection.held;
+        while client.writable && client.has_output() && self.budget > 0 {
+            let held = &mut client.held;
             let free = |buffer: Buffer, len, of| {
                 stats.sent += len as u64;
                 if let Some(operation) = of {
@@ -65,31 +65,33 @@ impl EventLoop<'_, '_> {
                 *held = held.saturating_sub(buffer.len());
                 payloads.put(buffer);
             };
-            match connection.outgoing.send(&mut connection.stream, free) {
+            match client.outgoing.send(&mut client.stream, free) {
                 Ok(Some(sent)) => {
                     progress = true;
                     self.budget = self.budget.saturating_sub(sent);
-                    connection.note_moved(sent);
+                    client.note_moved(sent);
                 }
-                Ok(None) => connection.writable = false,
+                Ok(None) => client.writable = false,
                 Err(error) => {
                     tracing::debug!("replies cannot be sent: {error}");
-                    connection.note_gone();
+                    client.note_gone();
                 }
             }
         }
         if progress {
-            connection.note_done();
+            client.note_done();
         }
         // Its budget is used up before its replies are sent.
-        let remains = connection.writable && connection.has_output();
+        let remains = client.writable && client.has_output();
         // It may have stopped receiving until its replies were taken, or are discarded.
-        let receives = (progress || connection.gone)
-            && (connection.readable || !connection.input.unused().is_empty());
+        let receives =
+            (progress || client.gone) && (client.readable || !client.input.unused().is_empty());
         if remains || receives {
-            self.list(key);
+            self.list(client);
         }
-        reused.into_iter().for_each(|(operation, buffer)| self.read_part(key, operation, buffer));
+        reused
+            .into_iter()
+            .for_each(|(operation, buffer)| self.read_part(client, operation, buffer));
         if progress && !self.starved.is_empty() {
             self.feed();
         }
@@ -97,44 +99,36 @@ impl EventLoop<'_, '_> {
 
     /// Discards the replies of a client that does not take them any more, and reads nothing further
     /// for it.
-    pub(super) fn discard_replies(&mut self, key: Key) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
-        connection.gone = true;
+    pub(super) fn discard_replies(&mut self, client: &mut Connection) {
+        client.gone = true;
         self.departed = true;
-        let (streaming, mut buffers) = (connection.streaming, Vec::new());
-        let parts = connection.outgoing.len();
-        connection.outgoing.clear(|buffer| buffers.push(buffer));
+        let (streaming, mut buffers) = (client.streaming, Vec::new());
+        let parts = client.outgoing.len();
+        client.outgoing.clear(|buffer| buffers.push(buffer));
         if parts > 0 {
             // It may have stopped receiving because of them.
-            self.list(key);
+            self.list(client);
         }
-        buffers.into_iter().for_each(|buffer| self.return_memory(key, buffer));
+        buffers.into_iter().for_each(|buffer| self.return_memory(client, buffer));
         if let Some(operation) = streaming {
             self.stop_streamed(operation);
-            self.finish_if_complete(operation);
-        }
-    }
-
-    /// Appends a part of a reply.
-    pub(super) fn push(&mut self, key: Key, part: Part) {
-        if let Some(connection) = self.connections.get_mut(key) {
-            connection.outgoing.push(part);
+            self.finish_if_complete(Some(client), operation);
         }
     }
 
     /// Replies that a request without a payload has succeeded.
-    pub(super) fn reply_success(&mut self, key: Key, structured: bool, cookie: u64) {
+    pub(super) fn reply_success(&mut self, client: &mut Connection, structured: bool, cookie: u64) {
         let part = match structured {
             true => Part::header(&reply::none(cookie)),
             false => Part::header(&reply::simple(None, cookie)),
         };
-        self.push(key, part);
+        client.outgoing.push(part);
     }
 
     /// Replies that a request has failed.
     pub(super) fn reply_error(
         &mut self,
-        key: Key,
+        client: &mut Connection,
         structured: bool,
         error: ErrorNumber,
         cookie: u64,
@@ -144,47 +138,49 @@ impl EventLoop<'_, '_> {
             true => Part::header(&reply::error(error, cookie)),
             false => Part::header(&reply::simple(Some(error), cookie)),
         };
-        self.push(key, part);
+        client.outgoing.push(part);
     }
 
     /// Receives no more requests from a connection, which is closed when those that it has begun
     /// are answered.
-    pub(super) fn end(&mut self, key: Key) {
-        if let Some(connection) = self.connections.get_mut(key) {
-            connection.ending = true;
-        }
-        self.list(key);
+    pub(super) fn end(&mut self, client: &mut Connection) {
+        client.ending = true;
+        self.list(client);
     }
 
     /// Gives up a payload whose client sends no more; what has arrived of it may have been written.
-    pub(super) fn abandon_receiving(&mut self, key: Key) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
-        let Some(receiving) = connection.receiving.take() else { return };
-        connection.waits_since = None;
+    pub(super) fn abandon_receiving(&mut self, client: &mut Connection) {
+        let Some(receiving) = client.receiving.take() else { return };
+        client.waits_since = None;
         if let Some(buffer) = receiving.buffer {
-            self.return_memory(key, buffer);
+            self.return_memory(client, buffer);
         }
         if let Some(operation) = self.operations.get_mut(receiving.operation) {
             operation.fail(ErrorNumber::Shutdown);
             operation.is_cut_off = true;
         }
-        self.end_payload(receiving.operation);
+        self.end_payload(client, receiving.operation);
     }
 
     /// Counts the payload of an operation, which was received, discarded or given up, as completed.
-    pub(super) fn end_payload(&mut self, key: Key) {
+    pub(super) fn end_payload(&mut self, client: &mut Connection, key: Key) {
         let Some(operation) = self.operations.get_mut(key) else { return };
         operation.pending -= 1;
-        self.finish_if_complete(key);
+        self.finish_if_complete(Some(client), key);
     }
 
     /// Passes on a buffer that the target is about to get for an operation, unless its result is
-    /// not needed any more.
-    pub(super) fn lend(&mut self, tag: u64, buffer: Buffer) -> Option<Buffer> {
+    /// not needed any more. The client is absent if its connection is closed, here and below.
+    pub(super) fn lend(
+        &mut self,
+        client: Option<&mut Connection>,
+        tag: u64,
+        buffer: Buffer,
+    ) -> Option<Buffer> {
         let key = Key::from_word(tag);
-        let is_needed = self.is_needed(key);
+        let is_needed = self.is_needed(client.as_deref(), key);
         let Some(operation) = self.operations.get_mut(key).filter(|_| is_needed) else {
-            self.cancel(key, buffer);
+            self.cancel(client, key, buffer);
             return None;
         };
         operation.at_target += 1;
@@ -195,31 +191,45 @@ impl EventLoop<'_, '_> {
     /// Returns whether an operation has to go on: a read ends with its client; everything else is
     /// done nevertheless, since a client may disconnect behind its last requests
     /// ("`NBD_CMD_DISC`").
-    fn is_needed(&mut self, key: Key) -> bool {
+    fn is_needed(&mut self, client: Option<&Connection>, key: Key) -> bool {
         let Some(operation) = self.operations.get_mut(key) else { return false };
-        let client = self.connections.get_mut(operation.connection);
         operation.request.operation != Kind::Read || client.is_some_and(|client| !client.gone)
     }
 
     /// Completes a part of an operation without the target.
-    fn cancel(&mut self, key: Key, buffer: Buffer) {
+    fn cancel(&mut self, mut client: Option<&mut Connection>, key: Key, buffer: Buffer) {
         let Some(operation) = self.operations.get_mut(key) else {
             return self.payloads.put(buffer);
         };
         operation.fail(ErrorNumber::Shutdown);
         operation.is_cut_off = true;
         operation.pending -= 1;
-        let client = operation.connection;
+        let connection = operation.connection;
         // Nothing of it may be at the target, whose completions would pass these on. Each is
         // cancelled when it is next.
-        operation.unissued.drain(..).for_each(|issue| self.issues.push(client, issue));
+        operation.unissued.drain(..).for_each(|issue| self.issues.push(connection, issue));
         self.stop_streamed(key);
-        self.return_memory(client, buffer);
-        self.finish_if_complete(key);
+        self.put_back(client.as_deref_mut(), buffer);
+        self.finish_if_complete(client, key);
     }
 
-    /// Handles what the target has completed.
-    pub(super) fn complete(&mut self, Completion { io, buffer, result }: Completion<Buffer>) {
+    /// Returns memory of a client that may have departed.
+    fn put_back(&mut self, client: Option<&mut Connection>, buffer: Buffer) {
+        match client {
+            Some(client) => self.return_memory(client, buffer),
+            None => {
+                self.payloads.put(buffer);
+                self.feed();
+            }
+        }
+    }
+
+    /// Handles what the target has completed for a client.
+    pub(super) fn complete(
+        &mut self,
+        mut client: Option<&mut Connection>,
+        Completion { io, buffer, result }: Completion<Buffer>,
+    ) {
         let key = Key::from_word(io.tag);
         let result = match result {
             // The file was truncated.
@@ -229,7 +239,7 @@ impl EventLoop<'_, '_> {
             Ok(_) => Ok(()),
             Err(error) => self.judge(key, io, &error),
         };
-        let is_needed = self.is_needed(key);
+        let is_needed = self.is_needed(client.as_deref(), key);
         let Some(operation) = self.operations.get_mut(key) else {
             return buffer.into_iter().for_each(|buffer| self.payloads.put(buffer));
         };
@@ -263,30 +273,31 @@ impl EventLoop<'_, '_> {
         let flushes = operation.pending == 0 && operation.needs_flush();
         match buffer {
             // The buffer of the last part serves for what follows.
-            Some(buffer) if continues => return self.advance(key, buffer),
+            Some(buffer) if continues => return self.advance(client, key, buffer),
             Some(buffer) if flushes => {
                 operation.stage = Stage::Flushing;
-                return self.advance(key, buffer);
+                return self.advance(client, key, buffer);
             }
-            Some(buffer) => self.return_memory(connection, buffer),
+            Some(buffer) => self.put_back(client.as_deref_mut(), buffer),
             None => {}
         }
-        self.lose(connection, lost);
-        self.send_parts(key);
+        if lost > 0 {
+            self.lose(client.as_deref_mut(), lost);
+        }
+        if let Some(client) = client.as_deref_mut() {
+            self.send_parts(client, key);
+        }
         if stops {
             self.stop_streamed(key);
         }
-        self.finish_if_complete(key);
+        self.finish_if_complete(client, key);
     }
 
     /// Replies to an operation without parts that are not complete.
-    pub(super) fn finish_if_complete(&mut self, key: Key) -> bool {
-        let is_complete =
-            self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0);
-        if is_complete {
-            self.finish(key);
+    fn finish_if_complete(&mut self, client: Option<&mut Connection>, key: Key) {
+        if self.operations.get_mut(key).is_some_and(|operation| operation.pending == 0) {
+            self.finish(client, key);
         }
-        is_complete
     }
 
     /// Decides what an error means for its operation: nothing, if it is one that the protocol
@@ -314,7 +325,12 @@ impl EventLoop<'_, '_> {
     }
 
     /// Issues the next part of an operation, with `buffer`.
-    pub(super) fn advance(&mut self, key: Key, mut buffer: Buffer) {
+    pub(super) fn advance(
+        &mut self,
+        client: Option<&mut Connection>,
+        key: Key,
+        mut buffer: Buffer,
+    ) {
         let Some(operation) = self.operations.get_mut(key) else {
             return self.payloads.put(buffer);
         };
@@ -327,7 +343,7 @@ impl EventLoop<'_, '_> {
                 if next == offset {
                     // The first part: with a page from an attempt to trim, or with a buffer that is
                     // zeroed already.
-                    buffer = self.larger_zeroed(connection, buffer, rest);
+                    buffer = self.larger_zeroed(client, buffer, rest);
                 }
                 let len = buffer.len().min(rest);
                 if let Some(operation) = self.operations.get_mut(key) {
@@ -346,37 +362,51 @@ impl EventLoop<'_, '_> {
     }
 
     /// Returns a zeroed buffer for `bytes` bytes: `buffer`, or a larger one where there is memory.
-    fn larger_zeroed(&mut self, key: Key, mut buffer: Buffer, bytes: usize) -> Buffer {
+    fn larger_zeroed(
+        &mut self,
+        client: Option<&mut Connection>,
+        mut buffer: Buffer,
+        bytes: usize,
+    ) -> Buffer {
         if buffer.len() < bytes.min(PIECE)
-            && let Some(larger) = self.take_memory(key, bytes)
+            && let Some(client) = client
+            && let Some(larger) = self.take_memory(client, bytes)
         {
             let smaller = std::mem::replace(&mut buffer, larger);
-            self.return_memory(key, smaller);
+            self.return_memory(client, smaller);
         }
         buffer.zero();
         buffer
     }
 
     /// Replies to a request all of whose parts have completed.
-    fn finish(&mut self, key: Key) {
+    fn finish(&mut self, client: Option<&mut Connection>, key: Key) {
         let Some(mut operation) = self.operations.remove(key) else { return };
-        let Operation { connection: client, request, structured, error, .. } = operation;
+        let Operation { request, structured, error, .. } = operation;
         let Request { cookie, offset, length, .. } = request;
-        if let Some(connection) = self.connections.get_mut(client) {
-            connection.operations = connection.operations.saturating_sub(1);
-        }
+        let Some(client) = client else {
+            self.stats.errors += u64::from(error.is_some() && !operation.is_cut_off);
+            operation.filled.into_iter().for_each(|(_, buffer, _)| self.put_back(None, buffer));
+            return;
+        };
+        client.operations = client.operations.saturating_sub(1);
         if let Some(streamed) = operation.streamed.take() {
             self.end_streamed(client, operation, &streamed);
             return self.list(client);
         }
-        let filled = std::mem::take(&mut operation.filled);
+        let mut filled = std::mem::take(&mut operation.filled);
         match error {
             None if request.operation == Kind::Read => {
                 let header = match structured {
                     true => Part::header(&reply::offset_data(cookie, offset, length)),
                     false => Part::header(&reply::simple(None, cookie)),
                 };
-                self.send_data(client, header, filled);
+                // In the order of its offsets.
+                filled.sort_unstable_by_key(|(offset, ..)| *offset);
+                client.outgoing.push(header);
+                for (_, buffer, len) in filled {
+                    client.outgoing.push(Part::Payload { buffer, len, of: None });
+                }
             }
             None => self.reply_success(client, structured, cookie),
             Some(error) => {
@@ -391,29 +421,14 @@ impl EventLoop<'_, '_> {
 
     /// Notes that the target has not returned memory of a client, and does not: a controller that
     /// did not answer may reach it.
-    fn lose(&mut self, client: Key, bytes: usize) {
-        if bytes == 0 {
-            return;
-        }
+    fn lose(&mut self, client: Option<&mut Connection>, bytes: usize) {
         self.payloads.lose(bytes);
         self.stats.lost += bytes as u64;
-        if let Some(connection) = self.connections.get_mut(client) {
-            connection.held = connection.held.saturating_sub(bytes);
+        if let Some(client) = client {
+            client.held = client.held.saturating_sub(bytes);
         }
         // Clients that wait for more than remains are refused.
         self.feed();
-    }
-
-    /// Appends a header and the data that a read has returned, in the order of its offsets.
-    fn send_data(&mut self, client: Key, header: Part, mut filled: Vec<(u64, Buffer, usize)>) {
-        filled.sort_unstable_by_key(|(offset, ..)| *offset);
-        let Some(connection) = self.connections.get_mut(client) else {
-            return filled.into_iter().for_each(|(_, buffer, _)| self.payloads.put(buffer));
-        };
-        connection.outgoing.push(header);
-        for (_, buffer, len) in filled {
-            connection.outgoing.push(Part::Payload { buffer, len, of: None });
-        }
     }
 }
 
@@ -427,9 +442,9 @@ impl EventLoop<'_, '_> {
 /// The most memory of one such read: as much as its client may move in one iteration of the loop.
 const WINDOW: usize = super::receive::BUDGET;
 
-impl EventLoop<'_, '_> {
+impl Service<'_> {
     /// Starts a read with the memory that its client may have, or not at all if that is none.
-    pub(super) fn start_streamed(&mut self, client: Key, operation: Operation) -> bool {
+    pub(super) fn start_streamed(&mut self, client: &mut Connection, operation: Operation) -> bool {
         let Request { offset, length, whole, .. } = operation.request;
         let mut left = (length as usize).min(WINDOW);
         let mut buffers = Vec::new();
@@ -445,15 +460,13 @@ impl EventLoop<'_, '_> {
         let in_order = (whole || !operation.structured).then_some(offset);
         let streamed = Some(Streamed { next: offset, in_order });
         let key = self.insert(client, Operation { pending: 1, streamed, ..operation });
-        if let Some(connection) = self.connections.get_mut(client) {
-            connection.streaming = Some(key);
-        }
+        client.streaming = Some(key);
         buffers.into_iter().for_each(|buffer| self.read_part(client, key, buffer));
         true
     }
 
     /// Reads the next part into a buffer, which is returned if nothing is left to be read.
-    pub(super) fn read_part(&mut self, client: Key, key: Key, buffer: Buffer) {
+    fn read_part(&mut self, client: &mut Connection, key: Key, buffer: Buffer) {
         let operation = self.operations.get_mut(key);
         let end = operation.as_ref().map_or(0, |operation| operation.end());
         let part = operation.and_then(|operation| {
@@ -467,14 +480,14 @@ impl EventLoop<'_, '_> {
         });
         match part {
             Some((at, len)) => {
-                self.issues.push(client, Issue::new(key, IoDirection::Read, at, len, buffer));
+                self.issues.push(client.key, Issue::new(key, IoDirection::Read, at, len, buffer));
             }
             None => self.return_memory(client, buffer),
         }
     }
 
     /// Reads no further parts; the caller looks whether the operation is complete.
-    pub(super) fn stop_streamed(&mut self, key: Key) {
+    fn stop_streamed(&mut self, key: Key) {
         let Some(operation) = self.operations.get_mut(key) else { return };
         let end = operation.end();
         if let Some(streamed) = operation.streamed.as_mut().filter(|streamed| streamed.next < end) {
@@ -484,13 +497,12 @@ impl EventLoop<'_, '_> {
     }
 
     /// Appends what has been read to the replies, as far as that can be sent now.
-    pub(super) fn send_parts(&mut self, key: Key) {
+    fn send_parts(&mut self, client: &mut Connection, key: Key) {
         let Some(operation) = self.operations.get_mut(key) else { return };
         let Some(streamed) = &mut operation.streamed else { return };
         let Request { cookie, offset, length, .. } = operation.request;
-        let (structured, client) = (operation.structured, operation.connection);
-        let Some(connection) = self.connections.get_mut(client) else { return };
-        let outgoing = &mut connection.outgoing;
+        let structured = operation.structured;
+        let outgoing = &mut client.outgoing;
         let Some(at) = &mut streamed.in_order else {
             for (at, buffer, len) in operation.filled.drain(..) {
                 let bytes = u32::try_from(len).unwrap_or(length);
@@ -515,7 +527,7 @@ impl EventLoop<'_, '_> {
     }
 
     /// Ends the reply to a read all of whose parts have been read, or that has failed.
-    pub(super) fn end_streamed(&mut self, client: Key, operation: Operation, streamed: &Streamed) {
+    fn end_streamed(&mut self, client: &mut Connection, operation: Operation, streamed: &Streamed) {
         let Operation {
             request: Request { cookie, offset, .. },
             structured,
@@ -525,17 +537,11 @@ impl EventLoop<'_, '_> {
             ..
         } = operation;
         filled.into_iter().for_each(|(_, buffer, _)| self.return_memory(client, buffer));
-        if let Some(connection) = self.connections.get_mut(client) {
-            connection.streaming = None;
-        }
+        client.streaming = None;
         let began = streamed.in_order.is_some_and(|at| at > offset);
         match error {
-            None if began => {
-                if let Some(connection) = self.connections.get_mut(client) {
-                    connection.outgoing.release();
-                }
-            }
-            None => self.push(client, Part::header(&reply::none(cookie))),
+            None if began => client.outgoing.release(),
+            None => client.outgoing.push(Part::header(&reply::none(cookie))),
             Some(_) if is_cut_off => {}
             Some(error) if began => self.break_off(client, error),
             Some(error) => self.reply_error(client, structured, error, cookie),
@@ -544,17 +550,15 @@ impl EventLoop<'_, '_> {
 
     /// Closes a connection behind what is being sent: the data of a reply that has begun cannot be
     /// completed.
-    fn break_off(&mut self, client: Key, error: ErrorNumber) {
+    fn break_off(&mut self, client: &mut Connection, error: ErrorNumber) {
         self.stats.errors += 1;
         // One that is gone takes nothing any more, and may have sent writes behind the read.
-        if let Some(connection) =
-            self.connections.get_mut(client).filter(|connection| !connection.gone)
-        {
+        if !client.gone {
             tracing::info!(
                 "a client is disconnected: a read has failed ({error:?}) after its reply had begun"
             );
             self.stats.cut += 1;
-            connection.ending = true;
+            client.ending = true;
         }
     }
 }
