@@ -31,6 +31,10 @@ in_group() {
 
 # What exceeds memory.high is not refused, but stopped.
 fixes_memory_high() {
+    if ! grep -q cgroup2 /proc/filesystems; then
+        note "skipped: this kernel has no control groups"
+        return
+    fi
     mkdir -p /tmp/cgroup
     mount -t cgroup2 none /tmp/cgroup
     echo +memory >/tmp/cgroup/cgroup.subtree_control
