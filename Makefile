@@ -89,7 +89,7 @@ deb-test: deb ## Install, use and purge them in clean systems, Debian 12 and 13 
 	scripts/deb-test
 
 .PHONY: foreign
-foreign: setup ## Foreign programs on libpinfold (fio, DPDK, libblkio) at full length, and the packages on clean systems
+foreign: setup ## Foreign programs on libpinfold (fio, DPDK, libblkio) at full length, packages on clean systems, 64-bit Arm
 	@scripts/setup --clients --generator --instructions --packages
 	scripts/foreign
 

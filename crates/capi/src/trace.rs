@@ -143,11 +143,11 @@ pub unsafe extern "C" fn pf_trace_set(function: pf_trace_fn, arg: *mut c_void) -
 /// same arguments and then the [`Caller`]. The compiler describes no naked function to unwinders, so
 /// the `.cfi` lines do: else what walks the stack, as a hook may, stops here.
 macro_rules! pass_caller {
-    (1, $target:path) => { $crate::trace::pass_caller!(@ "rsi", "x1", $target) };
-    (2, $target:path) => { $crate::trace::pass_caller!(@ "rdx", "x2", $target) };
-    (3, $target:path) => { $crate::trace::pass_caller!(@ "rcx", "x3", $target) };
-    (4, $target:path) => { $crate::trace::pass_caller!(@ "r8", "x4", $target) };
-    (5, $target:path) => { $crate::trace::pass_caller!(@ "r9", "x5", $target) };
+    (1, $target:path) => { $crate::trace::pass_caller!(@ "rsi", "x1", "a1", $target) };
+    (2, $target:path) => { $crate::trace::pass_caller!(@ "rdx", "x2", "a2", $target) };
+    (3, $target:path) => { $crate::trace::pass_caller!(@ "rcx", "x3", "a3", $target) };
+    (4, $target:path) => { $crate::trace::pass_caller!(@ "r8", "x4", "a4", $target) };
+    (5, $target:path) => { $crate::trace::pass_caller!(@ "r9", "x5", "a5", $target) };
     // The seventh argument is on the stack, which `push` leaves aligned.
     (6, $target:path) => {
         #[cfg(target_arch = "x86_64")]
@@ -170,8 +170,16 @@ macro_rules! pass_caller {
             ".cfi_endproc",
             sym $target
         );
+        #[cfg(target_arch = "riscv64")]
+        ::std::arch::naked_asm!(
+            ".cfi_startproc",
+            "mv a6, ra",
+            "tail {}",
+            ".cfi_endproc",
+            sym $target
+        );
     };
-    (@ $x86:literal, $arm:literal, $target:path) => {
+    (@ $x86:literal, $arm:literal, $riscv:literal, $target:path) => {
         #[cfg(target_arch = "x86_64")]
         ::std::arch::naked_asm!(
             ".cfi_startproc",
@@ -185,6 +193,14 @@ macro_rules! pass_caller {
             ".cfi_startproc",
             concat!("mov ", $arm, ", x30"),
             "b {}",
+            ".cfi_endproc",
+            sym $target
+        );
+        #[cfg(target_arch = "riscv64")]
+        ::std::arch::naked_asm!(
+            ".cfi_startproc",
+            concat!("mv ", $riscv, ", ra"),
+            "tail {}",
             ".cfi_endproc",
             sym $target
         );
