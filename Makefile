@@ -34,6 +34,10 @@ run: setup ## The main job: copy a file through the whole stack and compare it
 test: setup ## The checks that every change must pass: format, lints, docs, tests, no_std, the main job (minutes)
 	scripts/test
 
+.PHONY: test-lib
+test-lib: setup ## The library alone (crates/): built and tested, without the tools
+	scripts/test-lib
+
 .PHONY: test-all
 test-all: test ## Also full sizes, every feature, counted read-modify-writes, loom, sanitizers, tests in C
 	scripts/test-all

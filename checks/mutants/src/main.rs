@@ -22,10 +22,10 @@ use std::{env, fs};
 /// Finds changes of the code that no test detects.
 #[derive(Parser)]
 #[command(
-    name = "scripts/mutants",
-    after_help = "Examples:\n  scripts/mutants --package core --sample 150\n  scripts/mutants --package core --file dma_pool --kinds condition,statement\n  \
-                  scripts/mutants --package core --loom --file frame\n  \
-                  scripts/mutants --package core --loom --file frame/regions --kinds statement\n\nA survivor is a missing test or a change that does not matter: \
+    name = "scripts/check mutants",
+    after_help = "Examples:\n  scripts/check mutants --package core --sample 150\n  scripts/check mutants --package core --file dma_pool --kinds condition,statement\n  \
+                  scripts/check mutants --package core --loom --file frame\n  \
+                  scripts/check mutants --package core --loom --file frame/regions --kinds statement\n\nA survivor is a missing test or a change that does not matter: \
                   checks/mutants/survivors.txt has those, with a reason each.\nExit codes: 0 if every survivor is argued there, 1 if not, 2 if \
                   the run failed."
 )]
