@@ -101,17 +101,18 @@
 #define PF_POLICY_WHOLE 2
 
 /*
- For pf_domain_vfio(): iommufd where the kernel offers it for the device, else type 1.
+ For pf_domain_vfio() and pf_domain_create(): iommufd where the kernel offers it for the device, or
+ for devices, else type 1.
  */
 #define PF_IOMMU_BEST 0
 
 /*
- For pf_domain_vfio(): VFIO's type 1 interface.
+ For pf_domain_vfio() and pf_domain_create(): VFIO's type 1 interface.
  */
 #define PF_IOMMU_TYPE1 1
 
 /*
- For pf_domain_vfio(): iommufd.
+ For pf_domain_vfio() and pf_domain_create(): iommufd.
  */
 #define PF_IOMMU_IOMMUFD 2
 
@@ -330,6 +331,11 @@ typedef struct pf_arena_t pf_arena_t;
 typedef struct pf_cache_t pf_cache_t;
 
 /*
+ A PCI device that the program drives.
+ */
+typedef struct pf_device_t pf_device_t;
+
+/*
  One I/O address space.
  */
 typedef struct pf_domain_t pf_domain_t;
@@ -451,6 +457,20 @@ struct pf_region {
    0.
    */
   uint32_t flags;
+};
+
+/*
+ The registers of a device, mapped: for pf_read32() and the like.
+ */
+struct pf_bar {
+  /*
+   Where they begin in this process.
+   */
+  void *addr;
+  /*
+   Bytes.
+   */
+  uint64_t len;
 };
 
 /*
@@ -1106,6 +1126,123 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
 int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region) PF_CHECKED;
 
 /*
+ Opens a PCI device for a driver of the program's own. It must be bound to vfio-pci (`pinfold
+ bind`). It reaches memory when pf_device_bus_master() has allowed it, and then what is mapped in
+ the domain.
+
+ @domain: a domain of pf_domain_create(), in which it is opened; or one to which it is attached
+ (pf_domain_vfio(), pf_domain_attach()).
+ @bdf: the device's address, as "0000:01:00.0"; of one that is attached, as it was attached.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already);
+ ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
+ that is missing.
+ Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.1.
+
+ */
+int pf_device_open(struct pf_domain_t *domain, const char *bdf, struct pf_device_t **out) PF_CHECKED;
+
+/*
+ Ends a driver: the device no longer reaches memory, its interrupts are disabled and their
+ descriptors closed, and its registers are unmapped. Unless it is attached to its domain otherwise,
+ it is closed, and the kernel resets it.
+
+ @device: the device; NULL does nothing.
+
+ Return: 0, or -errno: EBUSY (another thread is in a call with it); EBADF.
+ Thread: any. No thread uses its registers any more. Since 0.1.
+ */
+int pf_device_destroy(struct pf_device_t *device);
+
+/*
+ Maps the registers of a device. pf_read32(), pf_write32() and the like access them.
+
+ @device: the device.
+ @index: the BAR, 0 to 5.
+ @bar: where address and length are stored; each call stores the same.
+
+ Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all of
+ it be mapped: I/O ports); EFAULT; EBADF; what the kernel returns.
+ Thread: any. Takes a lock. Ownership: the registers stay mapped until pf_device_destroy(). While
+ the device does not decode its memory (bit 1 of the command register), an access is a SIGBUS.
+ Since 0.1.
+
+ */
+int pf_device_bar(struct pf_device_t *device, unsigned int index, struct pf_bar *bar) PF_CHECKED;
+
+/*
+ Reads configuration space. 1, 2 or 4 bytes at a multiple of that are one access.
+
+ @device: the device.
+ @offset: where.
+ @buf: where the bytes are stored.
+ @len: how many.
+
+ Return: 0, or -errno: EINVAL (beyond the end); EFAULT; EBADF; what the kernel returns.
+ Thread: any. Since 0.1.
+
+ */
+int pf_device_config_read(struct pf_device_t *device, uint64_t offset, void *buf, size_t len) PF_CHECKED;
+
+/*
+ Writes configuration space, as pf_device_config_read() reads it. The kernel filters what would
+ endanger other devices.
+
+ @device: the device.
+ @offset: where.
+ @buf: the bytes.
+ @len: how many.
+
+ Return: as pf_device_config_read().
+ Thread: any. Since 0.1.
+
+ */
+int pf_device_config_write(struct pf_device_t *device,
+                           uint64_t offset,
+                           const void *buf,
+                           size_t len) PF_CHECKED;
+
+/*
+ Enables the first `n` interrupts of a device (MSI-X, or MSI if it has none), each with an eventfd:
+ readable when it was raised. A read() of 8 bytes returns how often, and resets it; it does not
+ block. All that are used are enabled by one call.
+
+ @device: the device.
+ @n: how many; 0 disables all, and closes their descriptors.
+ @fds: where the `n` descriptors are stored, the first that of interrupt 0.
+
+ Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY (some
+ are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has changed then.
+ Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not close
+ them. Since 0.1.
+
+ */
+int pf_device_irqs(struct pf_device_t *device, unsigned int n, int *fds) PF_CHECKED;
+
+/*
+ Lets a device access memory, or no longer. Its registers are decoded from the first time on.
+
+ @device: the device.
+ @on: 1 or 0.
+
+ Return: 0, or -errno: EINVAL (`on`); EBADF; what the kernel returns.
+ Thread: any. Since 0.1.
+ */
+int pf_device_bus_master(struct pf_device_t *device, unsigned int on) PF_CHECKED;
+
+/*
+ Resets a device: it has lost its state, and accesses no memory until it is set up again. For a
+ loop of requests, pf_requests_stopped() says so.
+
+ @device: the device.
+
+ Return: 0, or -errno: ENOTSUP (it cannot be reset alone); EBADF; what the kernel returns.
+ Thread: any. Since 0.1.
+ */
+int pf_device_reset(struct pf_device_t *device) PF_CHECKED;
+
+/*
  Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
  The devices in it are models: of a controller (pf_nvme_open() without `bdf`), or the program's own
  (pf_port_open()). Their accesses are checked as by a real IOMMU.
@@ -1133,8 +1270,24 @@ int pf_domain_soft(struct pf_domain_t **out) PF_CHECKED;
 int pf_domain_vfio(struct pf_domain_t **out, const char *bdf, uint32_t flags) PF_CHECKED;
 
 /*
- Attaches another device to a domain of pf_domain_vfio(): both reach the same memory at the same
- addresses.
+ Creates a domain for real devices before there is one in it: pf_device_open() and
+ pf_domain_attach() add devices, which all reach the same memory at the same addresses. Memory may
+ be mapped before: the first device finds it. With type 1 it is pinned only then, and where that
+ fails the device is not added.
+
+ @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (unknown
+ `flags`); EFAULT; ENFILE. The message names the step that is missing.
+ Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+
+ */
+int pf_domain_create(uint32_t flags, struct pf_domain_t **out) PF_CHECKED;
+
+/*
+ Attaches a device to a domain of pf_domain_vfio() or pf_domain_create(): all of its devices reach
+ the same memory at the same addresses.
 
  @domain: the domain.
  @bdf: the device's address.
@@ -2300,6 +2453,76 @@ unsigned int pf_version(void);
 static inline uint32_t pf_token_slot(uint64_t token)
 {
     return (uint32_t)(token & 0xfffff);
+}
+
+/*
+ Registers of a device (pf_device_bar()), in the byte order of the machine, which is little-endian as
+ theirs. An access has exactly its width. A write comes after all earlier stores of the thread to
+ memory, and a read before all later loads. `offset` is a multiple of the width, and the register is
+ inside the BAR: it is not checked.
+ */
+#if defined(__x86_64__)
+#define PF_BEFORE_WRITE() __atomic_thread_fence(__ATOMIC_RELEASE)
+#define PF_AFTER_READ() __atomic_thread_fence(__ATOMIC_ACQUIRE)
+#else
+#define PF_BEFORE_WRITE() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define PF_AFTER_READ() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#endif
+
+static inline uint8_t pf_read8(const struct pf_bar *bar, uint64_t offset)
+{
+    uint8_t value =
+        *(const volatile uint8_t *)(const volatile void *)((const volatile char *)bar->addr + offset);
+    PF_AFTER_READ();
+    return value;
+}
+
+static inline void pf_write8(const struct pf_bar *bar, uint64_t offset, uint8_t value)
+{
+    PF_BEFORE_WRITE();
+    *(volatile uint8_t *)(volatile void *)((volatile char *)bar->addr + offset) = value;
+}
+
+static inline uint16_t pf_read16(const struct pf_bar *bar, uint64_t offset)
+{
+    uint16_t value =
+        *(const volatile uint16_t *)(const volatile void *)((const volatile char *)bar->addr + offset);
+    PF_AFTER_READ();
+    return value;
+}
+
+static inline void pf_write16(const struct pf_bar *bar, uint64_t offset, uint16_t value)
+{
+    PF_BEFORE_WRITE();
+    *(volatile uint16_t *)(volatile void *)((volatile char *)bar->addr + offset) = value;
+}
+
+static inline uint32_t pf_read32(const struct pf_bar *bar, uint64_t offset)
+{
+    uint32_t value =
+        *(const volatile uint32_t *)(const volatile void *)((const volatile char *)bar->addr + offset);
+    PF_AFTER_READ();
+    return value;
+}
+
+static inline void pf_write32(const struct pf_bar *bar, uint64_t offset, uint32_t value)
+{
+    PF_BEFORE_WRITE();
+    *(volatile uint32_t *)(volatile void *)((volatile char *)bar->addr + offset) = value;
+}
+
+static inline uint64_t pf_read64(const struct pf_bar *bar, uint64_t offset)
+{
+    uint64_t value =
+        *(const volatile uint64_t *)(const volatile void *)((const volatile char *)bar->addr + offset);
+    PF_AFTER_READ();
+    return value;
+}
+
+static inline void pf_write64(const struct pf_bar *bar, uint64_t offset, uint64_t value)
+{
+    PF_BEFORE_WRITE();
+    *(volatile uint64_t *)(volatile void *)((volatile char *)bar->addr + offset) = value;
 }
 
 #ifdef __cplusplus

@@ -159,6 +159,21 @@ impl State {
         Ok(())
     }
 
+    /// Opens a device in the domain.
+    ///
+    /// # Errors
+    /// `ENOTSUP`: the devices of the domain are models. Those of opening it.
+    pub(crate) fn open(&self, bdf: &str) -> Result<Device, Failure> {
+        if self.domain.soft_bus().is_some() {
+            return Err(fail!(
+                ENOTSUP,
+                "this domain has no device that {bdf} could join: create one with pf_domain_vfio or pf_domain_create"
+            ));
+        }
+        // The interface is the domain's.
+        Device::open_in(bdf, &self.domain, &Options::new()).map_err(|error| Failure::from(&error))
+    }
+
     /// Returns the device at `address`, if it is attached.
     pub(crate) fn device(&self, address: &str) -> Option<Device> {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
@@ -232,11 +247,12 @@ pub unsafe extern "C" fn pf_domain_vfio(
     })
 }
 
-/// For pf_domain_vfio(): iommufd where the kernel offers it for the device, else type 1.
+/// For pf_domain_vfio() and pf_domain_create(): iommufd where the kernel offers it for the device, or
+/// for devices, else type 1.
 pub const PF_IOMMU_BEST: u32 = 0;
-/// For pf_domain_vfio(): VFIO's type 1 interface.
+/// For pf_domain_vfio() and pf_domain_create(): VFIO's type 1 interface.
 pub const PF_IOMMU_TYPE1: u32 = 1;
-/// For pf_domain_vfio(): iommufd.
+/// For pf_domain_vfio() and pf_domain_create(): iommufd.
 pub const PF_IOMMU_IOMMUFD: u32 = 2;
 
 fn interface(flags: u32) -> Result<IommuInterface, Failure> {
@@ -251,8 +267,35 @@ fn interface(flags: u32) -> Result<IommuInterface, Failure> {
     }
 }
 
-/// Attaches another device to a domain of pf_domain_vfio(): both reach the same memory at the same
-/// addresses.
+/// Creates a domain for real devices before there is one in it: pf_device_open() and
+/// pf_domain_attach() add devices, which all reach the same memory at the same addresses. Memory may
+/// be mapped before: the first device finds it. With type 1 it is pinned only then, and where that
+/// fails the device is not added.
+///
+/// @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+/// @out: where the handle is stored.
+///
+/// Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (unknown
+/// `flags`); EFAULT; ENFILE. The message names the step that is missing.
+/// Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+///
+/// # Safety
+/// `out` is null, or can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pf_domain_create(flags: u32, out: *mut *mut pf_domain_t) -> c_int {
+    call(|| {
+        check_out(out, "out")?;
+        let options = Options::new().interface(interface(flags)?);
+        let domain = Domain::vfio(&options).map_err(|error| Failure::from(&error))?;
+        let handle = DOMAINS.insert(pf_domain_t { state: State::new(domain, Vec::new()) })?;
+        // SAFETY: as the caller promises.
+        unsafe { store(out, handle, "out") }?;
+        Ok(0)
+    })
+}
+
+/// Attaches a device to a domain of pf_domain_vfio() or pf_domain_create(): all of its devices reach
+/// the same memory at the same addresses.
 ///
 /// @domain: the domain.
 /// @bdf: the device's address.
@@ -272,15 +315,7 @@ pub unsafe extern "C" fn pf_domain_attach(domain: *mut pf_domain_t, bdf: *const 
         if devices.iter().any(|(name, _)| name == bdf) {
             return Err(fail!(EEXIST, "{bdf} is attached to this domain already"));
         }
-        let Some((_, first)) = devices.first() else {
-            return Err(fail!(
-                ENOTSUP,
-                "this domain has no device that {bdf} could join: create one with pf_domain_vfio"
-            ));
-        };
-        let options = Options::new().interface(first.attachment().interface);
-        let device = Device::open_in(bdf, &domain.state.domain, &options)
-            .map_err(|error| Failure::from(&error))?;
+        let device = domain.state.open(bdf)?;
         devices.push((bdf.to_owned(), device));
         Ok(0)
     })

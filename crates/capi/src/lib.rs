@@ -27,6 +27,7 @@
 
 pub mod arena;
 pub mod block;
+pub mod device;
 pub mod domain;
 mod errno;
 pub mod failure;

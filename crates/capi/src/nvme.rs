@@ -8,8 +8,9 @@ use crate::handle::Table;
 use crate::options::{Options, fill, read};
 use crate::queue::transfer::Lost;
 use crate::region::Hold;
-use libc::{EFBIG, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
+use libc::{EBUSY, EFBIG, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
 use pinfold::Arena;
+use pinfold::pci::Bdf;
 use pinfold::vfio::DeviceError;
 use pinfold_nvme::driver::{self, Config, Controller, Namespace, Vector};
 use pinfold_nvme::vfio::{PciController, PciError};
@@ -19,6 +20,7 @@ use pinfold_nvme_model::{
 };
 use std::ffi::{c_char, c_int};
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -64,22 +66,25 @@ enum Backing {
     Pci(PciController, #[expect(dead_code, reason = "held")] Opened),
 }
 
-/// A real device that has a controller here: no other can be opened on it.
-struct Opened(String);
+/// A real device that has a driver here, a controller or the program's own: no other gets it.
+pub(crate) struct Opened(String);
 
 static OPENED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 impl Opened {
-    fn new(bdf: &str) -> Result<Self, Failure> {
+    /// # Errors
+    /// `EBUSY`: it has one. `EINVAL`: it is no address.
+    pub(crate) fn new(bdf: &str) -> Result<Self, Failure> {
+        let bdf = Bdf::from_str(bdf).map_err(|error| fail!(EINVAL, "{error}"))?.to_string();
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-        if opened.iter().any(|other| other == bdf) {
+        if opened.contains(&bdf) {
             return Err(fail!(
                 EBUSY,
-                "a controller is open on {bdf} already: use it, or call pf_nvme_put for it first"
+                "{bdf} is open already: use that handle, or end it by pf_nvme_put or pf_device_destroy first"
             ));
         }
-        opened.push(bdf.to_owned());
-        Ok(Self(bdf.to_owned()))
+        opened.push(bdf.clone());
+        Ok(Self(bdf))
     }
 }
 
@@ -508,6 +513,10 @@ impl Errno for ModelError {
 impl Errno for DeviceError {
     fn errno(&self) -> c_int {
         match self {
+            Self::NoRegion { .. } => ENXIO,
+            Self::Outside { .. } | Self::Interrupts { .. } => EINVAL,
+            Self::InterruptsOn(_) => EBUSY,
+            Self::NoReset(_) => ENOTSUP,
             Self::Kernel { errno, .. } => errno.raw(),
             _ => EIO,
         }

@@ -12,7 +12,7 @@ use pinfold_core::iova::IovaSpace;
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
 /// The addresses, page sizes and number of mappings that the kernel supports for a domain.
@@ -124,10 +124,7 @@ pub(crate) fn select(roots: &Roots, cdev: Option<&str>) -> Selection {
     let iommu = roots.dev.join("iommu");
     let node = cdev.map(|cdev| roots.dev.join("vfio/devices").join(cdev));
     for path in [Some(&iommu), node.as_ref()].into_iter().flatten() {
-        use rustix::fs::{self, Access, AtFlags};
-        let wanted = Access::READ_OK | Access::WRITE_OK;
-        // As the effective user, who opens it.
-        match fs::accessat(fs::CWD, path, wanted, AtFlags::EACCESS) {
+        match may_open(path) {
             Ok(()) => {}
             Err(rustix::io::Errno::NOENT) => {
                 return type1(format!("type1, because there is no {}", path.display()));
@@ -151,6 +148,17 @@ pub(crate) fn select(roots: &Roots, cdev: Option<&str>) -> Selection {
             Selection { interface: IommuInterface::Iommufd, reason, node: Some(node) }
         }
     }
+}
+
+/// Returns whether the kernel has iommufd for devices, and this user may open it.
+pub(crate) fn has_iommufd(roots: &Roots) -> bool {
+    roots.dev.join("vfio/devices").is_dir() && may_open(&roots.dev.join("iommu")).is_ok()
+}
+
+/// Checks whether a node can be opened, as the effective user, who opens it.
+fn may_open(path: &Path) -> Result<(), rustix::io::Errno> {
+    use rustix::fs::{self, Access, AtFlags};
+    fs::accessat(fs::CWD, path, Access::READ_OK | Access::WRITE_OK, AtFlags::EACCESS)
 }
 
 /// The usable ranges of a kernel that does not report them: the narrowest IOMMU of x86, without its

@@ -77,6 +77,11 @@ pub enum OpenError {
         /// The reason.
         reason: String,
     },
+    /// A domain without an IOMMU was to be created before its device.
+    #[error(
+        "a domain without an IOMMU is its device's: open the device with `Options::without_iommu`, which creates it"
+    )]
+    NoIommuDomain,
     /// The kernel does not keep the domain's table.
     #[error("{0} cannot be opened in a domain whose table the kernel does not keep")]
     OtherDomain(Bdf),

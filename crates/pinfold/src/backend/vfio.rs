@@ -9,23 +9,55 @@ use crate::sys::files::Roots;
 use crate::sys::vfio::{container, layout};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The limit of entries of a kernel that does not report it (since Linux 5.1; before, there was no
 /// limit).
-const DEFAULT_ENTRIES: u64 = 65_535;
+pub(crate) const DEFAULT_ENTRIES: u64 = 65_535;
 
 /// A container with type1.
 #[derive(Debug)]
-pub(crate) struct Type1(Container);
+pub(crate) struct Type1 {
+    container: Container,
+    /// What is mapped before the first device: a container without a group has no table. `None` from
+    /// that device on.
+    early: Mutex<Option<BTreeMap<u64, Early>>>,
+}
+
+/// A mapping that the first device finds.
+#[derive(Debug)]
+struct Early {
+    iova: IovaRange,
+    /// An exposed address.
+    addr: usize,
+    access: Access,
+}
 
 impl Type1 {
     pub(crate) fn open(roots: &Roots) -> Result<Self, OpenError> {
-        Container::open(roots).map(Self)
+        let container = Container::open(roots)?;
+        Ok(Self { container, early: Mutex::new(Some(BTreeMap::new())) })
+    }
+
+    fn early(&self) -> MutexGuard<'_, Option<BTreeMap<u64, Early>>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps what was mapped before the container had a table.
+    fn map_early(&self, early: &BTreeMap<u64, Early>) -> Result<(), Errno> {
+        for Early { iova, addr, access } in early.values() {
+            let addr = std::ptr::with_exposed_provenance_mut(*addr);
+            let addr = NonNull::new(addr).ok_or(Errno::new(libc::EFAULT))?;
+            // SAFETY: the caller of `map` promises it until `unmap` has returned, which waits for
+            // the lock that is held here, and would have removed the entry before.
+            unsafe { container::map(self.container.fd(), *iova, addr, *access) }?;
+        }
+        Ok(())
     }
 }
 
@@ -50,20 +82,40 @@ impl IommuContext for Type1 {
     }
 
     fn open_device(&self, roots: &Roots, device: &PciDevice) -> Result<Option<OwnedFd>, OpenError> {
-        self.0.open_device(roots, device, layout::TYPE1_V2)
+        let mut early = self.early();
+        let opened = self.container.open_device(roots, device, layout::TYPE1_V2)?;
+        if let (Some(mappings), Some(_)) = (&*early, &opened) {
+            if let Err(errno) = self.map_early(mappings) {
+                drop(opened);
+                self.container.leave();
+                let path = roots.dev.join("vfio/vfio");
+                return Err(OpenError::of_call("VFIO_IOMMU_MAP_DMA", &path, errno));
+            }
+            *early = None;
+        }
+        Ok(opened)
     }
 
     unsafe fn map(&self, iova: IovaRange, addr: NonNull<u8>, access: Access) -> Result<(), Errno> {
+        if let Some(early) = &mut *self.early() {
+            let addr = addr.as_ptr().expose_provenance();
+            early.insert(iova.start().raw(), Early { iova, addr, access });
+            return Ok(());
+        }
         // SAFETY: the caller's promise is the one required.
-        unsafe { container::map(self.0.fd(), iova, addr, access) }
+        unsafe { container::map(self.container.fd(), iova, addr, access) }
     }
 
     fn unmap(&self, iova: IovaRange) -> Result<u64, Errno> {
-        container::unmap(self.0.fd(), iova)
+        if let Some(early) = &mut *self.early() {
+            let gone = early.extract_if(iova.start().raw()..iova.end().raw(), |_, _| true);
+            return Ok(gone.map(|(_, mapping)| mapping.iova.len()).sum());
+        }
+        container::unmap(self.container.fd(), iova)
     }
 
     fn limits(&self) -> Result<Limits, Errno> {
-        let info = container::info(self.0.fd())?;
+        let info = container::info(self.container.fd())?;
         Ok(Limits {
             ranges: info.ranges,
             page_sizes: info.page_sizes,
@@ -133,6 +185,11 @@ impl Container {
             container::device(fd.as_fd(), &name).map_err(failed("VFIO_GROUP_GET_DEVICE_FD"))?;
         groups.push((group.number, fd));
         Ok(Some(device))
+    }
+
+    /// Removes all groups, none of whose devices is open: the container then has no table.
+    fn leave(&self) {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     fn set_iommu(&self, kind: u32, path: &Path) -> Result<(), OpenError> {

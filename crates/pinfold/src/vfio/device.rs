@@ -89,7 +89,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::Outside`], [`DeviceError::Kernel`].
-    fn config_read(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
+    pub fn config_read(&self, offset: u64, to: &mut [u8]) -> Result<(), DeviceError> {
         self.0.region(layout::CONFIG_REGION)?.read(&self.0, offset, to)
     }
 

@@ -1,16 +1,19 @@
 //! Opens a device by its address, and checks the common omissions in the order in which they fail.
 
 use super::device::{Attachment, Device, Inner, Options};
-use crate::backend::context::{IommuContext, IommuInterface, Limits, gaps, iova_space, select};
+use crate::backend::context::{
+    IommuContext, IommuInterface, Limits, gaps, has_iommufd, iova_space, select,
+};
 use crate::backend::error::OpenError;
 use crate::backend::iommufd::Iommufd;
 use crate::backend::kernel_table::KernelTable;
 use crate::backend::none::NoIommu;
-use crate::backend::vfio::Type1;
+use crate::backend::vfio::{DEFAULT_ENTRIES, Type1};
 use crate::domain::{DeviceSide, Domain};
 use crate::pci::Bdf;
 use crate::pci::lookup::{self, PciDevice, VFIO_PCI};
 use crate::sys::files::Roots;
+use pinfold_core::iova::IovaSpace;
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -44,9 +47,7 @@ impl Device {
         let fd = open_device(&*context, &options.roots, &found)?;
         let limits = limits(&*context, bdf)?;
         let iovas = iova_space(&limits, options.iova_bits)?;
-        let table = KernelTable::new(Arc::clone(&context), limits.entries_left);
-        let core = pinfold_core::domain::Domain::new(Box::new(table), iovas);
-        let domain = Domain::new(core, KernelContext(context));
+        let domain = domain(context, limits.entries_left, iovas);
         let attachment = Attachment { interface, reason, limits };
         Ok(Self(Arc::new(Inner { bdf, fd, domain, attachment, irqs_on: AtomicU32::new(0) })))
     }
@@ -80,6 +81,36 @@ impl Device {
             irqs_on: AtomicU32::new(0),
         })))
     }
+}
+
+impl Domain {
+    /// Creates a domain for real devices before there is one: [`Device::open_in`] opens each of them in
+    /// it. Memory may be mapped before, and the first device finds it.
+    ///
+    /// Its addresses are those that every IOMMU of VFIO translates: 39 bits, without the window of
+    /// interrupts. With [`IommuInterface::Type1`] memory is pinned when the first device is opened;
+    /// where that fails, the device is not opened, and the domain is as before.
+    ///
+    /// # Errors
+    /// [`OpenError`]; [`OpenError::NoIommuDomain`] for [`IommuInterface::NoIommu`].
+    pub fn vfio(options: &Options) -> Result<Self, OpenError> {
+        let interface = match options.interface {
+            IommuInterface::NoIommu => return Err(OpenError::NoIommuDomain),
+            IommuInterface::Best if has_iommufd(&options.roots) => IommuInterface::Iommufd,
+            IommuInterface::Best => IommuInterface::Type1,
+            interface => interface,
+        };
+        let entries = (interface == IommuInterface::Type1).then_some(DEFAULT_ENTRIES);
+        let iovas = iova_space(&Limits::default(), options.iova_bits)?;
+        Ok(domain(open_context(interface, &options.roots)?, entries, iovas))
+    }
+}
+
+/// Returns the domain of a context.
+fn domain(context: Arc<dyn IommuContext>, entries: Option<u64>, iovas: IovaSpace) -> Domain {
+    let table = KernelTable::new(Arc::clone(&context), entries);
+    let core = pinfold_core::domain::Domain::new(Box::new(table), iovas);
+    Domain::new(core, KernelContext(context))
 }
 
 /// Refuses a device without an IOMMU unless the caller has taken responsibility for it.
