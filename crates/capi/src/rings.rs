@@ -2,8 +2,7 @@
 
 use crate::failure::{Failure, fail};
 use pinfold::memory::Fixed;
-use pinfold::registered::BufferIndex;
-use pinfold::uring::{RegisterError, set_place};
+use pinfold::uring::{BufferIndex, RegisterError, set_place};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
 use std::io;

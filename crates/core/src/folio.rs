@@ -12,8 +12,8 @@
 //! one divided folio, and any offset is located by two shifts. The division with the smallest table
 //! is computed when the buffer is described.
 //!
-//! A [`Registry`] numbers buffers as a ring or a device does. Nothing here pins memory or looks up
-//! its address: the caller supplies the device address of each page.
+//! Nothing here pins memory or looks up its address: the caller supplies the device address of each
+//! page.
 //!
 //! ```
 //! use pinfold_core::addr::{Iova, PageSize};
@@ -30,13 +30,9 @@
 
 mod buffer;
 mod error;
-mod registry;
 mod table;
 #[cfg(test)]
 mod tests;
 
 pub use buffer::{Registered, Segments};
 pub use error::{BufferError, OutsideBuffer};
-pub use registry::{
-    BufferIndex, Hold, IndexError, NotHeld, Refused, RegisterError, Registry, Unregistered,
-};

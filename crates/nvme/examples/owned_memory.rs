@@ -104,6 +104,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let controller = Controller::start(model.registers(), arena, Config::default())?;
     let mut commands = controller.create_queue(8)?;
     memory.map_into(&domain, MappingPolicy::Whole)?;
+    println!("{} bytes: {}", memory.len(), memory.survey()?.forecast());
 
     // The ring, with the same memory as a fixed buffer.
     let options = Options { fixed: &[memory.fixed()], ..Options::default() };

@@ -1,7 +1,7 @@
 //! The DMA memory stack for user space.
 //!
-//! Pinned memory from Linux ([`memory`]), or memory that the program has ([`OwnedMemory`],
-//! [`registered`]); the I/O address spaces of devices ([`domain`]) behind VFIO ([`vfio`]) or a
+//! Pinned memory from Linux ([`memory`]), or memory that the program has ([`OwnedMemory`]), and what
+//! its pages are ([`folios`]); the I/O address spaces of devices ([`domain`]) behind VFIO ([`vfio`]) or a
 //! software IOMMU; files through io_uring ([`uring`]); `AF_XDP` sockets ([`xdp`]); and what the
 //! machine offers ([`probe`]). Pools, frames and gather lists are in [`pinfold_core`], re-exported
 //! as [`core`], so that one dependency is enough.
@@ -46,7 +46,7 @@
 //! | receive into pages that stay mapped | [`PagePool`] | `fixed_pools` |
 //! | read and write a file with O_DIRECT and fixed buffers | [`uring::FileQueue`] | `owned_memory` |
 //! | use hugepages with a ring of my own | [`uring::RingBuffers`], [`adapters`] | `io_uring_ring` |
-//! | pin buffers and know the size of their pages | [`registered::Buffers`], [`registered::Survey`] | |
+//! | know the pages of memory: their size, what a registration is charged, where they are physically | [`folios`], [`OwnedMemory::folios`] | `owned_memory` |
 //! | drive a PCI device | [`vfio::Device`], [`pci::Binder`] | `wait_epoll`, `vfio_check` |
 //! | drive an NVMe controller, a virtio disk, an `AF_XDP` socket | the crates `pinfold-nvme`, `pinfold-virtio`, `pinfold-xdp` | `owned_memory`, `virtio_blk_soft` |
 //! | test a driver without a device | [`Domain::soft`], [`soft`] | `owned_driver` |
@@ -95,10 +95,10 @@
 pub mod adapters;
 mod backend;
 pub mod domain;
+pub mod folios;
 pub mod memory;
 pub mod pci;
 pub mod probe;
-pub mod registered;
 pub mod requests;
 mod sys;
 pub mod uring;

@@ -22,7 +22,6 @@ pub(crate) mod ring_memory;
 pub mod threads;
 pub(crate) mod trial;
 pub(crate) mod uring;
-pub(crate) mod userfault;
 pub(crate) mod vfio;
 pub(crate) mod xdp;
 

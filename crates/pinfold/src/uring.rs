@@ -38,7 +38,9 @@
 
 mod error;
 mod file;
+mod index;
 mod note;
+mod places;
 mod queue;
 mod registered;
 mod ring;
@@ -49,7 +51,8 @@ mod tests;
 pub use crate::memory::Fixed;
 pub use error::{FileError, Op};
 pub use file::direct_alignment;
+pub use index::{BufferIndex, RegisterError};
 pub use note::{BufferedReason, Note};
 pub use queue::{FileQueue, quarantined_buffers};
-pub use registered::{RegisterError, RingBuffers, Sharing, StillRegistered, set_place};
+pub use registered::{RingBuffers, Sharing, StillRegistered, set_place};
 pub use slot::{Completion, Options, Rejected, Submitted};

@@ -3,11 +3,10 @@
 //! and says so.
 #![expect(clippy::unwrap_used, reason = "test code outside of test functions")]
 
-use pinfold::Access;
 use pinfold::arena::{Arena, BuildError, Residency, Source, UnavailableReason};
 use pinfold::domain::Domain;
+use pinfold::folios::{Backing, Survey};
 use pinfold::probe::hugepages;
-use pinfold::registered::{Backing, Survey};
 use pinfold_core::addr::PageSize;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -70,7 +69,7 @@ fn hugepages_are_rounded_up_never_swapped_and_released() {
         );
         let buffer = arena.alloc(1).unwrap();
         buffer.memory().write_u8(0, 7).unwrap();
-        let survey = Survey::new(buffer.memory().addr(), 4096, Access::READ).unwrap();
+        let survey = Survey::new(buffer.memory().addr(), 4096).unwrap();
         assert!(survey.pieces().iter().all(|piece| piece.backing == Backing::Hugetlb));
         drop((arena, buffer));
         assert_eq!(pool().available(), 8);

@@ -54,12 +54,15 @@ pub(crate) enum BenchError {
     /// An access is outside its memory.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// A buffer could not be registered.
+    /// A buffer could not be described.
     #[error(transparent)]
     Register(#[from] pinfold_core::folio::BufferError),
-    /// The program's own memory could not be registered.
+    /// The program's own memory could not be pinned.
     #[error(transparent)]
-    Registration(#[from] pinfold::registered::RegistrationError),
+    Pin(#[from] pinfold::folios::PinError),
+    /// It could not be examined.
+    #[error(transparent)]
+    Examined(#[from] pinfold::folios::MemoryError),
     /// The program's own memory was not accepted.
     #[error("cannot give up the memory for the measurement: {0}")]
     Own(String),

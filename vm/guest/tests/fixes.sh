@@ -128,9 +128,6 @@ fixes_switches() {
         as_printed "$(fix_of io_uring)"
         good io_uring
     fi
-    echo 0 >/proc/sys/vm/unprivileged_userfaultfd
-    as_printed "$(fix_of userfaultfd as_user 8192)"
-    good userfaultfd as_user 8192
     kept=$(cat /proc/sys/kernel/threads-max)
     running=$(sed 's|.*/\([0-9]*\) .*|\1|' /proc/loadavg)
     echo $((running + 20)) >/proc/sys/kernel/threads-max

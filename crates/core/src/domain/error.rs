@@ -169,10 +169,10 @@ pub enum BackendError {
         /// The length of the contiguous run at its start.
         run: usize,
     },
-    /// Without translation, memory must not move.
+    /// Without translation, memory must not move, and it cannot be pinned.
     #[error(
-        "the kernel may migrate the {len:#x} bytes at {addr:#x}, and there is no IOMMU: use an arena from hugetlb-2m or \
-         hugetlb-1g"
+        "cannot pin the {len:#x} bytes at {addr:#x}, which the kernel may migrate, and there is no IOMMU: use an arena from \
+         hugetlb-2m or hugetlb-1g"
     )]
     Movable {
         /// The start of the memory in this process.

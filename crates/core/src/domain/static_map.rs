@@ -32,7 +32,29 @@ impl Domain {
         Ok(Reservation::new(&self.space.iovas, iova).mapping(iova))
     }
 
-    /// Unmaps what [`map_static`](Self::map_static) or [`map_at`](Self::map_at) mapped, and waits.
+    /// As [`map_static`](Self::map_static), at a part of a reserved range: where the memory needs
+    /// addresses that the domain would not choose, as for larger leaves.
+    ///
+    /// # Errors
+    /// As for [`map_at`](Self::map_at).
+    ///
+    /// # Safety
+    /// As for [`map_static`](Self::map_static).
+    pub unsafe fn map_static_at(
+        &self,
+        reservation: &Reservation,
+        iova: IovaRange,
+        memory: DmaMemory,
+        access: Access,
+    ) -> Result<StaticMapping, BackendError> {
+        // SAFETY: the caller's promise is the one that `map_at` asks for.
+        let mapping = unsafe { self.map_at(reservation, iova, memory, access) }?;
+        self.space.statics.insert(iova, memory, access);
+        Ok(mapping)
+    }
+
+    /// Unmaps what [`map_static`](Self::map_static), [`map_static_at`](Self::map_static_at) or
+    /// [`map_at`](Self::map_at) mapped, and waits.
     ///
     /// # Errors
     /// [`BackendError::OtherDomain`] with the mapping, if that belongs to another domain. Otherwise

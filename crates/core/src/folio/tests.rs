@@ -1,7 +1,6 @@
 //! Folios of equal size: counts, refused buffers, and agreement with a list of pages.
 
 mod mixture;
-mod table;
 
 use super::*;
 use crate::addr::{Iova, PageSize, RangeError, Segment};

@@ -70,6 +70,18 @@ pub(crate) trait IommuContext: Send + Sync {
         self.translates()
     }
 
+    /// Prepares memory that may be mapped from now on, where the kernel does not pin what is mapped.
+    /// No two such memories overlap.
+    fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        let _ = memory;
+        Ok(())
+    }
+
+    /// Reverses [`register_memory`](Self::register_memory), when nothing of it is mapped.
+    fn unregister_memory(&self, memory: DmaMemory) {
+        let _ = memory;
+    }
+
     /// As [`Backend::required_iova`](pinfold_core::domain::Backend::required_iova).
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
         let _ = memory;
@@ -93,7 +105,8 @@ pub enum IommuInterface {
     /// address, whatever this program maps, and a revocation revokes nothing: this library cannot
     /// promise anything about a faulty or hostile device. Therefore only
     /// [`Options::without_iommu`](crate::vfio::Options::without_iommu), which is `unsafe`, opens a
-    /// device this way. Arenas must be mapped as a whole and consist of hugetlb pages.
+    /// device this way. Arenas must be mapped as a whole, and be contiguous in physical memory, as a
+    /// hugepage is.
     NoIommu,
 }
 

@@ -10,6 +10,8 @@ use crate::sys::Errno;
 use crate::sys::files::Roots;
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
+use pinfold_core::domain::BackendError;
+use pinfold_core::mem::DmaMemory;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -36,6 +38,12 @@ pub(crate) struct Fake {
     pub(crate) entries: Option<usize>,
     /// The limit of pinned bytes.
     pub(crate) bytes: Option<u64>,
+    /// The addresses of registered memory.
+    pub(crate) registered: Mutex<Vec<usize>>,
+    /// How many entries there were at each end of a registration.
+    pub(crate) left: Mutex<Vec<usize>>,
+    /// Registered memory cannot be pinned.
+    pub(crate) pins_nothing: Mutex<bool>,
     /// The error of every unmap.
     pub(crate) unmap_fails: Mutex<Option<i32>>,
 }
@@ -123,6 +131,19 @@ impl IommuContext for Fake {
         };
         state.calls.push(Call::Unmap { iova: start, len: iova.len(), ok: result.is_ok() });
         result
+    }
+
+    fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        if *self.pins_nothing.lock().unwrap() {
+            return Err(BackendError::Movable { addr: memory.addr(), len: memory.len() });
+        }
+        self.registered.lock().unwrap().push(memory.addr());
+        Ok(())
+    }
+
+    fn unregister_memory(&self, memory: DmaMemory) {
+        self.left.lock().unwrap().push(self.entries());
+        self.registered.lock().unwrap().retain(|addr| *addr != memory.addr());
     }
 
     fn limits(&self) -> Result<Limits, Errno> {

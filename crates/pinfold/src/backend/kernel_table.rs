@@ -205,8 +205,12 @@ impl Backend for KernelTable {
         if before.is_some_and(|(start, len)| start.saturating_add(*len) > addr) {
             return Err(BackendError::AlreadyRegistered { addr, len });
         }
+        // Entered first, so that no other thread registers a part of it meanwhile.
         ranges.registered.insert(addr, len);
-        Ok(())
+        drop(ranges);
+        self.context.register_memory(memory).inspect_err(|_| {
+            self.lock().registered.remove(&addr);
+        })
     }
 
     /// Unmaps what is still mapped of the memory (a leaked mapping).
@@ -217,17 +221,21 @@ impl Backend for KernelTable {
     fn unregister_memory(&self, memory: DmaMemory) {
         let (addr, len) = (memory.addr(), memory.len());
         let mut ranges = self.lock();
-        if ranges.registered.get(&addr) == Some(&len) {
+        let known = ranges.registered.get(&addr) == Some(&len);
+        if known {
             ranges.registered.remove(&addr);
         }
         drop(ranges);
         loop {
             // The lock is released before the call.
             let mapped = self.lock().mapping_of(addr, len);
-            let Some(range) = mapped else { return };
+            let Some(range) = mapped else { break };
             if self.unmap(range).is_err() {
                 self.lock().forget(range);
             }
+        }
+        if known {
+            self.context.unregister_memory(memory);
         }
     }
 

@@ -2,85 +2,91 @@
 //! at its physical address, and all other memory too.
 //!
 //! The kernel provides the device and its interrupts and ignores memory. Memory that a device is to
-//! reach must therefore not move: hugetlb pages do not as long as they are mapped. The kernel can
-//! move other pages even if they are locked, so they are refused.
+//! reach must therefore be kept in its frames by the process itself: it is pinned when it is
+//! registered ([`PinnedFolios`]), and its physical addresses are looked up then, once.
 
 use super::context::{IommuContext, IommuInterface, Limits};
 use super::error::OpenError;
 use super::vfio::Container;
+use crate::folios::{PinError, PinnedFolios};
 use crate::pci::lookup::PciDevice;
+use crate::sys::Errno;
 use crate::sys::files::Roots;
-use crate::sys::pages::Pagemap;
 use crate::sys::vfio::layout;
-use crate::sys::{Errno, pages};
 use pinfold_core::access::Access;
-use pinfold_core::addr::{Iova, IovaRange};
+use pinfold_core::addr::IovaRange;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A container that maps nothing, and the source of physical addresses.
+/// A container that maps nothing, and the physical addresses of what is registered.
 #[derive(Debug)]
 pub(crate) struct NoIommu {
     container: Container,
-    pagemap: Pagemap,
+    memory: PinnedMemory,
 }
 
 impl NoIommu {
     pub(crate) fn open(roots: &Roots) -> Result<Self, OpenError> {
-        let pagemap = Pagemap::open().map_err(|errno| OpenError::Kernel {
-            call: "open",
-            path: "/proc/self/pagemap".to_owned(),
-            errno,
-        })?;
-        Ok(Self { container: Container::open(roots)?, pagemap })
+        Ok(Self { container: Container::open(roots)?, memory: PinnedMemory::default() })
     }
 }
 
-/// Returns the physical address of the memory, if its pages are contiguous.
-fn physical(pagemap: &Pagemap, memory: DmaMemory) -> Result<u64, BackendError> {
-    let (start, end) = (memory.addr(), memory.addr().saturating_add(memory.len()));
-    let mut first = None;
-    let mut contiguous = 0usize;
-    let mut known = true;
-    let read = pagemap.each(start, end, |at, entry| {
-        let (Some(frame), offset) = (entry.frame(), (at - start) as u64 / 4096) else {
-            known = false;
-            return;
-        };
-        let wanted = *first.get_or_insert(frame) + offset;
-        if frame == wanted && contiguous == at - start {
-            contiguous += 4096;
+/// The registered memory, by its address: no two overlap.
+#[derive(Debug, Default)]
+struct PinnedMemory(Mutex<BTreeMap<usize, PinnedFolios>>);
+
+impl PinnedMemory {
+    /// A panic while the lock was held has left the map consistent.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, PinnedFolios>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        let folios = PinnedFolios::new(memory, false).map_err(|error| refused(memory, &error))?;
+        self.lock().insert(memory.addr(), folios);
+        Ok(())
+    }
+
+    fn remove(&self, memory: DmaMemory) {
+        self.lock().remove(&memory.addr());
+    }
+
+    /// Returns the addresses at which the device reaches the memory, a part of what is registered,
+    /// if it is contiguous. Logarithmic in what is registered, and constant in the length.
+    fn place(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
+        let (addr, len) = (memory.addr(), memory.len());
+        let registered = self.lock();
+        let unknown = BackendError::NotRegistered { addr, len };
+        let (start, folios) = registered.range(..=addr).next_back().ok_or(unknown.clone())?;
+        let part = folios.table().segments((addr - start) as u64, len as u64);
+        let first = part.ok().and_then(|mut part| part.next()).ok_or(unknown)?;
+        if first.len < len as u64 {
+            let run = crate::sys::bytes(first.len);
+            return Err(BackendError::NotContiguous { addr, len, run });
         }
-    });
-    let frame = first.filter(|_| known && read.is_ok());
-    let frame = frame.ok_or(BackendError::PhysAddrUnknown { addr: start })?;
-    if contiguous < memory.len() {
-        return Err(BackendError::NotContiguous {
-            addr: start,
-            len: memory.len(),
-            run: contiguous,
-        });
+        IovaRange::new(first.iova, first.len).map_err(|_| BackendError::PhysAddrUnknown { addr })
     }
-    frame.checked_mul(4096).ok_or(BackendError::PhysAddrUnknown { addr: start })
 }
 
-/// Returns the addresses at which the device reaches the memory, if it cannot move and is
-/// contiguous.
-fn place(pagemap: &Pagemap, memory: DmaMemory) -> Result<IovaRange, BackendError> {
+/// Returns the meaning of memory that could not be pinned for a device.
+#[cold]
+fn refused(memory: DmaMemory, error: &PinError) -> BackendError {
     let (addr, len) = (memory.addr(), memory.len());
-    let page = pages::vma_of(addr, len).map_or(0, |vma| vma.page_bytes);
-    if page < 2 << 20 {
-        return Err(BackendError::Movable { addr, len });
+    tracing::debug!(addr, len, %error, "memory without an IOMMU was refused");
+    match error {
+        PinError::FramesUnknown { addr } => BackendError::PhysAddrUnknown { addr: *addr },
+        PinError::Memlock { requested, limit } => BackendError::LockedMemory {
+            asked: *requested,
+            used: limit.used.unwrap_or(0),
+            limit: limit.soft.unwrap_or(u64::MAX),
+            remedy: limit.raise_command_for_user(*requested),
+        },
+        _ => BackendError::Movable { addr, len },
     }
-    // A page that was never touched has no physical address yet.
-    let step = usize::try_from(page).unwrap_or(usize::MAX);
-    for offset in (0..len).step_by(step) {
-        memory.touch(offset).map_err(|_| BackendError::PhysAddrUnknown { addr })?;
-    }
-    let start = Iova::new(physical(pagemap, memory)?);
-    IovaRange::new(start, len as u64).map_err(|_| BackendError::PhysAddrUnknown { addr })
 }
 
 impl IommuContext for NoIommu {
@@ -109,8 +115,16 @@ impl IommuContext for NoIommu {
         false
     }
 
+    fn register_memory(&self, memory: DmaMemory) -> Result<(), BackendError> {
+        self.memory.add(memory)
+    }
+
+    fn unregister_memory(&self, memory: DmaMemory) {
+        self.memory.remove(memory);
+    }
+
     fn required_iova(&self, memory: DmaMemory) -> Result<Option<IovaRange>, BackendError> {
-        place(&self.pagemap, memory).map(Some)
+        self.memory.place(memory).map(Some)
     }
 
     /// Does nothing: the device reaches the memory anyway.
@@ -131,31 +145,93 @@ impl IommuContext for NoIommu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Arena, Domain, Source};
+    use crate::sys::region::Region;
+    use pinfold_core::addr::PageSize;
 
-    fn place_of(source: Source) -> Option<Result<IovaRange, BackendError>> {
-        let domain = Domain::soft().unwrap();
-        let arena = Arena::builder().size(2 << 20).source(source).build(&domain).ok()?;
-        let buffer = arena.alloc(2 << 20).unwrap();
-        Some(place(&Pagemap::open().unwrap(), buffer.memory()))
-    }
+    const HUGE: usize = 2 << 20;
 
-    #[test]
-    fn movable_memory_is_refused() {
-        assert!(matches!(place_of(Source::Plain), Some(Err(BackendError::Movable { .. }))));
-    }
-
-    #[test]
-    fn a_hugepage_has_a_stable_address() {
-        match place_of(Source::Hugetlb2M) {
-            None => eprintln!("skipped: no hugepages are reserved here"),
-            Some(Ok(place)) => {
-                assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}")
-            }
-            Some(Err(error)) => {
+    /// Returns the memory, registered; `None` if its frames are hidden here.
+    fn registered(region: &Region) -> Option<PinnedMemory> {
+        let pinned = PinnedMemory::default();
+        match pinned.add(region.memory()) {
+            Ok(()) => Some(pinned),
+            Err(error) => {
                 assert!(matches!(error, BackendError::PhysAddrUnknown { .. }), "{error}");
                 assert!(crate::sys::kernel::pagemap().is_err(), "{error}");
+                eprintln!("SKIPPED: {error}");
+                None
             }
         }
+    }
+
+    #[test]
+    fn a_page_has_a_place_while_its_memory_is_registered() {
+        let region = Region::anonymous(16 << 12, 4096).unwrap();
+        region.ask_for_plain_pages().unwrap();
+        let Some(pinned) = registered(&region) else { return };
+        let page = region.memory().part(3 << 12, 4096).unwrap();
+        let place = pinned.place(page).unwrap();
+        assert!(place.is_aligned(4096) && place.len() == 4096, "{place}");
+        assert_eq!(pinned.place(page), Ok(place));
+        let other = Region::anonymous(4096, 4096).unwrap();
+        let outside = other.memory();
+        let unknown = |memory: DmaMemory| {
+            Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() })
+        };
+        assert_eq!(pinned.place(outside), unknown(outside));
+        pinned.remove(region.memory());
+        assert_eq!(pinned.place(page), unknown(page));
+    }
+
+    #[test]
+    fn memory_in_several_runs_is_refused_with_the_length_of_the_first() {
+        let region = Region::anonymous(64 << 12, 4096).unwrap();
+        region.ask_for_plain_pages().unwrap();
+        let Some(pinned) = registered(&region) else { return };
+        let all = region.memory();
+        let pages = (0..64).map(|page| pinned.place(all.part(page << 12, 4096).unwrap()).unwrap());
+        let pages: Vec<u64> = pages.map(|place| place.start().raw()).collect();
+        let adjacent = pages.windows(2).take_while(|pair| pair[0] + 4096 == pair[1]).count();
+        let run = (adjacent + 1) << 12;
+        match pinned.place(all) {
+            Ok(place) => assert_eq!((run, place.start().raw()), (64 << 12, pages[0])),
+            Err(error) => {
+                let addr = all.addr();
+                assert_eq!(error, BackendError::NotContiguous { addr, len: 64 << 12, run });
+            }
+        }
+        let first = pinned.place(all.part(0, run).unwrap()).unwrap();
+        assert_eq!((first.start().raw(), first.len()), (pages[0], run as u64));
+    }
+
+    #[test]
+    fn a_hugepage_is_in_one_piece() {
+        let Ok(region) = Region::hugetlb(HUGE, PageSize::Size2M) else {
+            return eprintln!("SKIPPED: no hugepages are reserved here");
+        };
+        let Some(pinned) = registered(&region) else { return };
+        let place = pinned.place(region.memory()).unwrap();
+        assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}");
+        let inside = pinned.place(region.memory().part(4096, 8192).unwrap()).unwrap();
+        assert_eq!(inside.start().raw(), place.start().raw() + 4096);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_pinned_is_refused_by_its_reason() {
+        let region = Region::anonymous(4096, 4096).unwrap();
+        let (memory, addr) = (region.memory(), region.addr());
+        let of = |error| refused(memory, &error);
+        let errno = Errno::new(libc::EFAULT);
+        let movable = BackendError::Movable { addr, len: 4096 };
+        assert_eq!(of(PinError::Refused { addr, len: 4096, errno }), movable);
+        let at = BackendError::PhysAddrUnknown { addr: 5 };
+        assert_eq!(of(PinError::FramesUnknown { addr: 5 }), at);
+        let limit =
+            crate::MemlockLimit { soft: Some(7), hard: Some(9), used: Some(3), lifted: false };
+        let full = of(PinError::Memlock { requested: 4096, limit });
+        assert!(
+            matches!(full, BackendError::LockedMemory { asked: 4096, used: 3, limit: 7, .. }),
+            "{full}"
+        );
     }
 }

@@ -7,6 +7,7 @@ pub(in crate::memory) mod fake;
 mod tests;
 
 use crate::domain::Domain;
+use crate::folios;
 use pinfold_core::access::Access;
 use pinfold_core::addr::{IovaRange, PageSize};
 use pinfold_core::domain::{BackendError, DomainId, Reservation, StaticMapping};
@@ -33,6 +34,16 @@ pub(super) trait DomainOps: Send + Sync {
     /// Until `unmap` has returned `Ok`, or `unregister_memory` has returned, it stays valid and no
     /// reference into it is made.
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError>;
+    /// As `map_static`, in a reserved range.
+    ///
+    /// # Safety
+    /// As for `map_static`.
+    unsafe fn map_static_at(
+        &self,
+        reservation: &Reservation,
+        iova: IovaRange,
+        memory: DmaMemory,
+    ) -> Result<StaticMapping, BackendError>;
     fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError>;
     fn release(&self, reservation: Reservation) {
         drop(reservation);
@@ -93,7 +104,7 @@ impl Attachment {
         let placed = match policy {
             // SAFETY: the memory outlives the mapping, as above; memory that is mapped whole lends
             // no reference.
-            MappingPolicy::Whole => unsafe { domain.map_static(memory) }.map(Place::Whole),
+            MappingPolicy::Whole => unsafe { map_whole(&*domain, memory) }.map(Place::Whole),
             MappingPolicy::PerUse => reserve(&*domain, memory).map(Place::PerUse),
         };
         let place = placed.inspect_err(|error| {
@@ -140,6 +151,11 @@ impl Attachment {
     /// Returns whether all of the memory is mapped.
     pub(super) fn is_whole(&self) -> bool {
         matches!(self.place, Place::Whole(_))
+    }
+
+    /// Returns whether the kernel keeps all of the memory in its frames for as long as this lasts.
+    fn pins(&self) -> bool {
+        self.is_whole() && self.domain.pins()
     }
 
     pub(super) fn domain_id(&self) -> Option<DomainId> {
@@ -215,9 +231,18 @@ impl Drop for Attachments {
 
 impl Attachments {
     pub(super) fn find(&self, id: DomainId) -> Option<&Arc<Attachment>> {
+        self.find_by(|attachment| attachment.domain_id() == Some(id))
+    }
+
+    /// Returns whether a domain pins all of the memory until it is detached.
+    pub(super) fn pins(&self) -> bool {
+        self.find_by(Attachment::pins).is_some()
+    }
+
+    fn find_by(&self, found: impl Fn(&Attachment) -> bool) -> Option<&Arc<Attachment>> {
         let mut link = self.first.get();
         while let Some(Link { attachment, next }) = link.map(|link| &**link) {
-            if attachment.domain_id() == Some(id) {
+            if found(attachment) {
                 return Some(attachment);
             }
             link = next.get();
@@ -272,6 +297,30 @@ impl Attachments {
     }
 }
 
+/// Maps all of `memory` for its lifetime, with leaves as large as its pages: memory that begins
+/// within a hugepage gets addresses that begin as far within a leaf.
+///
+/// # Safety
+/// As for [`DomainOps::map_static`].
+unsafe fn map_whole(
+    domain: &dyn DomainOps,
+    memory: DmaMemory,
+) -> Result<StaticMapping, BackendError> {
+    let reserved = folios::leaf(memory).and_then(|leaf| {
+        let (before, len) = (memory.addr() as u64 & leaf.mask(), memory.len() as u64);
+        // Where no such addresses are free, smaller leaves do: they are only slower.
+        let reservation = domain.reserve(before + len, leaf.bytes()).ok()?;
+        Some((reservation.range().part(before, len)?, reservation))
+    });
+    match reserved {
+        // SAFETY: the caller's promise is the one required.
+        None => unsafe { domain.map_static(memory) },
+        // The mapping keeps the reservation.
+        // SAFETY: the caller's promise is the one required.
+        Some((iova, all)) => unsafe { domain.map_static_at(&all, iova, memory) },
+    }
+}
+
 /// Reserves addresses for all of `memory`, aligned to 2 MiB, so that a pool's chunks of any order
 /// are aligned to their size; to 1 GiB where that allows larger leaves. Where no such addresses are
 /// free, to less: a pool then has smaller chunks, or says when it is created that it needs more.
@@ -307,6 +356,15 @@ impl DomainOps for Domain {
     unsafe fn map_static(&self, memory: DmaMemory) -> Result<StaticMapping, BackendError> {
         // SAFETY: the caller's promise is the one that the domain asks for.
         unsafe { (**self).map_static(memory, READ_WRITE) }
+    }
+    unsafe fn map_static_at(
+        &self,
+        reservation: &Reservation,
+        iova: IovaRange,
+        memory: DmaMemory,
+    ) -> Result<StaticMapping, BackendError> {
+        // SAFETY: the caller's promise is the one that the domain asks for.
+        unsafe { (**self).map_static_at(reservation, iova, memory, READ_WRITE) }
     }
     fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
         self.reserve_iova(len, align)

@@ -6,6 +6,7 @@ mod tests;
 use super::attachment::{Attachments, DomainOps, Fixed, MappingPolicy, count_quarantined};
 use super::claim::{Claim, ClaimedFor, InUse};
 use crate::domain::Domain;
+use crate::folios::{MemoryError, PinError, PinnedFolios, Registered, Survey};
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
@@ -14,8 +15,8 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 const PAGE: usize = 4096;
 
@@ -27,9 +28,8 @@ const PAGE: usize = 4096;
 /// can be split, mapped, and passed to queues. Memory that is not whole pages is passed to
 /// [`sharing_pages`](Self::sharing_pages), or [bounced](super::bounce). [`fixed`](Self::fixed)
 /// registers it with a ring, so that files are read into its pieces without the kernel pinning them
-/// each time; [`Buffers::register_owned`] pins it for the kernel's own devices.
-///
-/// [`Buffers::register_owned`]: crate::registered::Buffers::register_owned
+/// each time. [`survey`](Self::survey) tells what its pages are and what a registration is charged,
+/// [`folios`](Self::folios) where they are physically: see [`folios`](crate::folios).
 ///
 /// A handle: a clone is the same memory. If it cannot be unmapped when the last handle and piece
 /// are dropped, it is quarantined: leaked, and [counted](super::quarantined_bytes).
@@ -103,7 +103,7 @@ impl<K> fmt::Debug for OwnedMemoryError<K> {
 /// Why memory was not reclaimed.
 #[derive(Debug, thiserror::Error)]
 pub enum Reclaim {
-    /// A handle, a piece, a mapping or a registration still uses it.
+    /// A handle, a piece or a mapping still uses it.
     #[error(
         "{} bytes at {:p} are still in use by {users} other handles or pieces: unmap and drop them, then reclaim again",
         memory.len(), memory.0.memory.as_ptr()
@@ -111,7 +111,7 @@ pub enum Reclaim {
     InUse {
         /// The memory, to be reclaimed later.
         memory: OwnedMemory,
-        /// The number of handles and pieces, also those in mappings and registrations.
+        /// The number of handles and pieces, also those in mappings.
         users: usize,
     },
     /// The owner of the memory has another type than the requested one.
@@ -148,6 +148,9 @@ struct State {
     /// The bytes of `exact`. Ends before the owner is dropped, and never if a device may reach them.
     claim: Option<Claim>,
     attachments: Attachments,
+    /// Its physical addresses, and the pin that keeps them: unpinned before the owner is dropped, and
+    /// never if devices may reach the memory.
+    folios: ManuallyDrop<OnceLock<PinnedFolios>>,
     taken: AtomicBool,
 }
 
@@ -249,6 +252,7 @@ impl OwnedMemory {
             owner_type: type_name::<K>(),
             claim: Some(claim),
             attachments: Attachments::default(),
+            folios: ManuallyDrop::default(),
             taken: AtomicBool::new(false),
         }))
     }
@@ -287,6 +291,49 @@ impl OwnedMemory {
         self.0.memory.into()
     }
 
+    /// Examines the pages of the memory: their sizes, and what a registration with a ring or a domain
+    /// is charged. The pages that are there now: others may become large ones until they are pinned.
+    ///
+    /// # Errors
+    /// [`MemoryError`], mostly without `/proc`.
+    pub fn survey(&self) -> Result<Survey, MemoryError> {
+        Survey::new(self.0.memory.addr(), self.len() as u64)
+    }
+
+    /// Returns where each byte is physically: one segment for each folio at most, found by a shift and
+    /// a mask. For descriptors of a device that no IOMMU translates for, and of one whose table the
+    /// program writes itself.
+    ///
+    /// The first call pins the memory until it is reclaimed or dropped, unless a domain does that
+    /// already: one of real devices in which it is mapped as a whole.
+    ///
+    /// ```
+    /// use pinfold::OwnedMemory;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let memory = OwnedMemory::from_vec(vec![0u8; 8 << 20])?;
+    /// match memory.folios() {
+    ///     Ok(folios) => {
+    ///         for segment in folios.segments(4096, 1 << 20)? {
+    ///             println!("{} bytes at {}", segment.len, segment.iova);
+    ///         }
+    ///     }
+    ///     Err(refused) => println!("{refused}"), // who may not see frames, or pin so much
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`PinError`]; nothing is pinned then.
+    pub fn folios(&self) -> Result<&Registered, PinError> {
+        if let Some(folios) = self.0.folios.get() {
+            return Ok(folios.table());
+        }
+        let folios = PinnedFolios::new(self.0.memory, self.0.attachments.pins())?;
+        // If another thread was faster, this pin ends here.
+        Ok(self.0.folios.get_or_init(|| folios).table())
+    }
+
     /// Returns the length in bytes of the whole pages.
     #[expect(clippy::len_without_is_empty, reason = "it has at least one page")]
     pub fn len(&self) -> usize {
@@ -313,17 +360,13 @@ impl OwnedMemory {
             return Err(Reclaim::Quarantined);
         }
         state.claim = None;
+        drop(state.folios.take());
         let mut state = ManuallyDrop::new(state);
         // SAFETY: no device reaches the memory; `state` is neither used nor dropped afterwards
-        // (`detach` has emptied the list of attachments, and the claim has ended: no other field
-        // has a drop).
+        // (`detach` has emptied the list of attachments, the claim and the pin have ended: no other
+        // field has a drop).
         let owner = unsafe { ManuallyDrop::take(&mut state.owner) };
         owner.downcast().map(|owner| *owner).map_err(|_| Reclaim::Quarantined)
-    }
-
-    /// Returns the whole pages.
-    pub(crate) fn memory(&self) -> DmaMemory<'_> {
-        self.0.memory
     }
 }
 
@@ -349,6 +392,7 @@ impl Drop for State {
         }
         // Its owner may unmap it, and other memory take the addresses.
         self.claim = None;
+        drop(self.folios.take());
         // SAFETY: it is dropped here only (`reclaim` forgets the rest), in the drop of what holds
         // it; no device and no piece reaches the memory any more.
         unsafe { ManuallyDrop::drop(&mut self.owner) };
@@ -542,9 +586,8 @@ unsafe impl Pinned for OwnedPieces {
 impl OwnedMemory {
     /// Takes `bytes` of `pages`, and declares the rest of the pages that they are in shareable: a
     /// device that the bytes are mapped for can read and write all of these pages, but is told to
-    /// transfer the bytes only (the extents of the pieces).
-    /// [Registered buffers](crate::registered::Buffers::register_owned), and copies through the
-    /// memory of a piece, reach whole pages.
+    /// transfer the bytes only (the extents of the pieces). [`folios`](Self::folios), and copies
+    /// through the memory of a piece, reach whole pages.
     ///
     /// For a payload whose neighbours on the page are not used. A page is registered with a domain
     /// once: of two payloads on one page, only one can be mapped into a domain at a time. Without

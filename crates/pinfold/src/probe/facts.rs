@@ -58,8 +58,6 @@ pub struct Facts {
     pub iommufd: Node,
     /// `kernel.io_uring_disabled`: 0 enabled, 1 for privileged users or a group only, 2 disabled.
     pub io_uring_disabled: Option<u64>,
-    /// `vm.unprivileged_userfaultfd`: 1 if any user may create one.
-    pub unprivileged_userfaultfd: Option<u64>,
     /// The kernel's command line.
     pub command_line: Option<String>,
     /// Folders that cannot be listed.
@@ -98,9 +96,6 @@ impl Facts {
             vfio: devices::vfio(roots),
             iommufd: devices::iommufd(roots),
             io_uring_disabled: files::number(&roots.proc.join("sys/kernel/io_uring_disabled")),
-            unprivileged_userfaultfd: files::number(
-                &roots.proc.join("sys/vm/unprivileged_userfaultfd"),
-            ),
             command_line: files::word(&roots.proc.join("cmdline")),
             unreadable: devices::unreadable(roots),
             live,
@@ -184,8 +179,6 @@ pub struct Live {
     /// Whether the calls that reception through AF_XDP makes (Linux 4.18) succeed, up to those that
     /// need an interface.
     pub af_xdp: Result<(), Refused>,
-    /// Whether a userfaultfd can be created (Linux 4.3).
-    pub userfaultfd: Answer,
     /// Whether `/proc/self/pagemap` shows a page's frame number (needs `CAP_SYS_ADMIN` since Linux
     /// 4.2).
     pub pagemap: Answer,
@@ -217,7 +210,6 @@ impl Live {
                 RingRefusal::of(Errno::from(&error), (5, 6), 2, 0)
             }),
             af_xdp: kernel::af_xdp().map_err(|(call, errno)| Refused { call, errno }),
-            userfaultfd: kernel::userfaultfd().into(),
             pagemap: kernel::pagemap().into(),
             privileges: Privileges::here(),
             open_files: OpenFiles::here(),

@@ -154,19 +154,13 @@ pub(super) fn bytes(bytes: u64) -> String {
     best
 }
 
-// Facilities found by trying them: io_uring, AF_XDP, pagemap, userfaultfd.
+// Facilities found by trying them: io_uring, AF_XDP, pagemap.
 
 /// The memory for packets of `pinfold receive`, for each queue, by default.
 const PACKETS: u64 = 32 << 20;
 
 fn findings(facts: &Facts) -> Vec<Finding> {
-    vec![
-        privileges(facts),
-        io_uring(facts),
-        af_xdp(facts),
-        pagemap(facts.live.pagemap),
-        userfaultfd(facts),
-    ]
+    vec![privileges(facts), io_uring(facts), af_xdp(facts), pagemap(facts.live.pagemap)]
 }
 
 fn privileges(facts: &Facts) -> Finding {
@@ -297,22 +291,6 @@ fn pagemap(answer: Answer) -> Finding {
         Answer::No(errno) => {
             finding(what, State::Limited, format!("unknown: /proc/self/pagemap: {errno}"))
         }
-    }
-}
-
-fn userfaultfd(facts: &Facts) -> Finding {
-    let what = "userfaultfd";
-    match facts.live.userfaultfd {
-        Answer::Yes => finding(what, State::Good, "can be created"),
-        Answer::No(errno) if denied(errno) => {
-            let found = finding(what, State::Limited, format!("not for this user: {errno}"));
-            match facts.unprivileged_userfaultfd {
-                Some(0) => found.fixed_by("sudo sysctl vm.unprivileged_userfaultfd=1"),
-                // The switch allows it, or does not exist: something else refuses.
-                _ => found,
-            }
-        }
-        Answer::No(errno) => finding(what, State::Missing, format!("cannot be created: {errno}")),
     }
 }
 

@@ -39,7 +39,6 @@ fn locked_down() -> Live {
             cause: RingRefusalCause::Sysctl(2),
         }),
         af_xdp: Err(Refused { call: "socket (AF_XDP)", errno: Errno::new(libc::EAFNOSUPPORT) }),
-        userfaultfd: Answer::No(Errno::new(libc::ENOSYS)),
         pagemap: Answer::No(Errno::new(libc::EPERM)),
         privileges: root(),
         open_files: OpenFiles { soft: Some(1024), hard: Some(4096), open: Some(3) },
@@ -62,7 +61,6 @@ fn open() -> Live {
             clone_buffers: Answer::No(Errno::new(libc::EINVAL)),
         }),
         af_xdp: Ok(()),
-        userfaultfd: Answer::Yes,
         pagemap: Answer::Yes,
         ..locked_down()
     }
@@ -343,15 +341,6 @@ fn a_fix_is_not_what_is_so_already() {
         let found = find(&findings, "IOMMU groups");
         assert_eq!((found.state, found.remedy.is_some()), (State::Missing, fix), "{text}: {found}");
     }
-    let denied = || Live { userfaultfd: Answer::No(Errno::new(libc::EPERM)), ..open() };
-    for (value, fix) in [("0", true), ("1", false)] {
-        let set = |roots: &Roots| {
-            std::fs::create_dir_all(roots.proc.join("sys/vm")).unwrap();
-            std::fs::write(roots.proc.join("sys/vm/unprivileged_userfaultfd"), value).unwrap();
-        };
-        let findings = findings_with(set, denied());
-        assert_eq!(find(&findings, "userfaultfd").remedy.is_some(), fix, "{value}");
-    }
     // Loaded, and no node: the machine's container has it.
     let no_node = |roots: &Roots| {
         std::fs::remove_dir_all(roots.dev.join("vfio")).unwrap();
@@ -524,14 +513,13 @@ fn this_machine_has_a_finding_for_each_facility() {
         "io_uring",
         "AF_XDP",
         "pagemap",
-        "userfaultfd",
     ] {
         let finding = find(&findings, what);
         assert!(!finding.detail.is_empty() && !finding.detail.contains('\n'), "{finding:?}");
         eprintln!("{:8} {what}: {} {:?}", finding.state.name(), finding.detail, finding.remedy);
     }
     let set = facts.live.map_limits.len();
-    assert_eq!(findings.len(), 17 + set, "one line per facility, and per limit that is set");
+    assert_eq!(findings.len(), 16 + set, "one line per facility, and per limit that is set");
     assert!(facts.memory.total > 0);
 }
 
@@ -557,6 +545,6 @@ proptest! {
         for ((root, path, content), how) in EVERYTHING.iter().zip(hows) {
                 corrupt(&top.path().join(root).join(path), content, how, &garbage);
         }
-        prop_assert_eq!(Facts::gather(&roots, SMALL, open()).findings().len(), 17);
+        prop_assert_eq!(Facts::gather(&roots, SMALL, open()).findings().len(), 16);
     }
 }

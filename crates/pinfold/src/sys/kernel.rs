@@ -8,7 +8,6 @@ use super::release::{parse_release, release};
 use super::ring_memory::{Shortage, ring_bytes};
 use super::xdp::{self, RingKind};
 use super::{bpf, files, process};
-use rustix::mm::UserfaultfdFlags;
 use rustix::thread::CapabilitySet;
 use std::fmt;
 use std::io::{Read, Seek, SeekFrom};
@@ -300,15 +299,6 @@ pub(crate) fn af_xdp() -> Result<(), (&'static str, Errno)> {
     }
     let map = bpf::create_socket_map(1).map_err(|errno| ("bpf (the socket map)", errno))?;
     bpf::load_redirect(map.as_fd()).map_err(|errno| ("bpf (the program)", errno))?;
-    Ok(())
-}
-
-/// Creates a userfaultfd, and closes it. Since Linux 4.3; without privileges for user-mode faults
-/// only since 5.11.
-pub(crate) fn userfaultfd() -> Result<(), Errno> {
-    // SAFETY: the descriptor is registered with no memory, and closed at once: no fault is ever
-    // delivered to it.
-    drop(unsafe { rustix::mm::userfaultfd(UserfaultfdFlags::CLOEXEC) }?);
     Ok(())
 }
 

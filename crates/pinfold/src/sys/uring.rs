@@ -64,6 +64,12 @@ const REGISTER_CLONE_BUFFERS: u32 = 30;
 /// `IORING_RSRC_REGISTER_SPARSE`.
 const SPARSE: u32 = 1;
 
+/// Returns the memory of a place, by address and length, in the kernel's form; `None` is a vacant one.
+pub(crate) fn vector(place: Option<(usize, usize)>) -> libc::iovec {
+    let (addr, len) = place.unwrap_or((0, 0));
+    libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(addr), iov_len: len }
+}
+
 /// Registers a whole table at once: `IORING_REGISTER_BUFFERS`, Linux 5.1. The kernel only pins the
 /// memory; the submitter of a transfer is responsible for its use.
 pub(crate) fn register(ring: BorrowedFd<'_>, vectors: &[libc::iovec]) -> Result<(), Errno> {

@@ -14,7 +14,7 @@ pub enum Note {
     Buffered(BufferedReason),
     /// Buffers are not registered with the ring: the kernel pins them for each transfer.
     NotFixed {
-        /// The number of bytes to be registered.
+        /// The bytes that the kernel would charge for them.
         requested: u64,
         /// The error.
         errno: Errno,

@@ -2,8 +2,9 @@
 
 use super::error::Op;
 use super::file::errno_of;
+use super::index::BufferIndex;
 use super::note::Note;
-use super::registered::Places;
+use super::places::Places;
 use super::slot::Options;
 use crate::memory::Fixed;
 use crate::sys::kernel::RingRefusal;
@@ -11,7 +12,6 @@ use crate::sys::limits::MemlockRefusal;
 use crate::sys::ring_memory::ring_bytes;
 use crate::sys::uring;
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue, types};
-use pinfold_core::folio::BufferIndex;
 use pinfold_core::mem::DmaMemory;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -318,8 +318,9 @@ fn make(file: &File, options: &Options<'_, '_>, notes: &mut Vec<Note>) -> Result
 /// Returns the bytes of locked memory that are charged beside the ring: one that polls, and the
 /// buffers.
 fn charge_beside_ring(options: &Options<'_, '_>) -> u64 {
-    let buffers: u64 = options.fixed.iter().map(|memory| memory.len as u64).sum();
-    ring_bytes(options.depth) * u64::from(options.poll) + buffers
+    let buffers = Places::of(options.fixed.iter().map(|memory| (memory.addr, memory.len)));
+    ring_bytes(options.depth) * u64::from(options.poll)
+        + buffers.map_or(0, |places| places.charge())
 }
 
 /// Creates a ring, bound to this thread if that is requested and supported.
@@ -397,16 +398,18 @@ fn polling(file: &File, options: &Options<'_, '_>) -> Result<IoUring, Errno> {
     }
 }
 
-/// Registers the memory in pieces of at most 1 GiB, all or nothing.
+/// Registers the memory in places of at most 1 GiB, all or nothing.
 fn register(ring: &IoUring, fixed: &[Fixed<'_>]) -> Result<Option<Places>, Note> {
     if fixed.is_empty() {
         return Ok(None);
     }
-    let requested = fixed.iter().map(|memory| memory.len as u64).sum();
     let places = Places::of(fixed.iter().map(|memory| (memory.addr, memory.len)));
-    let places = places.map_err(|_| Note::not_fixed(requested, Errno::TOOBIG))?;
-    let registered = uring::register(ring.as_fd(), &places.vectors());
-    let refused =
-        |errno: crate::Errno| Note::not_fixed(requested, Errno::from_raw_os_error(errno.raw()));
-    registered.map(|()| Some(places)).map_err(refused)
+    let places = places.map_err(|_| {
+        let requested = fixed.iter().map(|memory| memory.len as u64).sum();
+        Note::not_fixed(requested, Errno::TOOBIG)
+    })?;
+    match uring::register(ring.as_fd(), &places.vectors()) {
+        Ok(()) => Ok(Some(places)),
+        Err(errno) => Err(Note::not_fixed(places.charge(), Errno::from_raw_os_error(errno.raw()))),
+    }
 }

@@ -19,8 +19,9 @@ pub struct Options<'o, 'm> {
     pub block: u32,
     /// Memory to register with the ring: whole arenas, or the program's own
     /// ([`OwnedMemory::fixed`](crate::OwnedMemory::fixed)). Transfers with buffers in it use fixed
-    /// buffers, except those that cross a multiple of 1 GiB from its start. The queue knows the
-    /// memory by its addresses, so it borrows it.
+    /// buffers, except those that cross the border of two places of the ring's table, which hold at
+    /// most 1 GiB each and end where a page does. The queue knows the memory by its addresses, so it
+    /// borrows it.
     pub fixed: &'o [Fixed<'m>],
     /// Uses io_uring; `false` makes synchronous transfers, as without io_uring.
     pub ring: bool,

@@ -1,14 +1,14 @@
 //! Memory of all kinds, and what the kernel reports about it.
 
-use pinfold::registered::{Buffers, RegistrationError, View};
-use pinfold_core::access::Access;
+use io_uring::IoUring;
+use pinfold::OwnedMemory;
+use pinfold::uring::{BufferIndex, RingBuffers};
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) const PAGE: usize = 4096;
 pub(crate) const HUGE: usize = 2 << 20;
-pub(crate) const BOTH: Access = Access::READ.union(Access::WRITE);
 
 pub(crate) fn skipped(why: &str) {
     eprintln!("SKIPPED: {why}");
@@ -20,7 +20,7 @@ pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for _ in 0..6000 {
-        if pinned_by_kernel() <= pinfold::registered::quarantined_bytes() {
+        if pinned_by_kernel() == 0 {
             break;
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -84,7 +84,9 @@ pub(crate) enum Kind {
     PrivateFile,
     /// Private pages of a file on disk.
     Disk,
+    /// That is not writable, and that is not accessible.
     ReadOnly,
+    Denied,
     /// Nothing.
     Hole,
 }
@@ -131,6 +133,7 @@ impl Area {
             Kind::PrivateFile => map(at, len, rw, libc::MAP_PRIVATE, Some(memfd(len, 0)?))?,
             Kind::Disk => map(at, len, rw, libc::MAP_PRIVATE, Some(disk(len)?))?,
             Kind::ReadOnly => map(at, len, libc::PROT_READ, anonymous, None)?,
+            Kind::Denied => map(at, len, libc::PROT_NONE, anonymous, None)?,
             Kind::Plain | Kind::Untouched | Kind::Transparent => map(at, len, rw, anonymous, None)?,
         };
         let advice =
@@ -138,14 +141,21 @@ impl Area {
         if matches!(kind, Kind::Plain | Kind::Untouched | Kind::Transparent) {
             advise(at, len, advice);
         }
-        if !matches!(kind, Kind::Untouched | Kind::ReadOnly) {
+        if !matches!(kind, Kind::Untouched | Kind::ReadOnly | Kind::Denied) {
             (at..at + len).step_by(PAGE).for_each(|page| poke(page, 1));
         }
         Some(())
     }
 
-    pub(crate) fn register(&self, buffers: &mut Buffers<'_>) -> Result<u16, RegistrationError> {
-        register(buffers, self.addr, self.bytes)
+    /// Returns the pages that have these bytes, as memory of the program.
+    pub(crate) fn owned(&self, from: usize, len: usize) -> OwnedMemory {
+        let start = (self.addr + from) & !(PAGE - 1);
+        let end = (self.addr + from + len).next_multiple_of(PAGE);
+        let pages = std::ptr::NonNull::new(ptr::<u8>(start)).unwrap();
+        let pages = std::ptr::NonNull::slice_from_raw_parts(pages, end - start);
+        // SAFETY: the area is the test's, which outlives what it registers, and is reached by system
+        // calls and volatile accesses only.
+        unsafe { OwnedMemory::joint(pages, ()) }.unwrap()
     }
 }
 
@@ -215,24 +225,6 @@ pub(crate) fn peek(addr: usize) -> u8 {
     unsafe { ptr::<u8>(addr).read_volatile() }
 }
 
-pub(crate) fn register(
-    buffers: &mut Buffers<'_>,
-    addr: usize,
-    len: usize,
-) -> Result<u16, RegistrationError> {
-    register_for(buffers, addr, len as u64, BOTH)
-}
-
-pub(crate) fn register_for(
-    buffers: &mut Buffers<'_>,
-    addr: usize,
-    len: u64,
-    access: Access,
-) -> Result<u16, RegistrationError> {
-    // SAFETY: the memory is the test's, and reached by system calls and volatile accesses only.
-    unsafe { buffers.register_addresses(None, addr, len, access) }.map(|index| index.get())
-}
-
 /// Returns the bytes that this process has pinned, by the kernel's count.
 pub(crate) fn pinned_by_kernel() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -240,14 +232,37 @@ pub(crate) fn pinned_by_kernel() -> u64 {
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
 }
 
-/// Returns a table, unless the machine has no io_uring.
-pub(crate) fn buffers(view: View) -> Option<Buffers<'static>> {
-    let made = Buffers::new(64, view);
-    if let Err(error @ RegistrationError::NoRing(_)) = &made {
-        skipped(&error.to_string());
-        return None;
+/// Returns a ring, unless the machine has no io_uring.
+pub(crate) fn ring() -> Option<IoUring> {
+    IoUring::new(8).inspect_err(|error| skipped(&format!("no io_uring: {error}"))).ok()
+}
+
+/// Returns all places of a table that has this memory, by the addresses in it.
+pub(crate) fn places(table: &RingBuffers<'_>, addr: usize, len: usize) -> Vec<BufferIndex> {
+    let at = |addr| {
+        let byte = std::ptr::NonNull::new(ptr::<u8>(addr)).unwrap();
+        // SAFETY: a byte of the area, which is not accessed.
+        table.index_of(unsafe { pinfold::DmaMemory::from_raw(byte, 1) })
+    };
+    (addr..addr + len).step_by(PAGE).filter_map(at).collect()
+}
+
+/// Lowers the soft limit of locked memory until it is dropped.
+pub(crate) struct Memlock(rustix::process::Rlimit);
+
+impl Memlock {
+    pub(crate) fn of(bytes: u64) -> Self {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let before = getrlimit(Resource::Memlock);
+        setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), ..before }).unwrap();
+        Self(before)
     }
-    Some(made.unwrap())
+}
+
+impl Drop for Memlock {
+    fn drop(&mut self) {
+        rustix::process::setrlimit(rustix::process::Resource::Memlock, self.0).unwrap();
+    }
 }
 
 /// Runs in a thread without these capabilities.

@@ -19,7 +19,6 @@ const FIXES: &[(&str, &str)] = &[
     ("sysctl vm.nr_hugepages={pages}", "fixes_hugepages"),
     ("sysctl vm.compact_memory=1", "fixes_hugepages"),
     ("sysctl vm.overcommit_kbytes={kib}", "fixes_overcommit"),
-    ("sysctl vm.unprivileged_userfaultfd=1", "fixes_switches"),
     ("sysctl kernel.io_uring_disabled=0", "fixes_switches"),
     ("sysctl {name}={needed}", "fixes_switches"),
     ("prlimit --pid $$ --{name}={needed}:{needed}", "fixes_of_limits_of_the_process_work"),

@@ -201,6 +201,39 @@ fn a_leaked_mapping_is_unmapped_with_its_memory() {
     assert_eq!(again.unwrap_err(), BackendError::NotRegistered { addr: page.addr(), len: 4096 });
 }
 
+/// Without an IOMMU the memory is pinned when it is registered.
+#[test]
+fn memory_that_cannot_be_pinned_is_not_registered() {
+    let kernel = Arc::new(Fake::default());
+    let table = KernelTable::new(Arc::clone(&kernel) as Arc<dyn IommuContext>, None);
+    let mut memory = vec![0u64; 2048];
+    let base = NonNull::new(memory.as_mut_ptr()).unwrap().cast::<u8>();
+    let base = base.map_addr(|at| (at.get().next_multiple_of(4096)).try_into().unwrap());
+    // SAFETY: the vector has three whole pages, of which two are used, and outlives the table; the
+    // fake touches none.
+    let pages = unsafe { DmaMemory::from_raw(base, 8192) };
+    let first = pages.part(0, 4096).unwrap();
+    let (addr, len) = (pages.addr(), pages.len());
+    *kernel.pins_nothing.lock().unwrap() = true;
+    // SAFETY: as above.
+    let refused = unsafe { table.register_memory(pages) };
+    assert_eq!(refused, Err(BackendError::Movable { addr, len }));
+    let iova = IovaRange::new(Iova::new(0x10_0000), 4096).unwrap();
+    let unknown = BackendError::NotRegistered { addr, len: 4096 };
+    assert_eq!(table.map(iova, first, Access::READ), Err(unknown));
+    *kernel.pins_nothing.lock().unwrap() = false;
+    // SAFETY: as above.
+    unsafe { table.register_memory(pages) }.unwrap();
+    table.map(iova, first, Access::READ).unwrap();
+    // Memory that is not registered as such unpins nothing.
+    table.unregister_memory(first);
+    assert_eq!(*kernel.registered.lock().unwrap(), [addr]);
+    table.map(iova, first, Access::READ).unwrap();
+    table.unregister_memory(pages);
+    assert!(kernel.registered.lock().unwrap().is_empty());
+    assert_eq!(*kernel.left.lock().unwrap(), [0], "unmapped before it is unpinned");
+}
+
 /// Where a proptest maps: pieces of pages in a small window of addresses.
 #[derive(Clone, Debug)]
 enum Step {

@@ -137,7 +137,7 @@ pub struct ArenaReport {
     /// The source of its memory.
     pub source: Source,
     /// The page size of the source. With transparent hugepages: of the first page; a
-    /// [`Survey`](crate::registered::Survey) reports all.
+    /// [`Survey`](crate::folios::Survey) reports all.
     pub page_size: PageSize,
     /// The NUMA node that its pages are bound to.
     pub numa_node: Option<u32>,

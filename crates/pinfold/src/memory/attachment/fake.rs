@@ -50,6 +50,11 @@ impl FakeDomain {
         self.steps.lock().unwrap().clone()
     }
 
+    /// Returns the domain that carries the operations out.
+    pub(in crate::memory) fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
     fn step(&self, name: &'static str) -> Result<(), BackendError> {
         (self.observer)();
         self.steps.lock().unwrap().push(name);
@@ -74,6 +79,16 @@ impl DomainOps for FakeDomain {
         self.step("map_static")?;
         // SAFETY: the caller's promise.
         unsafe { DomainOps::map_static(&self.domain, memory) }
+    }
+    unsafe fn map_static_at(
+        &self,
+        reservation: &Reservation,
+        iova: IovaRange,
+        memory: DmaMemory,
+    ) -> Result<StaticMapping, BackendError> {
+        self.step("map_static_at")?;
+        // SAFETY: the caller's promise.
+        unsafe { DomainOps::map_static_at(&self.domain, reservation, iova, memory) }
     }
     fn reserve(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
         self.step("reserve")?;

@@ -103,3 +103,67 @@ fn memory_is_detached_unless_a_failed_map_left_it_reachable() {
         }
     }
 }
+
+/// Returns 14 MiB on hugepages that begin 4 KiB after the start of one; `None` without transparent
+/// ones.
+fn within_a_hugepage() -> Option<DmaMemory<'static>> {
+    let region = Box::leak(Box::new(Region::anonymous(16 << 20, 2 << 20).unwrap()));
+    let _ = region.ask_for_hugepages();
+    region.memory().fill(0, 16 << 20, 0).unwrap();
+    let memory = region.memory().part(4096, 14 << 20).unwrap();
+    let leaf = folios::leaf(memory);
+    if leaf.is_none() {
+        eprintln!("SKIPPED: no transparent hugepages");
+    }
+    leaf.map(|_| memory)
+}
+
+/// Six leaves of 2 MiB, and table pages for the 4 KiB leaves before and behind them only.
+#[test]
+fn memory_within_hugepages_is_mapped_with_leaves_of_their_size() {
+    let Some(memory) = within_a_hugepage() else { return };
+    let table_pages = |fake: FakeDomain, steps: &[&str]| {
+        let domain = Box::new(fake.clone());
+        let attachment = Attachment::new(domain, memory, MappingPolicy::Whole).unwrap();
+        assert_eq!(fake.steps(), steps);
+        let (iova, pages) = (attachment.iova(), fake.domain().stats().backend.table_pages);
+        assert!(attachment.detach(memory));
+        (iova.start().raw() % (2 << 20), pages)
+    };
+    let (within, few) =
+        table_pages(FakeDomain::working(), &["register_memory", "reserve", "map_static_at"]);
+    assert_eq!(within, 4096);
+    // Without such addresses: smaller leaves, and no error.
+    let (_, many) = table_pages(
+        FakeDomain::failing("reserve", REFUSED),
+        &["register_memory", "reserve", "map_static"],
+    );
+    assert!(many >= few + 5, "{many} and {few} table pages: 7 of 512 leaves each, and 2");
+}
+
+#[test]
+fn a_map_for_large_leaves_that_fails_leaves_nothing_behind() {
+    let Some(memory) = within_a_hugepage() else { return };
+    for (error, last) in [(REFUSED, "unregister_memory"), (REACHABLE, "count_quarantined")] {
+        let fake = FakeDomain::failing("map_static_at", error.clone());
+        let refused = Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::Whole);
+        assert_eq!(refused.map(drop), Err(error));
+        assert_eq!(fake.steps().last(), Some(&last));
+    }
+}
+
+/// Plain pages, and hugepages that the memory begins with: the domain's own choice is as good.
+#[test]
+fn other_memory_takes_the_addresses_that_the_domain_chooses() {
+    let region = Box::leak(Box::new(Region::anonymous(8 << 20, 2 << 20).unwrap()));
+    region.ask_for_plain_pages().unwrap();
+    let plain = region.memory().part(4096, 6 << 20).unwrap();
+    for memory in [plain, memory()] {
+        assert_eq!(folios::leaf(memory), None);
+        let fake = FakeDomain::working();
+        let attachment =
+            Attachment::new(Box::new(fake.clone()), memory, MappingPolicy::Whole).unwrap();
+        assert_eq!(fake.steps(), ["register_memory", "map_static"]);
+        assert!(attachment.detach(memory));
+    }
+}

@@ -4,9 +4,8 @@ use super::*;
 use crate::memory::arena::{Arena, BuildError};
 use crate::memory::attachment::fake::{FakeDomain, REACHABLE};
 use crate::memory::attachment::quarantined_here;
-use crate::registered::{Buffers, View};
 use crate::sys::region::Region;
-use pinfold_core::access::{Access, Bidirectional, FromDevice, ToDevice};
+use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::domain::Payload;
 
 /// Sets a flag when it is dropped.
@@ -184,25 +183,62 @@ fn memory_of_no_domain_is_refused_and_the_piece_is_returned() {
     assert_eq!(refused.payload.unwrap().len(), 3 << 20);
 }
 
+/// A handle, a piece and a mapping outlive each other; the pin ends with the last of them.
 #[test]
-fn registered_owned_memory_is_kept_until_it_is_unregistered() {
-    let Ok(mut buffers) = Buffers::new(4, View::Process) else { return };
+fn a_pin_lasts_as_long_as_the_memory() {
     let (memory, freed) = mixed();
-    let domain = soft();
-    memory.map_into(&domain, MappingPolicy::Whole).unwrap();
-    let index = buffers.register_owned(&memory, Access::READ | Access::WRITE).unwrap();
-    let mut piece = memory.take().unwrap();
-    assert_eq!(buffers.find(piece.memory().addr()), Some((index, 0)));
-    let rest = piece.split_off(4096).unwrap();
-    let mapping = domain.map(rest, FromDevice).unwrap();
-    domain.port().unwrap().write(mapping.iova().start(), b"payload").unwrap();
-    let at = buffers.find(mapping.memory().addr()).unwrap();
-    assert_eq!(at, (index, 4096));
-    drop((piece, mapping, memory));
-    assert!(!freed.load(Ordering::SeqCst), "the table keeps it");
-    let left = buffers.unregister(index).unwrap();
-    assert_eq!(left, crate::registered::Released::Now);
+    let Ok(folios) = memory.folios().cloned() else {
+        return eprintln!("SKIPPED: frames are hidden here, or no ring pins");
+    };
+    assert!(memory.0.folios.get().is_some_and(PinnedFolios::is_pinned_here));
+    assert_eq!(memory.folios(), Ok(&folios), "looked up once");
+    assert_eq!((folios.addr(), folios.len()), (memory.0.memory.addr(), 3 << 20));
+    let piece = memory.take().unwrap();
+    drop(memory);
+    assert!(!freed.load(Ordering::SeqCst));
+    drop(piece);
     assert!(freed.load(Ordering::SeqCst));
+    let (memory, freed) = mixed();
+    memory.folios().unwrap();
+    drop(memory.reclaim::<Owner>().unwrap());
+    assert!(freed.load(Ordering::SeqCst));
+}
+
+/// The kernel charges a pin of its own beside that of a mapping.
+#[test]
+fn what_a_domain_pins_whole_is_not_pinned_again() {
+    let whole = |policy, fake| {
+        let (memory, _) = mixed();
+        memory.attach(Box::new(fake), policy).unwrap();
+        memory.folios().is_ok().then(|| memory.0.folios.get().unwrap().is_pinned_here())
+    };
+    let Some(pinned) = whole(MappingPolicy::Whole, FakeDomain::working().pinning()) else {
+        return eprintln!("SKIPPED: frames are hidden here");
+    };
+    assert!(!pinned);
+    let pinned = whole(MappingPolicy::PerUse, FakeDomain::working().pinning());
+    assert_eq!(pinned, Some(true), "only what is mapped for its lifetime stays pinned");
+    assert_eq!(whole(MappingPolicy::Whole, FakeDomain::working()), Some(true));
+}
+
+/// Memory that begins within a hugepage is found at its address by payloads all the same.
+#[test]
+fn memory_that_begins_within_a_hugepage_is_mapped_whole() {
+    let (domain, (whole, _)) = (soft(), mixed());
+    let owner: Owner = whole.reclaim().unwrap();
+    let after = owner._region.memory().part(4096, (3 << 20) - 4096).unwrap();
+    let after = NonNull::slice_from_raw_parts(after.as_ptr(), after.len());
+    // SAFETY: as in `mixed`.
+    let memory = unsafe { OwnedMemory::new(after, owner) }.unwrap();
+    memory.map_into(&domain, MappingPolicy::Whole).unwrap();
+    let mapping = domain.map(memory.take().unwrap(), FromDevice).unwrap();
+    assert!(mapping.is_fixed());
+    domain.port().unwrap().write(mapping.iova().start(), b"the first page").unwrap();
+    let piece = mapping.unmap().unwrap();
+    assert_eq!(piece.memory().read_u8(0), Ok(b't'));
+    assert_eq!(domain.stats().static_mappings, 1);
+    drop((piece, memory));
+    assert_eq!(domain.stats().static_mappings, 0);
 }
 
 #[test]

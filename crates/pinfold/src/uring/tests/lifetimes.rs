@@ -1,12 +1,12 @@
 //! The lifetimes of memory: of a queue that is dropped, and of a program's own ring with Pinfold's
 //! table.
 
-use super::super::registered::MOST_BYTES;
+use super::super::index::BufferIndex;
 use super::transfers::{Counted, Pages, arena, create, pattern, waiting};
 use super::*;
+use crate::folios::PLACE;
 use crate::sys::ring_memory::tests::without_ipc_lock;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use pinfold_core::folio::BufferIndex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
@@ -256,9 +256,9 @@ fn impossible_registrations_are_errors_and_change_nothing() {
     let overlaps = table.set(index(0), part(4095, 2), 0).unwrap_err();
     assert!(matches!(overlaps, RegisterError::Overlaps { with, .. } if with == index(1)));
     let mut long = part(4096, 1);
-    long.len = MOST_BYTES + 1;
+    long.len = PLACE + 1;
     let long = table.set(index(0), long, 0).unwrap_err();
-    assert!(matches!(long, RegisterError::Length { limit: MOST_BYTES, .. }));
+    assert!(matches!(long, RegisterError::Length { limit: PLACE, .. }));
     assert_eq!(table.add(part(4096, 1), 0), Ok(index(0)));
     assert_eq!(table.add(part(8192, 1), 0), Err(RegisterError::Full { capacity: 2 }));
     assert_eq!((table.len(), table.bytes()), (2, 4097));

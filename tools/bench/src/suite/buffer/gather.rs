@@ -5,7 +5,7 @@ use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
-use pinfold::registered::{BufferIndex, Buffers, Registration};
+use pinfold::folios::Registered;
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{Block, DmaPool};
@@ -24,11 +24,11 @@ pub(super) const CASES: [&str; 2] = ["gather-8m", "gather-8m-prp"];
 /// Measures the program's own memory, registered, and the same memory with a segment for every
 /// page.
 pub(super) fn gathered(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
-    let mut table = own.table()?;
-    let index = own.register(&mut table)?;
-    let list = each_page(table.get(index)?)?;
-    let mut records = segments(harness, (&table, index), &list)?;
-    records.extend(prps(harness, (&table, index), &list)?);
+    let memory = own.memory()?;
+    let table = memory.folios()?;
+    let list = each_page(table)?;
+    let mut records = segments(harness, table, &list)?;
+    records.extend(prps(harness, table, &list)?);
     Ok(records)
 }
 
@@ -39,7 +39,7 @@ fn offsets(times: usize) -> impl Iterator<Item = u64> {
 
 fn segments(
     harness: &Harness<'_>,
-    (buffers, index): (&Buffers<'_>, BufferIndex),
+    table: &Registered,
     list: &PageSegments,
 ) -> Result<Vec<Record>, BenchError> {
     const CASE: &str = CASES[0];
@@ -52,10 +52,8 @@ fn segments(
             let mut slots = vec![none; SEGMENTS];
             let (cost, segments) = Cost::of(|| {
                 offsets(many).try_fold(0, |_, offset| {
-                    let full = profile.gather_into(
-                        buffers.segments(index, offset, BYTES)?,
-                        black_box(&mut slots),
-                    )?;
+                    let full = profile
+                        .gather_into(table.segments(offset, BYTES)?, black_box(&mut slots))?;
                     Ok::<_, BenchError>(full.len())
                 })
             });
@@ -77,7 +75,7 @@ fn segments(
 
 fn prps(
     harness: &Harness<'_>,
-    (buffers, index): (&Buffers<'_>, BufferIndex),
+    table: &Registered,
     list: &PageSegments,
 ) -> Result<Vec<Record>, BenchError> {
     const CASE: &str = CASES[1];
@@ -97,8 +95,7 @@ fn prps(
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
             let (cost, entries) = Cost::of(|| {
-                offsets(times)
-                    .try_fold(0, |_, offset| build(&mut buffers.segments(index, offset, BYTES)?))
+                offsets(times).try_fold(0, |_, offset| build(&mut table.segments(offset, BYTES)?))
             });
             record_segments(out, CASE, cost, times, entries?);
             Ok(())
@@ -133,36 +130,28 @@ pub(super) const REGISTER: &str = "register-1g";
 /// calls, and `pages-4k` describes each page afterwards.
 pub(super) fn registered(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>, BenchError> {
     let times = harness.scale(16);
-    let (mut ours, mut theirs) = (own.table()?, own.table()?);
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
-            let whole = |registration: &Registration| Ok(registration.table().table_bytes());
-            let (cost, table) =
-                Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut ours, whole)));
+            let whole = |table: &Registered| Ok(table.table_bytes());
+            let (cost, table) = Cost::of(|| (0..times).try_fold(0, |_, _| once(own, whole)));
             record_table(out, REGISTER, cost, times, table?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
-            let each =
-                |registration: &Registration| Ok(black_box(each_page(registration)?).table_bytes());
-            let (cost, table) =
-                Cost::of(|| (0..times).try_fold(0, |_, _| once(own, &mut theirs, each)));
+            let each = |table: &Registered| Ok(black_box(each_page(table)?).table_bytes());
+            let (cost, table) = Cost::of(|| (0..times).try_fold(0, |_, _| once(own, each)));
             record_table(out, REGISTER, cost, times, table?);
             Ok(())
         }),
     ])
 }
 
-/// Registers the memory, describes it, and unregisters it.
+/// Pins the memory, describes it, and unpins it.
 fn once(
     own: &Own,
-    table: &mut Buffers<'_>,
-    describe: impl FnOnce(&Registration) -> Result<usize, BenchError>,
+    describe: impl FnOnce(&Registered) -> Result<usize, BenchError>,
 ) -> Result<usize, BenchError> {
-    let index = own.register(table)?;
-    let bytes = describe(table.get(index)?)?;
-    table.unregister(index)?;
-    Ok(bytes)
+    describe(own.memory()?.folios()?)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few MiB, a few thousand times")]

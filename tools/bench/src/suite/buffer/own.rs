@@ -4,15 +4,14 @@
 use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
 use crate::suite::available_bytes;
-use pinfold::registered::{
-    Backing, BufferIndex, Buffers, Registration, RegistrationError, Survey, View,
-};
-use pinfold::{Access, OwnedMemory};
+use pinfold::OwnedMemory;
+use pinfold::folios::{Backing, PinError, Registered, Survey};
 use pinfold_core::addr::{Iova, PageSize};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// The size of the memory.
 pub(super) const BYTES: u64 = 1 << 30;
@@ -26,11 +25,10 @@ pub(super) enum Memory {
     Unable(String),
 }
 
-/// Memory that can be registered.
+/// Memory that can be pinned and described.
 pub(super) struct Own {
-    memory: OwnedMemory,
-    view: View,
-    /// The pages that the memory consists of, and the addresses that its table has.
+    mapping: Arc<Mapping>,
+    /// The pages that the memory consists of, and what they are charged.
     pub(super) note: String,
 }
 
@@ -42,6 +40,8 @@ struct Mapping {
 
 // SAFETY: unmapping is not bound to a thread, and the value gives no other access to the memory.
 unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
@@ -61,24 +61,17 @@ impl Mapping {
         NonNull::new(base).map(|base| Self { base, len }).ok_or(Errno::NOMEM)
     }
 
-    /// Gives up [`LEN`] bytes at the first multiple of 2 MiB.
-    fn into_memory(self) -> Result<OwnedMemory, BenchError> {
+    /// Returns where [`LEN`] bytes begin: at the first multiple of 2 MiB.
+    fn start(&self) -> NonNull<u8> {
         let start = self.base.addr().get().next_multiple_of(HUGE) - self.base.addr().get();
         // SAFETY: the mapping has `HUGE` bytes more than `LEN`, or begins at a hugepage.
-        let base = unsafe { self.base.cast::<u8>().add(start) };
-        // Plain pages where the kernel has no transparent hugepages: the note says so.
-        // SAFETY: the advice changes no content, and the range is inside the mapping.
-        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), LEN, Advice::LinuxHugepage) };
-        // SAFETY: zeroed memory of the mapping, which is unmapped only when it is dropped, and is
-        // not used otherwise.
-        let memory = unsafe { OwnedMemory::new(NonNull::slice_from_raw_parts(base, LEN), self) };
-        memory.map_err(|error| BenchError::Own(error.to_string()))
+        unsafe { self.base.cast::<u8>().add(start) }
     }
 }
 
 impl Memory {
     /// Allocates the memory: reserved hugepages of 2 MiB, else transparent ones, else plain pages.
-    /// Registers it once, which faults it in.
+    /// Pins it once, which faults it in.
     pub(super) fn prepare() -> Result<Self, BenchError> {
         let reserved = Mapping::new(LEN, MapFlags::HUGETLB | MapFlags::HUGE_2MB);
         let mapping = match reserved {
@@ -96,21 +89,18 @@ impl Memory {
                 },
             },
         };
-        let mut own =
-            Own { memory: mapping.into_memory()?, view: View::Physical, note: String::new() };
-        let described = match own.describe() {
-            Err(BenchError::Registration(RegistrationError::FramesUnknown { .. })) => {
-                own.view = View::Process;
-                own.describe()
-            }
-            described => described,
-        };
-        match described {
+        // Plain pages where the kernel has no transparent hugepages: the note says so.
+        let start = mapping.start().as_ptr().cast();
+        // SAFETY: the advice changes no content, and the range is inside the mapping.
+        let _ = unsafe { rustix::mm::madvise(start, LEN, Advice::LinuxHugepage) };
+        let own = Own { mapping: Arc::new(mapping), note: String::new() };
+        match own.describe() {
             Ok(note) => Ok(Self::Ready(Own { note, ..own })),
-            Err(BenchError::Registration(
-                why @ (RegistrationError::Memlock { .. }
-                | RegistrationError::NoRing(_)
-                | RegistrationError::NotPinned { .. }),
+            Err(BenchError::Pin(
+                why @ (PinError::Memlock { .. }
+                | PinError::NoRing(_)
+                | PinError::Refused { .. }
+                | PinError::FramesUnknown { .. }),
             )) => Ok(Self::Unable(why.to_string())),
             Err(error) => Err(error),
         }
@@ -118,37 +108,30 @@ impl Memory {
 }
 
 impl Own {
-    /// Returns an empty table for it.
-    pub(super) fn table(&self) -> Result<Buffers<'static>, BenchError> {
-        Ok(Buffers::new(1, self.view)?)
-    }
-
-    /// Pins and describes the memory.
-    pub(super) fn register(&self, table: &mut Buffers<'_>) -> Result<BufferIndex, BenchError> {
-        Ok(table.register_owned(&self.memory, Access::READ | Access::WRITE)?)
+    /// Returns the memory, neither pinned nor described: one value at a time.
+    pub(super) fn memory(&self) -> Result<OwnedMemory, BenchError> {
+        let memory = NonNull::slice_from_raw_parts(self.mapping.start(), LEN);
+        // SAFETY: zeroed memory of the mapping, which its owner keeps, and which nothing accesses
+        // otherwise.
+        let memory = unsafe { OwnedMemory::new(memory, Arc::clone(&self.mapping)) };
+        memory.map_err(|error| BenchError::Own(error.to_string()))
     }
 
     fn describe(&self) -> Result<String, BenchError> {
-        let mut table = self.table()?;
-        let index = self.register(&mut table)?;
-        let registration = table.get(index)?;
-        let addresses = match self.view {
-            View::Physical => "physical addresses",
-            View::Process => {
-                "addresses of the process, since frames are shown to CAP_SYS_ADMIN only"
-            }
-        };
-        let segments = registration.table().segments(0, BYTES)?.count();
+        let memory = self.memory()?;
+        let segments = memory.folios()?.segments(0, BYTES)?.count();
+        let survey = memory.survey()?;
         Ok(format!(
-            "1 GiB, {}; {addresses}; segments in the table: {segments}",
-            pages(registration.survey())
+            "1 GiB, {}; physical addresses; segments in the table: {segments}; {}; {}",
+            pages(&survey),
+            survey.forecast(),
+            survey.means()
         ))
     }
 }
 
-/// Returns the registered memory with a segment for every 4 KiB page.
-pub(super) fn each_page(registration: &Registration) -> Result<PageSegments, BenchError> {
-    let table = registration.table();
+/// Returns the memory with a segment for every 4 KiB page.
+pub(super) fn each_page(table: &Registered) -> Result<PageSegments, BenchError> {
     let each = table.segments(0, table.len())?.flat_map(|segment| {
         let start = segment.iova.raw();
         (start..start + segment.len).step_by(4096).map(Iova::new)
