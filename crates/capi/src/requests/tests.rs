@@ -200,6 +200,8 @@ fn memory_that_stays_mapped_is_in_use_for_good_only_if_its_request_is_lost() {
         assert_eq!(pf_requests_destroy(program.requests), 0);
         assert_eq!(pf_free(program.whole, kept), if is_lost { -EBUSY } else { 0 });
         assert_eq!(program.free(), -EBUSY);
+        let held = program.held();
+        assert_eq!((held.quarantined, held.deferred), (is_lost.into(), (!is_lost).into()));
     }
 }
 
