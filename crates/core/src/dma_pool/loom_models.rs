@@ -9,6 +9,7 @@ use super::{ChunkSource, DmaPool, Local, RawBlock, SourceError};
 use crate::addr::Iova;
 use crate::domain::DomainId;
 use crate::frame::{Frame, FrameError, Order};
+use crate::sync::in_all_orders;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -90,7 +91,7 @@ impl Model {
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     (builder.preemption_bound, builder.max_branches) = (Some(preemptions), 20_000);
-    builder.check(model);
+    in_all_orders(|| builder.check(model));
 }
 
 /// Two raw frees of one allocation; the thread that succeeds owns the block, and passes it to a

@@ -14,7 +14,7 @@ use crate::addr::{Iova, IovaRange};
 use crate::invalidate::{Ticket, WaitLimit};
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
-use crate::sync::{AtomicU64, Mutex, Ordering, UnsafeCell};
+use crate::sync::{AtomicU64, Mutex, Ordering, UnsafeCell, in_all_orders};
 use crate::table::PinnedLeaf;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
@@ -22,12 +22,27 @@ use core::task::{Poll, Waker};
 use loom::sync::Arc;
 use loom::thread;
 
-/// Maps nothing, and completes the tickets up to a given one.
-struct Told(Arc<AtomicU64>);
+/// Maps nothing, completes its tickets when it is told, and wakes who waits for them.
+#[derive(Default)]
+struct Waking {
+    last: AtomicU64,
+    done: AtomicU64,
+    wakers: Mutex<Vec<(Ticket, Waker)>>,
+}
 
-impl Backend for Told {
+impl Waking {
+    fn complete(&self, ticket: Ticket) {
+        let mut wakers = self.wakers.lock();
+        self.done.store(ticket.0, Ordering::Release);
+        let due: Vec<_> = wakers.extract_if(.., |(awaited, _)| *awaited <= ticket).collect();
+        drop(wakers);
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+impl Backend for Arc<Waking> {
     fn name(&self) -> &'static str {
-        "told"
+        "waking"
     }
     unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
         Ok(())
@@ -40,16 +55,24 @@ impl Backend for Told {
         &self,
         _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
     ) -> Result<Ticket, BackendError> {
-        Ok(Ticket::COMPLETED)
+        Ok(Ticket(self.last.fetch_add(1, Ordering::Relaxed) + 1))
     }
     fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        match self.0.load(Ordering::Acquire) >= ticket.0 {
+        match self.done.load(Ordering::Acquire) >= ticket.0 {
             true => Poll::Ready(Ok(())),
             false => Poll::Pending,
         }
     }
     fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
         Ok(())
+    }
+    fn wake(&self, ticket: Ticket, _: Until, waker: &Waker) {
+        let mut wakers = self.wakers.lock();
+        if self.done.load(Ordering::Acquire) < ticket.0 {
+            return wakers.push((ticket, waker.clone()));
+        }
+        drop(wakers);
+        waker.wake_by_ref();
     }
     fn stats(&self) -> BackendStats {
         BackendStats::default()
@@ -71,8 +94,8 @@ struct World {
 
 impl World {
     fn new() -> Arc<Self> {
-        let domain =
-            Domain::new(Box::new(Told(Arc::new(AtomicU64::new(0)))), IovaSpace::new(39).unwrap());
+        let backend = Box::new(Arc::new(Waking::default()));
+        let domain = Domain::new(backend, IovaSpace::new(39).unwrap());
         Arc::new(Self { domain, cells: Cells([UnsafeCell::new(0), UnsafeCell::new(0)]) })
     }
 
@@ -116,8 +139,8 @@ impl World {
 
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
+    (builder.preemption_bound, builder.max_branches) = (Some(preemptions), 20_000);
+    in_all_orders(|| builder.check(model));
 }
 
 /// Another thread returns half of a window while the owner returns the other half and maps on: it
@@ -259,9 +282,10 @@ fn loom_what_is_returned_beside_a_collection_is_collected_once() {
 #[test]
 fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
     explore(3, || {
-        let (told, dropped) = (Arc::new(AtomicU64::new(1)), std::sync::Arc::new(()));
-        let domain =
-            Arc::new(Domain::new(Box::new(Told(Arc::clone(&told))), IovaSpace::new(39).unwrap()));
+        let (backend, dropped) = (Arc::new(Waking::default()), std::sync::Arc::new(()));
+        backend.complete(Ticket(1));
+        let space = IovaSpace::new(39).unwrap();
+        let domain = Arc::new(Domain::new(Box::new(Arc::clone(&backend)), space));
         for ticket in 1..=2 {
             let iova = domain.space.alloc_iova(4096, 4096, None).unwrap();
             let addresses = Addresses { iova, origin: Origin::Space };
@@ -270,69 +294,12 @@ fn loom_what_is_due_beside_a_release_is_released_by_one_of_the_two() {
         }
         let other = Arc::clone(&domain);
         let other = thread::spawn(move || other.release_late());
-        told.store(2, Ordering::Release);
+        backend.complete(Ticket(2));
         domain.release_late();
         other.join().unwrap();
         assert_eq!(std::sync::Arc::strong_count(&dropped), 1);
         assert_eq!((domain.stats().deferred, domain.space.iovas.stats().bytes_in_use), (0, 0));
     });
-}
-
-/// Completes its tickets when it is told, and wakes who waits for them.
-#[derive(Default)]
-struct Waking {
-    last: AtomicU64,
-    done: AtomicU64,
-    wakers: Mutex<Vec<(Ticket, Waker)>>,
-}
-
-impl Waking {
-    fn complete(&self, ticket: Ticket) {
-        let mut wakers = self.wakers.lock();
-        self.done.store(ticket.0, Ordering::Release);
-        let due: Vec<_> = wakers.extract_if(.., |(awaited, _)| *awaited <= ticket).collect();
-        drop(wakers);
-        due.into_iter().for_each(|(_, waker)| waker.wake());
-    }
-}
-
-impl Backend for Arc<Waking> {
-    fn name(&self) -> &'static str {
-        "waking"
-    }
-    unsafe fn register_memory(&self, _: DmaMemory) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn unregister_memory(&self, _: DmaMemory) {}
-    fn map(&self, _: IovaRange, _: DmaMemory, _: Access) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn revoke(
-        &self,
-        _: &mut dyn Iterator<Item = (IovaRange, Option<&PinnedLeaf>)>,
-    ) -> Result<Ticket, BackendError> {
-        Ok(Ticket(self.last.fetch_add(1, Ordering::Relaxed) + 1))
-    }
-    fn check(&self, ticket: Ticket) -> Poll<Result<(), BackendError>> {
-        match self.done.load(Ordering::Acquire) >= ticket.0 {
-            true => Poll::Ready(Ok(())),
-            false => Poll::Pending,
-        }
-    }
-    fn wait(&self, _: Ticket, _: Option<WaitLimit>) -> Result<(), BackendError> {
-        Ok(())
-    }
-    fn wake(&self, ticket: Ticket, _: Until, waker: &Waker) {
-        let mut wakers = self.wakers.lock();
-        if self.done.load(Ordering::Acquire) < ticket.0 {
-            return wakers.push((ticket, waker.clone()));
-        }
-        drop(wakers);
-        waker.wake_by_ref();
-    }
-    fn stats(&self) -> BackendStats {
-        BackendStats::default()
-    }
 }
 
 /// Counts its drop; nothing touches its memory.

@@ -10,6 +10,7 @@ use super::*;
 use crate::addr::Iova;
 use crate::dma_pool::{ChunkSource, SourceError};
 use crate::frame::{Frame, FrameError, Order};
+use crate::sync::in_all_orders;
 use alloc::sync::Arc as Counted;
 use alloc::vec::Vec;
 use core::ptr::NonNull;
@@ -112,8 +113,8 @@ unsafe impl RevocableSource for Source {
 
 fn check(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
+    (builder.preemption_bound, builder.max_branches) = (Some(preemptions), 20_000);
+    in_all_orders(|| builder.check(model));
 }
 
 fn drain(ring: &Ring, most: u64) -> Vec<u32> {
@@ -427,9 +428,7 @@ impl Drop for Watched {
 /// ends with the last reference.
 #[test]
 fn loom_page_pool_ends_after_the_uses_of_all_references() {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(2);
-    builder.check(|| {
+    check(2, || {
         let source = Source::new();
         let watched = Watched(source.clone(), UnsafeCell::new(0));
         let mut pool = PagePool::new(watched, "", Config { ring: 2, ..Config::default() }).unwrap();

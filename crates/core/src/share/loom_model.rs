@@ -1,6 +1,7 @@
 //! Shares that are dropped by several threads.
 
 use super::*;
+use crate::sync::in_all_orders;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
@@ -24,11 +25,15 @@ fn read(value: &Value) -> u64 {
     value.1.with(|cell| unsafe { *cell })
 }
 
+fn model(check: impl Fn() + Sync + Send + 'static) {
+    in_all_orders(|| loom::model(check));
+}
+
 /// An owner goes, what it issued is dropped by another thread, the front by a third: the value is
 /// freed once, after all uses.
 #[test]
 fn loom_the_value_is_freed_once_after_all_uses() {
-    loom::model(|| {
+    model(|| {
         let drops = Arc::new(AtomicU64::new(0));
         let front = Shared::new(Value(Arc::clone(&drops), crate::sync::UnsafeCell::new(0)));
         let mut owner = front.stock();
@@ -50,7 +55,7 @@ fn loom_the_value_is_freed_once_after_all_uses() {
 /// Exclusive use comes after all uses by other shares: of a stock, and of what it issued.
 #[test]
 fn loom_exclusive_use_comes_after_all_others() {
-    loom::model(|| {
+    model(|| {
         let drops = Arc::new(AtomicU64::new(0));
         let mut front = Shared::new(Value(Arc::clone(&drops), crate::sync::UnsafeCell::new(0)));
         let mut owner = front.stock();

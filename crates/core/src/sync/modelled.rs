@@ -1,47 +1,117 @@
-//! Loom's atomics, whose first value is written sequentially consistently.
+//! Loom's atomics, whose first value is written sequentially consistently, and whose operations loom
+//! tries in all orders where a model asks for it.
 //!
 //! A sequentially consistent load of loom 0.7 does not read a value that was written sequentially
 //! consistently and replaced by another such value. But it takes the value that an atomic is made
 //! with for one that was written with release, and so may read it for ever. After one thread has
 //! written `a` and another `b`, each could miss what the other wrote, which no machine does and no
-//! structure here allows for. Hence the one thing that is done here: the first value is written
-//! again. All operations are loom's own.
+//! structure here allows for. Hence the first value is written again.
+//!
+//! Loom compares an operation with the last one on the same atomic alone. So where a thread reads an
+//! atomic right before it changes it, loom does not see that another thread has read it before, and
+//! tries one order of these two. [`in_all_orders`] has each operation preceded by a relaxed one on
+//! a word beside the atomic, which all of them change: so loom compares each with the last of the
+//! other thread. That orders no memory. It multiplies the time of a model, so those that it makes
+//! too long do without, or name the pair of operations whose orders matter (`frame/loom_models`:
+//! `Race`).
 //!
 //! Loom shows no load that reads what is written later; nor, to a sequentially consistent load, an
 //! old value after a relaxed load that has read what the same thread wrote later. No structure here
 //! relies on their order: what a relaxed load finds is where to look first.
 
-use core::ops::Deref;
 use core::sync::atomic::Ordering;
 use loom::sync::atomic as checked;
+use std::cell::Cell;
+
+std::thread_local! {
+    /// All threads of a model run in one of the system.
+    static ALL_ORDERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has loom try all orders of the operations on each atomic in the model that `check` explores.
+pub(crate) fn in_all_orders<R>(check: impl FnOnce() -> R) -> R {
+    ALL_ORDERS.set(true);
+    let result = check();
+    ALL_ORDERS.set(false);
+    result
+}
 
 macro_rules! modelled {
-    ($($name:ident $value:ty)*) => {$(
+    ($($name:ident $value:ty { $($call:ident)* })*) => {$(
         #[derive(Debug)]
-        pub(crate) struct $name(checked::$name);
+        pub(crate) struct $name {
+            atomic: checked::$name,
+            order: checked::AtomicUsize,
+        }
 
+        #[allow(dead_code, reason = "each has the calls of all")]
         impl $name {
             #[track_caller]
             pub(crate) fn new(value: $value) -> Self {
                 let atomic = checked::$name::new(value);
                 atomic.store(value, Ordering::SeqCst);
-                Self(atomic)
+                Self { atomic, order: checked::AtomicUsize::new(0) }
             }
+
+            #[track_caller]
+            fn ordered(&self) -> &checked::$name {
+                if ALL_ORDERS.get() {
+                    self.order.fetch_add(1, Ordering::Relaxed);
+                }
+                &self.atomic
+            }
+
+            #[track_caller]
+            pub(crate) fn load(&self, order: Ordering) -> $value {
+                self.ordered().load(order)
+            }
+
+            #[track_caller]
+            pub(crate) fn store(&self, value: $value, order: Ordering) {
+                self.ordered().store(value, order);
+            }
+
+            #[track_caller]
+            pub(crate) fn compare_exchange(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                self.ordered().compare_exchange(current, new, success, failure)
+            }
+
+            #[track_caller]
+            pub(crate) fn compare_exchange_weak(
+                &self,
+                current: $value,
+                new: $value,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$value, $value> {
+                self.ordered().compare_exchange_weak(current, new, success, failure)
+            }
+
+            $(
+                #[track_caller]
+                pub(crate) fn $call(&self, value: $value, order: Ordering) -> $value {
+                    self.ordered().$call(value, order)
+                }
+            )*
         }
 
         impl Default for $name {
             fn default() -> Self {
-                Self::new(0)
-            }
-        }
-
-        impl Deref for $name {
-            type Target = checked::$name;
-            fn deref(&self) -> &checked::$name {
-                &self.0
+                Self::new(Default::default())
             }
         }
     )*};
 }
 
-modelled! { AtomicU8 u8 AtomicU32 u32 AtomicU64 u64 }
+modelled! {
+    AtomicBool bool { swap }
+    AtomicU8 u8 { swap fetch_add fetch_sub fetch_or fetch_and fetch_max }
+    AtomicU32 u32 { swap fetch_add fetch_sub fetch_or fetch_and fetch_max }
+    AtomicU64 u64 { swap fetch_add fetch_sub fetch_or fetch_and fetch_max }
+}

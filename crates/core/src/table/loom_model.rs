@@ -8,6 +8,7 @@
 use super::*;
 use crate::access::Access;
 use crate::addr::{Iova, IovaRange, PhysAddr};
+use crate::sync::in_all_orders;
 use alloc::boxed::Box;
 use loom::sync::Arc;
 use loom::thread;
@@ -70,8 +71,8 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
 
 fn explore_up_to(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
+    (builder.preemption_bound, builder.max_branches) = (Some(preemptions), 20_000);
+    in_all_orders(|| builder.check(model));
 }
 
 /// One owner maps beside a page whose table page the other one empties, reclaims and reuses
