@@ -242,6 +242,11 @@ impl DomainId {
     pub(super) fn next() -> Self {
         Self(unique_number())
     }
+
+    /// Returns the number that identifies it, from 1, for interfaces that know domains by numbers.
+    pub fn number(self) -> u64 {
+        self.0
+    }
 }
 
 impl Domain {

@@ -5,7 +5,7 @@ use super::owner::Anyone;
 use super::space::{Domain, check_pages};
 use super::window::Addresses;
 use crate::access::Access;
-use crate::addr::IovaRange;
+use crate::addr::{Iova, IovaRange};
 use crate::iova::IovaSpace;
 use crate::mem::DmaMemory;
 use alloc::sync::Arc;
@@ -83,6 +83,20 @@ impl Domain {
     /// backend does not [translate](super::Properties::translates).
     pub fn reserve_iova(&self, len: u64, align: u64) -> Result<Reservation, BackendError> {
         Ok(Reservation::new(&self.space.iovas, self.space.alloc_iova(len, align, None)?))
+    }
+
+    /// Reserves as [`reserve_iova`](Self::reserve_iova) does, at addresses up to `limit`, inclusive.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn reserve_iova_up_to(
+        &self,
+        len: u64,
+        align: u64,
+        limit: Iova,
+    ) -> Result<Reservation, BackendError> {
+        let range = self.space.alloc_iova(len, align, Some(limit))?;
+        Ok(Reservation::new(&self.space.iovas, range))
     }
 
     /// Excludes `range` from allocation for good: addresses that no device reaches.

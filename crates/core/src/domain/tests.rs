@@ -269,6 +269,23 @@ fn a_reserved_range_is_filled_piece_by_piece() {
     assert_eq!(domain.space.iovas.stats(), empty);
 }
 
+#[test]
+fn a_range_is_reserved_up_to_a_limit() {
+    let (_, domain, _) = domain();
+    let empty = domain.space.iovas.stats();
+    let above = domain.reserve_iova(4096, 4096).unwrap().range();
+    let limit = Iova::new(0x3fff);
+    assert!(above.last() > limit);
+    let low = domain.reserve_iova_up_to(2 * 4096, 8192, limit).unwrap();
+    assert!(low.range().last() <= limit && low.range().start().raw().is_multiple_of(8192));
+    let other = domain.reserve_iova_up_to(4096, 4096, limit).unwrap();
+    assert!(!other.range().overlaps(&low.range()) && other.range().last() <= limit);
+    // Page 0 is not allocated.
+    assert!(domain.reserve_iova_up_to(4096, 4096, limit).is_err());
+    drop((low, other));
+    assert_eq!(domain.space.iovas.stats(), empty);
+}
+
 /// Ranges are unmapped and released by what owns them: not by number, not twice, and not through
 /// another domain.
 #[test]
