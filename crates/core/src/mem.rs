@@ -77,7 +77,7 @@ mod stress;
 #[cfg(not(loom))]
 mod tests;
 
-pub use prefetch::prefetch;
+pub(crate) use prefetch::prefetch;
 
 /// An access that is outside the memory, or not aligned to its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

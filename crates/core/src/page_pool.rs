@@ -92,7 +92,7 @@ mod tests;
 
 pub use config::{Config, RawPage, RevocableSource, SyncOps, Tag};
 pub use consumer::PagePool;
-pub use error::{AllocError, BulkFreeError, CreateError, FreeError, RevokeError, TooManyTags};
+pub use error::{AllocError, CreateError, FreeError, RevokeError, TooManyTags};
 pub use fragment::Fragment;
 pub use page::{Page, Remote};
 pub use stats::{Counts, Holder, PagePoolStats};

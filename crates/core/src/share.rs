@@ -69,17 +69,6 @@ impl<T> Shared<T> {
         self.0 == other.0
     }
 
-    /// Returns the value for exclusive use, if this is its only share.
-    pub fn get_mut(&mut self) -> Option<&mut T> {
-        // Acquire: all uses by shares that were released come before the caller's.
-        if self.counted().shares.load(Ordering::Acquire) != 1 {
-            return None;
-        }
-        // SAFETY: the value lives as long as `self`, which is the only share and is borrowed
-        // mutably; another one could only come from it.
-        Some(unsafe { &mut self.0.as_mut().value })
-    }
-
     /// Gives up the share, and returns the value if it was the last: to exactly one of the threads
     /// that give up theirs.
     pub(crate) fn into_inner(self) -> Option<T> {

@@ -89,4 +89,4 @@ pub use error::TableError;
 pub use format::{Entry, Format, VtdFirstStage, VtdSecondStage};
 pub use pages::{MAX_CHUNKS, TableMemory, TablePage, TablePages};
 pub use pin::PinnedLeaf;
-pub use radix::{Retired, RetiredRanges, Table, TableStats, Translation};
+pub use radix::{Retired, RetiredRanges, Table, TableStats};

@@ -42,7 +42,7 @@ impl Block {
     /// [raw](Self::into_raw), a raw free of it is refused with
     /// [`FreeError::Owned`](super::FreeError::Owned).
     #[inline]
-    pub fn as_raw(&self) -> RawBlock {
+    pub(super) fn as_raw(&self) -> RawBlock {
         // SAFETY: the pool has the chunk of a block that is allocated.
         unsafe { self.slot().block(&self.pool().layout) }
     }

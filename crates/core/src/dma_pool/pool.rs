@@ -225,14 +225,6 @@ impl DmaPool {
         Ok(unsafe { Block::new(slot) })
     }
 
-    /// As [`alloc`](Self::alloc), with all bytes 0.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc).
-    pub fn alloc_zeroed(&self) -> Result<Block, AllocError> {
-        self.alloc().inspect(|block| super::debug::fill(block.memory(), 0))
-    }
-
     /// Allocates a raw block: it stays allocated until it is freed by address.
     ///
     /// # Errors

@@ -333,20 +333,10 @@ impl PhysExtent {
         Self { addr, phys }
     }
 
-    /// Returns the first address in this process.
-    pub const fn addr(&self) -> usize {
-        self.addr
-    }
-
-    /// Returns the physical addresses.
-    pub const fn phys(&self) -> PhysRange {
-        self.phys
-    }
-
     /// Returns the part of the extent at the start of `memory`, at most its length; `None` if the
     /// extent does not contain that address.
     #[inline]
-    pub fn run(&self, memory: DmaMemory) -> Option<PhysRange> {
+    fn run(&self, memory: DmaMemory) -> Option<PhysRange> {
         let offset = memory.addr().checked_sub(self.addr)? as u64;
         let rest = self.phys.len().checked_sub(offset)?;
         self.phys.part(offset, rest.min(memory.len() as u64))

@@ -57,7 +57,7 @@ impl Domain {
 
 impl DomainLocal {
     /// Returns a handle of the domain.
-    pub fn domain(&self) -> Domain {
+    pub(super) fn domain(&self) -> Domain {
         Domain { space: self.domain.share() }
     }
 

@@ -40,11 +40,6 @@ impl<P: Pinned, D: Direction> Mapping<P, D> {
         Self(DropGuard::new(MappedPayload::new(domain, payload, addresses)), PhantomData)
     }
 
-    /// Returns a handle of the domain that it is mapped in.
-    pub fn domain(&self) -> Domain {
-        Domain { space: self.0.domain.clone() }
-    }
-
     /// Returns where the device finds it: one contiguous range, whether the memory is in one piece
     /// or in several.
     pub fn iova(&self) -> IovaRange {
@@ -57,45 +52,21 @@ impl<P: Pinned, D: Direction> Mapping<P, D> {
     }
 
     /// Returns the memory, to be read and written beside the device: the first
-    /// [piece](Self::piece).
+    /// [piece](Unrevoked::piece).
     pub fn memory(&self) -> DmaMemory<'_> {
         self.0.payload.memory()
     }
 
-    /// Returns piece `index` of the memory, as [`Pinned::piece`] does.
-    pub fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
-        self.0.payload.piece(index)
-    }
-
-    /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it.
-    pub fn extent(&self, index: usize) -> Option<Segment> {
-        self.0.extent(index)
-    }
-
-    /// Yields all extents of the payload, in order: what a device is given.
+    /// Yields all [extents](Pinned::extent) of the payload where the device finds them, in order:
+    /// what a device is given.
     pub fn segments(&self) -> impl Iterator<Item = Segment> {
-        (0..).map_while(|index| self.extent(index))
+        (0..).map_while(|index| self.0.extent(index))
     }
 
     /// Whether the memory stays mapped for its lifetime: then revoking the mapping does not revoke
     /// access.
     pub fn is_fixed(&self) -> bool {
         self.0.addresses.is_fixed()
-    }
-
-    /// Has the processor load what a revocation needs, and does not wait for it: for a program that
-    /// knows some time before which mapping it revokes next, as from a list of completions. Among
-    /// very many mappings that is memory which is in no cache.
-    ///
-    /// Nothing changes. It loads the first table entry of a mapping that an owner made in one of
-    /// its windows, of at most 1 MiB; for others it does nothing. The mapping itself, and its
-    /// window's record, are read at once: where they are in no cache either, a call of
-    /// [`mem::prefetch`](crate::mem::prefetch) on the handle comes before.
-    /// [`DomainLocal::revoke_many`](super::DomainLocal::revoke_many) does this for its batch by
-    /// itself.
-    #[inline(always)]
-    pub fn prefetch(&self) {
-        self.0.addresses.prefetch();
     }
 
     /// Revokes access at once; the buffer is held until the ticket has completed.
@@ -124,7 +95,7 @@ impl<P: Pinned, D: Direction> Mapping<P, D> {
 // never change by the contract of `Pinned`.
 unsafe impl<P: Pinned, D: Direction> Payload<D> for Mapping<P, D> {
     fn segment(&self, index: usize) -> Option<Segment> {
-        self.extent(index)
+        self.0.extent(index)
     }
 
     fn domain(&self) -> Option<DomainId> {
@@ -159,13 +130,12 @@ impl<P: Pinned> Unrevoked<P> {
         self.0.addresses.iova
     }
 
-    /// Returns piece `index` of the memory, as [`Mapping::piece`] does.
+    /// Returns piece `index` of the memory, as [`Pinned::piece`] does.
     pub fn piece(&self, index: usize) -> Option<DmaMemory<'_>> {
         self.0.payload.piece(index)
     }
 
-    /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it, as
-    /// [`Mapping::extent`] does.
+    /// Returns [extent](Pinned::extent) `index` of the payload where the device finds it.
     pub fn extent(&self, index: usize) -> Option<Segment> {
         self.0.extent(index)
     }
@@ -216,9 +186,11 @@ impl<P: Pinned> Unrevoked<P> {
         core::ptr::eq(&raw const *self.0.domain, domain)
     }
 
-    /// Has the processor load what a revocation needs, as [`Mapping::prefetch`] does.
+    /// Has the processor load the table entry that a revocation clears, which is in no cache among
+    /// very many mappings, and does not wait for it. Nothing changes. Does nothing for a mapping that
+    /// is in no owner's window, or longer than 1 MiB.
     #[inline(always)]
-    pub fn prefetch(&self) {
+    pub(super) fn prefetch(&self) {
         self.0.addresses.prefetch();
     }
 

@@ -31,6 +31,7 @@ impl Hints {
         })
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.bits) + size_of_val(&*self.above)
     }
@@ -132,6 +133,7 @@ impl Slots {
         Ok(Self(collect(slots, |_| AtomicU32::new(FREE))?))
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.0)
     }
@@ -231,6 +233,7 @@ impl Limits {
         self.used.load(Ordering::Relaxed)
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         self.levels.iter().map(|level| size_of_val(&**level)).sum()
     }

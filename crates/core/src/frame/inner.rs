@@ -78,6 +78,7 @@ impl Inner {
         self.frames.div_ceil(REGION)
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn metadata_bytes(&self) -> usize {
         let hints = self.partial.bytes() + self.whole.bytes() + self.limits.bytes();
         size_of::<Self>() + self.map.bytes() + hints + self.slots.bytes()

@@ -159,6 +159,7 @@ impl Map {
         Ok(Self { words, start, states: zeroed(regions as usize)? })
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.words) + size_of_val(&*self.states)
     }

@@ -48,12 +48,13 @@ impl Zone {
     }
 
     /// Returns how many frames the zone has.
-    pub fn frames(&self) -> u32 {
+    pub(super) fn frames(&self) -> u32 {
         self.0.frames()
     }
 
     /// Returns how many bytes the metadata takes.
-    pub fn metadata_bytes(&self) -> usize {
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn metadata_bytes(&self) -> usize {
         self.0.metadata_bytes()
     }
 

@@ -264,12 +264,12 @@ impl Block {
     }
 
     /// Returns the number of pages of 4096 bytes.
-    pub const fn pages(&self) -> u64 {
+    pub(super) const fn pages(&self) -> u64 {
         1 << self.order
     }
 
     /// Returns the addresses. (A range ends below 2^64: there the last byte is left out.)
-    pub fn range(&self) -> IovaRange {
+    fn range(&self) -> IovaRange {
         IovaRange::clamped(self.start(), self.pages() << PAGE_SHIFT)
     }
 }

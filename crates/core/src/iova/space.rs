@@ -218,6 +218,7 @@ impl Space {
         longest << GRANULE_SHIFT
     }
 
+    #[cfg(all(test, not(loom)))]
     pub(super) fn metadata_bytes(&self) -> usize {
         let trees = self.trees.iter().map(|tree| tree.nodes.bytes() + tree.maps.bytes());
         trees.sum::<usize>() + self.reserved.capacity() * size_of::<Extent>()
@@ -431,7 +432,8 @@ impl IovaSpace {
     /// Returns how much memory the metadata takes: 64 bytes for each 2 MiB region that is neither
     /// free nor allocated as a whole, and about as much for the tree above it where such regions
     /// are neighbours.
-    pub fn metadata_bytes(&self) -> usize {
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn metadata_bytes(&self) -> usize {
         self.space.lock().metadata_bytes()
     }
 

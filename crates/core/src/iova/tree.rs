@@ -456,6 +456,7 @@ impl<T: Item> Slab<T> {
     }
 
     /// How much memory the slab has allocated.
+    #[cfg(all(test, not(loom)))]
     pub(super) fn bytes(&self) -> usize {
         self.chunks.len() * CHUNK * size_of::<T>()
             + self.chunks.capacity() * size_of::<Box<[T; CHUNK]>>()

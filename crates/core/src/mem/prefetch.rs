@@ -8,17 +8,8 @@ const LINE: usize = 64;
 ///
 /// For one of many places in memory that is in no cache, some hundred instructions before it is
 /// accessed.
-///
-/// ```
-/// let mut handles = vec![[0u64; 9]; 1 << 10];
-/// for next in [5, 900, 3] {
-///     pinfold_core::mem::prefetch(&handles[next]);
-///     // ... other work ...
-///     handles[next][0] += 1;
-/// }
-/// ```
 #[inline(always)]
-pub fn prefetch<T>(value: &T) {
+pub(crate) fn prefetch<T>(value: &T) {
     let first = core::ptr::from_ref(value).cast::<u8>();
     prefetch_line(first);
     // Any address may be named, so none of these is followed: the last byte may be in a line of its

@@ -58,7 +58,7 @@ impl Tag {
 /// # Safety
 /// Implementers guarantee: after `hide` returned `Ok` no device reaches the chunk, and its memory
 /// stays valid and is allocated to no other caller until `release_hidden`. After a
-/// [permanent](RevokeError::is_permanent) error the chunk is quarantined: its memory stays valid
+/// [permanent](RevokeError::Unmap) error the chunk is quarantined: its memory stays valid
 /// and is allocated to no other caller, forever, and the pool does not release it. Any other error
 /// is as if `hide` had not been called: the chunk is released by [`release`](ChunkSource::release).
 /// A chunk whose `hide` panics is quarantined too; the others are hidden before the panic goes on.

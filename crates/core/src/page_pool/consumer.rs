@@ -88,12 +88,12 @@ impl PagePool {
     }
 
     /// Returns the pool's name.
-    pub fn name(&self) -> &str {
+    fn name(&self) -> &str {
         self.shared.name()
     }
 
     /// Returns the size of a page in bytes.
-    pub fn page_bytes(&self) -> usize {
+    pub(super) fn page_bytes(&self) -> usize {
         self.shared.page_bytes
     }
 
@@ -152,7 +152,7 @@ impl PagePool {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     #[inline]
-    pub fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
+    pub(super) fn alloc_raw_for(&mut self, tag: Tag) -> Result<RawPage, AllocError> {
         let frame = self.take()?;
         if let Some(record) = self.shared.directory.record(frame) {
             if record.is_last_generation() {

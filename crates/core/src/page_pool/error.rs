@@ -128,18 +128,6 @@ pub enum FreeError {
     },
 }
 
-/// Why a list of raw pages was not freed completely.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("after {freed} pages of the list were freed: {error}")]
-pub struct BulkFreeError {
-    /// How many pages from the start of the list are free now. The next one was refused; it and the
-    /// rest are unchanged.
-    pub freed: usize,
-    /// Why it was refused.
-    #[source]
-    pub error: FreeError,
-}
-
 /// The pool has the maximum number of holder names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot add a holder's name: the pool has {limit}, the maximum; reuse one")]
@@ -170,7 +158,7 @@ pub enum RevokeError {
 impl RevokeError {
     /// Returns whether the chunk is quarantined: the device may reach it forever, so it is never
     /// released.
-    pub fn is_permanent(&self) -> bool {
+    pub(super) fn is_permanent(&self) -> bool {
         matches!(self, Self::Unmap(_))
     }
 }

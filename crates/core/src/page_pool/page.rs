@@ -4,7 +4,7 @@
 //! been taken down.
 
 use super::config::{RawPage, Tag};
-use super::error::{BulkFreeError, FreeError, TooManyTags};
+use super::error::FreeError;
 use super::inner::{Inner, PoolRef};
 use super::records::State;
 use super::ring::{BULK, Closed, Entry};
@@ -299,18 +299,6 @@ impl Remote {
         Ok(())
     }
 
-    /// Returns raw pages, 64 by one compare-and-swap.
-    ///
-    /// # Errors
-    /// [`BulkFreeError`] at the first page that is refused, with how many were freed before it.
-    pub fn free_bulk(&self, pages: &[RawPage]) -> Result<(), BulkFreeError> {
-        let mut batch = self.batch();
-        for (freed, &page) in pages.iter().enumerate() {
-            batch.put(self.entry_of(page).map_err(|error| BulkFreeError { freed, error })?);
-        }
-        Ok(())
-    }
-
     #[inline(always)]
     fn entry_of(&self, page: RawPage) -> Result<Entry, FreeError> {
         let (frame, record) = self.0.find(page)?;
@@ -321,13 +309,5 @@ impl Remote {
         unsafe { self.0.sync_for_device(frame, self.0.config.max_len) };
         record.remote_free(generation);
         Ok(Entry::raw(frame, generation))
-    }
-
-    /// Returns the tag for a holder's name, as [`PagePool::tag`](super::PagePool::tag).
-    ///
-    /// # Errors
-    /// [`TooManyTags`] after 2^24 names.
-    pub fn tag(&self, name: &str) -> Result<Tag, TooManyTags> {
-        self.0.tag(name)
     }
 }

@@ -37,7 +37,7 @@ impl Destroyed {
 
     /// Returns how many bytes of chunks the device could still reach after the pool was taken down,
     /// and the first reason; `None` if it reaches nothing. Access to such a chunk ends when it is
-    /// released with its last page, unless the chunk is [quarantined](RevokeError::is_permanent).
+    /// released with its last page, unless the chunk is [quarantined](RevokeError::Unmap).
     pub fn reachable(&self) -> Option<(u64, &RevokeError)> {
         self.reachable.1.as_ref().map(|why| (self.reachable.0, why))
     }

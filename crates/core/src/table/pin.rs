@@ -31,7 +31,7 @@ pub struct PinnedLeaf {
 
 impl PinnedLeaf {
     /// Returns the window: 2 MiB, aligned.
-    pub fn window(&self) -> IovaRange {
+    pub(super) fn window(&self) -> IovaRange {
         // Inside the table, so not clamped.
         IovaRange::clamped(self.window, WINDOW_BYTES)
     }

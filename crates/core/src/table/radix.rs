@@ -3,7 +3,7 @@
 
 use super::directory::{List, PAGES_A_HOLD};
 use super::error::TableError;
-use super::format::{Entry, Format, slot, span};
+use super::format::{Format, span};
 use super::pages::{PageIndex, TableMemory, TablePages};
 use super::tree::Tree;
 use crate::access::Access;
@@ -13,14 +13,15 @@ use core::fmt;
 use core::marker::PhantomData;
 
 /// The translation of an address.
+#[cfg(test)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Translation {
+pub(crate) struct Translation {
     /// The memory behind the address (not behind the start of its page).
-    pub phys: PhysAddr,
+    pub(crate) phys: PhysAddr,
     /// The size of the leaf.
-    pub size: PageSize,
+    pub(crate) size: PageSize,
     /// The access that the device has.
-    pub access: Access,
+    pub(crate) access: Access,
 }
 
 /// One I/O page table. See the [module](super).
@@ -215,8 +216,10 @@ impl<F: Format> Table<F> {
         Ok(self.0.reclaim(retired.list))
     }
 
-    /// Translates `iova` by a walk in software. For tests and diagnostics.
-    pub fn translate(&self, iova: Iova) -> Option<Translation> {
+    /// Translates `iova` by a walk in software.
+    #[cfg(test)]
+    pub(crate) fn translate(&self, iova: Iova) -> Option<Translation> {
+        use super::format::{Entry, slot};
         if iova.raw() >> self.bits() != 0 {
             return None;
         }

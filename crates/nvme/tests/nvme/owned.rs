@@ -125,7 +125,7 @@ fn a_driver_moves_between_threads_with_commands_in_flight() {
     drop(memory);
 
     let pool = DmaPool::builder("driver").block(64).align(64).build(&build(2 << 20)).unwrap();
-    let blocks = (0..4).map(|_| pool.alloc_zeroed().unwrap()).collect();
+    let blocks = (0..4).map(|_| pool.alloc().unwrap()).collect();
     let queue = controller.create_queue(8).unwrap();
     let mut driver = Driver { domain, pool, blocks, queue, in_flight: Vec::new() };
     drop(controller);

@@ -174,7 +174,7 @@ fn a_mapping_for_the_wrong_direction_is_a_data_transfer_error() {
     // enforces.
     unsafe impl pinfold_nvme::driver::Payload<FromDevice> for WrongDirection {
         fn domain(&self) -> Option<DomainId> {
-            Some(self.0.domain().id())
+            pinfold_nvme::driver::Payload::domain(&self.0)
         }
         fn segment(&self, index: usize) -> Option<pinfold_core::addr::Segment> {
             (index == 0).then(|| self.0.segment())

@@ -34,9 +34,11 @@ fn scattered(pages: [usize; 2], drops: &Arc<AtomicUsize>) -> Scattered {
 fn scattered_memory_is_contiguous_for_the_device() {
     let (mock, domain, drops) = domain();
     set(&mock.obliging);
-    let mapping = domain.map(scattered([1, 2], &drops), FromDevice).unwrap();
+    let memory = scattered([1, 2], &drops);
+    let pieces = [0, 1].map(|index| memory.piece(index).unwrap().addr());
+    let of = |index: usize, page| pieces[index] + page * PAGE;
+    let mapping = domain.map(memory, FromDevice).unwrap();
     let iova = mapping.iova();
-    let of = |index, page| mapping.piece(index).unwrap().addr() + page * PAGE;
     let found: Vec<_> = mock.pages.lock().iter().map(|(page, (addr, _))| (*page, *addr)).collect();
     let first = iova.start().raw() / 4096;
     assert_eq!(found, [(first, of(0, 0)), (first + 1, of(1, 0)), (first + 2, of(1, 1))]);

@@ -55,7 +55,6 @@ fn mappings_outlive_every_handle_and_keep_the_domain_alive() {
     let (mock, domain, drops) = shared();
     let Driver { ring, .. } = driver(domain, &drops);
     assert_eq!((is_domain_alive(&mock), mock.pages.lock().len()), (true, 4));
-    assert!(ring.iter().all(|mapping| mapping.domain().stats().live == 4));
     for mapping in ring {
         assert!(is_domain_alive(&mock));
         drop(mapping.unmap().unwrap());

@@ -168,8 +168,6 @@ fn a_wrong_raw_free_is_reported_and_changes_nothing() {
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(remote.free_raw(page), Err(error));
         assert_eq!(pool.memory(page).unwrap_err(), error);
-        let bulk = BulkFreeError { freed: 0, error };
-        assert_eq!(remote.free_bulk(&[page, raw]), Err(bulk));
     }
     assert_eq!((pool.stats(), pool.counts()), before);
     assert!(pool.memory(raw).is_ok());
@@ -181,10 +179,6 @@ fn a_wrong_raw_free_is_reported_and_changes_nothing() {
     assert_eq!(raw.as_ptr().addr().get(), at);
     remote.free_raw(raw).unwrap();
     assert_eq!((pool.free_raw(raw), remote.free_raw(raw)), (twice, twice));
-    assert_eq!(
-        remote.free_bulk(&[raw]),
-        Err(BulkFreeError { freed: 0, error: FreeError::DoubleFree { addr: at } })
-    );
     drop(owned);
     assert_eq!(pool.counts().waive, 0);
 }
@@ -517,7 +511,7 @@ fn destroy_hides_at_once_and_names_the_holders() {
     let heap = Heap::new(8 << 20);
     let mut pool = heap.pool(Config::default());
     let remote = pool.remote();
-    let (rx, tx) = (pool.tag("receive queue 3").unwrap(), remote.tag("transmit").unwrap());
+    let (rx, tx) = (pool.tag("receive queue 3").unwrap(), pool.tag("transmit").unwrap());
     assert_eq!((pool.tag("receive queue 3"), rx == tx), (Ok(rx), false));
     let mut held: Vec<_> = (0..100).map(|_| pool.alloc_for(rx).unwrap()).collect();
     held[7].tag(tx);

@@ -433,7 +433,9 @@ impl Harness {
             .into_iter()
             .for_each(|iova| self.page_freed(iova.raw(), FreeBy::Remote));
         self.remote.recycle_all(pages);
-        prop_assert_eq!(self.remote.free_bulk(&raws), Ok(()));
+        for raw in &raws {
+            prop_assert_eq!(self.remote.free_raw(*raw), Ok(()));
+        }
         self.freed.extend(raws);
         Ok(())
     }

@@ -107,11 +107,7 @@ fn receive(remote: &Remote, mine: Vec<Held>, me: usize) {
         }
     }
     remote.recycle_all(pages);
-    if me.is_multiple_of(2) {
-        remote.free_bulk(&raws).unwrap();
-    } else {
-        raws.into_iter().for_each(|page| remote.free_raw(page).unwrap());
-    }
+    raws.into_iter().for_each(|page| remote.free_raw(page).unwrap());
 }
 
 /// Two threads free the same raw pages at the same time: of each page one free is valid, and the

@@ -141,9 +141,10 @@ fn neighbours_in_two_windows_are_revoked_through_their_pins() {
 fn a_prefetch_of_a_mapping_changes_nothing() {
     let (unit, domain) = domain(16, Scattered::default());
     let mut local = domain.local();
-    let mut in_window = local.map_many((0..3).map(|_| Nowhere(1)), FromDevice).unwrap();
+    let in_window = local.map_many((0..3).map(|_| Nowhere(1)), FromDevice).unwrap();
+    let mut in_window: Vec<_> = in_window.into_iter().map(Unrevoked::from).collect();
     let revoked = local.revoke(in_window.swap_remove(1));
-    let elsewhere = domain.map(Nowhere(2), FromDevice).unwrap();
+    let elsewhere = Unrevoked::from(domain.map(Nowhere(2), FromDevice).unwrap());
     let state = || {
         let listed: Vec<_> =
             domain.mapped().unwrap().map(|run| (run.iova, run.phys, run.access)).collect();
@@ -152,7 +153,7 @@ fn a_prefetch_of_a_mapping_changes_nothing() {
     };
     let prefetch_all = || {
         let before = state();
-        in_window.iter().for_each(Mapping::prefetch);
+        in_window.iter().for_each(Unrevoked::prefetch);
         elsewhere.prefetch();
         assert_eq!(state(), before);
     };
@@ -162,7 +163,7 @@ fn a_prefetch_of_a_mapping_changes_nothing() {
     drop(local);
     prefetch_all();
     for mapping in in_window {
-        let (at, mapping) = (mapping.iova(), Unrevoked::from(mapping));
+        let at = mapping.iova();
         mapping.prefetch();
         assert!(is_mapped(&unit, at));
         assert!(mapping.revoke().wait().is_ok() && !is_mapped(&unit, at));
