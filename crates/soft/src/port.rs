@@ -203,7 +203,7 @@ impl Port {
     }
 
     /// Returns what this port has done so far.
-    pub fn stats(&self) -> PortStats {
+    pub(crate) fn stats(&self) -> PortStats {
         self.device.state().stats
     }
 

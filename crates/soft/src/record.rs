@@ -73,7 +73,8 @@ impl FaultRecord {
     }
 
     /// Returns the register as software reads it: bits 0..=63, and 64..=127.
-    pub fn words(self) -> [u64; 2] {
+    #[cfg(test)]
+    fn words(self) -> [u64; 2] {
         self.0
     }
 
