@@ -162,7 +162,7 @@ pub type Buses = (u8, u8);
 impl Scope {
     /// Whether the scope names device `device`, function `function` on `bus`. `bridge` returns the
     /// buses below a bridge, from its configuration space.
-    pub fn names(
+    pub(crate) fn names(
         &self,
         (bus, device, function): (u8, u8, u8),
         bridge: impl Fn(u8, u8, u8) -> Option<Buses>,

@@ -154,7 +154,7 @@ impl Capabilities {
 
     /// SAGAW, bits 8 to 12: whether tables of `levels` levels are supported; bit 1 of the field
     /// stands for 3, bit 2 for 4, bit 3 for 5.
-    pub const fn has_levels(self, levels: u8) -> bool {
+    pub(crate) const fn has_levels(self, levels: u8) -> bool {
         matches!(levels, 3..=5) && Self::field(self.cap, 8, 5) >> (levels - 2) & 1 != 0
     }
 

@@ -107,7 +107,8 @@ pub struct Attachments {
 }
 
 impl Attachments {
-    /// Returns the domain's identifier (DID), which [`Unit::domain_of`] returns for its devices.
+    /// Returns the domain's identifier (DID), which [`Unit::take_faults`] and [`UnitError::Attached`]
+    /// name.
     pub fn id(&self) -> u16 {
         self.state.id
     }
@@ -232,7 +233,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     }
 
     /// Returns its registers.
-    pub fn registers(&self) -> &R {
+    pub(crate) fn registers(&self) -> &R {
         &self.queue.registers
     }
 
@@ -535,7 +536,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     }
 
     /// Returns the identifier of the domain that a device is attached to.
-    pub fn domain_of(&self, device: SourceId) -> Option<u16> {
+    pub(crate) fn domain_of(&self, device: SourceId) -> Option<u16> {
         let tables = self.tables.lock();
         let page = tables.contexts.get(&device.bus())?;
         let first = usize::from(device.device_and_function()) * 2;
