@@ -173,7 +173,8 @@ impl MemoryMedia {
     }
 
     /// Returns the number of bytes allocated.
-    pub fn allocated_bytes(&self) -> u64 {
+    #[cfg(test)]
+    fn allocated_bytes(&self) -> u64 {
         self.chunks.iter().filter(|chunk| lock(chunk).is_some()).count() as u64 * CHUNK
     }
 

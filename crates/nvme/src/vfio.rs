@@ -130,11 +130,6 @@ impl PciController {
         Ok(Self { registers, vectors })
     }
 
-    /// Returns the PCI address.
-    pub fn address(&self) -> Bdf {
-        self.device().address()
-    }
-
     /// Returns the device.
     pub fn device(&self) -> &Device {
         self.registers.bar.device()
@@ -148,11 +143,6 @@ impl PciController {
     /// Returns the registers.
     pub fn registers(&self) -> Arc<PciRegisters> {
         self.registers.clone()
-    }
-
-    /// Returns the number of interrupt vectors.
-    pub fn vectors(&self) -> usize {
-        self.vectors.len()
     }
 
     /// Returns the interrupt vector with this number, if there is one. Vector 0 is also the admin

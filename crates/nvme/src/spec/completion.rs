@@ -37,7 +37,8 @@ impl Cqe {
     pub const BYTES: usize = 16;
 
     /// Returns the phase tag.
-    pub fn phase(&self) -> bool {
+    #[cfg(test)]
+    fn phase(&self) -> bool {
         self.status_phase.get() & 1 != 0
     }
 
@@ -58,7 +59,7 @@ macro_rules! statuses {
 
             /// Returns the specification's name of the code, or `None` for one that is not in this
             /// list.
-            pub fn name(self) -> Option<&'static str> {
+            fn name(self) -> Option<&'static str> {
                 match self.code() {
                     $(Self::$name => Some($text),)*
                     _ => None,
