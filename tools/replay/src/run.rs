@@ -124,7 +124,7 @@ pub fn replay_all(
 ///
 /// # Errors
 /// [`ReplayError::Prepare`], [`ReplayError::Policy`], [`ReplayError::Stopped`].
-pub fn replay(
+pub(crate) fn replay(
     device: &Device,
     kind: PolicyKind,
     places: &Places,
@@ -369,7 +369,7 @@ impl Places {
     }
 
     /// Returns the memory for the policies.
-    pub fn memory(&self) -> &Arc<Memory> {
+    fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 

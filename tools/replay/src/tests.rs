@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::policy::PolicyKind;
+use crate::run::replay;
 use pinfold_core::table::MappedRun;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
