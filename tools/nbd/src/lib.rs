@@ -35,7 +35,7 @@
 //!     length: 512,
 //!     ..RequestHeader::default()
 //! };
-//! let mut reader = RequestReader::new();
+//! let mut reader = RequestReader::default();
 //! let (_, header) = reader.read(&header.to_bytes())?;
 //! let header = header.ok_or("an incomplete header")?;
 //! let request = export.check(&session, &header).map_err(|error| format!("refused: {error:?}"))?;

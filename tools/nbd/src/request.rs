@@ -146,7 +146,7 @@ pub struct Request {
     pub length: u32,
 }
 
-/// Assembles the headers of requests. Between two headers, [`payload`](Self::payload) bytes belong
+/// Assembles the headers of requests, from the start of one. Between two headers, [`payload`](Self::payload) bytes belong
 /// to the program, which takes them from the stream itself, into memory of its choice, and reports
 /// them with [`take_payload`](Self::take_payload).
 ///
@@ -156,7 +156,7 @@ pub struct Request {
 /// # fn main() -> Result<(), pinfold_nbd::RequestError> {
 /// let header = RequestHeader { command: Command::WRITE, length: 512, ..RequestHeader::default() };
 /// let bytes = header.to_bytes();
-/// let mut reader = RequestReader::new();
+/// let mut reader = RequestReader::default();
 /// assert_eq!(reader.read(&bytes[..10])?, (10, None));
 /// assert_eq!(reader.read(&bytes[10..])?, (18, Some(header)));
 /// assert_eq!(reader.payload(), 512);
@@ -176,11 +176,6 @@ impl RequestReader {
     /// accepted ("Block size constraints"), so that a request which is somewhat too long is refused
     /// and not its client.
     pub const MAX_PAYLOAD: u32 = 64 << 20;
-
-    /// Creates a reader at the start of a header.
-    pub fn new() -> Self {
-        Self::default()
-    }
 
     /// Takes bytes of `input` up to the end of a header; returns how many, and the header if it is
     /// complete. Takes none while a [`payload`](Self::payload) is due. O(1).

@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn only_what_the_client_takes_or_sends_is_progress() {
         let mut connection = connection();
-        connection.phase = Phase::Transmission(Session::default(), RequestReader::new());
+        connection.phase = Phase::Transmission(Session::default(), RequestReader::default());
         connection.held = 4096;
         connection.outgoing.push(super::super::outgoing::Part::Bytes(vec![0; 100]));
         connection.note_waiting(NOW);

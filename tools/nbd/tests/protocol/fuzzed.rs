@@ -32,7 +32,7 @@ pub(crate) fn run<'b>(tls: bool, pieces: impl Iterator<Item = &'b [u8]>) -> Outc
     let mut outcome = Outcome::default();
     let start = if tls { Handshake::requiring_tls } else { Handshake::new };
     let mut handshake = start(&mut outcome.output);
-    let mut reader = RequestReader::new();
+    let mut reader = RequestReader::default();
     for mut piece in pieces {
         while !piece.is_empty() {
             let used = match outcome.session {
