@@ -146,9 +146,9 @@ pub struct Request {
     pub length: u32,
 }
 
-/// Assembles the headers of requests, from the start of one. Between two headers, [`payload`](Self::payload) bytes belong
-/// to the program, which takes them from the stream itself, into memory of its choice, and reports
-/// them with [`take_payload`](Self::take_payload).
+/// Assembles the headers of requests, from the start of one. Between two headers,
+/// [`payload`](Self::payload) bytes belong to the program, which takes them from the stream itself,
+/// into memory of its choice, and reports them with [`take_payload`](Self::take_payload).
 ///
 /// ```
 /// use pinfold_nbd::{Command, RequestHeader, RequestReader};

@@ -1,64 +1,111 @@
 //! Lists the public functions that nothing outside their own module uses: no other module of their
-//! crate, no other crate, no example.
+//! crate, no other crate, no example. The compiler finds the uses: each public function of a copy
+//! of the sources is marked as deprecated, with a note that names its place, and the warnings of
+//! one `cargo check` are read. A function that is only mentioned, or that shares its name with a
+//! used one, has no user.
 //!
-//! Functions are found by name, so one that shares its name with a used one is not listed: the list
-//! has no false entry, but is not complete. Tests and documentation are no users. A module is a
-//! file at the top of a crate, with the folder of its name. `checks/layers/kept-api.txt` lists
-//! exceptions, a line each: the function (or a module and `*`), then the reason for keeping it.
-//! Arguments restrict the list to some crates. Exits 1 and prints what is neither used nor
-//! excepted, and exceptions that are no longer needed.
-
-use pinfold_layers::source;
+//! Tests and documentation are no users, and neither is a re-export. A module is a file at the top
+//! of a crate, with the folder of its name. `checks/layers/kept-api.txt` lists exceptions, a line
+//! each: the function (or a beginning and `*`), then the reason for keeping it. What C calls
+//! (`extern`) is not looked at. Exits 1 and prints what is neither used nor excepted, and
+//! exceptions that are no longer needed.
+//!
+//! Usage: `unused_api COPY TARGET FEATURES`: the folders for the copy and for cargo.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::process::Command;
 
-/// The tokens of one module, and who owns it.
-struct Module {
-    krate: String,
-    name: String,
-    tokens: Vec<String>,
+const MARK: &str = "pinfold-function ";
+
+/// The crate's folder and the top module of a file: `("core", "domain")`. An example is a module.
+fn module(path: &str) -> Option<(&str, String)> {
+    let mut parts = path.split('/');
+    let (root, krate, folder) = (parts.next()?, parts.next()?, parts.next()?);
+    let top = parts.next()?.trim_end_matches(".rs");
+    let top = if ["lib", "main"].contains(&top) { "lib" } else { top };
+    match folder {
+        "src" if ["crates", "tools"].contains(&root) => Some((krate, top.to_owned())),
+        _ => Some((krate, format!("{folder} {top}"))),
+    }
 }
 
-fn modules(krate: &Path) -> Vec<Module> {
-    let name = krate.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut tokens = BTreeMap::<String, Vec<String>>::new();
-    for (module, file) in source::read(&krate.join("src")) {
-        // `lib` for the root, which has functions of its own in a program.
-        let top = module.first().cloned().unwrap_or_else(|| "lib".into());
-        tokens.entry(top).or_default().extend(file.tokens);
+/// Returns the name of the function that the line defines, if that is public without a restriction.
+fn public(line: &str) -> Option<&str> {
+    let mut rest = line.trim_start().strip_prefix("pub ")?;
+    while let Some(after) =
+        ["const ", "unsafe ", "async "].iter().find_map(|w| rest.strip_prefix(w))
+    {
+        rest = after;
     }
-    for (module, file) in source::read(&krate.join("examples")) {
-        let example = format!("example {}", module.join("::"));
-        tokens.entry(example).or_default().extend(file.tokens);
-    }
-    let module = |(module, tokens)| Module { krate: name.clone(), name: module, tokens };
-    tokens.into_iter().map(module).collect()
+    let name = rest.strip_prefix("fn ")?;
+    name.split(|c: char| !c.is_alphanumeric() && c != '_').next().filter(|name| !name.is_empty())
 }
 
-/// Returns the names of the functions that are `pub` without a restriction.
-fn public(tokens: &[String]) -> BTreeSet<&str> {
-    let mut found = BTreeSet::new();
-    for (at, _) in tokens.iter().enumerate().filter(|(_, token)| *token == "pub") {
-        let mut rest = tokens[at + 1..].iter().map(String::as_str);
-        let first = rest.by_ref().find(|token| !["const", "unsafe", "async"].contains(token));
-        if let (Some("fn"), Some(name)) = (first, rest.next()) {
-            found.insert(name);
+/// Marks the functions of a file. Lines keep their numbers.
+fn marked(path: &str, text: &str, functions: &mut BTreeMap<String, BTreeSet<String>>) -> String {
+    let product = path.contains("/src/") && !path.contains("/tests/");
+    let Some((krate, top)) = module(path).filter(|_| product) else {
+        return text.to_owned();
+    };
+    let mut all = String::with_capacity(text.len() * 2);
+    for (at, line) in text.split_inclusive('\n').enumerate() {
+        if let Some(name) = public(line) {
+            let place = format!("{path}:{}", at + 1);
+            let indent = line.len() - line.trim_start().len();
+            let attribute = format!("#[deprecated(note = \"{MARK}{place}\")] ");
+            all.push_str(&line[..indent]);
+            all.push_str(&attribute);
+            all.push_str(&line[indent..]);
+            functions.entry(format!("{krate}::{top}::{name}")).or_default().insert(place);
+        } else {
+            all.push_str(line);
         }
     }
-    found
+    all
 }
 
-/// Returns the names that are called, named by a path, or imported.
-fn used(tokens: &[String]) -> BTreeSet<&str> {
-    let (mut found, mut importing) = (BTreeSet::new(), false);
-    for (at, token) in tokens.iter().enumerate() {
-        let before = at.checked_sub(1).map_or("", |before| tokens[before].as_str());
-        let after = tokens.get(at + 1).map_or("", String::as_str);
-        importing = token == "use" || importing && token != ";";
-        let called = after == "(" && before != "fn";
-        if called || importing || before == "::" || before == "." && after == "::" {
-            found.insert(token.as_str());
+/// Copies the files that git tracks, in place of an earlier copy.
+fn copy(to: &Path) -> std::io::Result<BTreeMap<String, BTreeSet<String>>> {
+    let listed = Command::new("git")
+        .args(["ls-files", "-z", "--", "crates", "tools", "docs", "contrib", "README.md"])
+        .output()?;
+    let top = ["Cargo.toml", "Cargo.lock"].map(str::to_owned);
+    let all = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let mut functions = BTreeMap::new();
+    if to.exists() {
+        std::fs::remove_dir_all(to)?;
+    }
+    for path in all.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).chain(top) {
+        let Ok(bytes) = std::fs::read(&path) else { continue };
+        let bytes = match std::str::from_utf8(&bytes) {
+            Ok(text) if path.ends_with(".rs") => marked(&path, text, &mut functions).into_bytes(),
+            _ => bytes,
+        };
+        let copy = to.join(&path);
+        if let Some(folder) = copy.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::write(copy, bytes)?;
+    }
+    Ok(functions)
+}
+
+/// Returns the places of functions that another module uses, from warnings of the form
+/// `FILE:LINE:COLUMN: warning: use of deprecated ...: MARK PLACE`.
+fn used(warnings: &str, line_of: impl Fn(&str, usize) -> String) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for warning in warnings.lines().filter(|line| line.contains("use of deprecated")) {
+        let Some((_, place)) = warning.split_once(MARK) else { continue };
+        let place = place.trim();
+        let mut parts = warning.split(':');
+        let (Some(user), Some(Ok(line))) = (parts.next(), parts.next().map(str::parse)) else {
+            continue;
+        };
+        let defined = place.split(':').next().unwrap_or_default();
+        let exported = line_of(user, line).trim_start().starts_with("pub use ");
+        if !exported && module(user) != module(defined) {
+            found.insert(place.to_owned());
         }
     }
     found
@@ -79,82 +126,140 @@ fn exceptions(text: &str) -> (BTreeSet<String>, Vec<&str>) {
 /// Returns whether an exception is the one for a function.
 fn covers(entry: &str, function: &str) -> bool {
     match entry.strip_suffix('*') {
-        Some(module) => function.starts_with(module),
+        Some(beginning) => function.starts_with(beginning),
         None => entry == function,
     }
 }
 
-fn main() {
-    let mut crates: Vec<PathBuf> = ["crates", "tools"]
-        .into_iter()
-        .flat_map(std::fs::read_dir)
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
-    crates.sort();
-    let modules: Vec<Module> = crates.iter().flat_map(|krate| modules(krate)).collect();
-    let used: Vec<_> = modules.iter().map(|module| used(&module.tokens)).collect();
-    let mut unused = BTreeSet::new();
-    for (at, module) in modules.iter().enumerate().filter(|(_, m)| !m.name.contains(' ')) {
-        let outside = |name: &str| {
-            used.iter().enumerate().any(|(other, names)| other != at && names.contains(name))
-        };
-        let names = public(&module.tokens).into_iter().filter(|name| !outside(name));
-        unused.extend(names.map(|name| format!("{}::{}::{name}", module.krate, module.name)));
-    }
-    // The crates that are named on the command line, else all.
-    let named: Vec<String> = std::env::args().skip(1).collect();
-    let asked = |function: &&String| {
-        let krate = function.split("::").next().unwrap_or_default();
-        named.is_empty() || named.iter().any(|name| name == krate)
+fn run() -> Result<Vec<String>, String> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [copied, target, features] = words.as_slice() else {
+        return Err("usage: unused_api COPY TARGET FEATURES".into());
     };
+    let copied = Path::new(copied);
+    let functions = copy(copied).map_err(|error| format!("{}: {error}", copied.display()))?;
+    let checked = Command::new("cargo")
+        .args([
+            "check",
+            "--locked",
+            "--workspace",
+            "--lib",
+            "--bins",
+            "--examples",
+            "--message-format=short",
+        ])
+        .args(["--features", features, "--target-dir", target])
+        // Runs the compiler as it is. Cargo takes a workspace and its copy for the same, and this
+        // distinguishes the results of their crates, while those of the dependencies are shared.
+        .env("RUSTC_WORKSPACE_WRAPPER", "env")
+        .current_dir(copied)
+        .output()
+        .map_err(|error| format!("cargo: {error}"))?;
+    let warnings = String::from_utf8_lossy(&checked.stderr);
+    if !checked.status.success() {
+        return Err(format!("{warnings}the copy in {} does not compile", copied.display()));
+    }
+    let line_of = |path: &str, line: usize| {
+        let text = std::fs::read_to_string(copied.join(path)).unwrap_or_default();
+        text.lines().nth(line.saturating_sub(1)).unwrap_or_default().to_owned()
+    };
+    let used = used(&warnings, line_of);
+    if used.is_empty() {
+        return Err("no use was found: the warnings were not understood".into());
+    }
+    // Functions of one name in one module are told apart by their places.
+    let mut unused = BTreeMap::new();
+    for (name, places) in &functions {
+        let without: Vec<_> =
+            places.iter().filter(|place| !used.contains(*place)).cloned().collect();
+        if !without.is_empty() {
+            unused.insert(name.as_str(), without);
+        }
+    }
     let text = std::fs::read_to_string("checks/layers/kept-api.txt").unwrap_or_default();
     let (kept, wrong) = exceptions(&text);
-    let needed = |entry: &&String| unused.iter().any(|function| covers(entry, function));
     let mut found: Vec<String> =
         wrong.iter().map(|line| format!("kept-api.txt: `{line}` gives no reason")).collect();
-    for entry in kept.iter().filter(|entry| !needed(entry)) {
+    for entry in kept.iter().filter(|entry| !unused.keys().any(|function| covers(entry, function)))
+    {
         found.push(format!("kept-api.txt: {entry} is used, or gone: remove the line"));
     }
-    let listed = |function: &&String| kept.iter().any(|entry| covers(entry, function));
-    for function in unused.iter().filter(asked).filter(|function| !listed(function)) {
-        found.push(format!("{function} has no user outside its module"));
+    for (function, places) in
+        unused.iter().filter(|(function, _)| !kept.iter().any(|entry| covers(entry, function)))
+    {
+        found.push(format!("{}: {function} has no user outside its module", places.join(", ")));
     }
+    if found.is_empty() {
+        println!(
+            "{} public functions: each has a user outside its module, except those of {} lines of kept-api.txt",
+            functions.len(),
+            kept.len()
+        );
+    }
+    Ok(found)
+}
+
+fn main() {
+    let found = run().unwrap_or_else(|error| vec![error]);
     found.iter().for_each(|line| println!("{line}"));
-    if !found.is_empty() {
-        std::process::exit(1);
-    }
-    println!(
-        "no public function without a user outside its module, except {} kept ones",
-        kept.len()
-    );
+    std::process::exit(i32::from(!found.is_empty()));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn tokens(text: &str) -> Vec<String> {
-        text.split_whitespace().map(str::to_owned).collect()
-    }
-
     #[test]
     fn only_unrestricted_functions_are_public() {
-        let tokens =
-            tokens("pub fn a ( ) pub ( crate ) fn b ( ) pub const unsafe fn c ( ) fn d ( )");
-        assert_eq!(public(&tokens), BTreeSet::from(["a", "c"]));
+        assert_eq!(public("    pub const unsafe fn c<T>(x: T) {"), Some("c"));
+        assert_eq!(public("pub fn a()"), Some("a"));
+        for line in [
+            "pub(crate) fn b() {}",
+            "fn d() {}",
+            "pub unsafe extern \"C\" fn pf_e()",
+            "pub struct F;",
+        ] {
+            assert_eq!(public(line), None, "{line}");
+        }
     }
 
     #[test]
-    fn a_definition_and_a_field_are_no_use() {
-        let tokens =
-            tokens("fn a ( ) { x . b ; y . c ( ) ; T :: d ; z . e :: < T > ( ) } use f :: g ;");
-        let used = used(&tokens);
-        for name in ["c", "d", "e", "g"] {
-            assert!(used.contains(name), "{name}");
+    fn a_mark_names_the_place_and_moves_no_line() {
+        let mut functions = BTreeMap::new();
+        let text = marked("crates/core/src/a/b.rs", "// one\n    pub fn f() {}\n", &mut functions);
+        assert_eq!(
+            text,
+            format!(
+                "// one\n    #[deprecated(note = \"{MARK}crates/core/src/a/b.rs:2\")] pub fn f() {{}}\n"
+            )
+        );
+        assert!(functions["core::a::f"].contains("crates/core/src/a/b.rs:2"));
+        for path in ["crates/core/tests/a.rs", "crates/core/src/a/tests/b.rs", "docs/a.rs"] {
+            assert_eq!(marked(path, "pub fn f() {}\n", &mut BTreeMap::new()), "pub fn f() {}\n");
         }
-        assert!(!used.contains("a") && !used.contains("b"));
+    }
+
+    #[test]
+    fn another_module_another_crate_and_an_example_are_users() {
+        let line = |user: &str, mark: &str| {
+            format!("{user}:1:2: warning: use of deprecated method `x`: {MARK}{mark}\n")
+        };
+        let one = "crates/core/src/a/b.rs:2";
+        for (user, counts) in [
+            ("crates/core/src/a.rs", false),
+            ("crates/core/src/a/c.rs", false),
+            ("crates/core/src/d.rs", true),
+            ("crates/soft/src/a.rs", true),
+            ("crates/core/examples/a.rs", true),
+        ] {
+            assert_eq!(
+                used(&line(user, one), |_, _| "x.f();".into()).contains(one),
+                counts,
+                "{user}"
+            );
+        }
+        let exported = used(&line("crates/core/src/lib.rs", one), |_, _| "pub use a::b::f;".into());
+        assert!(exported.is_empty());
     }
 
     #[test]
