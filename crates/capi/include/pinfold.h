@@ -1987,8 +1987,6 @@ int pf_port_write(struct pf_port_t *port, uint64_t iova, const void *buf, size_t
  */
 int pf_port_fault(struct pf_port_t *port, struct pf_fault *fault) PF_CHECKED;
 
-extern int32_t pthread_setcancelstate(int32_t state, int32_t *before);
-
 /*
  Creates a queue of a controller, for one thread at a time.
 
