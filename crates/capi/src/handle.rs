@@ -343,17 +343,14 @@ impl<T: Send + 'static> Table<T> {
     }
 }
 
-/// Waits for an exclusive call: it yields, and after a while sleeps, so that a call of a thread that
-/// has a lower priority (below this one's real-time priority, for one) ends.
+/// Waits for an exclusive call.
 fn pause(attempts: u32) {
     let _ = attempts;
     #[cfg(not(handle_model))]
-    if attempts < 64 {
-        std::thread::yield_now();
-    } else {
+    {
         // A sleep would be a cancellation point, also in calls that have no other.
         let _uncancelled = process::Uncancelled::new();
-        std::thread::sleep(std::time::Duration::from_micros(50));
+        pinfold::core::sync::relax(attempts);
     }
     #[cfg(handle_model)]
     loom::thread::yield_now();

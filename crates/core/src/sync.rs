@@ -93,9 +93,9 @@ pub(crate) fn count_steps(steps: usize) {
     counting::count_steps(steps as u64);
 }
 
-/// Waits before the next attempt, longer after more attempts: it spins, then yields in case the
+/// Waits before the next attempt, longer after more `attempts`: it spins, then yields in case the
 /// other thread is not running, then sleeps in case that thread has a lower priority.
-pub(crate) fn relax(attempts: u32) {
+pub fn relax(attempts: u32) {
     let _ = attempts;
     #[cfg(loom)]
     loom::thread::yield_now();
