@@ -2061,8 +2061,9 @@ int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uin
  @queue: the queue.
  @ns: nanoseconds to wait at most; 0: only looks once.
 
- Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if
- none is outstanding; or -errno: EBADF; EBUSY (another thread is in a call with it).
+ Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if none
+ is outstanding (where late requests leave no room for another, when one of them has ended: then
+ pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
  Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
  5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.1.
  */
@@ -2071,12 +2072,12 @@ int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns) PF_CHECKED;
 /*
  Returns a descriptor for poll() and epoll: readable when requests may be reported. From then on
  a pf_complete() that returns 0 clears it; so call that until it does, then wait for at most 100
- ms (a controller that is gone raises no interrupt), and call it again. It stays readable while a
- request waits for its flush.
+ ms (a controller that is gone raises no interrupt), and call it again. The end of a flush makes it
+ readable, too.
 
  @queue: a queue with PF_QUEUE_INTERRUPT.
 
- Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EBADF; EBUSY.
+ Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EMFILE, ENFILE; EBADF; EBUSY.
  Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.1.
  */
 int pf_queue_fd(struct pf_queue_t *queue) PF_CHECKED;

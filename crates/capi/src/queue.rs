@@ -4,6 +4,7 @@
 //! the queue's protection says, and it is reported. What it names is the program's again with the
 //! report, and not before.
 
+mod descriptor;
 mod report;
 mod submit;
 pub(crate) mod transfer;
@@ -21,7 +22,7 @@ use pinfold_nvme::Registers;
 use pinfold_nvme::driver::{Namespace, Queue, QueueStats};
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::AsRawFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use transfer::{Attempt, Scattered};
@@ -89,8 +90,8 @@ pub struct pf_queue_t {
     outstanding: usize,
     /// Why the controller is not used any more.
     failed: Option<String>,
-    /// The program waits for the descriptor.
-    has_fd: bool,
+    /// That of pf_queue_fd().
+    descriptor: Option<OwnedFd>,
     /// Its own: threads with a queue each share no lock.
     lookup: Lookup,
     /// Dropped after the queue.
@@ -348,7 +349,7 @@ unsafe extern "C" fn complete(
             unsafe { completions.wrapping_add(at).write_unaligned(completion) };
         }
         queue.outstanding -= found;
-        if queue.has_fd && found == 0 {
+        if queue.descriptor.is_some() && found == 0 {
             queue.arm();
         }
         Ok(c_int::try_from(found).unwrap_or(c_int::MAX))
@@ -360,8 +361,9 @@ unsafe extern "C" fn complete(
 /// @queue: the queue.
 /// @ns: nanoseconds to wait at most; 0: only looks once.
 ///
-/// Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if
-/// none is outstanding; or -errno: EBADF; EBUSY (another thread is in a call with it).
+/// Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if none
+/// is outstanding (where late requests leave no room for another, when one of them has ended: then
+/// pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
 /// Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
 /// 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.1.
 #[unsafe(no_mangle)]
@@ -381,24 +383,18 @@ extern "C" fn wait(handle: *mut pf_queue_t, ns: u64, caller: Caller) -> c_int {
 
 /// Returns a descriptor for poll() and epoll: readable when requests may be reported. From then on
 /// a pf_complete() that returns 0 clears it; so call that until it does, then wait for at most 100
-/// ms (a controller that is gone raises no interrupt), and call it again. It stays readable while a
-/// request waits for its flush.
+/// ms (a controller that is gone raises no interrupt), and call it again. The end of a flush makes it
+/// readable, too.
 ///
 /// @queue: a queue with PF_QUEUE_INTERRUPT.
 ///
-/// Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EBADF; EBUSY.
+/// Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EMFILE, ENFILE; EBADF; EBUSY.
 /// Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_queue_fd(queue: *mut pf_queue_t) -> c_int {
     call(|| {
         let mut queue = QUEUES.get_mut(queue)?;
-        let Some(fd) = queue.queue.interrupt_fd().map(|fd| fd.as_raw_fd()) else {
-            return Err(fail!(
-                ENOTSUP,
-                "the queue has no interrupt: create it with PF_QUEUE_INTERRUPT"
-            ));
-        };
-        queue.has_fd = true;
+        let fd = queue.descriptor()?;
         queue.signal();
         Ok(fd)
     })
@@ -449,7 +445,7 @@ impl pf_queue_t {
             ready: VecDeque::with_capacity(capacity),
             outstanding: 0,
             failed: None,
-            has_fd: false,
+            descriptor: None,
             lookup: device.state.lookup(),
             lease,
         })

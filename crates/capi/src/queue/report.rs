@@ -1,7 +1,7 @@
 //! From the controller's completions to reports: the loop revokes each request's memory, and says
 //! when its flush has completed.
 
-use super::transfer::{self, Ended as Finished};
+use super::transfer::{self, Ended as Finished, Lost};
 use super::{PF_LATE, PF_LOST, Pending, pf_completion, pf_queue_t};
 use crate::errno::Errno;
 use crate::trace::{Site, hook, pf_event_kind};
@@ -52,9 +52,8 @@ impl pf_queue_t {
         match attempt.finish(completion) {
             Finished::Foreign(attempt) => *place = Some(Pending { token, attempt }),
             Finished::Lost(lost) => {
-                let status = if lost.is_some() { PF_LOST } else { 0 };
+                self.lose(token, -ETIMEDOUT, lost.as_ref().map(Lost::is_lent));
                 lost.into_iter().for_each(|lost| self.lease.device.keep_lost(lost));
-                self.lose(token, -ETIMEDOUT, status);
             }
             Finished::Completed(mapped, result) => {
                 if let Some(Some(report)) = self.reports.get_mut(token.slot()) {
@@ -72,10 +71,16 @@ impl pf_queue_t {
         }
     }
 
-    /// Reports a request that the controller may still have.
-    fn lose(&mut self, token: Token, result: i32, status: u32) {
+    /// Reports a request that the controller may still have, with the memory of one that has any: it
+    /// `is_lent` by the loop, or stays mapped. Where the loop has lent nothing, its slot is free with
+    /// the next poll.
+    fn lose(&mut self, token: Token, result: i32, is_lent: Option<bool>) {
         // It was at the controller until now.
-        let _ = self.requests.lost(token);
+        let _ = match is_lent {
+            Some(true) => self.requests.lost(token),
+            _ => self.requests.completed(token),
+        };
+        let status = if is_lent.is_some() { PF_LOST } else { 0 };
         if let Some(report) = self.reports.get_mut(token.slot()).and_then(Option::take) {
             self.ready.push_back(pf_completion { result, status, ..report });
         }
@@ -101,10 +106,10 @@ impl pf_queue_t {
     fn give_up(&mut self) {
         let mut in_flight = std::mem::take(&mut self.in_flight);
         for Pending { token, attempt } in in_flight.iter_mut().filter_map(Option::take) {
-            let status = if attempt.has_memory() { PF_LOST } else { 0 };
+            let is_lent = attempt.is_lent();
             // Its memory is quarantined for the life of the process.
             drop(attempt);
-            self.lose(token, -ENODEV, status);
+            self.lose(token, -ENODEV, is_lent);
         }
         self.in_flight = in_flight;
     }
@@ -114,7 +119,7 @@ impl pf_queue_t {
         let (since, mut polls) = (Instant::now(), 0u32);
         loop {
             self.step(site);
-            if !self.ready.is_empty() || self.outstanding == 0 {
+            if !self.ready.is_empty() || (self.outstanding == 0 && !self.is_blocked()) {
                 return self.ready.len();
             }
             let Some(left) = limit.checked_sub(since.elapsed()).filter(|left| !left.is_zero())
@@ -126,11 +131,19 @@ impl pf_queue_t {
         }
     }
 
+    /// Whether late requests have all slots, so that nothing can be submitted before one has ended.
+    fn is_blocked(&self) -> bool {
+        self.requests.late() == self.requests.slots()
+    }
+
     /// Pauses between two polls of a wait; `polls` counts from 1. No interrupt reports the end of a
     /// flush.
     fn pause(&mut self, polls: u32, limit: Duration) {
         let flushing = self.requests.held() > 0;
-        if self.queue.has_interrupt() && !flushing && polls > YIELDS_BEFORE_SLEEP {
+        if self.outstanding == 0 {
+            self.requests.wait(limit, &mut self.ended);
+            self.collect();
+        } else if self.queue.has_interrupt() && !flushing && polls > YIELDS_BEFORE_SLEEP {
             self.queue.sleep(limit);
         } else if flushing && polls > SPINS && self.queue.in_flight() == 0 {
             self.requests.wait(limit, &mut self.ended);
@@ -144,11 +157,12 @@ impl pf_queue_t {
         }
     }
 
-    /// Has the descriptor become readable with the next completion.
+    /// Has the descriptor become readable with the next completion, or the end of a flush.
     pub(super) fn arm(&mut self) {
         let wait = self.queue.arm_interrupt();
-        // No interrupt reports the end of a flush, which takes microseconds.
-        if self.outstanding > 0 && (wait.is_zero() || self.requests.held() > 0) {
+        // The timer exists since the descriptor does.
+        let _ = self.requests.arm();
+        if self.outstanding > 0 && wait.is_zero() {
             self.signal();
         }
     }

@@ -201,6 +201,11 @@ pub(crate) enum Lost {
 }
 
 impl Lost {
+    /// Whether the loop has lent the memory, which is mapped for the request.
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self, Self::Mapped(_))
+    }
+
     /// Frees the memory if the controller has been disabled since. What cannot be recovered stays
     /// counted as used, as does what it is part of.
     pub(crate) fn end(self) {
@@ -221,9 +226,13 @@ impl Attempt {
         }
     }
 
-    /// Whether the controller has memory of it.
-    pub(crate) fn has_memory(&self) -> bool {
-        !matches!(self, Self::Bare(_))
+    /// Whether the loop has lent the memory of it; `None` if it has none.
+    pub(crate) fn is_lent(&self) -> Option<bool> {
+        match self {
+            Self::Mapped(_) => Some(true),
+            Self::Fixed(_) => Some(false),
+            Self::Bare(_) => None,
+        }
     }
 
     /// Applies `completion`.

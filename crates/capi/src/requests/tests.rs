@@ -110,7 +110,7 @@ fn failing() -> SoftConfig {
 
 /// A unit whose flushes take longer than the loop's limit, and complete.
 fn slow() -> SoftConfig {
-    let cost = Duration::from_millis(300);
+    let cost = Duration::from_secs(1);
     SoftConfig { flush_cost: cost, ..SoftConfig::default() }
 }
 
