@@ -120,6 +120,8 @@ where
             count(&self.counts.quarantined_bytes, quarantined);
             error
         })?;
+        let Counts { allocations, maps, .. } = &self.counts;
+        count(if copy_of.is_some() { maps } else { allocations }, 1);
         let (iova, at) = (mapped.iova().raw(), mapped.memory().as_ptr());
         let lent = Lent { mapped, size: layout.size(), copy_of };
         self.lent.lock().insert(iova, lent);
