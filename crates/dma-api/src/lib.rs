@@ -60,7 +60,8 @@
 //!
 //! `dma-api` gives a driver slices of memory that its device may write at any time, and a
 //! `StreamingMap` does not borrow its buffer. Whether the driver keeps away from the memory
-//! meanwhile, and the buffer alive, nothing here can check.
+//! meanwhile, and the buffer alive, nothing here can check. `docs/dma-api.md` in the repository has
+//! what was found in drivers.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]
 
