@@ -2,8 +2,8 @@
 //!
 //! Pinned memory from Linux ([`memory`]), or memory that the program has ([`OwnedMemory`]), and what
 //! its pages are ([`folios`]); the I/O address spaces of devices ([`domain`]) behind VFIO ([`vfio`]) or a
-//! software IOMMU; files through io_uring ([`uring`]); `AF_XDP` sockets ([`xdp`]); and what the
-//! machine offers ([`probe`]). Pools, frames and gather lists are in [`pinfold_core`], re-exported
+//! software IOMMU; files through io_uring ([`uring`]); and what the machine offers ([`probe`]). Pools,
+//! frames and gather lists are in [`pinfold_core`], re-exported
 //! as [`core`], so that one dependency is enough.
 //!
 //! ```
@@ -103,7 +103,6 @@ pub mod requests;
 mod sys;
 pub mod uring;
 pub mod vfio;
-pub mod xdp;
 
 #[cfg(feature = "soft")]
 pub use backend::soft;

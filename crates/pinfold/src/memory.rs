@@ -47,6 +47,7 @@ pub mod bounce;
 mod buffer;
 mod claim;
 mod obtain;
+mod offsets;
 mod owned;
 mod source;
 
@@ -55,6 +56,7 @@ pub use bounce::{BounceError, BounceLocal, BouncePool, Bounced};
 pub use buffer::Buffer;
 pub use claim::{Claim, ClaimedFor, InUse};
 pub(crate) use obtain::try_one_page;
+pub use offsets::Offsets;
 pub use owned::{CutError, OwnedMemory, OwnedMemoryError, OwnedPiece, OwnedPieces, Reclaim};
 pub use source::{
     NotLocked, Residency, Source, SourceUnavailable, UnavailableReason, UnknownSource,

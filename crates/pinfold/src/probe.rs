@@ -28,9 +28,9 @@ pub use crate::sys::kernel::{RingRefusal, RingRefusalCause};
 pub use crate::sys::limits::{
     FileLimit, MapLimit, MapSetting, MemlockRefusal, OpenFiles, SystemMemory,
 };
-pub use crate::sys::process::{Privileges, placed, share_one_heap};
+pub use crate::sys::process::{Privileges, placed, share_one_heap, shell_word};
 pub use crate::sys::threads::ThreadLimit;
 pub use crate::sys::{control_group, hugepages, threads};
 pub use devices::{Access, Bound, Device, IommuGroup, Node, Unreadable, Vfio};
-pub use facts::{Answer, Facts, IoUring, Live, NumaNode, Refused};
-pub use findings::{Finding, State};
+pub use facts::{Answer, Facts, IoUring, Live, NumaNode};
+pub use findings::{Finding, State, bytes};

@@ -1,9 +1,8 @@
 //! System calls, each in a small function with the proof of its unsafe block and the first kernel
 //! that has it, and parsers for `/proc` and `/sys`. Uses nothing above it.
 //!
-//! rustix where it has the call, libc where it does not (`mbind`, `bpf`).
+//! rustix where it has the call, libc where it does not (`mbind`).
 
-pub(crate) mod bpf;
 pub mod control_group;
 mod errno;
 pub(crate) mod files;
@@ -12,8 +11,6 @@ pub(crate) mod image_lock;
 pub(crate) mod iommufd;
 pub(crate) mod kernel;
 pub(crate) mod limits;
-pub(crate) mod netdev;
-pub(crate) mod netlink;
 pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod region;
@@ -23,7 +20,6 @@ pub mod threads;
 pub(crate) mod trial;
 pub(crate) mod uring;
 pub(crate) mod vfio;
-pub(crate) mod xdp;
 
 pub use errno::Errno;
 pub(crate) use errno::bytes;

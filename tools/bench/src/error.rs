@@ -105,7 +105,7 @@ pub(crate) enum BenchError {
     Processor(#[source] std::io::Error),
     /// A call for the network failed.
     #[error(transparent)]
-    Network(#[from] pinfold::xdp::CallError),
+    Network(#[from] pinfold_xdp::system::CallError),
     /// A socket could not be opened.
     #[error(transparent)]
     OpenSocket(#[from] pinfold_xdp::OpenError),

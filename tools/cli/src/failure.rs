@@ -163,7 +163,7 @@ pub(crate) enum Failure {
         /// The interface.
         interface: String,
         /// Why it is not known.
-        error: pinfold::xdp::RouteError,
+        error: pinfold_xdp::system::RouteError,
     },
     /// A thread could not be started.
     #[error("a thread could not be started: {0}")]

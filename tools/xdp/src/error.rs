@@ -9,9 +9,9 @@
 //! ```
 
 use crate::packet::Packet;
+use crate::system::{Attached, CallError, Interface, LinkType, Program};
 use pinfold::memory::arena::BuildError;
 use pinfold::page_pool::CreateError;
-use pinfold::xdp::{Attached, CallError, Interface, LinkType, Program};
 use pinfold::{Errno, MemlockLimit};
 use std::time::{Duration, Instant};
 
@@ -110,7 +110,7 @@ pub enum OpenError {
     #[error(
         "{bytes} bytes for packets cannot be locked ({limit}): {}{}",
         .limit.raise_command_for_user(*.bytes),
-        if pinfold::xdp::privileges().initial_user_namespace { ", or give the process CAP_IPC_LOCK" } else { "" }
+        if crate::system::Privileges::here().initial_user_namespace { ", or give the process CAP_IPC_LOCK" } else { "" }
     )]
     Memlock {
         /// The size of the memory in bytes.
@@ -191,7 +191,7 @@ fn larger_chunk(chunk: u32, mtu: u32, interface: &str, is_loopback: bool) -> Str
 
 /// Returns what this process lacks, with the command that grants it if one can.
 fn permit(program: &str) -> String {
-    match pinfold::xdp::privileges().af_xdp_advice(program.as_ref()) {
+    match crate::system::Privileges::here().advice(program.as_ref()) {
         (why, Some(fix)) => format!("{why}: run it as root, or once: {fix}"),
         (why, None) => why,
     }
@@ -295,9 +295,9 @@ pub(crate) fn of_memory(interface: &Interface, bytes: u64, error: CallError) -> 
     match error.errno.raw() {
         // What AF_XDP answers to the limit alone. More locked memory would not help what the next
         // call refuses.
-        ENOBUFS if !pinfold::xdp::privileges().allow_af_xdp() => not_permitted(error.call),
-        ENOBUFS if pinfold::xdp::memlock_limit().left().is_some() => {
-            OpenError::Memlock { bytes, limit: pinfold::xdp::memlock_limit() }
+        ENOBUFS if !crate::system::Privileges::here().suffice() => not_permitted(error.call),
+        ENOBUFS if pinfold::MemlockLimit::here().left().is_some() => {
+            OpenError::Memlock { bytes, limit: pinfold::MemlockLimit::here() }
         }
         _ => general(interface, error),
     }
@@ -328,7 +328,7 @@ fn general(interface: &Interface, error: CallError) -> OpenError {
 fn not_permitted(call: &'static str) -> OpenError {
     OpenError::Privileges {
         call,
-        missing: pinfold::xdp::missing_capabilities(),
+        missing: crate::system::Privileges::here().missing,
         program: std::env::current_exe()
             .map_or_else(|_| "PROGRAM".to_owned(), |path| path.display().to_string()),
     }

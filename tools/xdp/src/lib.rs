@@ -31,29 +31,33 @@
 //! | [`error`] | why a queue could not be opened, and the command that helps |
 //! | [`mirror`] | the reply to a packet, with correct checksums |
 //! | [`packet`] | a packet and its page |
+//! | [`probe`] | whether this machine and process can do it, and the command that lets them |
 //! | [`protocol`] | what a packet is |
 //! | [`redirect`] | the program on the interface |
 //! | [`socket`] | one queue: receive, transmit, recycle, wait |
 //! | [`stats`] | what was received, what the kernel dropped, who holds pages |
+//! | [`system`] | what the kernel offers: interfaces, programs, sockets, and the calls |
 //!
 //! There is no `unsafe` above the rings, which own every chunk that the kernel may write to or
-//! read.
+//! read, and [`system`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
 pub mod error;
 pub mod mirror;
 pub mod packet;
+pub mod probe;
 pub mod protocol;
 pub mod redirect;
 mod rings;
 pub mod socket;
 pub mod stats;
+pub mod system;
 
 pub use error::{OpenError, SocketError, TransmitError};
 pub use packet::{Packet, PacketPage};
-pub use pinfold::xdp::{Attached, Interface, LinkType, RingSizes, VlanTags};
 pub use protocol::Protocol;
 pub use redirect::Redirect;
 pub use socket::{ChunkSize, Copying, Options, Socket};
 pub use stats::SocketReport;
+pub use system::{Attached, Interface, LinkType, RingSizes, VlanTags};

@@ -11,9 +11,9 @@
 
 use crate::packet::Packet;
 use crate::protocol;
+use crate::system::LinkType;
 use etherparse::checksum::Sum16BitWords;
 use etherparse::{IpNumber, LaxNetSlice, LenSource};
-use pinfold::xdp::LinkType;
 
 /// The largest packet: a chunk.
 const LARGEST: usize = 4096;

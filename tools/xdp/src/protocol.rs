@@ -7,8 +7,8 @@
 //! assert_eq!(Protocol::of(&arp, LinkType::Ethernet), Protocol::Arp);
 //! ```
 
+use crate::system::LinkType;
 use etherparse::{IpNumber, LaxNetSlice, LaxSlicedPacket};
-use pinfold::xdp::LinkType;
 use std::fmt;
 
 /// How many bytes [`Protocol::of`] looks at: Ethernet with two VLAN tags, IPv6 with extensions,

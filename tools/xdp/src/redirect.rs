@@ -10,7 +10,7 @@
 //! ```
 
 use crate::error::{self, OpenError};
-use pinfold::xdp::{Attached, CallError, Interface, Program, RawSocket};
+use crate::system::{Attached, CallError, Interface, Program, RawSocket};
 use std::sync::Arc;
 
 /// Queues that a program serves if the driver does not say how many there are.

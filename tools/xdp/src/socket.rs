@@ -24,7 +24,7 @@ mod queue;
 
 pub use queue::{Closed, Socket};
 
-use pinfold::xdp::RingSizes;
+use crate::system::RingSizes;
 use std::time::Duration;
 
 // The options of a socket.

@@ -9,8 +9,8 @@
 //! # Ok(()) }
 //! ```
 
+use crate::system::SocketStats;
 use pinfold::page_pool::{Counts, Holder, PagePoolStats};
-use pinfold::xdp::SocketStats;
 use std::fmt;
 
 /// The counts of a socket itself.

@@ -142,15 +142,6 @@ impl From<Result<(), Errno>> for Answer {
     }
 }
 
-/// A call that the kernel refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Refused {
-    /// The call.
-    pub call: &'static str,
-    /// Its error.
-    pub errno: Errno,
-}
-
 /// The support of this kernel for io_uring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IoUring {
@@ -176,9 +167,6 @@ pub struct Live {
     pub transparent: Result<(), SourceUnavailable>,
     /// io_uring, or why a ring cannot be created.
     pub io_uring: Result<IoUring, RingRefusal>,
-    /// Whether the calls that reception through AF_XDP makes (Linux 4.18) succeed, up to those that
-    /// need an interface.
-    pub af_xdp: Result<(), Refused>,
     /// Whether `/proc/self/pagemap` shows a page's frame number (needs `CAP_SYS_ADMIN` since Linux
     /// 4.2).
     pub pagemap: Answer,
@@ -209,7 +197,6 @@ impl Live {
                 // Linux 5.1 has rings; the transfers of files need 5.6.
                 RingRefusal::of(Errno::from(&error), (5, 6), 2, 0)
             }),
-            af_xdp: kernel::af_xdp().map_err(|(call, errno)| Refused { call, errno }),
             pagemap: kernel::pagemap().into(),
             privileges: Privileges::here(),
             open_files: OpenFiles::here(),

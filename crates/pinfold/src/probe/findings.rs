@@ -4,13 +4,12 @@ mod devices;
 mod memory;
 
 use super::facts::Facts;
-use crate::probe::facts::{Answer, Refused};
+use crate::probe::facts::Answer;
 use crate::sys::kernel::RingRefusalCause;
 use crate::sys::release::parse_release;
 use crate::sys::{Errno, process};
-use memory::{ENOUGH_FILES, SUGGESTED};
+use memory::SUGGESTED;
 use std::fmt;
-use std::path::Path;
 
 impl Facts {
     /// Returns one finding per facility, in the order in which memory reaches a device.
@@ -25,7 +24,7 @@ impl Facts {
     /// Leaves a command as the remedy only where it can work: not in a user namespace, whose root
     /// may not change the machine, and not on a file system that is read-only here. Then the detail
     /// says where.
-    fn where_it_works(&self, finding: Finding) -> Finding {
+    pub fn where_it_works(&self, finding: Finding) -> Finding {
         let Some(remedy) = &finding.remedy else { return finding };
         let initial = self.live.privileges.initial_user_namespace;
         let Some(place) = process::place_of(remedy, initial, &self.live.read_only) else {
@@ -113,12 +112,17 @@ impl fmt::Display for Finding {
 }
 
 pub(super) fn finding(what: impl Into<String>, state: State, detail: impl Into<String>) -> Finding {
-    Finding { what: what.into(), state, detail: detail.into(), remedy: None }
+    Finding::new(what, state, detail)
 }
 
 impl Finding {
+    /// Creates one without a command.
+    pub fn new(what: impl Into<String>, state: State, detail: impl Into<String>) -> Self {
+        Self { what: what.into(), state, detail: detail.into(), remedy: None }
+    }
+
     /// Adds the command, or else the words that say what to do instead.
-    pub(super) fn fixed_if(self, command: Result<String, String>) -> Self {
+    pub fn fixed_if(self, command: Result<String, String>) -> Self {
         match command {
             Ok(command) => self.fixed_by(command),
             Err(words) => Self { detail: format!("{}: {words}", self.detail), ..self },
@@ -137,7 +141,7 @@ pub(super) fn denied(errno: Errno) -> bool {
 }
 
 /// Formats a number of bytes: `512 B`, `8 MiB`, `23.5 GiB`.
-pub(super) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     let mut best = format!("{bytes} B");
     for (power, unit) in (1u32..).zip(units) {
@@ -154,13 +158,10 @@ pub(super) fn bytes(bytes: u64) -> String {
     best
 }
 
-// Facilities found by trying them: io_uring, AF_XDP, pagemap.
-
-/// The memory for packets of `pinfold receive`, for each queue, by default.
-const PACKETS: u64 = 32 << 20;
+// Facilities found by trying them: io_uring, pagemap.
 
 fn findings(facts: &Facts) -> Vec<Finding> {
-    vec![privileges(facts), io_uring(facts), af_xdp(facts), pagemap(facts.live.pagemap)]
+    vec![privileges(facts), io_uring(facts), pagemap(facts.live.pagemap)]
 }
 
 fn privileges(facts: &Facts) -> Finding {
@@ -212,70 +213,6 @@ fn io_uring(facts: &Facts) -> Finding {
     let detail =
         if lacks.is_empty() { words(true) } else { format!("{}; without {lacks}", words(true)) };
     finding(what, if good { State::Good } else { State::Limited }, detail)
-}
-
-fn af_xdp(facts: &Facts) -> Finding {
-    let what = "AF_XDP";
-    let privileges = &facts.live.privileges;
-    match facts.live.af_xdp {
-        Ok(()) => match facts.memlock.left().filter(|left| *left < PACKETS) {
-            Some(left) => {
-                let (left, needed) = (bytes(left), bytes(PACKETS));
-                let detail = format!(
-                    "works with {left} of locked memory, less what the user's other processes have; `pinfold receive` needs \
-                     {needed} a queue by default"
-                );
-                finding(what, State::Limited, detail)
-                    .fixed_if(facts.memlock.raise_for_user(SUGGESTED))
-            }
-            None => {
-                finding(what, State::Good, "a socket, its memory and its program can be created")
-            }
-        },
-        // More locked memory would not help what the next call refuses.
-        Err(Refused { call, errno })
-            if denied(errno) || is_full(errno) && !privileges.allow_af_xdp() =>
-        {
-            let program = std::env::current_exe().unwrap_or_else(|_| "PROGRAM".into());
-            let (why, fix) = privileges.af_xdp_advice(&program);
-            Finding {
-                remedy: fix,
-                ..finding(what, State::Limited, format!("{call}: {errno}: {why}"))
-            }
-        }
-        Err(Refused { call, errno }) if errno.raw() == libc::ENOMEM => {
-            let why = "the kernel has no memory for it; free memory of the machine, or of the control group";
-            finding(what, State::Limited, format!("{call}: {errno}: {why}"))
-        }
-        Err(Refused { call, errno }) if is_full(errno) => match facts.memlock.binding() {
-            Some(limit) => {
-                let limit = bytes(limit);
-                let detail = format!(
-                    "{call}: {errno}: 1 MiB more exceeds RLIMIT_MEMLOCK, which is {limit} for all processes of this user together"
-                );
-                finding(what, State::Limited, detail)
-                    .fixed_if(facts.memlock.raise_for_user(SUGGESTED))
-            }
-            None => {
-                finding(what, State::Limited, format!("{call}: {errno}: 1 MiB cannot be locked"))
-            }
-        },
-        Err(Refused { call, errno }) if errno.raw() == libc::EAFNOSUPPORT => {
-            let why = process::no_af_xdp(Path::new("/proc"));
-            finding(what, State::Missing, format!("{call}: {errno}: {why}"))
-        }
-        Err(Refused { call, errno }) if process::is_out_of_files(errno) => {
-            let needed = facts.live.open_files.open.unwrap_or(0).saturating_add(ENOUGH_FILES);
-            let detail = format!("{call}: {errno}: too few files may be open");
-            finding(what, State::Limited, detail).fixed_if(facts.live.open_files.raise(needed))
-        }
-        Err(Refused { call, errno }) => finding(what, State::Missing, format!("{call}: {errno}")),
-    }
-}
-
-/// Returns whether the limit of locked memory refused it: what AF_XDP answers to that alone.
-fn is_full(errno: Errno) -> bool {
-    errno.raw() == libc::ENOBUFS
 }
 
 fn pagemap(answer: Answer) -> Finding {

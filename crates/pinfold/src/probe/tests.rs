@@ -9,14 +9,7 @@ use proptest::prelude::*;
 use std::path::Path;
 
 fn root() -> Privileges {
-    Privileges {
-        user: 0,
-        initial_user_namespace: true,
-        missing: Vec::new(),
-        out_of_reach: Vec::new(),
-        no_new_privileges: false,
-        seccomp: false,
-    }
+    Privileges { user: 0, initial_user_namespace: true, seccomp: false }
 }
 
 /// Returns a source that the kernel refuses for this reason.
@@ -38,7 +31,6 @@ fn locked_down() -> Live {
             errno: Errno::new(libc::EPERM),
             cause: RingRefusalCause::Sysctl(2),
         }),
-        af_xdp: Err(Refused { call: "socket (AF_XDP)", errno: Errno::new(libc::EAFNOSUPPORT) }),
         pagemap: Answer::No(Errno::new(libc::EPERM)),
         privileges: root(),
         open_files: OpenFiles { soft: Some(1024), hard: Some(4096), open: Some(3) },
@@ -60,7 +52,6 @@ fn open() -> Live {
             sparse_buffers: Answer::Yes,
             clone_buffers: Answer::No(Errno::new(libc::EINVAL)),
         }),
-        af_xdp: Ok(()),
         pagemap: Answer::Yes,
         ..locked_down()
     }
@@ -133,15 +124,9 @@ fn find<'f>(findings: &'f [Finding], what: &str) -> &'f Finding {
 fn a_machine_with_nothing_lacks_everything_and_names_the_fixes() {
     let (_top, roots) = machine(&[]);
     let findings = Facts::gather(&roots, SMALL, locked_down()).findings();
-    for what in [
-        "hugepages 2 MiB",
-        "transparent hugepages",
-        "IOMMU groups",
-        "VFIO",
-        "iommufd",
-        "io_uring",
-        "AF_XDP",
-    ] {
+    for what in
+        ["hugepages 2 MiB", "transparent hugepages", "IOMMU groups", "VFIO", "iommufd", "io_uring"]
+    {
         assert_eq!(find(&findings, what).state, State::Missing, "{what}");
     }
     assert_eq!(find(&findings, "VFIO").remedy.as_deref(), Some("sudo modprobe vfio-pci"));
@@ -244,23 +229,12 @@ fn each_disabled_facility_names_its_switch() {
         ("dev", "vfio/vfio", b""),
         ("dev", "vfio/noiommu-0", b""),
     ]);
-    let lacks = Privileges { user: 1000, missing: vec!["cap_bpf"], ..root() };
-    let denied = Live {
-        af_xdp: Err(Refused { call: "bpf (the socket map)", errno: Errno::new(libc::EPERM) }),
-        privileges: lacks,
-        ..locked_down()
-    };
-    let findings = Facts::gather(&roots, SMALL, denied).findings();
+    let findings = Facts::gather(&roots, SMALL, locked_down()).findings();
     let remedy = |what: &str| find(&findings, what).remedy.clone().unwrap_or_default();
     assert_eq!(remedy("io_uring"), "sudo sysctl kernel.io_uring_disabled=0");
     assert_eq!(remedy("hugepages 2 MiB"), "sudo sysctl vm.nr_hugepages=512");
     assert!(remedy("transparent hugepages").contains("echo madvise"));
     assert!(remedy("IOMMU groups").contains("intel_iommu=on"));
-    assert!(
-        remedy("AF_XDP")
-            .starts_with("sudo setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /")
-    );
-    assert!(find(&findings, "AF_XDP").detail.ends_with("AF_XDP needs cap_bpf"));
     assert_eq!(remedy("iommufd"), "", "no command fixes a kernel that is too old");
     assert_eq!(find(&findings, "kernel").state, State::Limited);
     assert!(find(&findings, "VFIO").detail.contains("unprotected"));
@@ -471,28 +445,6 @@ fn a_device_that_is_bound_without_its_node_is_not_good() {
 }
 
 #[test]
-fn af_xdp_refused_by_a_limit_is_raised_only_where_that_suffices() {
-    let refused = |errno, privileges| Live {
-        af_xdp: Err(Refused { call: "bpf (the socket map)", errno: Errno::new(errno) }),
-        privileges,
-        ..open()
-    };
-    let lacks = || Privileges { user: 1000, missing: vec!["cap_bpf"], ..root() };
-    let rootless = || Privileges { initial_user_namespace: false, ..root() };
-    let find_xdp = |live| find(&findings_with(|_| {}, live), "AF_XDP").clone();
-    let found = find_xdp(refused(libc::ENOBUFS, root()));
-    assert!(found.detail.contains("RLIMIT_MEMLOCK"), "{found}");
-    let found = find_xdp(refused(libc::ENOBUFS, lacks()));
-    assert!(found.detail.contains("needs cap_bpf") && !found.detail.contains("MEMLOCK"), "{found}");
-    let found = find_xdp(refused(libc::ENOBUFS, rootless()));
-    assert!(found.detail.contains("user namespace") && found.remedy.is_none(), "{found}");
-    let found = find_xdp(refused(libc::ENOMEM, root()));
-    assert!(found.detail.contains("no memory") && !found.detail.contains("MEMLOCK"), "{found}");
-    let found = find_xdp(refused(libc::EMFILE, root()));
-    assert_eq!(found.remedy.as_deref(), Some("ulimit -n 259"), "{found}");
-}
-
-#[test]
 fn this_machine_has_a_finding_for_each_facility() {
     let facts = Facts::here();
     let findings = facts.findings();
@@ -511,7 +463,6 @@ fn this_machine_has_a_finding_for_each_facility() {
         "iommufd",
         "privileges",
         "io_uring",
-        "AF_XDP",
         "pagemap",
     ] {
         let finding = find(&findings, what);

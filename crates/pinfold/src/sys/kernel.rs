@@ -3,15 +3,12 @@
 use super::errno::Errno;
 use super::limits::{MapLimit, MemlockLimit, MemlockRefusal};
 use super::process::has_seccomp_filter;
-use super::region::Region;
 use super::release::{parse_release, release};
 use super::ring_memory::{Shortage, ring_bytes};
-use super::xdp::{self, RingKind};
-use super::{bpf, files, process};
+use super::{files, process};
 use rustix::thread::CapabilitySet;
 use std::fmt;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::AsFd;
 use std::path::Path;
 
 /// Whether a module can be loaded.
@@ -284,23 +281,6 @@ impl fmt::Display for RingRefusal {
 }
 
 // System calls that are made only to find out whether they work.
-
-/// Makes the calls that reception makes, up to the ones that need an interface, and undoes them: a
-/// socket, 1 MiB of memory, its rings, the map, the program. Returns the first one that is refused.
-/// Since Linux 4.18.
-pub(crate) fn af_xdp() -> Result<(), (&'static str, Errno)> {
-    const BYTES: usize = 1 << 20;
-    let memory = Region::anonymous(BYTES, 4096).map_err(|errno| ("mmap", errno))?;
-    let socket = xdp::socket().map_err(|errno| ("socket (AF_XDP)", errno))?;
-    xdp::register_umem(socket.as_fd(), memory.memory(), 4096)
-        .map_err(|errno| ("setsockopt (XDP_UMEM_REG)", errno))?;
-    for kind in [RingKind::Fill, RingKind::Completion, RingKind::Receive, RingKind::Transmit] {
-        xdp::make_ring(socket.as_fd(), kind, 64).map_err(|errno| ("setsockopt (a ring)", errno))?;
-    }
-    let map = bpf::create_socket_map(1).map_err(|errno| ("bpf (the socket map)", errno))?;
-    bpf::load_redirect(map.as_fd()).map_err(|errno| ("bpf (the program)", errno))?;
-    Ok(())
-}
 
 /// Reads the frame of a page that is certainly present from `/proc/self/pagemap`; `EPERM` if it is
 /// hidden. Since Linux 2.6.25; the frame number reads as 0 without `CAP_SYS_ADMIN` since 4.2.

@@ -23,7 +23,7 @@ pub struct MemlockLimit {
 
 impl MemlockLimit {
     /// Reads the limit of this process (`getrlimit`, `capget`).
-    pub(crate) fn here() -> Self {
+    pub fn here() -> Self {
         let limit = rustix::process::getrlimit(Resource::Memlock);
         Self {
             soft: limit.current,
@@ -42,7 +42,7 @@ impl MemlockLimit {
     }
 
     /// Returns the soft limit, if it binds this process.
-    pub(crate) fn binding(&self) -> Option<u64> {
+    pub fn binding(&self) -> Option<u64> {
         self.soft.filter(|_| !self.lifted)
     }
 
@@ -63,7 +63,7 @@ impl MemlockLimit {
     }
 
     /// As [`raise_command_for_user`](Self::raise_command_for_user): a command, or words.
-    pub(crate) fn raise_for_user(&self, more: u64) -> Result<String, String> {
+    pub fn raise_for_user(&self, more: u64) -> Result<String, String> {
         raise(("l", 1024, "memlock"), self.soft.unwrap_or(0).saturating_add(more), self.hard)
     }
 
@@ -166,7 +166,7 @@ pub struct OpenFiles {
 
 impl OpenFiles {
     /// Reads those of this process.
-    pub(crate) fn here() -> Self {
+    pub fn here() -> Self {
         let limit = rustix::process::getrlimit(Resource::Nofile);
         // The listing itself has one open.
         let open = std::fs::read_dir("/proc/self/fd")
@@ -182,7 +182,7 @@ impl OpenFiles {
 
     /// Returns the shell command that raises the limit to `files`, to be run before the program, or
     /// what to do in words.
-    pub(crate) fn raise(&self, files: u64) -> Result<String, String> {
+    pub fn raise(&self, files: u64) -> Result<String, String> {
         raise(("n", 1, "nofile"), files, self.hard)
     }
 }

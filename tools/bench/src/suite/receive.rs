@@ -1,7 +1,7 @@
 //! The suite `receive`: a real socket, and where the pages of its fill ring come from.
 //!
 //! Two connected virtual interfaces in a network namespace of their own. The kernel sends copies of
-//! one packet through one end ([`Generator`](pinfold::xdp::Generator)); at the other end the
+//! one packet through one end ([`Generator`](pinfold_xdp::system::Generator)); at the other end the
 //! driver's XDP program passes them to an `AF_XDP` socket, whose thread polls the driver itself. So
 //! all of reception (the driver, the program, the copy into the page, the program's own part) is
 //! time of the receiving thread, as on one processor of a server. Polls that find nothing do not
@@ -22,8 +22,8 @@ use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Harness, Samples, Subject};
 use crate::record::Record;
 use measure::{Load, PAGES, Receiver, measure_at_once, measure_turns};
-use pinfold::xdp::Interface;
 use pinfold_core::frame::Zone;
+use pinfold_xdp::system::Interface;
 use plain::{Array, Plain, Single, Static};
 use product::Product;
 use wire::Wire;

@@ -45,7 +45,11 @@ impl From<Finding> for FindingReport {
 
 /// Examines the machine and prints the findings.
 pub(crate) fn doctor(args: DoctorArgs) -> Result<(), Failure> {
-    let findings: Vec<Finding> = Facts::here().findings();
+    let facts = Facts::here();
+    let mut findings: Vec<Finding> = facts.findings();
+    // Beside the other interface of the kernel that takes registered memory.
+    let at = findings.iter().position(|finding| finding.what == "io_uring").map_or(0, |at| at + 1);
+    findings.insert(at, pinfold_xdp::probe::finding(&facts));
     if args.json {
         let report =
             DoctorReport { findings: findings.into_iter().map(FindingReport::from).collect() };

@@ -16,8 +16,8 @@ use crate::signal::Interrupt;
 use crate::targets::target::Target;
 use crate::units::{ByteSize, counted};
 use pinfold::probe::threads;
-use pinfold::xdp::default_route_over;
 use pinfold_xdp::socket::BusyPoll;
+use pinfold_xdp::system::default_route_over;
 use pinfold_xdp::{
     Attached, ChunkSize, Interface, OpenError, Options, PacketPage, Redirect, RingSizes, Socket,
     redirect,

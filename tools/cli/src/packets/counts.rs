@@ -1,7 +1,7 @@
 //! The counts of packets.
 
-use pinfold::xdp::SocketStats;
 use pinfold_xdp::protocol::HEADER_BYTES;
+use pinfold_xdp::system::SocketStats;
 use pinfold_xdp::{LinkType, Packet, Protocol};
 use serde::Serialize;
 

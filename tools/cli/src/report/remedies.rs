@@ -23,7 +23,7 @@ pub(super) fn commands(stack: &Stack, to_rings: u64) -> Vec<String> {
         Residency::NotLocked(NotLocked::Limit { requested, limit, .. }) => Some((requested, limit)),
         _ => None,
     });
-    fixes.extend(memlock(not_locked, to_rings, pinfold::xdp::memlock_limit));
+    fixes.extend(memlock(not_locked, to_rings, pinfold::MemlockLimit::here));
     fixes.iter().map(|fix| pinfold::probe::placed(fix)).collect()
 }
 

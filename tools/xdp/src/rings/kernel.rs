@@ -13,8 +13,8 @@
 
 use super::packet::Packet;
 use super::ring::{Consumer, Piece, Producer};
+use crate::system::{CallError, RawSocket, RingMemories, RingMemory, RingSizes, Umem};
 use pinfold::DmaMemory;
-use pinfold::xdp::{CallError, RawSocket, RingMemories, RingMemory, RingSizes, Umem};
 use pinfold_core::dma_pool::ChunkSource;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};

@@ -4,9 +4,9 @@
 //! entries, a power of two. The owner of a side keeps its own index, and the last index that it has
 //! seen of the other side, so that the other's cache line is read once for many entries.
 
+use crate::system::RingMemory;
 use pinfold::DmaMemory;
 use pinfold::page_pool::{Fragment, Page, PagePool};
-use pinfold::xdp::RingMemory;
 use std::sync::atomic::Ordering;
 
 /// The memory of a ring. The real one is [`RingMemory`]; models have another.

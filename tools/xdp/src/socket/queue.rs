@@ -6,10 +6,10 @@ use crate::packet::Packet;
 use crate::redirect::Redirect;
 use crate::rings::{Chunk, DRAIN, Rings};
 use crate::stats::{SocketReport, Traffic};
+use crate::system::{Interface, LinkType, RingSizes, Umem};
 use pinfold::page_pool::{
     AllocError, Config, Destroyed, Fragment, Holder, Page, PagePool, Tag, TooManyTags,
 };
-use pinfold::xdp::{Interface, LinkType, RingSizes, Umem};
 use pinfold::{Arena, ArenaMemory};
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Streams of packets in both directions.
 
 use crate::common::{Wire, number_of, receive_until, run};
-use pinfold::xdp::Generator;
 use pinfold_xdp::error::TransmitRefused;
 use pinfold_xdp::socket::BusyPoll;
+use pinfold_xdp::system::Generator;
 use pinfold_xdp::{
     ChunkSize, LinkType, Options, Redirect, RingSizes, Socket, SocketReport, mirror, redirect,
 };

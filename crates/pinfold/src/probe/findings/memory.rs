@@ -11,7 +11,7 @@ use pinfold_core::addr::PageSize;
 /// Many times what `pinfold copy` needs by default, to use and to lock.
 const ENOUGH: u64 = 256 << 20;
 /// A server of many clients, or as many queues.
-pub(super) const ENOUGH_FILES: u64 = 256;
+const ENOUGH_FILES: u64 = 256;
 /// A server or a reception with a thread for each queue.
 const ENOUGH_THREADS: u64 = 64;
 /// How much the suggested commands reserve.

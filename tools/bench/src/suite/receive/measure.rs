@@ -5,8 +5,8 @@ use crate::error::BenchError;
 use crate::harness::{Samples, thread_time};
 use crate::record::Metric;
 use crate::suite::handle::spawn_second;
-use pinfold::xdp::{Generator, Interface, RingSizes};
 use pinfold_core::frame::Frame;
+use pinfold_xdp::system::{Generator, Interface, RingSizes};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

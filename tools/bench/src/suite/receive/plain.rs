@@ -7,11 +7,13 @@ use crate::baseline::BaselineError;
 use crate::baseline::buddy::{Buddy, Owner};
 use crate::error::BenchError;
 use pinfold::Arena;
-use pinfold::xdp::{Attached, Interface, Program, RawSocket, RingMemories, RingMemory, Umem};
 use pinfold_core::dma_pool::ChunkSource;
 use pinfold_core::frame::{Frame, Order, Zone, ZoneLocal};
 use pinfold_core::mem::DmaMemory;
 use pinfold_xdp::socket::BusyPoll;
+use pinfold_xdp::system::{
+    Attached, Interface, Program, RawSocket, RingMemories, RingMemory, Umem,
+};
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

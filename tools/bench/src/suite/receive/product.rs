@@ -2,8 +2,8 @@
 
 use super::measure::{BATCH, RINGS, Receiver, memory_bytes};
 use crate::error::BenchError;
-use pinfold::xdp::Interface;
 use pinfold_xdp::socket::BusyPoll;
+use pinfold_xdp::system::Interface;
 use pinfold_xdp::{Packet, Redirect, Socket};
 use std::hint::black_box;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "moving a thread into a new namespace; it concerns no memory")]
 
 use crate::error::BenchError;
-use pinfold::xdp::Interface;
+use pinfold_xdp::system::Interface;
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};

@@ -1,6 +1,7 @@
 //! Network interfaces, as the calling thread's network namespace has them (`netdevice(7)`).
 
-use super::errno::{Errno, last_errno};
+use super::last_errno;
+use pinfold::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 

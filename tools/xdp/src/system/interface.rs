@@ -2,9 +2,9 @@
 
 use super::links::{self, RouteError, Through};
 use super::routes;
-use crate::sys::limits::{MemlockLimit, OpenFiles};
-use crate::sys::process::{self, Privileges};
-use crate::sys::{Errno, netdev};
+use super::{netdev, privileges};
+use pinfold::Errno;
+use pinfold::probe::OpenFiles;
 use std::fmt;
 use std::path::Path;
 
@@ -166,21 +166,9 @@ pub fn default_route_over(interface: &Interface) -> Result<Option<String>, Route
     routes::default_route_over(interface.index())
 }
 
-/// Returns the capabilities that `AF_XDP` requires and the calling thread lacks, by the names that
-/// `setcap` takes.
-pub fn missing_capabilities() -> Vec<&'static str> {
-    Privileges::here().missing
-}
-
-/// Returns what the calling thread may do, and why a call is not permitted to it
-/// ([`Privileges::af_xdp_advice`]).
-pub fn privileges() -> Privileges {
-    Privileges::here()
-}
-
-/// Returns the limit that the registered memory counts against.
-pub fn memlock_limit() -> MemlockLimit {
-    MemlockLimit::here()
+/// Returns whether a limit of open files refused a call.
+pub(crate) fn is_out_of_files(errno: Errno) -> bool {
+    [libc::EMFILE, libc::ENFILE].contains(&errno.raw())
 }
 
 // The error of a system call.
@@ -198,7 +186,7 @@ pub struct CallError {
 impl CallError {
     /// Returns whether a limit of open files refused the call.
     pub fn is_out_of_files(&self) -> bool {
-        process::is_out_of_files(self.errno)
+        is_out_of_files(self.errno)
     }
 
     /// Returns whether an interface's driver may have refused it, and not a limit of the process.
@@ -209,7 +197,7 @@ impl CallError {
     /// Returns the cause, and what to do, where they are known.
     fn advice(&self) -> String {
         match self.errno.raw() {
-            libc::EAFNOSUPPORT => format!(": {}", process::no_af_xdp(Path::new("/proc"))),
+            libc::EAFNOSUPPORT => format!(": {}", privileges::no_af_xdp(Path::new("/proc"))),
             libc::ENOMEM => ": the kernel has no memory for it; free memory of the machine, or of the control group if that \
                              has a limit"
                 .to_owned(),

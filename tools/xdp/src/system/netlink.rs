@@ -4,7 +4,8 @@
 //! The answers are parsed here: three kinds of message and a dozen attributes are needed, which a
 //! library for all of netlink would read with 20,000 lines.
 
-use super::errno::{Errno, last_errno};
+use super::last_errno;
+use pinfold::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -4,7 +4,8 @@
 //! The program ends with its link's descriptor, so nothing stays attached when the process is
 //! killed (Linux 5.9). A second program sends: the kernel runs it on copies of a packet.
 
-use super::errno::{Errno, last_errno};
+use super::last_errno;
+use pinfold::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `BPF_MAP_CREATE`.

@@ -1,6 +1,6 @@
 //! The interfaces of the namespace, and those that the packets of one go through.
 
-use crate::sys::netlink::{Attributes, Netlink, NetlinkError, u32_at};
+use super::netlink::{Attributes, Netlink, NetlinkError, u32_at};
 
 const GET_LINK: u16 = 18;
 const NEW_LINK: u16 = 16;
@@ -205,8 +205,8 @@ fn depends(links: &[Link], first: u32) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::netlink::push_attribute;
     use super::*;
-    use crate::sys::netlink::push_attribute;
     use proptest::prelude::*;
 
     fn interface(index: u32, master: u32, lower: u32, is_pair: bool) -> Link {

@@ -1,8 +1,8 @@
 //! `AF_XDP` sockets: creation, memory, rings, binding, waking the kernel. Linux 4.18; need-wakeup
 //! flags since 5.4.
 
-use super::errno::{Errno, last_errno};
-use pinfold_core::mem::DmaMemory;
+use super::{bpf, last_errno};
+use pinfold::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::mm::{MapFlags, ProtFlags};
 pub(crate) use rustix::net::xdp::XdpStatistics;
@@ -35,11 +35,11 @@ pub(crate) fn socket() -> Result<OwnedFd, Errno> {
 /// `XDP_UMEM_REG`.
 pub(crate) fn register_umem(
     fd: BorrowedFd<'_>,
-    memory: DmaMemory<'_>,
+    memory: NonNull<[u8]>,
     chunk_bytes: u32,
 ) -> Result<(), Errno> {
     let registration = XdpUmemReg {
-        addr: memory.as_ptr().as_ptr().expose_provenance() as u64,
+        addr: memory.as_ptr().expose_provenance() as u64,
         len: memory.len() as u64,
         chunk_size: chunk_bytes,
         headroom: 0,
@@ -182,7 +182,7 @@ impl RingMemory {
         page_offset: u64,
         words: usize,
     ) -> Result<Self, Errno> {
-        let bytes = super::errno::bytes;
+        let bytes = |raw: u64| usize::try_from(raw).unwrap_or(usize::MAX);
         let invalid = Errno::from(rustix::io::Errno::INVAL);
         let (producer, consumer) = (bytes(at.producer), bytes(at.consumer));
         let (flags, entries) = (at.flags.map(bytes), bytes(at.desc));
@@ -251,4 +251,52 @@ impl Drop for RingMemory {
             tracing::error!(%errno, bytes = self.len, "a ring could not be unmapped");
         }
     }
+}
+
+/// Pages of this process, for the registration that is only tried.
+#[derive(Debug)]
+struct Pages {
+    base: NonNull<c_void>,
+    bytes: usize,
+}
+
+impl Pages {
+    fn new(bytes: usize) -> Result<Self, Errno> {
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: without MAP_FIXED and with no hint the kernel chooses an unused range.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, prot, MapFlags::PRIVATE)
+        }?;
+        let base = NonNull::new(base).ok_or(Errno::from(rustix::io::Errno::INVAL))?;
+        Ok(Self { base, bytes })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` for this value alone, with this length.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr(), self.bytes) };
+        if let Err(errno) = unmapped {
+            tracing::error!(%errno, bytes = self.bytes, "pages could not be unmapped");
+        }
+    }
+}
+
+/// Makes the calls that reception makes, up to the ones that need an interface, and undoes them: a
+/// socket, 1 MiB of memory, its rings, the map, the program. Returns the first one that is refused.
+/// Since Linux 4.18.
+pub(crate) fn try_all() -> Result<(), (&'static str, Errno)> {
+    const BYTES: usize = 1 << 20;
+    let pages = Pages::new(BYTES).map_err(|errno| ("mmap", errno))?;
+    // After the pages: its descriptor is closed before they are unmapped.
+    let socket = socket().map_err(|errno| ("socket (AF_XDP)", errno))?;
+    let memory = NonNull::slice_from_raw_parts(pages.base.cast(), pages.bytes);
+    register_umem(socket.as_fd(), memory, 4096)
+        .map_err(|errno| ("setsockopt (XDP_UMEM_REG)", errno))?;
+    for kind in [RingKind::Fill, RingKind::Completion, RingKind::Receive, RingKind::Transmit] {
+        make_ring(socket.as_fd(), kind, 64).map_err(|errno| ("setsockopt (a ring)", errno))?;
+    }
+    let map = bpf::create_socket_map(1).map_err(|errno| ("bpf (the socket map)", errno))?;
+    bpf::load_redirect(map.as_fd()).map_err(|errno| ("bpf (the program)", errno))?;
+    Ok(())
 }

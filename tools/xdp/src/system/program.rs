@@ -1,9 +1,9 @@
 //! Programs in the kernel: one passes packets to sockets, one sends packets for measurements.
 
+use super::bpf;
 use super::interface::{ATTACH, CallError, Interface, at};
+use super::netlink::{Netlink, push_attribute};
 use super::socket::RawSocket;
-use crate::sys::bpf;
-use crate::sys::netlink::{Netlink, push_attribute};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// `RTM_SETLINK`, `IFLA_XDP`, `IFLA_XDP_FD`, `IFLA_XDP_FLAGS`, `NLA_F_NESTED`.
@@ -112,9 +112,9 @@ impl Drop for Program {
 /// virtual interfaces they arrive at the other end, in the queue of the processor that sends.
 ///
 /// ```no_run
-/// use pinfold::xdp::{Generator, Interface};
+/// use pinfold_xdp::system::{Generator, Interface};
 ///
-/// # fn main() -> Result<(), pinfold::xdp::CallError> {
+/// # fn main() -> Result<(), pinfold_xdp::system::CallError> {
 /// let generator = Generator::through(&Interface::named("v0")?)?;
 /// generator.send(&[0xff; 64], 1_000_000)?;
 /// # Ok(()) }

@@ -1,13 +1,13 @@
 //! The system's side of `AF_XDP`: interfaces, the program that redirects packets, sockets, and
-//! their memory.
+//! their memory; and the system calls below them, each in a small function with the proof of its
+//! unsafe block and the first kernel that has it.
 //!
-//! The crate `pinfold-xdp` builds packets on it, which own the pages that they are in. Here are
-//! only what the kernel offers and the memory: a [`Umem`] is an arena as the kernel addresses it,
-//! and the source of a page pool's chunks, so that a page's device address is what a ring's entry
-//! holds.
+//! The rest of the crate builds packets on it, which own the pages that they are in. A [`Umem`] is
+//! an arena as the kernel addresses it, and the source of a page pool's chunks, so that a page's
+//! device address is what a ring's entry holds.
 //!
 //! ```
-//! use pinfold::xdp::{Interface, Umem};
+//! use pinfold_xdp::system::{Interface, Umem};
 //! use pinfold::{Arena, PagePool, page_pool::Config};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -28,19 +28,31 @@
 //! | preferred busy polling | 5.11 | an error where it is requested |
 //! | packets made by the kernel ([`Generator`]) | 5.18 | an error |
 
+#![allow(unsafe_code)]
+
+mod bpf;
+mod calls;
 mod interface;
 mod links;
+mod netdev;
+mod netlink;
+mod privileges;
 mod program;
 mod routes;
 mod socket;
 
-pub use crate::sys::netlink::NetlinkError;
-pub use crate::sys::process::Privileges;
-pub use crate::sys::xdp::RingMemory;
-pub use interface::{
-    CallError, Interface, LinkType, VlanTags, default_route_over, memlock_limit,
-    missing_capabilities, privileges,
-};
+pub use calls::RingMemory;
+pub(crate) use calls::try_all;
+pub(crate) use interface::is_out_of_files;
+pub use interface::{CallError, Interface, LinkType, VlanTags, default_route_over};
 pub use links::RouteError;
+pub use netlink::NetlinkError;
+pub use privileges::Privileges;
+pub(crate) use privileges::no_af_xdp;
 pub use program::{Attached, Generator, Program};
 pub use socket::{RawSocket, RingMemories, RingSizes, SocketStats, Umem};
+
+/// Returns the error of the last libc call that failed in this thread.
+fn last_errno() -> pinfold::Errno {
+    pinfold::Errno::from(&std::io::Error::last_os_error())
+}

@@ -2,7 +2,7 @@
 //! unreachable.
 
 use super::links::{Link, RouteError, links, over};
-use crate::sys::netlink::{Attributes, Netlink, NetlinkError, push_attribute, u16_at, u32_at};
+use super::netlink::{Attributes, Netlink, NetlinkError, push_attribute, u16_at, u32_at};
 use std::collections::{BTreeSet, HashMap};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -297,8 +297,8 @@ fn resolve(hops: &[Hop], objects: &HashMap<u32, Object>) -> Result<Vec<u32>, Net
 
 #[cfg(test)]
 mod tests {
+    use super::super::netlink::push_attribute;
     use super::*;
-    use crate::sys::netlink::push_attribute;
     use proptest::prelude::*;
 
     fn route_of(kind: u8, attributes: &[(u16, &[u8])]) -> Vec<u8> {
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn the_machine_of_the_test_can_be_asked() {
-        let loopback = crate::sys::netdev::facts("lo").unwrap();
+        let loopback = super::super::netdev::facts("lo").unwrap();
         // Its default route may lead to a tunnel.
         let found = default_route_over(loopback.index);
         assert!(matches!(found, Ok(_) | Err(RouteError::Beneath { .. })), "{found:?}");
