@@ -213,11 +213,11 @@ pub unsafe extern "C" fn pf_device_config_write(
 }
 
 /// Returns room for a part of configuration space.
-fn config_part<'b, T>(
-    bytes: &'b mut [u8; CONFIG],
+fn config_part<T>(
+    bytes: &mut [u8; CONFIG],
     buf: *const T,
     (offset, len): (u64, usize),
-) -> Result<&'b mut [u8], Failure> {
+) -> Result<&mut [u8], Failure> {
     if len > 0 {
         check_out(buf, "buf")?;
     }

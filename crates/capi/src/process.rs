@@ -161,8 +161,10 @@ pub(crate) mod tests {
     pub(crate) fn with_cancel_pending<R>(body: impl FnOnce() -> R) -> R {
         let mut before = 0;
         let _until_the_end = Uncancelled::new();
+        // SAFETY: it has no preconditions.
+        let own = unsafe { libc::pthread_self() };
         // SAFETY: this thread, which has cancellation disabled.
-        assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+        assert_eq!(unsafe { pthread_cancel(own) }, 0);
         // SAFETY: `PTHREAD_CANCEL_ENABLE`, of glibc and musl.
         unsafe { pthread_setcancelstate(0, &raw mut before) };
         let result = body();

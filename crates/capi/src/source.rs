@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn a_cancelled_thread_waits_for_the_growth_of_another() {
         let memory = Memory::new();
-        let source = Marked::new(&*ARENAS.get(memory.arena).unwrap());
+        let source = Marked::new(&ARENAS.get(memory.arena).unwrap());
         let pool = DmaPool::builder("blocks").block(64).build(&source).unwrap();
         let alloc =
             || brief_call(|| pool.local().alloc().map(|_| 7).map_err(|e| Failure::from(&e)));

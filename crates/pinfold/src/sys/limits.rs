@@ -62,7 +62,10 @@ impl MemlockLimit {
         self.raise_for_user(more).unwrap_or_else(|words| words)
     }
 
-    /// As [`raise_command_for_user`](Self::raise_command_for_user): a command, or words.
+    /// As [`raise_command_for_user`](Self::raise_command_for_user).
+    ///
+    /// # Errors
+    /// What to do, in words, where no command does it.
     pub fn raise_for_user(&self, more: u64) -> Result<String, String> {
         raise(("l", 1024, "memlock"), self.soft.unwrap_or(0).saturating_add(more), self.hard)
     }
@@ -180,8 +183,10 @@ impl OpenFiles {
         self.soft.map(|soft| soft.saturating_sub(self.open.unwrap_or(0)))
     }
 
-    /// Returns the shell command that raises the limit to `files`, to be run before the program, or
-    /// what to do in words.
+    /// Returns the shell command that raises the limit to `files`, to be run before the program.
+    ///
+    /// # Errors
+    /// What to do, in words, where no command does it.
     pub fn raise(&self, files: u64) -> Result<String, String> {
         raise(("n", 1, "nofile"), files, self.hard)
     }

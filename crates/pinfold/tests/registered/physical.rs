@@ -10,15 +10,15 @@ use std::os::unix::fs::FileExt;
 
 /// Returns the folios of memory; `None` where this process may not see frames, or has no ring.
 fn folios(memory: &OwnedMemory) -> Option<&Registered> {
-    match memory.folios() {
-        Ok(folios) => Some(folios),
-        Err(error @ (PinError::FramesUnknown { .. } | PinError::NoRing(_))) => {
+    let known = memory.folios().map(Some).or_else(|error| match error {
+        PinError::FramesUnknown { .. } | PinError::NoRing(_) => {
             assert_eq!(pinned_by_kernel(), 0, "and nothing stays pinned");
             skipped(&error.to_string());
-            None
+            Ok(None)
         }
-        Err(error) => Err(error).unwrap(),
-    }
+        error => Err(error),
+    });
+    known.unwrap()
 }
 
 /// Returns the physical address of the page at an address, as the kernel tells it.
