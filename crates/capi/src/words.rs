@@ -45,6 +45,11 @@ const WORDS: &[(&str, &str)] = &[
     ),
     ("`Options::without_iommu`", "the option of the Rust library"),
     ("are in use: drop one", "are in use: destroy one"),
+    (
+        "enable all of them at once, or drop those first",
+        "enable all of them at once, or disable those first by pf_device_irqs with 0",
+    ),
+    ("and say that it has stopped", "and call pf_requests_stopped"),
     ("Controller::namespaces() lists those", "pf_nvme_info() describes them"),
     ("raise `SoftConfig::table_bytes`", "map less at a time"),
     ("donate more, or reclaim what is retired", "map less at a time"),
@@ -73,6 +78,8 @@ mod tests {
         ("owned", include_str!("../../pinfold/src/memory/owned.rs")),
         ("backend", include_str!("../../pinfold/src/backend/error.rs")),
         ("nvme", include_str!("../../nvme/src/driver/error.rs")),
+        ("device", include_str!("../../pinfold/src/vfio/device.rs")),
+        ("token", include_str!("../../pinfold/src/requests/slots.rs")),
     ];
     /// Words of Rust.
     const RUST: &[&str] = &[

@@ -258,7 +258,7 @@ static void driven(uint32_t interface) {
     REFUSED(EFAULT, "`fds` is NULL", pf_device_irqs(device, 1, NULL));
     REFUSED(EINVAL, "it has", pf_device_irqs(device, (unsigned)has + 1, fds));
     CHECK(OK(pf_device_irqs(device, 2, fds)) == has);
-    REFUSED(EBUSY, "enabled already", pf_device_irqs(device, 1, fds + 2));
+    REFUSED(EBUSY, "pf_device_irqs with 0", pf_device_irqs(device, 1, fds + 2));
     enable(&admin, device, memory, iova);
     for (int i = 0; i < 6; i++) {
         memset(memory + 8192, 0, 4096);

@@ -209,3 +209,36 @@ impl Container {
 pub(super) fn open_node(path: &Path) -> Result<OwnedFd, OpenError> {
     container::open(path).map_err(|errno| OpenError::of_call("open", path, errno))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pinfold_core::addr::Iova;
+
+    fn range(page: u64, pages: u64) -> IovaRange {
+        IovaRange::new(Iova::new(page * 4096), pages * 4096).unwrap()
+    }
+
+    #[test]
+    fn what_is_unmapped_before_the_first_device_is_not_mapped_for_it() {
+        // It answers no call of VFIO.
+        let fd = std::fs::File::open("/dev/null").unwrap().into();
+        let container = Container { fd, groups: Mutex::new(Vec::new()) };
+        let type1 = Type1 { container, early: Mutex::new(Some(BTreeMap::new())) };
+        for (page, pages) in [(1, 2), (3, 1), (8, 4)] {
+            // SAFETY: no device reaches it, and the address is not followed.
+            unsafe { type1.map(range(page, pages), NonNull::dangling(), Access::READ) }.unwrap();
+        }
+        assert_eq!(type1.unmap(range(1, 3)), Ok(3 * 4096));
+        assert_eq!(type1.unmap(range(1, 3)), Ok(0));
+        let left = |early: &BTreeMap<u64, Early>| early.values().map(|one| one.iova).collect();
+        let iovas: Option<Vec<_>> = type1.early().as_ref().map(left);
+        assert_eq!(iovas, Some(vec![range(8, 4)]));
+        // From the first device on the kernel is asked.
+        *type1.early() = None;
+        assert_eq!(type1.unmap(range(8, 4)), Err(Errno::new(libc::ENOTTY)));
+        // SAFETY: as above; the call is refused.
+        let refused = unsafe { type1.map(range(1, 1), NonNull::dangling(), Access::READ) };
+        assert_eq!(refused, Err(Errno::new(libc::ENOTTY)));
+    }
+}
