@@ -386,6 +386,56 @@ typedef struct pf_reg_t pf_reg_t;
 typedef struct pf_requests_t pf_requests_t;
 
 /*
+ An admin command, as the NVM Express specification numbers its words. Set `size` to its sizeof.
+ */
+struct pf_nvme_command {
+  /*
+   sizeof(struct pf_nvme_command).
+   */
+  size_t size;
+  /*
+   0x06: identify; 0x02: get log page, of at most 4096 bytes; 0x0a: get features.
+   */
+  uint32_t opcode;
+  /*
+   The namespace; 0 or 0xffffffff where the command is not about one.
+   */
+  uint32_t nsid;
+  /*
+   CDW10.
+   */
+  uint32_t cdw10;
+  /*
+   CDW11.
+   */
+  uint32_t cdw11;
+  /*
+   CDW12.
+   */
+  uint32_t cdw12;
+  /*
+   CDW13.
+   */
+  uint32_t cdw13;
+  /*
+   CDW14.
+   */
+  uint32_t cdw14;
+  /*
+   CDW15.
+   */
+  uint32_t cdw15;
+  /*
+   The library's: DW0 of the completion.
+   */
+  uint32_t result;
+  /*
+   The library's: bits 31:17 of the completion's DW3; 0 where there is none.
+   */
+  uint32_t status;
+};
+
+/*
  Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_arena_opts {
@@ -985,6 +1035,26 @@ typedef void (*pf_trace_fn)(void *arg, const struct pf_event *event);
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+/*
+ Sends an admin command that only reads, and waits for its completion. The library's own memory
+ receives the data, which are copied: the controller reaches none of the program's. Other commands
+ would change what the library relies on: a driver of the program's own (pf_device_open()) sends
+ them.
+
+ @nvme: the controller.
+ @command: the command; `result` and `status` are stored there.
+ @data: where the first `len` bytes of its data are stored, zeroes after what the controller has
+ written; NULL if `len` is 0. After an error nothing is stored there.
+ @len: at most 4096.
+
+ Return: 0, or -errno: EIO (the controller refuses the command: its `status`; or has failed);
+ EINVAL (another command, a longer log page, `len`, `size`); ETIMEDOUT (no completion: nothing more
+ is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
+ Thread: any; one at a time waits. Since 0.1.
+
+ */
+int pf_nvme_admin(struct pf_nvme_t *nvme, struct pf_nvme_command *command, void *data, size_t len) PF_CHECKED;
 
 /*
  Obtains pinned memory and maps it into a domain.

@@ -25,6 +25,7 @@
 
 #![expect(non_camel_case_types, reason = "the names that C programs use")]
 
+pub mod admin;
 pub mod arena;
 pub mod block;
 pub mod device;

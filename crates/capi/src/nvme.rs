@@ -494,7 +494,7 @@ impl Errno for driver::Error {
             Self::NoNvmCommandSet | Self::PageSize { .. } | Self::EntrySize { .. } => ENOTSUP,
             Self::Source { .. } | Self::Lists(_) => ENOMEM,
             Self::OtherDomain | Self::BadSource { .. } => ENXIO,
-            Self::Depth { .. } => EINVAL,
+            Self::Depth { .. } | Self::NoInquiry { .. } | Self::InquiryLength { .. } => EINVAL,
             Self::NoQueueLeft { .. } => ENOSPC,
             _ => EIO,
         }

@@ -356,18 +356,20 @@ impl<S: ChunkSource + Clone> AdminQueue<S> {
         self.execute(registers, config, what, command)
     }
 
-    /// Sends a command that reads a structure of at most a page, and returns a copy of it.
+    /// Sends a command that reads a structure of at most a page, and returns a copy of it, with DW0 of
+    /// its completion.
     pub(super) fn fetch<R: Registers, T: FromBytes + IntoBytes>(
         &mut self,
         registers: &ControllerRegisters<R>,
         config: &Config,
         what: &'static str,
         mut command: Command,
-    ) -> Result<Box<T>, Error> {
+    ) -> Result<(Box<T>, u32), Error> {
         self.data_buffer.zero();
         command.prp1 = U64::new(self.data_buffer.iova().raw());
-        self.execute(registers, config, what, command)?;
+        let result = self.execute(registers, config, what, command)?;
         let data = slots::read(self.data_buffer.memory(), 0);
-        data.map(Box::new).map_err(|_| Error::BadSource { what: "identify data" })
+        let data = data.map(Box::new).map_err(|_| Error::BadSource { what: "identify data" })?;
+        Ok((data, result))
     }
 }

@@ -4,9 +4,11 @@ use super::config::{Config, ControllerStats};
 use super::error::Error;
 use super::event::{Event, Health};
 use super::inner::Inner;
+use super::inquiry::Inquiry;
 use super::namespace::{Identity, Namespace, NamespaceInfo, Unusable};
 use super::queue::{Queue, Vector};
 use crate::registers::Registers;
+use crate::spec::PAGE_BYTES;
 use pinfold_core::dma_pool::{ChunkSource, DmaPoolStats};
 use std::fmt;
 use std::sync::Arc;
@@ -124,6 +126,16 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
     /// As [`scan_namespaces`](Self::scan_namespaces).
     pub fn health(&self) -> Result<Health, Error> {
         self.inner.health()
+    }
+
+    /// Sends an admin command that only reads, and returns its data, followed by zeroes, and DW0 of its
+    /// completion. Waits for it, as all admin commands do.
+    ///
+    /// # Errors
+    /// [`Error::NoInquiry`], [`Error::InquiryLength`]: nothing was sent. [`Error::Admin`]: the
+    /// controller refuses it. As [`scan_namespaces`](Self::scan_namespaces).
+    pub fn inquire(&self, inquiry: &Inquiry) -> Result<(Box<[u8; PAGE_BYTES]>, u32), Error> {
+        self.inner.inquire(inquiry)
     }
 
     /// Returns the largest depth for [`create_queue`](Self::create_queue).

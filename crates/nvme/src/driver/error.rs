@@ -82,6 +82,20 @@ pub enum Error {
         /// Its status.
         status: Status,
     },
+    /// An admin command is none that only reads.
+    #[error(
+        "admin command {opcode:#04x} is not sent: only identify, get log page and get features are"
+    )]
+    NoInquiry {
+        /// Its opcode.
+        opcode: u8,
+    },
+    /// A log page is longer than the page that receives it.
+    #[error("a log page of {bytes} bytes: ask for at most 4096 at a time, from an offset")]
+    InquiryLength {
+        /// Its length.
+        bytes: u64,
+    },
     /// An admin command did not complete.
     #[error("{what}: no completion within {limit_ms} ms: reset the controller")]
     AdminTimeout {

@@ -7,6 +7,7 @@ use crate::driver::data_pointer::DataPointer;
 use crate::driver::enable::{ControllerRegisters, ReadyWait};
 use crate::driver::error::Error;
 use crate::driver::in_flight::{SharedState, count_quarantined_bytes};
+use crate::driver::inquiry::Inquiry;
 use crate::driver::namespace::{Identity, Namespace, NamespaceInfo};
 use crate::driver::slots::{self, DmaBuffer};
 use crate::registers::Registers;
@@ -207,6 +208,17 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         what: &'static str,
         command: Command,
     ) -> Result<Box<T>, Error> {
+        let admin = control.usable_admin()?;
+        admin.fetch(&self.registers, &self.config, what, command).map(|(data, _)| data)
+    }
+
+    /// As [`Controller::inquire`](crate::driver::Controller::inquire).
+    pub(in crate::driver) fn inquire(
+        &self,
+        inquiry: &Inquiry,
+    ) -> Result<(Box<[u8; PAGE_BYTES]>, u32), Error> {
+        let (what, command) = inquiry.command()?;
+        let mut control = self.control();
         control.usable_admin()?.fetch(&self.registers, &self.config, what, command)
     }
 
