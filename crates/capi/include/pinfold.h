@@ -28,10 +28,11 @@
  *             PTHREAD_CANCEL_ASYNCHRONOUS a thread must not call the library.
  * hooks       A hook (pf_trace_set) must return. pthread_exit() or an exception in it ends the
  *             process; after a longjmp() out of it the object of the call stays in use for good
- *             (-EBUSY).
+ *             (-EBUSY), and pthread_cancel() is disabled in the thread until that enables it.
  * copies      dlclose() keeps the library in the process, and dlopen() finds it again, with its
  *             objects. Of several copies (linked statically and shared, dlmopen, an older version)
- *             each refuses the handles of the others (-EBADF).
+ *             each refuses the handles of the others (-EBADF), and knows the memory of its own
+ *             objects only: give no memory to two of them.
  * descriptors Those of the library are not the program's to close: closefrom() and the like come
  *             before the first call. Afterwards a call that needs one fails, or uses what the program
  *             has opened in its place.

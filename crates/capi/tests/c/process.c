@@ -487,6 +487,9 @@ static void jumps(void) {
         fprintf(stderr, "not jumped: %d\n", result);
         exit(1);
     }
+    int state;
+    CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
+    CHECK(state == PTHREAD_CANCEL_DISABLE);
     OK(pf_trace_set(NULL, NULL));
     REFUSED(EBUSY, "another thread", pf_get(other, &block));
     REFUSED(EBUSY, "another thread", pf_cache_destroy(other));
