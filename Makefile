@@ -70,8 +70,6 @@ soak-serve: setup ## 10 minutes of clients that leave and come back, and of serv
 bench: build ## Head to head with what Pinfold replaces
 	cargo build --release --locked -p pinfold-bench
 	target/release/pinfold-bench
-	@echo; scripts/io-protect
-	@echo; scripts/fio-beside
 
 .PHONY: instructions
 instructions: setup ## Instructions per operation of the hottest paths, under valgrind, compared with the record

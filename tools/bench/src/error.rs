@@ -124,7 +124,7 @@ pub(crate) enum BenchError {
     },
     /// A program that is to be measured is missing.
     #[error("{missing} missing: {fix}")]
-    NoServers {
+    NoPrograms {
         /// The missing parts.
         missing: String,
         /// How to get it.
@@ -142,7 +142,7 @@ pub(crate) enum BenchError {
     #[error("{client} failed: {reason}")]
     Client {
         /// Its name.
-        client: &'static str,
+        client: String,
         /// The reason.
         reason: String,
     },

@@ -32,10 +32,10 @@ The subjects of a case run in turn in one process, so that the ratio of two of t
 drifts. Each figure is the median of the runs, with the minimum and the maximum beside it; the last column of the
 table is the ratio to the case's first subject. Run nothing else meanwhile.
 
-The suites serve and vfio run the program `pinfold`, which is looked for beside this one and then on PATH. The suite
-vfio needs a device that is bound to vfio-pci. If that is an NVMe controller, the user is root and fio is installed,
-its case randread-4k-64 compares the I/Os per second with fio on the kernel's driver: the controller changes its
-driver in each round. It is never written. What cannot be measured is reported on standard error.
+The suites serve, protect, io, testpmd and vfio run the program `pinfold`, which is looked for beside this one and then
+on PATH. The suite vfio needs a device that is bound to vfio-pci. If that is an NVMe controller, the user is root and
+fio is installed, its case randread-4k-64 compares the I/Os per second with fio on the kernel's driver: the controller
+changes its driver in each round. It is never written. What cannot be measured is reported on standard error.
 
 A line of --json:
   {\"suite\":\"pool\",\"case\":\"pair-64\",\"subject\":\"pinfold\",

@@ -3,19 +3,23 @@
 mod buffer;
 mod frame;
 mod handle;
+mod io;
 mod iommu;
 mod page_pool;
 mod pool;
+mod program;
+mod protect;
 mod receive;
 mod serve;
+mod testpmd;
 mod vfio;
 
+pub(crate) use program::find as program;
 pub(crate) use vfio::KernelError;
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Options, Progress};
 use crate::record::Record;
-use std::path::PathBuf;
 
 /// A name and its meaning.
 pub(crate) type Entry = (&'static str, &'static str);
@@ -93,6 +97,30 @@ const SUITES: &[Suite] = &[
         subjects: serve::SUBJECTS,
         run: serve::run,
         unable: serve::unable,
+    },
+    Suite {
+        name: "protect",
+        about: "the program under each --protect: pinfold io on a model controller, and a copy",
+        cases: protect::CASES,
+        subjects: protect::SUBJECTS,
+        run: protect::run,
+        unable: protect::unable,
+    },
+    Suite {
+        name: "io",
+        about: "pinfold io and fio on the same file: bandwidth, requests/s, CPU time",
+        cases: io::CASES,
+        subjects: io::SUBJECTS,
+        run: io::run,
+        unable: io::unable,
+    },
+    Suite {
+        name: "testpmd",
+        about: "pinfold receive and DPDK's testpmd on the same interface",
+        cases: testpmd::CASES,
+        subjects: testpmd::SUBJECTS,
+        run: testpmd::run,
+        unable: testpmd::unable,
     },
     Suite {
         name: "vfio",
@@ -209,14 +237,6 @@ fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
-}
-
-/// Returns a program: beside this one, else the first on PATH.
-fn program(name: &str) -> Option<PathBuf> {
-    let own = std::env::current_exe().ok().and_then(|own| own.parent().map(PathBuf::from));
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let mut all = own.into_iter().chain(std::env::split_paths(&folders)).map(|at| at.join(name));
-    all.find(|path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
 }
 
 #[cfg(test)]

@@ -80,6 +80,38 @@ fn servers_are_measured_or_the_packages_are_named() {
     assert!(why.contains("sudo apt-get install fio libnbd-bin nbdkit qemu-utils"), "{why}");
 }
 
+/// A stand-in for `pinfold`, with the figure that a model of it has.
+#[test]
+fn the_program_is_measured_under_each_protection() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let stand_in = folder.path().join("pinfold");
+    let script = "#!/bin/sh\n[ \"$1\" = io ] && { echo a note; echo '{\"read\":{\"iops\":7}}'; exit; }\ncp \"$2\" \"$3\"\n";
+    std::fs::write(&stand_in, script).unwrap();
+    std::fs::set_permissions(&stand_in, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("pinfold-bench");
+    std::fs::copy(env!("CARGO_BIN_EXE_pinfold-bench"), &program).unwrap();
+    let ended = Command::new(&program).args(["protect", "--quick", "--json"]).output().unwrap();
+    assert!(ended.status.success(), "{}", text(&ended.stderr));
+    let records: Vec<serde_json::Value> =
+        text(&ended.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Four with one job, two with four, four copies.
+    assert_eq!(records.len(), 10, "{records:#?}");
+    for record in &records {
+        let is_copy = record["case"] == "copy";
+        assert_eq!((record["modelled"] == true, is_copy || record["median"] == 7.0), (true, true));
+    }
+    // A copy that differs is no figure.
+    std::fs::write(&stand_in, "#!/bin/sh\necho other >\"$3\"\n").unwrap();
+    let ended = Command::new(&program).args(["protect/copy", "--quick"]).output().unwrap();
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(text(&ended.stderr).contains("the copy differs"), "{}", text(&ended.stderr));
+    let mut left: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["pinfold", "pinfold-bench"]);
+}
+
 #[test]
 fn impossible_requests_are_refused() {
     for (args, word) in
@@ -98,7 +130,8 @@ fn help_has_examples_and_the_listing_all_suites() {
     assert!(help.contains("Examples:") && help.contains("\"median\":2.1"), "{help}");
     let list = bench(&["--list"]);
     let list = text(&list.stdout);
-    for word in ["pool:", "iommu:", "serve:", "vfio:", "replace-10m", "mimalloc"] {
+    for word in ["pool:", "iommu:", "serve:", "protect:", "io:", "testpmd:", "vfio:", "replace-10m"]
+    {
         assert!(list.contains(word), "{word}: {list}");
     }
 }

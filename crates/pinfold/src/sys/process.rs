@@ -21,10 +21,20 @@ pub struct CpuTime {
 impl CpuTime {
     /// Returns the time used so far (`getrusage`).
     pub fn here() -> Self {
+        Self::of(libc::RUSAGE_SELF)
+    }
+
+    /// Returns the time used so far by the processes that this one has started and waited for, and
+    /// by those that they have waited for.
+    pub fn of_children() -> Self {
+        Self::of(libc::RUSAGE_CHILDREN)
+    }
+
+    fn of(whom: libc::c_int) -> Self {
         // SAFETY: a struct of integers, for which zero is valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes one `rusage` there. The call cannot fail for `RUSAGE_SELF`.
-        unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+        // SAFETY: the kernel writes one `rusage` there. The call cannot fail for either of the two.
+        unsafe { libc::getrusage(whom, &raw mut usage) };
         let time = |time: libc::timeval| {
             let micros = u64::try_from(time.tv_usec).unwrap_or(0);
             Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0))

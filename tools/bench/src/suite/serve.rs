@@ -10,11 +10,12 @@ mod client;
 mod process;
 
 use super::Entry;
+use super::program::{self, Data};
 use crate::error::BenchError;
 use crate::harness::{COUNTS_RMW, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
 use client::{Direction, Fio};
-use process::{Data, Server, missing};
+use process::{Server, missing};
 use std::time::{Duration, Instant};
 
 /// The cases.
@@ -67,7 +68,7 @@ pub(super) fn unable() -> Option<String> {
 /// Measures the suite.
 ///
 /// # Errors
-/// [`BenchError::NoServers`] where a program is not installed, or the failure of a server or a
+/// [`BenchError::NoPrograms`] where a program is not installed, or the failure of a server or a
 /// client.
 pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
     if COUNTS_RMW {
@@ -83,10 +84,11 @@ pub(super) fn run(harness: &Harness<'_>) -> Result<Vec<Record>, BenchError> {
         harness.with_runs(harness.options().runs.min(MOST_RUNS))
     };
     let duration = if quick { QUICK_RUN } else { RUN };
-    let data = Data::create(harness.scale(MIB).max(LEAST_MIB) << 20)?;
+    let folder = program::in_memory();
+    let data = Data::create(&folder, harness.scale(MIB).max(LEAST_MIB) << 20)?;
     // The written data comes from another file: the server's own would be in the processor's cache
     // for both.
-    let source = Data::create(data.bytes())?;
+    let source = Data::create(&folder, data.bytes())?;
     let servers = Server::start_all(&data)?;
     // The servers of memory get the same bytes, so none returns zeroes that it has never stored.
     for server in servers.iter().filter(|server| server.has_memory()) {

@@ -103,7 +103,7 @@ fn reception_is_complete_or_says_what_it_needs() {
 
 #[test]
 fn a_suite_that_cannot_run_says_why() {
-    for name in ["serve", "vfio"] {
+    for name in ["serve", "protect", "io", "testpmd", "vfio"] {
         let suite = SUITES.iter().find(|suite| suite.name == name).unwrap();
         let Some(why) = suite.unable() else { continue };
         let ran = suite.run(Options { runs: 1, quick: true }, &[], &|_| ());

@@ -1,8 +1,9 @@
 //! The clients: fio's nbd engine, and nbdcopy.
 
-use super::process::{Data, Server};
+use super::process::Server;
 use crate::error::BenchError;
-use std::process::{Command, Stdio};
+use crate::suite::program::{self, Data};
+use std::process::Command;
 use std::time::Duration;
 
 /// The direction in which data moves.
@@ -47,9 +48,9 @@ impl Fio {
             format!("--runtime={}ms", self.duration.as_millis()),
             format!("--uri={}", server.uri()),
         ]);
-        let out = output(command)?;
+        let (out, ..) = program::run(&mut command)?;
         parse(&out, self.direction).ok_or_else(|| BenchError::Client {
-            client: "fio",
+            client: "fio".to_owned(),
             reason: format!(
                 "its answer has no figures: {}",
                 out.lines().next().unwrap_or_default()
@@ -67,24 +68,12 @@ pub(super) fn copy(direction: Direction, source: &Data, server: &Server) -> Resu
         Direction::Read => command.arg(uri).arg("null:"),
         Direction::Write => command.arg(source.path()).arg(uri),
     };
-    output(command).map(drop)
-}
-
-/// Runs a client to its end and returns what it has printed.
-fn output(mut command: Command) -> Result<String, BenchError> {
-    let client = if command.get_program() == "fio" { "fio" } else { "nbdcopy" };
-    let failed = |reason: String| BenchError::Client { client, reason };
-    let ran = command.stdin(Stdio::null()).output().map_err(|error| failed(error.to_string()))?;
-    if ran.status.success() {
-        return Ok(String::from_utf8_lossy(&ran.stdout).into_owned());
-    }
-    let error = String::from_utf8_lossy(&ran.stderr);
-    Err(failed(format!("{}: {}", ran.status, error.lines().last().unwrap_or_default())))
+    program::run(&mut command).map(drop)
 }
 
 /// Finds the figures in fio's JSON, which notes may precede.
 fn parse(out: &str, direction: Direction) -> Option<Outcome> {
-    let object: serde_json::Value = serde_json::from_str(out.get(out.find('{')?..)?).ok()?;
+    let object = program::json(out)?;
     let side = if direction == Direction::Read { "read" } else { "write" };
     let job = object.pointer("/jobs/0")?.get(side)?;
     let figure =
@@ -118,13 +107,5 @@ mod tests {
         {
             assert_eq!(parse(wrong, Direction::Read), None, "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_client_that_fails_is_reported_with_its_last_line() {
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "echo first >&2; echo last >&2; exit 3"]);
-        let error = output(shell).unwrap_err().to_string();
-        assert!(error.contains("exit status: 3: last"), "{error}");
     }
 }

@@ -1,94 +1,21 @@
 //! The servers, and the data that they serve.
 
 use crate::error::BenchError;
-use crate::suite::handle::Rng;
-use std::fs::File;
-use std::io::Write;
+use crate::suite::program::{self, Data};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The programs that are needed besides this one, and their packages in Debian.
 const PROGRAMS: [(&str, &str); 4] =
     [("fio", "fio"), ("nbdcopy", "libnbd-bin"), ("nbdkit", "nbdkit"), ("qemu-nbd", "qemu-utils")];
-/// The program whose command `serve` is measured.
-const OWN: &str = "pinfold";
 /// How long a server may take until clients can connect.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Returns the error that names the programs which are missing, if any is.
 pub(super) fn missing() -> Option<BenchError> {
-    let is_there = |name: &str| crate::suite::program(name).is_some();
-    let lacking: Vec<_> = PROGRAMS.iter().filter(|(name, _)| !is_there(name)).collect();
-    if !lacking.is_empty() {
-        let join = |part: fn(&(&'static str, &'static str)) -> &'static str| {
-            lacking.iter().map(|each| part(each)).collect::<Vec<_>>()
-        };
-        return Some(BenchError::NoServers {
-            missing: join(|(name, _)| name).join(", "),
-            fix: format!("sudo apt-get install {}", join(|(_, package)| package).join(" ")),
-        });
-    }
-    own().err()
-}
-
-/// Returns the program `pinfold`: beside this one, else the first on PATH.
-fn own() -> Result<PathBuf, BenchError> {
-    crate::suite::program(OWN).ok_or_else(|| BenchError::NoServers {
-        missing: "`pinfold`".to_owned(),
-        fix: "cargo build --release -p pinfold-cli, or add its folder to PATH".to_owned(),
-    })
-}
-
-/// The data: a file in memory where there is `/dev/shm`, removed when this is dropped. It has a
-/// name, because nbdkit resolves the links of `/proc/pid/fd` and opens the file again for each
-/// client.
-#[derive(Debug)]
-pub(super) struct Data {
-    path: PathBuf,
-    bytes: usize,
-}
-
-impl Data {
-    /// Creates `bytes` bytes of data that cannot be compressed.
-    pub(super) fn create(bytes: usize) -> Result<Self, BenchError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let shared = Path::new("/dev/shm");
-        let is_usable = rustix::fs::access(shared, rustix::fs::Access::WRITE_OK).is_ok();
-        let folder = if is_usable { shared.to_owned() } else { std::env::temp_dir() };
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("pinfold-bench-{}-{number}.data", std::process::id()));
-        let mut file = File::create_new(&path).map_err(BenchError::Scratch)?;
-        let data = Self { path, bytes };
-        let mut rng = Rng::new();
-        let mut block = vec![0; 1 << 20];
-        for _ in 0..bytes.div_ceil(block.len()) {
-            for word in block.chunks_exact_mut(4) {
-                let random = u32::try_from(rng.below(1 << 32)).unwrap_or_default();
-                word.copy_from_slice(&random.to_le_bytes());
-            }
-            file.write_all(&block).map_err(BenchError::Scratch)?;
-        }
-        Ok(data)
-    }
-
-    /// Returns its path.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        // An error means that someone else has removed it.
-        let _ = std::fs::remove_file(&self.path);
-    }
+    program::missing(&PROGRAMS)
 }
 
 /// A server that runs until it is dropped.
@@ -102,7 +29,7 @@ pub(super) struct Server {
 impl Server {
     /// Starts all servers. Each takes connections when this returns.
     pub(super) fn start_all(data: &Data) -> Result<Vec<Self>, BenchError> {
-        let own = own()?;
+        let own = program::own()?;
         let (file, bytes) = (&*data.path().to_string_lossy(), data.bytes());
         let command = |name: &'static str, program: &Path, args: &[&str]| {
             let socket = socket();
@@ -214,9 +141,7 @@ fn ticks(stat: &str) -> Option<u64> {
 
 /// Returns a path for a socket that no other server has.
 fn socket() -> PathBuf {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    std::env::temp_dir().join(format!("pinfold-bench-{}-{number}.sock", std::process::id()))
+    program::unique(&std::env::temp_dir(), "sock")
 }
 
 impl Drop for Server {
@@ -239,19 +164,6 @@ mod tests {
         assert_eq!(ticks(stat), Some(42));
         assert_eq!(ticks("7 (a) S 1"), None);
         assert_eq!(ticks(""), None);
-    }
-
-    #[test]
-    fn data_is_a_file_for_other_processes_and_not_compressible() {
-        let data = Data::create(2 << 20).unwrap();
-        let read = std::fs::read(data.path()).unwrap();
-        assert_eq!(read.len(), data.bytes());
-        assert_ne!(read[..4096], read[4096..8192]);
-        let path = data.path().to_owned();
-        let zeroes = read.iter().filter(|byte| **byte == 0).count();
-        assert!(zeroes < read.len() / 128, "{zeroes} zeroes");
-        drop(data);
-        assert!(!path.exists());
     }
 
     #[test]
