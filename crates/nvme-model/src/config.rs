@@ -1,7 +1,7 @@
 //! The configuration of the model controller: namespaces, counters, errors.
 
 use crate::media::Media;
-use pinfold_nvme::spec::SglSupport;
+use pinfold_nvme::spec::{PAGE_BYTES, SglSupport};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,8 +12,12 @@ use std::{fmt, io};
 pub struct ModelConfig {
     /// The namespaces; the first has NSID 1.
     pub namespaces: Vec<Namespace>,
-    /// MDTS: the largest transfer is `4096 << mdts` bytes; 0 means no limit.
+    /// MDTS: the largest transfer is `4096 << (mpsmin + mdts)` bytes; 0 means no limit, so that no
+    /// controller has a limit of one page.
     pub mdts: u8,
+    /// CAP.MPSMIN and CAP.MPSMAX, 0 to 4: the only size of a page (CC.MPS) is `4096 << mpsmin`
+    /// bytes. Default: 0.
+    pub mpsmin: u8,
     /// CAP.MQES: an I/O queue has at most `mqes + 1` entries. At least 1.
     pub mqes: u16,
     /// Number of I/O queue pairs, 1 to 255.
@@ -43,6 +47,9 @@ pub struct ModelConfig {
     pub version: u32,
     /// ACL, 0-based: the number of aborts that may be outstanding.
     pub acl: u8,
+    /// Whether Abort aborts commands; otherwise it always reports that the command was not aborted,
+    /// which Base 5.1 allows. Default: true.
+    pub aborts: bool,
     /// AERL, 0-based: the number of asynchronous event requests that may be outstanding.
     pub aerl: u8,
     /// SGLS: whether I/O commands may use SGLs.
@@ -50,12 +57,18 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// Returns the size of a page in bytes.
+    pub(crate) fn page_bytes(&self) -> usize {
+        PAGE_BYTES << self.mpsmin
+    }
+
     /// Creates the default configuration: transfers up to 1 MiB, 16 queue pairs of up to 1024
     /// entries, 10 s to become ready, no interrupts, no SGLs.
     pub fn new(namespaces: Vec<Namespace>) -> Self {
         Self {
             namespaces,
             mdts: 8,
+            mpsmin: 0,
             mqes: 1023,
             queues: 16,
             timeout_500ms: 20,
@@ -68,6 +81,7 @@ impl ModelConfig {
             volatile_cache: true,
             version: 2 << 16,
             acl: 3,
+            aborts: true,
             aerl: 0,
             sgls: SglSupport::Unsupported,
         }

@@ -69,6 +69,7 @@ impl ModelController {
         };
         check("namespaces", config.namespaces.len() as u64, 1, 1024)?;
         check("mdts", config.mdts.into(), 0, 20)?;
+        check("mpsmin", config.mpsmin.into(), 0, 4)?;
         check("mqes", config.mqes.into(), 1, 65535)?;
         check("queues", config.queues.into(), 1, 255)?;
         check("timeout_500ms", config.timeout_500ms.into(), 1, 255)?;
@@ -82,7 +83,9 @@ impl ModelController {
         let vectors = (0..own).map(event).collect::<Result<Vec<_>, _>>()?;
         let interrupts =
             door.interrupts.clone().unwrap_or_else(|| Arc::new(EventFds(vectors.clone())));
-        let cap = Cap::new(config.mqes, config.timeout_500ms, config.stride_shift);
+        let Cap(cap) = Cap::new(config.mqes, config.timeout_500ms, config.stride_shift);
+        // MPSMIN in bits 51:48, MPSMAX in bits 55:52.
+        let cap = Cap(cap | u64::from(config.mpsmin) << 48 | u64::from(config.mpsmin) << 52);
         let registers = RegisterFile::new(cap, config.version, config.queues, door.window);
         let registers = Arc::new(registers);
         let counters = Arc::new(Counters::default());
@@ -138,13 +141,14 @@ impl ModelController {
     /// Resets the function: queues and commands in flight are gone, and when it returns the
     /// controller makes no more accesses until it is enabled.
     ///
-    /// It waits for the command that is being executed, for at most a second.
+    /// It waits for the command that is being executed, for at most a second. A controller that was
+    /// removed is not reset.
     pub fn reset(&self) {
         const LIMIT: Duration = Duration::from_secs(1);
         let start = Instant::now();
         self.registers.request_reset();
         self.thread.unpark();
-        while self.registers.is_reset_pending() && start.elapsed() < LIMIT {
+        while self.registers.is_reset_pending() && !self.is_removed() && start.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_micros(20));
         }
     }
@@ -154,6 +158,11 @@ impl ModelController {
     /// until a controller is idle.
     pub fn is_idle(&self) -> bool {
         self.registers.is_parked()
+    }
+
+    /// Returns whether the controller was removed ([`Fault::Remove`](crate::Fault::Remove)).
+    pub fn is_removed(&self) -> bool {
+        self.registers.stop.load(Ordering::SeqCst)
     }
 
     /// Returns the counters of the controller.

@@ -4,28 +4,31 @@ mod sgl;
 
 use crate::bus::Bus;
 use pinfold_core::addr::Iova;
-use pinfold_nvme::spec::{Command, PAGE, PAGE_BYTES, SglSupport, Status};
+use pinfold_nvme::spec::{Command, SglSupport, Status};
 use std::ops::Deref;
 
 // PRP entries and lists (Base 4.1.1).
 
-/// Appends the runs of `len` bytes that `prp1` and `prp2` describe. `page` is scratch space.
+/// Appends the runs of `len` bytes that `prp1` and `prp2` describe. `page` is scratch space of the
+/// size of a page.
 fn resolve(
     bus: &impl Bus,
     [prp1, prp2]: [u64; 2],
     len: usize,
-    page: &mut [u8; PAGE_BYTES],
+    page: &mut [u8],
     runs: &mut Runs,
 ) -> Result<(), Status> {
     if prp1 & 3 != 0 {
         return Err(Status::PRP_OFFSET_INVALID);
     }
-    let first = usize::try_from(PAGE - prp1 % PAGE).unwrap_or(PAGE_BYTES).min(len);
+    let page_bytes = page.len();
+    let mask = page_bytes as u64 - 1;
+    let first = usize::try_from(page_bytes as u64 - (prp1 & mask)).unwrap_or(page_bytes).min(len);
     runs.push(prp1, first)?;
     match len - first {
         0 => Ok(()),
-        left if left <= PAGE_BYTES => {
-            if !prp2.is_multiple_of(PAGE) {
+        left if left <= page_bytes => {
+            if prp2 & mask != 0 {
                 return Err(Status::PRP_OFFSET_INVALID);
             }
             runs.push(prp2, left)
@@ -39,15 +42,17 @@ fn follow(
     bus: &impl Bus,
     mut list: u64,
     mut left: usize,
-    page: &mut [u8; PAGE_BYTES],
+    page: &mut [u8],
     runs: &mut Runs,
 ) -> Result<(), Status> {
+    let page_bytes = page.len();
+    let mask = page_bytes as u64 - 1;
     loop {
         if !list.is_multiple_of(8) {
             return Err(Status::PRP_OFFSET_INVALID);
         }
-        let room = usize::try_from((PAGE - list % PAGE) / 8).unwrap_or(1);
-        let wanted = left.div_ceil(PAGE_BYTES);
+        let room = usize::try_from((page_bytes as u64 - (list & mask)) / 8).unwrap_or(1);
+        let wanted = left.div_ceil(page_bytes);
         let count = wanted.min(room);
         let bytes = page.get_mut(..count * 8).ok_or(Status::INTERNAL_ERROR)?;
         bus.read(Iova::new(list), bytes).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
@@ -55,18 +60,18 @@ fn follow(
         // The last entry of a full page is the address of the next one.
         let link = if wanted > room { entries.next_back() } else { None };
         for entry in entries {
-            if !entry.is_multiple_of(PAGE) {
+            if entry & mask != 0 {
                 return Err(Status::PRP_OFFSET_INVALID);
             }
-            let piece = left.min(PAGE_BYTES);
+            let piece = left.min(page_bytes);
             runs.push(entry, piece)?;
             left -= piece;
         }
-        // The next list begins a page, so each further iteration yields 511 entries, and no chain
+        // The next list begins a page, so each further iteration yields 511 entries or more, and no chain
         // is endless.
         match link {
             None => return Ok(()),
-            Some(next) if !next.is_multiple_of(PAGE) => return Err(Status::PRP_OFFSET_INVALID),
+            Some(next) if next & mask != 0 => return Err(Status::PRP_OFFSET_INVALID),
             Some(next) => list = next,
         }
     }
@@ -117,12 +122,13 @@ impl Deref for Runs {
 pub(crate) struct Resolver {
     sgls: SglSupport,
     runs: Runs,
-    page: Box<[u8; PAGE_BYTES]>,
+    /// Of the size of a page (CC.MPS).
+    page: Box<[u8]>,
 }
 
 impl Resolver {
-    pub(crate) fn new(sgls: SglSupport) -> Self {
-        Self { sgls, runs: Runs::default(), page: Box::new([0; PAGE_BYTES]) }
+    pub(crate) fn new(sgls: SglSupport, page_bytes: usize) -> Self {
+        Self { sgls, runs: Runs::default(), page: vec![0; page_bytes].into() }
     }
 
     /// Returns the first run of the last command.
@@ -187,8 +193,17 @@ mod tests {
     }
 
     fn runs(bus: &Pages, prp1: u64, prp2: u64, len: usize) -> Result<Vec<(u64, usize)>, Status> {
+        runs_of_pages(4096, bus, [prp1, prp2], len)
+    }
+
+    fn runs_of_pages(
+        page_bytes: usize,
+        bus: &Pages,
+        prps: [u64; 2],
+        len: usize,
+    ) -> Result<Vec<(u64, usize)>, Status> {
         let mut runs = Runs::default();
-        resolve(bus, [prp1, prp2], len, &mut [0; PAGE_BYTES], &mut runs)?;
+        resolve(bus, prps, len, &mut vec![0; page_bytes], &mut runs)?;
         Ok(runs.iter().map(|run| (run.iova.raw(), run.len)).collect())
     }
 
@@ -227,5 +242,24 @@ mod tests {
         set(0xb000, 0x2000);
         set(0xb008, 0x3000);
         assert_eq!(runs(&bus, 0x1000, 0x8ff8, 3 * 4096), Ok(vec![(0x1000, 3 * 4096)]));
+    }
+
+    #[test]
+    fn entries_describe_pages_of_8_kib() {
+        let bus = Pages::default();
+        let runs = |prps, len| runs_of_pages(8192, &bus, prps, len);
+        assert_eq!(runs([0x3ff0, 0x8000], 4096), Ok(vec![(0x3ff0, 16), (0x8000, 4080)]));
+        assert_eq!(runs([0x2000, 0], 8192), Ok(vec![(0x2000, 8192)]));
+        assert_eq!(runs([0x2000, 0x5000], 8193), Err(Status::PRP_OFFSET_INVALID));
+        let set = |at: u64, value: u64| bus.0.lock().unwrap().insert(at, value);
+        // An entry in the middle of the page of 8 KiB, at the end of one of 4 KiB, is no link.
+        set(0x8ff8, 0xa000);
+        set(0x9000, 0xe000);
+        let found = runs([0x2000, 0x8ff8], 3 * 8192);
+        assert_eq!(found, Ok(vec![(0x2000, 8192), (0xa000, 8192), (0xe000, 8192)]));
+        set(0x9000, 0xf000);
+        assert_eq!(runs([0x2000, 0x8ff8], 3 * 8192), Err(Status::PRP_OFFSET_INVALID));
+        set(0x9ff8, 0xb000);
+        assert_eq!(runs([0x2000, 0x9ff8], 3 * 8192), Err(Status::PRP_OFFSET_INVALID));
     }
 }

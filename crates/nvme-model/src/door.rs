@@ -105,6 +105,8 @@ pub enum ModelEvent<'a> {
     ShutDown,
     /// CSTS.CFS was set.
     Failed,
+    /// The controller was removed.
+    Removed,
     /// AQA, ASQ or ACQ changed while the controller was enabled (Base 3.1.3.8).
     AdminQueuesChanged,
     /// CC.EN changed before CSTS.RDY followed the last change (Base 3.1.3.5).

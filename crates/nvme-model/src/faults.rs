@@ -61,6 +61,14 @@ pub enum Fault {
     Reorder(u32),
     /// The command is executed after this time.
     Delay(Duration),
+    /// The controller reports an asynchronous event, by DW0 of its completion, if a request for one
+    /// is outstanding and the log page that it names is read; then the command is executed.
+    Event(u32),
+    /// The interrupts of all completion queues are raised, although none has a new entry; then the
+    /// command is executed.
+    SpuriousInterrupts,
+    /// The controller is removed: from now on its registers read as ones, and it does nothing.
+    Remove,
     /// The controller fails: it sets CSTS.CFS and executes nothing until it is reset.
     Fatal,
     /// The command is executed, and the address of its first page is kept for

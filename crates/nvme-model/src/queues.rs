@@ -154,6 +154,11 @@ impl Queues {
         self.completion.iter_mut().flatten().filter_map(due)
     }
 
+    /// Makes the interrupts of all queues due.
+    pub(crate) fn signal_all(&mut self) {
+        self.completion.iter_mut().flatten().for_each(|cq| cq.signal = true);
+    }
+
     /// Deletes all queues.
     pub(crate) fn clear(&mut self, registers: &RegisterFile) {
         for (id, (sq, cq)) in (0..).zip(self.submission.iter_mut().zip(&mut self.completion)) {

@@ -143,6 +143,17 @@ impl RegisterFile {
         self.reset.store(false, Ordering::SeqCst);
     }
 
+    /// Ends the engine, as a removal does: all registers read as ones.
+    pub(crate) fn remove(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.csts.store(u32::MAX, Ordering::SeqCst);
+        if let Some(window) = &self.window {
+            for at in (0..window.len()).step_by(4) {
+                window.store(at, u32::MAX);
+            }
+        }
+    }
+
     fn cap_half(&self, at: u32) -> u32 {
         let [a, b, c, d, e, f, g, h] = self.cap.0.to_le_bytes();
         u32::from_le_bytes(if at == offset::CAP { [a, b, c, d] } else { [e, f, g, h] })

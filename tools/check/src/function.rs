@@ -1,15 +1,17 @@
 //! A PCI function: configuration space, BAR 0, interrupts, and the controller behind them.
 
 use crate::findings::Findings;
-use crate::hostile::Behaviour;
+use crate::hostile::{Behaviour, Given};
 use crate::irq::Irqs;
 use crate::pci::{Config, Identity};
 use crate::space::Space;
 use crate::sys::window::SharedMemory;
 use crate::watch::{Limits, Watch, WatchedBus};
 use pinfold::pci::Bdf;
+use pinfold_nvme::spec::PAGE;
 use pinfold_nvme_model::{
-    Door, Media, ModelConfig, ModelController, ModelError, ModelStats, Namespace, RegisterWindow,
+    Door, Media, ModelConfig, ModelController, ModelError, ModelEvent, ModelStats, Namespace,
+    Observer, RegisterWindow,
 };
 use std::io;
 use std::os::fd::OwnedFd;
@@ -43,6 +45,14 @@ pub struct DeviceConfig {
     pub not_ready: Duration,
 }
 
+impl DeviceConfig {
+    /// Returns what is not left to a seed.
+    pub(crate) fn given(&self) -> Given {
+        let (block_bytes, not_ready) = (self.block_bytes, self.not_ready);
+        Given { bytes: self.media.bytes(), block_bytes, not_ready }
+    }
+}
+
 impl std::fmt::Debug for DeviceConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DeviceConfig").field("bdf", &self.bdf).finish_non_exhaustive()
@@ -61,6 +71,19 @@ pub enum DeviceError {
     Memory(#[from] io::Error),
 }
 
+/// Shows the events to the watch, and a removal to the program: the kernel then requests the device.
+struct Observing(Arc<Watch>, Arc<Irqs>);
+
+impl Observer for Observing {
+    fn observe(&self, event: &ModelEvent<'_>) {
+        let Self(watch, irqs) = self;
+        watch.observe(event);
+        if matches!(event, ModelEvent::Removed) {
+            irqs.trigger(crate::irq::REQUEST, 0);
+        }
+    }
+}
+
 /// A function, and the state that the program's calls change.
 #[derive(Debug)]
 pub(crate) struct Function {
@@ -75,27 +98,23 @@ pub(crate) struct Function {
 }
 
 impl Function {
-    /// Creates a function, hostile if there is a seed. `number` is its number among others.
+    /// Creates a function that behaves so.
     pub(crate) fn new(
         device: &DeviceConfig,
-        seed: Option<u64>,
-        number: u64,
+        behaviour: Behaviour,
         findings: &Arc<Findings>,
     ) -> Result<Self, DeviceError> {
-        let namespace = Namespace::new(device.media.clone(), device.block_bytes)?;
+        let block_bytes = behaviour.block_bytes();
+        let namespace = Namespace::new(device.media.clone(), block_bytes)?;
         let mut config = ModelConfig::new(vec![namespace]);
-        config.aerl = 3;
         config.vectors = VECTORS;
-        config.not_ready = device.not_ready;
-        let behaviour = match seed {
-            Some(seed) => Behaviour::hostile(seed, number, &mut config),
-            None => Behaviour::plain(&mut config),
-        };
+        behaviour.configure(&mut config);
         let memory = SharedMemory::new("vfio-device", BAR_BYTES, REGISTER_BYTES)?;
         let memory = Arc::new(memory);
         let irqs = Arc::new(Irqs::new(memory.clone(), MSIX_TABLE, findings.clone()));
         let limits = Limits {
-            block_bytes: device.block_bytes,
+            block_bytes,
+            page_bytes: PAGE << config.mpsmin,
             mdts: config.mdts,
             has_sgls: config.sgls != pinfold_nvme::spec::SglSupport::Unsupported,
         };
@@ -104,7 +123,7 @@ impl Function {
         let door = Door {
             window: Some(memory.clone()),
             interrupts: Some(irqs.clone()),
-            observer: Some(watch.clone()),
+            observer: Some(Arc::new(Observing(watch.clone(), irqs.clone()))),
         };
         let bus = WatchedBus(watch.clone());
         let model = ModelController::spawn_behind(bus, config, door)?;
@@ -118,7 +137,7 @@ impl Function {
             config: Mutex::new(config),
             memory,
             model,
-            knobs: behaviour.knobs().to_vec(),
+            knobs: behaviour.knobs(),
         })
     }
 
@@ -168,7 +187,11 @@ impl Function {
 
     /// Reads configuration space.
     pub(crate) fn read_config(&self, at: usize, len: usize) -> Vec<u8> {
-        self.config().read(at, len).to_vec()
+        let mut bytes = self.config().read(at, len).to_vec();
+        if self.model.is_removed() {
+            bytes.fill(0xff);
+        }
+        bytes
     }
 
     /// Writes configuration space; returns how many bytes.
@@ -183,8 +206,12 @@ impl Function {
         count
     }
 
-    /// Returns whether the program has disabled the controller, and sees that it is.
+    /// Returns whether the program has disabled the controller, and sees that it is, or the
+    /// controller was removed.
     pub(crate) fn is_disabled(&self) -> bool {
+        if self.model.is_removed() {
+            return true;
+        }
         let enabled = |at| self.memory.load(at) & 1 != 0;
         !enabled(pinfold_nvme::spec::offset::CC) && !enabled(pinfold_nvme::spec::offset::CSTS)
     }

@@ -36,7 +36,6 @@ mod kernel;
 mod namespace;
 mod pci;
 mod process;
-mod random;
 mod space;
 mod supervisor;
 mod symbols;
@@ -45,11 +44,13 @@ mod watch;
 
 pub use findings::{Finding, KINDS, Kind, Severity};
 pub use function::{DeviceConfig, DeviceError};
+pub use hostile::{Knob, KnobError};
 pub use pci::Identity;
 pub use supervisor::Ending;
 
 use findings::Findings;
 use function::Function;
+use hostile::Behaviour;
 use kernel::{Kernel, Shared};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -68,6 +69,8 @@ pub struct CheckConfig {
     pub program: Vec<OsString>,
     /// The seed of hostile devices; `None` for devices that behave well.
     pub hostile: Option<u64>,
+    /// Knobs that have these values, whatever the seed decides; of several of a name the last.
+    pub knobs: Vec<Knob>,
     /// The width of the IOMMU in bits: 39 or 48.
     pub iova_bits: u32,
     /// Whether there is an iommufd, beside type 1.
@@ -84,7 +87,8 @@ impl CheckConfig {
     pub fn new(devices: Vec<DeviceConfig>, program: Vec<OsString>) -> Self {
         let (hostile, iova_bits, time_limit) = (None, 39, None);
         let suppress = Vec::new();
-        Self { devices, program, hostile, iova_bits, iommufd: true, time_limit, suppress }
+        let knobs = Vec::new();
+        Self { devices, program, hostile, knobs, iova_bits, iommufd: true, time_limit, suppress }
     }
 }
 
@@ -99,7 +103,7 @@ pub struct CheckReport {
     pub ending: Ending,
     /// How many commands the devices executed.
     pub commands: u64,
-    /// What the seed decided, for each device.
+    /// The knobs of each device, as `NAME=VALUE`.
     pub knobs: Vec<Vec<String>>,
 }
 
@@ -199,7 +203,8 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
     let findings = Arc::new(Findings::new(config.suppress.clone()));
     let mut functions = Vec::new();
     for (number, device) in (0..).zip(&config.devices) {
-        functions.push(Arc::new(Function::new(device, config.hostile, number, &findings)?));
+        let behaviour = Behaviour::new(config.hostile, number, &config.knobs, &device.given());
+        functions.push(Arc::new(Function::new(device, behaviour, &findings)?));
     }
     let knobs = functions.iter().map(|function| function.knobs().to_vec()).collect();
     let changes =

@@ -3,11 +3,11 @@
 
 use crate::findings::{self, Findings, Kind};
 use crate::process::Site;
-use crate::random::Random;
 use crate::space::{Entry, Fault, Past, Space, Span};
 use pinfold_core::addr::Iova;
-use pinfold_nvme::spec::{Command, PAGE, Status, admin, nvm};
+use pinfold_nvme::spec::{Command, Status, admin, nvm};
 use pinfold_nvme_model::{Bus, BusAccess, BusFault, ModelEvent, Observer, QueueKind};
+use pinfold_soft::Random;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,8 @@ const ADMIN_OPCODES: [u8; 31] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) block_bytes: u32,
+    /// The size of a page (CC.MPS).
+    pub(crate) page_bytes: u64,
     pub(crate) mdts: u8,
     pub(crate) has_sgls: bool,
 }
@@ -65,12 +67,18 @@ struct State {
     enabled: bool,
     /// The controller was enabled, and not shut down since.
     dirty: bool,
+    /// CSTS.CFS is set: the host can only reset it, with what is in flight.
+    failed: bool,
 }
 
 impl State {
-    /// Returns the number of commands in flight, without the requests for asynchronous events: those
-    /// are in flight until there is an event.
+    /// Returns the number of commands in flight that the host should wait for: without the requests
+    /// for asynchronous events, which are in flight until there is an event, and 0 where the
+    /// controller has failed.
     fn commands(&self) -> usize {
+        if self.failed {
+            return 0;
+        }
         let is_request =
             |queue: u16, known: &InFlight| queue == 0 && known.command.opcode == admin::ASYNC_EVENT;
         self.in_flight.iter().filter(|((queue, _), known)| !is_request(*queue, known)).count()
@@ -286,14 +294,15 @@ impl Watch {
             }
             return spans;
         }
+        let page = self.limits.page_bytes;
         let (prp1, prp2) = (command.prp1.get(), command.prp2.get());
-        let first = (PAGE - prp1 % PAGE).min(left);
+        let first = (page - prp1 % page).min(left);
         add(prp1, first);
         left -= first;
         if left == 0 {
             return spans;
         }
-        if left <= PAGE {
+        if left <= page {
             add(prp2, left);
             return spans;
         }
@@ -305,11 +314,11 @@ impl Watch {
                 break;
             }
             let value = u64::from_le_bytes(entry);
-            if list % PAGE == PAGE - 8 && left > PAGE {
+            if list % page == page - 8 && left > page {
                 list = value;
                 continue;
             }
-            let piece = left.min(PAGE);
+            let piece = left.min(page);
             add(value, piece);
             left -= piece;
             list = list.wrapping_add(8);
@@ -410,7 +419,7 @@ impl Watch {
             (_, Status::INVALID_FIELD) => {
                 let limit = match self.limits.mdts {
                     0 => u64::MAX,
-                    shift => PAGE.checked_shl(shift.into()).unwrap_or(u64::MAX),
+                    shift => self.limits.page_bytes.checked_shl(shift.into()).unwrap_or(u64::MAX),
                 };
                 let is_sgl = command.flags & Command::PSDT_SGL != 0;
                 if self.data_bytes(queue, command) > limit {
@@ -543,7 +552,7 @@ impl WatchedBus {
             while done < from.len() {
                 let most = usize::try_from(random.below(1024) + 1).unwrap_or(1);
                 let len = most.min(from.len() - done);
-                pieces.push((random.next(), done, len));
+                pieces.push((random.below(1 << 40), done, len));
                 done += len;
             }
         }
@@ -621,6 +630,12 @@ impl Observer for Watch {
                 }
             }
             ModelEvent::ShutDown => self.state().dirty = false,
+            ModelEvent::Failed => {
+                let mut state = self.state();
+                (state.failed, state.dirty) = (true, false);
+            }
+            // It makes no more accesses, and can neither be reset nor shut down.
+            ModelEvent::Removed => *self.state() = State::default(),
             ModelEvent::AdminQueuesChanged => {
                 let text = "AQA, ASQ or ACQ changed while the controller was enabled".to_owned();
                 self.add(&findings::ADMIN_CHANGED, text, Vec::new);

@@ -327,6 +327,11 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "SEED")]
     pub(crate) hostile: Option<u64>,
 
+    /// Set a property of the devices, whatever the seed decides: mqes=1, or several, separated by
+    /// commas; docs/check.md lists them
+    #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',')]
+    pub(crate) knob: Vec<pinfold_check::Knob>,
+
     /// The width of the IOMMU
     #[arg(long, value_name = "BITS", default_value_t = 39, value_parser = iova_bits)]
     pub(crate) iova_bits: u32,

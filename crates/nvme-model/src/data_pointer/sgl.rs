@@ -3,7 +3,7 @@
 use crate::bus::Bus;
 use crate::data_pointer::Runs;
 use pinfold_core::addr::Iova;
-use pinfold_nvme::spec::{PAGE_BYTES, SglDescriptor, Status};
+use pinfold_nvme::spec::{SglDescriptor, Status};
 use zerocopy::FromBytes;
 
 /// Most descriptors of one command, which also bounds a chain of segments without end.
@@ -17,7 +17,7 @@ pub(super) fn resolve(
     first: SglDescriptor,
     len: usize,
     align: u64,
-    page: &mut [u8; PAGE_BYTES],
+    page: &mut [u8],
     runs: &mut Runs,
 ) -> Result<(), Status> {
     let mut left = len as u64;
@@ -57,7 +57,7 @@ pub(super) fn resolve(
         }
         let mut at = 0;
         while at < bytes {
-            let piece = usize::try_from(bytes - at).unwrap_or(PAGE_BYTES).min(PAGE_BYTES);
+            let piece = usize::try_from(bytes - at).unwrap_or(usize::MAX).min(page.len());
             let part = page.get_mut(..piece).ok_or(Status::INTERNAL_ERROR)?;
             let from = address.get().checked_add(at).ok_or(Status::DATA_TRANSFER_ERROR)?;
             bus.read(Iova::new(from), part).map_err(|_| Status::DATA_TRANSFER_ERROR)?;
@@ -138,7 +138,7 @@ mod tests {
             first,
             len,
             align,
-            &mut [0; PAGE_BYTES],
+            &mut [0; 4096],
             &mut runs,
         )?;
         Ok(runs.iter().map(|run| (run.iova.raw(), run.len)).collect())

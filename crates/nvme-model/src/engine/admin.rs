@@ -7,8 +7,8 @@ use crate::identify;
 use crate::queues::{CommandId, CommandResult, CompletionQueue, SubmissionQueue};
 use pinfold_core::addr::Iova;
 use pinfold_nvme::spec::{
-    Command, Cqe, Doorbell, NamespaceList, PAGE, SmartData, Status, VERSION_1_1, VERSION_1_3,
-    admin, cns, create_cq, feature, log_page,
+    Command, Cqe, Doorbell, NamespaceList, SmartData, Status, VERSION_1_1, VERSION_1_3, admin, cns,
+    create_cq, feature, log_page,
 };
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
@@ -29,6 +29,9 @@ impl From<U32> for Halves {
     }
 }
 
+/// The error information log page, which asynchronous events of errors name, and its entries.
+const ERROR_LOG_PAGE: u8 = 1;
+const ERROR_ENTRY_BYTES: usize = 64;
 /// The size of the data of "host behavior support".
 const HOST_BEHAVIOR_BYTES: usize = 512;
 
@@ -117,6 +120,12 @@ impl<B: Bus> Engine<B> {
             let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(list.as_bytes().len());
             return self.transfer(command, list.as_bytes().get(..wanted).unwrap_or_default());
         }
+        if page == ERROR_LOG_PAGE {
+            // One entry (ELPE is 0), which holds no error.
+            let wanted = usize::try_from(bytes).unwrap_or(usize::MAX).min(ERROR_ENTRY_BYTES);
+            return self
+                .transfer(command, [0; ERROR_ENTRY_BYTES].get(..wanted).unwrap_or_default());
+        }
         if page != log_page::SMART {
             return Err(Status::INVALID_LOG_PAGE);
         }
@@ -158,7 +167,7 @@ impl<B: Bus> Engine<B> {
         if command.cdw11.get() & create_cq::CONTIGUOUS == 0 {
             return Err(Status::INVALID_FIELD);
         }
-        if !command.prp1.get().is_multiple_of(PAGE) {
+        if !command.prp1.get().is_multiple_of(self.config.page_bytes() as u64) {
             return Err(Status::PRP_OFFSET_INVALID);
         }
         Ok(NewQueue { id, size: u32::from(size) + 1, base: Iova::new(command.prp1.get()) })
@@ -280,7 +289,7 @@ impl<B: Bus> Engine<B> {
         let Halves { low: queue, high: cid } = command.cdw10.into();
         let found =
             self.held.iter().position(|held| held.queue == queue && held.command.cid.get() == cid);
-        let Some(found) = found else { return Ok(1) };
+        let Some(found) = found.filter(|_| self.config.aborts) else { return Ok(1) };
         self.held.swap_remove(found);
         self.complete(CommandId { queue, cid }, Status::ABORT_REQUESTED.into())
             .map_err(|_| Status::INTERNAL_ERROR)?;

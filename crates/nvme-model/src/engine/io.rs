@@ -6,7 +6,7 @@ use crate::config::{Counters, Namespace};
 use crate::identify::DSM_RANGES;
 use crate::media::MediaError;
 use pinfold_core::addr::Iova;
-use pinfold_nvme::spec::{Command, DsmRange, PAGE_BYTES, Status, nvm};
+use pinfold_nvme::spec::{Command, DsmRange, Status, nvm};
 use zerocopy::FromBytes;
 
 /// A byte range of a medium.
@@ -37,7 +37,9 @@ impl<B: Bus> Engine<B> {
     fn transfer_limit(&self) -> u64 {
         match self.config.mdts {
             0 => u64::MAX,
-            shift => (PAGE_BYTES as u64).checked_shl(shift.into()).unwrap_or(u64::MAX),
+            shift => {
+                (self.config.page_bytes() as u64).checked_shl(shift.into()).unwrap_or(u64::MAX)
+            }
         }
     }
 

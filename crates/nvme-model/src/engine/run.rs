@@ -10,7 +10,7 @@ use crate::registers::{
     AdminQueues, BadDoorbell, EVENT_BAD_DOORBELL_VALUE, EVENT_NO_SUCH_DOORBELL, RegisterFile,
 };
 use pinfold_core::addr::Iova;
-use pinfold_nvme::spec::{Cc, Command, Csts, Doorbell, PAGE, PAGE_BYTES, Status};
+use pinfold_nvme::spec::{Cc, Command, Csts, Doorbell, PAGE_BYTES, Status};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -259,6 +259,24 @@ impl<B: Bus> Engine<B> {
                 self.held.push(HeldCommand { queue: id, command: *command, due });
                 None
             }
+            Fault::Event(dword) => {
+                let [.., page, _] = dword.to_le_bytes();
+                // Otherwise they would pile up where the host takes no events.
+                if !self.event_requests.is_empty() && !self.masked.contains(&page) {
+                    self.faults.raise_event(dword);
+                }
+                self.execute(id, command)
+            }
+            Fault::SpuriousInterrupts => {
+                self.queues.signal_all();
+                self.interrupt();
+                self.execute(id, command)
+            }
+            Fault::Remove => {
+                self.observe(&ModelEvent::Removed);
+                self.registers.remove();
+                None
+            }
             Fault::Fatal => {
                 self.fail();
                 None
@@ -336,12 +354,13 @@ impl<B: Bus> Engine<B> {
 
     fn enable(&mut self, cc: Cc) {
         let AdminQueues { sq_size, cq_size, asq, acq } = self.registers.admin_queues();
-        let valid = cc.page_shift() == 12
+        let page_bytes = self.config.page_bytes() as u64;
+        let valid = 1u64.checked_shl(cc.page_shift()) == Some(page_bytes)
             && cc.command_set() == 0
             && sq_size >= 2
             && cq_size >= 2
-            && asq.is_multiple_of(PAGE)
-            && acq.is_multiple_of(PAGE);
+            && asq.is_multiple_of(page_bytes)
+            && acq.is_multiple_of(page_bytes);
         self.enabled = true;
         let entries = [sq_size, cq_size];
         let (asq_at, acq_at) = (Iova::new(asq), Iova::new(acq));
@@ -487,7 +506,7 @@ impl<B: Bus> Engine<B> {
             observer,
             counters,
             queues: Queues::new(config.queues),
-            resolver: Resolver::new(config.sgls),
+            resolver: Resolver::new(config.sgls, config.page_bytes()),
             config,
             enabled: false,
             ready_at: None,

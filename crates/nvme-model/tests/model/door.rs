@@ -219,3 +219,113 @@ fn delayed_commands_complete_when_they_are_due() {
     rig.wait("an interrupt", |rig| rig.raised.0.load(Ordering::SeqCst) == 1);
     assert!(start.elapsed() >= delay);
 }
+
+// What a hostile device does.
+
+impl Rig {
+    /// Submits an admin command from `slot`, and frees the entries of its completions before.
+    fn submit(&self, slot: u16, opcode: u8, cdw10: u32) {
+        let mut command = [0; 64];
+        (command[0], command[2]) = (opcode, u8::try_from(slot).unwrap());
+        command[24..32].copy_from_slice(&0x3000u64.to_le_bytes());
+        command[40..44].copy_from_slice(&cdw10.to_le_bytes());
+        self.memory.write(Iova::new(0x1000 + u64::from(slot % 4) * 64), &command).unwrap();
+        self.window.store(DOORBELL, u32::from((slot + 1) % 4));
+    }
+
+    /// Waits for the completion in `slot`; returns its first dword and its identifier, and frees
+    /// its entry.
+    fn completion(&self, slot: u16) -> (u32, u8) {
+        let at = 0x2000 + usize::from(slot % 4) * 16;
+        let phase = u8::from(slot % 8 < 4);
+        self.wait("a completion", |rig| rig.memory.0.lock().unwrap()[at + 14] & 1 == phase);
+        let memory = self.memory.0.lock().unwrap();
+        self.window.store(DOORBELL + 4, u32::from((slot + 1) % 4));
+        (u32::from_le_bytes(memory[at..at + 4].try_into().unwrap()), memory[at + 12])
+    }
+
+    fn inject(&self, fault: pinfold_nvme_model::Fault) {
+        let is_identify = |info: &pinfold_nvme_model::CommandInfo| info.opcode == 6;
+        let when = pinfold_nvme_model::Trigger::Matches(Box::new(is_identify));
+        self.model.faults().inject(when, fault);
+    }
+}
+
+#[test]
+fn a_spurious_interrupt_comes_before_its_command() {
+    let rig = rig(|_| {});
+    rig.inject(pinfold_nvme_model::Fault::SpuriousInterrupts);
+    rig.enable();
+    rig.identify();
+    rig.wait("both interrupts", |rig| rig.raised.0.load(Ordering::SeqCst) == 2);
+    assert_eq!(rig.completion(0).1, 9);
+}
+
+#[test]
+fn an_event_is_masked_until_its_log_page_is_read() {
+    const EVENT: u32 = 0x01_0500;
+    let rig = rig(|_| {});
+    rig.inject(pinfold_nvme_model::Fault::Event(EVENT));
+    rig.enable();
+    // Without a request there is none.
+    rig.submit(0, 6, 1);
+    assert_eq!(rig.completion(0), (0, 0));
+    rig.submit(1, 0x0c, 0);
+    rig.submit(2, 6, 1);
+    let mut both = [rig.completion(1), rig.completion(2)];
+    both.sort_unstable();
+    assert_eq!(both, [(0, 2), (EVENT, 1)]);
+    // Masked; then the log page is read.
+    rig.submit(3, 0x0c, 0);
+    rig.submit(4, 6, 1);
+    assert_eq!(rig.completion(3), (0, 4));
+    rig.submit(5, 2, 15 << 16 | 1);
+    assert_eq!(rig.completion(4), (0, 5));
+    rig.submit(6, 6, 1);
+    let mut both = [rig.completion(5), rig.completion(6)];
+    both.sort_unstable();
+    assert_eq!(both, [(0, 6), (EVENT, 3)]);
+}
+
+#[test]
+fn a_removed_controller_reads_as_ones() {
+    let rig = rig(|_| {});
+    rig.inject(pinfold_nvme_model::Fault::Remove);
+    rig.enable();
+    assert!(!rig.model.is_removed());
+    rig.identify();
+    rig.wait("the removal", |rig| rig.has("Removed"));
+    rig.wait("the registers", |rig| {
+        [0, CC, CSTS, DOORBELL].iter().all(|at| rig.window.load(*at) == u32::MAX)
+    });
+    let start = Instant::now();
+    rig.model.reset();
+    assert!(rig.model.is_removed() && start.elapsed() < Duration::from_millis(900));
+    rig.window.store(CC, 1 | 6 << 16 | 4 << 20);
+    rig.window.store(DOORBELL, 2);
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(rig.memory.0.lock().unwrap()[0x200e], 0, "no completion");
+    assert!(!rig.has("Executed") && !rig.has("Disabled"));
+}
+
+#[test]
+fn only_pages_of_its_size_enable_it() {
+    let rig = rig(|config| config.mpsmin = 1);
+    assert_eq!(rig.window.load(4) >> 16 & 0xff, 0x11, "CAP.MPSMAX and CAP.MPSMIN");
+    rig.window.store(AQA, 3 << 16 | 3);
+    rig.window.store(ASQ, 0x2000);
+    rig.window.store(ACQ, 0x4000);
+    rig.window.store(CC, 1 | 6 << 16 | 4 << 20);
+    rig.wait("CSTS.CFS", |rig| rig.window.load(CSTS) == 2);
+    rig.window.store(CC, 0);
+    rig.wait("a reset", |rig| rig.window.load(CSTS) == 0);
+    // A multiple of 4 KiB, and not of 8.
+    rig.window.store(ACQ, 0x5000);
+    rig.window.store(CC, 1 | 1 << 7 | 6 << 16 | 4 << 20);
+    rig.wait("CSTS.CFS", |rig| rig.window.load(CSTS) == 2);
+    rig.window.store(CC, 0);
+    rig.wait("a reset", |rig| rig.window.load(CSTS) == 0);
+    rig.window.store(ACQ, 0x4000);
+    rig.window.store(CC, 1 | 1 << 7 | 6 << 16 | 4 << 20);
+    rig.wait("ready", |rig| rig.window.load(CSTS) == 1);
+}

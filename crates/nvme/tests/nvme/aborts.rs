@@ -16,6 +16,10 @@ use std::time::Duration;
 /// Returns a bench whose clock stops until the test advances it; requests and aborts time out after
 /// one second.
 fn with_test_clock(acl: u8) -> (Bench, TestClock) {
+    with_model(|model| model.acl = acl)
+}
+
+fn with_model(change: impl FnOnce(&mut ModelConfig)) -> (Bench, TestClock) {
     let clock = TestClock::default();
     let second = Duration::from_secs(1);
     let config = Config {
@@ -25,7 +29,7 @@ fn with_test_clock(acl: u8) -> (Bench, TestClock) {
         ..Config::default()
     };
     let mut model = ModelConfig::new(namespaces(4 << 20));
-    model.acl = acl;
+    change(&mut model);
     (bench(2048, model, config), clock)
 }
 
@@ -108,6 +112,18 @@ fn a_request_that_was_not_aborted_is_quarantined_at_once() {
     clock.advance(SECOND + 1);
     // The clock is not advanced again: the abort completes with "command unknown".
     drop(crate::faults::quarantined(&mut queue, lost));
+    assert_eq!((queue.stats().timeouts, queue.stats().aborted), (1, 0));
+}
+
+#[test]
+fn a_controller_that_aborts_nothing_gives_nothing_back() {
+    let (bench, clock) = with_model(|model| model.aborts = false);
+    let mut queue = bench.controller.create_queue(4).unwrap();
+    bench.model.faults().inject(Trigger::Nth(1), Fault::Hold);
+    let held = queue.write(1, 0, 8, Buffer::new(&bench.arena, 4096)).unwrap();
+    queue.ring_doorbell();
+    clock.advance(SECOND + 1);
+    drop(crate::faults::quarantined(&mut queue, held));
     assert_eq!((queue.stats().timeouts, queue.stats().aborted), (1, 0));
 }
 

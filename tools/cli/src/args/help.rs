@@ -231,7 +231,9 @@ seen.
 
 With --hostile SEED the device is legal and as bad as the specification allows: few and small \
 queues, small transfers, completions that are late and out of order, errors that may be retried, \
-data written in pieces. The same seed makes the same device.
+data written in pieces, a failure, a removal. The same seed makes the same device. --knob sets one \
+property by name, with a seed or without, and the report prints all of them; docs/check.md says \
+what they mean.
 
 Exit codes:
   the program's, if nothing is found; 128 plus the signal that ended it
@@ -242,6 +244,7 @@ Exit codes:
 ";
     "  pinfold check -- qemu-img info nvme://0000:01:00.0/1
   pinfold check --nvme soft:64M --hostile 7 -- ./my-driver 0000:01:00.0
+  pinfold check --knob mqes=1,dstrd=3 -- ./my-driver 0000:01:00.0
   pinfold check --nvme soft:1G -- pinfold copy --force file vfio:0000:01:00.0
 "
 }

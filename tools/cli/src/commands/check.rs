@@ -65,6 +65,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     }
     let mut config = CheckConfig::new(devices, args.program.clone());
     config.hostile = args.hostile;
+    config.knobs.clone_from(&args.knob);
     config.iova_bits = args.iova_bits;
     config.iommufd = !args.type1_only;
     config.time_limit = args.time_limit.map(|limit| limit.0);
@@ -136,8 +137,12 @@ fn text(args: &CheckArgs, config: &CheckConfig, report: &CheckReport) -> String 
             Ending::TimeLimit => "; the program was killed at the time limit".to_owned(),
         }
     );
-    if let Some(seed) = args.hostile {
-        let _ = writeln!(out, "check: --hostile {seed}");
+    if args.hostile.is_some() || !args.knob.is_empty() {
+        let mut options = args.hostile.map(|seed| format!(" --hostile {seed}")).unwrap_or_default();
+        for knob in &args.knob {
+            let _ = write!(options, " --knob {knob}");
+        }
+        let _ = writeln!(out, "check:{options}");
         for (device, knobs) in config.devices.iter().zip(&report.knobs) {
             let _ = writeln!(out, "    {}: {}", device.bdf, knobs.join(" "));
         }
