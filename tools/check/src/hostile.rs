@@ -195,12 +195,7 @@ impl Behaviour {
     /// Returns what follows from a seed and from the knobs that have a value of their own. `number`
     /// is that of the device. Without a seed one I/O command in 16, the first included, takes a
     /// millisecond, so that what a driver does meanwhile is seen.
-    pub(crate) fn new(
-        seed: Option<u64>,
-        number: u64,
-        named: &[Knob],
-        device: &Given,
-    ) -> Self {
+    pub(crate) fn new(seed: Option<u64>, number: u64, named: &[Knob], device: &Given) -> Self {
         let mut random = seed.map(|seed| Random::new(seed ^ number.rotate_left(32)));
         // All are chosen, so that a named one does not change the others.
         let choose = |rule: &Rule| match &mut random {
@@ -209,9 +204,8 @@ impl Behaviour {
         };
         let mut own = Self { seed, values: RULES.iter().map(choose).collect() };
         // A medium keeps its last blocks, and a device that has large ones keeps them.
-        let is_fixed = seed.is_none()
-            || device.block_bytes != 512
-            || !device.bytes.is_multiple_of(4096);
+        let is_fixed =
+            seed.is_none() || device.block_bytes != 512 || !device.bytes.is_multiple_of(4096);
         if is_fixed {
             own.set(At::Block, device.block_bytes.into());
         }

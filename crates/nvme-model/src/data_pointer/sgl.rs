@@ -133,14 +133,7 @@ mod tests {
         align: u64,
     ) -> Result<Vec<(u64, usize)>, Status> {
         let mut runs = Runs::default();
-        resolve(
-            &Memory(memory.as_bytes().to_vec()),
-            first,
-            len,
-            align,
-            &mut [0; 4096],
-            &mut runs,
-        )?;
+        resolve(&Memory(memory.as_bytes().to_vec()), first, len, align, &mut [0; 4096], &mut runs)?;
         Ok(runs.iter().map(|run| (run.iova.raw(), run.len)).collect())
     }
 
