@@ -1,7 +1,7 @@
-//! Registered buffers: a program's own memory, described by as few segments as possible.
+//! A program's own memory, described by as few segments as possible.
 //!
-//! A [`Registered`] is a buffer as *folios*: pieces of one size, a power of two, each contiguous
-//! for the device. The folios divide the process's addresses evenly: the first and the last may be
+//! [`Folios`] are a buffer in pieces of one size, a power of two, each contiguous for the device. They
+//! divide the process's addresses evenly: the first and the last may be
 //! partial, those between are full, and any offset is located by a shift and a mask, never by a
 //! walk. A folio is as large as the memory allows: hugepages stay whole, pages that are adjacent
 //! for the device form larger folios, and a buffer that is contiguous for the device is one folio
@@ -17,11 +17,11 @@
 //!
 //! ```
 //! use pinfold_core::addr::{Iova, PageSize};
-//! use pinfold_core::folio::Registered;
+//! use pinfold_core::folio::Folios;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let hugepages = [0x4000_0000, 0x4020_0000, 0x8000_0000].map(Iova::new);
-//! let buffer = Registered::from_pages(0x7f00_0000_0000, 6 << 20, PageSize::Size2M, hugepages)?;
+//! let buffer = Folios::from_pages(0x7f00_0000_0000, 6 << 20, PageSize::Size2M, hugepages)?;
 //! assert_eq!(buffer.segment_count(), 2); // the first two are adjacent for the device
 //! assert_eq!(buffer.locate(5 << 20)?.iova, Iova::new(0x8010_0000));
 //! # Ok(())
@@ -34,5 +34,5 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use buffer::{Registered, Segments};
+pub use buffer::{Folios, Segments};
 pub use error::{BufferError, OutsideBuffer};

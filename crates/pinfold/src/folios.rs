@@ -32,6 +32,6 @@ mod survey;
 pub use charge::Forecast;
 pub(crate) use charge::ring_charge;
 pub(crate) use pinned::PinnedFolios;
-pub use pinned::{PinError, Registered};
+pub use pinned::{Folios, PinError};
 pub use survey::{Backing, Means, MemoryError, Piece, Survey};
 pub(crate) use survey::{PLACE, leaf, places};

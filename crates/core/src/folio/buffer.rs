@@ -1,28 +1,28 @@
-//! [`Registered`]: a buffer described as folios, and an iterator over its segments.
+//! [`Folios`]: a buffer's folios, and an iterator over its segments.
 
 use super::error::{BufferError, MAX_BYTES, OutsideBuffer, check_extent};
 use super::table::{Runs, Table};
 use crate::addr::{Iova, IovaRange, PageSize, Segment};
 use core::iter::FusedIterator;
 
-/// A buffer as folios. See the [module](super).
+/// The folios of a buffer, by a shift and a mask. See the [module](super).
 ///
 /// It owns no memory; it describes where memory is, in 8 bytes per folio if all are equal, at most
 /// 16 in a mixture.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Registered {
+pub struct Folios {
     addr: usize,
     len: u64,
     table: Table,
 }
 
-impl AsRef<Self> for Registered {
+impl AsRef<Self> for Folios {
     fn as_ref(&self) -> &Self {
         self
     }
 }
 
-impl Registered {
+impl Folios {
     /// The longest buffer: 1 TiB.
     pub const MAX_BYTES: u64 = MAX_BYTES;
 
@@ -170,7 +170,7 @@ impl Registered {
     }
 }
 
-/// The segments of a part of a buffer: [`Registered::segments`].
+/// The segments of a part of a buffer: [`Folios::segments`].
 #[derive(Clone, Debug)]
 pub struct Segments<'a> {
     table: &'a Table,

@@ -20,8 +20,7 @@ fn seg(iova: u64, len: u64) -> Segment {
 #[test]
 fn eight_mebibytes_on_hugepages_are_four_folios() {
     let apart = iovas(&[0x8000_0000, 0x4000_0000, 0xc000_0000, 0x1_0000_0000]);
-    let buffer =
-        Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size2M, apart).unwrap();
+    let buffer = Folios::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size2M, apart).unwrap();
     assert_eq!((buffer.folios(), buffer.folio_shift(), buffer.segment_count()), (4, 21, 4));
     assert_eq!(buffer.folio_mask(), HUGE - 1);
     assert_eq!(buffer.table_bytes(), 32);
@@ -31,25 +30,22 @@ fn eight_mebibytes_on_hugepages_are_four_folios() {
 #[test]
 fn adjacent_pages_are_one_folio() {
     let pages: Vec<_> = (0..4).map(|i| Iova::new(0x8000_0000 + i * HUGE)).collect();
-    let buffer =
-        Registered::from_pages(0x7000_0000_0123, 6 << 20, PageSize::Size2M, pages).unwrap();
+    let buffer = Folios::from_pages(0x7000_0000_0123, 6 << 20, PageSize::Size2M, pages).unwrap();
     assert_eq!((buffer.folios(), buffer.segment_count(), buffer.table_bytes()), (1, 1, 8));
     assert_eq!(buffer.locate(0), Ok(seg(0x8000_0123, 6 << 20)));
     // 2,048 pages of 4 KiB in adjacent groups of 512 are like hugepages.
     let pages = (0..2048).map(|i| Iova::new(0x1000_0000 + (i / 512) * 2 * HUGE + (i % 512) * 4096));
-    let buffer =
-        Registered::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size4K, pages).unwrap();
+    let buffer = Folios::from_pages(0x7000_0000_0000, 8 << 20, PageSize::Size4K, pages).unwrap();
     assert_eq!((buffer.folios(), buffer.folio_shift()), (4, 21));
 }
 
 #[test]
 fn addresses_in_the_upper_half_and_an_iova_of_zero_are_valid() {
     let addr = usize::MAX - 0xffff;
-    let buffer = Registered::from_segments(addr, [seg(0, 0x8000)]).unwrap();
+    let buffer = Folios::from_segments(addr, [seg(0, 0x8000)]).unwrap();
     assert_eq!(buffer.locate(0x7fff), Ok(seg(0x7fff, 1)));
     // The first folio would begin below IOVA 0.
-    let buffer =
-        Registered::from_segments(0x1f_f000, [seg(0, 0x1000), seg(0x10_0000, HUGE)]).unwrap();
+    let buffer = Folios::from_segments(0x1f_f000, [seg(0, 0x1000), seg(0x10_0000, HUGE)]).unwrap();
     assert_eq!((buffer.folio_shift(), buffer.folios()), (21, 2));
     assert_eq!(buffer.locate(0), Ok(seg(0, 0x1000)));
     assert_eq!(buffer.locate(0x1000), Ok(seg(0x10_0000, HUGE)));
@@ -59,28 +55,28 @@ fn addresses_in_the_upper_half_and_an_iova_of_zero_are_valid() {
 fn bad_buffers_are_refused() {
     let pages = |n: u64| (0..n).map(|i| Iova::new(i * 8192));
     let page = PageSize::Size4K;
-    let from = |addr, len, n| Registered::from_pages(addr, len, page, pages(n));
+    let from = |addr, len, n| Folios::from_pages(addr, len, page, pages(n));
     assert_eq!(from(0x1000, 0, 0), Err(BufferError::Empty { addr: 0x1000 }));
     assert_eq!(from(usize::MAX, 2, 1), Err(BufferError::Wraps { addr: usize::MAX, len: 2 }));
     assert_eq!(from(0, u64::MAX, 1), Err(BufferError::TooLong { len: u64::MAX }));
     assert_eq!(from(0x1fff, 2, 1), Err(BufferError::PageCount { pages: 2, page, given: 1 }));
     assert_eq!(from(0x1fff, 2, 9), Err(BufferError::PageCount { pages: 2, page, given: 3 }));
     assert_eq!(
-        Registered::from_pages(0, 1, page, iovas(&[0x1001])),
+        Folios::from_pages(0, 1, page, iovas(&[0x1001])),
         Err(BufferError::PageAddress { index: 0, iova: Iova::new(0x1001) })
     );
     let wraps = RangeError::Wraps { kind: "iova", start: u64::MAX - 4095, len: 4096 };
-    assert_eq!(Registered::from_pages(0, 1, page, iovas(&[u64::MAX - 4095])), Err(wraps.into()));
-    assert_eq!(Registered::from_segments(64, []), Err(BufferError::Empty { addr: 64 }));
-    let ragged = Registered::from_segments(0x1000, [seg(0, 0x800), seg(0x2000, 0x800)]);
+    assert_eq!(Folios::from_pages(0, 1, page, iovas(&[u64::MAX - 4095])), Err(wraps.into()));
+    assert_eq!(Folios::from_segments(64, []), Err(BufferError::Empty { addr: 64 }));
+    let ragged = Folios::from_segments(0x1000, [seg(0, 0x800), seg(0x2000, 0x800)]);
     assert_eq!(ragged, Err(BufferError::Ragged { addr: 0x1800 }));
-    let long = Registered::from_segments(0, [seg(0, u64::MAX), seg(0, u64::MAX)]);
+    let long = Folios::from_segments(0, [seg(0, u64::MAX), seg(0, u64::MAX)]);
     assert_eq!(long, Err(BufferError::TooLong { len: u64::MAX }));
 }
 
 #[test]
 fn ranges_outside_are_refused() {
-    let buffer = Registered::from_segments(0x1000, [seg(0x5000, 0x1000)]).unwrap();
+    let buffer = Folios::from_segments(0x1000, [seg(0x5000, 0x1000)]).unwrap();
     let outside = |offset, len| OutsideBuffer { offset, len, size: 0x1000 };
     assert_eq!(buffer.locate(0x1000), Err(outside(0x1000, 1)));
     assert_eq!(buffer.segments(1, 0x1000).unwrap_err(), outside(1, 0x1000));
@@ -90,7 +86,7 @@ fn ranges_outside_are_refused() {
 
 /// A buffer of scattered pages, some of them adjacent; the device address of each of its 4 KiB; and
 /// its page size.
-fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
+fn buffers() -> impl Strategy<Value = (Folios, Vec<u64>, u64)> {
     let sizes = prop_oneof![Just(PageSize::Size4K), Just(PageSize::Size2M)];
     (
         sizes,
@@ -112,8 +108,7 @@ fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
             let len = room - u64::from(short) * spare / 65536;
             let addr = usize::try_from((1 << 30) + base * page.bytes() + head).unwrap();
             let buffer =
-                Registered::from_pages(addr, len, page, pages.iter().copied().map(Iova::new))
-                    .unwrap();
+                Folios::from_pages(addr, len, page, pages.iter().copied().map(Iova::new)).unwrap();
             // The model: the device address of each 4 KiB of the pages.
             let fine = pages
                 .iter()
@@ -123,7 +118,7 @@ fn buffers() -> impl Strategy<Value = (Registered, Vec<u64>, u64)> {
         })
 }
 
-fn model(buffer: &Registered, fine: &[u64], page: u64, offset: u64) -> u64 {
+fn model(buffer: &Folios, fine: &[u64], page: u64, offset: u64) -> u64 {
     let at = (buffer.addr() as u64 & (page - 1)) + offset;
     fine[(at / 4096) as usize] + at % 4096
 }

@@ -3,7 +3,7 @@
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
 use pinfold_core::addr::{Iova, PageSize, Segment};
-use pinfold_core::folio::Registered;
+use pinfold_core::folio::Folios;
 use pinfold_core::gather::Profile;
 use pinfold_core::gather::prp::{ControllerPage, Prps};
 use pinfold_core::gather::sgl::Sgl;
@@ -34,7 +34,7 @@ proptest! {
         let tail = tail.min(whole - head - 1);
         let addr = 0x7000_0000 + usize::try_from(head).unwrap();
         let device = pages.iter().copied().map(Iova::new);
-        let buffer = Registered::from_pages(addr, whole - head - tail, PageSize::Size4K, device).unwrap();
+        let buffer = Folios::from_pages(addr, whole - head - tail, PageSize::Size4K, device).unwrap();
         let page_segments: Vec<Segment> = pages.iter().map(|&page| seg(page, 4096)).collect();
         let model = bytes(&page_segments)[usize::try_from(head).unwrap()..usize::try_from(whole - tail).unwrap()].to_vec();
 

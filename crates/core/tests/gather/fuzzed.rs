@@ -4,7 +4,7 @@
 use crate::controller::{seg, walk_prps, walk_sgl};
 use crate::pages::Pages;
 use pinfold_core::addr::{IovaRange, Segment};
-use pinfold_core::folio::Registered;
+use pinfold_core::folio::Folios;
 use pinfold_core::gather::prp::{ControllerPage, PrpError, Prps};
 use pinfold_core::gather::sgl::{Sgl, SglError};
 use pinfold_core::gather::{GatherError, Profile};
@@ -76,7 +76,7 @@ fn part(addr: u64, segments: &[Segment], offset: u64, len: u64) -> Option<Vec<Se
         .iter()
         .try_fold(0u64, |sum, s| sum.checked_add(s.len).filter(|sum| *sum <= 1 << 30))?;
     let buffer =
-        Registered::from_segments(usize::try_from(addr).ok()?, segments.iter().copied()).ok()?;
+        Folios::from_segments(usize::try_from(addr).ok()?, segments.iter().copied()).ok()?;
     let part: Vec<Segment> = buffer.segments(offset, len).ok()?.collect();
     let mut at = offset;
     for segment in &part {

@@ -11,7 +11,7 @@ use crate::sys::limits::{MemlockLimit, MemlockRefusal};
 use crate::sys::pages::Pagemap;
 use crate::sys::{Errno, uring};
 use pinfold_core::folio::BufferError;
-pub use pinfold_core::folio::Registered;
+pub use pinfold_core::folio::Folios;
 use pinfold_core::mem::DmaMemory;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -40,7 +40,7 @@ impl Drop for Pin {
 /// Memory that keeps its frames, and its folios at their physical addresses.
 #[derive(Debug)]
 pub(crate) struct PinnedFolios {
-    table: Registered,
+    table: Folios,
     #[cfg_attr(not(test), expect(dead_code, reason = "held, not read"))]
     pin: Pin,
 }
@@ -72,7 +72,7 @@ impl PinnedFolios {
         let segments =
             survey(memory)?.frames(&pagemap).map_err(|addr| PinError::FramesUnknown { addr })?;
         debug_assert_eq!(segments.iter().map(|segment| segment.len).sum::<u64>(), len as u64);
-        Ok(Self { table: Registered::from_segments(addr, segments)?, pin })
+        Ok(Self { table: Folios::from_segments(addr, segments)?, pin })
     }
 
     /// Returns whether a ring of this module pins it.
@@ -82,7 +82,7 @@ impl PinnedFolios {
     }
 
     /// Returns where each byte is physically.
-    pub(crate) fn table(&self) -> &Registered {
+    pub(crate) fn table(&self) -> &Folios {
         &self.table
     }
 }

@@ -4,7 +4,7 @@
 use crate::sys::pages::{Entry, Mappings, MmapRegion, Pagemap};
 use crate::sys::{Errno, bytes};
 use pinfold_core::addr::{Iova, PageSize, Segment};
-use pinfold_core::folio::{BufferError, Registered};
+use pinfold_core::folio::{BufferError, Folios};
 use pinfold_core::mem::DmaMemory;
 use std::fmt;
 
@@ -383,7 +383,7 @@ fn check_extent(addr: usize, len: u64) -> Result<usize, MemoryError> {
     if len == 0 {
         return extent(BufferError::Empty { addr });
     }
-    if len > Registered::MAX_BYTES {
+    if len > Folios::MAX_BYTES {
         return extent(BufferError::TooLong { len });
     }
     // Its last page ends in the address space as well.

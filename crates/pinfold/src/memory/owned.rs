@@ -6,7 +6,7 @@ mod tests;
 use super::attachment::{Attachments, DomainOps, Fixed, MappingPolicy, count_quarantined};
 use super::claim::{Claim, ClaimedFor, InUse};
 use crate::domain::Domain;
-use crate::folios::{MemoryError, PinError, PinnedFolios, Registered, Survey};
+use crate::folios::{Folios, MemoryError, PinError, PinnedFolios, Survey};
 use pinfold_core::addr::Iova;
 use pinfold_core::domain::{BackendError, DomainId, Pinned};
 use pinfold_core::mem::DmaMemory;
@@ -325,7 +325,7 @@ impl OwnedMemory {
     ///
     /// # Errors
     /// [`PinError`]; nothing is pinned then.
-    pub fn folios(&self) -> Result<&Registered, PinError> {
+    pub fn folios(&self) -> Result<&Folios, PinError> {
         if let Some(folios) = self.0.folios.get() {
             return Ok(folios.table());
         }

@@ -3,13 +3,13 @@
 use crate::common::*;
 use crate::shapes::mixture;
 use pinfold::OwnedMemory;
-use pinfold::folios::{PinError, Registered};
+use pinfold::folios::{Folios, PinError};
 use rustix::thread::CapabilitySet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 /// Returns the folios of memory; `None` where this process may not see frames, or has no ring.
-fn folios(memory: &OwnedMemory) -> Option<&Registered> {
+fn folios(memory: &OwnedMemory) -> Option<&Folios> {
     let known = memory.folios().map(Some).or_else(|error| match error {
         PinError::FramesUnknown { .. } | PinError::NoRing(_) => {
             assert_eq!(pinned_by_kernel(), 0, "and nothing stays pinned");

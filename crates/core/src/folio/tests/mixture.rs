@@ -18,8 +18,8 @@ fn scattered(sizes: impl IntoIterator<Item = u64>) -> Vec<Segment> {
 }
 
 /// Describes the segments and checks the device address of each 4 KiB and the list of segments.
-fn check(addr: usize, segments: &[Segment]) -> Registered {
-    let buffer = Registered::from_segments(addr, segments.iter().copied()).unwrap();
+fn check(addr: usize, segments: &[Segment]) -> Folios {
+    let buffer = Folios::from_segments(addr, segments.iter().copied()).unwrap();
     let mut offset = 0;
     for segment in segments {
         for at in (0..segment.len).step_by(4096).chain([segment.len - 1]) {
@@ -78,7 +78,7 @@ fn a_tebibyte_of_hugepages_with_one_plain_page_has_a_table_of_four_mebibytes() {
     let first = scattered([4 * KIB]);
     let rest = (0..pages).map(|i| seg((i + 2) * 2 * HUGE, HUGE));
     let buffer =
-        Registered::from_segments(0x7000_0000_0000 - 4096, first.into_iter().chain(rest)).unwrap();
+        Folios::from_segments(0x7000_0000_0000 - 4096, first.into_iter().chain(rest)).unwrap();
     assert_eq!(buffer.folios() as u64, pages + 1);
     assert_eq!(buffer.table_bytes() as u64, 8 * (pages + 1));
     assert_eq!(
@@ -159,7 +159,7 @@ fn walk(runs: &[(u64, u64, u64)], offset: u64) -> (u64, u64) {
 proptest! {
     #[test]
     fn locate_agrees_with_a_walk((addr, segments) in mixtures(), picks in prop::collection::vec(any::<u64>(), 60)) {
-        let buffer = Registered::from_segments(addr, segments.iter().copied()).unwrap();
+        let buffer = Folios::from_segments(addr, segments.iter().copied()).unwrap();
         let runs = runs(&segments);
         let len: u64 = segments.iter().map(|segment| segment.len).sum();
         prop_assert_eq!((buffer.addr(), buffer.len()), (addr, len));
@@ -184,7 +184,7 @@ proptest! {
 
     #[test]
     fn segments_are_the_runs_of_the_walk((addr, segments) in mixtures(), a in any::<u64>(), b in any::<u64>()) {
-        let buffer = Registered::from_segments(addr, segments.iter().copied()).unwrap();
+        let buffer = Folios::from_segments(addr, segments.iter().copied()).unwrap();
         let offset = a % buffer.len();
         let len = 1 + b % (buffer.len() - offset);
         let runs = runs(&segments);

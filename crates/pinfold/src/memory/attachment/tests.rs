@@ -111,11 +111,12 @@ fn within_a_hugepage() -> Option<DmaMemory<'static>> {
     let _ = region.ask_for_hugepages();
     region.memory().fill(0, 16 << 20, 0).unwrap();
     let memory = region.memory().part(4096, 14 << 20).unwrap();
-    let leaf = folios::leaf(memory);
-    if leaf.is_none() {
+    let survey = folios::Survey::new(memory.addr(), memory.len() as u64).unwrap();
+    if survey.pages(PageSize::Size2M) < 8 {
         eprintln!("SKIPPED: no transparent hugepages");
+        return None;
     }
-    leaf.map(|_| memory)
+    Some(memory)
 }
 
 /// Six leaves of 2 MiB, and table pages for the 4 KiB leaves before and behind them only.

@@ -6,6 +6,7 @@ use crate::memory::attachment::fake::{FakeDomain, REACHABLE};
 use crate::memory::attachment::quarantined_here;
 use crate::sys::region::Region;
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
+use pinfold_core::addr::PageSize;
 use pinfold_core::domain::Payload;
 
 /// Sets a flag when it is dropped.
@@ -224,15 +225,19 @@ fn what_a_domain_pins_whole_is_not_pinned_again() {
 /// Memory that begins within a hugepage is found at its address by payloads all the same.
 #[test]
 fn memory_that_begins_within_a_hugepage_is_mapped_whole() {
-    let (domain, (whole, _)) = (soft(), mixed());
-    let owner: Owner = whole.reclaim().unwrap();
-    let after = owner._region.memory().part(4096, (3 << 20) - 4096).unwrap();
+    let domain = soft();
+    let region = Region::anonymous(8 << 20, 2 << 20).unwrap();
+    let _ = region.ask_for_hugepages();
+    region.memory().fill(0, 8 << 20, 0).unwrap();
+    let after = region.memory().part(4096, (8 << 20) - 4096).unwrap();
     let after = NonNull::slice_from_raw_parts(after.as_ptr(), after.len());
     // SAFETY: as in `mixed`.
-    let memory = unsafe { OwnedMemory::new(after, owner) }.unwrap();
+    let memory = unsafe { OwnedMemory::new(after, region) }.unwrap();
+    let is_huge = memory.survey().unwrap().pages(PageSize::Size2M) == 4;
     memory.map_into(&domain, MappingPolicy::Whole).unwrap();
     let mapping = domain.map(memory.take().unwrap(), FromDevice).unwrap();
     assert!(mapping.is_fixed());
+    assert!(!is_huge || mapping.iova().start().raw() % (2 << 20) == 4096, "{}", mapping.iova());
     domain.port().unwrap().write(mapping.iova().start(), b"the first page").unwrap();
     let piece = mapping.unmap().unwrap();
     assert_eq!(piece.memory().read_u8(0), Ok(b't'));

@@ -5,7 +5,7 @@ use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
 use crate::harness::{Cost, Harness, Samples, Subject};
 use crate::record::{Metric, Record};
-use pinfold::folios::Registered;
+use pinfold::folios::Folios;
 use pinfold::{Arena, Domain, MappingPolicy};
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{Block, DmaPool};
@@ -39,7 +39,7 @@ fn offsets(times: usize) -> impl Iterator<Item = u64> {
 
 fn segments(
     harness: &Harness<'_>,
-    table: &Registered,
+    table: &Folios,
     list: &PageSegments,
 ) -> Result<Vec<Record>, BenchError> {
     const CASE: &str = CASES[0];
@@ -75,7 +75,7 @@ fn segments(
 
 fn prps(
     harness: &Harness<'_>,
-    table: &Registered,
+    table: &Folios,
     list: &PageSegments,
 ) -> Result<Vec<Record>, BenchError> {
     const CASE: &str = CASES[1];
@@ -132,13 +132,13 @@ pub(super) fn registered(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>
     let times = harness.scale(16);
     harness.interleave(vec![
         Subject::new("pinfold", move |out: &mut Samples| {
-            let whole = |table: &Registered| Ok(table.table_bytes());
+            let whole = |table: &Folios| Ok(table.table_bytes());
             let (cost, table) = Cost::of(|| (0..times).try_fold(0, |_, _| once(own, whole)));
             record_table(out, REGISTER, cost, times, table?);
             Ok(())
         }),
         Subject::new("pages-4k", move |out: &mut Samples| {
-            let each = |table: &Registered| Ok(black_box(each_page(table)?).table_bytes());
+            let each = |table: &Folios| Ok(black_box(each_page(table)?).table_bytes());
             let (cost, table) = Cost::of(|| (0..times).try_fold(0, |_, _| once(own, each)));
             record_table(out, REGISTER, cost, times, table?);
             Ok(())
@@ -149,7 +149,7 @@ pub(super) fn registered(harness: &Harness<'_>, own: &Own) -> Result<Vec<Record>
 /// Pins the memory, describes it, and unpins it.
 fn once(
     own: &Own,
-    describe: impl FnOnce(&Registered) -> Result<usize, BenchError>,
+    describe: impl FnOnce(&Folios) -> Result<usize, BenchError>,
 ) -> Result<usize, BenchError> {
     describe(own.memory()?.folios()?)
 }

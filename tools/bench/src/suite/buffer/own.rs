@@ -5,7 +5,7 @@ use crate::baseline::page_segments::PageSegments;
 use crate::error::BenchError;
 use crate::suite::available_bytes;
 use pinfold::OwnedMemory;
-use pinfold::folios::{Backing, PinError, Registered, Survey};
+use pinfold::folios::{Backing, Folios, PinError, Survey};
 use pinfold_core::addr::{Iova, PageSize};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -131,7 +131,7 @@ impl Own {
 }
 
 /// Returns the memory with a segment for every 4 KiB page.
-pub(super) fn each_page(table: &Registered) -> Result<PageSegments, BenchError> {
+pub(super) fn each_page(table: &Folios) -> Result<PageSegments, BenchError> {
     let each = table.segments(0, table.len())?.flat_map(|segment| {
         let start = segment.iova.raw();
         (start..start + segment.len).step_by(4096).map(Iova::new)
