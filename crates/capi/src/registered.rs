@@ -33,7 +33,10 @@ const PAGE: usize = 4096;
 /// pf_unregister() all of it is mapped there, for reading and writing, so that pf_iova(),
 /// pf_segments() and requests find it by its address.
 ///
-/// The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed.
+/// The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed. Where they
+/// are hugepages, the addresses are such that leaves of 2 MiB or 1 GiB map them, also where the memory
+/// begins within one. A real device's mapping pins them, and RLIMIT_MEMLOCK is charged `len` bytes for
+/// each domain; the table of a ring is charged hugepages whole, once.
 ///
 /// Memory may be registered with several domains, by one call for each, always as the same bytes: it
 /// stays one memory of the program, which has it back when the last of the registrations has ended.
