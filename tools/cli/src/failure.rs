@@ -19,7 +19,7 @@ pub(crate) enum Exit {
     Failed,
     /// The command line requests something unknown or impossible.
     Usage,
-    /// SIGINT, SIGTERM or SIGHUP.
+    /// SIGINT, SIGTERM, SIGHUP or SIGXCPU.
     Interrupted,
     /// A command that the program has run failed with this code.
     Command(u8),

@@ -1,10 +1,10 @@
-//! SIGINT, SIGTERM and SIGHUP: a flag that the engines check, so that unfinished work is undone
-//! before the program ends, and a bound on the time this may take.
+//! SIGINT, SIGTERM, SIGHUP and SIGXCPU: a flag that the engines check, so that unfinished work is
+//! undone before the program ends, and a bound on the time this may take.
 
 use crate::output;
 use pinfold::Signals;
 use pinfold::probe::threads;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXCPU, SIGXFSZ};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,8 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Catches the first SIGINT, SIGTERM or SIGHUP and raises the flag. One that comes more than a
+    /// Catches the first SIGINT, SIGTERM, SIGHUP or SIGXCPU (`ulimit -t`, whose hard limit comes
+    /// later) and raises the flag. One that comes more than a
     /// second later (SIGINT: a quarter), or 10 s, ends the program, even while its other threads
     /// wait for a file system that does not respond. Signals that were ignored stay ignored.
     /// SIGXFSZ (`ulimit -f`) is ignored: the write that exceeds the limit fails like any other.
@@ -38,7 +39,7 @@ impl Interrupt {
     /// A signal cannot be blocked, or the thread that waits for the signals cannot be started.
     pub(crate) fn catch() -> io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
-        let blocked = Signals::block(&[SIGINT, SIGTERM, SIGHUP]);
+        let blocked = Signals::block(&[SIGINT, SIGTERM, SIGHUP, SIGXCPU]);
         let signals = blocked.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         let raised = Arc::clone(&flag);
         let waiter = std::thread::Builder::new().name("signals".into());
@@ -78,6 +79,8 @@ fn wait_for_signals(signals: Signals, raised: &AtomicBool) {
     let first = Instant::now();
     let why = loop {
         match signals.wait(Some(GRACE.saturating_sub(first.elapsed()))) {
+            // Sent with each second of processor time beyond the limit.
+            Some(SIGXCPU) => {}
             Some(number) if first.elapsed() < if number == SIGINT { SAME_INT } else { SAME } => {}
             Some(_) => break "interrupted again".to_owned(),
             None => {

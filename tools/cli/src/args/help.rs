@@ -67,8 +67,8 @@ macro_rules! exits {
         concat!(
             failures!(),
             "\
-  130  stopped by SIGINT, SIGTERM or SIGHUP, after unfinished work was undone, or what was done \
-was reported
+  130  stopped by SIGINT, SIGTERM, SIGHUP or SIGXCPU, after unfinished work was undone, or what \
+was done was reported
 
 ",
             second_signal!()
@@ -335,8 +335,8 @@ Exit codes:
   0    all was replayed
   1    the trace has no usable event, or a policy failed; one line on standard error says why
   2    the command line asks for something unknown or impossible
-  130  stopped by SIGINT, SIGTERM or SIGHUP; the report of the policies that were completed is \
-printed, and says so
+  130  stopped by SIGINT, SIGTERM, SIGHUP or SIGXCPU; the report of the policies that were \
+completed is printed, and says so
 
 ";
     "  pinfold replay --how

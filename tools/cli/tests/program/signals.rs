@@ -146,13 +146,14 @@ fn two_signals_at_once_are_one() {
 fn one_signal_ends_a_hanging_run_after_the_grace_period() {
     let folder = Folder::new();
     let Some(hung) = Hung::mount(&folder) else { return };
-    let children: Vec<_> = [Signal::INT, Signal::TERM, Signal::HUP]
-        .map(|number| {
-            let child = start_hanging(&format!("io {}/data --size 1M", hung.mount));
-            signal(&child, number);
-            child
-        })
-        .into();
+    let children = [Signal::INT, Signal::TERM, Signal::HUP, Signal::XCPU].map(|number| {
+        let child = start_hanging(&format!("io {}/data --size 1M", hung.mount));
+        signal(&child, number);
+        child
+    });
+    // The kernel sends it each second.
+    std::thread::sleep(Duration::from_millis(1500));
+    signal(&children[3], Signal::XCPU);
     for child in children {
         finish(child).failed(130, &["interrupted", "not completed after 10 s"]);
     }
@@ -168,17 +169,27 @@ fn one_signal_ends_a_run_whose_device_is_not_ready() {
     server.terminate();
     assert_eq!(server.wait().json()["command"], "serve");
     let source = folder.file("in", &bytes(1 << 20));
-    for line in [
-        format!("io soft:16M,{device} --rw write --json"),
-        format!("copy {source} soft:{},{device} --json", folder.arg("out")),
+    let file_target = format!("copy {source} soft:{},{device} --json", folder.arg("out"));
+    for (line, number) in [
+        (format!("io soft:16M,{device} --rw write --json"), Signal::TERM),
+        (file_target.clone(), Signal::TERM),
+        // `ulimit -t`.
+        (file_target, Signal::XCPU),
         // Nothing but the flush is left.
-        format!("copy {} soft:{},{device} --json", folder.file("empty", b""), folder.arg("out")),
+        (
+            format!(
+                "copy {} soft:{},{device} --json",
+                folder.file("empty", b""),
+                folder.arg("out")
+            ),
+            Signal::TERM,
+        ),
     ] {
         let child = start(&words(&line));
         wait_until_blocked(&child, Signal::TERM);
         // Until it waits for the device; a signal that comes before has the same end.
         std::thread::sleep(Duration::from_millis(500));
-        signal(&child, Signal::TERM);
+        signal(&child, number);
         let ended = finish(child);
         assert!(ended.out.contains("interrupted"), "{line}: {ended:#?}");
         ended.failed(130, &["pinfold: interrupted"]);
