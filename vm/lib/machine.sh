@@ -6,6 +6,7 @@
 # | nvme1        | 0000:02:00.0 | 4 KiB blocks, MDTS 16 KiB, 256 MiB                               | nvme1             |
 # | nvme2        | 0000:03:00.0 | no MDTS; namespace 1: 512-byte, namespace 2: 4 KiB; 256 MiB each | nvme2             |
 # | vda          | 0000:04:00.0 | virtio-blk behind the IOMMU, 64 MiB                              | vblk              |
+# | sda          | 0000:00:13.0 | AHCI, a SATA disk of 64 MiB                                      | ahci              |
 # | (none)       | 0000:00:12.0 | QEMU's edu, a DMA engine of 4 KiB                                | edu               |
 #
 # Each disk is behind a root port of its own (00:04.0 to 00:07.0), and therefore an IOMMU group of its
@@ -36,11 +37,13 @@ machine_arguments() {
     image "$work/nvme2-1.raw" 256M
     image "$work/nvme2-2.raw" 256M
     image "$work/vblk.raw" 64M
+    image "$work/sata.raw" 64M
     drive nvme0 "$work/nvme0.raw"
     drive nvme1 "$work/nvme1.raw"
     drive nvme2-1 "$work/nvme2-1.raw"
     drive nvme2-2 "$work/nvme2-2.raw"
     drive vblk "$work/vblk.raw"
+    drive sata "$work/sata.raw"
     machine+=(
         -device nvme,id=nvme0,bus=port0,serial=pinfold0
         -device nvme-ns,drive=nvme0,bus=nvme0,nsid=1,logical_block_size=512,physical_block_size=512
@@ -50,6 +53,8 @@ machine_arguments() {
         -device nvme-ns,drive=nvme2-1,bus=nvme2,nsid=1,logical_block_size=512,physical_block_size=512
         -device nvme-ns,drive=nvme2-2,bus=nvme2,nsid=2,logical_block_size=4096,physical_block_size=4096
         -device virtio-blk-pci,id=vblk,bus=port3,drive=vblk,iommu_platform=on,disable-legacy=on
+        -device ahci,id=ahci,bus=pcie.0,addr=0x13
+        -device ide-hd,drive=sata,bus=ahci.0,serial=pinfold-sata
         -device edu,id=edu,bus=pcie.0,addr=0x12,dma_mask=0xffffffffffffffff
     )
 }

@@ -1,7 +1,8 @@
 //! The driver and the model in one process. The model polls memory that the driver writes as its
 //! registers.
 
-use crate::disk::{Disk, Registers, Result, WaitIrq};
+use crate::block::{Blocks, Registers, Result, WaitIrq};
+use crate::disk::Disk;
 use dma_api::DmaConstraints;
 use pinfold::soft::Port;
 use pinfold::{Arena, Buffer, Domain};
