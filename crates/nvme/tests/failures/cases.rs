@@ -36,13 +36,13 @@ impl Case {
 /// All cases, in the order of the page.
 pub(crate) const CASES: &[Case] = &[
     Case {
-        name: "stale-mapping",
+        name: "stale_mapping",
         title: "after a part was unmapped, the device writes to pages that the program gave back",
         issues: &["https://github.com/spdk/spdk/issues/1705"],
         run: stale_mapping::run,
     },
     Case {
-        name: "entry-limit",
+        name: "entry_limit",
         title: "an I/O address space has 65,535 entries, and one for each page is too many",
         issues: &[
             "https://github.com/spdk/spdk/issues/915",
@@ -51,13 +51,13 @@ pub(crate) const CASES: &[Case] = &[
         run: entry_limit::run,
     },
     Case {
-        name: "list-memory",
+        name: "list_memory",
         title: "each queue pair sets megabytes aside for PRP lists",
         issues: &["https://github.com/xnvme/xnvme/issues/642"],
         run: list_memory::run,
     },
     Case {
-        name: "ring-border",
+        name: "ring_border",
         title: "a transfer crosses the border of two registered buffers, 1 GiB each at most",
         issues: &[
             "https://github.com/LMCache/LMCache/issues/4100",
@@ -66,19 +66,19 @@ pub(crate) const CASES: &[Case] = &[
         run: ring_border::run,
     },
     Case {
-        name: "early-memory",
+        name: "early_memory",
         title: "memory is registered before the device is open",
         issues: &["https://github.com/chimera-nas/libevpl/pull/86"],
         run: early_memory::run,
     },
     Case {
-        name: "failed-map",
+        name: "failed_map",
         title: "a map fails, a line is logged, and the call reports success",
         issues: &["https://github.com/spdk/spdk/issues/3772"],
         run: failed_map::run,
     },
     Case {
-        name: "double-free",
+        name: "double_free",
         title: "a block is freed twice, and a release build does not notice",
         issues: &["https://github.com/spdk/spdk/issues/3826"],
         run: double_free::run,

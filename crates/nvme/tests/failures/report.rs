@@ -1,8 +1,7 @@
 //! What a case prints: figures that it counted, messages that the library returned, and promises
-//! with whether they held. As text, or as one JSON object.
+//! with whether they held.
 
 use crate::cases::Case;
-use serde::Serialize;
 use std::fmt;
 
 /// Columns of the text.
@@ -14,8 +13,6 @@ pub(crate) struct Report {
     lines: Vec<Line>,
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "lowercase")]
 enum Line {
     /// A heading of the lines below it.
     Section(&'static str),
@@ -65,26 +62,11 @@ impl Report {
         self.lines.push(Line::Note(text.to_string()));
     }
 
-    /// Returns the case.
-    pub(crate) fn case(&self) -> &'static Case {
-        self.case
-    }
-
     /// Returns whether there are promises, and all of them held.
     pub(crate) fn held(&self) -> bool {
         let promises = || self.lines.iter().filter(|line| matches!(line, Line::Promise { .. }));
         promises().count() > 0
             && promises().all(|line| matches!(line, Line::Promise { held: true, .. }))
-    }
-
-    /// Returns the report as one line of JSON.
-    pub(crate) fn json(&self) -> String {
-        let Case { name, title, issues, .. } = self.case;
-        let (lines, held) = (&self.lines, self.held());
-        serde_json::json!({
-            "case": name, "title": title, "published": issues, "lines": lines, "held": held,
-        })
-        .to_string()
     }
 }
 
