@@ -14,12 +14,12 @@ mod serve;
 mod testpmd;
 mod vfio;
 
-pub(crate) use program::find as program;
 pub(crate) use vfio::KernelError;
 
 use crate::error::BenchError;
 use crate::harness::{Harness, Options, Progress};
 use crate::record::Record;
+use std::path::PathBuf;
 
 /// A name and its meaning.
 pub(crate) type Entry = (&'static str, &'static str);
@@ -237,6 +237,18 @@ fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Returns a program: beside this one, else the first on PATH.
+fn find_program(name: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut all =
+        folder_of_this().into_iter().chain(std::env::split_paths(&folders)).map(|at| at.join(name));
+    all.find(|path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
+}
+
+fn folder_of_this() -> Option<PathBuf> {
+    std::env::current_exe().ok()?.parent().map(PathBuf::from)
 }
 
 #[cfg(test)]

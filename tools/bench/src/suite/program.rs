@@ -1,6 +1,7 @@
 //! Programs that are measured: where they are, a run of one, its processor time, its data.
 
 use super::handle::Rng;
+use super::{find_program, folder_of_this};
 use crate::error::BenchError;
 use pinfold::CpuTime;
 use std::fs::File;
@@ -10,18 +11,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Returns a program: beside this one, else the first on PATH.
-pub(crate) fn find(name: &str) -> Option<PathBuf> {
-    let own = folder_of_this();
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let mut all = own.into_iter().chain(std::env::split_paths(&folders)).map(|at| at.join(name));
-    all.find(|path| rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok())
-}
-
 /// Returns the error that names those of `programs`, each with its package in Debian, which are
 /// missing, if any is.
 pub(super) fn missing(programs: &[(&str, &str)]) -> Option<BenchError> {
-    let lacking: Vec<_> = programs.iter().filter(|(name, _)| find(name).is_none()).collect();
+    let lacking: Vec<_> =
+        programs.iter().filter(|(name, _)| find_program(name).is_none()).collect();
     if lacking.is_empty() {
         return own().err();
     }
@@ -35,7 +29,7 @@ pub(super) fn missing(programs: &[(&str, &str)]) -> Option<BenchError> {
 
 /// Returns the program `pinfold`.
 pub(super) fn own() -> Result<PathBuf, BenchError> {
-    find("pinfold").ok_or_else(|| BenchError::NoPrograms {
+    find_program("pinfold").ok_or_else(|| BenchError::NoPrograms {
         missing: "`pinfold`".to_owned(),
         fix: "cargo build --release -p pinfold-cli, or add its folder to PATH".to_owned(),
     })
@@ -85,10 +79,6 @@ pub(super) fn figure(name: &str, out: &str, member: &str) -> Result<f64, BenchEr
         client: name.to_owned(),
         reason: format!("no {member} in {:?}", out.lines().next().unwrap_or_default()),
     })
-}
-
-fn folder_of_this() -> Option<PathBuf> {
-    std::env::current_exe().ok()?.parent().map(PathBuf::from)
 }
 
 /// Returns the folder of this program, which is on a disk where programs are built, or else that of

@@ -38,7 +38,7 @@ impl Program {
     ///
     /// # Errors
     /// A [`CallError`]: `EBUSY` or `EEXIST` if the interface has a program, `EPERM` without the
-    /// [capabilities](super::missing_capabilities); any other if the driver does not run one:
+    /// [capabilities](super::Privileges); any other if the driver does not run one:
     /// `EOPNOTSUPP`, `ERANGE` for a veth pair with a large MTU.
     pub fn attach(
         interface: &Interface,
@@ -131,7 +131,7 @@ impl Generator {
     /// calling thread.
     ///
     /// # Errors
-    /// [`CallError`]: `EPERM` without the [capabilities](super::missing_capabilities).
+    /// [`CallError`]: `EPERM` without the [capabilities](super::Privileges).
     pub fn through(interface: &Interface) -> Result<Self, CallError> {
         let program =
             bpf::load_send(interface.index()).map_err(at("bpf (the program that sends)"))?;

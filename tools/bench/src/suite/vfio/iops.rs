@@ -39,7 +39,8 @@ pub(super) struct Requirements {
 /// Returns what the measurement needs, or why it is impossible.
 pub(super) fn requirements() -> Result<Requirements, String> {
     let fio = Fio::find().ok_or("no fio on PATH: sudo apt-get install fio")?;
-    let pinfold = crate::suite::program("pinfold").ok_or("no program pinfold beside this one")?;
+    let pinfold =
+        crate::suite::find_program("pinfold").ok_or("no program pinfold beside this one")?;
     let bound = Facts::here().vfio.bound.into_iter().filter_map(|bound| bound.address.parse().ok());
     let bdf = bound.into_iter().find(|bdf| kernel::is_nvme(*bdf));
     let bdf = bdf.ok_or("no NVMe controller is bound to vfio-pci: sudo pinfold bind BDF")?;

@@ -118,7 +118,7 @@ pub(crate) struct Fio(PathBuf);
 impl Fio {
     /// Finds it.
     pub(crate) fn find() -> Option<Self> {
-        crate::suite::program("fio").map(Self)
+        crate::suite::find_program("fio").map(Self)
     }
 
     /// Returns the IOPS of random reads of `block` bytes on `disk`, `depth` in flight.
