@@ -139,7 +139,6 @@ impl Errno for RegisterError {
             Self::OtherThread | Self::Overlaps { .. } => EEXIST,
             Self::Memlock { .. } | Self::NoMemory { .. } => ENOMEM,
             Self::Memory { .. } => EFAULT,
-            Self::Full { .. } => ENOSPC,
             Self::Unsupported { .. } => ENOTSUP,
             Self::System { errno } => errno.raw(),
             _ => EINVAL,

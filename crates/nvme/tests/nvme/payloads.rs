@@ -286,7 +286,7 @@ fn a_payload_of_another_length_than_the_command_is_refused() {
     let mut rig = rig(false);
     let payload = BouncePool::<ToDevice>::new(&rig.arena).unwrap().copy_of(&[1; 511]).unwrap();
     let rejected = rig.queue.write(1, 0, 1, payload).unwrap_err();
-    assert_eq!(rejected.payload.len(), 511);
+    assert_eq!(rejected.payload.memory().len(), 511);
     drop(rejected);
     rig.end(0);
 }

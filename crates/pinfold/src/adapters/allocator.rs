@@ -60,11 +60,6 @@ impl ArenaAlloc {
         }
     }
 
-    /// Returns the arena.
-    pub fn arena(&self) -> &ArenaMemory {
-        &self.arena
-    }
-
     fn alloc_frames(&self, layout: Layout) -> Result<NonNull<u8>, AllocError> {
         let frames = frames_of(layout).ok_or(AllocError)?;
         let buffer = self.arena.alloc(frames as usize * FRAME).map_err(|_| AllocError)?;
@@ -230,11 +225,6 @@ impl<T: Plain> DmaVec<T> {
     /// Returns the vector.
     pub fn into_vec(self) -> Vec<T, ArenaAlloc> {
         self.vec
-    }
-
-    /// Returns the bytes of all frames for access by copies.
-    pub fn memory(&self) -> DmaMemory<'_> {
-        self.memory
     }
 }
 

@@ -91,10 +91,7 @@ pub fn write(
 ///
 /// # Errors
 /// [`NotFixed`].
-pub fn place(
-    table: &RingBuffers<'_>,
-    memory: DmaMemory<'_>,
-) -> Result<(*mut u8, u32, u16), NotFixed> {
+fn place(table: &RingBuffers<'_>, memory: DmaMemory<'_>) -> Result<(*mut u8, u32, u16), NotFixed> {
     let (addr, len) = (memory.addr(), memory.len());
     let index = table.index_of(memory).ok_or(NotFixed::NotRegistered { addr, len })?;
     let short = u32::try_from(len).map_err(|_| NotFixed::TooLong { len })?;

@@ -254,12 +254,6 @@ pub struct Bounced<D: Direction> {
 }
 
 impl<D: Direction> Bounced<D> {
-    /// Returns the length in bytes of the payload.
-    #[expect(clippy::len_without_is_empty, reason = "it has at least one byte")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
     /// Returns the payload for access by copies: its bytes, and no others of their page. The data
     /// that the device wrote is complete when the queue has returned the value.
     pub fn memory(&self) -> DmaMemory<'_> {

@@ -60,13 +60,9 @@ impl Buffer {
     }
 
     /// Returns the usable length in bytes: the requested one, rounded up to whole frames of 4096.
+    #[expect(clippy::len_without_is_empty, reason = "it has at least one frame")]
     pub fn len(&self) -> usize {
         self.memory.len()
-    }
-
-    /// Returns false: a buffer has at least one frame.
-    pub fn is_empty(&self) -> bool {
-        self.memory.is_empty()
     }
 
     /// Returns the bytes for access by copies, which is always possible.

@@ -470,7 +470,7 @@ impl OwnedPiece {
     }
 
     /// Returns the offset of the piece in the original memory.
-    pub fn offset(&self) -> usize {
+    fn offset(&self) -> usize {
         self.state.start + self.offset
     }
 

@@ -67,7 +67,7 @@ impl Source {
     }
 
     /// Returns the page size that the source is meant to provide.
-    pub const fn page_size(self) -> PageSize {
+    pub(crate) const fn page_size(self) -> PageSize {
         match self {
             Self::Hugetlb1G | Self::Memfd1G => PageSize::Size1G,
             Self::Hugetlb2M | Self::Memfd2M | Self::Thp => PageSize::Size2M,
@@ -281,16 +281,6 @@ pub enum NotLocked {
     Kernel(Errno),
 }
 
-impl NotLocked {
-    /// Returns the shell command that fixes it, if there is one.
-    pub fn fix(&self) -> Option<String> {
-        match self {
-            Self::Limit { requested, limit, .. } => Some(limit.raise_command(*requested)),
-            Self::Kernel(_) => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -329,8 +319,5 @@ mod tests {
             refused.to_string(),
             "RLIMIT_MEMLOCK: 16777216 bytes requested, 4096 locked already, 8388608 allowed; ulimit -l 16388"
         );
-        let refused = NotLocked::Limit { requested: 64 << 20, used: 4096, allowed: 8 << 20, limit };
-        // More than the hard limit: only root can raise that, if at all.
-        assert!(refused.fix().unwrap().contains("67112960"));
     }
 }

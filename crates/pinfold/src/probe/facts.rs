@@ -75,7 +75,7 @@ impl Facts {
     }
 
     /// Reads the files below `roots`, and adds what was found otherwise.
-    pub fn gather(roots: &Roots, memlock: MemlockLimit, live: Live) -> Self {
+    pub(super) fn gather(roots: &Roots, memlock: MemlockLimit, live: Live) -> Self {
         Self {
             kernel: files::word(&roots.proc.join("sys/kernel/osrelease")),
             memory: SystemMemory::read(&roots.proc),
@@ -188,7 +188,7 @@ pub struct Live {
 
 impl Live {
     /// Tries each of them.
-    pub fn query() -> Self {
+    fn query() -> Self {
         Self {
             hugetlb_2m: try_one_page(Source::Hugetlb2M),
             hugetlb_1g: try_one_page(Source::Hugetlb1G),

@@ -122,12 +122,6 @@ pub enum RegisterError {
         /// The place.
         index: BufferIndex,
     },
-    /// No place is vacant.
-    #[error("all {capacity} places of the table are in use: clear one first")]
-    Full {
-        /// The number of places.
-        capacity: usize,
-    },
     /// The memory overlaps another place: an address would have two indices.
     #[error(
         "{len:#x} bytes at {addr:#x} overlap {with}: clear that place first, or register the rest"

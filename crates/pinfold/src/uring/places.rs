@@ -113,12 +113,6 @@ impl Places {
         self.places.get(usize::from(index.get())).is_some_and(Option::is_some)
     }
 
-    /// Returns the first vacant place.
-    pub(super) fn first_vacant(&self) -> Option<BufferIndex> {
-        let place = self.places.iter().position(Option::is_none)?;
-        u16::try_from(place).ok().map(BufferIndex::new)
-    }
-
     /// Sets the memory of a place, which [`check`](Self::check) has accepted.
     pub(super) fn put(&mut self, index: BufferIndex, range: Range) {
         self.clear(index);
@@ -195,7 +189,6 @@ mod tests {
                 prop_assert_eq!(places.in_use(), model.iter().flatten().count());
                 let inside = model.iter().position(|p| p.is_some_and(|(a, l)| a <= addr && addr + len <= a + l));
                 prop_assert_eq!(places.of_memory(addr, len).map(|i| usize::from(i.get())), inside);
-                prop_assert_eq!(places.first_vacant().map(|i| usize::from(i.get())), model.iter().position(Option::is_none));
             }
         }
     }

@@ -145,7 +145,7 @@ impl<'m, B: Pinned> FileQueue<'m, B> {
     }
 
     /// Returns the queue depth.
-    pub fn depth(&self) -> u32 {
+    fn depth(&self) -> u32 {
         u32::try_from(self.slots.len()).unwrap_or(Self::MAX_DEPTH)
     }
 

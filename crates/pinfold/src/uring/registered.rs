@@ -123,18 +123,6 @@ impl<'m> RingBuffers<'m> {
         Ok(())
     }
 
-    /// Sets the memory of the first vacant place, and returns its index: see [`set`](Self::set).
-    /// Linear in the places.
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub fn add(&mut self, memory: Fixed<'m>, tag: u64) -> Result<BufferIndex, RegisterError> {
-        let full = RegisterError::Full { capacity: self.places.capacity() };
-        let index = self.places.first_vacant().ok_or(full)?;
-        self.set(index, memory, tag)?;
-        Ok(index)
-    }
-
     /// Vacates a place. Linux 5.13.
     ///
     /// # Errors
@@ -202,11 +190,6 @@ impl<'m> RingBuffers<'m> {
     #[inline]
     pub fn index_of(&self, memory: DmaMemory<'_>) -> Option<BufferIndex> {
         self.places.of_memory(memory.addr(), memory.len())
-    }
-
-    /// Returns the number of places.
-    pub fn capacity(&self) -> usize {
-        self.places.capacity()
     }
 
     /// Returns the number of places in use.

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Irq {
     event: OwnedFd,
-    vector: u32,
     /// Keeps all of them enabled.
     _enabled: Arc<Enabled>,
 }
@@ -111,18 +110,10 @@ fn enable(of: &Arc<Inner>, kind: u32, count: u32, has: u32) -> Result<Vec<Irq>, 
     let enabled = Arc::new(Enabled { device: Arc::clone(of), kind });
     let fds: Vec<BorrowedFd<'_>> = events.iter().map(AsFd::as_fd).collect();
     device::set_irqs(of.fd(), kind, &fds).map_err(|e| of.failed("VFIO_DEVICE_SET_IRQS", e))?;
-    Ok((0..)
-        .zip(events)
-        .map(|(vector, event)| Irq { event, vector, _enabled: Arc::clone(&enabled) })
-        .collect())
+    Ok(events.into_iter().map(|event| Irq { event, _enabled: Arc::clone(&enabled) }).collect())
 }
 
 impl Irq {
-    /// Returns its number on the device.
-    pub fn vector(&self) -> u32 {
-        self.vector
-    }
-
     /// Returns how often it was raised since the last call, and resets the count. Does not block.
     ///
     /// # Errors

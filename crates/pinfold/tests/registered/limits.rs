@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use pinfold::folios::{MemoryError, PinError, Survey};
-use pinfold::uring::{FileQueue, Note, Options, RegisterError, RingBuffers};
+use pinfold::uring::{BufferIndex, FileQueue, Note, Options, RegisterError, RingBuffers};
 use pinfold::{Buffer, OwnedMemory};
 use pinfold_core::folio::BufferError;
 use rustix::thread::CapabilitySet;
@@ -33,7 +33,7 @@ fn a_refusal_of_a_ring_names_the_charge_of_whole_folios() {
         assert_eq!(refused(&[&one, &beside, &other]), 2 * HUGE as u64);
         assert_eq!(pinned_by_kernel(), 0);
         let mut sparse = RingBuffers::sparse(&bound, 2).unwrap();
-        let set = sparse.add(one.fixed(), 0).unwrap_err();
+        let set = sparse.set(BufferIndex::new(0), one.fixed(), 0).unwrap_err();
         assert!(
             matches!(set, RegisterError::Memlock { requested, .. } if requested == HUGE as u64),
             "{set}"

@@ -80,7 +80,7 @@ impl Interface {
     }
 
     /// Returns its index.
-    pub fn index(&self) -> u32 {
+    pub(crate) fn index(&self) -> u32 {
         self.facts.index
     }
 
@@ -185,7 +185,7 @@ pub struct CallError {
 
 impl CallError {
     /// Returns whether a limit of open files refused the call.
-    pub fn is_out_of_files(&self) -> bool {
+    fn is_out_of_files(&self) -> bool {
         is_out_of_files(self.errno)
     }
 

@@ -86,13 +86,9 @@ impl ArenaMemory {
     }
 
     /// Returns the size in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it has at least one frame")]
     pub fn len(&self) -> usize {
         self.0.region().len()
-    }
-
-    /// Returns false: an arena has at least one frame.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Returns which part of the arena devices can reach.
@@ -133,7 +129,7 @@ impl ArenaMemory {
     }
 
     /// Returns whether `other` is a handle of the same arena.
-    pub fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.0.is_same(&other.0)
     }
 

@@ -146,11 +146,6 @@ impl ArenaLocal {
         unsafe { self.shares.take_back_lent() };
     }
 
-    /// Returns how many frames are cached.
-    pub fn held(&self) -> u32 {
-        self.frames.held()
-    }
-
     fn buffer(&mut self, first: Frame) -> Buffer {
         Buffer::new(ArenaMemory::from_share(self.shares.issue()), Run { first, frames: 1 })
     }
@@ -202,6 +197,6 @@ impl Batch<'_> {
 
 impl fmt::Debug for ArenaLocal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ArenaLocal").field("held", &self.held()).finish_non_exhaustive()
+        f.debug_struct("ArenaLocal").field("held", &self.frames.held()).finish_non_exhaustive()
     }
 }

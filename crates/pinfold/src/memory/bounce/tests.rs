@@ -11,7 +11,7 @@ fn arena(domain: &Domain, bytes: u64) -> Arena {
 }
 
 fn bytes_of<D: Direction>(bounced: &Bounced<D>) -> Vec<u8> {
-    let mut bytes = vec![0; bounced.len()];
+    let mut bytes = vec![0; bounced.memory().len()];
     bounced.memory().copy_to_slice(0, &mut bytes).unwrap();
     bytes
 }
@@ -75,7 +75,7 @@ fn a_probing_device_sees_bounced_payloads_and_zeroes_only() {
         .map(|&len| pool.copy_of(&vec![7; len]).unwrap())
         .collect();
     let seen = visible(&port, &arena);
-    let expected: usize = payloads.iter().map(Bounced::len).sum();
+    let expected: usize = payloads.iter().map(|payload| payload.memory().len()).sum();
     assert_eq!(seen.iter().filter(|(_, byte)| *byte == 7).count(), expected);
     assert!(seen.iter().all(|(_, byte)| matches!(byte, 0 | 7)));
     // The first byte behind a payload is of the pool, or faults.
@@ -143,7 +143,7 @@ fn impossible_lengths_and_exhaustion_name_value_and_limit() {
     let BounceError::Exhausted { bytes: 5000, block: 16384, .. } = error else { panic!("{error}") };
     assert!(matches!(pool.alloc(1), Err(BounceError::Exhausted { block: 256, .. })));
     payloads.pop();
-    assert_eq!(pool.alloc(9000).unwrap().len(), 9000);
+    assert_eq!(pool.alloc(9000).unwrap().memory().len(), 9000);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_pool_leaves_the_rest_of_the_arena_to_others() {
     assert_eq!(error, SourceError::Limit { bytes: 4096, left: 0, limit: 64 << 10 });
     assert!(arena.alloc(512 << 10).is_ok());
     payloads.pop();
-    assert_eq!(pool.alloc(10_000).unwrap().len(), 10_000);
+    assert_eq!(pool.alloc(10_000).unwrap().memory().len(), 10_000);
 }
 
 #[test]
@@ -262,5 +262,5 @@ fn a_limit_counts_what_the_pool_has_and_not_what_it_was_refused() {
         assert_eq!(limit, 32 << 10);
     }
     drop(two);
-    assert_eq!(pool.alloc(5000).unwrap().len(), 5000);
+    assert_eq!(pool.alloc(5000).unwrap().memory().len(), 5000);
 }
