@@ -325,7 +325,7 @@ impl Kernel {
             Some(Object::Container(_)) => self.container_call(id, request, caller),
             Some(Object::Group { .. }) => self.group_call(id, request, caller),
             Some(Object::Iommufd(iommufd)) => match iommufd.call(&self.shared, caller, request) {
-                Some(answer) => answer.into(),
+                Some(reply) => reply,
                 None => {
                     self.shared.not_covered(&format!("request {request:#x} of an iommufd"));
                     Reply::Error(libc::ENOTTY)

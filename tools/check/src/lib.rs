@@ -161,13 +161,14 @@ fn start_error(SpawnError { step, error }: SpawnError, program: &OsString) -> Ch
     const NEXT: &str = "run it as root, allow user namespaces \
         (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), \
         or, in Docker, use --security-opt seccomp=unconfined --cap-add SYS_ADMIN";
+    const FULL: &str = "raise the limits of namespaces (sysctl user.max_user_namespaces, \
+        user.max_mnt_namespaces)";
+    let next = if error.raw_os_error() == Some(libc::ENOSPC) { FULL } else { NEXT };
     match step {
         Step::UserNamespace | Step::UserMap => {
-            CheckError::Namespace { what: "a user namespace", error, next: NEXT }
+            CheckError::Namespace { what: "a user namespace", error, next }
         }
-        Step::MountNamespace => {
-            CheckError::Namespace { what: "a mount namespace", error, next: NEXT }
-        }
+        Step::MountNamespace => CheckError::Namespace { what: "a mount namespace", error, next },
         Step::Mount => CheckError::Namespace {
             what: "devices in /dev and /sys",
             error,

@@ -118,30 +118,7 @@ impl Supervisor {
 
     fn answer(&mut self, call: &Notification) -> io::Result<()> {
         let reply = self.reply(call);
-        let is_answered = match reply {
-            Reply::Value(value, undo) => {
-                let answered = self.listener.answer(call.id, value)?;
-                // The caller was killed: it has not seen the mapping.
-                if !answered && let Some((space, span)) = undo {
-                    space.remove(span, &process::Site::default());
-                }
-                answered
-            }
-            Reply::Error(errno) => self.listener.fail(call.id, errno)?,
-            Reply::Resume => self.listener.resume(call.id)?,
-            Reply::Descriptor(fd, cloexec) => {
-                match self.listener.inject(call.id, fd.as_fd(), cloexec) {
-                    Ok(answered) => answered,
-                    // Its table of descriptors is full.
-                    Err(error) => {
-                        let errno = error.raw_os_error().unwrap_or(libc::EMFILE);
-                        self.listener.fail(call.id, errno)?
-                    }
-                }
-            }
-        };
-        let _ = is_answered;
-        Ok(())
+        send(&self.listener, call.id, reply)
     }
 
     fn reply(&mut self, call: &Notification) -> Reply {
@@ -243,6 +220,32 @@ impl Supervisor {
     }
 }
 
+/// Sends the answer to a call. One that finds no waiter, because its caller was killed, is undone: a
+/// mapping is removed, and a descriptor is closed, which ends its object.
+fn send(listener: &Listener, id: u64, reply: Reply) -> io::Result<()> {
+    match reply {
+        Reply::Value(value, undo) => {
+            let is_answered = listener.answer(id, value)?;
+            if !is_answered && let Some((space, span)) = undo {
+                space.remove(span, &process::Site::default());
+            }
+        }
+        Reply::Error(errno) => {
+            listener.fail(id, errno)?;
+        }
+        Reply::Resume => {
+            listener.resume(id)?;
+        }
+        Reply::Descriptor(fd, cloexec) => {
+            if let Err(error) = listener.inject(id, fd.as_fd(), cloexec) {
+                // Its table of descriptors is full.
+                listener.fail(id, error.raw_os_error().unwrap_or(libc::EMFILE))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Returns when a thread started, and the start of its process's stack, which is another one after
 /// an exec.
 fn start_of(tid: u32) -> Option<[u64; 2]> {
@@ -320,4 +323,69 @@ pub(crate) fn may_mount() -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let set = line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok());
     set.is_some_and(|set| set & CAP_SYS_ADMIN != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::{Entry, Space, Span};
+    use crate::sys::spawn::spawn;
+    use std::process::Child;
+
+    /// Returns a program that waits for the answer to its first open.
+    fn waiting() -> Option<(Child, Listener, Notification)> {
+        let program = ["cat", "/dev/null"].map(Into::into);
+        // Where a namespace is refused, no test of check can run.
+        let (child, listener) = spawn(&program, Vec::new(), !may_mount()).ok()?;
+        loop {
+            if let Some(call) = listener.receive().unwrap() {
+                return Some((child, listener, call));
+            }
+        }
+    }
+
+    fn mapped() -> (Arc<Space>, Span) {
+        let (space, span) = (Arc::new(Space::default()), Span::new(0x1000, 4096).unwrap());
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let (vaddr, site) = (0x1000, process::Site::default());
+        space.insert(Entry { span, vaddr, read: true, write: true, memory, serial: 0, site });
+        (space, span)
+    }
+
+    #[test]
+    fn a_map_whose_caller_is_gone_is_undone() {
+        let Some((mut child, listener, call)) = waiting() else { return };
+        let (space, span) = mapped();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        send(&listener, call.id, Reply::Value(0, Some((space.clone(), span)))).unwrap();
+        assert_eq!(space.count(), 0);
+        // No other answer is an error.
+        let (_, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        for reply in [Reply::Error(1), Reply::Resume, Reply::Descriptor(theirs.into(), true)] {
+            send(&listener, call.id, reply).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_descriptor_whose_caller_is_gone_is_closed() {
+        let Some((mut child, listener, call)) = waiting() else { return };
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        send(&listener, call.id, Reply::Descriptor(theirs.into(), true)).unwrap();
+        let mut polled = [PollFd::new(&ours, PollFlags::empty())];
+        rustix::event::poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        assert!(polled[0].revents().contains(PollFlags::HUP));
+    }
+
+    #[test]
+    fn a_map_whose_caller_waits_stays() {
+        let Some((mut child, listener, call)) = waiting() else { return };
+        let (space, span) = mapped();
+        send(&listener, call.id, Reply::Value(-1, Some((space.clone(), span)))).unwrap();
+        assert_eq!(space.count(), 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }

@@ -695,3 +695,6 @@ impl Observer for Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

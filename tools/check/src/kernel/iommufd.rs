@@ -2,7 +2,7 @@
 
 use super::abi::{Answer, Struct};
 use super::type1::{self, is_translated, ranges};
-use super::{Caller, Shared};
+use super::{Caller, Reply, Shared};
 use crate::findings;
 use crate::space::{Entry, Space, Span};
 use std::collections::BTreeMap;
@@ -96,20 +96,15 @@ impl Iommufd {
     }
 
     /// Answers a request; `None` for one that is not covered.
-    pub(crate) fn call(
-        &mut self,
-        shared: &Shared,
-        caller: &Caller,
-        request: u32,
-    ) -> Option<Answer> {
+    pub(crate) fn call(&mut self, shared: &Shared, caller: &Caller, request: u32) -> Option<Reply> {
         use super::abi;
         Some(match request {
-            abi::IOMMU_DESTROY => self.destroy(caller),
-            abi::IOAS_ALLOC => self.alloc(caller),
-            abi::IOAS_COPY => self.copy(shared, caller),
-            abi::IOAS_IOVA_RANGES => self.iova_ranges(shared, caller),
-            abi::IOAS_MAP => self.map(shared, caller),
-            abi::IOAS_UNMAP => self.unmap(shared, caller),
+            abi::IOMMU_DESTROY => self.destroy(caller).into(),
+            abi::IOAS_ALLOC => self.alloc(caller).into(),
+            abi::IOAS_COPY => self.copy(shared, caller).unwrap_or_else(Reply::Error),
+            abi::IOAS_IOVA_RANGES => self.iova_ranges(shared, caller).into(),
+            abi::IOAS_MAP => self.map(shared, caller).unwrap_or_else(Reply::Error),
+            abi::IOAS_UNMAP => self.unmap(shared, caller).into(),
             _ => return None,
         })
     }
@@ -191,7 +186,7 @@ impl Iommufd {
         if space.overlapping(span).is_some() { Err(libc::EEXIST) } else { Ok(()) }
     }
 
-    fn map(&self, shared: &Shared, caller: &Caller) -> Answer {
+    fn map(&self, shared: &Shared, caller: &Caller) -> Result<Reply, i32> {
         let mut command = Struct::extensible(&caller.memory, caller.argument, 40, 40)?;
         let (flags, id) = (command.u32(4), command.u32(8));
         let (vaddr, len) = (command.u64(16), command.u64(24));
@@ -223,10 +218,11 @@ impl Iommufd {
         let (read, write) = (flags & READABLE != 0, flags & WRITEABLE != 0);
         type1::add(shared, caller, &space, span, vaddr, read, write).map_err(refused)?;
         command.set_u64(32, at);
-        command.write(&caller.memory, caller.argument)
+        command.write(&caller.memory, caller.argument)?;
+        Ok(Reply::Value(0, Some((space, span))))
     }
 
-    fn copy(&self, shared: &Shared, caller: &Caller) -> Answer {
+    fn copy(&self, shared: &Shared, caller: &Caller) -> Result<Reply, i32> {
         let mut command = Struct::extensible(&caller.memory, caller.argument, 40, 40)?;
         let (flags, to, from) = (command.u32(4), command.u32(8), command.u32(12));
         let (len, to_iova, from_iova) = (command.u64(16), command.u64(24), command.u64(32));
@@ -256,7 +252,8 @@ impl Iommufd {
         let (read, site) = (flags & READABLE != 0, caller.site());
         space.insert(Entry { span, vaddr, read, write, site, serial: 0, memory: entry.memory });
         command.set_u64(24, at);
-        command.write(&caller.memory, caller.argument)
+        command.write(&caller.memory, caller.argument)?;
+        Ok(Reply::Value(0, Some((space, span))))
     }
 
     fn unmap(&self, shared: &Shared, caller: &Caller) -> Answer {
@@ -286,5 +283,40 @@ impl Iommufd {
         }
         command.set_u64(16, removed);
         command.write(&caller.memory, caller.argument)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::abi;
+    use crate::process::Memory;
+
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+
+    #[test]
+    fn maps_can_be_undone() {
+        let shared = Shared { findings: Arc::default(), functions: Vec::new(), iova_bits: 39 };
+        let memory = Arc::new(Memory::of(std::process::id()).unwrap());
+        let mut iommufd = Iommufd::default();
+        let mut call = |request: u32, words: &[u32]| {
+            let caller = Caller::new(std::process::id(), 0, words.as_ptr() as u64, memory.clone());
+            iommufd.call(&shared, &caller, request).unwrap()
+        };
+        let page = Box::new(Page([0; 4096]));
+        let vaddr = std::ptr::from_ref(&*page) as u64;
+        let (low, high) = (vaddr as u32, (vaddr >> 32) as u32);
+        assert!(matches!(call(abi::IOAS_ALLOC, &[12, 0, 0]), Reply::Value(0, None)));
+        let flags = FIXED | WRITEABLE | READABLE;
+        let map = [40, flags, 1, 0, low, high, 4096, 0, 0x10_0000, 0];
+        let Reply::Value(0, Some((space, span))) = call(abi::IOAS_MAP, &map) else { panic!() };
+        assert_eq!((span, space.count()), (Span::new(0x10_0000, 4096).unwrap(), 1));
+        let copy = [40, flags, 1, 1, 4096, 0, 0x20_0000, 0, 0x10_0000, 0];
+        let Reply::Value(0, Some((space, span))) = call(abi::IOAS_COPY, &copy) else { panic!() };
+        assert_eq!((span, space.count()), (Span::new(0x20_0000, 4096).unwrap(), 2));
+        // One that is refused leaves the mapping that is there.
+        assert!(matches!(call(abi::IOAS_MAP, &map), Reply::Error(libc::EEXIST)));
+        assert_eq!(page.0[0], 0);
     }
 }

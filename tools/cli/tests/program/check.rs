@@ -178,6 +178,82 @@ fn standard_output_is_the_programs() {
     assert!(ended.err.starts_with("check: 0 commands; 0 errors"), "{ended:#?}");
 }
 
+#[test]
+fn the_severity_that_fails_is_chosen() {
+    let faults = program("faults");
+    let faults = faults.to_str().unwrap();
+    // One is a warning, and one a note.
+    for (fault, limit, code) in [
+        ("unmap-part", "error", 0),
+        ("unmap-part", "warning", 3),
+        ("unmap-part", "note", 3),
+        ("maps-left", "warning", 0),
+        ("maps-left", "note", 3),
+        ("opcode", "error", 3),
+    ] {
+        let (ended, report) = check(&["--fail-on", limit], &[faults, fault]);
+        assert_eq!(ended.code, Some(code), "{fault}, {limit}: {report:#}{ended:#?}");
+    }
+}
+
+// Machines that refuse it.
+
+/// Runs check where a system call fails with an error number, with the words of `before` in front;
+/// returns what it prints.
+fn refused(before: &[&str], call: &str, errno: i32) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode).unwrap();
+    let (own, refuse) = (folder.path().join("pinfold"), folder.path().join("refuse"));
+    std::fs::copy(env!("CARGO_BIN_EXE_pinfold"), &own).unwrap();
+    std::fs::copy(program("refuse"), &refuse).unwrap();
+    let (first, rest) = before.split_first().unwrap();
+    let mut command = Command::new(first);
+    command.args(rest).arg(&refuse).args([call, &errno.to_string()]).arg(&own);
+    let ended = command.args(["check", "--", "true"]).output().unwrap();
+    let err = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!(ended.status.code(), Some(125), "{call}, {errno}: {err}");
+    err
+}
+
+#[test]
+fn a_refusal_is_named() {
+    let filter = "cannot install seccomp's notification";
+    let namespace =
+        if rustix::process::geteuid().is_root() { "a mount namespace" } else { "a user namespace" };
+    for (call, errno, messages) in [
+        // EINVAL: before Linux 5.19 a flag is not known.
+        ("seccomp", 22, [filter, "it needs Linux 5.19"]),
+        // EBUSY, EPERM.
+        ("seccomp", 16, [filter, "another program already receives"]),
+        ("seccomp", 1, [filter, "the container's seccomp profile"]),
+        ("unshare", 1, [namespace, "--security-opt seccomp=unconfined"]),
+        // ENOSPC, EACCES.
+        ("unshare", 28, [namespace, "user.max_user_namespaces"]),
+        ("mount", 13, ["devices in /dev and /sys", "a security module"]),
+    ] {
+        let err = refused(&["env"], call, errno);
+        assert!(messages.iter().all(|message| err.contains(message)), "{call}, {errno}: {err}");
+    }
+}
+
+#[test]
+fn a_refused_user_namespace_is_named() {
+    if rustix::process::geteuid().is_root() {
+        let user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+        let err = refused(&user, "unshare", 1);
+        assert!(err.contains("cannot give the program a user namespace: "), "{err}");
+    }
+}
+
+#[test]
+fn check_under_check_says_why_not() {
+    let own = env!("CARGO_BIN_EXE_pinfold");
+    let (ended, report) = check(&[], &[own, "check", "--", "true"]);
+    assert_eq!(report["exit_code"], 125, "{report:#}{ended:#?}");
+    assert!(ended.err.contains("another program already receives"), "{ended:#?}");
+}
+
 // QEMU's own driver (block/nvme.c).
 
 /// The identifiers of what QEMU's driver does wrong: it unmaps the queues of an enabled controller.
