@@ -332,7 +332,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',')]
     pub(crate) knob: Vec<pinfold_check::Knob>,
 
-    /// The width of the IOMMU
+    /// The width of the IOMMU: 39 or 48
     #[arg(long, value_name = "BITS", default_value_t = 39, value_parser = iova_bits)]
     pub(crate) iova_bits: u32,
 
@@ -348,7 +348,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_enum, value_name = "SEVERITY", default_value_t = FailOn::Error)]
     pub(crate) fail_on: FailOn,
 
-    /// Do not report the findings whose identifiers are in this file, one a line
+    /// Do not report the findings whose identifiers are in this file, one a line; # begins a comment
     #[arg(long, value_name = "FILE")]
     pub(crate) suppress: Option<PathBuf>,
 

@@ -97,17 +97,33 @@ pub(crate) enum Failure {
     /// A program could not be checked.
     #[error(transparent)]
     Check(#[from] pinfold_check::CheckError),
-    /// A file of `check` cannot be read or written.
-    #[error("{name}: {error}")]
-    CheckImage {
+    /// A file of `check` cannot be used.
+    #[error("cannot {attempt} {name}: {error}")]
+    CheckFile {
+        /// What was attempted.
+        attempt: &'static str,
         /// The file.
         name: String,
         /// The system's error.
         error: std::io::Error,
     },
     /// A file of suppressions has an unknown identifier.
-    #[error("{0}")]
-    CheckSuppress(String),
+    #[error("{file}: {id:?} is not the identifier of a finding (docs/check.md lists them)")]
+    CheckSuppressed {
+        /// The file.
+        file: String,
+        /// The identifier.
+        id: String,
+    },
+    /// There are more devices than bus numbers.
+    #[error(
+        "device {number} has no address: buses are numbered from 1 to 255; give the others their own, as in \
+         0001:01:00.0=soft:1G"
+    )]
+    CheckDevices {
+        /// The number of the first device without one.
+        number: u32,
+    },
     /// A device could not be bound or unbound.
     #[error(transparent)]
     Bind(#[from] pinfold::pci::BindError),
@@ -230,9 +246,10 @@ impl Failure {
             ) => Exit::Usage,
             Self::Serve(error) if error.is_usage() => Exit::Usage,
             Self::Serve(ServeError::Command { code, .. }) => Exit::Command(*code),
-            Self::Check(_) | Self::CheckImage { .. } | Self::CheckSuppress(_) => {
+            Self::Check(_) | Self::CheckFile { .. } | Self::CheckSuppressed { .. } => {
                 Exit::Command(CHECK_FAILED)
             }
+            Self::CheckDevices { .. } => Exit::Usage,
             Self::Engine(EngineError::Interrupted) => Exit::Interrupted,
             _ => Exit::Failed,
         }

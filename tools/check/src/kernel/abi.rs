@@ -1,5 +1,10 @@
 //! Numbers of `linux/vfio.h` and `linux/iommufd.h`, and access to the structures behind a pointer of
 //! the program.
+//!
+//! The library's VFIO backend has some of these numbers too. They are private to it: to share them
+//! would make the kernel's ABI a part of its API. And a wrong number that both had would hide from
+//! the tests in which its backend runs under check; these are compared with the kernel's header
+//! apart.
 
 use crate::process::Memory;
 
@@ -157,5 +162,36 @@ impl Capabilities {
         memory.write(at.wrapping_add(base as u64), &self.bytes).map_err(|_| libc::EFAULT)?;
         info.set_u32(offset_field, u32::try_from(base).unwrap_or(0));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vfio_bindings::bindings::vfio as theirs;
+
+    #[test]
+    fn requests_have_the_numbers_of_the_kernel() {
+        let base = (u32::from(theirs::VFIO_TYPE) << 8) | theirs::VFIO_BASE;
+        let calls = [
+            GET_API_VERSION,
+            CHECK_EXTENSION,
+            SET_IOMMU,
+            GROUP_GET_STATUS,
+            GROUP_SET_CONTAINER,
+            GROUP_UNSET_CONTAINER,
+            GROUP_GET_DEVICE_FD,
+            DEVICE_GET_INFO,
+            DEVICE_GET_REGION_INFO,
+            DEVICE_GET_IRQ_INFO,
+            DEVICE_SET_IRQS,
+            DEVICE_RESET,
+            IOMMU_GET_INFO,
+            IOMMU_MAP_DMA,
+            IOMMU_UNMAP_DMA,
+        ];
+        assert!((0..).zip(calls).all(|(n, call)| call == base + n));
+        let later = [DEVICE_FEATURE, DEVICE_BIND_IOMMUFD, DEVICE_ATTACH, DEVICE_DETACH];
+        assert!((17..).zip(later).all(|(n, call)| call == base + n));
     }
 }

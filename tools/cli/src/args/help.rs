@@ -237,6 +237,7 @@ what they mean.
 
 Exit codes:
   the program's, if nothing is found; 128 plus the signal that ended it
+  2    the command line is wrong
   3    there is a finding of the severity of --fail-on
   124  the program was killed at --time-limit
   125  check failed: nothing was checked

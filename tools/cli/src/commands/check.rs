@@ -42,13 +42,16 @@ struct JsonDevice<'a> {
 pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let mut devices = Vec::new();
     for (number, device) in (0u32..).zip(&args.nvme) {
-        let name = device.to_string();
         let options = device.target.soft_options();
         let media: Arc<dyn Media> = match &device.target {
             TargetSpec::SoftMemory(size, _) => Arc::new(MemoryMedia::new(size.0)),
-            TargetSpec::SoftImage(path, _) => Arc::new(
-                FileMedia::open(path, None).map_err(|error| Failure::CheckImage { name, error })?,
-            ),
+            TargetSpec::SoftImage(path, _) => {
+                Arc::new(FileMedia::open(path, None).map_err(|error| Failure::CheckFile {
+                    attempt: "open the image",
+                    name: device.to_string(),
+                    error,
+                })?)
+            }
             // The parser accepts no other.
             TargetSpec::File(_) | TargetSpec::Vfio { .. } => continue,
         };
@@ -56,7 +59,7 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
             Some(bdf) => bdf,
             None => format!("0000:{:02x}:00.0", number + 1)
                 .parse()
-                .map_err(|_| Failure::CheckSuppress("more than 255 devices".to_owned()))?,
+                .map_err(|_| Failure::CheckDevices { number: number + 1 })?,
         };
         let block_bytes = options.block_bytes;
         let group = device.group.unwrap_or(FIRST_GROUP + number);
@@ -76,8 +79,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         false => text(args, &config, &report),
     };
     match &args.report {
-        Some(path) => std::fs::write(path, text)
-            .map_err(|error| Failure::CheckImage { name: path.display().to_string(), error })?,
+        Some(path) => std::fs::write(path, text).map_err(|error| Failure::CheckFile {
+            attempt: "write the report to",
+            name: path.display().to_string(),
+            error,
+        })?,
         None => output::report(&text),
     }
     let limit = match args.fail_on {
@@ -98,16 +104,16 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
 /// Reads the identifiers of the file of `--suppress`: one a line, `#` begins a comment.
 fn suppressed(args: &CheckArgs) -> Result<Vec<String>, Failure> {
     let Some(path) = &args.suppress else { return Ok(Vec::new()) };
-    let name = path.display().to_string();
-    let text =
-        std::fs::read_to_string(path).map_err(|error| Failure::CheckImage { name, error })?;
+    let file = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| Failure::CheckFile {
+        attempt: "read the suppressions in",
+        name: file.clone(),
+        error,
+    })?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
     let ids: Vec<String> = lines.filter(|line| !line.is_empty()).map(str::to_owned).collect();
     match ids.iter().find(|id| KINDS.iter().all(|kind| kind.id != id.as_str())) {
-        Some(unknown) => Err(Failure::CheckSuppress(format!(
-            "{}: {unknown:?} is not the identifier of a finding (docs/check.md lists them)",
-            path.display()
-        ))),
+        Some(unknown) => Err(Failure::CheckSuppressed { file, id: unknown.clone() }),
         None => Ok(ids),
     }
 }

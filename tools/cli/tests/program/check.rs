@@ -254,6 +254,45 @@ fn check_under_check_says_why_not() {
     assert!(ended.err.contains("another program already receives"), "{ended:#?}");
 }
 
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    let run = |options: &[&str], words: &[&str]| {
+        let mut all = vec!["check"];
+        all.extend(options);
+        all.extend(["--", "true"]);
+        pinfold(&all).failed(125, words);
+    };
+    run(
+        &["--nvme", "soft:/nonexistent/a"],
+        &["cannot open the image soft:/nonexistent/a", "No such"],
+    );
+    run(&["--suppress", "/nonexistent/b"], &["cannot read the suppressions in /nonexistent/b"]);
+    run(&["--report", "/nonexistent/c"], &["cannot write the report to /nonexistent/c"]);
+}
+
+#[test]
+fn buses_have_255_numbers() {
+    let devices = |count: usize| {
+        let mut all = vec!["check"];
+        all.extend(["--nvme", "soft:1M"].repeat(count));
+        all.extend(["--nvme", "0001:01:00.0/9999=soft:1M", "--", "true"]);
+        pinfold(&all)
+    };
+    devices(256).failed(2, &["device 256 has no address", "1 to 255"]);
+}
+
+#[test]
+fn the_help_names_all_exit_codes_and_values() {
+    let help = pinfold(&["check", "--help"]).out;
+    let flat = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in ["\n  2    the command line", "\n  3    ", "\n  124  ", "\n  125  "] {
+        assert!(help.contains(words), "{words}: {help}");
+    }
+    for words in ["39 or 48", "# begins a comment", "--knob <NAME=VALUE>"] {
+        assert!(flat.contains(words), "{words}: {help}");
+    }
+}
+
 // QEMU's own driver (block/nvme.c).
 
 /// The identifiers of what QEMU's driver does wrong: it unmaps the queues of an enabled controller.
