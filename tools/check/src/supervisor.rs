@@ -14,8 +14,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often closed devices and masked interrupts are looked at.
+/// How often closed devices and masked interrupts are looked at, and how often after a time without
+/// a call or a command.
 const LOOK: Duration = Duration::from_millis(20);
+const IDLE_LOOK: Duration = Duration::from_millis(100);
+const BUSY_TIME: Duration = Duration::from_secs(1);
 /// The longest path that is read.
 const PATH_BYTES: usize = 4096;
 /// How many address spaces are kept open.
@@ -61,14 +64,19 @@ impl Supervisor {
         let pid = i32::try_from(program).ok().and_then(Pid::from_raw);
         let pid = pid.ok_or(io::ErrorKind::InvalidData)?;
         let mut ending = None;
+        let (mut active, mut commands) = (Instant::now(), 0);
         loop {
             let now = Instant::now();
             if end.is_some_and(|end| now >= end) {
                 ending = Some(Ending::TimeLimit);
                 kill_descendants();
             }
-            let busy = self.kernel.has_open_device() || end.is_some();
-            let (listening, ended) = self.wait(if busy { LOOK } else { LOOK * 5 })?;
+            let busy = self.kernel.has_open_device() && now.duration_since(active) < BUSY_TIME;
+            let (listening, ended) = self.wait(if busy { LOOK } else { IDLE_LOOK })?;
+            let before = std::mem::replace(&mut commands, self.commands());
+            if listening || commands != before {
+                active = Instant::now();
+            }
             if listening && let Some(notification) = self.listener.receive()? {
                 self.answer(&notification)?;
             }
@@ -98,6 +106,11 @@ impl Supervisor {
         };
         self.kernel.finish();
         Ok(ending)
+    }
+
+    /// Returns how many commands the devices have executed.
+    fn commands(&self) -> u64 {
+        self.kernel.shared.functions.iter().map(|function| function.stats().commands).sum()
     }
 
     /// Waits for a notification, a closed descriptor, or a time; returns whether there is a

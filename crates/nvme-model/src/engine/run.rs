@@ -18,12 +18,17 @@ use std::time::{Duration, Instant};
 /// The longest sleep where a driver wakes the controller. It bounds the cost of a lost wake-up; none
 /// is known.
 const WOKEN_SLEEP: Duration = Duration::from_millis(100);
-/// The sleep between two scans of shared registers, which do not wake the controller: shortly after
-/// the last command, and later.
+/// The sleep between two scans of shared registers, which do not wake the controller: for a second
+/// after the last command; then a thousandth of the time since, a millisecond at first and more
+/// rarely the longer nothing happens. Most of its cost is to wake up.
 const SCAN_SLEEP: Duration = Duration::from_micros(50);
-const LONG_SCAN_SLEEP: Duration = Duration::from_millis(1);
-/// For how long the short sleep lasts.
 const SCAN_TIME: Duration = Duration::from_secs(1);
+const LONG_SCAN_SLEEP: Duration = Duration::from_millis(5);
+
+fn scan_sleep(idle: Duration) -> Duration {
+    if idle < SCAN_TIME { SCAN_SLEEP } else { (idle / 1000).min(LONG_SCAN_SLEEP) }
+}
+
 /// Every nth scan looks at all doorbells, also at those that no queue can have.
 const WIDE_SCANS: u32 = 64;
 
@@ -58,8 +63,7 @@ impl<B: Bus> Engine<B> {
             } else {
                 let limit = match self.registers.is_shared() {
                     false => WOKEN_SLEEP,
-                    true if last_work.elapsed() < SCAN_TIME => SCAN_SLEEP,
-                    true => LONG_SCAN_SLEEP,
+                    true => scan_sleep(last_work.elapsed()),
                 };
                 let limit = self.next_due().map_or(limit, |due| due.min(limit));
                 let begun = Instant::now();
@@ -563,5 +567,17 @@ impl<B: Bus> Engine<B> {
     pub(super) fn fail(&mut self) {
         self.observe(&ModelEvent::Failed);
         self.registers.set_csts(self.registers.csts() | Csts::FATAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scans_become_rare_where_nothing_happens() {
+        let micros = |idle_ms| scan_sleep(Duration::from_millis(idle_ms)).as_micros();
+        let idle = [0, 999, 1000, 3000, 5000, 3_600_000];
+        assert_eq!(idle.map(micros), [50, 50, 1000, 3000, 5000, 5000]);
     }
 }

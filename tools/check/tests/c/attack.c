@@ -236,6 +236,16 @@ static void daemon_forever(void)
 	for (;;) pause();
 }
 
+/* A device that is enabled, and not used. */
+static void idle(void)
+{
+	start(ENTRIES);
+	puts("idle");
+	fflush(stdout);
+	sleep(60);
+	stop();
+}
+
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "";
@@ -252,6 +262,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "underneath")) underneath();
 	else if (!strcmp(mode, "full")) full();
 	else if (!strcmp(mode, "daemon")) daemon_forever();
+	else if (!strcmp(mode, "idle")) idle();
 	else { fprintf(stderr, "usage: attack MODE\n"); return 2; }
 	return 0;
 }

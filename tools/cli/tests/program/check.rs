@@ -2,9 +2,11 @@
 
 use crate::common::{Ended, Folder, bytes, pinfold};
 use serde_json::Value;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// Compiles a program of `tools/check/tests/c`.
 fn program(name: &str) -> PathBuf {
@@ -614,6 +616,35 @@ fn nothing_survives_a_kill_of_check() {
     child.kill().unwrap();
     child.wait().unwrap();
     wait(0);
+}
+
+/// Returns the processor time of a process so far.
+fn processor_time(pid: u32) -> Duration {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let of_one = |thread: std::fs::DirEntry| -> u64 {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    };
+    Duration::from_nanos(threads.map(of_one).sum())
+}
+
+#[test]
+fn a_device_that_is_not_used_costs_little() {
+    let attack = program("attack");
+    let words = ["check", "--nvme", "soft:1M", "--", attack.to_str().unwrap(), "idle"];
+    let mut child = crate::common::start(&words);
+    // The line says that the device is enabled.
+    let mut line = [0; 5];
+    child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+    // It is looked at often for a second, and then less and less.
+    std::thread::sleep(Duration::from_secs(4));
+    let (before, start) = (processor_time(child.id()), Instant::now());
+    std::thread::sleep(Duration::from_secs(3));
+    let share = (processor_time(child.id()) - before).div_duration_f64(start.elapsed());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    println!("{:.2} % of a processor", share * 100.0);
+    assert!(share < 0.02, "{:.2} % of a processor", share * 100.0);
 }
 
 // Devices and users.
