@@ -3,6 +3,7 @@
 use crate::common::{ANYWHERE, Rig, iova};
 use dma_api::{DmaCoherency, DmaDirection, DmaMapHandle, DmaOp};
 use pinfold_soft::SoftConfig;
+use std::alloc::Layout;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 
@@ -116,6 +117,13 @@ fn a_stale_handle_changes_nothing() {
     // SAFETY: refused.
     unsafe { rig.platform.unmap_streaming(stale) };
     assert_eq!(rig.platform.stats().invalid, 4);
+    // Nor does one of another length.
+    let (at, part) = (live.as_ptr(), Layout::from_size_align(99, 1).unwrap());
+    // SAFETY: a handle that is refused.
+    let part = unsafe { DmaMapHandle::new(at, live.dma_addr(), part, live.bounce_ptr()) };
+    // SAFETY: refused.
+    unsafe { rig.platform.unmap_streaming(part) };
+    assert_eq!((rig.platform.stats().invalid, rig.platform.stats().live), (5, 1));
     complete(&rig, &live, 0, 100);
     // SAFETY: mapped above.
     unsafe { rig.platform.unmap_streaming(live) };
