@@ -10,15 +10,13 @@ use std::os::unix::fs::FileExt;
 
 /// Returns the folios of memory; `None` where this process may not see frames, or has no ring.
 fn folios(memory: &OwnedMemory) -> Option<&Folios> {
-    let known = memory.folios().map(Some).or_else(|error| match error {
-        PinError::FramesUnknown { .. } | PinError::NoRing(_) => {
-            assert_eq!(pinned_by_kernel(), 0, "and nothing stays pinned");
-            skipped(&error.to_string());
-            Ok(None)
-        }
-        error => Err(error),
-    });
-    known.unwrap()
+    let found = memory.folios();
+    if let Err(error @ (PinError::FramesUnknown { .. } | PinError::NoRing(_))) = &found {
+        assert_eq!(pinned_by_kernel(), 0, "and nothing stays pinned");
+        skipped(&error.to_string());
+        return None;
+    }
+    Some(found.unwrap())
 }
 
 /// Returns the physical address of the page at an address, as the kernel tells it.
