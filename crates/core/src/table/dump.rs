@@ -73,7 +73,7 @@ impl<F: Format> Table<F> {
     /// appears, what is not mapped throughout never does, and no address appears twice. A superpage
     /// that replaces smaller leaves which have been read in part appears from there on, so that its
     /// run does not begin at a multiple of its size. Entries that are damaged are left out, as
-    /// [`translate`](Self::translate) finds nothing there.
+    /// a walk finds nothing there.
     pub fn mapped(&self) -> MappedRuns<'_, F> {
         MappedRuns { tree: &self.0, at: 0, run: None }
     }
