@@ -206,12 +206,8 @@ impl Function {
         count
     }
 
-    /// Returns whether the program has disabled the controller, and sees that it is, or the
-    /// controller was removed.
+    /// Returns whether the program has disabled the controller, and sees that it is.
     pub(crate) fn is_disabled(&self) -> bool {
-        if self.model.is_removed() {
-            return true;
-        }
         let enabled = |at| self.memory.load(at) & 1 != 0;
         !enabled(pinfold_nvme::spec::offset::CC) && !enabled(pinfold_nvme::spec::offset::CSTS)
     }

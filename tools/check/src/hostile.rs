@@ -322,7 +322,7 @@ impl Behaviour {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pinfold_nvme_model::{MemoryMedia, Namespace};
+    use pinfold_nvme_model::{MemoryMedia, ModelController, Namespace};
 
     fn device(bytes: u64) -> Given {
         Given { bytes, block_bytes: 512, not_ready: Duration::ZERO }
@@ -397,6 +397,33 @@ mod tests {
         assert_eq!(large(&Given { block_bytes: 4096, ..device(1 << 20) }), 100);
         let slow = Given { not_ready: Duration::from_millis(7), ..device(1 << 20) };
         assert_eq!(Behaviour::new(Some(1), 0, &[], &slow).value(At::NotReadyMs), 7);
+    }
+
+    #[test]
+    fn each_knob_of_commands_is_a_fault() {
+        use crate::watch::{Limits, WatchedBus};
+        let limits = Limits { block_bytes: 512, page_bytes: 4096, mdts: 0, has_sgls: false };
+        let watch = Watch::new("test".to_owned(), Arc::default(), limits, None);
+        let watch = Arc::new(watch);
+        let media = Arc::new(MemoryMedia::new(1 << 20));
+        let config = ModelConfig::new(vec![Namespace::new(media, 512).unwrap()]);
+        let model = ModelController::spawn(WatchedBus(watch.clone()), config).unwrap();
+        let named = ["late-us=77", "cfs=5", "remove=6", "crd=2"].map(|text| text.parse().unwrap());
+        Behaviour::new(None, 0, &named, &device(1 << 20)).apply(&model.faults(), &watch);
+        let rules = format!("{:?}", model.faults());
+        // The first that applies is taken: an end of the device is not delayed.
+        let retried = Status::COMMAND_INTERRUPTED.with_retry_delay(2);
+        let expected = [
+            "when: Nth(6), fault: Remove",
+            "when: Nth(5), fault: Fatal",
+            &format!("fault: Fail({retried:?})"),
+            "fault: Delay(77µs)",
+            "fault: Reorder(3)",
+            "fault: Event(66816)",
+            "fault: SpuriousInterrupts",
+        ];
+        let places: Vec<_> = expected.iter().map(|text| rules.find(text)).collect();
+        assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?} {rules}");
     }
 
     #[test]

@@ -277,8 +277,8 @@ impl<B: Bus> Engine<B> {
                 self.execute(id, command)
             }
             Fault::Remove => {
-                self.observe(&ModelEvent::Removed);
                 self.registers.remove();
+                self.observe(&ModelEvent::Removed);
                 None
             }
             Fault::Fatal => {

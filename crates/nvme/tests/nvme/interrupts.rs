@@ -63,6 +63,16 @@ fn a_queue_sleeps_until_its_interrupt_arrives() {
 }
 
 #[test]
+fn an_interrupt_without_a_completion_changes_nothing() {
+    let bench = with_vectors(2);
+    bench.model.faults().inject(Trigger::Every(1), Fault::SpuriousInterrupts);
+    let mut queue = bench.controller.create_queue_with(8, vector(&bench, 1)).unwrap();
+    write_and_read_back(&bench, &mut queue, 0, 50, 8);
+    let stats = bench.model.stats();
+    assert!(stats.interrupts >= 100 && stats.errors == 0, "{stats}");
+}
+
+#[test]
 fn each_thread_has_a_queue_with_an_interrupt_or_polled() {
     let bench = with_vectors(5);
     std::thread::scope(|scope| {

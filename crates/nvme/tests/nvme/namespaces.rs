@@ -286,6 +286,23 @@ fn events_are_reported_counted_and_requested_again() {
 }
 
 #[test]
+fn events_beside_every_command_are_reported() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    // A transient internal error, masked until its log page has been read.
+    bench.model.faults().inject(Trigger::Every(1), Fault::Event(5 << 8 | 1 << 16));
+    let mut queue = bench.controller.create_queue(1).unwrap();
+    let mut seen = Vec::new();
+    while seen.len() < 3 {
+        let flush = queue.flush(1).unwrap();
+        one(&mut queue, flush).1.unwrap();
+        seen.extend(bench.controller.events().unwrap());
+    }
+    let error = Event { kind: EventKind::Error, information: 5, log_page: 1 };
+    assert_eq!(seen, [error; 3]);
+    assert_eq!(bench.model.stats().errors, 0, "the log page can be read");
+}
+
+#[test]
 fn a_controller_without_events_works() {
     let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
     let request = |seen: &CommandInfo| {

@@ -306,7 +306,8 @@ mod tests {
         };
         let page = Box::new(Page([0; 4096]));
         let vaddr = std::ptr::from_ref(&*page) as u64;
-        let [low, high] = [vaddr & 0xffff_ffff, vaddr >> 32].map(|half| half.try_into().unwrap());
+        let half = |value: u64| u32::try_from(value & 0xffff_ffff).unwrap();
+        let (low, high) = (half(vaddr), half(vaddr >> 32));
         assert!(matches!(call(abi::IOAS_ALLOC, &[12, 0, 0]), Reply::Value(0, None)));
         let flags = FIXED | WRITEABLE | READABLE;
         let map = [40, flags, 1, 0, low, high, 4096, 0, 0x10_0000, 0];

@@ -246,6 +246,45 @@ static void idle(void)
 	stop();
 }
 
+/* A command in flight when the device fails: it is reset, and all is unmapped. */
+static void failed(void)
+{
+	start(ENTRIES);
+	CHECK(!map(FREE, 1, BOTH));
+	struct sqe c = read_to(1, FREE);
+	queue(&io, &c);
+	doorbell(&io);
+	for (int i = 0; !(reg(0x1c) & 2); i++) { CHECK(i < 1000000); usleep(10); }
+	set(0x14, 0);
+	wait_ready(0);
+	CHECK(!unmap(FREE, 1) && !unmap(0, FREE));
+}
+
+/* A command in flight when the device is removed: the program is asked for it, and all is unmapped. */
+static void removed(void)
+{
+	start(ENTRIES);
+	char buffer[sizeof(struct vfio_irq_set) + 4];
+	struct vfio_irq_set *irqs = (void *)buffer;
+	int event = eventfd(0, EFD_CLOEXEC);
+	*irqs = (struct vfio_irq_set){ .argsz = sizeof buffer, .flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER,
+		.index = VFIO_PCI_REQ_IRQ_INDEX, .count = 1 };
+	memcpy(irqs->data, &event, 4);
+	CHECK(!ioctl(device, VFIO_DEVICE_SET_IRQS, irqs));
+	CHECK(!map(FREE, 1, BOTH));
+	uint32_t id = 0;
+	uint64_t count;
+	off_t config = (off_t)VFIO_PCI_CONFIG_REGION_INDEX << 40;
+	CHECK(pread(device, &id, 4, config) == 4 && id != ~0u);
+	struct sqe c = read_to(1, FREE);
+	queue(&io, &c);
+	doorbell(&io);
+	CHECK(read(event, &count, 8) == 8);
+	CHECK(reg(0) == ~0u && reg(0x14) == ~0u && reg(0x1c) == ~0u);
+	CHECK(pread(device, &id, 4, config) == 4 && id == ~0u);
+	CHECK(!unmap(FREE, 1) && !unmap(0, FREE));
+}
+
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "";
@@ -263,6 +302,8 @@ int main(int argc, char **argv)
 	else if (!strcmp(mode, "full")) full();
 	else if (!strcmp(mode, "daemon")) daemon_forever();
 	else if (!strcmp(mode, "idle")) idle();
+	else if (!strcmp(mode, "failed")) failed();
+	else if (!strcmp(mode, "removed")) removed();
 	else { fprintf(stderr, "usage: attack MODE\n"); return 2; }
 	return 0;
 }

@@ -465,6 +465,23 @@ fn a_device_that_is_removed_ends_this_program() {
     fails_with("mdts=1,remove=3", &["the controller is gone"]);
 }
 
+/// A program is right to end with what is in flight on a device that has failed or is gone.
+fn ends_with(mode: &str, knob: &str) {
+    let options = ["--knob", knob, "--fail-on", "note"];
+    let report = attacked(&options, mode, Some(0));
+    assert!(ids(&report).is_empty(), "{report:#}");
+}
+
+#[test]
+fn a_device_that_has_failed_is_reset_without_a_finding() {
+    ends_with("failed", "cfs=1");
+}
+
+#[test]
+fn a_device_that_is_removed_is_left_without_a_finding() {
+    ends_with("removed", "remove=1");
+}
+
 #[test]
 fn pages_that_this_program_does_not_know() {
     fails_with("mpsmin=1", &["8192 bytes (CAP.MPSMIN)"]);
