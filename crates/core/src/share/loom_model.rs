@@ -52,22 +52,22 @@ fn loom_the_value_is_freed_once_after_all_uses() {
     });
 }
 
-/// Exclusive use comes after all uses by other shares: of a stock, and of what it issued.
+/// The last share takes the value out after all uses by other shares: of a stock, and of what it
+/// issued.
 #[test]
-fn loom_exclusive_use_comes_after_all_others() {
+fn loom_the_value_is_taken_out_after_all_other_uses() {
     model(|| {
         let drops = Arc::new(AtomicU64::new(0));
-        let mut front = Shared::new(Value(Arc::clone(&drops), crate::sync::UnsafeCell::new(0)));
+        let front = Shared::new(Value(Arc::clone(&drops), crate::sync::UnsafeCell::new(0)));
         let mut owner = front.stock();
         let issued = owner.issue();
         drop(owner);
         let user = thread::spawn(move || assert_eq!(read(&issued), 0));
-        if let Some(value) = front.get_mut() {
-            // SAFETY: borrowed mutably; loom reports it if the read above is not ordered before it.
+        if let Some(value) = front.into_inner() {
+            // SAFETY: taken out; loom reports it if the read above is not ordered before it.
             value.1.with_mut(|cell| unsafe { *cell = 0 });
         }
         user.join().unwrap();
-        drop(front.into_inner().expect("the only share"));
         assert_eq!(drops.load(Ordering::SeqCst), 1);
     });
 }
