@@ -58,7 +58,7 @@ pub struct ModelConfig {
 
 impl ModelConfig {
     /// Returns the size of a page in bytes.
-    pub(crate) fn page_bytes(&self) -> usize {
+    pub(crate) fn page_size(&self) -> usize {
         PAGE_BYTES << self.mpsmin
     }
 

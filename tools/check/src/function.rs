@@ -114,7 +114,7 @@ impl Function {
         let irqs = Arc::new(Irqs::new(memory.clone(), MSIX_TABLE, findings.clone()));
         let limits = Limits {
             block_bytes,
-            page_bytes: PAGE << config.mpsmin,
+            page_size: PAGE << config.mpsmin,
             mdts: config.mdts,
             has_sgls: config.sgls != pinfold_nvme::spec::SglSupport::Unsupported,
         };

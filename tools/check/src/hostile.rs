@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn each_knob_of_commands_is_a_fault() {
         use crate::watch::{Limits, WatchedBus};
-        let limits = Limits { block_bytes: 512, page_bytes: 4096, mdts: 0, has_sgls: false };
+        let limits = Limits { block_bytes: 512, page_size: 4096, mdts: 0, has_sgls: false };
         let watch = Watch::new("test".to_owned(), Arc::default(), limits, None);
         let watch = Arc::new(watch);
         let media = Arc::new(MemoryMedia::new(1 << 20));

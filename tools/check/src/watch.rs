@@ -28,7 +28,7 @@ const ADMIN_OPCODES: [u8; 31] = [
 pub(crate) struct Limits {
     pub(crate) block_bytes: u32,
     /// The size of a page (CC.MPS).
-    pub(crate) page_bytes: u64,
+    pub(crate) page_size: u64,
     pub(crate) mdts: u8,
     pub(crate) has_sgls: bool,
 }
@@ -294,7 +294,7 @@ impl Watch {
             }
             return spans;
         }
-        let page = self.limits.page_bytes;
+        let page = self.limits.page_size;
         let (prp1, prp2) = (command.prp1.get(), command.prp2.get());
         let first = (page - prp1 % page).min(left);
         add(prp1, first);
@@ -419,7 +419,7 @@ impl Watch {
             (_, Status::INVALID_FIELD) => {
                 let limit = match self.limits.mdts {
                     0 => u64::MAX,
-                    shift => self.limits.page_bytes.checked_shl(shift.into()).unwrap_or(u64::MAX),
+                    shift => self.limits.page_size.checked_shl(shift.into()).unwrap_or(u64::MAX),
                 };
                 let is_sgl = command.flags & Command::PSDT_SGL != 0;
                 if self.data_bytes(queue, command) > limit {

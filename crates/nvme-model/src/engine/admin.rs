@@ -167,7 +167,7 @@ impl<B: Bus> Engine<B> {
         if command.cdw11.get() & create_cq::CONTIGUOUS == 0 {
             return Err(Status::INVALID_FIELD);
         }
-        if !command.prp1.get().is_multiple_of(self.config.page_bytes() as u64) {
+        if !command.prp1.get().is_multiple_of(self.config.page_size() as u64) {
             return Err(Status::PRP_OFFSET_INVALID);
         }
         Ok(NewQueue { id, size: u32::from(size) + 1, base: Iova::new(command.prp1.get()) })

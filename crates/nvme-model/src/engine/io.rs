@@ -37,9 +37,7 @@ impl<B: Bus> Engine<B> {
     fn transfer_limit(&self) -> u64 {
         match self.config.mdts {
             0 => u64::MAX,
-            shift => {
-                (self.config.page_bytes() as u64).checked_shl(shift.into()).unwrap_or(u64::MAX)
-            }
+            shift => (self.config.page_size() as u64).checked_shl(shift.into()).unwrap_or(u64::MAX),
         }
     }
 

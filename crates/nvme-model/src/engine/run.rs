@@ -358,7 +358,7 @@ impl<B: Bus> Engine<B> {
 
     fn enable(&mut self, cc: Cc) {
         let AdminQueues { sq_size, cq_size, asq, acq } = self.registers.admin_queues();
-        let page_bytes = self.config.page_bytes() as u64;
+        let page_bytes = self.config.page_size() as u64;
         let valid = 1u64.checked_shl(cc.page_shift()) == Some(page_bytes)
             && cc.command_set() == 0
             && sq_size >= 2
@@ -510,7 +510,7 @@ impl<B: Bus> Engine<B> {
             observer,
             counters,
             queues: Queues::new(config.queues),
-            resolver: Resolver::new(config.sgls, config.page_bytes()),
+            resolver: Resolver::new(config.sgls, config.page_size()),
             config,
             enabled: false,
             ready_at: None,

@@ -8,7 +8,7 @@ const AT: u64 = 0x1000;
 /// Has a controller write a dword where only some bytes are mapped, each a place and a length;
 /// returns the bytes, and whether it was written.
 fn written(scatter: Option<Random>, mapped: &[(u64, u64)]) -> ([u8; 4], bool) {
-    let limits = Limits { block_bytes: 512, page_bytes: 4096, mdts: 0, has_sgls: false };
+    let limits = Limits { block_bytes: 512, page_size: 4096, mdts: 0, has_sgls: false };
     let watch = Watch::new("test".to_owned(), Arc::default(), limits, scatter);
     let space = Arc::new(Space::default());
     let memory = Arc::new(Memory::of(std::process::id()).unwrap());
