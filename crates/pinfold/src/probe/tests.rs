@@ -470,7 +470,7 @@ fn this_machine_has_a_finding_for_each_facility() {
         eprintln!("{:8} {what}: {} {:?}", finding.state.name(), finding.detail, finding.remedy);
     }
     let set = facts.live.map_limits.len();
-    assert_eq!(findings.len(), 16 + set, "one line per facility, and per limit that is set");
+    assert_eq!(findings.len(), 15 + set, "one line per facility, and per limit that is set");
     assert!(facts.memory.total > 0);
 }
 
@@ -496,6 +496,6 @@ proptest! {
         for ((root, path, content), how) in EVERYTHING.iter().zip(hows) {
                 corrupt(&top.path().join(root).join(path), content, how, &garbage);
         }
-        prop_assert_eq!(Facts::gather(&roots, SMALL, open()).findings().len(), 16);
+        prop_assert_eq!(Facts::gather(&roots, SMALL, open()).findings().len(), 15);
     }
 }
