@@ -41,6 +41,11 @@ fn check(test: &str, block_bytes: u32, hostile: Option<u64>) -> CheckReport {
     let words = ["--exact", test, "--ignored", "--nocapture"].map(Into::into);
     let mut config = CheckConfig::new(vec![device], [program].into_iter().chain(words).collect());
     config.hostile = hostile;
+    // Any driver may give up a device that has larger pages, fails, or is pulled; this one does not
+    // tell that a namespace is not ready yet.
+    config.knobs = ["mpsmin=0", "cfs=0", "remove=0", "not-ready-ms=0"]
+        .map(|knob| knob.parse().unwrap())
+        .into();
     config.time_limit = Some(Duration::from_secs(120));
     run(&config).unwrap()
 }
