@@ -470,7 +470,7 @@ impl OwnedPiece {
     }
 
     /// Returns the offset of the piece in the original memory.
-    fn offset(&self) -> usize {
+    pub fn offset(&self) -> usize {
         self.state.start + self.offset
     }
 
