@@ -53,6 +53,6 @@ mod trace;
 pub use error::{ReplayError, TraceError};
 pub use picture::Picture;
 pub use read::{Limits, MAX_BYTES, MAX_OPERATIONS};
-pub use run::{Outcome, Places, Timing, replay_all};
+pub use run::{Outcome, Places, Timing, replay, replay_all};
 pub use source::MAX_LINE;
 pub use trace::{Counts, Device, Footprint, Run, Summary, Times, Trace};

@@ -124,7 +124,7 @@ pub fn replay_all(
 ///
 /// # Errors
 /// [`ReplayError::Prepare`], [`ReplayError::Policy`], [`ReplayError::Stopped`].
-pub(crate) fn replay(
+pub fn replay(
     device: &Device,
     kind: PolicyKind,
     places: &Places,

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::policy::PolicyKind;
-use crate::run::replay;
 use pinfold_core::table::MappedRun;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};

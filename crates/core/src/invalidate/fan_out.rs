@@ -89,7 +89,7 @@ impl<Q: InvalidationQueue> FanOut<Q> {
     }
 
     /// Returns the queue of the first unit, whose clock, costs and pauses are those of all.
-    pub(super) fn first(&self) -> &Q {
+    pub fn first(&self) -> &Q {
         &self.first.queue
     }
 
