@@ -149,7 +149,7 @@ fixes_modules() {
         cp "$module" "$folder/kernel/${plain#*-}"
     done
     depmod 2>/dev/null || { note "no depmod"; return; }
-    for bdf in $nvme0 $nvme1 $nvme2 $vblk; do
+    for bdf in $nvme0 $nvme1 $nvme2 $vblk $sata; do
         [ "$(driver_of "$bdf")" != vfio-pci ] || pinfold unbind "$bdf"
     done
     rmmod vfio_pci vfio_pci_core vfio_iommu_type1 vfio
