@@ -3,9 +3,10 @@
 
 use super::pf_queue_t;
 use crate::failure::{Failure, fail};
+use rustix::event::epoll;
 use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 impl pf_queue_t {
     /// Returns the descriptor, which the first call creates.
@@ -33,21 +34,9 @@ impl pf_queue_t {
 
 /// Returns a descriptor that is readable while one of two is.
 fn joined(fds: [BorrowedFd<'_>; 2]) -> io::Result<OwnedFd> {
-    // SAFETY: it takes a flag, and returns a descriptor or -1.
-    let both = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if both < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: it was created above, and nothing else has it.
-    let both = unsafe { OwnedFd::from_raw_fd(both) };
+    let both = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for fd in fds {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN.cast_unsigned(), u64: 0 };
-        let (both, fd) = (both.as_raw_fd(), fd.as_raw_fd());
-        // SAFETY: the descriptors are open, and the event is a local that the call reads.
-        let added = unsafe { libc::epoll_ctl(both, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
-        if added < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        epoll::add(&both, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     }
     Ok(both)
 }
