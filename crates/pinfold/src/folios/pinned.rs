@@ -9,6 +9,7 @@ use super::survey::{MemoryError, Survey, places};
 use crate::sys::kernel::RingRefusal;
 use crate::sys::limits::{MemlockLimit, MemlockRefusal};
 use crate::sys::pages::Pagemap;
+use crate::sys::ring_memory::{locking, ring_bytes};
 use crate::sys::{Errno, uring};
 use pinfold_core::folio::BufferError;
 pub use pinfold_core::folio::Folios;
@@ -103,13 +104,14 @@ fn touch(memory: DmaMemory) {
 /// Pins the memory by a ring of its own.
 fn pin(memory: DmaMemory) -> Result<Pin, PinError> {
     let (addr, len) = (memory.addr(), memory.len());
-    let ring = uring::setup(1)
+    let ring = locking(|| ring_bytes(1), || uring::setup(1))
         .map_err(|errno| PinError::NoRing(RingRefusal::of(errno, (5, 1), 1, len as u64)))?;
     let places = places(addr, len);
     let vectors: Vec<_> = places.iter().map(|&place| uring::vector(Some(place))).collect();
-    uring::register(ring.as_fd(), &vectors).map_err(|errno| {
-        // The attempt has faulted pages in, so their sizes are known better than before.
-        let requested = ring_charge(places).unwrap_or(len as u64);
+    // The attempt has faulted pages in, so their sizes are known better than before.
+    let requested = || ring_charge(places.iter().copied()).unwrap_or(len as u64);
+    locking(requested, || uring::register(ring.as_fd(), &vectors)).map_err(|errno| {
+        let requested = requested();
         match MemlockRefusal::of(errno, requested) {
             Some(_) => PinError::Memlock { requested, limit: MemlockLimit::here() },
             None => PinError::Refused { addr, len, errno },

@@ -7,6 +7,7 @@ use crate::sys::files::Roots;
 use crate::sys::hugepages::{self, HugetlbPool, Thp};
 use crate::sys::kernel::RingRefusal;
 use crate::sys::limits::{MapLimit, MemlockLimit, OpenFiles, SystemMemory};
+use crate::sys::ring_memory::{locking, ring_bytes};
 use crate::sys::process::Privileges;
 use crate::sys::threads::ThreadLimit;
 use crate::sys::{Errno, files, kernel, process, release};
@@ -217,7 +218,8 @@ fn grub() -> bool {
 }
 
 fn io_uring() -> std::io::Result<IoUring> {
-    let ring = Ring::new(2)?;
+    let made = locking(|| ring_bytes(2), || Ring::new(2).map_err(|error| Errno::from(&error)));
+    let ring = made.map_err(|errno| std::io::Error::from_raw_os_error(errno.raw()))?;
     let mut probe = Probe::new();
     // A queue of files asks, too, and makes system calls if the kernel before 5.6, or a filter, has
     // no answer.

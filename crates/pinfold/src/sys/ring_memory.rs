@@ -71,6 +71,32 @@ impl MemlockRefusal {
     }
 }
 
+/// How often a call is made again whose refusal has no cause by the time that one is looked for.
+const AGAIN: u32 = 8;
+
+/// Makes a call that locks `requested` bytes for a ring, and makes it again if it was refused with
+/// `ENOMEM` and the limit of locked memory does not refuse as much any more: the kernel returns what
+/// a ring had locked some time after the end of the ring or of its process, so the cause of such a
+/// refusal, and with it the remedy, could no longer be named.
+pub(crate) fn locking<T, E: Copy + Into<Errno>>(
+    requested: impl Fn() -> u64,
+    mut call: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    let mut result = call();
+    for _ in 0..AGAIN {
+        match &result {
+            Err(errno)
+                if (*errno).into().raw() == libc::ENOMEM
+                    && MemlockRefusal::of((*errno).into(), requested()).is_none() =>
+            {
+                result = call();
+            }
+            _ => break,
+        }
+    }
+    result
+}
+
 /// A page of memory is registered so often, at most: what a table holds.
 const MOST_PLACES: u64 = 16_384;
 
@@ -280,6 +306,70 @@ pub(crate) mod tests {
         // The kernel refuses it otherwise by now.
         let other = refusing(setup, (0, 0), libc::EMFILE, || cause(256));
         assert_eq!(other.cause, RingRefusalCause::Other);
+    }
+
+    #[test]
+    fn a_call_whose_refusal_has_lost_its_cause_is_made_again() {
+        without_ipc_lock(|| {
+            let Some(filled) = filled(4096) else { return eprintln!("SKIPPED: no limit") };
+            let ring = uring::setup(1);
+            let memory = Region::anonymous(64 << 10, rustix::param::page_size()).unwrap();
+            memory.ask_for_plain_pages().unwrap();
+            let place = libc::iovec { iov_base: memory.base().as_ptr().cast(), iov_len: 64 << 10 };
+            // Another program's memory is released after the refusal, before its cause is looked for.
+            let mut filled = Some(filled);
+            let (mut made, mut first) = (0, None);
+            let result = locking(
+                || 64 << 10,
+                || {
+                    made += 1;
+                    let ring = match &ring {
+                        Ok(ring) => ring,
+                        Err(errno) if filled.is_some() => {
+                            drop(filled.take());
+                            first = Some(*errno);
+                            return Err(*errno);
+                        }
+                        Err(_) => return Ok(()),
+                    };
+                    let result = uring::register(ring.as_fd(), &[place]);
+                    first = first.or(result.err());
+                    drop(filled.take());
+                    result
+                },
+            );
+            assert_eq!(first.map(Errno::raw), Some(libc::ENOMEM));
+            assert!(result.is_ok() && made >= 2, "{result:?} after {made}");
+        });
+    }
+
+    #[test]
+    fn a_call_that_is_refused_for_another_reason_is_not_repeated_for_ever() {
+        for (errno, calls) in [(libc::ENOMEM, AGAIN + 1), (libc::EBUSY, 1)] {
+            let mut made = 0;
+            let refused: Result<(), _> = locking(
+                || 4096,
+                || {
+                    made += 1;
+                    Err(Errno::new(errno))
+                },
+            );
+            assert_eq!((refused, made), (Err(Errno::new(errno)), calls));
+        }
+        // More than the limit allows at all is not tried again.
+        without_ipc_lock(|| {
+            if MemlockLimit::here().binding().is_some() {
+                let mut made = 0;
+                let refused: Result<(), _> = locking(
+                    || u64::MAX,
+                    || {
+                        made += 1;
+                        Err(Errno::new(libc::ENOMEM))
+                    },
+                );
+                assert_eq!((refused, made), (Err(Errno::new(libc::ENOMEM)), 1));
+            }
+        });
     }
 
     #[test]

@@ -40,6 +40,7 @@ use super::index::{BufferIndex, RegisterError};
 use super::places::Places;
 use crate::folios::{PLACE, ring_charge};
 use crate::memory::Fixed;
+use crate::sys::ring_memory::locking;
 use crate::sys::{Errno, uring};
 use pinfold_core::mem::DmaMemory;
 use std::io;
@@ -80,7 +81,8 @@ impl<'m> RingBuffers<'m> {
     pub fn register(ring: impl AsFd, memory: &[Fixed<'m>]) -> Result<Self, RegisterError> {
         let places = Places::of(memory.iter().map(|memory| (memory.addr, memory.len)))?;
         let ring = duplicate(&ring)?;
-        uring::register(ring.as_fd(), &places.vectors())
+        let vectors = places.vectors();
+        locking(|| places.charge(), || uring::register(ring.as_fd(), &vectors))
             .map_err(|errno| RegisterError::at_first(&ring, errno, || places.charge()))?;
         Ok(Self { ring, places, registered: true, lent: PhantomData })
     }
@@ -143,14 +145,14 @@ impl<'m> RingBuffers<'m> {
         range: Option<(usize, usize)>,
         tag: u64,
     ) -> Result<(), RegisterError> {
-        uring::update(self.ring.as_fd(), index.get().into(), uring::vector(range), tag).map_err(
-            |errno| match errno.raw() {
-                libc::EINVAL | libc::ENOSYS => {
-                    RegisterError::unsupported(errno, "places that change", "5.13")
-                }
-                _ => RegisterError::of(errno, || charge_of(range)),
-            },
-        )
+        let (ring, place) = (self.ring.as_fd(), index.get().into());
+        let set = || uring::update(ring, place, uring::vector(range), tag);
+        locking(|| charge_of(range), set).map_err(|errno| match errno.raw() {
+            libc::EINVAL | libc::ENOSYS => {
+                RegisterError::unsupported(errno, "places that change", "5.13")
+            }
+            _ => RegisterError::of(errno, || charge_of(range)),
+        })
     }
 
     /// Registers the same buffers, with the same indices, with another ring that has no table yet;
@@ -172,12 +174,14 @@ impl<'m> RingBuffers<'m> {
             }
             Err(why) => {
                 let vectors = places.vectors();
-                let again = match places.in_use() == places.capacity() {
+                let whole = places.in_use() == places.capacity();
+                let again = || match whole {
                     true => uring::register(ring.as_fd(), &vectors),
                     false => {
                         uring::register_tagged(ring.as_fd(), &vectors, &vec![0; vectors.len()])
                     }
                 };
+                let again = locking(|| places.charge(), again);
                 again.map_err(|errno| RegisterError::at_first(&ring, errno, || places.charge()))?;
                 Sharing::Again(why)
             }
@@ -262,7 +266,8 @@ pub fn set_place(
     if let Some((_, len)) = range.filter(|(_, len)| !(1..=PLACE).contains(len)) {
         return Err(RegisterError::Length { len, limit: PLACE });
     }
-    uring::update(ring, index.get().into(), uring::vector(range), 0).map_err(|errno| {
+    let set = || uring::update(ring, index.get().into(), uring::vector(range), 0);
+    locking(|| charge_of(range), set).map_err(|errno| {
         // The kernel returns the same number for memory that it cannot pin and for a descriptor
         // that is no ring; a ring has no such place.
         let is_ring = || {

@@ -9,7 +9,7 @@ use super::slot::Options;
 use crate::memory::Fixed;
 use crate::sys::kernel::RingRefusal;
 use crate::sys::limits::MemlockRefusal;
-use crate::sys::ring_memory::ring_bytes;
+use crate::sys::ring_memory::{locking, ring_bytes};
 use crate::sys::uring;
 use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue, types};
 use pinfold_core::mem::DmaMemory;
@@ -366,7 +366,7 @@ fn built(depth: u32, poll: bool, one_thread: bool) -> Result<IoUring, Errno> {
     if poll {
         builder.setup_iopoll();
     }
-    builder.build(depth).map_err(|error| errno_of(&error))
+    locking(|| ring_bytes(depth), || builder.build(depth).map_err(|error| errno_of(&error)))
 }
 
 /// The target of the transfer that tests whether the file can be polled.
@@ -408,7 +408,8 @@ fn register(ring: &IoUring, fixed: &[Fixed<'_>]) -> Result<Option<Places>, Note>
         let requested = fixed.iter().map(|memory| memory.len as u64).sum();
         Note::not_fixed(requested, Errno::TOOBIG)
     })?;
-    match uring::register(ring.as_fd(), &places.vectors()) {
+    let vectors = places.vectors();
+    match locking(|| places.charge(), || uring::register(ring.as_fd(), &vectors)) {
         Ok(()) => Ok(Some(places)),
         Err(errno) => Err(Note::not_fixed(places.charge(), Errno::from_raw_os_error(errno.raw()))),
     }
