@@ -205,6 +205,9 @@ impl Shared {
             // its unit after `see_submissions`, and reads `looks_ns` behind that.
             self.looks_ns.store(u64::MAX, Ordering::Relaxed);
             unit.see_submissions();
+            // Before the look at what has completed: another thread may execute what is due between
+            // the two, and the look that finds it after all is the one at this time.
+            let event_ns = unit.next_ns();
             // Executes what is due.
             let (accepted, now_ns) = (Accepted::by(&queues), unit.now_ns());
             let due = if queues.has_aborted() || queues.has_failed() {
@@ -213,7 +216,7 @@ impl Shared {
                 tasks.take_due(accepted, now_ns)
             };
             if due.is_empty() {
-                tasks = self.sleep(tasks, unit.next_ns(), now_ns);
+                tasks = self.sleep(tasks, event_ns, now_ns);
                 continue;
             }
             // Without the lock: a task may run where it is woken, and wait again.

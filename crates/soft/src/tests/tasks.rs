@@ -7,7 +7,7 @@ use pinfold_core::invalidate::WaitError;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -265,4 +265,43 @@ fn tasks_outlast_aborts() {
         block_on(async { drop(revoked(&domain, &bus).await.unwrap()) });
     }
     assert!(domain.stats().backend.invalidations.resubmitted > 0);
+}
+
+/// Another thread executes what is due while the timer's thread looks for it, and submits nothing
+/// afterwards.
+#[test]
+fn a_completion_that_another_thread_executes_wakes_the_task() {
+    let config = SoftConfig {
+        flush_cost: Duration::from_micros(100),
+        // Not what wakes it.
+        timeout: Duration::from_secs(3600),
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let (to_other, others) = mpsc::channel::<Revoked<Pages>>();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for revoked in others {
+                while revoked.check().is_pending() {
+                    std::hint::spin_loop();
+                }
+                drop(revoked.wait());
+            }
+        });
+        // Its end ends the other thread.
+        let to_other = to_other;
+        for _ in 0..10_000 {
+            let unpark = Arc::new(Unpark(std::thread::current(), AtomicUsize::new(0)));
+            let waker = Waker::from(Arc::clone(&unpark));
+            let mapping = || domain.map(bus.alloc_pages(1).unwrap(), FromDevice).unwrap();
+            let mut both = Vec::new();
+            domain.revoke_many([mapping(), mapping()], &mut both);
+            to_other.send(both.pop().unwrap()).unwrap();
+            let mut task = both.pop().unwrap().quiesced();
+            while Pin::new(&mut task).poll(&mut Context::from_waker(&waker)).is_pending() {
+                wait_until_woken(&unpark);
+                unpark.1.store(0, Ordering::SeqCst);
+            }
+        }
+    });
 }
