@@ -18,6 +18,12 @@ use std::time::Duration;
 /// How long the thread sleeps at least: another thread may be executing what is due.
 const SHORTEST_NS: u64 = 1_000;
 
+/// How long it pauses before it wakes tasks for one more abort of a unit that completes nothing in
+/// between: what they submit again may be aborted again, for ever.
+const ABORTED: Duration = Duration::from_millis(1);
+/// The aborts for which it does not pause.
+const FEW_ABORTS: u32 = 16;
+
 /// Wakes tasks when their flush has completed. Dropping it ends its thread.
 #[derive(Debug, Default)]
 pub(super) struct Timer(Arc<Shared>);
@@ -194,6 +200,7 @@ impl Drop for Timer {
 impl Shared {
     fn run(&self, unit: &Unit) {
         let queues = unit.queues(|_, queue| queue);
+        let (mut aborts, mut before) = (0u32, Ticket(0));
         let mut tasks = self.lock();
         while !tasks.stopped {
             if tasks.waiting.is_empty() {
@@ -210,7 +217,12 @@ impl Shared {
             let event_ns = unit.next_ns();
             // Executes what is due.
             let (accepted, now_ns) = (Accepted::by(&queues), unit.now_ns());
-            let due = if queues.has_aborted() || queues.has_failed() {
+            let aborted = queues.has_aborted();
+            if accepted.0 > before {
+                (aborts, before) = (0, accepted.0);
+            }
+            aborts = aborts.saturating_add(aborted.into());
+            let due = if aborted || queues.has_failed() {
                 tasks.take_all()
             } else {
                 tasks.take_due(accepted, now_ns)
@@ -221,6 +233,9 @@ impl Shared {
             }
             // Without the lock: a task may run where it is woken, and wait again.
             drop(tasks);
+            if aborted && aborts > FEW_ABORTS {
+                std::thread::sleep(ABORTED);
+            }
             for waker in due {
                 // A waker that panics keeps no other task waiting.
                 let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));

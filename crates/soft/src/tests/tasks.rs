@@ -305,3 +305,26 @@ fn a_completion_that_another_thread_executes_wakes_the_task() {
         }
     });
 }
+
+/// A buffer that nobody waits for is behind a unit that aborts whatever it is given: the flush is
+/// submitted again and again, and keeps no processor busy.
+#[test]
+fn a_unit_that_aborts_everything_is_asked_a_thousand_times_a_second() {
+    let config = SoftConfig {
+        abort_one_in: Some(1),
+        timeout: Duration::from_millis(1),
+        ..SoftConfig::default()
+    };
+    let (domain, bus) = domain(config).unwrap();
+    let begun = Instant::now();
+    let mut task = revoked(&domain, &bus).quiesced();
+    let _ = Pin::new(&mut task).poll(&mut Context::from_waker(Waker::noop()));
+    drop(task);
+    let submitted = || u128::from(domain.stats().backend.invalidations.resubmitted);
+    while begun.elapsed() < Duration::from_millis(200) || submitted() <= 16 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{} submissions", submitted());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (submitted, elapsed) = (submitted(), begun.elapsed().as_millis());
+    assert!(submitted <= 1_000 + 10 * elapsed, "{submitted} in {elapsed} ms");
+}
