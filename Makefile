@@ -82,7 +82,7 @@ install: ## Install the program, man pages, completions, units, the C library, a
 	PROFILE=$(PROFILE) PREFIX=$(PREFIX) DESTDIR=$(DESTDIR) contrib/fio/install
 
 .PHONY: deb
-deb: setup ## Debian packages in target/deb: pinfold, libpinfold0.1, libpinfold-dev (PROFILE=ci is faster to build)
+deb: setup ## Debian packages in target/deb: pinfold, libpinfold0.2, libpinfold-dev (PROFILE=ci is faster to build)
 	@scripts/setup --packages
 	PROFILE=$(PROFILE) scripts/deb
 

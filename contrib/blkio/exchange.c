@@ -106,24 +106,24 @@ int main(int argc, char **argv) {
     pf_arena_t *arena, *rings;
     pf_nvme_t *controller;
     pf_queue_t *queue;
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 * BYTES,
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 * BYTES,
                                  .sources = PF_SOURCE_MEMFD, .policy = PF_POLICY_WHOLE};
     pf(pf_domain_soft(&domain), "pf_domain_soft");
     pf(pf_arena_create(domain, &opts, &arena), "pf_arena_create");
     opts.sources = 0;
     pf(pf_arena_create(domain, &opts, &rings), "pf_arena_create");
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 8 * BYTES};
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 8 * BYTES};
     pf(pf_nvme_open(domain, rings, &model, &controller), "pf_nvme_open");
     /* What libblkio allocates is registered, so that it stays mapped, and the arena may as well. */
     struct pf_queue_opts depth = {
-        .opts_size = sizeof depth, .depth = 4, .protect = PF_PROTECT_STATIC};
+        .struct_size = sizeof depth, .depth = 4, .protect = PF_PROTECT_STATIC};
     pf(pf_queue_create(controller, &depth, &queue), "pf_queue_create");
 
     /* Export: another process reads the file into the arena; the controller takes it from there. */
     char *ours = pf_alloc(arena, BYTES, NULL);
     if (ours == NULL)
         fail("pf_alloc", pf_strerror_last());
-    struct pf_region exported;
+    struct pf_region exported = {.struct_size = sizeof exported};
     pf(pf_arena_region(arena, &exported), "pf_arena_region");
     pid_t child = fork();
     if (child == 0) {
@@ -153,17 +153,17 @@ int main(int argc, char **argv) {
     blkioq_flush(file, NULL, 0);
     blkio_finish(file, "flushing the file");
 
-    pf(pf_unregister(registered), "pf_unregister");
+    pf(pf_reg_destroy(registered), "pf_reg_destroy");
     munmap(imported, theirs.len);
     blkio_unmap_mem_region(b, &theirs);
     blkio_free_mem_region(b, &theirs);
     blkio_destroy(&b);
     pf(pf_queue_destroy(queue), "pf_queue_destroy");
-    pf(pf_nvme_put(controller), "pf_nvme_put");
+    pf(pf_nvme_destroy(controller), "pf_nvme_destroy");
     pf(pf_free(arena, ours), "pf_free");
-    pf(pf_arena_put(arena), "pf_arena_put");
-    pf(pf_arena_put(rings), "pf_arena_put");
-    pf(pf_domain_put(domain), "pf_domain_put");
+    pf(pf_arena_destroy(arena), "pf_arena_destroy");
+    pf(pf_arena_destroy(rings), "pf_arena_destroy");
+    pf(pf_domain_destroy(domain), "pf_domain_destroy");
     printf("%d bytes: file, arena of libpinfold, controller, region of libblkio, file\n", BYTES);
     return 0;
 }

@@ -100,9 +100,9 @@ static struct rte_mempool *mempool(const char *name, const char *ops, unsigned i
 
 /* A cache of a pool of libpinfold with blocks of 64 bytes. */
 static struct pf_cache_t *pinfold(void) {
-    const struct pf_arena_opts arena_opts = {.opts_size = sizeof arena_opts, .size = 4 << 20};
+    const struct pf_arena_opts arena_opts = {.struct_size = sizeof arena_opts, .size = 4 << 20};
     const struct pf_pool_opts pool_opts = {
-        .opts_size = sizeof pool_opts, .size = 64, .maximum = OBJECTS};
+        .struct_size = sizeof pool_opts, .size = 64, .maximum = OBJECTS};
     struct pf_domain_t *domain;
     struct pf_arena_t *arena;
     struct pf_pool_t *pool;

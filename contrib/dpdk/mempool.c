@@ -220,7 +220,7 @@ static int pinfold_enqueue(struct rte_mempool *mempool, void *const *objects, un
 
 static unsigned int pinfold_get_count(const struct rte_mempool *mempool) {
     const struct pool *pool = pool_of(mempool);
-    struct pf_pool_stats stats = {.opts_size = sizeof(stats)};
+    struct pf_pool_stats stats = {.struct_size = sizeof(stats)};
     if (pool == NULL || pf_pool_stats(pool->blocks, &stats) < 0) {
         return 0;
     }
@@ -289,7 +289,7 @@ static void pool_end(struct pool *pool) {
             (void)pf_cache_destroy(pool->lanes[i].cache);
         }
     }
-    if (pool->blocks != NULL && pf_pool_put(pool->blocks) < 0) {
+    if (pool->blocks != NULL && pf_pool_destroy(pool->blocks) < 0) {
         report_error(pool->mempool, "free", pf_strerror_last());
     }
     free(pool->pieces);
@@ -337,7 +337,7 @@ static int pool_start(struct pool *pool, struct rte_mempool *mempool) {
     /* Lanes keep an eighth of the pool together, at most. */
     uint32_t share = mempool->size / (8 * RTE_MAX(rte_lcore_count(), 1u));
     struct pf_pool_opts opts = {
-        .opts_size = sizeof(opts),
+        .struct_size = sizeof(opts),
         .name = mempool->name,
         .size = pool->layout.stride,
         .align = sizeof(uint64_t),

@@ -215,7 +215,7 @@ static int pinfold_init(struct thread_data *td) {
     const struct options *o = td->eo;
     struct job *job = td->io_ops_data;
     const struct pf_queue_opts opts = {
-        .opts_size = sizeof opts,
+        .struct_size = sizeof opts,
         .depth = job->depth,
         .protect = o->protect,
         .flags = o->poll ? 0 : PF_QUEUE_INTERRUPT,
@@ -272,7 +272,7 @@ static int pinfold_iomem_alloc(struct thread_data *td, size_t bytes) {
     const struct options *o = td->eo;
     struct job *job = td->io_ops_data;
     const struct pf_arena_opts opts = {
-        .opts_size = sizeof opts,
+        .struct_size = sizeof opts,
         .size = bytes,
         .policy = o->protect == PF_PROTECT_STATIC ? PF_POLICY_WHOLE : PF_POLICY_PER_USE,
     };
@@ -312,7 +312,7 @@ static void pinfold_iomem_free(struct thread_data *td) {
     if (!failed)
         failed = pf_free(job->arena, job->buffers);
     if (!failed)
-        failed = pf_arena_put(job->arena);
+        failed = pf_arena_destroy(job->arena);
     if (failed)
         report(td, "the end of the job's buffers", failed);
     job->arena = NULL;

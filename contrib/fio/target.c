@@ -107,11 +107,11 @@ static int parse(const char *name, struct spec *spec, char *why, size_t why_len)
 static int release(struct target *target) {
     int failed = 0;
     if (target->nvme)
-        failed = pf_nvme_put(target->nvme);
+        failed = pf_nvme_destroy(target->nvme);
     if (!failed && target->arena)
-        failed = pf_arena_put(target->arena);
+        failed = pf_arena_destroy(target->arena);
     if (!failed && target->domain)
-        failed = pf_domain_put(target->domain);
+        failed = pf_domain_destroy(target->domain);
     free(target->name);
     free(target);
     return failed;
@@ -119,14 +119,14 @@ static int release(struct target *target) {
 
 /* Opens the parts. The caller releases them if one fails. */
 static int open_parts(struct target *target, const struct spec *spec) {
-    struct pf_nvme_opts nvme = {.opts_size = sizeof nvme};
+    struct pf_nvme_opts nvme = {.struct_size = sizeof nvme};
     /* The rings, which the controller reaches all the time. */
     struct pf_arena_opts arena = {
-        .opts_size = sizeof arena, .size = ARENA_BYTES, .policy = PF_POLICY_WHOLE};
+        .struct_size = sizeof arena, .size = ARENA_BYTES, .policy = PF_POLICY_WHOLE};
     int failed;
     if (spec->kind == VFIO) {
         nvme.bdf = spec->text;
-        failed = pf_domain_vfio(&target->domain, spec->text, PF_IOMMU_BEST);
+        failed = pf_domain_vfio(spec->text, PF_IOMMU_BEST, &target->domain);
     } else {
         nvme.size = spec->size;
         nvme.block_bytes = spec->block_bytes;
@@ -138,7 +138,7 @@ static int open_parts(struct target *target, const struct spec *spec) {
         failed = pf_arena_create(target->domain, &arena, &target->arena);
     if (!failed)
         failed = pf_nvme_open(target->domain, target->arena, &nvme, &target->nvme);
-    target->info.info_size = sizeof target->info;
+    target->info.struct_size = sizeof target->info;
     if (!failed)
         failed = pf_nvme_info(target->nvme, spec->nsid, &target->info);
     return failed;

@@ -96,14 +96,15 @@ impl C {
         // SAFETY: all zeros are a value of the options, which are integers and pointers.
         let zeros: pf_arena_opts = unsafe { std::mem::zeroed() };
         let arena_opts = pf_arena_opts {
-            opts_size: size_of::<pf_arena_opts>(),
+            struct_size: size_of::<pf_arena_opts>(),
             size: BYTES,
             policy: PF_POLICY_WHOLE,
             ..zeros
         };
         // SAFETY: as above.
         let zeros: pf_pool_opts = unsafe { std::mem::zeroed() };
-        let pool_opts = pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: BLOCK, ..zeros };
+        let pool_opts =
+            pf_pool_opts { struct_size: size_of::<pf_pool_opts>(), size: BLOCK, ..zeros };
         // SAFETY: the handle can be written.
         check(unsafe { pf_domain_soft(&raw mut domain) })?;
         // SAFETY: the options have their size, and the handle can be written; so below.

@@ -85,7 +85,7 @@ impl C {
         // SAFETY: the result is a local.
         ok(unsafe { pf_owner_create(domain, &raw mut owner) })?;
         let opts = pf_arena_opts {
-            opts_size: size_of::<pf_arena_opts>(),
+            struct_size: size_of::<pf_arena_opts>(),
             size: 4 << 20,
             va: null_mut(),
             sources: 0,

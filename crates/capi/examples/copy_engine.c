@@ -112,11 +112,11 @@ static int poll_driver(struct driver *driver, struct pf_done *done, unsigned int
 }
 
 int main(void) {
-    struct pf_arena_opts memory = {.opts_size = sizeof memory, .size = 4 << 20};
-    struct pf_pool_opts blocks = {.opts_size = sizeof blocks, .size = sizeof(struct descriptor),
+    struct pf_arena_opts memory = {.struct_size = sizeof memory, .size = 4 << 20};
+    struct pf_pool_opts blocks = {.struct_size = sizeof blocks, .size = sizeof(struct descriptor),
                                   .align = sizeof(struct descriptor)};
     struct pf_requests_opts loop = {
-        .opts_size = sizeof loop, .depth = DEPTH, .protect = PF_PROTECT_BATCH};
+        .struct_size = sizeof loop, .depth = DEPTH, .protect = PF_PROTECT_BATCH};
     struct driver driver = {0};
     struct engine engine;
     pf_domain_t *domain;
@@ -171,17 +171,17 @@ int main(void) {
     if (pf_port_write(engine.port, driver.slots[0].target_iova, "late", 4) != -EFAULT)
         return fprintf(stderr, "the target of a copy that has ended is still reached\n"), 1;
     printf("%s\n", pf_strerror_last());
-    struct pf_fault fault = {.size = sizeof fault};
+    struct pf_fault fault = {.struct_size = sizeof fault};
     check(pf_port_fault(engine.port, &fault));
     if (fault.count != 1 || fault.kind != PF_FAULT_NOT_MAPPED)
         return fprintf(stderr, "the engine faulted before\n"), 1;
     check(pf_port_destroy(engine.port));
     check(pf_requests_destroy(driver.requests));
     check(pf_cache_destroy(driver.descriptors));
-    check(pf_pool_put(pool));
+    check(pf_pool_destroy(pool));
     for (int i = 0; i < 2 * DEPTH; i++)
         check(pf_free(arena, buffers[i]));
-    check(pf_arena_put(arena));
-    check(pf_domain_put(domain));
+    check(pf_arena_destroy(arena));
+    check(pf_domain_destroy(domain));
     return 0;
 }

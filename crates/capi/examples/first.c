@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 int main(void) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 << 20};
     pf_domain_t *domain;
     pf_arena_t *arena;
     pf_owner_t *owner;
@@ -17,6 +17,6 @@ int main(void) {
     printf("a device may write 8192 bytes at 0x%llx\n", (unsigned long long)iova);
     if (pf_unmap(owner, map) != 0) /* from here on it cannot */
         return fprintf(stderr, "%s\n", pf_strerror_last()), 1;
-    return pf_free(arena, buffer) || pf_owner_destroy(owner) || pf_arena_put(arena) ||
-           pf_domain_put(domain);
+    return pf_free(arena, buffer) || pf_owner_destroy(owner) || pf_arena_destroy(arena) ||
+           pf_domain_destroy(domain);
 }

@@ -205,11 +205,11 @@ static void read_all(struct controller *nvme, pf_requests_t *requests, pf_cache_
 int main(int argc, char **argv) {
     /* What the controller always reaches, and what it reaches during a request. */
     struct pf_arena_opts rings = {
-        .opts_size = sizeof rings, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
-    struct pf_arena_opts data = {.opts_size = sizeof data, .size = 4 << 20};
-    struct pf_pool_opts blocks = {.opts_size = sizeof blocks, .size = 32, .align = 32};
+        .struct_size = sizeof rings, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
+    struct pf_arena_opts data = {.struct_size = sizeof data, .size = 4 << 20};
+    struct pf_pool_opts blocks = {.struct_size = sizeof blocks, .size = 32, .align = 32};
     struct pf_requests_opts loop = {
-        .opts_size = sizeof loop, .depth = DEPTH, .protect = PF_PROTECT_BATCH};
+        .struct_size = sizeof loop, .depth = DEPTH, .protect = PF_PROTECT_BATCH};
     struct controller nvme = {0};
     pf_domain_t *domain;
     pf_arena_t *own, *arena;
@@ -218,7 +218,7 @@ int main(int argc, char **argv) {
     pf_requests_t *requests;
     int count = argc > 2 ? atoi(argv[2]) : READS;
 
-    check(pf_domain_create(PF_IOMMU_BEST, &domain));
+    check(pf_domain_create(NULL, &domain));
     check(pf_arena_create(domain, &rings, &own));
     check(pf_arena_create(domain, &data, &arena));
     check(pf_pool_create(own, &blocks, &pool));
@@ -241,11 +241,11 @@ int main(int argc, char **argv) {
     check(pf_device_destroy(nvme.device));
     check(pf_requests_destroy(requests));
     check(pf_cache_destroy(lists));
-    check(pf_pool_put(pool));
+    check(pf_pool_destroy(pool));
     check(pf_free(own, memory));
     check(pf_free(arena, buffers));
-    check(pf_arena_put(arena));
-    check(pf_arena_put(own));
-    check(pf_domain_put(domain));
+    check(pf_arena_destroy(arena));
+    check(pf_arena_destroy(own));
+    check(pf_domain_destroy(domain));
     return 0;
 }

@@ -62,19 +62,19 @@ static void flush(pf_queue_t *queue) {
 int main(void) {
     /* The controller's own memory; and the buffers, which it reaches only during requests. */
     struct pf_arena_opts rings = {
-        .opts_size = sizeof rings, .size = 2 << 20, .policy = PF_POLICY_WHOLE};
-    struct pf_arena_opts data = {.opts_size = sizeof data, .size = 4 << 20};
+        .struct_size = sizeof rings, .size = 2 << 20, .policy = PF_POLICY_WHOLE};
+    struct pf_arena_opts data = {.struct_size = sizeof data, .size = 4 << 20};
     /* With `bdf` it is a device. */
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 16 << 20};
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 16 << 20};
     struct pf_queue_opts options = {
-        .opts_size = sizeof options, .depth = DEPTH, .protect = PF_PROTECT_BATCH};
+        .struct_size = sizeof options, .depth = DEPTH, .protect = PF_PROTECT_BATCH};
     pf_domain_t *domain;
     pf_arena_t *own, *arena;
     pf_nvme_t *nvme;
     pf_queue_t *queue;
     char *buffers[DEPTH];
 
-    check(pf_domain_soft(&domain)); /* pf_domain_vfio(&domain, "0000:01:00.0", PF_IOMMU_BEST) */
+    check(pf_domain_soft(&domain)); /* pf_domain_vfio("0000:01:00.0", PF_IOMMU_BEST, &domain) */
     check(pf_arena_create(domain, &rings, &own));
     check(pf_arena_create(domain, &data, &arena));
     check(pf_nvme_open(domain, own, &model, &nvme));
@@ -88,11 +88,11 @@ int main(void) {
     printf("%d requests of %d bytes, written, flushed and read\n", REQUESTS, BYTES);
 
     check(pf_queue_destroy(queue));
-    check(pf_nvme_put(nvme));
+    check(pf_nvme_destroy(nvme));
     for (int i = 0; i < DEPTH; i++)
         check(pf_free(arena, buffers[i]));
-    check(pf_arena_put(arena));
-    check(pf_arena_put(own));
-    check(pf_domain_put(domain));
+    check(pf_arena_destroy(arena));
+    check(pf_arena_destroy(own));
+    check(pf_domain_destroy(domain));
     return 0;
 }

@@ -3,11 +3,15 @@
  * pinfold.h - DMA memory for user space: libpinfold(3) describes it.
  *
  * A function returns 0 or a positive result, or -errno; pf_strerror_last() has the sentence that
- * belongs to it. Handles are opaque: one that is stale, of another kind or destroyed twice gives
+ * belongs to it. What a function makes is stored through its last parameter. An object ends with the
+ * function `*_destroy` of its kind; put, free and recycle are for blocks, memory and pages. Handles are opaque: one that is stale, of another kind or destroyed twice gives
  * -EBADF, and one that another thread is destroying or using alone -EBUSY. A call that "allocates"
  * gives -ENOMEM where there is no memory for what follows the caller's numbers; without memory for
  * the small rest, which does not (an object, a message), it ends the process. Made from the
  * library's source: do not edit.
+ *
+ * A struct that may grow begins with `struct_size`: set it to its sizeof, and all else that is not
+ * needed to 0. The others stay as they are while the library has this soname.
  *
  * What else a program may do, at any moment:
  *
@@ -102,18 +106,18 @@
 #define PF_POLICY_WHOLE 2
 
 /*
- For pf_domain_vfio() and pf_domain_create(): iommufd where the kernel offers it for the device, or
- for devices, else type 1.
+ For pf_domain_vfio() and pf_domain_opts.iommu: iommufd where the kernel offers it for the
+ device, or for devices, else type 1.
  */
 #define PF_IOMMU_BEST 0
 
 /*
- For pf_domain_vfio() and pf_domain_create(): VFIO's type 1 interface.
+ For pf_domain_vfio() and pf_domain_opts.iommu: VFIO's type 1 interface.
  */
 #define PF_IOMMU_TYPE1 1
 
 /*
- For pf_domain_vfio() and pf_domain_create(): iommufd.
+ For pf_domain_vfio() and pf_domain_opts.iommu: iommufd.
  */
 #define PF_IOMMU_IOMMUFD 2
 
@@ -163,9 +167,9 @@
 /*
  For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
  completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
- pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped (that
- of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked. The
- default: 0 is the same.
+ pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped
+ (that of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked.
+ The default: 0 is the same.
  */
 #define PF_PROTECT_STRICT 1
 
@@ -181,8 +185,8 @@
 #define PF_PROTECT_BATCH 3
 
 /*
- For pf_queue_opts.protect: no protection: the device reaches the memory for as long as that is in
- the domain, also after its request. It must stay mapped (PF_POLICY_WHOLE, registered, or a
+ For pf_queue_opts.protect: no protection: the device reaches the memory for as long as that is
+ in the domain, also after its request. It must stay mapped (PF_POLICY_WHOLE, registered, or a
  pool's).
  */
 #define PF_PROTECT_STATIC 4
@@ -216,9 +220,9 @@
 
 /*
  In pf_completion.status: the device may still reach the memory of the request, which stays in
- use: pf_free() and pf_unregister() refuse it. The request was given up, and the memory is in use
- until pf_nvme_put() has disabled the controller; or its flush has failed, and it is for good; or,
- with PF_LATE, for less.
+ use: pf_free() and pf_reg_destroy() refuse it. The request was given up, and the memory is in
+ use until pf_nvme_destroy() has disabled the controller; or its flush has failed, and it is for
+ good; or, with PF_LATE, for less.
  */
 #define PF_LOST 2147483648
 
@@ -240,9 +244,9 @@
 #define PF_END_QUIESCED 0
 
 /*
- In pf_done.end: the device no longer works on the request, and its memory is the program's again;
- devices still reach at least one of its payloads, which is mapped for its lifetime (its arena has
- PF_POLICY_WHOLE, or it is registered, or a pool's). The value of PF_STAYS_MAPPED.
+ In pf_done.end: the device no longer works on the request, and its memory is the program's
+ again; devices still reach at least one of its payloads, which is mapped for its lifetime (its
+ arena has PF_POLICY_WHOLE, or it is registered, or a pool's). The value of PF_STAYS_MAPPED.
  */
 #define PF_END_STAYS_MAPPED 1
 
@@ -261,7 +265,7 @@
 /*
  The version of this header: major << 16 | minor << 8 | patch. pf_version() has the library's.
  */
-#define PF_VERSION 256
+#define PF_VERSION 512
 
 /*
  How a counter changes.
@@ -387,13 +391,14 @@ typedef struct pf_reg_t pf_reg_t;
 typedef struct pf_requests_t pf_requests_t;
 
 /*
- An admin command, as the NVM Express specification numbers its words. Set `size` to its sizeof.
+ An admin command, as the NVM Express specification numbers its words. Set `struct_size` to
+ its sizeof.
  */
 struct pf_nvme_command {
   /*
    sizeof(struct pf_nvme_command).
    */
-  size_t size;
+  size_t struct_size;
   /*
    0x06: identify; 0x02: get log page, of at most 4096 bytes; 0x0a: get features.
    */
@@ -437,28 +442,28 @@ struct pf_nvme_command {
 };
 
 /*
- Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
+ Options of an arena. Set `struct_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_arena_opts {
   /*
    sizeof(struct pf_arena_opts).
    */
-  size_t opts_size;
+  size_t struct_size;
   /*
    Bytes; rounded up to the page size of the source.
    */
   uint64_t size;
   /*
    The caller's own memory, at a multiple of 4096, `size` bytes; NULL: from `sources`. All of
-   its pages are faulted in, and must be readable and writable. Until pf_arena_put() has
+   its pages are faulted in, and must be readable and writable. Until pf_arena_destroy() has
    returned 0 the caller keeps it mapped so, and its bytes are no other arena's, no
    registration's and no pool's of this process, in any domain.
 
    It is not copied to children (MADV_DONTFORK), locked (mlock2() with MLOCK_ONFAULT) where
    RLIMIT_MEMLOCK allows it and the domain's mappings do not pin it, and bound to the NUMA node
-   that is asked for. pf_arena_put() undoes that, and a call that is refused does: except where
-   the caller had set it before pf_arena_create(), by /proc/self/smaps. What the caller sets
-   between the two may be undone with it.
+   that is asked for. pf_arena_destroy() undoes that, and a call that is refused does: except
+   where the caller had set it before pf_arena_create(), by /proc/self/smaps. What the caller
+   sets between the two may be undone with it.
    */
   void *va;
   /*
@@ -484,6 +489,10 @@ struct pf_arena_opts {
  devices.
  */
 struct pf_region {
+  /*
+   sizeof(struct pf_region): the caller sets it.
+   */
+  size_t struct_size;
   /*
    Its address in this process.
    */
@@ -525,6 +534,25 @@ struct pf_bar {
 };
 
 /*
+ Options of a domain for real devices. Set `struct_size` to its sizeof, and what is not needed to
+ 0.
+ */
+struct pf_domain_opts {
+  /*
+   sizeof(struct pf_domain_opts).
+   */
+  size_t struct_size;
+  /*
+   The kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
+   */
+  uint32_t iommu;
+  /*
+   0.
+   */
+  uint32_t reserved;
+};
+
+/*
  The name of a mapping, from pf_map(), for the owner that made it. All zeros name none.
  */
 typedef struct pf_map_t {
@@ -550,14 +578,14 @@ typedef struct pf_ticket_t {
 } pf_ticket_t;
 
 /*
- Memory of a domain that a device may still reach although its mapping has ended. Set `size` to
- its sizeof.
+ Memory of a domain that a device may still reach although its mapping has ended. Set
+ `struct_size` to its sizeof.
  */
 struct pf_held {
   /*
    sizeof(struct pf_held).
    */
-  size_t size;
+  size_t struct_size;
   /*
    Mappings whose flush is late: their memory stays in use until it completes.
    */
@@ -581,13 +609,13 @@ struct pf_held {
 };
 
 /*
- Options of a controller. Set `opts_size` to its sizeof, and what is not needed to 0.
+ Options of a controller. Set `struct_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_nvme_opts {
   /*
    sizeof(struct pf_nvme_opts).
    */
-  size_t opts_size;
+  size_t struct_size;
   /*
    The device's address, as it was attached to the domain; NULL: a model of a controller, which
    runs in a thread of this process, behind the software IOMMU.
@@ -619,7 +647,7 @@ struct pf_nvme_info {
   /*
    sizeof(struct pf_nvme_info): the caller sets it.
    */
-  size_t info_size;
+  size_t struct_size;
   /*
    Bytes of the namespace.
    */
@@ -677,13 +705,13 @@ typedef struct pf_block_t {
 } pf_block_t;
 
 /*
- Options of a pool. Set `opts_size` to its sizeof, and what is not needed to 0.
+ Options of a pool. Set `struct_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_pool_opts {
   /*
    sizeof(struct pf_pool_opts).
    */
-  size_t opts_size;
+  size_t struct_size;
   /*
    What reports and messages call the pool; NULL: "pool".
    */
@@ -731,7 +759,7 @@ struct pf_pool_stats {
   /*
    sizeof(struct pf_pool_stats): set by the caller.
    */
-  size_t opts_size;
+  size_t struct_size;
   /*
    Bytes of a block, after rounding.
    */
@@ -771,13 +799,13 @@ struct pf_pool_stats {
 };
 
 /*
- The faults of a port. Set `size` to its sizeof.
+ The faults of a port. Set `struct_size` to its sizeof.
  */
 struct pf_fault {
   /*
    sizeof(struct pf_fault).
    */
-  size_t size;
+  size_t struct_size;
   /*
    How many accesses of the port have faulted. If it is 0, so is the rest.
    */
@@ -797,13 +825,13 @@ struct pf_fault {
 };
 
 /*
- Options of a queue. Set `opts_size` to its sizeof, and what is not needed to 0.
+ Options of a queue. Set `struct_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_queue_opts {
   /*
    sizeof(struct pf_queue_opts).
    */
-  size_t opts_size;
+  size_t struct_size;
   /*
    The most requests between pf_submit() and their report by pf_complete(): 1 to
    pf_nvme_info.max_depth.
@@ -916,13 +944,13 @@ struct pf_counter {
 };
 
 /*
- Options of a request loop. Set `opts_size` to its sizeof, and what is not needed to 0.
+ Options of a request loop. Set `struct_size` to its sizeof, and what is not needed to 0.
  */
 struct pf_requests_opts {
   /*
    sizeof(struct pf_requests_opts).
    */
-  size_t opts_size;
+  size_t struct_size;
   /*
    How many nanoseconds a flush may take before its request is late; 0: 5 s.
    */
@@ -932,8 +960,8 @@ struct pf_requests_opts {
    */
   uint32_t depth;
   /*
-   How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both together
-   are at most 1048576.
+   How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both
+   together are at most 1048576.
    */
   uint32_t held;
   /*
@@ -998,6 +1026,10 @@ struct pf_done {
  */
 struct pf_event {
   /*
+   sizeof(struct pf_event), as the library knows it: what is behind that is not there.
+   */
+  size_t struct_size;
+  /*
    What happened: `enum pf_event_kind`.
    */
   uint32_t kind;
@@ -1039,9 +1071,9 @@ extern "C" {
 
 /*
  Sends an admin command that only reads, and waits for its completion. The library's own memory
- receives the data, which are copied: the controller reaches none of the program's. Other commands
- would change what the library relies on: a driver of the program's own (pf_device_open()) sends
- them.
+ receives the data, which are copied: the controller reaches none of the program's. Other
+ commands would change what the library relies on: a driver of the program's own
+ (pf_device_open()) sends them.
 
  @nvme: the controller.
  @command: the command; `result` and `status` are stored there.
@@ -1050,9 +1082,9 @@ extern "C" {
  @len: at most 4096.
 
  Return: 0, or -errno: EIO (the controller refuses the command: its `status`; or has failed);
- EINVAL (another command, a longer log page, `len`, `size`); ETIMEDOUT (no completion: nothing more
- is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
- Thread: any; one at a time waits. Since 0.1.
+ EINVAL (another command, a longer log page, `len`, `struct_size`); ETIMEDOUT (no completion:
+ nothing more is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
+ Thread: any; one at a time waits. Since 0.2.
 
  */
 int pf_nvme_admin(struct pf_nvme_t *nvme, struct pf_nvme_command *command, void *data, size_t len) PF_CHECKED;
@@ -1066,13 +1098,13 @@ int pf_nvme_admin(struct pf_nvme_t *nvme, struct pf_nvme_command *command, void 
 
  Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
  `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
- of a newer version); EEXIST (part of `va` is an arena's, registered or a pool's, in any domain of
- the process: pf_arena_map_into() shares an arena between domains); ENOMEM (the message lists each
- source that was tried, and what it lacks; or the 8 bytes that describe each page); EBADF; EFAULT
- (a page of `va` is not mapped, not readable and writable, beyond the end of its file, or has no
- hugepage left: the message has the first); ENFILE.
+ of a newer version); EEXIST (part of `va` is an arena's, registered or a pool's, in any domain
+ of the process: pf_arena_map_into() shares an arena between domains); ENOMEM (the message lists
+ each source that was tried, and what it lacks; or the 8 bytes that describe each page); EBADF;
+ EFAULT (a page of `va` is not mapped, not readable and writable, beyond the end of its file, or
+ has no hugepage left: the message has the first); ENFILE.
  Thread: any. Allocates: 8 bytes for each 4096 of the arena, ENOMEM without them. Faults in `va`,
- for which it waits for the handler of a userfaultfd. Ends with pf_arena_put(). Since 0.1.
+ for which it waits for the handler of a userfaultfd. Ends with pf_arena_destroy(). Since 0.2.
 
  */
 int pf_arena_create(struct pf_domain_t *domain,
@@ -1087,25 +1119,25 @@ int pf_arena_create(struct pf_domain_t *domain,
  @iova: where the arena's address for its devices is stored (0 unless PF_POLICY_WHOLE); NULL: not
  needed.
 
- Return: 0, or -errno: EEXIST (part of its memory is registered in this domain); ENOMEM, ENOSPC (the
- domain's limits); EBADF.
- Thread: any. Allocates. It stays mapped until pf_arena_put(). Since 0.1.
+ Return: 0, or -errno: EEXIST (part of its memory is registered in this domain); ENOMEM, ENOSPC
+ (the domain's limits); EBADF.
+ Thread: any. Allocates. It stays mapped until pf_arena_destroy(). Since 0.2.
 
  */
 int pf_arena_map_into(struct pf_arena_t *arena, struct pf_domain_t *domain, uint64_t *iova) PF_CHECKED;
 
 /*
  Puts an arena in the table of an io_uring of the program: READ_FIXED and WRITE_FIXED with this
- index then use its memory, without the kernel pinning it for each. The arena stays what it is, in
- its domains.
+ index then use its memory, without the kernel pinning it for each. The arena stays what it is,
+ in its domains.
 
  @arena: the arena, of at most 1 GiB.
- @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
- kept open until pf_uring_unregister_arena().
+ @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It
+ is kept open until pf_uring_unregister_arena().
  @index: the place in the table; what is there is replaced, and is not in the table any more.
 
  Return: 0, or -errno, as pf_uring_register(). Nothing has changed then.
- Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+ Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
  */
 int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index) PF_CHECKED;
 
@@ -1118,7 +1150,7 @@ int pf_uring_register_arena(struct pf_arena_t *arena, int ring_fd, unsigned int 
  @index: the place in the table.
 
  Return: 0, or -errno, as pf_uring_unregister().
- Thread: any, unless the ring is one thread's. Since 0.1.
+ Thread: any, unless the ring is one thread's. Since 0.2.
  */
 int pf_uring_unregister_arena(struct pf_arena_t *arena, int ring_fd, unsigned int index) PF_CHECKED;
 
@@ -1132,9 +1164,9 @@ int pf_uring_unregister_arena(struct pf_arena_t *arena, int ring_fd, unsigned in
  it: the message says how many bytes, and how many of these; or another thread is in a call with
  it); EBADF.
  Thread: any. Constant time where it is refused. Calls of other threads with the arena are not
- refused for it: they wait while it is decided, and are EBADF if it has ended. Since 0.1.
+ refused for it: they wait while it is decided, and are EBADF if it has ended. Since 0.2.
  */
-int pf_arena_put(struct pf_arena_t *arena);
+int pf_arena_destroy(struct pf_arena_t *arena);
 
 /*
  Allocates memory of an arena: whole pages of 4096 bytes, zeroed, contiguous for the device.
@@ -1146,8 +1178,8 @@ int pf_arena_put(struct pf_arena_t *arena);
 
  Return: the address; or NULL, and errno: ENOMEM (the message says how much is in use); EINVAL
  (0 bytes); EBADF.
- Thread: any. Allocates where it is refused: its message. Ownership: the caller's, until pf_free().
- Since 0.1.
+ Thread: any. Allocates where it is refused: its message. Ownership: the caller's, until
+ pf_free(). Since 0.2.
 
  */
 void *pf_alloc(struct pf_arena_t *arena, size_t len, uint64_t *iova) PF_CHECKED;
@@ -1161,7 +1193,7 @@ void *pf_alloc(struct pf_arena_t *arena, size_t len, uint64_t *iova) PF_CHECKED;
  Return: 0, or -errno: EINVAL (it is not allocated: freed before, or never; or it is inside an
  allocation, or of another arena); EBUSY (a mapping or a request uses it). Nothing has changed
  then. EBADF.
- Thread: any. Allocates where it is refused: its message. Since 0.1.
+ Thread: any. Allocates where it is refused: its message. Since 0.2.
  */
 int pf_free(struct pf_arena_t *arena, void *va);
 
@@ -1176,7 +1208,7 @@ int pf_free(struct pf_arena_t *arena, void *va);
 
  Return: 0, or -errno: ENXIO (it is not in this domain, or not mapped as a whole); EINVAL (not
  allocated, or not `len` bytes of it); EFAULT; EBADF.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *iova) PF_CHECKED;
@@ -1188,10 +1220,10 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
  a program that registers them answers for it that nobody uses what the arena has freed.
 
  @arena: the arena.
- @region: where the description is stored.
+ @region: where the description is stored; its `struct_size` is set before.
 
- Return: 0, or -errno: EFAULT; EBADF.
- Thread: any. Since 0.1.
+ Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
+ Thread: any. Since 0.2.
 
  */
 int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region) PF_CHECKED;
@@ -1209,20 +1241,20 @@ int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region) PF_CHECK
  Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already);
  ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
  that is missing.
- Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.1.
+ Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.2.
 
  */
 int pf_device_open(struct pf_domain_t *domain, const char *bdf, struct pf_device_t **out) PF_CHECKED;
 
 /*
  Ends a driver: the device no longer reaches memory, its interrupts are disabled and their
- descriptors closed, and its registers are unmapped. Unless it is attached to its domain otherwise,
- it is closed, and the kernel resets it.
+ descriptors closed, and its registers are unmapped. Unless it is attached to its domain
+ otherwise, it is closed, and the kernel resets it.
 
  @device: the device; NULL does nothing.
 
  Return: 0, or -errno: EBUSY (another thread is in a call with it); EBADF.
- Thread: any. No thread uses its registers any more. Since 0.1.
+ Thread: any. No thread uses its registers any more. Since 0.2.
  */
 int pf_device_destroy(struct pf_device_t *device);
 
@@ -1233,11 +1265,11 @@ int pf_device_destroy(struct pf_device_t *device);
  @index: the BAR, 0 to 5.
  @bar: where address and length are stored; each call stores the same.
 
- Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all of
- it be mapped: I/O ports); EFAULT; EBADF; what the kernel returns.
+ Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all
+ of it be mapped: I/O ports); EFAULT; EBADF; what the kernel returns.
  Thread: any. Takes a lock. Ownership: the registers stay mapped until pf_device_destroy(). While
  the device does not decode its memory (bit 1 of the command register), an access is a SIGBUS.
- Since 0.1.
+ Since 0.2.
 
  */
 int pf_device_bar(struct pf_device_t *device, unsigned int index, struct pf_bar *bar) PF_CHECKED;
@@ -1251,7 +1283,7 @@ int pf_device_bar(struct pf_device_t *device, unsigned int index, struct pf_bar 
  @len: how many.
 
  Return: 0, or -errno: EINVAL (beyond the end); EFAULT; EBADF; what the kernel returns.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_device_config_read(struct pf_device_t *device, uint64_t offset, void *buf, size_t len) PF_CHECKED;
@@ -1266,7 +1298,7 @@ int pf_device_config_read(struct pf_device_t *device, uint64_t offset, void *buf
  @len: how many.
 
  Return: as pf_device_config_read().
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_device_config_write(struct pf_device_t *device,
@@ -1275,18 +1307,19 @@ int pf_device_config_write(struct pf_device_t *device,
                            size_t len) PF_CHECKED;
 
 /*
- Enables the first `n` interrupts of a device (MSI-X, or MSI if it has none), each with an eventfd:
- readable when it was raised. A read() of 8 bytes returns how often, and resets it; it does not
- block. All that are used are enabled by one call.
+ Enables the first `n` interrupts of a device (MSI-X, or MSI if it has none), each with an
+ eventfd: readable when it was raised. A read() of 8 bytes returns how often, and resets it; it
+ does not block. All that are used are enabled by one call.
 
  @device: the device.
  @n: how many; 0 disables all, and closes their descriptors.
  @fds: where the `n` descriptors are stored, the first that of interrupt 0.
 
- Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY (some
- are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has changed then.
- Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not close
- them. Since 0.1.
+ Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY
+ (some are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has
+ changed then.
+ Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
+ close them. Since 0.2.
 
  */
 int pf_device_irqs(struct pf_device_t *device, unsigned int n, int *fds) PF_CHECKED;
@@ -1298,7 +1331,7 @@ int pf_device_irqs(struct pf_device_t *device, unsigned int n, int *fds) PF_CHEC
  @on: 1 or 0.
 
  Return: 0, or -errno: EINVAL (`on`); EBADF; what the kernel returns.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
 int pf_device_bus_master(struct pf_device_t *device, unsigned int on) PF_CHECKED;
 
@@ -1309,19 +1342,19 @@ int pf_device_bus_master(struct pf_device_t *device, unsigned int on) PF_CHECKED
  @device: the device.
 
  Return: 0, or -errno: ENOTSUP (it cannot be reset alone); EBADF; what the kernel returns.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
 int pf_device_reset(struct pf_device_t *device) PF_CHECKED;
 
 /*
- Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
- The devices in it are models: of a controller (pf_nvme_open() without `bdf`), or the program's own
+ Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware. The
+ devices in it are models: of a controller (pf_nvme_open() without `bdf`), or the program's own
  (pf_port_open()). Their accesses are checked as by a real IOMMU.
 
  @out: where the handle is stored.
 
  Return: 0, or -errno: ENOMEM; EFAULT (`out` is NULL); ENFILE (65,536 domains exist).
- Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+ Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
 
  */
 int pf_domain_soft(struct pf_domain_t **out) PF_CHECKED;
@@ -1329,78 +1362,81 @@ int pf_domain_soft(struct pf_domain_t **out) PF_CHECKED;
 /*
  Opens a PCI device through VFIO, and creates the domain that it is in.
 
- @out: where the handle is stored.
  @bdf: the device's address, as "0000:01:00.0". It must be bound to vfio-pci (`pinfold bind`).
- @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+ @iommu: the kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
+ @out: where the handle is stored.
 
- Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or
- unknown `flags`); EFAULT. The message names the step that is missing.
- Thread: any. Allocates. Ends with pf_domain_put(), after which the device is reset. Since 0.1.
+ Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or an
+ unknown `iommu`); EFAULT. The message names the step that is missing.
+ Thread: any. Allocates. Ends with pf_domain_destroy(), after which the device is reset. Since
+ 0.2.
 
  */
-int pf_domain_vfio(struct pf_domain_t **out, const char *bdf, uint32_t flags) PF_CHECKED;
+int pf_domain_vfio(const char *bdf, uint32_t iommu, struct pf_domain_t **out) PF_CHECKED;
 
 /*
  Creates a domain for real devices before there is one in it: pf_device_open() and
- pf_domain_attach() add devices, which all reach the same memory at the same addresses. Memory may
- be mapped before: the first device finds it. With type 1 it is pinned only then, and where that
- fails the device is not added.
+ pf_domain_attach() add devices, which all reach the same memory at the same addresses. Memory
+ may be mapped before: the first device finds it. With type 1 it is pinned only then, and where
+ that fails the device is not added.
 
- @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+ @opts: the options; NULL: the defaults.
  @out: where the handle is stored.
 
- Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (unknown
- `flags`); EFAULT; ENFILE. The message names the step that is missing.
- Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+ Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (an unknown
+ `iommu`, `reserved`, `struct_size`); E2BIG (fields of a newer version); EFAULT; ENFILE. The
+ message names the step that is missing.
+ Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
 
  */
-int pf_domain_create(uint32_t flags, struct pf_domain_t **out) PF_CHECKED;
+int pf_domain_create(const struct pf_domain_opts *opts, struct pf_domain_t **out) PF_CHECKED;
 
 /*
- Attaches a device to a domain of pf_domain_vfio() or pf_domain_create(): all of its devices reach
- the same memory at the same addresses.
+ Attaches a device to a domain of pf_domain_vfio() or pf_domain_create(): all of its devices
+ reach the same memory at the same addresses.
 
  @domain: the domain.
  @bdf: the device's address.
 
  Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached); ENOTSUP (a software domain).
- Thread: any. Allocates. Since 0.1.
+ Thread: any. Allocates. Since 0.2.
 
  */
 int pf_domain_attach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 
 /*
  Detaches a device from its domain: it is reset, and reaches nothing any more. A controller that
- was opened on it keeps it until pf_nvme_put().
+ was opened on it keeps it until pf_nvme_destroy().
 
  @domain: the domain.
  @bdf: the device's address, as it was attached.
 
  Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_domain_detach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
 
 /*
- Gives a domain back. What was created in it keeps it: owners, arenas, registrations, controllers.
+ Gives a domain back. What was created in it keeps it: owners, arenas, registrations,
+ controllers.
 
  @domain: the domain; NULL does nothing.
 
  Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
-int pf_domain_put(struct pf_domain_t *domain);
+int pf_domain_destroy(struct pf_domain_t *domain);
 
 /*
  Returns what the last failed call of this thread said: a sentence with the value, the limit and
  the next step. The empty string if none has failed; also in handlers that run at the end of the
  thread or of the process (pthread_key_create(), atexit()).
 
- The text is in a buffer of the thread, at the same address as long as the thread exists; the next
- call of the library in this thread that fails changes it. At most 2047 bytes.
+ The text is in a buffer of the thread, at the same address as long as the thread exists; the
+ next call of the library in this thread that fails changes it. At most 2047 bytes.
 
- Thread: any; the message is the thread's own. Since 0.1.
+ Thread: any; the message is the thread's own. Since 0.2.
  */
 const char *pf_strerror_last(void);
 
@@ -1413,7 +1449,7 @@ const char *pf_strerror_last(void);
 
  Return: 0, or -errno: EBADF; EFAULT; ENFILE.
  Thread: any; then one thread at a time uses the handle. Allocates. Ends with
- pf_frames_destroy(), and the arena not before. Since 0.1.
+ pf_frames_destroy(), and the arena not before. Since 0.2.
 
  */
 int pf_frames_create(struct pf_arena_t *arena, struct pf_frames_t **out) PF_CHECKED;
@@ -1425,7 +1461,7 @@ int pf_frames_create(struct pf_arena_t *arena, struct pf_frames_t **out) PF_CHEC
  @frames: the handle; NULL does nothing.
 
  Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
 int pf_frames_destroy(struct pf_frames_t *frames);
 
@@ -1433,8 +1469,8 @@ int pf_frames_destroy(struct pf_frames_t *frames);
  Allocates a frame for each slot that is NULL, until the arena runs short. Slots that are not
  NULL stay as they are. The content is what the last user left.
 
- In an arena of 64 MiB or more, a call stops before the last 1/800 (at most 80 MiB) of it, which is
- for pf_alloc(); but it allocates one frame, while there is one.
+ In an arena of 64 MiB or more, a call stops before the last 1/800 (at most 80 MiB) of it, which
+ is for pf_alloc(); but it allocates one frame, while there is one.
 
  @frames: the handle.
  @slots: the slots.
@@ -1442,7 +1478,7 @@ int pf_frames_destroy(struct pf_frames_t *frames);
 
  Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
  thread is in a call with the handle).
- Thread: the handle's. Ownership: the caller's, until pf_frames_free() or pf_free(). Since 0.1.
+ Thread: the handle's. Ownership: the caller's, until pf_frames_free() or pf_free(). Since 0.2.
 
  */
 int pf_frames_fill(struct pf_frames_t *frames, void **slots, unsigned int n) PF_CHECKED;
@@ -1457,7 +1493,7 @@ int pf_frames_fill(struct pf_frames_t *frames, void **slots, unsigned int n) PF_
 
  Return: how many there are; or -errno, as for pf_frames_fill().
  Thread: the handle's. Ownership: the caller's, each until pf_frames_free() or pf_free(). Since
- 0.1.
+ 0.2.
 
  */
 int pf_frames_list(struct pf_frames_t *frames, unsigned int n, void **head) PF_CHECKED;
@@ -1473,7 +1509,7 @@ int pf_frames_list(struct pf_frames_t *frames, unsigned int n, void **head) PF_C
  allocation, or of another arena); EBUSY (a mapping or a request uses it, or another thread is in
  a call with the handle). The message has the index of the slot, which stays with those behind
  it. EFAULT; EBADF.
- Thread: the handle's. Allocates where it is refused: its message. Since 0.1.
+ Thread: the handle's. Allocates where it is refused: its message. Since 0.2.
 
  */
 int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
@@ -1484,8 +1520,9 @@ int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
 
  A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
  registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
- and its end does not keep the device from the memory: it returns PF_STAYS_MAPPED. Memory of pools in an arena of
- PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and pages, and is refused here.
+ and its end does not keep the device from the memory: it returns PF_STAYS_MAPPED. Memory of
+ pools in an arena of PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and
+ pages, and is refused here.
 
  @owner: the owner, of the memory's domain.
  @va: the memory: any bytes of one allocation of an arena in the domain, or of registered memory.
@@ -1494,12 +1531,12 @@ int pf_frames_free(struct pf_frames_t *frames, void **slots, unsigned int n);
  @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
  @iova: where the device's address of `va` is stored.
 
- Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len` bytes
- of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
- ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
- is mapped then.
+ Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len`
+ bytes of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's
+ limits, or no address left); EIO, ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is
+ in a call with the owner). Nothing is mapped then.
  Thread: the owner's; no lock is taken that other owners take. Allocates when the owner has more
- mappings than ever. Since 0.1.
+ mappings than ever. Since 0.2.
 
  */
 int pf_map(struct pf_owner_t *owner,
@@ -1511,7 +1548,8 @@ int pf_map(struct pf_owner_t *owner,
 
 /*
  Maps many pieces of memory, all or none. Up to 1 MiB altogether, with the rest of their pages,
- they have consecutive addresses where the domain has room, so that a device may take them as one.
+ they have consecutive addresses where the domain has room, so that a device may take them as
+ one.
 
  @owner: the owner, of the memory's domain.
  @iov: the pieces, each as for pf_map().
@@ -1523,7 +1561,7 @@ int pf_map(struct pf_owner_t *owner,
  Return: 0, or -errno: as pf_map(); the message names the index of the piece; ENOMEM also where
  there is no memory for some 200 bytes for each piece. Nothing is mapped then, and nothing is
  stored.
- Thread: the owner's, as for pf_map(). Allocates. Since 0.1.
+ Thread: the owner's, as for pf_map(). Allocates. Since 0.2.
 
  */
 int pf_map_many(struct pf_owner_t *owner,
@@ -1541,14 +1579,13 @@ int pf_map_many(struct pf_owner_t *owner,
 
  Return: 0: no device reaches the memory by this domain; PF_STAYS_MAPPED: the mapping has ended,
  and devices still reach the memory, as it is mapped for its lifetime; or -errno: ESTALE (it has
- ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
- pf_quarantine(); pf_revoke_many() keeps a ticket to wait with); EIO (it never completes: the
- memory is quarantined, and pf_free() of it stays EBUSY); EBADF; EBUSY (another thread is in a
- call with the owner).
- Thread: the owner's. Since 0.1.
+ ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its
+ deadline: the memory stays in use until it completes, see pf_quarantine(); pf_revoke_many()
+ keeps a ticket to wait with); EIO (it never completes: the memory is quarantined, and pf_free()
+ of it stays EBUSY); EBADF; EBUSY (another thread is in a call with the owner).
+ Thread: the owner's. Since 0.2.
  */
-int pf_unmap(struct pf_owner_t *owner,
-             struct pf_map_t map) PF_CHECKED;
+int pf_unmap(struct pf_owner_t *owner, struct pf_map_t map) PF_CHECKED;
 
 /*
  Revokes a device's access to many mappings, with one flush, and does not wait for it: until the
@@ -1560,12 +1597,12 @@ int pf_unmap(struct pf_owner_t *owner,
  @ticket: where the ticket is stored, for pf_quiesced() and pf_wait() of this owner: one of them
  hands the memory back.
 
- Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the ticket
- has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before, is
- another owner's, or is there twice: the message names its index, and nothing is revoked); ENOMEM
- (nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a call with the owner).
- Thread: the owner's. Allocates when more tickets are pending than ever, or one has more mappings.
- Since 0.1.
+ Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the
+ ticket has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before,
+ is another owner's, or is there twice: the message names its index, and nothing is revoked);
+ ENOMEM (nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a call with the owner).
+ Thread: the owner's. Allocates when more tickets are pending than ever, or one has more
+ mappings. Since 0.2.
 
  */
 int pf_revoke_many(struct pf_owner_t *owner,
@@ -1578,22 +1615,23 @@ int pf_revoke_many(struct pf_owner_t *owner,
  late flush has completed meanwhile is handed back first.
 
  @domain: the domain.
- @out: where the counts are stored; its `size` says how long it is. NULL: not needed.
+ @held: where the counts are stored; its `struct_size` is set before. NULL: not needed.
  @why: where a sentence is stored, with its end (NUL), cut off to fit; NULL: not needed.
  @why_len: the bytes of `why`.
 
- Return: the length of the whole sentence without its end, or -errno: EINVAL (`size`); EBADF.
- Thread: any. Takes locks. Since 0.1.
+ Return: the length of the whole sentence without its end, or -errno: EINVAL (`struct_size`);
+ EBADF.
+ Thread: any. Takes locks. Since 0.2.
 
  */
-int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, size_t why_len) PF_CHECKED;
+int pf_quarantine(struct pf_domain_t *domain, struct pf_held *held, char *why, size_t why_len) PF_CHECKED;
 
 /*
  Opens an NVMe controller: resets it, enables it, and finds its namespaces.
 
  @domain: the domain that the controller is in.
- @arena: memory for its rings and lists, of this domain; pf_arena_put() refuses it until
- pf_nvme_put(). 2 MiB are enough for a queue of 32; where it lacks memory for lists, requests
+ @arena: memory for its rings and lists, of this domain; pf_arena_destroy() refuses it until
+ pf_nvme_destroy(). 2 MiB are enough for a queue of 32; where it lacks memory for lists, requests
  wait for each other.
  @opts: the options: `bdf`, or a model's `path` or `size`.
  @out: where the handle is stored.
@@ -1603,8 +1641,8 @@ int pf_quarantine(struct pf_domain_t *domain, struct pf_held *out, char *why, si
  is open on it); ENOTSUP (a model in a device's domain; not an NVMe controller, or one that lacks
  what is needed); ENXIO (the arena is not in this domain); ENOMEM; EIO or ETIMEDOUT (the
  controller does not answer as it should); errors of the file; E2BIG; EBADF; EFAULT; ENFILE.
- Thread: any. It blocks until the controller answers. Allocates. Ends with pf_nvme_put(). Since
- 0.1.
+ Thread: any. It blocks until the controller answers. Allocates. Ends with pf_nvme_destroy().
+ Since 0.2.
 
  */
 int pf_nvme_open(struct pf_domain_t *domain,
@@ -1622,20 +1660,20 @@ int pf_nvme_open(struct pf_domain_t *domain,
  could not be disabled; the handle has ended nevertheless, and what the controller may still
  reach stays in use for good: its rings, and the memory of requests that were given up.
  Thread: any. It blocks until the controller has written back what it caches, at most a minute.
- Since 0.1.
+ Since 0.2.
  */
-int pf_nvme_put(struct pf_nvme_t *nvme);
+int pf_nvme_destroy(struct pf_nvme_t *nvme);
 
 /*
  Tells what a controller and one of its namespaces can do.
 
  @nvme: the controller.
  @nsid: the namespace's number, from 1; 0: the first.
- @info: where it is stored; the caller sets `info_size`.
+ @info: where it is stored; the caller sets `struct_size`.
 
  Return: 0, or -errno: ENODEV (no such namespace, or one that is not supported: the message says
- why); EINVAL (`info_size`); EFAULT; EBADF.
- Thread: any. Since 0.1.
+ why); EINVAL (`struct_size`); EFAULT; EBADF.
+ Thread: any. Since 0.2.
 
  */
 int pf_nvme_info(struct pf_nvme_t *nvme, uint32_t nsid, struct pf_nvme_info *info) PF_CHECKED;
@@ -1648,7 +1686,7 @@ int pf_nvme_info(struct pf_nvme_t *nvme, uint32_t nsid, struct pf_nvme_info *inf
 
  Return: 0, or -errno: EBADF; EFAULT (`out` is NULL); ENFILE (65,536 owners exist).
  Thread: any. An owner is used by one thread at a time: a call beside another's gives EBUSY.
- Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.1.
+ Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.2.
 
  */
 int pf_owner_create(struct pf_domain_t *domain, struct pf_owner_t **out) PF_CHECKED;
@@ -1661,7 +1699,7 @@ int pf_owner_create(struct pf_domain_t *domain, struct pf_owner_t **out) PF_CHEC
 
  Return: 0, or -errno: EBUSY (mappings are live or tickets have not completed, and the message
  counts them; or another thread is in a call with it); EBADF.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
 int pf_owner_destroy(struct pf_owner_t *owner);
 
@@ -1674,9 +1712,9 @@ int pf_owner_destroy(struct pf_owner_t *owner);
 
  Return: 1; 0: not yet; or -errno: ETIMEDOUT (the flush is past its deadline; it may still
  complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
- see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF; EBUSY
- (another thread is in a call with the owner).
- Thread: the owner's. Since 0.1.
+ see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF;
+ EBUSY (another thread is in a call with the owner).
+ Thread: the owner's. Since 0.2.
  */
 int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket) PF_CHECKED;
 
@@ -1690,7 +1728,7 @@ int pf_quiesced(struct pf_owner_t *owner, struct pf_ticket_t ticket) PF_CHECKED;
  Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
  completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
  (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
- Thread: the owner's. Since 0.1.
+ Thread: the owner's. Since 0.2.
  */
 int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns) PF_CHECKED;
 
@@ -1707,13 +1745,13 @@ int pf_wait(struct pf_owner_t *owner, struct pf_ticket_t ticket, uint64_t ns) PF
  Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
  EBUSY (another thread is in a call with the owner).
  Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
- it. Since 0.1.
+ it. Since 0.2.
  */
 int pf_quiesce_fd(struct pf_owner_t *owner) PF_CHECKED;
 
 /*
- Creates a pool of pages for a receive path: the devices of the arena's first domain read and write
- a page from when it is first allocated on, also while it is free.
+ Creates a pool of pages for a receive path: the devices of the arena's first domain read and
+ write a page from when it is first allocated on, also while it is free.
 
  @arena: where its memory comes from, as it is needed.
  @page_bytes: 4096 times a power of two, up to 2 MiB.
@@ -1722,7 +1760,7 @@ int pf_quiesce_fd(struct pf_owner_t *owner) PF_CHECKED;
  @out: where the handle is stored.
 
  Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); EBADF; EFAULT; ENFILE.
- Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.1.
+ Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.2.
 
  */
 int pf_pages_create(struct pf_arena_t *arena,
@@ -1737,7 +1775,7 @@ int pf_pages_create(struct pf_arena_t *arena,
 
  Return: 0, or -errno: EBUSY (pages are in use: the message says how many; a mapping or a request
  uses one; or another thread is in a call with it); EBADF. The pool is as before then.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
 int pf_pages_destroy(struct pf_pages_t *pages);
 
@@ -1752,7 +1790,7 @@ int pf_pages_destroy(struct pf_pages_t *pages);
  Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
  thread is the pool's consumer in a call).
  Thread: the consumer's. Ownership: the caller's, until pf_pages_recycle() or pf_pages_return().
- Since 0.1.
+ Since 0.2.
 
  */
 int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned int n) PF_CHECKED;
@@ -1769,7 +1807,7 @@ int pf_pages_fill(struct pf_pages_t *pages, struct pf_block_t *slots, unsigned i
  its addresses do not belong together) or EBUSY (a mapping or a request uses it): those before
  `*bad` are returned, it and those behind it are as before. EBUSY without `*bad` where another
  thread is the pool's consumer in a call. EFAULT; EBADF.
- Thread: the consumer's. Allocates where it is refused: its message. Since 0.1.
+ Thread: the consumer's. Allocates where it is refused: its message. Since 0.2.
 
  */
 int pf_pages_recycle(struct pf_pages_t *pages,
@@ -1789,7 +1827,7 @@ int pf_pages_recycle(struct pf_pages_t *pages,
  tries to destroy the pool. One misuse is not reported: two threads that return one page in the
  same instant. It is returned once.
  Thread: any. Allocates where it is refused: its message. The event of the return may come after
- that of the page's next use. Since 0.1.
+ that of the page's next use. Since 0.2.
 
  */
 int pf_pages_return(struct pf_pages_t *pages,
@@ -1808,7 +1846,7 @@ int pf_pages_return(struct pf_pages_t *pages,
  Return: 0, or -errno: EINVAL (size, align, boundary, limits, unknown flags, or a minimum without
  an arena: the message has the value and its limit); ENOMEM (the arena has less than the
  minimum); E2BIG (fields of a newer version); EBADF; EFAULT; ENFILE.
- Thread: any. Allocates. Ends with pf_pool_put(), and the arena not before. Since 0.1.
+ Thread: any. Allocates. Ends with pf_pool_destroy(), and the arena not before. Since 0.2.
 
  */
 int pf_pool_create(struct pf_arena_t *arena,
@@ -1820,34 +1858,32 @@ int pf_pool_create(struct pf_arena_t *arena,
  that is mapped for the device already.
 
  Blocks follow one another from `va` at a distance of pf_pool_stats.block_bytes, which is the
- size of the options if that is a multiple of `align`, and at least 16. In each 2 MiB from `va` on
- (1 GiB if a block is larger than 2 MiB) there are as many as fit, so that a piece of `len` bytes
- has `len / block_bytes` blocks if `len` is at most 2 MiB, or the size divides 2 MiB; and one
- less for each 2 MiB at most otherwise.
+ size of the options if that is a multiple of `align`, and at least 16. In each 2 MiB from `va`
+ on (1 GiB if a block is larger than 2 MiB) there are as many as fit, so that a piece of `len`
+ bytes has `len / block_bytes` blocks if `len` is at most 2 MiB, or the size divides 2 MiB; and
+ one less for each 2 MiB at most otherwise.
 
  @pool: the pool.
  @va: the memory. A multiple of the pool's `align`, and of its `boundary` (or of 2 MiB, if that
- is less); not of 4096. It may be in one allocation of an arena, or in registered memory, which is
- in use until the pool has ended; else in none of these, in any domain. Its pages are faulted in,
- and no other attribute of theirs is changed.
+ is less); not of 4096. It may be in one allocation of an arena, or in registered memory, which
+ is in use until the pool has ended; else in none of these, in any domain. Its pages are faulted
+ in, and no other attribute of theirs is changed.
  @len: bytes, of at least one block. The rest behind the last block stays unused.
  @iova: its address for the device, aligned as `va`; what follows is linear. The library passes
  it on, and does not map anything.
 
- Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits, or
- the end is beyond 64 bits: the message has the values; or part of an arena that is not all
+ Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits,
+ or the end is beyond 64 bits: the message has the values; or part of an arena that is not all
  allocated); EEXIST (part of it is in this pool or in another already, or it is only in part an
- arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which each piece takes
- those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a page of it is not
- mapped, not readable and writable, beyond the end of its file, or has no hugepage left: the message
- has the first; or NULL); EBADF.
- Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
+ arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which
+ each piece takes those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a
+ page of it is not mapped, not readable and writable, beyond the end of its file, or has no
+ hugepage left: the message has the first; or NULL); EBADF.
+ Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_destroy() has
+ returned 0. Since 0.2.
 
  */
-int64_t pf_pool_add(struct pf_pool_t *pool,
-                    void *va,
-                    size_t len,
-                    uint64_t iova) PF_CHECKED;
+int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova) PF_CHECKED;
 
 /*
  Creates one thread's cache of a pool: allocating and freeing through it takes no lock, as long
@@ -1858,7 +1894,7 @@ int64_t pf_pool_add(struct pf_pool_t *pool,
 
  Return: 0, or -errno: EBADF; EFAULT; ENFILE.
  Thread: any; then one thread at a time uses the cache. Allocates. Ends with pf_cache_destroy().
- Since 0.1.
+ Since 0.2.
 
  */
 int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out) PF_CHECKED;
@@ -1870,7 +1906,7 @@ int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out) PF_CHECKED;
  @cache: the cache; NULL does nothing.
 
  Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
 int pf_cache_destroy(struct pf_cache_t *cache);
 
@@ -1883,7 +1919,7 @@ int pf_cache_destroy(struct pf_cache_t *cache);
  Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
  which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
  Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
- message. Ownership: the caller's, until pf_put(). Since 0.1.
+ message. Ownership: the caller's, until pf_put(). Since 0.2.
 
  */
 int pf_get(struct pf_cache_t *cache, struct pf_block_t *block) PF_CHECKED;
@@ -1895,10 +1931,10 @@ int pf_get(struct pf_cache_t *cache, struct pf_block_t *block) PF_CHECKED;
  @block: the block: its two addresses as they were returned.
 
  Return: 0, or -errno: EINVAL (it is free already, of another pool, not where a block begins, or
- its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena that
- is the block's alone: not seen of blocks that share their pages; or another thread is in a call
- with the cache); nothing has changed then. EFAULT; EBADF.
- Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
+ its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena
+ that is the block's alone: not seen of blocks that share their pages; or another thread is in a
+ call with the cache); nothing has changed then. EFAULT; EBADF.
+ Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
 
  */
 int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
@@ -1913,7 +1949,7 @@ int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
  Return: 0; or -errno: ENOMEM (the message says how many there are), and each `va` is NULL then;
  EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
  Thread: the cache's. Allocates as pf_get(). Ownership: the caller's, until pf_put() or
- pf_put_bulk(). Since 0.1.
+ pf_put_bulk(). Since 0.2.
 
  */
 int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned int n) PF_CHECKED;
@@ -1928,7 +1964,7 @@ int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned in
 
  Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
  those behind it are as before. EFAULT; EBADF.
- Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
+ Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
 
  */
 int pf_put_bulk(struct pf_cache_t *cache,
@@ -1940,10 +1976,10 @@ int pf_put_bulk(struct pf_cache_t *cache,
  Returns a pool's counters. O(blocks).
 
  @pool: the pool.
- @stats: where they are stored; its `opts_size` is set before.
+ @stats: where they are stored; its `struct_size` is set before.
 
- Return: 0, or -errno: EINVAL (`opts_size`); EFAULT; EBADF.
- Thread: any. Since 0.1.
+ Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
+ Thread: any. Since 0.2.
 
  */
 int pf_pool_stats(struct pf_pool_t *pool, struct pf_pool_stats *stats);
@@ -1958,20 +1994,20 @@ int pf_pool_stats(struct pf_pool_t *pool, struct pf_pool_stats *stats);
  @size: bytes of `text`; what does not fit is left out.
 
  Return: the length of all of the report, without the NUL; or -errno: EFAULT; EBADF.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_pool_report(struct pf_pool_t *pool, char *text, size_t size) PF_CHECKED;
 
 /*
  Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
- Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a request
- uses still goes back with a later call.
+ Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a
+ request uses still goes back with a later call.
 
  @pool: the pool.
 
  Return: how many bytes; or -errno: EBADF.
- Thread: any. Takes time proportional to the blocks. Since 0.1.
+ Thread: any. Takes time proportional to the blocks. Since 0.2.
  */
 int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
 
@@ -1984,20 +2020,20 @@ int64_t pf_pool_shrink(struct pf_pool_t *pool) PF_CHECKED;
  Return: 0, or -errno: EBUSY (blocks are allocated, caches exist, or a mapping or a request uses
  memory of the arena that the pool has: the message says how many); EBADF. The pool is as before
  then.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
-int pf_pool_put(struct pf_pool_t *pool);
+int pf_pool_destroy(struct pf_pool_t *pool);
 
 /*
  Connects a device model to a domain of pf_domain_soft(): what the program does through the port
- a device does, and the software IOMMU checks it. Each port is a device of its own, with a cache of
- translations, so that a model and a test of its revocations may each have one.
+ a device does, and the software IOMMU checks it. Each port is a device of its own, with a cache
+ of translations, so that a model and a test of its revocations may each have one.
 
  @domain: the domain.
  @out: where the handle is stored.
 
  Return: 0, or -errno: ENOTSUP (the domain's devices are real); EBADF; EFAULT; ENFILE.
- Thread: any. Allocates. Ends with pf_port_destroy(). Since 0.1.
+ Thread: any. Allocates. Ends with pf_port_destroy(). Since 0.2.
 
  */
 int pf_port_open(struct pf_domain_t *domain, struct pf_port_t **out) PF_CHECKED;
@@ -2008,7 +2044,7 @@ int pf_port_open(struct pf_domain_t *domain, struct pf_port_t **out) PF_CHECKED;
  @port: the port; NULL does nothing.
 
  Return: 0, or -errno: EBUSY (another thread is in a call with it); EBADF.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
  */
 int pf_port_destroy(struct pf_port_t *port);
 
@@ -2024,7 +2060,7 @@ int pf_port_destroy(struct pf_port_t *port);
  Return: 0, or -errno: EFAULT (the device may not read there: pf_port_fault() has the address and
  the reason, and the bytes of the pages before are stored; or `buf` is NULL, which counts no
  fault); EBADF; EBUSY (another thread destroys the port).
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_port_read(struct pf_port_t *port, uint64_t iova, void *buf, size_t len) PF_CHECKED;
@@ -2038,10 +2074,10 @@ int pf_port_read(struct pf_port_t *port, uint64_t iova, void *buf, size_t len) P
  @buf: the bytes.
  @len: how many; 0 does nothing.
 
- Return: 0, or -errno: EFAULT (the device may not write there: pf_port_fault() has the address and
- the reason, and the pages before are written; or `buf` is NULL, which counts no fault); EBADF;
- EBUSY (another thread destroys the port).
- Thread: any. Since 0.1.
+ Return: 0, or -errno: EFAULT (the device may not write there: pf_port_fault() has the address
+ and the reason, and the pages before are written; or `buf` is NULL, which counts no fault);
+ EBADF; EBUSY (another thread destroys the port).
+ Thread: any. Since 0.2.
 
  */
 int pf_port_write(struct pf_port_t *port, uint64_t iova, const void *buf, size_t len) PF_CHECKED;
@@ -2050,10 +2086,11 @@ int pf_port_write(struct pf_port_t *port, uint64_t iova, const void *buf, size_t
  Tells which accesses of a port have faulted.
 
  @port: the port.
- @fault: where the number of faults and the last one are stored; its `size` says how long it is.
+ @fault: where the number of faults and the last one are stored; its `struct_size` is set before.
 
- Return: 0, or -errno: EINVAL (`size`); EFAULT; EBADF; EBUSY (another thread destroys the port).
- Thread: any. Takes a lock. Since 0.1.
+ Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF; EBUSY (another thread destroys the
+ port).
+ Thread: any. Takes a lock. Since 0.2.
 
  */
 int pf_port_fault(struct pf_port_t *port, struct pf_fault *fault) PF_CHECKED;
@@ -2068,7 +2105,7 @@ int pf_port_fault(struct pf_port_t *port, struct pf_fault *fault) PF_CHECKED;
  Return: 0, or -errno: EINVAL (depth; unknown protection, flags or reserved fields); ENOSPC (no
  queue or no interrupt of the controller is left); ENOMEM (of its arena); EIO, ETIMEDOUT (the
  controller refuses it, or does not answer); E2BIG; EBADF; EFAULT; ENFILE.
- Thread: any. Allocates. Ends with pf_queue_destroy(). Since 0.1.
+ Thread: any. Allocates. Ends with pf_queue_destroy(). Since 0.2.
 
  */
 int pf_queue_create(struct pf_nvme_t *nvme,
@@ -2082,7 +2119,7 @@ int pf_queue_create(struct pf_nvme_t *nvme,
 
  Return: 0, or -errno: EBUSY (requests have not been reported yet: the message says how many; or
  another thread is in a call with it); EBADF.
- Thread: any, when no other is in a call with it. Since 0.1.
+ Thread: any, when no other is in a call with it. Since 0.2.
  */
 int pf_queue_destroy(struct pf_queue_t *queue);
 
@@ -2104,7 +2141,7 @@ int pf_queue_destroy(struct pf_queue_t *queue);
  (no such namespace); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was
  formatted or detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or
  describing it to the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
- Thread: one at a time. Ownership: the memory is lent until the report. Since 0.1.
+ Thread: one at a time. Ownership: the memory is lent until the report. Since 0.2.
 
  */
 int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint32_t n) PF_CHECKED;
@@ -2119,9 +2156,9 @@ int pf_submit(struct pf_queue_t *queue, const struct pf_request *requests, uint3
 
  Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY (another thread is in a call with
  it). An error of a request is its own `result`.
- Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that has
- failed to be disabled; else never. Ownership: the memory of what is reported is the caller's
- again, unless PF_LOST. Since 0.1.
+ Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that
+ has failed to be disabled; else never. Ownership: the memory of what is reported is the caller's
+ again, unless PF_LOST. Since 0.2.
 
  */
 int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uint32_t max) PF_CHECKED;
@@ -2132,42 +2169,42 @@ int pf_complete(struct pf_queue_t *queue, struct pf_completion *completions, uin
  @queue: the queue.
  @ns: nanoseconds to wait at most; 0: only looks once.
 
- Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if none
- is outstanding (where late requests leave no room for another, when one of them has ended: then
- pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
+ Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if
+ none is outstanding (where late requests leave no room for another, when one of them has ended:
+ then pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
  Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
- 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.1.
+ 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.2.
  */
 int pf_queue_wait(struct pf_queue_t *queue, uint64_t ns) PF_CHECKED;
 
 /*
  Returns a descriptor for poll() and epoll: readable when requests may be reported. From then on
  a pf_complete() that returns 0 clears it; so call that until it does, then wait for at most 100
- ms (a controller that is gone raises no interrupt), and call it again. The end of a flush makes it
- readable, too.
+ ms (a controller that is gone raises no interrupt), and call it again. The end of a flush makes
+ it readable, too.
 
  @queue: a queue with PF_QUEUE_INTERRUPT.
 
  Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EMFILE, ENFILE; EBADF; EBUSY.
- Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.1.
+ Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.2.
  */
 int pf_queue_fd(struct pf_queue_t *queue) PF_CHECKED;
 
 /*
  Registers memory of the program with a domain: whole pages, of any origin. Until
- pf_unregister() all of it is mapped there, for reading and writing, so that pf_iova(),
+ pf_reg_destroy() all of it is mapped there, for reading and writing, so that pf_iova(),
  pf_segments() and requests find it by its address.
 
- The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed. Where they
- are hugepages, the addresses are such that leaves of 2 MiB or 1 GiB map them, also where the memory
- begins within one. A real device's mapping pins them, and RLIMIT_MEMLOCK is charged `len` bytes for
- each domain; the table of a ring is charged hugepages whole, once.
+ The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed. Where
+ they are hugepages, the addresses are such that leaves of 2 MiB or 1 GiB map them, also where
+ the memory begins within one. A real device's mapping pins them, and RLIMIT_MEMLOCK is charged
+ `len` bytes for each domain; the table of a ring is charged hugepages whole, once.
 
- Memory may be registered with several domains, by one call for each, always as the same bytes: it
- stays one memory of the program, which has it back when the last of the registrations has ended.
- What is part of an arena, or overlaps with other bytes that are registered, in any domain of the
- process, is refused: such bytes would have two owners, of which one could free them while the
- device of the other reaches them. pf_arena_map_into() shares an arena between domains.
+ Memory may be registered with several domains, by one call for each, always as the same bytes:
+ it stays one memory of the program, which has it back when the last of the registrations has
+ ended. What is part of an arena, or overlaps with other bytes that are registered, in any domain
+ of the process, is refused: such bytes would have two owners, of which one could free them while
+ the device of the other reaches them. pf_arena_map_into() shares an arena between domains.
 
  @domain: the domain.
  @va: the memory, at a multiple of 4096.
@@ -2176,31 +2213,29 @@ int pf_queue_fd(struct pf_queue_t *queue) PF_CHECKED;
 
  Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (a page is not mapped, not
  readable and writable, beyond the end of its file, or has no hugepage left: the message has the
- first; or `out` is NULL); EEXIST (it is registered in this domain, or part of it is an arena's or
- registered otherwise, in any domain: the message says what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
- Nothing is registered then.
- Thread: any. Allocates; linear in the pages; waits for the handler of a userfaultfd. Ownership: the
- caller's, which keeps the memory mapped and of this process until pf_unregister() has returned 0
- for each registration of it. Since 0.1.
+ first; or `out` is NULL); EEXIST (it is registered in this domain, or part of it is an arena's
+ or registered otherwise, in any domain: the message says what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK,
+ or the domain's limits); EIO (the IOMMU); EBADF; ENFILE. Nothing is registered then.
+ Thread: any. Allocates; linear in the pages; waits for the handler of a userfaultfd. Ownership:
+ the caller's, which keeps the memory mapped and of this process until pf_reg_destroy() has
+ returned 0 for each registration of it. Since 0.2.
 
  */
-int pf_register(struct pf_domain_t *domain,
-                void *va,
-                size_t len,
-                struct pf_reg_t **out) PF_CHECKED;
+int pf_register(struct pf_domain_t *domain, void *va, size_t len, struct pf_reg_t **out) PF_CHECKED;
 
 /*
- Unregisters memory: no device of its domain reaches it afterwards. Those of other domains that it
- is registered with still do.
+ Unregisters memory: no device of its domain reaches it afterwards. Those of other domains that
+ it is registered with still do.
 
  @reg: the registration; NULL does nothing.
 
- Return: 0, or -errno: EBUSY (mappings, requests or a pool use it, or it is in the table of a ring:
- the message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
- be kept from it: the registration is gone, but keep the memory mapped until the process ends).
- Thread: any. Since 0.1.
+ Return: 0, or -errno: EBUSY (mappings, requests or a pool use it, or it is in the table of a
+ ring: the message says how many; or another thread is in a call with it); EBADF; EIO (the device
+ could not be kept from it: the registration is gone, but keep the memory mapped until the
+ process ends).
+ Thread: any. Since 0.2.
  */
-int pf_unregister(struct pf_reg_t *reg) PF_CHECKED;
+int pf_reg_destroy(struct pf_reg_t *reg);
 
 /*
  Cuts a part of registered memory into segments that a device can address in one piece, of less
@@ -2214,7 +2249,7 @@ int pf_unregister(struct pf_reg_t *reg) PF_CHECKED;
 
  Return: how many there are, or -errno: ENOSPC (more than `max`: the message says how many);
  EINVAL (not inside the memory, or 0 bytes); EFAULT; EBADF. Nothing is stored then.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_segments(struct pf_reg_t *reg,
@@ -2239,7 +2274,7 @@ int pf_segments(struct pf_reg_t *reg,
  Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
  pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
  EFAULT; EBADF. Then nothing is stored, except in list pages.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_prp(struct pf_reg_t *reg,
@@ -2264,7 +2299,7 @@ int pf_prp(struct pf_reg_t *reg,
  Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
  pages); EINVAL (not inside the memory, 0 bytes, or a list page that is not as above); EFAULT;
  EBADF. Then nothing is stored, except in list pages.
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_sgl(struct pf_reg_t *reg,
@@ -2275,19 +2310,20 @@ int pf_sgl(struct pf_reg_t *reg,
            uint8_t *sgl1) PF_CHECKED;
 
 /*
- Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this index
- then use it, without the kernel pinning it for each. For an arena: pf_uring_register_arena().
+ Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this
+ index then use it, without the kernel pinning it for each. For an arena:
+ pf_uring_register_arena().
 
  @reg: the registration, of at most 1 GiB.
- @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
- kept open until pf_uring_unregister().
+ @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It
+ is kept open until pf_uring_unregister().
  @index: the place in the table; what is there is replaced, and is not in the table any more.
 
  Return: 0, or -errno: EBADF (no ring, or no registration); ENXIO (the ring has no table); EINVAL
  (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);
  EFAULT (the kernel cannot pin it); EEXIST (the ring is another thread's). Nothing has changed
  then.
- Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+ Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
  */
 int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index) PF_CHECKED;
 
@@ -2301,7 +2337,7 @@ int pf_uring_register(struct pf_reg_t *reg, int ring_fd, unsigned int index) PF_
 
  Return: 0, also where the ring's table is gone; or -errno: ENOENT (it is not there); EEXIST (the
  ring is another thread's); EBADF.
- Thread: any, unless the ring is one thread's. Since 0.1.
+ Thread: any, unless the ring is one thread's. Since 0.2.
  */
 int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) PF_CHECKED;
 
@@ -2319,7 +2355,7 @@ int pf_uring_unregister(struct pf_reg_t *reg, int ring_fd, unsigned int index) P
 
  Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
  EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
- Thread: any. Since 0.1.
+ Thread: any. Since 0.2.
 
  */
 int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
@@ -2333,16 +2369,16 @@ int pf_stats(const void *handle, struct pf_counter *counters, unsigned int max);
  @len: the size of the buffer.
 
  Return: the length of the whole text, without the NUL; or -errno: as pf_stats().
- Thread: any. Allocates. Since 0.1.
+ Thread: any. Allocates. Since 0.2.
 
  */
 int pf_stats_json(const void *handle, char *buffer, size_t len);
 
 /*
- Creates a protected request loop for a driver of the program's own. It has the memory of requests
- for as long as the device may reach it, and returns it when the device cannot. It does not know
- the device: the driver tells it what has become of a request. Retries and deadlines of commands
- are the driver's.
+ Creates a protected request loop for a driver of the program's own. It has the memory of
+ requests for as long as the device may reach it, and returns it when the device cannot. It does
+ not know the device: the driver tells it what has become of a request. Retries and deadlines of
+ commands are the driver's.
 
  @domain: the domain that the device is in.
  @opts: the options; `depth` at least.
@@ -2352,7 +2388,7 @@ int pf_stats_json(const void *handle, char *buffer, size_t len);
  EFAULT; ENFILE.
  Thread: any. A loop is used by one thread at a time: a call beside another's gives EBUSY.
  Ownership: it keeps the domain. Allocates all that it needs. Ends with pf_requests_destroy().
- Since 0.1.
+ Since 0.2.
 
  */
 int pf_requests_create(struct pf_domain_t *domain,
@@ -2367,7 +2403,7 @@ int pf_requests_create(struct pf_domain_t *domain,
 
  Return: 0, or -errno: EBUSY (requests are at the device or have not been reported: the message
  counts them; or another thread is in a call with it); EBADF.
- Thread: any. It may wait 50 ms for flushes. Since 0.1.
+ Thread: any. It may wait 50 ms for flushes. Since 0.2.
  */
 int pf_requests_destroy(struct pf_requests_t *requests);
 
@@ -2386,10 +2422,10 @@ int pf_requests_destroy(struct pf_requests_t *requests);
  Return: 0, or -errno: EAGAIN (as many requests as `depth` are at the device, or no slot is left:
  poll first); ENXIO (memory that is not in the domain, or with PF_PROTECT_STATIC does not stay
  mapped); EINVAL (memory that is not allocated, 0 bytes, no direction, reserved fields, too many
- payloads: the message has the index); ENOMEM, ENOSPC (mapping it); EIO, ETIMEDOUT (the IOMMU); EFAULT;
- EBADF; EBUSY. Nothing is mapped then.
+ payloads: the message has the index); ENOMEM, ENOSPC (mapping it); EIO, ETIMEDOUT (the IOMMU);
+ EFAULT; EBADF; EBUSY. Nothing is mapped then.
  Thread: one at a time. Allocates for more than two payloads. Ownership: the memory is lent until
- the report. Since 0.1.
+ the report. Since 0.2.
 
  */
 int pf_requests_begin(struct pf_requests_t *requests,
@@ -2399,8 +2435,8 @@ int pf_requests_begin(struct pf_requests_t *requests,
                       uint64_t *iovas) PF_CHECKED;
 
 /*
- Says that the device no longer works on a request: the next pf_requests_poll() revokes its access.
- One that was said to be lost may complete after all.
+ Says that the device no longer works on a request: the next pf_requests_poll() revokes its
+ access. One that was said to be lost may complete after all.
 
  @requests: the loop.
  @token: the request.
@@ -2408,47 +2444,47 @@ int pf_requests_begin(struct pf_requests_t *requests,
 
  Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
  EBADF; EBUSY.
- Thread: one at a time. Since 0.1.
+ Thread: one at a time. Since 0.2.
  */
 int pf_requests_completed(struct pf_requests_t *requests, uint64_t token, uint64_t result) PF_CHECKED;
 
 /*
- Says that a request was never submitted: revokes its access, and waits for the flush, whatever the
- protection. The request has ended then, without a report.
+ Says that a request was never submitted: revokes its access, and waits for the flush, whatever
+ the protection. The request has ended then, without a report.
 
  @requests: the loop.
  @token: the request.
 
  Return: 0: no device reaches the payloads; PF_STAYS_MAPPED: one is mapped for its lifetime; or
- -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports the
- request when it ends); EIO (the flush never completes, and the memory is quarantined); ESTALE (it
- has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
- Thread: one at a time. Since 0.1.
+ -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports
+ the request when it ends); EIO (the flush never completes, and the memory is quarantined);
+ ESTALE (it has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
+ Thread: one at a time. Since 0.2.
  */
 int pf_requests_refused(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
 
 /*
- Says that a request was given up, and the device may still work on it: its memory stays mapped and
- in use, so that a late access reaches nothing else. It takes no place of the depth any more, and
- keeps its slot until pf_requests_completed() or pf_requests_stopped().
+ Says that a request was given up, and the device may still work on it: its memory stays mapped
+ and in use, so that a late access reaches nothing else. It takes no place of the depth any more,
+ and keeps its slot until pf_requests_completed() or pf_requests_stopped().
 
  @requests: the loop.
  @token: the request.
 
  Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
  changed); EBADF; EBUSY.
- Thread: one at a time. Since 0.1.
+ Thread: one at a time. Since 0.2.
  */
 int pf_requests_lost(struct pf_requests_t *requests, uint64_t token) PF_CHECKED;
 
 /*
- Says that the device is proven quiet, as after a pf_device_reset() that has succeeded: all requests
- that are at the device or lost are completed, with the result 0.
+ Says that the device is proven quiet, as after a pf_device_reset() that has succeeded: all
+ requests that are at the device or lost are completed, with the result 0.
 
  @requests: the loop.
 
  Return: 0, or -errno: EBADF; EBUSY.
- Thread: one at a time. Since 0.1.
+ Thread: one at a time. Since 0.2.
  */
 int pf_requests_stopped(struct pf_requests_t *requests) PF_CHECKED;
 
@@ -2462,16 +2498,16 @@ int pf_requests_stopped(struct pf_requests_t *requests) PF_CHECKED;
  @max: how many fit; what is left is reported by the next call.
 
  Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
- Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless it
- is PF_END_LATE or PF_END_LOST. Since 0.1.
+ Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless
+ it is PF_END_LATE or PF_END_LOST. Since 0.2.
 
  */
 int pf_requests_poll(struct pf_requests_t *requests, struct pf_done *done, unsigned int max) PF_CHECKED;
 
 /*
- Polls, and if that finds nothing waits until a flush has completed, a request has become late, or
- the time has passed. It does not wait for the device: where nothing waits for a flush it returns at
- once.
+ Polls, and if that finds nothing waits until a flush has completed, a request has become late,
+ or the time has passed. It does not wait for the device: where nothing waits for a flush it
+ returns at once.
 
  @requests: the loop.
  @ns: nanoseconds to wait at most; they also end the wait of PF_PROTECT_STRICT.
@@ -2479,7 +2515,7 @@ int pf_requests_poll(struct pf_requests_t *requests, struct pf_done *done, unsig
  @max: how many fit; what is left is reported by the next call.
 
  Return: as pf_requests_poll().
- Thread: one at a time. Since 0.1.
+ Thread: one at a time. Since 0.2.
 
  */
 int pf_requests_wait(struct pf_requests_t *requests,
@@ -2489,14 +2525,14 @@ int pf_requests_wait(struct pf_requests_t *requests,
 
 /*
  Prepares for a sleep, and returns a descriptor for poll() and epoll, always the same: it becomes
- readable when pf_requests_poll() may find something, or when a flush has become late; at once where
- that is so already. Poll then, and call this again before the next sleep, which also clears it. It
- tells nothing of the device.
+ readable when pf_requests_poll() may find something, or when a flush has become late; at once
+ where that is so already. Poll then, and call this again before the next sleep, which also
+ clears it. It tells nothing of the device.
 
  @requests: the loop.
 
  Return: the descriptor; or -errno: EMFILE, ENFILE; EBADF; EBUSY.
- Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.1.
+ Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.2.
  */
 int pf_requests_fd(struct pf_requests_t *requests) PF_CHECKED;
 
@@ -2507,18 +2543,21 @@ int pf_requests_fd(struct pf_requests_t *requests) PF_CHECKED;
  call the library, and must not jump out. Calls that began before it was replaced may still call
  it. The event of a pf_put() may come after that of the block's next pf_get() by another thread.
  @arg: passed to it.
+ @former_arg: where the argument of the former function is stored, NULL if there was none; NULL:
+ not needed. A function that calls the former one, with this argument, leaves both at work; it may
+ be called before this call has returned.
 
- Return: 0.
- Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.1.
+ Return: the former function; NULL if there was none. In a child nothing is set, and it is NULL.
+ Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.2.
 
  */
-int pf_trace_set(pf_trace_fn function, void *arg);
+pf_trace_fn pf_trace_set(pf_trace_fn function, void *arg, void **former_arg);
 
 /*
  Returns the version of the library: as PF_VERSION of the header that belongs to it. Structs and
  functions that the header has and an older library lacks are refused (E2BIG), or not linked.
 
- Thread: any; also in a child. Since 0.1.
+ Thread: any; also in a child. Since 0.2.
  */
 unsigned int pf_version(void);
 

@@ -7,12 +7,13 @@ use pinfold_nvme::driver::{Error, Inquiry};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// An admin command, as the NVM Express specification numbers its words. Set `size` to its sizeof.
+/// An admin command, as the NVM Express specification numbers its words. Set `struct_size` to
+/// its sizeof.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_nvme_command {
     /// sizeof(struct pf_nvme_command).
-    pub size: usize,
+    pub struct_size: usize,
     /// 0x06: identify; 0x02: get log page, of at most 4096 bytes; 0x0a: get features.
     pub opcode: u32,
     /// The namespace; 0 or 0xffffffff where the command is not about one.
@@ -38,7 +39,7 @@ pub struct pf_nvme_command {
 // SAFETY: a size and ten halves of words, without padding.
 unsafe impl Options for pf_nvme_command {
     const DEFAULT: Self = Self {
-        size: 0,
+        struct_size: 0,
         opcode: 0,
         nsid: 0,
         cdw10: 0,
@@ -53,9 +54,9 @@ unsafe impl Options for pf_nvme_command {
 }
 
 /// Sends an admin command that only reads, and waits for its completion. The library's own memory
-/// receives the data, which are copied: the controller reaches none of the program's. Other commands
-/// would change what the library relies on: a driver of the program's own (pf_device_open()) sends
-/// them.
+/// receives the data, which are copied: the controller reaches none of the program's. Other
+/// commands would change what the library relies on: a driver of the program's own
+/// (pf_device_open()) sends them.
 ///
 /// @nvme: the controller.
 /// @command: the command; `result` and `status` are stored there.
@@ -64,13 +65,13 @@ unsafe impl Options for pf_nvme_command {
 /// @len: at most 4096.
 ///
 /// Return: 0, or -errno: EIO (the controller refuses the command: its `status`; or has failed);
-/// EINVAL (another command, a longer log page, `len`, `size`); ETIMEDOUT (no completion: nothing more
-/// is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
-/// Thread: any; one at a time waits. Since 0.1.
+/// EINVAL (another command, a longer log page, `len`, `struct_size`); ETIMEDOUT (no completion:
+/// nothing more is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
+/// Thread: any; one at a time waits. Since 0.2.
 ///
 /// # Safety
-/// `command` is null, or can be read and written for as many bytes as its first field says; `data` is
-/// null or can be written for `len` bytes.
+/// `command` is null, or can be read and written for as many bytes as its first field says; `data`
+/// is null or can be written for `len` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_nvme_admin(
     nvme: *mut pf_nvme_t,

@@ -3,7 +3,7 @@
 use crate::domain::{DOMAINS, State, pf_domain_t};
 use crate::failure::{Failure, brief_call, call, call_pointer, check_out, fail, store};
 use crate::handle::Table;
-use crate::options::{Options, read};
+use crate::options::{Options, fill, read};
 use crate::region::Region;
 use crate::rings::Rings;
 use crate::trace::{Caller, Site, hook, pass_caller, pf_event_kind};
@@ -59,24 +59,24 @@ pub const PF_POLICY_PER_USE: u32 = 1;
 /// device is known at once, and devices reach also what is not mapped, or not any more.
 pub const PF_POLICY_WHOLE: u32 = 2;
 
-/// Options of an arena. Set `opts_size` to its sizeof, and what is not needed to 0.
+/// Options of an arena. Set `struct_size` to its sizeof, and what is not needed to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_arena_opts {
     /// sizeof(struct pf_arena_opts).
-    pub opts_size: usize,
+    pub struct_size: usize,
     /// Bytes; rounded up to the page size of the source.
     pub size: u64,
     /// The caller's own memory, at a multiple of 4096, `size` bytes; NULL: from `sources`. All of
-    /// its pages are faulted in, and must be readable and writable. Until pf_arena_put() has
+    /// its pages are faulted in, and must be readable and writable. Until pf_arena_destroy() has
     /// returned 0 the caller keeps it mapped so, and its bytes are no other arena's, no
     /// registration's and no pool's of this process, in any domain.
     ///
     /// It is not copied to children (MADV_DONTFORK), locked (mlock2() with MLOCK_ONFAULT) where
     /// RLIMIT_MEMLOCK allows it and the domain's mappings do not pin it, and bound to the NUMA node
-    /// that is asked for. pf_arena_put() undoes that, and a call that is refused does: except where
-    /// the caller had set it before pf_arena_create(), by /proc/self/smaps. What the caller sets
-    /// between the two may be undone with it.
+    /// that is asked for. pf_arena_destroy() undoes that, and a call that is refused does: except
+    /// where the caller had set it before pf_arena_create(), by /proc/self/smaps. What the caller
+    /// sets between the two may be undone with it.
     pub va: *mut c_void,
     /// PF_SOURCE_*; 0: hugepages if there are any, else plain pages.
     pub sources: u32,
@@ -91,7 +91,7 @@ pub struct pf_arena_opts {
 // SAFETY: a size, a word, a pointer and four halves of words, without padding.
 unsafe impl Options for pf_arena_opts {
     const DEFAULT: Self = Self {
-        opts_size: 0,
+        struct_size: 0,
         size: 0,
         va: std::ptr::null_mut(),
         sources: 0,
@@ -106,6 +106,8 @@ unsafe impl Options for pf_arena_opts {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_region {
+    /// sizeof(struct pf_region): the caller sets it.
+    pub struct_size: usize,
     /// Its address in this process.
     pub addr: *mut c_void,
     /// Bytes.
@@ -120,6 +122,19 @@ pub struct pf_region {
     pub flags: u32,
 }
 
+// SAFETY: words, pointers and two halves of a word, without padding.
+unsafe impl Options for pf_region {
+    const DEFAULT: Self = Self {
+        struct_size: 0,
+        addr: std::ptr::null_mut(),
+        len: 0,
+        iova: 0,
+        fd_offset: 0,
+        fd: -1,
+        flags: 0,
+    };
+}
+
 /// Obtains pinned memory and maps it into a domain.
 ///
 /// @domain: the domain.
@@ -128,13 +143,13 @@ pub struct pf_region {
 ///
 /// Return: 0, or -errno: EINVAL (no size; unknown sources, policy or reserved fields; `va` or
 /// `size` is not a multiple of 4096; no such NUMA node); EOVERFLOW (more than 1 TiB); E2BIG (fields
-/// of a newer version); EEXIST (part of `va` is an arena's, registered or a pool's, in any domain of
-/// the process: pf_arena_map_into() shares an arena between domains); ENOMEM (the message lists each
-/// source that was tried, and what it lacks; or the 8 bytes that describe each page); EBADF; EFAULT
-/// (a page of `va` is not mapped, not readable and writable, beyond the end of its file, or has no
-/// hugepage left: the message has the first); ENFILE.
+/// of a newer version); EEXIST (part of `va` is an arena's, registered or a pool's, in any domain
+/// of the process: pf_arena_map_into() shares an arena between domains); ENOMEM (the message lists
+/// each source that was tried, and what it lacks; or the 8 bytes that describe each page); EBADF;
+/// EFAULT (a page of `va` is not mapped, not readable and writable, beyond the end of its file, or
+/// has no hugepage left: the message has the first); ENFILE.
 /// Thread: any. Allocates: 8 bytes for each 4096 of the arena, ENOMEM without them. Faults in `va`,
-/// for which it waits for the handler of a userfaultfd. Ends with pf_arena_put(). Since 0.1.
+/// for which it waits for the handler of a userfaultfd. Ends with pf_arena_destroy(). Since 0.2.
 ///
 /// # Safety
 /// `opts` is null or points to as many bytes as its first field says; `out` is null or can be
@@ -217,9 +232,9 @@ pub(crate) fn refuse_use(in_use: &InUse) -> Failure {
              ring"
         }
         ClaimedFor::Registration | ClaimedFor::Owned => {
-            "call pf_unregister for those first, or register exactly those in another domain"
+            "call pf_reg_destroy for those first, or register exactly those in another domain"
         }
-        ClaimedFor::Pool => "call pf_pool_put for the pool first, or take other memory",
+        ClaimedFor::Pool => "call pf_pool_destroy for the pool first, or take other memory",
     };
     fail!(
         EEXIST,
@@ -234,9 +249,9 @@ pub(crate) fn refuse_use(in_use: &InUse) -> Failure {
 /// @iova: where the arena's address for its devices is stored (0 unless PF_POLICY_WHOLE); NULL: not
 /// needed.
 ///
-/// Return: 0, or -errno: EEXIST (part of its memory is registered in this domain); ENOMEM, ENOSPC (the
-/// domain's limits); EBADF.
-/// Thread: any. Allocates. It stays mapped until pf_arena_put(). Since 0.1.
+/// Return: 0, or -errno: EEXIST (part of its memory is registered in this domain); ENOMEM, ENOSPC
+/// (the domain's limits); EBADF.
+/// Thread: any. Allocates. It stays mapped until pf_arena_destroy(). Since 0.2.
 ///
 /// # Safety
 /// `iova` is null or can be written.
@@ -269,16 +284,16 @@ pub unsafe extern "C" fn pf_arena_map_into(
 }
 
 /// Puts an arena in the table of an io_uring of the program: READ_FIXED and WRITE_FIXED with this
-/// index then use its memory, without the kernel pinning it for each. The arena stays what it is, in
-/// its domains.
+/// index then use its memory, without the kernel pinning it for each. The arena stays what it is,
+/// in its domains.
 ///
 /// @arena: the arena, of at most 1 GiB.
-/// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
-/// kept open until pf_uring_unregister_arena().
+/// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It
+/// is kept open until pf_uring_unregister_arena().
 /// @index: the place in the table; what is there is replaced, and is not in the table any more.
 ///
 /// Return: 0, or -errno, as pf_uring_register(). Nothing has changed then.
-/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_uring_register_arena(
     arena: *mut pf_arena_t,
@@ -299,7 +314,7 @@ pub extern "C" fn pf_uring_register_arena(
 /// @index: the place in the table.
 ///
 /// Return: 0, or -errno, as pf_uring_unregister().
-/// Thread: any, unless the ring is one thread's. Since 0.1.
+/// Thread: any, unless the ring is one thread's. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_uring_unregister_arena(
     arena: *mut pf_arena_t,
@@ -318,9 +333,9 @@ pub extern "C" fn pf_uring_unregister_arena(
 /// it: the message says how many bytes, and how many of these; or another thread is in a call with
 /// it); EBADF.
 /// Thread: any. Constant time where it is refused. Calls of other threads with the arena are not
-/// refused for it: they wait while it is decided, and are EBADF if it has ended. Since 0.1.
+/// refused for it: they wait while it is decided, and are EBADF if it has ended. Since 0.2.
 #[unsafe(no_mangle)]
-pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
+pub extern "C" fn pf_arena_destroy(arena: *mut pf_arena_t) -> c_int {
     call(|| {
         if arena.is_null() {
             return Ok(0);
@@ -345,8 +360,8 @@ pub extern "C" fn pf_arena_put(arena: *mut pf_arena_t) -> c_int {
 ///
 /// Return: the address; or NULL, and errno: ENOMEM (the message says how much is in use); EINVAL
 /// (0 bytes); EBADF.
-/// Thread: any. Allocates where it is refused: its message. Ownership: the caller's, until pf_free().
-/// Since 0.1.
+/// Thread: any. Allocates where it is refused: its message. Ownership: the caller's, until
+/// pf_free(). Since 0.2.
 ///
 /// # Safety
 /// `iova` is null or can be written.
@@ -386,7 +401,7 @@ unsafe extern "C" fn alloc(
 /// Return: 0, or -errno: EINVAL (it is not allocated: freed before, or never; or it is inside an
 /// allocation, or of another arena); EBUSY (a mapping or a request uses it). Nothing has changed
 /// then. EBADF.
-/// Thread: any. Allocates where it is refused: its message. Since 0.1.
+/// Thread: any. Allocates where it is refused: its message. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_free(arena: *mut pf_arena_t, va: *mut c_void) -> c_int {
@@ -458,7 +473,7 @@ impl pf_arena_t {
 ///
 /// Return: 0, or -errno: ENXIO (it is not in this domain, or not mapped as a whole); EINVAL (not
 /// allocated, or not `len` bytes of it); EFAULT; EBADF.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `iova` is null or can be written.
@@ -488,19 +503,20 @@ pub unsafe extern "C" fn pf_iova(
 /// a program that registers them answers for it that nobody uses what the arena has freed.
 ///
 /// @arena: the arena.
-/// @region: where the description is stored.
+/// @region: where the description is stored; its `struct_size` is set before.
 ///
-/// Return: 0, or -errno: EFAULT; EBADF.
-/// Thread: any. Since 0.1.
+/// Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
-/// `region` is null or can be written.
+/// `region` is null, or as many bytes can be written as its first field says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_arena_region(arena: *mut pf_arena_t, region: *mut pf_region) -> c_int {
     call(|| {
         let arena = ARENAS.get_waiting(arena)?;
         let whole = arena.arena.mapping_policy() == MappingPolicy::Whole;
         let described = pf_region {
+            struct_size: 0,
             addr: arena.region.pointer(arena.region.addr()).as_ptr().cast(),
             len: arena.region.len(),
             iova: if whole { arena.arena.iova().raw() } else { 0 },
@@ -509,7 +525,7 @@ pub unsafe extern "C" fn pf_arena_region(arena: *mut pf_arena_t, region: *mut pf
             flags: 0,
         };
         // SAFETY: as the caller promises.
-        unsafe { store(region, described, "region") }?;
+        unsafe { fill(region, &described, "region") }?;
         Ok(0)
     })
 }

@@ -53,7 +53,7 @@ pub struct pf_bar {
 /// Return: 0, or -errno: ENODEV, EACCES and what the kernel returns; EBUSY (it is open already);
 /// ENOTSUP (a software domain); EINVAL (`bdf`); EBADF; EFAULT; ENFILE. The message names the step
 /// that is missing.
-/// Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.1.
+/// Thread: any. Allocates. Ends with pf_device_destroy(). Since 0.2.
 ///
 /// # Safety
 /// `bdf` is null or a C string; `out` is null or can be written.
@@ -82,13 +82,13 @@ pub unsafe extern "C" fn pf_device_open(
 }
 
 /// Ends a driver: the device no longer reaches memory, its interrupts are disabled and their
-/// descriptors closed, and its registers are unmapped. Unless it is attached to its domain otherwise,
-/// it is closed, and the kernel resets it.
+/// descriptors closed, and its registers are unmapped. Unless it is attached to its domain
+/// otherwise, it is closed, and the kernel resets it.
 ///
 /// @device: the device; NULL does nothing.
 ///
 /// Return: 0, or -errno: EBUSY (another thread is in a call with it); EBADF.
-/// Thread: any. No thread uses its registers any more. Since 0.1.
+/// Thread: any. No thread uses its registers any more. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_device_destroy(device: *mut pf_device_t) -> c_int {
     call(|| {
@@ -107,11 +107,11 @@ pub extern "C" fn pf_device_destroy(device: *mut pf_device_t) -> c_int {
 /// @index: the BAR, 0 to 5.
 /// @bar: where address and length are stored; each call stores the same.
 ///
-/// Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all of
-/// it be mapped: I/O ports); EFAULT; EBADF; what the kernel returns.
+/// Return: 0, or -errno: ENXIO (the device has no such BAR); ENOTSUP (the kernel does not let all
+/// of it be mapped: I/O ports); EFAULT; EBADF; what the kernel returns.
 /// Thread: any. Takes a lock. Ownership: the registers stay mapped until pf_device_destroy(). While
 /// the device does not decode its memory (bit 1 of the command register), an access is a SIGBUS.
-/// Since 0.1.
+/// Since 0.2.
 ///
 /// # Safety
 /// `bar` is null or can be written.
@@ -159,7 +159,7 @@ pub unsafe extern "C" fn pf_device_bar(
 /// @len: how many.
 ///
 /// Return: 0, or -errno: EINVAL (beyond the end); EFAULT; EBADF; what the kernel returns.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `buf` is null or can be written for `len` bytes.
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn pf_device_config_read(
 /// @len: how many.
 ///
 /// Return: as pf_device_config_read().
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `buf` is null or has `len` bytes.
@@ -229,18 +229,19 @@ fn config_part<T>(
     })
 }
 
-/// Enables the first `n` interrupts of a device (MSI-X, or MSI if it has none), each with an eventfd:
-/// readable when it was raised. A read() of 8 bytes returns how often, and resets it; it does not
-/// block. All that are used are enabled by one call.
+/// Enables the first `n` interrupts of a device (MSI-X, or MSI if it has none), each with an
+/// eventfd: readable when it was raised. A read() of 8 bytes returns how often, and resets it; it
+/// does not block. All that are used are enabled by one call.
 ///
 /// @device: the device.
 /// @n: how many; 0 disables all, and closes their descriptors.
 /// @fds: where the `n` descriptors are stored, the first that of interrupt 0.
 ///
-/// Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY (some
-/// are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has changed then.
-/// Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not close
-/// them. Since 0.1.
+/// Return: how many interrupts the device has; or -errno: EINVAL (it has fewer than `n`); EBUSY
+/// (some are enabled: disable them first); EFAULT; EBADF; what the kernel returns. Nothing has
+/// changed then.
+/// Thread: any. Takes a lock. Ownership: the descriptors are the device's: read them, and do not
+/// close them. Since 0.2.
 ///
 /// # Safety
 /// `fds` is null or can be written for `n` descriptors.
@@ -277,7 +278,7 @@ pub unsafe extern "C" fn pf_device_irqs(
 /// @on: 1 or 0.
 ///
 /// Return: 0, or -errno: EINVAL (`on`); EBADF; what the kernel returns.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_device_bus_master(device: *mut pf_device_t, on: c_uint) -> c_int {
     call(|| {
@@ -296,7 +297,7 @@ pub extern "C" fn pf_device_bus_master(device: *mut pf_device_t, on: c_uint) -> 
 /// @device: the device.
 ///
 /// Return: 0, or -errno: ENOTSUP (it cannot be reset alone); EBADF; what the kernel returns.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_device_reset(device: *mut pf_device_t) -> c_int {
     call(|| {

@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
+use crate::options;
 use crate::readers::{Reader, Reading, Shared};
 use crate::region::{Region, Span};
 use pinfold::Domain;
@@ -40,8 +41,8 @@ fn all() -> MutexGuard<'static, BTreeMap<usize, Vec<Arc<Region>>>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins a use of `len` bytes at `addr` in each region that has any of them: none if they are in no
-/// domain.
+/// Begins a use of `len` bytes at `addr` in each region that has any of them: none if they are in
+/// no domain.
 ///
 /// # Errors
 /// `EINVAL`: they are not all in the regions, or not all allocated.
@@ -192,14 +193,14 @@ pub(crate) unsafe fn text<'t>(text: *const c_char, name: &str) -> Result<&'t str
     text.to_str().map_err(|_| fail!(EINVAL, "`{name}` is not UTF-8"))
 }
 
-/// Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware.
-/// The devices in it are models: of a controller (pf_nvme_open() without `bdf`), or the program's own
+/// Creates a domain behind a software IOMMU: for tests, and for a program that has no hardware. The
+/// devices in it are models: of a controller (pf_nvme_open() without `bdf`), or the program's own
 /// (pf_port_open()). Their accesses are checked as by a real IOMMU.
 ///
 /// @out: where the handle is stored.
 ///
 /// Return: 0, or -errno: ENOMEM; EFAULT (`out` is NULL); ENFILE (65,536 domains exist).
-/// Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+/// Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
 ///
 /// # Safety
 /// `out` is null, or can be written.
@@ -217,27 +218,28 @@ pub unsafe extern "C" fn pf_domain_soft(out: *mut *mut pf_domain_t) -> c_int {
 
 /// Opens a PCI device through VFIO, and creates the domain that it is in.
 ///
-/// @out: where the handle is stored.
 /// @bdf: the device's address, as "0000:01:00.0". It must be bound to vfio-pci (`pinfold bind`).
-/// @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+/// @iommu: the kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
+/// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or
-/// unknown `flags`); EFAULT. The message names the step that is missing.
-/// Thread: any. Allocates. Ends with pf_domain_put(), after which the device is reset. Since 0.1.
+/// Return: 0, or -errno: ENODEV, EACCES, ENOTSUP and what the kernel returns; EINVAL (`bdf`, or an
+/// unknown `iommu`); EFAULT. The message names the step that is missing.
+/// Thread: any. Allocates. Ends with pf_domain_destroy(), after which the device is reset. Since
+/// 0.2.
 ///
 /// # Safety
 /// `out` is null, or can be written; `bdf` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_domain_vfio(
-    out: *mut *mut pf_domain_t,
     bdf: *const c_char,
-    flags: u32,
+    iommu: u32,
+    out: *mut *mut pf_domain_t,
 ) -> c_int {
     call(|| {
         check_out(out, "out")?;
         // SAFETY: as the caller promises.
         let bdf = unsafe { text(bdf, "bdf") }?;
-        let options = Options::new().interface(interface(flags)?);
+        let options = Options::new().interface(interface(iommu)?);
         let device = Device::open(bdf, &options).map_err(|error| Failure::from(&error))?;
         let state = State::new(device.domain().clone(), vec![(bdf.to_owned(), device)]);
         let handle = DOMAINS.insert(pf_domain_t { state })?;
@@ -247,45 +249,73 @@ pub unsafe extern "C" fn pf_domain_vfio(
     })
 }
 
-/// For pf_domain_vfio() and pf_domain_create(): iommufd where the kernel offers it for the device, or
-/// for devices, else type 1.
+/// For pf_domain_vfio() and pf_domain_opts.iommu: iommufd where the kernel offers it for the
+/// device, or for devices, else type 1.
 pub const PF_IOMMU_BEST: u32 = 0;
-/// For pf_domain_vfio() and pf_domain_create(): VFIO's type 1 interface.
+/// For pf_domain_vfio() and pf_domain_opts.iommu: VFIO's type 1 interface.
 pub const PF_IOMMU_TYPE1: u32 = 1;
-/// For pf_domain_vfio() and pf_domain_create(): iommufd.
+/// For pf_domain_vfio() and pf_domain_opts.iommu: iommufd.
 pub const PF_IOMMU_IOMMUFD: u32 = 2;
 
-fn interface(flags: u32) -> Result<IommuInterface, Failure> {
-    match flags {
+fn interface(iommu: u32) -> Result<IommuInterface, Failure> {
+    match iommu {
         PF_IOMMU_BEST => Ok(IommuInterface::Best),
         PF_IOMMU_TYPE1 => Ok(IommuInterface::Type1),
         PF_IOMMU_IOMMUFD => Ok(IommuInterface::Iommufd),
         _ => Err(fail!(
             EINVAL,
-            "flags {flags:#x}: pass PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD"
+            "iommu {iommu:#x}: pass PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD"
         )),
     }
 }
 
+/// Options of a domain for real devices. Set `struct_size` to its sizeof, and what is not needed to
+/// 0.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct pf_domain_opts {
+    /// sizeof(struct pf_domain_opts).
+    pub struct_size: usize,
+    /// The kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
+    pub iommu: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: a word and two halves of one, without padding.
+unsafe impl options::Options for pf_domain_opts {
+    const DEFAULT: Self = Self { struct_size: 0, iommu: PF_IOMMU_BEST, reserved: 0 };
+}
+
 /// Creates a domain for real devices before there is one in it: pf_device_open() and
-/// pf_domain_attach() add devices, which all reach the same memory at the same addresses. Memory may
-/// be mapped before: the first device finds it. With type 1 it is pinned only then, and where that
-/// fails the device is not added.
+/// pf_domain_attach() add devices, which all reach the same memory at the same addresses. Memory
+/// may be mapped before: the first device finds it. With type 1 it is pinned only then, and where
+/// that fails the device is not added.
 ///
-/// @flags: PF_IOMMU_BEST, PF_IOMMU_TYPE1 or PF_IOMMU_IOMMUFD: the kernel's interface.
+/// @opts: the options; NULL: the defaults.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (unknown
-/// `flags`); EFAULT; ENFILE. The message names the step that is missing.
-/// Thread: any. Allocates. Ends with pf_domain_put(). Since 0.1.
+/// Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (an unknown
+/// `iommu`, `reserved`, `struct_size`); E2BIG (fields of a newer version); EFAULT; ENFILE. The
+/// message names the step that is missing.
+/// Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
 ///
 /// # Safety
-/// `out` is null, or can be written.
+/// `opts` is null or points to as many bytes as its first field says; `out` is null, or can be
+/// written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pf_domain_create(flags: u32, out: *mut *mut pf_domain_t) -> c_int {
+pub unsafe extern "C" fn pf_domain_create(
+    opts: *const pf_domain_opts,
+    out: *mut *mut pf_domain_t,
+) -> c_int {
     call(|| {
         check_out(out, "out")?;
-        let options = Options::new().interface(interface(flags)?);
+        // SAFETY: as the caller promises.
+        let opts = unsafe { options::read(opts) }?;
+        if opts.reserved != 0 {
+            return Err(fail!(EINVAL, "reserved {:#x}: set it to 0", opts.reserved));
+        }
+        let options = Options::new().interface(interface(opts.iommu)?);
         let domain = Domain::vfio(&options).map_err(|error| Failure::from(&error))?;
         let handle = DOMAINS.insert(pf_domain_t { state: State::new(domain, Vec::new()) })?;
         // SAFETY: as the caller promises.
@@ -294,14 +324,14 @@ pub unsafe extern "C" fn pf_domain_create(flags: u32, out: *mut *mut pf_domain_t
     })
 }
 
-/// Attaches a device to a domain of pf_domain_vfio() or pf_domain_create(): all of its devices reach
-/// the same memory at the same addresses.
+/// Attaches a device to a domain of pf_domain_vfio() or pf_domain_create(): all of its devices
+/// reach the same memory at the same addresses.
 ///
 /// @domain: the domain.
 /// @bdf: the device's address.
 ///
 /// Return: 0, or -errno: as pf_domain_vfio(); EEXIST (it is attached); ENOTSUP (a software domain).
-/// Thread: any. Allocates. Since 0.1.
+/// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
 /// `bdf` is null or a C string.
@@ -322,13 +352,13 @@ pub unsafe extern "C" fn pf_domain_attach(domain: *mut pf_domain_t, bdf: *const 
 }
 
 /// Detaches a device from its domain: it is reset, and reaches nothing any more. A controller that
-/// was opened on it keeps it until pf_nvme_put().
+/// was opened on it keeps it until pf_nvme_destroy().
 ///
 /// @domain: the domain.
 /// @bdf: the device's address, as it was attached.
 ///
 /// Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `bdf` is null or a C string.
@@ -347,14 +377,15 @@ pub unsafe extern "C" fn pf_domain_detach(domain: *mut pf_domain_t, bdf: *const 
     })
 }
 
-/// Gives a domain back. What was created in it keeps it: owners, arenas, registrations, controllers.
+/// Gives a domain back. What was created in it keeps it: owners, arenas, registrations,
+/// controllers.
 ///
 /// @domain: the domain; NULL does nothing.
 ///
 /// Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
-pub extern "C" fn pf_domain_put(domain: *mut pf_domain_t) -> c_int {
+pub extern "C" fn pf_domain_destroy(domain: *mut pf_domain_t) -> c_int {
     call(|| {
         if !domain.is_null() {
             drop(DOMAINS.remove(domain, |_| Ok(()))?);

@@ -140,10 +140,10 @@ fn forked() -> c_int {
 /// the next step. The empty string if none has failed; also in handlers that run at the end of the
 /// thread or of the process (pthread_key_create(), atexit()).
 ///
-/// The text is in a buffer of the thread, at the same address as long as the thread exists; the next
-/// call of the library in this thread that fails changes it. At most 2047 bytes.
+/// The text is in a buffer of the thread, at the same address as long as the thread exists; the
+/// next call of the library in this thread that fails changes it. At most 2047 bytes.
 ///
-/// Thread: any; the message is the thread's own. Since 0.1.
+/// Thread: any; the message is the thread's own. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_strerror_last() -> *const c_char {
     MESSAGE.with(|cells| cells.as_ptr().cast())

@@ -32,7 +32,7 @@ const BATCH: usize = 64;
 ///
 /// Return: 0, or -errno: EBADF; EFAULT; ENFILE.
 /// Thread: any; then one thread at a time uses the handle. Allocates. Ends with
-/// pf_frames_destroy(), and the arena not before. Since 0.1.
+/// pf_frames_destroy(), and the arena not before. Since 0.2.
 ///
 /// # Safety
 /// `out` is null or can be written.
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn pf_frames_create(
 /// @frames: the handle; NULL does nothing.
 ///
 /// Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_frames_destroy(frames: *mut pf_frames_t) -> c_int {
     call(|| {
@@ -77,8 +77,8 @@ pub extern "C" fn pf_frames_destroy(frames: *mut pf_frames_t) -> c_int {
 /// Allocates a frame for each slot that is NULL, until the arena runs short. Slots that are not
 /// NULL stay as they are. The content is what the last user left.
 ///
-/// In an arena of 64 MiB or more, a call stops before the last 1/800 (at most 80 MiB) of it, which is
-/// for pf_alloc(); but it allocates one frame, while there is one.
+/// In an arena of 64 MiB or more, a call stops before the last 1/800 (at most 80 MiB) of it, which
+/// is for pf_alloc(); but it allocates one frame, while there is one.
 ///
 /// @frames: the handle.
 /// @slots: the slots.
@@ -86,7 +86,7 @@ pub extern "C" fn pf_frames_destroy(frames: *mut pf_frames_t) -> c_int {
 ///
 /// Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
 /// thread is in a call with the handle).
-/// Thread: the handle's. Ownership: the caller's, until pf_frames_free() or pf_free(). Since 0.1.
+/// Thread: the handle's. Ownership: the caller's, until pf_frames_free() or pf_free(). Since 0.2.
 ///
 /// # Safety
 /// `slots` is null or `n` pointers that can be read and written.
@@ -145,7 +145,7 @@ unsafe extern "C" fn fill_slots(
 ///
 /// Return: how many there are; or -errno, as for pf_frames_fill().
 /// Thread: the handle's. Ownership: the caller's, each until pf_frames_free() or pf_free(). Since
-/// 0.1.
+/// 0.2.
 ///
 /// # Safety
 /// `head` is null or can be written.
@@ -200,7 +200,7 @@ unsafe extern "C" fn list(
 /// allocation, or of another arena); EBUSY (a mapping or a request uses it, or another thread is in
 /// a call with the handle). The message has the index of the slot, which stays with those behind
 /// it. EFAULT; EBADF.
-/// Thread: the handle's. Allocates where it is refused: its message. Since 0.1.
+/// Thread: the handle's. Allocates where it is refused: its message. Since 0.2.
 ///
 /// # Safety
 /// `slots` is null or `n` pointers that can be read and written.

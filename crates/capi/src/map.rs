@@ -83,8 +83,9 @@ impl pf_dir {
 ///
 /// A device reaches the whole pages of 4096 bytes around it. Memory of PF_POLICY_WHOLE, and
 /// registered memory, is mapped for its lifetime: of such memory a mapping costs next to nothing,
-/// and its end does not keep the device from the memory: it returns PF_STAYS_MAPPED. Memory of pools in an arena of
-/// PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and pages, and is refused here.
+/// and its end does not keep the device from the memory: it returns PF_STAYS_MAPPED. Memory of
+/// pools in an arena of PF_POLICY_PER_USE stays mapped too, at the addresses in its blocks and
+/// pages, and is refused here.
 ///
 /// @owner: the owner, of the memory's domain.
 /// @va: the memory: any bytes of one allocation of an arena in the domain, or of registered memory.
@@ -93,12 +94,12 @@ impl pf_dir {
 /// @map: where the mapping's name is stored, for pf_unmap() or pf_revoke_many() of this owner.
 /// @iova: where the device's address of `va` is stored.
 ///
-/// Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len` bytes
-/// of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's limits, or no address left); EIO,
-/// ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is in a call with the owner). Nothing
-/// is mapped then.
+/// Return: 0, or -errno: ENXIO (not in this domain's memory); EINVAL (not allocated, not `len`
+/// bytes of it, 0 bytes, a pool's that stays mapped, or no direction); ENOMEM, ENOSPC (the domain's
+/// limits, or no address left); EIO, ETIMEDOUT (the IOMMU); EFAULT; EBADF; EBUSY (another thread is
+/// in a call with the owner). Nothing is mapped then.
 /// Thread: the owner's; no lock is taken that other owners take. Allocates when the owner has more
-/// mappings than ever. Since 0.1.
+/// mappings than ever. Since 0.2.
 ///
 /// # Safety
 /// `map` and `iova` are null or can be written.
@@ -148,7 +149,8 @@ unsafe extern "C" fn map_one(
 }
 
 /// Maps many pieces of memory, all or none. Up to 1 MiB altogether, with the rest of their pages,
-/// they have consecutive addresses where the domain has room, so that a device may take them as one.
+/// they have consecutive addresses where the domain has room, so that a device may take them as
+/// one.
 ///
 /// @owner: the owner, of the memory's domain.
 /// @iov: the pieces, each as for pf_map().
@@ -160,7 +162,7 @@ unsafe extern "C" fn map_one(
 /// Return: 0, or -errno: as pf_map(); the message names the index of the piece; ENOMEM also where
 /// there is no memory for some 200 bytes for each piece. Nothing is mapped then, and nothing is
 /// stored.
-/// Thread: the owner's, as for pf_map(). Allocates. Since 0.1.
+/// Thread: the owner's, as for pf_map(). Allocates. Since 0.2.
 ///
 /// # Safety
 /// `iov` is null or has `n` elements; `maps` and `iovas` are null, or as many can be written.
@@ -249,11 +251,11 @@ unsafe extern "C" fn map_many(
 ///
 /// Return: 0: no device reaches the memory by this domain; PF_STAYS_MAPPED: the mapping has ended,
 /// and devices still reach the memory, as it is mapped for its lifetime; or -errno: ESTALE (it has
-/// ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its deadline: the memory stays in use until it completes, see
-/// pf_quarantine(); pf_revoke_many() keeps a ticket to wait with); EIO (it never completes: the
-/// memory is quarantined, and pf_free() of it stays EBUSY); EBADF; EBUSY (another thread is in a
-/// call with the owner).
-/// Thread: the owner's. Since 0.1.
+/// ended before, or is another owner's: nothing has changed); ETIMEDOUT (the flush is past its
+/// deadline: the memory stays in use until it completes, see pf_quarantine(); pf_revoke_many()
+/// keeps a ticket to wait with); EIO (it never completes: the memory is quarantined, and pf_free()
+/// of it stays EBUSY); EBADF; EBUSY (another thread is in a call with the owner).
+/// Thread: the owner's. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_unmap(owner: *mut pf_owner_t, map: pf_map_t) -> c_int {
@@ -296,7 +298,7 @@ fn not_unmapped(error: &BackendError) -> Failure {
     fail!(
         EIO,
         "the flush of the mapping never completes, so a device may reach its memory for good: it is quarantined, and \
-         pf_free and pf_unregister refuse it; pf_quarantine counts it"
+         pf_free and pf_reg_destroy refuse it; pf_quarantine counts it"
     )
 }
 
@@ -309,12 +311,12 @@ fn not_unmapped(error: &BackendError) -> Failure {
 /// @ticket: where the ticket is stored, for pf_quiesced() and pf_wait() of this owner: one of them
 /// hands the memory back.
 ///
-/// Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the ticket
-/// has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before, is
-/// another owner's, or is there twice: the message names its index, and nothing is revoked); ENOMEM
-/// (nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a call with the owner).
-/// Thread: the owner's. Allocates when more tickets are pending than ever, or one has more mappings.
-/// Since 0.1.
+/// Return: 0; PF_STAYS_MAPPED: devices reach the memory of at least one of them also when the
+/// ticket has completed, as it is mapped for its lifetime; or -errno: ESTALE (one has ended before,
+/// is another owner's, or is there twice: the message names its index, and nothing is revoked);
+/// ENOMEM (nothing is revoked); EFAULT; EBADF; EBUSY (another thread is in a call with the owner).
+/// Thread: the owner's. Allocates when more tickets are pending than ever, or one has more
+/// mappings. Since 0.2.
 ///
 /// # Safety
 /// `maps` is null or has `n` elements; `ticket` is null or can be written.
@@ -395,13 +397,13 @@ fn stale(stale: Stale) -> Failure {
     )
 }
 
-/// Memory of a domain that a device may still reach although its mapping has ended. Set `size` to
-/// its sizeof.
+/// Memory of a domain that a device may still reach although its mapping has ended. Set
+/// `struct_size` to its sizeof.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_held {
     /// sizeof(struct pf_held).
-    pub size: usize,
+    pub struct_size: usize,
     /// Mappings whose flush is late: their memory stays in use until it completes.
     pub deferred: u64,
     /// The bytes of their pages.
@@ -417,7 +419,7 @@ pub struct pf_held {
 // SAFETY: six words.
 unsafe impl Options for pf_held {
     const DEFAULT: Self = Self {
-        size: 0,
+        struct_size: 0,
         deferred: 0,
         deferred_bytes: 0,
         quarantined: 0,
@@ -430,20 +432,21 @@ unsafe impl Options for pf_held {
 /// late flush has completed meanwhile is handed back first.
 ///
 /// @domain: the domain.
-/// @out: where the counts are stored; its `size` says how long it is. NULL: not needed.
+/// @held: where the counts are stored; its `struct_size` is set before. NULL: not needed.
 /// @why: where a sentence is stored, with its end (NUL), cut off to fit; NULL: not needed.
 /// @why_len: the bytes of `why`.
 ///
-/// Return: the length of the whole sentence without its end, or -errno: EINVAL (`size`); EBADF.
-/// Thread: any. Takes locks. Since 0.1.
+/// Return: the length of the whole sentence without its end, or -errno: EINVAL (`struct_size`);
+/// EBADF.
+/// Thread: any. Takes locks. Since 0.2.
 ///
 /// # Safety
-/// `out` is null or can be written, for as many bytes as its first field says; `why` is null or
+/// `held` is null or can be written, for as many bytes as its first field says; `why` is null or
 /// `why_len` bytes can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_quarantine(
     domain: *mut pf_domain_t,
-    out: *mut pf_held,
+    held: *mut pf_held,
     why: *mut c_char,
     why_len: usize,
 ) -> c_int {
@@ -452,16 +455,16 @@ pub unsafe extern "C" fn pf_quarantine(
         state.domain.release_late();
         let stats = state.domain.stats();
         let value = pf_held {
-            size: 0,
+            struct_size: 0,
             deferred: stats.deferred,
             deferred_bytes: stats.deferred_bytes,
             quarantined: stats.quarantined,
             quarantined_bytes: stats.quarantined_bytes,
             process_bytes: pinfold::quarantined_bytes(),
         };
-        if !out.is_null() {
+        if !held.is_null() {
             // SAFETY: as the caller promises.
-            unsafe { fill(out, &value, "out") }?;
+            unsafe { fill(held, &value, "held") }?;
         }
         // SAFETY: as the caller promises.
         Ok(unsafe { store_text(&sentence(&value), why, why_len) })

@@ -80,7 +80,7 @@ impl Opened {
         if opened.contains(&bdf) {
             return Err(fail!(
                 EBUSY,
-                "{bdf} is open already: use that handle, or end it by pf_nvme_put or pf_device_destroy first"
+                "{bdf} is open already: use that handle, or end it by pf_nvme_destroy or pf_device_destroy first"
             ));
         }
         opened.push(bdf.clone());
@@ -188,12 +188,12 @@ impl Device {
     }
 }
 
-/// Options of a controller. Set `opts_size` to its sizeof, and what is not needed to 0.
+/// Options of a controller. Set `struct_size` to its sizeof, and what is not needed to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_nvme_opts {
     /// sizeof(struct pf_nvme_opts).
-    pub opts_size: usize,
+    pub struct_size: usize,
     /// The device's address, as it was attached to the domain; NULL: a model of a controller, which
     /// runs in a thread of this process, behind the software IOMMU.
     pub bdf: *const c_char,
@@ -211,7 +211,7 @@ pub struct pf_nvme_opts {
 // SAFETY: a size, two pointers, a word and two halves of a word, without padding.
 unsafe impl Options for pf_nvme_opts {
     const DEFAULT: Self = Self {
-        opts_size: 0,
+        struct_size: 0,
         bdf: std::ptr::null(),
         path: std::ptr::null(),
         size: 0,
@@ -230,7 +230,7 @@ pub const PF_NVME_DISCARD_ZEROES: u32 = 1 << 1;
 #[derive(Clone, Copy)]
 pub struct pf_nvme_info {
     /// sizeof(struct pf_nvme_info): the caller sets it.
-    pub info_size: usize,
+    pub struct_size: usize,
     /// Bytes of the namespace.
     pub capacity: u64,
     /// The most bytes of one request.
@@ -252,7 +252,7 @@ pub struct pf_nvme_info {
 // SAFETY: a size, two words and six halves of words, without padding.
 unsafe impl Options for pf_nvme_info {
     const DEFAULT: Self = Self {
-        info_size: 0,
+        struct_size: 0,
         capacity: 0,
         max_transfer: 0,
         max_command: 0,
@@ -267,8 +267,8 @@ unsafe impl Options for pf_nvme_info {
 /// Opens an NVMe controller: resets it, enables it, and finds its namespaces.
 ///
 /// @domain: the domain that the controller is in.
-/// @arena: memory for its rings and lists, of this domain; pf_arena_put() refuses it until
-/// pf_nvme_put(). 2 MiB are enough for a queue of 32; where it lacks memory for lists, requests
+/// @arena: memory for its rings and lists, of this domain; pf_arena_destroy() refuses it until
+/// pf_nvme_destroy(). 2 MiB are enough for a queue of 32; where it lacks memory for lists, requests
 /// wait for each other.
 /// @opts: the options: `bdf`, or a model's `path` or `size`.
 /// @out: where the handle is stored.
@@ -278,8 +278,8 @@ unsafe impl Options for pf_nvme_info {
 /// is open on it); ENOTSUP (a model in a device's domain; not an NVMe controller, or one that lacks
 /// what is needed); ENXIO (the arena is not in this domain); ENOMEM; EIO or ETIMEDOUT (the
 /// controller does not answer as it should); errors of the file; E2BIG; EBADF; EFAULT; ENFILE.
-/// Thread: any. It blocks until the controller answers. Allocates. Ends with pf_nvme_put(). Since
-/// 0.1.
+/// Thread: any. It blocks until the controller answers. Allocates. Ends with pf_nvme_destroy().
+/// Since 0.2.
 ///
 /// # Safety
 /// `opts` is null or points to as many bytes as its first field says, and its strings are null or C
@@ -419,9 +419,9 @@ fn open_pci(state: Arc<State>, rings: (Arena, Hold), bdf: &str) -> Result<Device
 /// could not be disabled; the handle has ended nevertheless, and what the controller may still
 /// reach stays in use for good: its rings, and the memory of requests that were given up.
 /// Thread: any. It blocks until the controller has written back what it caches, at most a minute.
-/// Since 0.1.
+/// Since 0.2.
 #[unsafe(no_mangle)]
-pub extern "C" fn pf_nvme_put(nvme: *mut pf_nvme_t) -> c_int {
+pub extern "C" fn pf_nvme_destroy(nvme: *mut pf_nvme_t) -> c_int {
     call(|| {
         if nvme.is_null() {
             return Ok(0);
@@ -442,11 +442,11 @@ pub extern "C" fn pf_nvme_put(nvme: *mut pf_nvme_t) -> c_int {
 ///
 /// @nvme: the controller.
 /// @nsid: the namespace's number, from 1; 0: the first.
-/// @info: where it is stored; the caller sets `info_size`.
+/// @info: where it is stored; the caller sets `struct_size`.
 ///
 /// Return: 0, or -errno: ENODEV (no such namespace, or one that is not supported: the message says
-/// why); EINVAL (`info_size`); EFAULT; EBADF.
-/// Thread: any. Since 0.1.
+/// why); EINVAL (`struct_size`); EFAULT; EBADF.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `info` is null, or as many bytes as its first field says can be written.

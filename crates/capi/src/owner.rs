@@ -80,8 +80,8 @@ impl Batch {
         matches!(self.check(), Poll::Ready(Err(error)) if error.late_ticket().is_some())
     }
 
-    /// Waits for its last mapping, which then counts as late where it has not ended. Returns whether
-    /// it has.
+    /// Waits for its last mapping, which then counts as late where it has not ended. Returns
+    /// whether it has.
     fn wait(&mut self, local: &mut DomainLocal, limit: WaitLimit) -> bool {
         if self.last >= self.revoked.len() {
             return true;
@@ -110,8 +110,8 @@ struct Tickets {
     announcer: Option<(Arc<Announcer>, Waker)>,
 }
 
-/// The numbers of an owner's tickets, in ranges that no other owner has. Each is a thousand times as
-/// long as the one before, so that there are few, and that a process does not use them up: the
+/// The numbers of an owner's tickets, in ranges that no other owner has. Each is a thousand times
+/// as long as the one before, so that there are few, and that a process does not use them up: the
 /// shortest is for 2^54 owners, and what is taken is at most a thousand times what is used.
 struct Numbers {
     /// The numbers that were given, and the end of what is reserved.
@@ -262,8 +262,8 @@ impl Tickets {
         self.settle(local, at).map(drop)
     }
 
-    /// Has the descriptor announce what has ended or is late, and the next that does: tickets end in
-    /// their order. One that is late is announced again when it ends.
+    /// Has the descriptor announce what has ended or is late, and the next that does: tickets end
+    /// in their order. One that is late is announced again when it ends.
     fn arm(&mut self, local: &mut DomainLocal) {
         let Some((announcer, waker)) = &self.announcer else { return };
         let unended = |batch: &&mut Batch| batch.announced != Announced::End && !batch.is_lost();
@@ -325,7 +325,7 @@ fn lost(batch: &Batch) -> Failure {
     fail!(
         EIO,
         "ticket {seq:#x}: its flush never completes, so a device may reach the memory of {lost} mappings for good: it is \
-         quarantined, and pf_free and pf_unregister refuse it; pf_quarantine counts it"
+         quarantined, and pf_free and pf_reg_destroy refuse it; pf_quarantine counts it"
     )
 }
 
@@ -381,7 +381,7 @@ impl pf_owner_t {
 ///
 /// Return: 0, or -errno: EBADF; EFAULT (`out` is NULL); ENFILE (65,536 owners exist).
 /// Thread: any. An owner is used by one thread at a time: a call beside another's gives EBUSY.
-/// Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.1.
+/// Ownership: it keeps the domain. Allocates. Ends with pf_owner_destroy(). Since 0.2.
 ///
 /// # Safety
 /// `out` is null, or can be written.
@@ -410,7 +410,7 @@ pub unsafe extern "C" fn pf_owner_create(
 ///
 /// Return: 0, or -errno: EBUSY (mappings are live or tickets have not completed, and the message
 /// counts them; or another thread is in a call with it); EBADF.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
     call(|| {
@@ -449,9 +449,9 @@ pub extern "C" fn pf_owner_destroy(owner: *mut pf_owner_t) -> c_int {
 ///
 /// Return: 1; 0: not yet; or -errno: ETIMEDOUT (the flush is past its deadline; it may still
 /// complete, so ask again or call pf_wait()); EIO (it never completes: the memory is quarantined,
-/// see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF; EBUSY
-/// (another thread is in a call with the owner).
-/// Thread: the owner's. Since 0.1.
+/// see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE (no ticket of this owner); EBADF;
+/// EBUSY (another thread is in a call with the owner).
+/// Thread: the owner's. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_quiesced(owner: *mut pf_owner_t, ticket: pf_ticket_t) -> c_int {
     call(|| {
@@ -473,7 +473,7 @@ pub extern "C" fn pf_quiesced(owner: *mut pf_owner_t, ticket: pf_ticket_t) -> c_
 /// Return: 0, or -errno: ETIMEDOUT (the memory stays in use: call again); EIO (the flush never
 /// completes: the memory is quarantined, see pf_quarantine(); pf_free() of it stays EBUSY); ESTALE
 /// (no ticket of this owner); EBADF; EBUSY (another thread is in a call with the owner).
-/// Thread: the owner's. Since 0.1.
+/// Thread: the owner's. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) -> c_int {
     call(|| {
@@ -499,7 +499,7 @@ pub extern "C" fn pf_wait(owner: *mut pf_owner_t, ticket: pf_ticket_t, ns: u64) 
 /// Return: the file descriptor, each time the same, non-blocking; or -errno: EMFILE, ENFILE, EBADF,
 /// EBUSY (another thread is in a call with the owner).
 /// Thread: the owner's; the descriptor may be polled by any. Ownership: the owner's, which closes
-/// it. Since 0.1.
+/// it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_quiesce_fd(owner: *mut pf_owner_t) -> c_int {
     call(|| {

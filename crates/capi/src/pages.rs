@@ -32,8 +32,8 @@ const BATCH: usize = 64;
 /// Pages of a ring, where the caller names none.
 const RING: u32 = 1024;
 
-/// Creates a pool of pages for a receive path: the devices of the arena's first domain read and write
-/// a page from when it is first allocated on, also while it is free.
+/// Creates a pool of pages for a receive path: the devices of the arena's first domain read and
+/// write a page from when it is first allocated on, also while it is free.
 ///
 /// @arena: where its memory comes from, as it is needed.
 /// @page_bytes: 4096 times a power of two, up to 2 MiB.
@@ -42,7 +42,7 @@ const RING: u32 = 1024;
 /// @out: where the handle is stored.
 ///
 /// Return: 0, or -errno: EINVAL (`page_bytes`, `ring`); EBADF; EFAULT; ENFILE.
-/// Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.1.
+/// Thread: any. Allocates. Ends with pf_pages_destroy(), and the arena not before. Since 0.2.
 ///
 /// # Safety
 /// `out` is null or can be written.
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn pf_pages_create(
 ///
 /// Return: 0, or -errno: EBUSY (pages are in use: the message says how many; a mapping or a request
 /// uses one; or another thread is in a call with it); EBADF. The pool is as before then.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
     call(|| {
@@ -117,7 +117,7 @@ pub extern "C" fn pf_pages_destroy(pages: *mut pf_pages_t) -> c_int {
 /// Return: how many slots are full now; or -errno: EINVAL (`n`); EFAULT; EBADF; EBUSY (another
 /// thread is the pool's consumer in a call).
 /// Thread: the consumer's. Ownership: the caller's, until pf_pages_recycle() or pf_pages_return().
-/// Since 0.1.
+/// Since 0.2.
 ///
 /// # Safety
 /// `slots` is null or `n` blocks that can be read and written.
@@ -184,7 +184,7 @@ unsafe extern "C" fn fill_slots(
 /// its addresses do not belong together) or EBUSY (a mapping or a request uses it): those before
 /// `*bad` are returned, it and those behind it are as before. EBUSY without `*bad` where another
 /// thread is the pool's consumer in a call. EFAULT; EBADF.
-/// Thread: the consumer's. Allocates where it is refused: its message. Since 0.1.
+/// Thread: the consumer's. Allocates where it is refused: its message. Since 0.2.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.
@@ -226,7 +226,7 @@ unsafe extern "C" fn recycle(
 /// tries to destroy the pool. One misuse is not reported: two threads that return one page in the
 /// same instant. It is returned once.
 /// Thread: any. Allocates where it is refused: its message. The event of the return may come after
-/// that of the page's next use. Since 0.1.
+/// that of the page's next use. Since 0.2.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.

@@ -52,12 +52,12 @@ static CACHES: Table<pf_cache_t> = Table::new(5, "cache");
 /// (pf_pool_stats.damaged). Each call takes a lock, and time proportional to the block.
 pub const PF_POOL_DEBUG: u32 = 1 << 0;
 
-/// Options of a pool. Set `opts_size` to its sizeof, and what is not needed to 0.
+/// Options of a pool. Set `struct_size` to its sizeof, and what is not needed to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_pool_opts {
     /// sizeof(struct pf_pool_opts).
-    pub opts_size: usize,
+    pub struct_size: usize,
     /// What reports and messages call the pool; NULL: "pool".
     pub name: *const c_char,
     /// Bytes of a block, 1 to 1 GiB: raised to 16, and rounded up to `align`.
@@ -83,7 +83,7 @@ pub struct pf_pool_opts {
 // SAFETY: words, pointers and two halves of a word, without padding.
 unsafe impl Options for pf_pool_opts {
     const DEFAULT: Self = Self {
-        opts_size: 0,
+        struct_size: 0,
         name: std::ptr::null(),
         size: 0,
         align: 0,
@@ -101,7 +101,7 @@ unsafe impl Options for pf_pool_opts {
 #[derive(Clone, Copy)]
 pub struct pf_pool_stats {
     /// sizeof(struct pf_pool_stats): set by the caller.
-    pub opts_size: usize,
+    pub struct_size: usize,
     /// Bytes of a block, after rounding.
     pub block_bytes: u64,
     /// All blocks.
@@ -125,7 +125,7 @@ pub struct pf_pool_stats {
 // SAFETY: words, without padding.
 unsafe impl Options for pf_pool_stats {
     const DEFAULT: Self = Self {
-        opts_size: 0,
+        struct_size: 0,
         block_bytes: 0,
         blocks: 0,
         in_use: 0,
@@ -148,7 +148,7 @@ unsafe impl Options for pf_pool_stats {
 /// Return: 0, or -errno: EINVAL (size, align, boundary, limits, unknown flags, or a minimum without
 /// an arena: the message has the value and its limit); ENOMEM (the arena has less than the
 /// minimum); E2BIG (fields of a newer version); EBADF; EFAULT; ENFILE.
-/// Thread: any. Allocates. Ends with pf_pool_put(), and the arena not before. Since 0.1.
+/// Thread: any. Allocates. Ends with pf_pool_destroy(), and the arena not before. Since 0.2.
 ///
 /// # Safety
 /// `opts` is null or points to as many bytes as its first field says; `opts->name` is null or a C
@@ -237,28 +237,29 @@ unsafe fn build(opts: &pf_pool_opts, source: Option<&Arc<Marked>>) -> Result<Dma
 /// that is mapped for the device already.
 ///
 /// Blocks follow one another from `va` at a distance of pf_pool_stats.block_bytes, which is the
-/// size of the options if that is a multiple of `align`, and at least 16. In each 2 MiB from `va` on
-/// (1 GiB if a block is larger than 2 MiB) there are as many as fit, so that a piece of `len` bytes
-/// has `len / block_bytes` blocks if `len` is at most 2 MiB, or the size divides 2 MiB; and one
-/// less for each 2 MiB at most otherwise.
+/// size of the options if that is a multiple of `align`, and at least 16. In each 2 MiB from `va`
+/// on (1 GiB if a block is larger than 2 MiB) there are as many as fit, so that a piece of `len`
+/// bytes has `len / block_bytes` blocks if `len` is at most 2 MiB, or the size divides 2 MiB; and
+/// one less for each 2 MiB at most otherwise.
 ///
 /// @pool: the pool.
 /// @va: the memory. A multiple of the pool's `align`, and of its `boundary` (or of 2 MiB, if that
-/// is less); not of 4096. It may be in one allocation of an arena, or in registered memory, which is
-/// in use until the pool has ended; else in none of these, in any domain. Its pages are faulted in,
-/// and no other attribute of theirs is changed.
+/// is less); not of 4096. It may be in one allocation of an arena, or in registered memory, which
+/// is in use until the pool has ended; else in none of these, in any domain. Its pages are faulted
+/// in, and no other attribute of theirs is changed.
 /// @len: bytes, of at least one block. The rest behind the last block stays unused.
 /// @iova: its address for the device, aligned as `va`; what follows is linear. The library passes
 /// it on, and does not map anything.
 ///
-/// Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits, or
-/// the end is beyond 64 bits: the message has the values; or part of an arena that is not all
+/// Return: how many blocks were added; or -errno, and none was: EINVAL (alignment, no block fits,
+/// or the end is beyond 64 bits: the message has the values; or part of an arena that is not all
 /// allocated); EEXIST (part of it is in this pool or in another already, or it is only in part an
-/// arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which each piece takes
-/// those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a page of it is not
-/// mapped, not readable and writable, beyond the end of its file, or has no hugepage left: the message
-/// has the first; or NULL); EBADF.
-/// Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_put() has returned 0. Since 0.1.
+/// arena's or registered); ENOSPC (the maximum, or the 32 bits that number the blocks, of which
+/// each piece takes those of whole 2 MiB: 32,767 pieces of blocks of 16 bytes at most); EFAULT (a
+/// page of it is not mapped, not readable and writable, beyond the end of its file, or has no
+/// hugepage left: the message has the first; or NULL); EBADF.
+/// Thread: any. Allocates; linear in the pages. Ownership: the pool's, until pf_pool_destroy() has
+/// returned 0. Since 0.2.
 ///
 /// # Safety
 /// `va` is valid for reads and writes of `len` bytes, and nothing else uses it, until the pool has
@@ -340,7 +341,7 @@ impl pf_pool_t {
 ///
 /// Return: 0, or -errno: EBADF; EFAULT; ENFILE.
 /// Thread: any; then one thread at a time uses the cache. Allocates. Ends with pf_cache_destroy().
-/// Since 0.1.
+/// Since 0.2.
 ///
 /// # Safety
 /// `out` is null or can be written.
@@ -366,7 +367,7 @@ pub unsafe extern "C" fn pf_pool_cache(pool: *mut pf_pool_t, out: *mut *mut pf_c
 /// @cache: the cache; NULL does nothing.
 ///
 /// Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_cache_destroy(cache: *mut pf_cache_t) -> c_int {
     call(|| {
@@ -385,7 +386,7 @@ pub extern "C" fn pf_cache_destroy(cache: *mut pf_cache_t) -> c_int {
 /// Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
 /// which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
 /// Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
-/// message. Ownership: the caller's, until pf_put(). Since 0.1.
+/// message. Ownership: the caller's, until pf_put(). Since 0.2.
 ///
 /// # Safety
 /// `block` is null or can be written.
@@ -420,10 +421,10 @@ unsafe extern "C" fn get(handle: *mut pf_cache_t, out: *mut pf_block_t, caller: 
 /// @block: the block: its two addresses as they were returned.
 ///
 /// Return: 0, or -errno: EINVAL (it is free already, of another pool, not where a block begins, or
-/// its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena that
-/// is the block's alone: not seen of blocks that share their pages; or another thread is in a call
-/// with the cache); nothing has changed then. EFAULT; EBADF.
-/// Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
+/// its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena
+/// that is the block's alone: not seen of blocks that share their pages; or another thread is in a
+/// call with the cache); nothing has changed then. EFAULT; EBADF.
+/// Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
 ///
 /// # Safety
 /// `block` is null or can be read.
@@ -463,7 +464,7 @@ const BATCH: usize = 32;
 /// Return: 0; or -errno: ENOMEM (the message says how many there are), and each `va` is NULL then;
 /// EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
 /// Thread: the cache's. Allocates as pf_get(). Ownership: the caller's, until pf_put() or
-/// pf_put_bulk(). Since 0.1.
+/// pf_put_bulk(). Since 0.2.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be written.
@@ -546,7 +547,7 @@ unsafe extern "C" fn get_bulk(
 ///
 /// Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
 /// those behind it are as before. EFAULT; EBADF.
-/// Thread: the cache's. Allocates where it is refused: its message. Since 0.1.
+/// Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
 ///
 /// # Safety
 /// `blocks` is null or `n` blocks that can be read; `bad` is null or can be written.
@@ -644,10 +645,10 @@ fn refused(error: &FreeError) -> Failure {
 /// Returns a pool's counters. O(blocks).
 ///
 /// @pool: the pool.
-/// @stats: where they are stored; its `opts_size` is set before.
+/// @stats: where they are stored; its `struct_size` is set before.
 ///
-/// Return: 0, or -errno: EINVAL (`opts_size`); EFAULT; EBADF.
-/// Thread: any. Since 0.1.
+/// Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `stats` is null, or as many bytes can be written as its first field says.
@@ -656,7 +657,7 @@ pub unsafe extern "C" fn pf_pool_stats(pool: *mut pf_pool_t, stats: *mut pf_pool
     call(|| {
         let now = POOLS.get(pool)?.pool.stats();
         let described = pf_pool_stats {
-            opts_size: 0,
+            struct_size: 0,
             block_bytes: now.block_bytes,
             blocks: now.blocks,
             in_use: now.in_use,
@@ -682,7 +683,7 @@ pub unsafe extern "C" fn pf_pool_stats(pool: *mut pf_pool_t, stats: *mut pf_pool
 /// @size: bytes of `text`; what does not fit is left out.
 ///
 /// Return: the length of all of the report, without the NUL; or -errno: EFAULT; EBADF.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `text` is null or `size` bytes that can be written.
@@ -707,13 +708,13 @@ pub unsafe extern "C" fn pf_pool_report(
 }
 
 /// Gives memory of which all blocks are free back to the arena, as far as the minimum allows.
-/// Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a request
-/// uses still goes back with a later call.
+/// Blocks that caches keep stay; what was added with pf_pool_add() stays. What a mapping or a
+/// request uses still goes back with a later call.
 ///
 /// @pool: the pool.
 ///
 /// Return: how many bytes; or -errno: EBADF.
-/// Thread: any. Takes time proportional to the blocks. Since 0.1.
+/// Thread: any. Takes time proportional to the blocks. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_pool_shrink(pool: *mut pf_pool_t) -> i64 {
     let mut bytes = 0;
@@ -733,9 +734,9 @@ pub extern "C" fn pf_pool_shrink(pool: *mut pf_pool_t) -> i64 {
 /// Return: 0, or -errno: EBUSY (blocks are allocated, caches exist, or a mapping or a request uses
 /// memory of the arena that the pool has: the message says how many); EBADF. The pool is as before
 /// then.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
-pub extern "C" fn pf_pool_put(pool: *mut pf_pool_t) -> c_int {
+pub extern "C" fn pf_pool_destroy(pool: *mut pf_pool_t) -> c_int {
     call(|| {
         if !pool.is_null() {
             drop(POOLS.remove(pool, |pool| pool.check_unused())?);
@@ -781,7 +782,7 @@ mod tests {
     #[test]
     fn memory_of_an_owner_that_is_no_c_object_is_refused() {
         let opts =
-            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 64, ..Options::DEFAULT };
+            pf_pool_opts { struct_size: size_of::<pf_pool_opts>(), size: 64, ..Options::DEFAULT };
         let mut pool = null_mut();
         // SAFETY: the options have their size; the handle can be written.
         assert_eq!(unsafe { pf_pool_create(null_mut(), &raw const opts, &raw mut pool) }, 0);
@@ -795,7 +796,7 @@ mod tests {
         let owner: Vec<u8> = memory.reclaim().unwrap();
         // Now nothing else uses it.
         assert_eq!(add(), 64);
-        assert_eq!(pf_pool_put(pool), 0);
+        assert_eq!(pf_pool_destroy(pool), 0);
         drop(owner);
     }
 }

@@ -38,12 +38,12 @@ pub const PF_FAULT_NO_WRITE: u32 = 3;
 /// damaged table.
 pub const PF_FAULT_OTHER: u32 = 4;
 
-/// The faults of a port. Set `size` to its sizeof.
+/// The faults of a port. Set `struct_size` to its sizeof.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_fault {
     /// sizeof(struct pf_fault).
-    pub size: usize,
+    pub struct_size: usize,
     /// How many accesses of the port have faulted. If it is 0, so is the rest.
     pub count: u64,
     /// Of the last one, the first address that was not reached.
@@ -56,7 +56,7 @@ pub struct pf_fault {
 
 // SAFETY: a size, two words and two halves of a word, without padding.
 unsafe impl Options for pf_fault {
-    const DEFAULT: Self = Self { size: 0, count: 0, iova: 0, kind: 0, reserved: 0 };
+    const DEFAULT: Self = Self { struct_size: 0, count: 0, iova: 0, kind: 0, reserved: 0 };
 }
 
 fn kind(kind: FaultKind) -> u32 {
@@ -69,14 +69,14 @@ fn kind(kind: FaultKind) -> u32 {
 }
 
 /// Connects a device model to a domain of pf_domain_soft(): what the program does through the port
-/// a device does, and the software IOMMU checks it. Each port is a device of its own, with a cache of
-/// translations, so that a model and a test of its revocations may each have one.
+/// a device does, and the software IOMMU checks it. Each port is a device of its own, with a cache
+/// of translations, so that a model and a test of its revocations may each have one.
 ///
 /// @domain: the domain.
 /// @out: where the handle is stored.
 ///
 /// Return: 0, or -errno: ENOTSUP (the domain's devices are real); EBADF; EFAULT; ENFILE.
-/// Thread: any. Allocates. Ends with pf_port_destroy(). Since 0.1.
+/// Thread: any. Allocates. Ends with pf_port_destroy(). Since 0.2.
 ///
 /// # Safety
 /// `out` is null, or can be written.
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn pf_port_open(domain: *mut pf_domain_t, out: *mut *mut p
 /// @port: the port; NULL does nothing.
 ///
 /// Return: 0, or -errno: EBUSY (another thread is in a call with it); EBADF.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_port_destroy(port: *mut pf_port_t) -> c_int {
     call(|| {
@@ -124,7 +124,7 @@ pub extern "C" fn pf_port_destroy(port: *mut pf_port_t) -> c_int {
 /// Return: 0, or -errno: EFAULT (the device may not read there: pf_port_fault() has the address and
 /// the reason, and the bytes of the pages before are stored; or `buf` is NULL, which counts no
 /// fault); EBADF; EBUSY (another thread destroys the port).
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `buf` is null, or can be written for `len` bytes.
@@ -165,10 +165,10 @@ pub unsafe extern "C" fn pf_port_read(
 /// @buf: the bytes.
 /// @len: how many; 0 does nothing.
 ///
-/// Return: 0, or -errno: EFAULT (the device may not write there: pf_port_fault() has the address and
-/// the reason, and the pages before are written; or `buf` is NULL, which counts no fault); EBADF;
-/// EBUSY (another thread destroys the port).
-/// Thread: any. Since 0.1.
+/// Return: 0, or -errno: EFAULT (the device may not write there: pf_port_fault() has the address
+/// and the reason, and the pages before are written; or `buf` is NULL, which counts no fault);
+/// EBADF; EBUSY (another thread destroys the port).
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `buf` is null, or has `len` bytes.
@@ -203,10 +203,11 @@ pub unsafe extern "C" fn pf_port_write(
 /// Tells which accesses of a port have faulted.
 ///
 /// @port: the port.
-/// @fault: where the number of faults and the last one are stored; its `size` says how long it is.
+/// @fault: where the number of faults and the last one are stored; its `struct_size` is set before.
 ///
-/// Return: 0, or -errno: EINVAL (`size`); EFAULT; EBADF; EBUSY (another thread destroys the port).
-/// Thread: any. Takes a lock. Since 0.1.
+/// Return: 0, or -errno: EINVAL (`struct_size`); EFAULT; EBADF; EBUSY (another thread destroys the
+/// port).
+/// Thread: any. Takes a lock. Since 0.2.
 ///
 /// # Safety
 /// `fault` is null, or can be written for as many bytes as its first field says.

@@ -29,17 +29,17 @@ use transfer::{Attempt, Scattered};
 
 /// For pf_queue_opts.protect: the memory is mapped for its request, and revoked when that has
 /// completed; pf_complete() waits for the flush, one for all that it finds. Use memory that
-/// pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped (that
-/// of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked. The
-/// default: 0 is the same.
+/// pf_alloc() or pf_frames_fill() returns for an arena of PF_POLICY_PER_USE: what stays mapped
+/// (that of PF_POLICY_WHOLE, of registrations, and of pools) is EINVAL, as it could not be revoked.
+/// The default: 0 is the same.
 pub const PF_PROTECT_STRICT: u32 = 1;
 /// For pf_queue_opts.protect: the same without waiting: a request is reported by a later call, when
 /// its flush has completed.
 pub const PF_PROTECT_REVOKE: u32 = 2;
 /// For pf_queue_opts.protect: as PF_PROTECT_REVOKE, with one flush for all that a call finds.
 pub const PF_PROTECT_BATCH: u32 = 3;
-/// For pf_queue_opts.protect: no protection: the device reaches the memory for as long as that is in
-/// the domain, also after its request. It must stay mapped (PF_POLICY_WHOLE, registered, or a
+/// For pf_queue_opts.protect: no protection: the device reaches the memory for as long as that is
+/// in the domain, also after its request. It must stay mapped (PF_POLICY_WHOLE, registered, or a
 /// pool's).
 pub const PF_PROTECT_STATIC: u32 = 4;
 
@@ -58,9 +58,9 @@ pub const PF_FLUSH: u32 = 3;
 pub const PF_DISCARD: u32 = 4;
 
 /// In pf_completion.status: the device may still reach the memory of the request, which stays in
-/// use: pf_free() and pf_unregister() refuse it. The request was given up, and the memory is in use
-/// until pf_nvme_put() has disabled the controller; or its flush has failed, and it is for good; or,
-/// with PF_LATE, for less.
+/// use: pf_free() and pf_reg_destroy() refuse it. The request was given up, and the memory is in
+/// use until pf_nvme_destroy() has disabled the controller; or its flush has failed, and it is for
+/// good; or, with PF_LATE, for less.
 pub const PF_LOST: u32 = 0x8000_0000;
 
 /// In pf_completion.status, with PF_LOST: the device has ended the request, but the flush of its
@@ -129,12 +129,12 @@ struct Pending {
     attempt: Attempt,
 }
 
-/// Options of a queue. Set `opts_size` to its sizeof, and what is not needed to 0.
+/// Options of a queue. Set `struct_size` to its sizeof, and what is not needed to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_queue_opts {
     /// sizeof(struct pf_queue_opts).
-    pub opts_size: usize,
+    pub struct_size: usize,
     /// The most requests between pf_submit() and their report by pf_complete(): 1 to
     /// pf_nvme_info.max_depth.
     pub depth: u32,
@@ -148,7 +148,7 @@ pub struct pf_queue_opts {
 
 // SAFETY: a size and four halves of words, without padding.
 unsafe impl Options for pf_queue_opts {
-    const DEFAULT: Self = Self { opts_size: 0, depth: 0, protect: 0, flags: 0, reserved: 0 };
+    const DEFAULT: Self = Self { struct_size: 0, depth: 0, protect: 0, flags: 0, reserved: 0 };
 }
 
 /// A request. What it points to is read by pf_submit() only.
@@ -200,7 +200,7 @@ pub struct pf_completion {
 /// Return: 0, or -errno: EINVAL (depth; unknown protection, flags or reserved fields); ENOSPC (no
 /// queue or no interrupt of the controller is left); ENOMEM (of its arena); EIO, ETIMEDOUT (the
 /// controller refuses it, or does not answer); E2BIG; EBADF; EFAULT; ENFILE.
-/// Thread: any. Allocates. Ends with pf_queue_destroy(). Since 0.1.
+/// Thread: any. Allocates. Ends with pf_queue_destroy(). Since 0.2.
 ///
 /// # Safety
 /// `opts` is null or points to as many bytes as its first field says; `out` is null or can be
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn pf_queue_create(
 ///
 /// Return: 0, or -errno: EBUSY (requests have not been reported yet: the message says how many; or
 /// another thread is in a call with it); EBADF.
-/// Thread: any, when no other is in a call with it. Since 0.1.
+/// Thread: any, when no other is in a call with it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_queue_destroy(queue: *mut pf_queue_t) -> c_int {
     call(|| {
@@ -263,7 +263,7 @@ pub extern "C" fn pf_queue_destroy(queue: *mut pf_queue_t) -> c_int {
 /// (no such namespace); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was
 /// formatted or detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or
 /// describing it to the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
-/// Thread: one at a time. Ownership: the memory is lent until the report. Since 0.1.
+/// Thread: one at a time. Ownership: the memory is lent until the report. Since 0.2.
 ///
 /// # Safety
 /// `requests` is null or `n` requests, and `iov` of each is null or `iovcnt` entries.
@@ -314,9 +314,9 @@ unsafe extern "C" fn submit(
 ///
 /// Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY (another thread is in a call with
 /// it). An error of a request is its own `result`.
-/// Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that has
-/// failed to be disabled; else never. Ownership: the memory of what is reported is the caller's
-/// again, unless PF_LOST. Since 0.1.
+/// Thread: one at a time. It waits for flushes with PF_PROTECT_STRICT, and for a controller that
+/// has failed to be disabled; else never. Ownership: the memory of what is reported is the caller's
+/// again, unless PF_LOST. Since 0.2.
 ///
 /// # Safety
 /// `completions` is null or can be written for `max` reports.
@@ -361,11 +361,11 @@ unsafe extern "C" fn complete(
 /// @queue: the queue.
 /// @ns: nanoseconds to wait at most; 0: only looks once.
 ///
-/// Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if none
-/// is outstanding (where late requests leave no room for another, when one of them has ended: then
-/// pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
+/// Return: how many requests pf_complete() reports now; 0 when the time is over, and at once if
+/// none is outstanding (where late requests leave no room for another, when one of them has ended:
+/// then pf_submit() accepts one); or -errno: EBADF; EBUSY (another thread is in a call with it).
 /// Thread: one at a time. With PF_PROTECT_STRICT it waits for the flushes of what it finds, at most
-/// 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.1.
+/// 5 s, whatever `ns` is; as it does for a controller that has failed to be disabled. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_queue_wait(queue: *mut pf_queue_t, ns: u64) -> c_int {
@@ -383,13 +383,13 @@ extern "C" fn wait(handle: *mut pf_queue_t, ns: u64, caller: Caller) -> c_int {
 
 /// Returns a descriptor for poll() and epoll: readable when requests may be reported. From then on
 /// a pf_complete() that returns 0 clears it; so call that until it does, then wait for at most 100
-/// ms (a controller that is gone raises no interrupt), and call it again. The end of a flush makes it
-/// readable, too.
+/// ms (a controller that is gone raises no interrupt), and call it again. The end of a flush makes
+/// it readable, too.
 ///
 /// @queue: a queue with PF_QUEUE_INTERRUPT.
 ///
 /// Return: the descriptor; or -errno: ENOTSUP (it has no interrupt); EMFILE, ENFILE; EBADF; EBUSY.
-/// Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.1.
+/// Thread: one at a time. Ownership: the queue's: do not read, write or close it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_queue_fd(queue: *mut pf_queue_t) -> c_int {
     call(|| {

@@ -45,8 +45,8 @@ impl<T> Shared<T> {
         });
     }
 
-    /// Calls `change` while nothing reads any of the values, which are different ones. Waits for one
-    /// after the other: no other thread may do so in another order. O(readers).
+    /// Calls `change` while nothing reads any of the values, which are different ones. Waits for
+    /// one after the other: no other thread may do so in another order. O(readers).
     pub(crate) fn write_all<R>(all: &[&Self], change: impl FnOnce(&mut [&mut T]) -> R) -> R {
         let locks: Vec<_> = all.iter().map(|shared| shared.locks()).collect();
         let _held: Vec<_> =

@@ -471,8 +471,8 @@ impl Places {
     }
 }
 
-/// Keeps an arena from being ended: of a pool, a handle or a controller that allocates from it, also
-/// while that has nothing of it. Its owner drops what it has of the arena before.
+/// Keeps an arena from being ended: of a pool, a handle or a controller that allocates from it,
+/// also while that has nothing of it. Its owner drops what it has of the arena before.
 pub(crate) struct Hold {
     region: Arc<Region>,
     /// After `region`: when it is counted no more, nothing of it keeps the arena's memory.
@@ -528,7 +528,8 @@ unsafe impl Send for Span {}
 unsafe impl Sync for Span {}
 
 impl Span {
-    /// Describes `len` bytes at `addr` of a region, which is not taken out of its domains meanwhile.
+    /// Describes `len` bytes at `addr` of a region, which is not taken out of its domains
+    /// meanwhile.
     ///
     /// # Errors
     /// `EINVAL`: they are not allocated, or not all in one allocation.
@@ -572,8 +573,8 @@ impl Span {
         self.region().addr() + self.at
     }
 
-    /// Returns the address of the part for the devices of the domain, if it stays mapped there: in a
-    /// region that is mapped as a whole, or in a pool.
+    /// Returns the address of the part for the devices of the domain, if it stays mapped there: in
+    /// a region that is mapped as a whole, or in a pool.
     pub(crate) fn fixed(&self, domain: DomainId) -> Option<Iova> {
         let start = self.region().place(domain).or_else(|| self.pool_place(domain));
         start?.checked_add(self.at as u64)

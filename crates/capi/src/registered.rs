@@ -30,19 +30,19 @@ static REGS: Table<pf_reg_t> = Table::new(8, "registration");
 const PAGE: usize = 4096;
 
 /// Registers memory of the program with a domain: whole pages, of any origin. Until
-/// pf_unregister() all of it is mapped there, for reading and writing, so that pf_iova(),
+/// pf_reg_destroy() all of it is mapped there, for reading and writing, so that pf_iova(),
 /// pf_segments() and requests find it by its address.
 ///
-/// The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed. Where they
-/// are hugepages, the addresses are such that leaves of 2 MiB or 1 GiB map them, also where the memory
-/// begins within one. A real device's mapping pins them, and RLIMIT_MEMLOCK is charged `len` bytes for
-/// each domain; the table of a ring is charged hugepages whole, once.
+/// The pages are faulted in; no other attribute of theirs (mlock(), madvise()) is changed. Where
+/// they are hugepages, the addresses are such that leaves of 2 MiB or 1 GiB map them, also where
+/// the memory begins within one. A real device's mapping pins them, and RLIMIT_MEMLOCK is charged
+/// `len` bytes for each domain; the table of a ring is charged hugepages whole, once.
 ///
-/// Memory may be registered with several domains, by one call for each, always as the same bytes: it
-/// stays one memory of the program, which has it back when the last of the registrations has ended.
-/// What is part of an arena, or overlaps with other bytes that are registered, in any domain of the
-/// process, is refused: such bytes would have two owners, of which one could free them while the
-/// device of the other reaches them. pf_arena_map_into() shares an arena between domains.
+/// Memory may be registered with several domains, by one call for each, always as the same bytes:
+/// it stays one memory of the program, which has it back when the last of the registrations has
+/// ended. What is part of an arena, or overlaps with other bytes that are registered, in any domain
+/// of the process, is refused: such bytes would have two owners, of which one could free them while
+/// the device of the other reaches them. pf_arena_map_into() shares an arena between domains.
 ///
 /// @domain: the domain.
 /// @va: the memory, at a multiple of 4096.
@@ -51,12 +51,12 @@ const PAGE: usize = 4096;
 ///
 /// Return: 0, or -errno: EINVAL (no whole pages, or 0 bytes); EFAULT (a page is not mapped, not
 /// readable and writable, beyond the end of its file, or has no hugepage left: the message has the
-/// first; or `out` is NULL); EEXIST (it is registered in this domain, or part of it is an arena's or
-/// registered otherwise, in any domain: the message says what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK, or the domain's limits); EIO (the IOMMU); EBADF; ENFILE.
-/// Nothing is registered then.
-/// Thread: any. Allocates; linear in the pages; waits for the handler of a userfaultfd. Ownership: the
-/// caller's, which keeps the memory mapped and of this process until pf_unregister() has returned 0
-/// for each registration of it. Since 0.1.
+/// first; or `out` is NULL); EEXIST (it is registered in this domain, or part of it is an arena's
+/// or registered otherwise, in any domain: the message says what); ENOMEM, ENOSPC (RLIMIT_MEMLOCK,
+/// or the domain's limits); EIO (the IOMMU); EBADF; ENFILE. Nothing is registered then.
+/// Thread: any. Allocates; linear in the pages; waits for the handler of a userfaultfd. Ownership:
+/// the caller's, which keeps the memory mapped and of this process until pf_reg_destroy() has
+/// returned 0 for each registration of it. Since 0.2.
 ///
 /// # Safety
 /// `out` is null or can be written; the memory stays mapped until it has been unregistered.
@@ -120,22 +120,23 @@ fn check_memory(va: *mut c_void, len: usize) -> Result<NonNull<[u8]>, Failure> {
 fn registered_here(va: *mut c_void, len: usize) -> Failure {
     fail!(
         EEXIST,
-        "cannot register {len:#x} bytes at {va:p}: they are registered in this domain already; call pf_unregister for \
+        "cannot register {len:#x} bytes at {va:p}: they are registered in this domain already; call pf_reg_destroy for \
          those first"
     )
 }
 
-/// Unregisters memory: no device of its domain reaches it afterwards. Those of other domains that it
-/// is registered with still do.
+/// Unregisters memory: no device of its domain reaches it afterwards. Those of other domains that
+/// it is registered with still do.
 ///
 /// @reg: the registration; NULL does nothing.
 ///
-/// Return: 0, or -errno: EBUSY (mappings, requests or a pool use it, or it is in the table of a ring:
-/// the message says how many; or another thread is in a call with it); EBADF; EIO (the device could not
-/// be kept from it: the registration is gone, but keep the memory mapped until the process ends).
-/// Thread: any. Since 0.1.
+/// Return: 0, or -errno: EBUSY (mappings, requests or a pool use it, or it is in the table of a
+/// ring: the message says how many; or another thread is in a call with it); EBADF; EIO (the device
+/// could not be kept from it: the registration is gone, but keep the memory mapped until the
+/// process ends).
+/// Thread: any. Since 0.2.
 #[unsafe(no_mangle)]
-pub extern "C" fn pf_unregister(reg: *mut pf_reg_t) -> c_int {
+pub extern "C" fn pf_reg_destroy(reg: *mut pf_reg_t) -> c_int {
     call(|| {
         if reg.is_null() {
             return Ok(0);
@@ -192,7 +193,7 @@ impl pf_reg_t {
 ///
 /// Return: how many there are, or -errno: ENOSPC (more than `max`: the message says how many);
 /// EINVAL (not inside the memory, or 0 bytes); EFAULT; EBADF. Nothing is stored then.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `segments` is null, or `max` elements can be written.
@@ -258,7 +259,7 @@ unsafe fn read_lists(lists: *const pf_block_t, count: c_uint) -> Result<Vec<pf_b
 /// Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
 /// pages); EINVAL (not inside the memory, 0 bytes, `off`, or a list page that is not as above);
 /// EFAULT; EBADF. Then nothing is stored, except in list pages.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `lists` is null or has `n_lists` elements, of memory that can be written; `prp` is null, or two
@@ -300,7 +301,7 @@ pub unsafe extern "C" fn pf_prp(
 /// Return: how many list pages are used, the first of those passed; or -errno: ENOSPC (too few list
 /// pages); EINVAL (not inside the memory, 0 bytes, or a list page that is not as above); EFAULT;
 /// EBADF. Then nothing is stored, except in list pages.
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `lists` is null or has `n_lists` elements, of memory that can be written; `sgl1` is null, or 16
@@ -328,19 +329,20 @@ pub unsafe extern "C" fn pf_sgl(
     })
 }
 
-/// Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this index
-/// then use it, without the kernel pinning it for each. For an arena: pf_uring_register_arena().
+/// Hands registered memory to an io_uring of the program: READ_FIXED and WRITE_FIXED with this
+/// index then use it, without the kernel pinning it for each. For an arena:
+/// pf_uring_register_arena().
 ///
 /// @reg: the registration, of at most 1 GiB.
-/// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It is
-/// kept open until pf_uring_unregister().
+/// @ring_fd: the ring, with a table of buffers (io_uring_register_buffers_sparse() makes one). It
+/// is kept open until pf_uring_unregister().
 /// @index: the place in the table; what is there is replaced, and is not in the table any more.
 ///
 /// Return: 0, or -errno: EBADF (no ring, or no registration); ENXIO (the ring has no table); EINVAL
 /// (no such place, or more than 1 GiB); ENOMEM (RLIMIT_MEMLOCK: the message says the command);
 /// EFAULT (the kernel cannot pin it); EEXIST (the ring is another thread's). Nothing has changed
 /// then.
-/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.1.
+/// Thread: any, unless the ring is one thread's. Linux 5.13. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
     call(|| {
@@ -358,7 +360,7 @@ pub extern "C" fn pf_uring_register(reg: *mut pf_reg_t, ring_fd: c_int, index: c
 ///
 /// Return: 0, also where the ring's table is gone; or -errno: ENOENT (it is not there); EEXIST (the
 /// ring is another thread's); EBADF.
-/// Thread: any, unless the ring is one thread's. Since 0.1.
+/// Thread: any, unless the ring is one thread's. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_uring_unregister(reg: *mut pf_reg_t, ring_fd: c_int, index: c_uint) -> c_int {
     call(|| REGS.get(reg)?.rings.unregister(ring_fd, index).map(|()| 0))

@@ -58,7 +58,7 @@ pub struct pf_counter {
 ///
 /// Return: how many counters the object has, of which the first `max` are stored; or -errno: EBADF;
 /// EBUSY (a thread is in a call with the page pool or queue, which belongs to one).
-/// Thread: any. Since 0.1.
+/// Thread: any. Since 0.2.
 ///
 /// # Safety
 /// `counters` is null, or can be written for `max` counters.
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn pf_stats(
 /// @len: the size of the buffer.
 ///
 /// Return: the length of the whole text, without the NUL; or -errno: as pf_stats().
-/// Thread: any. Allocates. Since 0.1.
+/// Thread: any. Allocates. Since 0.2.
 ///
 /// # Safety
 /// `buffer` is null, or can be written for `len` bytes.

@@ -29,9 +29,9 @@ const MOST: usize = PF_MOST_PAYLOADS as usize;
 
 /// In pf_done.end: no device reaches the payloads of the request.
 pub const PF_END_QUIESCED: u32 = 0;
-/// In pf_done.end: the device no longer works on the request, and its memory is the program's again;
-/// devices still reach at least one of its payloads, which is mapped for its lifetime (its arena has
-/// PF_POLICY_WHOLE, or it is registered, or a pool's). The value of PF_STAYS_MAPPED.
+/// In pf_done.end: the device no longer works on the request, and its memory is the program's
+/// again; devices still reach at least one of its payloads, which is mapped for its lifetime (its
+/// arena has PF_POLICY_WHOLE, or it is registered, or a pool's). The value of PF_STAYS_MAPPED.
 pub const PF_END_STAYS_MAPPED: u32 = 1;
 /// In pf_done.end: the flush has not completed in time, and a device may still reach the payloads,
 /// which stay in use. The request is reported again, with another end.
@@ -82,8 +82,8 @@ impl Request {
 }
 
 impl Drop for pf_requests_t {
-    /// The device may still work on requests that are lost: as their payloads in the loop, those that
-    /// stay mapped stay in use.
+    /// The device may still work on requests that are lost: as their payloads in the loop, those
+    /// that stay mapped stay in use.
     fn drop(&mut self) {
         for request in self.names.drain() {
             if self.requests.segments(request.token).is_ok() {
@@ -93,18 +93,18 @@ impl Drop for pf_requests_t {
     }
 }
 
-/// Options of a request loop. Set `opts_size` to its sizeof, and what is not needed to 0.
+/// Options of a request loop. Set `struct_size` to its sizeof, and what is not needed to 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_requests_opts {
     /// sizeof(struct pf_requests_opts).
-    pub opts_size: usize,
+    pub struct_size: usize,
     /// How many nanoseconds a flush may take before its request is late; 0: 5 s.
     pub flush_ns: u64,
     /// The most requests at the device, at least 1.
     pub depth: u32,
-    /// How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both together
-    /// are at most 1048576.
+    /// How many more may wait for their flush, be late or lost; 0: as many as `depth`. Both
+    /// together are at most 1048576.
     pub held: u32,
     /// When access ends: PF_PROTECT_*; 0: PF_PROTECT_STRICT. What stays mapped for its lifetime may
     /// be a payload with each of them, and is then reported as PF_END_STAYS_MAPPED.
@@ -117,7 +117,7 @@ pub struct pf_requests_opts {
 // SAFETY: a size, a word and four halves of words, without padding.
 unsafe impl Options for pf_requests_opts {
     const DEFAULT: Self =
-        Self { opts_size: 0, flush_ns: 0, depth: 0, held: 0, protect: 0, flags: 0 };
+        Self { struct_size: 0, flush_ns: 0, depth: 0, held: 0, protect: 0, flags: 0 };
 }
 
 /// Memory of a request.
@@ -149,10 +149,10 @@ pub struct pf_done {
     pub error: i32,
 }
 
-/// Creates a protected request loop for a driver of the program's own. It has the memory of requests
-/// for as long as the device may reach it, and returns it when the device cannot. It does not know
-/// the device: the driver tells it what has become of a request. Retries and deadlines of commands
-/// are the driver's.
+/// Creates a protected request loop for a driver of the program's own. It has the memory of
+/// requests for as long as the device may reach it, and returns it when the device cannot. It does
+/// not know the device: the driver tells it what has become of a request. Retries and deadlines of
+/// commands are the driver's.
 ///
 /// @domain: the domain that the device is in.
 /// @opts: the options; `depth` at least.
@@ -162,7 +162,7 @@ pub struct pf_done {
 /// EFAULT; ENFILE.
 /// Thread: any. A loop is used by one thread at a time: a call beside another's gives EBUSY.
 /// Ownership: it keeps the domain. Allocates all that it needs. Ends with pf_requests_destroy().
-/// Since 0.1.
+/// Since 0.2.
 ///
 /// # Safety
 /// `opts` is null or points to as many bytes as its first field says; `out` is null or can be
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn pf_requests_create(
 ///
 /// Return: 0, or -errno: EBUSY (requests are at the device or have not been reported: the message
 /// counts them; or another thread is in a call with it); EBADF.
-/// Thread: any. It may wait 50 ms for flushes. Since 0.1.
+/// Thread: any. It may wait 50 ms for flushes. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_requests_destroy(requests: *mut pf_requests_t) -> c_int {
     call(|| {
@@ -228,14 +228,14 @@ pub extern "C" fn pf_requests_destroy(requests: *mut pf_requests_t) -> c_int {
 /// Return: 0, or -errno: EAGAIN (as many requests as `depth` are at the device, or no slot is left:
 /// poll first); ENXIO (memory that is not in the domain, or with PF_PROTECT_STATIC does not stay
 /// mapped); EINVAL (memory that is not allocated, 0 bytes, no direction, reserved fields, too many
-/// payloads: the message has the index); ENOMEM, ENOSPC (mapping it); EIO, ETIMEDOUT (the IOMMU); EFAULT;
-/// EBADF; EBUSY. Nothing is mapped then.
+/// payloads: the message has the index); ENOMEM, ENOSPC (mapping it); EIO, ETIMEDOUT (the IOMMU);
+/// EFAULT; EBADF; EBUSY. Nothing is mapped then.
 /// Thread: one at a time. Allocates for more than two payloads. Ownership: the memory is lent until
-/// the report. Since 0.1.
+/// the report. Since 0.2.
 ///
 /// # Safety
-/// `payloads` is null or has `n` elements; `token` is null or can be written; `iovas` is null or can
-/// be written for `n` elements.
+/// `payloads` is null or has `n` elements; `token` is null or can be written; `iovas` is null or
+/// can be written for `n` elements.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn pf_requests_begin(
@@ -283,8 +283,8 @@ unsafe extern "C" fn begin(
     })
 }
 
-/// Says that the device no longer works on a request: the next pf_requests_poll() revokes its access.
-/// One that was said to be lost may complete after all.
+/// Says that the device no longer works on a request: the next pf_requests_poll() revokes its
+/// access. One that was said to be lost may complete after all.
 ///
 /// @requests: the loop.
 /// @token: the request.
@@ -292,7 +292,7 @@ unsafe extern "C" fn begin(
 ///
 /// Return: 0, or -errno: ESTALE (it has ended, is another loop's, or none: nothing has changed);
 /// EBADF; EBUSY.
-/// Thread: one at a time. Since 0.1.
+/// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_completed(
@@ -321,17 +321,17 @@ extern "C" fn completed(
     })
 }
 
-/// Says that a request was never submitted: revokes its access, and waits for the flush, whatever the
-/// protection. The request has ended then, without a report.
+/// Says that a request was never submitted: revokes its access, and waits for the flush, whatever
+/// the protection. The request has ended then, without a report.
 ///
 /// @requests: the loop.
 /// @token: the request.
 ///
 /// Return: 0: no device reaches the payloads; PF_STAYS_MAPPED: one is mapped for its lifetime; or
-/// -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports the
-/// request when it ends); EIO (the flush never completes, and the memory is quarantined); ESTALE (it
-/// has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
-/// Thread: one at a time. Since 0.1.
+/// -errno: ETIMEDOUT (the flush is late, and the memory stays in use: pf_requests_poll() reports
+/// the request when it ends); EIO (the flush never completes, and the memory is quarantined);
+/// ESTALE (it has ended, is another loop's, or none: nothing has changed); EBADF; EBUSY.
+/// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_refused(requests: *mut pf_requests_t, token: u64) -> c_int {
@@ -367,16 +367,16 @@ extern "C" fn refused(handle: *mut pf_requests_t, name: u64, caller: Caller) -> 
     })
 }
 
-/// Says that a request was given up, and the device may still work on it: its memory stays mapped and
-/// in use, so that a late access reaches nothing else. It takes no place of the depth any more, and
-/// keeps its slot until pf_requests_completed() or pf_requests_stopped().
+/// Says that a request was given up, and the device may still work on it: its memory stays mapped
+/// and in use, so that a late access reaches nothing else. It takes no place of the depth any more,
+/// and keeps its slot until pf_requests_completed() or pf_requests_stopped().
 ///
 /// @requests: the loop.
 /// @token: the request.
 ///
 /// Return: 0, or -errno: ESTALE (it has ended or is lost, is another loop's, or none: nothing has
 /// changed); EBADF; EBUSY.
-/// Thread: one at a time. Since 0.1.
+/// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> c_int {
     call(|| {
@@ -387,13 +387,13 @@ pub extern "C" fn pf_requests_lost(requests: *mut pf_requests_t, token: u64) -> 
     })
 }
 
-/// Says that the device is proven quiet, as after a pf_device_reset() that has succeeded: all requests
-/// that are at the device or lost are completed, with the result 0.
+/// Says that the device is proven quiet, as after a pf_device_reset() that has succeeded: all
+/// requests that are at the device or lost are completed, with the result 0.
 ///
 /// @requests: the loop.
 ///
 /// Return: 0, or -errno: EBADF; EBUSY.
-/// Thread: one at a time. Since 0.1.
+/// Thread: one at a time. Since 0.2.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub extern "C" fn pf_requests_stopped(requests: *mut pf_requests_t) -> c_int {
@@ -422,8 +422,8 @@ extern "C" fn stopped(handle: *mut pf_requests_t, caller: Caller) -> c_int {
 /// @max: how many fit; what is left is reported by the next call.
 ///
 /// Return: how many were stored; or -errno: EFAULT; EBADF; EBUSY.
-/// Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless it
-/// is PF_END_LATE or PF_END_LOST. Since 0.1.
+/// Thread: one at a time. Ownership: the memory of what is reported is the caller's again, unless
+/// it is PF_END_LATE or PF_END_LOST. Since 0.2.
 ///
 /// # Safety
 /// `done` is null or can be written for `max` reports.
@@ -444,9 +444,9 @@ pub unsafe extern "C" fn pf_requests_poll(
     })
 }
 
-/// Polls, and if that finds nothing waits until a flush has completed, a request has become late, or
-/// the time has passed. It does not wait for the device: where nothing waits for a flush it returns at
-/// once.
+/// Polls, and if that finds nothing waits until a flush has completed, a request has become late,
+/// or the time has passed. It does not wait for the device: where nothing waits for a flush it
+/// returns at once.
 ///
 /// @requests: the loop.
 /// @ns: nanoseconds to wait at most; they also end the wait of PF_PROTECT_STRICT.
@@ -454,7 +454,7 @@ pub unsafe extern "C" fn pf_requests_poll(
 /// @max: how many fit; what is left is reported by the next call.
 ///
 /// Return: as pf_requests_poll().
-/// Thread: one at a time. Since 0.1.
+/// Thread: one at a time. Since 0.2.
 ///
 /// # Safety
 /// As for pf_requests_poll().
@@ -480,14 +480,14 @@ pub unsafe extern "C" fn pf_requests_wait(
 }
 
 /// Prepares for a sleep, and returns a descriptor for poll() and epoll, always the same: it becomes
-/// readable when pf_requests_poll() may find something, or when a flush has become late; at once where
-/// that is so already. Poll then, and call this again before the next sleep, which also clears it. It
-/// tells nothing of the device.
+/// readable when pf_requests_poll() may find something, or when a flush has become late; at once
+/// where that is so already. Poll then, and call this again before the next sleep, which also
+/// clears it. It tells nothing of the device.
 ///
 /// @requests: the loop.
 ///
 /// Return: the descriptor; or -errno: EMFILE, ENFILE; EBADF; EBUSY.
-/// Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.1.
+/// Thread: one at a time. Ownership: the loop's: do not read, write or close it. Since 0.2.
 #[unsafe(no_mangle)]
 pub extern "C" fn pf_requests_fd(requests: *mut pf_requests_t) -> c_int {
     call(|| {

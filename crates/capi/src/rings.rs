@@ -26,9 +26,9 @@ struct Ring {
     replaced: Arc<AtomicBool>,
 }
 
-/// A place of any ring: the numbers of its file, and the index. The numbers of descriptors do not tell
-/// rings apart: one ring may have several, and one may become another ring's while the first ring
-/// lives. Each ring has a file number of its own, since Linux 5.12.
+/// A place of any ring: the numbers of its file, and the index. The numbers of descriptors do not
+/// tell rings apart: one ring may have several, and one may become another ring's while the first
+/// ring lives. Each ring has a file number of its own, since Linux 5.12.
 type Place = (u64, u64, u16);
 
 /// Who has a place: what becomes true when it is replaced.

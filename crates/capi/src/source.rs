@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// the pool releases while a mapping or a request still uses it goes back to the arena later: with
 /// the next call of the pool that acquires or releases one.
 ///
-/// It keeps the arena, which `pf_arena_put` refuses to end meanwhile, whether the pool has a chunk
-/// or not: memory that the pool acquires later is still found by its address.
+/// It keeps the arena, which `pf_arena_destroy` refuses to end meanwhile, whether the pool has a
+/// chunk or not: memory that the pool acquires later is still found by its address.
 pub(crate) struct Marked {
     arena: Arena,
     chunks: Mutex<BTreeMap<Frame, Chunk>>,
@@ -142,18 +142,18 @@ unsafe impl RevocableSource for Marked {}
 mod tests {
     use super::*;
     use crate::arena::{
-        ARENAS, PF_POLICY_PER_USE, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t,
+        ARENAS, PF_POLICY_PER_USE, pf_arena_create, pf_arena_destroy, pf_arena_opts, pf_arena_t,
     };
     use crate::block::pf_block_t;
-    use crate::domain::{DOMAINS, State, pf_domain_put, pf_domain_soft, pf_domain_t};
+    use crate::domain::{DOMAINS, State, pf_domain_destroy, pf_domain_soft, pf_domain_t};
     use crate::failure::brief_call;
     use crate::options::Options;
     use crate::pages::{
         pf_pages_create, pf_pages_destroy, pf_pages_fill, pf_pages_recycle, pf_pages_return,
     };
     use crate::pool::{
-        pf_cache_destroy, pf_get_bulk, pf_pool_cache, pf_pool_create, pf_pool_opts, pf_pool_put,
-        pf_pool_shrink, pf_put, pf_put_bulk,
+        pf_cache_destroy, pf_get_bulk, pf_pool_cache, pf_pool_create, pf_pool_destroy,
+        pf_pool_opts, pf_pool_shrink, pf_put, pf_put_bulk,
     };
     use crate::process::tests::with_cancel_pending;
     use crate::region::Span;
@@ -175,7 +175,7 @@ mod tests {
             // SAFETY: it can be written.
             assert_eq!(unsafe { pf_domain_soft(&raw mut domain) }, 0);
             let opts = pf_arena_opts {
-                opts_size: size_of::<pf_arena_opts>(),
+                struct_size: size_of::<pf_arena_opts>(),
                 size: 4 << 20,
                 policy: PF_POLICY_PER_USE,
                 ..Options::DEFAULT
@@ -192,8 +192,8 @@ mod tests {
         }
 
         fn end(self) {
-            assert_eq!(pf_arena_put(self.arena), 0);
-            assert_eq!(pf_domain_put(self.domain), 0);
+            assert_eq!(pf_arena_destroy(self.arena), 0);
+            assert_eq!(pf_domain_destroy(self.domain), 0);
         }
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let (mut pool, mut cache) = (null_mut(), null_mut());
         // Blocks of two pages, at half pages.
         let opts =
-            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 8192, ..Options::DEFAULT };
+            pf_pool_opts { struct_size: size_of::<pf_pool_opts>(), size: 8192, ..Options::DEFAULT };
         // SAFETY: the options have their size; the handles can be written.
         assert_eq!(unsafe { pf_pool_create(memory.arena, &raw const opts, &raw mut pool) }, 0);
         // SAFETY: as above.
@@ -229,12 +229,12 @@ mod tests {
         // Of a block that is free: the program's mistake, and the memory stays the pool's.
         let late = memory.used(&blocks[0], 5000, 2);
         assert_eq!(pf_cache_destroy(cache), 0);
-        assert_eq!(pf_pool_put(pool), -libc::EBUSY);
+        assert_eq!(pf_pool_destroy(pool), -libc::EBUSY);
         assert!(pf_pool_shrink(pool) > 0);
-        assert_eq!(pf_pool_put(pool), -libc::EBUSY);
+        assert_eq!(pf_pool_destroy(pool), -libc::EBUSY);
         assert!(memory.state.span(blocks[0].va.addr(), 1).is_ok());
         drop(late);
-        assert_eq!(pf_pool_put(pool), 0);
+        assert_eq!(pf_pool_destroy(pool), 0);
         assert!(memory.state.span(blocks[0].va.addr(), 1).is_err());
         memory.end();
     }
@@ -244,7 +244,7 @@ mod tests {
         let memory = Memory::new();
         let (mut pool, mut cache, mut block) = (null_mut(), null_mut(), EMPTY);
         let opts =
-            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 8192, ..Options::DEFAULT };
+            pf_pool_opts { struct_size: size_of::<pf_pool_opts>(), size: 8192, ..Options::DEFAULT };
         // SAFETY: the options have their size; the handles can be written.
         assert_eq!(unsafe { pf_pool_create(memory.arena, &raw const opts, &raw mut pool) }, 0);
         let mut in_use = [0; 2];
@@ -262,7 +262,7 @@ mod tests {
             drop(late);
         }
         assert!(in_use[0] > 0 && in_use[0] == in_use[1], "{in_use:?}");
-        assert_eq!(pf_pool_put(pool), 0);
+        assert_eq!(pf_pool_destroy(pool), 0);
         memory.end();
     }
 
@@ -271,7 +271,7 @@ mod tests {
         let memory = Memory::new();
         let (mut pool, mut cache) = (null_mut(), null_mut());
         let opts =
-            pf_pool_opts { opts_size: size_of::<pf_pool_opts>(), size: 64, ..Options::DEFAULT };
+            pf_pool_opts { struct_size: size_of::<pf_pool_opts>(), size: 64, ..Options::DEFAULT };
         // SAFETY: the options have their size; the handles can be written.
         assert_eq!(unsafe { pf_pool_create(memory.arena, &raw const opts, &raw mut pool) }, 0);
         // SAFETY: as above.
@@ -286,7 +286,7 @@ mod tests {
         // SAFETY: a block.
         assert_eq!(unsafe { pf_put(cache, &raw const blocks[0]) }, 0);
         assert_eq!(pf_cache_destroy(cache), 0);
-        assert_eq!(pf_pool_put(pool), 0);
+        assert_eq!(pf_pool_destroy(pool), 0);
         memory.end();
     }
 

@@ -4,9 +4,9 @@
 //! address of the call into the library: a stub of two instructions passes it on as one more
 //! argument (`pass_caller!`).
 
-use crate::failure::{Failure, call};
+use crate::failure::call;
 use crate::process::Uncancelled;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -29,6 +29,8 @@ pub enum pf_event_kind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct pf_event {
+    /// sizeof(struct pf_event), as the library knows it: what is behind that is not there.
+    pub struct_size: usize,
     /// What happened: `enum pf_event_kind`.
     pub kind: u32,
     /// Reserved: 0.
@@ -104,7 +106,8 @@ impl Tracer {
         site: Site,
     ) {
         let (kind, va, Site { caller, handle }) = (kind as u32, va.cast(), site);
-        let event = pf_event { kind, reserved: 0, va, iova, len, caller, handle };
+        let struct_size = size_of::<pf_event>();
+        let event = pf_event { struct_size, kind, reserved: 0, va, iova, len, caller, handle };
         // The function may well reach a cancellation point.
         let _uncancelled = Uncancelled::new();
         // SAFETY: `pf_trace_set` requires that the function can be called with its argument, in
@@ -119,29 +122,46 @@ impl Tracer {
 /// call the library, and must not jump out. Calls that began before it was replaced may still call
 /// it. The event of a pf_put() may come after that of the block's next pf_get() by another thread.
 /// @arg: passed to it.
+/// @former_arg: where the argument of the former function is stored, NULL if there was none; NULL:
+/// not needed. A function that calls the former one, with this argument, leaves both at work; it may
+/// be called before this call has returned.
 ///
-/// Return: 0.
-/// Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.1.
+/// Return: the former function; NULL if there was none. In a child nothing is set, and it is NULL.
+/// Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.2.
 ///
 /// # Safety
-/// `function` can be called with `arg` from any thread.
+/// `function` can be called with `arg` from any thread; `former_arg` is null or can be written.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pf_trace_set(function: pf_trace_fn, arg: *mut c_void) -> c_int {
-    call(|| -> Result<c_int, Failure> {
+pub unsafe extern "C" fn pf_trace_set(
+    function: pf_trace_fn,
+    arg: *mut c_void,
+    former_arg: *mut *mut c_void,
+) -> pf_trace_fn {
+    let mut former: Option<&'static Hook> = None;
+    call(|| {
         let hook = function.map_or(null_mut(), |function| {
             let hook: &'static Hook = Box::leak(Box::new(Hook { function, arg }));
             HOOKS.lock().unwrap_or_else(PoisonError::into_inner).push(hook);
             std::ptr::from_ref(hook).cast_mut()
         });
-        // Release: its fields come before it. The old one may still be in use, so it is not freed.
-        HOOK.store(hook, Ordering::Release);
+        // Release: its fields come before it. Acquire: so do those of the old one, which may still be
+        // in use, so it is not freed.
+        let old = HOOK.swap(hook, Ordering::AcqRel);
+        // SAFETY: a hook that was ever set is never freed.
+        former = unsafe { old.as_ref() };
         Ok(0)
-    })
+    });
+    if !former_arg.is_null() {
+        let arg = former.map_or(null_mut(), |hook| hook.arg);
+        // SAFETY: not null, so the caller promises that it can be written. C need not align it.
+        unsafe { former_arg.write_unaligned(arg) };
+    }
+    former.map(|hook| hook.function)
 }
 
 /// The body of a C function with the given number of arguments: jumps to `$target`, which has the
-/// same arguments and then the [`Caller`]. The compiler describes no naked function to unwinders, so
-/// the `.cfi` lines do: else what walks the stack, as a hook may, stops here.
+/// same arguments and then the [`Caller`]. The compiler describes no naked function to unwinders,
+/// so the `.cfi` lines do: else what walks the stack, as a hook may, stops here.
 macro_rules! pass_caller {
     (1, $target:path) => { $crate::trace::pass_caller!(@ "rsi", "x1", "a1", $target) };
     (2, $target:path) => { $crate::trace::pass_caller!(@ "rdx", "x2", "a2", $target) };

@@ -36,7 +36,7 @@ const WORDS: &[(&str, &str)] = &[
     ("MappingPolicy::Whole", "PF_POLICY_WHOLE"),
     (
         "other handles or pieces: unmap and drop them, then reclaim again",
-        "mappings or requests: end them, then call pf_unregister again",
+        "mappings or requests: end them, then call pf_reg_destroy again",
     ),
     ("counted by quarantined_bytes()", "counted by pf_quarantine()"),
     (

@@ -3,14 +3,14 @@
 
 use super::*;
 use crate::arena::{
-    ARENAS, PF_POLICY_PER_USE, PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts,
-    pf_arena_put, pf_arena_t, pf_free,
+    ARENAS, PF_POLICY_PER_USE, PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_destroy,
+    pf_arena_opts, pf_arena_t, pf_free,
 };
-use crate::domain::{State, pf_domain_put};
+use crate::domain::{State, pf_domain_destroy};
 use crate::owner::{
     pf_owner_create, pf_owner_destroy, pf_quiesce_fd, pf_quiesced, pf_ticket_t, pf_wait,
 };
-use crate::registered::{pf_reg_t, pf_register, pf_unregister};
+use crate::registered::{pf_reg_destroy, pf_reg_t, pf_register};
 use pinfold::soft::{Port, SoftConfig};
 use pinfold::{Domain, Iova};
 use std::ptr::null_mut;
@@ -31,7 +31,7 @@ fn program(config: SoftConfig, policy: u32) -> Program {
     let device = domain.port().unwrap();
     let domain = DOMAINS.insert(pf_domain_t { state: State::new(domain, Vec::new()) }).unwrap();
     let opts = pf_arena_opts {
-        opts_size: size_of::<pf_arena_opts>(),
+        struct_size: size_of::<pf_arena_opts>(),
         size: 4 << 20,
         policy,
         ..pf_arena_opts::DEFAULT
@@ -69,7 +69,7 @@ impl Program {
     }
 
     fn held(&self) -> (pf_held, String) {
-        let mut held = pf_held { size: size_of::<pf_held>(), ..pf_held::DEFAULT };
+        let mut held = pf_held { struct_size: size_of::<pf_held>(), ..pf_held::DEFAULT };
         let mut why = [0; 512];
         // SAFETY: the results are locals.
         let len = unsafe {
@@ -81,8 +81,8 @@ impl Program {
     /// Ends it: nothing is left.
     fn end(self) {
         assert_eq!(pf_owner_destroy(self.owner), 0);
-        assert_eq!(pf_arena_put(self.arena), 0);
-        assert_eq!(pf_domain_put(self.domain), 0);
+        assert_eq!(pf_arena_destroy(self.arena), 0);
+        assert_eq!(pf_domain_destroy(self.domain), 0);
     }
 }
 
@@ -272,13 +272,13 @@ fn a_flush_that_never_completes_quarantines_the_memory() {
     assert_eq!(pf_unmap(program.owner, strict), -libc::EIO);
     assert_eq!(program.held().0.quarantined, 2);
     // What was fixed has been handed back, but cannot be unmapped: the page is leaked.
-    assert_eq!(pf_unregister(reg), -libc::EIO);
+    assert_eq!(pf_reg_destroy(reg), -libc::EIO);
     assert!(last_message().contains("keep it mapped"));
-    assert_eq!(pf_unregister(reg), -libc::EBADF);
+    assert_eq!(pf_reg_destroy(reg), -libc::EBADF);
     assert_eq!(pf_free(program.arena, kept), 0);
     assert_eq!(pf_owner_destroy(program.owner), 0);
     assert_eq!(pf_free(program.arena, lost), -libc::EBUSY);
-    assert_eq!(pf_arena_put(program.arena), -libc::EBUSY);
+    assert_eq!(pf_arena_destroy(program.arena), -libc::EBUSY);
     assert!(ARENAS.get(program.arena).is_ok());
 }
 
@@ -468,7 +468,7 @@ fn memory_mapped_whole_stays_reachable_until_it_is_unregistered() {
     assert_eq!(&bytes::<10>(own.wrapping_byte_add(5000)), b"registered");
     assert_eq!(pf_unmap(program.owner, map), PF_STAYS_MAPPED);
     program.device.write(iova, b"still").unwrap();
-    assert_eq!(pf_unregister(reg), 0);
+    assert_eq!(pf_reg_destroy(reg), 0);
     program.device.write(iova, b"never").unwrap_err();
     assert_eq!(&bytes::<5>(own.wrapping_byte_add(5000)), b"still");
     // SAFETY: allocated above; no device reaches it.

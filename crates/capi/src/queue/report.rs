@@ -71,9 +71,9 @@ impl pf_queue_t {
         }
     }
 
-    /// Reports a request that the controller may still have, with the memory of one that has any: it
-    /// `is_lent` by the loop, or stays mapped. Where the loop has lent nothing, its slot is free with
-    /// the next poll.
+    /// Reports a request that the controller may still have, with the memory of one that has any:
+    /// it `is_lent` by the loop, or stays mapped. Where the loop has lent nothing, its slot is free
+    /// with the next poll.
     fn lose(&mut self, token: Token, result: i32, is_lent: Option<bool>) {
         // It was at the controller until now.
         let _ = match is_lent {

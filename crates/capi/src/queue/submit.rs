@@ -335,7 +335,7 @@ impl pf_queue_t {
                     self.failed.as_deref().unwrap_or("it was disabled, or commands were lost");
                 fail!(
                     EIO,
-                    "the controller is not used any more: {why}: end it by pf_nvme_put, and open it again"
+                    "the controller is not used any more: {why}: end it by pf_nvme_destroy, and open it again"
                 )
             }
             Reject::NoSuchNamespace { nsid } => fail!(ENODEV, "there is no namespace {nsid}"),

@@ -3,10 +3,12 @@
 
 use super::*;
 use crate::arena::{PF_POLICY_PER_USE, PF_POLICY_WHOLE};
-use crate::arena::{pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_put, pf_arena_t, pf_free};
-use crate::domain::{DOMAINS, State, pf_domain_put, pf_domain_t};
+use crate::arena::{
+    pf_alloc, pf_arena_create, pf_arena_destroy, pf_arena_opts, pf_arena_t, pf_free,
+};
+use crate::domain::{DOMAINS, State, pf_domain_destroy, pf_domain_t};
 use crate::failure::pf_strerror_last;
-use crate::nvme::{open_model, pf_nvme_put};
+use crate::nvme::{open_model, pf_nvme_destroy};
 use crate::trace::Site;
 use libc::{EBUSY, ECANCELED, EIO, ENODEV, ETIMEDOUT};
 use pinfold::Domain;
@@ -42,7 +44,7 @@ struct Program {
 
 fn arena(domain: *mut pf_domain_t, policy: u32) -> *mut pf_arena_t {
     let opts = pf_arena_opts {
-        opts_size: size_of::<pf_arena_opts>(),
+        struct_size: size_of::<pf_arena_opts>(),
         size: 2 << 20,
         policy,
         ..pf_arena_opts::DEFAULT
@@ -88,7 +90,7 @@ impl Program {
         let (device, faults) = open_model(state, source, model, config).unwrap();
         let nvme = NVMES.insert(pf_nvme_t { device: Arc::new(device) }).unwrap();
         let opts = pf_queue_opts {
-            opts_size: size_of::<pf_queue_opts>(),
+            struct_size: size_of::<pf_queue_opts>(),
             depth: 32,
             protect,
             flags: PF_QUEUE_INTERRUPT,
@@ -158,12 +160,12 @@ impl Program {
     /// Ends all, in the order that a program would: no call is refused.
     fn end(self) {
         assert_eq!(pf_queue_destroy(self.queue), 0);
-        assert_eq!(pf_nvme_put(self.nvme), 0);
+        assert_eq!(pf_nvme_destroy(self.nvme), 0);
         assert_eq!(self.free(), 0, "{}", message());
         for arena in [self.arena, self.rings] {
-            assert_eq!(pf_arena_put(arena), 0, "{}", message());
+            assert_eq!(pf_arena_destroy(arena), 0, "{}", message());
         }
-        assert_eq!(pf_domain_put(self.domain), 0);
+        assert_eq!(pf_domain_destroy(self.domain), 0);
         let stats = self.core.stats();
         assert_eq!((stats.live, stats.deferred, stats.quarantined), (0, 0, 0));
     }
@@ -210,13 +212,13 @@ fn a_command_that_hangs_is_reported_lost_and_keeps_its_memory() {
         // One of eight requests still has the allocation.
         assert_eq!(program.free(), -EBUSY);
         assert!(message().contains("1 mappings or requests"), "{}", message());
-        assert_eq!(pf_arena_put(program.arena), -EBUSY);
+        assert_eq!(pf_arena_destroy(program.arena), -EBUSY);
         // The queue goes on.
         program.faults.clear();
         assert_eq!(program.submit(PF_READ, COUNT), 8);
         assert_eq!(program.reports(COUNT), [(0, 0); COUNT]);
         assert_eq!(program.free(), -EBUSY);
-        // The controller is disabled by `pf_nvme_put`, and gives it up.
+        // The controller is disabled by `pf_nvme_destroy`, and gives it up.
         program.end();
     }
 }
@@ -249,7 +251,7 @@ fn a_controller_that_fails_is_disabled_and_all_memory_returns() {
         );
         assert_eq!(reports[2], (-ECANCELED, 0), "{protect}");
         assert_eq!(program.submit(PF_WRITE, 1), -EIO);
-        assert!(message().contains("CSTS.CFS") && message().contains("pf_nvme_put"));
+        assert!(message().contains("CSTS.CFS") && message().contains("pf_nvme_destroy"));
         program.end();
     }
 }
@@ -264,13 +266,13 @@ fn a_controller_that_cannot_be_disabled_keeps_the_memory_for_good() {
         assert_eq!(program.reports(3), [(-ENODEV, PF_LOST); 3], "{protect}");
         assert_eq!(program.free(), -EBUSY);
         assert_eq!(pf_queue_destroy(program.queue), 0);
-        assert_eq!(pf_nvme_put(program.nvme), -ETIMEDOUT, "{}", message());
+        assert_eq!(pf_nvme_destroy(program.nvme), -ETIMEDOUT, "{}", message());
         // Its handle has ended, and the memory is as it was.
-        assert_eq!(pf_nvme_put(program.nvme), -libc::EBADF);
+        assert_eq!(pf_nvme_destroy(program.nvme), -libc::EBADF);
         assert_eq!(program.free(), -EBUSY);
         assert!(message().contains("3 mappings or requests"), "{}", message());
-        assert_eq!(pf_arena_put(program.arena), -EBUSY);
-        assert_eq!(pf_arena_put(program.rings), -EBUSY);
+        assert_eq!(pf_arena_destroy(program.arena), -EBUSY);
+        assert_eq!(pf_arena_destroy(program.rings), -EBUSY);
     }
 }
 
@@ -358,7 +360,7 @@ fn a_flush_that_hangs_keeps_the_memory_of_its_requests() {
         assert_eq!(program.free(), -EBUSY);
         assert!(message().contains("2 mappings or requests"), "{}", message());
         assert_eq!(pf_queue_destroy(program.queue), 0);
-        assert_eq!(pf_nvme_put(program.nvme), 0);
+        assert_eq!(pf_nvme_destroy(program.nvme), 0);
         assert_eq!(program.free(), -EBUSY);
     }
 }

@@ -48,8 +48,8 @@ impl<T> Names<T> {
         self.free.is_empty()
     }
 
-    /// Returns a number of 44 bits that is not 0. They are used up after 2^44 requests, and the first
-    /// then comes again.
+    /// Returns a number of 44 bits that is not 0. They are used up after 2^44 requests, and the
+    /// first then comes again.
     fn number(&mut self) -> u64 {
         /// The first number that no loop has.
         static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -31,7 +31,7 @@ fn program(config: SoftConfig, protect: u32, flush_ns: u64) -> Program {
     let domain = DOMAINS.insert(pf_domain_t { state }).unwrap();
     let arena = |policy| {
         let opts = pf_arena_opts {
-            opts_size: size_of::<pf_arena_opts>(),
+            struct_size: size_of::<pf_arena_opts>(),
             size: 1 << 20,
             policy,
             ..pf_arena_opts::DEFAULT
@@ -43,7 +43,7 @@ fn program(config: SoftConfig, protect: u32, flush_ns: u64) -> Program {
     };
     let (arena, whole) = (arena(PF_POLICY_PER_USE), arena(PF_POLICY_WHOLE));
     let opts = pf_requests_opts {
-        opts_size: size_of::<pf_requests_opts>(),
+        struct_size: size_of::<pf_requests_opts>(),
         flush_ns,
         depth: 2,
         protect,
@@ -93,7 +93,7 @@ impl Program {
     }
 
     fn held(&self) -> pf_held {
-        let mut held = pf_held { size: size_of::<pf_held>(), ..pf_held::DEFAULT };
+        let mut held = pf_held { struct_size: size_of::<pf_held>(), ..pf_held::DEFAULT };
         // SAFETY: the result is a local.
         assert!(unsafe { pf_quarantine(self.domain, &raw mut held, null_mut(), 0) } >= 0);
         held

@@ -6,19 +6,19 @@ enum { GET_LOG_PAGE = 2, IDENTIFY = 6, GET_FEATURES = 10 };
 static pf_nvme_t *nvme;
 
 static struct pf_nvme_command command(uint32_t opcode, uint32_t nsid, uint32_t cdw10, uint32_t cdw11) {
-    return (struct pf_nvme_command){.size = sizeof(struct pf_nvme_command), .opcode = opcode,
+    return (struct pf_nvme_command){.struct_size = sizeof(struct pf_nvme_command), .opcode = opcode,
                                     .nsid = nsid, .cdw10 = cdw10, .cdw11 = cdw11,
                                     .result = 7, .status = 7};
 }
 
 static void reads(void) {
-    struct pf_nvme_info info = {.info_size = sizeof info};
+    struct pf_nvme_info info = {.struct_size = sizeof info};
     unsigned char data[4097], part[16];
     OK(pf_nvme_info(nvme, 0, &info));
     struct pf_nvme_command one = command(IDENTIFY, 0, 1, 0);
     memset(data, 0x55, sizeof data);
     OK(pf_nvme_admin(nvme, &one, data, 4096));
-    CHECK(one.size == sizeof one && one.opcode == IDENTIFY && one.cdw10 == 1);
+    CHECK(one.struct_size == sizeof one && one.opcode == IDENTIFY && one.cdw10 == 1);
     CHECK(one.result == 0 && one.status == 0);
     CHECK((data[512] & 15) == 6 && (data[513] & 15) == 4 && data[4096] == 0x55);
     /* A part of the data, or none. */
@@ -50,7 +50,7 @@ static void refusals(void) {
     REFUSED(EFAULT, "`data` is NULL", pf_nvme_admin(nvme, &one, NULL, 1));
     REFUSED(EINVAL, "at most 4096", pf_nvme_admin(nvme, &one, data, 4097));
     REFUSED(EBADF, "no handle", pf_nvme_admin(NULL, &one, data, 1));
-    one.size = 8;
+    one.struct_size = 8;
     REFUSED(EINVAL, "8 bytes", pf_nvme_admin(nvme, &one, data, 1));
     for (uint32_t opcode = 0; opcode < 256; opcode++) {
         if (opcode == GET_LOG_PAGE || opcode == IDENTIFY || opcode == GET_FEATURES)
@@ -74,8 +74,8 @@ static void refusals(void) {
 
 int main(void) {
     struct pf_arena_opts rings = {
-        .opts_size = sizeof rings, .size = 2 << 20, .policy = PF_POLICY_WHOLE};
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 16 << 20};
+        .struct_size = sizeof rings, .size = 2 << 20, .policy = PF_POLICY_WHOLE};
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 16 << 20};
     struct pf_nvme_command one = command(IDENTIFY, 0, 1, 0);
     pf_domain_t *domain;
     pf_arena_t *arena;
@@ -84,10 +84,10 @@ int main(void) {
     OK(pf_nvme_open(domain, arena, &model, &nvme));
     refusals();
     reads();
-    OK(pf_nvme_put(nvme));
+    OK(pf_nvme_destroy(nvme));
     REFUSED(EBADF, "destroyed", pf_nvme_admin(nvme, &one, NULL, 0));
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
     puts("admin: ok");
     return 0;
 }

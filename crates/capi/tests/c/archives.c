@@ -14,14 +14,14 @@ int main(int argc, char **argv) {
     void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     CHECK(library != NULL);
     *(void **)&soft = dlsym(library, "pf_domain_soft");
-    *(void **)&put = dlsym(library, "pf_domain_put");
+    *(void **)&put = dlsym(library, "pf_domain_destroy");
     *(void **)&last = dlsym(library, "pf_strerror_last");
     CHECK(soft != NULL && put != NULL && last != NULL && soft != pf_domain_soft);
     CHECK(soft(&theirs) == 0 && theirs != ours);
-    REFUSED(EBADF, "copy of libpinfold", pf_domain_put(theirs));
+    REFUSED(EBADF, "copy of libpinfold", pf_domain_destroy(theirs));
     CHECK(put(ours) == -EBADF && strstr(last(), "copy of libpinfold") != NULL);
     CHECK(put(theirs) == 0);
-    OK(pf_domain_put(ours));
+    OK(pf_domain_destroy(ours));
     puts("archives: ok");
     return 0;
 }

@@ -9,16 +9,16 @@ static pf_domain_t *domain;
 static pf_arena_t *arena;
 
 static void create(void) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 << 20};
     CHECK(PF_POLICY_PER_USE == 1 && PF_POLICY_WHOLE == 2);
     REFUSED(EFAULT, "`out` is NULL", pf_domain_soft(NULL));
     OK(pf_domain_soft(&domain));
     REFUSED(EFAULT, "`out` is NULL", pf_arena_create(domain, &opts, NULL));
     REFUSED(EBADF, "no handle of a domain", pf_arena_create(NULL, &opts, &arena));
     REFUSED(EBADF, "no handle of a domain", pf_arena_create((pf_domain_t *)&opts, &opts, &arena));
-    opts.opts_size = 3;
+    opts.struct_size = 3;
     REFUSED(EINVAL, "3 bytes", pf_arena_create(domain, &opts, &arena));
-    opts.opts_size = sizeof opts;
+    opts.struct_size = sizeof opts;
     opts.policy = 7;
     REFUSED(EINVAL, "policy 7", pf_arena_create(domain, &opts, &arena));
     opts.policy = PF_POLICY_WHOLE;
@@ -48,7 +48,7 @@ static void alloc_and_free(void) {
     REFUSED(EINVAL, "inside the allocation", pf_free(arena, memory + 4096));
     REFUSED(EINVAL, "not where its allocation begins", pf_free(arena, memory + 1));
     REFUSED(EINVAL, "not in this arena", pf_free(arena, &iova));
-    REFUSED(EBUSY, "12288 bytes of the arena are in use", pf_arena_put(arena));
+    REFUSED(EBUSY, "12288 bytes of the arena are in use", pf_arena_destroy(arena));
     OK(pf_free(arena, memory));
     REFUSED(EINVAL, "freed before", pf_free(arena, memory));
     REFUSED(EINVAL, "freed before", pf_iova(domain, memory, 1, &same));
@@ -69,15 +69,38 @@ static void alloc_and_free(void) {
         OK(pf_free(arena, all[--count]));
 }
 
+static pf_trace_fn former;
+static void *former_arg;
+static unsigned counted;
+
+/* A hook that was set over another one, and calls it. */
+static void count_and_pass_on(void *arg, const struct pf_event *event) {
+    ++*(unsigned *)arg;
+    CHECK(event->struct_size >= sizeof *event);
+    former(former_arg, event);
+}
+
+static void trace_is_chained(void) {
+    void *arg = &counted;
+    CHECK(pf_trace_set(note, &events, &arg) == NULL && arg == NULL);
+    former = pf_trace_set(count_and_pass_on, &counted, &former_arg);
+    CHECK(former == note && former_arg == &events);
+    OK(pf_free(arena, pf_alloc(arena, 4096, NULL)));
+    CHECK(counted == 2 && events == 2);
+    CHECK(pf_trace_set(former, former_arg, &arg) == count_and_pass_on && arg == &counted);
+    CHECK(pf_trace_set(NULL, NULL, NULL) == note);
+    events = 0;
+}
+
 static void traced(void) {
-    OK(pf_trace_set(note, &events));
+    CHECK(pf_trace_set(note, &events, NULL) == NULL);
     uint64_t iova = 0;
     uintptr_t first = here();
     void *memory = pf_alloc(arena, 4096, &iova);
     uintptr_t between = here();
     OK(pf_free(arena, memory));
     uintptr_t last = here();
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     OK(pf_free(arena, pf_alloc(arena, 4096, NULL)));
     CHECK(events == 2 && seen[0].kind == PF_EVENT_ALLOC && seen[1].kind == PF_EVENT_FREE);
     CHECK(seen[0].va == memory && seen[0].iova == iova && seen[0].len == 4096);
@@ -91,7 +114,7 @@ static void own_memory_and_files(void) {
     const size_t size = 1 << 20;
     char *own = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(own != MAP_FAILED);
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size, .va = own + 1};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = size, .va = own + 1};
     pf_arena_t *other;
     REFUSED(EINVAL, "multiples of 4096", pf_arena_create(domain, &opts, &other));
     opts.va = own;
@@ -100,13 +123,13 @@ static void own_memory_and_files(void) {
     CHECK(memory >= own && memory < own + size);
     REFUSED(EINVAL, "not in this arena", pf_free(arena, memory));
     OK(pf_free(other, memory));
-    struct pf_region region;
+    struct pf_region region = {.struct_size = sizeof region};
     OK(pf_arena_region(other, &region));
     CHECK(region.addr == own && region.len == size && region.fd == -1);
-    OK(pf_arena_put(other));
+    OK(pf_arena_destroy(other));
     CHECK(munmap(own, size) == 0);
 
-    opts = (struct pf_arena_opts){.opts_size = sizeof opts,
+    opts = (struct pf_arena_opts){.struct_size = sizeof opts,
                                   .size = size,
                                   .sources = PF_SOURCE_MEMFD,
                                   .policy = PF_POLICY_WHOLE};
@@ -123,9 +146,9 @@ static void own_memory_and_files(void) {
     OK(pf_domain_soft(&second));
     OK(pf_arena_map_into(other, second, &iova));
     OK(pf_iova(second, memory, 1, &iova));
-    OK(pf_domain_put(second));
+    OK(pf_domain_destroy(second));
     OK(pf_free(other, memory));
-    OK(pf_arena_put(other));
+    OK(pf_arena_destroy(other));
     REFUSED(EBADF, "destroyed", pf_arena_region(other, &region));
 }
 
@@ -161,19 +184,19 @@ static void ended_by_threads(void) {
         CHECK(pthread_create(&threads[i], NULL, use, &stop) == 0);
     void *kept = pf_alloc(arena, 4096, NULL);
     for (int i = 0; i < 20000; i++)
-        CHECK(pf_arena_put(arena) == -EBUSY);
+        CHECK(pf_arena_destroy(arena) == -EBUSY);
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < 8; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
     OK(pf_free(arena, kept));
     /* Now and then nothing of it is in use: then it ends. */
     pf_arena_t *ending;
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 1 << 20};
     OK(pf_arena_create(domain, &opts, &ending));
     for (int i = 0; i < 4; i++)
         CHECK(pthread_create(&threads[i], NULL, use_to_the_end, ending) == 0);
     int result;
-    while ((result = pf_arena_put(ending)) != 0)
+    while ((result = pf_arena_destroy(ending)) != 0)
         CHECK(result == -EBUSY);
     for (int i = 0; i < 4; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
@@ -192,7 +215,7 @@ static void in_a_child(void) {
 
 static void *end_both(void *arenas) {
     for (int i = 0; i < 2; i++)
-        OK(pf_arena_put(((pf_arena_t **)arenas)[i]));
+        OK(pf_arena_destroy(((pf_arena_t **)arenas)[i]));
     return NULL;
 }
 
@@ -200,7 +223,7 @@ static void *end_both(void *arenas) {
 static void of_many_domains(void) {
     pf_arena_t *arenas[2];
     for (unsigned i = 0; i < 2; i++) {
-        struct pf_arena_opts opts = {.opts_size = sizeof opts,
+        struct pf_arena_opts opts = {.struct_size = sizeof opts,
                                      .size = 4096,
                                      .policy = i == 0 ? PF_POLICY_PER_USE : PF_POLICY_WHOLE};
         OK(pf_arena_create(domain, &opts, &arenas[i]));
@@ -210,7 +233,7 @@ static void of_many_domains(void) {
         OK(pf_domain_soft(&other));
         for (int k = 0; k < 2; k++)
             OK(pf_arena_map_into(arenas[k], other, NULL));
-        OK(pf_domain_put(other));
+        OK(pf_domain_destroy(other));
     }
     pthread_t thread;
     pthread_attr_t small;
@@ -223,23 +246,24 @@ int main(void) {
     CHECK(strcmp(pf_strerror_last(), "") == 0);
     create();
     alloc_and_free();
+    trace_is_chained();
     traced();
     own_memory_and_files();
-    REFUSED(EBADF, "not of a domain", pf_domain_put((pf_domain_t *)arena));
-    REFUSED(EBADF, "not of a arena", pf_arena_put((pf_arena_t *)domain));
+    REFUSED(EBADF, "not of a domain", pf_domain_destroy((pf_domain_t *)arena));
+    REFUSED(EBADF, "not of a arena", pf_arena_destroy((pf_arena_t *)domain));
     ended_by_threads();
     of_many_domains();
     in_a_child();
     /* The domain's handle first: the arena keeps the domain. */
-    OK(pf_domain_put(domain));
-    REFUSED(EBADF, "destroyed", pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
+    REFUSED(EBADF, "destroyed", pf_domain_destroy(domain));
     void *memory = pf_alloc(arena, 4096, NULL);
     CHECK(memory != NULL);
     OK(pf_free(arena, memory));
-    OK(pf_arena_put(arena));
-    REFUSED(EBADF, "destroyed", pf_arena_put(arena));
-    OK(pf_arena_put(NULL));
-    OK(pf_domain_put(NULL));
+    OK(pf_arena_destroy(arena));
+    REFUSED(EBADF, "destroyed", pf_arena_destroy(arena));
+    OK(pf_arena_destroy(NULL));
+    OK(pf_domain_destroy(NULL));
     puts("arena: ok");
     return 0;
 }

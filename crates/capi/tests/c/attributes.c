@@ -37,7 +37,7 @@ static int has(const char *at, const char *flag) {
 
 static int create(char *at, size_t bytes, unsigned node, pf_arena_t **out) {
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = bytes, .va = at, .numa_node_plus_one = node};
+        .struct_size = sizeof opts, .size = bytes, .va = at, .numa_node_plus_one = node};
     return pf_arena_create(domain, &opts, out);
 }
 
@@ -53,7 +53,7 @@ static void ours_alone(void) {
     CHECK(pf_register(domain, va, size, &reg) == -EEXIST);
     for (size_t at = 0; at < size; at += page)
         CHECK(has(va + at, "dc") && has(va + at, "lo") == locked);
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     for (size_t at = 0; at < size; at += page)
         CHECK(!has(va + at, "dc") && !has(va + at, "lo"));
 }
@@ -70,7 +70,7 @@ static void the_programs(void) {
         OK(create(va, size, 0, &arena));
         for (size_t at = 0; at < size; at += page)
             CHECK(has(va + at, "dc"));
-        OK(pf_arena_put(arena));
+        OK(pf_arena_destroy(arena));
         /* A node that does not exist: refused after what comes before. */
         CHECK(create(va, size, 1001, &arena) < 0);
         for (size_t at = 0; at < 16; at++) {
@@ -84,7 +84,7 @@ static void the_programs(void) {
     CHECK(lock(va, page) == 0);
     OK(pf_register(domain, va, size, &reg));
     CHECK(has(va, "lo") && !has(va + page, "lo") && !has(va, "dc"));
-    OK(pf_unregister(reg));
+    OK(pf_reg_destroy(reg));
     CHECK(has(va, "lo") && !has(va + page, "lo"));
     CHECK(unlock(va, size) == 0);
 }
@@ -109,7 +109,7 @@ static void nodes(void) {
     for (int i = 0; i < 2; i++) {
         OK(create(va, size, 1, &arena));
         CHECK(policy(va) == (BIND << 8 | 1) && policy(va + 5 * page) == (BIND << 8 | 1));
-        OK(pf_arena_put(arena));
+        OK(pf_arena_destroy(arena));
         /* Refused after it was bound. */
         CHECK(mprotect(va + size - page, page, PROT_READ) == 0);
         CHECK(create(va, size, 1, &arena) == -EFAULT);
@@ -148,7 +148,7 @@ static void *next_owner(void *unused) {
             nanosleep(&use, NULL);
             CHECK(has(shared, "dc") && has(shared + SHARED - page, "dc"));
             __atomic_fetch_add(&seen, 1, __ATOMIC_RELAXED);
-            OK(pf_arena_put(arena));
+            OK(pf_arena_destroy(arena));
         } else {
             CHECK(refused == -EEXIST);
         }
@@ -178,7 +178,7 @@ int main(void) {
     nodes();
     one_after_another();
     CHECK(munmap(va, size) == 0);
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
     puts("attributes: ok");
     return 0;
 }

@@ -16,7 +16,7 @@ static void *opened(const char *path) {
         exit(1);
     }
     *(void **)&soft = dlsym(library, "pf_domain_soft");
-    *(void **)&put = dlsym(library, "pf_domain_put");
+    *(void **)&put = dlsym(library, "pf_domain_destroy");
     *(void **)&last = dlsym(library, "pf_strerror_last");
     CHECK(soft != NULL && put != NULL && last != NULL);
     return library;
@@ -47,8 +47,13 @@ int main(void) {
     CHECK(soft != pf_domain_soft);
     OK(pf_domain_soft(&ours));
     CHECK(soft(&theirs) == 0 && ours != theirs);
-    REFUSED(EBADF, "copy of libpinfold", pf_domain_put(theirs));
+    REFUSED(EBADF, "copy of libpinfold", pf_domain_destroy(theirs));
     CHECK(put(ours) == -EBADF && strstr(last(), "copy of libpinfold") != NULL);
+
+    /* The symbols have a version, so that a program of another soname is told so when it begins. */
+    CHECK(dlvsym(library, "pf_domain_soft", "PINFOLD_0.2") == (void *)(uintptr_t)soft);
+    CHECK(dlvsym(library, "pf_domain_soft", "PINFOLD_0.1") == NULL);
+    CHECK(dlsym(library, "pf_domain_put") == NULL);
 
     /* Closed and opened again: it never went, and its objects are what they were. */
     int (*before)(pf_domain_t **) = soft;
@@ -60,8 +65,8 @@ int main(void) {
     CHECK(put(first) == 0 && put(first) == -EBADF && put(theirs) == 0);
     CHECK(dlclose(library) == 0);
     CHECK(unlink(other) == 0);
-    OK(pf_domain_put(ours));
-    REFUSED(EBADF, "destroyed", pf_domain_put(ours));
+    OK(pf_domain_destroy(ours));
+    REFUSED(EBADF, "destroyed", pf_domain_destroy(ours));
     puts("copies: ok");
     return 0;
 }

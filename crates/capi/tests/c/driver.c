@@ -101,7 +101,7 @@ static int identified(const char *data) {
 /* Memory that was mapped before there was a device, and after; two devices in one domain. */
 static void before_any_device(uint32_t interface) {
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
+        .struct_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     static char own[4096] __attribute__((aligned(4096)));
     pf_domain_t *domain;
     pf_device_t *devices[2];
@@ -111,7 +111,8 @@ static void before_any_device(uint32_t interface) {
     pf_map_t early, gone, late;
     uint64_t iova, own_iova, early_iova, gone_iova, late_iova;
     struct admin admin[2];
-    OK(pf_domain_create(interface, &domain));
+    struct pf_domain_opts of = {.struct_size = sizeof of, .iommu = interface};
+    OK(pf_domain_create(&of, &domain));
     OK(pf_arena_create(domain, &opts, &whole));
     opts.policy = PF_POLICY_PER_USE;
     OK(pf_arena_create(domain, &opts, &arena));
@@ -154,12 +155,12 @@ static void before_any_device(uint32_t interface) {
     OK(pf_unmap(owner, early));
     OK(pf_unmap(owner, late));
     OK(pf_owner_destroy(owner));
-    OK(pf_unregister(reg));
+    OK(pf_reg_destroy(reg));
     OK(pf_free(whole, memory));
     OK(pf_free(arena, buffers));
-    OK(pf_arena_put(whole));
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(whole));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
 }
 
 /* Memory that the kernel cannot pin when the first device comes: the device is refused, and the domain
@@ -167,14 +168,15 @@ static void before_any_device(uint32_t interface) {
 static void refused_by_the_kernel(void) {
     char *own = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
+        .struct_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     pf_domain_t *domain;
     pf_device_t *device;
     pf_arena_t *arena;
     pf_reg_t *reg;
     struct admin admin;
     uint64_t iova, own_iova;
-    OK(pf_domain_create(PF_IOMMU_TYPE1, &domain));
+    struct pf_domain_opts of = {.struct_size = sizeof of, .iommu = PF_IOMMU_TYPE1};
+    OK(pf_domain_create(&of, &domain));
     OK(pf_arena_create(domain, &opts, &arena));
     OK(pf_register(domain, own, 8192, &reg));
     OK(pf_iova(domain, own, 1, &own_iova));
@@ -189,11 +191,11 @@ static void refused_by_the_kernel(void) {
     CHECK(identified(own));
     disable(&admin);
     OK(pf_device_destroy(device));
-    OK(pf_unregister(reg));
+    OK(pf_reg_destroy(reg));
     CHECK(munmap(own, 8192) == 0);
     OK(pf_free(arena, memory));
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
 }
 
 static uint16_t command_register(pf_device_t *device) {
@@ -205,7 +207,7 @@ static uint16_t command_register(pf_device_t *device) {
 /* Configuration space, bus mastering, interrupts, reset. */
 static void driven(uint32_t interface) {
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
+        .struct_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     pf_domain_t *domain;
     pf_device_t *device;
     pf_arena_t *arena;
@@ -215,7 +217,7 @@ static void driven(uint32_t interface) {
     uint32_t id, word;
     uint8_t class[3], bytes[64], other[64];
     int fds[4096];
-    OK(pf_domain_vfio(&domain, FIRST, interface));
+    OK(pf_domain_vfio(FIRST, interface, &domain));
     OK(pf_device_open(domain, FIRST, &device));
     OK(pf_arena_create(domain, &opts, &arena));
     char *memory = pf_alloc(arena, 3 * 4096, &iova);
@@ -281,7 +283,7 @@ static void driven(uint32_t interface) {
     identify(&admin, iova + 8192, -1);
     disable(&admin);
     /* It is driven by one driver. */
-    struct pf_nvme_opts controller = {.opts_size = sizeof controller, .bdf = FIRST};
+    struct pf_nvme_opts controller = {.struct_size = sizeof controller, .bdf = FIRST};
     pf_nvme_t *nvme;
     REFUSED(EBUSY, "pf_device_destroy", pf_nvme_open(domain, arena, &controller, &nvme));
     OK(pf_device_destroy(device));
@@ -289,8 +291,8 @@ static void driven(uint32_t interface) {
     REFUSED(EBADF, "destroyed", pf_device_destroy(device));
     REFUSED(EBADF, "destroyed", pf_device_bar(device, 0, &bar));
     OK(pf_nvme_open(domain, arena, &controller, &nvme));
-    REFUSED(EBUSY, "pf_nvme_put", pf_device_open(domain, FIRST, &device));
-    OK(pf_nvme_put(nvme));
+    REFUSED(EBUSY, "pf_nvme_destroy", pf_device_open(domain, FIRST, &device));
+    OK(pf_nvme_destroy(nvme));
     OK(pf_device_open(domain, FIRST, &device));
     CHECK((command_register(device) & 4) == 0); /* the driver before has switched it off */
     OK(pf_device_bus_master(device, 1));
@@ -299,9 +301,9 @@ static void driven(uint32_t interface) {
     CHECK((command_register(device) & 4) == 0);
     /* The device keeps what it needs of its domain. */
     OK(pf_free(arena, memory));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     OK(pf_domain_detach(domain, FIRST));
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
     OK(pf_device_config_read(device, 0, &word, 4));
     CHECK(word == id);
     OK(pf_device_destroy(device));
@@ -319,9 +321,16 @@ static void refusals(void) {
     pf_device_t *device = NULL;
     struct pf_bar bar;
     uint32_t word;
-    REFUSED(EFAULT, "`out` is NULL", pf_domain_create(PF_IOMMU_BEST, NULL));
-    REFUSED(EINVAL, "flags 0x7", pf_domain_create(7, &domain));
-    OK(pf_domain_create(PF_IOMMU_BEST, &domain));
+    struct pf_domain_opts opts = {.struct_size = sizeof opts, .iommu = 7};
+    REFUSED(EFAULT, "`out` is NULL", pf_domain_create(NULL, NULL));
+    REFUSED(EINVAL, "iommu 0x7", pf_domain_create(&opts, &domain));
+    opts.iommu = PF_IOMMU_BEST;
+    opts.reserved = 1;
+    REFUSED(EINVAL, "reserved 0x1", pf_domain_create(&opts, &domain));
+    opts.reserved = 0;
+    opts.struct_size = 0;
+    REFUSED(EINVAL, "set their first field to sizeof", pf_domain_create(&opts, &domain));
+    OK(pf_domain_create(NULL, &domain));
     OK(pf_domain_soft(&soft));
     REFUSED(EFAULT, "`out` is NULL", pf_device_open(domain, FIRST, NULL));
     REFUSED(EFAULT, "`bdf` is NULL", pf_device_open(domain, NULL, &device));
@@ -347,8 +356,8 @@ static void refusals(void) {
     for (int i = 0; i < 2; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
     OK(pf_device_destroy(device));
-    OK(pf_domain_put(soft));
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(soft));
+    OK(pf_domain_destroy(domain));
 }
 
 int main(void) {

@@ -10,7 +10,7 @@ static pf_domain_t *domain;
 static pf_arena_t *arena;
 
 static pf_arena_t *new_arena(uint32_t policy) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = FRAMES * 4096, .policy = policy};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = FRAMES * 4096, .policy = policy};
     pf_arena_t *created;
     OK(pf_arena_create(domain, &opts, &created));
     return created;
@@ -30,7 +30,7 @@ static void create(void) {
     CHECK(frames == NULL);
     frames = new_frames(arena);
     /* The arena does not end before its handles. */
-    REFUSED(EBUSY, "1 pools, controllers and handles", pf_arena_put(arena));
+    REFUSED(EBUSY, "1 pools, controllers and handles", pf_arena_destroy(arena));
     OK(pf_frames_destroy(frames));
     REFUSED(EBADF, "destroyed", pf_frames_destroy(frames));
     void *slot = NULL;
@@ -67,7 +67,7 @@ static void fill_and_free(void) {
     kept = slots[6];
     OK(pf_frames_free(frames, slots + 3, 2));
     CHECK(slots[3] == NULL && slots[4] == NULL);
-    REFUSED(EBUSY, "handles of frames allocate", pf_arena_put(arena));
+    REFUSED(EBUSY, "handles of frames allocate", pf_arena_destroy(arena));
     CHECK(OK(pf_frames_fill(frames, slots, 150)) == 150);
     CHECK(slots[6] == kept && slots[3] != NULL && slots[4] != NULL);
     /* pf_free frees them, and the handle frees what pf_alloc allocated. */
@@ -105,7 +105,7 @@ static void fill_and_free(void) {
     pf_frames_t *second = new_frames(arena);
     OK(pf_frames_destroy(frames));
     OK(pf_frames_free(second, slots, FRAMES + 200));
-    REFUSED(EBUSY, "handles of frames allocate", pf_arena_put(arena));
+    REFUSED(EBUSY, "handles of frames allocate", pf_arena_destroy(arena));
     OK(pf_frames_destroy(second));
     /* Nothing is left in a handle. */
     void *all = pf_alloc(arena, FRAMES * 4096, NULL);
@@ -141,7 +141,7 @@ static void foreign(void) {
     REFUSED(EINVAL, "not in this arena", pf_frames_free(frames, &slot, 1));
     CHECK(slot == kept);
     OK(pf_frames_free(others, &slot, 1));
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 4096};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 4096};
     pf_pool_t *pool;
     pf_cache_t *cache;
     pf_block_t block;
@@ -152,17 +152,17 @@ static void foreign(void) {
     REFUSED(EINVAL, "block of a pool", pf_frames_free(frames, &slot, 1));
     OK(pf_put(cache, &block));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
     OK(pf_frames_destroy(frames));
     OK(pf_frames_destroy(others));
-    OK(pf_arena_put(other));
+    OK(pf_arena_destroy(other));
 }
 
 static void traced(void) {
     pf_frames_t *frames = new_frames(arena);
     void *slots[2] = {NULL, NULL}, *kept[2], *head;
     uintptr_t at[4];
-    OK(pf_trace_set(note, &events));
+    pf_trace_set(note, &events, NULL);
     at[0] = here();
     OK(pf_frames_fill(frames, slots, 2));
     at[1] = here();
@@ -172,7 +172,7 @@ static void traced(void) {
     OK(pf_frames_list(frames, 2, &head));
     at[3] = here();
     CHECK(events == 6);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     for (unsigned i = 0; i < 6; i++) {
         uint64_t iova;
         CHECK(seen[i].kind == (i / 2 == 1 ? PF_EVENT_FREE : PF_EVENT_ALLOC) && seen[i].len == 4096);
@@ -252,7 +252,7 @@ static void in_threads(unsigned count, void *(*run)(void *), void *arg) {
     struct shared *shared = arg;
     if (shared != NULL) {
         while (__atomic_load_n(&shared->refused, __ATOMIC_RELAXED) < 20)
-            CHECK(pf_arena_put(arena) == -EBUSY);
+            CHECK(pf_arena_destroy(arena) == -EBUSY);
         __atomic_store_n(&shared->stop, 1, __ATOMIC_RELAXED);
     }
     for (unsigned i = 0; i < count; i++)
@@ -296,8 +296,8 @@ int main(void) {
     traced();
     threads();
     full_table();
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
     puts("frames: ok");
     return 0;
 }

@@ -17,12 +17,12 @@ static char *pages(size_t bytes) {
 
 static int arena_at(pf_domain_t *domain, void *va, size_t bytes, pf_arena_t **out) {
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = bytes, .va = va, .policy = PF_POLICY_WHOLE};
+        .struct_size = sizeof opts, .size = bytes, .va = va, .policy = PF_POLICY_WHOLE};
     return pf_arena_create(domain, &opts, out);
 }
 
 static pf_pool_t *new_pool(pf_arena_t *arena, size_t bytes) {
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = bytes};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = bytes};
     pf_pool_t *pool;
     OK(pf_pool_create(arena, &opts, &pool));
     return pool;
@@ -34,7 +34,7 @@ static void of_an_arena(char *own) {
     pf_reg_t *reg;
     pf_domain_t *both[] = {first, second};
     OK(arena_at(first, own, 4 * size, &arena));
-    struct pf_region region;
+    struct pf_region region = {.struct_size = sizeof region};
     OK(pf_arena_region(arena, &region));
     char *at = region.addr;
     for (int i = 0; i < 2; i++) {
@@ -52,9 +52,9 @@ static void of_an_arena(char *own) {
         REFUSED(EEXIST, "an arena", arena_at(both[i], at + region.len - page, 2 * page, &other));
         /* Its neighbours are others'. */
         OK(pf_register(both[i], at - page, page, &reg));
-        OK(pf_unregister(reg));
+        OK(pf_reg_destroy(reg));
         OK(arena_at(both[i], at + region.len, page, &other));
-        OK(pf_arena_put(other));
+        OK(pf_arena_destroy(other));
     }
     /* It is in two domains by pf_arena_map_into, where it is the same arena. */
     OK(pf_arena_map_into(arena, second, NULL));
@@ -62,12 +62,12 @@ static void of_an_arena(char *own) {
     void *memory = pf_alloc(arena, page, NULL);
     REFUSED(EEXIST, "an arena", pf_register(second, memory, page, &reg));
     OK(pf_free(arena, memory));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     if (own == NULL)
         return;
     /* It is the program's again. */
     OK(pf_register(second, own, 4 * size, &reg));
-    OK(pf_unregister(reg));
+    OK(pf_reg_destroy(reg));
 }
 
 /* Registered memory may be registered in another domain, as the same bytes, and is nothing else. */
@@ -82,13 +82,13 @@ static void of_a_registration(char *own) {
     REFUSED(EEXIST, "registered", pf_register(second, own - page, size + 2 * page, &none));
     OK(pf_register(second, own, size, &two));
     REFUSED(EEXIST, "registered", arena_at(second, own, size, &arena));
-    OK(pf_unregister(one));
+    OK(pf_reg_destroy(one));
     /* The second has it still. */
     REFUSED(EEXIST, "registered", arena_at(first, own + page, page, &arena));
     REFUSED(EEXIST, "registered", pf_register(first, own, page, &none));
-    OK(pf_unregister(two));
+    OK(pf_reg_destroy(two));
     OK(arena_at(first, own, size, &arena));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
 }
 
 /* The blocks of a pool are no other owner's, and what a pool has is in use. */
@@ -103,9 +103,9 @@ static void of_a_pool(char *own) {
     /* The bytes before it, behind memory that is registered. */
     OK(pf_register(first, own - page, page, &reg));
     OK(pf_pool_add(other, own, 256, 0));
-    OK(pf_unregister(reg));
-    OK(pf_pool_put(other));
-    OK(pf_pool_put(pool));
+    OK(pf_reg_destroy(reg));
+    OK(pf_pool_destroy(other));
+    OK(pf_pool_destroy(pool));
 
     /* In registered memory: it cannot be unregistered. */
     pool = new_pool(NULL, 256), other = new_pool(NULL, 256);
@@ -118,11 +118,11 @@ static void of_a_pool(char *own) {
     REFUSED(EEXIST, "registered", pf_pool_add(pool, own - page, 2 * page, 0));
     OK(pf_pool_add(pool, own + page, size - page, iova));
     REFUSED(EEXIST, "a pool", pf_pool_add(other, own + size - page, page, iova));
-    REFUSED(EBUSY, "use the memory", pf_unregister(reg));
-    REFUSED(EBUSY, "use the memory", pf_unregister(again));
-    OK(pf_pool_put(pool));
-    OK(pf_unregister(reg));
-    OK(pf_unregister(again));
+    REFUSED(EBUSY, "use the memory", pf_reg_destroy(reg));
+    REFUSED(EBUSY, "use the memory", pf_reg_destroy(again));
+    OK(pf_pool_destroy(pool));
+    OK(pf_reg_destroy(reg));
+    OK(pf_reg_destroy(again));
 
     /* In memory of an arena: what is allocated, and no other pool's. */
     pool = new_pool(NULL, 256);
@@ -134,7 +134,7 @@ static void of_a_pool(char *own) {
     OK(pf_pool_add(pool, memory + 2 * page, 2 * page, iova + 2 * page));
     REFUSED(EEXIST, "a pool", pf_pool_add(other, memory + page, page, iova + page));
     REFUSED(EBUSY, "in use by 2", pf_free(arena, memory));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
     OK(pf_free(arena, memory));
     pf_pool_t *within = new_pool(arena, 8192);
     pf_cache_t *cache;
@@ -144,10 +144,10 @@ static void of_a_pool(char *own) {
     REFUSED(EEXIST, "a pool", pf_pool_add(other, block.va, block.len, block.iova));
     OK(pf_put(cache, &block));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(within));
+    OK(pf_pool_destroy(within));
     REFUSED(EINVAL, "not allocated", pf_pool_add(other, memory, page, iova));
-    OK(pf_pool_put(other));
-    OK(pf_arena_put(arena));
+    OK(pf_pool_destroy(other));
+    OK(pf_arena_destroy(arena));
 }
 
 static char *raced;
@@ -168,8 +168,8 @@ static void *take(void *domain) {
         CHECK(__atomic_load_n((int *)raced, __ATOMIC_RELAXED) == 1);
         pthread_barrier_wait(&start);
         __atomic_store_n((int *)raced, 0, __ATOMIC_RELAXED);
-        OK(pf_arena_put(arena));
-        OK(pf_unregister(reg));
+        OK(pf_arena_destroy(arena));
+        OK(pf_reg_destroy(reg));
     }
     return (void *)owned;
 }
@@ -195,8 +195,8 @@ int main(void) {
     of_a_registration(own);
     of_a_pool(own);
     raced_for(own);
-    OK(pf_domain_put(first));
-    OK(pf_domain_put(second));
+    OK(pf_domain_destroy(first));
+    OK(pf_domain_destroy(second));
     puts("identity: ok");
     return 0;
 }

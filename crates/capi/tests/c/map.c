@@ -14,7 +14,7 @@ static pf_owner_t *owner;
 
 static void create(void) {
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 4 << 20, .policy = PF_POLICY_PER_USE};
+        .struct_size = sizeof opts, .size = 4 << 20, .policy = PF_POLICY_PER_USE};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     REFUSED(EFAULT, "`out` is NULL", pf_owner_create(domain, NULL));
@@ -186,7 +186,7 @@ static void announced(void) {
 
 static void live_by_the_hundred_thousand(void) {
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 16 << 20, .policy = PF_POLICY_PER_USE};
+        .struct_size = sizeof opts, .size = 16 << 20, .policy = PF_POLICY_PER_USE};
     pf_arena_t *pages;
     pf_map_t *maps = calloc(MANY, sizeof *maps);
     uint64_t iova, last = 0;
@@ -209,7 +209,7 @@ static void live_by_the_hundred_thousand(void) {
         CHECK(pf_unmap(owner, maps[i]) == -ESTALE);
     OK(pf_wait(owner, ticket, UINT64_MAX));
     OK(pf_free(pages, memory));
-    OK(pf_arena_put(pages));
+    OK(pf_arena_destroy(pages));
     free(maps);
 }
 
@@ -223,7 +223,7 @@ static void traced(void) {
     pf_map_t map, maps[2];
     pf_ticket_t ticket;
     uint64_t iova, iovas[2];
-    OK(pf_trace_set(note, &events));
+    pf_trace_set(note, &events, NULL);
     uintptr_t start = here();
     int mapped = pf_map(owner, memory + 100, 5000, PF_BIDIR, &map, &iova);
     uintptr_t second = here();
@@ -235,7 +235,7 @@ static void traced(void) {
     uintptr_t end = here();
     OK(mapped), OK(many), OK(unmapped), OK(revoked);
     CHECK(pf_unmap(owner, map) == -ESTALE);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     OK(pf_wait(owner, ticket, UINT64_MAX));
     CHECK(events == 6);
     for (int i = 0; i < 6; i++) {
@@ -294,14 +294,14 @@ static void by_two_threads(void) {
 }
 
 static void quarantined(void) {
-    struct pf_held held = {.size = sizeof held, .deferred = 7};
+    struct pf_held held = {.struct_size = sizeof held, .deferred = 7};
     char why[200];
     long len = OK(pf_quarantine(domain, &held, why, sizeof why));
-    CHECK(held.size == sizeof held && held.deferred == 0 && held.quarantined_bytes == 0);
+    CHECK(held.struct_size == sizeof held && held.deferred == 0 && held.quarantined_bytes == 0);
     CHECK((size_t)len == strlen(why) && strstr(why, "no memory is held") != NULL);
     CHECK(pf_quarantine(domain, NULL, why, 3) == len && strcmp(why, "no") == 0);
     CHECK(pf_quarantine(domain, NULL, NULL, 0) == len);
-    held.size = 8;
+    held.struct_size = 8;
     REFUSED(EINVAL, "8 bytes", pf_quarantine(domain, &held, NULL, 0));
     REFUSED(EBADF, "no handle", pf_quarantine(NULL, &held, NULL, 0));
 }
@@ -331,7 +331,7 @@ int main(void) {
     full();
     /* A whole arena: it is where pf_iova() says, and stays there. */
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
+        .struct_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     pf_arena_t *whole;
     pf_map_t map;
     uint64_t iova, fixed;
@@ -340,15 +340,15 @@ int main(void) {
     char *memory = pf_alloc(whole, 4096, &fixed);
     OK(pf_map(owner, memory + 7, 9, PF_BIDIR, &map, &iova));
     CHECK(iova == fixed + 7);
-    REFUSED(EBUSY, "4096 bytes of the arena are in use", pf_arena_put(whole));
+    REFUSED(EBUSY, "4096 bytes of the arena are in use", pf_arena_destroy(whole));
     CHECK(OK(pf_revoke_many(owner, &map, 1, &ticket)) == PF_STAYS_MAPPED);
     CHECK(pf_quiesced(owner, ticket) == 1);
     OK(pf_map(owner, memory, 9, PF_BIDIR, &map, &iova));
     CHECK(OK(pf_unmap(owner, map)) == PF_STAYS_MAPPED);
     OK(pf_free(whole, memory));
-    OK(pf_arena_put(whole));
+    OK(pf_arena_destroy(whole));
     /* The domain's handle first: the owner keeps the domain. */
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
     memory = pf_alloc(arena, 4096, NULL);
     OK(pf_map(owner, memory, 1, PF_BIDIR, &map, &iova));
     OK(pf_revoke_many(owner, &map, 1, &ticket));
@@ -358,7 +358,7 @@ int main(void) {
     CHECK(write(fd, "12345678", 8) == -1 && errno == EBADF);
     REFUSED(EBADF, "destroyed", pf_map(owner, memory, 1, PF_BIDIR, &map, &iova));
     OK(pf_free(arena, memory));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     puts("map: ok");
     return 0;
 }

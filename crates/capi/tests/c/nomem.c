@@ -71,20 +71,20 @@ int posix_memalign(void **out, size_t align, size_t bytes) {
     } while (0)
 
 static void arenas(void) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 64 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 64 << 20};
     char *own = mmap(NULL, opts.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(own != MAP_FAILED);
     pf_arena_t *arena;
     pf_reg_t *reg;
     EACH(1, pf_arena_create(domain, &opts, &arena));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     /* The program's own memory is its own again after each. */
     opts.va = own;
     EACH(1, pf_arena_create(domain, &opts, &arena));
     CHECK(pf_register(domain, own, opts.size, &reg) == -EEXIST);
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     EACH(0, pf_register(domain, own, opts.size, &reg));
-    OK(pf_unregister(reg));
+    OK(pf_reg_destroy(reg));
     CHECK(munmap(own, opts.size) == 0);
 }
 
@@ -93,7 +93,7 @@ static void mappings(void) {
     static uint64_t iovas[MANY];
     static struct iovec iov[MANY];
     struct pf_arena_opts opts = {
-        .opts_size = sizeof opts, .size = 4 << 20, .policy = PF_POLICY_PER_USE};
+        .struct_size = sizeof opts, .size = 4 << 20, .policy = PF_POLICY_PER_USE};
     pf_arena_t *arena;
     pf_owner_t *owner;
     pf_ticket_t ticket;
@@ -128,7 +128,7 @@ static void mappings(void) {
     OK(pf_wait(owner, ticket, UINT64_MAX));
     OK(pf_owner_destroy(owner));
     OK(pf_free(arena, memory));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
 }
 
 static size_t address_space(void) {
@@ -143,7 +143,7 @@ static void limited(void) {
     struct rlimit before, limit;
     CHECK(getrlimit(RLIMIT_AS, &before) == 0);
     limit = before;
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 64 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 64 << 20};
     pf_arena_t *arena;
     /* Room for nothing of it, and for less and less of what it takes beside its memory. */
     for (size_t room = 0; room < 80 << 20; room += 3 << 20) {
@@ -153,7 +153,7 @@ static void limited(void) {
         CHECK(setrlimit(RLIMIT_AS, &before) == 0);
         CHECK(result == 0 || (result == -ENOMEM && pf_strerror_last()[0] != 0));
         if (result == 0)
-            OK(pf_arena_put(arena));
+            OK(pf_arena_destroy(arena));
         else
             CHECK(room < 72 << 20);
     }
@@ -166,7 +166,7 @@ int main(void) {
     /* AddressSanitizer takes more than any limit. */
     if (counting())
         limited();
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
     puts("nomem: ok");
     return 0;
 }

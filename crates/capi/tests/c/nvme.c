@@ -32,7 +32,7 @@ static uint64_t number(uint64_t below) {
 }
 
 static pf_arena_t *arena(uint64_t size, uint32_t policy) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size, .policy = policy};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = size, .policy = policy};
     pf_arena_t *made;
     OK(pf_arena_create(domain, &opts, &made));
     return made;
@@ -40,7 +40,7 @@ static pf_arena_t *arena(uint64_t size, uint32_t policy) {
 
 static pf_queue_t *queue(uint32_t depth, uint32_t protect, uint32_t flags) {
     struct pf_queue_opts opts = {
-        .opts_size = sizeof opts, .depth = depth, .protect = protect, .flags = flags};
+        .struct_size = sizeof opts, .depth = depth, .protect = protect, .flags = flags};
     pf_queue_t *made;
     OK(pf_queue_create(nvme, &opts, &made));
     return made;
@@ -61,7 +61,7 @@ static struct pf_completion run(pf_queue_t *on, struct pf_request request) {
 }
 
 static void open_and_look(void) {
-    struct pf_nvme_opts opts = {.opts_size = sizeof opts, .size = CAPACITY};
+    struct pf_nvme_opts opts = {.struct_size = sizeof opts, .size = CAPACITY};
     REFUSED(EFAULT, "`out` is NULL", pf_nvme_open(domain, whole, &opts, NULL));
     REFUSED(EBADF, "no handle of a domain", pf_nvme_open(NULL, whole, &opts, &nvme));
     REFUSED(EBADF, "not of a arena", pf_nvme_open(domain, (pf_arena_t *)domain, &opts, &nvme));
@@ -89,7 +89,7 @@ static void open_and_look(void) {
     OK(pf_domain_soft(&other));
     REFUSED(ENXIO, "pf_arena_map_into", pf_nvme_open(other, whole, &opts, &nvme));
     /* An arena of another domain that was mapped into this one, at another address. */
-    struct pf_arena_opts first = {.opts_size = sizeof first, .size = 1 << 20};
+    struct pf_arena_opts first = {.struct_size = sizeof first, .size = 1 << 20};
     pf_arena_t *before;
     uint64_t here, there;
     void *memory = pf_alloc(whole, 1, &here);
@@ -98,28 +98,28 @@ static void open_and_look(void) {
     OK(pf_iova(other, memory, 1, &there));
     CHECK(here != there);
     OK(pf_nvme_open(other, whole, &opts, &nvme));
-    OK(pf_nvme_put(nvme));
+    OK(pf_nvme_destroy(nvme));
     OK(pf_free(whole, memory));
-    OK(pf_arena_put(before));
-    OK(pf_domain_put(other));
+    OK(pf_arena_destroy(before));
+    OK(pf_domain_destroy(other));
     OK(pf_nvme_open(domain, whole, &opts, &nvme));
 
-    struct pf_nvme_info info = {.info_size = sizeof info};
+    struct pf_nvme_info info = {.struct_size = sizeof info};
     OK(pf_nvme_info(nvme, 0, &info));
     CHECK(info.capacity == CAPACITY && info.block_bytes == BLOCK && info.nsid == 1);
     CHECK(info.max_transfer == 64 << 20 && info.max_command == 1 << 20 && info.max_depth == 1023);
-    CHECK(info.flags & PF_NVME_DISCARD && info.info_size == sizeof info);
+    CHECK(info.flags & PF_NVME_DISCARD && info.struct_size == sizeof info);
     REFUSED(ENODEV, "namespace 2", pf_nvme_info(nvme, 2, &info));
     REFUSED(EFAULT, "`info` is NULL", pf_nvme_info(nvme, 1, NULL));
-    info.info_size = 7;
+    info.struct_size = 7;
     REFUSED(EINVAL, "7 bytes", pf_nvme_info(nvme, 1, &info));
     REFUSED(EBADF, "not of a controller", pf_nvme_info((pf_nvme_t *)domain, 1, &info));
-    REFUSED(EBADF, "not of a controller", pf_nvme_put((pf_nvme_t *)whole));
-    OK(pf_nvme_put(NULL));
+    REFUSED(EBADF, "not of a controller", pf_nvme_destroy((pf_nvme_t *)whole));
+    OK(pf_nvme_destroy(NULL));
 }
 
 static void create_queues(void) {
-    struct pf_queue_opts opts = {.opts_size = sizeof opts, .depth = 4};
+    struct pf_queue_opts opts = {.struct_size = sizeof opts, .depth = 4};
     pf_queue_t *made, *others[16];
     REFUSED(EFAULT, "`out` is NULL", pf_queue_create(nvme, &opts, NULL));
     REFUSED(EBADF, "no handle", pf_queue_create(NULL, &opts, &made));
@@ -141,7 +141,7 @@ static void create_queues(void) {
         for (int i = 0; i < 16; i++)
             OK(pf_queue_create(nvme, &opts, &others[i]));
         REFUSED(ENOSPC, "", pf_queue_create(nvme, &opts, &made));
-        REFUSED(EBUSY, "16 queues", pf_nvme_put(nvme));
+        REFUSED(EBUSY, "16 queues", pf_nvme_destroy(nvme));
         for (int i = 0; i < 16; i++)
             OK(pf_queue_destroy(others[i]));
     }
@@ -455,8 +455,8 @@ static void refused(uint32_t protect) {
     CHECK(OK(pf_submit(on, &request, 1)) == 1);
     REFUSED(EBUSY, "1 mappings or requests", pf_free(from, memory));
     REFUSED(EBUSY, "1 requests of the queue", pf_queue_destroy(on));
-    REFUSED(EBUSY, "1 queues", pf_nvme_put(nvme));
-    REFUSED(EBUSY, "bytes of the arena are in use", pf_arena_put(from));
+    REFUSED(EBUSY, "1 queues", pf_nvme_destroy(nvme));
+    REFUSED(EBUSY, "bytes of the arena are in use", pf_arena_destroy(from));
     /* Of three that follow, one fits; then none. */
     struct pf_request three[3] = {good, good, good};
     CHECK(OK(pf_submit(on, three, 3)) == 1);
@@ -561,9 +561,9 @@ static void on_a_file(void) {
     int file = mkstemp(path);
     CHECK(file >= 0);
     struct pf_nvme_opts opts = {
-        .opts_size = sizeof opts, .path = path, .size = 1 << 20, .block_bytes = 4096};
+        .struct_size = sizeof opts, .path = path, .size = 1 << 20, .block_bytes = 4096};
     pf_nvme_t *memory_model = nvme;
-    struct pf_nvme_info info = {.info_size = sizeof info};
+    struct pf_nvme_info info = {.struct_size = sizeof info};
     OK(pf_nvme_open(domain, per_use, &opts, &nvme));
     OK(pf_nvme_info(nvme, 1, &info));
     CHECK(info.block_bytes == 4096 && info.capacity == 1 << 20);
@@ -583,7 +583,7 @@ static void on_a_file(void) {
     CHECK(failed.result == -EIO && failed.status != 0 && !(failed.status & PF_LOST));
     OK(pf_free(per_use, memory));
     OK(pf_queue_destroy(on));
-    OK(pf_nvme_put(nvme));
+    OK(pf_nvme_destroy(nvme));
     nvme = memory_model;
     close(file);
     unlink(path);
@@ -592,8 +592,8 @@ static void on_a_file(void) {
 /* Zeroed options protect: of an arena, whose controller works from it too, and of a queue. */
 static void defaults(void) {
     pf_arena_t *zeroed = arena(8 << 20, 0);
-    struct pf_nvme_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
-    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 4};
+    struct pf_nvme_opts opts = {.struct_size = sizeof opts, .size = 1 << 20};
+    struct pf_queue_opts depth = {.struct_size = sizeof depth, .depth = 4};
     pf_nvme_t *other;
     pf_queue_t *on;
     uint64_t iova = 1;
@@ -610,8 +610,8 @@ static void defaults(void) {
     OK(pf_free(zeroed, memory));
     OK(pf_free(whole, stays));
     OK(pf_queue_destroy(on));
-    OK(pf_nvme_put(other));
-    OK(pf_arena_put(zeroed));
+    OK(pf_nvme_destroy(other));
+    OK(pf_arena_destroy(zeroed));
 }
 
 /* Memory of the program that is registered, and a block of a pool. */
@@ -629,14 +629,14 @@ static void other_memory(void) {
     CHECK(run(on, read).result == 0 && memcmp(own + 512, shadow + 1024, BYTES - 512) == 0);
     REFUSED(EINVAL, "stays mapped", pf_submit(strict, &read, 1));
     CHECK(OK(pf_submit(on, &read, 1)) == 1);
-    CHECK(pf_unregister(registered) == -EBUSY);
+    CHECK(pf_reg_destroy(registered) == -EBUSY);
     CHECK(OK(pf_queue_wait(on, LONG)) == 1 && OK(pf_complete(on, &done, 1)) == 1);
-    OK(pf_unregister(registered));
+    OK(pf_reg_destroy(registered));
     REFUSED(ENXIO, "pf_register", pf_submit(on, &read, 1));
     CHECK(munmap(own, BYTES) == 0);
 
     /* A block of a pool stays mapped, whatever the arena's policy is. */
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 4096, .align = 4096};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 4096, .align = 4096};
     pf_arena_t *arenas[2] = {whole, per_use};
     pf_owner_t *owner;
     OK(pf_owner_create(domain, &owner));
@@ -661,7 +661,7 @@ static void other_memory(void) {
         }
         OK(pf_put(cache, &block));
         OK(pf_cache_destroy(cache));
-        OK(pf_pool_put(pool));
+        OK(pf_pool_destroy(pool));
     }
     OK(pf_owner_destroy(owner));
     OK(pf_queue_destroy(on));
@@ -675,14 +675,14 @@ static void traced(void) {
     struct iovec iov[2] = {{memory + 4096 + 512, 4096 - 512}, {memory, 512}};
     const struct pf_request request = {.op = PF_READ, .nsid = 1, .iov = iov, .iovcnt = 2};
     struct pf_completion done;
-    OK(pf_trace_set(note, &events));
+    pf_trace_set(note, &events, NULL);
     uintptr_t before = here();
     CHECK(pf_submit(on, &request, 1) == 1);
     uintptr_t between = here();
     CHECK(pf_queue_wait(on, LONG) == 1);
     uintptr_t after = here();
     CHECK(pf_complete(on, &done, 1) == 1 && done.result == 0);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     CHECK(events == 4);
     for (int i = 0; i < 4; i++) {
         uintptr_t caller = (uintptr_t)seen[i].caller;
@@ -699,13 +699,13 @@ static void traced(void) {
 static void *put_until_told(void *to_put) {
     int code = -EBUSY;
     while (code == -EBUSY && !__atomic_load_n(&stop, __ATOMIC_RELAXED))
-        code = pf_arena_put(to_put);
+        code = pf_arena_destroy(to_put);
     return (void *)(intptr_t)code;
 }
 
 /* A thread ends the arena while another one opens a controller on it: one of them is refused. */
 static void opened_while_the_arena_ends(void) {
-    struct pf_nvme_opts opts = {.opts_size = sizeof opts, .size = 1 << 20};
+    struct pf_nvme_opts opts = {.struct_size = sizeof opts, .size = 1 << 20};
     for (int i = 0; i < 100; i++) {
         pf_arena_t *rings = arena(2 << 20, PF_POLICY_WHOLE);
         pf_nvme_t *opened = NULL;
@@ -717,9 +717,9 @@ static void opened_while_the_arena_ends(void) {
         __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
         CHECK(pthread_join(thread, &put) == 0);
         CHECK((code == 0) == (put != NULL));
-        OK(pf_nvme_put(opened));
+        OK(pf_nvme_destroy(opened));
         if (put != NULL)
-            OK(pf_arena_put(rings));
+            OK(pf_arena_destroy(rings));
     }
 }
 
@@ -745,11 +745,11 @@ int main(void) {
     traced();
     opened_while_the_arena_ends();
     on_a_file();
-    OK(pf_nvme_put(nvme));
-    REFUSED(EBADF, "destroyed", pf_nvme_put(nvme));
-    OK(pf_arena_put(whole));
-    OK(pf_arena_put(per_use));
-    OK(pf_domain_put(domain));
+    OK(pf_nvme_destroy(nvme));
+    REFUSED(EBADF, "destroyed", pf_nvme_destroy(nvme));
+    OK(pf_arena_destroy(whole));
+    OK(pf_arena_destroy(per_use));
+    OK(pf_domain_destroy(domain));
     puts("nvme: ok");
     return 0;
 }

@@ -11,7 +11,7 @@ static pf_domain_t *domain;
 static pf_arena_t *arena;
 
 static pf_arena_t *new_arena(uint32_t policy) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = PAGES * 4096, .policy = policy};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = PAGES * 4096, .policy = policy};
     pf_arena_t *created;
     OK(pf_arena_create(domain, &opts, &created));
     return created;
@@ -34,8 +34,8 @@ static void create(void) {
     REFUSED(EINVAL, "ring of 2097152 pages", pf_pages_create(arena, 4096, 2 * MIB, &pages));
     CHECK(pages == NULL);
     pages = new_pages(4096);
-    REFUSED(EBUSY, "1 pools", pf_arena_put(arena));
-    REFUSED(EBADF, "not of a pool", pf_pool_put((pf_pool_t *)pages));
+    REFUSED(EBUSY, "1 pools", pf_arena_destroy(arena));
+    REFUSED(EBADF, "not of a pool", pf_pool_destroy((pf_pool_t *)pages));
     OK(pf_pages_destroy(pages));
     REFUSED(EBADF, "destroyed", pf_pages_destroy(pages));
     pf_block_t block = {0};
@@ -124,7 +124,7 @@ static void traced(void) {
     pf_pages_t *pages = new_pages(4096);
     pf_block_t slots[2] = {0};
     uintptr_t at[4];
-    OK(pf_trace_set(note, &events));
+    pf_trace_set(note, &events, NULL);
     at[0] = here();
     OK(pf_pages_fill(pages, slots, 2));
     at[1] = here();
@@ -133,7 +133,7 @@ static void traced(void) {
     OK(pf_pages_return(pages, slots + 1, 1, NULL));
     at[3] = here();
     CHECK(pf_pages_return(pages, slots + 1, 1, NULL) == -EINVAL);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     CHECK(events == 4);
     static const unsigned calls[] = {0, 0, 1, 2};
     for (unsigned i = 0; i < 4; i++) {
@@ -298,9 +298,9 @@ int main(void) {
         in = out = 0;
         two_consumers();
         returned_twice();
-        OK(pf_arena_put(arena));
+        OK(pf_arena_destroy(arena));
     }
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
     puts("pages: ok");
     return 0;
 }

@@ -11,14 +11,14 @@ static pf_domain_t *domain;
 static pf_arena_t *arena;
 
 static pf_arena_t *new_arena(uint64_t size, uint32_t policy) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size, .policy = policy};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = size, .policy = policy};
     pf_arena_t *created;
     OK(pf_arena_create(domain, &opts, &created));
     return created;
 }
 
 static pf_pool_t *new_pool(pf_arena_t *from, size_t size) {
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .name = "blocks", .size = size};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .name = "blocks", .size = size};
     pf_pool_t *pool;
     OK(pf_pool_create(from, &opts, &pool));
     return pool;
@@ -31,21 +31,21 @@ static pf_cache_t *new_cache(pf_pool_t *pool) {
 }
 
 static struct pf_pool_stats stats_of(pf_pool_t *pool) {
-    struct pf_pool_stats stats = {.opts_size = sizeof stats};
+    struct pf_pool_stats stats = {.struct_size = sizeof stats};
     OK(pf_pool_stats(pool, &stats));
     return stats;
 }
 
 static void create(void) {
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 256};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 256};
     pf_pool_t *pool = NULL;
     REFUSED(EFAULT, "`out` is NULL", pf_pool_create(arena, &opts, NULL));
     REFUSED(EBADF, "no handle of a arena", pf_pool_create((pf_arena_t *)&opts, &opts, &pool));
     REFUSED(EBADF, "not of a arena", pf_pool_create((pf_arena_t *)domain, &opts, &pool));
     REFUSED(EINVAL, "0 bytes", pf_pool_create(arena, NULL, &pool));
-    opts.opts_size = 8;
+    opts.struct_size = 8;
     REFUSED(EINVAL, "8 bytes", pf_pool_create(arena, &opts, &pool));
-    opts.opts_size = sizeof opts;
+    opts.struct_size = sizeof opts;
     opts.flags = 6;
     REFUSED(EINVAL, "flags 0x6", pf_pool_create(arena, &opts, &pool));
     opts.flags = 0;
@@ -81,20 +81,20 @@ static void create(void) {
     struct {
         struct pf_pool_opts opts;
         uint64_t later;
-    } longer = {.opts = {.opts_size = sizeof longer, .size = 256}};
+    } longer = {.opts = {.struct_size = sizeof longer, .size = 256}};
     longer.later = 1;
     REFUSED(E2BIG, "is set", pf_pool_create(arena, &longer.opts, &pool));
     longer.later = 0;
     OK(pf_pool_create(arena, &longer.opts, &pool));
     /* The arena cannot end before its pools, also one that has nothing of it. */
-    REFUSED(EBUSY, "1 pools", pf_arena_put(arena));
+    REFUSED(EBUSY, "1 pools", pf_arena_destroy(arena));
     REFUSED(EFAULT, "`out` is NULL", pf_pool_cache(pool, NULL));
     pf_cache_t *cache;
     REFUSED(EBADF, "no handle of a pool", pf_pool_cache(NULL, &cache));
-    OK(pf_pool_put(pool));
-    REFUSED(EBADF, "destroyed", pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
+    REFUSED(EBADF, "destroyed", pf_pool_destroy(pool));
     REFUSED(EBADF, "destroyed", pf_pool_cache(pool, &cache));
-    OK(pf_pool_put(NULL));
+    OK(pf_pool_destroy(NULL));
 }
 
 static void get_and_put(void) {
@@ -126,10 +126,10 @@ static void get_and_put(void) {
     again.iova = block.iova;
     again.va = &again;
     REFUSED(EINVAL, "no memory of this pool", pf_put(cache, &again));
-    REFUSED(EBUSY, "1 blocks of pool \"blocks\" are in use", pf_pool_put(pool));
+    REFUSED(EBUSY, "1 blocks of pool \"blocks\" are in use", pf_pool_destroy(pool));
     OK(pf_put(cache, &block));
     REFUSED(EINVAL, "freed before", pf_put(cache, &block));
-    REFUSED(EBUSY, "1 caches", pf_pool_put(pool));
+    REFUSED(EBUSY, "1 caches", pf_pool_destroy(pool));
     /* What one cache allocated, another frees; also after that cache has ended. */
     pf_cache_t *second = new_cache(pool);
     OK(pf_get(second, &block));
@@ -141,14 +141,14 @@ static void get_and_put(void) {
     REFUSED(EBADF, "destroyed", pf_put(cache, &block));
     OK(pf_cache_destroy(NULL));
     OK(pf_cache_destroy(foreign));
-    OK(pf_pool_put(other));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(other));
+    OK(pf_pool_destroy(pool));
     /* Its memory is the arena's again. */
     REFUSED(EINVAL, "not allocated", pf_iova(domain, block.va, 1, &iova));
 }
 
 static void bulk(void) {
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 4096, .maximum = 100};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 4096, .maximum = 100};
     pf_pool_t *pool;
     OK(pf_pool_create(arena, &opts, &pool));
     pf_cache_t *cache = new_cache(pool);
@@ -191,7 +191,7 @@ static void bulk(void) {
     REFUSED(EINVAL, "freed before", pf_put_bulk(cache, blocks, 3, &bad));
     CHECK(bad == 2 && stats_of(pool).in_use == 0);
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 static void stats_and_report(void) {
@@ -204,17 +204,17 @@ static void stats_and_report(void) {
     CHECK(stats.in_use + stats.free == stats.blocks && stats.peak >= 3 && stats.cached > 0);
     CHECK(stats.chunks == 1 && stats.bytes >= 3000 && stats.damaged == 0);
     REFUSED(EFAULT, "`stats` is NULL", pf_pool_stats(pool, NULL));
-    stats.opts_size = 0;
+    stats.struct_size = 0;
     REFUSED(EINVAL, "0 bytes", pf_pool_stats(pool, &stats));
     REFUSED(EBADF, "no handle of a pool", pf_pool_stats(NULL, &stats));
     /* An older program's struct ends earlier, a newer one's later. */
     struct {
         struct pf_pool_stats known;
         uint64_t later;
-    } longer = {.known = {.opts_size = sizeof longer}, .later = 5};
+    } longer = {.known = {.struct_size = sizeof longer}, .later = 5};
     OK(pf_pool_stats(pool, &longer.known));
-    CHECK(longer.later == 0 && longer.known.in_use == 3 && longer.known.opts_size == sizeof longer);
-    struct pf_pool_stats shorter = {.opts_size = offsetof(struct pf_pool_stats, in_use), .in_use = 9};
+    CHECK(longer.later == 0 && longer.known.in_use == 3 && longer.known.struct_size == sizeof longer);
+    struct pf_pool_stats shorter = {.struct_size = offsetof(struct pf_pool_stats, in_use), .in_use = 9};
     OK(pf_pool_stats(pool, &shorter));
     CHECK(shorter.block_bytes == 1000 && shorter.blocks == stats.blocks && shorter.in_use == 9);
 
@@ -238,13 +238,13 @@ static void stats_and_report(void) {
     CHECK(pf_pool_shrink(pool) == (int64_t)stats.bytes);
     CHECK(stats_of(pool).blocks == 0);
     REFUSED(EBADF, "no handle of a pool", pf_pool_shrink(NULL));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 /* Memory of the program, in pieces that are aligned to 64 bytes only. */
 static void own_memory(void) {
     alignas(64) static char memory[4][64 * 100];
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 192, .align = 64, .maximum = 80};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 192, .align = 64, .maximum = 80};
     pf_pool_t *pool;
     OK(pf_pool_create(NULL, &opts, &pool));
     pf_cache_t *cache = new_cache(pool);
@@ -280,35 +280,35 @@ static void own_memory(void) {
     OK(pf_put_bulk(cache, blocks, 80, NULL));
     CHECK(pf_pool_shrink(pool) == 0);
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
     /* It is the program's again. */
     pool = new_pool(NULL, 64);
     CHECK(OK(pf_pool_add(pool, memory, sizeof memory, 0)) == 400);
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
     /* More memory for a pool of an arena; but not the arena's own. */
     pool = new_pool(arena, 64);
-    struct pf_region region;
+    struct pf_region region = {.struct_size = sizeof region};
     OK(pf_arena_region(arena, &region));
     REFUSED(EEXIST, "the pool's already", pf_pool_add(pool, region.addr, 4096, region.iova));
     CHECK(OK(pf_pool_add(pool, memory, sizeof memory, 0)) == 400);
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 static void debug(void) {
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 64, .flags = PF_POOL_DEBUG};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 64, .flags = PF_POOL_DEBUG};
     pf_pool_t *pool;
     OK(pf_pool_create(arena, &opts, &pool));
     pf_cache_t *cache = new_cache(pool);
     pf_block_t block;
     OK(pf_get(cache, &block));
-    REFUSED(EBUSY, "by cache 1", pf_pool_put(pool));
+    REFUSED(EBUSY, "by cache 1", pf_pool_destroy(pool));
     OK(pf_put(cache, &block));
     ((char *)block.va)[5] = 1;
     OK(pf_get(cache, &block));
     CHECK(stats_of(pool).damaged == 1);
     OK(pf_put(cache, &block));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 /* Chunks are mapped for the device as they are acquired. */
@@ -326,19 +326,19 @@ static void mapped_per_use(void) {
     REFUSED(ENOMEM, "larger arena", pf_get(cache, &all[MIB / 128 - 1]));
     OK(pf_put_bulk(cache, all, MIB / 128 - 1, NULL));
     OK(pf_put(cache, &block));
-    REFUSED(EBUSY, "bytes of the arena are in use", pf_arena_put(per_use));
+    REFUSED(EBUSY, "bytes of the arena are in use", pf_arena_destroy(per_use));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
-    OK(pf_arena_put(per_use));
+    OK(pf_pool_destroy(pool));
+    OK(pf_arena_destroy(per_use));
 }
 
 static void traced(void) {
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 64, .maximum = 64};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 64, .maximum = 64};
     pf_pool_t *pool;
     OK(pf_pool_create(arena, &opts, &pool));
     pf_cache_t *cache = new_cache(pool);
     static pf_block_t blocks[65];
-    OK(pf_trace_set(note, &events));
+    pf_trace_set(note, &events, NULL);
     uintptr_t at[5];
     at[0] = here();
     OK(pf_get(cache, &blocks[0]));
@@ -364,9 +364,9 @@ static void traced(void) {
     CHECK(pf_get_bulk(cache, blocks, 65) == -ENOMEM);
     CHECK(pf_put(cache, &blocks[0]) == -EINVAL);
     CHECK(events == 0);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 struct shared {
@@ -419,7 +419,7 @@ static void threads(void) {
     for (int i = 0; i < 4; i++)
         CHECK(pthread_create(&threads[i], NULL, share_a_cache, &shared) == 0);
     while (__atomic_load_n(&shared.refused, __ATOMIC_RELAXED) < 20)
-        CHECK(pf_pool_put(shared.pool) == -EBUSY);
+        CHECK(pf_pool_destroy(shared.pool) == -EBUSY);
     __atomic_store_n(&shared.stop, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < 4; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
@@ -430,13 +430,13 @@ static void threads(void) {
         CHECK(pthread_join(threads[i], NULL) == 0);
     CHECK(stats_of(shared.pool).in_use == 0);
     OK(pf_cache_destroy(shared.cache));
-    OK(pf_pool_put(shared.pool));
+    OK(pf_pool_destroy(shared.pool));
 }
 
 /* As many as there can be, and one more. */
 static void full_table(void) {
     static pf_cache_t *caches[65536];
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 4096, .cached_bytes = 1};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 4096, .cached_bytes = 1};
     pf_pool_t *pool;
     OK(pf_pool_create(arena, &opts, &pool));
     for (unsigned i = 0; i < 65536; i++)
@@ -444,23 +444,23 @@ static void full_table(void) {
     pf_cache_t *more = NULL;
     REFUSED(ENFILE, "65536 handles of caches", pf_pool_cache(pool, &more));
     CHECK(more == NULL);
-    REFUSED(EBUSY, "65536 caches", pf_pool_put(pool));
+    REFUSED(EBUSY, "65536 caches", pf_pool_destroy(pool));
     for (unsigned i = 0; i < 65536; i++)
         OK(pf_cache_destroy(caches[i]));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 /* A block has 1 byte to 1 GiB, in the options and after its rounding. */
 static void largest_blocks(void) {
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .size = 1ul << 30};
-    struct pf_pool_stats stats = {.opts_size = sizeof stats};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .size = 1ul << 30};
+    struct pf_pool_stats stats = {.struct_size = sizeof stats};
     pf_pool_t *large;
     for (int less = 0; less < 2; less++) {
         opts.size = (1ul << 30) - (size_t)less, opts.align = less ? 4096 : 0;
         OK(pf_pool_create(NULL, &opts, &large));
         OK(pf_pool_stats(large, &stats));
         CHECK(stats.block_bytes == 1ul << 30);
-        OK(pf_pool_put(large));
+        OK(pf_pool_destroy(large));
     }
     opts.align = 0;
     size_t refused[] = {0, (1ul << 30) + 1, INT32_MAX, UINT32_MAX, 1ul << 32, SIZE_MAX};
@@ -486,8 +486,8 @@ int main(void) {
     traced();
     threads();
     full_table();
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
     puts("pool: ok");
     return 0;
 }

@@ -9,7 +9,7 @@ static pf_owner_t *owner;
 static pf_port_t *port;
 
 static void create(void) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 << 20};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     OK(pf_owner_create(domain, &owner));
@@ -21,9 +21,9 @@ static void create(void) {
 }
 
 static struct pf_fault faults(pf_port_t *of) {
-    struct pf_fault fault = {.size = sizeof fault, .reserved = 7};
+    struct pf_fault fault = {.struct_size = sizeof fault, .reserved = 7};
     OK(pf_port_fault(of, &fault));
-    CHECK(fault.size == sizeof fault && fault.reserved == 0);
+    CHECK(fault.struct_size == sizeof fault && fault.reserved == 0);
     return fault;
 }
 
@@ -105,7 +105,7 @@ static void across_pages(void) {
 static void refusals(void) {
     char byte = 0;
     uint64_t before = faults(port).count;
-    struct pf_fault fault = {.size = 8};
+    struct pf_fault fault = {.struct_size = 8};
     REFUSED(EFAULT, "`buf` is NULL", pf_port_read(port, 4096, NULL, 1));
     REFUSED(EFAULT, "`buf` is NULL", pf_port_write(port, 4096, NULL, 1));
     OK(pf_port_read(port, 4096, NULL, 0));
@@ -178,8 +178,8 @@ int main(void) {
     REFUSED(EBADF, "destroyed", pf_port_destroy(port));
     REFUSED(EBADF, "destroyed", pf_port_read(port, 4096, &byte, 1));
     OK(pf_owner_destroy(owner));
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
     REFUSED(EFAULT, "no mapping", pf_port_read(second, 4096, &byte, 1));
     OK(pf_port_destroy(second));
     puts("port: ok");

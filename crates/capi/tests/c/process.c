@@ -27,14 +27,14 @@ static pf_queue_t *queue;
 static pf_reg_t *reg;
 static void *memory, *own;
 static const struct pf_pool_opts blocks = {
-    .opts_size = sizeof blocks, .name = "blocks", .size = 64};
+    .struct_size = sizeof blocks, .name = "blocks", .size = 64};
 static int valgrind;
 
 /* One object of each kind, and with them every thread that the library has. */
 static void create(void) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 8 << 20};
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 1 << 20};
-    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 4};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 8 << 20};
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 1 << 20};
+    struct pf_queue_opts depth = {.struct_size = sizeof depth, .depth = 4};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     OK(pf_owner_create(domain, &owner));
@@ -83,16 +83,16 @@ static void use(void) {
 /* Ends each of them. */
 static void destroy(void) {
     OK(pf_free(arena, memory));
-    OK(pf_unregister(reg));
+    OK(pf_reg_destroy(reg));
     OK(pf_queue_destroy(queue));
-    OK(pf_nvme_put(nvme));
+    OK(pf_nvme_destroy(nvme));
     OK(pf_pages_destroy(pages));
     OK(pf_frames_destroy(frames));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
     OK(pf_owner_destroy(owner));
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
 }
 
 /* Signals that the program takes by a descriptor do not arrive in the library's threads, whose
@@ -151,6 +151,10 @@ static void nothing_is_changed(void) {
     destroy();
 }
 
+static void in_child(void *arg, const struct pf_event *event) {
+    (void)arg, (void)event;
+}
+
 static void refused(void) {
     pf_block_t block = {.va = NULL};
     pf_domain_t *new;
@@ -158,10 +162,11 @@ static void refused(void) {
     CHECK(pf_get(cache, &block) == -EPERM && block.va == NULL);
     CHECK(strstr(pf_strerror_last(), "forked") != NULL);
     CHECK(pf_iova(domain, memory, 1, &iova) == -EPERM && pf_free(arena, memory) == -EPERM);
+    CHECK(pf_trace_set(in_child, NULL, NULL) == NULL && pf_trace_set(NULL, NULL, NULL) == NULL);
     CHECK(pf_domain_soft(&new) == -EPERM && pf_queue_wait(queue, 0) == -EPERM);
     errno = 0;
     CHECK(pf_alloc(arena, 1, NULL) == NULL && errno == EPERM);
-    CHECK(pf_arena_put(arena) == -EPERM && pf_nvme_put(nvme) == -EPERM);
+    CHECK(pf_arena_destroy(arena) == -EPERM && pf_nvme_destroy(nvme) == -EPERM);
 }
 
 /* A case, or a child, has succeeded. Valgrind would look for leaks where threads are missing. */
@@ -228,7 +233,7 @@ static void children(void) {
             _exit(pf_domain_soft(&made) == -EPERM && made == NULL ? 7 : 1);
         ended(child);
         OK(pf_domain_soft(&made));
-        OK(pf_domain_put(made));
+        OK(pf_domain_destroy(made));
     }
     use();
     destroy();
@@ -255,7 +260,7 @@ static void *use_for_ever(void *arg) {
 
 static void use_at_exit(void) {
     use();
-    REFUSED(EBADF, "no handle", pf_domain_put((pf_domain_t *)1));
+    REFUSED(EBADF, "no handle", pf_domain_destroy((pf_domain_t *)1));
 }
 
 /* exit() in one thread, while others are in calls; its handlers call the library. */
@@ -300,7 +305,7 @@ static pthread_key_t key;
 
 static void at_thread_end(void *value) {
     static int rounds;
-    REFUSED(EBADF, "no handle", pf_pool_put((pf_pool_t *)1));
+    REFUSED(EBADF, "no handle", pf_pool_destroy((pf_pool_t *)1));
     use();
     if (++rounds < 3)
         CHECK(pthread_setspecific(key, value) == 0);
@@ -343,15 +348,15 @@ static void one_call(int which) {
     static void *slot, *head, *piece;
     static uint64_t iova;
     static char text[4096];
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 1 << 20},
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 1 << 20},
                          large = {
-                             .opts_size = sizeof large,
+                             .struct_size = sizeof large,
                              .size = 1ull << 39,
                              .sources = PF_SOURCE_HUGETLB_1G,
                          };
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 1 << 20};
-    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 2};
-    struct pf_region region;
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 1 << 20};
+    struct pf_queue_opts depth = {.struct_size = sizeof depth, .depth = 2};
+    struct pf_region region = {.struct_size = sizeof region};
     struct iovec part = {memory, 512};
     struct pf_request read = {.op = PF_READ, .nsid = 1, .iov = &part, .iovcnt = 1};
     struct pf_completion done;
@@ -386,16 +391,16 @@ static void one_call(int which) {
         case 26: OK(pf_queue_wait(queue, UINT64_MAX)); break;
         case 27: CHECK(OK(pf_complete(queue, &done, 1)) == 1); break;
         case 28: CHECK(pf_queue_wait(queue, 2000000) == 0); break;
-        case 29: OK(pf_unregister(reg)); break;
+        case 29: OK(pf_reg_destroy(reg)); break;
         case 30: OK(pf_register(domain, own, 8192, &reg)); break;
         case 31: OK(pf_stats_json(arena, text, sizeof text)); break;
         case 32: OK(pf_arena_region(arena, &region)); break;
         case 33: OK(pf_queue_destroy(new_queue)); break;
-        case 34: OK(pf_nvme_put(new_nvme)); break;
+        case 34: OK(pf_nvme_destroy(new_nvme)); break;
         case 35: OK(pf_pages_destroy(new_pages)), OK(pf_frames_destroy(new_frames)); break;
-        case 36: OK(pf_cache_destroy(new_cache)), OK(pf_pool_put(new_pool)); break;
-        case 37: OK(pf_owner_destroy(new_owner)), OK(pf_arena_put(new_arena)); break;
-        default: OK(pf_domain_put(new_domain)); break;
+        case 36: OK(pf_cache_destroy(new_cache)), OK(pf_pool_destroy(new_pool)); break;
+        case 37: OK(pf_owner_destroy(new_owner)), OK(pf_arena_destroy(new_arena)); break;
+        default: OK(pf_domain_destroy(new_domain)); break;
     }
 }
 
@@ -426,7 +431,7 @@ static void cancels(void) {
     create();
     for (int hooks = 0; hooks < 2; hooks++) {
         if (hooks)
-            OK(pf_trace_set(cancellable_hook, NULL));
+            pf_trace_set(cancellable_hook, NULL, NULL);
         for (int which = 0; which < CALLS; which++) {
             pthread_t thread;
             void *result;
@@ -439,7 +444,7 @@ static void cancels(void) {
             }
         }
     }
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     CHECK(hooked > 8);
     /* One that has cancellation disabled has it so afterwards. */
     int state;
@@ -461,7 +466,7 @@ static void thread_exits_in_a_call(void) {
     struct rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
     create();
-    OK(pf_trace_set(exit_in_hook, NULL));
+    pf_trace_set(exit_in_hook, NULL, NULL);
     int null = open("/dev/null", O_WRONLY);
     dup2(null, 2);
     pf_block_t block;
@@ -480,7 +485,7 @@ static void jumps(void) {
     pf_cache_t *other;
     create();
     OK(pf_pool_cache(pool, &other));
-    OK(pf_trace_set(jump, NULL));
+    pf_trace_set(jump, NULL, NULL);
     static pf_block_t block;
     if (setjmp(outside) == 0) {
         int result = pf_get(other, &block);
@@ -490,7 +495,7 @@ static void jumps(void) {
     int state;
     CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
     CHECK(state == PTHREAD_CANCEL_DISABLE);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     REFUSED(EBUSY, "another thread", pf_get(other, &block));
     REFUSED(EBUSY, "another thread", pf_cache_destroy(other));
     use();
@@ -523,7 +528,7 @@ static void other_user(void) {
     use();
     pf_domain_t *other;
     OK(pf_domain_soft(&other));
-    OK(pf_domain_put(other));
+    OK(pf_domain_destroy(other));
     use();
     destroy();
 }
@@ -532,8 +537,8 @@ static void other_user(void) {
 static void long_files(void) {
     char path[] = "/tmp/pinfold-long-XXXXXX";
     struct rlimit most;
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 8 << 20};
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 2 << 20, .path = path};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 8 << 20};
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 2 << 20, .path = path};
     pf_nvme_t *of_file;
     pf_arena_t *shared;
     create();
@@ -546,10 +551,10 @@ static void long_files(void) {
     REFUSED(ENOMEM, "ulimit -f 8192", pf_arena_create(domain, &opts, &shared));
     opts.size = 1 << 20;
     OK(pf_arena_create(domain, &opts, &shared));
-    OK(pf_arena_put(shared));
+    OK(pf_arena_destroy(shared));
     /* As long as it is. */
     OK(pf_nvme_open(domain, arena, &model, &of_file));
-    OK(pf_nvme_put(of_file));
+    OK(pf_nvme_destroy(of_file));
     model.size += 512;
     REFUSED(EFBIG, "RLIMIT_FSIZE", pf_nvme_open(domain, arena, &model, &of_file));
     CHECK(unlink(path) == 0 && close(fd) == 0);

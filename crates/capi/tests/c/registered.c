@@ -46,20 +46,20 @@ static void create(void) {
     CHECK(iova % 4096 == 12345 % 4096);
     REFUSED(EINVAL, "not inside", pf_iova(domain, memory, size + 1, &iova));
     /* Overlaps, in any way. */
-    REFUSED(EEXIST, "pf_unregister", pf_register(domain, memory, size, &other));
-    REFUSED(EEXIST, "pf_unregister", pf_register(domain, memory + 4096, 4096, &other));
+    REFUSED(EEXIST, "pf_reg_destroy", pf_register(domain, memory, size, &other));
+    REFUSED(EEXIST, "pf_reg_destroy", pf_register(domain, memory + 4096, 4096, &other));
     char *longer = pages(4 * 4096, PROT_READ | PROT_WRITE);
     pf_reg_t *middle;
     OK(pf_register(domain, longer + 4096, 4096, &middle));
     REFUSED(EEXIST, "0x1000 bytes", pf_register(domain, longer, 4 * 4096, &other));
     REFUSED(EEXIST, "0x1000 bytes", pf_register(domain, longer, 2 * 4096, &other));
     OK(pf_register(domain, longer, 4096, &other));
-    OK(pf_unregister(other));
-    OK(pf_unregister(middle));
+    OK(pf_reg_destroy(other));
+    OK(pf_reg_destroy(middle));
     OK(pf_register(domain, longer, 4 * 4096, &other));
-    OK(pf_unregister(other));
-    REFUSED(EBADF, "destroyed", pf_unregister(other));
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size};
+    OK(pf_reg_destroy(other));
+    REFUSED(EBADF, "destroyed", pf_reg_destroy(other));
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = size};
     pf_arena_t *arena;
     opts.va = memory;
     REFUSED(EEXIST, "are registered", pf_arena_create(domain, &opts, &arena));
@@ -70,15 +70,15 @@ static void create(void) {
     /* In a second domain. */
     OK(pf_register(second, memory, size, &other));
     OK(pf_iova(second, memory, size, &there));
-    OK(pf_unregister(other));
+    OK(pf_reg_destroy(other));
     REFUSED(ENXIO, "no memory of this domain", pf_iova(second, memory, 1, &there));
     OK(pf_iova(domain, memory, size, &there));
     OK(pf_free(arena, buffer));
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(second));
-    REFUSED(EBADF, "not of a registration", pf_unregister((pf_reg_t *)domain));
-    REFUSED(EBADF, "no handle", pf_unregister((pf_reg_t *)&reg));
-    OK(pf_unregister(NULL));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(second));
+    REFUSED(EBADF, "not of a registration", pf_reg_destroy((pf_reg_t *)domain));
+    REFUSED(EBADF, "no handle", pf_reg_destroy((pf_reg_t *)&reg));
+    OK(pf_reg_destroy(NULL));
 }
 
 static void mapped(void) {
@@ -90,9 +90,9 @@ static void mapped(void) {
     OK(pf_map(owner, memory + 100, 200, PF_TO_DEVICE, &map, &iova));
     OK(pf_iova(domain, memory + 100, 200, &fixed));
     CHECK(iova == fixed);
-    REFUSED(EBUSY, "1 mappings", pf_unregister(reg));
+    REFUSED(EBUSY, "1 mappings", pf_reg_destroy(reg));
     OK(pf_revoke_many(owner, &map, 1, &ticket));
-    REFUSED(EBUSY, "1 mappings", pf_unregister(reg));
+    REFUSED(EBUSY, "1 mappings", pf_reg_destroy(reg));
     OK(pf_wait(owner, ticket, 0));
     OK(pf_owner_destroy(owner));
 }
@@ -220,12 +220,12 @@ static void in_a_ring(void) {
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 2) == -EFAULT);
     OK(pf_uring_register(reg, ring.fd, 2));
     OK(pf_uring_register(reg, ring.fd, 2)); /* again: replaced */
-    REFUSED(EBUSY, "1 tables of rings", pf_unregister(reg));
+    REFUSED(EBUSY, "1 tables of rings", pf_reg_destroy(reg));
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 2) == sizeof text);
     CHECK(strcmp(memory + 5000, text) == 0);
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 1) == -EFAULT);
     OK(pf_uring_register(reg, ring.fd, 0));
-    REFUSED(EBUSY, "2 tables of rings", pf_unregister(reg));
+    REFUSED(EBUSY, "2 tables of rings", pf_reg_destroy(reg));
     OK(pf_uring_unregister(reg, ring.fd, 2));
     REFUSED(ENOENT, "not at place 2", pf_uring_unregister(reg, ring.fd, 2));
     CHECK(read_fixed(&ring, file, memory + 5000, sizeof text, 2) == -EFAULT);
@@ -236,15 +236,15 @@ static void in_a_ring(void) {
     OK(pf_register(domain, more, 4096, &second));
     OK(pf_uring_register(reg, ring.fd, 1));
     OK(pf_uring_register(second, ring.fd, 1));
-    REFUSED(EBUSY, "1 tables of rings", pf_unregister(reg));
+    REFUSED(EBUSY, "1 tables of rings", pf_reg_destroy(reg));
     REFUSED(ENOENT, "not at place 1", pf_uring_unregister(reg, ring.fd, 1));
     CHECK(read_fixed(&ring, file, more, sizeof text, 1) == sizeof text);
-    REFUSED(EBUSY, "1 tables of rings", pf_unregister(second));
+    REFUSED(EBUSY, "1 tables of rings", pf_reg_destroy(second));
     OK(pf_uring_unregister(second, ring.fd, 1));
-    OK(pf_unregister(second));
+    OK(pf_reg_destroy(second));
     CHECK(munmap(more, 4096) == 0);
     /* An arena, which is registered nowhere else for it, and is not ended meanwhile. */
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = size, .policy = PF_POLICY_PER_USE};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = size, .policy = PF_POLICY_PER_USE};
     pf_arena_t *arena;
     OK(pf_arena_create(domain, &opts, &arena));
     char *buffer = pf_alloc(arena, 8192, NULL);
@@ -256,7 +256,7 @@ static void in_a_ring(void) {
     CHECK(read_fixed(&ring, file, buffer + 100, sizeof text, 1) == sizeof text);
     CHECK(strcmp(buffer + 100, text) == 0);
     OK(pf_free(arena, buffer));
-    REFUSED(EBUSY, "1 tables of rings", pf_arena_put(arena));
+    REFUSED(EBUSY, "1 tables of rings", pf_arena_destroy(arena));
     REFUSED(ENOENT, "not at place 2", pf_uring_unregister_arena(arena, ring.fd, 2));
     REFUSED(ENOENT, "not at place 1", pf_uring_unregister(reg, ring.fd, 1));
     OK(pf_uring_unregister_arena(arena, ring.fd, 1));
@@ -264,7 +264,7 @@ static void in_a_ring(void) {
     OK(pf_uring_register_arena(arena, ring.fd, 1));
     OK(pf_uring_register(reg, ring.fd, 1)); /* replaced */
     REFUSED(ENOENT, "not at place 1", pf_uring_unregister_arena(arena, ring.fd, 1));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     OK(pf_uring_unregister(reg, ring.fd, 1));
     REFUSED(EBADF, "destroyed", pf_uring_register_arena(arena, ring.fd, 1));
     /* Another ring takes the number of one that was closed. */
@@ -294,7 +294,7 @@ static void in_a_ring(void) {
     OK(pf_uring_register(reg, same, 0));
     REFUSED(ENOENT, "not at place 0", pf_uring_unregister_arena(arena, ring.fd, 0));
     CHECK(read_fixed(&ring, file, memory, sizeof text, 0) == sizeof text);
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     OK(pf_uring_unregister(reg, ring.fd, 0));
     /* A number of two rings, the first of which lives: each has its memory. */
     OK(pf_arena_create(domain, &opts, &arena));
@@ -310,8 +310,8 @@ static void in_a_ring(void) {
     OK(pf_uring_register(reg, number, 2));
     CHECK(read_fixed(&ring, file, buffer, sizeof text, 1) == sizeof text);
     OK(pf_free(arena, buffer));
-    REFUSED(EBUSY, "1 tables of rings", pf_arena_put(arena));
-    REFUSED(EBUSY, "3 tables of rings", pf_unregister(reg));
+    REFUSED(EBUSY, "1 tables of rings", pf_arena_destroy(arena));
+    REFUSED(EBUSY, "3 tables of rings", pf_reg_destroy(reg));
     /* The one that has the number now, and then the one that had it. */
     OK(pf_uring_unregister(reg, number, 2));
     CHECK(read_fixed(&ring, file, memory, sizeof text, 2) == sizeof text);
@@ -321,7 +321,7 @@ static void in_a_ring(void) {
     REFUSED(ENOENT, "not at place 2", pf_uring_unregister(reg, number, 2));
     OK(pf_uring_unregister_arena(arena, number, 1));
     OK(pf_uring_unregister(reg, number, 1));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     close(number), close(same), close(other.fd), close(file), close(null);
 }
 
@@ -348,7 +348,7 @@ static void ended_by_threads(void) {
     for (int i = 0; i < 4; i++)
         CHECK(pthread_create(&threads[i], NULL, use, &stop) == 0);
     for (int tries = 0; tries < 2000 || ended < 20; tries++) {
-        int result = pf_unregister(reg);
+        int result = pf_reg_destroy(reg);
         CHECK(result == 0 || result == -EBUSY);
         if (result == 0) {
             ended++;
@@ -371,7 +371,7 @@ static void full(void) {
     uint64_t iova;
     REFUSED(ENXIO, "no memory", pf_iova(domain, many + (size_t)most * 4096, 1, &iova));
     for (unsigned i = 0; i < most; i++)
-        OK(pf_unregister(regs[i]));
+        OK(pf_reg_destroy(regs[i]));
     CHECK(munmap(many, (size_t)65536 * 4096) == 0);
 }
 
@@ -383,9 +383,9 @@ int main(void) {
     ended_by_threads();
     full();
     /* The domain's handle first: the registration keeps the domain. */
-    OK(pf_domain_put(domain));
-    OK(pf_unregister(reg));
-    REFUSED(EBADF, "destroyed", pf_unregister(reg));
+    OK(pf_domain_destroy(domain));
+    OK(pf_reg_destroy(reg));
+    REFUSED(EBADF, "destroyed", pf_reg_destroy(reg));
     pf_block_t segment;
     REFUSED(EBADF, "destroyed", pf_segments(reg, 0, 1, &segment, 1));
     REFUSED(EBADF, "destroyed", pf_uring_unregister(reg, 0, 0));

@@ -19,7 +19,7 @@ static uint64_t value(const void *handle, const char *name) {
 int main(void) {
     pf_domain_t *domain;
     pf_arena_t *arena;
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 1 << 20, .policy = PF_POLICY_WHOLE};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     CHECK(value(domain, "static_mappings") == 1);
@@ -51,9 +51,9 @@ int main(void) {
     CHECK(OK(pf_stats_json(arena, NULL, 0)) == len);
 
     /* The other kinds of objects. */
-    struct pf_pool_opts blocks = {.opts_size = sizeof blocks, .name = "blocks", .size = 64};
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 1 << 20};
-    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 4};
+    struct pf_pool_opts blocks = {.struct_size = sizeof blocks, .name = "blocks", .size = 64};
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 1 << 20};
+    struct pf_queue_opts depth = {.struct_size = sizeof depth, .depth = 4};
     pf_pool_t *pool;
     pf_cache_t *cache;
     pf_block_t block;
@@ -67,7 +67,7 @@ int main(void) {
     OK(pf_put(cache, &block));
     OK(pf_cache_destroy(cache));
     CHECK(value(pool, "in_use") == 0);
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
     OK(pf_pages_create(arena, 4096, 0, &pages));
     CHECK(value(pages, "in_use") == 0 && value(pages, "fast") == 0);
     OK(pf_pages_destroy(pages));
@@ -82,14 +82,14 @@ int main(void) {
     CHECK(value(queue, "requests") == 1 && value(queue, "completions") == 1);
     OK(pf_queue_destroy(queue));
     REFUSED(EBADF, "destroyed", pf_stats(queue, two, 1));
-    OK(pf_nvme_put(nvme));
+    OK(pf_nvme_destroy(nvme));
 
     REFUSED(EBADF, "no handle of an object", pf_stats(NULL, two, 1));
     REFUSED(EBADF, "no handle of an object", pf_stats(two, two, 1));
     REFUSED(EBADF, "no handle of an object", pf_stats_json(text, text, 1));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     REFUSED(EBADF, "destroyed", pf_stats(arena, two, 1));
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
     puts("report: ok");
     return 0;
 }

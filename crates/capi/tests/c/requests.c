@@ -14,7 +14,7 @@ static const uint32_t protections[] = {PF_PROTECT_STRICT, PF_PROTECT_REVOKE, PF_
 
 static pf_requests_t *loop_of(uint32_t protect, uint32_t depth, uint32_t held) {
     struct pf_requests_opts opts = {
-        .opts_size = sizeof opts, .depth = depth, .held = held, .protect = protect};
+        .struct_size = sizeof opts, .depth = depth, .held = held, .protect = protect};
     pf_requests_t *requests;
     OK(pf_requests_create(domain, &opts, &requests));
     return requests;
@@ -31,7 +31,7 @@ static struct pf_done reported(pf_requests_t *requests) {
 }
 
 static void refusals(void) {
-    struct pf_requests_opts opts = {.opts_size = sizeof opts, .depth = 2};
+    struct pf_requests_opts opts = {.struct_size = sizeof opts, .depth = 2};
     pf_requests_t *requests = NULL;
     REFUSED(EFAULT, "`out` is NULL", pf_requests_create(domain, &opts, NULL));
     REFUSED(EBADF, "not of a domain", pf_requests_create((pf_domain_t *)arena, &opts, &requests));
@@ -224,7 +224,7 @@ static void slots(void) {
 /* What stays mapped: of a whole arena, registered, and blocks of pools. */
 static void stays(void) {
     static char own[4 * 4096] __attribute__((aligned(4096)));
-    struct pf_pool_opts options = {.opts_size = sizeof options, .size = 256, .align = 256};
+    struct pf_pool_opts options = {.struct_size = sizeof options, .size = 256, .align = 256};
     pf_pool_t *pool;
     pf_cache_t *cache;
     pf_reg_t *reg;
@@ -272,8 +272,8 @@ static void stays(void) {
     OK(pf_free(whole, memory));
     OK(pf_put(cache, &block));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
-    OK(pf_unregister(reg));
+    OK(pf_pool_destroy(pool));
+    OK(pf_reg_destroy(reg));
 }
 
 /* The descriptor is readable when a poll finds something, and only then. */
@@ -323,7 +323,7 @@ static void traced(void) {
     struct pf_payload payloads[] = {{memory + 7, 100, PF_TO_DEVICE, 0},
                                     {memory + 4096, 8192, PF_FROM_DEVICE, 0}};
     uint64_t tokens[3], iovas[2];
-    OK(pf_trace_set(note, &events));
+    pf_trace_set(note, &events, NULL);
     uintptr_t before = here();
     int begun = pf_requests_begin(requests, payloads, 2, tokens, iovas);
     uintptr_t start = here();
@@ -356,7 +356,7 @@ static void traced(void) {
     CHECK(reported(requests).token == tokens[0] && reported(requests).token == tokens[2]);
     OK(pf_requests_stopped(requests));
     CHECK(events == 6);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     OK(pf_free(arena, memory));
     OK(pf_requests_destroy(requests));
 }
@@ -394,7 +394,7 @@ static void by_two_threads(void) {
 }
 
 int main(void) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 4 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 4 << 20};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     opts.policy = PF_POLICY_WHOLE;
@@ -413,8 +413,8 @@ int main(void) {
     /* A loop keeps its domain. */
     pf_requests_t *requests = loop_of(PF_PROTECT_STRICT, 1, 0);
     OK(pf_port_destroy(port));
-    OK(pf_arena_put(whole));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(whole));
+    OK(pf_domain_destroy(domain));
     char *memory = pf_alloc(arena, 4096, NULL);
     struct pf_payload payload = {memory, 4096, PF_FROM_DEVICE, 0};
     uint64_t token, iova;

@@ -28,8 +28,8 @@ static char *plain(void) {
 static void refused(char *va, size_t len, char *failed) {
     char name[32];
     snprintf(name, sizeof name, "%p", (void *)failed);
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = len, .va = va};
-    struct pf_pool_opts pool_opts = {.opts_size = sizeof pool_opts, .size = 64};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = len, .va = va};
+    struct pf_pool_opts pool_opts = {.struct_size = sizeof pool_opts, .size = 64};
     pf_arena_t *arena;
     pf_reg_t *reg;
     pf_pool_t *pool;
@@ -39,13 +39,13 @@ static void refused(char *va, size_t len, char *failed) {
         REFUSED(EFAULT, name, pf_register(domain, va, len, &reg));
         REFUSED(EFAULT, name, pf_pool_add(pool, va, len, 0));
     }
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 /* Each call accepts it, and the memory can be used. */
 static void accepted(char *va, size_t len) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = len, .va = va};
-    struct pf_pool_opts pool_opts = {.opts_size = sizeof pool_opts, .size = page};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = len, .va = va};
+    struct pf_pool_opts pool_opts = {.struct_size = sizeof pool_opts, .size = page};
     pf_arena_t *arena;
     pf_reg_t *reg;
     pf_pool_t *pool;
@@ -60,9 +60,9 @@ static void accepted(char *va, size_t len) {
     CHECK((size_t)count == len / page);
     while (count > 0)
         OK(pf_free(arena, all[--count]));
-    OK(pf_arena_put(arena));
+    OK(pf_arena_destroy(arena));
     OK(pf_register(domain, va, len, &reg));
-    OK(pf_unregister(reg));
+    OK(pf_reg_destroy(reg));
     OK(pf_pool_create(NULL, &pool_opts, &pool));
     CHECK(OK(pf_pool_add(pool, va, len, 0)) == (long)(len / page));
     OK(pf_pool_cache(pool, &cache));
@@ -70,7 +70,7 @@ static void accepted(char *va, size_t len) {
     memset(block.va, 1, block.len);
     OK(pf_put(cache, &block));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 static void protected(void) {
@@ -177,7 +177,7 @@ int main(void) {
     protected();
     of_files();
     of_the_kernel();
-    OK(pf_domain_put(domain));
+    OK(pf_domain_destroy(domain));
     puts("tried: ok");
     return 0;
 }

@@ -27,9 +27,9 @@ static void hook(void *arg, const struct pf_event *event) {
 #define TRACED(call)                                                                               \
     do {                                                                                           \
         int before = hooks;                                                                        \
-        OK(pf_trace_set(hook, #call));                                                             \
+        pf_trace_set(hook, #call, NULL);                                                           \
         OK(call);                                                                                  \
-        OK(pf_trace_set(NULL, NULL));                                                              \
+        pf_trace_set(NULL, NULL, NULL);                                                            \
         if (hooks == before) {                                                                     \
             fprintf(stderr, "no event: %s\n", #call);                                              \
             exit(1);                                                                               \
@@ -44,7 +44,7 @@ static void objects(void) {
     pf_cache_t *cache;
     pf_frames_t *frames;
     pf_pages_t *pages;
-    struct pf_pool_opts opts = {.opts_size = sizeof opts, .name = "blocks", .size = 64};
+    struct pf_pool_opts opts = {.struct_size = sizeof opts, .name = "blocks", .size = 64};
     OK(pf_pool_create(arena, &opts, &pool));
     OK(pf_pool_cache(pool, &cache));
     OK(pf_frames_create(arena, &frames));
@@ -68,7 +68,7 @@ static void objects(void) {
     OK(pf_pages_destroy(pages));
     OK(pf_frames_destroy(frames));
     OK(pf_cache_destroy(cache));
-    OK(pf_pool_put(pool));
+    OK(pf_pool_destroy(pool));
 }
 
 __attribute__((noinline)) static void calls(void) {
@@ -88,8 +88,8 @@ __attribute__((noinline)) static void calls(void) {
     OK(pf_wait(owner, ticket, UINT64_MAX));
     OK(pf_owner_destroy(owner));
 
-    struct pf_nvme_opts model = {.opts_size = sizeof model, .size = 1 << 20};
-    struct pf_queue_opts depth = {.opts_size = sizeof depth, .depth = 4};
+    struct pf_nvme_opts model = {.struct_size = sizeof model, .size = 1 << 20};
+    struct pf_queue_opts depth = {.struct_size = sizeof depth, .depth = 4};
     pf_nvme_t *nvme;
     pf_queue_t *queue;
     OK(pf_nvme_open(domain, arena, &model, &nvme));
@@ -102,13 +102,13 @@ __attribute__((noinline)) static void calls(void) {
     CHECK(OK(pf_complete(queue, &done, 1)) == 1);
     OK(pf_submit(queue, &read, 1));
     int before = hooks;
-    OK(pf_trace_set(hook, "pf_complete"));
+    pf_trace_set(hook, "pf_complete", NULL);
     while (OK(pf_complete(queue, &done, 1)) == 0)
         usleep(1000);
-    OK(pf_trace_set(NULL, NULL));
+    pf_trace_set(NULL, NULL, NULL);
     CHECK(hooks > before);
     OK(pf_queue_destroy(queue));
-    OK(pf_nvme_put(nvme));
+    OK(pf_nvme_destroy(nvme));
     TRACED(pf_free(arena, memory));
     objects();
 }
@@ -141,13 +141,13 @@ static void described(void) {
 }
 
 int main(void) {
-    struct pf_arena_opts opts = {.opts_size = sizeof opts, .size = 8 << 20};
+    struct pf_arena_opts opts = {.struct_size = sizeof opts, .size = 8 << 20};
     OK(pf_domain_soft(&domain));
     OK(pf_arena_create(domain, &opts, &arena));
     calls();
     described();
-    OK(pf_arena_put(arena));
-    OK(pf_domain_put(domain));
+    OK(pf_arena_destroy(arena));
+    OK(pf_domain_destroy(domain));
     puts("unwind: ok");
     return 0;
 }
