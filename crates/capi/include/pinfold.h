@@ -552,6 +552,24 @@ struct pf_domain_opts {
   uint32_t reserved;
 };
 
+  /*
+   The number of an address space (IOAS) of the program's `iommufd`, in which the domain is
+   then; 0: the domain makes one of its own.
+   */
+  uint32_t ioas;
+  /*
+   With `ioas`: the first address that the domain may use there, a multiple of 4096.
+   */
+  uint64_t iova;
+  /*
+   With `ioas`: how many bytes from `iova` on are the domain's alone, a multiple of 4096. 0:
+   all addresses are, and nobody else maps there.
+   */
+  uint64_t iova_len;
+  /*
+   With `ioas`: the descriptor of /dev/iommu that has it. It stays the program's.
+   */
+  int iommufd;
 /*
  The name of a mapping, from pf_map(), for the owner that made it. All zeros name none.
  */
@@ -1383,9 +1401,10 @@ int pf_domain_vfio(const char *bdf, uint32_t iommu, struct pf_domain_t **out) PF
  @opts: the options; NULL: the defaults.
  @out: where the handle is stored.
 
- Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (an unknown
- `iommu`, `reserved`, `struct_size`); E2BIG (fields of a newer version); EFAULT; ENFILE. The
- message names the step that is missing.
+ Return: 0, or -errno: EACCES, ENOENT (also: no such `ioas`), ENOTSUP and what the kernel
+ returns; ENOTTY (`iommufd` is none); EBADF (it is not open); EINVAL (an unknown `iommu`;
+ addresses that are not whole pages, not usable, or without `ioas`; `reserved`, `struct_size`);
+ E2BIG (fields of a newer version); EFAULT; ENFILE. The message names the step that is missing.
  Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
 
  */
@@ -1412,6 +1431,13 @@ int pf_domain_attach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
  @bdf: the device's address, as it was attached.
 
  Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
+ Or imports an address space of the program's own (`ioas`), with devices in it or without. What
+ is mapped through the domain is unmapped when the object that it belongs to ends; the address
+ space, its devices and what else is mapped there stay, and the descriptor stays open. Until then
+ the program does not copy such mappings to another address space (IOMMU_IOAS_COPY): they could
+ not be revoked there. If another process has the iommufd too, end the objects before the process
+ ends.
+
  Thread: any. Since 0.2.
 
  */
@@ -2544,8 +2570,8 @@ int pf_requests_fd(struct pf_requests_t *requests) PF_CHECKED;
  it. The event of a pf_put() may come after that of the block's next pf_get() by another thread.
  @arg: passed to it.
  @former_arg: where the argument of the former function is stored, NULL if there was none; NULL:
- not needed. A function that calls the former one, with this argument, leaves both at work; it may
- be called before this call has returned.
+ not needed. A function that calls the former one, with this argument, leaves both at work; it
+ may be called before this call has returned.
 
  Return: the former function; NULL if there was none. In a child nothing is set, and it is NULL.
  Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.2.

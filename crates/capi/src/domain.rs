@@ -5,10 +5,11 @@ use crate::handle::Table;
 use crate::options;
 use crate::readers::{Reader, Reading, Shared};
 use crate::region::{Region, Span};
-use pinfold::Domain;
 use pinfold::vfio::{Device, IommuInterface, Options};
+use pinfold::{Domain, Iova, IovaRange};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One I/O address space.
@@ -278,13 +279,76 @@ pub struct pf_domain_opts {
     pub struct_size: usize,
     /// The kernel's interface: PF_IOMMU_*; 0: PF_IOMMU_BEST.
     pub iommu: u32,
+    /// The number of an address space (IOAS) of the program's `iommufd`, in which the domain is
+    /// then; 0: the domain makes one of its own.
+    pub ioas: u32,
+    /// With `ioas`: the first address that the domain may use there, a multiple of 4096.
+    pub iova: u64,
+    /// With `ioas`: how many bytes from `iova` on are the domain's alone, a multiple of 4096. 0:
+    /// all addresses are, and nobody else maps there.
+    pub iova_len: u64,
+    /// With `ioas`: the descriptor of /dev/iommu that has it. It stays the program's.
+    pub iommufd: c_int,
     /// 0.
     pub reserved: u32,
 }
 
-// SAFETY: a word and two halves of one, without padding.
+// SAFETY: words and pairs of halves of words, without padding.
 unsafe impl options::Options for pf_domain_opts {
-    const DEFAULT: Self = Self { struct_size: 0, iommu: PF_IOMMU_BEST, reserved: 0 };
+    const DEFAULT: Self = Self {
+        struct_size: 0,
+        iommu: PF_IOMMU_BEST,
+        ioas: 0,
+        iova: 0,
+        iova_len: 0,
+        iommufd: 0,
+        reserved: 0,
+    };
+}
+
+/// Returns the domain that options ask for.
+///
+/// # Safety
+/// As for `pf_domain_create`.
+unsafe fn made(opts: &pf_domain_opts) -> Result<Domain, Failure> {
+    let &pf_domain_opts { iommu, ioas, iova, iova_len, iommufd, reserved, .. } = opts;
+    if reserved != 0 {
+        return Err(fail!(EINVAL, "reserved {reserved:#x}: set it to 0"));
+    }
+    let options = Options::new().interface(interface(iommu)?);
+    if ioas == 0 {
+        if (iova, iova_len) != (0, 0) {
+            return Err(fail!(
+                EINVAL,
+                "{iova_len} bytes at {iova:#x} without `ioas`: a domain's own address space is all its own"
+            ));
+        }
+        return Domain::vfio(&options).map_err(|error| Failure::from(&error));
+    }
+    if iommu == PF_IOMMU_TYPE1 {
+        return Err(fail!(EINVAL, "ioas {ioas} with PF_IOMMU_TYPE1: it is of an iommufd"));
+    }
+    let window = match iova_len {
+        0 if iova == 0 => None,
+        _ => {
+            let whole = (iova | iova_len).is_multiple_of(4096);
+            let window = IovaRange::new(Iova::new(iova), iova_len).ok().filter(|_| whole);
+            Some(window.ok_or_else(|| {
+                fail!(
+                    EINVAL,
+                    "{iova_len} bytes at {iova:#x}: pass at least one page, in multiples of 4096, that ends within 64 bits"
+                )
+            })?)
+        }
+    };
+    if iommufd < 0 {
+        return Err(fail!(EBADF, "iommufd {iommufd} is no descriptor"));
+    }
+    // SAFETY: not negative. The caller promises that it stays open during the call; one that is not
+    // open is refused by the kernel.
+    let fd = unsafe { BorrowedFd::borrow_raw(iommufd) };
+    // SAFETY: as the caller promises.
+    unsafe { Domain::import(fd, ioas, window, &options) }.map_err(|error| Failure::from(&error))
 }
 
 /// Creates a domain for real devices before there is one in it: pf_device_open() and
@@ -292,17 +356,26 @@ unsafe impl options::Options for pf_domain_opts {
 /// may be mapped before: the first device finds it. With type 1 it is pinned only then, and where
 /// that fails the device is not added.
 ///
+/// Or imports an address space of the program's own (`ioas`), with devices in it or without. What
+/// is mapped through the domain is unmapped when the object that it belongs to ends; the address
+/// space, its devices and what else is mapped there stay, and the descriptor stays open. Until then
+/// the program does not copy such mappings to another address space (IOMMU_IOAS_COPY): they could
+/// not be revoked there. If another process has the iommufd too, end the objects before the process
+/// ends.
+///
 /// @opts: the options; NULL: the defaults.
 /// @out: where the handle is stored.
 ///
-/// Return: 0, or -errno: EACCES, ENOENT, ENOTSUP and what the kernel returns; EINVAL (an unknown
-/// `iommu`, `reserved`, `struct_size`); E2BIG (fields of a newer version); EFAULT; ENFILE. The
-/// message names the step that is missing.
+/// Return: 0, or -errno: EACCES, ENOENT (also: no such `ioas`), ENOTSUP and what the kernel
+/// returns; ENOTTY (`iommufd` is none); EBADF (it is not open); EINVAL (an unknown `iommu`;
+/// addresses that are not whole pages, not usable, or without `ioas`; `reserved`, `struct_size`);
+/// E2BIG (fields of a newer version); EFAULT; ENFILE. The message names the step that is missing.
 /// Thread: any. Allocates. Ends with pf_domain_destroy(). Since 0.2.
 ///
 /// # Safety
-/// `opts` is null or points to as many bytes as its first field says; `out` is null, or can be
-/// written.
+/// `opts` is null or points to as many bytes as its first field says; its `iommufd` stays open
+/// during the call, and what the domain maps is not copied to another address space; `out` is null,
+/// or can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pf_domain_create(
     opts: *const pf_domain_opts,
@@ -312,11 +385,8 @@ pub unsafe extern "C" fn pf_domain_create(
         check_out(out, "out")?;
         // SAFETY: as the caller promises.
         let opts = unsafe { options::read(opts) }?;
-        if opts.reserved != 0 {
-            return Err(fail!(EINVAL, "reserved {:#x}: set it to 0", opts.reserved));
-        }
-        let options = Options::new().interface(interface(opts.iommu)?);
-        let domain = Domain::vfio(&options).map_err(|error| Failure::from(&error))?;
+        // SAFETY: as the caller promises.
+        let domain = unsafe { made(&opts) }?;
         let handle = DOMAINS.insert(pf_domain_t { state: State::new(domain, Vec::new()) })?;
         // SAFETY: as the caller promises.
         unsafe { store(out, handle, "out") }?;

@@ -123,8 +123,8 @@ impl Tracer {
 /// it. The event of a pf_put() may come after that of the block's next pf_get() by another thread.
 /// @arg: passed to it.
 /// @former_arg: where the argument of the former function is stored, NULL if there was none; NULL:
-/// not needed. A function that calls the former one, with this argument, leaves both at work; it may
-/// be called before this call has returned.
+/// not needed. A function that calls the former one, with this argument, leaves both at work; it
+/// may be called before this call has returned.
 ///
 /// Return: the former function; NULL if there was none. In a child nothing is set, and it is NULL.
 /// Thread: any. Ownership: `arg` stays the caller's. Each call keeps 16 bytes for good. Since 0.2.

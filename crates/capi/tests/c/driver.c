@@ -1,8 +1,10 @@
 /* Devices: a driver for an NVMe controller, as far as its admin queue, and every misuse. Run under
  * `pinfold check --nvme soft:64M --nvme soft:64M`, whose devices it drives. */
 #include "check.h"
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -161,6 +163,128 @@ static void before_any_device(uint32_t interface) {
     OK(pf_arena_destroy(whole));
     OK(pf_arena_destroy(arena));
     OK(pf_domain_destroy(domain));
+}
+
+/* iommufd, as <linux/iommufd.h> has it from Linux 6.2 on. */
+static int iommufd_call(int fd, unsigned number, void *argument) {
+    return ioctl(fd, _IO(';', 0x80 + number), argument);
+}
+
+struct ioas_map {
+    uint32_t size, flags, ioas, reserved;
+    uint64_t va, len, iova;
+};
+
+struct ioas_unmap {
+    uint32_t size, ioas;
+    uint64_t iova, len;
+};
+
+/* Whether the program can unmap `len` bytes: then they were mapped. */
+static int unmapped(int fd, uint32_t ioas, uint64_t iova, uint64_t len) {
+    struct ioas_unmap one = {.size = sizeof one, .ioas = ioas, .iova = iova, .len = len};
+    int failed = iommufd_call(fd, 6, &one);
+    CHECK(failed == 0 ? one.len == len : errno == ENOENT);
+    return failed == 0;
+}
+
+/* A domain in an address space of the program: it maps at the addresses that it was given, a device
+ * reaches what both have mapped, and its end unmaps what it has mapped and nothing else. */
+static void imported(void) {
+    enum { OWN = 0x200000, FROM = 0x40000000, LEN = 64 << 20 };
+    struct pf_arena_opts opts = {
+        .struct_size = sizeof opts, .size = 1 << 19, .policy = PF_POLICY_WHOLE};
+    static char own[4096] __attribute__((aligned(4096)));
+    uint32_t alloc[3] = {sizeof alloc};
+    int fd = open("/dev/iommu", O_RDWR | O_CLOEXEC);
+    CHECK(fd >= 0 && iommufd_call(fd, 1, alloc) == 0);
+    uint32_t ioas = alloc[2];
+    struct ioas_map map = {sizeof map, 7, ioas, 0, (uintptr_t)own, sizeof own, OWN};
+    CHECK(iommufd_call(fd, 5, &map) == 0);
+
+    pf_domain_t *domain;
+    pf_device_t *device;
+    pf_arena_t *whole, *per_use, *none;
+    pf_owner_t *owner;
+    pf_map_t mapped;
+    struct admin admin;
+    uint64_t iova, mapped_iova;
+    struct pf_domain_opts of = {.struct_size = sizeof of, .ioas = ioas, .iommufd = fd,
+                                .iova = FROM, .iova_len = LEN};
+    OK(pf_domain_create(&of, &domain));
+    OK(pf_arena_create(domain, &opts, &whole));
+    opts.policy = PF_POLICY_PER_USE;
+    OK(pf_arena_create(domain, &opts, &per_use));
+    OK(pf_owner_create(domain, &owner));
+    char *memory = pf_alloc(whole, 3 * 4096, &iova), *buffer = pf_alloc(per_use, 4096, NULL);
+    OK(pf_map(owner, buffer, 4096, PF_FROM_DEVICE, &mapped, &mapped_iova));
+    CHECK(iova >= FROM && iova + 3 * 4096 <= FROM + LEN);
+    CHECK(mapped_iova >= FROM && mapped_iova + 4096 <= FROM + LEN);
+    /* Its addresses are used up, although the address space has others. */
+    opts.policy = PF_POLICY_WHOLE, opts.size = LEN;
+    CHECK(pf_arena_create(domain, &opts, &none) < 0);
+
+    OK(pf_device_open(domain, FIRST, &device));
+    enable(&admin, device, memory, iova);
+    identify(&admin, iova + 8192, -1);
+    identify(&admin, mapped_iova, -1);
+    identify(&admin, OWN, -1);
+    CHECK(identified(memory + 8192) && identified(buffer) && identified(own));
+    disable(&admin);
+    OK(pf_device_destroy(device));
+
+    OK(pf_unmap(owner, mapped));
+    CHECK(!unmapped(fd, ioas, mapped_iova, 4096));
+    OK(pf_owner_destroy(owner));
+    OK(pf_free(whole, memory));
+    OK(pf_free(per_use, buffer));
+    OK(pf_domain_destroy(domain));
+    /* Its objects keep it, and what is theirs. */
+    OK(pf_arena_destroy(per_use));
+    OK(pf_arena_destroy(whole));
+    CHECK(!unmapped(fd, ioas, FROM, LEN));
+    CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC && unmapped(fd, ioas, OWN, sizeof own));
+    CHECK(iommufd_call(fd, 5, &map) == 0 && unmapped(fd, ioas, OWN, sizeof own));
+
+    /* All addresses, and none of its own is made. */
+    of.iova = of.iova_len = 0;
+    OK(pf_domain_create(&of, &domain));
+    OK(pf_arena_create(domain, &opts, &whole));
+    OK(pf_arena_destroy(whole));
+    OK(pf_domain_destroy(domain));
+
+    of.ioas = 77;
+    REFUSED(ENOENT, "IOMMU_IOAS_IOVA_RANGES", pf_domain_create(&of, &domain));
+    of.ioas = ioas, of.iommu = PF_IOMMU_TYPE1;
+    REFUSED(EINVAL, "PF_IOMMU_TYPE1", pf_domain_create(&of, &domain));
+    of.iommu = PF_IOMMU_IOMMUFD, of.iommufd = -1;
+    REFUSED(EBADF, "iommufd -1", pf_domain_create(&of, &domain));
+    of.iommufd = 1 << 20;
+    REFUSED(EBADF, "descriptor 1048576", pf_domain_create(&of, &domain));
+    of.iommufd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    REFUSED(ENOTTY, "IOMMU_IOAS_IOVA_RANGES", pf_domain_create(&of, &domain));
+    CHECK(close(of.iommufd) == 0);
+    const uint64_t wrong[][2] = {{FROM, 0}, {FROM + 1, 4096}, {FROM, 4097}, {UINT64_MAX - 4095, 8192}};
+    of.iommufd = fd;
+    for (unsigned i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        of.iova = wrong[i][0], of.iova_len = wrong[i][1];
+        REFUSED(EINVAL, "at least one page", pf_domain_create(&of, &domain));
+    }
+    of.iova = FROM, of.iova_len = 4096, of.ioas = 0;
+    REFUSED(EINVAL, "without `ioas`", pf_domain_create(&of, &domain));
+    /* The window of interrupts alone. */
+    of.iova = 0xfee00000, of.ioas = ioas;
+    CHECK(pf_domain_create(&of, &domain) < 0);
+
+    struct {
+        uint32_t size, id;
+    } destroy = {sizeof destroy, ioas};
+    /* `pinfold check` sees that the device was closed a moment later. */
+    for (int i = 0; iommufd_call(fd, 0, &destroy) != 0; i++) {
+        CHECK(errno == EBUSY && i < 60000);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    CHECK(close(fd) == 0);
 }
 
 /* Memory that the kernel cannot pin when the first device comes: the device is refused, and the domain
@@ -364,6 +488,7 @@ int main(void) {
     static const uint32_t interfaces[] = {PF_IOMMU_TYPE1, PF_IOMMU_IOMMUFD, PF_IOMMU_BEST};
     refusals();
     refused_by_the_kernel();
+    imported();
     for (int i = 0; i < 3; i++) {
         before_any_device(interfaces[i]);
         driven(interfaces[i]);

@@ -208,7 +208,7 @@ pub(crate) fn gaps(limits: &Limits, bits: u32) -> Vec<IovaRange> {
 }
 
 /// Returns the usable ranges in ascending order.
-fn usable(limits: &Limits) -> Vec<(u64, u64)> {
+pub(crate) fn usable(limits: &Limits) -> Vec<(u64, u64)> {
     let mut ranges = limits.ranges.clone().unwrap_or_else(|| DEFAULT_RANGES.to_vec());
     ranges.retain(|(first, last)| first <= last);
     ranges.sort_unstable();

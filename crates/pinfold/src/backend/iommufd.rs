@@ -10,7 +10,7 @@ use crate::sys::files::Roots;
 use crate::sys::iommufd::{self, Ioas};
 use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 /// An address space, and the descriptor it belongs to.
@@ -18,6 +18,8 @@ use std::ptr::NonNull;
 pub(crate) struct Iommufd {
     fd: OwnedFd,
     ioas: Ioas,
+    /// Whether it ends with this value; else it is another user's.
+    owned: bool,
 }
 
 impl Iommufd {
@@ -27,7 +29,21 @@ impl Iommufd {
         let fd = open_node(&path)?;
         let ioas = iommufd::alloc(fd.as_fd())
             .map_err(|e| OpenError::of_call("IOMMU_IOAS_ALLOC", &path, e))?;
-        Ok(Self { fd, ioas })
+        Ok(Self { fd, ioas, owned: true })
+    }
+
+    /// Uses the address space `ioas` of another user's iommufd, and leaves both as they are when it
+    /// ends.
+    pub(crate) fn import(fd: BorrowedFd<'_>, ioas: u32) -> Result<(Self, Limits), OpenError> {
+        let path = format!("descriptor {}", fd.as_raw_fd());
+        let of_call = |call, errno| OpenError::of_call(call, path.as_ref(), errno);
+        let fd = rustix::io::fcntl_dupfd_cloexec(fd, 0)
+            .map_err(|errno| of_call("F_DUPFD_CLOEXEC", Errno::new(errno.raw_os_error())))?;
+        let imported = Self { fd, ioas: Ioas::existing(ioas), owned: false };
+        // The first call that names the address space: no iommufd, or it has none of this number.
+        let call = "IOMMU_IOAS_IOVA_RANGES";
+        let limits = imported.limits().map_err(|errno| of_call(call, errno))?;
+        Ok((imported, limits))
     }
 }
 
@@ -87,6 +103,9 @@ impl IommuContext for Iommufd {
 
 impl Drop for Iommufd {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // Devices that are still open keep it (EBUSY); closing their descriptors frees it then.
         if let Err(errno) = iommufd::destroy(self.fd.as_fd(), self.ioas) {
             tracing::debug!(%errno, "an address space is freed with its descriptor");

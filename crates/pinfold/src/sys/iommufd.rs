@@ -107,6 +107,13 @@ const _: () = {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ioas(u32);
 
+impl Ioas {
+    /// Returns the address space that another user of the iommufd calls `id`.
+    pub(crate) fn existing(id: u32) -> Self {
+        Self(id)
+    }
+}
+
 /// Allocates an empty address space.
 pub(crate) fn alloc(iommufd: BorrowedFd<'_>) -> Result<Ioas, Errno> {
     let mut alloc = Alloc { size: argsz::<Alloc>(), ..Alloc::default() };

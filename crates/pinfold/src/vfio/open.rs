@@ -2,7 +2,7 @@
 
 use super::device::{Attachment, Device, Inner, Options};
 use crate::backend::context::{
-    IommuContext, IommuInterface, Limits, gaps, has_iommufd, iova_space, select,
+    IommuContext, IommuInterface, Limits, gaps, has_iommufd, iova_space, select, usable,
 };
 use crate::backend::error::OpenError;
 use crate::backend::iommufd::Iommufd;
@@ -13,8 +13,9 @@ use crate::domain::{DeviceSide, Domain};
 use crate::pci::Bdf;
 use crate::pci::lookup::{self, PciDevice, VFIO_PCI};
 use crate::sys::files::Roots;
+use pinfold_core::addr::IovaRange;
 use pinfold_core::iova::IovaSpace;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -104,6 +105,42 @@ impl Domain {
         let iovas = iova_space(&Limits::default(), options.iova_bits)?;
         Ok(domain(open_context(interface, &options.roots)?, entries, iovas))
     }
+
+    /// Creates a domain over an address space that exists: `ioas` of `iommufd`, which is duplicated. It
+    /// maps at addresses in `window` only (`None`: all that the kernel translates there), so that they
+    /// are no other user's. [`Device::open_in`] opens further devices in it.
+    ///
+    /// What the domain has mapped ends with what it belongs to, and the address space, its devices and
+    /// what others have mapped stay as they are. The kernel unmaps what a process leaves behind only
+    /// when no process has the iommufd any more.
+    ///
+    /// # Errors
+    /// [`OpenError::Kernel`]: it is no iommufd, or has no such address space. [`OpenError::Domain`]: no
+    /// usable address is in the window.
+    ///
+    /// # Safety
+    /// Until the domain and all that is in it have ended, no other user of the iommufd gives devices
+    /// access to what the domain maps otherwise than by this address space (`IOMMU_IOAS_COPY`,
+    /// `IOMMU_IOAS_CHANGE_PROCESS`): the domain could not revoke that.
+    pub unsafe fn import(
+        iommufd: BorrowedFd<'_>,
+        ioas: u32,
+        window: Option<IovaRange>,
+        options: &Options,
+    ) -> Result<Self, OpenError> {
+        let (context, mut limits) = Iommufd::import(iommufd, ioas)?;
+        // Without a device the kernel translates every address, and the first device fewer.
+        if limits.ranges.as_deref() == Some(&[(0, u64::MAX)]) {
+            limits.ranges = None;
+        }
+        if let Some(window) = window {
+            let (first, last) = (window.start().raw(), window.end().raw() - 1);
+            let within = |(from, to): (u64, u64)| (from.max(first), to.min(last));
+            limits.ranges = Some(usable(&limits).into_iter().map(within).collect());
+        }
+        let iovas = iova_space(&limits, options.iova_bits)?;
+        Ok(domain(Arc::new(context), None, iovas))
+    }
 }
 
 /// Returns the domain of a context.
@@ -190,6 +227,7 @@ fn open_device(
 mod tests {
     use super::*;
     use crate::pci::NoDevice;
+    use std::os::fd::AsFd;
 
     const ADDRESS: &str = "ffff:ff:1f.7";
 
@@ -212,5 +250,14 @@ mod tests {
         assert_eq!(open(&acknowledged), OpenError::NoDevice(NoDevice(bdf)));
         assert_eq!(check_acknowledged(bdf, IommuInterface::NoIommu, &acknowledged), Ok(()));
         assert_eq!(check_acknowledged(bdf, IommuInterface::Type1, &Options::new()), Ok(()));
+    }
+
+    #[test]
+    fn what_is_no_iommufd_is_not_imported() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: it is refused.
+        let refused = unsafe { Domain::import(file.as_fd(), 1, None, &Options::new()) };
+        let Err(OpenError::Kernel { call, errno, .. }) = refused else { panic!("imported") };
+        assert_eq!((call, errno.raw()), ("IOMMU_IOAS_IOVA_RANGES", libc::ENOTTY));
     }
 }
