@@ -219,6 +219,11 @@
 #define PF_DISCARD 4
 
 /*
+ Sends `command`, an NVM command of the program's own, with the memory of `iov` for its data.
+ */
+#define PF_COMMAND 5
+
+/*
  In pf_completion.status: the device may still reach the memory of the request, which stays in
  use: pf_free() and pf_reg_destroy() refuse it. The request was given up, and the memory is in
  use until pf_nvme_destroy() has disabled the controller; or its flush has failed, and it is for
@@ -391,8 +396,8 @@ typedef struct pf_reg_t pf_reg_t;
 typedef struct pf_requests_t pf_requests_t;
 
 /*
- An admin command, as the NVM Express specification numbers its words. Set `struct_size` to
- its sizeof.
+ A command, as the NVM Express specification numbers its words: for pf_nvme_admin(), or of a
+ request (PF_COMMAND). Set `struct_size` to its sizeof.
  */
 struct pf_nvme_command {
   /*
@@ -400,7 +405,8 @@ struct pf_nvme_command {
    */
   size_t struct_size;
   /*
-   0x06: identify; 0x02: get log page, of at most 4096 bytes; 0x0a: get features.
+   The opcode. Its lowest two bits say which way its data go: 0: it has none; 1: to the
+   controller; 2: from it.
    */
   uint32_t opcode;
   /*
@@ -432,11 +438,11 @@ struct pf_nvme_command {
    */
   uint32_t cdw15;
   /*
-   The library's: DW0 of the completion.
+   The library's: DW0 of the completion of an admin command.
    */
   uint32_t result;
   /*
-   The library's: bits 31:17 of the completion's DW3; 0 where there is none.
+   The library's: bits 31:17 of DW3 of an admin command's completion; 0 where there is none.
    */
   uint32_t status;
 };
@@ -547,12 +553,6 @@ struct pf_domain_opts {
    */
   uint32_t iommu;
   /*
-   0.
-   */
-  uint32_t reserved;
-};
-
-  /*
    The number of an address space (IOAS) of the program's `iommufd`, in which the domain is
    then; 0: the domain makes one of its own.
    */
@@ -570,6 +570,12 @@ struct pf_domain_opts {
    With `ioas`: the descriptor of /dev/iommu that has it. It stays the program's.
    */
   int iommufd;
+  /*
+   0.
+   */
+  uint32_t reserved;
+};
+
 /*
  The name of a mapping, from pf_map(), for the owner that made it. All zeros name none.
  */
@@ -874,7 +880,7 @@ struct pf_queue_opts {
  */
 struct pf_request {
   /*
-   PF_READ, PF_WRITE, PF_FLUSH or PF_DISCARD.
+   PF_READ, PF_WRITE, PF_FLUSH, PF_DISCARD or PF_COMMAND.
    */
   uint32_t op;
   /*
@@ -882,7 +888,7 @@ struct pf_request {
    */
   uint32_t nsid;
   /*
-   Its first byte: a multiple of the block. PF_FLUSH: 0.
+   Its first byte: a multiple of the block. PF_FLUSH, PF_COMMAND: 0.
    */
   uint64_t offset;
   /*
@@ -890,7 +896,7 @@ struct pf_request {
    */
   uint64_t len;
   /*
-   The memory of PF_READ and PF_WRITE: a multiple of the block in all, and at most
+   The memory of PF_READ, PF_WRITE and PF_COMMAND: a multiple of the block in all, and at most
    pf_nvme_info.max_transfer. Each entry is inside one allocation of the domain or one
    registration. A controller without SGLs (a model has none) can use scattered memory if the
    first entry begins at a multiple of 4, the others at a multiple of 4096, and all but the
@@ -898,7 +904,7 @@ struct pf_request {
    */
   const struct iovec *iov;
   /*
-   Entries of it: 1 to 1024; PF_FLUSH: 0.
+   Entries of it: 1 to 1024; PF_FLUSH, PF_DISCARD, and PF_COMMAND without data: 0.
    */
   uint32_t iovcnt;
   /*
@@ -909,6 +915,16 @@ struct pf_request {
    The caller's; its completion has it.
    */
   uint64_t user_data;
+  /*
+   Of PF_COMMAND, for the namespace `nsid` (its own `nsid` is that, or 0), with PRPs or an SGL
+   for `iov` as the library chooses; else NULL. It is one command at the controller, of at most
+   pf_nvme_info.max_command bytes, and not sent again after it may have been carried out. A
+   read, a write, a comparison, and write zeroes, write uncorrectable and verify are ordered
+   with other requests by their blocks, and must have the memory of these; any other command as
+   one for all of the namespace, and what it says of its length is the program's to get right:
+   what the controller moves beyond `iov` is not mapped for it.
+   */
+  const struct pf_nvme_command *command;
 };
 
 /*
@@ -929,6 +945,14 @@ struct pf_completion {
    The controller's status: bits 31:17 of the completion's DW3; and PF_LOST, PF_LATE.
    */
   uint32_t status;
+  /*
+   DW0 of the completion of its last command.
+   */
+  uint32_t value;
+  /*
+   0.
+   */
+  uint32_t reserved;
 };
 
 /*
@@ -1088,20 +1112,28 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Sends an admin command that only reads, and waits for its completion. The library's own memory
- receives the data, which are copied: the controller reaches none of the program's. Other
- commands would change what the library relies on: a driver of the program's own
- (pf_device_open()) sends them.
+ Sends an admin command, and waits for its completion, for at most a minute. Its data are copied
+ through a page of the library's: the controller reaches none of the program's memory.
+
+ What the library relies on is refused: its queues (create, delete), aborts, event requests,
+ doorbells, keep alive, virtualization, and "set features" of the number of queues, of events, of
+ the host memory buffer, of keep alive, of the host's behavior and of the command set profile.
+ After a command that changes namespaces (format, sanitize, management, attachment) they are
+ identified again, and queues refuse one that has other blocks now (ESTALE). Opcodes of the
+ standard that are newer than the library are refused, too; those of vendors (from 0xc0) are
+ sent, and must not move more than 4096 bytes.
 
  @nvme: the controller.
  @command: the command; `result` and `status` are stored there.
- @data: where the first `len` bytes of its data are stored, zeroes after what the controller has
- written; NULL if `len` is 0. After an error nothing is stored there.
- @len: at most 4096.
+ @data: the first `len` bytes of its data, with zeroes behind them; or where the first `len`
+ bytes are stored that the controller has written, zeroes after these. NULL if `len` is 0. After
+ an error nothing is stored there.
+ @len: at most 4096; 0 for a command without data.
 
  Return: 0, or -errno: EIO (the controller refuses the command: its `status`; or has failed);
- EINVAL (another command, a longer log page, `len`, `struct_size`); ETIMEDOUT (no completion:
- nothing more is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
+ EACCES (it changes what the library relies on: the message says what); EINVAL (an unknown
+ opcode, more data than 4096 bytes, `len`, `struct_size`); ETIMEDOUT (no completion: nothing more
+ is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
  Thread: any; one at a time waits. Since 0.2.
 
  */
@@ -1398,6 +1430,13 @@ int pf_domain_vfio(const char *bdf, uint32_t iommu, struct pf_domain_t **out) PF
  may be mapped before: the first device finds it. With type 1 it is pinned only then, and where
  that fails the device is not added.
 
+ Or imports an address space of the program's own (`ioas`), with devices in it or without. What
+ is mapped through the domain is unmapped when the object that it belongs to ends; the address
+ space, its devices and what else is mapped there stay, and the descriptor stays open. Until then
+ the program does not copy such mappings to another address space (IOMMU_IOAS_COPY): they could
+ not be revoked there. If another process has the iommufd too, end the objects before the process
+ ends.
+
  @opts: the options; NULL: the defaults.
  @out: where the handle is stored.
 
@@ -1431,13 +1470,6 @@ int pf_domain_attach(struct pf_domain_t *domain, const char *bdf) PF_CHECKED;
  @bdf: the device's address, as it was attached.
 
  Return: 0, or -errno: ENODEV (it is not attached); EBADF; EINVAL; EFAULT.
- Or imports an address space of the program's own (`ioas`), with devices in it or without. What
- is mapped through the domain is unmapped when the object that it belongs to ends; the address
- space, its devices and what else is mapped there stay, and the descriptor stays open. Until then
- the program does not copy such mappings to another address space (IOMMU_IOAS_COPY): they could
- not be revoked there. If another process has the iommufd too, end the objects before the process
- ends.
-
  Thread: any. Since 0.2.
 
  */
@@ -2162,11 +2194,11 @@ int pf_queue_destroy(struct pf_queue_t *queue);
  that is no multiple of the block, beyond the end of the namespace, or 0; more than the largest
  transfer; an unknown operation or flag; memory that is not allocated, or that the controller
  cannot be given: the message has the entry of `iov`; memory that is mapped as a whole, unless
- PF_PROTECT_STATIC);
- ENXIO (memory that is not in the domain, or not mapped as a whole for PF_PROTECT_STATIC); ENODEV
- (no such namespace); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was
- formatted or detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or
- describing it to the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
+ PF_PROTECT_STATIC); ENXIO (memory that is not in the domain, or not mapped as a whole for
+ PF_PROTECT_STATIC); ENODEV (no such namespace); EACCES (a command that the library relies on:
+ cancel); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was formatted or
+ detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or describing it to
+ the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
  Thread: one at a time. Ownership: the memory is lent until the report. Since 0.2.
 
  */

@@ -1,20 +1,22 @@
-//! Admin commands of a program, to a controller that the library drives.
+//! Commands of a program's own, to a controller that the library drives: admin commands here, I/O
+//! commands in its queues.
 
 use crate::failure::{Failure, call, check_out, fail};
 use crate::nvme::{NVMES, pf_nvme_t};
 use crate::options::{Options, fill, read};
-use pinfold_nvme::driver::{Error, Inquiry};
+use pinfold_nvme::driver::{DataDirection, Error, RawCommand};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// An admin command, as the NVM Express specification numbers its words. Set `struct_size` to
-/// its sizeof.
+/// A command, as the NVM Express specification numbers its words: for pf_nvme_admin(), or of a
+/// request (PF_COMMAND). Set `struct_size` to its sizeof.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_nvme_command {
     /// sizeof(struct pf_nvme_command).
     pub struct_size: usize,
-    /// 0x06: identify; 0x02: get log page, of at most 4096 bytes; 0x0a: get features.
+    /// The opcode. Its lowest two bits say which way its data go: 0: it has none; 1: to the
+    /// controller; 2: from it.
     pub opcode: u32,
     /// The namespace; 0 or 0xffffffff where the command is not about one.
     pub nsid: u32,
@@ -30,9 +32,9 @@ pub struct pf_nvme_command {
     pub cdw14: u32,
     /// CDW15.
     pub cdw15: u32,
-    /// The library's: DW0 of the completion.
+    /// The library's: DW0 of the completion of an admin command.
     pub result: u32,
-    /// The library's: bits 31:17 of the completion's DW3; 0 where there is none.
+    /// The library's: bits 31:17 of DW3 of an admin command's completion; 0 where there is none.
     pub status: u32,
 }
 
@@ -53,20 +55,28 @@ unsafe impl Options for pf_nvme_command {
     };
 }
 
-/// Sends an admin command that only reads, and waits for its completion. The library's own memory
-/// receives the data, which are copied: the controller reaches none of the program's. Other
-/// commands would change what the library relies on: a driver of the program's own
-/// (pf_device_open()) sends them.
+/// Sends an admin command, and waits for its completion, for at most a minute. Its data are copied
+/// through a page of the library's: the controller reaches none of the program's memory.
+///
+/// What the library relies on is refused: its queues (create, delete), aborts, event requests,
+/// doorbells, keep alive, virtualization, and "set features" of the number of queues, of events, of
+/// the host memory buffer, of keep alive, of the host's behavior and of the command set profile.
+/// After a command that changes namespaces (format, sanitize, management, attachment) they are
+/// identified again, and queues refuse one that has other blocks now (ESTALE). Opcodes of the
+/// standard that are newer than the library are refused, too; those of vendors (from 0xc0) are
+/// sent, and must not move more than 4096 bytes.
 ///
 /// @nvme: the controller.
 /// @command: the command; `result` and `status` are stored there.
-/// @data: where the first `len` bytes of its data are stored, zeroes after what the controller has
-/// written; NULL if `len` is 0. After an error nothing is stored there.
-/// @len: at most 4096.
+/// @data: the first `len` bytes of its data, with zeroes behind them; or where the first `len`
+/// bytes are stored that the controller has written, zeroes after these. NULL if `len` is 0. After
+/// an error nothing is stored there.
+/// @len: at most 4096; 0 for a command without data.
 ///
 /// Return: 0, or -errno: EIO (the controller refuses the command: its `status`; or has failed);
-/// EINVAL (another command, a longer log page, `len`, `struct_size`); ETIMEDOUT (no completion:
-/// nothing more is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
+/// EACCES (it changes what the library relies on: the message says what); EINVAL (an unknown
+/// opcode, more data than 4096 bytes, `len`, `struct_size`); ETIMEDOUT (no completion: nothing more
+/// is accepted); ENODEV (it is gone); E2BIG; EFAULT; EBADF.
 /// Thread: any; one at a time waits. Since 0.2.
 ///
 /// # Safety
@@ -87,25 +97,49 @@ pub unsafe extern "C" fn pf_nvme_admin(
         let device = Arc::clone(&NVMES.get(nvme)?.device);
         // SAFETY: as the caller promises.
         let mut asked = unsafe { read(command.cast_const()) }?;
-        let Ok(opcode) = u8::try_from(asked.opcode) else {
-            return Err(fail!(EINVAL, "opcode {:#x}: it has 8 bits", asked.opcode));
+        let raw = asked.raw(asked.nsid)?;
+        let mut page = [0; PAGE];
+        let Some(part) = page.get_mut(..len) else {
+            return Err(fail!(EINVAL, "{len} bytes of data: a command has at most {PAGE}"));
         };
-        let pf_nvme_command { nsid, cdw10, cdw11, cdw12, cdw13, cdw14, cdw15, .. } = asked;
-        let cdw = [cdw10, cdw11, cdw12, cdw13, cdw14, cdw15];
-        if len > 4096 {
-            return Err(fail!(EINVAL, "{len} bytes of data: a command has at most 4096"));
+        let direction = raw.direction();
+        if direction == DataDirection::None && len > 0 {
+            return Err(fail!(EINVAL, "{len} bytes of data: opcode {:#x} has none", raw.opcode));
         }
-        let answer = device.controller.inquire(&Inquiry { opcode, nsid, cdw });
+        if direction == DataDirection::ToController {
+            // SAFETY: `len` bytes, as the caller promises; the page is this call's, and as long.
+            unsafe { std::ptr::copy_nonoverlapping(data.cast(), part.as_mut_ptr(), len) };
+        }
+        let answer = device.controller.admin(&raw, &mut page);
         (asked.result, asked.status) = match &answer {
-            Ok((_, result)) => (*result, 0),
+            Ok(result) => (*result, 0),
             Err(Error::Admin { status, .. }) => (0, status.bits().into()),
             Err(_) => (0, 0),
         };
         // SAFETY: as the caller promises.
         unsafe { fill(command, &asked, "command") }?;
-        let (answer, _) = answer.map_err(|error| Failure::from(&error))?;
-        // SAFETY: `len` bytes, as the caller promises, and no more than the answer has.
-        unsafe { std::ptr::copy_nonoverlapping(answer.as_ptr(), data.cast(), len) };
+        answer.map_err(|error| Failure::from(&error))?;
+        if direction == DataDirection::FromController {
+            // SAFETY: `len` bytes, as the caller promises, and no more than the page has.
+            unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), data.cast(), len) };
+        }
         Ok(0)
     })
+}
+
+/// The most data of an admin command.
+const PAGE: usize = 4096;
+
+impl pf_nvme_command {
+    /// Returns the command for the driver, for a namespace.
+    ///
+    /// # Errors
+    /// `EINVAL`: the opcode has more than 8 bits.
+    pub(crate) fn raw(&self, nsid: u32) -> Result<RawCommand, Failure> {
+        let Ok(opcode) = u8::try_from(self.opcode) else {
+            return Err(fail!(EINVAL, "opcode {:#x}: it has 8 bits", self.opcode));
+        };
+        let Self { cdw10, cdw11, cdw12, cdw13, cdw14, cdw15, .. } = *self;
+        Ok(RawCommand { opcode, nsid, cdw: [cdw10, cdw11, cdw12, cdw13, cdw14, cdw15] })
+    }
 }

@@ -8,7 +8,7 @@ use crate::handle::Table;
 use crate::options::{Options, fill, read};
 use crate::queue::transfer::Lost;
 use crate::region::Hold;
-use libc::{EBUSY, EFBIG, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
+use libc::{EACCES, EBUSY, EFBIG, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC, ENOTSUP, ENXIO, ETIMEDOUT};
 use pinfold::Arena;
 use pinfold::pci::Bdf;
 use pinfold::vfio::DeviceError;
@@ -494,7 +494,8 @@ impl Errno for driver::Error {
             Self::NoNvmCommandSet | Self::PageSize { .. } | Self::EntrySize { .. } => ENOTSUP,
             Self::Source { .. } | Self::Lists(_) => ENOMEM,
             Self::OtherDomain | Self::BadSource { .. } => ENXIO,
-            Self::Depth { .. } | Self::NoInquiry { .. } | Self::InquiryLength { .. } => EINVAL,
+            Self::Depth { .. } | Self::NotSent { .. } | Self::DataLength { .. } => EINVAL,
+            Self::OwnedByDriver { .. } => EACCES,
             Self::NoQueueLeft { .. } => ENOSPC,
             _ => EIO,
         }

@@ -9,6 +9,7 @@ mod report;
 mod submit;
 pub(crate) mod transfer;
 
+use crate::admin::pf_nvme_command;
 use crate::domain::Lookup;
 use crate::failure::{Failure, call, check_out, fail, store};
 use crate::handle::Table;
@@ -56,6 +57,8 @@ pub const PF_WRITE: u32 = 2;
 pub const PF_FLUSH: u32 = 3;
 /// Discards `len` bytes from `offset`. The controller may keep them all the same.
 pub const PF_DISCARD: u32 = 4;
+/// Sends `command`, an NVM command of the program's own, with the memory of `iov` for its data.
+pub const PF_COMMAND: u32 = 5;
 
 /// In pf_completion.status: the device may still reach the memory of the request, which stays in
 /// use: pf_free() and pf_reg_destroy() refuse it. The request was given up, and the memory is in
@@ -155,26 +158,34 @@ unsafe impl Options for pf_queue_opts {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct pf_request {
-    /// PF_READ, PF_WRITE, PF_FLUSH or PF_DISCARD.
+    /// PF_READ, PF_WRITE, PF_FLUSH, PF_DISCARD or PF_COMMAND.
     pub op: u32,
     /// The namespace, from 1.
     pub nsid: u32,
-    /// Its first byte: a multiple of the block. PF_FLUSH: 0.
+    /// Its first byte: a multiple of the block. PF_FLUSH, PF_COMMAND: 0.
     pub offset: u64,
     /// PF_DISCARD: bytes, a multiple of the block; else 0, or the sum of `iov`.
     pub len: u64,
-    /// The memory of PF_READ and PF_WRITE: a multiple of the block in all, and at most
+    /// The memory of PF_READ, PF_WRITE and PF_COMMAND: a multiple of the block in all, and at most
     /// pf_nvme_info.max_transfer. Each entry is inside one allocation of the domain or one
     /// registration. A controller without SGLs (a model has none) can use scattered memory if the
     /// first entry begins at a multiple of 4, the others at a multiple of 4096, and all but the
     /// last end at one.
     pub iov: *const iovec,
-    /// Entries of it: 1 to 1024; PF_FLUSH: 0.
+    /// Entries of it: 1 to 1024; PF_FLUSH, PF_DISCARD, and PF_COMMAND without data: 0.
     pub iovcnt: u32,
     /// 0.
     pub flags: u32,
     /// The caller's; its completion has it.
     pub user_data: u64,
+    /// Of PF_COMMAND, for the namespace `nsid` (its own `nsid` is that, or 0), with PRPs or an SGL
+    /// for `iov` as the library chooses; else NULL. It is one command at the controller, of at most
+    /// pf_nvme_info.max_command bytes, and not sent again after it may have been carried out. A
+    /// read, a write, a comparison, and write zeroes, write uncorrectable and verify are ordered
+    /// with other requests by their blocks, and must have the memory of these; any other command as
+    /// one for all of the namespace, and what it says of its length is the program's to get right:
+    /// what the controller moves beyond `iov` is not mapped for it.
+    pub command: *const pf_nvme_command,
 }
 
 /// The report of a request.
@@ -189,6 +200,10 @@ pub struct pf_completion {
     pub result: i32,
     /// The controller's status: bits 31:17 of the completion's DW3; and PF_LOST, PF_LATE.
     pub status: u32,
+    /// DW0 of the completion of its last command.
+    pub value: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// Creates a queue of a controller, for one thread at a time.
@@ -258,15 +273,16 @@ pub extern "C" fn pf_queue_destroy(queue: *mut pf_queue_t) -> c_int {
 /// that is no multiple of the block, beyond the end of the namespace, or 0; more than the largest
 /// transfer; an unknown operation or flag; memory that is not allocated, or that the controller
 /// cannot be given: the message has the entry of `iov`; memory that is mapped as a whole, unless
-/// PF_PROTECT_STATIC);
-/// ENXIO (memory that is not in the domain, or not mapped as a whole for PF_PROTECT_STATIC); ENODEV
-/// (no such namespace); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was
-/// formatted or detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or
-/// describing it to the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
+/// PF_PROTECT_STATIC); ENXIO (memory that is not in the domain, or not mapped as a whole for
+/// PF_PROTECT_STATIC); ENODEV (no such namespace); EACCES (a command that the library relies on:
+/// cancel); EOPNOTSUPP (the controller cannot discard); ESTALE (the namespace was formatted or
+/// detached); EIO (the controller has failed); ENOMEM or ENOSPC (mapping it, or describing it to
+/// the controller); EBADF; EFAULT; EBUSY (another thread is in a call with it).
 /// Thread: one at a time. Ownership: the memory is lent until the report. Since 0.2.
 ///
 /// # Safety
-/// `requests` is null or `n` requests, and `iov` of each is null or `iovcnt` entries.
+/// `requests` is null or `n` requests; `iov` of each is null or `iovcnt` entries, and `command` is
+/// null or has as many bytes as its first field says.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn pf_submit(
@@ -293,7 +309,7 @@ unsafe extern "C" fn submit(
         for at in 0..n as usize {
             // SAFETY: the caller promises `n` requests. C need not align them.
             let request = unsafe { requests.wrapping_add(at).read_unaligned() };
-            // SAFETY: as the caller promises of `iov`.
+            // SAFETY: as the caller promises of `iov` and `command`.
             match unsafe { queue.submit(&request, site) } {
                 Ok(()) => accepted += 1,
                 Err(failure) if accepted == 0 => return Err(failure),

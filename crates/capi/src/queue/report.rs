@@ -46,7 +46,7 @@ impl pf_queue_t {
     }
 
     fn take(&mut self, completion: Completion, site: Site) {
-        let tag = completion.tag();
+        let (tag, value) = (completion.tag(), completion.value());
         let Some(place) = self.in_flight.get_mut(tag) else { return };
         let Some(Pending { token, attempt }) = place.take() else { return };
         match attempt.finish(completion) {
@@ -58,6 +58,7 @@ impl pf_queue_t {
             Finished::Completed(mapped, result) => {
                 if let Some(Some(report)) = self.reports.get_mut(token.slot()) {
                     (report.result, report.status) = outcome(result);
+                    report.value = value;
                 }
                 if let (Some(tracer), Some(mapped)) = (hook(), &mapped) {
                     transfer::report(mapped, tracer, pf_event_kind::PF_EVENT_REVOKE, site);
@@ -177,6 +178,9 @@ impl pf_queue_t {
 }
 
 impl pf_completion {
+    pub(super) const NONE: Self =
+        Self { user_data: 0, result: 0, status: 0, value: 0, reserved: 0 };
+
     /// Returns the report of a request whose mapping has not ended.
     fn after(self, errno: c_int, status: u32) -> Self {
         let result = if self.result == 0 { -errno } else { self.result };

@@ -1,21 +1,32 @@
 //! From a request of the C program to one of the driver: the memory, the blocks, what is refused.
 
 use super::transfer::{Attempt, Fixed, Parts, Scattered, parts, report};
-use super::{PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
+use super::{PF_COMMAND, PF_DISCARD, PF_FLUSH, PF_READ, PF_WRITE};
 use super::{Pending, check_in, pf_completion, pf_queue_t, pf_request};
+use crate::admin::pf_nvme_command;
 use crate::domain::Lookup;
 use crate::failure::{Failure, fail};
 use crate::nvme::MAX_TRANSFER;
+use crate::options;
 use crate::region::Span;
 use crate::trace::{Site, hook, pf_event_kind};
 use libc::{EINVAL, ENXIO, iovec};
 use pinfold::core::access::{Access, FromDevice, ToDevice};
 use pinfold::core::domain::Payload;
 use pinfold::requests::{BeginError, Refusal, Token};
-use pinfold_nvme::driver::{InFlight, LayoutError, Reject, Rejected};
+use pinfold_nvme::driver::{DataDirection, InFlight, LayoutError, RawCommand, Reject, Rejected};
 
 /// The most entries of a request's `iov`.
 const MAX_IOVECS: u32 = 1024;
+
+/// What is done with the memory of a request.
+#[derive(Clone, Copy)]
+enum What {
+    /// The namespace, the first block, and how many.
+    Blocks(u32, u64, u32),
+    /// A command of the program's own, and the bytes of its data.
+    Command(RawCommand, u64),
+}
 
 /// The memory of a request, as the program names it.
 struct Memory<'r>(&'r [iovec]);
@@ -45,6 +56,18 @@ impl<'r> Memory<'r> {
                 return Err(fail!(EINVAL, "iov[{index}] at {base:p} has 0 bytes: leave it out"));
             }
             bytes = bytes.saturating_add(entry.iov_len as u64);
+        }
+        Ok(bytes)
+    }
+
+    /// Returns the bytes of all, which `len` says, too, unless it is 0.
+    fn same_bytes(&self, len: u64) -> Result<u64, Failure> {
+        let bytes = self.bytes()?;
+        if len != 0 && len != bytes {
+            return Err(fail!(
+                EINVAL,
+                "`len` is {len}, and `iov` has {bytes} bytes: set `len` to 0"
+            ));
         }
         Ok(bytes)
     }
@@ -97,7 +120,7 @@ impl pf_queue_t {
     /// Those of `pf_submit`; nothing has changed.
     ///
     /// # Safety
-    /// As for [`Memory::new`].
+    /// As for [`Memory::new`]; `command` is null or has as many bytes as its first field says.
     pub(super) unsafe fn submit(
         &mut self,
         request: &pf_request,
@@ -110,21 +133,40 @@ impl pf_queue_t {
                 "{depth} requests are unreported, the depth of the queue: call pf_complete first"
             ));
         }
-        let pf_request { op, nsid, offset, len, flags, user_data, .. } = *request;
+        let pf_request { op, nsid, offset, len, flags, user_data, command, .. } = *request;
         if flags != 0 {
             return Err(fail!(EINVAL, "flags {flags:#x}: there are none, set them to 0"));
         }
+        if (op == PF_COMMAND) == command.is_null() {
+            return Err(fail!(EINVAL, "`command` {command:p}: PF_COMMAND has one, others none"));
+        }
         let pending = match op {
+            PF_COMMAND => {
+                // SAFETY: as the caller promises.
+                let raw = unsafe { raw_command(command, nsid) }?;
+                if offset != 0 || (request.iovcnt == 0 && len != 0) {
+                    return Err(fail!(
+                        EINVAL,
+                        "offset {offset}, {len} bytes: a command has its own words; set `offset` to 0, and `len` to 0 \
+                         or what `iov` has"
+                    ));
+                }
+                if request.iovcnt == 0 {
+                    let token = self.begin_bare()?;
+                    let sent = self.queue.raw(&raw);
+                    self.bare(token, sent)?
+                } else {
+                    // SAFETY: as the caller promises.
+                    let memory = unsafe { Memory::new(request) }?;
+                    let bytes = memory.same_bytes(len)?;
+                    let read = raw.direction() == DataDirection::FromController;
+                    self.transfer(&memory, read, What::Command(raw, bytes), site)?
+                }
+            }
             PF_READ | PF_WRITE => {
                 // SAFETY: as the caller promises.
                 let memory = unsafe { Memory::new(request) }?;
-                let bytes = memory.bytes()?;
-                if len != 0 && len != bytes {
-                    return Err(fail!(
-                        EINVAL,
-                        "`len` is {len}, and `iov` has {bytes} bytes: set `len` to 0"
-                    ));
-                }
+                let bytes = memory.same_bytes(len)?;
                 if bytes > MAX_TRANSFER {
                     return Err(fail!(
                         EINVAL,
@@ -132,7 +174,7 @@ impl pf_queue_t {
                     ));
                 }
                 let (slba, blocks) = self.blocks(nsid, offset, bytes)?;
-                self.transfer(&memory, op == PF_READ, (nsid, slba, blocks), site)?
+                self.transfer(&memory, op == PF_READ, What::Blocks(nsid, slba, blocks), site)?
             }
             PF_FLUSH if offset == 0 && len == 0 && request.iovcnt == 0 => {
                 let token = self.begin_bare()?;
@@ -154,13 +196,13 @@ impl pf_queue_t {
             _ => {
                 return Err(fail!(
                     EINVAL,
-                    "operation {op}: pass PF_READ, PF_WRITE, PF_FLUSH or PF_DISCARD"
+                    "operation {op}: pass PF_READ, PF_WRITE, PF_FLUSH, PF_DISCARD or PF_COMMAND"
                 ));
             }
         };
         self.outstanding += 1;
         if let Some(place) = self.reports.get_mut(pending.token.slot()) {
-            *place = Some(pf_completion { user_data, result: 0, status: 0 });
+            *place = Some(pf_completion { user_data, ..pf_completion::NONE });
         }
         if let Some(place) = self.in_flight.get_mut(pending.attempt.tag()) {
             *place = Some(pending);
@@ -232,14 +274,14 @@ impl pf_queue_t {
         &mut self,
         memory: &Memory<'_>,
         read: bool,
-        at: (u32, u64, u32),
+        what: What,
         site: Site,
     ) -> Result<Pending, Failure> {
         let (spans, id) = (memory.spans(&self.lookup)?, self.lease.device.state.domain.id());
         if self.is_static {
             let fixed = Fixed::new(spans, id)?;
             let token = self.begin_bare()?;
-            return self.transfer_fixed(token, fixed, memory, read, at);
+            return self.transfer_fixed(token, fixed, memory, read, what);
         }
         let access = if read { Access::WRITE } else { Access::READ };
         let begun = self.requests.begin_lent([(Scattered::new(spans, id)?, access)]);
@@ -249,7 +291,7 @@ impl pf_queue_t {
         if let Some(tracer) = tracer {
             report(&lent, tracer, pf_event_kind::PF_EVENT_MAP, site);
         }
-        match self.start(lent, read, at) {
+        match self.start(lent, read, what) {
             Ok(attempt) => Ok(Pending { token, attempt: Attempt::Mapped(attempt) }),
             Err(Rejected { payload, reason }) => {
                 let failure = self.refused_memory(memory, &payload, read, &reason);
@@ -270,9 +312,9 @@ impl pf_queue_t {
         fixed: Fixed,
         memory: &Memory<'_>,
         read: bool,
-        at: (u32, u64, u32),
+        what: What,
     ) -> Result<Pending, Failure> {
-        match self.start(fixed, read, at) {
+        match self.start(fixed, read, what) {
             Ok(attempt) => Ok(Pending { token, attempt: Attempt::Fixed(attempt) }),
             Err(Rejected { payload, reason }) => {
                 self.end_refused(token);
@@ -281,18 +323,27 @@ impl pf_queue_t {
         }
     }
 
-    /// Has the driver read or write.
+    /// Has the driver read or write, or send a command.
     #[inline]
     fn start<P: Payload<FromDevice> + Payload<ToDevice>>(
         &mut self,
         payload: P,
         read: bool,
-        (nsid, slba, blocks): (u32, u64, u32),
+        what: What,
     ) -> Result<InFlight<P>, Rejected<P>> {
-        if read {
-            self.queue.read::<_, FromDevice>(nsid, slba, blocks, payload)
-        } else {
-            self.queue.write::<_, ToDevice>(nsid, slba, blocks, payload)
+        match (what, read) {
+            (What::Blocks(nsid, slba, blocks), true) => {
+                self.queue.read::<_, FromDevice>(nsid, slba, blocks, payload)
+            }
+            (What::Blocks(nsid, slba, blocks), false) => {
+                self.queue.write::<_, ToDevice>(nsid, slba, blocks, payload)
+            }
+            (What::Command(raw, bytes), true) => {
+                self.queue.raw_read::<_, FromDevice>(&raw, bytes, payload)
+            }
+            (What::Command(raw, bytes), false) => {
+                self.queue.raw_write::<_, ToDevice>(&raw, bytes, payload)
+            }
         }
     }
 
@@ -343,6 +394,7 @@ impl pf_queue_t {
                 ESTALE,
                 "namespace {nsid} was detached or formatted: look at it by pf_nvme_info, and create a new queue"
             ),
+            Reject::OwnedByDriver { .. } => Failure::new(libc::EACCES, reason.to_string()),
             Reject::NoDiscard => Failure::new(libc::EOPNOTSUPP, reason.to_string()),
             Reject::Layout(error) if error.is_out_of_pages() => {
                 Failure::new(libc::ENOMEM, reason.to_string())
@@ -352,6 +404,23 @@ impl pf_queue_t {
             _ => Failure::new(EINVAL, reason.to_string()),
         }
     }
+}
+
+/// Returns a command of the program's own, for a namespace.
+///
+/// # Safety
+/// `command` is not null, and has as many bytes as its first field says.
+unsafe fn raw_command(command: *const pf_nvme_command, nsid: u32) -> Result<RawCommand, Failure> {
+    // SAFETY: as the caller promises.
+    let command = unsafe { options::read(command) }?;
+    if ![0, nsid].contains(&command.nsid) {
+        return Err(fail!(
+            EINVAL,
+            "the command's `nsid` is {}, and the request's {nsid}: set it to 0",
+            command.nsid
+        ));
+    }
+    command.raw(nsid)
 }
 
 /// Returns why the loop has not begun a request.

@@ -121,6 +121,7 @@ impl Program {
             iov,
             iovcnt: 1,
             flags: 0,
+            command: std::ptr::null(),
             user_data: at as u64,
         };
         let requests: Vec<_> = iovs.iter().enumerate().map(request).collect();
@@ -131,7 +132,8 @@ impl Program {
     /// Waits for the reports of `count` requests, and returns them in the order of the requests.
     fn reports(&self, count: usize) -> Vec<(i32, u32)> {
         let mut found: Vec<Option<(i32, u32)>> = vec![None; count];
-        let none = pf_completion { user_data: u64::MAX, result: 1, status: 1 };
+        let none =
+            pf_completion { user_data: u64::MAX, result: 1, status: 1, ..pf_completion::NONE };
         while found.iter().any(Option::is_none) {
             assert!(pf_queue_wait(self.queue, 60_000_000_000) > 0, "{found:?}");
             let mut done = [none; 3];
@@ -389,7 +391,7 @@ fn a_descriptor_is_readable_when_the_flush_of_a_request_ends() {
         let program = Program::on(core, protect, Config::default(), |_| {});
         let fd = pf_queue_fd(program.queue);
         assert!(fd >= 0, "{}", message());
-        let none = pf_completion { user_data: 0, result: 1, status: 1 };
+        let none = pf_completion { user_data: 0, result: 1, status: 1, ..pf_completion::NONE };
         let (mut done, mut looks) = ([none; 2], 0);
         assert_eq!(program.submit(PF_READ, 1), 1);
         loop {
@@ -422,7 +424,8 @@ fn a_descriptor_tells_of_a_late_flush_and_of_its_end() {
     program.limit_flushes(PF_PROTECT_BATCH, Duration::from_millis(50));
     let fd = pf_queue_fd(program.queue);
     assert_eq!(pf_queue_fd(program.queue), fd, "always the same");
-    let (mut done, mut looks) = ([pf_completion { user_data: 0, result: 1, status: 1 }; 2], 0);
+    let (mut done, mut looks) =
+        ([pf_completion { user_data: 0, result: 1, status: 1, ..pf_completion::NONE }; 2], 0);
     let mut found = 0;
     assert_eq!(program.submit(PF_READ, 1), 1);
     while program.free() == -EBUSY {
@@ -506,6 +509,7 @@ fn a_request_that_hangs_without_memory_of_the_loop_leaves_its_slot() {
                 iov: null(),
                 iovcnt: 0,
                 flags: 0,
+                command: std::ptr::null(),
                 user_data: 0,
             };
             // SAFETY: one request without memory.
@@ -544,6 +548,7 @@ fn a_controller_with_sgls_takes_memory_with_gaps() {
             iov: parts.as_ptr(),
             iovcnt: u32::try_from(parts.len()).unwrap(),
             flags: 0,
+            command: std::ptr::null(),
             user_data: 0,
         };
         for request in [request(PF_WRITE, &parts), request(PF_READ, &back)] {
@@ -590,6 +595,7 @@ fn a_queue_finds_memory_without_a_lock_of_other_threads() {
                 iov: iov.as_ptr(),
                 iovcnt,
                 flags: 0,
+                command: std::ptr::null(),
                 user_data,
             };
             let requests = [request((1, 0)), request((2, 1))];

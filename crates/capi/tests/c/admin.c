@@ -1,7 +1,8 @@
-/* Admin commands to a controller of the library: what they read, and every misuse. */
+/* Admin commands to a controller of the library: what they read and change, and every misuse. */
 #include "check.h"
 
-enum { GET_LOG_PAGE = 2, IDENTIFY = 6, GET_FEATURES = 10 };
+enum { GET_LOG_PAGE = 2, IDENTIFY = 6, SET_FEATURES = 9, GET_FEATURES = 10, FORMAT = 0x80 };
+enum { WRITE_CACHE = 6 };
 
 static pf_nvme_t *nvme;
 
@@ -42,6 +43,38 @@ static void reads(void) {
     CHECK((one.result & 0xffff) > 0 && one.status == 0);
 }
 
+/* What a command has changed, the next one finds. */
+static void changes(void) {
+    for (int i = 0; i < 3; i++) {
+        uint32_t enabled = i % 2;
+        struct pf_nvme_command one = command(SET_FEATURES, 0, WRITE_CACHE, enabled);
+        OK(pf_nvme_admin(nvme, &one, NULL, 0));
+        CHECK(one.status == 0);
+        one = command(GET_FEATURES, 0, WRITE_CACHE, 0);
+        OK(pf_nvme_admin(nvme, &one, NULL, 0));
+        CHECK(one.result == enabled);
+    }
+}
+
+/* Whether the library keeps the command for itself. */
+static int is_owned(uint32_t opcode) {
+    static const uint32_t owned[] = {0, 1, 4, 5, 8, 0x0c, 0x18, 0x1c, 0x7c};
+    for (unsigned i = 0; i < sizeof owned / sizeof *owned; i++)
+        if (opcode == owned[i])
+            return 1;
+    return 0;
+}
+
+/* Whether the library sends the command. */
+static int is_sent(uint32_t opcode) {
+    static const uint32_t sent[] = {2,    6,    9,    0x0a, 0x0d, 0x10, 0x11, 0x14,
+                                    0x15, 0x19, 0x1a, 0x80, 0x81, 0x82, 0x84, 0x86};
+    for (unsigned i = 0; i < sizeof sent / sizeof *sent; i++)
+        if (opcode == sent[i])
+            return 1;
+    return opcode >= 0xc0 && (opcode & 3) != 3;
+}
+
 static void refusals(void) {
     unsigned char data[4097];
     memset(data, 0x55, sizeof data);
@@ -53,10 +86,21 @@ static void refusals(void) {
     one.struct_size = 8;
     REFUSED(EINVAL, "8 bytes", pf_nvme_admin(nvme, &one, data, 1));
     for (uint32_t opcode = 0; opcode < 256; opcode++) {
-        if (opcode == GET_LOG_PAGE || opcode == IDENTIFY || opcode == GET_FEATURES)
-            continue;
-        one = command(opcode, 0, 1, 0);
-        REFUSED(EINVAL, "is not sent", pf_nvme_admin(nvme, &one, data, 4096));
+        one = command(opcode, 0, 0x1ff, 0);
+        size_t len = (opcode & 3) == 0 ? 0 : 4096;
+        if (len == 0)
+            REFUSED(EINVAL, "has none", pf_nvme_admin(nvme, &one, data, 1));
+        if (is_owned(opcode))
+            REFUSED(EACCES, "the driver's own", pf_nvme_admin(nvme, &one, data, len));
+        else if (!is_sent(opcode))
+            REFUSED(EINVAL, "is not sent", pf_nvme_admin(nvme, &one, data, len));
+        else /* by the controller, which has no such command, log page or feature */
+            CHECK(pf_nvme_admin(nvme, &one, data, len) == -EIO && one.status != 0);
+    }
+    static const uint32_t features[] = {0x07, 0x0b, 0x0d, 0x0f, 0x16, 0x19};
+    for (unsigned i = 0; i < sizeof features / sizeof *features; i++) {
+        one = command(SET_FEATURES, 0, features[i] | 1u << 31, 0);
+        REFUSED(EACCES, "the driver's own", pf_nvme_admin(nvme, &one, data, 1));
     }
     one = command(0x106, 0, 1, 0);
     REFUSED(EINVAL, "8 bits", pf_nvme_admin(nvme, &one, data, 4096));
@@ -84,6 +128,7 @@ int main(void) {
     OK(pf_nvme_open(domain, arena, &model, &nvme));
     refusals();
     reads();
+    changes();
     OK(pf_nvme_destroy(nvme));
     REFUSED(EBADF, "destroyed", pf_nvme_admin(nvme, &one, NULL, 0));
     OK(pf_arena_destroy(arena));

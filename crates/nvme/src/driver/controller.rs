@@ -4,8 +4,8 @@ use super::config::{Config, ControllerStats};
 use super::error::Error;
 use super::event::{Event, Health};
 use super::inner::Inner;
-use super::inquiry::Inquiry;
 use super::namespace::{Identity, Namespace, NamespaceInfo, Unusable};
+use super::passthrough::RawCommand;
 use super::queue::{Queue, Vector};
 use crate::registers::Registers;
 use crate::spec::PAGE_BYTES;
@@ -128,14 +128,21 @@ impl<R: Registers, S: ChunkSource + Clone> Controller<R, S> {
         self.inner.health()
     }
 
-    /// Sends an admin command that only reads, and returns its data, followed by zeroes, and DW0 of its
-    /// completion. Waits for it, as all admin commands do.
+    /// Sends an admin command of the program's own, waits for it, and returns DW0 of its completion.
+    /// `data` are sent, or replaced by what the controller has written, followed by zeroes; as the
+    /// [direction](RawCommand::direction) says. The controller gets a copy of them, of a page.
+    ///
+    /// Commands that change the namespaces (format, sanitize, management, attachment) have them
+    /// identified again before the next request. Those that the driver relies on are refused: its
+    /// queues, aborts, events, doorbells, the controller's resources, and features that it has set.
+    /// A vendor's command must not transfer more than a page.
     ///
     /// # Errors
-    /// [`Error::NoInquiry`], [`Error::InquiryLength`]: nothing was sent. [`Error::Admin`]: the
-    /// controller refuses it. As [`scan_namespaces`](Self::scan_namespaces).
-    pub fn inquire(&self, inquiry: &Inquiry) -> Result<(Box<[u8; PAGE_BYTES]>, u32), Error> {
-        self.inner.inquire(inquiry)
+    /// [`Error::OwnedByDriver`], [`Error::NotSent`], [`Error::DataLength`]: nothing was sent.
+    /// [`Error::Admin`]: the controller refuses it. As [`scan_namespaces`](Self::scan_namespaces).
+    /// `data` are as before then.
+    pub fn admin(&self, command: &RawCommand, data: &mut [u8; PAGE_BYTES]) -> Result<u32, Error> {
+        self.inner.admin(command, data)
     }
 
     /// Returns the largest depth for [`create_queue`](Self::create_queue).

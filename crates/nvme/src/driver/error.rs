@@ -82,18 +82,24 @@ pub enum Error {
         /// Its status.
         status: Status,
     },
-    /// An admin command is none that only reads.
+    /// A command of the program's own changes what the driver relies on.
+    #[error("a command that changes {what} is not sent: that is the driver's own")]
+    OwnedByDriver {
+        /// What it changes.
+        what: &'static str,
+    },
+    /// A command of the program's own is not known, so that it cannot be known to be harmless.
     #[error(
-        "admin command {opcode:#04x} is not sent: only identify, get log page and get features are"
+        "admin command {opcode:#04x} is not sent: it is none that the driver knows, and no vendor's"
     )]
-    NoInquiry {
+    NotSent {
         /// Its opcode.
         opcode: u8,
     },
-    /// A log page is longer than the page that receives it.
-    #[error("a log page of {bytes} bytes: ask for at most 4096 at a time, from an offset")]
-    InquiryLength {
-        /// Its length.
+    /// The data of an admin command are longer than the page that the controller gets for them.
+    #[error("{bytes} bytes of data: an admin command has at most 4096 at a time, from an offset")]
+    DataLength {
+        /// Their length.
         bytes: u64,
     },
     /// An admin command did not complete.
@@ -177,6 +183,38 @@ pub enum Reject {
         needed: u64,
         /// The bytes of the payload.
         has: u64,
+    },
+    /// A command of the program's own has other blocks than its payload has bytes, or is too long.
+    #[error(
+        "a command for {needed} bytes, with a payload of {bytes}: both must be the same, and at most {limit}"
+    )]
+    CommandLength {
+        /// The bytes of its blocks.
+        needed: u64,
+        /// The bytes of its payload.
+        bytes: u64,
+        /// The largest transfer.
+        limit: u32,
+    },
+    /// The data of a command of the program's own do not go the way of its payload.
+    #[error(
+        "command {opcode:#04x}: its lowest two bits say which way its data go, or that it has none"
+    )]
+    Direction {
+        /// Its opcode.
+        opcode: u8,
+    },
+    /// A command of the program's own changes what the driver relies on.
+    #[error("a command that changes {what} is not sent: that is the driver's own")]
+    OwnedByDriver {
+        /// What it changes.
+        what: &'static str,
+    },
+    /// A command of the program's own has data in both directions.
+    #[error("command {opcode:#04x} is not sent: its data would go both ways")]
+    NotSent {
+        /// Its opcode.
+        opcode: u8,
     },
     /// The controller has no dataset management (ONCS bit 2).
     #[error("the controller does not support discard (ONCS bit 2, dataset management)")]

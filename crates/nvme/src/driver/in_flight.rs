@@ -22,9 +22,16 @@ pub(super) struct RequestId {
 pub struct Completion {
     pub(super) id: RequestId,
     pub(super) result: RequestResult,
+    pub(super) value: u32,
 }
 
 impl Completion {
+    /// Returns DW0 of the completion of the request's last command, which the controller chooses; 0
+    /// where it has not completed.
+    pub fn value(&self) -> u32 {
+        self.value
+    }
+
     /// Returns the [`InFlight::tag`] of the request.
     pub fn tag(&self) -> usize {
         self.id.tag.into()

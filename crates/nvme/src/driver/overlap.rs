@@ -20,11 +20,15 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Returns the extent of a request inside of its namespace. That of a flush is empty.
+    /// Returns the extent of a request inside of its namespace. That of a flush is empty; that of a
+    /// command which does not name its blocks as a read does is all of the namespace.
     pub(super) fn new(request: &Request) -> Self {
         let &Request { operation, nsid, slba: first, blocks } = request;
-        let end = first.saturating_add(blocks.into());
-        Self { nsid, changes: operation != Operation::Read, first, end }
+        let end = match operation {
+            Operation::Raw(command, _) if command.blocks().is_none() => u64::MAX,
+            _ => first.saturating_add(blocks.into()),
+        };
+        Self { nsid, changes: operation.changes_blocks(), first, end }
     }
 
     fn is_empty(&self) -> bool {
@@ -277,6 +281,8 @@ impl Retries {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::passthrough::RawCommand;
+    use crate::spec::nvm;
     use proptest::prelude::*;
 
     fn extent() -> impl Strategy<Value = Extent> {
@@ -329,6 +335,27 @@ mod tests {
 
     fn write(slba: u64, blocks: u32) -> Extent {
         Extent::new(&Request { operation: Operation::Write, nsid: 1, slba, blocks })
+    }
+
+    #[test]
+    fn a_command_that_does_not_name_its_blocks_is_ordered_with_all() {
+        let raw = |opcode, slba| {
+            let command = RawCommand { opcode, nsid: 1, cdw: [slba, 0, 7, 0, 0, 0] };
+            let (slba, blocks) = command.blocks().unwrap_or((0, 0));
+            let operation = Operation::Raw(command, 0);
+            Extent::new(&Request { operation, nsid: 1, slba, blocks })
+        };
+        let [read, compare] = [nvm::READ, nvm::COMPARE].map(|opcode| raw(opcode, 100));
+        for changing in [nvm::WRITE, nvm::WRITE_ZEROES, nvm::WRITE_UNCORRECTABLE] {
+            assert!(raw(changing, 100).conflicts(&read) && !raw(changing, 108).conflicts(&read));
+            assert!(write(107, 1).conflicts(&raw(changing, 100)));
+        }
+        assert!(!read.conflicts(&compare) && write(107, 1).conflicts(&compare));
+        assert!(!write(108, 1).conflicts(&compare) && !raw(nvm::VERIFY, 100).conflicts(&read));
+        // Dataset management, and one of a vendor that only reads.
+        let (dsm, vendor) = (raw(nvm::DATASET_MANAGEMENT, 0), raw(0x82, 0));
+        assert!(dsm.conflicts(&read) && dsm.conflicts(&write(1 << 40, 1)));
+        assert!(!vendor.conflicts(&read) && vendor.conflicts(&write(1 << 40, 1)));
     }
 
     /// A scan would be right, too: this is what makes it rare.

@@ -3,6 +3,7 @@
 
 use super::data_pointer::{DataPointer, SegmentCursor};
 use super::error::{CommandError, Error};
+use super::passthrough::RawCommand;
 use crate::spec::{Command, Cqe, Status};
 use core::mem::offset_of;
 use pinfold_core::dma_pool::{ChunkSource, Coherent};
@@ -74,11 +75,34 @@ pub(super) enum Operation {
     Flush,
     Discard,
     WriteZeroes,
+    /// A command of the program's own, and the bytes of its payload. It is never split.
+    Raw(RawCommand, u64),
 }
 
 impl Operation {
-    pub(super) fn moves_data(self) -> bool {
-        matches!(self, Self::Read | Self::Write)
+    /// Returns the bytes of the payload of a request for `blocks` blocks.
+    pub(super) fn payload_bytes(self, blocks: u32, block_shift: u32) -> u64 {
+        match self {
+            Self::Read | Self::Write => u64::from(blocks) << block_shift,
+            Self::Raw(_, bytes) => bytes,
+            Self::Flush | Self::Discard | Self::WriteZeroes => 0,
+        }
+    }
+
+    /// Returns whether the request may change blocks.
+    pub(super) fn changes_blocks(self) -> bool {
+        match self {
+            Self::Read => false,
+            Self::Raw(command, _) => command.changes_blocks(),
+            _ => true,
+        }
+    }
+
+    /// Returns whether it must not be sent again after it may have been carried out: a second flush
+    /// could succeed without the data that the first has lost, and a command of the program's own is
+    /// not known to have the same effect twice.
+    pub(super) fn is_sent_once(self) -> bool {
+        matches!(self, Self::Flush | Self::Raw(..))
     }
 }
 
@@ -124,6 +148,8 @@ pub(super) struct RequestSlot {
     /// Whether its owner has given it up: nothing of it is sent again.
     pub(super) given_up: bool,
     pub(super) error: Option<CommandError>,
+    /// DW0 of the completion of its last command.
+    pub(super) value: u32,
     pub(super) segments: SegmentCursor,
 }
 
@@ -132,7 +158,7 @@ impl RequestSlot {
         (self.request, self.block_shift, self.next_slba) = (request, block_shift, request.slba);
         (self.unsent, self.commands) = (unsent, 0);
         (self.error, self.aborting, self.retried, self.given_up) = (None, false, false, false);
-        self.listed = false;
+        (self.listed, self.value) = (false, 0);
     }
 
     /// Sets the deadline, which retries may extend by `extension_ns` in all.
@@ -167,6 +193,7 @@ impl Default for RequestSlot {
             retried: false,
             given_up: false,
             error: None,
+            value: 0,
             segments: SegmentCursor::default(),
         }
     }

@@ -121,6 +121,36 @@ pub mod admin {
     pub const GET_FEATURES: u8 = 0x0a;
     /// Asynchronous event request.
     pub const ASYNC_EVENT: u8 = 0x0c;
+    /// Namespace management.
+    pub const NAMESPACE_MANAGEMENT: u8 = 0x0d;
+    /// Firmware commit.
+    pub const FIRMWARE_COMMIT: u8 = 0x10;
+    /// Firmware image download.
+    pub const FIRMWARE_DOWNLOAD: u8 = 0x11;
+    /// Device self-test.
+    pub const SELF_TEST: u8 = 0x14;
+    /// Namespace attachment.
+    pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
+    /// Keep alive.
+    pub const KEEP_ALIVE: u8 = 0x18;
+    /// Directive send.
+    pub const DIRECTIVE_SEND: u8 = 0x19;
+    /// Directive receive.
+    pub const DIRECTIVE_RECEIVE: u8 = 0x1a;
+    /// Virtualization management.
+    pub const VIRTUALIZATION: u8 = 0x1c;
+    /// Doorbell buffer config.
+    pub const DOORBELL_BUFFER: u8 = 0x7c;
+    /// Format NVM.
+    pub const FORMAT: u8 = 0x80;
+    /// Security send.
+    pub const SECURITY_SEND: u8 = 0x81;
+    /// Security receive.
+    pub const SECURITY_RECEIVE: u8 = 0x82;
+    /// Sanitize.
+    pub const SANITIZE: u8 = 0x84;
+    /// Get LBA status.
+    pub const LBA_STATUS: u8 = 0x86;
 }
 
 /// Opcodes of I/O queues (NVM 3, figure "Opcodes for NVM Commands").
@@ -131,6 +161,10 @@ pub mod nvm {
     pub const WRITE: u8 = 0x01;
     /// Read.
     pub const READ: u8 = 0x02;
+    /// Write uncorrectable.
+    pub const WRITE_UNCORRECTABLE: u8 = 0x04;
+    /// Compare.
+    pub const COMPARE: u8 = 0x05;
     /// Write zeroes.
     pub const WRITE_ZEROES: u8 = 0x08;
     /// Write zeroes CDW12 bit 25: DEAC, the controller may deallocate the blocks, if they then read
@@ -138,6 +172,10 @@ pub mod nvm {
     pub const ZERO_DEALLOCATE: u32 = 1 << 25;
     /// Dataset management.
     pub const DATASET_MANAGEMENT: u8 = 0x09;
+    /// Verify.
+    pub const VERIFY: u8 = 0x0c;
+    /// Cancel (Base 7.1).
+    pub const CANCEL: u8 = 0x18;
     /// Dataset management CDW11 bit 2: AD, deallocate (NVM 3.2.3).
     pub const DEALLOCATE: u32 = 1 << 2;
 }
@@ -158,6 +196,12 @@ pub mod feature {
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
     /// Asynchronous event configuration.
     pub const ASYNC_EVENTS: u8 = 0x0b;
+    /// Host memory buffer.
+    pub const HOST_MEMORY_BUFFER: u8 = 0x0d;
+    /// Keep alive timer.
+    pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+    /// I/O command set profile.
+    pub const COMMAND_SET_PROFILE: u8 = 0x19;
     /// Host behavior support.
     pub const HOST_BEHAVIOR: u8 = 0x16;
     /// Host behavior support, byte 0 of the data: ACRE, the host waits as CRD says.

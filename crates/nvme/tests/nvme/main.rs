@@ -19,6 +19,7 @@ mod interrupts;
 mod namespaces;
 mod ordering;
 mod owned;
+mod passthrough;
 mod payloads;
 mod records;
 mod retries;

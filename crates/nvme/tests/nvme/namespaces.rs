@@ -2,7 +2,9 @@
 //! reported, the others work; a namespace that changed is identified again.
 
 use crate::common::*;
-use pinfold_nvme::driver::{Config, Controller, Error, Event, EventKind, Reject, Unusable};
+use pinfold_nvme::driver::{
+    Config, Controller, Error, Event, EventKind, RawCommand, Reject, Unusable,
+};
 use pinfold_nvme::spec::{Command, Status, admin, cns, csi, nvm};
 use pinfold_nvme_model::{CommandInfo, Fault, ModelConfig, ModelController, Trigger};
 use std::sync::Arc;
@@ -77,6 +79,42 @@ fn an_unsupported_namespace_is_reported_with_the_reason() {
         }
     });
     assert_eq!(inactive, Some(Unusable::Inactive));
+}
+
+/// The model has no such command: it completes as if it had been carried out.
+#[test]
+fn a_format_has_the_namespaces_identified_again() {
+    let bench = bench(256, ModelConfig::new(namespaces(1 << 20)), Config::default());
+    let formatted = Arc::new(AtomicUsize::new(0));
+    let seen = formatted.clone();
+    bench.model.faults().tamper(move |command, data| {
+        if identifies(command, 1, cns::NAMESPACE) && seen.load(Ordering::Relaxed) > 0 {
+            // Blocks of 4096 bytes.
+            data[128 + 2] = 12;
+        }
+    });
+    let format =
+        |seen: &CommandInfo| seen.queue == 0 && seen.opcode == admin::FORMAT && seen.nsid == 1;
+    let mut queue = bench.controller.create_queue(2).unwrap();
+    let command = RawCommand { opcode: admin::FORMAT, nsid: 1, ..RawCommand::default() };
+    let mut data = [7; 4096];
+    formatted.store(1, Ordering::Relaxed);
+    // Not yet.
+    let refused = bench.controller.admin(&command, &mut data);
+    assert!(
+        matches!(refused, Err(Error::Admin { status, .. }) if status.code() == Status::INVALID_OPCODE)
+    );
+    // One that was refused has changed nothing.
+    let read = queue.read(1, 0, 1, Buffer::new(&bench.arena, 4096)).unwrap();
+    one(&mut queue, read).1.unwrap();
+    let done = Fault::Fail(Status::SUCCESS);
+    bench.model.faults().inject(Trigger::Matches(Box::new(format)), done);
+    assert_eq!(bench.controller.admin(&command, &mut data), Ok(0));
+    assert_eq!(data, [7; 4096]);
+    let refused = queue.read(1, 0, 1, Buffer::new(&bench.arena, 4096)).unwrap_err();
+    assert_eq!(refused.reason, Reject::NamespaceChanged { nsid: 1 });
+    assert_eq!(bench.controller.namespace(1).unwrap().block_bytes, 4096);
+    reads(&bench);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use crate::driver::data_pointer::DataPointer;
 use crate::driver::enable::{ControllerRegisters, ReadyWait};
 use crate::driver::error::Error;
 use crate::driver::in_flight::{SharedState, count_quarantined_bytes};
-use crate::driver::inquiry::Inquiry;
 use crate::driver::namespace::{Identity, Namespace, NamespaceInfo};
+use crate::driver::passthrough::{DataDirection, RawCommand};
 use crate::driver::slots::{self, DmaBuffer};
 use crate::registers::Registers;
 use crate::spec::{Command, Cqe, PAGE, PAGE_BYTES, admin, create_cq};
@@ -212,14 +212,34 @@ impl<R: Registers, S: ChunkSource + Clone> Inner<R, S> {
         admin.fetch(&self.registers, &self.config, what, command).map(|(data, _)| data)
     }
 
-    /// As [`Controller::inquire`](crate::driver::Controller::inquire).
-    pub(in crate::driver) fn inquire(
+    /// As [`Controller::admin`](crate::driver::Controller::admin).
+    pub(in crate::driver) fn admin(
         &self,
-        inquiry: &Inquiry,
-    ) -> Result<(Box<[u8; PAGE_BYTES]>, u32), Error> {
-        let (what, command) = inquiry.command()?;
+        raw: &RawCommand,
+        data: &mut [u8; PAGE_BYTES],
+    ) -> Result<u32, Error> {
+        let (what, command) = raw.admin()?;
         let mut control = self.control();
-        control.usable_admin()?.fetch(&self.registers, &self.config, what, command)
+        let admin = control.usable_admin()?;
+        let (registers, config) = (&self.registers, &self.config);
+        let result = match raw.direction() {
+            DataDirection::ToController => admin.send_data(registers, config, what, command, data),
+            DataDirection::FromController => {
+                let fetched = admin.fetch::<R, [u8; PAGE_BYTES]>(registers, config, what, command);
+                fetched.map(|(written, result)| {
+                    data.copy_from_slice(&*written);
+                    result
+                })
+            }
+            _ => admin.execute(registers, config, what, command),
+        };
+        // One that has timed out may have been carried out.
+        let refused = matches!(result, Err(Error::Admin { .. }));
+        if raw.changes_namespaces() && !refused {
+            admin.events.set_namespaces_changed();
+            self.shared.namespaces_changed();
+        }
+        result
     }
 
     /// Sends an admin command whose data begins with `data`, of at most a page, followed by zeroes.

@@ -1,7 +1,7 @@
 //! Commands whose status permits a retry (DNR clear) are sent again, after the delay that the
 //! controller asks for.
 //!
-//! A flush is the exception: one that may have been carried out is not repeated, whatever its
+//! A flush, and a command of the program's own, is the exception: one that may have been carried out is not repeated, whatever its
 //! status says. Data that could not be written may be dropped with the error, and the next flush
 //! then succeeds without it. Only a controller that reports that it did not execute the command, by
 //! the code "namespace not ready" or "command interrupted", is asked again. Every other command
@@ -15,7 +15,7 @@ use super::pair::Queue;
 use crate::driver::admin_queue::AbortTarget;
 use crate::driver::error::CommandError;
 use crate::driver::in_flight::RequestResult;
-use crate::driver::slots::{AbortState, CommandState, Operation, RetryState};
+use crate::driver::slots::{AbortState, CommandState, RetryState};
 use crate::registers::Registers;
 use crate::spec::Status;
 use pinfold_core::dma_pool::ChunkSource;
@@ -33,7 +33,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let Some(request) = self.requests.get_mut(usize::from(slot.tag)) else { return false };
         let RetryState { attempts, since_ns, .. } = slot.retry;
         let spent = status.is_media_error() && attempts >= MEDIA_RETRIES;
-        let lossy = request.request.operation == Operation::Flush && !status.is_not_executed();
+        let lossy = request.request.operation.is_sent_once() && !status.is_not_executed();
         let given_up = self.retries_abandoned
             || request.given_up
             || request.aborting

@@ -7,6 +7,7 @@ use crate::driver::error::{CommandError, LayoutError, Reject, Rejected};
 use crate::driver::in_flight::{InFlight, RequestId};
 use crate::driver::namespace::Namespace;
 use crate::driver::overlap::Extent;
+use crate::driver::passthrough::{DataDirection, RawCommand};
 use crate::driver::slots::{AbortState, CommandState, Operation, Request, RequestSlot, RetryState};
 use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
@@ -142,6 +143,65 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.without_payload(Request { operation: Operation::WriteZeroes, nsid, slba, blocks })
     }
 
+    /// Sends a command of the program's own that has no data. It is one command of the queue: it is
+    /// never split, and sent again only if the controller says that it has not carried it out.
+    /// [`Completion::value`](crate::driver::Completion::value) is DW0 of its completion.
+    ///
+    /// One that does not name its blocks as a read does is ordered as if it were about all of its
+    /// namespace. `command.nsid` is a namespace that this driver supports.
+    ///
+    /// # Errors
+    /// [`Rejected`] with the reason: [`Reject::OwnedByDriver`], [`Reject::NotSent`],
+    /// [`Reject::Direction`], [`Reject::OutOfRange`].
+    pub fn raw(&mut self, command: &RawCommand) -> Result<InFlight<()>, Rejected<()>> {
+        match command.check_io(DataDirection::None) {
+            Ok(()) => self.without_payload(raw_request(command, 0)),
+            Err(reason) => Err(Rejected { payload: (), reason }),
+        }
+    }
+
+    /// As [`raw`](Self::raw), for one whose data the controller writes: the payload's first `bytes`
+    /// bytes. What the command says of its length is the program's to get right, except for one that
+    /// names its blocks; the controller reaches no page beside the payload's.
+    ///
+    /// # Errors
+    /// As [`raw`](Self::raw); [`Reject::CommandLength`]; with the payload.
+    pub fn raw_read<P, D>(
+        &mut self,
+        command: &RawCommand,
+        bytes: u64,
+        payload: P,
+    ) -> Result<InFlight<P>, Rejected<P>>
+    where
+        D: DeviceWrites,
+        P: Payload<D>,
+    {
+        match command.check_io(DataDirection::FromController) {
+            Ok(()) => self.transfer(raw_request(command, bytes), payload),
+            Err(reason) => Err(Rejected { payload, reason }),
+        }
+    }
+
+    /// As [`raw_read`](Self::raw_read), for one whose data the controller reads.
+    ///
+    /// # Errors
+    /// As [`raw_read`](Self::raw_read).
+    pub fn raw_write<P, D>(
+        &mut self,
+        command: &RawCommand,
+        bytes: u64,
+        payload: P,
+    ) -> Result<InFlight<P>, Rejected<P>>
+    where
+        D: DeviceReads,
+        P: Payload<D>,
+    {
+        match command.check_io(DataDirection::ToController) {
+            Ok(()) => self.transfer(raw_request(command, bytes), payload),
+            Err(reason) => Err(Rejected { payload, reason }),
+        }
+    }
+
     fn transfer<P, D>(&mut self, request: Request, payload: P) -> Result<InFlight<P>, Rejected<P>>
     where
         D: Direction,
@@ -194,10 +254,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let deadline_ns = self.now_ns.saturating_add(self.timeout_ns);
         let extension_ns = self.retry_limit_ns.saturating_add(self.timeout_ns);
         let Some(slot) = self.requests.get_mut(usize::from(tag)) else { return Err(full) };
-        let needed = match request.operation.moves_data() {
-            true => u64::from(request.blocks) << block_shift,
-            false => 0,
-        };
+        let needed = request.operation.payload_bytes(request.blocks, block_shift);
         let has = slot.segments.set(segments, needed);
         if has < needed {
             return Err(Reject::PayloadTooShort { needed, has });
@@ -281,8 +338,23 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         let namespace = namespace.ok_or(Reject::NoSuchNamespace { nsid })?;
         let (size, blocks) = (namespace.blocks, u64::from(blocks));
         let inside = slba.checked_add(blocks).is_some_and(|end| end <= size);
-        if operation != Operation::Flush && (blocks == 0 || !inside) {
+        let names_blocks = match operation {
+            Operation::Flush => false,
+            Operation::Raw(command, _) => command.blocks().is_some(),
+            _ => true,
+        };
+        if names_blocks && (blocks == 0 || !inside) {
             return Err(Reject::OutOfRange { nsid, slba, blocks, size });
+        }
+        if let Operation::Raw(command, bytes) = operation {
+            let limit = self.max_transfer;
+            let needed = match command.moves_blocks() {
+                true => blocks << namespace.block_bytes.trailing_zeros(),
+                false => bytes.max((command.direction() != DataDirection::None).into()),
+            };
+            if needed != bytes || bytes > limit.into() {
+                return Err(Reject::CommandLength { needed, bytes, limit });
+            }
         }
         if operation == Operation::Discard && !self.can_discard {
             return Err(Reject::NoDiscard);
@@ -377,6 +449,12 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
     }
 }
 
+/// Returns the request for a command of the program's own.
+fn raw_request(command: &RawCommand, bytes: u64) -> Request {
+    let (slba, blocks) = command.blocks().unwrap_or((0, 0));
+    Request { operation: Operation::Raw(*command, bytes), nsid: command.nsid, slba, blocks }
+}
+
 /// The limits of a command of a queue.
 struct Limits<'q> {
     sgl: Option<&'q Profile>,
@@ -415,6 +493,15 @@ fn build(
             command.set_slba(slot.next_slba);
             command.cdw12 = U32::new(blocks_of(bytes, slot) | nvm::ZERO_DEALLOCATE);
             Ok((command, None, bytes))
+        }
+        Operation::Raw(raw, bytes) => {
+            let mut command = raw.io();
+            if bytes == 0 {
+                return Ok((command, None, 0));
+            }
+            let data = DataPointer::new(slot.segments.peek(bytes), bytes, limits.sgl, lists)?;
+            data.set(&mut command);
+            Ok((command, Some(data), bytes))
         }
         Operation::Read | Operation::Write => {
             let most = largest_command(slot, limits);

@@ -198,6 +198,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         self.free_command(index);
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.commands = request.commands.saturating_sub(1);
+            request.value = cqe.result.get();
         }
         self.complete_if_idle(tag);
     }
@@ -231,7 +232,7 @@ impl<R: Registers, S: ChunkSource + Clone> Queue<R, S> {
         if let Some(request) = self.requests.get_mut(usize::from(tag)) {
             request.busy = false;
             let id = RequestId { queue: self.serial, tag, sequence: request.sequence };
-            self.completions.push_back(Completion { id, result });
+            self.completions.push_back(Completion { id, result, value: request.value });
             self.end_order(tag);
         }
     }
