@@ -300,6 +300,9 @@ static void pool_end(struct pool *pool) {
 static void pinfold_free(struct rte_mempool *mempool) {
     struct pool *pool = pool_of(mempool);
     if (pool == NULL) {
+        if (mempool->pool_data != NULL) {
+            (void)refuse_other_process(mempool, "free");
+        }
         return;
     }
     report_counters(pool);
@@ -411,7 +414,7 @@ static void replace_rings(void) {
         if (at < rte_mempool_ops_table.num_ops) {
             rte_mempool_ops_table.ops[at] = ops;
         } else {
-            /* The rings' driver comes later; the first one of a name is used. */
+            /* Linked statically, the rings' driver may come later: the first of a name is used. */
             rte_mempool_register_ops(&ops);
         }
     }
