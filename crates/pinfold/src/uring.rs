@@ -34,7 +34,9 @@
 //! O_DIRECT transfers whole blocks ([`direct_alignment`]). A read that ends within the last
 //! block of a file is issued in whole blocks, and ends at the end of the file. A write that ends
 //! within a block is padded with zeroes if it is at the end of the file; the file is then too long
-//! until [`FileQueue::set_len`] truncates it.
+//! until [`FileQueue::set_len`] truncates it. Where either exceeds the limit of a file's size
+//! (`RLIMIT_FSIZE`), the kernel sends `SIGXFSZ` besides the error, as for any write: it ends a
+//! program that neither handles nor ignores it.
 
 mod error;
 mod file;

@@ -21,6 +21,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 use std::process::ExitCode;
+use std::sync::Arc;
 use suite::{Listing, Selection};
 
 /// How many runs are counted by default.
@@ -88,7 +89,9 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let ended = run(&Args::parse());
+    // A handler, so that a write beyond `ulimit -f` fails, and does not end the program.
+    let handled = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+    let ended = handled.map_err(Into::into).and_then(|_| run(&Args::parse()));
     let Err(error) = ended else { return ExitCode::SUCCESS };
     if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
         // A reader that has closed its end of the pipe is not a failure.
@@ -171,7 +174,11 @@ fn show(args: &Args, name: &str, about: &str, records: &[Record]) -> io::Result<
 
 fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush())
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let what = |error: io::Error| {
+        io::Error::new(error.kind(), format!("standard output could not be written: {error}"))
+    };
+    written.map_err(what)
 }
 
 /// Prints one line on standard error. If that fails too, only the exit code remains.

@@ -145,4 +145,12 @@ fn unwritable_output_is_a_failure_and_a_closed_pipe_is_not() {
     drop(reader);
     let mut list = Command::new(env!("CARGO_BIN_EXE_pinfold-bench"));
     assert_eq!(list.arg("--list").stdout(writer).status().unwrap().code(), Some(0));
+    // A file that may have no byte: the signal that tells so ends nothing.
+    let file = tempfile::tempfile().unwrap();
+    let mut list = Command::new("prlimit");
+    list.args(["--fsize=0", "env", "--default-signal=XFSZ"]);
+    list.args([env!("CARGO_BIN_EXE_pinfold-bench"), "--list"]).stdout(file);
+    let ended = list.stderr(std::process::Stdio::piped()).output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(text(&ended.stderr).contains("standard output could not be written: File too large"));
 }

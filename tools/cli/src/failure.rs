@@ -1,7 +1,7 @@
 //! Why the program failed, and its exit codes.
 
 use crate::engine::worker::EngineError;
-use crate::output::OutputError;
+use crate::output::{self, OutputError};
 use crate::packets::capture::CaptureError;
 use crate::server::error::ServeError;
 use crate::setup::error::{LimitError, OpenError};
@@ -98,7 +98,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Check(#[from] pinfold_check::CheckError),
     /// A file of `check` cannot be used.
-    #[error("cannot {attempt} {name}: {error}")]
+    #[error("cannot {attempt} {name}: {error}{}", output::advice_or(error, ""))]
     CheckFile {
         /// What was attempted.
         attempt: &'static str,
@@ -142,7 +142,7 @@ pub(crate) enum Failure {
         error: ReplayError,
     },
     /// A picture could not be written.
-    #[error("{} could not be written: {error}; name a writable folder with --svg", path.display())]
+    #[error("{} could not be written: {error}{}", path.display(), output::advice_or(error, "; name a writable folder with --svg"))]
     Svg {
         /// The picture, or its folder.
         path: PathBuf,

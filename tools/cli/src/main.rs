@@ -43,8 +43,16 @@ fn main() -> ExitCode {
     if rustix::process::getrlimit(rustix::process::Resource::As).current.is_some() {
         pinfold::probe::share_one_heap();
     }
-    let parsed = Cli::try_parse().map_err(args::foreign::with_alternative);
-    let result = match parsed {
+    let ended = signal::survive_file_limit().map_err(Failure::Signals).and_then(|()| parse());
+    ended.unwrap_or_else(|failure| {
+        output::error(failure.line());
+        failure.exit().into()
+    })
+}
+
+/// Runs what the command line asks for; returns the exit code.
+fn parse() -> Result<ExitCode, Failure> {
+    match Cli::try_parse().map_err(args::foreign::with_alternative) {
         Ok(cli) => {
             init_log(cli.verbose);
             match cli.command {
@@ -56,11 +64,7 @@ fn main() -> ExitCode {
         Err(message) => output::clap(&message)
             .map(|()| if message.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS })
             .map_err(Failure::from),
-    };
-    result.unwrap_or_else(|failure| {
-        output::error(failure.line());
-        failure.exit().into()
-    })
+    }
 }
 
 /// Runs a command.

@@ -11,11 +11,23 @@ use std::path::Path;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OutputError {
     /// Standard output cannot be written.
-    #[error("standard output could not be written: {0}")]
+    #[error("standard output could not be written: {}{}", .0, advice_or(.0, ""))]
     Write(#[from] io::Error),
     /// The report cannot be represented as JSON.
     #[error("cannot write the report as JSON: {0}")]
     Json(#[from] serde_json::Error),
+}
+
+/// Returns what to do about an output that could not be written, to be appended to the error:
+/// `otherwise` where it is not full.
+pub(crate) fn advice_or(error: &io::Error, otherwise: &'static str) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": free some space there",
+        io::ErrorKind::FileTooLarge => {
+            ": larger than a file may be (`ulimit -f`, or the file system's limit)"
+        }
+        _ => otherwise,
+    }
 }
 
 /// Returns whether a path leads to the standard output: by a name of it, or as the file that it is

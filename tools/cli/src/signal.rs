@@ -1,5 +1,5 @@
 //! SIGINT, SIGTERM, SIGHUP and SIGXCPU: a flag that the engines check, so that unfinished work is
-//! undone before the program ends, and a bound on the time this may take.
+//! undone before the program ends, and a bound on the time this may take. SIGXFSZ ends nothing.
 
 use crate::output;
 use pinfold::Signals;
@@ -21,6 +21,16 @@ const SAME_INT: Duration = Duration::from_millis(250);
 /// The exit code after a signal.
 const INTERRUPTED: i32 = 130;
 
+/// Has a write that exceeds the limit of a file's size (`ulimit -f`) fail like any other, where
+/// SIGXFSZ would end the program: in every command, since standard output may be such a file. A
+/// handler, and not SIG_IGN, which programs that are started would inherit.
+///
+/// # Errors
+/// The handler cannot be installed.
+pub(crate) fn survive_file_limit() -> io::Result<()> {
+    signal_hook::flag::register(SIGXFSZ, Arc::default()).map(drop)
+}
+
 /// Whether the user, or another job, has asked to stop.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Interrupt {
@@ -33,7 +43,6 @@ impl Interrupt {
     /// later) and raises the flag. One that comes more than a
     /// second later (SIGINT: a quarter), or 10 s, ends the program, even while its other threads
     /// wait for a file system that does not respond. Signals that were ignored stay ignored.
-    /// SIGXFSZ (`ulimit -f`) is ignored: the write that exceeds the limit fails like any other.
     ///
     /// # Errors
     /// A signal cannot be blocked, or the thread that waits for the signals cannot be started.
@@ -52,7 +61,6 @@ impl Interrupt {
                 ),
             )
         })?;
-        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         Ok(Self { flag, parent: None })
     }
 

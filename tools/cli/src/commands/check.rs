@@ -79,10 +79,14 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         false => text(args, &config, &report),
     };
     match &args.report {
-        Some(path) => std::fs::write(path, text).map_err(|error| Failure::CheckFile {
-            attempt: "write the report to",
-            name: path.display().to_string(),
-            error,
+        Some(path) => std::fs::write(path, &text).map_err(|error| {
+            // Not lost, since the run may have been long.
+            output::report(&text);
+            Failure::CheckFile {
+                attempt: "write the report to",
+                name: path.display().to_string(),
+                error,
+            }
         })?,
         None => output::report(&text),
     }

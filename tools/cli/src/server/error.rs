@@ -1,6 +1,7 @@
 //! Why a connection ends, and why the server could not start or ended with an error.
 
 use super::address::NbdAddress;
+use crate::output;
 use crate::setup::staged::StagedError;
 use pinfold_nbd::{HandshakeError, RequestError};
 use std::io;
@@ -87,7 +88,7 @@ pub(crate) enum ServeError {
     #[error("--pidfile: {0}")]
     PidFile(StagedError),
     /// The file of `--pidfile` was not written.
-    #[error("--pidfile {path}: {error}; name a path on another file system", path = path.display())]
+    #[error("--pidfile {path}: {error}{advice}", path = path.display(), advice = output::advice_or(error, "; name a path on another file system"))]
     PidFileWrite {
         /// The path.
         path: PathBuf,

@@ -264,6 +264,95 @@ fn unwritable_standard_output_fails_every_command() {
     assert_eq!(with_streams("--help", writer.into(), Stdio::piped()).code, Some(0));
 }
 
+/// Runs the program where a file may have no byte, and the signal that tells so would end it.
+fn without_file_size(args: &[&str], out: Stdio, err: Stdio) -> Ended {
+    let mut command = Command::new("prlimit");
+    command.args(["--fsize=0", "env", "--default-signal=XFSZ", env!("CARGO_BIN_EXE_pinfold")]);
+    command.args(args).stdin(Stdio::null()).stdout(out).stderr(err);
+    finish_with(command)
+}
+
+/// The kernel would end the program by SIGXFSZ, which is no error that it could report.
+#[test]
+fn an_output_beyond_the_limit_of_file_sizes_is_an_error_of_every_command() {
+    let folder = Folder::new();
+    let file = || -> Stdio { std::fs::File::create(folder.path("out")).unwrap().into() };
+    let source = folder.file("in", b"x");
+    let sample =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../replay/samples/linux-6.12-nvme-ahci-e1000e.txt");
+    for line in [
+        "--help",
+        "--version",
+        "completions bash",
+        "man",
+        "doctor",
+        "doctor --json",
+        "pools",
+        "nvme soft:1M",
+        "io soft:1M --json",
+        "serve soft:1M --nbd 127.0.0.1:0",
+        &format!("copy {source} soft:1M"),
+        &format!("replay {sample} --policy batch --json"),
+    ] {
+        let args: Vec<_> = line.split(' ').collect();
+        let ended = without_file_size(&args, file(), Stdio::piped());
+        assert_eq!(ended.code, Some(1), "{line}: {ended:#?}");
+        assert!(
+            ended.err.contains("standard output could not be written: File too large"),
+            "{ended:#?}"
+        );
+        assert!(ended.err.contains("ulimit -f"), "{line}: {ended:#?}");
+    }
+    for (line, code) in [("doctor", 0), ("--unknown", 2), ("-vv io soft:1M", 0)] {
+        let args: Vec<_> = line.split(' ').collect();
+        let ended = without_file_size(&args, Stdio::piped(), file());
+        assert_eq!(ended.code, Some(code), "{line}: {ended:#?}");
+    }
+}
+
+/// Files beside the streams: the error says what to do, and what was measured is not lost.
+#[test]
+fn a_report_beyond_the_limit_of_file_sizes_goes_elsewhere() {
+    let folder = Folder::new();
+    let sample =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../replay/samples/linux-6.12-nvme-ahci-e1000e.txt");
+    let svg = folder.arg("svg");
+    let line = ["replay", sample, "--policy", "batch", "--svg", &svg];
+    let ended = without_file_size(&line, Stdio::piped(), Stdio::piped());
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    assert!(
+        ended.err.contains(".svg could not be written") && ended.err.contains("ulimit -f"),
+        "{ended:#?}"
+    );
+
+    let pidfile = folder.arg("pid");
+    let line = ["serve", "soft:1M", "--pidfile", &pidfile, "--run", "true"];
+    let ended = without_file_size(&line, Stdio::piped(), Stdio::piped());
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    assert!(ended.err.contains("pid") && ended.err.contains("ulimit -f"), "{ended:#?}");
+    let left: Vec<_> = folder.names().into_iter().filter(|name| name != "svg").collect();
+    assert_eq!(left, [""; 0]);
+
+    // The registers of its devices are files, too.
+    let line = ["check", "--nvme", "soft:1M", "--", "true"];
+    let ended = without_file_size(&line, Stdio::piped(), Stdio::piped());
+    assert_eq!(ended.code, Some(125), "{ended:#?}");
+}
+
+/// A run under `check` may have been long.
+#[test]
+fn a_report_of_check_that_cannot_be_written_is_printed() {
+    let ended = pinfold(&words("check --nvme soft:1M --json --report /dev/full -- true"));
+    if ended.err.contains("a user namespace") {
+        return skipped("check starts no program here");
+    }
+    assert_eq!(ended.code, Some(125), "{ended:#?}");
+    assert!(ended.err.starts_with("{\"findings\":"), "{ended:#?}");
+    for part in ["cannot write the report to /dev/full: No space left", ": free some space there"] {
+        assert!(ended.err.contains(part), "{part}: {ended:#?}");
+    }
+}
+
 #[test]
 fn with_unwritable_standard_error_the_exit_code_is_right() {
     for (line, code) in [
