@@ -31,8 +31,7 @@ const WORDS: &[(&str, &str)] = &[
          from an arena of this domain",
         "call pf_arena_map_into or pf_register for this domain, or allocate from an arena of it",
     ),
-    ("MappingPolicy::Whole (--protect static)", "PF_POLICY_WHOLE"),
-    ("build the arena with PF_POLICY_WHOLE", "create the arena with PF_POLICY_WHOLE"),
+    ("build the arena with MappingPolicy::Whole", "create the arena with PF_POLICY_WHOLE"),
     ("MappingPolicy::Whole", "PF_POLICY_WHOLE"),
     (
         "other handles or pieces: unmap and drop them, then reclaim again",

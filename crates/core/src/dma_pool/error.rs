@@ -204,7 +204,7 @@ pub enum AllocError {
     /// The process has no memory for the states of the blocks, or for the tables that lead to them.
     /// The chunk was released.
     #[error(
-        "cannot allocate the states of a chunk of {bytes} bytes with blocks of {size} bytes: free memory of the process, or raise its limits (`ulimit -v`, control groups)"
+        "cannot allocate the states of a chunk of {bytes} bytes with blocks of {size} bytes: free memory of the process, or raise its limits"
     )]
     NoMemory {
         /// How many bytes the chunk has.
@@ -265,7 +265,7 @@ pub enum RangeError {
     },
     /// The process has no memory for the states of the blocks, or for the tables that lead to them.
     #[error(
-        "cannot allocate the states of {len} bytes with blocks of {size} bytes: add a shorter range, or raise the process's limits (`ulimit -v`, control groups)"
+        "cannot allocate the states of {len} bytes with blocks of {size} bytes: add a shorter range, or raise the process's limits"
     )]
     NoMemory {
         /// How many bytes the range has.

@@ -153,7 +153,7 @@ pub enum BackendError {
     },
     /// The domain does not translate, so addresses cannot be chosen.
     #[error(
-        "cannot choose I/O virtual addresses without an IOMMU: build the arena with MappingPolicy::Whole (--protect static)"
+        "cannot choose I/O virtual addresses without an IOMMU: build the arena with MappingPolicy::Whole"
     )]
     NoTranslation,
     /// Without translation, memory must be physically contiguous.
@@ -181,10 +181,12 @@ pub enum BackendError {
         len: usize,
     },
     /// The physical address of the memory is unavailable.
-    #[error("cannot read the physical address of {addr:#x}: that needs CAP_SYS_ADMIN; use sudo")]
+    #[error("cannot read the physical address of the memory at {addr:#x}: {remedy}")]
     PhysAddrUnknown {
         /// The start of the memory in this process.
         addr: usize,
+        /// What the backend needs to read it.
+        remedy: Cow<'static, str>,
     },
     /// The kernel returned an error.
     #[error("{call} of {iova} failed (system error {code}): nothing was mapped")]

@@ -68,8 +68,15 @@ impl PinnedMemory {
             let run = crate::sys::bytes(first.len);
             return Err(BackendError::NotContiguous { addr, len, run });
         }
-        IovaRange::new(first.iova, first.len).map_err(|_| BackendError::PhysAddrUnknown { addr })
+        IovaRange::new(first.iova, first.len).map_err(|_| unknown_place(addr))
     }
+}
+
+/// Returns the error of memory whose physical address the kernel does not tell.
+#[cold]
+fn unknown_place(addr: usize) -> BackendError {
+    let remedy = "the kernel tells it with CAP_SYS_ADMIN only; run the program as root".into();
+    BackendError::PhysAddrUnknown { addr, remedy }
 }
 
 /// Returns the meaning of memory that could not be pinned for a device.
@@ -78,7 +85,7 @@ fn refused(memory: DmaMemory, error: &PinError) -> BackendError {
     let (addr, len) = (memory.addr(), memory.len());
     tracing::debug!(addr, len, %error, "memory without an IOMMU was refused");
     match error {
-        PinError::FramesUnknown { addr } => BackendError::PhysAddrUnknown { addr: *addr },
+        PinError::FramesUnknown { addr } => unknown_place(*addr),
         PinError::Memlock { requested, limit } => BackendError::LockedMemory {
             asked: *requested,
             used: limit.used.unwrap_or(0),
@@ -224,8 +231,9 @@ mod tests {
         let errno = Errno::new(libc::EFAULT);
         let movable = BackendError::Movable { addr, len: 4096 };
         assert_eq!(of(PinError::Refused { addr, len: 4096, errno }), movable);
-        let at = BackendError::PhysAddrUnknown { addr: 5 };
-        assert_eq!(of(PinError::FramesUnknown { addr: 5 }), at);
+        let unknown = of(PinError::FramesUnknown { addr: 5 });
+        assert!(matches!(unknown, BackendError::PhysAddrUnknown { addr: 5, .. }), "{unknown}");
+        assert!(unknown.to_string().contains("0x5: the kernel tells it with CAP_SYS_ADMIN"));
         let limit =
             crate::MemlockLimit { soft: Some(7), hard: Some(9), used: Some(3), lifted: false };
         let full = of(PinError::Memlock { requested: 4096, limit });
