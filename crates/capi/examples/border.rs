@@ -6,7 +6,7 @@
 
 #![expect(clippy::cast_possible_truncation, reason = "constants that are small")]
 
-use pinfold::dma_pool::{DmaPool, Local, RawBlock};
+use pinfold::dma_pool::{DmaPool, PoolLocal, RawBlock};
 use pinfold::{Arena, ArenaLocal, Buffer, Domain, MappingPolicy};
 use pinfold_capi::arena::{
     PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_t, pf_free,
@@ -38,7 +38,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// The objects of the Rust API.
 struct Rust {
     arena: Arena,
-    local: Local,
+    local: PoolLocal,
     raw: [RawBlock; BLOCKS],
     slots: [Option<RawBlock>; BLOCKS],
     frames: ArenaLocal,

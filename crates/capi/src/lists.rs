@@ -148,7 +148,7 @@ pub(crate) fn segments(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pinfold::core::dma_pool::Local;
+    use pinfold::core::dma_pool::PoolLocal;
     use pinfold::{Arena, DmaPool, Domain};
     use proptest::prelude::*;
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     /// The crate's own, with list pages of a pool.
-    fn pool() -> Local {
+    fn pool() -> PoolLocal {
         let domain = Domain::soft().unwrap();
         let arena = Arena::builder().size(8 << 20).build(&domain).unwrap();
         DmaPool::builder("lists").block(4096).align(4096).build(&arena).unwrap().local()
@@ -180,11 +180,11 @@ mod tests {
     }
 
     /// Notes the pages of a pool's lists as they are taken.
-    struct Noting<'l>(&'l mut Local, Vec<(u64, usize)>);
+    struct Noting<'l>(&'l mut PoolLocal, Vec<(u64, usize)>);
 
     impl ListPages for Noting<'_> {
-        type Page = <Local as ListPages>::Page;
-        type TakeError = <Local as ListPages>::TakeError;
+        type Page = <PoolLocal as ListPages>::Page;
+        type TakeError = <PoolLocal as ListPages>::TakeError;
 
         fn take(&mut self) -> Result<Self::Page, Self::TakeError> {
             let page = self.0.take()?;

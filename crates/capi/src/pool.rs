@@ -10,7 +10,7 @@ use crate::region::Span;
 use crate::source::Marked;
 use crate::trace::{Caller, Site, Tracer, hook, pass_caller, pf_event_kind};
 use pinfold::Iova;
-use pinfold::dma_pool::{AllocError, DmaPool, DmaPoolStats, FreeError, Local, RawBlock};
+use pinfold::dma_pool::{AllocError, DmaPool, DmaPoolStats, FreeError, PoolLocal, RawBlock};
 use pinfold::memory::{self, Claim, ClaimedFor, InUse};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -40,7 +40,7 @@ struct Added {
 
 /// One thread's cache of a pool's blocks.
 pub struct pf_cache_t {
-    local: Local,
+    local: PoolLocal,
     source: Option<Arc<Marked>>,
     block_bytes: u32,
 }

@@ -11,14 +11,14 @@ const WORDS: &[(&str, &str)] = &[
     ("; build it larger", "; create a larger one"),
     ("free some, or build it larger", "free some, or create a larger one"),
     (
-        "drop idle `Local`s, free blocks, or build the pool with a larger maximum",
+        "drop idle `PoolLocal`s, free blocks, or build the pool with a larger maximum",
         "destroy idle caches, put blocks back, or create the pool with a larger `maximum`",
     ),
     (
-        "drop idle `Local`s, free blocks, or add another range",
+        "drop idle `PoolLocal`s, free blocks, or add another range",
         "destroy idle caches, put blocks back, or add memory with pf_pool_add",
     ),
-    ("drop idle `Local`s, free blocks, or", "destroy idle caches, put blocks back, or"),
+    ("drop idle `PoolLocal`s, free blocks, or", "destroy idle caches, put blocks back, or"),
     ("or give the source more memory", "or use a larger arena"),
     (
         "is owned by a Block, which frees it on drop: use its `into_raw` to free it by address",
@@ -82,7 +82,15 @@ mod tests {
     ];
     /// Words of Rust.
     const RUST: &[&str] = &[
-        "::", "drop ", "drop:", "Local", "build ", "build it", "reclaim", "unsafe", "()",
+        "::",
+        "drop ",
+        "drop:",
+        "PoolLocal",
+        "build ",
+        "build it",
+        "reclaim",
+        "unsafe",
+        "()",
         "map_into",
     ];
     /// Messages that no C program sees: what they are of has no function in C.

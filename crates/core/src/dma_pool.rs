@@ -1,11 +1,11 @@
 //! DMA pools: blocks of one size, cut from chunks that a device can reach.
 //!
 //! ```
-//! use pinfold_core::dma_pool::{Block, ChunkSource, DmaPool, Local};
+//! use pinfold_core::dma_pool::{Block, ChunkSource, DmaPool, PoolLocal};
 //!
 //! /// Pool, handle and blocks in one struct: it can move between threads.
 //! struct Driver {
-//!     local: Local, // one per thread; a call rarely takes a lock
+//!     local: PoolLocal, // one per thread; a call rarely takes a lock
 //!     in_flight: Vec<Block>,
 //! }
 //!
@@ -34,13 +34,14 @@
 //!
 //! # How it works
 //!
-//! **Owners.** Each [`Local`] has two *magazines*, arrays of the numbers of free blocks (Bonwick
-//! and Adams, USENIX 2001). Alloc pops a number, free pushes one. When both magazines are empty, or
-//! full, one is exchanged as a whole at the *depot*, under its lock. The *front* is an owner behind
-//! a lock of its own, for calls on [`DmaPool`] itself and for each [`Block`] that is dropped, not
-//! freed by a `Local`. No block belongs to an owner: what one allocates and another frees is an
-//! ordinary free there. Growing and shrinking have a permit: a flag, and a lock that its holder
-//! alone takes. Debug mode has a lock for its history, which each alloc and free takes.
+//! **Owners.** Each [`PoolLocal`] has two *magazines*, arrays of the numbers of free blocks
+//! (Bonwick and Adams, USENIX 2001). Alloc pops a number, free pushes one. When both magazines are
+//! empty, or full, one is exchanged as a whole at the *depot*, under its lock. The *front* is an
+//! owner behind a lock of its own, for calls on [`DmaPool`] itself and for each [`Block`] that is
+//! dropped, not freed by a `PoolLocal`. No block belongs to an owner: what one allocates and
+//! another frees is an ordinary free there. Growing and shrinking have a permit: a flag, and a lock
+//! that its holder alone takes. Debug mode has a lock for its history, which each alloc and free
+//! takes.
 //!
 //! **States.** One byte a block, out of band, is absent, free, raw or owned, and for a moment
 //! *listed* (free, while the pool is being shrunk) or *claimed*. A raw free claims its block by a
@@ -77,8 +78,8 @@
 //! in use, at most that for each owner, the front included, and what is in the depot, which every
 //! owner finds. When an alloc fails, the front's blocks are moved to the depot, and other owners
 //! return theirs at their next exchange; an idle owner keeps at most its cap until it is
-//! [flushed](Local::flush) or dropped. At a [maximum](Builder::maximum) others can be refused those
-//! blocks. A forgotten `Local` (`mem::forget`) keeps them forever, and the pool alive.
+//! [flushed](PoolLocal::flush) or dropped. At a [maximum](Builder::maximum) others can be refused
+//! those blocks. A forgotten `PoolLocal` (`mem::forget`) keeps them forever, and the pool alive.
 //!
 //! # False sharing
 //!
@@ -106,7 +107,7 @@ pub use error::{
     AllocError, BulkAllocError, BulkFreeError, CreateError, FreeError, RangeError, SourceError,
     SpanError,
 };
-pub use local::Local;
+pub use local::PoolLocal;
 pub use pool::{Builder, Busy, DmaPool, DmaPoolStats};
 pub(crate) use source::span_memory;
 pub use source::{ChunkSource, Coherent};

@@ -20,9 +20,14 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 fn foreign(line: &str) -> Option<&str> {
     let mut words = line.split(|c: char| c.is_whitespace() || "`\"'()[],;:".contains(c));
     words.find(|word| {
-        let option = word.strip_prefix("--").is_some_and(|name| name.starts_with(char::is_alphabetic));
+        let option =
+            word.strip_prefix("--").is_some_and(|name| name.starts_with(char::is_alphabetic));
         let command = ["sudo", "ulimit", "sysctl", "modprobe", "doctor"].contains(word);
-        option || command || word.starts_with("CAP_") || word.starts_with("/proc/") || word.starts_with("/sys/")
+        option
+            || command
+            || word.starts_with("CAP_")
+            || word.starts_with("/proc/")
+            || word.starts_with("/sys/")
     })
 }
 

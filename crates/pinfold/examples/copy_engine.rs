@@ -31,7 +31,7 @@ fn engine_model(port: &Port, submit: &Receiver<Iova>) -> Result<(), Fault> {
     Ok(())
 }
 
-use pinfold::dma_pool::{Block, Local as PoolLocal};
+use pinfold::dma_pool::{Block, PoolLocal};
 use pinfold::requests::{End, Ended, Limits, Policy, Requests, Token};
 use pinfold::{Access, Arena, Buffer, DmaPool, Domain};
 

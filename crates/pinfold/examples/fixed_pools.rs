@@ -5,7 +5,7 @@
 //! the descriptors that it needs or none; receivers hold at most as many pages as they may.
 
 use pinfold::arena::BuildError;
-use pinfold::core::dma_pool::{BulkAllocError, Local, RawBlock};
+use pinfold::core::dma_pool::{BulkAllocError, PoolLocal, RawBlock};
 use pinfold::core::page_pool::AllocError;
 use pinfold::page_pool::{Config, PagePool};
 use pinfold::{Arena, DmaPool, Domain};
@@ -28,7 +28,7 @@ fn arena_on(node: u32, domain: &Domain) -> Result<Arena, BuildError> {
 }
 
 /// Allocates `count` descriptors of one request, all or none.
-fn request(local: &mut Local, count: usize) -> Result<Vec<RawBlock>, BulkAllocError> {
+fn request(local: &mut PoolLocal, count: usize) -> Result<Vec<RawBlock>, BulkAllocError> {
     let mut slots = vec![None; count];
     local.fill_all(&mut slots)?;
     Ok(slots.into_iter().flatten().collect())

@@ -46,7 +46,7 @@ fn random() -> impl Iterator<Item = usize> {
 
 /// One owner of a pool, and its blocks.
 pub struct Blocks {
-    pub owner: dma_pool::Local,
+    pub owner: dma_pool::PoolLocal,
     pub slots: Vec<Option<Block>>,
     /// Each slot once, in random order.
     pub order: Vec<usize>,

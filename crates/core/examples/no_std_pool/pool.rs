@@ -7,7 +7,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, Ordering};
 use pinfold_core::addr::Iova;
 use pinfold_core::dma_pool::{
-    AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError,
+    AllocError, Block, ChunkSource, CreateError, DmaPool, PoolLocal, SourceError,
 };
 use pinfold_core::frame::{Frame, FrameError, Order, Zone};
 
@@ -65,7 +65,7 @@ unsafe impl ChunkSource for StaticSource {
 
 /// A driver with descriptors in flight, in one struct without a lifetime.
 pub(crate) struct Driver {
-    local: Local,
+    local: PoolLocal,
     in_flight: VecDeque<Block>,
 }
 

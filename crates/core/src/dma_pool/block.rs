@@ -10,9 +10,9 @@ use core::ptr::NonNull;
 
 /// A block that frees itself on drop, from any thread. It keeps its pool alive.
 ///
-/// [`Local::free`](super::Local::free) is the fast path, whichever thread allocated the block: no
-/// lock and no atomic read-modify-write. A drop anywhere else goes through the pool's front, and
-/// takes its lock.
+/// [`PoolLocal::free`](super::PoolLocal::free) is the fast path, whichever thread allocated the
+/// block: no lock and no atomic read-modify-write. A drop anywhere else goes through the pool's
+/// front, and takes its lock.
 pub struct Block {
     /// Valid as long as the block is owned: that keeps the pool alive (`Handle`).
     unit: NonNull<Unit>,

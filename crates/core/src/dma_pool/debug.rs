@@ -17,8 +17,8 @@ pub const FRESH_PATTERN: u8 = 0xa9;
 /// How many reports a pool keeps; all are counted.
 const MAX_REPORTS: usize = 64;
 
-/// The owners that had a block last, by their [numbers](super::Local::number); the pool's front has
-/// 0.
+/// The owners that had a block last, by their [numbers](super::PoolLocal::number); the pool's front
+/// has 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LastUse {
     /// The owner that allocated it.

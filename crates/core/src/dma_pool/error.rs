@@ -160,7 +160,7 @@ pub enum AllocError {
     /// No chunk is available. Other owners may hold free blocks (see
     /// [`DmaPoolStats::cached`](super::DmaPoolStats)).
     #[error(
-        "{0}; other owners of the pool may hold free blocks: drop idle `Local`s, free blocks, or give the source more memory"
+        "{0}; other owners of the pool may hold free blocks: drop idle `PoolLocal`s, free blocks, or give the source more memory"
     )]
     Source(#[from] SourceError),
     /// The source violated its contract: a run of this order cannot start there. It was released.
@@ -174,7 +174,7 @@ pub enum AllocError {
     /// The pool has no free block left for this owner, and its [maximum](super::Builder::maximum)
     /// of blocks.
     #[error(
-        "no free block: the pool may have {maximum} blocks and has {blocks}; other owners may hold free ones: drop idle `Local`s, free blocks, or build the pool with a larger maximum"
+        "no free block: the pool may have {maximum} blocks and has {blocks}; other owners may hold free ones: drop idle `PoolLocal`s, free blocks, or build the pool with a larger maximum"
     )]
     Maximum {
         /// The limit.
@@ -185,7 +185,7 @@ pub enum AllocError {
     /// The pool has no free block left for this owner, and no source but
     /// [ranges](super::DmaPool::add_range) of the caller.
     #[error(
-        "no free block: the pool has {blocks} blocks in the ranges that were added to it; other owners may hold free ones: drop idle `Local`s, free blocks, or add another range"
+        "no free block: the pool has {blocks} blocks in the ranges that were added to it; other owners may hold free ones: drop idle `PoolLocal`s, free blocks, or add another range"
     )]
     Ranges {
         /// How many blocks the pool has.

@@ -36,7 +36,7 @@ pub(super) struct Inner {
     pub(super) depot: CachePadded<Mutex<Depot>>,
 }
 
-/// The owner for calls that are made without a `Local`.
+/// The owner for calls that are made without a `PoolLocal`.
 pub(super) struct Front {
     pub(super) owner: Owner,
     /// How many `Block`s keep the pool after its last handle; 0 while it has one.
@@ -115,10 +115,10 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// Keeps a pool alive: each `DmaPool` and each `Local` has one.
+/// Keeps a pool alive: each `DmaPool` and each `PoolLocal` has one.
 ///
 /// A `Block` has none, so that its alloc and free count nothing. Instead the last handle counts the
-/// states of all blocks, under the front's lock. Without a `Local`, a block is freed under that
+/// states of all blocks, under the front's lock. Without a `PoolLocal`, a block is freed under that
 /// lock only, and without any handle none is allocated, so the count is exact; the last of those
 /// blocks ends the pool.
 pub(super) struct Handle(NonNull<Inner>);

@@ -1,4 +1,4 @@
-//! [`Local`]: one owner's handle to a pool, and its calls for many blocks.
+//! [`PoolLocal`]: one owner's handle to a pool, and its calls for many blocks.
 
 use super::block::Block;
 use super::error::{AllocError, BulkAllocError, BulkFreeError, FreeError};
@@ -15,12 +15,12 @@ use core::fmt;
 /// One per thread of control; it can move between threads. Its calls take no lock and make no
 /// atomic read-modify-write, except where a magazine is exchanged, once in as many blocks as that
 /// has, and for the claim of a raw block that is freed. Dropping it returns what it caches.
-pub struct Local {
+pub struct PoolLocal {
     pool: Handle,
     owner: Owner,
 }
 
-impl Local {
+impl PoolLocal {
     pub(super) fn new(pool: Handle) -> Self {
         let pressure = pool.pressure.load(Ordering::Relaxed);
         let owner = pool.depot.lock().new_owner(pressure);
@@ -201,10 +201,10 @@ impl Local {
     }
 }
 
-/// Blocks that were allocated for [`Local::fill_all`], and are freed unless it takes them: also if
-/// the source panics.
+/// Blocks that were allocated for [`PoolLocal::fill_all`], and are freed unless it takes them: also
+/// if the source panics.
 struct New<'l> {
-    local: &'l mut Local,
+    local: &'l mut PoolLocal,
     blocks: Vec<Option<RawBlock>>,
 }
 
@@ -226,14 +226,14 @@ impl Drop for New<'_> {
     }
 }
 
-impl Drop for Local {
+impl Drop for PoolLocal {
     fn drop(&mut self) {
         self.pool.depot.lock().retire(&mut self.owner);
     }
 }
 
-impl fmt::Debug for Local {
+impl fmt::Debug for PoolLocal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Local").field("pool", &self.pool.name).finish_non_exhaustive()
+        f.debug_struct("PoolLocal").field("pool", &self.pool.name).finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@
 //! thread's alloc and its free only, as a program would.
 
 use super::unit::State;
-use super::{ChunkSource, DmaPool, Local, RawBlock, SourceError};
+use super::{ChunkSource, DmaPool, PoolLocal, RawBlock, SourceError};
 use crate::addr::Iova;
 use crate::domain::DomainId;
 use crate::frame::{Frame, FrameError, Order};
@@ -81,7 +81,7 @@ impl Model {
     }
 
     /// Allocates a raw block and uses it.
-    fn take(&self, local: &mut Local) -> Option<RawBlock> {
+    fn take(&self, local: &mut PoolLocal) -> Option<RawBlock> {
         let block = local.alloc_raw().ok()?;
         self.use_memory(block);
         Some(block)

@@ -5,7 +5,7 @@ use super::debug::{Damage, History};
 use super::error::{AllocError, CreateError, FreeError, RangeError};
 use super::inner::{Front, Growth, Handle, Inner};
 use super::layout::Layout;
-use super::local::Local;
+use super::local::PoolLocal;
 use super::magazine::{Cap, Depot};
 use super::source::{ChunkSource, span_memory};
 use super::unit::{Chunk, RawBlock, Span, State, Units};
@@ -29,8 +29,8 @@ const CACHED_BYTES: u64 = 512 << 10;
 
 /// A pool of blocks of one size. See the [module](crate::dma_pool).
 ///
-/// A handle: a clone is the same pool, which lives as long as a handle, a [`Local`] or a [`Block`].
-/// Calls on it take a lock; those on a [`Local`] do not.
+/// A handle: a clone is the same pool, which lives as long as a handle, a [`PoolLocal`] or a
+/// [`Block`]. Calls on it take a lock; those on a [`PoolLocal`] do not.
 ///
 /// With its last handle the pool releases the chunks whose blocks are all free, and quarantines
 /// those with raw blocks still allocated, since a device may still write there;
@@ -201,8 +201,8 @@ impl DmaPool {
     }
 
     /// Returns a new owner's handle. Allocates memory for its magazines.
-    pub fn local(&self) -> Local {
-        Local::new(self.0.clone())
+    pub fn local(&self) -> PoolLocal {
+        PoolLocal::new(self.0.clone())
     }
 
     /// Returns the pool's name.
@@ -215,7 +215,7 @@ impl DmaPool {
         self.0.source.as_ref().and_then(|source| source.domain())
     }
 
-    /// Allocates a block. Takes the front's lock; [`Local::alloc`] takes none.
+    /// Allocates a block. Takes the front's lock; [`PoolLocal::alloc`] takes none.
     ///
     /// # Errors
     /// [`AllocError`] if the pool has no free block and can acquire no chunk.
@@ -252,8 +252,8 @@ impl DmaPool {
     ///
     /// # Safety
     /// `memory` is one allocation, valid for reads and writes and used by nothing else until the
-    /// pool has ended: its last handle, `Local` and `Block` have been dropped. The device reaches
-    /// its first byte at `iova`, and the rest follows linearly.
+    /// pool has ended: its last handle, `PoolLocal` and `Block` have been dropped. The device
+    /// reaches its first byte at `iova`, and the rest follows linearly.
     pub unsafe fn add_range(&self, memory: NonNull<[u8]>, iova: Iova) -> Result<u64, RangeError> {
         // SAFETY: the caller upholds the contract of the same method.
         unsafe { self.0.add_range(memory, iova) }
@@ -265,10 +265,10 @@ impl DmaPool {
     ///
     /// A block in an owner's magazine keeps its chunk. Active owners return what they cache at
     /// their next exchange, so a second call later releases more; an idle one can be
-    /// [flushed](Local::flush). O(blocks of the pool), but no lock is held for longer than it takes
-    /// to go through 512 numbers or the list of chunks: an alloc that finds no block meanwhile
-    /// waits for the end, any other call does not. Waits for the source, with no lock held;
-    /// must not be called from inside the source. Releases nothing while a
+    /// [flushed](PoolLocal::flush). O(blocks of the pool), but no lock is held for longer than it
+    /// takes to go through 512 numbers or the list of chunks: an alloc that finds no block
+    /// meanwhile waits for the end, any other call does not. Waits for the source, with no lock
+    /// held; must not be called from inside the source. Releases nothing while a
     /// [`for_each_block`](Self::for_each_block) runs.
     ///
     /// If the source panics for a chunk, the others are released before the panic goes on.
@@ -408,7 +408,7 @@ pub struct Busy {
     pub blocks: u64,
     /// One of them.
     pub first: Option<RawBlock>,
-    /// The [number](Local::number) of the owner that allocated it, if the pool is in
+    /// The [number](PoolLocal::number) of the owner that allocated it, if the pool is in
     /// [debug mode](Builder::debug).
     pub holder: Option<u32>,
 }
@@ -440,7 +440,7 @@ impl fmt::Display for Busy {
             write!(
                 f,
                 "{separator}{handles} other handles of it exist; drop clones of the pool and \
-                 `Local`s first"
+                 `PoolLocal`s first"
             )?;
         }
         Ok(())

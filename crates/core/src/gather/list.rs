@@ -1,7 +1,7 @@
 //! List pages of PRP lists and SGLs: their source, and the record of those that a command holds.
 
 use crate::addr::Iova;
-use crate::dma_pool::{AllocError, Block, DmaPool, Local};
+use crate::dma_pool::{AllocError, Block, DmaPool, PoolLocal};
 use crate::mem::DmaMemory;
 
 /// A list page: a [`Block`].
@@ -30,9 +30,9 @@ impl ListPage for Block {
     }
 }
 
-/// A source of list pages: an owner's [`Local`] of a [`DmaPool`], or the pool itself, which takes a
-/// lock. For PRP lists the pool's blocks are a controller's page long and aligned to it; for SGLs
-/// they are all of one size, at least 32 bytes, and aligned to 8.
+/// A source of list pages: an owner's [`PoolLocal`] of a [`DmaPool`], or the pool itself, which
+/// takes a lock. For PRP lists the pool's blocks are a controller's page long and aligned to it;
+/// for SGLs they are all of one size, at least 32 bytes, and aligned to 8.
 pub trait ListPages {
     /// A page.
     type Page: ListPage;
@@ -49,7 +49,7 @@ pub trait ListPages {
     fn give(&mut self, page: Self::Page);
 }
 
-impl ListPages for Local {
+impl ListPages for PoolLocal {
     type Page = Block;
     type TakeError = AllocError;
 

@@ -54,7 +54,7 @@ use super::arena::Arena;
 use pinfold_core::access::{Access, Direction};
 use pinfold_core::addr::{Iova, Segment};
 use pinfold_core::dma_pool::{
-    AllocError, Block, ChunkSource, CreateError, DmaPool, Local, SourceError,
+    AllocError, Block, ChunkSource, CreateError, DmaPool, PoolLocal, SourceError,
 };
 use pinfold_core::domain::{DomainId, Payload};
 use pinfold_core::frame::{Frame, Order};
@@ -84,7 +84,7 @@ pub struct BouncePool<D: Direction> {
 /// One owner's handle to a [`BouncePool`]: for the thread that does a queue's work. Its calls take
 /// no lock, except once for many.
 pub struct BounceLocal<D: Direction> {
-    classes: [Local; CLASSES.len()],
+    classes: [PoolLocal; CLASSES.len()],
     domain: Option<DomainId>,
     direction: PhantomData<fn() -> D>,
 }

@@ -21,8 +21,8 @@ pub(super) const CASES: &[Entry] = &[
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "an owner's Local: fill, which fills the empty slots of an array; else alloc"),
-    ("list", "an owner's Local: take_list, a chain from which the slots are filled"),
+    ("pinfold", "a ZoneLocal: fill, which fills the empty slots of an array; else alloc"),
+    ("list", "a ZoneLocal: take_list, a chain from which the slots are filled"),
     (
         "single",
         "the page allocator of a kernel, one call per page: buddy lists behind owners' lists",

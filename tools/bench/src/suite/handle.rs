@@ -11,7 +11,7 @@ use crate::baseline::mimalloc::MiBlock;
 use crate::baseline::{BaselineError, Blocks};
 use crate::error::BenchError;
 use crate::harness::{Cost, Counts, Samples};
-use pinfold_core::dma_pool::{Block, Local, RawBlock};
+use pinfold_core::dma_pool::{Block, PoolLocal, RawBlock};
 use pinfold_core::frame::{self, Frame, Order};
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -94,27 +94,27 @@ pub(super) trait Handle {
     }
 }
 
-/// A pool's `Local`, whose blocks are freed through it.
+/// A pool's `PoolLocal`, whose blocks are freed through it.
 pub(super) struct OwnedBlocks {
-    local: Local,
+    local: PoolLocal,
     slots: Vec<Option<Block>>,
 }
 
-/// A pool's `Local`, whose raw blocks are freed by their addresses: each free claims its block.
+/// A pool's `PoolLocal`, whose raw blocks are freed by their addresses: each free claims its block.
 pub(super) struct RawBlocks {
-    local: Local,
+    local: PoolLocal,
     slots: Vec<Option<RawBlock>>,
     freed: Vec<RawBlock>,
 }
 
 impl OwnedBlocks {
-    pub(super) fn new(local: Local) -> Self {
+    pub(super) fn new(local: PoolLocal) -> Self {
         Self { local, slots: Vec::new() }
     }
 }
 
 impl RawBlocks {
-    pub(super) fn new(local: Local) -> Self {
+    pub(super) fn new(local: PoolLocal) -> Self {
         Self { local, slots: Vec::new(), freed: Vec::new() }
     }
 
@@ -245,7 +245,7 @@ impl<const N: usize> Handle for MiMalloc<N> {
     }
 }
 
-/// The frames of a zone, from its `Local`.
+/// The frames of a zone, from its `ZoneLocal`.
 pub(super) struct Frames(pub(super) frame::ZoneLocal);
 
 impl Handle for Frames {

@@ -28,7 +28,7 @@ pub(super) const CASES: &[Entry] = &[
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "a page pool on an arena; ring, rx-512: many pages freed by one call"),
-    ("array", "rx-512: a zone's Local for each thread: fill"),
+    ("array", "rx-512: a ZoneLocal for each thread: fill"),
     ("single", "the page allocator of a kernel, one call per page"),
 ];
 

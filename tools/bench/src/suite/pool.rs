@@ -40,8 +40,8 @@ pub(super) const CASES: &[Entry] = &[
 
 /// The subjects.
 pub(super) const SUBJECTS: &[Entry] = &[
-    ("pinfold", "a Local, and blocks that are freed through it"),
-    ("pinfold-raw", "a Local and raw blocks, each of which is claimed when it is freed"),
+    ("pinfold", "a PoolLocal, and blocks that are freed through it"),
+    ("pinfold-raw", "a PoolLocal and raw blocks, each of which is claimed when it is freed"),
     ("inblock", "the DMA pool of Linux since 6.3: a list through the blocks under one lock"),
     ("mimalloc", "a general allocator with a heap of each thread, which knows no device address"),
     ("thread-list", "an unchecked list of one thread, made before the clock starts: the floor"),

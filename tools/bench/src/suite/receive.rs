@@ -41,7 +41,7 @@ pub(super) const CASES: &[Entry] = &[
 pub(super) const SUBJECTS: &[Entry] = &[
     ("pinfold", "pinfold-xdp: packets that own their pages, and a page pool"),
     ("single", "bare rings; the page allocator of a kernel, one call per page"),
-    ("array", "bare rings; a zone's Local: fill, 64 pages at a time"),
+    ("array", "bare rings; a ZoneLocal: fill, 64 pages at a time"),
     ("static-umem", "bare rings; the addresses received are entered again, as in xdpsock"),
 ];
 

@@ -127,7 +127,7 @@ fn an_active_owner_returns_what_it_caches_when_another_is_refused() {
     let (mut active, mut other) = (pool.local(), pool.local());
     let mut blocks: Vec<_> = std::iter::from_fn(|| active.alloc_raw().ok()).collect();
     // That was refused, so the active owner has this to notice.
-    let mut free = |owner: &mut super::subject::Local, count: usize| {
+    let mut free = |owner: &mut super::subject::PoolLocal, count: usize| {
         blocks.drain(..count).for_each(|block| owner.free_raw(block).unwrap());
     };
     free(&mut active, 513);

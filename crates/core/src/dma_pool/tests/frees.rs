@@ -1,7 +1,7 @@
 //! Frees are checked in every build, by whichever handle they are made, and a refused one changes
 //! nothing.
 
-use super::subject::{Local, Pool};
+use super::subject::{Pool, PoolLocal};
 use super::{heap, pool};
 use crate::addr::Iova;
 use crate::dma_pool::{ChunkSource, FreeError, RawBlock};
@@ -15,7 +15,7 @@ fn moved(block: RawBlock, bytes: usize) -> RawBlock {
 }
 
 /// Frees a block in every way; returns what each says.
-fn free_by_all(pool: &Pool, locals: &mut [Local], block: RawBlock) -> Vec<FreeError> {
+fn free_by_all(pool: &Pool, locals: &mut [PoolLocal], block: RawBlock) -> Vec<FreeError> {
     let mut errors = vec![pool.free_raw(block).unwrap_err()];
     for local in locals {
         errors.push(local.free_raw(block).unwrap_err());

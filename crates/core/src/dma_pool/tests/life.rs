@@ -1,7 +1,7 @@
 //! Growth, shrinking, reports and the end of a pool.
 
 use super::heap::Heap;
-use super::subject::{Block, Local, Pool, limited};
+use super::subject::{Block, Pool, PoolLocal, limited};
 use super::{heap, pool};
 use crate::addr::Iova;
 use crate::dma_pool::{AllocError, ChunkSource, FreeError, SourceError};
@@ -114,7 +114,7 @@ fn a_busy_pool_is_not_destroyed_and_says_why() {
 fn handles_and_blocks_keep_their_pool() {
     struct Driver {
         in_flight: Vec<Block>,
-        local: Local,
+        local: PoolLocal,
         pool: Pool,
     }
     let heap = heap(2);

@@ -2,7 +2,7 @@
 //! model.
 
 use super::heap;
-use super::subject::{Block, Local, Pool, build};
+use super::subject::{Block, Pool, PoolLocal, build};
 use crate::dma_pool::{FreeError, RawBlock};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ impl Model {
     }
 }
 
-fn step(pool: &Pool, locals: &mut [Local], model: &mut Model, call: (u8, u8, u16)) {
+fn step(pool: &Pool, locals: &mut [PoolLocal], model: &mut Model, call: (u8, u8, u16)) {
     let (kind, owner, at) = call;
     let (owner, at) = (usize::from(owner) % locals.len(), usize::from(at));
     let local = &mut locals[owner];

@@ -2,7 +2,7 @@
 
 use super::heap::Heap;
 use crate::dma_pool::CreateError;
-pub(super) use crate::dma_pool::{Block, DmaPool as Pool, Local};
+pub(super) use crate::dma_pool::{Block, DmaPool as Pool, PoolLocal};
 use std::sync::Arc;
 
 pub(super) fn build(

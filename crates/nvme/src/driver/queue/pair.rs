@@ -13,7 +13,7 @@ use crate::driver::slots::{
 use crate::interrupt::Interrupt;
 use crate::registers::Registers;
 use crate::spec::{Doorbell, SglSupport};
-use pinfold_core::dma_pool::{ChunkSource, Local};
+use pinfold_core::dma_pool::{ChunkSource, PoolLocal};
 use pinfold_core::gather::Profile;
 use std::collections::VecDeque;
 use std::fmt;
@@ -46,7 +46,7 @@ pub struct Queue<R: Registers, S: ChunkSource + Clone> {
     /// Distinguishes this queue's requests from those of any other.
     pub(super) serial: u64,
     /// This owner's list pages.
-    pub(super) lists: Local,
+    pub(super) lists: PoolLocal,
     /// The generation of the controller that has the queue.
     pub(super) generation: u64,
     pub(super) namespaces: Arc<[Namespace]>,

@@ -13,7 +13,7 @@ use crate::registers::Registers;
 use crate::spec::{Command, DsmRange, nvm};
 use pinfold_core::access::{DeviceReads, DeviceWrites, Direction};
 use pinfold_core::addr::Segment;
-use pinfold_core::dma_pool::{ChunkSource, Local};
+use pinfold_core::dma_pool::{ChunkSource, PoolLocal};
 use pinfold_core::domain::Payload;
 use pinfold_core::gather::Profile;
 use zerocopy::IntoBytes;
@@ -466,7 +466,7 @@ struct Limits<'q> {
 fn build(
     slot: &RequestSlot,
     limits: &Limits<'_>,
-    lists: &mut Local,
+    lists: &mut PoolLocal,
 ) -> Result<(Command, Option<DataPointer>, u64), LayoutError> {
     let request = &slot.request;
     let mut command = Command { nsid: U32::new(request.nsid), ..Command::default() };
@@ -522,7 +522,7 @@ fn describe(
     slot: &RequestSlot,
     mut bytes: u64,
     limits: &Limits<'_>,
-    lists: &mut Local,
+    lists: &mut PoolLocal,
 ) -> Result<(DataPointer, u64), LayoutError> {
     loop {
         let segments = slot.segments.peek(bytes);
