@@ -7,19 +7,23 @@
 //! Like QEMU's disk behind an IOMMU it offers `VIRTIO_F_ACCESS_PLATFORM` and refuses a driver that
 //! does not accept it.
 
+pub mod blk;
+pub mod queue;
+
 use crate::hal::ACCESS_PLATFORM;
+pub use blk::SECTOR;
 use pinfold::soft::{Fault, Port};
 use pinfold_core::addr::Iova;
+use queue::{Piece, Queue, QueueError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use virtio_drivers::transport::{DeviceStatus, DeviceType, InterruptStatus, Transport};
 use virtio_drivers::{Error, PhysAddr, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Bytes of a sector.
-pub const SECTOR: usize = 512;
 const QUEUE_SIZE: u32 = 128;
 /// `VIRTIO_BLK_F_FLUSH`, `VIRTIO_F_INDIRECT_DESC`, `VIRTIO_F_VERSION_1`: sections 5.2.3 and 6.
-const FEATURES: u64 = 1 << 9 | 1 << 28 | 1 << 32;
+const INDIRECT: u64 = 1 << 28;
+const FEATURES: u64 = 1 << 9 | INDIRECT | 1 << 32;
 
 /// A buffer of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,17 +143,22 @@ impl State {
     fn serve(&mut self) {
         let Some(mut queue) = self.queue.take() else { return };
         if self.status.contains(DeviceStatus::DRIVER_OK) && self.serve_all(&mut queue).is_err() {
-            // A ring is not reachable: section 2.1.2.
+            // A ring is not reachable, or not valid: section 2.1.2.
             self.status |= DeviceStatus::DEVICE_NEEDS_RESET;
         }
         self.queue = Some(queue);
     }
 
-    fn serve_all(&mut self, queue: &mut Queue) -> std::result::Result<(), Fault> {
+    fn serve_all(&mut self, queue: &mut Queue) -> std::result::Result<(), QueueError> {
+        let has_indirect = self.driver_features & INDIRECT != 0;
         while let Some(head) = queue.next(&self.port)? {
-            let chain = queue.chain(&self.port, head)?;
-            self.given = chain.iter().map(Piece::given).collect();
-            let written = serve(&self.port, &mut self.media, &chain, self.short);
+            let chain = queue.chain(&self.port, head, has_indirect)?;
+            let given = |piece: &Piece| {
+                let (iova, len) = (piece.iova, piece.len);
+                Given { iova, len, writable: piece.is_writable() }
+            };
+            self.given = chain.iter().map(given).collect();
+            let (_, written) = blk::serve(&self.port, &mut self.media, &chain, self.short);
             queue.used(&self.port, head, written)?;
         }
         Ok(())
@@ -244,181 +253,5 @@ impl Transport for Disk {
         _value: C,
     ) -> Result<()> {
         Err(Error::Unsupported)
-    }
-}
-
-// The device's side of a split virtqueue (virtio 1.2 section 2.7).
-
-const DESCRIPTOR: usize = 16;
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
-
-/// A buffer of a descriptor chain.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    iova: Iova,
-    len: u32,
-    flags: u16,
-    next: u16,
-}
-
-impl Piece {
-    fn read(port: &Port, table: Iova, index: u16) -> std::result::Result<Self, Fault> {
-        let mut bytes = [0; DESCRIPTOR];
-        port.read(after(table, usize::from(index) * DESCRIPTOR), &mut bytes)?;
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
-        Ok(Self {
-            iova: Iova::new(u64::from_le_bytes([a, b, c, d, e, f, g, h])),
-            len: u32::from_le_bytes([i, j, k, l]),
-            flags: u16::from_le_bytes([m, n]),
-            next: u16::from_le_bytes([o, p]),
-        })
-    }
-
-    fn is_writable(&self) -> bool {
-        self.flags & WRITE != 0
-    }
-
-    fn given(&self) -> Given {
-        Given { iova: self.iova, len: self.len, writable: self.is_writable() }
-    }
-}
-
-/// The queue as the driver configured it, and the device's positions in its rings.
-#[derive(Debug)]
-struct Queue {
-    size: u16,
-    descriptors: Iova,
-    driver: Iova,
-    device: Iova,
-    seen: u16,
-    used: u16,
-}
-
-impl Queue {
-    fn new(size: u16, [descriptors, driver, device]: [Iova; 3]) -> Option<Self> {
-        size.is_power_of_two().then_some(Self {
-            size,
-            descriptors,
-            driver,
-            device,
-            seen: 0,
-            used: 0,
-        })
-    }
-
-    /// Returns the head of the next available chain.
-    fn next(&mut self, port: &Port) -> std::result::Result<Option<u16>, Fault> {
-        // Flags and index are one word; the acquire makes what was written before the index
-        // visible.
-        let [_, _, low, high] = port.read_u32_acquire(self.driver)?.to_le_bytes();
-        if u16::from_le_bytes([low, high]) == self.seen {
-            return Ok(None);
-        }
-        let mut head = [0; 2];
-        port.read(after(self.driver, 4 + 2 * self.slot(self.seen)), &mut head)?;
-        self.seen = self.seen.wrapping_add(1);
-        Ok(Some(u16::from_le_bytes(head)))
-    }
-
-    /// Returns the buffers of a chain; never more than the queue has descriptors.
-    fn chain(&self, port: &Port, head: u16) -> std::result::Result<Vec<Piece>, Fault> {
-        let first = Piece::read(port, self.descriptors, head)?;
-        let (table, mut piece) = match first.flags & INDIRECT {
-            0 => (self.descriptors, first),
-            _ => (first.iova, Piece::read(port, first.iova, 0)?),
-        };
-        let mut chain = vec![piece];
-        while piece.flags & NEXT != 0 && chain.len() < usize::from(self.size) {
-            piece = Piece::read(port, table, piece.next)?;
-            chain.push(piece);
-        }
-        Ok(chain)
-    }
-
-    /// Adds the chain to the used ring, with the number of bytes written.
-    fn used(&mut self, port: &Port, head: u16, written: u32) -> std::result::Result<(), Fault> {
-        let at = after(self.device, 4 + 8 * self.slot(self.used));
-        port.write(at, &u32::from(head).to_le_bytes())?;
-        port.write(after(at, 4), &written.to_le_bytes())?;
-        self.used = self.used.wrapping_add(1);
-        let [low, high] = self.used.to_le_bytes();
-        port.write_u32_release(self.device, u32::from_le_bytes([0, 0, low, high]))
-    }
-
-    fn slot(&self, index: u16) -> usize {
-        usize::from(index & (self.size - 1))
-    }
-}
-
-/// Adds an offset to an address. It may wrap: nothing is mapped there, so the access faults.
-fn after(iova: Iova, bytes: usize) -> Iova {
-    Iova::new(iova.raw().wrapping_add(bytes as u64))
-}
-
-// Serves the disk's requests (virtio 1.2 section 5.2.6).
-
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
-
-const OK: u8 = 0;
-const IO_ERROR: u8 = 1;
-const UNSUPPORTED: u8 = 2;
-
-const ID: [u8; 20] = *b"pinfold-model-disk\0\0";
-
-/// Serves a chain of a header, data, and a status byte; returns how many bytes were written.
-fn serve(port: &Port, media: &mut [u8], chain: &[Piece], short: usize) -> u32 {
-    let Some((status, rest)) = chain.split_last() else { return 0 };
-    let Some((header, data)) = rest.split_first() else { return 0 };
-    let (outcome, written) = match serve_data(port, media, header, data, short) {
-        Ok(outcome) => outcome,
-        Err(_) => (IO_ERROR, 0),
-    };
-    // If even the status cannot be written, the failure cannot be reported.
-    written + u32::from(port.write(status.iova, &[outcome]).is_ok())
-}
-
-fn serve_data(
-    port: &Port,
-    media: &mut [u8],
-    header: &Piece,
-    data: &[Piece],
-    short: usize,
-) -> std::result::Result<(u8, u32), Fault> {
-    let mut bytes = [0; 16];
-    port.read(header.iova, &mut bytes)?;
-    let [a, b, c, d, _, _, _, _, sector @ ..] = bytes;
-    let sector = usize::try_from(u64::from_le_bytes(sector)).unwrap_or(usize::MAX);
-    let kind = u32::from_le_bytes([a, b, c, d]);
-    let start = sector.saturating_mul(SECTOR);
-    let mut at = start;
-    match kind {
-        IN | OUT => {
-            for piece in data {
-                let end = at.saturating_add(piece.len as usize);
-                let Some(part) = media.get_mut(at..end) else { return Ok((IO_ERROR, 0)) };
-                if kind == OUT {
-                    port.read(piece.iova, part)?;
-                } else {
-                    let sent = part.len().saturating_sub(short);
-                    port.write(piece.iova, part.get(..sent).unwrap_or_default())?;
-                }
-                at = end;
-            }
-            let moved = u32::try_from(at - start).unwrap_or(u32::MAX);
-            Ok((OK, if kind == IN { moved } else { 0 }))
-        }
-        FLUSH => Ok((OK, 0)),
-        GET_ID => {
-            let Some(piece) = data.first() else { return Ok((IO_ERROR, 0)) };
-            let n = ID.len().min(piece.len as usize);
-            port.write(piece.iova, ID.get(..n).unwrap_or_default())?;
-            Ok((OK, u32::try_from(n).unwrap_or(0)))
-        }
-        _ => Ok((UNSUPPORTED, 0)),
     }
 }
