@@ -7,7 +7,7 @@
 #[expect(dead_code, reason = "its main")]
 mod example;
 
-use pinfold_check::{CheckConfig, CheckReport, DeviceConfig, Ending, run};
+use pinfold_check::{CheckConfig, CheckReport, DeviceConfig, DeviceModel, Ending, run};
 use pinfold_nvme_model::MemoryMedia;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,8 +34,7 @@ fn check(test: &str, block_bytes: u32, hostile: Option<u64>) -> CheckReport {
         bdf: BDF.parse().unwrap(),
         group: 7,
         media: Arc::new(MemoryMedia::new(64 << 20)),
-        block_bytes,
-        not_ready: Duration::ZERO,
+        model: DeviceModel::Nvme { block_bytes, not_ready: Duration::ZERO },
     };
     let program = std::env::current_exe().unwrap().into_os_string();
     let words = ["--exact", test, "--ignored", "--nocapture"].map(Into::into);

@@ -4,7 +4,7 @@
 //! cargo run -p pinfold-check --example check_program -- qemu-img info nvme://0000:01:00.0/1
 //! ```
 
-use pinfold_check::{CheckConfig, DeviceConfig, Severity, run};
+use pinfold_check::{CheckConfig, DeviceConfig, DeviceModel, Severity, run};
 use pinfold_nvme_model::MemoryMedia;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,8 +14,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         bdf: "0000:01:00.0".parse()?,
         group: 7,
         media: Arc::new(MemoryMedia::new(64 << 20)),
-        block_bytes: 512,
-        not_ready: std::time::Duration::ZERO,
+        model: DeviceModel::nvme(),
     };
     let mut config = CheckConfig::new(vec![device], std::env::args_os().skip(1).collect());
     config.hostile = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());

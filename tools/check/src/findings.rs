@@ -68,17 +68,17 @@ kinds! {
         "linux/vfio.h VFIO_IOMMU_MAP_DMA";
     UNMAP_IN_FLIGHT "unmap-in-flight" Error
         "wait for the completion (or delete the queue, or reset) before the unmap"
-        "NVM Express Base 2.0, 3.3.1.2";
+        "NVM Express Base 2.0, 3.3.1.2; virtio 1.2, 2.7.13";
     MEMORY_GONE "memory-gone" Error
         "unmap from the IOMMU before munmap: the kernel keeps the pages pinned, and the device \
          writes to memory that the program no longer sees"
         "Linux Documentation/driver-api/vfio.rst";
     WRITTEN_TWICE "overlapping-reads" Error
         "two commands in flight write the same bytes, in an order that nobody knows"
-        "NVM Express Base 2.0, 3.4.1";
+        "NVM Express Base 2.0, 3.4.1; virtio 1.2, 5.2.6.2";
     DATA_CHANGED "data-changed" Error
         "leave the data of a write unchanged until its completion"
-        "NVM Express Base 2.0, 3.3.1.2";
+        "NVM Express Base 2.0, 3.3.1.2; virtio 1.2, 2.7.13";
     DIRECTION "dma-direction" Error
         "map memory that the device writes with VFIO_DMA_MAP_FLAG_WRITE (IOMMU_IOAS_MAP_WRITEABLE), \
          and memory that it reads with READ"
@@ -106,28 +106,30 @@ kinds! {
         "NVM Express Base 2.0, 5.2 (Invalid Doorbell Write Value)";
     DOORBELL_QUEUE "doorbell-queue" Error
         "ring only doorbells of queues that exist, at 1000h + (2 * queue + is completion) * (4 << \
-         CAP.DSTRD)"
-        "NVM Express over PCIe 1.0, 3.1.2";
+         CAP.DSTRD); notify only queues that are enabled, after DRIVER_OK"
+        "NVM Express over PCIe 1.0, 3.1.2; virtio 1.2, 4.1.5.2";
     CQ_FULL "completion-queue-full" Warning
         "submit no more commands than the completion queue has free entries: completions wait, and \
          with them the device"
         "NVM Express Base 2.0, 3.3.1.2";
     ENTRY_CHANGED "entry-changed" Error
-        "an entry belongs to the controller until a completion's SQHD has passed it"
-        "NVM Express Base 2.0, 3.3.1.2";
+        "an entry belongs to the controller until a completion's SQHD has passed it, a descriptor \
+         until its chain is used"
+        "NVM Express Base 2.0, 3.3.1.2; virtio 1.2, 2.7.13";
     CID_TWICE "command-id-twice" Error
         "choose a command identifier that no outstanding command of the queue has"
-        "NVM Express Base 2.0, 3.3.3.1";
+        "NVM Express Base 2.0, 3.3.3.1; virtio 1.2, 2.7.13";
     QUEUE_UNMAPPED "queue-unmapped" Error
-        "delete the queue, or disable the controller, before its memory is unmapped"
-        "NVM Express Base 2.0, 5.5";
+        "delete the queue, or disable or reset the device, before its memory is unmapped"
+        "NVM Express Base 2.0, 5.5; virtio 1.2, 3.3.1";
     QUEUE_LIMIT "queue-limit" Error
         "create no more queues than Set Features (Number of Queues) granted, of at most CAP.MQES + \
-         1 entries"
-        "NVM Express Base 2.0, 5.27.1.5";
+         1 entries; of virtio of a power of two, at most queue_size"
+        "NVM Express Base 2.0, 5.27.1.5; virtio 1.2, 4.1.4.3";
     QUEUE_ORDER "queue-order" Error
-        "create the completion queue first and delete it last"
-        "NVM Express Base 2.0, 5.4 to 5.7";
+        "create the completion queue first and delete it last; enable virtqueues after FEATURES_OK and \
+         before DRIVER_OK"
+        "NVM Express Base 2.0, 5.4 to 5.7; virtio 1.2, 3.1.1";
     PRP "prp" Error
         "the offset of PRP1 is a multiple of 4, that of all other entries 0; a list that does not \
          end in its page goes on at its last entry"
@@ -139,17 +141,25 @@ kinds! {
         "split transfers at MDTS of Identify Controller"
         "NVM Express Base 2.0, 5.17.2.1 (MDTS)";
     LBA_RANGE "lba-range" Error
-        "the command ends behind the last block of the namespace (NSZE)"
-        "NVM Express NVM Command Set 1.0, 3.2";
+        "the command ends behind the last block of the namespace (NSZE), or of the disk (capacity)"
+        "NVM Express NVM Command Set 1.0, 3.2; virtio 1.2, 5.2.6.1";
     FIELD "command-field" Error
         "clear what is reserved, and use only what Identify reports"
-        "NVM Express Base 2.0, 3.3.3.1";
+        "NVM Express Base 2.0, 3.3.3.1; virtio 1.2, 5.2.6";
     OPCODE "opcode" Error
-        "the controller does not support the command: look at ONCS and OACS"
-        "NVM Express Base 2.0, 3.1.2";
+        "the device does not support the command: look at ONCS and OACS, or the features"
+        "NVM Express Base 2.0, 3.1.2; virtio 1.2, 5.2.3";
     NAMESPACE "namespace" Error
         "the namespace does not exist: use those of the active namespace list"
         "NVM Express Base 2.0, 3.2.1";
+    VIRTQUEUE "virtqueue" Error
+        "keep indices below the size of the queue, buffers that the device writes behind those that \
+         it reads, and the rings aligned to 16, 2 and 4 bytes"
+        "virtio 1.2, 2.7";
+    FEATURES "features" Error
+        "accept VIRTIO_F_VERSION_1, VIRTIO_F_ACCESS_PLATFORM (the device is behind an IOMMU), and \
+         nothing that is not offered"
+        "virtio 1.2, 2.2.1 and 6.1";
     ADMIN_CHANGED "admin-queue-changed" Error
         "AQA, ASQ and ACQ may change only while CC.EN is 0"
         "NVM Express Base 2.0, 3.1.3.8";
@@ -167,7 +177,7 @@ kinds! {
         "linux/vfio.h VFIO_DEVICE_SET_IRQS";
     RESET_IN_FLIGHT "reset-in-flight" Warning
         "commands were in flight: their data is unknown, and none of them will complete"
-        "NVM Express Base 2.0, 3.7.2";
+        "NVM Express Base 2.0, 3.7.2; virtio 1.2, 3.3";
     NO_SHUTDOWN "shutdown-skipped" Note
         "write CC.SHN and wait for CSTS.SHST before the device is closed: a volatile cache may be lost"
         "NVM Express Base 2.0, 3.6.1";

@@ -1,87 +1,48 @@
-//! A PCI function: configuration space, BAR 0, interrupts, and the controller behind them.
+//! A PCI function as the program sees it: configuration space, BARs, interrupts, and the model of a
+//! device behind them.
 
 use crate::findings::Findings;
-use crate::hostile::{Behaviour, Given};
 use crate::irq::Irqs;
-use crate::pci::{Config, Identity};
+use crate::pci::{Config, Identity, Layout};
 use crate::space::Space;
 use crate::sys::window::SharedMemory;
-use crate::watch::{Limits, Watch, WatchedBus};
+use crate::watch::Watch;
 use pinfold::pci::Bdf;
-use pinfold_nvme::spec::PAGE;
-use pinfold_nvme_model::{
-    Door, Media, ModelConfig, ModelController, ModelError, ModelEvent, ModelStats, Namespace,
-    Observer, RegisterWindow,
-};
+use pinfold_soft::Random;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-/// The size of BAR 0, the end of its registers and doorbells, and the MSI-X table and pending bits
-/// behind them.
-pub(crate) const BAR_BYTES: u32 = 0x8000;
-const REGISTER_BYTES: u32 = 0x6000;
-const MSIX_TABLE: u32 = 0x6000;
-const MSIX_PENDING: u32 = 0x7000;
-/// The number of MSI-X vectors.
-pub(crate) const VECTORS: u16 = 33;
-/// Identity: QEMU's NVMe controller, which drivers know.
-const IDENTITY: Identity =
-    Identity { id: [0x1b36, 0x0010], subsystem: [0x1af4, 0x1100], class: 0x01_0802, revision: 2 };
-
-/// A device that the program finds.
-#[derive(Clone)]
-pub struct DeviceConfig {
-    /// Its address.
-    pub bdf: Bdf,
-    /// Its IOMMU group.
-    pub group: u32,
-    /// The medium of its namespace.
-    pub media: Arc<dyn Media>,
-    /// The size of a block: 512 or 4096.
-    pub block_bytes: u32,
-    /// For how long the namespace is not ready after a start.
-    pub not_ready: Duration,
+/// A function without its device: the registers in BAR 0, which the device polls, its interrupts, and
+/// its accesses to memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    pub(crate) memory: Arc<SharedMemory>,
+    pub(crate) irqs: Arc<Irqs>,
+    pub(crate) watch: Arc<Watch>,
 }
 
-impl DeviceConfig {
-    /// Returns what is not left to a seed.
-    pub(crate) fn given(&self) -> Given {
-        let (block_bytes, not_ready) = (self.block_bytes, self.not_ready);
-        Given { bytes: self.media.bytes(), block_bytes, not_ready }
-    }
+/// The model of a device behind a function.
+pub(crate) trait Endpoint: std::fmt::Debug + Send + Sync {
+    /// Reads registers of BAR 4, inside it.
+    fn read(&self, at: u32, to: &mut [u8]);
+    /// Writes registers of BAR 4, inside it.
+    fn write(&self, at: u32, from: &[u8]);
+    /// Resets the device: when it returns, the device makes no more accesses.
+    fn reset(&self);
+    /// Returns whether the program has disabled the device, and sees that it is.
+    fn is_disabled(&self) -> bool;
+    /// Returns whether the device was removed.
+    fn is_removed(&self) -> bool;
+    /// Returns how many requests it has executed.
+    fn requests(&self) -> u64;
 }
 
-impl std::fmt::Debug for DeviceConfig {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceConfig").field("bdf", &self.bdf).finish_non_exhaustive()
-    }
-}
-
-/// Why a device could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceError {
-    /// The controller.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The memory of the registers.
-    #[error("cannot create the registers of a device: {0}")]
-    Memory(#[from] io::Error),
-}
-
-/// Shows the events to the watch, and a removal to the program: the kernel then requests the device.
-struct Observing(Arc<Watch>, Arc<Irqs>);
-
-impl Observer for Observing {
-    fn observe(&self, event: &ModelEvent<'_>) {
-        let Self(watch, irqs) = self;
-        watch.observe(event);
-        if matches!(event, ModelEvent::Removed) {
-            irqs.trigger(crate::irq::REQUEST, 0);
-        }
-    }
+/// Where a function is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) bdf: Bdf,
+    pub(crate) group: u32,
 }
 
 /// A function, and the state that the program's calls change.
@@ -89,56 +50,34 @@ impl Observer for Observing {
 pub(crate) struct Function {
     pub(crate) bdf: Bdf,
     pub(crate) group: u32,
+    pub(crate) layout: Layout,
     pub(crate) irqs: Arc<Irqs>,
     pub(crate) watch: Arc<Watch>,
     config: Mutex<Config>,
     memory: Arc<SharedMemory>,
-    model: ModelController,
+    endpoint: Box<dyn Endpoint>,
     knobs: Vec<String>,
 }
 
 impl Function {
-    /// Creates a function that behaves so.
-    pub(crate) fn new(
-        device: &DeviceConfig,
-        behaviour: Behaviour,
+    /// Creates a function of this layout, with the device that `start` makes.
+    pub(crate) fn new<E: From<io::Error>>(
+        Place { bdf, group }: Place,
+        layout: Layout,
         findings: &Arc<Findings>,
-    ) -> Result<Self, DeviceError> {
-        let block_bytes = behaviour.block_bytes();
-        let namespace = Namespace::new(device.media.clone(), block_bytes)?;
-        let mut config = ModelConfig::new(vec![namespace]);
-        config.vectors = VECTORS;
-        behaviour.configure(&mut config);
-        let memory = SharedMemory::new("vfio-device", BAR_BYTES, REGISTER_BYTES)?;
-        let memory = Arc::new(memory);
-        let irqs = Arc::new(Irqs::new(memory.clone(), MSIX_TABLE, findings.clone()));
-        let limits = Limits {
-            block_bytes,
-            page_size: PAGE << config.mpsmin,
-            mdts: config.mdts,
-            has_sgls: config.sgls != pinfold_nvme::spec::SglSupport::Unsupported,
-        };
-        let name = device.bdf.to_string();
-        let watch = Arc::new(Watch::new(name, findings.clone(), limits, behaviour.scatter()));
-        let door = Door {
-            window: Some(memory.clone()),
-            interrupts: Some(irqs.clone()),
-            observer: Some(Arc::new(Observing(watch.clone(), irqs.clone()))),
-        };
-        let bus = WatchedBus(watch.clone());
-        let model = ModelController::spawn_behind(bus, config, door)?;
-        behaviour.apply(&model.faults(), &watch);
-        let config = Config::new(&IDENTITY, BAR_BYTES, VECTORS, MSIX_TABLE, MSIX_PENDING);
-        Ok(Self {
-            bdf: device.bdf,
-            group: device.group,
-            irqs,
-            watch,
-            config: Mutex::new(config),
-            memory,
-            model,
-            knobs: behaviour.knobs(),
-        })
+        scatter: Option<Random>,
+        knobs: Vec<String>,
+        start: impl FnOnce(&Port) -> Result<Box<dyn Endpoint>, E>,
+    ) -> Result<Self, E> {
+        let (bytes, registers) = (layout.bar_bytes, layout.register_bytes);
+        let memory = Arc::new(SharedMemory::new("vfio-device", bytes, registers)?);
+        let irqs = Arc::new(Irqs::new(memory.clone(), layout.table, findings.clone()));
+        let watch = Arc::new(Watch::new(bdf.to_string(), findings.clone(), scatter));
+        let port = Port { memory, irqs, watch };
+        let endpoint = start(&port)?;
+        let config = Mutex::new(Config::new(&layout));
+        let Port { memory, irqs, watch } = port;
+        Ok(Self { bdf, group, layout, irqs, watch, config, memory, endpoint, knobs })
     }
 
     // Each change leaves it consistent.
@@ -150,8 +89,9 @@ impl Function {
         &self.knobs
     }
 
-    pub(crate) fn stats(&self) -> ModelStats {
-        self.model.stats()
+    /// Returns how many requests the device has executed.
+    pub(crate) fn requests(&self) -> u64 {
+        self.endpoint.requests()
     }
 
     /// Returns a descriptor of the device, with a file description of its own, locked as long as
@@ -182,13 +122,13 @@ impl Function {
     }
 
     pub(crate) fn identity(&self) -> Identity {
-        IDENTITY
+        self.layout.identity
     }
 
     /// Reads configuration space.
     pub(crate) fn read_config(&self, at: usize, len: usize) -> Vec<u8> {
         let mut bytes = self.config().read(at, len).to_vec();
-        if self.model.is_removed() {
+        if self.endpoint.is_removed() {
             bytes.fill(0xff);
         }
         bytes
@@ -206,10 +146,21 @@ impl Function {
         count
     }
 
-    /// Returns whether the program has disabled the controller, and sees that it is.
+    /// Reads BAR 4, inside it.
+    pub(crate) fn read_registers(&self, at: u32, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.endpoint.read(at, &mut bytes);
+        bytes
+    }
+
+    /// Writes BAR 4, inside it.
+    pub(crate) fn write_registers(&self, at: u32, from: &[u8]) {
+        self.endpoint.write(at, from);
+    }
+
+    /// Returns whether the program has disabled the device, and sees that it is.
     pub(crate) fn is_disabled(&self) -> bool {
-        let enabled = |at| self.memory.load(at) & 1 != 0;
-        !enabled(pinfold_nvme::spec::offset::CC) && !enabled(pinfold_nvme::spec::offset::CSTS)
+        self.endpoint.is_disabled()
     }
 
     /// Shows in configuration space which interrupts are enabled.
@@ -223,13 +174,13 @@ impl Function {
     /// configuration space.
     pub(crate) fn reset(&self) {
         self.watch.before_reset(false);
-        self.model.reset();
+        self.endpoint.reset();
     }
 
     /// Ends the use of the device, as the last close does.
     pub(crate) fn close(&self) {
         self.watch.before_reset(true);
-        self.model.reset();
+        self.endpoint.reset();
         self.irqs.clear();
         self.config().reset();
         self.watch.set_bus_master(false);

@@ -39,7 +39,7 @@ macro_rules! knobs {
 }
 
 knobs! {
-    /// CAP.MQES.
+    /// CAP.MQES; of virtio the size of a queue.
     Mqes "mqes": 1..=65535, 1023,
         [1*1, 1*2, 1*3, 1*15, 1*63, 2*127, 1*254, 1*255, 3*1023];
     /// CAP.DSTRD.
@@ -48,7 +48,7 @@ knobs! {
     Mpsmin "mpsmin": 0..=4, 0, [31*0, 1*1];
     /// MDTS. The smallest limit is two pages: 0 is no limit.
     Mdts "mdts": 0..=20, 8, [2*1, 1*2, 1*3, 1*5, 1*8, 1*0];
-    /// The queue pairs that are granted.
+    /// The queue pairs that are granted, or the queues of a virtio disk.
     Queues "queues": 1..=255, 16, [2*1, 1*2, 1*3, 1*5, 1*7, 1*16];
     /// SGLS: none, of any alignment, of whole dwords.
     Sgl "sgl": 0..=2, 0, [4*0, 1*1, 1*2];
@@ -183,6 +183,43 @@ pub(crate) struct Given {
     pub(crate) not_ready: Duration,
 }
 
+/// Chooses one of so many: by a seed, or without one the first, and then regularly.
+#[derive(Clone, Debug)]
+pub(crate) struct OneIn {
+    n: u64,
+    random: Option<Random>,
+    seen: u64,
+}
+
+impl OneIn {
+    pub(crate) fn next(&mut self) -> bool {
+        if self.n == 0 {
+            return false;
+        }
+        self.seen += 1;
+        match &mut self.random {
+            Some(random) => random.one_in(self.n),
+            None => self.n == 1 || self.seen % self.n == 1,
+        }
+    }
+}
+
+/// How a virtio disk behaves.
+#[derive(Clone, Debug)]
+pub(crate) struct VirtioBehaviour {
+    /// The largest queue, a power of two, and the number of queues.
+    pub(crate) queue_size: u16,
+    pub(crate) queues: u16,
+    pub(crate) has_cache: bool,
+    /// Which requests are late, and by how much.
+    pub(crate) late: OneIn,
+    pub(crate) late_by: Duration,
+    /// Which requests are preceded by an interrupt.
+    pub(crate) spurious: OneIn,
+    /// The knobs that concern it, for reports.
+    pub(crate) knobs: Vec<String>,
+}
+
 /// How a device behaves.
 #[derive(Clone, Debug)]
 pub(crate) struct Behaviour {
@@ -265,23 +302,38 @@ impl Behaviour {
         config.aerl = self.get(At::Aerl);
     }
 
+    /// Returns a choice of one request in so many, as a knob says.
+    fn one_in(&self, stream: u64, at: At) -> OneIn {
+        let random = self.seed.map(|seed| Random::new(seed.wrapping_add(stream)));
+        OneIn { n: self.value(at), random, seen: 0 }
+    }
+
+    /// Returns what of it concerns a virtio disk.
+    pub(crate) fn virtio(&self) -> VirtioBehaviour {
+        const KNOBS: [At; 7] =
+            [At::Mqes, At::Queues, At::Cache, At::Spurious, At::Late, At::LateUs, At::Scatter];
+        // The largest power of two that is no larger, and takes a chain.
+        let entries: u16 = self.get::<u16>(At::Mqes).saturating_add(1).max(4);
+        let knob = |at: At| Knob { place: at as usize, value: self.value(at) }.to_string();
+        VirtioBehaviour {
+            queue_size: (1 << entries.ilog2()).min(1024),
+            queues: self.get::<u16>(At::Queues).min(16),
+            has_cache: self.value(At::Cache) != 0,
+            late: self.one_in(1, At::Late),
+            late_by: Duration::from_micros(self.value(At::LateUs)),
+            spurious: self.one_in(5, At::Spurious),
+            knobs: KNOBS.map(knob).into(),
+        }
+    }
+
     /// Has a controller behave so.
     pub(crate) fn apply(&self, faults: &Faults, watch: &Arc<Watch>) {
         // A transient internal error (Base 5.2): it concerns no command.
         const EVENT: u32 = 5 << 8 | 1 << 16;
-        let seed = self.seed.unwrap_or(0);
         let plain = self.seed.is_none();
         let one_in = |stream: u64, at: At, io_only: bool| {
-            let n = self.value(at);
-            let mut random = Random::new(seed.wrapping_add(stream));
-            let mut seen = 0u64;
-            move |info: &CommandInfo| {
-                if n == 0 || io_only && info.queue == 0 {
-                    return false;
-                }
-                seen += 1;
-                if plain { n == 1 || seen % n == 1 } else { random.one_in(n) }
-            }
+            let mut choice = self.one_in(stream, at);
+            move |info: &CommandInfo| !(io_only && info.queue == 0) && choice.next()
         };
         faults.inject(Trigger::Nth(self.value(At::Remove)), Fault::Remove);
         faults.inject(Trigger::Nth(self.value(At::Cfs)), Fault::Fatal);
@@ -296,7 +348,7 @@ impl Behaviour {
         let is_late = move |info: &CommandInfo| {
             let hit = late(info);
             if hit {
-                watched.expect_unchanged(info.queue, info.cid);
+                watched.expect_unchanged((info.queue, info.cid));
             }
             hit
         };
@@ -401,9 +453,8 @@ mod tests {
 
     #[test]
     fn each_knob_of_commands_is_a_fault() {
-        use crate::watch::{Limits, WatchedBus};
-        let limits = Limits { block_bytes: 512, page_size: 4096, mdts: 0, has_sgls: false };
-        let watch = Watch::new("test".to_owned(), Arc::default(), limits, None);
+        use crate::watch::WatchedBus;
+        let watch = Watch::new("test".to_owned(), Arc::default(), None);
         let watch = Arc::new(watch);
         let media = Arc::new(MemoryMedia::new(1 << 20));
         let config = ModelConfig::new(vec![Namespace::new(media, 512).unwrap()]);

@@ -2,12 +2,12 @@
 //! what its driver does wrong.
 //!
 //! The program's calls of VFIO and iommufd are answered by seccomp's user notification; the device
-//! is the model controller of `pinfold-nvme-model`; its accesses go through the address space that
+//! is the model controller of `pinfold-nvme-model`, or the model disk of `pinfold-virtio`; its accesses go through the address space that
 //! the program has mapped to the program's memory. [`run`] does all of it. The page `docs/check.md`
 //! says what it sees, and what it cannot.
 //!
 //! ```no_run
-//! use pinfold_check::{CheckConfig, DeviceConfig, run};
+//! use pinfold_check::{CheckConfig, DeviceConfig, DeviceModel, run};
 //! use pinfold_nvme_model::MemoryMedia;
 //! use std::sync::Arc;
 //!
@@ -16,8 +16,7 @@
 //!     bdf: "0000:01:00.0".parse()?,
 //!     group: 7,
 //!     media: Arc::new(MemoryMedia::new(64 << 20)),
-//!     block_bytes: 512,
-//!     not_ready: std::time::Duration::ZERO,
+//!     model: DeviceModel::nvme(),
 //! };
 //! let program = ["qemu-img", "info", "nvme://0000:01:00.0/1"].map(Into::into).to_vec();
 //! let report = run(&CheckConfig::new(vec![device], program))?;
@@ -28,29 +27,30 @@
 //! # }
 //! ```
 
+mod devices;
 mod findings;
 mod function;
 mod hostile;
 mod irq;
 mod kernel;
 mod namespace;
+mod nvme;
 mod pci;
 mod process;
 mod space;
 mod supervisor;
 mod symbols;
 mod sys;
+mod virtio;
 mod watch;
 
+pub use devices::{DeviceConfig, DeviceError, DeviceModel};
 pub use findings::{Finding, KINDS, Kind, Severity};
-pub use function::{DeviceConfig, DeviceError};
 pub use hostile::{Knob, KnobError};
 pub use pci::Identity;
 pub use supervisor::Ending;
 
 use findings::Findings;
-use function::Function;
-use hostile::Behaviour;
 use kernel::{Kernel, Shared};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -202,11 +202,7 @@ fn start_error(SpawnError { step, error }: SpawnError, program: &OsString) -> Ch
 pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
     let system = |call| move |error: io::Error| CheckError::System { call, error };
     let findings = Arc::new(Findings::new(config.suppress.clone()));
-    let mut functions = Vec::new();
-    for (number, device) in (0..).zip(&config.devices) {
-        let behaviour = Behaviour::new(config.hostile, number, &config.knobs, &device.given());
-        functions.push(Arc::new(Function::new(device, behaviour, &findings)?));
-    }
+    let functions = devices::build(&config.devices, config.hostile, &config.knobs, &findings)?;
     let knobs = functions.iter().map(|function| function.knobs().to_vec()).collect();
     let changes =
         namespace::changes(&functions, config.iommufd).map_err(system("reading /dev and /sys"))?;
@@ -232,7 +228,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport, CheckError> {
     }
     let ending = ending.map_err(system("the notification"))?;
     drop(supervisor);
-    let commands = functions.iter().map(|function| function.stats().commands).sum();
+    let commands = functions.iter().map(|function| function.requests()).sum();
     let (findings, counts) = findings.take();
     Ok(CheckReport { findings, counts, ending, commands, knobs })
 }

@@ -99,10 +99,12 @@ pub(crate) fn changes(functions: &[Arc<Function>], iommufd: bool) -> io::Result<
 
     // Of a machine without PCI the whole of `bus` is made again.
     let devices = Path::new("/sys/bus/pci/devices");
-    let (place, prefix, up) = match devices.is_dir() {
-        true => (devices, "", "../../.."),
-        false => (Path::new("/sys/bus"), "pci/devices/", "../../.."),
+    let (place, prefix) = match devices.is_dir() {
+        true => (devices, ""),
+        false => (Path::new("/sys/bus"), "pci/devices/"),
     };
+    // From a device's folder to `/sys`.
+    let up = "../../../..";
     let names: Vec<String> = functions.iter().map(|f| f.bdf.to_string()).collect();
     build.begin(place, &names.iter().map(String::as_str).collect::<Vec<_>>())?;
     if !prefix.is_empty() {
@@ -136,21 +138,28 @@ pub(crate) fn changes(functions: &[Arc<Function>], iommufd: bool) -> io::Result<
     }
     build.end(place)?;
 
+    // Of a machine without an IOMMU the whole of `kernel`.
     let all = Path::new("/sys/kernel/iommu_groups");
-    if all.is_dir() {
-        let numbers: Vec<String> = groups.iter().map(u32::to_string).collect();
-        build.begin(all, &numbers.iter().map(String::as_str).collect::<Vec<_>>())?;
-        for group in &groups {
-            build.folder(group.to_string())?;
-            build.file(format!("{group}/type"), "DMA\n")?;
-            build.folder(format!("{group}/devices"))?;
-            for function in functions.iter().filter(|f| f.group == *group) {
-                let text = format!("../../../../bus/pci/devices/{}", function.bdf);
-                build.link(format!("{group}/devices/{}", function.bdf), &text)?;
-            }
-        }
-        build.end(all)?;
+    let (place, prefix) = match all.is_dir() {
+        true => (all, ""),
+        false => (Path::new("/sys/kernel"), "iommu_groups/"),
+    };
+    let numbers: Vec<String> = groups.iter().map(u32::to_string).collect();
+    build.begin(place, &numbers.iter().map(String::as_str).collect::<Vec<_>>())?;
+    if !prefix.is_empty() {
+        build.folder(prefix)?;
     }
+    for group in &groups {
+        let folder = format!("{prefix}{group}");
+        build.folder(&folder)?;
+        build.file(format!("{folder}/type"), "DMA\n")?;
+        build.folder(format!("{folder}/devices"))?;
+        for function in functions.iter().filter(|f| f.group == *group) {
+            let text = format!("../../../../bus/pci/devices/{}", function.bdf);
+            build.link(format!("{folder}/devices/{}", function.bdf), &text)?;
+        }
+    }
+    build.end(place)?;
     Ok(build.changes)
 }
 

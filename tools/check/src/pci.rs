@@ -1,5 +1,5 @@
-//! A PCI function's configuration space: the header and the capabilities of a device with one
-//! memory BAR, MSI and MSI-X (PCI Local Bus 3.0, 6.1 and 6.8; PCI Express 3.0, 7.8).
+//! A PCI function's configuration space: the header and the capabilities of a device with MSI-X
+//! (PCI Local Bus 3.0, 6.1 and 6.8; PCI Express 3.0, 7.8).
 
 /// The size of the configuration space of a PCI Express device.
 pub(crate) const CONFIG_BYTES: usize = 4096;
@@ -7,11 +7,13 @@ pub(crate) const CONFIG_BYTES: usize = 4096;
 const MEMORY_SPACE: u16 = 1 << 1;
 const BUS_MASTER: u16 = 1 << 2;
 const INTX_DISABLE: u16 = 1 << 10;
-/// Where the capabilities are.
+/// Where the capabilities are; those of the vendor follow.
 const POWER: usize = 0x40;
 const MSI: usize = 0x50;
 const MSIX: usize = 0x60;
 const EXPRESS: usize = 0x70;
+const VENDOR: usize = 0xb0;
+const VENDOR_SPECIFIC: u8 = 0x09;
 /// Device control of the PCI Express capability, and its bit for a function level reset.
 const DEVICE_CONTROL: usize = EXPRESS + 8;
 const FUNCTION_RESET: u8 = 1 << 7;
@@ -30,6 +32,25 @@ pub struct Identity {
     pub class: u32,
     /// Revision.
     pub revision: u8,
+}
+
+/// What a function shows in configuration space, and how a program reaches it.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(crate) identity: Identity,
+    /// The size of BAR 0, which is memory: registers that are polled, up to `register_bytes`, the
+    /// MSI-X table and the pending bits.
+    pub(crate) bar_bytes: u32,
+    pub(crate) register_bytes: u32,
+    pub(crate) table: u32,
+    pub(crate) pending: u32,
+    /// The number of MSI-X vectors, and of messages without MSI-X: 32 or 0.
+    pub(crate) vectors: u16,
+    pub(crate) messages: u16,
+    /// The size of BAR 4, which cannot be mapped: each access is a call. 0: there is none.
+    pub(crate) called_bytes: u32,
+    /// The vendor-specific capabilities, without their identifier and link.
+    pub(crate) vendor: Vec<Vec<u8>>,
 }
 
 /// A configuration space as VFIO shows it.
@@ -51,17 +72,11 @@ pub(crate) struct Effect {
 }
 
 impl Config {
-    /// Creates the space of a function whose BAR 0 has `bar_bytes` (a power of two), with `vectors`
-    /// MSI-X vectors whose table is at `table` in that BAR, and the pending bits at `pending`.
-    pub(crate) fn new(
-        identity: &Identity,
-        bar_bytes: u32,
-        vectors: u16,
-        table: u32,
-        pending: u32,
-    ) -> Self {
+    /// Creates the space of a function. The sizes of its BARs are powers of two.
+    pub(crate) fn new(layout: &Layout) -> Self {
         let zeroes = || Box::new([0; CONFIG_BYTES]);
         let mut config = Self { bytes: zeroes(), writable: zeroes(), initial: zeroes() };
+        let identity = &layout.identity;
         let [vendor, device] = identity.id;
         let [sub_vendor, sub_device] = identity.subsystem;
         let [_, base, sub, interface] = identity.class.to_be_bytes();
@@ -74,27 +89,41 @@ impl Config {
         config.allow(0x0c, &[0xff, 0xff]);
         // BAR 0: memory, 64 bits.
         config.put(0x10, &4u32.to_le_bytes());
-        config.allow(0x10, &(!(u64::from(bar_bytes) - 1)).to_le_bytes());
+        config.allow(0x10, &(!(u64::from(layout.bar_bytes) - 1)).to_le_bytes());
+        if let Some(mask) = layout.called_bytes.checked_sub(1) {
+            config.allow(0x20, &(!mask).to_le_bytes());
+        }
         config.put(0x2c, &sub_vendor.to_le_bytes());
         config.put(0x2e, &sub_device.to_le_bytes());
         config.put(0x34, &[0x40]);
         // Interrupt line, and pin A.
         config.put(0x3c, &[0xff, 1]);
         config.allow(0x3c, &[0xff]);
-        config.put(POWER, &[0x01, 0x50, 0x03, 0x00]);
+        let after_power = if layout.messages > 0 { 0x50 } else { 0x60 };
+        config.put(POWER, &[0x01, after_power, 0x03, 0x00]);
         config.allow(POWER + 4, &[3]);
-        // MSI: 32 vectors, 64 bits of address.
-        config.put(MSI, &[0x05, 0x60, 0x8a, 0x00]);
-        config.allow(MSI + 2, &[0x70]);
-        config.allow(MSI + 4, &[0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+        if layout.messages > 0 {
+            // MSI: 32 vectors, 64 bits of address.
+            config.put(MSI, &[0x05, 0x60, 0x8a, 0x00]);
+            config.allow(MSI + 2, &[0x70]);
+            let address_and_data = [0xfc, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+            config.allow(MSI + 4, &address_and_data);
+        }
         config.put(MSIX, &[0x11, 0x70]);
-        config.put(MSIX + 2, &(vectors.saturating_sub(1) & 0x7ff).to_le_bytes());
-        config.put(MSIX + 4, &table.to_le_bytes());
-        config.put(MSIX + 8, &pending.to_le_bytes());
+        config.put(MSIX + 2, &(layout.vectors.saturating_sub(1) & 0x7ff).to_le_bytes());
+        config.put(MSIX + 4, &layout.table.to_le_bytes());
+        config.put(MSIX + 8, &layout.pending.to_le_bytes());
         // Version 2, an endpoint, whose function can be reset.
         config.put(EXPRESS, &[0x10, 0x00, 0x02, 0x00]);
         config.put(EXPRESS + 4, &(0x8000u32 | 1 << 28).to_le_bytes());
         config.allow(DEVICE_CONTROL, &[0xff, 0x7f]);
+        let (mut link, mut at) = (EXPRESS + 1, VENDOR);
+        for body in &layout.vendor {
+            config.put(link, &[u8::try_from(at).unwrap_or(0)]);
+            config.put(at, &[VENDOR_SPECIFIC, 0]);
+            config.put(at + 2, body);
+            (link, at) = (at + 1, (at + 2 + body.len()).next_multiple_of(4));
+        }
         config.initial.copy_from_slice(&*config.bytes);
         config
     }
@@ -145,6 +174,7 @@ impl Config {
 
     /// Shows which message-signalled interrupts are enabled.
     pub(crate) fn set_interrupts(&mut self, msi: bool, msix: bool) {
+        // Of a function without MSI they are disabled.
         for (at, bit, on) in [(MSI + 2, MSI_ENABLE, msi), (MSIX + 3, MSIX_ENABLE, msix)] {
             if let Some(byte) = self.bytes.get_mut(at) {
                 *byte = *byte & !bit | if on { bit } else { 0 };
@@ -165,14 +195,59 @@ impl Config {
 mod tests {
     use super::*;
 
-    fn config() -> Config {
+    fn layout() -> Layout {
         let identity = Identity {
             id: [0x1b36, 0x10],
             subsystem: [0x1af4, 0x1100],
             class: 0x01_0802,
             revision: 2,
         };
-        Config::new(&identity, 0x8000, 33, 0x6000, 0x7000)
+        Layout {
+            identity,
+            bar_bytes: 0x8000,
+            register_bytes: 0x6000,
+            table: 0x6000,
+            pending: 0x7000,
+            vectors: 33,
+            messages: 32,
+            called_bytes: 0,
+            vendor: Vec::new(),
+        }
+    }
+
+    fn config() -> Config {
+        Config::new(&layout())
+    }
+
+    /// Returns the identifiers of the capabilities, in their order.
+    fn capabilities(config: &Config) -> Vec<(u8, usize)> {
+        let byte = |at: usize| config.read(at, 1)[0];
+        let mut found = Vec::new();
+        let mut at = usize::from(byte(0x34));
+        while at != 0 {
+            found.push((byte(at), at));
+            at = usize::from(byte(at + 1));
+        }
+        found
+    }
+
+    #[test]
+    fn capabilities_are_linked() {
+        let ids = |layout: &Layout| -> Vec<u8> {
+            capabilities(&Config::new(layout)).iter().map(|(id, _)| *id).collect()
+        };
+        assert_eq!(ids(&layout()), [1, 5, 0x11, 0x10]);
+        let vendor = vec![vec![16, 1, 4], vec![20, 2]];
+        let other = Layout { messages: 0, called_bytes: 0x4000, vendor, ..layout() };
+        assert_eq!(ids(&other), [1, 0x11, 0x10, 9, 9]);
+        let mut config = Config::new(&other);
+        assert_eq!(capabilities(&config)[3..], [(9, 0xb0), (9, 0xb8)]);
+        assert_eq!(config.read(0xb2, 3), [16, 1, 4]);
+        assert_eq!(config.read(0xba, 2), [20, 2]);
+        config.write(0x20, &[0xff; 4]);
+        assert_eq!(config.read(0x20, 8), [0x00, 0xc0, 0xff, 0xff, 0, 0, 0, 0]);
+        config.write(MSI, &[0xff; 16]);
+        assert_eq!(config.read(MSI, 16), [0; 16]);
     }
 
     #[test]

@@ -110,7 +110,7 @@ impl Supervisor {
 
     /// Returns how many commands the devices have executed.
     fn commands(&self) -> u64 {
-        self.kernel.shared.functions.iter().map(|function| function.stats().commands).sum()
+        self.kernel.shared.functions.iter().map(|function| function.requests()).sum()
     }
 
     /// Waits for a notification, a closed descriptor, or a time; returns whether there is a

@@ -303,6 +303,22 @@ impl CheckDevice {
         let bdf = bdf.parse::<Bdf>().map_err(|error| error.to_string())?;
         Ok(Self { bdf: Some(bdf), group, target })
     }
+
+    /// As [`parse`](Self::parse), for a disk, which has none of the options of a controller.
+    fn parse_disk(text: &str) -> Result<Self, String> {
+        let device = Self::parse(text)?;
+        match device.target.soft_options() == SoftOptions::default() {
+            true => Ok(device),
+            false => Err("a virtio disk has blocks of 512 bytes, and is ready at once".to_owned()),
+        }
+    }
+
+    /// The controller that a program finds if no device is named.
+    pub(crate) fn only() -> Self {
+        const BYTES: u64 = 1 << 30;
+        let target = TargetSpec::SoftMemory(ByteSize(BYTES), SoftOptions::default());
+        Self { bdf: None, group: None, target }
+    }
 }
 
 /// From which severity on a finding fails the run.
@@ -319,9 +335,14 @@ pub(crate) enum FailOn {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CheckArgs {
     /// A device that the program finds: soft:SIZE or soft:IMAGE, at 0000:01:00.0 (the second at
-    /// 0000:02:00.0); or BDF=soft:SIZE, or BDF/GROUP=soft:SIZE
-    #[arg(long, value_name = "DEVICE", value_parser = CheckDevice::parse, default_value = "soft:1G")]
+    /// 0000:02:00.0); or BDF=soft:SIZE, or BDF/GROUP=soft:SIZE [default: soft:1G, if there is no
+    /// other device]
+    #[arg(long, value_name = "DEVICE", value_parser = CheckDevice::parse)]
     pub(crate) nvme: Vec<CheckDevice>,
+
+    /// A virtio disk that the program finds, behind the NVMe controllers: as for --nvme
+    #[arg(long, value_name = "DEVICE", value_parser = CheckDevice::parse_disk)]
+    pub(crate) virtio_blk: Vec<CheckDevice>,
 
     /// Make the devices as bad as the specification allows; the seed decides how
     #[arg(long, value_name = "SEED")]

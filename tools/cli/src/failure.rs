@@ -246,6 +246,9 @@ impl Failure {
             ) => Exit::Usage,
             Self::Serve(error) if error.is_usage() => Exit::Usage,
             Self::Serve(ServeError::Command { code, .. }) => Exit::Command(*code),
+            Self::Check(pinfold_check::CheckError::Device(pinfold_check::DeviceError::Twice {
+                ..
+            })) => Exit::Usage,
             Self::Check(_) | Self::CheckFile { .. } | Self::CheckSuppressed { .. } => {
                 Exit::Command(CHECK_FAILED)
             }

@@ -2,13 +2,15 @@
 
 use super::abi::{Answer, Capabilities, Struct};
 use super::{Caller, Shared};
-use crate::function::{BAR_BYTES, Function, VECTORS};
+use crate::function::Function;
 use crate::irq;
 use crate::process;
 use std::sync::Arc;
 
-/// The number of regions (`VFIO_PCI_NUM_REGIONS`), and those that are not BARs.
+/// The number of regions (`VFIO_PCI_NUM_REGIONS`), the BAR whose accesses are calls, and the regions
+/// that are not BARs.
 const REGIONS: u32 = 9;
+const CALLED: u32 = 4;
 const CONFIG: u32 = 7;
 const VGA: u32 = 8;
 const REGION_SHIFT: u32 = 40;
@@ -26,10 +28,10 @@ const ACTION_UNMASK: u32 = 16;
 const ACTION_TRIGGER: u32 = 32;
 
 /// Returns how many interrupts of a kind there are.
-fn count(kind: u32) -> u32 {
+fn count(function: &Function, kind: u32) -> u32 {
     match kind {
-        irq::MSI => 32,
-        irq::MSIX => VECTORS.into(),
+        irq::MSI => function.layout.messages.into(),
+        irq::MSIX => function.layout.vectors.into(),
         _ => 1,
     }
 }
@@ -49,7 +51,7 @@ pub(crate) fn info(caller: &Caller) -> Answer {
 }
 
 /// `VFIO_DEVICE_GET_REGION_INFO`.
-pub(crate) fn region(caller: &Caller) -> Answer {
+pub(crate) fn region(function: &Function, caller: &Caller) -> Answer {
     const WHOLE: usize = 32;
     let mut info = Struct::sized(&caller.memory, caller.argument, WHOLE)?;
     let index = info.u32(8);
@@ -57,7 +59,10 @@ pub(crate) fn region(caller: &Caller) -> Answer {
         return Err(libc::EINVAL);
     }
     let (flags, size) = match index {
-        0 => (READ_WRITE | MAPPABLE, u64::from(BAR_BYTES)),
+        0 => (READ_WRITE | MAPPABLE, u64::from(function.layout.bar_bytes)),
+        CALLED if function.layout.called_bytes > 0 => {
+            (READ_WRITE, u64::from(function.layout.called_bytes))
+        }
         CONFIG => (READ_WRITE, crate::pci::CONFIG_BYTES as u64),
         _ => (0, 0),
     };
@@ -75,7 +80,7 @@ pub(crate) fn region(caller: &Caller) -> Answer {
 }
 
 /// `VFIO_DEVICE_GET_IRQ_INFO`.
-pub(crate) fn irq_info(caller: &Caller) -> Answer {
+pub(crate) fn irq_info(function: &Function, caller: &Caller) -> Answer {
     const EVENTFD: u32 = 1;
     const NO_RESIZE: u32 = 8;
     let mut info = Struct::sized(&caller.memory, caller.argument, 16)?;
@@ -89,7 +94,7 @@ pub(crate) fn irq_info(caller: &Caller) -> Answer {
         _ => return Err(libc::EINVAL),
     };
     info.set_u32(4, flags);
-    info.set_u32(12, count(kind));
+    info.set_u32(12, count(function, kind));
     info.write(&caller.memory, caller.argument)
 }
 
@@ -105,7 +110,7 @@ pub(crate) fn set_irqs(function: &Function, caller: &Caller) -> Answer {
     {
         return Err(libc::EINVAL);
     }
-    let most = count(kind);
+    let most = count(function, kind);
     if start >= most || start.saturating_add(number) > most {
         return Err(libc::EINVAL);
     }
@@ -219,6 +224,9 @@ pub(crate) fn access(
     write: bool,
 ) -> Answer {
     let (index, at) = (offset >> REGION_SHIFT, offset & ((1 << REGION_SHIFT) - 1));
+    if index == u64::from(CALLED) {
+        return registers(function, caller, [buffer, len, at], write);
+    }
     let at = usize::try_from(at).unwrap_or(usize::MAX);
     if index != u64::from(CONFIG) {
         return Err(libc::EINVAL);
@@ -239,6 +247,27 @@ pub(crate) fn access(
     i64::try_from(done).map_err(|_| libc::EINVAL)
 }
 
+/// `pread` and `pwrite` of the BAR whose accesses are calls.
+fn registers(
+    function: &Function,
+    caller: &Caller,
+    [buffer, len, at]: [u64; 3],
+    write: bool,
+) -> Answer {
+    let end = function.layout.called_bytes;
+    let at = u32::try_from(at).ok().filter(|at| *at < end).ok_or(libc::EINVAL)?;
+    let most = u64::from(end - at).min(len);
+    let len = usize::try_from(most).map_err(|_| libc::EINVAL)?;
+    if write {
+        let bytes = Struct::read(&caller.memory, buffer, len)?.0;
+        function.write_registers(at, &bytes);
+    } else {
+        let bytes = function.read_registers(at, len);
+        caller.memory.write(buffer, &bytes).map_err(|_| libc::EFAULT)?;
+    }
+    i64::try_from(most).map_err(|_| libc::EINVAL)
+}
+
 /// Answers a request of a device; `None` for one that is not covered.
 pub(crate) fn call(
     shared: &Shared,
@@ -249,8 +278,8 @@ pub(crate) fn call(
     use super::abi;
     Some(match request {
         abi::DEVICE_GET_INFO => info(caller),
-        abi::DEVICE_GET_REGION_INFO => region(caller),
-        abi::DEVICE_GET_IRQ_INFO => irq_info(caller),
+        abi::DEVICE_GET_REGION_INFO => region(function, caller),
+        abi::DEVICE_GET_IRQ_INFO => irq_info(function, caller),
         abi::DEVICE_SET_IRQS => set_irqs(function, caller),
         abi::DEVICE_RESET => {
             function.reset();

@@ -8,8 +8,7 @@ const AT: u64 = 0x1000;
 /// Has a controller write a dword where only some bytes are mapped, each a place and a length;
 /// returns the bytes, and whether it was written.
 fn written(scatter: Option<Random>, mapped: &[(u64, u64)]) -> ([u8; 4], bool) {
-    let limits = Limits { block_bytes: 512, page_size: 4096, mdts: 0, has_sgls: false };
-    let watch = Watch::new("test".to_owned(), Arc::default(), limits, scatter);
+    let watch = Watch::new("test".to_owned(), Arc::default(), scatter);
     let space = Arc::new(Space::default());
     let memory = Arc::new(Memory::of(std::process::id()).unwrap());
     let target = Box::new([0u8; 4]);
@@ -29,7 +28,8 @@ fn written(scatter: Option<Random>, mapped: &[(u64, u64)]) -> ([u8; 4], bool) {
     }
     watch.attach(Some(space));
     watch.set_bus_master(true);
-    let done = WatchedBus(Arc::new(watch)).write_u32_release(Iova::new(AT), 0x4433_2211).is_ok();
+    let done =
+        Bus::write_u32_release(&WatchedBus(Arc::new(watch)), Iova::new(AT), 0x4433_2211).is_ok();
     // As another process sees it: the compiler knows of no write.
     let mut bytes = [0; 4];
     memory.read(vaddr, &mut bytes).unwrap();

@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define BDF "0000:01:00.0"
+static const char *BDF = "0000:01:00.0", *GROUP = "/dev/vfio/7";
 #define PAGE 4096ull
 #define ENTRIES 32
 #define RAM_READ VFIO_DMA_MAP_FLAG_READ
@@ -68,7 +68,7 @@ static void open_device(void)
 	struct vfio_group_status status = { .argsz = sizeof status };
 	struct vfio_region_info region = { .argsz = sizeof region, .index = 0 };
 	CHECK((container = open("/dev/vfio/vfio", O_RDWR | O_CLOEXEC)) >= 0);
-	CHECK((group = open("/dev/vfio/7", O_RDWR | O_CLOEXEC)) >= 0);
+	CHECK((group = open(GROUP, O_RDWR | O_CLOEXEC)) >= 0);
 	CHECK(ioctl(container, VFIO_GET_API_VERSION) == VFIO_API_VERSION);
 	CHECK(ioctl(container, VFIO_CHECK_EXTENSION, VFIO_TYPE1v2_IOMMU) == 1);
 	CHECK(!ioctl(group, VFIO_GROUP_GET_STATUS, &status) && (status.flags & VFIO_GROUP_FLAGS_VIABLE));

@@ -220,9 +220,8 @@ there is none waits, and what it sends stays in its socket.
 
 help! { CHECK:
     "\
-The program runs unmodified, and finds a model NVMe controller where it would find a real one: in \
-/dev/vfio, /dev/iommu and /sys. Its calls of VFIO and iommufd are answered, its registers are \
-memory, and the device's accesses to its memory go through what it has mapped. No device, module, \
+The program runs unmodified, and finds a model NVMe controller or virtio disk where it would find a \
+real one: in /dev/vfio, /dev/iommu and /sys. Its calls of VFIO and iommufd are answered, and the device's accesses to its memory go through what it has mapped. No device, module, \
 virtual machine or source is needed; root or a user namespace, and Linux 5.19, are.
 
 The report says, for each finding, what happened, the command and the code concerned, how to mend \
@@ -246,6 +245,7 @@ Exit codes:
     "  pinfold check -- qemu-img info nvme://0000:01:00.0/1
   pinfold check --nvme soft:64M --hostile 7 -- ./my-driver 0000:01:00.0
   pinfold check --knob mqes=1,dstrd=3 -- ./my-driver 0000:01:00.0
+  pinfold check --virtio-blk soft:64M -- ./my-driver 0000:01:00.0
   pinfold check --nvme soft:1G -- pinfold copy --force file vfio:0000:01:00.0
 "
 }

@@ -1,11 +1,12 @@
 //! `check`: runs a program that opens VFIO against model devices, and reports what its driver does
 //! wrong.
 
-use crate::args::{CheckArgs, FailOn, TargetSpec};
+use crate::args::{CheckArgs, CheckDevice, FailOn, SoftOptions, TargetSpec};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use pinfold_check::{
-    CheckConfig, CheckReport, DeviceConfig, Ending, Finding, KINDS, Severity, run as run_program,
+    CheckConfig, CheckReport, DeviceConfig, DeviceModel, Ending, Finding, KINDS, Severity,
+    run as run_program,
 };
 use pinfold_nvme_model::{FileMedia, Media, MemoryMedia};
 use serde::Serialize;
@@ -38,11 +39,17 @@ struct JsonDevice<'a> {
     knobs: &'a [String],
 }
 
-/// Runs the program and reports; returns the exit code.
-pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
+/// Returns the devices that the program finds: the controllers, then the disks.
+fn devices(args: &CheckArgs) -> Result<Vec<DeviceConfig>, Failure> {
+    let only = [CheckDevice::only()];
+    let controllers = match args.nvme.is_empty() && args.virtio_blk.is_empty() {
+        true => &only[..],
+        false => &args.nvme,
+    };
+    let controllers = controllers.iter().map(|device| (device, true));
+    let all = controllers.chain(args.virtio_blk.iter().map(|device| (device, false)));
     let mut devices = Vec::new();
-    for (number, device) in (0u32..).zip(&args.nvme) {
-        let options = device.target.soft_options();
+    for (number, (device, is_nvme)) in (0u32..).zip(all) {
         let media: Arc<dyn Media> = match &device.target {
             TargetSpec::SoftMemory(size, _) => Arc::new(MemoryMedia::new(size.0)),
             TargetSpec::SoftImage(path, _) => {
@@ -61,11 +68,20 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
                 .parse()
                 .map_err(|_| Failure::CheckDevices { number: number + 1 })?,
         };
-        let block_bytes = options.block_bytes;
         let group = device.group.unwrap_or(FIRST_GROUP + number);
-        let not_ready = options.not_ready;
-        devices.push(DeviceConfig { bdf, group, media, block_bytes, not_ready });
+        let SoftOptions { block_bytes, not_ready } = device.target.soft_options();
+        let model = match is_nvme {
+            true => DeviceModel::Nvme { block_bytes, not_ready },
+            false => DeviceModel::VirtioBlk,
+        };
+        devices.push(DeviceConfig { bdf, group, media, model });
     }
+    Ok(devices)
+}
+
+/// Runs the program and reports; returns the exit code.
+pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
+    let devices = devices(args)?;
     let mut config = CheckConfig::new(devices, args.program.clone());
     config.hostile = args.hostile;
     config.knobs.clone_from(&args.knob);

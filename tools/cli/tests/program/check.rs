@@ -57,11 +57,12 @@ fn ids(report: &Value) -> Vec<String> {
     counts.keys().cloned().collect()
 }
 
-/// The planted fault is reported, with nothing but its `consequences`; its clean twin is not.
-fn planted(id: &str, consequences: &[&str]) {
-    let faults = program("faults");
+/// The planted fault is reported, with nothing but its `consequences`; its clean twin is not. The
+/// device has `options`.
+fn planted_in(name: &str, options: &[&str], id: &str, consequences: &[&str]) {
+    let faults = program(name);
     let faults = faults.to_str().unwrap();
-    let (ended, report) = check(&[], &[faults, id]);
+    let (ended, report) = check(options, &[faults, id]);
     let found = ids(&report);
     assert!(found.iter().any(|found| found == id), "{report:#}{ended:#?}");
     for other in found.iter().filter(|found| *found != id) {
@@ -73,69 +74,135 @@ fn planted(id: &str, consequences: &[&str]) {
     assert_eq!(ended.code, Some(if worst { 3 } else { 0 }), "{ended:#?}");
     assert!(!finding["text"].as_str().unwrap().is_empty());
 
-    let (ended, report) = check(&["--fail-on", "note"], &[faults, id, "clean"]);
+    let options: Vec<&str> = options.iter().copied().chain(["--fail-on", "note"]).collect();
+    let (ended, report) = check(&options, &[faults, id, "clean"]);
     assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}{ended:#?}");
 }
 
-macro_rules! planted {
-    ($($name:ident $id:literal [$($consequence:literal),*];)*) => {
-        $(#[test] fn $name() { planted($id, &[$($consequence),*]); })*
+const PLAIN: &[&str] = &[];
+/// A device that is late with everything, or slow to become ready: what a driver does too early is
+/// too early on a busy machine, too.
+const LATE: &[&str] = &["--knob", "late=1,late-us=20000"];
+const SLOW: &[&str] = &["--knob", "ready-ms=20"];
 
-        #[test]
-        fn every_finding_has_a_planted_fault() {
-            let tested = [$($id),*, "foreign-caller"];
-            for kind in pinfold_check::KINDS {
-                assert!(tested.contains(&kind.id), "{}", kind.id);
-                let page = include_str!("../../../../docs/check.md");
-                assert!(page.contains(&format!("| `{}` | {} |", kind.id, kind.severity)));
-            }
-        }
+macro_rules! planted {
+    ($($name:ident $id:literal [$device:ident] [$($consequence:literal),*];)*) => {
+        const PLANTED: &[&str] = &[$($id),*];
+
+        $(#[test] fn $name() { planted_in("faults", $device, $id, &[$($consequence),*]); })*
     };
 }
 
 planted! {
-    access_to_what_is_unmapped "dma-unmapped" [];
-    access_to_what_is_mapped_again "dma-remapped" ["unmap-in-flight", "dma-unmapped"];
-    unmap_while_a_command_uses_it "unmap-in-flight" ["dma-unmapped"];
-    access_to_memory_that_is_gone "memory-gone" [];
-    two_reads_into_the_same_bytes "overlapping-reads" [];
-    data_that_changes_in_flight "data-changed" [];
-    a_map_for_the_wrong_direction "dma-direction" [];
-    a_map_that_was_refused "map-refused-ignored" [];
-    an_unmap_of_a_part "unmap-part" [];
-    an_unmap_of_nothing "unmap-nothing" [];
-    nearly_all_mappings "entry-limit" [];
-    a_page_that_is_mapped_often "mapped-often" [];
-    mappings_that_are_left "maps-left" [];
-    a_doorbell_out_of_range "doorbell-value" [];
-    a_doorbell_of_no_queue "doorbell-queue" [];
-    a_full_completion_queue "completion-queue-full" [];
-    an_entry_that_changes "entry-changed" [];
-    an_identifier_in_flight_twice "command-id-twice" [];
-    a_queue_that_is_unmapped "queue-unmapped" [];
-    a_queue_beyond_the_granted "queue-limit" [];
-    a_completion_queue_deleted_first "queue-order" [];
-    a_prp_with_an_offset "prp" [];
-    an_sgl_where_there_are_none "sgl" [];
-    a_transfer_that_is_too_large "transfer-size" [];
-    blocks_out_of_range "lba-range" [];
-    a_reserved_field "command-field" [];
-    an_unknown_opcode "opcode" [];
-    an_unknown_namespace "namespace" [];
-    admin_queues_that_change "admin-queue-changed" [];
-    admin_queues_that_are_invalid "enable" [];
-    an_enable_that_does_not_wait "enable-early" [];
-    bus_mastering_that_is_off "bus-master-off" ["shutdown-skipped"];
-    an_interrupt_without_an_eventfd "interrupt-lost" [];
-    a_reset_with_commands_in_flight "reset-in-flight" ["overlapping-reads"];
-    a_shutdown_that_is_skipped "shutdown-skipped" [];
-    a_request_that_is_not_covered "not-covered" [];
+    access_to_what_is_unmapped "dma-unmapped" [PLAIN] [];
+    access_to_what_is_mapped_again "dma-remapped" [LATE] ["unmap-in-flight", "dma-unmapped"];
+    unmap_while_a_command_uses_it "unmap-in-flight" [LATE] ["dma-unmapped"];
+    access_to_memory_that_is_gone "memory-gone" [PLAIN] [];
+    two_reads_into_the_same_bytes "overlapping-reads" [PLAIN] [];
+    data_that_changes_in_flight "data-changed" [LATE] [];
+    a_map_for_the_wrong_direction "dma-direction" [PLAIN] [];
+    a_map_that_was_refused "map-refused-ignored" [PLAIN] [];
+    an_unmap_of_a_part "unmap-part" [PLAIN] [];
+    an_unmap_of_nothing "unmap-nothing" [PLAIN] [];
+    nearly_all_mappings "entry-limit" [PLAIN] [];
+    a_page_that_is_mapped_often "mapped-often" [PLAIN] [];
+    mappings_that_are_left "maps-left" [PLAIN] [];
+    a_doorbell_out_of_range "doorbell-value" [PLAIN] [];
+    a_doorbell_of_no_queue "doorbell-queue" [PLAIN] [];
+    a_full_completion_queue "completion-queue-full" [PLAIN] [];
+    an_entry_that_changes "entry-changed" [LATE] [];
+    an_identifier_in_flight_twice "command-id-twice" [PLAIN] [];
+    a_queue_that_is_unmapped "queue-unmapped" [PLAIN] [];
+    a_queue_beyond_the_granted "queue-limit" [PLAIN] [];
+    a_completion_queue_deleted_first "queue-order" [PLAIN] [];
+    a_prp_with_an_offset "prp" [PLAIN] [];
+    an_sgl_where_there_are_none "sgl" [PLAIN] [];
+    a_transfer_that_is_too_large "transfer-size" [PLAIN] [];
+    blocks_out_of_range "lba-range" [PLAIN] [];
+    a_reserved_field "command-field" [PLAIN] [];
+    an_unknown_opcode "opcode" [PLAIN] [];
+    an_unknown_namespace "namespace" [PLAIN] [];
+    admin_queues_that_change "admin-queue-changed" [PLAIN] [];
+    admin_queues_that_are_invalid "enable" [PLAIN] [];
+    an_enable_that_does_not_wait "enable-early" [SLOW] [];
+    bus_mastering_that_is_off "bus-master-off" [PLAIN] ["shutdown-skipped"];
+    an_interrupt_without_an_eventfd "interrupt-lost" [PLAIN] [];
+    a_reset_with_commands_in_flight "reset-in-flight" [LATE] ["overlapping-reads"];
+    a_shutdown_that_is_skipped "shutdown-skipped" [PLAIN] [];
+    a_request_that_is_not_covered "not-covered" [PLAIN] [];
 }
 
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_32_bit_caller() {
-    planted("foreign-caller", &[]);
+    planted_in("faults", &[], "foreign-caller", &[]);
+}
+
+// The second function: a virtio disk.
+
+const DISK: &[&str] = &["--virtio-blk", "soft:4M", "--knob", "late=0"];
+const LATE_DISK: &[&str] = &["--virtio-blk", "soft:4M", "--knob", "late=1,late-us=250000"];
+
+macro_rules! planted_on_a_disk {
+    ($($name:ident $id:literal [$device:ident] [$($consequence:literal),*];)*) => {
+        const PLANTED_ON_A_DISK: &[&str] = &[$($id),*];
+
+        $(#[test] fn $name() { planted_in("virtio", $device, $id, &[$($consequence),*]); })*
+    };
+}
+
+planted_on_a_disk! {
+    a_disk_accesses_what_is_unmapped "dma-unmapped" [DISK] [];
+    a_disk_accesses_what_is_mapped_again "dma-remapped" [LATE_DISK] ["unmap-in-flight"];
+    a_request_of_a_disk_is_unmapped "unmap-in-flight" [LATE_DISK] ["dma-unmapped"];
+    a_disk_accesses_memory_that_is_gone "memory-gone" [DISK] [];
+    a_disk_reads_twice_into_the_same_bytes "overlapping-reads" [LATE_DISK] [];
+    data_for_a_disk_that_changes "data-changed" [LATE_DISK] [];
+    a_descriptor_that_changes "entry-changed" [LATE_DISK] [];
+    a_disk_reads_into_a_map_to_read "dma-direction" [DISK] [];
+    a_descriptor_that_is_available_twice "command-id-twice" [LATE_DISK] ["overlapping-reads"];
+    a_notification_of_no_queue "doorbell-queue" [DISK] [];
+    a_virtqueue_that_is_unmapped "queue-unmapped" [DISK] [];
+    a_virtqueue_of_a_wrong_size "queue-limit" [DISK] [];
+    a_virtqueue_that_is_enabled_early "queue-order" [DISK] [];
+    a_chain_that_leaves_its_table "virtqueue" [DISK] [];
+    features_that_are_missing "features" [DISK] [];
+    sectors_out_of_range "lba-range" [DISK] [];
+    a_part_of_a_sector "command-field" [DISK] [];
+    a_request_that_is_not_offered "opcode" [DISK] [];
+    a_disk_without_bus_mastering "bus-master-off" [DISK] [];
+    a_disk_without_its_eventfd "interrupt-lost" [DISK] [];
+    a_disk_that_is_reset_at_work "reset-in-flight" [LATE_DISK] [];
+}
+
+#[test]
+fn a_driver_in_c_uses_a_disk() {
+    let disk = program("virtio");
+    let disk = disk.to_str().unwrap();
+    for (options, mode) in [
+        (&["--virtio-blk", "soft:4M"][..], "plain"),
+        (&["--virtio-blk", "soft:4M", "--knob", "scatter=1,spurious=1,late=2,late-us=50"], "plain"),
+        (DISK, "pin"),
+    ] {
+        let options: Vec<&str> = options.iter().copied().chain(["--fail-on", "note"]).collect();
+        let (ended, report) = check(&options, &[disk, mode]);
+        assert_eq!((ended.code, ids(&report).len()), (Some(0), 0), "{report:#}{ended:#?}");
+        assert!(mode != "plain" || report["commands"] == 121, "{report:#}");
+        let knobs = report["devices"][0]["knobs"].as_array().unwrap();
+        assert_eq!(knobs.len(), 7, "{report:#}");
+    }
+}
+
+#[test]
+fn every_finding_has_a_planted_fault() {
+    let page = include_str!("../../../../docs/check.md");
+    for kind in pinfold_check::KINDS {
+        let id = kind.id;
+        let is_planted = PLANTED.contains(&id) || PLANTED_ON_A_DISK.contains(&id);
+        // a_32_bit_caller
+        assert!(is_planted || id == "foreign-caller", "{id}");
+        assert!(page.contains(&format!("| `{id}` | {} |", kind.severity)), "{id}");
+    }
 }
 
 #[test]
@@ -685,6 +752,46 @@ fn several_devices_are_used_at_a_time() {
 }
 
 #[test]
+fn functions_of_two_kinds_are_used_at_a_time() {
+    let folder = Folder::new();
+    let image = folder.sparse("image", 4 << 20);
+    let source = folder.file("source", &bytes(4 << 20));
+    let image = format!("soft:{image}");
+    // The disk is the second function, in the group of its own that it is given.
+    let disk = "0000:01:00.1/3=soft:4M";
+    let own = env!("CARGO_BIN_EXE_pinfold");
+    let virtio = program("virtio");
+    let both = format!(
+        "'{own}' copy --force '{source}' vfio:0000:01:00.0 & \
+         '{}' plain clean 0000:01:00.1 /dev/vfio/3 && wait $!",
+        virtio.display()
+    );
+    let options = ["--nvme", &image, "--virtio-blk", disk, "--fail-on", "warning"];
+    let (ended, report) = check(&options, &["sh", "-c", &both]);
+    assert_eq!(ended.code, Some(0), "{report:#}{ended:#?}");
+    crate::common::assert_same(&folder.path("source"), &folder.path("image"));
+    let addresses: Vec<_> =
+        report["devices"].as_array().unwrap().iter().map(|device| &device["address"]).collect();
+    assert_eq!(addresses, ["0000:01:00.0", "0000:01:00.1"]);
+}
+
+#[test]
+fn two_devices_at_one_address_are_refused() {
+    for words in [
+        ["--nvme", "0000:02:00.0=soft:1M", "--nvme", "soft:1M"],
+        ["--nvme", "0000:09:00.0=soft:1M", "--virtio-blk", "0000:09:00.0=soft:1M"],
+    ] {
+        let ended = pinfold(&[&["check"], &words[..], &["--", "true"]].concat());
+        ended.failed(2, &["two devices are at 0000:0", "BDF=soft:SIZE"]);
+    }
+    pinfold(&["check", "--virtio-blk", "soft:1M,block=4k", "--", "true"])
+        .failed(2, &["blocks of 512 bytes"]);
+    let folder = Folder::new();
+    let small = format!("soft:{}", folder.sparse("small", 100));
+    pinfold(&["check", "--virtio-blk", &small, "--", "true"]).failed(125, &["no sector of 512"]);
+}
+
+#[test]
 fn other_devices_are_not_changed_by_it() {
     let list = |command: &str| {
         let ended = pinfold(&["check", "--nvme", "soft:1M", "--", "sh", "-c", command]);
@@ -694,6 +801,13 @@ fn other_devices_are_not_changed_by_it() {
     let own =
         list("echo x >/dev/null && ls /dev/vfio/vfio /sys/bus/pci/devices/0000:01:00.0/vendor");
     assert_eq!(own.lines().count(), 2, "{own}");
+    // The links lead to what they say, from the device to its group and back.
+    let links = list(
+        "realpath -e /sys/bus/pci/devices/0000:01:00.0/iommu_group && \
+         realpath -e /sys/kernel/iommu_groups/7/devices/0000:01:00.0",
+    );
+    let ends = "/sys/kernel/iommu_groups/7\n/sys/bus/pci/devices/0000:01:00.0\n";
+    assert_eq!(links, ends);
     // Whatever this machine has is there too, as before.
     for entry in std::fs::read_dir("/dev").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();

@@ -1,0 +1,329 @@
+//! What a model controller does, for the watch of its device: the commands, their memory, and what
+//! of them is wrong.
+
+use crate::findings;
+use crate::irq::{self, Irqs};
+use crate::space::Span;
+use crate::watch::{InFlight, Watch};
+use pinfold_core::addr::Iova;
+use pinfold_nvme::spec::{Command, Status, admin, nvm};
+use pinfold_nvme_model::{ModelEvent, Observer, QueueKind};
+use std::fmt;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// The most pages of one command that are followed.
+const PAGES: usize = 4096;
+/// Opcodes of admin commands that a controller need not support, so that a driver may try them
+/// (Base, figure "Opcodes for Admin Commands").
+const ADMIN_OPCODES: [u8; 31] = [
+    0x00, 0x01, 0x02, 0x04, 0x05, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x0d, 0x10, 0x11, 0x14, 0x15, 0x18,
+    0x19, 0x1a, 0x1c, 0x1d, 0x1e, 0x20, 0x21, 0x22, 0x24, 0x7c, 0x7f, 0x80, 0x81, 0x82, 0x84,
+];
+
+/// What the checks need to know of the controller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) block_bytes: u32,
+    /// The size of a page (CC.MPS).
+    pub(crate) page_size: u64,
+    pub(crate) mdts: u8,
+    pub(crate) has_sgls: bool,
+}
+
+/// A command of a queue.
+#[derive(Clone, Copy, Debug)]
+struct Submitted {
+    queue: u16,
+    command: Command,
+}
+
+impl fmt::Display for Submitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { queue, command } = self;
+        let queue = *queue;
+        let cid = command.cid.get();
+        let range = || format!("{} blocks at {}", command.blocks(), command.slba());
+        let what = match (queue, command.opcode) {
+            (0, admin::IDENTIFY) => format!("identify {:#x}", command.cdw10.get() & 0xff),
+            (0, admin::CREATE_CQ) => {
+                format!("create completion queue {}", command.cdw10.get() & 0xffff)
+            }
+            (0, admin::CREATE_SQ) => {
+                format!("create submission queue {}", command.cdw10.get() & 0xffff)
+            }
+            (0, admin::DELETE_CQ) => {
+                format!("delete completion queue {}", command.cdw10.get() & 0xffff)
+            }
+            (0, admin::DELETE_SQ) => {
+                format!("delete submission queue {}", command.cdw10.get() & 0xffff)
+            }
+            (0, admin::GET_LOG_PAGE) => format!("get log page {:#x}", command.cdw10.get() & 0xff),
+            (0, opcode) => format!("admin command {opcode:#04x}"),
+            (_, nvm::READ) => format!("read of {}", range()),
+            (_, nvm::WRITE) => format!("write of {}", range()),
+            (_, nvm::FLUSH) => "flush".to_owned(),
+            (_, nvm::WRITE_ZEROES) => format!("write zeroes of {}", range()),
+            (_, nvm::DATASET_MANAGEMENT) => "dataset management".to_owned(),
+            (_, opcode) => format!("command {opcode:#04x}"),
+        };
+        write!(
+            f,
+            "command {cid} of queue {queue}: {what}; PRP1 {:#x}, PRP2 {:#x}",
+            command.prp1.get(),
+            command.prp2.get()
+        )
+    }
+}
+
+fn described(queue: u16, command: &Command) -> impl FnOnce() -> Vec<String> {
+    let submitted = Submitted { queue, command: *command };
+    move || vec![submitted.to_string()]
+}
+
+/// Returns whether the device writes the data of a command.
+fn is_written(queue: u16, command: &Command) -> bool {
+    match queue {
+        0 => matches!(command.opcode, admin::IDENTIFY | admin::GET_LOG_PAGE),
+        _ => command.opcode == nvm::READ,
+    }
+}
+
+fn name(kind: QueueKind) -> &'static str {
+    match kind {
+        QueueKind::Submission => "submission queue",
+        QueueKind::Completion => "completion queue",
+    }
+}
+
+/// Shows a controller's events to its watch, and a removal to the program.
+#[derive(Debug)]
+pub(crate) struct Observing {
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) irqs: Arc<Irqs>,
+    pub(crate) limits: Limits,
+}
+
+impl Observing {
+    /// Returns the length of a command's data; 0 where it has none, or it is not known.
+    fn data_bytes(&self, queue: u16, command: &Command) -> u64 {
+        match (queue, command.opcode) {
+            (0, admin::IDENTIFY) => 4096,
+            (0, _) => 0,
+            (_, nvm::READ | nvm::WRITE) => {
+                u64::from(command.blocks()) * u64::from(self.limits.block_bytes)
+            }
+            (_, nvm::DATASET_MANAGEMENT) => u64::from((command.cdw10.get() & 0xff) + 1) * 16,
+            _ => 0,
+        }
+    }
+
+    /// Returns the memory that a command uses, as far as its data pointer is valid.
+    fn memory_of(&self, queue: u16, command: &Command) -> Vec<Span> {
+        let mut spans = Vec::new();
+        let mut left = self.data_bytes(queue, command);
+        let mut add = |at: u64, len: u64| match spans.last_mut() {
+            Some(Span { last, .. }) if last.checked_add(1) == Some(at) => {
+                *last = last.saturating_add(len);
+            }
+            _ => spans.extend(Span::new(at, len)),
+        };
+        if left == 0 {
+            return spans;
+        }
+        if command.flags & Command::PSDT_SGL != 0 {
+            // One data block; segments are checked when they are read.
+            let sgl = command.sgl1();
+            if sgl.kind == 0 {
+                add(sgl.address.get(), u64::from(sgl.length.get()).min(left));
+            }
+            return spans;
+        }
+        let page = self.limits.page_size;
+        let (prp1, prp2) = (command.prp1.get(), command.prp2.get());
+        let first = (page - prp1 % page).min(left);
+        add(prp1, first);
+        left -= first;
+        if left == 0 {
+            return spans;
+        }
+        if left <= page {
+            add(prp2, left);
+            return spans;
+        }
+        let Some(space) = self.watch.space() else { return spans };
+        let mut list = prp2;
+        for _ in 0..PAGES {
+            let mut entry = [0; 8];
+            if space.read(list, &mut entry).is_err() {
+                break;
+            }
+            let value = u64::from_le_bytes(entry);
+            if list % page == page - 8 && left > page {
+                list = value;
+                continue;
+            }
+            let piece = left.min(page);
+            add(value, piece);
+            left -= piece;
+            list = list.wrapping_add(8);
+            if left == 0 {
+                break;
+            }
+        }
+        spans
+    }
+
+    fn fetched(&self, queue: u16, at: Iova, command: &Command) {
+        if queue != 0 && (command.cdw2.get() | command.cdw3.get()) != 0 {
+            let text = "CDW2 and CDW3 of a command are reserved, and not 0".to_owned();
+            self.watch.add(&findings::FIELD, text, described(queue, command));
+        }
+        let written = is_written(queue, command);
+        let memory = self.memory_of(queue, command);
+        let memory = memory.into_iter().map(|span| (span, written)).collect();
+        let request = Arc::new(Submitted { queue, command: *command });
+        let mut new = InFlight::new(request, memory);
+        new.entries.push((at.raw(), command.as_bytes().to_vec()));
+        // Requests for asynchronous events are in flight until there is an event.
+        new.is_awaited = queue != 0 || command.opcode != admin::ASYNC_EVENT;
+        self.watch.fetched((queue, command.cid.get()), new);
+    }
+
+    fn executed(&self, queue: u16, command: &Command, status: Option<Status>) {
+        self.watch.executed();
+        let status = status.map_or(Status::SUCCESS, Status::code);
+        let kind = match (queue, status) {
+            (_, Status::PRP_OFFSET_INVALID) => &findings::PRP,
+            (
+                _,
+                Status::INVALID_SGL_SEGMENT_DESCRIPTOR
+                | Status::INVALID_SGL_DESCRIPTOR_COUNT
+                | Status::DATA_SGL_LENGTH_INVALID
+                | Status::SGL_DESCRIPTOR_TYPE_INVALID
+                | Status::SGL_DATA_BLOCK_GRANULARITY_INVALID,
+            ) => &findings::SGL,
+            (0, Status::INVALID_QUEUE_ID | Status::INVALID_QUEUE_SIZE) => &findings::QUEUE_LIMIT,
+            (0, Status::COMPLETION_QUEUE_INVALID | Status::INVALID_QUEUE_DELETION) => {
+                &findings::QUEUE_ORDER
+            }
+            (0, Status::INVALID_INTERRUPT_VECTOR) => &findings::FIELD,
+            (0, Status::INVALID_OPCODE) if !ADMIN_OPCODES.contains(&command.opcode) => {
+                &findings::OPCODE
+            }
+            (0, Status::INVALID_FIELD)
+                if matches!(command.opcode, admin::CREATE_CQ | admin::CREATE_SQ) =>
+            {
+                &findings::FIELD
+            }
+            (0, _) => return,
+            (_, Status::INVALID_OPCODE) => &findings::OPCODE,
+            (_, Status::INVALID_NAMESPACE) => &findings::NAMESPACE,
+            (_, Status::LBA_OUT_OF_RANGE) => &findings::LBA_RANGE,
+            (_, Status::INVALID_FIELD) => {
+                let limit = match self.limits.mdts {
+                    0 => u64::MAX,
+                    shift => self.limits.page_size.checked_shl(shift.into()).unwrap_or(u64::MAX),
+                };
+                let is_sgl = command.flags & Command::PSDT_SGL != 0;
+                if self.data_bytes(queue, command) > limit {
+                    &findings::TRANSFER_SIZE
+                } else if is_sgl && !self.limits.has_sgls {
+                    &findings::SGL
+                } else {
+                    &findings::FIELD
+                }
+            }
+            _ => return,
+        };
+        let text = format!("the controller refused a command: {status}");
+        self.watch.add(kind, text, described(queue, command));
+    }
+
+    fn bad_doorbell(&self, at: u32, queue: Option<(u16, QueueKind)>, value: u32, entries: u32) {
+        let what = match queue {
+            Some((id, kind)) => format!("the doorbell of {kind} queue {id}"),
+            None => "a register between the doorbells".to_owned(),
+        };
+        if entries == 0 {
+            let text = format!("{what} ({at:#x}) was written, and there is no such queue");
+            self.watch.add(&findings::DOORBELL_QUEUE, text, || vec![format!("value {value}")]);
+        } else {
+            let text = format!("{what} ({at:#x}) was set to {value} of {entries} entries");
+            self.watch.add(&findings::DOORBELL_VALUE, text, Vec::new);
+        }
+    }
+}
+
+impl Observer for Observing {
+    fn observe(&self, event: &ModelEvent<'_>) {
+        let watch = &self.watch;
+        match *event {
+            ModelEvent::Enabled { asq, acq, entries: [sq, cq], valid } => {
+                let span = |at: Iova, bytes: u32| Span::new(at.raw(), bytes.into());
+                watch.enabled(valid);
+                watch.queue_added(name(QueueKind::Submission), 0, span(asq, sq * 64));
+                watch.queue_added(name(QueueKind::Completion), 0, span(acq, cq * 16));
+                if !valid {
+                    let text = format!(
+                        "the controller was enabled with CC, AQA, ASQ ({:#x}) or ACQ ({:#x}) that it \
+                         does not support",
+                        asq.raw(),
+                        acq.raw()
+                    );
+                    watch.add(&findings::ENABLE, text, Vec::new);
+                }
+            }
+            ModelEvent::Disabled => watch.disabled(),
+            ModelEvent::ShutDown => watch.shut_down(),
+            ModelEvent::Failed => watch.failed(),
+            ModelEvent::Removed => {
+                watch.removed();
+                // The kernel requests the device.
+                self.irqs.trigger(irq::REQUEST, 0);
+            }
+            ModelEvent::AdminQueuesChanged => {
+                let text = "AQA, ASQ or ACQ changed while the controller was enabled".to_owned();
+                watch.add(&findings::ADMIN_CHANGED, text, Vec::new);
+            }
+            ModelEvent::EarlyChange => {
+                let text = "CC.EN changed before CSTS.RDY had followed the last change".to_owned();
+                watch.add(&findings::EARLY_CHANGE, text, Vec::new);
+            }
+            ModelEvent::BadDoorbell { at, queue, value, entries } => {
+                self.bad_doorbell(at, queue, value, entries);
+            }
+            ModelEvent::Created { kind, id, base, entries } => {
+                let bytes = match kind {
+                    QueueKind::Submission => 64,
+                    QueueKind::Completion => 16,
+                };
+                let memory = Span::new(base.raw(), u64::from(entries) * bytes);
+                watch.queue_added(name(kind), id, memory);
+            }
+            ModelEvent::Deleted { kind, id } => {
+                watch.queue_removed(name(kind), id);
+                if kind == QueueKind::Submission {
+                    watch.requests_ended(id);
+                }
+            }
+            ModelEvent::Fetched { queue, at, command } => self.fetched(queue, at, command),
+            ModelEvent::Executing { queue, command } => {
+                watch.executing((queue, command.cid.get()));
+            }
+            ModelEvent::Executed { queue, command, status } => {
+                self.executed(queue, command, status);
+            }
+            ModelEvent::Completing { queue, cid, .. } => {
+                watch.completing((queue, cid));
+                // Its SQHD is past all entries that were fetched.
+                watch.entries_released(queue);
+            }
+            ModelEvent::CompletionQueueFull { queue, .. } => {
+                let text = format!("the completion queue of submission queue {queue} is full");
+                watch.add(&findings::CQ_FULL, text, Vec::new);
+            }
+            _ => {}
+        }
+    }
+}
