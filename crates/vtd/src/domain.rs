@@ -201,6 +201,10 @@ impl<R: Registers, W: WriteBack, T: Send + Sync> InvalidationQueue for DomainQue
         Ticket(self.completed_ticket())
     }
 
+    fn now_ns(&self) -> Option<u64> {
+        self.queue.registers.now_ns()
+    }
+
     fn limit(&self) -> WaitLimit {
         self.limit
     }

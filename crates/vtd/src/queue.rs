@@ -5,7 +5,7 @@ use crate::descriptor::{self, Words};
 use crate::registers::{Capabilities, FSTS, FaultStatus, IQA, IQH, IQT, Registers};
 use crate::write_back::WriteBack;
 use core::marker::PhantomData;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use pinfold_core::addr::PhysAddr;
 use pinfold_core::invalidate::QueueError;
 use pinfold_core::table::TablePage;
@@ -51,8 +51,9 @@ pub(crate) struct Queue<R, W> {
     pub(crate) registers: R,
     pub(crate) capabilities: Capabilities,
     ring: Mutex<Ring>,
-    /// How often the unit has aborted what was in flight. Changed with the ring locked.
-    aborts: AtomicU32,
+    /// How often the unit has aborted what was in flight. Changed with the ring locked. It names an
+    /// abort to requesters that may look at any later time, so that it must not wrap.
+    aborts: AtomicU64,
     /// Whether it no longer carries out anything.
     failed: AtomicBool,
     /// Errors of devices' answers ("Invalidation Completion Error").
@@ -101,11 +102,11 @@ fn slot_of(register: u64) -> usize {
 }
 
 /// The waits of one requester, which an abort ends.
-pub(crate) struct Aborts(AtomicU32);
+pub(crate) struct Aborts(AtomicU64);
 
 impl Aborts {
     pub(crate) fn new<R, W>(queue: &Queue<R, W>) -> Self {
-        Self(AtomicU32::new(queue.aborts.load(Ordering::Acquire)))
+        Self(AtomicU64::new(queue.aborts.load(Ordering::Acquire)))
     }
 }
 
@@ -117,7 +118,7 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
             capabilities: Capabilities::read(&registers),
             registers,
             ring: Mutex::new(Ring { page, tail: 0, head: 0 }),
-            aborts: AtomicU32::new(0),
+            aborts: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             wrong_answers: AtomicU32::new(0),
             unseen,
@@ -132,13 +133,6 @@ impl<R: Registers, W: WriteBack> Queue<R, W> {
         (ring.tail, ring.head) = (0, 0);
         self.registers.write64(IQT, 0);
         self.registers.write64(IQA, ring.page.phys.raw());
-    }
-
-    /// Whether everything that was submitted has been fetched.
-    pub(crate) fn is_empty(&self) -> bool {
-        let mut ring = self.ring.lock();
-        ring.advance(&self.registers);
-        ring.tail == ring.head
     }
 
     /// A wait that only holds back what follows.

@@ -16,6 +16,12 @@ pub trait Registers: Send + Sync {
     fn read64(&self, offset: u32) -> u64;
     /// Writes 64 bits.
     fn write64(&self, offset: u32, value: u64);
+
+    /// Returns the time of a monotonic clock in nanoseconds, if the owner of the registers has one.
+    /// Without it, waits for flushes are limited by the number of polls alone.
+    fn now_ns(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// "Version Register".

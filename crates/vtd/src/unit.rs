@@ -6,8 +6,8 @@ use crate::domain::{DomainQueue, DomainState, TlbDevice};
 use crate::fault::Fault;
 use crate::queue::{Aborts, HardwarePage, Queue, REGISTER_POLLS};
 use crate::registers::{
-    Capabilities, EVENT_MASKED, FECTL, FSTS, FaultStatus, GCMD, GSTS, Global, IECTL, PMEN,
-    PROTECTED_ENABLE, PROTECTED_STATUS, RTADDR, Registers,
+    Capabilities, EVENT_MASKED, FECTL, FSTS, FaultStatus, GCMD, GSTS, Global, IECTL, IQH, IQT,
+    PMEN, PROTECTED_ENABLE, PROTECTED_STATUS, RTADDR, Registers,
 };
 use crate::source::SourceId;
 use crate::write_back::{SecondStage, WriteBack};
@@ -242,33 +242,10 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
         self.capabilities
     }
 
-    /// Gives a command, and waits until the status says that it has been carried out: bit `bit` is
-    /// then `on`. Everything that is enabled stays so ("Global Command Register": software reads the
-    /// status, masks the commands of one time, and changes one bit).
+    /// Gives a command, one at a time.
     fn command(&self, bit: Global, on: bool, what: &'static str) -> Result<(), UnitError> {
         let _one = self.commands.lock();
-        let lasting = self.registers().read32(GSTS) & Global::LASTING;
-        if bit.bits() & Global::LASTING != 0 && (lasting & bit.bits() != 0) == on {
-            return Ok(());
-        }
-        let value = if on { lasting | bit.bits() } else { lasting & !bit.bits() };
-        self.registers().write32(GCMD, value);
-        self.poll(what, || self.registers().read32(GSTS) & bit.bits() != 0, on)
-    }
-
-    fn poll(
-        &self,
-        what: &'static str,
-        read: impl Fn() -> bool,
-        wanted: bool,
-    ) -> Result<(), UnitError> {
-        for _ in 0..REGISTER_POLLS {
-            if read() == wanted {
-                return Ok(());
-            }
-            core::hint::spin_loop();
-        }
-        Err(UnitError::Command { what, status: self.registers().read32(GSTS) })
+        command(self.registers(), bit, on, what)
     }
 
     /// Enables the unit: from here on a device reaches what the domain maps that it is attached to,
@@ -298,7 +275,7 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
             let value = self.registers().read32(PMEN);
             self.registers().write32(PMEN, value & !PROTECTED_ENABLE);
             let protects = || self.registers().read32(PMEN) & PROTECTED_STATUS != 0;
-            self.poll("to end the protection of regions", protects, false)?;
+            poll(self.registers(), "to end the protection of regions", protects, false)?;
         }
         Ok(())
     }
@@ -311,9 +288,9 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     /// # Safety
     /// From here on devices reach all memory. None of them may be active.
     pub unsafe fn disable(&self) -> Result<(), UnitError> {
-        self.command(Global::TRANSLATION, false, "to disable translation")?;
-        self.poll("to empty the queue", || self.queue.is_empty(), true)?;
-        self.command(Global::QUEUE, false, "to disable the queue")
+        let _one = self.commands.lock();
+        // SAFETY: the caller's promise is the one required.
+        unsafe { disable(self.registers()) }
     }
 
     /// Submits descriptors and waits until they have been carried out.
@@ -598,6 +575,56 @@ impl<R: Registers, W: WriteBack> Unit<R, W> {
     pub fn wrong_answers(&self) -> u32 {
         self.queue.wrong_answers.load(Ordering::Relaxed)
     }
+}
+
+/// Disables translation of a unit, and then its queue, once that is empty: what
+/// [`Unit::disable`] does, for an owner of the registers that outlives the unit's other handles.
+///
+/// # Errors
+/// As there.
+///
+/// # Safety
+/// As there; and nothing else gives the unit a command meanwhile.
+pub unsafe fn disable(registers: &impl Registers) -> Result<(), UnitError> {
+    command(registers, Global::TRANSLATION, false, "to disable translation")?;
+    // QH and QT, bits 4 to 18.
+    let place = |register| registers.read64(register) >> 4 & 0x7fff;
+    let is_empty = || place(IQH) == place(IQT);
+    poll(registers, "to empty the queue", is_empty, true)?;
+    command(registers, Global::QUEUE, false, "to disable the queue")
+}
+
+/// Gives a command, and waits until the status says that it has been carried out: bit `bit` is
+/// then `on`. Everything that is enabled stays so ("Global Command Register": software reads the
+/// status, masks the commands of one time, and changes one bit).
+fn command(
+    registers: &impl Registers,
+    bit: Global,
+    on: bool,
+    what: &'static str,
+) -> Result<(), UnitError> {
+    let lasting = registers.read32(GSTS) & Global::LASTING;
+    if bit.bits() & Global::LASTING != 0 && (lasting & bit.bits() != 0) == on {
+        return Ok(());
+    }
+    let value = if on { lasting | bit.bits() } else { lasting & !bit.bits() };
+    registers.write32(GCMD, value);
+    poll(registers, what, || registers.read32(GSTS) & bit.bits() != 0, on)
+}
+
+fn poll(
+    registers: &impl Registers,
+    what: &'static str,
+    read: impl Fn() -> bool,
+    wanted: bool,
+) -> Result<(), UnitError> {
+    for _ in 0..REGISTER_POLLS {
+        if read() == wanted {
+            return Ok(());
+        }
+        core::hint::spin_loop();
+    }
+    Err(UnitError::Command { what, status: registers.read32(GSTS) })
 }
 
 /// DID of a context entry, bits 8 to 23 of its high word.

@@ -163,6 +163,8 @@ pub(crate) struct State {
     pub(crate) deaf: bool,
     /// The queue stays where it is, whatever is cleared.
     pub(crate) stuck: bool,
+    /// The time, where there is a clock: a millisecond passes whenever it is read.
+    pub(crate) clock: Option<u64>,
 }
 
 /// The unit: the tests and the driver have a handle each.
@@ -197,6 +199,7 @@ impl Double {
             prefetched: 0,
             deaf: false,
             stuck: false,
+            clock: None,
         };
         Self(Arc::new((Mutex::new(state), AtomicU32::new(0), AtomicU32::new(0))))
     }
@@ -262,6 +265,7 @@ impl Registers for Double {
             CAP => state.cap,
             ECAP => state.ecap,
             IQH => state.iqh,
+            IQT => state.iqt,
             _ => {
                 let records = Capabilities { cap: state.cap, ecap: 0 }.fault_offset();
                 let at = (offset - records) as usize;
@@ -288,6 +292,11 @@ impl Registers for Double {
             }
             _ => panic!("write of {offset:#x}"),
         }
+    }
+    fn now_ns(&self) -> Option<u64> {
+        let clock = &mut self.state().clock;
+        *clock = clock.map(|now| now + 1_000_000);
+        *clock
     }
 }
 

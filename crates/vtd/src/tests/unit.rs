@@ -11,9 +11,10 @@ use crate::unit::{Attachments, Unit, UnitError};
 use crate::write_back::{Coherent, WriteBack};
 use pinfold_core::access::{Bidirectional, FromDevice, ToDevice};
 use pinfold_core::addr::{Iova, IovaRange};
-use pinfold_core::domain::Domain;
+use pinfold_core::domain::{Domain, NotQuiesced};
 use pinfold_core::invalidate::WaitLimit;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub(super) const DEVICE: SourceId = SourceId::new(0, 4, 0);
 const OTHER: SourceId = SourceId::new(3, 0, 1);
@@ -64,6 +65,23 @@ fn a_unit_is_disabled_when_its_queue_is_empty() {
     drop(revoked.wait().unwrap());
     // SAFETY: no device is active.
     unsafe { unit.disable() }.unwrap();
+}
+
+#[test]
+fn a_wait_is_limited_by_the_clock_of_the_registers() {
+    let (double, unit) = enabled::<Coherent>(CAP, ECAP);
+    let (domain, _) = domain(&unit);
+    let mapping = domain.map(Payload::new(1), FromDevice).unwrap();
+    double.state().holds = true;
+    double.state().clock = Some(0);
+    let late = mapping.revoke().wait_for(WaitLimit::within(Duration::from_millis(20)));
+    let NotQuiesced { revoked: Some(revoked), error } = late.map(drop).unwrap_err() else {
+        panic!("the unit has not failed");
+    };
+    assert!(error.to_string().contains("20 ms"), "{error}");
+    double.state().holds = false;
+    double.run();
+    drop(revoked.wait().unwrap());
 }
 
 #[test]
