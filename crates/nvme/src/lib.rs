@@ -7,6 +7,7 @@
 //! | [`registers`] | the trait through which the driver accesses a controller's registers |
 //! | [`interrupt`] | the trait for the interrupt that a queue's owner waits for, and eventfds |
 //! | [`vfio`] | registers and interrupts of a real controller behind VFIO |
+//! | `vtd` | registers of a real controller behind a VT-d unit of the program's own (feature `vtd`) |
 //!
 //! The crate contains no `unsafe`: memory shared with a device is accessed through
 //! [`DmaMemory`](pinfold_core::mem::DmaMemory), which checks every access. To test without
@@ -49,6 +50,8 @@ pub mod interrupt;
 pub mod registers;
 pub mod spec;
 pub mod vfio;
+#[cfg(feature = "vtd")]
+pub mod vtd;
 
 pub use interrupt::{EventFd, Interrupt};
 pub use registers::Registers;

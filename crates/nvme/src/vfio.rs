@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Base class, sub-class and programming interface of an NVMe I/O controller.
-const NVME_CLASS: u32 = 0x01_0802;
+pub(crate) const NVME_CLASS: u32 = 0x01_0802;
 
 /// Why a controller could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,10 @@ pub enum PciError {
     /// The device could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The device, or its unit, could not be opened.
+    #[cfg(feature = "vtd")]
+    #[error(transparent)]
+    Unit(#[from] pinfold::vtd::OpenError),
     /// A call to the device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -151,7 +151,8 @@ pub use pinfold_core::domain::DomainLocal;
 ///
 /// [`Domain::soft`] creates one behind a software IOMMU,
 /// [`vfio::Device::open`](crate::vfio::Device::open) one for a real device. The backend `soft`
-/// needs no kernel support, `vfio` Linux 4.0, `iommufd` 6.6.
+/// needs no kernel support, `vfio` Linux 4.0, `iommufd` 6.6. The feature `vtd` adds one for a device
+/// whose IOMMU the program takes from the kernel.
 #[derive(Clone)]
 pub struct Domain {
     core: pinfold_core::domain::Domain,

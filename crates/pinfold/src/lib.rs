@@ -48,6 +48,7 @@
 //! | use hugepages with a ring of my own | [`uring::RingBuffers`], [`adapters`] | `io_uring_ring` |
 //! | know the pages of memory: their size, what a registration is charged, where they are physically | [`folios`], [`OwnedMemory::folios`] | `owned_memory` |
 //! | drive a PCI device | [`vfio::Device`], [`pci::Binder`] | `wait_epoll`, `vfio_check` |
+//! | drive a PCI device behind a VT-d unit of my own | the module `vtd` (feature `vtd`) | |
 //! | drive an NVMe controller, a virtio disk, an `AF_XDP` socket | the crates `pinfold-nvme`, `pinfold-virtio`, `pinfold-xdp` | `owned_memory`, `virtio_blk_soft` |
 //! | test a driver without a device | [`Domain::soft`], [`soft`] | `owned_driver` |
 //! | put a `Vec`, `Bytes` or a guest's memory into an arena | [`adapters`] | `allocator`, `bytes`, `vm_memory` |
@@ -103,6 +104,11 @@ pub mod requests;
 mod sys;
 pub mod uring;
 pub mod vfio;
+#[cfg(feature = "vtd")]
+pub mod vtd;
+
+#[cfg(all(feature = "vtd", not(target_arch = "x86_64")))]
+compile_error!("the feature `vtd` is for x86-64, whose IOMMU it drives");
 
 #[cfg(feature = "soft")]
 pub use backend::soft;

@@ -20,6 +20,7 @@ pub mod threads;
 pub(crate) mod trial;
 pub(crate) mod uring;
 pub(crate) mod vfio;
+pub(crate) mod window;
 
 pub use errno::Errno;
 pub(crate) use errno::bytes;

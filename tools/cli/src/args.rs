@@ -8,7 +8,7 @@ pub(crate) mod target;
 
 pub(crate) use help::man_page;
 pub(crate) use io::{IoArgs, Rw};
-pub(crate) use target::{SoftOptions, TargetSpec};
+pub(crate) use target::{SoftOptions, TargetSpec, Via};
 
 use crate::output;
 use crate::server::address::NbdAddress;
@@ -115,6 +115,21 @@ pub(crate) struct StackArgs {
     /// Where the DMA memory comes from
     #[arg(long, value_enum, default_value_t = Memory::Auto)]
     pub(crate) memory: Memory,
+
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// What the user says about the machine.
+#[derive(Clone, Copy, Default, Debug, Args)]
+pub(crate) struct MachineArgs {
+    /// Allow vtd:BDF[/NSID]: an NVMe controller (without a driver of the kernel) behind a VT-d unit
+    /// that the program takes, after a boot with intel_iommu=off intremap=off iomem=relaxed. Other
+    /// devices behind the unit reach nothing meanwhile. A program that is killed leaves the unit
+    /// with tables in memory that is freed: reboot then
+    #[cfg(feature = "vtd")]
+    #[arg(long)]
+    pub(crate) i_own_this_machine: bool,
 }
 
 impl Default for StackArgs {
@@ -126,6 +141,7 @@ impl Default for StackArgs {
             iommu_units: None,
             retry_limit,
             memory: Memory::Auto,
+            machine: MachineArgs::default(),
         }
     }
 }
@@ -411,6 +427,9 @@ pub(crate) struct NvmeArgs {
     /// The controller: BDF or vfio:BDF, soft:SIZE, soft:IMAGE
     #[arg(value_name = "TARGET", value_parser = controller())]
     pub(crate) target: TargetSpec,
+
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
 
     /// Print the report as one JSON object
     #[arg(long)]

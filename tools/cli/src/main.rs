@@ -10,7 +10,9 @@
 //! | [`targets`] | what bytes are read from and written to |
 //! | [`args`] | the command line and the man page |
 //! | [`units`], [`histogram`], [`random`], [`output`], [`signal`], [`progress`] | the basis of all |
-#![forbid(unsafe_code)]
+// With the feature `vtd`, `setup::owned` opens a device unsafely.
+#![cfg_attr(not(feature = "vtd"), forbid(unsafe_code))]
+#![cfg_attr(feature = "vtd", deny(unsafe_code))]
 // They panic if the stream cannot be written: `output` prints.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

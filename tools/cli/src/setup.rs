@@ -10,6 +10,8 @@
 
 pub(crate) mod error;
 pub(crate) mod open;
+#[cfg(feature = "vtd")]
+mod owned;
 pub(crate) mod part;
 pub(crate) mod resolve;
 pub(crate) mod stack;

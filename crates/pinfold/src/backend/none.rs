@@ -1,14 +1,13 @@
 //! VFIO without an IOMMU: nothing is translated and nothing is protected. The device reaches memory
 //! at its physical address, and all other memory too.
 //!
-//! The kernel provides the device and its interrupts and ignores memory. Memory that a device is to
-//! reach must therefore be kept in its frames by the process itself: it is pinned when it is
-//! registered ([`PinnedFolios`]), and its physical addresses are looked up then, once.
+//! The kernel provides the device and its interrupts and ignores memory: the process pins it itself
+//! ([`PinnedMemory`]).
 
 use super::context::{IommuContext, IommuInterface, Limits};
 use super::error::OpenError;
+use super::pinned::PinnedMemory;
 use super::vfio::Container;
-use crate::folios::{PinError, PinnedFolios};
 use crate::pci::lookup::PciDevice;
 use crate::sys::Errno;
 use crate::sys::files::Roots;
@@ -17,10 +16,8 @@ use pinfold_core::access::Access;
 use pinfold_core::addr::IovaRange;
 use pinfold_core::domain::BackendError;
 use pinfold_core::mem::DmaMemory;
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A container that maps nothing, and the physical addresses of what is registered.
 #[derive(Debug)]
@@ -32,67 +29,6 @@ pub(crate) struct NoIommu {
 impl NoIommu {
     pub(crate) fn open(roots: &Roots) -> Result<Self, OpenError> {
         Ok(Self { container: Container::open(roots)?, memory: PinnedMemory::default() })
-    }
-}
-
-/// The registered memory, by its address: no two overlap.
-#[derive(Debug, Default)]
-struct PinnedMemory(Mutex<BTreeMap<usize, PinnedFolios>>);
-
-impl PinnedMemory {
-    /// A panic while the lock was held has left the map consistent.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, PinnedFolios>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, memory: DmaMemory) -> Result<(), BackendError> {
-        let folios = PinnedFolios::new(memory, false).map_err(|error| refused(memory, &error))?;
-        self.lock().insert(memory.addr(), folios);
-        Ok(())
-    }
-
-    fn remove(&self, memory: DmaMemory) {
-        self.lock().remove(&memory.addr());
-    }
-
-    /// Returns the addresses at which the device reaches the memory, a part of what is registered,
-    /// if it is contiguous. Logarithmic in what is registered, and constant in the length.
-    fn place(&self, memory: DmaMemory) -> Result<IovaRange, BackendError> {
-        let (addr, len) = (memory.addr(), memory.len());
-        let registered = self.lock();
-        let unknown = BackendError::NotRegistered { addr, len };
-        let (start, folios) = registered.range(..=addr).next_back().ok_or(unknown.clone())?;
-        let part = folios.table().segments((addr - start) as u64, len as u64);
-        let first = part.ok().and_then(|mut part| part.next()).ok_or(unknown)?;
-        if first.len < len as u64 {
-            let run = crate::sys::bytes(first.len);
-            return Err(BackendError::NotContiguous { addr, len, run });
-        }
-        IovaRange::new(first.iova, first.len).map_err(|_| unknown_place(addr))
-    }
-}
-
-/// Returns the error of memory whose physical address the kernel does not tell.
-#[cold]
-fn unknown_place(addr: usize) -> BackendError {
-    let remedy = "the kernel tells it with CAP_SYS_ADMIN only; run the program as root".into();
-    BackendError::PhysAddrUnknown { addr, remedy }
-}
-
-/// Returns the meaning of memory that could not be pinned for a device.
-#[cold]
-fn refused(memory: DmaMemory, error: &PinError) -> BackendError {
-    let (addr, len) = (memory.addr(), memory.len());
-    tracing::debug!(addr, len, %error, "memory without an IOMMU was refused");
-    match error {
-        PinError::FramesUnknown { addr } => unknown_place(*addr),
-        PinError::Memlock { requested, limit } => BackendError::LockedMemory {
-            asked: *requested,
-            used: limit.used.unwrap_or(0),
-            limit: limit.soft.unwrap_or(u64::MAX),
-            remedy: limit.raise_command_for_user(*requested),
-        },
-        _ => BackendError::Movable { addr, len },
     }
 }
 
@@ -146,100 +82,5 @@ impl IommuContext for NoIommu {
 
     fn limits(&self) -> Result<Limits, Errno> {
         Ok(Limits { ranges: Some(vec![(0, u64::MAX)]), page_sizes: 4096, entries_left: None })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::sys::region::Region;
-    use pinfold_core::addr::PageSize;
-
-    const HUGE: usize = 2 << 20;
-
-    /// Returns the memory, registered; `None` if its frames are hidden here.
-    fn registered(region: &Region) -> Option<PinnedMemory> {
-        let pinned = PinnedMemory::default();
-        match pinned.add(region.memory()) {
-            Ok(()) => Some(pinned),
-            Err(error) => {
-                assert!(matches!(error, BackendError::PhysAddrUnknown { .. }), "{error}");
-                assert!(crate::sys::kernel::pagemap().is_err(), "{error}");
-                eprintln!("SKIPPED: {error}");
-                None
-            }
-        }
-    }
-
-    #[test]
-    fn a_page_has_a_place_while_its_memory_is_registered() {
-        let region = Region::anonymous(16 << 12, 4096).unwrap();
-        region.ask_for_plain_pages().unwrap();
-        let Some(pinned) = registered(&region) else { return };
-        let page = region.memory().part(3 << 12, 4096).unwrap();
-        let place = pinned.place(page).unwrap();
-        assert!(place.is_aligned(4096) && place.len() == 4096, "{place}");
-        assert_eq!(pinned.place(page), Ok(place));
-        let other = Region::anonymous(4096, 4096).unwrap();
-        let outside = other.memory();
-        let unknown = |memory: DmaMemory| {
-            Err(BackendError::NotRegistered { addr: memory.addr(), len: memory.len() })
-        };
-        assert_eq!(pinned.place(outside), unknown(outside));
-        pinned.remove(region.memory());
-        assert_eq!(pinned.place(page), unknown(page));
-    }
-
-    #[test]
-    fn memory_in_several_runs_is_refused_with_the_length_of_the_first() {
-        let region = Region::anonymous(64 << 12, 4096).unwrap();
-        region.ask_for_plain_pages().unwrap();
-        let Some(pinned) = registered(&region) else { return };
-        let all = region.memory();
-        let pages = (0..64).map(|page| pinned.place(all.part(page << 12, 4096).unwrap()).unwrap());
-        let pages: Vec<u64> = pages.map(|place| place.start().raw()).collect();
-        let adjacent = pages.windows(2).take_while(|pair| pair[0] + 4096 == pair[1]).count();
-        let run = (adjacent + 1) << 12;
-        match pinned.place(all) {
-            Ok(place) => assert_eq!((run, place.start().raw()), (64 << 12, pages[0])),
-            Err(error) => {
-                let addr = all.addr();
-                assert_eq!(error, BackendError::NotContiguous { addr, len: 64 << 12, run });
-            }
-        }
-        let first = pinned.place(all.part(0, run).unwrap()).unwrap();
-        assert_eq!((first.start().raw(), first.len()), (pages[0], run as u64));
-    }
-
-    #[test]
-    fn a_hugepage_is_in_one_piece() {
-        let Ok(region) = Region::hugetlb(HUGE, PageSize::Size2M) else {
-            return eprintln!("SKIPPED: no hugepages are reserved here");
-        };
-        let Some(pinned) = registered(&region) else { return };
-        let place = pinned.place(region.memory()).unwrap();
-        assert!(place.is_aligned(2 << 20) && place.len() == 2 << 20, "{place}");
-        let inside = pinned.place(region.memory().part(4096, 8192).unwrap()).unwrap();
-        assert_eq!(inside.start().raw(), place.start().raw() + 4096);
-    }
-
-    #[test]
-    fn memory_that_cannot_be_pinned_is_refused_by_its_reason() {
-        let region = Region::anonymous(4096, 4096).unwrap();
-        let (memory, addr) = (region.memory(), region.addr());
-        let of = |error| refused(memory, &error);
-        let errno = Errno::new(libc::EFAULT);
-        let movable = BackendError::Movable { addr, len: 4096 };
-        assert_eq!(of(PinError::Refused { addr, len: 4096, errno }), movable);
-        let unknown = of(PinError::FramesUnknown { addr: 5 });
-        assert!(matches!(unknown, BackendError::PhysAddrUnknown { addr: 5, .. }), "{unknown}");
-        assert!(unknown.to_string().contains("0x5: the kernel tells it with CAP_SYS_ADMIN"));
-        let limit =
-            crate::MemlockLimit { soft: Some(7), hard: Some(9), used: Some(3), lifted: false };
-        let full = of(PinError::Memlock { requested: 4096, limit });
-        assert!(
-            matches!(full, BackendError::LockedMemory { asked: 4096, used: 3, limit: 7, .. }),
-            "{full}"
-        );
     }
 }

@@ -105,10 +105,10 @@ pub(crate) fn link_name(link: &Path) -> Option<String> {
 /// domain 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bdf {
-    domain: u32,
-    bus: u8,
-    device: u8,
-    function: u8,
+    pub(crate) domain: u32,
+    pub(crate) bus: u8,
+    pub(crate) device: u8,
+    pub(crate) function: u8,
 }
 
 /// A text that is not the address of a PCI device.

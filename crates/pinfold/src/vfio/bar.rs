@@ -1,7 +1,7 @@
 //! A device's registers.
 
 use super::device::{Device, DeviceError, Region};
-use crate::sys::vfio::device::Window;
+use crate::sys::window::Window;
 use std::fmt;
 use std::ptr::NonNull;
 

@@ -11,7 +11,42 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// The forms of a target, for messages.
+#[cfg(not(feature = "vtd"))]
 pub(crate) const KNOWN: &str = "file:PATH (or a bare path), soft:SIZE, soft:IMAGE, vfio:BDF[/NSID]";
+#[cfg(feature = "vtd")]
+pub(crate) const KNOWN: &str =
+    "file:PATH (or a bare path), soft:SIZE, soft:IMAGE, vfio:BDF[/NSID], vtd:BDF[/NSID]";
+
+/// What a real controller is opened through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Via {
+    /// The kernel keeps the IOMMU's table.
+    Vfio,
+    /// This program takes the VT-d unit.
+    #[cfg(feature = "vtd")]
+    Vtd,
+}
+
+impl Via {
+    const ALL: &[Self] = &[
+        Self::Vfio,
+        #[cfg(feature = "vtd")]
+        Self::Vtd,
+    ];
+
+    fn of(word: &[u8]) -> Option<Self> {
+        Self::ALL.iter().copied().find(|via| via.name().as_bytes() == word)
+    }
+
+    /// Returns the word before the colon.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio",
+            #[cfg(feature = "vtd")]
+            Self::Vtd => "vtd",
+        }
+    }
+}
 
 /// The options of a model controller: `soft:64M,block=4k,not-ready=2s`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -86,8 +121,10 @@ pub(crate) enum TargetSpec {
     SoftMemory(ByteSize, SoftOptions),
     /// The model controller on an image file.
     SoftImage(PathBuf, SoftOptions),
-    /// A real controller, through VFIO.
-    Vfio {
+    /// A real controller.
+    Pci {
+        /// What it is opened through.
+        via: Via,
         /// Its PCI address.
         bdf: Bdf,
         /// The namespace; the first usable one, if none is named.
@@ -177,11 +214,16 @@ impl TargetSpec {
             _ => return Ok(Self::File(PathBuf::from(text))),
         };
         let rest = OsStr::from_bytes(rest);
+        if let Some(via) = Via::of(word) {
+            if rest.is_empty() {
+                return Err(empty());
+            }
+            return Self::pci(via, &rest.to_string_lossy(), &text.to_string_lossy());
+        }
         match (word, rest.is_empty()) {
-            (b"file" | b"soft" | b"vfio", true) => Err(empty()),
+            (b"file" | b"soft", true) => Err(empty()),
             (b"file", false) => Ok(Self::File(PathBuf::from(rest))),
             (b"soft", false) => Self::soft(rest.as_bytes(), &text.to_string_lossy()),
-            (b"vfio", false) => Self::vfio(&rest.to_string_lossy(), &text.to_string_lossy()),
             _ => Err(SpecError::UnknownKind {
                 word: String::from_utf8_lossy(word).into_owned(),
                 rest: text.to_string_lossy().into_owned(),
@@ -191,7 +233,9 @@ impl TargetSpec {
 
     /// Returns whether the text names its kind before a colon.
     pub(crate) fn has_kind(text: &OsStr) -> bool {
-        ["file:", "soft:", "vfio:"].iter().any(|kind| text.as_bytes().starts_with(kind.as_bytes()))
+        let kind = text.as_bytes().split(|byte| *byte == b':').next().unwrap_or_default();
+        let is_kind = matches!(kind, b"file" | b"soft") || Via::of(kind).is_some();
+        is_kind && kind.len() < text.len()
     }
 
     /// Parses `SIZE` or `IMAGE`, with options; `text` is the whole word.
@@ -215,12 +259,12 @@ impl TargetSpec {
     pub(crate) fn soft_options(&self) -> SoftOptions {
         match self {
             Self::SoftMemory(_, options) | Self::SoftImage(_, options) => *options,
-            Self::File(_) | Self::Vfio { .. } => SoftOptions::default(),
+            Self::File(_) | Self::Pci { .. } => SoftOptions::default(),
         }
     }
 
     /// Parses `BDF` or `BDF/NSID`; `text` is the whole word.
-    fn vfio(rest: &str, text: &str) -> Result<Self, SpecError> {
+    fn pci(via: Via, rest: &str, text: &str) -> Result<Self, SpecError> {
         let (address, nsid) =
             rest.split_once('/').map_or((rest, None), |(bdf, nsid)| (bdf, Some(nsid)));
         let bdf = Bdf::from_str(address)
@@ -229,13 +273,13 @@ impl TargetSpec {
         let nsid = nsid
             .map(|nsid| number(nsid).ok_or_else(|| SpecError::Namespace(text.to_owned())))
             .transpose()?;
-        Ok(Self::Vfio { bdf, nsid })
+        Ok(Self::Pci { via, bdf, nsid })
     }
 
     /// Parses a target, or the bare address of a controller.
     pub(crate) fn controller(text: OsString) -> Result<Self, SpecError> {
         match text.to_str().map(Bdf::from_str) {
-            Some(Ok(bdf)) => Ok(Self::Vfio { bdf, nsid: None }),
+            Some(Ok(bdf)) => Ok(Self::Pci { via: Via::Vfio, bdf, nsid: None }),
             _ => Self::from_os_string(text),
         }
     }
@@ -249,7 +293,8 @@ impl TargetSpec {
 
 /// Returns whether the text is the kind of a controller without anything that says which.
 fn is_kind_alone(text: &[u8]) -> bool {
-    [&b"soft"[..], b"vfio"].iter().any(|kind| text.eq_ignore_ascii_case(kind))
+    let text = text.to_ascii_lowercase();
+    text == b"soft" || Via::of(&text).is_some()
 }
 
 /// Returns whether the text is a number, perhaps with a fraction, and at most a unit of bytes (one
@@ -275,8 +320,8 @@ impl fmt::Display for TargetSpec {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::SoftMemory(size, options) => write!(f, "soft:{}{options}", size.to_arg()),
             Self::SoftImage(path, options) => write!(f, "soft:{}{options}", path.display()),
-            Self::Vfio { bdf, nsid: None } => write!(f, "vfio:{bdf}"),
-            Self::Vfio { bdf, nsid: Some(nsid) } => write!(f, "vfio:{bdf}/{nsid}"),
+            Self::Pci { via, bdf, nsid: None } => write!(f, "{}:{bdf}", via.name()),
+            Self::Pci { via, bdf, nsid: Some(nsid) } => write!(f, "{}:{bdf}/{nsid}", via.name()),
         }
     }
 }
@@ -346,7 +391,18 @@ mod tests {
 
     #[test]
     fn a_real_controller_is_named_by_its_address() {
-        let vfio = |bdf: &str, nsid| Ok(TargetSpec::Vfio { bdf: bdf.parse().unwrap(), nsid });
+        let pci =
+            |via, bdf: &str, nsid| Ok(TargetSpec::Pci { via, bdf: bdf.parse().unwrap(), nsid });
+        let vfio = |bdf: &str, nsid| pci(Via::Vfio, bdf, nsid);
+        #[cfg(feature = "vtd")]
+        {
+            assert_eq!(parse("vtd:01:00.0/2"), pci(Via::Vtd, "0000:01:00.0", Some(2)));
+            assert_eq!(parse("vtd:01:00.0").unwrap().to_string(), "vtd:0000:01:00.0");
+            assert_eq!(parse("vtd"), Err(SpecError::KindAlone("vtd".into())));
+            assert!(TargetSpec::has_kind(OsStr::new("vtd:x.fio")));
+        }
+        #[cfg(not(feature = "vtd"))]
+        assert!(matches!(parse("vtd:01:00.0"), Err(SpecError::UnknownKind { .. })));
         assert_eq!(parse("vfio:0000:01:00.0"), vfio("0000:01:00.0", None));
         assert_eq!(parse("vfio:01:00.0/2"), vfio("0000:01:00.0", Some(2)));
         assert_eq!(parse("vfio:01:00.0/2").unwrap().to_string(), "vfio:0000:01:00.0/2");

@@ -60,7 +60,7 @@ fn devices(args: &CheckArgs) -> Result<Vec<DeviceConfig>, Failure> {
                 })?)
             }
             // The parser accepts no other.
-            TargetSpec::File(_) | TargetSpec::Vfio { .. } => continue,
+            TargetSpec::File(_) | TargetSpec::Pci { .. } => continue,
         };
         let bdf = match device.bdf {
             Some(bdf) => bdf,

@@ -67,7 +67,7 @@ impl Job {
             args.stack.iommu_units,
             [&args.source, &args.destination].into_iter().chain(&args.via),
         )?;
-        let (source, capacity) = open_source(&args.source, args.poll)?;
+        let (source, capacity) = open_source(args)?;
         let total = args.size.map_or(capacity, |size| size.0);
         if total > capacity {
             let target = source.name;
@@ -90,13 +90,15 @@ impl Job {
     }
 }
 
-fn open_source(spec: &TargetSpec, poll: bool) -> Result<(ResolvedTarget, u64), Failure> {
+fn open_source(args: &CopyArgs) -> Result<(ResolvedTarget, u64), Failure> {
+    let spec = &args.source;
     match spec {
         TargetSpec::File(path) => Ok(ResolvedTarget::existing(spec, path, false)?),
         TargetSpec::SoftImage(path, _) => Ok(ResolvedTarget::image(spec, path, false)?),
         TargetSpec::SoftMemory(..) => Err(LimitError::EmptySource(spec.to_string()).into()),
-        TargetSpec::Vfio { bdf, nsid } => {
-            Ok(ResolvedTarget::pci(spec, *bdf, *nsid, u32::from(!poll))?)
+        TargetSpec::Pci { via, bdf, nsid } => {
+            let (place, interrupts) = ((*via, *bdf), u32::from(!args.poll));
+            Ok(ResolvedTarget::pci(spec, place, *nsid, interrupts, args.stack.machine)?)
         }
     }
 }
@@ -111,7 +113,7 @@ fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<ResolvedTa
             }
             (target, bytes)
         }
-        TargetSpec::Vfio { .. } => overwritten(spec, args)?,
+        TargetSpec::Pci { .. } => overwritten(spec, args)?,
         TargetSpec::File(path) => {
             (ResolvedTarget::staged(spec, path, scratch(path)?, total), u64::MAX)
         }
@@ -123,8 +125,9 @@ fn open_via(spec: &TargetSpec, args: &CopyArgs, total: u64) -> Result<ResolvedTa
 /// Resolves a real controller's namespace that will be overwritten, with its capacity.
 fn overwritten(spec: &TargetSpec, args: &CopyArgs) -> Result<(ResolvedTarget, u64), Failure> {
     match spec {
-        TargetSpec::Vfio { bdf, nsid } if args.force => {
-            Ok(ResolvedTarget::pci(spec, *bdf, *nsid, u32::from(!args.poll))?)
+        TargetSpec::Pci { via, bdf, nsid } if args.force => {
+            let (place, interrupts) = ((*via, *bdf), u32::from(!args.poll));
+            Ok(ResolvedTarget::pci(spec, place, *nsid, interrupts, args.stack.machine)?)
         }
         _ => Err(OpenError::HoldsData(spec.to_string()).into()),
     }
@@ -143,7 +146,7 @@ fn open_destination(
             check_capacity(spec, size.0, total)?;
             return Ok((target, None, total));
         }
-        TargetSpec::Vfio { .. } => {
+        TargetSpec::Pci { .. } => {
             let (target, capacity) = overwritten(spec, args)?;
             check_capacity(spec, capacity, total)?;
             return Ok((target, None, total));
@@ -206,7 +209,7 @@ impl Run<'_> {
         via: Option<&mut OpenTarget<'_>>,
     ) -> Result<Option<Hashes>, Failure> {
         // Files and images created for the copy read as zeroes.
-        let write_holes = matches!(self.args.destination, TargetSpec::Vfio { .. });
+        let write_holes = matches!(self.args.destination, TargetSpec::Pci { .. });
         match via {
             None => self.phase(source, destination, "copying", write_holes)?,
             Some(via) => {
@@ -334,7 +337,7 @@ pub(crate) fn copy(
         notes,
         error: None,
         left: match args.destination {
-            TargetSpec::Vfio { .. } => "holds a part",
+            TargetSpec::Pci { .. } => "holds a part",
             // It may have existed, and is replaced only by the whole.
             TargetSpec::File(_) | TargetSpec::SoftImage(..) if args.force => "is as it was",
             _ => "does not exist",

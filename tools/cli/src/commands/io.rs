@@ -68,12 +68,12 @@ fn resolve(args: &IoArgs, spec: &TargetSpec) -> Result<Region, Failure> {
             return Ok(Region { target, capacity: size.0, is_new: false });
         }
         TargetSpec::SoftImage(path, _) => ResolvedTarget::image(spec, path, args.writes())?,
-        TargetSpec::Vfio { .. } if args.writes() && !args.force => {
+        TargetSpec::Pci { .. } if args.writes() && !args.force => {
             return Err(OpenError::HoldsData(spec.to_string()).into());
         }
-        TargetSpec::Vfio { bdf, nsid } => {
+        TargetSpec::Pci { via, bdf, nsid } => {
             let interrupts = if args.poll { 0 } else { args.numjobs.into() };
-            ResolvedTarget::pci(spec, *bdf, *nsid, interrupts)?
+            ResolvedTarget::pci(spec, (*via, *bdf), *nsid, interrupts, args.stack.machine)?
         }
         TargetSpec::File(path) => match place(path)? {
             Place::Exists => ResolvedTarget::existing(spec, path, args.writes())?,

@@ -4,8 +4,8 @@
 
 use super::io;
 use crate::args::{
-    BindArgs, DoctorArgs, IoArgs, NvmeArgs, PoolsArgs, Protect, Rw, SoftOptions, StackArgs,
-    TargetSpec, UnbindArgs,
+    BindArgs, DoctorArgs, IoArgs, MachineArgs, NvmeArgs, PoolsArgs, Protect, Rw, SoftOptions,
+    StackArgs, TargetSpec, UnbindArgs,
 };
 use crate::engine::worker::EngineError;
 use crate::failure::Failure;
@@ -134,12 +134,12 @@ fn print_change(change: &DriverChange, json: bool) -> Result<(), Failure> {
 
 /// Identifies the controller and prints the report.
 pub(crate) fn nvme(args: &NvmeArgs) -> Result<(), Failure> {
-    let report = identify(&args.target)?;
+    let report = identify(&args.target, args.machine)?;
     Ok(if args.json { output::json(&report) } else { output::text(&report.to_string()) }?)
 }
 
-fn identify(spec: &TargetSpec) -> Result<NvmeReport, Failure> {
-    let target = ResolvedTarget::controller(spec)?;
+fn identify(spec: &TargetSpec, machine: MachineArgs) -> Result<NvmeReport, Failure> {
+    let target = ResolvedTarget::controller(spec, machine)?;
     let domain = domain_of(&[&target], None)?;
     let ResolvedTarget { name, medium: Medium::Controller(medium), .. } = target else {
         return Err(OpenError::NoController(spec.to_string()).into());

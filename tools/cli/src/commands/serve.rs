@@ -50,7 +50,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
 }
 
 fn plan(args: &ServeArgs, queues: Option<usize>) -> Result<Plan, ServeError> {
-    let locks = matches!(args.target, TargetSpec::Vfio { .. });
+    let locks = matches!(args.target, TargetSpec::Pci { .. });
     Plan::new(
         Asked { buffers: args.buffers, threads: args.threads, queues, locks },
         Machine::here(),
@@ -230,9 +230,9 @@ fn resolve(args: &ServeArgs, threads: usize) -> Result<(ResolvedTarget, u64), Fa
         TargetSpec::SoftMemory(size, _) => {
             (ResolvedTarget::memory(spec, *size, if writes { size.0 } else { 0 })?, size.0)
         }
-        TargetSpec::Vfio { bdf, nsid } => {
+        TargetSpec::Pci { via, bdf, nsid } => {
             let interrupts = if args.poll { 0 } else { u32::try_from(threads).unwrap_or(u32::MAX) };
-            ResolvedTarget::pci(spec, *bdf, *nsid, interrupts)?
+            ResolvedTarget::pci(spec, (*via, *bdf), *nsid, interrupts, args.stack.machine)?
         }
     })
 }

@@ -231,7 +231,7 @@ impl<'a> Destination<'a> {
         let controllers = match spec {
             TargetSpec::File(_) => 0,
             TargetSpec::SoftMemory(..) | TargetSpec::SoftImage(..) => 1,
-            TargetSpec::Vfio { .. } => {
+            TargetSpec::Pci { .. } => {
                 let reason = "a real controller's address space changes by system calls, which a page of each packet would need: \
                     name file:PATH (it may be an NVMe disk of the kernel), soft:SIZE or soft:IMAGE";
                 let (option, value) = ("to", spec.to_string());
@@ -282,7 +282,7 @@ impl<'a> Destination<'a> {
                 }
                 (target, None)
             }
-            TargetSpec::Vfio { .. } => return Err(OpenError::NoNamespace(spec.to_string()).into()),
+            TargetSpec::Pci { .. } => return Err(OpenError::NoNamespace(spec.to_string()).into()),
         })
     }
 

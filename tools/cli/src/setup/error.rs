@@ -150,6 +150,13 @@ pub(crate) enum OpenError {
         /// The error.
         error: PciError,
     },
+    /// A unit would be taken from a machine that may have other uses.
+    #[cfg(feature = "vtd")]
+    #[error(
+        "{0}: the program would take the IOMMU of this machine, behind which other devices then reach nothing: \
+         --i-own-this-machine allows it (pinfold io --help); vfio: leaves it to the kernel"
+    )]
+    NotOwned(String),
     /// No memory for the admin queue of a real controller.
     #[error("{name}: no DMA memory to start it: {error}")]
     Rings {

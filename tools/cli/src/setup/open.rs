@@ -3,7 +3,7 @@
 
 use super::error::{LimitError, OpenError};
 use super::resolve::{
-    ControllerMedium, Driver, Medium, ResolvedTarget, find_namespace, start_driver,
+    ControllerMedium, Driver, Medium, RealController, ResolvedTarget, find_namespace, start_driver,
 };
 use super::stack::Stack;
 use crate::targets::file::{self, FileOptions, FileTarget};
@@ -15,7 +15,6 @@ use pinfold::{Arena, Buffer};
 use pinfold_core::dma_pool::DmaPoolStats;
 use pinfold_core::domain::Pinned;
 use pinfold_nvme::driver::{Namespace, Vector};
-use pinfold_nvme::vfio::PciController;
 use pinfold_nvme::{Interrupt, Registers};
 use pinfold_nvme_model::{
     self as model, FileMedia, Media, MemoryMedia, ModelConfig, ModelController,
@@ -221,7 +220,7 @@ enum Backing {
     /// It runs until it is dropped.
     Model(ModelController),
     /// The device can reach memory until it is dropped.
-    Pci(PciController),
+    Pci(RealController),
 }
 
 impl Device {

@@ -2,14 +2,14 @@
 
 use super::error::OpenError;
 use super::stack::{self, BufferNeed, MemoryNeed, Stack};
-use crate::args::{Memory, SoftOptions, StackArgs, TargetSpec};
+use crate::args::{MachineArgs, Memory, SoftOptions, StackArgs, TargetSpec, Via};
 use crate::units::ByteSize;
 use pinfold::pci::Bdf;
 use pinfold::soft::SoftConfig;
 use pinfold::vfio::Options;
 use pinfold::{Arena, Domain, MappingPolicy, Source};
 use pinfold_nvme::Registers;
-use pinfold_nvme::driver::{Config, Controller, Namespace};
+use pinfold_nvme::driver::{Config, Controller, Namespace, Vector};
 use pinfold_nvme::vfio::PciController;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -58,10 +58,49 @@ pub(crate) enum ControllerMedium {
     /// A real controller's namespace.
     Pci {
         /// The controller.
-        pci: PciController,
+        pci: RealController,
         /// The namespace.
         nsid: u32,
     },
+}
+
+/// A real controller that is open.
+#[derive(Clone, Debug)]
+pub(crate) enum RealController {
+    /// Through VFIO.
+    Vfio(PciController),
+    /// Behind a unit that the program has taken.
+    #[cfg(feature = "vtd")]
+    Vtd(pinfold_nvme::vtd::UnitController),
+}
+
+impl RealController {
+    /// Returns its registers.
+    pub(crate) fn registers(&self) -> Arc<dyn Registers> {
+        match self {
+            Self::Vfio(pci) => pci.registers(),
+            #[cfg(feature = "vtd")]
+            Self::Vtd(pci) => pci.registers(),
+        }
+    }
+
+    /// Returns its address space.
+    pub(crate) fn domain(&self) -> &Domain {
+        match self {
+            Self::Vfio(pci) => pci.domain(),
+            #[cfg(feature = "vtd")]
+            Self::Vtd(pci) => pci.domain(),
+        }
+    }
+
+    /// Returns the interrupt vector with this number, if there is one.
+    pub(crate) fn vector(&self, number: u16) -> Option<Vector> {
+        match self {
+            Self::Vfio(pci) => pci.vector(number),
+            #[cfg(feature = "vtd")]
+            Self::Vtd(_) => None,
+        }
+    }
 }
 
 /// A target before it is opened.
@@ -103,12 +142,13 @@ impl ResolvedTarget {
     /// besides the admin queue's.
     pub(crate) fn pci(
         spec: &TargetSpec,
-        bdf: Bdf,
+        (via, bdf): (Via, Bdf),
         nsid: Option<u32>,
         interrupts: u32,
+        machine: MachineArgs,
     ) -> Result<(Self, u64), OpenError> {
         let name = spec.to_string();
-        let pci = open_pci(&name, bdf, interrupts)?;
+        let pci = open_pci(&name, via, bdf, interrupts, machine)?;
         let namespace = find_namespace(&name, &start_alone(&name, &pci)?, nsid)?;
         let medium = Medium::Controller(ControllerMedium::Pci { pci, nsid: namespace.nsid });
         Ok((Self { path: PathBuf::from(&name), name, medium }, namespace.bytes()))
@@ -148,16 +188,16 @@ impl ResolvedTarget {
     }
 
     /// Resolves a controller whose data will not be used.
-    pub(crate) fn controller(spec: &TargetSpec) -> Result<Self, OpenError> {
+    pub(crate) fn controller(spec: &TargetSpec, machine: MachineArgs) -> Result<Self, OpenError> {
         match spec {
             TargetSpec::SoftMemory(size, _) => Self::memory(spec, *size, 0),
             TargetSpec::SoftImage(path, _) => {
                 Self::image(spec, path, false).map(|(target, _)| target)
             }
             TargetSpec::File(path) => Err(refuse_kernel_nvme(spec.to_string(), path)),
-            TargetSpec::Vfio { bdf, nsid } => {
+            TargetSpec::Pci { via, bdf, nsid } => {
                 let name = spec.to_string();
-                let pci = open_pci(&name, *bdf, 0)?;
+                let pci = open_pci(&name, *via, *bdf, 0, machine)?;
                 let medium =
                     Medium::Controller(ControllerMedium::Pci { pci, nsid: nsid.unwrap_or(1) });
                 Ok(Self { path: PathBuf::from(&name), name, medium })
@@ -237,11 +277,27 @@ fn may_hold_data(file: &File, bytes: u64, blocks: u64) -> bool {
     blocks > 0 || !is_hole()
 }
 
-fn open_pci(name: &str, bdf: Bdf, interrupts: u32) -> Result<PciController, OpenError> {
+#[cfg_attr(not(feature = "vtd"), expect(unused_variables, reason = "it allows nothing"))]
+fn open_pci(
+    name: &str,
+    via: Via,
+    bdf: Bdf,
+    interrupts: u32,
+    machine: MachineArgs,
+) -> Result<RealController, OpenError> {
     // Vector 0 is the admin queue's.
     let vectors = if interrupts > 0 { interrupts.saturating_add(1) } else { 0 };
-    PciController::open(&bdf.to_string(), &Options::new(), vectors)
-        .map_err(|error| OpenError::Pci { name: name.to_owned(), error })
+    let opened = match via {
+        Via::Vfio => PciController::open(&bdf.to_string(), &Options::new(), vectors)
+            .map(RealController::Vfio),
+        #[cfg(feature = "vtd")]
+        Via::Vtd if !machine.i_own_this_machine => {
+            return Err(OpenError::NotOwned(name.to_owned()));
+        }
+        #[cfg(feature = "vtd")]
+        Via::Vtd => super::owned::open(bdf).map(RealController::Vtd),
+    };
+    opened.map_err(|error| OpenError::Pci { name: name.to_owned(), error })
 }
 
 /// Checks that `--iommu-units` is not used with a real controller, before any target is opened.
@@ -249,7 +305,7 @@ pub(crate) fn check_units<'s>(
     units: Option<u8>,
     specs: impl IntoIterator<Item = &'s TargetSpec>,
 ) -> Result<(), OpenError> {
-    let real = specs.into_iter().find(|spec| matches!(spec, TargetSpec::Vfio { .. }));
+    let real = specs.into_iter().find(|spec| matches!(spec, TargetSpec::Pci { .. }));
     units.zip(real).map_or(Ok(()), |(units, spec)| {
         let reason =
             format!("{spec} is behind the IOMMU units of this machine: leave the option out");
@@ -422,7 +478,7 @@ pub(super) fn start_driver(
 }
 
 /// Starts a real controller with a little memory of its own, to identify it.
-pub(super) fn start_alone(name: &str, pci: &PciController) -> Result<Driver, OpenError> {
+pub(super) fn start_alone(name: &str, pci: &RealController) -> Result<Driver, OpenError> {
     let rings =
         Arena::builder().size(1 << 20).source(Source::Plain).mapping_policy(MappingPolicy::Whole);
     let rings = rings.build(pci.domain());

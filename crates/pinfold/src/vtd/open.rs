@@ -1,0 +1,409 @@
+//! Opens a device behind a unit, and checks what can be missing, before anything is changed, in the
+//! order in which it would fail.
+
+use super::{Device, Inner, UnitSide};
+use crate::backend::vtd::{TableChunks, Translator, UnitRegisters};
+use crate::domain::Domain;
+use crate::pci::lookup::{self, PciDevice};
+use crate::pci::{Bdf, InvalidBdf, NoDevice};
+use crate::sys::files::Roots;
+use crate::sys::window::Window;
+use crate::sys::{Errno, kernel};
+use crate::vfio::DeviceError;
+use pinfold_core::addr::PhysRange;
+use pinfold_core::invalidate::WaitLimit;
+use pinfold_vtd::dmar::{Dmar, DmarError};
+use pinfold_vtd::{SourceId, Unit, UnitError};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why a device behind a unit could not be opened. The unit is as it was; bus mastering of the
+/// device may be off.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The address is malformed.
+    #[error(transparent)]
+    Address(#[from] InvalidBdf),
+    /// There is no such device.
+    #[error(transparent)]
+    NoDevice(#[from] NoDevice),
+    /// A driver of the kernel has the device.
+    #[error(
+        "{bdf} is bound to the kernel driver {driver}, which would go on using it: \
+         `echo {bdf} | sudo tee /sys/bus/pci/devices/{bdf}/driver/unbind`"
+    )]
+    Bound {
+        /// The device.
+        bdf: Bdf,
+        /// Its driver.
+        driver: String,
+    },
+    /// The firmware describes no unit, or its description cannot be read.
+    #[error("cannot read {}: {errno}: {}", path.display(), match errno.raw() {
+        libc::EACCES | libc::EPERM => "run as root",
+        _ => "the machine has no VT-d unit, or it is off in the firmware; give a virtual machine one (intel-iommu)",
+    })]
+    NoTable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// The firmware's description is wrong.
+    #[error("the firmware's description of the VT-d units (ACPI table DMAR) is wrong: {0}")]
+    Table(#[from] DmarError),
+    /// No unit has the device.
+    #[error("no VT-d unit of the ACPI table DMAR has {0}")]
+    NoUnit(Bdf),
+    /// The firmware goes on using the device.
+    #[error(
+        "firmware has {bdf} access {} bytes at {start:#x} by physical address (ACPI table DMAR, RMRR), which a domain \
+         would end: such a device cannot be opened", .len
+    )]
+    Reserved {
+        /// The device.
+        bdf: Bdf,
+        /// The first physical address.
+        start: u64,
+        /// The length in bytes.
+        len: u64,
+    },
+    /// Physical addresses are hidden.
+    #[error(
+        "physical addresses are hidden from this process (/proc/self/pagemap: {0}): run as root"
+    )]
+    FramesHidden(Errno),
+    /// Physical memory cannot be opened.
+    #[error("cannot open {}: {errno}: {}", path.display(), match errno.raw() {
+        libc::EACCES | libc::EPERM => "run as root, with CAP_SYS_RAWIO; a kernel that is locked down (Secure Boot) never allows it",
+        _ => "the kernel needs CONFIG_DEVMEM",
+    })]
+    Memory {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// Another program drives a unit in this way.
+    #[error("another process drives a VT-d unit through {}: end it first (`sudo fuser -v {}` names it)", .0.display(), .0.display())]
+    Locked(PathBuf),
+    /// The registers cannot be mapped.
+    #[error(
+        "cannot map the unit's registers at {at:#x}: {errno}: boot with {BOOT_OPTIONS} (iomem=relaxed allows it)"
+    )]
+    Registers {
+        /// The physical address.
+        at: u64,
+        /// The system's error.
+        errno: Errno,
+    },
+    /// The unit is in use.
+    #[error(
+        "the VT-d unit at {at:#x} is enabled (status {status:#x}): boot with {BOOT_OPTIONS}, so that the kernel leaves \
+         it; after a program that was killed while it drove the unit, reboot"
+    )]
+    InUse {
+        /// The physical address of its registers.
+        at: u64,
+        /// Its status register.
+        status: u32,
+    },
+    /// The unit cannot be used.
+    #[error("the VT-d unit: {0}")]
+    Unit(UnitError),
+    /// The device cannot be set up.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// What a kernel that leaves the units alone is booted with.
+const BOOT_OPTIONS: &str = "intel_iommu=off intremap=off iomem=relaxed";
+
+/// For how long a flush is waited for: it takes microseconds.
+const FLUSH_LIMIT: WaitLimit = WaitLimit::within(Duration::from_secs(10));
+
+impl Device {
+    /// Takes the unit of the device at `address` (`0000:01:00.0`), enables it, and opens the device
+    /// in a domain of its own, with bus mastering off.
+    ///
+    /// # Errors
+    /// [`OpenError`], which says what is missing.
+    ///
+    /// # Safety
+    /// The caller has the machine, and guarantees
+    /// - that nothing else uses the unit, the kernel included, until the domain of the device and
+    ///   all memory in it are gone; that is looked for as far as it can be seen;
+    /// - that until then nothing relies on another device behind the unit, which reaches nothing;
+    /// - that afterwards all these devices may reach all memory, as before;
+    /// - that until then the process is not killed, nor replaced by `exec`: the unit would go on with
+    ///   tables in memory that the kernel has given to others;
+    /// - that the firmware's table describes the machine as it is.
+    pub unsafe fn open(address: &str) -> Result<Self, OpenError> {
+        // SAFETY: the caller's promise is the one required.
+        unsafe { Self::open_at(address, &Roots::default()) }
+    }
+
+    /// Opens a device of the machine whose files are in `roots`.
+    ///
+    /// # Safety
+    /// As for [`open`](Self::open).
+    unsafe fn open_at(address: &str, roots: &Roots) -> Result<Self, OpenError> {
+        let bdf = Bdf::from_str(address)?;
+        let found = lookup::find(roots, bdf)?;
+        if let Some(driver) = found.driver {
+            return Err(OpenError::Bound { bdf, driver });
+        }
+        let (registers, phys_bits) = unit_of(roots, &found)?;
+        kernel::pagemap().map_err(OpenError::FramesHidden)?;
+        let at = registers.start().raw();
+        let (window, lock) = map(roots, at, registers.len())?;
+        // SAFETY: the caller's promise is the one required.
+        let registers = unsafe { UnitRegisters::new(window, lock) };
+        let tables = TableChunks::default();
+        let unit_error = |error| match error {
+            UnitError::InUse { status } => OpenError::InUse { at, status },
+            error => OpenError::Unit(error),
+        };
+        let unit = Unit::new(registers, Box::new(tables.clone()), phys_bits).map_err(unit_error)?;
+        let created = unit.create_domain(Translator::default(), Box::new(tables), FLUSH_LIMIT);
+        let (core, attachments) = created.map_err(unit_error)?;
+        let config = File::options().read(true).write(true).open(found.folder.join("config"));
+        let config = config.map_err(|error| DeviceError::Kernel {
+            call: "open of config",
+            bdf,
+            errno: Errno::from(&error),
+        })?;
+        let source = SourceId::new(bdf.bus, bdf.device, bdf.function);
+        let domain = Domain::new(core, UnitSide { unit: Arc::clone(&unit), attachments });
+        let inner = Inner { bdf, source, folder: found.folder, config, domain };
+        // From here on its drop undoes what was done.
+        inner.set_bus_master(false)?;
+        inner.enable(true)?;
+        unit.enable().map_err(unit_error)?;
+        let side = inner.domain.device_side();
+        let side: &UnitSide = side.ok_or(OpenError::NoUnit(bdf))?;
+        unit.attach(source, &side.attachments, None).map_err(unit_error)?;
+        Ok(Self(Arc::new(inner)))
+    }
+}
+
+/// Returns where the unit of a device has its registers, and how many bits a physical address has.
+fn unit_of(roots: &Roots, found: &PciDevice) -> Result<(PhysRange, u32), OpenError> {
+    let bdf = found.bdf;
+    let path = roots.sys.join("firmware/acpi/tables/DMAR");
+    let table = std::fs::read(&path);
+    let table = table.map_err(|error| OpenError::NoTable { path, errno: Errno::from(&error) })?;
+    let dmar = Dmar::parse(&table)?;
+    let segment = u16::try_from(bdf.domain).map_err(|_| OpenError::NoUnit(bdf))?;
+    let place = (bdf.bus, bdf.device, bdf.function);
+    let devices = lookup::devices(roots);
+    let below = |bus, device, function| {
+        buses_below(&devices, Bdf { domain: bdf.domain, bus, device, function })
+    };
+    if let Some(region) = dmar.reserved_for(segment, place, below).next() {
+        let (start, len) = (region.range.start().raw(), region.range.len());
+        return Err(OpenError::Reserved { bdf, start, len });
+    }
+    let unit = dmar.unit_of(segment, place, below).ok_or(OpenError::NoUnit(bdf))?;
+    Ok((unit.registers, dmar.address_bits))
+}
+
+/// Reads the buses below a bridge from its configuration space: of a header of type 1, the secondary
+/// and the subordinate bus number ("PCI-to-PCI Bridge Architecture Specification", 3.2).
+fn buses_below(devices: &Path, bridge: Bdf) -> Option<(u8, u8)> {
+    let config = std::fs::read(devices.join(bridge.to_string()).join("config")).ok()?;
+    let is_bridge = config.get(14)? & 0x7f == 1;
+    is_bridge.then_some((*config.get(25)?, *config.get(26)?))
+}
+
+/// Maps a unit's registers, and locks what they are reached through.
+fn map(roots: &Roots, at: u64, len: u64) -> Result<(Window, OwnedFd), OpenError> {
+    let path = roots.dev.join("mem");
+    let flags = OFlags::RDWR | OFlags::SYNC | OFlags::CLOEXEC;
+    let memory = rustix::fs::open(&path, flags, Mode::empty())
+        .map_err(|errno| OpenError::Memory { path: path.clone(), errno: errno.into() })?;
+    match rustix::fs::flock(&memory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::Locked(path)),
+        Err(errno) => return Err(OpenError::Memory { path, errno: errno.into() }),
+    }
+    let window = Window::new(memory.as_fd(), at, crate::sys::bytes(len));
+    Ok((window.map_err(|errno| OpenError::Registers { at, errno })?, memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, symlink};
+    use tempfile::TempDir;
+
+    const ADDRESS: &str = "0000:01:00.0";
+    const UNIT: u64 = 0xfed9_0000;
+    /// What QEMU 7.2 says.
+    const CAP: u64 = 0xd2_008c_2226_0286;
+    const ECAP: u64 = 0xf0_0f4a;
+
+    /// A table with a unit for all devices of `segment` and, unless it is empty, a region reserved
+    /// for what a device scope names.
+    fn dmar(segment: u16, scope: &[u8]) -> Vec<u8> {
+        let mut table = b"DMAR".to_vec();
+        table.resize(48, 0);
+        table[36] = 38;
+        table.extend([0, 0, 16, 0, 1, 0]);
+        table.extend(segment.to_le_bytes());
+        table.extend(UNIT.to_le_bytes());
+        if !scope.is_empty() {
+            table.extend([1, 0, 24 + u8::try_from(scope.len()).unwrap(), 0, 0, 0]);
+            table.extend(segment.to_le_bytes());
+            table.extend(0x7f00_0000_u64.to_le_bytes());
+            table.extend(0x7f00_1fff_u64.to_le_bytes());
+            table.extend(scope);
+        }
+        let length = u32::try_from(table.len()).unwrap();
+        table[4..8].copy_from_slice(&length.to_le_bytes());
+        let sum = table.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
+        table[9] = 0_u8.wrapping_sub(sum);
+        table
+    }
+
+    /// A machine in files: the device below a bridge, a unit whose registers keep what is written,
+    /// and everything in its place.
+    struct Machine(TempDir);
+
+    impl Machine {
+        fn new() -> Self {
+            let machine = Self(tempfile::tempdir().unwrap());
+            let device = machine.device();
+            std::fs::create_dir_all(&device).unwrap();
+            let mut config = [0_u8; 64];
+            // Memory space and bus mastering are on.
+            config[4] = 6;
+            config[9..12].copy_from_slice(&[2, 8, 1]);
+            std::fs::write(device.join("config"), config).unwrap();
+            let bridge = machine.path("sys/bus/pci/devices/0000:00:04.0");
+            std::fs::create_dir_all(&bridge).unwrap();
+            let mut config = [0_u8; 64];
+            (config[14], config[25], config[26]) = (0x81, 1, 1);
+            std::fs::write(bridge.join("config"), config).unwrap();
+            std::fs::create_dir_all(machine.path("sys/firmware/acpi/tables")).unwrap();
+            machine.set_table(&dmar(0, &[]));
+            std::fs::create_dir(machine.path("dev")).unwrap();
+            machine.set_registers(CAP, ECAP, 0);
+            machine
+        }
+        fn path(&self, path: &str) -> PathBuf {
+            self.0.path().join(path)
+        }
+        fn device(&self) -> PathBuf {
+            self.path("sys/bus/pci/devices").join(ADDRESS)
+        }
+        fn set_table(&self, table: &[u8]) {
+            std::fs::write(self.path("sys/firmware/acpi/tables/DMAR"), table).unwrap();
+        }
+        fn set_registers(&self, cap: u64, ecap: u64, status: u32) {
+            let memory = File::create(self.path("dev/mem")).unwrap();
+            memory.set_len(UNIT + 4096).unwrap();
+            memory.write_all_at(&cap.to_le_bytes(), UNIT + 8).unwrap();
+            memory.write_all_at(&ecap.to_le_bytes(), UNIT + 0x10).unwrap();
+            memory.write_all_at(&status.to_le_bytes(), UNIT + 0x1c).unwrap();
+        }
+        fn registers(&self) -> Vec<u8> {
+            let mut bytes = vec![0; 4096];
+            File::open(self.path("dev/mem")).unwrap().read_exact_at(&mut bytes, UNIT).unwrap();
+            bytes
+        }
+        fn roots(&self) -> Roots {
+            Roots { sys: self.path("sys"), dev: self.path("dev"), ..Roots::default() }
+        }
+        fn refused(&self, address: &str) -> OpenError {
+            // SAFETY: there is no such machine.
+            unsafe { Device::open_at(address, &self.roots()) }.unwrap_err()
+        }
+        /// Returns the message of a refusal, and checks that no register was written.
+        fn message(&self) -> String {
+            let before = self.registers();
+            let message = self.refused(ADDRESS).to_string();
+            assert!(self.registers() == before, "{message}");
+            message
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_before_anything_is_changed() {
+        let machine = Machine::new();
+        assert!(matches!(machine.refused("1:0"), OpenError::Address(_)));
+        assert!(matches!(machine.refused("0000:09:00.0"), OpenError::NoDevice(_)));
+
+        symlink("/sys/bus/pci/drivers/nvme", machine.device().join("driver")).unwrap();
+        let message = machine.message();
+        assert!(message.contains("kernel driver nvme") && message.contains("/unbind"), "{message}");
+        std::fs::remove_file(machine.device().join("driver")).unwrap();
+
+        machine.set_table(&dmar(1, &[]));
+        assert!(matches!(machine.refused(ADDRESS), OpenError::NoUnit(_)), "another segment");
+        // The device by its path, and the bridge with all below it.
+        for scope in [&[1, 10, 0, 0, 0, 0, 4, 0, 0, 0][..], &[2, 8, 0, 0, 0, 0, 4, 0]] {
+            machine.set_table(&dmar(0, scope));
+            let message = machine.message();
+            assert!(message.contains("8192 bytes at 0x7f000000"), "{message}");
+        }
+        machine.set_registers(CAP, ECAP, 1 << 31);
+        machine.set_table(&dmar(0, &[1, 8, 0, 0, 0, 0, 4, 0]));
+        let refused = machine.refused(ADDRESS);
+        assert!(!matches!(refused, OpenError::Reserved { .. }), "for the bridge alone: {refused}");
+        machine.set_table(b"DMAR?");
+        assert!(machine.message().contains("ACPI table DMAR"));
+        std::fs::remove_file(machine.path("sys/firmware/acpi/tables/DMAR")).unwrap();
+        assert!(machine.message().contains("no VT-d unit"));
+        assert_eq!(std::fs::read(machine.device().join("config")).unwrap()[4], 6, "as it was");
+    }
+
+    #[test]
+    fn a_unit_that_the_kernel_has_is_not_taken() {
+        let machine = Machine::new();
+        if kernel::pagemap().is_err() {
+            assert!(machine.message().contains("run as root"));
+            return;
+        }
+        // Translation; the queue; interrupt remapping.
+        for status in [1 << 31, 1 << 26, 1 << 25] {
+            machine.set_registers(CAP, ECAP, status);
+            let message = machine.message();
+            assert!(message.contains("intel_iommu=off intremap=off iomem=relaxed"), "{message}");
+        }
+        machine.set_registers(CAP, ECAP & !2, 0);
+        assert!(machine.message().contains("(ECAP, QI)"));
+
+        let other = File::open(machine.path("dev/mem")).unwrap();
+        rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
+        assert!(machine.message().contains("another process"));
+        drop(other);
+
+        std::fs::remove_file(machine.path("dev/mem")).unwrap();
+        assert!(machine.refused(ADDRESS).to_string().contains("CONFIG_DEVMEM"));
+        symlink("/dev/full", machine.path("dev/mem")).unwrap();
+        assert!(machine.refused(ADDRESS).to_string().contains("iomem=relaxed allows it"));
+        assert_eq!(std::fs::read(machine.device().join("config")).unwrap()[4], 6, "as it was");
+    }
+
+    /// These registers are a file, which carries no command out.
+    #[test]
+    fn a_unit_that_does_not_obey_is_refused_and_the_device_left_quiet() {
+        let machine = Machine::new();
+        match machine.refused(ADDRESS) {
+            OpenError::Unit(UnitError::Command { .. }) => {}
+            OpenError::FramesHidden(_) | OpenError::Unit(UnitError::NoPages { .. }) => {
+                return eprintln!("SKIPPED: no hugepage, or frames are hidden here");
+            }
+            other => panic!("{other}"),
+        }
+        assert_eq!(std::fs::read(machine.device().join("config")).unwrap()[4], 2);
+        assert_eq!(std::fs::read_to_string(machine.device().join("enable")).unwrap(), "0");
+    }
+}
