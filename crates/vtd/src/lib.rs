@@ -5,7 +5,8 @@
 //! tables as [`TableMemory`](pinfold_core::table::TableMemory), physical addresses of payloads as
 //! [`PhysTranslator`](pinfold_core::domain::PhysTranslator), and what it takes to make a store
 //! visible to a walker that does not snoop as [`WriteBack`]. Nothing else is asked for: no clock, no
-//! interrupt, no thread.
+//! interrupt, no thread. The repository's `checks/bare-metal` is a program without any kernel that
+//! provides all of it.
 //!
 //! | module | contents |
 //! | --- | --- |
