@@ -1,6 +1,6 @@
 //! The copy of the workspace with the changes in it, and its test programs.
 
-use crate::rewrite::{SWITCH, Written, rewrite};
+use crate::rewrite::{Written, rewrite, switch};
 use crate::sites::Site;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +17,8 @@ pub struct Tree {
     pub target: PathBuf,
     pub packages: Vec<String>,
     pub loom: bool,
+    /// The largest number of a change.
+    pub last: u32,
 }
 
 /// A test program, and the folder that its tests expect to run in.
@@ -76,7 +78,7 @@ impl Tree {
             write_if_changed(&changed, format!("{text}\n{module}").as_bytes())?;
             write_if_changed(
                 &self.copy.join(&folder).join("pinfold_mutant.rs"),
-                SWITCH.as_bytes(),
+                switch(self.last).as_bytes(),
             )?;
         }
         Ok(places)

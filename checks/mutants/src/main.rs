@@ -25,7 +25,8 @@ use std::{env, fs};
     name = "scripts/check mutants",
     after_help = "Examples:\n  scripts/check mutants --package core --sample 150\n  scripts/check mutants --package core --file dma_pool --kinds condition,statement\n  \
                   scripts/check mutants --package core --loom --file frame\n  \
-                  scripts/check mutants --package core --loom --file frame/regions --kinds statement\n\nA survivor is a missing test or a change that does not matter: \
+                  scripts/check mutants --package core --loom --file frame/regions --kinds statement\n  \
+                  scripts/check mutants --package core --file 'map.rs split:,regions.rs split:'\n\nA survivor is a missing test or a change that does not matter: \
                   checks/mutants/survivors.txt has those, with a reason each.\nExit codes: 0 if every survivor is argued there, 1 if not, 2 if \
                   the run failed."
 )]
@@ -33,9 +34,10 @@ struct Args {
     /// The crates: folders in crates/.
     #[arg(long, value_delimiter = ',', default_value = "core,nvme,capi")]
     package: Vec<String>,
-    /// Only files whose path contains this.
-    #[arg(long, default_value = "")]
-    file: String,
+    /// Only changes whose file and function contain this, or one of these: frame/map.rs, or
+    /// 'map.rs split:,regions.rs split:'.
+    #[arg(long, value_delimiter = ',', default_value = "")]
+    file: Vec<String>,
     /// So many changes, chosen by --seed; 0: all.
     #[arg(long, default_value_t = 150)]
     sample: usize,
@@ -136,7 +138,18 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
         false => vec![Kind::Operator, Kind::Condition, Kind::Statement, Kind::Number],
     });
     let mut sites = all_sites(&root, &args.package)?;
-    sites.retain(|site| site.file.contains(&args.file) && kinds.contains(&site.kind));
+    let last = sites.iter().map(|site| site.id).max().unwrap_or(0);
+    let argued = argued(&root);
+    let folder = |package: &String| format!("crates/{package}/");
+    let given =
+        argued.keys().filter(|key| args.package.iter().any(|name| key.starts_with(&folder(name))));
+    for key in given.filter(|key| sites.iter().all(|site| site.key() != **key)) {
+        eprintln!("mutants: survivors.txt gives a reason for what is no change: {key}");
+    }
+    sites.retain(|site| {
+        let key = site.key();
+        args.file.iter().any(|part| key.contains(part)) && kinds.contains(&site.kind)
+    });
     let all = sites.len();
     if args.sample > 0 && args.sample < all {
         sites.sort_by_key(|site| rank(args.seed, site));
@@ -156,6 +169,7 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
         target: work.join("target"),
         packages: args.package.clone(),
         loom: args.loom,
+        last,
     };
     eprintln!("mutants: {} of {all} changes, from seed {}", sites.len(), args.seed);
     tree.copy()?;
@@ -177,9 +191,9 @@ fn run(args: &Args) -> Result<usize, Box<dyn Error>> {
     let filter = if args.loom { "loom" } else { "" };
     eprintln!("mutants: running {} test programs without a change", programs.len());
     let ids: Vec<_> = sites.iter().map(|site| site.id).collect();
-    let (passing, times) = run::record(&ids, &programs, &work, filter)?;
-    let outcomes = attempt_all(&sites, &programs, &passing, &times, filter);
-    report(&root, &sites, &outcomes?, &passing, &programs)
+    let (passing, suites) = run::record(&ids, &programs, &work, filter)?;
+    let outcomes = attempt_all(&sites, &programs, &passing, &suites);
+    report(&argued, &sites, &outcomes?, &passing, &programs)
 }
 
 /// Tries each change, two at a time.
@@ -187,21 +201,15 @@ fn attempt_all(
     sites: &[Site],
     programs: &[compile::Program],
     passing: &BTreeMap<u32, run::Passing>,
-    times: &[std::time::Duration],
-    filter: &str,
+    suites: &[run::Suite],
 ) -> Result<BTreeMap<u32, Outcome>, Box<dyn Error>> {
     let (next, begun) = (AtomicUsize::new(0), Instant::now());
     let outcomes = Mutex::new(BTreeMap::new());
     let none = run::Passing::new();
     let work = || -> std::io::Result<()> {
         while let Some(site) = sites.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = run::attempt(
-                site.id,
-                programs,
-                passing.get(&site.id).unwrap_or(&none),
-                times,
-                filter,
-            )?;
+            let by = passing.get(&site.id).unwrap_or(&none);
+            let outcome = run::attempt(site.id, programs, suites, by)?;
             let mut outcomes =
                 outcomes.lock().map_err(|_| std::io::Error::other("a thread panicked"))?;
             outcomes.insert(site.id, outcome);
@@ -229,13 +237,12 @@ fn attempt_all(
 
 /// Prints what became of the changes; returns how many survived without a reason.
 fn report(
-    root: &Path,
+    argued: &BTreeMap<String, String>,
     sites: &[Site],
     outcomes: &BTreeMap<u32, Outcome>,
     passing: &BTreeMap<u32, run::Passing>,
     programs: &[compile::Program],
 ) -> Result<usize, Box<dyn Error>> {
-    let argued = argued(root);
     let count = |outcome| outcomes.values().filter(|other| **other == outcome).count();
     println!(
         "\n{} changes: {} caught, {} survived, {} that no test reaches",

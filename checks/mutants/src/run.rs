@@ -2,7 +2,7 @@
 
 use crate::compile::Program;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
@@ -12,7 +12,7 @@ use std::{fs, io, thread};
 pub type Passing = BTreeMap<usize, Option<BTreeSet<String>>>;
 
 /// How a change ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Caught,
     Survived,
@@ -20,83 +20,120 @@ pub enum Outcome {
     NotReached,
 }
 
-/// What every run leaves out: stress tests detect by chance what others detect always.
-fn command(program: &Program, filter: &str) -> Command {
+/// The tests of a program that pass without a change, and how long they take.
+pub struct Suite {
+    tests: Vec<String>,
+    time: Duration,
+}
+
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// A run of `tests`.
+fn command<'t>(program: &Program, tests: impl IntoIterator<Item = &'t String>) -> Command {
     let mut command = Command::new(&program.path);
     command
         .current_dir(&program.folder)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    command.args(["--skip", "stress_"]);
-    if !filter.is_empty() {
-        command.arg(filter);
-    }
+    command.arg("--exact").args(tests);
     command
 }
 
-/// Runs all tests without a change; returns for each change who passes it, and for each program how
-/// long it took.
+/// Runs all tests without a change; returns for each change which tests pass it, and the tests of
+/// each program. A test that fails without a change is named and left out.
 ///
 /// # Errors
-/// A program cannot run, or its tests fail.
+/// A program cannot run.
 pub fn record(
     ids: &[u32],
     programs: &[Program],
     folder: &Path,
     filter: &str,
-) -> io::Result<(BTreeMap<u32, Passing>, Vec<Duration>)> {
+) -> io::Result<(BTreeMap<u32, Passing>, Vec<Suite>)> {
     let mut passing: BTreeMap<u32, Passing> = BTreeMap::new();
-    let mut times = Vec::new();
+    let mut suites = Vec::new();
     for (index, program) in programs.iter().enumerate() {
         let file = folder.join(format!("passed-{index}"));
         fs::remove_file(&file).or_else(|error| {
             if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
         })?;
-        let begun = Instant::now();
-        let mut child = command(program, filter).env("PINFOLD_MUTANT_RECORD", &file).spawn()?;
-        let limit = Duration::from_secs(1800);
-        if wait(&mut child, limit)?.is_none_or(|status| !status.success()) {
-            // Tests that count allocations fail because of the recording: any change may be theirs.
-            if wait(&mut command(program, filter).spawn()?, limit)?
-                .is_none_or(|status| !status.success())
-            {
-                let text = format!("the tests of {} fail without a change", program.path.display());
-                return Err(io::Error::other(text));
-            }
-            for id in ids {
-                passing.entry(*id).or_default().insert(index, None);
-            }
-            times.push(begun.elapsed());
+        let mut tests = names(program, filter)?;
+        if tests.is_empty() {
+            suites.push(Suite { tests, time: Duration::ZERO });
             continue;
         }
-        times.push(begun.elapsed());
-        let tests = names(program)?;
-        for line in fs::read_to_string(&file).unwrap_or_default().lines() {
-            let Some((id, thread)) =
-                line.split_once(' ').and_then(|(id, thread)| Some((id.parse().ok()?, thread)))
-            else {
-                continue;
-            };
-            let of_program = passing
-                .entry(id)
-                .or_default()
-                .entry(index)
-                .or_insert_with(|| Some(BTreeSet::new()));
-            match of_program {
-                Some(names) if tests.contains(thread) => drop(names.insert(thread.to_owned())),
-                // A thread that a test has started: any of them.
-                other => *other = None,
+        let begun = Instant::now();
+        let recorded =
+            succeeds(command(program, &tests).env("PINFOLD_MUTANT_RECORD", &file), LIMIT)?;
+        // Which changes these pass is not known.
+        let any = if recorded { BTreeSet::new() } else { alone(program, &mut tests, &file)? };
+        let time = begun.elapsed();
+        for (id, by) in passed(&file, &tests) {
+            passing.entry(id).or_default().insert(index, by);
+        }
+        for id in ids.iter().filter(|_| !any.is_empty()) {
+            let by = passing.entry(*id).or_default().entry(index);
+            if let Some(names) = by.or_insert_with(|| Some(BTreeSet::new())) {
+                names.extend(any.iter().cloned());
             }
         }
+        suites.push(Suite { tests, time });
     }
-    Ok((passing, times))
+    Ok((passing, suites))
 }
 
-fn names(program: &Program) -> io::Result<BTreeSet<String>> {
+/// Runs each of `tests` alone, and leaves out those that fail; returns those that pass only while
+/// nothing is recorded.
+fn alone(
+    program: &Program,
+    tests: &mut Vec<String>,
+    file: &PathBuf,
+) -> io::Result<BTreeSet<String>> {
+    let mut unrecorded = BTreeSet::new();
+    let mut failed = BTreeSet::new();
+    for test in &*tests {
+        if succeeds(command(program, [test]).env("PINFOLD_MUTANT_RECORD", file), LIMIT)? {
+            continue;
+        }
+        if succeeds(&mut command(program, [test]), LIMIT)? {
+            unrecorded.insert(test.clone());
+        } else {
+            eprintln!("mutants: left out, fails without a change: {test} of {}", program.name);
+            failed.insert(test.clone());
+        }
+    }
+    tests.retain(|test| !failed.contains(test));
+    Ok(unrecorded)
+}
+
+/// Which of `tests` pass each change, as the program has written it to `file`.
+fn passed(file: &Path, tests: &[String]) -> BTreeMap<u32, Option<BTreeSet<String>>> {
+    let tests: BTreeSet<_> = tests.iter().map(String::as_str).collect();
+    let mut found: BTreeMap<u32, Option<BTreeSet<String>>> = BTreeMap::new();
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| {
+        let (id, thread) = line.split_once(' ')?;
+        Some((id.parse().ok()?, thread))
+    });
+    for (id, thread) in lines {
+        match found.entry(id).or_insert_with(|| Some(BTreeSet::new())) {
+            Some(names) if tests.contains(thread) => drop(names.insert(thread.to_owned())),
+            // A thread that a test has started: any of them.
+            other => *other = None,
+        }
+    }
+    found
+}
+
+/// The tests of a program whose name contains `filter`, without the stress tests: those detect by
+/// chance what others detect always.
+fn names(program: &Program, filter: &str) -> io::Result<Vec<String>> {
     let output = Command::new(&program.path).arg("--list").current_dir(&program.folder).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+    let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+    let names = names.filter(|name| !name.contains("stress_") && name.contains(filter));
+    Ok(names.map(str::to_owned).collect())
 }
 
 /// Runs the tests that pass a change, with it.
@@ -106,24 +143,26 @@ fn names(program: &Program) -> io::Result<BTreeSet<String>> {
 pub fn attempt(
     id: u32,
     programs: &[Program],
+    suites: &[Suite],
     passing: &Passing,
-    times: &[Duration],
-    filter: &str,
 ) -> io::Result<Outcome> {
     for (index, names) in passing {
-        let program = &programs[*index];
-        let mut command = command(program, if names.is_some() { "" } else { filter });
-        command.env("PINFOLD_MUTANT", id.to_string());
-        if let Some(names) = names {
-            command.arg("--exact").args(names);
-        }
-        let limit = Duration::from_secs(20) + times[*index] * 3;
-        let ended = wait(&mut command.spawn()?, limit)?;
-        if ended.is_none_or(|status| !status.success()) {
+        let suite = &suites[*index];
+        let mut command = match names {
+            Some(names) => command(&programs[*index], names),
+            None => command(&programs[*index], &suite.tests),
+        };
+        let limit = Duration::from_secs(20) + suite.time * 3;
+        if !succeeds(command.env("PINFOLD_MUTANT", id.to_string()), limit)? {
             return Ok(Outcome::Caught);
         }
     }
     Ok(if passing.is_empty() { Outcome::NotReached } else { Outcome::Survived })
+}
+
+/// Returns whether a program succeeds within `limit`.
+fn succeeds(command: &mut Command, limit: Duration) -> io::Result<bool> {
+    Ok(wait(&mut command.spawn()?, limit)?.is_some_and(|status| status.success()))
 }
 
 /// Waits for a program, and kills it after `limit`.
@@ -140,4 +179,52 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     child.kill()?;
     child.wait()?;
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Stands for a test program: `bad` fails always, `blind` while it is recorded, and `good`
+    /// passes change 7 and detects it.
+    const SCRIPT: &str = r#"#!/bin/sh
+        if [ "$1" = --list ]; then
+            printf '%s: test\n' good bad blind stress_all
+            exit
+        fi
+        for name; do
+            case $name in
+                bad | stress_all) exit 1 ;;
+                blind) [ -z "$PINFOLD_MUTANT_RECORD" ] || exit 1 ;;
+                good)
+                    [ -z "$PINFOLD_MUTANT_RECORD" ] || echo "7 good" >>"$PINFOLD_MUTANT_RECORD"
+                    [ "$PINFOLD_MUTANT" != 7 ] || exit 1 ;;
+            esac
+        done
+    "#;
+
+    #[test]
+    fn a_test_that_fails_without_a_change_is_left_out() {
+        let folder = std::env::temp_dir().join(format!("pinfold-mutants-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("program");
+        fs::write(&path, SCRIPT).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let program = Program { path, folder: folder.clone(), name: "program".to_owned() };
+        let programs = [program];
+        let (passing, suites) = record(&[7, 8], &programs, &folder, "").unwrap();
+        assert_eq!(suites[0].tests, ["good", "blind"]);
+        let by = |names: &[&str]| {
+            let names = names.iter().map(|name| (*name).to_owned()).collect();
+            Passing::from([(0, Some(names))])
+        };
+        assert_eq!(passing, BTreeMap::from([(7, by(&["good", "blind"])), (8, by(&["blind"]))]));
+        let outcome = |id, passing: &Passing| attempt(id, &programs, &suites, passing).unwrap();
+        assert_eq!(outcome(7, &passing[&7]), Outcome::Caught);
+        assert_eq!(outcome(8, &passing[&8]), Outcome::Survived);
+        assert_eq!(outcome(7, &Passing::from([(0, None)])), Outcome::Caught);
+        assert_eq!(outcome(9, &Passing::new()), Outcome::NotReached);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }
