@@ -12,13 +12,11 @@ use pinfold_capi::arena::{
     PF_POLICY_WHOLE, pf_alloc, pf_arena_create, pf_arena_opts, pf_arena_t, pf_free,
 };
 use pinfold_capi::block::pf_block_t;
+use pinfold_capi::cache::{pf_cache_t, pf_get, pf_get_bulk, pf_pool_cache, pf_put, pf_put_bulk};
 use pinfold_capi::domain::{pf_domain_soft, pf_domain_t};
 use pinfold_capi::failure::pf_strerror_last;
 use pinfold_capi::frames::{pf_frames_create, pf_frames_fill, pf_frames_free, pf_frames_t};
-use pinfold_capi::pool::{
-    pf_cache_t, pf_get, pf_get_bulk, pf_pool_cache, pf_pool_create, pf_pool_opts, pf_pool_t,
-    pf_put, pf_put_bulk,
-};
+use pinfold_capi::pool::{pf_pool_create, pf_pool_opts, pf_pool_t};
 use std::error::Error;
 use std::ffi::{CStr, c_int, c_void};
 use std::hint::black_box;

@@ -526,6 +526,28 @@ struct pf_region {
 };
 
 /*
+ A block of memory that a device can reach, or a part of one.
+ */
+typedef struct pf_block_t {
+  /*
+   Its address in this process.
+   */
+  void *va;
+  /*
+   Its address for the devices of its arena's first domain; or as pf_pool_add() was told.
+   */
+  uint64_t iova;
+  /*
+   Bytes.
+   */
+  uint32_t len;
+  /*
+   The caller's own: the library neither reads nor writes it.
+   */
+  uint32_t tag;
+} pf_block_t;
+
+/*
  The registers of a device, mapped: for pf_read32() and the like.
  */
 struct pf_bar {
@@ -705,28 +727,6 @@ struct pf_nvme_info {
    */
   uint32_t reserved;
 };
-
-/*
- A block of memory that a device can reach, or a part of one.
- */
-typedef struct pf_block_t {
-  /*
-   Its address in this process.
-   */
-  void *va;
-  /*
-   Its address for the devices of its arena's first domain; or as pf_pool_add() was told.
-   */
-  uint64_t iova;
-  /*
-   Bytes.
-   */
-  uint32_t len;
-  /*
-   The caller's own: the library neither reads nor writes it.
-   */
-  uint32_t tag;
-} pf_block_t;
 
 /*
  Options of a pool. Set `struct_size` to its sizeof, and what is not needed to 0.
@@ -1277,6 +1277,93 @@ int pf_iova(struct pf_domain_t *domain, const void *va, size_t len, uint64_t *io
 
  */
 int pf_arena_region(struct pf_arena_t *arena, struct pf_region *region) PF_CHECKED;
+
+/*
+ Creates one thread's cache of a pool: allocating and freeing through it takes no lock, as long
+ as it has blocks.
+
+ @pool: the pool.
+ @out: where the handle is stored.
+
+ Return: 0, or -errno: EBADF; EFAULT; ENFILE.
+ Thread: any; then one thread at a time uses the cache. Allocates. Ends with pf_cache_destroy().
+ Since 0.2.
+
+ */
+int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out) PF_CHECKED;
+
+/*
+ Ends a cache: its free blocks go back to the pool. Blocks that were allocated through it stay
+ allocated; any cache of the pool frees them.
+
+ @cache: the cache; NULL does nothing.
+
+ Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
+ Thread: any. Since 0.2.
+ */
+int pf_cache_destroy(struct pf_cache_t *cache);
+
+/*
+ Allocates a block. Its content is what the last user left.
+
+ @cache: the cache.
+ @block: where the addresses and the length are stored; its tag stays.
+
+ Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
+ which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
+ Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
+ message. Ownership: the caller's, until pf_put(). Since 0.2.
+
+ */
+int pf_get(struct pf_cache_t *cache, struct pf_block_t *block) PF_CHECKED;
+
+/*
+ Frees a block, whichever cache of the pool allocated it.
+
+ @cache: a cache of the block's pool.
+ @block: the block: its two addresses as they were returned.
+
+ Return: 0, or -errno: EINVAL (it is free already, of another pool, not where a block begins, or
+ its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena
+ that is the block's alone: not seen of blocks that share their pages; or another thread is in a
+ call with the cache); nothing has changed then. EFAULT; EBADF.
+ Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
+
+ */
+int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
+
+/*
+ Allocates `n` blocks, all or none.
+
+ @cache: the cache.
+ @blocks: where they are stored: addresses and lengths; the tags stay.
+ @n: how many.
+
+ Return: 0; or -errno: ENOMEM (the message says how many there are), and each `va` is NULL then;
+ EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
+ Thread: the cache's. Allocates as pf_get(). Ownership: the caller's, until pf_put() or
+ pf_put_bulk(). Since 0.2.
+
+ */
+int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned int n) PF_CHECKED;
+
+/*
+ Frees `n` blocks, whichever caches of the pool allocated them, until one is refused.
+
+ @cache: a cache of the blocks' pool.
+ @blocks: the blocks.
+ @n: how many.
+ @bad: where the index of the block is stored that was refused; NULL: not needed.
+
+ Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
+ those behind it are as before. EFAULT; EBADF.
+ Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
+
+ */
+int pf_put_bulk(struct pf_cache_t *cache,
+                const struct pf_block_t *blocks,
+                unsigned int n,
+                unsigned int *bad);
 
 /*
  Opens a PCI device for a driver of the program's own. It must be bound to vfio-pci (`pinfold
@@ -1942,93 +2029,6 @@ int pf_pool_create(struct pf_arena_t *arena,
 
  */
 int64_t pf_pool_add(struct pf_pool_t *pool, void *va, size_t len, uint64_t iova) PF_CHECKED;
-
-/*
- Creates one thread's cache of a pool: allocating and freeing through it takes no lock, as long
- as it has blocks.
-
- @pool: the pool.
- @out: where the handle is stored.
-
- Return: 0, or -errno: EBADF; EFAULT; ENFILE.
- Thread: any; then one thread at a time uses the cache. Allocates. Ends with pf_cache_destroy().
- Since 0.2.
-
- */
-int pf_pool_cache(struct pf_pool_t *pool, struct pf_cache_t **out) PF_CHECKED;
-
-/*
- Ends a cache: its free blocks go back to the pool. Blocks that were allocated through it stay
- allocated; any cache of the pool frees them.
-
- @cache: the cache; NULL does nothing.
-
- Return: 0, or -errno: EBADF; EBUSY (another thread is in a call with it).
- Thread: any. Since 0.2.
- */
-int pf_cache_destroy(struct pf_cache_t *cache);
-
-/*
- Allocates a block. Its content is what the last user left.
-
- @cache: the cache.
- @block: where the addresses and the length are stored; its tag stays.
-
- Return: 0, or -errno: ENOMEM (the pool has no free block and no more memory: the message says
- which limit); EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
- Thread: the cache's. Allocates when the pool takes more memory, and where it is refused: its
- message. Ownership: the caller's, until pf_put(). Since 0.2.
-
- */
-int pf_get(struct pf_cache_t *cache, struct pf_block_t *block) PF_CHECKED;
-
-/*
- Frees a block, whichever cache of the pool allocated it.
-
- @cache: a cache of the block's pool.
- @block: the block: its two addresses as they were returned.
-
- Return: 0, or -errno: EINVAL (it is free already, of another pool, not where a block begins, or
- its addresses do not belong together); EBUSY (a mapping or a request uses a page of the arena
- that is the block's alone: not seen of blocks that share their pages; or another thread is in a
- call with the cache); nothing has changed then. EFAULT; EBADF.
- Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
-
- */
-int pf_put(struct pf_cache_t *cache, const struct pf_block_t *block);
-
-/*
- Allocates `n` blocks, all or none.
-
- @cache: the cache.
- @blocks: where they are stored: addresses and lengths; the tags stay.
- @n: how many.
-
- Return: 0; or -errno: ENOMEM (the message says how many there are), and each `va` is NULL then;
- EFAULT; EBADF; EBUSY (another thread is in a call with the cache).
- Thread: the cache's. Allocates as pf_get(). Ownership: the caller's, until pf_put() or
- pf_put_bulk(). Since 0.2.
-
- */
-int pf_get_bulk(struct pf_cache_t *cache, struct pf_block_t *blocks, unsigned int n) PF_CHECKED;
-
-/*
- Frees `n` blocks, whichever caches of the pool allocated them, until one is refused.
-
- @cache: a cache of the blocks' pool.
- @blocks: the blocks.
- @n: how many.
- @bad: where the index of the block is stored that was refused; NULL: not needed.
-
- Return: 0; or -errno: EINVAL or EBUSY, as for pf_put(): those before `*bad` are freed, it and
- those behind it are as before. EFAULT; EBADF.
- Thread: the cache's. Allocates where it is refused: its message. Since 0.2.
-
- */
-int pf_put_bulk(struct pf_cache_t *cache,
-                const struct pf_block_t *blocks,
-                unsigned int n,
-                unsigned int *bad);
 
 /*
  Returns a pool's counters. O(blocks).

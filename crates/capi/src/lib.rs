@@ -28,6 +28,7 @@
 pub mod admin;
 pub mod arena;
 pub mod block;
+pub mod cache;
 pub mod device;
 pub mod domain;
 mod errno;

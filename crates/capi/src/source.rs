@@ -145,16 +145,14 @@ mod tests {
         ARENAS, PF_POLICY_PER_USE, pf_arena_create, pf_arena_destroy, pf_arena_opts, pf_arena_t,
     };
     use crate::block::pf_block_t;
+    use crate::cache::{pf_cache_destroy, pf_get_bulk, pf_pool_cache, pf_put, pf_put_bulk};
     use crate::domain::{DOMAINS, State, pf_domain_destroy, pf_domain_soft, pf_domain_t};
     use crate::failure::brief_call;
     use crate::options::Options;
     use crate::pages::{
         pf_pages_create, pf_pages_destroy, pf_pages_fill, pf_pages_recycle, pf_pages_return,
     };
-    use crate::pool::{
-        pf_cache_destroy, pf_get_bulk, pf_pool_cache, pf_pool_create, pf_pool_destroy,
-        pf_pool_opts, pf_pool_shrink, pf_put, pf_put_bulk,
-    };
+    use crate::pool::{pf_pool_create, pf_pool_destroy, pf_pool_opts, pf_pool_shrink};
     use crate::process::tests::with_cancel_pending;
     use crate::region::Span;
     use pinfold::dma_pool::DmaPool;

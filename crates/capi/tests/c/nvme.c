@@ -391,7 +391,7 @@ static void refused(uint32_t protect) {
     REFUSED(ENOTSUP, "PF_QUEUE_INTERRUPT", pf_queue_fd(on));
     REFUSED(EBADF, "no handle", pf_queue_fd(NULL));
 
-    for (uint32_t op = 0; op < 10; op += op == 0 ? 5 : 1) {
+    for (uint32_t op = 0; op < 10; op += op == 0 ? 6 : 1) {
         request.op = op;
         REFUSED(EINVAL, "operation", pf_submit(on, &request, 1));
     }
