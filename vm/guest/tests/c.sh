@@ -1,0 +1,17 @@
+# shellcheck shell=sh disable=SC2154
+# A driver in C on libpinfold, linked statically: crates/capi/examples/nvme_driver.c.
+
+nvme_driver_in_c() {
+    reads=$((requests < 100000 ? requests : 100000))
+    before=$(faults)
+    bind_to_vfio "$nvme0"
+    # The second run finds what the first has left.
+    for count in "$reads" 100; do
+        /test/nvme_driver_c "$nvme0" "$count" >/tmp/driver
+        has /tmp/driver '^model [^ ]'
+        has /tmp/driver "^$count reads of [0-9]+ bytes"
+        [ "$count" = 100 ] || note "$(tail -n 1 /tmp/driver)"
+    done
+    same "IOMMU faults" "$before" "$(faults)"
+    bind_to_kernel "$nvme0"
+}
